@@ -1,0 +1,34 @@
+PORT ?= 8000
+ARGS ?=
+PYTHON ?= python3
+BIN := .venv/bin
+SETUP := .venv/.ready
+
+.PHONY: setup serve test test-all lint bench clean
+
+setup: $(SETUP)
+
+$(SETUP): pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+serve: $(SETUP)
+	$(BIN)/shoal serve --port $(PORT) $(ARGS)
+
+test: $(SETUP)
+	$(BIN)/pytest -m 'not slow and not gpu' $(ARGS)
+
+test-all: $(SETUP)
+	$(BIN)/pytest -m 'not gpu' $(ARGS)
+
+lint: $(SETUP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(SETUP)
+	$(BIN)/python -m benchmarks.startup
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .hypothesis

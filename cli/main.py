@@ -1,0 +1,32 @@
+"""The console script ``shoal``: one word says what to run, the rest are its settings."""
+
+import os
+import sys
+
+SERVICES = ("gateway", "tokenizer", "scheduler", "worker")
+USAGE = """\
+usage: shoal COMMAND [--setting value …]
+
+  serve        the whole mesh on this machine (the embedded model, or the folder --model)
+  gateway      one service alone, for a mesh directory shared with the others (--mesh-dir)
+  tokenizer
+  scheduler
+  worker
+
+`shoal COMMAND --help` lists the settings; each can also stand as SHOAL_SETTING in the environment
+or in a YAML file that --config names."""
+
+
+def main() -> None:
+    command, *arguments = sys.argv[1:] or ["--help"]
+    if command == "serve":
+        from cli.serve import main as serve
+
+        sys.exit(serve(arguments))
+    if command in SERVICES:
+        os.execv(sys.executable, [sys.executable, "-m", f"services.{command}", *arguments])
+    if command in ("-h", "--help", "help"):
+        print(USAGE)
+        sys.exit(0)
+    print(f"shoal: no such command: {command}\n\n{USAGE}", file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,77 @@
+"""What ``shoal serve`` shows: log lines above, the table of services below."""
+
+import time
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from cli.child import Child
+from shared.config import ServeConfig
+
+STYLES = {"ready": "green", "ended": "red", "draining": "yellow"}
+
+
+class Screen:
+    """On a terminal a table that lives; elsewhere one line for every change of state."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        self._config = config
+        self._console = Console(highlight=False, soft_wrap=True)
+        self._live = Live(console=self._console, refresh_per_second=4, auto_refresh=False)
+        self._seen: dict[str, str] = {}
+        self._started_s = time.monotonic()
+        self._has_announced = False
+
+    def __enter__(self) -> "Screen":
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def print(self, line: str) -> None:
+        self._console.print(line, markup=False)
+
+    def show(self, children: dict[str, Child]) -> None:
+        if self._console.is_terminal:
+            self._live.update(self._table(children), refresh=True)
+        else:
+            self._print_changes(children)
+        if not self._has_announced and all(
+            child.status["state"] == "ready" for child in children.values()
+        ):
+            self._has_announced = True
+            self._announce(children)
+
+    def _print_changes(self, children: dict[str, Child]) -> None:
+        for replica, child in children.items():
+            text = f"{child.instance}: {child.status['state']} {child.status['reason']}".rstrip()
+            if self._seen.get(replica) != text:
+                self._seen[replica] = text
+                self.print(text)
+
+    def _table(self, children: dict[str, Child]) -> Table:
+        table = Table()
+        for column in ("service", "instance", "address", "state"):
+            table.add_column(column)
+        for child in children.values():
+            state = child.status["state"]
+            text = f"{state}: {child.status['reason']}" if child.status["reason"] else state
+            table.add_row(
+                child.service, child.instance, self._address(child), text, style=STYLES.get(state)
+            )
+        return table
+
+    def _address(self, child: Child) -> str:
+        if child.service == "gateway":
+            return f"http://{self._config.host}:{self._config.port}"
+        return f"pid {child.status['pid']}" if "pid" in child.status else ""
+
+    def _announce(self, children: dict[str, Child]) -> None:
+        if not self._console.is_terminal:
+            self._console.print(self._table(children))
+        seconds = time.monotonic() - self._started_s
+        url = f"http://{self._config.host}:{self._config.port}/v1"
+        self.print(f"ready after {seconds:.1f} s: {url}   (Ctrl-C stops it)")

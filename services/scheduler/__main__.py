@@ -1,0 +1,6 @@
+from services.scheduler.service import SchedulerService
+from shared.config import SchedulerConfig
+from shared.service import main
+
+if __name__ == "__main__":
+    main("scheduler", SchedulerConfig, SchedulerService)

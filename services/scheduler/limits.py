@@ -1,0 +1,43 @@
+"""What can never run is refused before it waits, with the figures."""
+
+from collections.abc import Iterable
+from math import ceil
+
+from shared.errors import InvalidRequest
+from shared.messages import Capacity
+
+
+def check_length(capacities: Iterable[Capacity], prompt_len: int, max_tokens: int | None) -> None:
+    """Raises InvalidRequest where no worker could run the request to its end, alone on it.
+
+    ``max_tokens`` None asks for the rest of the context.
+    """
+    roomiest = max(capacities, key=lambda capacity: capacity.num_blocks * capacity.block_size)
+    _check_context(roomiest.max_model_len, prompt_len, max_tokens)
+    limit = roomiest.max_model_len
+    _check_blocks(roomiest, min(limit, prompt_len + max_tokens) if max_tokens else limit)
+
+
+def _check_context(limit: int, prompt_len: int, max_tokens: int | None) -> None:
+    if prompt_len + (max_tokens or 1) <= limit:
+        return
+    is_prompt_alone = prompt_len >= limit
+    output = "leaves no room for output" if is_prompt_alone else f"max_tokens is {max_tokens}"
+    raise InvalidRequest(
+        f"the context holds {limit} tokens (max-model-len): the prompt has {prompt_len}, {output}",
+        param="prompt" if is_prompt_alone else "max_tokens",
+        code="context_length_exceeded",
+    )
+
+
+def _check_blocks(capacity: Capacity, num_tokens: int) -> None:
+    num_blocks = ceil(num_tokens / capacity.block_size)
+    if num_blocks <= capacity.num_blocks:
+        return
+    raise InvalidRequest(
+        f"{num_tokens} tokens of prompt and output need {num_blocks} KV blocks of"
+        f" {capacity.block_size} tokens, but a worker has {capacity.num_blocks}: ask for fewer"
+        " max_tokens, or give the worker more (gpu-memory-utilization, num-gpu-blocks-override)",
+        param="max_tokens",
+        code="context_length_exceeded",
+    )

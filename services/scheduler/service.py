@@ -1,0 +1,178 @@
+"""The scheduler as a process: messages in, the pure core, messages out."""
+
+import asyncio
+import logging
+from itertools import count, groupby
+
+import numpy as np
+
+from services.scheduler import metrics
+from services.scheduler.forward import tokens_of
+from services.scheduler.scheduler import RETRY_AFTER_S, Scheduler
+from services.scheduler.sequence import Emission, Sequence
+from shared.codec import Array
+from shared.config import SchedulerConfig
+from shared.errors import InternalError, RequestError, Unavailable
+from shared.link import Link
+from shared.messages import (
+    PROTOCOL_MAJOR,
+    PROTOCOL_MINOR,
+    Accepted,
+    Cancel,
+    Generate,
+    Heartbeat,
+    Hello,
+    Message,
+    State,
+    StepResult,
+)
+from shared.peer import Peer
+
+log = logging.getLogger(__name__)
+
+
+class SchedulerService:
+    """Binds one socket for tokenizers and one for workers; plans whenever something changed."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._config = config
+        hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "scheduler", config.instance)
+        self._link = Link(hello, self)
+        self._core = Scheduler(config.max_waiting)
+        self._routes: dict[int, Peer] = {}  # tokenizers
+        self._workers: dict[str, Peer] = {}
+        self._new_ids = count()
+        self._num_steps = 0
+        self._is_draining = self._is_planning_due = False
+        self._idle = asyncio.Event()
+        self._grace: asyncio.TimerHandle | None = None
+
+    async def run(self) -> None:
+        self._link.listen(self._config.mesh_dir, "tokenizer", role="tokenizers")
+        self._link.listen(self._config.mesh_dir, "worker", role="workers")
+        try:
+            await self._link.run()
+        finally:
+            await self._link.close("the scheduler leaves")
+
+    async def drain(self) -> None:
+        self._is_draining = True
+        self._link.tell_status()
+        self._plan_soon()
+        await self._idle.wait()
+
+    def status(self) -> Heartbeat:
+        state, reason = self._state()
+        return Heartbeat(state, reason, len(self._core.sequences), self._num_steps)
+
+    def _state(self) -> tuple[State, str]:
+        if self._is_draining:
+            return State.DRAINING, "draining"
+        if any(worker.is_ready for worker in self._workers.values()):
+            return State.READY, ""
+        reasons = [worker.status.reason for worker in self._workers.values()]
+        return State.NOT_READY, reasons[0] if reasons else "no worker is connected"
+
+    def refusal(self, hello: Hello) -> str | None:
+        if hello.model is None or (hello.service == "worker" and hello.capacity is None):
+            return "Hello lacks the model or the capacity"
+        others = {peer.hello.model.fingerprint for peer in self._link.peers if peer.hello.model}
+        if others - {hello.model.fingerprint}:
+            return f"model {hello.model.fingerprint} where the mesh serves {others.pop()}"
+        return None
+
+    def on_up(self, peer: Peer) -> None:
+        new_id = next(self._new_ids)
+        if peer.hello.service == "tokenizer":
+            self._routes[new_id] = peer
+        elif peer.hello.capacity is not None:
+            self._workers[str(new_id)] = peer
+            self._core.add_worker(str(new_id), peer.hello.capacity)
+            self._end_grace()
+        self._plan_soon()
+
+    def on_down(self, peer: Peer, reason: str) -> None:
+        for route in [route for route, each in self._routes.items() if each is peer]:
+            del self._routes[route]
+            self._core.cancel_route(route)
+        for worker_id in [worker_id for worker_id, each in self._workers.items() if each is peer]:
+            del self._workers[worker_id]
+            for sequence in self._core.remove_worker(worker_id):
+                self._fail(sequence, InternalError("the request lost its worker too many times"))
+            self._begin_grace()
+        self._plan_soon()
+
+    def on_message(self, peer: Peer, message: Message, arrays: list[Array]) -> None:
+        match message:
+            case StepResult():
+                self._absorb(peer, message, arrays[0])
+            case Generate():
+                self._add(peer, message, arrays[0])
+            case Cancel(keys):
+                for key in keys:
+                    self._core.cancel((key.request, key.attempt))
+            case _:
+                log.warning("%s sent a %s, which is not for us", peer, type(message).__name__)
+        self._plan_soon()
+
+    def _add(self, peer: Peer, generate: Generate, prompt: np.ndarray) -> None:
+        route = next(route for route, each in self._routes.items() if each is peer)
+        try:
+            self._core.add(generate, prompt, route)
+        except RequestError as error:
+            peer.send(error.to_failed(generate.request, generate.attempt))
+        else:
+            peer.send(Accepted(generate.request, generate.attempt, len(prompt)))
+
+    def _absorb(self, peer: Peer, result: StepResult, ids: np.ndarray) -> None:
+        worker_id = next(worker_id for worker_id, each in self._workers.items() if each is peer)
+        emissions = self._core.absorb(worker_id, result, ids)
+        self._num_steps += 1
+        metrics.STEPS.inc()
+        metrics.STEP_SECONDS.observe(result.step_s)
+        for route, group in groupby(emissions, key=lambda each: each.sequence.route):
+            self._forward(route, list(group), ids)
+
+    def _forward(self, route: int, emissions: list[Emission], ids: np.ndarray) -> None:
+        peer = self._routes[route]
+        peer.send(*tokens_of(emissions, ids))
+        for emission in emissions:
+            if emission.error is not None:
+                self._fail(emission.sequence, InternalError(emission.error))
+
+    def _fail(self, sequence: Sequence, error: RequestError) -> None:
+        peer = self._routes.get(sequence.route)
+        if peer is not None:
+            peer.send(error.to_failed(*sequence.key))
+
+    def _plan_soon(self) -> None:
+        """Plans once for everything that arrives in this turn of the loop."""
+        if not self._is_planning_due:
+            self._is_planning_due = True
+            asyncio.get_running_loop().call_soon(self._plan)
+
+    def _plan(self) -> None:
+        self._is_planning_due = False
+        self._idle.clear() if self._core.sequences else self._idle.set()
+        for worker_id, peer in self._workers.items():
+            planned = self._core.plan(worker_id)
+            if planned is not None:
+                peer.send(planned.plan, planned.ids)
+        metrics.update(self._core)
+
+    def _begin_grace(self) -> None:
+        if not self._workers and self._grace is None:
+            loop = asyncio.get_running_loop()
+            self._grace = loop.call_later(self._config.worker_grace_s, self._abandon)
+
+    def _end_grace(self) -> None:
+        if self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
+
+    def _abandon(self) -> None:
+        self._grace = None
+        waited = f"no worker came back within {self._config.worker_grace_s:g} s (worker-grace-s)"
+        for sequence in self._core.abandon_waiting():
+            self._fail(sequence, Unavailable(waited, code="no_worker", retry_after_s=RETRY_AFTER_S))
+        metrics.update(self._core)

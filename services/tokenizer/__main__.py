@@ -1,0 +1,6 @@
+from services.tokenizer.service import TokenizerService
+from shared.config import TokenizerConfig
+from shared.service import main
+
+if __name__ == "__main__":
+    main("tokenizer", TokenizerConfig, TokenizerService)

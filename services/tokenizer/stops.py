@@ -1,0 +1,48 @@
+"""Stop strings: found wherever they straddle pieces of text, and never part of what goes out.
+Pure."""
+
+
+class StopMatcher:
+    """Passes text through until one of ``stops`` appears.
+
+    A tail that may be the beginning of a stop string is held back until the next piece decides.
+    The match that ends first wins; of two that end together, the longer.
+    """
+
+    def __init__(self, stops: list[str]) -> None:
+        self._stops = stops
+        self._max_len = max(map(len, stops), default=0)
+        self._held = ""
+        self.has_stopped = False
+
+    def push(self, text: str) -> str:
+        """The part of the text so far that can go out now; sets ``has_stopped`` on a match."""
+        if not self._stops:
+            return text
+        text = self._held + text
+        match = self._first_match(text)
+        if match is not None:
+            self.has_stopped, self._held = True, ""
+            return text[:match]
+        keep = self._num_to_hold(text)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def flush(self) -> str:
+        """What was held back, when no more text comes."""
+        text, self._held = self._held, ""
+        return text
+
+    def _first_match(self, text: str) -> int | None:
+        """Where the stop string starts whose end comes first."""
+        matches = [(text.find(stop), stop) for stop in self._stops]
+        found = [(start + len(stop), start) for start, stop in matches if start >= 0]
+        return min(found)[1] if found else None
+
+    def _num_to_hold(self, text: str) -> int:
+        """Length of the longest tail of ``text`` that begins a stop string."""
+        for length in range(min(self._max_len - 1, len(text)), 0, -1):
+            tail = text[-length:]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return length
+        return 0

@@ -1,0 +1,83 @@
+"""The textual half of a model folder: vocabulary, special tokens and chat template."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from services.tokenizer.template import ChatTemplate
+from shared.errors import ConfigError, InvalidRequest
+
+
+class TextModel:
+    """Text ⇄ ids. Its methods may be called from several threads."""
+
+    def __init__(self, folder: Path) -> None:
+        config = _read_json(folder / "tokenizer_config.json")
+        self._tokenizer = _load_tokenizer(folder)
+        self._template = _load_template(folder, config)
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids of a plain prompt, with the special tokens the model's tokenizer adds: [n] int32."""
+        return np.array(self._tokenizer.encode(text).ids, np.int32)
+
+    def encode_chat(self, messages: list[dict[str, Any]]) -> np.ndarray:
+        """Ids of a conversation; the template writes the special tokens itself: [n] int32."""
+        if self._template is None:
+            raise InvalidRequest(
+                "the model has no chat template; use /v1/completions", param="messages"
+            )
+        text = self._template.render(messages)
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ``ids`` without special tokens."""
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def _load_tokenizer(folder: Path) -> Tokenizer:
+    """The fast tokenizer of the folder; transformers converts an older format, which takes
+    seconds."""
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        return Tokenizer.from_file(str(path))
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model: {folder} holds no tokenizer that loads: {error}") from None
+    return loaded.backend_tokenizer
+
+
+def _load_template(folder: Path, config: dict[str, Any]) -> ChatTemplate | None:
+    path = folder / "chat_template.jinja"
+    source = path.read_text() if path.is_file() else config.get("chat_template")
+    if isinstance(source, list):
+        source = next((each["template"] for each in source if each["name"] == "default"), None)
+    if source is None:
+        return None
+    return ChatTemplate(source, _special_tokens(config))
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """``bos_token`` and the like by name; older folders write each as an object with its
+    content."""
+    tokens = {}
+    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
+        value = config.get(name)
+        content = value.get("content") if isinstance(value, dict) else value
+        if content is not None:
+            tokens[name] = str(content)
+    return tokens
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text()) if path.is_file() else {}
+    except ValueError as error:
+        raise ConfigError(f"model: {path} is no JSON: {error}") from None
+    return dict(content)

@@ -1,0 +1,138 @@
+"""The worker as a process: the IO thread (this event loop) and the step thread that computes."""
+
+import asyncio
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shared.codec import Array
+from shared.config import WorkerConfig
+from shared.link import Link
+from shared.messages import (
+    PROTOCOL_MAJOR,
+    PROTOCOL_MINOR,
+    Heartbeat,
+    Hello,
+    Message,
+    State,
+    StepPlan,
+)
+from shared.peer import Peer
+
+if TYPE_CHECKING:
+    from services.worker.engine import Engine
+
+log = logging.getLogger(__name__)
+
+WATCH_S = 1.0
+
+
+class WorkerService:
+    """Loads the model before it dials, so that a scheduler never waits for a worker that loads."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._step_thread = ThreadPoolExecutor(1, "step")
+        self._progress = "starting"
+        self._link: Link | None = None
+        self._load = self._num_steps = 0
+        self._busy_since_s: float | None = None
+        self._is_draining = False
+        self._idle = asyncio.Event()
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._engine = await loop.run_in_executor(self._step_thread, self._build)
+        instance = self._config.instance
+        model, capacity = self._engine.model_info, self._engine.capacity
+        hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "worker", instance, model, capacity)
+        self._link = Link(hello, self)
+        self._link.dial("scheduler", self._config.mesh_dir, role="workers")
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                self._tasks.create_task(self._watch_steps())
+                await self._link.run()
+        finally:
+            await self._link.close("the worker leaves")
+
+    async def drain(self) -> None:
+        self._is_draining = True
+        if self._link is None:
+            return
+        self._link.tell_status()
+        self._note_load()
+        await self._idle.wait()
+
+    def status(self) -> Heartbeat:
+        state, reason = self._state()
+        return Heartbeat(state, reason, self._load, self._num_steps)
+
+    def _state(self) -> tuple[State, str]:
+        if self._is_draining:
+            return State.DRAINING, "draining"
+        if self._link is None:
+            return State.NOT_READY, self._progress
+        if not self._link.peers:
+            return State.NOT_READY, "no scheduler is connected"
+        if self._busy_s() > self._config.stall_s:
+            return State.NOT_READY, f"no step has finished for {self._busy_s():.0f} s"
+        return State.READY, ""
+
+    def refusal(self, hello: Hello) -> str | None:
+        for peer in self._link.peers if self._link is not None else ():
+            return f"attached to scheduler {peer.hello.instance}, so not to {hello.instance}"
+        return None
+
+    def on_up(self, peer: Peer) -> None:
+        pass
+
+    def on_down(self, peer: Peer, reason: str) -> None:
+        """The next scheduler knows nothing of our sequences."""
+        self._step_thread.submit(self._engine.reset)
+        self._load = 0
+        self._note_load()
+
+    def on_message(self, peer: Peer, message: Message, arrays: list[Array]) -> None:
+        if isinstance(message, StepPlan):
+            self._tasks.create_task(self._step(peer, message, arrays[0]))
+        else:
+            log.warning("%s sent a %s, which is not for us", peer, type(message).__name__)
+
+    async def _step(self, peer: Peer, plan: StepPlan, ids: np.ndarray) -> None:
+        """One step on the step thread, which takes them in the order they came."""
+        self._busy_since_s = self._busy_since_s or time.monotonic()
+        loop = asyncio.get_running_loop()
+        result, emitted = await loop.run_in_executor(
+            self._step_thread, self._engine.step, plan, ids
+        )
+        self._busy_since_s = None
+        self._num_steps += 1
+        self._load = self._engine.num_running
+        peer.send(result, emitted)
+        self._note_load()
+
+    def _build(self) -> "Engine":
+        """On the step thread: importing torch and reading weights take seconds."""
+        from services.worker.engine import Engine
+
+        return Engine(self._config, self._note_progress)
+
+    def _note_progress(self, text: str, fraction: float) -> None:
+        self._progress = f"{text} {fraction:.0%}"
+
+    def _note_load(self) -> None:
+        if self._is_draining and self._load == 0:
+            self._idle.set()
+
+    def _busy_s(self) -> float:
+        return time.monotonic() - self._busy_since_s if self._busy_since_s is not None else 0.0
+
+    async def _watch_steps(self) -> None:
+        """A step thread that hangs cannot be stopped, so the process ends and is started anew."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            if self._busy_s() > 2 * self._config.stall_s:
+                raise RuntimeError(f"no step has finished for {self._busy_s():.0f} s")

@@ -1,0 +1,78 @@
+"""The admin port of a service: health, readiness, status and metrics, for people and machines."""
+
+import os
+from types import TracebackType
+from typing import Self
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from shared.address import admin_path
+from shared.config import Settings
+from shared.messages import ServiceName, State
+from shared.peer import Handler
+
+
+class AdminServer:
+    """Serves on ``admin_host:admin_port``, without a port on a unix socket in the mesh directory.
+
+    ``/health`` answers while the event loop does; ``/ready`` is 503 with the reason while the
+    service cannot do its work; ``/status`` is JSON; ``/metrics`` is Prometheus text.
+    """
+
+    def __init__(self, handler: Handler, service: ServiceName, config: Settings) -> None:
+        self._handler = handler
+        self._service = service
+        self._config = config
+        self._path = admin_path(config.mesh_dir, service, config.instance)
+        app = web.Application()
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/ready", self._ready)
+        app.router.add_get("/status", self._status)
+        app.router.add_get("/metrics", self._metrics)
+        self._runner = web.AppRunner(app, access_log=None)
+
+    async def __aenter__(self) -> Self:
+        await self._runner.setup()
+        await self._site().start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._runner.cleanup()
+        self._path.unlink(missing_ok=True)
+
+    def _site(self) -> web.BaseSite:
+        if self._config.admin_port is not None:
+            return web.TCPSite(self._runner, self._config.admin_host, self._config.admin_port)
+        return web.UnixSite(self._runner, str(self._path))
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        status = self._handler.status()
+        is_ready = status.state == State.READY
+        body = {"ready": is_ready, "reason": status.reason}
+        return web.json_response(body, status=200 if is_ready else 503)
+
+    async def _status(self, request: web.Request) -> web.Response:
+        status = self._handler.status()
+        return web.json_response(
+            {
+                "service": self._service,
+                "instance": self._config.instance,
+                "pid": os.getpid(),
+                "state": status.state.name.lower(),
+                "reason": status.reason,
+                "load": status.load,
+                "num_steps": status.num_steps,
+            }
+        )
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})

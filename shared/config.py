@@ -1,0 +1,200 @@
+"""Settings: one YAML file, environment (``SHOAL_…``) over it, flags over that.
+
+Keys are those that vLLM's and FastDeploy's users write already. Each service reads its own class,
+once, at start; derived values are computed where they are used and passed on explicitly.
+pydantic-settings does the merging and the checking.
+"""
+
+import logging
+import os
+import secrets
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    YamlConfigSettingsSource,
+)
+
+from shared.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+EMBEDDED_MODEL = Path(__file__).parent.parent / "models" / "shoal-tiny"
+
+
+def _split(value: Any) -> Any:
+    return value.replace(",", " ").split() if isinstance(value, str) else value
+
+
+Names = Annotated[list[str], NoDecode, BeforeValidator(_split)]
+
+
+class Settings(BaseSettings):
+    """Common to all services."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="SHOAL_",
+        frozen=True,
+        extra="ignore",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+        protected_namespaces=(),
+    )
+
+    config: Path | None = Field(None, description="YAML file with any of these settings")
+    mesh_dir: Path = Field(
+        Path("/tmp") / f"shoal-{os.getuid()}" / "default",
+        description="0700 directory of the mesh's sockets on this machine",
+    )
+    instance: str = Field(
+        default_factory=lambda: secrets.token_hex(4),
+        pattern=r"^[A-Za-z0-9._-]{1,32}$",
+        description="name of this process in logs and in its sockets' paths",
+    )
+    admin_host: str = Field("127.0.0.1", description="address of the admin port")
+    admin_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="tcp admin port (none: a unix socket in the mesh directory)",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    drain_timeout_s: float = Field(30.0, ge=0, description="seconds to end open work after SIGTERM")
+    stall_s: float = Field(
+        60.0, gt=0, description="work pending and no step for so long: not ready; twice: exit"
+    )
+
+    @classmethod
+    def load(cls, argv: list[str], prog: str) -> Self:
+        """Merges file, environment and ``argv``; ConfigError has one line per wrong setting.
+
+        Prints the help and exits where ``argv`` asks for it or cannot be parsed.
+        """
+        try:
+            flags: CliSettingsSource[Any] = CliSettingsSource(
+                cls, cli_parse_args=argv, cli_prog_name=prog
+            )
+            settings: Self = _merging(cls, flags)()
+            return settings
+        except ValidationError as error:
+            raise ConfigError("\n".join(_one_line(detail) for detail in error.errors())) from None
+        except SettingsError as error:
+            raise ConfigError(str(error)) from None
+
+    def describe(self) -> str:
+        """All settings in one line, for the start-up log."""
+        return " ".join(f"{name.replace('_', '-')}={value}" for name, value in self)
+
+
+class GatewayConfig(Settings):
+    host: str = Field("127.0.0.1", description="address to serve HTTP on")
+    port: int = Field(8000, ge=0, le=65535, description="port to serve HTTP on")
+    max_body_bytes: int = Field(16 << 20, gt=0, description="largest request body; above it 413")
+    max_open_requests: int = Field(4096, gt=0, description="open requests; above it 429")
+    accept_timeout_s: float = Field(
+        60.0, gt=0, description="seconds to wait until a request is accepted; then 503"
+    )
+
+
+class TokenizerConfig(Settings):
+    model: Path = Field(EMBEDDED_MODEL, description="a local Hugging Face model folder")
+    served_model_name: Names = Field(
+        [], description="names clients may use (default: the folder's name)"
+    )
+    max_model_len: int | None = Field(
+        None, gt=0, description="longest prompt plus output, in tokens (default: the model's)"
+    )
+    tokenizer_threads: int = Field(2, gt=0, description="threads that render and encode prompts")
+    max_stop_strings: int = Field(16, gt=0, description="stop strings a request may have")
+
+
+class SchedulerConfig(Settings):
+    max_waiting: int = Field(1024, gt=0, description="requests that wait for a slot; above it 429")
+    worker_grace_s: float = Field(
+        60.0, ge=0, description="seconds that requests wait for a lost worker's replacement"
+    )
+
+
+class WorkerConfig(Settings):
+    model: Path = Field(EMBEDDED_MODEL, description="a local Hugging Face model folder")
+    max_model_len: int | None = Field(
+        None, gt=0, description="longest prompt plus output, in tokens (default: the model's)"
+    )
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        "auto", description="auto: bfloat16 where the machine computes it, else float32"
+    )
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    load_format: Literal["auto", "safetensors"] = "auto"
+    block_size: int = Field(16, gt=0, le=256, description="tokens in one KV block")
+    max_num_seqs: int = Field(128, gt=0, description="sequences that run at once")
+    max_num_batched_tokens: int | None = Field(
+        None, gt=0, description="tokens a step computes (default: 512 on a CPU, 8192 on a GPU)"
+    )
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="share of the device's memory for weights, KV cache and peak"
+    )
+    num_gpu_blocks_override: int | None = Field(
+        None, gt=0, description="KV blocks, instead of profiling"
+    )
+    kv_cache_memory_bytes: int | None = Field(
+        None, gt=0, description="memory of the KV cache, instead of profiling (CPU: at most 4 GiB)"
+    )
+    num_threads: int | None = Field(
+        None, gt=0, description="CPU threads (default: the cores we may use)"
+    )
+
+
+class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, WorkerConfig):
+    """What ``shoal serve`` takes: everything, to be handed to the services it starts."""
+
+
+class _YamlSource(YamlConfigSettingsSource):
+    """Reads ``max-model-len`` and ``max_model_len`` alike and says which keys nobody reads."""
+
+    def _read_file(self, file_path: Path | Traversable) -> dict[str, Any]:
+        content = super()._read_file(file_path)
+        if not isinstance(content, dict):
+            raise ConfigError(f"config: {file_path} must hold a mapping of settings")
+        settings = {str(key).replace("-", "_"): value for key, value in content.items()}
+        for key in settings.keys() - ServeConfig.model_fields.keys():
+            log.warning("%s: setting %s is not supported and has no effect", file_path.name, key)
+        return settings
+
+
+def _merging(cls: type[Settings], flags: CliSettingsSource[Any]) -> type[Any]:
+    """``cls`` with its sources in our order; the YAML path comes from the flags or the
+    environment."""
+    path = flags().get("config") or os.environ.get("SHOAL_CONFIG")
+    if path and not Path(path).is_file():
+        raise ConfigError(f"config: no such file: {path}")
+
+    class Merged(cls):  # type: ignore[valid-type,misc]
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            file = (_YamlSource(settings_cls, yaml_file=path),) if path else ()
+            return (flags, env_settings, *file)
+
+    Merged.__name__ = cls.__name__
+    return Merged
+
+
+def _one_line(detail: Any) -> str:
+    name = ".".join(str(part) for part in detail["loc"]).replace("_", "-")
+    return f"{name}: {detail['input']!r}: {detail['msg']}"

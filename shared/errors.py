@@ -1,0 +1,110 @@
+"""The errors of Shoal.
+
+ShoalError
+├── ConfigError                a setting is wrong: the service ends with exit code 2
+├── CodecError                 a frame that is not a message of ours, or too large to become one
+└── RequestError               one request fails; nobody else notices
+    ├── InvalidRequest         400
+    ├── NotFound               404
+    ├── BodyTooLarge           413
+    ├── Overloaded             429, with the seconds to wait
+    ├── InternalError          500
+    └── Unavailable            503, with the seconds to wait
+"""
+
+from shared.messages import Failed
+
+
+class ShoalError(Exception):
+    """Base of everything Shoal raises on purpose."""
+
+
+class ConfigError(ShoalError):
+    """A setting is wrong. The text names the setting, its value and what is allowed."""
+
+
+class CodecError(ShoalError):
+    """Bytes that are no message of ours, or a message that breaks a limit of the wire."""
+
+
+class RequestError(ShoalError):
+    """One request ends with an HTTP status and OpenAI's error object.
+
+    ``message`` names the field, the value and the limit; ``param`` is the field, ``code`` a stable
+    word for programs, ``retry_after_s`` the seconds after which a new try makes sense.
+    """
+
+    status = 500
+    type = "internal_error"
+    code = "internal_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code or self.code
+        self.retry_after_s = retry_after_s
+
+    def to_failed(self, request: str, attempt: int) -> Failed:
+        return Failed(
+            request,
+            attempt,
+            self.status,
+            self.type,
+            self.code,
+            self.message,
+            self.param,
+            self.retry_after_s,
+        )
+
+    @staticmethod
+    def from_failed(failed: Failed) -> "RequestError":
+        error = RequestError(
+            failed.message,
+            param=failed.param,
+            code=failed.code,
+            retry_after_s=failed.retry_after_s,
+        )
+        error.status, error.type = failed.status, failed.error_type
+        return error
+
+
+class InvalidRequest(RequestError):
+    status = 400
+    type = "invalid_request_error"
+    code = "invalid_value"
+
+
+class NotFound(RequestError):
+    status = 404
+    type = "invalid_request_error"
+    code = "not_found"
+
+
+class BodyTooLarge(RequestError):
+    status = 413
+    type = "invalid_request_error"
+    code = "body_too_large"
+
+
+class Overloaded(RequestError):
+    status = 429
+    type = "rate_limit_error"
+    code = "overloaded"
+
+
+class InternalError(RequestError):
+    pass
+
+
+class Unavailable(RequestError):
+    status = 503
+    type = "service_unavailable"
+    code = "unavailable"

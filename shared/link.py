@@ -1,0 +1,144 @@
+"""ZeroMQ links: all the connections of one service.
+
+Whoever is below listens with a ROUTER; whoever is above dials every address with a DEALER of its
+own. One connection is one epoch: Hello is the first message either way, no routing id is set,
+nothing reconnects by itself, and whatever ends (a disconnect, silence, Bye, Refused) takes its
+Peer and its queued messages with it. Nothing blocks and nothing is dropped: admission bounds
+memory.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+from shared.address import socket_path
+from shared.codec import Array
+from shared.dialer import Dialer
+from shared.listener import Listener
+from shared.messages import PROTOCOL_MAJOR, Bye, Heartbeat, Hello, Message, ServiceName, State
+from shared.metrics import MESSAGE_BYTES, MESSAGES, PEERS, PEERS_LOST
+from shared.peer import SILENCE_S, Handler, Peer
+from shared.sockets import Context
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_S = 1.0
+BYE_S = 0.1
+
+
+class Link:
+    """The peers of one service. Used on one event loop only."""
+
+    def __init__(self, hello: Hello, handler: Handler) -> None:
+        self.hello = hello
+        self.handler = handler
+        self.peers: set[Peer] = set()
+        self._context = Context()
+        self._listeners: list[Listener] = []
+        self._dialers: list[Dialer] = []
+        self._last_state: State | None = None
+
+    def listen(self, directory: Path, service: ServiceName, role: str = "") -> None:
+        """Binds ``directory/<us>[.role]-<instance>.sock`` for peers of ``service``.
+
+        Raises ConfigError for a path that is too long.
+        """
+        path = socket_path(directory, self.hello.service, self.hello.instance, role)
+        self._listeners.append(Listener(self._context, path, {service}, self))
+
+    def dial(self, service: ServiceName, directory: Path, role: str = "") -> None:
+        """Connects to all instances of ``service`` there are and there will be, while ``run``
+        runs."""
+        self._dialers.append(Dialer(self._context, service, directory, role, self))
+
+    async def run(self) -> None:
+        """Dials, sends heartbeats and finds silent peers, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._send_heartbeats())
+            for dialer in self._dialers:
+                tasks.create_task(dialer.run())
+
+    async def close(self, reason: str) -> None:
+        """Says Bye to everybody; nothing more is received.
+
+        zmq throws away what a peer has not read yet when the connection ends, so it ends a little
+        later.
+        """
+        for peer in self.peers:
+            peer.send(Bye(reason))
+            peer.is_up = False
+        await asyncio.sleep(BYE_S)
+        for endpoint in self._endpoints():
+            endpoint.close()
+        self._context.close()
+
+    def refusal(self, hello: Message | None, services: Collection[ServiceName]) -> str | None:
+        if not isinstance(hello, Hello):
+            return "the first message must be Hello"
+        if hello.major != PROTOCOL_MAJOR:
+            return f"protocol {hello.major} is not {PROTOCOL_MAJOR}"
+        if hello.service not in services:
+            return f"a {hello.service} where only {', '.join(services)} may be"
+        return self.handler.refusal(hello)
+
+    def up(self, peer: Peer) -> None:
+        self.peers.add(peer)
+        PEERS.labels(peer.hello.service).inc()
+        log.info("%s is up", peer)
+        self.handler.on_up(peer)
+        peer.send(self.handler.status())
+
+    def received(self, peer: Peer, message: Message, arrays: list[Array], num_bytes: int) -> None:
+        peer.last_seen_s = time.monotonic()
+        if isinstance(message, Heartbeat):
+            peer.status = message
+            self.tell_status(only_changes=True)
+            return
+        MESSAGES.labels(peer.hello.service, "in").inc()
+        MESSAGE_BYTES.labels(peer.hello.service, "in").inc(num_bytes)
+        self.handler.on_message(peer, message, arrays)
+
+    def down(self, peer: Peer, reason: str, is_lost: bool) -> None:
+        peer.is_up = False
+        self.peers.discard(peer)
+        PEERS.labels(peer.hello.service).dec()
+        if is_lost:
+            PEERS_LOST.labels(peer.hello.service).inc()
+        log.log(logging.WARNING if is_lost else logging.INFO, "%s is down: %s", peer, reason)
+        self.handler.on_down(peer, reason)
+        self.tell_status(only_changes=True)
+
+    def tell_status(self, only_changes: bool = False) -> None:
+        """Sends a heartbeat to every peer; with ``only_changes`` only if the state is another."""
+        status = self.handler.status()
+        if only_changes and status.state == self._last_state:
+            return
+        self._last_state = status.state
+        for peer in list(self.peers):
+            peer.send(status)
+
+    async def _send_heartbeats(self) -> None:
+        while True:
+            before_s = time.monotonic()
+            await asyncio.sleep(HEARTBEAT_S)
+            now_s = time.monotonic()
+            if now_s - before_s > SILENCE_S / 2:
+                self._forgive_silence(now_s)
+            self._drop_silent(now_s)
+            self.tell_status()
+
+    def _forgive_silence(self, now_s: float) -> None:
+        """We were not running ourselves, so what the peers sent is still unread."""
+        for peer in self.peers:
+            peer.last_seen_s = now_s
+
+    def _drop_silent(self, now_s: float) -> None:
+        for peer in list(self.peers):
+            if now_s - peer.last_seen_s > SILENCE_S:
+                for endpoint in self._endpoints():
+                    endpoint.drop(peer, f"silent for {SILENCE_S:g} s")
+
+    def _endpoints(self) -> list[Listener | Dialer]:
+        return [*self._listeners, *self._dialers]

@@ -1,0 +1,102 @@
+"""The other end of a link, and what services and links tell each other."""
+
+import logging
+import time
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from shared.codec import Array, decode
+from shared.errors import CodecError
+from shared.messages import Heartbeat, Hello, Message, ServiceName, State
+from shared.metrics import BAD_MESSAGES, MESSAGES
+
+log = logging.getLogger(__name__)
+
+SILENCE_S = 5.0
+
+
+class Peer:
+    """One connection to one process, from Hello to loss: an epoch. A reconnect is another Peer.
+
+    ``status`` is its last heartbeat.
+    """
+
+    def __init__(
+        self, hello: Hello, send: Callable[["Peer", Message, tuple[Array, ...]], None]
+    ) -> None:
+        self.hello = hello
+        self.status = Heartbeat(State.NOT_READY, "no heartbeat yet", 0, 0)
+        self.last_seen_s = time.monotonic()
+        self.is_up = True
+        self._send = send
+
+    def __repr__(self) -> str:
+        return f"{self.hello.service} {self.hello.instance}"
+
+    @property
+    def is_ready(self) -> bool:
+        return self.status.state == State.READY
+
+    def send(self, message: Message, *arrays: Array) -> None:
+        """Queues a message; arrays of 64 KiB or more are not copied and must not change any more.
+
+        To a peer that is gone nothing is sent and nothing raised: ``on_down`` tells, once. Raises
+        CodecError where the header breaks the limit of the wire.
+        """
+        if self.is_up:
+            self._send(self, message, arrays)
+
+
+class Handler(Protocol):
+    """A service as its link sees it. Nothing here may block; what raises ends the service."""
+
+    def status(self) -> Heartbeat:
+        """What our heartbeats say; asked every second and whenever a peer's heartbeat came in."""
+
+    def refusal(self, hello: Hello) -> str | None:
+        """Why this peer is not welcome, or None."""
+
+    def on_up(self, peer: Peer) -> None: ...
+
+    def on_message(self, peer: Peer, message: Message, arrays: list[Array]) -> None: ...
+
+    def on_down(self, peer: Peer, reason: str) -> None: ...
+
+
+class PeerEvents(Protocol):
+    """A link as its listeners and dialers see it."""
+
+    @property
+    def hello(self) -> Hello: ...
+
+    def refusal(self, hello: Message | None, services: Collection[ServiceName]) -> str | None:
+        """Why ``hello`` (None: bytes that do not decode) is no acceptable first message, or
+        None."""
+
+    def up(self, peer: Peer) -> None: ...
+
+    def received(
+        self, peer: Peer, message: Message, arrays: list[Array], num_bytes: int
+    ) -> None: ...
+
+    def down(self, peer: Peer, reason: str, is_lost: bool) -> None: ...
+
+
+_senders_of_garbage: set[str] = set()
+
+
+def try_decode(frames: list[memoryview], sender: str) -> tuple[Message, list[Array]] | None:
+    """The message, or None for bytes that are none: counted, and logged once for each sender."""
+    try:
+        return decode(frames)
+    except CodecError as error:
+        BAD_MESSAGES.inc()
+        if sender not in _senders_of_garbage:
+            _senders_of_garbage.add(sender)
+            log.warning("%s sends what does not decode; dropped and counted: %s", sender, error)
+        return None
+
+
+def count_sent(peer: Peer, message: Message) -> None:
+    if not isinstance(message, Heartbeat):
+        MESSAGES.labels(peer.hello.service, "out").inc()

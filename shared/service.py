@@ -1,0 +1,122 @@
+"""Runs one service as a process: settings, log, signals, admin port, drain, exit code.
+
+Exit codes: 0 after a drain, 1 when the service broke, 2 for a wrong setting.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import uvloop
+
+from shared import log as logs
+from shared.admin import AdminServer
+from shared.config import Settings
+from shared.errors import ConfigError
+from shared.messages import ServiceName
+from shared.peer import Handler
+
+log = logging.getLogger(__name__)
+
+SUPERVISOR_FD = "SHOAL_SUPERVISOR_FD"
+ORPHAN_EXIT_S = 3.0
+PR_SET_PDEATHSIG = 1
+
+Config = TypeVar("Config", bound=Settings)
+
+
+class Service(Handler, Protocol):
+    async def run(self) -> None:
+        """Serves until cancelled. An error that leaves it ends the process with code 1."""
+
+    async def drain(self) -> None:
+        """Takes nothing new; returns when what is open has ended."""
+
+
+def main(name: ServiceName, config_class: type[Config], build: Callable[[Config], Service]) -> None:
+    """Runs ``build(config)`` until a signal; never returns."""
+    try:
+        config = config_class.load(sys.argv[1:], f"shoal {name}")
+    except ConfigError as error:
+        sys.exit(_refuse(name, error))
+    logs.set_up(name, config.instance, config.log_level)
+    log.info("starting with %s", config.describe())
+    _watch_supervisor()
+    config.mesh_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    code = uvloop.run(_run(name, config, build))
+    logging.shutdown()
+    os._exit(code)  # a thread that hangs in native code must not keep the process
+
+
+async def _run(name: ServiceName, config: Config, build: Callable[[Config], Service]) -> int:
+    code = 0
+    try:
+        await _serve(build(config), name, config)
+    except* ConfigError as errors:
+        code = _refuse(name, errors.exceptions[0])
+    except* Exception:
+        log.exception("the service is broken")
+        code = 1
+    return code
+
+
+async def _serve(service: Service, name: ServiceName, config: Settings) -> None:
+    """Until SIGTERM or SIGINT, then drains; raises what broke the service."""
+    async with AdminServer(service, name, config), asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(service.run())
+        stop = tasks.create_task(_stop_signal())
+        broken = tasks.create_task(_broken_callback())
+        await asyncio.wait([running, stop, broken], return_when=asyncio.FIRST_COMPLETED)
+        if stop.done():
+            log.info("draining")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(service.drain(), config.drain_timeout_s)
+        for task in (running, stop, broken):
+            task.cancel()
+
+
+async def _stop_signal() -> None:
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    await stopped.wait()
+
+
+async def _broken_callback() -> None:
+    """Raises the first error that left a callback of the loop, such as a link's reader."""
+    loop = asyncio.get_running_loop()
+    failure: asyncio.Future[None] = loop.create_future()
+
+    def on_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception") or RuntimeError(context["message"])
+        if not failure.done():
+            failure.set_exception(error)
+
+    loop.set_exception_handler(on_error)
+    await failure
+
+
+def _refuse(name: str, error: BaseException) -> int:
+    print(f"shoal {name}: {error}", file=sys.stderr)
+    return 2
+
+
+def _watch_supervisor() -> None:
+    """Exits soon after the supervisor is gone: its end of a pipe closes, or the kernel tells."""
+    descriptor = os.environ.pop(SUPERVISOR_FD, None)
+    if descriptor is None:
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    threading.Thread(target=_exit_at_end_of, args=(int(descriptor),), daemon=True).start()
+
+
+def _exit_at_end_of(descriptor: int) -> None:
+    os.read(descriptor, 1)
+    os._exit(1)

@@ -1,0 +1,83 @@
+"""A worker without a model: checks every plan against the contract, emits tokens by a rule."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from services.scheduler.scheduler import Planned
+from shared.messages import Admit, Capacity, ResultRow, StepResult
+
+
+def next_token(ids: list[int]) -> int:
+    """What this model writes: depends on all known ids, so a wrong resumption shows."""
+    return (sum(ids) * 31 + len(ids)) % 1000
+
+
+@dataclass
+class Slot:
+    admit: Admit
+    ids: list[int]
+    blocks: list[int]
+    num_computed: int = 0
+    has_finished: bool = False
+
+
+@dataclass
+class SimulatedWorker:
+    """Raises AssertionError for a plan that breaks the step contract."""
+
+    capacity: Capacity
+    slots: dict[int, Slot] = field(default_factory=dict)
+
+    def step(self, planned: Planned) -> tuple[StepResult, np.ndarray]:
+        plan = planned.plan
+        for slot in plan.release:
+            del self.slots[slot]
+        self._admit(planned)
+        for extend in plan.extend:
+            self.slots[extend.slot].blocks.extend(extend.blocks)
+        self._check_blocks_owned_once()
+        rows = [(prefill.slot, prefill.num_tokens) for prefill in plan.prefill]
+        rows += [(decode.slot, 1 + decode.verify_depth) for decode in plan.decode]
+        assert len({slot for slot, _ in rows}) == len(rows)
+        assert sum(num for _, num in rows) <= self.capacity.max_num_batched_tokens
+        emitted = [(slot, token) for slot, num in rows if (token := self._compute(slot, num))]
+        emitted.sort(key=lambda item: (self.slots[item[0]].admit.route, item[0]))
+        result = StepResult(plan.step, [self._row(slot) for slot, _ in emitted])
+        return result, np.array([token[0] for _, token in emitted], np.int32)
+
+    def _admit(self, planned: Planned) -> None:
+        start = 0
+        for admit in planned.plan.admit:
+            assert admit.slot not in self.slots, "a slot was given away twice"
+            ids = planned.ids[start : start + admit.num_ids].tolist()
+            start += admit.num_ids
+            self.slots[admit.slot] = Slot(admit, ids, list(admit.blocks), admit.num_cached)
+        assert start == len(planned.ids)
+        assert len(self.slots) <= self.capacity.max_num_seqs
+
+    def _check_blocks_owned_once(self) -> None:
+        owned = [block for slot in self.slots.values() for block in slot.blocks]
+        assert len(set(owned)) == len(owned), "a block has two owners"
+
+    def _compute(self, slot_id: int, num: int) -> list[int] | None:
+        """The token emitted by the row, in a list, or None for a chunk inside the prompt."""
+        slot = self.slots[slot_id]
+        assert num > 0
+        assert not slot.has_finished, "a finished sequence was planned"
+        assert slot.num_computed + num <= len(slot.ids)
+        assert slot.num_computed + num <= len(slot.blocks) * self.capacity.block_size
+        slot.num_computed += num
+        if slot.num_computed < len(slot.ids):
+            return None
+        slot.ids.append(next_token(slot.ids))
+        return [slot.ids[-1]]
+
+    def _row(self, slot_id: int) -> ResultRow:
+        slot = self.slots[slot_id]
+        num_emitted = len(slot.ids) - slot.admit.prompt_len
+        max_tokens = slot.admit.params.max_tokens or self.capacity.max_model_len
+        is_over = num_emitted >= max_tokens or len(slot.ids) >= self.capacity.max_model_len
+        slot.has_finished = is_over
+        finish = "length" if is_over else None
+        return ResultRow(slot_id, slot.admit.request, slot.admit.attempt, 1, finish)

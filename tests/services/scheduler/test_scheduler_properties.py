@@ -1,0 +1,156 @@
+"""Random arrivals, cancels and worker deaths: the contract holds and everybody finishes."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from services.scheduler.scheduler import Scheduler
+from shared.errors import InvalidRequest, Overloaded, Unavailable
+from shared.messages import Capacity, Generate, SamplingParams
+from tests.services.scheduler.simulated_worker import SimulatedWorker, next_token
+
+
+def expected_text(prompt: list[int], max_tokens: int) -> list[int]:
+    ids = list(prompt)
+    for _ in range(max_tokens):
+        ids.append(next_token(ids))
+    return ids[len(prompt) :]
+
+
+class Mesh(RuleBasedStateMachine):
+    """Drives the core as the service does, with simulated workers."""
+
+    @initialize(
+        num_blocks=st.integers(8, 40),
+        block_size=st.sampled_from([1, 4, 16]),
+        max_num_seqs=st.integers(1, 6),
+        budget=st.integers(6, 24),
+    )
+    def start(self, num_blocks: int, block_size: int, max_num_seqs: int, budget: int) -> None:
+        self.capacity = Capacity(num_blocks, block_size, max_num_seqs, budget, 64)
+        self.core = Scheduler(max_waiting=8)
+        self.workers: dict[str, SimulatedWorker] = {}
+        self.results: dict[str, tuple] = {}
+        self.expected: dict[str, list[int]] = {}
+        self.emitted: dict[str, list[int]] = {}
+        self.open: set[str] = set()
+        self.num_requests = self.num_workers = 0
+
+    @rule()
+    def join(self) -> None:
+        if len(self.workers) < 3:
+            self.num_workers += 1
+            self.workers[str(self.num_workers)] = SimulatedWorker(self.capacity)
+            self.core.add_worker(str(self.num_workers), self.capacity)
+
+    @rule(prompt_len=st.integers(1, 40), max_tokens=st.integers(1, 30), route=st.integers(0, 2))
+    def arrive(self, prompt_len: int, max_tokens: int, route: int) -> None:
+        self.num_requests += 1
+        name = f"r{self.num_requests}"
+        prompt = [(self.num_requests * 7 + i) % 50 for i in range(prompt_len)]
+        generate = Generate(name, 1, 0, SamplingParams(seed=0, max_tokens=max_tokens))
+        fits = prompt_len + max_tokens <= min(
+            64, self.capacity.num_blocks * self.capacity.block_size
+        )
+        try:
+            self.core.add(generate, np.array(prompt, np.int32), route)
+        except Unavailable:
+            assert not self.workers
+        except Overloaded:
+            assert len(self.core.waiting) == 8
+        except InvalidRequest:
+            assert not fits
+        else:
+            assert fits
+            self.expected[name] = expected_text(prompt, max_tokens)
+            self.emitted[name] = []
+            self.open.add(name)
+
+    @rule(pick=st.randoms(use_true_random=False))
+    def plan(self, pick) -> None:
+        for worker_id in self.workers:
+            planned = self.core.plan(worker_id)
+            if planned is not None:
+                self.results[worker_id] = self.workers[worker_id].step(planned)
+
+    @rule(pick=st.randoms(use_true_random=False))
+    def absorb(self, pick) -> None:
+        if self.results:
+            self.absorb_from(pick.choice(sorted(self.results)))
+
+    def absorb_from(self, worker_id: str) -> None:
+        result, ids = self.results.pop(worker_id)
+        for emission in self.core.absorb(worker_id, result, ids):
+            name = emission.sequence.request
+            assert name in self.open
+            assert emission.position == len(self.emitted[name])
+            end = emission.start + emission.num_tokens
+            self.emitted[name].extend(ids[emission.start : end].tolist())
+            if emission.finish:
+                assert self.emitted[name] == self.expected[name]
+                self.open.remove(name)
+
+    @rule(pick=st.randoms(use_true_random=False))
+    def cancel(self, pick) -> None:
+        if self.open:
+            name = pick.choice(sorted(self.open))
+            self.core.cancel((name, 1))
+            self.open.remove(name)
+
+    @rule(pick=st.randoms(use_true_random=False))
+    def kill_worker(self, pick) -> None:
+        if self.workers:
+            worker_id = pick.choice(sorted(self.workers))
+            del self.workers[worker_id]
+            self.results.pop(worker_id, None)
+            for sequence in self.core.remove_worker(worker_id):
+                self.open.remove(sequence.request)
+
+    @invariant()
+    def blocks_are_free_or_owned_once(self) -> None:
+        for worker in getattr(self, "core", Scheduler(1)).workers.values():
+            owned = [block for each in worker.running.values() for block in each.blocks]
+            assert len(set(owned)) == len(owned)
+            assert worker.pool.num_free + len(owned) == worker.pool.num_blocks
+
+    def teardown(self) -> None:
+        """Without further events everybody finishes, and nothing is left."""
+        if not hasattr(self, "core"):
+            return
+        if not self.workers:
+            self.join()
+        for _ in range(5000):
+            self.plan(None)
+            for worker_id in list(self.results):
+                self.absorb_from(worker_id)
+            if not self.core.sequences:
+                break
+        assert not self.open
+        assert not self.core.sequences
+        assert not self.core.waiting
+        for worker in self.core.workers.values():
+            assert worker.pool.num_free == worker.pool.num_blocks
+            assert not worker.running
+
+
+TestMesh = Mesh.TestCase
+TestMesh.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(2, 16))
+@settings(max_examples=100, deadline=None)
+def test_sequences_start_in_the_order_they_came(lengths: list[int], budget: int) -> None:
+    capacity = Capacity(64, 4, 2, budget, 64)
+    core = Scheduler(max_waiting=100)
+    core.add_worker("w", capacity)
+    worker = SimulatedWorker(capacity)
+    for index, length in enumerate(lengths):
+        params = SamplingParams(seed=0, max_tokens=3)
+        core.add(Generate(f"r{index}", 1, 0, params), np.ones(length, np.int32), 0)
+    started: list[str] = []
+    while core.sequences:
+        planned = core.plan("w")
+        started += [admit.request for admit in planned.plan.admit]
+        core.absorb("w", *worker.step(planned))
+    assert started == [f"r{index}" for index in range(len(lengths))]

@@ -1,0 +1,45 @@
+"""The text ends before the first stop string, wherever the pieces are cut."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.tokenizer.stops import StopMatcher
+
+
+def run(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
+    matcher = StopMatcher(stops)
+    text = ""
+    for piece in pieces:
+        text += matcher.push(piece)
+        if matcher.has_stopped:
+            return text, True
+    return text + matcher.flush(), False
+
+
+def expected(stops: list[str], text: str) -> tuple[str, bool]:
+    """By brute force: the first character at which some stop string is complete."""
+    for end in range(1, len(text) + 1):
+        found = [stop for stop in stops if text[:end].endswith(stop)]
+        if found:
+            return text[: end - len(max(found, key=len))], True
+    return text, False
+
+
+few_letters = st.text("ab", min_size=1, max_size=5)
+
+
+@given(st.lists(few_letters, min_size=1, max_size=4), st.lists(st.text("ab", max_size=4)))
+def test_the_text_is_cut_where_brute_force_cuts_it(stops: list[str], pieces: list[str]):
+    assert run(stops, pieces) == expected(stops, "".join(pieces))
+
+
+def test_what_may_begin_a_stop_string_is_held_back_and_no_more():
+    matcher = StopMatcher(["STOP"])
+    assert matcher.push("one ST") == "one "
+    assert matcher.push("A") == "STA"
+    assert matcher.push("STO") == ""
+    assert matcher.flush() == "STO"
+
+
+def test_without_stop_strings_text_passes_untouched():
+    assert run([], ["a", "b"]) == ("ab", False)

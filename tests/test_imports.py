@@ -1,0 +1,91 @@
+"""Who may import whom: the walls of the house, read from the syntax tree."""
+
+import ast
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+OURS = {"cli", "kernels", "services", "shared", "models", "benchmarks", "tests"}
+SERVICES = ("gateway", "tokenizer", "scheduler", "worker")
+SOURCES = sorted(
+    path
+    for folder in ("cli", "kernels", "services", "shared")
+    for path in ROOT.glob(f"{folder}/**/*.py")
+)
+ONLY_IN = {
+    "zmq": ("shared/sockets.py",),
+    "torch": ("services/worker/", "kernels/"),
+    "transformers": ("services/tokenizer/", "services/worker/"),
+    "tokenizers": ("services/tokenizer/", "services/worker/"),
+}
+FORBIDDEN_EVERYWHERE = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
+
+
+def imports_of(path: Path) -> set[str]:
+    """Absolute dotted names of what ``path`` imports, wherever in the file."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def may_import_ours(place: str) -> tuple[str, ...]:
+    """Prefixes of our own modules that a file at ``place`` may import."""
+    folder = place.split("/")[0]
+    if folder == "shared":
+        return ("shared.",)
+    if folder == "kernels":
+        return ("kernels.",)
+    if folder == "cli":
+        return ("cli.", "shared.")
+    service = place.split("/")[1]
+    also = ("kernels.",) if service == "worker" else ()
+    return (f"services.{service}.", "shared.", *also)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_imports_only_what_its_place_allows(path: Path):
+    place = str(path.relative_to(ROOT))
+    for name in imports_of(path):
+        top = name.split(".")[0]
+        if top in OURS:
+            assert name.startswith(may_import_ours(place)), f"{place} imports {name}"
+        if top in ONLY_IN:
+            assert place.startswith(ONLY_IN[top]), f"{place} imports {name}"
+        assert top not in FORBIDDEN_EVERYWHERE, f"{place} imports {name}"
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("[!.]*/**/*.py")), ids=str)
+def test_nothing_is_unpickled_or_evaluated(path: Path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            assert called not in {"eval", "exec", "torch.load", "yaml.load"}, f"{path}: {called}"
+            assert not called.endswith(("recv_pyobj", "send_pyobj")), f"{path}: {called}"
+
+
+@pytest.mark.parametrize("service", ["gateway", "scheduler"])
+def test_gateway_and_scheduler_start_without_torch_and_transformers(service: str):
+    code = (
+        f"import sys, services.{service}.service\n"
+        "found = {'torch', 'transformers', 'tokenizers'} & set(sys.modules)\n"
+        "assert not found, found"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_our_kernels_are_not_taken_for_the_package_of_hugging_face():
+    from transformers.utils.import_utils import is_kernels_available
+
+    assert not is_kernels_available()
+    assert (ROOT / "kernels" / "__init__.py").read_text() == ""
+    assert not list(ROOT.glob("*.egg-info"))
+    assert importlib.metadata.version("shoal").startswith("20")
