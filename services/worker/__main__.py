@@ -1,10 +1,18 @@
 import os
 
-from services.worker.service import WorkerService
+from services.worker.service import Engine, Progress, WorkerService
 from shared.config import WorkerConfig
 from shared.service import main
+
+
+def build_engine(config: WorkerConfig, progress: Progress) -> Engine:
+    """Imports torch, which takes seconds, on the step thread: the admin port is up by then."""
+    from services.worker.engine import Engine
+
+    return Engine(config, progress)
+
 
 if __name__ == "__main__":
     # Idle OpenMP threads sleep: the other services share these cores. Read when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    main("worker", WorkerConfig, WorkerService)
+    main("worker", WorkerConfig, lambda config: WorkerService(config, build_engine))

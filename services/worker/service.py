@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
@@ -14,27 +15,50 @@ from shared.link import Link
 from shared.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
+    Capacity,
     Heartbeat,
     Hello,
     Message,
+    ModelInfo,
     State,
     StepPlan,
+    StepResult,
 )
 from shared.peer import Peer
-
-if TYPE_CHECKING:
-    from services.worker.engine import Engine
 
 log = logging.getLogger(__name__)
 
 WATCH_S = 1.0
 
+Progress = Callable[[str, float], None]  # what is being done, the share that is done (0 to 1)
+
+
+class Engine(Protocol):
+    """A model that runs steps. It is built and used on the step thread alone."""
+
+    model_info: ModelInfo
+    capacity: Capacity
+
+    @property
+    def num_running(self) -> int: ...
+
+    def step(self, plan: StepPlan, ids: np.ndarray) -> tuple[StepResult, np.ndarray]:
+        """Applies a plan, whose buffer is ``ids``; the result and the ids it emitted, both
+        int32."""
+
+    def reset(self) -> None:
+        """Forgets all sequences."""
+
+
+BuildEngine = Callable[[WorkerConfig, Progress], Engine]
+
 
 class WorkerService:
     """Loads the model before it dials, so that a scheduler never waits for a worker that loads."""
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig, build: BuildEngine) -> None:
         self._config = config
+        self._build = build
         self._step_thread = ThreadPoolExecutor(1, "step")
         self._progress = "starting"
         self._link: Link | None = None
@@ -45,7 +69,9 @@ class WorkerService:
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        self._engine = await loop.run_in_executor(self._step_thread, self._build)
+        self._engine = await loop.run_in_executor(
+            self._step_thread, self._build, self._config, self._note_progress
+        )
         instance = self._config.instance
         model, capacity = self._engine.model_info, self._engine.capacity
         hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "worker", instance, model, capacity)
@@ -113,12 +139,6 @@ class WorkerService:
         self._load = self._engine.num_running
         peer.send(result, emitted)
         self._note_load()
-
-    def _build(self) -> "Engine":
-        """On the step thread: importing torch and reading weights take seconds."""
-        from services.worker.engine import Engine
-
-        return Engine(self._config, self._note_progress)
 
     def _note_progress(self, text: str, fraction: float) -> None:
         self._progress = f"{text} {fraction:.0%}"

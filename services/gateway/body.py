@@ -1,0 +1,47 @@
+"""The body of a request, within its limits of size and time."""
+
+import asyncio
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestPayloadError
+
+from services.gateway.failures import error_response
+from shared.errors import BodyTooLarge, InvalidRequest
+
+READ_TIMEOUT_S = 60.0
+
+
+class BodyReader:
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+
+    async def read(self, request: web.Request) -> bytes:
+        """Raises BodyTooLarge, before reading where the client told the length; InvalidRequest
+        for a body that ends early or is badly compressed; web.HTTPRequestTimeout."""
+        self._check_length(request)
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                return await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            raise self._too_large("more") from None
+        except RequestPayloadError as error:
+            raise InvalidRequest(f"the body cannot be read: {error}") from None
+        except TimeoutError:
+            raise web.HTTPRequestTimeout from None
+
+    async def expect(self, request: web.Request) -> web.StreamResponse | None:
+        """Answers ``Expect: 100-continue``, with the refusal if that is what will come."""
+        try:
+            self._check_length(request)
+        except BodyTooLarge as error:
+            return error_response(error)
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # aiohttp would take it for a response that has begun
+        return None
+
+    def _check_length(self, request: web.Request) -> None:
+        if (request.content_length or 0) > self._max_bytes:
+            raise self._too_large(str(request.content_length))
+
+    def _too_large(self, size: str) -> BodyTooLarge:
+        return BodyTooLarge(f"the body has {size} bytes; the limit is {self._max_bytes}")

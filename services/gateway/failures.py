@@ -1,0 +1,108 @@
+"""Whatever goes wrong, the client gets OpenAI's error object."""
+
+import asyncio
+import logging
+import math
+import uuid
+from contextlib import suppress
+from http import HTTPStatus
+
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler
+
+from services.gateway.metrics import HTTP_REQUESTS, STREAM_ERRORS
+from services.gateway.openai import Error, ErrorReply
+from services.gateway.replies import DONE, encode, event
+from services.gateway.violations import show
+from shared.errors import InternalError, RequestError
+from shared.log import client_text
+
+log = logging.getLogger(__name__)
+
+CLIENT_LEFT = 499
+
+STREAM = web.RequestKey("stream", web.StreamResponse)
+"""The response of a request whose status is sent already."""
+
+_REQUEST_ID = web.RequestKey("request_id", str)
+
+
+def request_id(request: web.BaseRequest) -> str:
+    """32 hex digits, the same for the whole of a request."""
+    if _REQUEST_ID not in request:
+        request[_REQUEST_ID] = uuid.uuid4().hex
+    return request[_REQUEST_ID]
+
+
+async def name_response(request: web.BaseRequest, response: web.StreamResponse) -> None:
+    response.headers["X-Request-Id"] = request_id(request)
+
+
+def error_response(error: RequestError) -> web.Response:
+    headers = {}
+    if error.retry_after_s is not None:
+        headers[hdrs.RETRY_AFTER] = str(max(1, math.ceil(error.retry_after_s)))
+    return web.Response(
+        body=encode(_reply(error)),
+        status=error.status,
+        headers=headers,
+        content_type="application/json",
+    )
+
+
+@web.middleware
+async def count_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
+    resource = request.match_info.route.resource
+    route = resource.canonical if resource else "unknown"
+    try:
+        response = await handler(request)
+    except asyncio.CancelledError:
+        HTTP_REQUESTS.labels(route, CLIENT_LEFT).inc()
+        raise
+    HTTP_REQUESTS.labels(route, response.status).inc()
+    return response
+
+
+@web.middleware
+async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """The edge of one request: nothing but cancellation passes it."""
+    try:
+        return await handler(request)
+    except RequestError as error:
+        return await _answer(request, error)
+    except web.HTTPException as error:
+        return _from_aiohttp(request, error)
+    except ConnectionError:
+        return request.get(STREAM) or web.Response(status=CLIENT_LEFT)
+    except Exception:
+        log.exception("request %s broke", request_id(request))
+        return await _answer(request, InternalError("the request broke inside the server"))
+
+
+async def _answer(request: web.Request, error: RequestError) -> web.StreamResponse:
+    """The error as the response, or as the last event of the stream that has begun."""
+    if STREAM not in request:
+        return error_response(error)
+    stream = request[STREAM]
+    STREAM_ERRORS.inc()
+    log.warning("stream %s failed: %s", request_id(request), client_text(error.message))
+    with suppress(ConnectionError):
+        await stream.write_eof(event(_reply(error)) + DONE)
+    return stream
+
+
+def _from_aiohttp(request: web.Request, error: web.HTTPException) -> web.Response:
+    """aiohttp's own errors: no such route, a method that is not allowed, a body too large."""
+    failure = RequestError(
+        f"{request.method} {show(request.path)}: {error.reason}",
+        code=HTTPStatus(error.status).name.lower(),
+    )
+    failure.status, failure.type = error.status, "invalid_request_error"
+    response = error_response(failure)
+    if hdrs.ALLOW in error.headers:
+        response.headers[hdrs.ALLOW] = error.headers[hdrs.ALLOW]
+    return response
+
+
+def _reply(error: RequestError) -> ErrorReply:
+    return ErrorReply(Error(error.message, error.type, error.param, error.code))

@@ -1,0 +1,72 @@
+"""What a gateway tells about itself and its model."""
+
+from collections.abc import Callable
+from importlib.metadata import version
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from services.gateway.mesh import Mesh
+from services.gateway.openai import Model, ModelList
+from services.gateway.replies import encode
+from services.gateway.violations import unknown_model
+from shared.messages import Heartbeat, State
+
+
+class Info:
+    def __init__(self, mesh: Mesh, status: Callable[[], Heartbeat]) -> None:
+        self._mesh = mesh
+        self._status = status
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/v1/models", self._models),
+            web.get("/v1/models/{name:.+}", self._model),
+            web.get("/health", self._health),
+            web.get("/ready", self._ready),
+            web.get("/ping", self._ping),
+            web.get("/version", self._version),
+            web.get("/metrics", self._metrics),
+        ]
+
+    def _served(self) -> list[Model]:
+        model = self._mesh.model
+        return [Model(name, model.created, model.max_model_len) for name in model.names]
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return _json(ModelList(self._served()))
+
+    async def _model(self, request: web.Request) -> web.Response:
+        name, served = request.match_info["name"], self._served()
+        for model in served:
+            if model.id == name:
+                return _json(model)
+        raise unknown_model(name, [model.id for model in served])
+
+    async def _health(self, request: web.Request) -> web.Response:
+        """Can what is open be served? So it stays good while we drain."""
+        return self._report({State.READY, State.DRAINING})
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        """Should new requests come here?"""
+        return self._report({State.READY})
+
+    def _report(self, good: set[State]) -> web.Response:
+        status = self._status()
+        state = status.state.name.lower()
+        return _json(
+            {"status": state, "reason": status.reason}, 200 if status.state in good else 503
+        )
+
+    async def _ping(self, request: web.Request) -> web.Response:
+        return _json({"status": "alive"})
+
+    async def _version(self, request: web.Request) -> web.Response:
+        return _json({"version": version("shoal")})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def _json(body: object, status: int = 200) -> web.Response:
+    return web.Response(body=encode(body), status=status, content_type="application/json")

@@ -1,0 +1,53 @@
+"""What a gateway counts. Names that begin with vllm: mean what they mean in vLLM."""
+
+import time
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from services.gateway.exchange import Progress
+
+HTTP_REQUESTS = Counter(
+    "shoal_http_requests",
+    "HTTP requests by route and status; 499: the client left",
+    ["route", "status"],
+)
+OPEN_REQUESTS = Gauge("shoal_open_requests", "Generation requests that have not ended")
+STREAM_ERRORS = Counter("shoal_stream_errors", "Streams that ended with an error after status 200")
+
+_MODEL = ["model_name"]
+PROMPT_TOKENS = Counter("vllm:prompt_tokens", "Prompt tokens of finished requests", _MODEL)
+GENERATION_TOKENS = Counter("vllm:generation_tokens", "Tokens that clients were sent", _MODEL)
+FINISHED_REQUESTS = Counter(
+    "vllm:request_success", "Finished requests", [*_MODEL, "finished_reason"]
+)
+# fmt: off
+TIME_TO_FIRST_TOKEN = Histogram(
+    "vllm:time_to_first_token_seconds", "From the request to its first token", _MODEL,
+    buckets=(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10,
+             20, 40, 80, 160, 640, 2560),
+)
+REQUEST_LATENCY = Histogram(
+    "vllm:e2e_request_latency_seconds", "From the request to its last token", _MODEL,
+    buckets=(0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960,
+             1920, 7680),
+)
+# fmt: on
+
+
+class RequestMeter:
+    """Measures one request of ``model`` by the progress it makes; times are monotonic."""
+
+    def __init__(self, model: str, started_s: float) -> None:
+        self._model = model
+        self._started_s = started_s
+        self._has_tokens = False
+
+    def observe(self, progress: Progress) -> None:
+        if progress.num_tokens and not self._has_tokens:
+            self._has_tokens = True
+            TIME_TO_FIRST_TOKEN.labels(self._model).observe(time.monotonic() - self._started_s)
+        GENERATION_TOKENS.labels(self._model).inc(progress.num_tokens)
+        if progress.finished:
+            REQUEST_LATENCY.labels(self._model).observe(time.monotonic() - self._started_s)
+            PROMPT_TOKENS.labels(self._model).inc(progress.finished.num_prompt_tokens)
+            FINISHED_REQUESTS.labels(self._model, progress.finished.reason).inc()

@@ -1,0 +1,96 @@
+"""The gateway as a service: HTTP above, tokenizers below."""
+
+import asyncio
+import logging
+
+from aiohttp import web
+
+from services.gateway.admission import Admission
+from services.gateway.app import make_app
+from services.gateway.http_server import HttpRunner
+from services.gateway.mesh import Mesh
+from shared.codec import Array
+from shared.config import GatewayConfig
+from shared.errors import ConfigError
+from shared.link import Link
+from shared.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, Heartbeat, Hello, Message, State
+from shared.peer import Peer
+
+log = logging.getLogger(__name__)
+
+LAME_DUCK_S = 2.0
+"""How long a draining gateway still accepts, so that who sends here learns of it first."""
+
+
+class GatewayService:
+    """Serves OpenAI's API on ``config.host`` and ``config.port`` through any number of
+    tokenizers."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self._config = config
+        self._is_draining = False
+        self._mesh = Mesh()
+        self._admission = Admission(config.max_open_requests)
+        self._runner = HttpRunner(make_app(config, self._mesh, self._admission, self.status))
+        hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "gateway", config.instance)
+        self.link = Link(hello, self)
+        self.link.dial("tokenizer", config.mesh_dir)
+
+    @property
+    def port(self) -> int:
+        """The port we listen on, which the kernel chose where the setting is 0; 0: none."""
+        addresses = self._runner.addresses
+        return int(addresses[0][1]) if addresses else 0
+
+    async def run(self) -> None:
+        """Serves until cancelled. Raises ConfigError where we cannot listen."""
+        await self._runner.setup()
+        try:
+            await self._listen()
+            await self.link.run()
+        finally:
+            await self._runner.cleanup()
+            await self.link.close("the gateway ends")
+
+    async def drain(self) -> None:
+        self._is_draining = True
+        self.link.tell_status()
+        await asyncio.sleep(LAME_DUCK_S)
+        await self._stop_listening()
+        await self._admission.idle()
+
+    def status(self) -> Heartbeat:
+        obstacle = self._mesh.obstacle
+        if self._is_draining:
+            state, reason = State.DRAINING, "draining"
+        elif obstacle:
+            state, reason = State.NOT_READY, obstacle
+        else:
+            state, reason = State.READY, ""
+        return Heartbeat(state, reason, self._admission.num_open, num_steps=0)
+
+    def refusal(self, hello: Hello) -> str | None:
+        return self._mesh.refusal(hello)
+
+    def on_up(self, peer: Peer) -> None:
+        self._mesh.on_up(peer)
+
+    def on_message(self, peer: Peer, message: Message, arrays: list[Array]) -> None:
+        self._mesh.on_message(peer, message)
+
+    def on_down(self, peer: Peer, reason: str) -> None:
+        self._mesh.on_down(peer, reason)
+
+    async def _listen(self) -> None:
+        host, port = self._config.host, self._config.port
+        try:
+            await web.TCPSite(self._runner, host, port).start()
+        except OSError as error:
+            raise ConfigError(f"host, port: cannot listen on {host}:{port}: {error}") from None
+        log.info("listening on http://%s:%d", host, self.port)
+
+    async def _stop_listening(self) -> None:
+        for site in self._runner.sites:
+            await site.stop()
+        if self._runner.server is not None:
+            self._runner.server.pre_shutdown()

@@ -1,0 +1,137 @@
+"""A request through all four services over real sockets; the engine alone is fake."""
+
+import asyncio
+from pathlib import Path
+
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from shared.messages import Capacity
+from tests.mesh.mesh import TEXT, running_mesh
+
+MESSAGES = [{"role": "user", "content": "Who leads the shoal?"}]
+
+
+def client_of(mesh) -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0, timeout=30)
+
+
+async def complete(client: AsyncOpenAI, num: int, **kwargs):
+    return await client.completions.create(
+        model="shoal-tiny", prompt="Once", max_tokens=num, **kwargs
+    )
+
+
+async def test_chat_and_completions_bring_what_the_worker_wrote(tmp_path: Path):
+    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
+        done = await complete(client, 40)
+        assert done.choices[0].text == (TEXT * 3)[: len(done.choices[0].text)]
+        assert done.choices[0].finish_reason == "length"
+        assert done.usage.completion_tokens == 40
+        chat = await client.chat.completions.create(
+            model="shoal-tiny", messages=MESSAGES, max_tokens=5
+        )
+        assert TEXT.startswith(chat.choices[0].message.content)
+        assert chat.usage.total_tokens == chat.usage.prompt_tokens + 5
+        await mesh.until_idle()
+
+
+async def test_a_stream_joined_is_the_whole_text(tmp_path: Path):
+    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
+        whole = (await complete(client, 60)).choices[0].text
+        stream = await complete(client, 60, stream=True)
+        assert "".join([chunk.choices[0].text async for chunk in stream]) == whole
+
+
+async def test_sixty_four_streams_at_once_each_end_once_and_leave_nothing(tmp_path: Path):
+    capacity = Capacity(40, 16, 6, 32, 256)
+    async with running_mesh(tmp_path, capacity, step_s=0) as mesh, client_of(mesh) as client:
+        mesh.services["scheduler"]._core.max_waiting = 64
+        texts = await asyncio.gather(*(complete(client, 20 + i) for i in range(64)))
+        assert [done.usage.completion_tokens for done in texts] == [20 + i for i in range(64)]
+        await mesh.until_idle()
+
+
+async def test_a_stop_string_ends_the_text_before_it_and_frees_the_blocks(tmp_path: Path):
+    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
+        done = await complete(client, 1000, stop=["no fish", "zzz"])
+        assert done.choices[0].text == "The shoal turns as one, and "
+        assert done.choices[0].finish_reason == "stop"
+        assert done.usage.completion_tokens < 40
+        await mesh.until_idle()
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_a_client_that_leaves_frees_its_blocks(tmp_path: Path, is_stream: bool):
+    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
+        request = asyncio.create_task(complete(client, 2000, stream=is_stream))
+        while not mesh.core.sequences:
+            await asyncio.sleep(0.01)
+        if is_stream:
+            await (await request).close()
+        else:
+            request.cancel()
+        await mesh.until_idle()
+
+
+async def test_a_prompt_too_long_is_refused_with_both_numbers(tmp_path: Path):
+    capacity = Capacity(64, 16, 4, 64, 128)
+    async with running_mesh(tmp_path, capacity) as mesh, client_of(mesh) as client:
+        with pytest.raises(openai.BadRequestError, match=r"(?s)128.*prompt has 200"):
+            await client.completions.create(model="shoal-tiny", prompt=[5] * 200)
+        with pytest.raises(openai.BadRequestError, match="max_tokens is 125"):
+            await client.completions.create(model="shoal-tiny", prompt=[5] * 5, max_tokens=125)
+
+
+async def test_a_full_line_is_a_429_with_retry_after_and_hurts_nobody(tmp_path: Path):
+    capacity = Capacity(64, 16, 1, 64, 256)
+    async with running_mesh(tmp_path, capacity, 0.005) as mesh, client_of(mesh) as client:
+        mesh.core.max_waiting = 2
+        tasks = [asyncio.create_task(complete(client, 30)) for _ in range(6)]
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        refused = [each for each in results if isinstance(each, openai.RateLimitError)]
+        assert refused
+        assert all(int(each.response.headers["retry-after"]) >= 1 for each in refused)
+        good = [each for each in results if not isinstance(each, Exception)]
+        assert len(good) + len(refused) == 6
+        assert all(each.usage.completion_tokens == 30 for each in good)
+
+
+@pytest.mark.parametrize("lost", ["tokenizer", "scheduler"])
+async def test_a_service_lost_mid_stream_ends_the_stream_with_an_error(tmp_path: Path, lost: str):
+    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
+        stream = await complete(client, 2000, stream=True)
+        await anext(stream)
+        await mesh.lose(lost)
+        with pytest.raises(openai.APIError):
+            async for _ in stream:
+                pass
+
+
+async def test_a_mesh_without_worker_is_not_ready_and_answers_503(tmp_path: Path):
+    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
+        await mesh.lose("worker")
+        with pytest.raises(openai.InternalServerError, match="no worker") as caught:
+            await complete(client, 5)
+        assert caught.value.status_code == 503
+
+
+async def test_a_lost_worker_is_replaced_and_its_sequences_go_on(tmp_path: Path):
+    from services.worker.service import WorkerService
+    from shared.config import WorkerConfig
+
+    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
+        stream = await complete(client, 300, stream=True)
+        text = (await anext(stream)).choices[0].text
+        await mesh.lose("worker")
+        mesh.engine.reset()
+        again = WorkerService(
+            WorkerConfig(mesh_dir=tmp_path, instance="1"), lambda config, progress: mesh.engine
+        )
+        mesh.services["worker"] = again
+        mesh.tasks["again"] = asyncio.create_task(again.run())
+        text += "".join([chunk.choices[0].text async for chunk in stream])
+        assert text == (TEXT * 40)[: len(text)]
+        assert len(text) > 500
+        await mesh.until_idle()

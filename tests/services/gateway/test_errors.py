@@ -1,0 +1,275 @@
+"""Every way to be refused has its status, and the same body."""
+
+import asyncio
+import gzip
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from services.gateway import body
+from services.gateway.completions import Completions
+from services.gateway.service import GatewayService
+from shared.messages import ModelInfo, State
+from tests.services.gateway.fakes import FakeTokenizer, fake_tokenizer, running_gateway, until
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+MESSAGES: Any = [{"role": "user", "content": "Hi"}]
+
+
+async def error_of(response: aiohttp.ClientResponse) -> dict[str, Any]:
+    """The error object, after a look at its shape."""
+    body = await response.json()
+    assert body.keys() == {"error"}
+    error: dict[str, Any] = body["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert isinstance(error["type"], str)
+    assert isinstance(error["code"], str)
+    assert len(response.headers["X-Request-Id"]) == 32
+    return error
+
+
+async def test_a_body_that_is_not_json_is_400(http: aiohttp.ClientSession) -> None:
+    async with http.post(CHAT, data=b"{") as response:
+        assert response.status == 400
+        assert (await error_of(response))["code"] == "invalid_json"
+
+
+async def test_a_wrong_value_is_400_and_named(http: aiohttp.ClientSession) -> None:
+    async with http.post(CHAT, json={"messages": MESSAGES, "temperature": 3}) as response:
+        assert response.status == 400
+        assert await error_of(response) == {
+            "message": "temperature is 3; expected float <= 2.0",
+            "type": "invalid_request_error",
+            "param": "temperature",
+            "code": "invalid_value",
+        }
+
+
+async def test_a_parameter_that_is_not_built_is_400_and_named(
+    http: aiohttp.ClientSession,
+) -> None:
+    async with http.post(CHAT, json={"messages": MESSAGES, "n": 2}) as response:
+        assert response.status == 400
+        assert await error_of(response) == {
+            "message": "n is 2, which is not supported; allowed: null or 1",
+            "type": "invalid_request_error",
+            "param": "n",
+            "code": "unsupported_parameter",
+        }
+
+
+async def test_an_unknown_model_is_404_and_names_the_served_ones(
+    http: aiohttp.ClientSession,
+) -> None:
+    async with http.post(CHAT, json={"model": "cat", "messages": MESSAGES}) as response:
+        assert response.status == 404
+        error = await error_of(response)
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+    assert all(name in error["message"] for name in ("cat", "fish", "org/fish"))
+
+
+async def test_an_unknown_route_is_404(http: aiohttp.ClientSession) -> None:
+    async with http.get("/v2/nothing") as response:
+        assert response.status == 404
+        assert "/v2/nothing" in (await error_of(response))["message"]
+
+
+async def test_a_wrong_method_is_405_and_says_which_are_allowed(
+    http: aiohttp.ClientSession,
+) -> None:
+    async with http.get(CHAT) as response:
+        assert response.status == 405
+        assert response.headers["Allow"] == "POST"
+        assert (await error_of(response))["code"] == "method_not_allowed"
+
+
+async def test_what_is_not_http_is_400_in_the_same_shape(gateway: GatewayService) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nA: " + b"x" * 20_000 + b"\r\n\r\n")
+    answer = await reader.read()
+    writer.close()
+    assert answer.startswith(b"HTTP/1.0 400")
+    assert b'{"error":{"message":' in answer
+
+
+async def test_a_refusal_from_below_keeps_its_status_and_fields(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+) -> None:
+    posting = asyncio.create_task(
+        http.post(CHAT, json={"messages": MESSAGES, "stream": True}).__aenter__()
+    )
+    request = await tokenizer.submitted.get()
+    request.fail(429, "full", "no slot is free", param="messages", retry_after_s=2.5)
+    response = await posting
+    assert response.status == 429
+    assert response.headers["Retry-After"] == "3"
+    assert await error_of(response) == {
+        "message": "no slot is free",
+        "type": "some_error",
+        "param": "messages",
+        "code": "full",
+    }
+
+
+async def test_an_unexpected_exception_is_500_and_logged_with_the_request_id(
+    http: aiohttp.ClientSession,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def explode(*_: object) -> None:
+        raise ZeroDivisionError("secret")
+
+    monkeypatch.setattr(Completions, "_serve", explode)
+    async with http.post(CHAT, json={"messages": MESSAGES}) as response:
+        assert response.status == 500
+        error = await error_of(response)
+    assert "secret" not in error["message"]
+    assert response.headers["X-Request-Id"] in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_a_body_that_never_comes_is_408(
+    http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = asyncio.Event()
+
+    async def nothing() -> Any:
+        await never.wait()
+        yield b""
+
+    monkeypatch.setattr(body, "READ_TIMEOUT_S", 0.01)
+    async with http.post(TEXT, data=nothing()) as response:
+        assert response.status == 408
+        assert (await error_of(response))["code"] == "request_timeout"
+    never.set()
+
+
+class TestBodyLimit:
+    LIMIT = 1000
+
+    @pytest.fixture
+    async def gateway(self, tmp_path: Path) -> Any:
+        async with running_gateway(tmp_path, max_body_bytes=self.LIMIT) as gateway:
+            yield gateway
+
+    async def test_too_long_by_its_header_is_413_before_the_body_comes(
+        self, gateway: GatewayService
+    ) -> None:
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000000000\r\n"
+        for more in (b"\r\n", b"Expect: 100-continue\r\n\r\n"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            writer.write(head + more)
+            answer = await reader.readuntil(b"}}")
+            writer.close()
+            assert answer.startswith(b"HTTP/1.1 413")
+            assert b"1000000000000 bytes; the limit is 1000" in answer
+
+    async def test_too_long_without_a_length_is_413(self, http: aiohttp.ClientSession) -> None:
+        async def chunks() -> Any:
+            for _ in range(3):
+                yield b"x" * 500
+
+        async with http.post(TEXT, data=chunks()) as response:
+            assert response.status == 413
+            assert (await error_of(response))["code"] == "body_too_large"
+
+    async def test_too_long_when_unpacked_is_413(self, http: aiohttp.ClientSession) -> None:
+        packed = gzip.compress(b"x" * 100_000)
+        async with http.post(TEXT, data=packed, headers={"Content-Encoding": "gzip"}) as response:
+            assert response.status == 413
+
+    async def test_badly_packed_is_400(self, http: aiohttp.ClientSession) -> None:
+        async with http.post(TEXT, data=b"abc", headers={"Content-Encoding": "gzip"}) as response:
+            assert response.status == 400
+            await error_of(response)
+
+    async def test_a_client_that_asks_first_is_told_to_continue(
+        self, gateway: GatewayService
+    ) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n"
+            b"Expect: 100-continue\r\n\r\n"
+        )
+        assert await reader.readline() == b"HTTP/1.1 100 Continue\r\n"
+        writer.close()
+
+
+async def test_more_than_the_limit_of_open_requests_is_429(
+    tmp_path: Path, tokenizer: FakeTokenizer
+) -> None:
+    async with running_gateway(tmp_path, max_open_requests=1) as gateway:
+        await until(lambda: gateway.status().state == State.READY)
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http:
+            first = asyncio.create_task(http.post(TEXT, json={"prompt": "a"}).__aenter__())
+            request = await tokenizer.submitted.get()
+            async with http.post(TEXT, json={"prompt": "a"}) as response:
+                assert response.status == 429
+                assert int(response.headers["Retry-After"]) >= 1
+                assert "limit is 1" in (await error_of(response))["message"]
+            request.accept()
+            request.finish()
+            assert (await first).status == 200
+
+
+async def test_a_request_that_nobody_accepts_is_503_and_cancelled(
+    tmp_path: Path, tokenizer: FakeTokenizer
+) -> None:
+    async with running_gateway(tmp_path, accept_timeout_s=0.05) as gateway:
+        await until(lambda: gateway.status().state == State.READY)
+        async with (
+            aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http,
+            http.post(TEXT, json={"prompt": "a"}) as response,
+        ):
+            assert response.status == 503
+            assert "0.05 s" in (await error_of(response))["message"]
+            assert int(response.headers["Retry-After"]) >= 1
+        request = await tokenizer.submitted.get()
+        assert (await tokenizer.cancelled.get()).keys[0].request == request.submit.request
+
+
+async def test_without_a_tokenizer_everything_that_needs_one_is_503(tmp_path: Path) -> None:
+    async with (
+        running_gateway(tmp_path) as gateway,
+        aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http,
+    ):
+        for method, path in [("POST", CHAT), ("POST", TEXT), ("GET", "/v1/models")]:
+            async with http.request(method, path, json={}) as response:
+                assert response.status == 503
+                assert (await error_of(response))["message"] == "no tokenizer is connected"
+                assert int(response.headers["Retry-After"]) >= 1
+
+
+async def test_with_a_tokenizer_that_is_not_ready_requests_are_503_with_its_reason(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, gateway: GatewayService
+) -> None:
+    tokenizer.state = State.NOT_READY
+    tokenizer.link.tell_status()
+    await until(lambda: gateway.status().state == State.NOT_READY)
+    async with http.post(TEXT, json={"prompt": "a"}) as response:
+        assert response.status == 503
+        assert "the water is cold" in (await error_of(response))["message"]
+
+
+async def test_losing_the_tokenizer_before_the_answer_is_503(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+) -> None:
+    posting = asyncio.create_task(http.post(TEXT, json={"prompt": "a"}).__aenter__())
+    (await tokenizer.submitted.get()).accept()
+    await tokenizer.link.close("it swims away")
+    response = await posting
+    assert response.status == 503
+    assert "it swims away" in (await error_of(response))["message"]
+
+
+async def test_a_tokenizer_with_another_model_is_refused(
+    tmp_path: Path, gateway: GatewayService
+) -> None:
+    other = ModelInfo(["cat"], "f2", vocab_size=9, max_model_len=8, created=1)
+    async with fake_tokenizer(tmp_path, "t2", other) as stranger:
+        await until(lambda: not stranger.link.peers)
+        assert len(gateway.link.peers) == 1

@@ -1,0 +1,141 @@
+"""Models, health, readiness, version and metrics."""
+
+import asyncio
+from pathlib import Path
+
+import aiohttp
+import pytest
+from openai import AsyncOpenAI, NotFoundError
+
+from services.gateway import service
+from services.gateway.service import GatewayService
+from shared.errors import ConfigError
+from shared.messages import State
+from tests.services.gateway.fakes import MODEL, FakeTokenizer, running_gateway, until
+
+
+async def test_models_are_listed_with_all_their_names(openai: AsyncOpenAI) -> None:
+    models = [model async for model in openai.models.list()]
+    assert [model.id for model in models] == MODEL.names
+    assert {model.created for model in models} == {MODEL.created}
+
+
+async def test_a_model_is_found_by_a_name_with_a_slash(
+    openai: AsyncOpenAI, http: aiohttp.ClientSession
+) -> None:
+    assert (await openai.models.retrieve("org/fish")).id == "org/fish"
+    async with http.get("/v1/models/org/fish") as response:
+        model = await response.json()
+    assert (model["object"], model["max_model_len"]) == ("model", MODEL.max_model_len)
+
+
+async def test_an_unknown_model_is_404(openai: AsyncOpenAI) -> None:
+    with pytest.raises(NotFoundError, match="org/fish"):
+        await openai.models.retrieve("org/cat")
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/ping", "/version"])
+async def test_a_ready_gateway_says_so(http: aiohttp.ClientSession, path: str) -> None:
+    async with http.get(path) as response:
+        assert response.status == 200
+        assert await response.json()
+
+
+async def test_without_a_tokenizer_health_is_503_with_the_reason_and_ping_is_200(
+    tmp_path: Path,
+) -> None:
+    async with (
+        running_gateway(tmp_path) as gateway,
+        aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http,
+    ):
+        for path in ("/health", "/ready"):
+            async with http.get(path) as response:
+                assert response.status == 503
+                assert (await response.json())["reason"] == "no tokenizer is connected"
+        async with http.get("/ping") as response:
+            assert response.status == 200
+
+
+async def test_a_gateway_is_ready_when_its_tokenizer_is(
+    gateway: GatewayService, tokenizer: FakeTokenizer
+) -> None:
+    tokenizer.state = State.NOT_READY
+    tokenizer.link.tell_status()
+    await until(lambda: gateway.status().state == State.NOT_READY)
+    assert "the water is cold" in gateway.status().reason
+    tokenizer.state = State.READY
+    tokenizer.link.tell_status()
+    await until(lambda: gateway.status().state == State.READY)
+
+
+async def test_a_draining_gateway_says_so_and_still_accepts_for_a_while(
+    gateway: GatewayService,
+    tokenizer: FakeTokenizer,
+    http: aiohttp.ClientSession,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service, "LAME_DUCK_S", 3600)
+    draining = asyncio.create_task(gateway.drain())
+    await until(lambda: gateway.status().state == State.DRAINING)
+    async with http.get("/ready") as ready, http.get("/health") as health:
+        assert (ready.status, health.status) == (503, 200)
+    response, _ = await asyncio.gather(
+        http.post("/v1/completions", json={"prompt": "a"}), tokenizer.answer("x")
+    )
+    assert response.status == 200
+    draining.cancel()
+
+
+async def test_a_drained_gateway_has_closed_its_port_and_ended_its_requests(
+    gateway: GatewayService,
+    tokenizer: FakeTokenizer,
+    http: aiohttp.ClientSession,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service, "LAME_DUCK_S", 0)
+    port = gateway.port
+    posting = asyncio.create_task(http.post("/v1/completions", json={"prompt": "a"}).__aenter__())
+    request = await tokenizer.submitted.get()
+    draining = asyncio.create_task(gateway.drain())
+    await until(lambda: not gateway.port)
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)
+    assert not draining.done()
+    request.accept()
+    request.finish()
+    assert (await posting).status == 200
+    await draining
+
+
+async def test_a_port_in_use_is_a_setting_that_is_wrong(
+    tmp_path: Path, gateway: GatewayService
+) -> None:
+    with pytest.raises(ConfigError, match=str(gateway.port)):
+        async with running_gateway(tmp_path, port=gateway.port):
+            pass
+
+
+async def test_metrics_count_requests_tokens_and_times(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+) -> None:
+    async def values() -> dict[str, float]:
+        async with http.get("/metrics") as response:
+            lines = (await response.text()).splitlines()
+        pairs = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
+        return {name: float(value) for name, value in pairs}
+
+    before = await values()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(tokenizer.answer("a", "b"))
+        tasks.create_task(http.post("/v1/completions", json={"prompt": "a"}).__aenter__())
+    after = await values()
+    for name, change in {
+        'shoal_http_requests_total{route="/v1/completions",status="200"}': 1,
+        'vllm:prompt_tokens_total{model_name="fish"}': 5,
+        'vllm:generation_tokens_total{model_name="fish"}': 2,
+        'vllm:request_success_total{finished_reason="stop",model_name="fish"}': 1,
+        'vllm:time_to_first_token_seconds_count{model_name="fish"}': 1,
+        'vllm:e2e_request_latency_seconds_count{model_name="fish"}': 1,
+    }.items():
+        assert after[name] - before.get(name, 0) == change, name
+    assert after["shoal_open_requests"] == 0

@@ -1,0 +1,98 @@
+"""Whatever bytes come, the parser gives a Job that the mesh can send or an InvalidRequest."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.gateway import unsupported
+from services.gateway.parse import parse_chat, parse_completion
+from services.gateway.schema import ChatRequest, CompletionRequest
+from shared.codec import decode, encode
+from shared.errors import InvalidRequest, NotFound
+from shared.messages import Submit
+from tests.services.gateway.fakes import MODEL
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-3, 120)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text()
+    | st.sampled_from(["text", "user", "fish", "auto"])
+)
+NAMES = st.sampled_from(
+    sorted({*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__})
+) | st.sampled_from(sorted(unsupported.CHAT | unsupported.COMPLETION))
+KEYS = st.text(max_size=3) | st.sampled_from(["role", "content", "type", "text", "include_usage"])
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=8,
+)
+BODIES = st.dictionaries(NAMES | st.text(max_size=3), VALUES, max_size=4)
+PARTS = st.fixed_dictionaries({"type": st.just("text"), "text": st.text(max_size=3)})
+CONTENTS = st.none() | st.text(max_size=5) | st.lists(PARTS, max_size=2)
+MESSAGES = st.fixed_dictionaries({"role": st.text(), "content": CONTENTS, "name": VALUES})
+PROMPTS = st.text(min_size=1) | st.lists(st.integers(0, MODEL.vocab_size - 1), min_size=1)
+
+
+def check(parse: Any, body: bytes) -> None:
+    try:
+        job = parse(body, MODEL)
+    except (InvalidRequest, NotFound):
+        return
+    submit = Submit("a/0", 1, job.kind, job.params, job.stop)
+    message, (prompt,) = decode([bytes(frame) for frame in encode(submit, [job.prompt])])
+    assert message == submit
+    assert prompt.tobytes() == job.prompt.tobytes()
+
+
+@pytest.mark.parametrize("parse", [parse_chat, parse_completion])
+@given(body=st.binary())
+def test_any_bytes(parse: Any, body: bytes) -> None:
+    check(parse, body)
+
+
+@pytest.mark.parametrize("parse", [parse_chat, parse_completion])
+@given(body=BODIES)
+def test_any_json(parse: Any, body: dict[str, Any]) -> None:
+    check(parse, json.dumps(body).encode())
+
+
+@given(body=BODIES, messages=st.lists(MESSAGES, min_size=1, max_size=2))
+def test_any_json_beside_good_messages(body: dict[str, Any], messages: Any) -> None:
+    check(parse_chat, json.dumps(body | {"messages": messages}).encode())
+
+
+@given(body=BODIES, prompt=PROMPTS)
+def test_any_json_beside_a_good_prompt(body: dict[str, Any], prompt: Any) -> None:
+    check(parse_completion, json.dumps(body | {"prompt": prompt}).encode())
+
+
+@given(prompt=PROMPTS)
+def test_a_good_prompt_arrives_unchanged(prompt: str | list[int]) -> None:
+    job = parse_completion(json.dumps({"prompt": prompt}).encode(), MODEL)
+    if isinstance(prompt, str):
+        assert job.prompt.tobytes().decode() == prompt
+    else:
+        assert job.prompt.tolist() == prompt
+
+
+@pytest.mark.parametrize("depth", [10, 400, 900, 990, 2000])
+def test_deep_nesting_never_breaks_the_parser(depth: int) -> None:
+    nested = "[" * depth + "]" * depth
+    check(parse_chat, b'{"messages":[{"role":"user","x":%b}]}' % nested.encode())
+
+
+def test_a_number_too_large_for_a_float_is_refused() -> None:
+    with pytest.raises(InvalidRequest):
+        parse_completion(b'{"prompt":"a","temperature":1e999}', MODEL)
+
+
+def test_half_a_surrogate_pair_is_refused() -> None:
+    with pytest.raises(InvalidRequest):
+        parse_completion(rb'{"prompt":"\ud800 a"}', MODEL)

@@ -1,0 +1,152 @@
+"""Streams as bytes on the wire, and how they end when something breaks."""
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+from openai import APIError, AsyncOpenAI
+
+from services.gateway.service import GatewayService
+from shared.messages import Deltas, Finished, RequestKey
+from tests.services.gateway.fakes import FakeTokenizer, Submitted, until
+
+STREAM: Any = {"prompt": "a", "stream": True}
+
+
+async def begin_stream(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+) -> tuple[aiohttp.ClientResponse, Submitted]:
+    """A stream whose first text is under way."""
+    posting = asyncio.create_task(http.post("/v1/completions", json=STREAM).__aenter__())
+    request = await tokenizer.submitted.get()
+    request.accept()
+    request.text("x")
+    return await posting, request
+
+
+async def test_events_end_with_done_and_carry_the_headers_of_a_stream(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+) -> None:
+    response, request = await begin_stream(http, tokenizer)
+    request.finish()
+    body = await response.text()
+    assert response.headers["Content-Type"].startswith("text/event-stream")
+    assert response.headers["Cache-Control"] == "no-cache"
+    assert response.headers["X-Request-Id"] in request.submit.request
+    *events, last, empty = body.split("\n\n")
+    assert (last, empty) == ("data: [DONE]", "")
+    assert all(json.loads(event.removeprefix("data: "))["choices"] for event in events)
+
+
+async def test_text_that_waits_for_a_slow_reader_becomes_one_chunk(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+) -> None:
+    posting = asyncio.create_task(http.post("/v1/completions", json=STREAM).__aenter__())
+    request = await tokenizer.submitted.get()
+    request.accept()
+    request.text(*"abcdefgh")
+    request.finish()
+    body = await (await posting).text()
+    chunks = [json.loads(event[6:]) for event in body.split("\n\n")[:-2]]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "abcdefgh"
+    assert len(chunks) <= 2
+
+
+async def test_a_client_that_leaves_a_stream_cancels_its_request(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, gateway: GatewayService
+) -> None:
+    response, request = await begin_stream(http, tokenizer)
+    response.close()
+    cancel = await tokenizer.cancelled.get()
+    assert cancel.keys == [RequestKey(*request.key)]
+    await until(lambda: gateway.status().load == 0)
+
+
+async def test_a_client_that_leaves_before_its_answer_cancels_its_request(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, gateway: GatewayService
+) -> None:
+    posting = asyncio.create_task(http.post("/v1/completions", json={"prompt": "a"}).__aenter__())
+    request = await tokenizer.submitted.get()
+    request.accept()
+    posting.cancel()
+    cancel = await tokenizer.cancelled.get()
+    assert cancel.keys == [RequestKey(*request.key)]
+    await until(lambda: gateway.status().load == 0)
+
+
+async def test_a_request_that_has_ended_is_not_cancelled(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+) -> None:
+    response, request = await begin_stream(http, tokenizer)
+    request.finish()
+    await response.text()
+    second, _ = await begin_stream(http, tokenizer)
+    second.close()
+    assert (await tokenizer.cancelled.get()).keys[0].request != request.submit.request
+
+
+async def test_a_failure_inside_a_stream_is_its_last_event(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+) -> None:
+    response, request = await begin_stream(http, tokenizer)
+    request.fail(500, "poisoned", "twice died a worker")
+    *_, error, done, _ = (await response.text()).split("\n\n")
+    assert json.loads(error.removeprefix("data: "))["error"] == {
+        "message": "twice died a worker",
+        "type": "some_error",
+        "param": None,
+        "code": "poisoned",
+    }
+    assert done == "data: [DONE]"
+
+
+async def test_openais_client_raises_what_breaks_a_stream(
+    openai: AsyncOpenAI, tokenizer: FakeTokenizer
+) -> None:
+    stream, request = await asyncio.gather(
+        openai.completions.create(model="fish", prompt="a", stream=True),
+        accepted(tokenizer),
+    )
+    request.fail(500, "poisoned", "twice died a worker")
+    with pytest.raises(APIError, match="twice died a worker"):
+        async for _ in stream:
+            pass
+
+
+async def accepted(tokenizer: FakeTokenizer) -> Submitted:
+    request = await tokenizer.submitted.get()
+    request.accept()
+    return request
+
+
+async def test_losing_the_tokenizer_ends_its_streams_with_unavailable(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+) -> None:
+    response, _ = await begin_stream(http, tokenizer)
+    await tokenizer.link.close("it swims away")
+    *_, error, done, _ = (await response.text()).split("\n\n")
+    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "unavailable"
+    assert "it swims away" in error
+    assert done == "data: [DONE]"
+
+
+async def test_what_belongs_to_no_open_request_is_ignored(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+) -> None:
+    response, request = await begin_stream(http, tokenizer)
+    name = request.submit.request
+    for stranger in (("unknown", 1), (name, 0), (name, 2)):
+        lost = Submitted(request.submit, request.prompt, request.peer)
+        lost.submit = type(request.submit)(*stranger, "text", request.submit.params, [])
+        lost.accept()
+        lost.text("wrong")
+        lost.fail(500, "wrong", "wrong")
+        request.peer.send(Deltas([], [Finished(*stranger, "stop", 1, 1)]))
+    request.finish()
+    request.fail(500, "late", "after the end")
+    body = await response.text()
+    assert "wrong" not in body
+    assert "late" not in body
+    assert body.count('"finish_reason":"stop"') == 1
