@@ -39,9 +39,8 @@ class Screen:
             self._live.update(self._table(children), refresh=True)
         else:
             self._print_changes(children)
-        if not self._has_announced and all(
-            child.status["state"] == "ready" for child in children.values()
-        ):
+        states = {child.status["state"] for child in children.values()}
+        if states == {"ready"} and not self._has_announced:
             self._has_announced = True
             self._announce(children)
 

@@ -69,7 +69,8 @@ class Link:
         for peer in self.peers:
             peer.send(Bye(reason))
             peer.is_up = False
-        await asyncio.sleep(BYE_S)
+        if self.peers:
+            await asyncio.sleep(BYE_S)
         for endpoint in self._endpoints():
             endpoint.close()
         self._context.close()
@@ -101,8 +102,10 @@ class Link:
         self.handler.on_message(peer, message, arrays)
 
     def down(self, peer: Peer, reason: str, is_lost: bool) -> None:
-        peer.is_up = False
         self.peers.discard(peer)
+        if not peer.is_up:  # we said Bye
+            return
+        peer.is_up = False
         PEERS.labels(peer.hello.service).dec()
         if is_lost:
             PEERS_LOST.labels(peer.hello.service).inc()

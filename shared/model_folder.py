@@ -1,63 +1,108 @@
-"""What a local Hugging Face folder says of its model, without loading it."""
+"""A local Hugging Face model folder, as far as one can know it without torch."""
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
 from shared.errors import ConfigError
 from shared.messages import ModelInfo
 
-IDENTIFYING_FILES = ("config.json", "tokenizer.json", "model.safetensors.index.json")
+CONFIG_FILE = "config.json"
+TOKENIZER_FILE = "tokenizer.json"
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
 FINGERPRINT_CHARS = 32
+MAX_WEIGHTS_HEADER_BYTES = 100_000_000  # the safetensors format's own limit
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """``config.json``. Raises ConfigError where the folder holds no model."""
-    path = folder / "config.json"
-    if not path.is_file():
-        raise ConfigError(f"model: {folder} is no model folder: it has no config.json")
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except msgspec.MsgspecError as error:
-        raise ConfigError(f"model: {path}: {error}") from None
+class _Config(msgspec.Struct):
+    vocab_size: int
+    max_position_embeddings: int
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
 
 
 def read_model_info(folder: Path, names: list[str], max_model_len: int | None) -> ModelInfo:
-    """The model as the mesh tells of it; ``max_model_len`` None takes what the model was made
-    for."""
-    config = read_config(folder)
+    """What the mesh tells about the model in ``folder``; its name is the folder's by default.
+
+    Raises ConfigError where a file is missing or does not parse, and where ``max_model_len`` is
+    more than the model's positions.
+    """
+    path = find_file(folder, CONFIG_FILE)
+    config = decode_json(path, _Config)
     return ModelInfo(
-        names or [folder.resolve().name],
-        _fingerprint(folder),
-        _integer(config, "vocab_size"),
-        _context_length(_integer(config, "max_position_embeddings"), max_model_len),
-        int((folder / "config.json").stat().st_mtime),
+        names=names or [folder.resolve().name],
+        fingerprint=_fingerprint(folder),
+        vocab_size=config.vocab_size,
+        max_model_len=_check_length(max_model_len, config.max_position_embeddings),
+        created=int(path.stat().st_mtime),
     )
 
 
-def _context_length(longest: int, wanted: int | None) -> int:
-    if wanted is not None and wanted > longest:
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files with the model's weights, sorted. Raises ConfigError."""
+    if not (folder / INDEX_FILE).is_file():
+        return [find_file(folder, SINGLE_FILE)]
+    index = decode_json(folder / INDEX_FILE, _Index)
+    return [find_file(folder, name) for name in sorted(set(index.weight_map.values()))]
+
+
+def find_file(folder: Path, name: str) -> Path:
+    """``folder/name``, or ConfigError if there is no such file."""
+    if not folder.is_dir():
+        raise ConfigError(f"model: no such folder: {folder}; a local Hugging Face folder belongs")
+    path = folder / name
+    if Path(name).name != name or not path.is_file():
+        raise ConfigError(f"model: {folder} has no file {name}")
+    return path
+
+
+def decode_json(path: Path, kind: type[T]) -> T:
+    """The file's content as ``kind``; further keys are ignored. Raises ConfigError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(f"model: {path}: {error}") from None
+
+
+def _check_length(wanted: int | None, limit: int) -> int:
+    if wanted is not None and wanted > limit:
         raise ConfigError(
-            f"max-model-len: {wanted} is more than the {longest} positions the model was made for"
+            f"max-model-len: {wanted} is more than the model's max_position_embeddings = {limit}"
         )
-    return wanted or longest
-
-
-def _integer(config: dict[str, Any], key: str) -> int:
-    value = config.get(key)
-    if not isinstance(value, int) or value <= 0:
-        raise ConfigError(f"model: {key} in config.json is {value!r}; a positive integer is needed")
-    return value
+    return wanted or limit
 
 
 def _fingerprint(folder: Path) -> str:
-    """Names model and vocabulary: the describing files, and name and size of each weight file."""
+    """Changes with the architecture, the vocabulary and the layout and size of the weights."""
     digest = hashlib.sha256()
-    for name in IDENTIFYING_FILES:
-        if (folder / name).is_file():
-            digest.update((folder / name).read_bytes())
-    for path in sorted(folder.glob("*.safetensors")):
-        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+    for part in _fingerprint_parts(folder):
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
     return digest.hexdigest()[:FINGERPRINT_CHARS]
+
+
+def _fingerprint_parts(folder: Path) -> Iterator[bytes]:
+    yield find_file(folder, CONFIG_FILE).read_bytes()
+    yield find_file(folder, TOKENIZER_FILE).read_bytes()
+    files = weight_files(folder)
+    index = folder / INDEX_FILE
+    yield index.read_bytes() if index.is_file() else _header(files[0])
+    for file in files:
+        yield f"{file.name} {file.stat().st_size}".encode()
+
+
+def _header(file: Path) -> bytes:
+    """The JSON at the start of a safetensors file: names, dtypes, shapes and offsets."""
+    with file.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        if size > MAX_WEIGHTS_HEADER_BYTES:
+            raise ConfigError(f"model: {file} is no safetensors file")
+        return stream.read(size)

@@ -66,8 +66,9 @@ class Completions:
     async def _serve(self, request: web.Request, endpoint: Endpoint) -> web.StreamResponse:
         started_s = time.monotonic()
         with self._admission.admit():
+            body = await self._bodies.read(request)
             model = self._mesh.model
-            job = endpoint.parse(await self._bodies.read(request), model)
+            job = endpoint.parse(body, model)
             name = endpoint.id_prefix + request_id(request)
             head = Head(name, int(time.time()), job.model, model.fingerprint)
             meter = RequestMeter(job.model, started_s)

@@ -57,7 +57,5 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
-    """``max_tokens`` is 16 when it is missing, as at OpenAI; null fills the context, as in vLLM."""
-
     prompt: Annotated[str, Meta(min_length=1)] | Annotated[list[TokenId], Meta(min_length=1)]
-    max_tokens: NumTokens | None = 16
+    max_tokens: NumTokens | None = None

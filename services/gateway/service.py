@@ -62,7 +62,7 @@ class GatewayService:
     def status(self) -> Heartbeat:
         obstacle = self._mesh.obstacle
         if self._is_draining:
-            state, reason = State.DRAINING, "draining"
+            state, reason = State.DRAINING, "finishing what is open"
         elif obstacle:
             state, reason = State.NOT_READY, obstacle
         else:

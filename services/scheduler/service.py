@@ -67,7 +67,7 @@ class SchedulerService:
 
     def _state(self) -> tuple[State, str]:
         if self._is_draining:
-            return State.DRAINING, "draining"
+            return State.DRAINING, "finishing what is open"
         if any(worker.is_ready for worker in self._workers.values()):
             return State.READY, ""
         reasons = [worker.status.reason for worker in self._workers.values()]

@@ -82,7 +82,7 @@ class TokenizerService:
 
     def _state(self) -> tuple[State, str]:
         if self._is_draining:
-            return State.DRAINING, "draining"
+            return State.DRAINING, "finishing what is open"
         if self._link is None:
             return State.NOT_READY, "loading the tokenizer"
         schedulers = list(self._schedulers())

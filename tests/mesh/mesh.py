@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import aiohttp
 from tokenizers import Tokenizer
 
 from services.gateway.service import GatewayService
@@ -19,7 +18,7 @@ from shared.config import (
     TokenizerConfig,
     WorkerConfig,
 )
-from shared.messages import Capacity
+from shared.messages import Capacity, State
 from shared.model_folder import read_model_info
 from shared.service import Service
 from tests.mesh.fake_engine import FakeEngine
@@ -46,11 +45,8 @@ class Mesh:
         return self.services["scheduler"]._core
 
     async def until_ready(self) -> None:
-        async with asyncio.timeout(READY_TIMEOUT_S), aiohttp.ClientSession() as session:
-            while True:
-                async with session.get(f"{self.url}/ready") as response:
-                    if response.status == 200:
-                        return
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            while self.services["gateway"].status().state != State.READY:
                 await asyncio.sleep(0.02)
 
     async def until_idle(self) -> None:
@@ -84,7 +80,6 @@ async def running_mesh(
     tasks = {name: asyncio.create_task(service.run()) for name, service in services.items()}
     mesh = Mesh(services, tasks, engine)
     try:
-        await asyncio.sleep(0.05)
         await mesh.until_ready()
         yield mesh
     finally:

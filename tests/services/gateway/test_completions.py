@@ -33,10 +33,10 @@ async def test_token_ids_travel_as_int32(openai: AsyncOpenAI, tokenizer: FakeTok
     assert request.prompt.tolist() == [0, 1, last_id]
 
 
-async def test_max_tokens_is_16_when_missing_and_null_fills_the_context(
+async def test_without_max_tokens_the_rest_of_the_context_is_asked_for(
     openai: AsyncOpenAI, tokenizer: FakeTokenizer
 ) -> None:
-    for extra, expected in [({}, 16), ({"max_tokens": None}, None)]:
+    for extra, expected in [({}, None), ({"max_tokens": None}, None), ({"max_tokens": 7}, 7)]:
         _, request = await asyncio.gather(
             openai.completions.create(model="fish", prompt="a", extra_body=extra),
             tokenizer.answer("x"),

@@ -137,12 +137,12 @@ async def test_a_body_that_never_comes_is_408(
 ) -> None:
     never = asyncio.Event()
 
-    async def nothing() -> Any:
+    async def beginning() -> Any:
+        yield b"{"
         await never.wait()
-        yield b""
 
     monkeypatch.setattr(body, "READ_TIMEOUT_S", 0.01)
-    async with http.post(TEXT, data=nothing()) as response:
+    async with http.post(TEXT, data=beginning()) as response:
         assert response.status == 408
         assert (await error_of(response))["code"] == "request_timeout"
     never.set()

@@ -1,0 +1,116 @@
+"""``shoal serve`` as a user starts it: a process of its own, with all its children."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+
+READY_TIMEOUT_S = 90
+
+
+@dataclass
+class Serving:
+    process: asyncio.subprocess.Process
+    port: int
+    directory: Path
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def children(self) -> dict[str, int]:
+        """Process ids by service, of those alive."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and (words := _command_line(int(entry.name))):
+                environment = _environment(int(entry.name))
+                ours = f"SHOAL_MESH_DIR={self.directory}/".encode() in environment
+                if ours and len(words) > 2 and words[2].startswith("services."):
+                    found[words[2].removeprefix("services.")] = int(entry.name)
+        return found
+
+    async def until_ready(self) -> None:
+        async with asyncio.timeout(READY_TIMEOUT_S), aiohttp.ClientSession() as session:
+            while True:
+                try:
+                    async with session.get(f"{self.url}/ready") as response:
+                        if response.status == 200:
+                            return
+                except aiohttp.ClientError:
+                    pass
+                assert self.process.returncode is None, "\n".join(self.lines)
+                await asyncio.sleep(0.1)
+
+    async def metrics(self, service: str) -> dict[str, float]:
+        """Values of the service's admin port by name (and labels as they are written)."""
+        (path,) = self.directory.glob(f"*/admin.{service}-*.sock")
+        connector = aiohttp.UnixConnector(str(path))
+        async with (
+            aiohttp.ClientSession(connector=connector) as session,
+            session.get("http://admin/metrics") as response,
+        ):
+            lines = (await response.text()).splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, value in pairs}
+
+    async def read_lines(self) -> None:
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            self.lines.append(line.decode().rstrip())
+
+
+@asynccontextmanager
+async def serving(directory: Path, *flags: str) -> AsyncIterator[Serving]:
+    port = _free_port()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", "from cli.main import main; main()", "serve"),
+        *("--port", str(port), "--mesh-dir", str(directory), *flags),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        cwd=Path(__file__).parent.parent.parent,
+    )
+    serving = Serving(process, port, directory)
+    reading = asyncio.create_task(serving.read_lines())
+    try:
+        yield serving
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGINT)
+        await asyncio.wait_for(process.wait(), 60)
+        await reading
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _command_line(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return []
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"

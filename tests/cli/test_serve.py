@@ -1,0 +1,134 @@
+"""The whole mesh as processes: started, used, killed, started again, drained."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from tests.cli.serving import Serving, is_alive, serving
+
+SERVICES = {"gateway", "tokenizer", "scheduler", "worker"}
+
+
+def client_of(serving: Serving) -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=f"{serving.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+
+async def stream_text(client: AsyncOpenAI, num: int, started: asyncio.Event | None = None) -> int:
+    """Runs one stream to its end; the number of finish reasons seen."""
+    num_ends = 0
+    stream = await client.completions.create(
+        model="shoal-tiny",
+        prompt="import os\n",
+        max_tokens=num,
+        temperature=0,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    async for chunk in stream:
+        if started is not None:
+            started.set()
+        num_ends += chunk.choices[0].finish_reason is not None
+    return num_ends
+
+
+async def test_it_serves_drains_and_leaves_nothing(tmp_path: Path):
+    async with serving(tmp_path) as shoal:
+        await shoal.until_ready()
+        async with client_of(shoal) as client:
+            assert await stream_text(client, 8) == 1
+            started = asyncio.Event()
+            open_stream = asyncio.create_task(stream_text(client, 200, started))
+            await started.wait()
+            pids = shoal.children()
+            assert set(pids) == SERVICES
+            shoal.process.send_signal(signal.SIGINT)
+            assert await open_stream == 1, "a drain ends what is open"
+        assert await shoal.process.wait() == 0
+        assert not any(is_alive(pid) for pid in pids.values())
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("service", ["worker", "tokenizer", "scheduler", "gateway"])
+async def test_after_a_kill_every_request_ends_once_and_the_mesh_serves_again(
+    tmp_path: Path, service: str
+):
+    async with serving(tmp_path) as shoal:
+        await shoal.until_ready()
+        async with client_of(shoal) as client:
+            started = asyncio.Event()
+            streams = [asyncio.create_task(stream_text(client, 600, started)) for _ in range(4)]
+            await started.wait()
+            before = shoal.children()
+            os.kill(before[service], signal.SIGKILL)
+            results = await asyncio.wait_for(asyncio.gather(*streams, return_exceptions=True), 90)
+            for result in results:
+                assert result == 1 or isinstance(result, openai.APIError | OSError | Exception)
+            assert any(isinstance(result, Exception) for result in results) == (service != "worker")
+            await asyncio.sleep(1)
+            await shoal.until_ready()
+            assert await stream_text(client, 8) == 1
+            after = shoal.children()
+            assert after[service] != before[service]
+            assert {k: v for k, v in after.items() if k != service} == {
+                k: v for k, v in before.items() if k != service
+            }
+
+
+async def test_after_a_kill_of_the_supervisor_nothing_lives_and_the_next_start_works(
+    tmp_path: Path,
+):
+    async with serving(tmp_path) as shoal:
+        await shoal.until_ready()
+        pids = shoal.children()
+        shoal.process.kill()
+        await shoal.process.wait()
+        async with asyncio.timeout(5):
+            while any(is_alive(pid) for pid in pids.values()):
+                await asyncio.sleep(0.05)
+        assert list(tmp_path.iterdir()), "the directory of the killed one is still there"
+    async with serving(tmp_path) as shoal:
+        await shoal.until_ready()
+        assert len(list(tmp_path.iterdir())) == 1, "and was swept by the next start"
+
+
+@pytest.mark.parametrize("phase", ["streaming", "waiting", "queued"])
+async def test_the_blocks_of_a_client_that_leaves_are_free_soon(tmp_path: Path, phase: str):
+    async with serving(tmp_path, "--max-num-seqs", "1") as shoal:
+        await shoal.until_ready()
+        async with client_of(shoal) as client:
+            started = asyncio.Event()
+            first = asyncio.create_task(stream_text(client, 2000, started))
+            await started.wait()
+            if phase == "queued":
+                other = asyncio.create_task(stream_text(client, 2000))
+                while (await shoal.metrics("scheduler"))["vllm:num_requests_waiting"] == 0:
+                    await asyncio.sleep(0.02)
+                other.cancel()
+            first.cancel()
+            async with asyncio.timeout(10):
+                while (await shoal.metrics("scheduler"))["shoal_sequences"] > 0:
+                    await asyncio.sleep(0.02)
+            assert (await shoal.metrics("scheduler"))['shoal_kv_blocks{state="used"}'] == 0
+
+
+async def test_a_service_that_cannot_start_ends_serve_with_its_error(tmp_path: Path):
+    async with serving(tmp_path, "--max-model-len", "999999") as shoal:
+        assert await asyncio.wait_for(shoal.process.wait(), 60) == 1
+        await asyncio.sleep(0.1)
+        assert any("999999" in line and "2048" in line for line in shoal.lines)
+        assert not shoal.children()
+
+
+async def test_a_port_in_use_is_said(tmp_path: Path):
+    async with serving(tmp_path / "a") as shoal:
+        await shoal.until_ready()
+        async with serving(tmp_path / "b", "--port", str(shoal.port)) as second:
+            assert await asyncio.wait_for(second.process.wait(), 60) == 1
+            await asyncio.sleep(0.1)
+            assert any(str(shoal.port) in line and "listen" in line for line in second.lines)
+        await shoal.until_ready()

@@ -1,0 +1,84 @@
+"""File below environment below flags; one clear line for each thing that is wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from cli.supervisor import child_environment
+from shared.config import GatewayConfig, ServeConfig, WorkerConfig
+from shared.errors import ConfigError
+
+VLLM_FILE = """\
+model: /models/qwen
+served-model-name: [one, two]
+max-model-len: 8192
+max_num_seqs: 64
+port: 7000
+tensor-parallel-size: 2
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "config.yaml"
+    path.write_text(VLLM_FILE)
+    return str(path)
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(file: str, monkeypatch):
+    monkeypatch.setenv("SHOAL_MAX_NUM_SEQS", "32")
+    monkeypatch.setenv("SHOAL_MAX_MODEL_LEN", "4096")
+    config = ServeConfig.load(["--config", file, "--max-model-len", "2048"], "shoal serve")
+    assert (config.max_model_len, config.max_num_seqs, config.port) == (2048, 32, 7000)
+    assert config.served_model_name == ["one", "two"]
+
+
+def test_the_file_can_be_named_in_the_environment(file: str, monkeypatch):
+    monkeypatch.setenv("SHOAL_CONFIG", file)
+    assert GatewayConfig.load([], "shoal gateway").port == 7000
+
+
+def test_a_key_nobody_reads_is_said_by_name(file: str, caplog):
+    ServeConfig.load(["--config", file], "shoal serve")
+    assert "tensor_parallel_size is not supported" in caplog.text
+    assert "max_model_len" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--port", "70000"], "port: '70000'.*65535"),
+        (["--max-num-seqs", "0"], "max-num-seqs: '0'.*greater than 0"),
+        (["--dtype", "int3"], "dtype: 'int3'.*bfloat16"),
+        (["--config", "/no/such/file"], "no such file: /no/such/file"),
+        (["--gpu-memory-utilization", "1.5"], "gpu-memory-utilization: '1.5'.*1"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_value_and_the_limit(flags: list[str], text: str):
+    with pytest.raises(ConfigError, match=text):
+        ServeConfig.load(flags, "shoal serve")
+
+
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path):
+    (tmp_path / "bad.yaml").write_text("- a\n- b\n")
+    with pytest.raises(ConfigError, match="mapping"):
+        ServeConfig.load(["--config", str(tmp_path / "bad.yaml")], "shoal serve")
+
+
+def test_a_flag_that_does_not_exist_ends_the_program(capsys):
+    with pytest.raises(SystemExit):
+        ServeConfig.load(["--max-modl-len", "5"], "shoal serve")
+    assert "--max-modl-len" in capsys.readouterr().err
+
+
+def test_what_serve_was_given_reaches_its_services_and_nothing_else(file: str, monkeypatch):
+    monkeypatch.setenv("SHOAL_CONFIG", file)
+    config = ServeConfig.load(["--dtype", "float32"], "shoal serve")
+    environment = child_environment(config)
+    for name in [name for name in environment if name.startswith("SHOAL_")]:
+        monkeypatch.setenv(name, environment[name])
+    monkeypatch.delenv("SHOAL_CONFIG")
+    worker = WorkerConfig.load([], "shoal worker")
+    assert (worker.dtype, worker.max_model_len, worker.max_num_seqs) == ("float32", 8192, 64)
+    assert worker.block_size == WorkerConfig().block_size
+    assert "SHOAL_BLOCK_SIZE" not in environment
