@@ -7,6 +7,7 @@ from pathlib import Path
 
 import openai
 import pytest
+from httpx import HTTPError
 from openai import AsyncOpenAI
 
 from tests.cli.serving import Serving, is_alive, serving
@@ -66,9 +67,11 @@ async def test_after_a_kill_every_request_ends_once_and_the_mesh_serves_again(
             before = shoal.children()
             os.kill(before[service], signal.SIGKILL)
             results = await asyncio.wait_for(asyncio.gather(*streams, return_exceptions=True), 90)
-            for result in results:
-                assert result == 1 or isinstance(result, openai.APIError | OSError | Exception)
-            assert any(isinstance(result, Exception) for result in results) == (service != "worker")
+            ends = [result for result in results if result == 1]
+            errors = [each for each in results if isinstance(each, openai.APIError | HTTPError)]
+            assert len(ends) + len(errors) == len(streams), results
+            assert not (service == "worker" and errors), "another worker takes its sequences"
+            assert not (service != "worker" and ends), "this stream was not open any more"
             await asyncio.sleep(1)
             await shoal.until_ready()
             assert await stream_text(client, 8) == 1
