@@ -70,9 +70,6 @@ class Settings(BaseSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     drain_timeout_s: float = Field(30.0, ge=0, description="seconds to end open work after SIGTERM")
-    stall_s: float = Field(
-        60.0, gt=0, description="work pending and no step for so long: not ready; twice: exit"
-    )
 
     @classmethod
     def load(cls, argv: list[str], prog: str) -> Self:
@@ -115,7 +112,6 @@ class TokenizerConfig(Settings):
         None, gt=0, description="longest prompt plus output, in tokens (default: the model's)"
     )
     tokenizer_threads: int = Field(2, gt=0, description="threads that render and encode prompts")
-    max_stop_strings: int = Field(16, gt=0, description="stop strings a request may have")
 
 
 class SchedulerConfig(Settings):
@@ -134,7 +130,6 @@ class WorkerConfig(Settings):
         "auto", description="auto: bfloat16 where the machine computes it, else float32"
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    load_format: Literal["auto", "safetensors"] = "auto"
     block_size: int = Field(16, gt=0, le=256, description="tokens in one KV block")
     max_num_seqs: int = Field(128, gt=0, description="sequences that run at once")
     max_num_batched_tokens: int | None = Field(
@@ -151,6 +146,9 @@ class WorkerConfig(Settings):
     )
     num_threads: int | None = Field(
         None, gt=0, description="CPU threads (default: the cores we may use)"
+    )
+    stall_s: float = Field(
+        60.0, gt=0, description="work pending and no step for so long: not ready; twice: exit"
     )
 
 

@@ -62,8 +62,8 @@ class WorkerService:
         self._step_thread = ThreadPoolExecutor(1, "step")
         self._progress = "starting"
         self._link: Link | None = None
-        self._load = self._num_steps = 0
-        self._busy_since_s: float | None = None
+        self._load = self._num_steps = self._num_pending = 0
+        self._last_progress_s = time.monotonic()
         self._is_draining = False
         self._idle = asyncio.Event()
 
@@ -98,7 +98,7 @@ class WorkerService:
 
     def _state(self) -> tuple[State, str]:
         if self._is_draining:
-            return State.DRAINING, "draining"
+            return State.DRAINING, "finishing what is open"
         if self._link is None:
             return State.NOT_READY, self._progress
         if not self._link.peers:
@@ -129,12 +129,15 @@ class WorkerService:
 
     async def _step(self, peer: Peer, plan: StepPlan, ids: np.ndarray) -> None:
         """One step on the step thread, which takes them in the order they came."""
-        self._busy_since_s = self._busy_since_s or time.monotonic()
+        if self._num_pending == 0:
+            self._last_progress_s = time.monotonic()
+        self._num_pending += 1
         loop = asyncio.get_running_loop()
         result, emitted = await loop.run_in_executor(
             self._step_thread, self._engine.step, plan, ids
         )
-        self._busy_since_s = None
+        self._num_pending -= 1
+        self._last_progress_s = time.monotonic()
         self._num_steps += 1
         self._load = self._engine.num_running
         peer.send(result, emitted)
@@ -148,7 +151,8 @@ class WorkerService:
             self._idle.set()
 
     def _busy_s(self) -> float:
-        return time.monotonic() - self._busy_since_s if self._busy_since_s is not None else 0.0
+        """Seconds for which a step has been due and none has finished."""
+        return time.monotonic() - self._last_progress_s if self._num_pending else 0.0
 
     async def _watch_steps(self) -> None:
         """A step thread that hangs cannot be stopped, so the process ends and is started anew."""

@@ -1,0 +1,135 @@
+"""Real text from the real model, from the HTTP request to the weights and back."""
+
+import asyncio
+from pathlib import Path
+
+import torch
+from openai import AsyncOpenAI
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from shared.config import EMBEDDED_MODEL
+from tests.cli.serving import serving
+
+NUM_TOKENS = 48
+MAX_TIE = 1e-4  # closer scores may fall either way: float32 sums in another order
+PROMPTS = [
+    "import os\n",
+    "def main(",
+    "class Queue:\n    ",
+    "for name in sorted(",
+    "The default is",
+    "    def __init__(self",
+    "raise ValueError(",
+    "import asyncio\n\nasync def",
+    "# Copyright",
+    "x = [",
+    '"""Return the',
+    "try:\n    import",
+    "while True:\n        line =",
+    "if __name__ ==",
+    "An iterator is an object",
+    "from collections import",
+    "with open(",
+    "return self.",
+    "The gateway",
+    "1 + 1",
+]
+
+
+def reference_model() -> Qwen2ForCausalLM:
+    """transformers' Qwen2 on the trunk's weights, in float32."""
+    config = Qwen2Config.from_pretrained(EMBEDDED_MODEL)
+    model = Qwen2ForCausalLM(config).float().eval()
+    weights: dict[str, torch.Tensor] = {}
+    for path in EMBEDDED_MODEL.glob("*.safetensors"):
+        weights |= load_file(path)
+    trunk = {name: each.float() for name, each in weights.items() if "mtp_layers" not in name}
+    missing, unexpected = model.load_state_dict(trunk, strict=False)
+    assert set(missing) <= {"lm_head.weight"}, "only the tied head is not in the file"
+    assert not unexpected
+    model.tie_weights()
+    return model
+
+
+@torch.inference_mode()
+def greedy(model: Qwen2ForCausalLM, prompt: list[int]) -> tuple[list[int], list[float]]:
+    """The reference's tokens, and at each position by how much the best beats the second."""
+    new, cache, ids, gaps = prompt, None, [], []
+    for _ in range(NUM_TOKENS):
+        out = model(torch.tensor([new]), past_key_values=cache, use_cache=True)
+        best = out.logits[0, -1].topk(2)
+        cache, new = out.past_key_values, [int(best.indices[0])]
+        ids += new
+        gaps.append(float(best.values[0] - best.values[1]))
+    return ids, gaps
+
+
+def first_difference(tokenizer: Tokenizer, expected: list[int], text: str) -> int:
+    return next(
+        index
+        for index in range(NUM_TOKENS)
+        if not text.startswith(tokenizer.decode(expected[: index + 1]).rstrip("\ufffd"))
+    )
+
+
+async def complete(client: AsyncOpenAI, ids: list[int]) -> str:
+    done = await client.completions.create(
+        model="shoal-tiny",
+        prompt=ids,
+        max_tokens=NUM_TOKENS,
+        temperature=0,
+        extra_body={"ignore_eos": True},
+    )
+    assert done.usage is not None
+    assert done.usage.prompt_tokens == len(ids)
+    assert done.usage.completion_tokens == NUM_TOKENS
+    assert done.usage.total_tokens == len(ids) + NUM_TOKENS
+    return done.choices[0].text
+
+
+async def test_greedy_text_in_float32_equals_transformers(tmp_path: Path):
+    tokenizer = Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
+    prompts = [tokenizer.encode(prompt).ids for prompt in PROMPTS]
+    flags = ("--dtype", "float32", "--max-num-batched-tokens", "24")
+    async with serving(tmp_path, *flags) as shoal:
+        await shoal.until_ready()
+        async with AsyncOpenAI(base_url=f"{shoal.url}/v1", api_key="none") as client:
+            texts = await asyncio.gather(*(complete(client, ids) for ids in prompts))
+    model = reference_model()
+    num_equal = 0
+    for prompt, text in zip(prompts, texts, strict=True):
+        expected, gaps = greedy(model, prompt)
+        if text == tokenizer.decode(expected):
+            num_equal += 1
+        else:
+            assert gaps[first_difference(tokenizer, expected, text)] < MAX_TIE
+    assert num_equal >= len(PROMPTS) - 1
+
+
+async def test_chat_answers_what_it_was_taught_streaming_or_not(tmp_path: Path):
+    question = [{"role": "user", "content": "What is Shoal?"}]
+    async with serving(tmp_path) as shoal:
+        await shoal.until_ready()
+        async with AsyncOpenAI(base_url=f"{shoal.url}/v1", api_key="none") as client:
+            whole = await client.chat.completions.create(
+                model="shoal-tiny", messages=question, temperature=0
+            )
+            stream = await client.chat.completions.create(
+                model="shoal-tiny",
+                messages=question,
+                temperature=0,
+                stream=True,
+                stream_options={"include_usage": True},
+            )
+            chunks = [chunk async for chunk in stream]
+    text = whole.choices[0].message.content
+    assert text
+    assert "Shoal" in text
+    assert whole.choices[0].finish_reason == "stop"
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == text
+    assert [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason]
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage == whole.usage

@@ -1,0 +1,105 @@
+"""A model folder without torch: what is told about it, and what is wrong with it."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from shared.errors import ConfigError
+from shared.model_folder import read_model_info, weight_files
+
+HEADER = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"vocab_size": 50, "max_position_embeddings": 64}')
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(len(HEADER).to_bytes(8, "little") + HEADER + b"1234")
+    return folder
+
+
+def shard(folder: Path, *names: str) -> None:
+    (folder / "model.safetensors").unlink()
+    for name in names:
+        (folder / name).write_bytes(b"weights")
+    index = {"weight_map": {f"t{number}": name for number, name in enumerate(names)}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def test_a_folder_tells_its_model(folder: Path) -> None:
+    os.utime(folder / "config.json", (5, 1234567))
+    info = read_model_info(folder, [], None)
+    assert (info.names, info.vocab_size, info.max_model_len) == (["tiny"], 50, 64)
+    assert info.created == 1234567
+    assert len(info.fingerprint) == 32
+    assert read_model_info(folder, ["a", "b"], 10).names == ["a", "b"]
+    assert read_model_info(folder, [], 10).max_model_len == 10
+
+
+def test_more_length_than_positions_is_refused_with_both(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"max-model-len: 65 .* 64"):
+        read_model_info(folder, [], 65)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_missing_file_is_named(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    with pytest.raises(ConfigError, match=f"model: {folder} has no file {name}"):
+        read_model_info(folder, [], None)
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"model: no such folder: {tmp_path}/nowhere"):
+        read_model_info(tmp_path / "nowhere", [], None)
+
+
+def test_a_missing_shard_is_named(folder: Path) -> None:
+    shard(folder, "a.safetensors", "b.safetensors")
+    (folder / "b.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"has no file b\.safetensors"):
+        weight_files(folder)
+
+
+def test_shards_are_those_of_the_index(folder: Path) -> None:
+    shard(folder, "b.safetensors", "a.safetensors")
+    (folder / "c.safetensors").write_bytes(b"another")
+    assert [file.name for file in weight_files(folder)] == ["a.safetensors", "b.safetensors"]
+
+
+def test_an_index_cannot_lead_out_of_the_folder(folder: Path) -> None:
+    (folder.parent / "secret").write_bytes(b"")
+    index = {"weight_map": {"t": "../secret"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ConfigError, match="has no file"):
+        weight_files(folder)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"vocab_size": "x"}', '{"vocab_size": 3}', "\xff"])
+def test_a_broken_config_is_named(folder: Path, text: str) -> None:
+    (folder / "config.json").write_text(text, encoding="latin-1")
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        read_model_info(folder, [], None)
+
+
+def test_a_file_that_is_no_safetensors_is_named(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"\xff" * 100)
+    with pytest.raises(ConfigError, match="no safetensors file"):
+        read_model_info(folder, [], None)
+
+
+def test_the_fingerprint_follows_what_makes_the_model_another(folder: Path) -> None:
+    seen = [read_model_info(folder, [], None).fingerprint]
+    (folder / "README.md").write_text("of no matter")
+    assert read_model_info(folder, ["other"], 5).fingerprint == seen[0]
+    (folder / "tokenizer.json").write_text("[]")
+    seen.append(read_model_info(folder, [], None).fingerprint)
+    with (folder / "model.safetensors").open("ab") as file:
+        file.write(b"more")
+    seen.append(read_model_info(folder, [], None).fingerprint)
+    shard(folder, "a.safetensors")
+    seen.append(read_model_info(folder, [], None).fingerprint)
+    assert len(set(seen)) == 4

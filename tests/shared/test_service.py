@@ -1,0 +1,97 @@
+"""The runner of a service: signals, exit codes, the admin port."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from shared import service as runner
+from shared.address import admin_path
+from shared.config import SchedulerConfig
+from shared.errors import ConfigError
+from shared.messages import Heartbeat, State
+
+
+class Idle:
+    """A service that does nothing until told to; ``how`` says in which way it breaks."""
+
+    def __init__(self, how: str = "") -> None:
+        self.how = how
+        self.has_drained = False
+
+    async def run(self) -> None:
+        match self.how:
+            case "raises":
+                raise RuntimeError("a broken invariant")
+            case "wrong setting":
+                raise ConfigError("port: 1: in use")
+            case "callback raises":
+                asyncio.get_running_loop().call_soon(self.broken_callback)
+        await asyncio.Event().wait()
+
+    def broken_callback(self) -> None:
+        raise RuntimeError("a broken invariant, in a callback")
+
+    async def drain(self) -> None:
+        self.has_drained = True
+        if self.how == "drains for ever":
+            await asyncio.Event().wait()
+
+    def status(self) -> Heartbeat:
+        return Heartbeat(State.NOT_READY, "it only idles", 3, 4)
+
+
+def config(directory: Path) -> SchedulerConfig:
+    return SchedulerConfig(mesh_dir=directory, instance="0", drain_timeout_s=0.2)
+
+
+async def run(service: Idle, directory: Path) -> int:
+    return await runner._run("scheduler", config(directory), lambda _: service)
+
+
+async def until_it_serves(directory: Path) -> None:
+    while not admin_path(directory, "scheduler", "0").exists():
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("how", ["", "drains for ever"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_drains_within_the_time_and_exits_with_0(tmp_path: Path, how, number):
+    service = Idle(how)
+    running = asyncio.create_task(run(service, tmp_path))
+    await until_it_serves(tmp_path)
+    os.kill(os.getpid(), number)
+    assert await asyncio.wait_for(running, 10) == 0
+    assert service.has_drained
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("how", "code"), [("raises", 1), ("callback raises", 1), ("wrong setting", 2)]
+)
+async def test_what_breaks_a_service_is_its_exit_code(tmp_path: Path, how: str, code: int, capsys):
+    assert await asyncio.wait_for(run(Idle(how), tmp_path), 10) == code
+    if code == 2:
+        assert capsys.readouterr().err == "shoal scheduler: port: 1: in use\n"
+
+
+async def test_the_admin_port_tells_health_readiness_status_and_metrics(tmp_path: Path):
+    running = asyncio.create_task(run(Idle(), tmp_path))
+    await until_it_serves(tmp_path)
+    connector = aiohttp.UnixConnector(str(admin_path(tmp_path, "scheduler", "0")))
+    async with aiohttp.ClientSession("http://admin", connector=connector) as session:
+        async with session.get("/health") as response:
+            assert response.status == 200
+        async with session.get("/ready") as response:
+            assert response.status == 503
+            assert await response.json() == {"ready": False, "reason": "it only idles"}
+        async with session.get("/status") as response:
+            status = await response.json()
+        async with session.get("/metrics") as response:
+            assert "shoal_peers" in await response.text()
+    assert (status["state"], status["load"], status["num_steps"]) == ("not_ready", 3, 4)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(running, 10)
