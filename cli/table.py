@@ -53,20 +53,27 @@ class Screen:
 
     def _table(self, children: dict[str, Child]) -> Table:
         table = Table()
-        for column in ("service", "instance", "address", "state"):
+        for column in ("service", "instance", "pid", "address", "state"):
             table.add_column(column)
         for child in children.values():
             state = child.status["state"]
             text = f"{state}: {child.status['reason']}" if child.status["reason"] else state
-            table.add_row(
-                child.service, child.instance, self._address(child), text, style=STYLES.get(state)
-            )
+            pid = str(child.status.get("pid", ""))
+            row = (child.service, child.instance, pid, self._address(child), text)
+            table.add_row(*row, style=STYLES.get(state))
         return table
 
     def _address(self, child: Child) -> str:
-        if child.service == "gateway":
-            return f"http://{self._config.host}:{self._config.port}"
-        return f"pid {child.status['pid']}" if "pid" in child.status else ""
+        """Where others reach it; a worker dials and listens nowhere."""
+        match child.service:
+            case "gateway":
+                return f"http://{self._config.host}:{self._config.port}"
+            case "tokenizer":
+                return f"ipc tokenizer-{child.instance}"
+            case "scheduler":
+                return f"ipc scheduler.{{tokenizers,workers}}-{child.instance}"
+            case _:
+                return "dials the scheduler"
 
     def _announce(self, children: dict[str, Child]) -> None:
         if not self._console.is_terminal:

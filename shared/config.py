@@ -89,8 +89,9 @@ class Settings(BaseSettings):
             raise ConfigError(str(error)) from None
 
     def describe(self) -> str:
-        """All settings in one line, for the start-up log."""
-        return " ".join(f"{name.replace('_', '-')}={value}" for name, value in self)
+        """All settings that have a value in one line, for the start-up log."""
+        settings = [(name.replace("_", "-"), value) for name, value in self if value is not None]
+        return " ".join(f"{name}={value}" for name, value in settings)
 
 
 class GatewayConfig(Settings):
