@@ -91,7 +91,8 @@ def _fingerprint(folder: Path) -> str:
 
 def _fingerprint_parts(folder: Path) -> Iterator[bytes]:
     yield find_file(folder, CONFIG_FILE).read_bytes()
-    yield find_file(folder, TOKENIZER_FILE).read_bytes()
+    if (folder / TOKENIZER_FILE).is_file():  # older folders hold a vocabulary in other files
+        yield (folder / TOKENIZER_FILE).read_bytes()
     files = weight_files(folder)
     index = folder / INDEX_FILE
     yield index.read_bytes() if index.is_file() else _header(files[0])

@@ -37,6 +37,14 @@ async def stream_text(client: AsyncOpenAI, num: int, started: asyncio.Event | No
     return num_ends
 
 
+async def all_blocks_are_free(serving: Serving) -> None:
+    """Waits until the scheduler knows no sequence any more; times out otherwise."""
+    async with asyncio.timeout(10):
+        while (await serving.metrics("scheduler"))["shoal_sequences"] > 0:
+            await asyncio.sleep(0.02)
+    assert (await serving.metrics("scheduler"))['shoal_kv_blocks{state="used"}'] == 0
+
+
 async def test_it_serves_drains_and_leaves_nothing(tmp_path: Path):
     async with serving(tmp_path) as shoal:
         await shoal.until_ready()
@@ -74,6 +82,7 @@ async def test_after_a_kill_every_request_ends_once_and_the_mesh_serves_again(
             assert not (service != "worker" and ends), "this stream was not open any more"
             await asyncio.sleep(1)
             await shoal.until_ready()
+            await all_blocks_are_free(shoal)
             assert await stream_text(client, 8) == 1
             after = shoal.children()
             assert after[service] != before[service]
@@ -113,10 +122,7 @@ async def test_the_blocks_of_a_client_that_leaves_are_free_soon(tmp_path: Path, 
                     await asyncio.sleep(0.02)
                 other.cancel()
             first.cancel()
-            async with asyncio.timeout(10):
-                while (await shoal.metrics("scheduler"))["shoal_sequences"] > 0:
-                    await asyncio.sleep(0.02)
-            assert (await shoal.metrics("scheduler"))['shoal_kv_blocks{state="used"}'] == 0
+            await all_blocks_are_free(shoal)
 
 
 async def test_a_service_that_cannot_start_ends_serve_with_its_error(tmp_path: Path):
