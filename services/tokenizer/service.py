@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import numpy as np
-from shared.model_folder import read_model_info
 
 from services.tokenizer.open_requests import CHOICE, OpenRequest, OpenRequests
 from services.tokenizer.outbox import Outbox
@@ -32,6 +31,7 @@ from shared.messages import (
     Submit,
     Tokens,
 )
+from shared.model_folder import read_model_info
 from shared.peer import Peer
 
 log = logging.getLogger(__name__)

@@ -1,5 +1,3 @@
-import os
-
 from services.worker.service import Engine, Progress, WorkerService
 from shared.config import WorkerConfig
 from shared.service import main
@@ -13,6 +11,4 @@ def build_engine(config: WorkerConfig, progress: Progress) -> Engine:
 
 
 if __name__ == "__main__":
-    # Idle OpenMP threads sleep: the other services share these cores. Read when torch is imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     main("worker", WorkerConfig, lambda config: WorkerService(config, build_engine))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import openai
 import pytest
-from httpx import HTTPError
+from httpx2 import HTTPError
 from openai import AsyncOpenAI
 
 from tests.cli.serving import Serving, is_alive, serving

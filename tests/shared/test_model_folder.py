@@ -45,7 +45,7 @@ def test_more_length_than_positions_is_refused_with_both(folder: Path) -> None:
         read_model_info(folder, [], 65)
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_a_missing_file_is_named(folder: Path, name: str) -> None:
     (folder / name).unlink()
     with pytest.raises(ConfigError, match=f"model: {folder} has no file {name}"):

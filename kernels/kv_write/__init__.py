@@ -1,0 +1,14 @@
+"""Writes new keys and values into the paged cache."""
+
+from torch import Tensor
+
+
+def kv_write(kv_cache: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
+    """key, value [T, H_kv, D] go to the places ``slot_mapping`` [T] int64 of the cache.
+
+    kv_cache [num_blocks + 1, block_size, 2, H_kv, D]; place = block * block_size + offset. The last
+    block belongs to nobody: there several tokens may go to one place. torch serves every device.
+    """
+    places = kv_cache.flatten(0, 1)  # [places, 2, H_kv, D]
+    places[:, 0].index_copy_(0, slot_mapping, key)
+    places[:, 1].index_copy_(0, slot_mapping, value)

@@ -1,0 +1,103 @@
+"""Which rows of a step attend to which blocks."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# Rows that decode are attended to together, over a gathered copy of their blocks: at most so many
+# positions a copy, so that its memory has a bound. A longer row is alone.
+MAX_GATHERED_TOKENS = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows attended to in one call: some that have one token each, or one that has many."""
+
+    start: int  # their tokens in the step
+    end: int
+    num_rows: int
+    num_keys: int  # the last row's, which is the longest
+    blocks: Tensor  # [num_rows * max_blocks] int64
+    mask: Tensor | None  # added to scores: [num_rows, 1, 1, num_keys] or [num_tokens, num_keys]
+
+    @property
+    def is_causal(self) -> bool:
+        """A row whose tokens are all there are: the triangle says what they see."""
+        return self.num_rows == 1 < self.num_keys == self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """R rows with T tokens; those with one token come first, shorter rows before longer ones."""
+
+    token_starts: np.ndarray  # [R + 1]
+    num_keys: np.ndarray  # [R], the row's own tokens of this step included
+    block_tables: np.ndarray  # [R, max_blocks] int64
+    groups: list[Group]
+
+
+def prepare_attention(
+    num_tokens: np.ndarray,
+    num_keys: np.ndarray,
+    block_tables: np.ndarray,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> AttentionBatch:
+    """``num_tokens`` and ``num_keys`` [R], ``block_tables`` [R, max_blocks] int64, in row order."""
+    token_starts = np.concatenate([[0], np.cumsum(num_tokens)])
+    num_blocks = -(-num_keys // block_size)
+    groups = []
+    for first, last in _group_bounds(num_tokens, num_blocks, block_size):
+        start, end = token_starts[[first, last]].tolist()
+        blocks = block_tables[first:last, : num_blocks[last - 1]]
+        mask = _mask(num_keys[first:last], end - start, dtype)
+        groups.append(
+            Group(
+                start,
+                end,
+                last - first,
+                int(num_keys[last - 1]),
+                torch.from_numpy(blocks.ravel()).to(device, non_blocking=True),
+                None if mask is None else mask.to(device, non_blocking=True),
+            )
+        )
+    return AttentionBatch(token_starts, num_keys, block_tables, groups)
+
+
+def _group_bounds(
+    num_tokens: np.ndarray, num_blocks: np.ndarray, block_size: int
+) -> Iterator[tuple[int, int]]:
+    """Ranges of rows. Those of one token share one unless the longest would be padded to more than
+    twice the shortest."""
+    first = 0
+    num_rows = len(num_tokens)
+    for row in range(1, num_rows):
+        gathered = (row + 1 - first) * int(num_blocks[row]) * block_size
+        is_wide = num_tokens[row] > 1 or num_tokens[first] > 1
+        is_long = num_blocks[row] > 2 * num_blocks[first] or gathered > MAX_GATHERED_TOKENS
+        if is_wide or is_long:
+            yield first, row
+            first = row
+    if num_rows:
+        yield first, num_rows
+
+
+def _mask(num_keys: np.ndarray, num_tokens: int, dtype: torch.dtype) -> Tensor | None:
+    """0 where a token sees a key, else −inf; None where all see all or the triangle says it."""
+    longest = num_keys[-1]
+    if num_tokens == len(num_keys):
+        is_needed = num_keys[0] < longest
+        last_seen = (num_keys - 1).reshape(-1, 1, 1, 1)
+    else:
+        is_needed = num_tokens < longest
+        last_seen = np.arange(longest - num_tokens, longest)[:, None]
+    if not is_needed:
+        return None
+    is_hidden = np.arange(longest) > last_seen
+    return torch.zeros(is_hidden.shape, dtype=dtype).masked_fill_(
+        torch.from_numpy(is_hidden), float("-inf")
+    )

@@ -1,0 +1,36 @@
+"""The readable truth of ``paged_attention``: loops over rows, tokens and heads in float32."""
+
+import torch
+from torch import Tensor
+
+from kernels.paged_attention.batch import AttentionBatch
+
+
+def paged_attention(query: Tensor, kv_cache: Tensor, batch: AttentionBatch, scale: float) -> Tensor:
+    """query [T, H, D], kv_cache [num_blocks + 1, block_size, 2, H_kv, D] → [T, H, D]."""
+    out = torch.empty_like(query)
+    for row, num_keys in enumerate(batch.num_keys.tolist()):
+        start, end = batch.token_starts[row : row + 2].tolist()
+        keys, values = _gather(kv_cache, batch.block_tables[row].tolist(), num_keys)
+        for token in range(start, end):
+            num_seen = num_keys - (end - 1 - token)
+            out[token] = _attend(query[token], keys[:num_seen], values[:num_seen], scale)
+    return out
+
+
+def _gather(kv_cache: Tensor, blocks: list[int], num_keys: int) -> Tensor:
+    """Keys and values of one row: [2, num_keys, H_kv, D] float32."""
+    block_size = kv_cache.shape[1]
+    places = [kv_cache[blocks[i // block_size], i % block_size] for i in range(num_keys)]
+    return torch.stack(places, 1).float()
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """One token: query [H, D], keys and values [num_seen, H_kv, D] → [H, D]."""
+    group_size = query.shape[0] // keys.shape[1]
+    heads = []
+    for head, vector in enumerate(query.float()):
+        kv_head = head // group_size
+        weights = torch.softmax(keys[:, kv_head] @ vector * scale, dim=0)
+        heads.append(weights @ values[:, kv_head])
+    return torch.stack(heads).to(query.dtype)

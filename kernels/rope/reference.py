@@ -1,0 +1,13 @@
+"""The readable truth of ``rope``."""
+
+import torch
+from torch import Tensor
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates the pairs (x[i], x[i + D/2]) by their angles, in float32."""
+    half = x.shape[-1] // 2
+    first, second = x.float().chunk(2, -1)
+    cos, sin = cos[..., half:], sin[..., half:]
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+    return rotated.to(x.dtype)

@@ -1,0 +1,36 @@
+"""Draws one token from each row of logits, so that it can be replayed.
+
+The order is: temperature → top_k → top_p → Gumbel-max. What changes raw logits (allowed ids, bias,
+penalties) belongs before the temperature, min_p right after it. ``reference.py`` says the same row
+by row in numpy; torch serves every device.
+"""
+
+from torch import Tensor
+
+from kernels.sample.filters import keep_top_k, keep_top_p
+from kernels.sample.gumbel import gumbel_argmax
+from kernels.sample.rows import MIN_TEMPERATURE, RandomRows, prepare_random_rows
+
+__all__ = ["MIN_TEMPERATURE", "RandomRows", "prepare_random_rows", "sample"]
+
+
+def sample(logits: Tensor, random: RandomRows | None) -> Tensor:
+    """logits [S, V] float32 → token ids [S] int64; rows that ``random`` does not name are greedy.
+
+    Ties go to the lowest id.
+    """
+    if random is None:
+        return logits.argmax(-1)
+    if len(random.rows) == len(logits):
+        return _draw(logits, random)
+    tokens = logits.argmax(-1)
+    return tokens.index_copy_(0, random.rows, _draw(logits[random.rows], random))
+
+
+def _draw(logits: Tensor, random: RandomRows) -> Tensor:
+    scores = logits / random.temperature[:, None]
+    if random.max_top_k:
+        scores = keep_top_k(scores, random.top_k, random.max_top_k)
+    if random.has_top_p:
+        scores = keep_top_p(scores, random.top_p)
+    return gumbel_argmax(scores, random.seeds, random.positions, random.choices)

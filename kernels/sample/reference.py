@@ -1,0 +1,53 @@
+"""The readable truth of ``sample``: one row at a time, in numpy."""
+
+import numpy as np
+
+from kernels.coins import PURPOSE_SAMPLE
+from kernels.coins.reference import coins
+from kernels.sample.rows import MIN_TEMPERATURE
+
+
+def sample_row(
+    logits: np.ndarray,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    seed: int,
+    position: int,
+    choice: int,
+) -> int:
+    """logits [V] → the token's id."""
+    if temperature < MIN_TEMPERATURE:
+        return int(logits.argmax())
+    scores = logits.astype(np.float64) / temperature
+    scores = np.where(kept_by_top_k(scores, top_k), scores, -np.inf)
+    scores = np.where(kept_by_top_p(scores, top_p), scores, -np.inf)
+    return int((scores + noise(len(scores), seed, position, choice)).argmax())
+
+
+def kept_by_top_k(scores: np.ndarray, top_k: int) -> np.ndarray:
+    if top_k == 0:
+        return np.full(scores.shape, True)
+    is_kept: np.ndarray = scores >= np.sort(scores)[::-1][min(top_k, len(scores)) - 1]
+    return is_kept
+
+
+def kept_by_top_p(scores: np.ndarray, top_p: float) -> np.ndarray:
+    if top_p >= 1:
+        return np.full(scores.shape, True)
+    probs = np.exp(scores - scores.max())
+    probs /= probs.sum()
+    highest = np.sort(probs)[::-1]
+    num_kept = int((np.cumsum(highest) < top_p).sum()) + 1
+    is_kept: np.ndarray = probs >= highest[min(num_kept, len(highest)) - 1]
+    return is_kept
+
+
+def noise(vocab_size: int, seed: int, position: int, choice: int) -> np.ndarray:
+    """Gumbel noise [V] of the row's coins."""
+    token_ids = np.arange(vocab_size)
+    coin = coins(
+        np.array(seed, np.int64), token_ids, np.array(position), np.array(choice), PURPOSE_SAMPLE
+    )
+    uniform = np.maximum((coin >> np.uint64(8)).astype(np.float64), 0.5) * 2.0**-24
+    return -np.log(-np.log(uniform))

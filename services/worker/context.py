@@ -1,0 +1,41 @@
+"""The ambient context of one forward pass: what attention needs and model code does not pass on.
+
+The only ambient global. Prepared once a step and read by every layer.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kernels.paged_attention import AttentionBatch
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardContext:
+    """T tokens of a step, flattened over its rows."""
+
+    kv_caches: Sequence[Tensor]  # per layer [num_blocks + 1, block_size, 2, num_kv_heads, head_dim]
+    slot_mapping: Tensor  # [T] int64: block * block_size + offset that a token's KV goes to
+    attention: AttentionBatch
+
+
+_current: ForwardContext | None = None
+
+
+@contextmanager
+def forward_context(context: ForwardContext) -> Iterator[None]:
+    global _current
+    _current = context
+    try:
+        yield
+    finally:
+        _current = None
+
+
+def current_context() -> ForwardContext:
+    """The context of the forward pass that runs; RuntimeError outside of one."""
+    if _current is None:
+        raise RuntimeError("no forward pass is running")
+    return _current

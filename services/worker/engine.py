@@ -1,0 +1,91 @@
+"""The engine: one step after another, from a plan to the tokens it brought. No sockets."""
+
+import logging
+import time
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.sample import sample
+from services.worker.batch import Batch, prepare_batch
+from services.worker.context import forward_context
+from services.worker.hardware import choose_device, choose_dtype, read_memory, set_threads
+from services.worker.kv_cache import KVCache
+from services.worker.loader import Progress, load_model
+from services.worker.memory import measure_needs, plan_memory
+from services.worker.model_config import read_eos_ids, read_model_config
+from services.worker.results import NOT_FINITE, record
+from services.worker.slots import SlotTable
+from shared.config import WorkerConfig
+from shared.messages import Capacity, StepPlan, StepResult
+from shared.model_folder import read_model_info
+
+log = logging.getLogger(__name__)
+
+DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
+
+
+class Engine:
+    """A model with its KV cache and the slots of its sequences.
+
+    ``progress`` is told what loading does and how far it is, 0 … 1. Raises ConfigError where model,
+    machine and settings do not go together. A plan that breaks the contract raises ValueError.
+    """
+
+    def __init__(self, settings: WorkerConfig, progress: Progress) -> None:
+        self.model_info = read_model_info(settings.model, [], settings.max_model_len)
+        config = read_model_config(settings.model)
+        device = choose_device(settings.device)
+        dtype = choose_dtype(settings.dtype, device)
+        num_threads = set_threads(settings.num_threads)
+        log.info("computing in %s on %s with %d threads", dtype, device, num_threads)
+        before = read_memory(device)
+        self._model = load_model(settings.model, config, dtype, device, progress)
+        max_tokens = settings.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
+        max_len = self.model_info.max_model_len
+        needs = measure_needs(self._model, config, dtype, settings, max_tokens, max_len)
+        report = plan_memory(settings, needs, before, device)
+        for line in report.lines():
+            log.info(line)
+        self.capacity = Capacity(
+            report.num_blocks, settings.block_size, settings.max_num_seqs, max_tokens, max_len
+        )
+        self._eos_ids = np.array(read_eos_ids(settings.model, config), np.int64)
+        self._slots = SlotTable(self.capacity)
+        self._kv_cache = KVCache(config, report.num_blocks, settings.block_size, dtype, device)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that are admitted and have not ended."""
+        return int(self._slots.is_open.sum())
+
+    def reset(self) -> None:
+        """Forgets every sequence: their scheduler is gone."""
+        self._slots.is_open[:] = False
+
+    @torch.inference_mode()
+    def step(self, plan: StepPlan, ids: np.ndarray) -> tuple[StepResult, np.ndarray]:
+        """Runs ``plan``; ``ids`` [sum of num_ids] int32 are the known ids of the admitted rows.
+
+        Returns the rows that emitted or ended, and their int32 ids, concatenated.
+        """
+        started_s = time.perf_counter()
+        self._kv_cache.clear(self._slots.apply(plan, ids))
+        batch = prepare_batch(self._slots, plan, self._kv_cache)
+        logits = self._forward(batch)
+        tokens = self._sample(batch, logits)
+        rows, emitted = record(self._slots, batch, tokens, self._eos_ids)
+        return StepResult(plan.step, rows, time.perf_counter() - started_s), emitted
+
+    def _forward(self, batch: Batch) -> Tensor:
+        """Logits [S, vocab_size] float32 of the rows that sample."""
+        with forward_context(batch.context):
+            hidden = self._model(batch.input_ids, batch.positions)
+        return self._model.logits(hidden.index_select(0, batch.sampling_tokens))
+
+    def _sample(self, batch: Batch, logits: Tensor) -> np.ndarray:
+        """Token ids [S] int64, or NOT_FINITE; the step's one copy to the host."""
+        is_finite = logits.sum(-1).isfinite()
+        tokens = torch.where(is_finite, sample(logits, batch.random), NOT_FINITE)
+        return tokens.cpu().numpy()

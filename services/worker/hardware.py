@@ -1,0 +1,118 @@
+"""The machine as the worker finds it: device, dtype, threads and memory."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from shared.errors import ConfigError
+
+CGROUPS = Path("/sys/fs/cgroup")
+MEMINFO = Path("/proc/meminfo")
+CGROUP_NAMES = Path("/proc/self/cgroup")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one device: all that we may ever use, and what is free of it."""
+
+    total: int
+    free: int
+
+
+def choose_device(wanted: str) -> torch.device:
+    """``wanted`` is auto, cpu or cuda. Raises ConfigError where there is no such device."""
+    has_cuda = torch.cuda.is_available()
+    if wanted == "cuda" and not has_cuda:
+        raise ConfigError("device: cuda is asked for, but torch finds no CUDA device")
+    return torch.device("cuda" if has_cuda and wanted != "cpu" else "cpu")
+
+
+def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
+    """auto is bfloat16 where the device computes it, else float32."""
+    if wanted != "auto":
+        dtype: torch.dtype = getattr(torch, wanted)
+        return dtype
+    return torch.bfloat16 if _has_bfloat16(device) else torch.float32
+
+
+def set_threads(wanted: int | None) -> int:
+    """Sets and returns the number of threads torch computes with: by default the cores we have."""
+    num_threads = wanted or min(len(os.sched_getaffinity(0)), _cpu_quota())
+    torch.set_num_threads(num_threads)
+    return num_threads
+
+
+def read_memory(device: torch.device) -> Memory:
+    """A CPU's memory is the smallest of the machine's and of the cgroups' around us."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return Memory(total, free)
+    fields = dict(line.split(":") for line in MEMINFO.read_text().splitlines())
+    kib = {name: int(value.split()[0]) for name, value in fields.items()}
+    rooms = [Memory(kib["MemTotal"] << 10, kib["MemAvailable"] << 10), *_cgroup_memory()]
+    return Memory(min(room.total for room in rooms), min(room.free for room in rooms))
+
+
+def _has_bfloat16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    capabilities = torch.cpu.get_capabilities()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+
+
+def _cpu_quota() -> int:
+    """The cores that the cgroups around us leave us, at least 1."""
+    cores = float("inf")
+    for folder in _cgroup_folders(""):
+        quota, _, period = _read(folder / "cpu.max").partition(" ")
+        if quota.isdigit():
+            cores = min(cores, int(quota) / int(period))
+    for folder in _cgroup_folders("cpu"):
+        quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+        if quota.isdigit() and period.isdigit():
+            cores = min(cores, int(quota) / int(period))
+    return max(1, int(min(cores, os.cpu_count() or 1)))
+
+
+def _cgroup_memory() -> list[Memory]:
+    """The limit and the rest of every cgroup around us that has one, in version 2 or 1."""
+    found = []
+    for controller, limit_name, used_name in (
+        ("", "memory.max", "memory.current"),
+        ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        for folder in _cgroup_folders(controller):
+            limit, used = _read(folder / limit_name), _read(folder / used_name)
+            if limit.isdigit() and used.isdigit():
+                free = int(limit) - int(used) + _file_cache(folder)
+                found.append(Memory(int(limit), max(0, free)))
+    return found
+
+
+def _file_cache(folder: Path) -> int:
+    """Bytes that a cgroup uses for files and gives up when asked, such as weights read before."""
+    fields = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
+    return int(fields.get("total_inactive_file") or fields.get("inactive_file") or 0)
+
+
+def _cgroup_folders(controller: str) -> list[Path]:
+    """Our cgroup and those around it; ``controller`` is empty for version 2.
+
+    In a container the path may be the host's; what does not exist reads as empty.
+    """
+    for line in _read(CGROUP_NAMES).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            root = CGROUPS / controller
+            own = root / path.lstrip("/")
+            return [own, *(parent for parent in own.parents if parent.is_relative_to(root))]
+    return []
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

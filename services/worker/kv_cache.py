@@ -1,0 +1,48 @@
+"""The paged KV cache."""
+
+import math
+
+import numpy as np
+import torch
+
+from services.worker.model_config import ModelConfig
+
+
+class KVCache:
+    """Keys and values of all layers of the trunk, in blocks that the scheduler hands out.
+
+    ``layers`` has [num_blocks + 1, block_size, 2, num_kv_heads, head_dim] for each. The last block
+    is nobody's: block tables are filled up with it, and it takes writes for which nothing was
+    reserved.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        place = (2, config.num_key_value_heads, config.head_dim)
+        shape = (config.num_hidden_layers, num_blocks + 1, block_size, *place)
+        self._all = _zeros(shape, dtype, device)
+        self.layers = self._all.unbind()
+        self.null_block = num_blocks
+        self.block_size = block_size
+
+    def clear(self, blocks: np.ndarray) -> None:
+        """Zeroes ``blocks`` [N] int64 that come into new hands, in all layers.
+
+        Attention multiplies what it masks by 0, and NaN, the former owner's, would survive that.
+        """
+        if len(blocks):
+            self._all.index_fill_(1, torch.from_numpy(blocks).to(self._all.device), 0)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """On a CPU, pages that the kernel hands out zeroed when they are first written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)

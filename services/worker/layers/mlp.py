@@ -1,0 +1,20 @@
+"""The gated feed-forward network."""
+
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from services.worker.layers.linear import Linear, MergedLinear
+
+
+class GatedMLP(nn.Module):
+    """SwiGLU (arXiv 2002.05202): [T, hidden_size] → [T, hidden_size]"""
+
+    def __init__(self, hidden_size: int, size: int) -> None:
+        super().__init__()
+        self.gate_up_proj = MergedLinear(hidden_size, {"gate_proj": size, "up_proj": size})
+        self.down_proj = Linear(size, hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        out: Tensor = self.down_proj(silu(gate) * up)
+        return out

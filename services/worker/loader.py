@@ -1,0 +1,114 @@
+"""Builds a model and fills it from safetensors files, which are mapped and never read whole.
+
+Knows no architecture: each module says which tensors of a checkpoint its parameters are made of,
+by default one each under the parameter's own name.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from services.worker.model_config import ModelConfig
+from services.worker.models import CausalLM
+from services.worker.registry import find_model
+from shared.errors import ConfigError
+from shared.model_folder import weight_files
+
+Progress = Callable[[str, float], None]
+
+# What checkpoints may hold beyond our parameters: the head of tied embeddings, and a buffer.
+IGNORED = ("lm_head.weight", "rotary_emb.inv_freq")
+
+
+@runtime_checkable
+class HasPieces(Protocol):
+    """A module whose parameters are made of other tensors than those of their names."""
+
+    def checkpoint_pieces(self) -> dict[str, Tensor]:
+        """Views of the parameters by the names of what fills them, beside this module's name."""
+
+
+def load_model(
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress,
+) -> CausalLM:
+    """The model of ``config`` with the folder's weights. Raises ConfigError naming the tensor."""
+    model = _build(config, dtype, device)
+    fill(model, weight_files(folder), progress)
+    return model
+
+
+def fill(model: nn.Module, files: list[Path], progress: Progress) -> None:
+    """Copies every tensor of ``files`` to where it belongs."""
+    wanted = _destinations(model)
+    lacking = set(wanted)
+    for number, file in enumerate(files):
+        progress(f"loading {file.name}", number / len(files))
+        for name, tensor in _tensors(file):
+            for destination in wanted.get(name, ()):
+                _copy(file, name, tensor, destination)
+            if name not in wanted and not name.endswith(IGNORED):
+                raise ConfigError(f"model: {file}: the architecture has no tensor {name}")
+            lacking.discard(name)
+    if lacking:
+        raise ConfigError(f"model: {files[0].parent} lacks {_some(sorted(lacking))}")
+    progress("weights are loaded", 1.0)
+
+
+def _build(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> CausalLM:
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with device:
+            return find_model(config)(config)
+    finally:
+        torch.set_default_dtype(default)
+
+
+def _destinations(model: nn.Module) -> dict[str, list[Tensor]]:
+    """Parameters, or views of parts of them, by the name of the tensor that fills them."""
+    found: dict[str, list[Tensor]] = {}
+    for path, module in model.named_modules():
+        for name, destination in _pieces(path, module):
+            found.setdefault(name, []).append(destination)
+    return found
+
+
+def _pieces(path: str, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(module, HasPieces):
+        parent = path.rpartition(".")[0]
+        for name, piece in module.checkpoint_pieces().items():
+            yield f"{parent}.{name}".lstrip("."), piece
+    else:
+        for name, parameter in module.named_parameters(recurse=False):
+            yield f"{path}.{name}", parameter
+
+
+def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118, not a mapping
+                yield name, tensors.get_tensor(name)
+    except SafetensorError as error:
+        raise ConfigError(f"model: {file} is no good safetensors file: {error}") from None
+
+
+def _copy(file: Path, name: str, tensor: Tensor, destination: Tensor) -> None:
+    if tensor.shape != destination.shape or not tensor.is_floating_point():
+        raise ConfigError(
+            f"model: {file}: tensor {name} is {tensor.dtype} {list(tensor.shape)};"
+            f" the architecture has {list(destination.shape)} of floats"
+        )
+    destination.copy_(tensor)
+
+
+def _some(names: list[str], num: int = 5) -> str:
+    more = f" and {len(names) - num} more" if len(names) > num else ""
+    return f"tensors {', '.join(names[:num])}{more}"

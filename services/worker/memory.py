@@ -1,0 +1,124 @@
+"""How many KV blocks fit: what there is, less others, weights and what a step needs as it runs."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from kernels.paged_attention.batch import MAX_GATHERED_TOKENS
+from services.worker.hardware import Memory
+from services.worker.model_config import ModelConfig
+from shared.config import WorkerConfig
+from shared.errors import ConfigError
+
+CPU_MAX_KV_BYTES = 4 << 30
+SAMPLER_BYTES = 48  # for each entry of the logits: scores, their filtered copies, indices
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Bytes that the model takes on its device, and the limits that the peak was estimated for."""
+
+    weights: int
+    peak: int
+    block: int
+    block_size: int
+    max_num_seqs: int
+    max_model_len: int
+
+    @property
+    def blocks_per_request(self) -> int:
+        return -(-self.max_model_len // self.block_size)
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """The blocks of the KV cache, and how we came by their number."""
+
+    num_blocks: int
+    budget: int
+    others: int
+    needs: Needs
+
+    def lines(self) -> list[str]:
+        """For the start-up log, one per item."""
+        needs = self.needs
+        num_tokens = self.num_blocks * needs.block_size
+        concurrency = num_tokens / needs.max_model_len
+        return [
+            f"memory: {_mib(self.budget)} may be used, {_mib(self.others)} are by others",
+            f"weights: {_mib(needs.weights)}",
+            f"peak of a step: {_mib(needs.peak)} (estimated)",
+            f"KV cache: {self.num_blocks} blocks of {needs.block_size} tokens = {num_tokens} tokens"
+            f" ({_mib(self.num_blocks * needs.block)})",
+            f"maximum concurrency for {needs.max_model_len} tokens per request: {concurrency:.2f}×",
+        ]
+
+
+def measure_needs(
+    model: nn.Module,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    settings: WorkerConfig,
+    max_num_batched_tokens: int,
+    max_model_len: int,
+) -> Needs:
+    """The weights as they lie in memory, and an upper estimate of a step's tensors."""
+    place = 2 * config.num_key_value_heads * config.head_dim * dtype.itemsize
+    widest = 6 * config.hidden_size + 3 * config.intermediate_size
+    activations = max_num_batched_tokens * widest * torch.float32.itemsize
+    gathered = max(MAX_GATHERED_TOKENS, max_model_len) * place
+    masks = max_num_batched_tokens * max_model_len * (dtype.itemsize + 1)
+    logits = settings.max_num_seqs * config.vocab_size * SAMPLER_BYTES
+    return Needs(
+        weights=sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())),
+        peak=activations + gathered + masks + logits,
+        block=config.num_hidden_layers * settings.block_size * place,
+        block_size=settings.block_size,
+        max_num_seqs=settings.max_num_seqs,
+        max_model_len=max_model_len,
+    )
+
+
+def plan_memory(
+    settings: WorkerConfig, needs: Needs, before: Memory, device: torch.device
+) -> MemoryReport:
+    """``before`` is the memory that was there before the weights.
+
+    Raises ConfigError where one request of ``max_model_len`` does not fit.
+    """
+    budget = int(before.total * settings.gpu_memory_utilization)
+    others = before.total - before.free
+    room = _room(settings, budget - others - needs.weights - needs.peak, device)
+    num_blocks = min(room // needs.block, needs.max_num_seqs * needs.blocks_per_request)
+    report = MemoryReport(settings.num_gpu_blocks_override or num_blocks, budget, others, needs)
+    if settings.num_gpu_blocks_override is None and num_blocks < needs.blocks_per_request:
+        raise ConfigError(_too_little(settings, needs, room, report))
+    return report
+
+
+def _room(settings: WorkerConfig, left: int, device: torch.device) -> int:
+    """Bytes that the KV cache may take."""
+    if settings.kv_cache_memory_bytes is not None:
+        return settings.kv_cache_memory_bytes
+    return max(0, min(left, CPU_MAX_KV_BYTES) if device.type == "cpu" else left)
+
+
+def _too_little(settings: WorkerConfig, needs: Needs, room: int, report: MemoryReport) -> str:
+    wanted = needs.blocks_per_request * needs.block
+    if settings.kv_cache_memory_bytes is not None:
+        remedy = "raise kv-cache-memory-bytes or lower max-model-len"
+    else:
+        remedy = (
+            "lower max-model-len, max-num-batched-tokens or max-num-seqs, or raise"
+            f" gpu-memory-utilization ({settings.gpu_memory_utilization})"
+        )
+    return (
+        f"max-model-len: the KV cache of one request of {needs.max_model_len} tokens takes"
+        f" {_mib(wanted)} and {_mib(room)} are left for it; {remedy}. "
+        + "; ".join(report.lines()[:3])
+    )
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 20):.1f} MiB"

@@ -1,0 +1,85 @@
+"""What the worker holds per slot: the true ids and lengths, block tables, sampling parameters.
+
+Everything is an array over slots, so that preparing a batch is a few array operations.
+"""
+
+import numpy as np
+
+from shared.messages import Admit, Capacity, StepPlan
+
+
+class SlotTable:
+    """The scheduler owns slots and blocks and sends differences; here lie the lengths.
+
+    ``is_open`` slots take part in steps: a slot closes when its sequence ends and stays so,
+    whatever later plans say, until it is admitted anew.
+    """
+
+    def __init__(self, capacity: Capacity) -> None:
+        num_slots, max_len = capacity.max_num_seqs, capacity.max_model_len
+        max_blocks = -(-max_len // capacity.block_size)
+        self.null_block = capacity.num_blocks
+        self.block_size = capacity.block_size
+        self.max_len = max_len
+        self.requests = [("", 0)] * num_slots  # (request, attempt)
+        self.routes = np.zeros(num_slots, np.int64)
+        self.is_open = np.zeros(num_slots, bool)
+        self.ids = np.zeros((num_slots, max_len), np.int32)
+        self.num_tokens = np.zeros(num_slots, np.int64)  # known ids
+        self.num_computed = np.zeros(num_slots, np.int64)  # of them, with their KV in the cache
+        self.end = np.zeros(num_slots, np.int64)  # known ids at which the sequence is full
+        self.num_blocks = np.zeros(num_slots, np.int64)
+        self.block_tables = np.full((num_slots, max_blocks), self.null_block, np.int64)
+        self.temperature = np.zeros(num_slots, np.float32)
+        self.top_k = np.zeros(num_slots, np.int64)
+        self.top_p = np.zeros(num_slots, np.float32)
+        self.seeds = np.zeros(num_slots, np.int64)
+        self.choices = np.zeros(num_slots, np.int64)
+        self.ignore_eos = np.zeros(num_slots, bool)
+
+    def apply(self, plan: StepPlan, ids: np.ndarray) -> np.ndarray:
+        """Releases, then admits, then extends. ``ids`` [sum of num_ids] are the admitted rows'.
+
+        Returns the blocks [N] int64 that have a new owner and hold nothing for it.
+        """
+        self.is_open[plan.release] = False
+        start = 0
+        fresh: list[int] = []
+        for row in plan.admit:
+            self._admit(row, ids[start : start + row.num_ids])
+            start += row.num_ids
+            fresh += row.blocks[-(-row.num_cached // self.block_size) :]
+        for extend in plan.extend:
+            self._add_blocks(extend.slot, extend.blocks)
+            fresh += extend.blocks
+        return np.array(fresh, np.int64)
+
+    def append(self, slots: np.ndarray, tokens: np.ndarray) -> None:
+        """One sampled token for each of ``slots``."""
+        self.ids[slots, self.num_tokens[slots]] = tokens
+        self.num_tokens[slots] += 1
+
+    def _admit(self, row: Admit, ids: np.ndarray) -> None:
+        slot, params = row.slot, row.params
+        self.requests[slot] = row.request, row.attempt
+        self.routes[slot] = row.route
+        self.is_open[slot] = True
+        self.ids[slot, : row.num_ids] = ids
+        self.num_tokens[slot] = row.num_ids
+        self.num_computed[slot] = row.num_cached
+        max_tokens = self.max_len if params.max_tokens is None else params.max_tokens
+        self.end[slot] = min(row.prompt_len + max_tokens, self.max_len)
+        self.block_tables[slot] = self.null_block
+        self.num_blocks[slot] = 0
+        self._add_blocks(slot, row.blocks)
+        self.temperature[slot] = params.temperature
+        self.top_k[slot] = params.top_k
+        self.top_p[slot] = params.top_p
+        self.seeds[slot] = params.seed
+        self.choices[slot] = row.choice
+        self.ignore_eos[slot] = params.ignore_eos
+
+    def _add_blocks(self, slot: int, blocks: list[int]) -> None:
+        start = self.num_blocks[slot]
+        self.block_tables[slot, start : start + len(blocks)] = blocks
+        self.num_blocks[slot] += len(blocks)

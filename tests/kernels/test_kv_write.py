@@ -1,0 +1,21 @@
+"""kv_write against its reference."""
+
+import pytest
+import torch
+
+from kernels.kv_write import kv_write, reference
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 13])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tokens_go_to_their_places_and_nothing_else_changes(
+    num_tokens: int, dtype: torch.dtype
+) -> None:
+    cache = torch.randn(6, 4, 2, 3, 8).to(dtype)
+    # keys and values as attention has them: slices of one product
+    heads = torch.randn(num_tokens, 10, 8).to(dtype)
+    places = torch.randperm(24)[:num_tokens]
+    expected = cache.clone()
+    reference.kv_write(expected, heads[:, 4:7], heads[:, 7:], places)
+    kv_write(cache, heads[:, 4:7], heads[:, 7:], places)
+    torch.testing.assert_close(cache, expected, atol=0, rtol=0)

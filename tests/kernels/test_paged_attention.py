@@ -1,0 +1,80 @@
+"""paged_attention against its reference: ragged rows, block edges, shared blocks, all groupings."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.paged_attention import batch as batches
+from kernels.paged_attention import paged_attention, prepare_attention, reference
+
+BLOCK_SIZE = 4
+NUM_BLOCKS = 40
+HEAD_DIM = 8
+CPU = torch.device("cpu")
+
+
+class Row(NamedTuple):
+    num_tokens: int
+    num_before: int
+
+
+def compare(rows: list[Row], num_heads: int, num_kv_heads: int, dtype: torch.dtype) -> int:
+    """Asserts that both agree; returns the number of groups."""
+    rows = sorted(rows, key=lambda row: (row.num_tokens > 1, sum(row)))
+    num_tokens = np.array([row.num_tokens for row in rows])
+    num_keys = np.array([sum(row) for row in rows])
+    tables = np.random.default_rng(len(rows)).integers(0, NUM_BLOCKS, (len(rows), 16))
+    cache = torch.randn(NUM_BLOCKS + 1, BLOCK_SIZE, 2, num_kv_heads, HEAD_DIM).to(dtype)
+    query = torch.randn(int(num_tokens.sum()), num_heads, HEAD_DIM).to(dtype)
+    batch = prepare_attention(num_tokens, num_keys, tables, BLOCK_SIZE, dtype, CPU)
+    expected = reference.paged_attention(query, cache, batch, HEAD_DIM**-0.5)
+    actual = paged_attention(query, cache, batch, HEAD_DIM**-0.5)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
+    return len(batch.groups)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(st.builds(Row, st.integers(1, 12), st.integers(0, 50)), min_size=1, max_size=8),
+    heads=st.sampled_from([(4, 4), (4, 2), (6, 2), (3, 1)]),
+)
+def test_any_mixture_of_rows_agrees(rows: list[Row], heads: tuple[int, int]) -> None:
+    compare(rows, *heads, torch.float32)
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 9])
+@pytest.mark.parametrize("num_tokens", [1, 2, 4])
+def test_block_edges_agree(length: int, num_tokens: int) -> None:
+    compare([Row(num_tokens, length), Row(num_tokens, 0)], 4, 2, torch.float32)
+
+
+def test_one_two_three_keys_decode_in_one_step() -> None:
+    """Three rows of one token whose longest has three keys: no triangle."""
+    assert compare([Row(1, 0), Row(1, 1), Row(1, 2)], 4, 2, torch.float32) == 1
+
+
+def test_bfloat16_agrees() -> None:
+    compare([Row(1, 30), Row(1, 17), Row(9, 0), Row(5, 20)], 4, 2, torch.bfloat16)
+
+
+def test_decode_rows_are_attended_to_together_unless_one_is_much_longer() -> None:
+    assert compare([Row(1, 20), Row(1, 24), Row(1, 30)], 4, 2, torch.float32) == 1
+    assert compare([Row(1, 3), Row(1, 4), Row(1, 50)], 4, 2, torch.float32) == 2
+
+
+def test_gathered_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "MAX_GATHERED_TOKENS", 100)
+    assert compare([Row(1, 39)] * 7, 4, 2, torch.float32) == 4
+
+
+def test_no_rows_are_fine() -> None:
+    nothing = np.zeros(0, np.int64)
+    tables = np.zeros((0, 4), np.int64)
+    batch = prepare_attention(nothing, nothing, tables, BLOCK_SIZE, torch.float32, CPU)
+    cache = torch.zeros(2, BLOCK_SIZE, 2, 2, HEAD_DIM)
+    assert paged_attention(torch.zeros(0, 4, HEAD_DIM), cache, batch, 1.0).shape == (0, 4, HEAD_DIM)

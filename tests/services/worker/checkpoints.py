@@ -1,0 +1,105 @@
+"""Tiny random checkpoints, and transformers' word on them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from shared.model_folder import weight_files
+
+VOCAB_SIZE = 160
+EOS_ID = 7
+MAX_POSITIONS = 128
+SETTLED = 1e-4  # engine.md §2: float32 texts may differ where two scores are closer than this
+
+
+def save_qwen2(folder: Path, shard_size: str = "60KB", **changes: Any) -> None:
+    """Weights wide enough that no two logits are close by chance."""
+    config = Qwen2Config(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=MAX_POSITIONS,
+        initializer_range=0.3,
+        tie_word_embeddings=changes.pop("tie_word_embeddings", False),
+        bos_token_id=None,
+        eos_token_id=EOS_ID,
+        pad_token_id=None,
+        **changes,
+    )
+    torch.manual_seed(20261121)
+    model = Qwen2ForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("bias", "norm.weight")):
+            torch.nn.init.normal_(parameter.data, mean=float("norm" in name), std=0.3)
+    model.save_pretrained(folder, max_shard_size=shard_size)
+    (folder / "tokenizer.json").write_text("{}")
+
+
+def save_mimo(folder: Path, num_mtp_layers: int = 1) -> dict[str, torch.Tensor]:
+    """A Qwen2 with MTP layers beside its own; returns the tensors of those."""
+    save_qwen2(folder, shard_size="10MB")
+    (file,) = weight_files(folder)
+    weights = load_file(file)
+    mtp = {}
+    for layer in range(num_mtp_layers):
+        prefix = f"model.mtp_layers.{layer}."
+        for name, tensor in weights.items():
+            if name.startswith("model.layers.0."):
+                mtp[prefix + name.removeprefix("model.layers.0.")] = torch.randn_like(tensor)
+        mtp[prefix + "input_proj.weight"] = torch.randn(32, 64)
+        for name in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
+            mtp[f"{prefix}{name}.weight"] = torch.randn(32)
+    save_file(weights | mtp, file)
+    change_config(
+        folder, architectures=["MiMoForCausalLM"], num_nextn_predict_layers=num_mtp_layers
+    )
+    return mtp
+
+
+def load_as_qwen2(folder: Path) -> Qwen2ForCausalLM:
+    """transformers does not know MiMo: its trunk with tied embeddings, in float32."""
+    values = json.loads((folder / "config.json").read_text())
+    for key in ("architectures", "model_type", "dtype", "torch_dtype"):
+        values.pop(key, None)
+    model = Qwen2ForCausalLM(Qwen2Config(**values)).eval()
+    trunk = {
+        name: tensor.float()
+        for file in weight_files(folder)
+        for name, tensor in load_file(file).items()
+        if "mtp_layers" not in name
+    }
+    model.load_state_dict(trunk | {"lm_head.weight": trunk["model.embed_tokens.weight"]})
+    return model
+
+
+def change_config(folder: Path, **values: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@torch.inference_mode()
+def true_logits(oracle: Qwen2ForCausalLM, ids: list[int]) -> np.ndarray:
+    """Logits [len(ids), vocab_size] after every one of ``ids``."""
+    return oracle(torch.tensor([ids])).logits[0].numpy()
+
+
+def assert_greedy(oracle: Qwen2ForCausalLM, prompt: list[int], text: list[int]) -> None:
+    """Every token of ``text`` has the highest logit, or ties with it as the equality rule says."""
+    logits = true_logits(oracle, prompt + text)[len(prompt) - 1 : -1]
+    gaps = logits.max(-1) - logits[np.arange(len(text)), text]
+    assert gaps.max() < SETTLED, f"token {gaps.argmax()} is {gaps.max()} below the highest"
+
+
+def random_prompts(num: int, seed: int = 0) -> list[list[int]]:
+    """Ragged: 1 … 40 ids each."""
+    rng = np.random.default_rng(seed)
+    lengths = [1, 2, *rng.integers(1, 41, num).tolist()][:num]
+    return [rng.integers(8, VOCAB_SIZE, length).tolist() for length in lengths]

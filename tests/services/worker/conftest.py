@@ -1,0 +1,32 @@
+"""One tiny random checkpoint, and transformers' model of it, for all tests of the worker."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen2ForCausalLM
+
+from tests.services.worker.checkpoints import save_qwen2
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tiny products are faster so, and other processes want the cores."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen2 with untied embeddings in several shards."""
+    folder = tmp_path_factory.mktemp("qwen2")
+    save_qwen2(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def oracle(checkpoint: Path) -> Qwen2ForCausalLM:
+    return Qwen2ForCausalLM.from_pretrained(checkpoint).eval()

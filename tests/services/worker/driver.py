@@ -1,0 +1,105 @@
+"""A scheduler for tests: drives an engine by plans and collects what it emits."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from services.worker.engine import Engine
+from shared.config import WorkerConfig
+from shared.messages import Admit, Decode, Prefill, ResultRow, SamplingParams, StepPlan
+
+GREEDY = SamplingParams(seed=0, temperature=0.0, max_tokens=12)
+
+
+def make_engine(folder: Path, **settings: Any) -> Engine:
+    defaults = {"dtype": "float32", "block_size": 4, "max_num_seqs": 24, "num_threads": 1}
+    config = WorkerConfig(model=folder, device="cpu", **(defaults | settings))
+    return Engine(config, lambda text, fraction: None)
+
+
+@dataclass
+class Job:
+    """A prompt and how it is to be continued. ``emitted`` may hold what is known already."""
+
+    prompt: list[int]
+    params: SamplingParams = GREEDY
+    choice: int = 0
+    emitted: list[int] = field(default_factory=list)
+    end: ResultRow | None = None
+
+
+class Driver:
+    """All ids of a job get blocks at admission, in an order drawn by ``seed``."""
+
+    def __init__(self, engine: Engine, chunk_sizes: Sequence[int] = (1000,), seed: int = 0) -> None:
+        self.engine = engine
+        self._chunk_sizes = cycle(chunk_sizes)
+        self._rng = np.random.default_rng(seed)
+        self._num_steps = 0
+
+    def run(self, jobs: list[Job]) -> list[list[int]]:
+        """The texts of ``jobs``, all at once, each prompt in chunks of the next sizes."""
+        capacity = self.engine.capacity
+        slots = self._rng.permutation(capacity.max_num_seqs)[: len(jobs)].tolist()
+        tables = self._tables(len(jobs))
+        admits = [
+            self._admit(slot, job, blocks)
+            for slot, job, blocks in zip(slots, jobs, tables, strict=True)
+        ]
+        known = [np.array(job.prompt + job.emitted, np.int32) for job in jobs]
+        lacking = {slot: len(ids) for slot, ids in zip(slots, known, strict=True)}
+        by_slot = dict(zip(slots, jobs, strict=True))
+        self._step(by_slot, lacking, admits, np.concatenate(known))
+        while any(job.end is None for job in jobs):
+            self._step(by_slot, lacking, [], np.zeros(0, np.int32))
+        return [job.emitted for job in jobs]
+
+    def _tables(self, num: int) -> list[list[int]]:
+        """Blocks of each job, for as long as it may become."""
+        size = -(-self.engine.capacity.max_model_len // self.engine.capacity.block_size)
+        blocks = self._rng.permutation(self.engine.capacity.num_blocks)
+        return blocks[: num * size].reshape(num, size).tolist()
+
+    def _admit(self, slot: int, job: Job, blocks: list[int]) -> Admit:
+        num_ids = len(job.prompt) + len(job.emitted)
+        route = slot % 3
+        return Admit(
+            slot, f"r{slot}", 1, route, job.choice, len(job.prompt), num_ids, 0, job.params, blocks
+        )
+
+    def _step(
+        self, jobs: dict[int, Job], lacking: dict[int, int], admits: list[Admit], ids: np.ndarray
+    ) -> None:
+        decode, prefill = [], []
+        for slot in [slot for slot in jobs if jobs[slot].end is None]:
+            num_tokens = 1 if lacking[slot] == 1 else min(lacking[slot], next(self._chunk_sizes))
+            if lacking[slot] == 1:
+                decode.append(Decode(slot))
+            else:
+                prefill.append(Prefill(slot, num_tokens))
+            lacking[slot] -= num_tokens
+        self._num_steps += 1
+        plan = StepPlan(self._num_steps, [], admits, [], prefill, decode)
+        result, emitted = self.engine.step(plan, ids)
+        self._absorb(result.rows, emitted.tolist(), jobs, lacking)
+
+    def _absorb(
+        self,
+        rows: list[ResultRow],
+        emitted: list[int],
+        jobs: dict[int, Job],
+        lacking: dict[int, int],
+    ) -> None:
+        start = 0
+        for row in rows:
+            job = jobs[row.slot]
+            job.emitted += emitted[start : start + row.num_emitted]
+            start += row.num_emitted
+            lacking[row.slot] += row.num_emitted
+            if row.finish or row.error:
+                job.end = row
+        assert start == len(emitted)

@@ -1,0 +1,156 @@
+"""Weights that do not fit are named, before anything runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from services.worker.loader import load_model
+from services.worker.model_config import read_model_config
+from services.worker.models import CausalLM
+from services.worker.registry import find_model
+from shared.errors import ConfigError
+from shared.model_folder import weight_files
+from tests.services.worker.checkpoints import change_config, save_mimo, save_qwen2
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[CausalLM, list[float]]:
+    fractions: list[float] = []
+    config = read_model_config(folder)
+    model = load_model(
+        folder, config, dtype, torch.device("cpu"), lambda text, done: fractions.append(done)
+    )
+    return model, fractions
+
+
+def rewrite(file: Path, **changes: torch.Tensor | None) -> None:
+    weights = load_file(file)
+    for name, tensor in changes.items():
+        key = name.replace("__", ".")
+        weights.pop(key, None)
+        if tensor is not None:
+            weights[key] = tensor
+    save_file(weights, file)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_qwen2(tmp_path, shard_size="10MB")
+    return tmp_path
+
+
+def test_shards_fill_every_parameter_and_tell_progress(checkpoint: Path) -> None:
+    num_files = len(weight_files(checkpoint))
+    assert num_files >= 2
+    model, fractions = load(checkpoint)
+    assert fractions == [number / num_files for number in range(num_files + 1)]
+    weights: dict[str, torch.Tensor] = {}
+    for file in weight_files(checkpoint):
+        weights |= load_file(file)
+    merged = model.get_parameter("model.layers.1.mlp.gate_up_proj.weight")
+    parts = [weights[f"model.layers.1.mlp.{name}_proj.weight"] for name in ("gate", "up")]
+    torch.testing.assert_close(merged, torch.cat(parts))
+
+
+def test_the_head_is_float32_and_shared_only_where_that_is_exact(tmp_path: Path) -> None:
+    save_qwen2(tmp_path, tie_word_embeddings=True)
+    wide, _ = load(tmp_path)
+    embedding = wide.get_parameter("model.embed_tokens.weight")
+    assert wide.get_parameter("lm_head.weight") is embedding
+    narrow, _ = load(tmp_path, torch.bfloat16)
+    assert narrow.get_parameter("model.embed_tokens.weight").dtype == torch.bfloat16
+    torch.testing.assert_close(narrow.get_parameter("lm_head.weight"), embedding, atol=0, rtol=0)
+
+
+def test_a_missing_tensor_is_named(folder: Path) -> None:
+    rewrite(folder / "model.safetensors", model__layers__1__self_attn__k_proj__bias=None)
+    with pytest.raises(ConfigError, match=r"lacks tensors model.layers.1.self_attn.k_proj.bias$"):
+        load(folder)
+
+
+def test_many_missing_tensors_are_counted(folder: Path) -> None:
+    change_config(folder, num_hidden_layers=5)
+    with pytest.raises(ConfigError, match="and 19 more"):
+        load(folder)
+
+
+def test_an_unexpected_tensor_is_named(folder: Path) -> None:
+    rewrite(folder / "model.safetensors", model__surprise=torch.zeros(2))
+    with pytest.raises(ConfigError, match=r"has no tensor model\.surprise"):
+        load(folder)
+
+
+def test_a_head_beside_tied_embeddings_is_fine(tmp_path: Path) -> None:
+    save_qwen2(tmp_path, shard_size="10MB", tie_word_embeddings=True)
+    rewrite(tmp_path / "model.safetensors", lm_head__weight=torch.zeros(160, 32))
+    model, _ = load(tmp_path)
+    assert model.get_parameter("lm_head.weight").abs().max() > 0
+
+
+def test_a_wrong_shape_is_named_with_both_shapes(folder: Path) -> None:
+    change_config(folder, intermediate_size=50)
+    with pytest.raises(ConfigError, match=r"_proj.weight is .*\[(48, 32|32, 48)\].*50"):
+        load(folder)
+
+
+def test_integers_are_no_weights(folder: Path) -> None:
+    rewrite(folder / "model.safetensors", model__norm__weight=torch.zeros(32, dtype=torch.int8))
+    with pytest.raises(ConfigError, match=r"model.norm.weight is torch.int8"):
+        load(folder)
+
+
+def test_a_truncated_file_is_named(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match=r"model.safetensors is no good safetensors file"):
+        load(folder)
+
+
+def test_mtp_layers_must_be_complete(tmp_path: Path) -> None:
+    save_mimo(tmp_path)
+    rewrite(tmp_path / "model.safetensors", model__mtp_layers__0__input_proj__weight=None)
+    with pytest.raises(ConfigError, match=r"model.mtp_layers.0.input_proj.weight"):
+        load(tmp_path)
+
+
+def test_an_unknown_architecture_lists_the_known_ones(folder: Path) -> None:
+    change_config(folder, architectures=["LlamaForCausalLM"])
+    with pytest.raises(ConfigError, match=r"LlamaForCausalLM.*MiMoForCausalLM, Qwen2ForCausalLM"):
+        find_model(read_model_config(folder))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope type 'yarn'"),
+        ({"rope_scaling": {"type": "linear"}}, "rope type 'linear'"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"num_key_value_heads": 3}, "no multiple"),
+        ({"hidden_size": "many"}, "Expected `int`"),
+    ],
+)
+def test_what_we_cannot_do_is_said(folder: Path, change: dict[str, object], text: str) -> None:
+    change_config(folder, **change)
+    with pytest.raises(ConfigError, match=text):
+        read_model_config(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "base"),
+    [
+        ({"rope_parameters": None, "rope_theta": 500.0}, 500.0),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 700.0}}, 700.0),
+        ({"rope_parameters": None}, 10000.0),
+    ],
+)
+def test_rope_theta_is_found_in_either_place(
+    folder: Path, change: dict[str, object], base: float
+) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("rope_theta", None)
+    (folder / "config.json").write_text(json.dumps(config | change))
+    assert read_model_config(folder).rotary_base == base

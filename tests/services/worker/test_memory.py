@@ -1,0 +1,152 @@
+"""How the number of KV blocks comes about, and what is said when they are too few."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from services.worker import hardware
+from services.worker.hardware import Memory, choose_device, choose_dtype, read_memory
+from services.worker.memory import CPU_MAX_KV_BYTES, Needs, plan_memory
+from shared.config import WorkerConfig
+from shared.errors import ConfigError
+from tests.services.worker.driver import make_engine
+
+GIB = 1 << 30
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+NEEDS = Needs(
+    weights=2 * GIB,
+    peak=GIB,
+    block=1 << 20,
+    block_size=16,
+    max_num_seqs=256,
+    max_model_len=4096,
+)
+MACHINE = Memory(total=20 * GIB, free=15 * GIB)
+
+
+def settings(**values: Any) -> WorkerConfig:
+    return WorkerConfig(**values)
+
+
+def test_blocks_take_what_is_left_of_the_share() -> None:
+    report = plan_memory(settings(gpu_memory_utilization=0.5), NEEDS, MACHINE, CUDA)
+    assert report.num_blocks == (10 - 5 - 2 - 1) * GIB // NEEDS.block
+    assert report.lines() == [
+        "memory: 10240.0 MiB may be used, 5120.0 MiB are by others",
+        "weights: 2048.0 MiB",
+        "peak of a step: 1024.0 MiB (estimated)",
+        "KV cache: 2048 blocks of 16 tokens = 32768 tokens (2048.0 MiB)",
+        "maximum concurrency for 4096 tokens per request: 8.00×",
+    ]
+
+
+def test_a_cpu_gives_four_gibibytes_at_most_unless_told() -> None:
+    roomy = Memory(total=100 * GIB, free=90 * GIB)
+    assert plan_memory(settings(), NEEDS, roomy, CPU).num_blocks == CPU_MAX_KV_BYTES >> 20
+    told = settings(kv_cache_memory_bytes=6 * GIB)
+    assert plan_memory(told, NEEDS, roomy, CPU).num_blocks == 6 * 1024
+
+
+def test_no_more_blocks_than_all_slots_can_use() -> None:
+    needs = replace(NEEDS, max_num_seqs=2, max_model_len=100)
+    assert plan_memory(settings(), needs, MACHINE, CPU).num_blocks == 2 * 7
+
+
+def test_an_override_needs_no_memory_to_be_left() -> None:
+    full = Memory(total=20 * GIB, free=0)
+    report = plan_memory(settings(num_gpu_blocks_override=3), NEEDS, full, CPU)
+    assert report.num_blocks == 3
+
+
+def test_too_little_memory_says_how_much_and_what_to_change() -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan_memory(settings(gpu_memory_utilization=0.3), NEEDS, MACHINE, CPU)
+    text = str(caught.value)
+    for part in ("4096 tokens takes 256.0 MiB", "0.0 MiB are left", "gpu-memory-utilization (0.3)"):
+        assert part in text
+    with pytest.raises(ConfigError, match="raise kv-cache-memory-bytes"):
+        plan_memory(settings(kv_cache_memory_bytes=GIB // 8), NEEDS, MACHINE, CPU)
+
+
+def test_an_engine_has_the_capacity_that_was_asked_for(checkpoint: Path) -> None:
+    engine = make_engine(
+        checkpoint, num_gpu_blocks_override=9, max_num_batched_tokens=77, max_model_len=50
+    )
+    capacity = engine.capacity
+    assert (capacity.num_blocks, capacity.block_size, capacity.max_num_seqs) == (9, 4, 24)
+    assert (capacity.max_num_batched_tokens, capacity.max_model_len) == (77, 50)
+    assert engine.model_info.max_model_len == 50
+    assert make_engine(checkpoint).capacity.max_num_batched_tokens == 512
+
+
+def fake_machine(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, cgroup: str, files: dict[str, str]
+) -> None:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (folder / "cgroup").write_text(cgroup)
+    (folder / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 800 kB\n")
+    monkeypatch.setattr(hardware, "CGROUPS", folder / "fs")
+    monkeypatch.setattr(hardware, "CGROUP_NAMES", folder / "cgroup")
+    monkeypatch.setattr(hardware, "MEMINFO", folder / "meminfo")
+
+
+def test_memory_without_cgroups_is_the_machines(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake_machine(monkeypatch, tmp_path, "0::/\n", {})
+    assert read_memory(CPU) == Memory(1000 << 10, 800 << 10)
+
+
+def test_the_tightest_cgroup_around_us_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    files = {
+        "fs/a/memory.max": "500000\n",
+        "fs/a/memory.current": "230000\n",
+        "fs/a/memory.stat": "anon 200000\ninactive_file 30000\n",
+        "fs/a/b/memory.max": "max\n",
+        "fs/a/b/memory.current": "100\n",
+        "fs/a/cpu.max": "150000 100000\n",
+    }
+    fake_machine(monkeypatch, tmp_path, "0::/a/b\n", files)
+    assert read_memory(CPU) == Memory(500000, 300000)
+
+
+def test_version_1_cgroups_count_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    files = {
+        "fs/memory/x/memory.limit_in_bytes": "400000",
+        "fs/memory/x/memory.usage_in_bytes": "500000",
+        "fs/memory/x/memory.stat": "inactive_file 1\ntotal_inactive_file 70000\n",
+    }
+    fake_machine(monkeypatch, tmp_path, "3:cpu,cpuacct:/\n2:memory:/x\n0::/\n", files)
+    assert read_memory(CPU) == Memory(400000, 0)
+
+
+@pytest.mark.parametrize(("quota", "expected"), [("100000 100000", 1), ("50000 100000", 1)])
+def test_threads_follow_the_cpu_quota(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quota: str, expected: int
+) -> None:
+    fake_machine(monkeypatch, tmp_path, "0::/a\n", {"fs/a/cpu.max": quota})
+    assert hardware.set_threads(None) == expected == torch.get_num_threads()
+
+
+def test_a_device_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto") == CPU
+    with pytest.raises(ConfigError, match="device: cuda"):
+        choose_device("cuda")
+
+
+@pytest.mark.parametrize(("flag", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_auto_is_bfloat16_where_the_cpu_computes_it(
+    monkeypatch: pytest.MonkeyPatch, flag: bool, expected: torch.dtype
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": flag})
+    assert choose_dtype("auto", CPU) == expected
+    assert choose_dtype("float16", CPU) == torch.float16

@@ -1,0 +1,111 @@
+"""Each model family against transformers: logits of a forward pass over the paged cache."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen2ForCausalLM
+
+from services.worker.batch import prepare_batch
+from services.worker.context import current_context, forward_context
+from services.worker.kv_cache import KVCache
+from services.worker.loader import load_model
+from services.worker.model_config import read_model_config
+from services.worker.slots import SlotTable
+from shared.config import EMBEDDED_MODEL
+from shared.messages import Admit, Capacity, Prefill, SamplingParams, StepPlan
+from tests.services.worker.checkpoints import (
+    assert_greedy,
+    load_as_qwen2,
+    random_prompts,
+    save_mimo,
+    save_qwen2,
+    true_logits,
+)
+from tests.services.worker.driver import Driver, Job, make_engine
+
+CPU = torch.device("cpu")
+CAPACITY = Capacity(64, 8, 8, 512, 128)
+
+
+@torch.inference_mode()
+def our_logits(folder: Path, prompts: list[list[int]], dtype: torch.dtype) -> list[np.ndarray]:
+    """Logits after every token of each prompt, all prompts in one step: [len(prompt), V]."""
+    config = read_model_config(folder)
+    model = load_model(folder, config, dtype, CPU, lambda text, fraction: None)
+    cache = KVCache(config, CAPACITY.num_blocks, CAPACITY.block_size, dtype, CPU)
+    table = SlotTable(CAPACITY)
+    params = SamplingParams(seed=0)
+    tables = np.arange(CAPACITY.num_blocks).reshape(CAPACITY.max_num_seqs, -1).tolist()
+    admits = [
+        Admit(slot, "r", 0, 0, 0, len(ids), len(ids), 0, params, tables[slot])
+        for slot, ids in enumerate(prompts)
+    ]
+    rows = [Prefill(slot, len(ids)) for slot, ids in enumerate(prompts)]
+    plan = StepPlan(1, [], admits, [], rows, [])
+    table.apply(plan, np.concatenate([np.array(ids, np.int32) for ids in prompts]))
+    batch = prepare_batch(table, plan, cache)
+    with forward_context(batch.context):
+        hidden = model(batch.input_ids, batch.positions)
+    logits = model.logits(hidden)
+    assert logits.dtype == torch.float32
+    parts = logits.split(batch.num_tokens.tolist())
+    by_slot = dict(zip(batch.slots.tolist(), parts, strict=True))
+    return [by_slot[slot].numpy() for slot in range(len(prompts))]
+
+
+@pytest.mark.parametrize("tie_word_embeddings", [False, True])
+@pytest.mark.parametrize("rope_theta", [100.0, 1e6])
+def test_qwen2_has_the_logits_of_transformers(
+    tmp_path: Path, tie_word_embeddings: bool, rope_theta: float
+) -> None:
+    rope = {"rope_type": "default", "rope_theta": rope_theta}
+    save_qwen2(tmp_path, tie_word_embeddings=tie_word_embeddings, rope_parameters=rope)
+    oracle = Qwen2ForCausalLM.from_pretrained(tmp_path).eval()
+    prompts = random_prompts(6)
+    for prompt, ours in zip(prompts, our_logits(tmp_path, prompts, torch.float32), strict=True):
+        np.testing.assert_allclose(ours, true_logits(oracle, prompt), atol=1e-4, rtol=1e-4)
+
+
+def test_bfloat16_stays_near_the_logits_of_float32(
+    checkpoint: Path, oracle: Qwen2ForCausalLM
+) -> None:
+    """Three layers of eight-bit mantissas: within 3 % of the logits' spread on average."""
+    prompts = random_prompts(6)
+    for prompt, ours in zip(prompts, our_logits(checkpoint, prompts, torch.bfloat16), strict=True):
+        true = true_logits(oracle, prompt)
+        assert np.abs(ours - true).mean() < 0.03 * true.std()
+
+
+def test_mimo_is_qwen2_with_further_layers(tmp_path: Path, checkpoint: Path) -> None:
+    mtp = save_mimo(tmp_path, num_mtp_layers=2)
+    prompts = random_prompts(3)
+    for ours, qwen2 in zip(
+        our_logits(tmp_path, prompts, torch.float32),
+        our_logits(checkpoint, prompts, torch.float32),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(ours, qwen2)
+    config = read_model_config(tmp_path)
+    model = load_model(tmp_path, config, torch.float32, CPU, lambda text, fraction: None)
+    for layer in range(2):
+        prefix = f"model.mtp_layers.{layer}."
+        projected = model.get_parameter(prefix + "input_proj.weight")
+        torch.testing.assert_close(projected, mtp[prefix + "input_proj.weight"])
+        biases = [mtp[f"{prefix}self_attn.{name}_proj.bias"] for name in "qkv"]
+        merged = model.get_parameter(prefix + "self_attn.qkv_proj.bias")
+        torch.testing.assert_close(merged, torch.cat(biases))
+
+
+def test_the_embedded_model_continues_as_transformers_does() -> None:
+    oracle = load_as_qwen2(EMBEDDED_MODEL)
+    prompt = np.random.default_rng(0).integers(300, oracle.config.vocab_size, 40).tolist()
+    engine = make_engine(EMBEDDED_MODEL, max_model_len=128, max_num_seqs=2)
+    (text,) = Driver(engine, [17]).run([Job(prompt)])
+    assert_greedy(oracle, prompt, text)
+
+
+def test_attention_outside_of_a_forward_pass_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="no forward pass"):
+        current_context()
