@@ -39,7 +39,10 @@ class Engine:
         device = choose_device(settings.device)
         dtype = choose_dtype(settings.dtype, device)
         num_threads = set_threads(settings.num_threads)
-        log.info("computing in %s on %s with %d threads", dtype, device, num_threads)
+        log.info(
+            "model %s (%s) in %s on %s with %d threads",
+            *(settings.model.name, "/".join(config.architectures), dtype, device, num_threads),
+        )
         before = read_memory(device)
         self._model = load_model(settings.model, config, dtype, device, progress)
         max_tokens = settings.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]

@@ -1,0 +1,23 @@
+import sys
+
+import pytest
+
+from cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        ([], 0, "usage: shoal"),
+        (["--help"], 0, "scheduler"),
+        (["swim"], 2, "no such command: swim"),
+        (["serve", "--port", "x"], 2, "port: 'x'"),
+    ],
+)
+def test_what_a_person_types_first(monkeypatch, capsys, words: list[str], code: int, text: str):
+    monkeypatch.setattr(sys, "argv", ["shoal", *words])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == code
+    output = capsys.readouterr()
+    assert text in output.out + output.err
