@@ -16,6 +16,7 @@ from shared.messages import ServiceName
 from shared.service import SUPERVISOR_FD
 
 ASK_TIMEOUT = aiohttp.ClientTimeout(total=1)
+MAX_LINE_BYTES = 64 << 10
 
 
 class Child:
@@ -27,52 +28,77 @@ class Child:
         self.was_ready = False
         self.status: dict[str, Any] = {"state": "starting", "reason": ""}
         self.last_line = ""
-        self.process: Process | None = None
+        self._ended = asyncio.Event()
+        self._process: Process | None = None
+        self._signal: signal.Signals | None = None
         self._admin = admin_path(directory, service, instance)
 
     async def run(self, environment: dict[str, str], on_line: Callable[[str], None]) -> int:
         """Starts the process and returns its exit code; ``on_line`` gets what it prints."""
         read_end, write_end = os.pipe()
         try:
-            process = self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", f"services.{self.service}"),
-                env=environment | {SUPERVISOR_FD: str(read_end)},
-                pass_fds=(read_end,),
-                start_new_session=True,
-                stdin=DEVNULL,
-                stdout=PIPE,
-                stderr=STDOUT,
+            self._process = await self._start(
+                environment | {SUPERVISOR_FD: str(read_end)}, read_end
             )
             os.close(read_end)
-            await self._read_lines(process, on_line)
-            return await process.wait()
+            if self._signal is not None:
+                self._process.send_signal(self._signal)
+            await self._read_lines(self._process, on_line)
+            code = await self._process.wait()
+            self.status = {"state": "ended", "reason": f"exit code {code}"}
+            return code
         finally:
             os.close(write_end)
+            self._ended.set()
 
     def signal(self, number: signal.Signals) -> None:
-        if self.process is not None and self.process.returncode is None:
-            self.process.send_signal(number)
+        """Also reaches a process that is only being started."""
+        self._signal = number
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(number)
+
+    async def wait(self) -> None:
+        await self._ended.wait()
 
     async def ask_status(self) -> None:
-        """Refreshes ``status`` from the admin port; a process that does not answer keeps the
-        last."""
+        """Refreshes ``status`` from the admin port; without an answer the last one stays."""
         connector = aiohttp.UnixConnector(str(self._admin))
         try:
             async with (
                 aiohttp.ClientSession(connector=connector, timeout=ASK_TIMEOUT) as session,
                 session.get("http://admin/status") as response,
             ):
-                self.status = await response.json()
+                status = await response.json()
         except (aiohttp.ClientError, TimeoutError):
             return
-        self.was_ready = self.was_ready or self.status["state"] == "ready"
+        if not self._ended.is_set():
+            self.status = status
+            self.was_ready = self.was_ready or status["state"] == "ready"
 
-    async def wait(self) -> None:
-        if self.process is not None:
-            await self.process.wait()
+    async def _start(self, environment: dict[str, str], inherited: int) -> Process:
+        """``-P``: the directory we were started in is no place to import from."""
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", f"services.{self.service}"),
+            env=environment,
+            pass_fds=(inherited,),
+            start_new_session=True,
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=STDOUT,
+        )
 
     async def _read_lines(self, process: Process, on_line: Callable[[str], None]) -> None:
+        """Until the process closes its output; lines without an end are cut."""
         assert process.stdout is not None
-        async for line in process.stdout:
+        rest = b""
+        while chunk := await process.stdout.read(MAX_LINE_BYTES):
+            *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) > MAX_LINE_BYTES:
+                lines, rest = [*lines, rest], b""
+            self._take(lines, on_line)
+        self._take([rest] if rest else [], on_line)
+
+    def _take(self, lines: list[bytes], on_line: Callable[[str], None]) -> None:
+        for line in lines:
             self.last_line = line.decode(errors="replace").rstrip()
             on_line(self.last_line)

@@ -24,7 +24,7 @@ def main() -> None:
 
         sys.exit(serve(arguments))
     if command in SERVICES:
-        os.execv(sys.executable, [sys.executable, "-m", f"services.{command}", *arguments])
+        os.execv(sys.executable, [sys.executable, "-P", "-m", f"services.{command}", *arguments])
     if command in ("-h", "--help", "help"):
         print(USAGE)
         sys.exit(0)

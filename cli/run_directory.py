@@ -3,23 +3,34 @@
 import fcntl
 import os
 import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from shared.address import make_private_directory
+from shared.errors import ConfigError
+
+PREFIX = "serve-"
 
 
 class RunDirectory:
-    """``base/<pid>``, 0700, locked while this process lives; removed at the end.
+    """A new directory in ``base``, locked while this process lives and removed at the end.
 
-    What a killed predecessor left behind is swept first: its lock went with it.
+    What a killed predecessor left behind is swept first: its lock went with it. Raises ConfigError
+    for a base that is not ours alone.
     """
 
     def __init__(self, base: Path) -> None:
-        base.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for entry in base.iterdir():
-            if entry.name.isdigit() and _try_lock(entry) is not None:
-                shutil.rmtree(entry)
-        self.path = base / str(os.getpid())
-        self.path.mkdir(mode=0o700)
-        self._lock = _try_lock(self.path)
+        make_private_directory(base)
+        try:
+            with _locked(base):
+                for entry in base.glob(f"{PREFIX}*"):
+                    _sweep_if_dead(entry)
+                self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
+                self._lock = _try_lock(self.path)
+        except OSError as error:
+            raise ConfigError(f"mesh-dir: {base}: {error.strerror}") from None
 
     def sweep(self, instance: str) -> None:
         """Removes the sockets of a process that has ended."""
@@ -30,9 +41,27 @@ class RunDirectory:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
+def _sweep_if_dead(directory: Path) -> None:
+    lock = _try_lock(directory)
+    if lock is not None:
+        shutil.rmtree(directory)
+        os.close(lock)
+
+
+@contextmanager
+def _locked(base: Path) -> Iterator[None]:
+    """One start at a time sweeps and creates."""
+    descriptor = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _try_lock(directory: Path) -> int | None:
     """A descriptor that holds the lock of ``directory``, or None where somebody else does."""
-    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,10 +1,11 @@
 """Keeps one process per replica alive, and ends them in order."""
 
 import asyncio
+import contextlib
+import json
 import os
 import signal
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from cli.child import Child
 from cli.run_directory import RunDirectory
@@ -35,56 +36,68 @@ class Supervisor:
         self._directory = directory
         self._on_line = on_line
         self._environment = child_environment(config)
-        self._is_stopping = False
+        self._stop = asyncio.Event()
         self.children: dict[str, Child] = {}  # by replica
 
     async def run(self, on_change: Callable[[], None]) -> None:
         """Until ``stop``. Raises StartFailedError for a service that never becomes ready."""
         async with asyncio.TaskGroup() as tasks:
-            polling = tasks.create_task(self._poll(on_change))
-            replicas = [tasks.create_task(self._keep_alive(service)) for service in SERVICES]
-            await asyncio.wait(replicas)
-            polling.cancel()
+            background = [
+                tasks.create_task(self._poll(on_change)),
+                tasks.create_task(self._drain()),
+            ]
+            await asyncio.wait([tasks.create_task(self._keep_alive(each)) for each in SERVICES])
+            for task in background:
+                task.cancel()
 
-    async def stop(self) -> None:
+    def stop(self) -> None:
+        """Drains; a second call ends everything at once."""
+        if self._stop.is_set():
+            self._signal(self.children.values(), signal.SIGKILL)
+        self._stop.set()
+
+    async def _drain(self) -> None:
         """Gateways first: they end what is open while everything below still runs."""
-        self._is_stopping = True
+        await self._stop.wait()
         for service in SERVICES:
             children = [child for child in self.children.values() if child.service == service]
-            for child in children:
-                child.signal(signal.SIGTERM)
-            await self._wait_or_kill(children)
+            self._signal(children, signal.SIGTERM)
+            try:
+                async with asyncio.timeout(self._config.drain_timeout_s + KILL_AFTER_S):
+                    await asyncio.gather(*(child.wait() for child in children))
+            except TimeoutError:
+                self._signal(children, signal.SIGKILL)
 
-    def kill(self) -> None:
-        self._is_stopping = True
-        for child in self.children.values():
-            child.signal(signal.SIGKILL)
-
-    async def _wait_or_kill(self, children: list[Child]) -> None:
-        waits = [asyncio.create_task(child.wait()) for child in children]
-        _, late = await asyncio.wait(waits, timeout=self._config.drain_timeout_s + KILL_AFTER_S)
-        if late:
-            for child in children:
-                child.signal(signal.SIGKILL)
+    def _signal(self, children: Iterable[Child], number: signal.Signals) -> None:
+        for child in children:
+            child.signal(number)
 
     async def _keep_alive(self, service: ServiceName) -> None:
+        """Before it was ever ready a service may fail ``MAX_FAILED_STARTS`` times; later,
+        always."""
         replica = f"{service}-0"
         num_starts = num_failed = 0
-        while not self._is_stopping:
+        was_ever_ready = False
+        while not self._stop.is_set():
             num_starts += 1
             child = Child(service, f"{replica}.{num_starts}", self._directory.path)
             self.children[replica] = child
             code = await child.run(self._environment_of(child), self._on_line)
             self._directory.sweep(child.instance)
-            child.status = {"state": "ended", "reason": f"exit code {code}"}
-            if self._is_stopping:
+            if self._stop.is_set():
                 return
+            was_ever_ready = was_ever_ready or child.was_ready
             num_failed = 0 if child.was_ready else num_failed + 1
-            if code == WRONG_SETTING or num_failed == MAX_FAILED_STARTS:
+            is_hopeless = code == WRONG_SETTING or num_failed == MAX_FAILED_STARTS
+            if is_hopeless and not was_ever_ready:
                 raise StartFailedError(child.last_line or f"{service} ended with code {code}")
-            backoff_s = min(FIRST_BACKOFF_S * 2**num_failed, MAX_BACKOFF_S)
-            self._on_line(f"{child.instance} ended with code {code}; again in {backoff_s:g} s")
-            await asyncio.sleep(backoff_s)
+            await self._pause(child, code, num_failed)
+
+    async def _pause(self, child: Child, code: int, num_failed: int) -> None:
+        backoff_s = min(FIRST_BACKOFF_S * 2**num_failed, MAX_BACKOFF_S)
+        self._on_line(f"{child.instance} ended with code {code}; again in {backoff_s:g} s")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stop.wait(), backoff_s)
 
     def _environment_of(self, child: Child) -> dict[str, str]:
         return self._environment | {
@@ -105,9 +118,8 @@ def child_environment(config: ServeConfig) -> dict[str, str]:
     environment.pop("SHOAL_CONFIG", None)
     environment.pop("SHOAL_ADMIN_PORT", None)
     for name in config.model_fields_set - {"config", "admin_port"}:
-        environment[f"SHOAL_{name.upper()}"] = _as_text(getattr(config, name))
+        value = getattr(config, name)
+        if value is not None:
+            text = json.dumps(value) if isinstance(value, list) else str(value)
+            environment[f"SHOAL_{name.upper()}"] = text
     return environment
-
-
-def _as_text(value: Any) -> str:
-    return ",".join(value) if isinstance(value, list) else str(value)

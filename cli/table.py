@@ -17,7 +17,7 @@ class Screen:
 
     def __init__(self, config: ServeConfig) -> None:
         self._config = config
-        self._console = Console(highlight=False, soft_wrap=True)
+        self._console = Console(highlight=False, soft_wrap=True, emoji=False)
         self._live = Live(console=self._console, refresh_per_second=4, auto_refresh=False)
         self._seen: dict[str, str] = {}
         self._started_s = time.monotonic()

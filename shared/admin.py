@@ -7,7 +7,7 @@ from typing import Self
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from shared.address import admin_path
+from shared.address import admin_path, checked
 from shared.config import Settings
 from shared.messages import ServiceName, State
 from shared.peer import Handler
@@ -49,7 +49,7 @@ class AdminServer:
     def _site(self) -> web.BaseSite:
         if self._config.admin_port is not None:
             return web.TCPSite(self._runner, self._config.admin_host, self._config.admin_port)
-        return web.UnixSite(self._runner, str(self._path))
+        return web.UnixSite(self._runner, str(checked(self._path)))
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})

@@ -5,6 +5,7 @@ once, at start; derived values are computed where they are used and passed on ex
 pydantic-settings does the merging and the checking.
 """
 
+import json
 import logging
 import os
 import secrets
@@ -12,6 +13,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
+import yaml
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
@@ -30,8 +32,15 @@ log = logging.getLogger(__name__)
 EMBEDDED_MODEL = Path(__file__).parent.parent / "models" / "shoal-tiny"
 
 
+# What protects a server elsewhere and is not built yet: serving without it would be a trap.
+PROTECTING_KEYS = {"api_key", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs"}
+
+
 def _split(value: Any) -> Any:
-    return value.replace(",", " ").split() if isinstance(value, str) else value
+    """A list of names from a file, or text: JSON, or names between commas."""
+    if not isinstance(value, str):
+        return value
+    return json.loads(value) if value.startswith("[") else value.split(",")
 
 
 Names = Annotated[list[str], NoDecode, BeforeValidator(_split)]
@@ -161,10 +170,17 @@ class _YamlSource(YamlConfigSettingsSource):
     """Reads ``max-model-len`` and ``max_model_len`` alike and says which keys nobody reads."""
 
     def _read_file(self, file_path: Path | Traversable) -> dict[str, Any]:
-        content = super()._read_file(file_path)
+        try:
+            content = super()._read_file(file_path)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"config: {file_path} is no YAML: {error}") from None
         if not isinstance(content, dict):
             raise ConfigError(f"config: {file_path} must hold a mapping of settings")
         settings = {str(key).replace("-", "_"): value for key, value in content.items()}
+        for key in sorted(settings.keys() & PROTECTING_KEYS):
+            raise ConfigError(
+                f"{key.replace('_', '-')}: not supported yet; remove it to serve without"
+            )
         for key in settings.keys() - ServeConfig.model_fields.keys():
             log.warning("%s: setting %s is not supported and has no effect", file_path.name, key)
         return settings

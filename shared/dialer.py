@@ -10,7 +10,7 @@ from shared.codec import Array, encode
 from shared.messages import Bye, Hello, Message, Refused, ServiceName
 from shared.metrics import PEERS_REFUSED
 from shared.peer import SILENCE_S, Peer, PeerEvents, count_sent, try_decode
-from shared.sockets import Context, Frame
+from shared.sockets import Context, Frame, PeerGone
 
 log = logging.getLogger(__name__)
 
@@ -138,5 +138,10 @@ class _Connection:
         self._events.up(self.peer)
 
     def _send(self, peer: Peer, message: Message, arrays: tuple[Array, ...]) -> None:
-        self._socket.send(encode(message, arrays))
-        count_sent(peer, message)
+        frames = encode(message, arrays)
+        try:
+            self._socket.send(frames)
+        except PeerGone:
+            asyncio.get_running_loop().call_soon(self.end, "disconnected")
+        else:
+            count_sent(peer, message, frames)

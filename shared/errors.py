@@ -14,6 +14,9 @@ ShoalError
 
 from shared.messages import Failed
 
+MAX_MESSAGE_CHARS = 2000  # clients' words may be part of a message; it travels in a header
+RETRY_AFTER_S = 2.0  # where nothing is known that would tell better
+
 
 class ShoalError(Exception):
     """Base of everything Shoal raises on purpose."""
@@ -59,7 +62,7 @@ class RequestError(ShoalError):
             self.status,
             self.type,
             self.code,
-            self.message,
+            self.message[:MAX_MESSAGE_CHARS],
             self.param,
             self.retry_after_s,
         )

@@ -1,6 +1,7 @@
 """The lower end of links: one bound ROUTER and its peers."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Collection
 from pathlib import Path
@@ -61,14 +62,14 @@ class Listener:
         if reason is not None or not isinstance(hello, Hello):
             PEERS_REFUSED.inc()
             log.warning("refused a peer: %s", reason)
-            self._send_to(route, Refused(reason or ""), ())
+            self._answer(route, Refused(reason or ""))
             return
         peer = Peer(hello, self._send)
         replaced = self._descriptors.claim(descriptor, route)
         if replaced is not None:
             self.drop(self._peers[replaced], "disconnected")
         self._peers[route], self._routes[peer] = peer, route
-        self._send_to(route, self._events.hello, ())
+        self._answer(route, self._events.hello)
         self._events.up(peer)
 
     def _on_lost(self, descriptor: int) -> None:
@@ -77,18 +78,18 @@ class Listener:
             self.drop(self._peers[route], "disconnected")
 
     def _send(self, peer: Peer, message: Message, arrays: tuple[Array, ...]) -> None:
-        if self._send_to(self._routes[peer], message, arrays):
-            count_sent(peer, message)
-        else:
-            asyncio.get_running_loop().call_soon(self.drop, peer, "disconnected")
-
-    def _send_to(self, route: bytes, message: Message, arrays: tuple[Array, ...]) -> bool:
         frames = encode(message, arrays)
         try:
-            self._socket.send([route, *frames])
+            self._socket.send([self._routes[peer], *frames])
         except PeerGone:
-            return False
-        return True
+            asyncio.get_running_loop().call_soon(self.drop, peer, "disconnected")
+        else:
+            count_sent(peer, message, frames)
+
+    def _answer(self, route: bytes, message: Message) -> None:
+        """To somebody who is no peer yet, and may be gone."""
+        with contextlib.suppress(PeerGone):
+            self._socket.send([route, *encode(message)])
 
 
 class _Descriptors:
@@ -100,14 +101,14 @@ class _Descriptors:
     """
 
     def __init__(self) -> None:
-        self._owners: dict[int, bytes] = {}
+        self._owners: dict[int, bytes | None] = {}  # None: dropped, its event is still to come
         self._num_late_events: dict[int, int] = {}
 
     def claim(self, descriptor: int, route: bytes) -> bytes | None:
         """The owner that ``route`` replaces, which is gone, or None."""
-        lost = self._owners.pop(descriptor, None)
-        if lost is not None:
+        if descriptor in self._owners:
             self._num_late_events[descriptor] = self._num_late_events.get(descriptor, 0) + 1
+        lost = self._owners.get(descriptor)
         self._owners[descriptor] = route
         return lost
 
@@ -119,4 +120,7 @@ class _Descriptors:
         return self._owners.pop(descriptor, None)
 
     def forget(self, route: bytes) -> None:
-        self._owners = {key: owner for key, owner in self._owners.items() if owner != route}
+        """``route`` was dropped for another reason; the connection may still be there."""
+        for descriptor, owner in self._owners.items():
+            if owner == route:
+                self._owners[descriptor] = None

@@ -2,13 +2,13 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
-from shared.codec import Array, decode
+from shared.codec import Array, Frame, decode
 from shared.errors import CodecError
 from shared.messages import Heartbeat, Hello, Message, ServiceName, State
-from shared.metrics import BAD_MESSAGES, MESSAGES
+from shared.metrics import BAD_MESSAGES, MESSAGE_BYTES, MESSAGES
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +97,7 @@ def try_decode(frames: list[memoryview], sender: str) -> tuple[Message, list[Arr
         return None
 
 
-def count_sent(peer: Peer, message: Message) -> None:
+def count_sent(peer: Peer, message: Message, frames: Sequence[Frame]) -> None:
     if not isinstance(message, Heartbeat):
         MESSAGES.labels(peer.hello.service, "out").inc()
+        MESSAGE_BYTES.labels(peer.hello.service, "out").inc(sum(map(len, frames)))

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 import uvloop
 
 from shared import log as logs
+from shared.address import make_private_directory
 from shared.admin import AdminServer
 from shared.config import Settings
 from shared.errors import ConfigError
@@ -26,7 +27,6 @@ from shared.peer import Handler
 log = logging.getLogger(__name__)
 
 SUPERVISOR_FD = "SHOAL_SUPERVISOR_FD"
-ORPHAN_EXIT_S = 3.0
 PR_SET_PDEATHSIG = 1
 
 Config = TypeVar("Config", bound=Settings)
@@ -44,12 +44,12 @@ def main(name: ServiceName, config_class: type[Config], build: Callable[[Config]
     """Runs ``build(config)`` until a signal; never returns."""
     try:
         config = config_class.load(sys.argv[1:], f"shoal {name}")
+        make_private_directory(config.mesh_dir)
     except ConfigError as error:
         sys.exit(_refuse(name, error))
     logs.set_up(name, config.instance, config.log_level)
     log.info("starting with %s", config.describe())
     _watch_supervisor()
-    config.mesh_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     code = uvloop.run(_run(name, config, build))
     logging.shutdown()
     os._exit(code)  # a thread that hangs in native code must not keep the process
@@ -60,7 +60,7 @@ async def _run(name: ServiceName, config: Config, build: Callable[[Config], Serv
     try:
         await _serve(build(config), name, config)
     except* ConfigError as errors:
-        code = _refuse(name, errors.exceptions[0])
+        code = _refuse(name, _first_leaf(errors))
     except* Exception:
         log.exception("the service is broken")
         code = 1
@@ -101,6 +101,13 @@ async def _broken_callback() -> None:
 
     loop.set_exception_handler(on_error)
     await failure
+
+
+def _first_leaf(error: BaseException) -> BaseException:
+    """The error itself, out of the groups that task groups wrap it in."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _refuse(name: str, error: BaseException) -> int:

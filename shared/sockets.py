@@ -17,7 +17,7 @@ KINDS = {"router": zmq.ROUTER, "dealer": zmq.DEALER}
 
 
 class PeerGone(Exception):
-    """A ROUTER does not know the peer of a send."""
+    """The connection of a send has ended, though we may not have read of it yet."""
 
 
 class Context:
@@ -74,7 +74,8 @@ class Socket:
         try:
             self._zmq.send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
+            # A ROUTER does not know the peer; a DEALER, whose queue is endless, has lost its pipe.
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
             raise PeerGone from None
         finally:
@@ -87,6 +88,7 @@ class Socket:
         self._messages.stop()
         self._events.stop()
         self._zmq.disable_monitor()
+        self._monitor.close(linger=0)
         self._zmq.close(linger=LINGER_MS)
 
     def _on_event(self, frames: list[Frame]) -> None:

@@ -1,7 +1,6 @@
-"""``python -m services.gateway``"""
-
 from services.gateway.service import GatewayService
 from shared.config import GatewayConfig
 from shared.service import main
 
-main("gateway", GatewayConfig, GatewayService)
+if __name__ == "__main__":
+    main("gateway", GatewayConfig, GatewayService)

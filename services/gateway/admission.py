@@ -5,9 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from services.gateway.metrics import OPEN_REQUESTS
-from shared.errors import Overloaded
-
-RETRY_AFTER_S = 1.0
+from shared.errors import RETRY_AFTER_S, Overloaded
 
 
 class Admission:

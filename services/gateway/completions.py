@@ -12,7 +12,7 @@ from services.gateway.body import BodyReader
 from services.gateway.exchange import Exchange
 from services.gateway.failures import STREAM, request_id
 from services.gateway.job import Job
-from services.gateway.mesh import RETRY_AFTER_S, Mesh
+from services.gateway.mesh import Mesh
 from services.gateway.metrics import RequestMeter
 from services.gateway.parse import parse_chat, parse_completion
 from services.gateway.replies import (
@@ -23,7 +23,7 @@ from services.gateway.replies import (
     TextFormat,
     WholeWriter,
 )
-from shared.errors import Unavailable
+from shared.errors import RETRY_AFTER_S, Unavailable
 from shared.messages import ModelInfo
 
 STREAM_HEADERS = {

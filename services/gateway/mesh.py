@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from services.gateway.exchange import Exchange
 from services.gateway.job import Job
-from shared.errors import RequestError, Unavailable
+from shared.errors import RETRY_AFTER_S, RequestError, Unavailable
 from shared.messages import (
     Accepted,
     Cancel,
@@ -22,7 +22,6 @@ from shared.peer import Peer
 
 log = logging.getLogger(__name__)
 
-RETRY_AFTER_S = 1.0
 FIRST_ATTEMPT = 1
 
 OpenRequests = dict[RequestKey, Exchange]
@@ -60,8 +59,8 @@ class Mesh:
         peer = self._least_loaded()
         key, exchange = RequestKey(request, FIRST_ATTEMPT), Exchange()
         self._open[peer][key] = exchange
-        peer.send(Submit(request, FIRST_ATTEMPT, job.kind, job.params, job.stop), job.prompt)
         try:
+            peer.send(Submit(request, FIRST_ATTEMPT, job.kind, job.params, job.stop), job.prompt)
             yield exchange
         finally:
             if self._open.get(peer, {}).pop(key, None):
@@ -79,9 +78,9 @@ class Mesh:
         self._open[peer] = {}
 
     def on_down(self, peer: Peer, reason: str) -> None:
-        error = Unavailable(f"the {peer} is gone: {reason}", retry_after_s=RETRY_AFTER_S)
+        text = f"the {peer} is gone: {reason}"
         for exchange in self._open.pop(peer).values():
-            exchange.fail(error)
+            exchange.fail(Unavailable(text, retry_after_s=RETRY_AFTER_S))
 
     def on_message(self, peer: Peer, message: Message) -> None:
         open_requests = self._open[peer]

@@ -16,11 +16,16 @@ import numpy as np
 from services.scheduler.limits import check_length
 from services.scheduler.sequence import Emission, Sequence
 from services.scheduler.worker_state import PlanBuilder, WorkerState
-from shared.errors import Overloaded, Unavailable
+from shared.errors import (
+    RETRY_AFTER_S,
+    InternalError,
+    Overloaded,
+    RequestError,
+    Unavailable,
+)
 from shared.messages import Capacity, Generate, StepPlan, StepResult
 
 MAX_WORKER_DEATHS = 2
-RETRY_AFTER_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,14 @@ class Planned:
 
     plan: StepPlan
     ids: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A sequence that was accepted and cannot go on."""
+
+    sequence: Sequence
+    error: RequestError
 
 
 class Scheduler:
@@ -43,22 +56,32 @@ class Scheduler:
         self.num_preemptions = 0
         self._num_added = 0
 
-    def add_worker(self, worker_id: str, capacity: Capacity) -> None:
+    def add_worker(self, worker_id: str, capacity: Capacity) -> list[Refusal]:
+        """Returns what waits and can run to its end on no worker that is there now."""
         self.workers[worker_id] = WorkerState(capacity)
+        return self._take_out_hopeless()
 
-    def remove_worker(self, worker_id: str) -> list[Sequence]:
-        """Its sequences wait for another worker; returns those that have lost too many already."""
+    def remove_worker(self, worker_id: str) -> list[Refusal]:
+        """Its sequences wait for another worker; returns those that may not or cannot.
+
+        What the plan in flight computed may be what killed it, so a sequence may lose
+        ``MAX_WORKER_DEATHS`` workers in that way and no more.
+        """
         worker = self.workers.pop(worker_id)
-        lost = []
-        for sequence in worker.running.values():
+        suspects = worker.slots_in_flight()
+        refusals = []
+        for slot, sequence in list(worker.running.items()):
             sequence.leave_worker()
-            sequence.num_worker_deaths += 1
-            if sequence.is_cancelled or sequence.num_worker_deaths > MAX_WORKER_DEATHS:
+            sequence.num_worker_deaths += slot in suspects
+            if sequence.is_cancelled:
                 del self.sequences[sequence.key]
-                lost.append(sequence)
+            elif sequence.num_worker_deaths > MAX_WORKER_DEATHS:
+                del self.sequences[sequence.key]
+                text = f"{sequence.num_worker_deaths} workers died while they ran this request"
+                refusals.append(Refusal(sequence, InternalError(text)))
             else:
                 self._wait(sequence)
-        return [sequence for sequence in lost if not sequence.is_cancelled]
+        return refusals + self._take_out_hopeless()
 
     def add(self, generate: Generate, prompt: np.ndarray, route: int) -> None:
         """Puts a sequence in the line, or raises the RequestError that refuses it."""
@@ -102,8 +125,11 @@ class Scheduler:
             del self.sequences[sequence.key]
         return abandoned
 
-    def plan(self, worker_id: str) -> Planned | None:
-        """The next step of a worker, or None while one is in flight or there is nothing to do."""
+    def plan(self, worker_id: str, admits: bool = True) -> Planned | None:
+        """The next step of a worker, or None while one is in flight or there is nothing to do.
+
+        A worker that leaves (``admits`` False) ends what it has and gets nothing new.
+        """
         worker = self.workers[worker_id]
         if worker.in_flight is not None:
             return None
@@ -111,7 +137,7 @@ class Scheduler:
         extensions = self._reserve(worker)
         builder = worker.begin_plan()
         self._continue_running(worker, builder, extensions)
-        if self.num_preemptions == num_preemptions:
+        if admits and self.num_preemptions == num_preemptions:
             self._admit_waiting(worker, builder)
         if builder.is_empty:
             return None
@@ -138,6 +164,24 @@ class Scheduler:
             self._forget(worker, sequence)
         return [emission for emission in emissions if not emission.sequence.is_cancelled]
 
+    def _take_out_hopeless(self) -> list[Refusal]:
+        """Another worker may have less room than the one they were accepted for."""
+        if not self.workers:
+            return []
+        refusals = []
+        for sequence in list(self.waiting):
+            try:
+                self._check_length(len(sequence.prompt), sequence.params.max_tokens)
+            except RequestError as error:
+                self.waiting.remove(sequence)
+                del self.sequences[sequence.key]
+                refusals.append(Refusal(sequence, error))
+        return refusals
+
+    def _check_length(self, prompt_len: int, max_tokens: int | None) -> None:
+        capacities = [worker.capacity for worker in self.workers.values()]
+        check_length(capacities, prompt_len, max_tokens)
+
     def _check(self, generate: Generate, prompt_len: int) -> None:
         if not self.workers:
             raise Unavailable(
@@ -149,8 +193,7 @@ class Scheduler:
                 f" {self.max_waiting}",
                 retry_after_s=RETRY_AFTER_S,
             )
-        capacities = [worker.capacity for worker in self.workers.values()]
-        check_length(capacities, prompt_len, generate.params.max_tokens)
+        self._check_length(prompt_len, generate.params.max_tokens)
 
     def _wait(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=lambda each: each.order)

@@ -3,16 +3,17 @@
 import asyncio
 import logging
 from itertools import count, groupby
+from typing import TypeVar
 
 import numpy as np
 
-from services.scheduler import metrics
 from services.scheduler.forward import tokens_of
-from services.scheduler.scheduler import RETRY_AFTER_S, Scheduler
+from services.scheduler.metrics import STEP_SECONDS, STEPS, CoreMetrics
+from services.scheduler.scheduler import Refusal, Scheduler
 from services.scheduler.sequence import Emission, Sequence
 from shared.codec import Array
 from shared.config import SchedulerConfig
-from shared.errors import InternalError, RequestError, Unavailable
+from shared.errors import RETRY_AFTER_S, InternalError, RequestError, Unavailable
 from shared.link import Link
 from shared.messages import (
     PROTOCOL_MAJOR,
@@ -30,6 +31,8 @@ from shared.peer import Peer
 
 log = logging.getLogger(__name__)
 
+Key = TypeVar("Key", int, str)
+
 
 class SchedulerService:
     """Binds one socket for tokenizers and one for workers; plans whenever something changed."""
@@ -39,6 +42,7 @@ class SchedulerService:
         hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "scheduler", config.instance)
         self._link = Link(hello, self)
         self._core = Scheduler(config.max_waiting)
+        self._metrics = CoreMetrics()
         self._routes: dict[int, Peer] = {}  # tokenizers
         self._workers: dict[str, Peer] = {}
         self._new_ids = count()
@@ -87,28 +91,27 @@ class SchedulerService:
             self._routes[new_id] = peer
         elif peer.hello.capacity is not None:
             self._workers[str(new_id)] = peer
-            self._core.add_worker(str(new_id), peer.hello.capacity)
+            self._refuse(self._core.add_worker(str(new_id), peer.hello.capacity))
             self._end_grace()
         self._plan_soon()
 
     def on_down(self, peer: Peer, reason: str) -> None:
-        for route in [route for route, each in self._routes.items() if each is peer]:
+        for route in _keys(self._routes, peer):
             del self._routes[route]
             self._core.cancel_route(route)
-        for worker_id in [worker_id for worker_id, each in self._workers.items() if each is peer]:
+        for worker_id in _keys(self._workers, peer):
             del self._workers[worker_id]
-            for sequence in self._core.remove_worker(worker_id):
-                self._fail(sequence, InternalError("the request lost its worker too many times"))
+            self._refuse(self._core.remove_worker(worker_id))
             self._begin_grace()
         self._plan_soon()
 
     def on_message(self, peer: Peer, message: Message, arrays: list[Array]) -> None:
-        match message:
-            case StepResult():
+        match message, peer.hello.service:
+            case StepResult(), "worker":
                 self._absorb(peer, message, arrays[0])
-            case Generate():
+            case Generate(), "tokenizer":
                 self._add(peer, message, arrays[0])
-            case Cancel(keys):
+            case Cancel(keys), "tokenizer":
                 for key in keys:
                     self._core.cancel((key.request, key.attempt))
             case _:
@@ -116,7 +119,7 @@ class SchedulerService:
         self._plan_soon()
 
     def _add(self, peer: Peer, generate: Generate, prompt: np.ndarray) -> None:
-        route = next(route for route, each in self._routes.items() if each is peer)
+        (route,) = _keys(self._routes, peer)
         try:
             self._core.add(generate, prompt, route)
         except RequestError as error:
@@ -125,13 +128,17 @@ class SchedulerService:
             peer.send(Accepted(generate.request, generate.attempt, len(prompt)))
 
     def _absorb(self, peer: Peer, result: StepResult, ids: np.ndarray) -> None:
-        worker_id = next(worker_id for worker_id, each in self._workers.items() if each is peer)
+        (worker_id,) = _keys(self._workers, peer)
         emissions = self._core.absorb(worker_id, result, ids)
         self._num_steps += 1
-        metrics.STEPS.inc()
-        metrics.STEP_SECONDS.observe(result.step_s)
+        STEPS.inc()
+        STEP_SECONDS.observe(result.step_s)
         for route, group in groupby(emissions, key=lambda each: each.sequence.route):
             self._forward(route, list(group), ids)
+
+    def _refuse(self, refusals: list[Refusal]) -> None:
+        for refusal in refusals:
+            self._fail(refusal.sequence, refusal.error)
 
     def _forward(self, route: int, emissions: list[Emission], ids: np.ndarray) -> None:
         peer = self._routes[route]
@@ -153,12 +160,15 @@ class SchedulerService:
 
     def _plan(self) -> None:
         self._is_planning_due = False
-        self._idle.clear() if self._core.sequences else self._idle.set()
+        if self._core.sequences:
+            self._idle.clear()
+        else:
+            self._idle.set()
         for worker_id, peer in self._workers.items():
-            planned = self._core.plan(worker_id)
+            planned = self._core.plan(worker_id, peer.status.state != State.DRAINING)
             if planned is not None:
                 peer.send(planned.plan, planned.ids)
-        metrics.update(self._core)
+        self._metrics.update(self._core)
 
     def _begin_grace(self) -> None:
         if not self._workers and self._grace is None:
@@ -175,4 +185,9 @@ class SchedulerService:
         waited = f"no worker came back within {self._config.worker_grace_s:g} s (worker-grace-s)"
         for sequence in self._core.abandon_waiting():
             self._fail(sequence, Unavailable(waited, code="no_worker", retry_after_s=RETRY_AFTER_S))
-        metrics.update(self._core)
+        self._metrics.update(self._core)
+
+
+def _keys(peers: dict[Key, Peer], peer: Peer) -> list[Key]:
+    """The key of ``peer``, or none."""
+    return [key for key, each in peers.items() if each is peer]

@@ -82,6 +82,13 @@ class WorkerState:
         self._num_steps += 1
         return PlanBuilder(self._num_steps, self.capacity.max_num_batched_tokens, release)
 
+    def slots_in_flight(self) -> set[int]:
+        """The slots that the plan in flight computes."""
+        if self.in_flight is None:
+            return set()
+        chunks = {row.slot for row in self.in_flight.prefill}
+        return chunks | {row.slot for row in self.in_flight.decode}
+
     def by_order(self) -> Iterator[tuple[int, Sequence]]:
         return iter(sorted(self.running.items(), key=lambda item: item[1].order))
 

@@ -47,4 +47,6 @@ class Detokenizer:
         new = text[self._num_out :]
         if text:
             self._context, self._window, self._num_out = self._window, [], 0
+        elif len(self._window) >= MAX_WINDOW_TOKENS:
+            self._window = []  # special tokens only: nothing depends on them
         return new

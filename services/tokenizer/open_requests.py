@@ -1,5 +1,6 @@
 """The requests a tokenizer works on."""
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ class OpenRequest:
     attempt: int
     gateway: Peer
     stream: TextStream
+    encoding: asyncio.Task[None] | None = None
     scheduler: Peer | None = None
     num_prompt_tokens: int = 0
 
@@ -29,6 +31,9 @@ class OpenRequest:
         return RequestKey(f"{self.request}/{CHOICE}", self.attempt)
 
     def cancel(self) -> None:
+        """Takes it out of the queue of prompts to encode, or back from the scheduler."""
+        if self.encoding is not None:
+            self.encoding.cancel()
         if self.scheduler is not None:
             self.scheduler.send(Cancel([self.sequence]))
 

@@ -14,7 +14,7 @@ from services.tokenizer.text_model import TextModel
 from services.tokenizer.text_stream import TextStream
 from shared.codec import Array
 from shared.config import TokenizerConfig
-from shared.errors import InternalError, InvalidRequest, RequestError, Unavailable
+from shared.errors import RETRY_AFTER_S, InternalError, InvalidRequest, RequestError, Unavailable
 from shared.link import Link
 from shared.messages import (
     PROTOCOL_MAJOR,
@@ -36,8 +36,6 @@ from shared.peer import Peer
 
 log = logging.getLogger(__name__)
 
-RETRY_AFTER_S = 2.0
-
 
 class TokenizerService:
     """Encodes off the event loop, decodes on it; one message to each gateway for each step."""
@@ -52,13 +50,15 @@ class TokenizerService:
         self._link: Link | None = None
 
     async def run(self) -> None:
-        model = read_model_info(
+        self._model = read_model_info(
             self._config.model, self._config.served_model_name, self._config.max_model_len
         )
         loop = asyncio.get_running_loop()
-        self._text = await loop.run_in_executor(self._threads, TextModel, self._config.model)
+        self._text = await loop.run_in_executor(
+            self._threads, TextModel, self._config.model, self._model.max_model_len
+        )
         instance = self._config.instance
-        hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "tokenizer", instance, model)
+        hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "tokenizer", instance, self._model)
         self._link = Link(hello, self)
         try:
             async with asyncio.TaskGroup() as self._tasks:
@@ -73,8 +73,8 @@ class TokenizerService:
         self._is_draining = True
         if self._link is not None:
             self._link.tell_status()
-        if self._open:
-            await self._idle.wait()
+        self._note_idle()
+        await self._idle.wait()
 
     def status(self) -> Heartbeat:
         state, reason = self._state()
@@ -136,7 +136,7 @@ class TokenizerService:
         stream = TextStream(lambda ids: self._text.decode(ids), submit.stop)
         request = OpenRequest(submit.request, submit.attempt, gateway, stream)
         self._open.add(request)
-        self._tasks.create_task(self._encode_and_send(request, submit, prompt))
+        request.encoding = self._tasks.create_task(self._encode_and_send(request, submit, prompt))
 
     async def _encode_and_send(
         self, request: OpenRequest, submit: Submit, prompt: np.ndarray
@@ -163,6 +163,11 @@ class TokenizerService:
                 ids = self._text.encode_chat(msgspec.json.decode(prompt.tobytes()))
         if len(ids) == 0:
             raise InvalidRequest("the prompt has no tokens", param="prompt")
+        if ids.max() >= self._model.vocab_size:
+            raise InvalidRequest(
+                f"the prompt holds token id {ids.max()}; the model has {self._model.vocab_size}",
+                param="prompt",
+            )
         return ids
 
     def _generate(self, request: OpenRequest, submit: Submit, ids: np.ndarray) -> None:
@@ -230,5 +235,7 @@ class TokenizerService:
         outbox.add_finished(request, "stop" if request.stream.has_stopped else reason)
 
     def _note_idle(self) -> None:
-        if not self._open:
+        if self._open:
+            self._idle.clear()
+        else:
             self._idle.set()

@@ -13,16 +13,24 @@ from shared.errors import ConfigError, InvalidRequest
 
 
 class TextModel:
-    """Text ⇄ ids. Its methods may be called from several threads."""
+    """Text ⇄ ids. Its methods may be called from several threads.
 
-    def __init__(self, folder: Path) -> None:
+    A text that must have more than ``max_model_len`` tokens is refused before it is encoded, which
+    for megabytes takes seconds.
+    """
+
+    def __init__(self, folder: Path, max_model_len: int) -> None:
         config = _read_json(folder / "tokenizer_config.json")
         self._tokenizer = _load_tokenizer(folder)
+        self._tokenizer.no_truncation()  # some folders store it, and it would cut in silence
+        self._tokenizer.no_padding()
+        self._max_model_len = max_model_len
+        self._max_token_chars = max(map(len, self._tokenizer.get_vocab()))
         self._template = _load_template(folder, config)
 
     def encode(self, text: str) -> np.ndarray:
         """Ids of a plain prompt, with the special tokens the model's tokenizer adds: [n] int32."""
-        return np.array(self._tokenizer.encode(text).ids, np.int32)
+        return self._encode(text, add_special_tokens=True)
 
     def encode_chat(self, messages: list[dict[str, Any]]) -> np.ndarray:
         """Ids of a conversation; the template writes the special tokens itself: [n] int32."""
@@ -30,8 +38,18 @@ class TextModel:
             raise InvalidRequest(
                 "the model has no chat template; use /v1/completions", param="messages"
             )
-        text = self._template.render(messages)
-        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+        return self._encode(self._template.render(messages), add_special_tokens=False)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> np.ndarray:
+        if len(text) > self._max_model_len * self._max_token_chars:
+            raise InvalidRequest(
+                f"the context holds {self._max_model_len} tokens (max-model-len), and the prompt's"
+                f" {len(text)} characters are more",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return np.array(encoding.ids, np.int32)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ``ids`` without special tokens."""

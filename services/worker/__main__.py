@@ -1,4 +1,5 @@
-from services.worker.service import Engine, Progress, WorkerService
+from services.worker.progress import Progress
+from services.worker.service import Engine, WorkerService
 from shared.config import WorkerConfig
 from shared.service import main
 

@@ -12,9 +12,10 @@ from services.worker.batch import Batch, prepare_batch
 from services.worker.context import forward_context
 from services.worker.hardware import choose_device, choose_dtype, read_memory, set_threads
 from services.worker.kv_cache import KVCache
-from services.worker.loader import Progress, load_model
+from services.worker.loader import load_model
 from services.worker.memory import measure_needs, plan_memory
 from services.worker.model_config import read_eos_ids, read_model_config
+from services.worker.progress import Progress
 from services.worker.results import NOT_FINITE, record
 from services.worker.slots import SlotTable
 from shared.config import WorkerConfig

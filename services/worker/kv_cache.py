@@ -28,7 +28,6 @@ class KVCache:
         shape = (config.num_hidden_layers, num_blocks + 1, block_size, *place)
         self._all = _zeros(shape, dtype, device)
         self.layers = self._all.unbind()
-        self.null_block = num_blocks
         self.block_size = block_size
 
     def clear(self, blocks: np.ndarray) -> None:

@@ -4,7 +4,7 @@ Knows no architecture: each module says which tensors of a checkpoint its parame
 by default one each under the parameter's own name.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 from services.worker.model_config import ModelConfig
 from services.worker.models import CausalLM
+from services.worker.progress import Progress
 from services.worker.registry import find_model
 from shared.errors import ConfigError
 from shared.model_folder import weight_files
-
-Progress = Callable[[str, float], None]
 
 # What checkpoints may hold beyond our parameters: the head of tied embeddings, and a buffer.
 IGNORED = ("lm_head.weight", "rotary_emb.inv_freq")

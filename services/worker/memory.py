@@ -46,7 +46,7 @@ class MemoryReport:
         num_tokens = self.num_blocks * needs.block_size
         concurrency = num_tokens / needs.max_model_len
         return [
-            f"memory: {_mib(self.budget)} may be used, {_mib(self.others)} are by others",
+            f"memory: {_mib(self.budget)} may be used, {_mib(self.others)} are used by others",
             f"weights: {_mib(needs.weights)}",
             f"peak of a step: {_mib(needs.peak)} (estimated)",
             f"KV cache: {self.num_blocks} blocks of {needs.block_size} tokens = {num_tokens} tokens"

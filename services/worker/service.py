@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from services.worker.progress import Progress
 from shared.codec import Array
 from shared.config import WorkerConfig
 from shared.link import Link
@@ -30,7 +31,7 @@ log = logging.getLogger(__name__)
 
 WATCH_S = 1.0
 
-Progress = Callable[[str, float], None]  # what is being done, the share that is done (0 to 1)
+StepOutput = tuple[StepResult, np.ndarray]
 
 
 class Engine(Protocol):
@@ -42,7 +43,7 @@ class Engine(Protocol):
     @property
     def num_running(self) -> int: ...
 
-    def step(self, plan: StepPlan, ids: np.ndarray) -> tuple[StepResult, np.ndarray]:
+    def step(self, plan: StepPlan, ids: np.ndarray) -> StepOutput:
         """Applies a plan, whose buffer is ``ids``; the result and the ids it emitted, both
         int32."""
 
@@ -123,23 +124,26 @@ class WorkerService:
 
     def on_message(self, peer: Peer, message: Message, arrays: list[Array]) -> None:
         if isinstance(message, StepPlan):
-            self._tasks.create_task(self._step(peer, message, arrays[0]))
+            self._step(peer, message, arrays[0])
         else:
             log.warning("%s sent a %s, which is not for us", peer, type(message).__name__)
 
-    async def _step(self, peer: Peer, plan: StepPlan, ids: np.ndarray) -> None:
-        """One step on the step thread, which takes them in the order they came."""
+    def _step(self, peer: Peer, plan: StepPlan, ids: np.ndarray) -> None:
+        """Queues the step at once: what the step thread gets next must find it done."""
         if self._num_pending == 0:
             self._last_progress_s = time.monotonic()
         self._num_pending += 1
         loop = asyncio.get_running_loop()
-        result, emitted = await loop.run_in_executor(
-            self._step_thread, self._engine.step, plan, ids
-        )
+        step = loop.run_in_executor(self._step_thread, self._engine.step, plan, ids)
+        self._tasks.create_task(self._send_result(peer, step))
+
+    async def _send_result(self, peer: Peer, step: asyncio.Future[StepOutput]) -> None:
+        result, emitted = await step
         self._num_pending -= 1
         self._last_progress_s = time.monotonic()
         self._num_steps += 1
-        self._load = self._engine.num_running
+        if peer.is_up:
+            self._load = self._engine.num_running
         peer.send(result, emitted)
         self._note_load()
 
@@ -147,7 +151,7 @@ class WorkerService:
         self._progress = f"{text} {fraction:.0%}"
 
     def _note_load(self) -> None:
-        if self._is_draining and self._load == 0:
+        if self._is_draining and self._load == self._num_pending == 0:
             self._idle.set()
 
     def _busy_s(self) -> float:

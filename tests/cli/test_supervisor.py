@@ -1,12 +1,15 @@
 """The rules of restarting, with processes that are only pretended."""
 
 import asyncio
+import os
+import sys
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
 from cli import supervisor as module
+from cli.child import Child
 from cli.run_directory import RunDirectory
 from cli.supervisor import StartFailedError, Supervisor
 from shared.config import ServeConfig
@@ -36,6 +39,12 @@ class FakeChild:
     async def ask_status(self) -> None:
         pass
 
+    def signal(self, number) -> None:
+        pass
+
+    async def wait(self) -> None:
+        pass
+
 
 @pytest.fixture
 def supervisor(tmp_path: Path, monkeypatch) -> Supervisor:
@@ -63,22 +72,55 @@ async def test_a_wrong_setting_ends_everything_at_once(supervisor: Supervisor):
         await run(supervisor)
 
 
-async def test_what_was_ready_is_started_again_however_often_it_dies(supervisor: Supervisor):
-    FakeChild.script = {"worker": [(1, False), (-9, True)] * 4 + [(2, False)]}
-    with pytest.RaisesGroup(StartFailedError):
-        await run(supervisor)
+async def test_what_was_ever_ready_is_started_again_whatever_happens(supervisor: Supervisor):
+    FakeChild.script = {"worker": [(-9, True), *[(2, False), (1, False)] * 3]}
+    running = asyncio.create_task(run(supervisor))
+    while FakeChild.script["worker"]:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.2)
+    assert not running.done()
     assert [each for each in FakeChild.starts if "worker" in each] == [
-        f"worker-0.{number}" for number in range(1, 10)
+        f"worker-0.{number}" for number in range(1, 9)
     ]
+    running.cancel()
+
+
+async def test_a_stop_reaches_a_process_that_is_only_being_started(tmp_path: Path):
+    supervisor = Supervisor(ServeConfig(mesh_dir=tmp_path), RunDirectory(tmp_path), print)
+    running = asyncio.create_task(run(supervisor))
+    while len(supervisor.children) < 4:
+        await asyncio.sleep(0)
+    assert any(child._process is None for child in supervisor.children.values())
+    supervisor.stop()
+    supervisor.stop()
+    await running
+
+
+async def test_a_line_without_end_does_not_harm_the_supervisor(tmp_path: Path, monkeypatch):
+    child = Child("worker", "0", tmp_path)
+    script = "import sys; sys.stdout.write('x' * 300_000 + '\\nlast words')"
+    monkeypatch.setattr(module.Child, "_start", lambda self, *_: start_script(script))
+    lines: list[str] = []
+    assert await asyncio.wait_for(child.run({}, lines.append), 10) == 0
+    assert sum(map(len, lines)) == 300_010
+    assert child.last_line == "last words"
+
+
+async def start_script(script: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE
+    )
 
 
 def test_a_directory_of_the_dead_is_swept_and_one_of_the_living_is_not(tmp_path: Path):
-    (tmp_path / "99999999").mkdir()
-    (tmp_path / "99999999" / "worker-0.sock").touch()
+    dead = RunDirectory(tmp_path)
+    (dead.path / "worker-0.sock").touch()
+    os.close(dead._lock)
     (tmp_path / "not-ours").mkdir()
     living = RunDirectory(tmp_path)
-    living.path.rename(tmp_path / "88888888")
+    assert not dead.path.exists()
     again = RunDirectory(tmp_path)
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"88888888", "not-ours", again.path.name}
+    assert set(tmp_path.iterdir()) == {living.path, again.path, tmp_path / "not-ours"}
     assert again.path.stat().st_mode & 0o777 == 0o700
+    again.remove()
+    assert not again.path.exists()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cli.supervisor import child_environment
-from shared.config import GatewayConfig, ServeConfig, WorkerConfig
+from shared.config import GatewayConfig, ServeConfig, TokenizerConfig, WorkerConfig
 from shared.errors import ConfigError
 
 VLLM_FILE = """\
@@ -82,3 +82,26 @@ def test_what_serve_was_given_reaches_its_services_and_nothing_else(file: str, m
     assert (worker.dtype, worker.max_model_len, worker.max_num_seqs) == ("float32", 8192, 64)
     assert worker.block_size == WorkerConfig().block_size
     assert "SHOAL_BLOCK_SIZE" not in environment
+
+
+@pytest.mark.parametrize("key", ["api-key", "ssl_keyfile"])
+def test_a_setting_that_protects_is_refused_while_it_would_protect_nothing(tmp_path: Path, key):
+    (tmp_path / "config.yaml").write_text(f"{key}: secret\n")
+    with pytest.raises(ConfigError, match="not supported yet") as caught:
+        ServeConfig.load(["--config", str(tmp_path / "config.yaml")], "shoal serve")
+    assert "secret" not in str(caught.value)
+
+
+def test_a_file_that_is_no_yaml_is_refused(tmp_path: Path):
+    (tmp_path / "bad.yaml").write_text("a: [1\n")
+    with pytest.raises(ConfigError, match="no YAML"):
+        ServeConfig.load(["--config", str(tmp_path / "bad.yaml")], "shoal serve")
+
+
+def test_null_and_names_with_spaces_reach_the_services(tmp_path: Path, monkeypatch):
+    path = tmp_path / "config.yaml"
+    path.write_text('max-model-len: null\nserved-model-name: ["my model", "b"]\n')
+    environment = child_environment(ServeConfig.load(["--config", str(path)], "shoal serve"))
+    assert "SHOAL_MAX_MODEL_LEN" not in environment
+    monkeypatch.setenv("SHOAL_SERVED_MODEL_NAME", environment["SHOAL_SERVED_MODEL_NAME"])
+    assert TokenizerConfig.load([], "shoal tokenizer").served_model_name == ["my model", "b"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -215,6 +216,25 @@ async def test_descriptors_used_again_never_end_the_wrong_peer(pair: Pair):
         assert (await got(pair.lower.downs))[0] is not first
     assert first.is_up
     context.destroy(linger=0)
+
+
+async def test_sending_to_a_peer_that_just_died_raises_nothing_and_on_down_tells(tmp_path: Path):
+    context = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    router.bind(f"ipc://{tmp_path / 'tokenizer-t0.sock'}")
+    upper = Recorder("gateway", "g0")
+    upper.link.dial("tokenizer", tmp_path)
+    running = asyncio.create_task(upper.link.run())
+    route, *_ = await asyncio.to_thread(router.recv_multipart)
+    router.send_multipart([route, *encode(Hello(PROTOCOL_MAJOR, 0, "tokenizer", "t0"))])
+    peer = await got(upper.ups)
+    context.destroy(linger=0)
+    time.sleep(0.2)  # noqa: ASYNC251 - our loop must not turn, so that it has not read of the loss
+    peer.send(Cancel([RequestKey("r", 1)]))
+    assert await got(upper.downs) == (peer, "disconnected")
+    peer.send(Cancel([RequestKey("r", 1)]))
+    running.cancel()
+    await upper.link.close("test over")
 
 
 async def test_silence_ends_a_peer(pair: Pair, raw, monkeypatch):

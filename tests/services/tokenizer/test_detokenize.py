@@ -44,3 +44,13 @@ def test_bytes_that_are_no_character_do_not_hold_text_back_for_ever(tokenizer: T
 def test_special_tokens_are_silent(tokenizer: Tokenizer):
     ids = [*tokenizer.encode("one").ids, tokenizer.token_to_id("<|end|>")]
     assert "".join(pieces(tokenizer, ids, [1, 2])) == "one"
+
+
+def test_special_tokens_for_ever_keep_the_window_short(tokenizer: Tokenizer):
+    special = tokenizer.token_to_id("<|end|>")
+    detokenizer = Detokenizer(tokenizer.decode)
+    detokenizer.push(tokenizer.encode("one").ids)
+    for _ in range(1000):
+        detokenizer.push([special])
+    assert len(detokenizer._window) < 100
+    assert detokenizer.push(tokenizer.encode(" two").ids) == " two"
