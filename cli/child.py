@@ -33,6 +33,9 @@ class Child:
         self._signal: signal.Signals | None = None
         self._admin = admin_path(directory, service, instance)
 
+    def __str__(self) -> str:
+        return f"{self.service} {self.instance}"
+
     async def run(self, environment: dict[str, str], on_line: Callable[[str], None]) -> int:
         """Starts the process and returns its exit code; ``on_line`` gets what it prints."""
         read_end, write_end = os.pipe()
@@ -45,7 +48,7 @@ class Child:
                 self._process.send_signal(self._signal)
             await self._read_lines(self._process, on_line)
             code = await self._process.wait()
-            self.status = {"state": "ended", "reason": f"exit code {code}"}
+            self.status = {"state": "ended", "reason": exit_text(code)}
             return code
         finally:
             os.close(write_end)
@@ -102,3 +105,7 @@ class Child:
         for line in lines:
             self.last_line = line.decode(errors="replace").rstrip()
             on_line(self.last_line)
+
+
+def exit_text(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from importlib.metadata import version
 
 SERVICES = ("gateway", "tokenizer", "scheduler", "worker")
 USAGE = """\
@@ -27,6 +28,9 @@ def main() -> None:
         os.execv(sys.executable, [sys.executable, "-P", "-m", f"services.{command}", *arguments])
     if command in ("-h", "--help", "help"):
         print(USAGE)
+        sys.exit(0)
+    if command == "--version":
+        print(f"shoal {version('shoal')}")
         sys.exit(0)
     print(f"shoal: no such command: {command}\n\n{USAGE}", file=sys.stderr)
     sys.exit(2)

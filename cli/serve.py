@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> int:
         print(f"shoal serve: {error}", file=sys.stderr)
         return 2
     try:
-        with Screen(config) as screen:
+        with Screen(config, directory.path) as screen:
             return asyncio.run(_serve(config, directory, screen))
     finally:
         directory.remove()

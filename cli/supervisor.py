@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable
 
-from cli.child import Child
+from cli.child import Child, exit_text
 from cli.run_directory import RunDirectory
 from shared.config import ServeConfig
 from shared.errors import ShoalError
@@ -49,6 +49,7 @@ class Supervisor:
             await asyncio.wait([tasks.create_task(self._keep_alive(each)) for each in SERVICES])
             for task in background:
                 task.cancel()
+            on_change()
 
     def stop(self) -> None:
         """Drains; a second call ends everything at once."""
@@ -80,7 +81,7 @@ class Supervisor:
         was_ever_ready = False
         while not self._stop.is_set():
             num_starts += 1
-            child = Child(service, f"{replica}.{num_starts}", self._directory.path)
+            child = Child(service, f"0.{num_starts}", self._directory.path)
             self.children[replica] = child
             code = await child.run(self._environment_of(child), self._on_line)
             self._directory.sweep(child.instance)
@@ -95,7 +96,7 @@ class Supervisor:
 
     async def _pause(self, child: Child, code: int, num_failed: int) -> None:
         backoff_s = min(FIRST_BACKOFF_S * 2**num_failed, MAX_BACKOFF_S)
-        self._on_line(f"{child.instance} ended with code {code}; again in {backoff_s:g} s")
+        self._on_line(f"{child} ended with {exit_text(code)}; again in {backoff_s:g} s")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stop.wait(), backoff_s)
 

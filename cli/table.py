@@ -1,6 +1,7 @@
 """What ``shoal serve`` shows: log lines above, the table of services below."""
 
 import time
+from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
@@ -15,8 +16,9 @@ STYLES = {"ready": "green", "ended": "red", "draining": "yellow"}
 class Screen:
     """On a terminal a table that lives; elsewhere one line for every change of state."""
 
-    def __init__(self, config: ServeConfig) -> None:
+    def __init__(self, config: ServeConfig, directory: Path) -> None:
         self._config = config
+        self._directory = directory
         self._console = Console(highlight=False, soft_wrap=True, emoji=False)
         self._live = Live(console=self._console, refresh_per_second=4, auto_refresh=False)
         self._seen: dict[str, str] = {}
@@ -46,7 +48,7 @@ class Screen:
 
     def _print_changes(self, children: dict[str, Child]) -> None:
         for replica, child in children.items():
-            text = f"{child.instance}: {child.status['state']} {child.status['reason']}".rstrip()
+            text = f"{child}: {child.status['state']} {child.status['reason']}".rstrip()
             if self._seen.get(replica) != text:
                 self._seen[replica] = text
                 self.print(text)
@@ -67,7 +69,7 @@ class Screen:
         """Where others reach it; a worker dials and listens nowhere."""
         match child.service:
             case "gateway":
-                return f"http://{self._config.host}:{self._config.port}"
+                return self._url
             case "tokenizer":
                 return f"ipc tokenizer-{child.instance}"
             case "scheduler":
@@ -79,5 +81,11 @@ class Screen:
         if not self._console.is_terminal:
             self._console.print(self._table(children))
         seconds = time.monotonic() - self._started_s
-        url = f"http://{self._config.host}:{self._config.port}/v1"
-        self.print(f"ready after {seconds:.1f} s: {url}   (Ctrl-C stops it)")
+        self.print(f"admin sockets in {self._directory}")
+        self.print(f"ready after {seconds:.1f} s: {self._url}/v1   (Ctrl-C stops it)")
+
+    @property
+    def _url(self) -> str:
+        """A URL for a client on this machine, also where we listen on every address."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._config.host, self._config.host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{self._config.port}"

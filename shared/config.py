@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
+    CliSuppress,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
@@ -163,7 +164,17 @@ class WorkerConfig(Settings):
 
 
 class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, WorkerConfig):
-    """What ``shoal serve`` takes: everything, to be handed to the services it starts."""
+    """Serves a model from a mesh of processes on this machine."""
+
+    instance: CliSuppress[str] = ""
+    admin_host: CliSuppress[str] = ""
+    admin_port: CliSuppress[int | None] = None
+
+    @model_validator(mode="after")
+    def _check_one_process_settings(self) -> Self:
+        for name in sorted(self.model_fields_set & {"instance", "admin_host", "admin_port"}):
+            raise ValueError(f"{name.replace('_', '-')} is a setting of one service alone")
+        return self
 
 
 class _YamlSource(YamlConfigSettingsSource):
@@ -181,8 +192,9 @@ class _YamlSource(YamlConfigSettingsSource):
             raise ConfigError(
                 f"{key.replace('_', '-')}: not supported yet; remove it to serve without"
             )
-        for key in settings.keys() - ServeConfig.model_fields.keys():
-            log.warning("%s: setting %s is not supported and has no effect", file_path.name, key)
+        for key in sorted(settings.keys() - ServeConfig.model_fields.keys()):
+            name = key.replace("_", "-")
+            log.warning("%s: %s is not supported and has no effect", file_path, name)
         return settings
 
 

@@ -57,7 +57,10 @@ def weight_files(folder: Path) -> list[Path]:
 def find_file(folder: Path, name: str) -> Path:
     """``folder/name``, or ConfigError if there is no such file."""
     if not folder.is_dir():
-        raise ConfigError(f"model: no such folder: {folder}; a local Hugging Face folder belongs")
+        raise ConfigError(
+            f"model: no such folder: {folder}; give a local Hugging Face model folder"
+            " (names on a hub are not supported)"
+        )
     path = folder / name
     if Path(name).name != name or not path.is_file():
         raise ConfigError(f"model: {folder} has no file {name}")

@@ -4,7 +4,6 @@ Exit codes: 0 after a drain, 1 when the service broke, 2 for a wrong setting.
 """
 
 import asyncio
-import contextlib
 import ctypes
 import logging
 import os
@@ -75,11 +74,19 @@ async def _serve(service: Service, name: ServiceName, config: Settings) -> None:
         broken = tasks.create_task(_broken_callback())
         await asyncio.wait([running, stop, broken], return_when=asyncio.FIRST_COMPLETED)
         if stop.done():
-            log.info("draining")
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(service.drain(), config.drain_timeout_s)
+            await _drain(service, config.drain_timeout_s)
         for task in (running, stop, broken):
             task.cancel()
+
+
+async def _drain(service: Service, timeout_s: float) -> None:
+    log.info("draining")
+    try:
+        async with asyncio.timeout(timeout_s):
+            await service.drain()
+    except TimeoutError:
+        num_open = service.status().load
+        log.warning("drain-timeout-s = %g is over: %d open requests end now", timeout_s, num_open)
 
 
 async def _stop_signal() -> None:

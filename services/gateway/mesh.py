@@ -82,6 +82,12 @@ class Mesh:
         for exchange in self._open.pop(peer).values():
             exchange.fail(Unavailable(text, retry_after_s=RETRY_AFTER_S))
 
+    def fail_all(self, reason: str) -> None:
+        """Ends every open request with an error, where its client can still be told."""
+        for open_requests in self._open.values():
+            for exchange in open_requests.values():
+                exchange.fail(Unavailable(reason, retry_after_s=RETRY_AFTER_S))
+
     def on_message(self, peer: Peer, message: Message) -> None:
         open_requests = self._open[peer]
         match message:

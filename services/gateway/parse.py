@@ -95,9 +95,11 @@ def _refuse_many_prompts(prompt: Any) -> None:
 
 def _with_text(fields: dict[str, Any], message: ChatMessage, index: int) -> dict[str, Any]:
     """The message as the client sent it, its content in one string."""
+    param = f"messages[{index}].content"
+    if message.content is None and not fields.get("tool_calls"):
+        raise InvalidRequest(f"{param} is required", param=param)
     if not isinstance(message.content, list):
         return fields
-    param = f"messages[{index}].content"
     texts = [_text(part, f"{param}[{number}]") for number, part in enumerate(message.content)]
     return {**fields, "content": "".join(texts)}
 

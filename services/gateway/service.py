@@ -49,6 +49,7 @@ class GatewayService:
             await self._listen()
             await self.link.run()
         finally:
+            self._mesh.fail_all("the server stops")
             await self._runner.cleanup()
             await self.link.close("the gateway ends")
 

@@ -22,7 +22,7 @@ def _check_context(limit: int, prompt_len: int, max_tokens: int | None) -> None:
     if prompt_len + (max_tokens or 1) <= limit:
         return
     is_prompt_alone = prompt_len >= limit
-    output = "leaves no room for output" if is_prompt_alone else f"max_tokens is {max_tokens}"
+    output = "that leaves no room for output" if is_prompt_alone else f"max_tokens is {max_tokens}"
     raise InvalidRequest(
         f"the context holds {limit} tokens (max-model-len): the prompt has {prompt_len}, {output}",
         param="prompt" if is_prompt_alone else "max_tokens",

@@ -187,7 +187,8 @@ class Scheduler:
             raise Unavailable(
                 "no worker is connected", code="no_worker", retry_after_s=RETRY_AFTER_S
             )
-        if len(self.waiting) >= self.max_waiting:
+        num_free_slots = sum(worker.num_free_slots for worker in self.workers.values())
+        if len(self.waiting) >= self.max_waiting + num_free_slots:
             raise Overloaded(
                 f"{len(self.waiting)} requests are waiting for a slot; the limit is max-waiting ="
                 f" {self.max_waiting}",

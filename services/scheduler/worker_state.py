@@ -73,7 +73,12 @@ class WorkerState:
         self._num_steps = 0
 
     @property
+    def num_free_slots(self) -> int:
+        return self.capacity.max_num_seqs - len(self.running)
+
+    @property
     def has_free_slot(self) -> bool:
+        """Whether the plan that is being made can admit; a slot just freed is released by it."""
         return bool(self._free_slots)
 
     def begin_plan(self) -> PlanBuilder:

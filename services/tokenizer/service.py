@@ -171,7 +171,7 @@ class TokenizerService:
         return ids
 
     def _generate(self, request: OpenRequest, submit: Submit, ids: np.ndarray) -> None:
-        scheduler = next(self._schedulers(), None)
+        scheduler = max(self._schedulers(), key=lambda peer: peer.is_ready, default=None)
         if scheduler is None:
             raise Unavailable("no scheduler is connected", retry_after_s=RETRY_AFTER_S)
         request.scheduler, request.num_prompt_tokens = scheduler, len(ids)

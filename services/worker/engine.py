@@ -53,7 +53,11 @@ class Engine:
         for line in report.lines():
             log.info(line)
         self.capacity = Capacity(
-            report.num_blocks, settings.block_size, settings.max_num_seqs, max_tokens, max_len
+            report.num_blocks,
+            settings.block_size,
+            min(settings.max_num_seqs, max_tokens),  # each may want a token in every step
+            max_tokens,
+            max_len,
         )
         self._eos_ids = np.array(read_eos_ids(settings.model, config), np.int64)
         self._slots = SlotTable(self.capacity)

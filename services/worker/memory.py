@@ -47,7 +47,7 @@ class MemoryReport:
         concurrency = num_tokens / needs.max_model_len
         return [
             f"memory: {_mib(self.budget)} may be used, {_mib(self.others)} are used by others",
-            f"weights: {_mib(needs.weights)}",
+            f"weights: {_mib(needs.weights)}, the output head in float32",
             f"peak of a step: {_mib(needs.peak)} (estimated)",
             f"KV cache: {self.num_blocks} blocks of {needs.block_size} tokens = {num_tokens} tokens"
             f" ({_mib(self.num_blocks * needs.block)})",
@@ -91,8 +91,9 @@ def plan_memory(
     others = before.total - before.free
     room = _room(settings, budget - others - needs.weights - needs.peak, device)
     num_blocks = min(room // needs.block, needs.max_num_seqs * needs.blocks_per_request)
-    report = MemoryReport(settings.num_gpu_blocks_override or num_blocks, budget, others, needs)
-    if settings.num_gpu_blocks_override is None and num_blocks < needs.blocks_per_request:
+    num_blocks = settings.num_gpu_blocks_override or num_blocks
+    report = MemoryReport(num_blocks, budget, others, needs)
+    if num_blocks < needs.blocks_per_request:
         raise ConfigError(_too_little(settings, needs, room, report))
     return report
 

@@ -30,11 +30,11 @@ class Serving:
         """Process ids by service, of those alive."""
         found = {}
         for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and (words := _command_line(int(entry.name))):
-                environment = _environment(int(entry.name))
-                ours = f"SHOAL_MESH_DIR={self.directory}/".encode() in environment
-                if ours and len(words) > 2 and words[2].startswith("services."):
-                    found[words[2].removeprefix("services.")] = int(entry.name)
+            if entry.name.isdigit():
+                pid = int(entry.name)
+                modules = [word for word in _command_line(pid) if word.startswith("services.")]
+                if modules and f"SHOAL_MESH_DIR={self.directory}/".encode() in _environment(pid):
+                    found[modules[0].removeprefix("services.")] = pid
         return found
 
     async def until_ready(self) -> None:

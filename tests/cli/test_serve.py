@@ -141,3 +141,18 @@ async def test_a_port_in_use_is_said(tmp_path: Path):
             await asyncio.sleep(0.1)
             assert any(str(shoal.port) in line and "listen" in line for line in second.lines)
         await shoal.until_ready()
+
+
+async def test_a_drain_that_takes_too_long_ends_streams_with_an_error(tmp_path: Path):
+    async with serving(tmp_path, "--drain-timeout-s", "2.5") as shoal:
+        await shoal.until_ready()
+        async with client_of(shoal) as client:
+            started = asyncio.Event()
+            endless = [asyncio.create_task(stream_text(client, 2000, started)) for _ in range(8)]
+            await started.wait()
+            shoal.process.send_signal(signal.SIGINT)
+            for stream in endless:
+                with pytest.raises(openai.APIError, match="the server stops"):
+                    await stream
+        assert await asyncio.wait_for(shoal.process.wait(), 60) == 0
+        assert any("open requests end now" in line for line in shoal.lines)

@@ -24,11 +24,11 @@ class FakeChild:
     def __init__(self, service: str, instance: str, directory: Path) -> None:
         self.service, self.instance = service, instance
         self.was_ready = False
-        self.last_line = f"last words of {instance}"
+        self.last_line = f"last words of {service} {instance}"
         self.status: dict[str, str] = {}
 
     async def run(self, environment, on_line) -> int:
-        self.starts.append(self.instance)
+        self.starts.append(f"{self.service} {self.instance}")
         assert environment["SHOAL_INSTANCE"] == self.instance
         script = self.script.get(self.service, [])
         if not script:
@@ -62,13 +62,13 @@ async def run(supervisor: Supervisor) -> None:
 
 async def test_three_failures_before_it_was_ever_ready_end_everything(supervisor: Supervisor):
     FakeChild.script = {"worker": [(1, False), (-9, False), (1, False)]}
-    with pytest.RaisesGroup(pytest.RaisesExc(StartFailedError, match=r"words of worker-0\.3")):
+    with pytest.RaisesGroup(pytest.RaisesExc(StartFailedError, match=r"words of worker 0\.3")):
         await run(supervisor)
 
 
 async def test_a_wrong_setting_ends_everything_at_once(supervisor: Supervisor):
     FakeChild.script = {"gateway": [(2, False)]}
-    with pytest.RaisesGroup(pytest.RaisesExc(StartFailedError, match=r"words of gateway-0\.1")):
+    with pytest.RaisesGroup(pytest.RaisesExc(StartFailedError, match=r"words of gateway 0\.1")):
         await run(supervisor)
 
 
@@ -80,7 +80,7 @@ async def test_what_was_ever_ready_is_started_again_whatever_happens(supervisor:
     await asyncio.sleep(0.2)
     assert not running.done()
     assert [each for each in FakeChild.starts if "worker" in each] == [
-        f"worker-0.{number}" for number in range(1, 9)
+        f"worker 0.{number}" for number in range(1, 9)
     ]
     running.cancel()
 

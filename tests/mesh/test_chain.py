@@ -7,6 +7,9 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
+from services.scheduler.service import SchedulerService
+from services.worker.service import WorkerService
+from shared.config import SchedulerConfig, WorkerConfig
 from shared.messages import Capacity
 from tests.mesh.mesh import TEXT, running_mesh
 
@@ -118,9 +121,6 @@ async def test_a_mesh_without_worker_is_not_ready_and_answers_503(tmp_path: Path
 
 
 async def test_a_lost_worker_is_replaced_and_its_sequences_go_on(tmp_path: Path):
-    from services.worker.service import WorkerService
-    from shared.config import WorkerConfig
-
     async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
         stream = await complete(client, 300, stream=True)
         text = (await anext(stream)).choices[0].text
@@ -135,3 +135,40 @@ async def test_a_lost_worker_is_replaced_and_its_sequences_go_on(tmp_path: Path)
         assert text == (TEXT * 40)[: len(text)]
         assert len(text) > 500
         await mesh.until_idle()
+
+
+@pytest.mark.parametrize("leaving", ["tokenizer", "scheduler", "worker"])
+async def test_a_service_that_drains_leaves_only_when_its_streams_have_ended(
+    tmp_path: Path, leaving: str
+):
+    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
+        await complete(client, 3)
+        stream = await complete(client, 200, stream=True)
+        await anext(stream)
+        draining = asyncio.create_task(mesh.services[leaving].drain())
+        num_chunks = len([chunk async for chunk in stream])
+        assert num_chunks > 100
+        await asyncio.wait_for(draining, 5)
+
+
+async def test_when_no_worker_comes_back_in_time_what_waits_fails(tmp_path: Path):
+    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
+        mesh.services["scheduler"]._config = SchedulerConfig(worker_grace_s=0.2)
+        stream = await complete(client, 2000, stream=True)
+        await anext(stream)
+        await mesh.lose("worker")
+        with pytest.raises(openai.APIError, match=r"within 0\.2 s"):
+            async for _ in stream:
+                pass
+        del mesh.services["worker"]
+        await mesh.until_idle()
+
+
+async def test_a_worker_attaches_to_one_scheduler_and_refuses_a_second(tmp_path: Path, caplog):
+    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
+        second = SchedulerService(SchedulerConfig(mesh_dir=tmp_path, instance="second"))
+        mesh.tasks["second"] = asyncio.create_task(second.run())
+        async with asyncio.timeout(10):
+            while "attached to scheduler 0, so not to second" not in caplog.text:
+                await asyncio.sleep(0.02)
+        assert (await complete(client, 5)).usage.completion_tokens == 5

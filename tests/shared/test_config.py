@@ -40,8 +40,8 @@ def test_the_file_can_be_named_in_the_environment(file: str, monkeypatch):
 
 def test_a_key_nobody_reads_is_said_by_name(file: str, caplog):
     ServeConfig.load(["--config", file], "shoal serve")
-    assert "tensor_parallel_size is not supported" in caplog.text
-    assert "max_model_len" not in caplog.text
+    assert "tensor-parallel-size is not supported" in caplog.text
+    assert "max-model-len" not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -105,3 +105,9 @@ def test_null_and_names_with_spaces_reach_the_services(tmp_path: Path, monkeypat
     assert "SHOAL_MAX_MODEL_LEN" not in environment
     monkeypatch.setenv("SHOAL_SERVED_MODEL_NAME", environment["SHOAL_SERVED_MODEL_NAME"])
     assert TokenizerConfig.load([], "shoal tokenizer").served_model_name == ["my model", "b"]
+
+
+def test_what_names_one_process_is_no_setting_of_the_whole_mesh(monkeypatch):
+    monkeypatch.setenv("SHOAL_ADMIN_PORT", "9000")
+    with pytest.raises(ConfigError, match="admin-port is a setting of one service alone"):
+        ServeConfig.load([], "shoal serve")

@@ -4,6 +4,8 @@ import asyncio
 import json
 from typing import Any
 
+import aiohttp
+import pytest
 from openai import AsyncOpenAI
 
 from tests.services.gateway.fakes import MODEL, NUM_PROMPT_TOKENS, FakeTokenizer
@@ -142,3 +144,12 @@ async def test_a_stream_without_text_has_its_role_and_its_finish_reason(
     choices = [chunk.choices[0] async for chunk in stream]
     assert [choice.delta.role for choice in choices] == ["assistant", None]
     assert [choice.finish_reason for choice in choices] == [None, "stop"]
+
+
+@pytest.mark.parametrize("message", [{"role": "user"}, {"role": "assistant", "content": None}])
+async def test_a_message_without_content_is_refused_by_its_place(
+    http: aiohttp.ClientSession, message: dict[str, Any]
+) -> None:
+    async with http.post("/v1/chat/completions", json={"messages": [*MESSAGES, message]}) as reply:
+        assert reply.status == 400
+        assert (await reply.json())["error"]["param"] == "messages[1].content"

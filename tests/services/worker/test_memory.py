@@ -35,8 +35,8 @@ def test_blocks_take_what_is_left_of_the_share() -> None:
     report = plan_memory(settings(gpu_memory_utilization=0.5), NEEDS, MACHINE, CUDA)
     assert report.num_blocks == (10 - 5 - 2 - 1) * GIB // NEEDS.block
     assert report.lines() == [
-        "memory: 10240.0 MiB may be used, 5120.0 MiB are by others",
-        "weights: 2048.0 MiB",
+        "memory: 10240.0 MiB may be used, 5120.0 MiB are used by others",
+        "weights: 2048.0 MiB, the output head in float32",
         "peak of a step: 1024.0 MiB (estimated)",
         "KV cache: 2048 blocks of 16 tokens = 32768 tokens (2048.0 MiB)",
         "maximum concurrency for 4096 tokens per request: 8.00×",
@@ -57,8 +57,10 @@ def test_no_more_blocks_than_all_slots_can_use() -> None:
 
 def test_an_override_needs_no_memory_to_be_left() -> None:
     full = Memory(total=20 * GIB, free=0)
-    report = plan_memory(settings(num_gpu_blocks_override=3), NEEDS, full, CPU)
-    assert report.num_blocks == 3
+    report = plan_memory(settings(num_gpu_blocks_override=300), NEEDS, full, CPU)
+    assert report.num_blocks == 300
+    with pytest.raises(ConfigError, match="4096 tokens"):
+        plan_memory(settings(num_gpu_blocks_override=255), NEEDS, full, CPU)
 
 
 def test_too_little_memory_says_how_much_and_what_to_change() -> None:
@@ -73,13 +75,14 @@ def test_too_little_memory_says_how_much_and_what_to_change() -> None:
 
 def test_an_engine_has_the_capacity_that_was_asked_for(checkpoint: Path) -> None:
     engine = make_engine(
-        checkpoint, num_gpu_blocks_override=9, max_num_batched_tokens=77, max_model_len=50
+        checkpoint, num_gpu_blocks_override=13, max_num_batched_tokens=77, max_model_len=50
     )
     capacity = engine.capacity
-    assert (capacity.num_blocks, capacity.block_size, capacity.max_num_seqs) == (9, 4, 24)
+    assert (capacity.num_blocks, capacity.block_size, capacity.max_num_seqs) == (13, 4, 24)
     assert (capacity.max_num_batched_tokens, capacity.max_model_len) == (77, 50)
     assert engine.model_info.max_model_len == 50
     assert make_engine(checkpoint).capacity.max_num_batched_tokens == 512
+    assert make_engine(checkpoint, max_num_batched_tokens=5).capacity.max_num_seqs == 5
 
 
 def fake_machine(
