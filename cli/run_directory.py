@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from shared.address import make_private_directory
+from shared.address import make_private_directory, sockets_of
 from shared.errors import ConfigError
+from shared.messages import ServiceName
 
 PREFIX = "serve-"
 
@@ -32,9 +33,9 @@ class RunDirectory:
         except OSError as error:
             raise ConfigError(f"mesh-dir: {base}: {error.strerror}") from None
 
-    def sweep(self, instance: str) -> None:
+    def sweep(self, service: ServiceName, instance: str) -> None:
         """Removes the sockets of a process that has ended."""
-        for path in self.path.glob(f"*-{instance}.sock"):
+        for path in sockets_of(self.path, service, instance):
             path.unlink(missing_ok=True)
 
     def remove(self) -> None:

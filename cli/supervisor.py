@@ -84,7 +84,7 @@ class Supervisor:
             child = Child(service, f"0.{num_starts}", self._directory.path)
             self.children[replica] = child
             code = await child.run(self._environment_of(child), self._on_line)
-            self._directory.sweep(child.instance)
+            self._directory.sweep(service, child.instance)
             if self._stop.is_set():
                 return
             was_ever_ready = was_ever_ready or child.was_ready

@@ -39,6 +39,13 @@ def admin_path(directory: Path, service: ServiceName, instance: str) -> Path:
     return directory / f"admin.{service}-{instance}.sock"
 
 
+def sockets_of(directory: Path, service: ServiceName, instance: str) -> set[Path]:
+    """All that one process has bound."""
+    patterns = (f"{service}-{instance}.sock", f"{service}.*-{instance}.sock")
+    bound = {path for pattern in patterns for path in directory.glob(pattern)}
+    return bound | {admin_path(directory, service, instance)}
+
+
 def make_private_directory(directory: Path) -> None:
     """Creates it, 0700, or checks that nobody else can enter it or put another in its place.
 

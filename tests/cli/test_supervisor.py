@@ -124,3 +124,14 @@ def test_a_directory_of_the_dead_is_swept_and_one_of_the_living_is_not(tmp_path:
     assert again.path.stat().st_mode & 0o777 == 0o700
     again.remove()
     assert not again.path.exists()
+
+
+def test_the_sockets_of_one_process_are_swept_and_no_others(tmp_path: Path):
+    directory = RunDirectory(tmp_path)
+    swept = {"scheduler.workers-0.1.sock", "scheduler.tokenizers-0.1.sock",
+             "admin.scheduler-0.1.sock"}  # fmt: skip
+    kept = {"worker-0.1.sock", "admin.worker-0.1.sock", "scheduler.workers-0.2.sock"}
+    for name in swept | kept:
+        (directory.path / name).touch()
+    directory.sweep("scheduler", "0.1")
+    assert {path.name for path in directory.path.iterdir()} == kept
