@@ -1,11 +1,13 @@
 """Random arrivals, cancels and worker deaths: the contract holds and everybody finishes."""
 
+import msgspec
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from services.scheduler.scheduler import Scheduler
+from services.scheduler.scheduler import MAX_WORKER_DEATHS, Refusal, Scheduler
 from shared.errors import InvalidRequest, Overloaded, Unavailable
 from shared.messages import Capacity, Generate, SamplingParams
 from tests.services.scheduler.simulated_worker import SimulatedWorker, next_token
@@ -37,12 +39,32 @@ class Mesh(RuleBasedStateMachine):
         self.open: set[str] = set()
         self.num_requests = self.num_workers = 0
 
-    @rule()
-    def join(self) -> None:
+    @rule(share=st.sampled_from([1, 1, 2]))
+    def join(self, share: int) -> None:
+        """A worker joins, now and then with less room than the others."""
         if len(self.workers) < 3:
             self.num_workers += 1
-            self.workers[str(self.num_workers)] = SimulatedWorker(self.capacity)
-            self.core.add_worker(str(self.num_workers), self.capacity)
+            blocks = self.capacity.num_blocks // share
+            capacity = msgspec.structs.replace(self.capacity, num_blocks=blocks)
+            self.workers[str(self.num_workers)] = SimulatedWorker(capacity)
+            self.take_out(self.core.add_worker(str(self.num_workers), capacity))
+
+    def take_out(self, refusals: list[Refusal]) -> None:
+        """Nobody is given up but for three deaths or for lack of room everywhere."""
+        for refusal in refusals:
+            sequence = refusal.sequence
+            if isinstance(refusal.error, InvalidRequest):
+                assert not self.fits(len(sequence.prompt) + sequence.params.max_tokens)
+            else:
+                assert sequence.num_worker_deaths == MAX_WORKER_DEATHS + 1
+            self.open.remove(sequence.request)
+
+    def fits(self, num_tokens: int) -> bool:
+        """Whether some worker that is there has room for so many tokens."""
+        rooms = [
+            each.capacity.num_blocks * each.capacity.block_size for each in self.workers.values()
+        ]
+        return num_tokens <= min(64, max(rooms, default=0))
 
     @rule(prompt_len=st.integers(1, 40), max_tokens=st.integers(1, 30), route=st.integers(0, 2))
     def arrive(self, prompt_len: int, max_tokens: int, route: int) -> None:
@@ -50,15 +72,13 @@ class Mesh(RuleBasedStateMachine):
         name = f"r{self.num_requests}"
         prompt = [(self.num_requests * 7 + i) % 50 for i in range(prompt_len)]
         generate = Generate(name, 1, 0, SamplingParams(seed=0, max_tokens=max_tokens))
-        fits = prompt_len + max_tokens <= min(
-            64, self.capacity.num_blocks * self.capacity.block_size
-        )
+        fits = self.fits(prompt_len + max_tokens)
         try:
             self.core.add(generate, np.array(prompt, np.int32), route)
         except Unavailable:
             assert not self.workers
         except Overloaded:
-            assert len(self.core.waiting) == 8
+            assert len(self.core.waiting) >= 8
         except InvalidRequest:
             assert not fits
         else:
@@ -104,8 +124,7 @@ class Mesh(RuleBasedStateMachine):
             worker_id = pick.choice(sorted(self.workers))
             del self.workers[worker_id]
             self.results.pop(worker_id, None)
-            for sequence in self.core.remove_worker(worker_id):
-                self.open.remove(sequence.request)
+            self.take_out(self.core.remove_worker(worker_id))
 
     @invariant()
     def blocks_are_free_or_owned_once(self) -> None:
@@ -119,7 +138,7 @@ class Mesh(RuleBasedStateMachine):
         if not hasattr(self, "core"):
             return
         if not self.workers:
-            self.join()
+            self.join(1)
         for _ in range(5000):
             self.plan(None)
             for worker_id in list(self.results):
@@ -134,8 +153,14 @@ class Mesh(RuleBasedStateMachine):
             assert not worker.running
 
 
+class LongMesh(Mesh):
+    pass
+
+
 TestMesh = Mesh.TestCase
 TestMesh.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestLongMesh = pytest.mark.slow(LongMesh.TestCase)
+TestLongMesh.settings = settings(max_examples=3000, stateful_step_count=80, deadline=None)
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(2, 16))
