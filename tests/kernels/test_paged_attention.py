@@ -38,7 +38,7 @@ def compare(rows: list[Row], num_heads: int, num_kv_heads: int, dtype: torch.dty
     return len(batch.groups)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.lists(st.builds(Row, st.integers(1, 12), st.integers(0, 50)), min_size=1, max_size=8),
     heads=st.sampled_from([(4, 4), (4, 2), (6, 2), (3, 1)]),

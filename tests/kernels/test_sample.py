@@ -38,7 +38,7 @@ def random_rows(num: int, **values: Any) -> RandomRows | None:
 SCORES = st.lists(st.integers(-24, 24).map(lambda x: x / 4), min_size=2, max_size=40)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(scores=SCORES, top_k=st.integers(0, 45))
 def test_top_k_keeps_what_is_at_least_the_kth(scores: list[float], top_k: int) -> None:
     rows = torch.tensor([scores, scores])
@@ -48,7 +48,7 @@ def test_top_k_keeps_what_is_at_least_the_kth(scores: list[float], top_k: int) -
     assert kept[1].equal(rows[1])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(scores=SCORES, top_p=st.floats(2.0**-10, 1.0, width=32))
 def test_top_p_keeps_the_smallest_set_of_that_mass_and_its_ties(
     scores: list[float], top_p: float
@@ -74,7 +74,7 @@ def test_a_wide_and_a_narrow_nucleus_are_found_alike(spread: float) -> None:
         np.testing.assert_array_equal(row_kept, reference.kept_by_top_p(row.astype(float), 0.8))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_a_mixed_batch_draws_what_the_reference_draws_row_by_row(data: st.DataObject) -> None:
     num = data.draw(st.integers(1, 6))

@@ -158,13 +158,13 @@ class LongMesh(Mesh):
 
 
 TestMesh = Mesh.TestCase
-TestMesh.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestMesh.settings = settings(max_examples=300, stateful_step_count=40)
 TestLongMesh = pytest.mark.slow(LongMesh.TestCase)
-TestLongMesh.settings = settings(max_examples=3000, stateful_step_count=80, deadline=None)
+TestLongMesh.settings = settings(max_examples=3000, stateful_step_count=80)
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(2, 16))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_sequences_start_in_the_order_they_came(lengths: list[int], budget: int) -> None:
     capacity = Capacity(64, 4, 2, budget, 64)
     core = Scheduler(max_waiting=100)
