@@ -15,6 +15,7 @@ TOKENIZER_FILE = "tokenizer.json"
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 FINGERPRINT_CHARS = 32
+SAMPLE_BYTES = 64 << 10
 MAX_WEIGHTS_HEADER_BYTES = 100_000_000  # the safetensors format's own limit
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -84,7 +85,7 @@ def _check_length(wanted: int | None, limit: int) -> int:
 
 
 def _fingerprint(folder: Path) -> str:
-    """Changes with the architecture, the vocabulary and the layout and size of the weights."""
+    """Changes with the architecture, the vocabulary and the weights (samples of them)."""
     digest = hashlib.sha256()
     for part in _fingerprint_parts(folder):
         digest.update(len(part).to_bytes(8, "little"))
@@ -101,6 +102,14 @@ def _fingerprint_parts(folder: Path) -> Iterator[bytes]:
     yield index.read_bytes() if index.is_file() else _header(files[0])
     for file in files:
         yield f"{file.name} {file.stat().st_size}".encode()
+        yield _sample(file)
+
+
+def _sample(file: Path) -> bytes:
+    """Bytes from the middle: a fine-tuned model has other weights of the same names and shapes."""
+    with file.open("rb") as stream:
+        stream.seek(file.stat().st_size // 2)
+        return stream.read(SAMPLE_BYTES)
 
 
 def _header(file: Path) -> bytes:

@@ -103,3 +103,10 @@ def test_the_fingerprint_follows_what_makes_the_model_another(folder: Path) -> N
     shard(folder, "a.safetensors")
     seen.append(read_model_info(folder, [], None).fingerprint)
     assert len(set(seen)) == 4
+
+
+def test_other_weights_of_the_same_names_and_shapes_are_another_model(folder: Path) -> None:
+    before = read_model_info(folder, [], None).fingerprint
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[:-1] + b"5")
+    assert read_model_info(folder, [], None).fingerprint != before
