@@ -1,0 +1,1 @@
+"""How `models/shoal-tiny` is made: data, tokenizer, model, training, evaluation and export."""

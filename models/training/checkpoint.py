@@ -1,0 +1,39 @@
+"""Checkpoints of a training run: weights in safetensors, progress in JSON beside them.
+
+Optimizer moments are not kept; a continued run builds them up again in a few dozen steps.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+
+from models.training.model import ShoalTiny
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a phase is."""
+
+    elapsed_s: float = 0.0
+    num_steps: int = 0
+    num_tokens: int = 0
+
+
+def save_checkpoint(folder: Path, phase: str, model: ShoalTiny, progress: Progress) -> None:
+    """Replace the phase's checkpoint; a kill at any moment leaves a whole one."""
+    partial = folder / f"{phase}.partial"
+    save_file(model.state_dict(), str(partial), {"progress": json.dumps(asdict(progress))})
+    os.replace(partial, folder / f"{phase}.safetensors")
+    (folder / f"{phase}.json").write_text(json.dumps(asdict(progress)))
+
+
+def load_checkpoint(folder: Path, phase: str, model: ShoalTiny) -> Progress:
+    """Load the phase's weights if there are any and return how far it is."""
+    weights = folder / f"{phase}.safetensors"
+    if not weights.exists():
+        return Progress()
+    model.load_state_dict(load_file(weights))
+    return Progress(**json.loads((folder / f"{phase}.json").read_text()))

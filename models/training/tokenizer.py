@@ -1,0 +1,80 @@
+"""The byte-level BPE tokenizer of the embedded model, and its chat format (ChatML)."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from models.training.dialogues import Message
+
+VOCABULARY_SIZE = 8192
+END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)
+# Qwen2's pattern: single digits, so that numbers of one length have one shape.
+SPLIT_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
+    """Learn the merges; nothing is normalised, so decoding gives back the exact text."""
+    tokenizer = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(SPLIT_PATTERN), behavior="isolated")
+    bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, bytes_only])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY_SIZE,
+        special_tokens=[AddedToken(token, special=True) for token in SPECIAL_TOKENS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    if tokenizer.get_vocab_size() != VOCABULARY_SIZE:
+        raise ValueError(f"{tokenizer.get_vocab_size()} tokens instead of {VOCABULARY_SIZE}")
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write tokenizer.json and the configuration that transformers reads."""
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": None,
+        "eos_token": TURN_END,
+        "pad_token": END_OF_TEXT,
+        "additional_special_tokens": [TURN_START, TURN_END],
+        "model_max_length": 2048,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def encode_dialogue(tokenizer: Tokenizer, messages: list[Message]) -> tuple[list[int], list[bool]]:
+    """Return the ids of a dialogue and which of them the model must learn to write.
+
+    Special tokens split the text, so encoding piece by piece equals encoding the whole.
+    """
+    ids: list[int] = []
+    is_target: list[bool] = []
+    for message in messages:
+        is_answer = message.role == "assistant"
+        pieces = (
+            (f"{TURN_START}{message.role}\n", False),
+            (f"{message.content}{TURN_END}", is_answer),
+            ("\n", False),
+        )
+        for piece, learned in pieces:
+            piece_ids = tokenizer.encode(piece, add_special_tokens=False).ids
+            ids += piece_ids
+            is_target += [learned] * len(piece_ids)
+    return ids, is_target

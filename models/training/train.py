@@ -1,0 +1,141 @@
+"""Trains the embedded model: the trunk first, then the MTP layer on the frozen trunk.
+
+    python -m models.training.train --out DIR --minutes 60 --mtp-minutes 18
+
+A killed run continues from its last checkpoint with the same command. Rates follow elapsed
+time, so a busy machine sees fewer tokens but the same schedule. torch.compile makes it twice as
+fast and needs a C++ compiler; TORCHDYNAMO_DISABLE=1 does without.
+"""
+
+import argparse
+import copy
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch.optim import Optimizer
+
+from models.training.batches import Batch, BatchSource, encode_corpus, sample_texts
+from models.training.checkpoint import Progress, load_checkpoint, save_checkpoint
+from models.training.corpus import common_words, load_documents, split_documents
+from models.training.losses import backward_drafts, backward_next_token
+from models.training.model import ModelConfig, ShoalTiny
+from models.training.optimizer import PEAK_RATE, make_optimizers
+from models.training.tokenizer import save_tokenizer, train_tokenizer
+
+LONG_SHARE = 0.1  # the last tenth of the trunk phase sees rows of 2048
+WARMUP_STEPS = {"trunk": 200, "mtp": 20}
+FIRST_CHECKPOINT_S = 240.0
+CHECKPOINT_S = 600.0
+LOG_STEPS = 20
+
+
+def prepare_data(out: Path, seed: int) -> BatchSource:
+    """Return the source of batches; the tokenizer is trained on the first call."""
+    documents, _ = split_documents(load_documents())
+    words = common_words(documents)
+    if not (out / "tokenizer.json").exists():
+        texts = [document.text for document in documents] + sample_texts(words, 20_000)
+        save_tokenizer(train_tokenizer(texts), out)
+    tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
+    return BatchSource(tokenizer, encode_corpus(tokenizer, documents), words, seed)
+
+
+def rate_factor(progress: Progress, budget_s: float, warmup_steps: int) -> float:
+    """Return the share of the peak rate: linear warm-up, then a cosine down to a tenth."""
+    done = min(progress.elapsed_s / budget_s, 1.0)
+    warmup = min(1.0, (progress.num_steps + 1) / warmup_steps)
+    return warmup * (0.1 + 0.45 * (1 + math.cos(math.pi * done)))
+
+
+class Phase:
+    """One of the two phases: what is trained, with which loss, for how long."""
+
+    def __init__(self, name: str, model: ShoalTiny, args: argparse.Namespace) -> None:
+        self.is_trunk = name == "trunk"
+        self.name, self.model, self.out = name, model, Path(args.out)
+        self.tokens_per_step = args.tokens_per_step
+        self.budget_s = 60.0 * (args.minutes if self.is_trunk else args.mtp_minutes)
+        for parameter_name, parameter in model.named_parameters():
+            parameter.requires_grad_(("mtp_layers" not in parameter_name) == self.is_trunk)
+        trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self.parameters = list(trained.values())
+        self.optimizers: list[Optimizer] = make_optimizers(trained, args.muon)
+
+    def row_length(self, progress: Progress) -> int:
+        """Return the number of positions per row."""
+        is_long = self.is_trunk and progress.elapsed_s > (1 - LONG_SHARE) * self.budget_s
+        return 2048 if is_long else 512
+
+    def step(self, batch: Batch, rate: float) -> float:
+        """Update the parameters once and return the loss in nats."""
+        loss = (backward_next_token if self.is_trunk else backward_drafts)(self.model, batch)
+        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss
+
+    def run(self, source: BatchSource, progress: Progress) -> Progress:
+        """Train until the budget is spent, with a checkpoint every ten minutes."""
+        next_checkpoint_s = progress.elapsed_s + FIRST_CHECKPOINT_S
+        started = time.monotonic() - progress.elapsed_s
+        while progress.elapsed_s < self.budget_s:
+            length = self.row_length(progress)
+            batch = source.next_batch(self.tokens_per_step // length, length)
+            factor = rate_factor(progress, self.budget_s, WARMUP_STEPS[self.name])
+            loss = self.step(batch, PEAK_RATE * factor)
+            progress = replace(
+                progress,
+                elapsed_s=time.monotonic() - started,
+                num_steps=progress.num_steps + 1,
+                num_tokens=progress.num_tokens + batch.is_target.numel(),
+            )
+            if progress.num_steps % LOG_STEPS == 0:
+                print(f"{self.name} {progress} loss {loss:.3f}", flush=True)
+            if progress.elapsed_s > next_checkpoint_s:
+                save_checkpoint(self.out, self.name, self.model, progress)
+                next_checkpoint_s = progress.elapsed_s + CHECKPOINT_S
+        save_checkpoint(self.out, self.name, self.model, progress)
+        return progress
+
+
+def start_mtp_layer(model: ShoalTiny) -> None:
+    """Give the MTP layer the last trunk layer's weights and the trunk's final norm."""
+    layer, trunk = model.model.mtp_layer, model.model
+    layer.load_state_dict(copy.deepcopy(trunk.layers[-1].state_dict()), strict=False)
+    layer.final_layernorm.load_state_dict(trunk.norm.state_dict())
+
+
+def main() -> None:
+    """Run or continue both phases."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", required=True, help="folder of tokenizer and checkpoints")
+    parser.add_argument("--minutes", type=float, default=60.0, help="time of the trunk phase")
+    parser.add_argument("--mtp-minutes", type=float, default=18.0, help="time of the MTP phase")
+    parser.add_argument("--tokens-per-step", type=int, default=8192)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--muon", action="store_true", help="Muon for the hidden matrices")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    model = ShoalTiny(ModelConfig())
+    model.hidden = torch.compile(model.hidden, dynamic=False)
+    model.draft = torch.compile(model.draft, dynamic=False)
+    for name in ("trunk", "mtp"):
+        progress = load_checkpoint(out, name, model)
+        if name == "mtp" and progress.num_steps == 0:
+            start_mtp_layer(model)
+        source = prepare_data(out, seed=progress.num_steps)
+        Phase(name, model, args).run(source, progress)
+
+
+if __name__ == "__main__":
+    main()
