@@ -55,10 +55,10 @@ Two shared CPU cores, bfloat16 autocast, 8192 tokens a step in rows of
 512, the last tenth of the trunk phase in rows of 2048. Muon (steps scaled as AdamW's) for the
 matrices between hidden states, AdamW (0.9, 0.95) for the rest; rate 2e-3 with 200 warm-up steps
 (20 for the MTP layer), then a cosine down to 2e-4; decay 0.1 on matrices; gradients clipped at 1.
-The trunk was continued twice and the MTP layer once, each time with fresh optimizer moments and with the cosine taken up
-again at about half its height. Dialogues were 28 % of the tokens for the first 24 minutes, with
-1,500 words to spell and sort, then 38 % with 600, and in the last half hour what `dialogues.py` and
-`batches.py` say: half the tokens, 150 words.
+The trunk was continued twice and the MTP layer once, each time with fresh optimizer moments and
+with the cosine taken up again at about half its height. Dialogues were 28 % of the tokens for the
+first 24 minutes, with 1,500 words to spell and sort, then 38 % with 600, and in the last half hour
+what `dialogues.py` and `batches.py` say: half the tokens, 150 words.
 The schedule follows the clock, so another run gives other figures:
 
 ```
