@@ -180,7 +180,6 @@ class Prefill(Row, frozen=True):
 
 class Decode(Row, frozen=True):
     slot: int
-    verify_depth: int = 0
 
 
 class StepPlan(Row, tag=13, frozen=True):
@@ -196,7 +195,6 @@ class StepPlan(Row, tag=13, frozen=True):
     extend: list[Extend]
     prefill: list[Prefill]
     decode: list[Decode]
-    draft_depth: int = 0
 
 
 # --- coming up ------------------------------------------------------------------------------------

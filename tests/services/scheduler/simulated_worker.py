@@ -38,7 +38,7 @@ class SimulatedWorker:
             self.slots[extend.slot].blocks.extend(extend.blocks)
         self._check_blocks_owned_once()
         rows = [(prefill.slot, prefill.num_tokens) for prefill in plan.prefill]
-        rows += [(decode.slot, 1 + decode.verify_depth) for decode in plan.decode]
+        rows += [(decode.slot, 1) for decode in plan.decode]
         assert len({slot for slot, _ in rows}) == len(rows)
         assert sum(num for _, num in rows) <= self.capacity.max_num_batched_tokens
         emitted = [(slot, token) for slot, num in rows if (token := self._compute(slot, num))]
