@@ -18,6 +18,15 @@ def check_length(capacities: Iterable[Capacity], prompt_len: int, max_tokens: in
     _check_blocks(roomiest, min(limit, prompt_len + max_tokens) if max_tokens else limit)
 
 
+def fits(capacity: Capacity, prompt_len: int, max_tokens: int | None) -> bool:
+    """Whether this worker can run the request to its end."""
+    try:
+        check_length([capacity], prompt_len, max_tokens)
+    except InvalidRequest:
+        return False
+    return True
+
+
 def _check_context(limit: int, prompt_len: int, max_tokens: int | None) -> None:
     if prompt_len + (max_tokens or 1) <= limit:
         return

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.scheduler.limits import check_length
+from services.scheduler.limits import check_length, fits
 from services.scheduler.sequence import Emission, Sequence
 from services.scheduler.worker_state import PlanBuilder, WorkerState
 from shared.errors import (
@@ -245,6 +245,8 @@ class Scheduler:
     def _admit_waiting(self, worker: WorkerState, builder: PlanBuilder) -> None:
         while self.waiting and builder.budget > 0 and worker.has_free_slot:
             sequence = self.waiting[0]
+            if not fits(worker.capacity, len(sequence.prompt), sequence.params.max_tokens):
+                return  # it waits for a worker with more room
             blocks = worker.pool.try_take(worker.num_blocks_lacking(sequence))
             if blocks is None:
                 return
