@@ -13,6 +13,7 @@ usage: shoal COMMAND [--setting value …]
   tokenizer
   scheduler
   worker
+  keys DIR     makes the keys that services on several machines need
 
 `shoal COMMAND --help` lists the settings; each can also stand as SHOAL_SETTING in the environment
 or in a YAML file that --config names."""
@@ -24,6 +25,10 @@ def main() -> None:
         from cli.serve import main as serve
 
         sys.exit(serve(arguments))
+    if command == "keys":
+        from cli.keys import main as keys
+
+        sys.exit(keys(arguments))
     if command in SERVICES:
         os.execv(sys.executable, [sys.executable, "-P", "-m", f"services.{command}", *arguments])
     if command in ("-h", "--help", "help"):

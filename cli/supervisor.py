@@ -20,6 +20,7 @@ FIRST_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 5.0
 POLL_S = 0.2
 KILL_AFTER_S = 5.0
+NOT_PASSED_ON = {"config", "admin_port", "gateways", "tokenizers", "workers"}
 
 
 class StartFailedError(ShoalError):
@@ -118,7 +119,7 @@ def child_environment(config: ServeConfig) -> dict[str, str]:
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     environment.pop("SHOAL_CONFIG", None)
     environment.pop("SHOAL_ADMIN_PORT", None)
-    for name in config.model_fields_set - {"config", "admin_port"}:
+    for name in config.model_fields_set - NOT_PASSED_ON:
         value = getattr(config, name)
         if value is not None:
             text = json.dumps(value) if isinstance(value, list) else str(value)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -26,6 +26,7 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
+from shared.endpoint import check_dialled, check_listened
 from shared.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,13 @@ EMBEDDED_MODEL = Path(__file__).parent.parent / "models" / "shoal-tiny"
 # What protects a server elsewhere and is not built yet: serving without it would be a trap.
 PROTECTING_KEYS = {"api_key", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs"}
 
+TCP_SETTINGS = ("listen_address", "tokenizer_address", "scheduler_address")
+# Each process needs its own of these, so that one value for a whole mesh is a mistake.
+SETTINGS_OF_ONE_SERVICE = {
+    *("instance", "admin_host", "admin_port", "keys", "insecure_tcp"),
+    *TCP_SETTINGS,
+}
+
 
 def _split(value: Any) -> Any:
     """A list of names from a file, or text: JSON, or names between commas."""
@@ -45,6 +53,10 @@ def _split(value: Any) -> Any:
 
 
 Names = Annotated[list[str], NoDecode, BeforeValidator(_split)]
+ListenAddress = Annotated[str, AfterValidator(check_listened)]
+Addresses = Annotated[
+    list[Annotated[str, AfterValidator(check_dialled)]], NoDecode, BeforeValidator(_split)
+]
 
 
 class Settings(BaseSettings):
@@ -80,6 +92,24 @@ class Settings(BaseSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     drain_timeout_s: float = Field(30.0, ge=0, description="seconds to end open work after SIGTERM")
+    keys: Path | None = Field(
+        None, description="folder with the mesh's keys for tcp, as `shoal keys` writes it"
+    )
+    insecure_tcp: bool = Field(
+        False, description="allow tcp without keys: whoever reaches a port reads and answers all"
+    )
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        """What no setting can tell alone."""
+        if self.keys is None and not self.insecure_tcp:
+            for name in TCP_SETTINGS:
+                if getattr(self, name, None):
+                    raise ValueError(
+                        f"{name.replace('_', '-')} needs keys (a folder that `shoal keys` wrote),"
+                        " or insecure-tcp in a network where nobody else is"
+                    )
+        return self
 
     @classmethod
     def load(cls, argv: list[str], prog: str) -> Self:
@@ -105,6 +135,11 @@ class Settings(BaseSettings):
 
 
 class GatewayConfig(Settings):
+    tokenizer_address: Addresses = Field(
+        [],
+        description="tokenizers on other machines, tcp://HOST or tcp://HOST:PORT with commas"
+        " between; every address of a name is dialled (default port: 5570)",
+    )
     host: str = Field("127.0.0.1", description="address to serve HTTP on")
     port: int = Field(8000, ge=0, le=65535, description="port to serve HTTP on")
     max_body_bytes: int = Field(16 << 20, gt=0, description="largest request body; above it 413")
@@ -112,9 +147,41 @@ class GatewayConfig(Settings):
     accept_timeout_s: float = Field(
         60.0, gt=0, description="seconds to wait until a request is accepted; then 503"
     )
+    max_buffered_bytes: int = Field(
+        256 << 20,
+        gt=0,
+        description="bytes of bodies, and of logprobs that are not streamed, that all open requests"
+        " may hold; above it 429",
+    )
+    max_logprobs: int = Field(
+        20, ge=-1, description="most logprobs of a token that clients may ask; -1: the vocabulary"
+    )
+    max_choices: int = Field(
+        128, gt=0, description="most choices of a request, n times its number of prompts"
+    )
+    slow_client_s: float = Field(
+        60.0, gt=0, description="seconds for which a client may not read; then its request ends"
+    )
+    replay_s: float = Field(
+        30.0,
+        ge=0,
+        description="seconds that a request waits for another tokenizer or scheduler when its own"
+        " is lost",
+    )
+    reuse_port: bool = Field(False, description="share the port with other gateways on the machine")
 
 
 class TokenizerConfig(Settings):
+    listen_address: ListenAddress | None = Field(
+        None,
+        description="address for services on other machines, tcp://HOST or tcp://HOST:PORT; HOST is"
+        " an address, an interface or * (default ports: tokenizer 5570, scheduler 5571 and 5572)",
+    )
+    scheduler_address: Addresses = Field(
+        [],
+        description="schedulers on other machines, tcp://HOST or tcp://HOST:PORT with commas"
+        " between; every address of a name is dialled (default ports: 5571, workers 5572)",
+    )
     model: Path = Field(EMBEDDED_MODEL, description="a local Hugging Face model folder")
     served_model_name: Names = Field(
         [], description="names clients may use (default: the folder's name)"
@@ -122,17 +189,36 @@ class TokenizerConfig(Settings):
     max_model_len: int | None = Field(
         None, gt=0, description="longest prompt plus output, in tokens (default: the model's)"
     )
+    generation_config: str = Field(
+        "auto",
+        description="defaults of sampling: auto (generation_config.json of the model's folder),"
+        " none (OpenAI's), or another folder",
+    )
+    max_open_requests: int = Field(4096, gt=0, description="open requests; above it 429")
     tokenizer_threads: int = Field(2, gt=0, description="threads that render and encode prompts")
 
 
 class SchedulerConfig(Settings):
+    listen_address: ListenAddress | None = Field(
+        None,
+        description="address for services on other machines, tcp://HOST or tcp://HOST:PORT; HOST is"
+        " an address, an interface or * (default ports: tokenizer 5570, scheduler 5571 and 5572)",
+    )
     max_waiting: int = Field(1024, gt=0, description="requests that wait for a slot; above it 429")
+    priority_step_s: float = Field(
+        10.0, gt=0, description="seconds of waiting that one step of priority is worth"
+    )
     worker_grace_s: float = Field(
         60.0, ge=0, description="seconds that requests wait for a lost worker's replacement"
     )
 
 
 class WorkerConfig(Settings):
+    scheduler_address: Addresses = Field(
+        [],
+        description="schedulers on other machines, tcp://HOST or tcp://HOST:PORT with commas"
+        " between; every address of a name is dialled (default ports: 5571, workers 5572)",
+    )
     model: Path = Field(EMBEDDED_MODEL, description="a local Hugging Face model folder")
     max_model_len: int | None = Field(
         None, gt=0, description="longest prompt plus output, in tokens (default: the model's)"
@@ -166,13 +252,22 @@ class WorkerConfig(Settings):
 class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, WorkerConfig):
     """Serves a model from a mesh of processes on this machine."""
 
+    gateways: int = Field(1, ge=1, le=64, description="gateways, which share the port")
+    tokenizers: int = Field(1, ge=1, le=64, description="tokenizers")
+    workers: int = Field(1, ge=1, le=64, description="workers, each with the whole model")
+
     instance: CliSuppress[str] = ""
     admin_host: CliSuppress[str] = ""
     admin_port: CliSuppress[int | None] = None
+    keys: CliSuppress[Path | None] = None
+    insecure_tcp: CliSuppress[bool] = False
+    listen_address: CliSuppress[str | None] = None
+    tokenizer_address: CliSuppress[Addresses] = []
+    scheduler_address: CliSuppress[Addresses] = []
 
     @model_validator(mode="after")
-    def _check_one_process_settings(self) -> Self:
-        for name in sorted(self.model_fields_set & {"instance", "admin_host", "admin_port"}):
+    def _check_together(self) -> Self:
+        for name in sorted(self.model_fields_set & SETTINGS_OF_ONE_SERVICE):
             raise ValueError(f"{name.replace('_', '-')} is a setting of one service alone")
         return self
 
@@ -223,5 +318,7 @@ def _merging(cls: type[Settings], flags: CliSettingsSource[Any]) -> type[Any]:
 
 
 def _one_line(detail: Any) -> str:
+    text = detail["msg"].removeprefix("Value error, ")
     name = ".".join(str(part) for part in detail["loc"]).replace("_", "-")
-    return f"{name}: {detail['input']!r}: {detail['msg']}"
+    # Where several settings are wrong together, the text names them.
+    return f"{name}: {detail['input']!r}: {text}" if name else text

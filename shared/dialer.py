@@ -3,56 +3,62 @@
 import asyncio
 import logging
 import time
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
-from shared.address import find_sockets, ipc_address
 from shared.codec import Array, encode
 from shared.messages import Bye, Hello, Message, Refused, ServiceName
 from shared.metrics import PEERS_REFUSED
+from shared.once import Once
 from shared.peer import SILENCE_S, Peer, PeerEvents, count_sent, try_decode
-from shared.sockets import Context, Frame, PeerGone
+from shared.sockets import Context, Frame, PeerGone, Socket
+from shared.sources import Source
 
 log = logging.getLogger(__name__)
 
-LOOKUP_S = 0.2
+TURN_S = 0.2
 MAX_BACKOFF_S = 2.0
 
 
 class Dialer:
-    """Connects to every socket of ``service`` there is and there will be, with back-off for each.
+    """Connects to every address of ``service`` that ``sources`` find, with back-off for each.
 
-    ``role`` names one of the sockets of a service that listens on several.
+    A connection outlives its address: only the other end, or silence, ends it. ``protect`` prepares
+    each socket before it is connected.
     """
 
     def __init__(
         self,
         context: Context,
         service: ServiceName,
-        directory: Path,
-        role: str,
+        sources: Sequence[Source],
         events: PeerEvents,
+        protect: Callable[[Socket], None] | None = None,
     ) -> None:
         self.context = context
         self.service = service
         self.events = events
-        self._directory = directory
-        self._role = role
+        self.protect = protect
+        self._sources = sources
         self._connections: dict[str, _Connection] = {}
-        self._backoff: dict[str, _Backoff] = {}
+        self._attempts: dict[str, _Attempts] = {}
 
     async def run(self) -> None:
-        while True:
-            self._dial_new(time.monotonic())
-            await asyncio.sleep(LOOKUP_S)
+        async with asyncio.TaskGroup() as tasks:
+            for source in self._sources:
+                tasks.create_task(source.run())
+            while True:
+                self._dial_new(time.monotonic())
+                await asyncio.sleep(TURN_S)
 
     def _dial_new(self, now_s: float) -> None:
-        paths = find_sockets(self._directory, self.service, self._role)
-        addresses = {ipc_address(path) for path in paths}
-        self._backoff = {key: backoff for key, backoff in self._backoff.items() if key in addresses}
         for connection in list(self._connections.values()):
             connection.check_greeting(now_s)
+        addresses = set().union(*(source.addresses for source in self._sources))
+        known = addresses | self._connections.keys()
+        self._attempts = {key: each for key, each in self._attempts.items() if key in known}
         for address in addresses - self._connections.keys():
-            if address not in self._backoff or now_s >= self._backoff[address].until_s:
+            if now_s >= self._attempts.setdefault(address, _Attempts()).pause_until_s:
                 self._connections[address] = _Connection(self, address)
 
     def drop(self, peer: Peer, reason: str, is_lost: bool = True) -> None:
@@ -60,24 +66,31 @@ class Dialer:
             if connection.peer is peer:
                 connection.end(reason, is_lost)
 
-    def ended(self, address: str, was_up: bool) -> None:
+    def ended(self, address: str, was_up: bool, reason: str) -> None:
         self._connections.pop(address, None)
-        backoff = self._backoff.setdefault(address, _Backoff())
-        backoff.prolong(time.monotonic(), was_up)
+        attempts = self._attempts[address]
+        if not was_up and attempts.failures.is_new(reason):
+            log.warning("%s: %s", address, reason)
+        attempts.ended(time.monotonic(), was_up)
 
     def close(self) -> None:
         for connection in self._connections.values():
             connection.close()
 
 
-class _Backoff:
-    def __init__(self) -> None:
-        self.until_s = 0.0
-        self._pause_s = LOOKUP_S
+class _Attempts:
+    """What came of dialling one address since it was last up."""
 
-    def prolong(self, now_s: float, was_up: bool) -> None:
-        self._pause_s = LOOKUP_S if was_up else min(2 * self._pause_s, MAX_BACKOFF_S)
-        self.until_s = now_s + self._pause_s
+    def __init__(self) -> None:
+        self.pause_until_s = 0.0
+        self.failures = Once()
+        self._pause_s = TURN_S
+
+    def ended(self, now_s: float, was_up: bool) -> None:
+        if was_up:
+            self.failures = Once()
+        self._pause_s = TURN_S if was_up else min(2 * self._pause_s, MAX_BACKOFF_S)
+        self.pause_until_s = now_s + self._pause_s
 
 
 class _Connection:
@@ -90,8 +103,11 @@ class _Connection:
         self._started_s = time.monotonic()
         self.peer: Peer | None = None
         self._socket = dialer.context.socket("dealer", self._on_frames, self._on_lost)
+        if dialer.protect:
+            dialer.protect(self._socket)
         self._socket.connect(address)
-        self._socket.send(encode(dialer.events.hello))
+        with suppress(PeerGone):  # on_lost tells
+            self._socket.send(encode(dialer.events.hello))
 
     def check_greeting(self, now_s: float) -> None:
         if self.peer is None and now_s - self._started_s > SILENCE_S:
@@ -101,15 +117,18 @@ class _Connection:
         if self._socket.is_closed:
             return
         self._socket.close()
-        self._dialer.ended(self._address, was_up=self.peer is not None)
+        self._dialer.ended(self._address, self.peer is not None, reason)
         if self.peer is not None:
             self._events.down(self.peer, reason, is_lost)
 
     def close(self) -> None:
         self._socket.close()
 
-    def _on_lost(self, descriptor: int) -> None:
-        self.end("disconnected")
+    def _on_lost(self, descriptor: int, failure: str) -> None:
+        if failure:
+            self.end("no handshake: it does not accept our key, or is not who it should be")
+        else:
+            self.end("disconnected" if self.peer else "no connection")
 
     def _on_frames(self, frames: list[Frame]) -> None:
         views = [frame.buffer for frame in frames]
@@ -118,8 +137,7 @@ class _Connection:
             return
         match decoded[0]:
             case Refused(reason):
-                log.warning("%s refused us: %s", self._address, reason)
-                self.end(f"refused: {reason}")
+                self.end(f"refused us: {reason}")
             case Bye(reason):
                 self.end(reason, is_lost=False)
             case first if self.peer is None:
@@ -128,11 +146,10 @@ class _Connection:
                 self._events.received(self.peer, *decoded, sum(map(len, views)))
 
     def _greet(self, hello: Message) -> None:
-        reason = self._events.refusal(hello, {self._dialer.service})
+        reason = self._events.refusal(hello, self._dialer.service)
         if reason is not None or not isinstance(hello, Hello):
             PEERS_REFUSED.inc()
-            log.warning("refused %s: %s", self._address, reason)
-            self.end(f"refused: {reason}")
+            self.end(f"refused by us: {reason}")
             return
         self.peer = Peer(hello, self._send)
         self._events.up(self.peer)

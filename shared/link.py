@@ -10,17 +10,23 @@ memory.
 import asyncio
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
-from shared.address import socket_path
+from shared.address import ipc_address, socket_path
 from shared.codec import Array
 from shared.dialer import Dialer
+from shared.endpoint import Endpoint, tcp_address
+from shared.errors import CodecError
+from shared.keys import Keys
 from shared.listener import Listener
 from shared.messages import PROTOCOL_MAJOR, Bye, Heartbeat, Hello, Message, ServiceName, State
 from shared.metrics import MESSAGE_BYTES, MESSAGES, PEERS, PEERS_LOST
-from shared.peer import SILENCE_S, Handler, Peer
-from shared.sockets import Context
+from shared.peer import SILENCE_S, Handler, Peer, count_bad
+from shared.sockets import Context, Socket
+from shared.sources import Directory, Source, source_of
+from shared.zap import Gatekeeper
 
 log = logging.getLogger(__name__)
 
@@ -29,29 +35,63 @@ BYE_S = 0.1
 
 
 class Link:
-    """The peers of one service. Used on one event loop only."""
+    """The peers of one service. Used on one event loop only.
 
-    def __init__(self, hello: Hello, handler: Handler) -> None:
+    With ``keys`` all tcp is encrypted, and both ends prove which service they are; without, tcp is
+    open to everybody.
+    """
+
+    def __init__(self, hello: Hello, handler: Handler, keys: Keys | None = None) -> None:
         self.hello = hello
         self.handler = handler
         self.peers: set[Peer] = set()
+        self._keys = keys
         self._context = Context()
+        self._gatekeeper = Gatekeeper(self._context, keys) if keys else None
+        self._paths: list[Path] = []
         self._listeners: list[Listener] = []
         self._dialers: list[Dialer] = []
         self._last_state: State | None = None
 
-    def listen(self, directory: Path, service: ServiceName, role: str = "") -> None:
-        """Binds ``directory/<us>[.role]-<instance>.sock`` for peers of ``service``.
+    @property
+    def addresses(self) -> list[str]:
+        """What we listen on."""
+        return [listener.address for listener in self._listeners]
 
-        Raises ConfigError for a path that is too long.
+    def listen(
+        self, directory: Path, service: ServiceName, role: str = "", tcp: str | None = None
+    ) -> None:
+        """Binds ``directory/<us>[.role]-<instance>.sock`` for peers of ``service``, and the address
+        ``tcp``.
+
+        Raises ConfigError for a path that is too long, an address that is not to be had, and a key
+        that is missing.
         """
         path = socket_path(directory, self.hello.service, self.hello.instance, role)
-        self._listeners.append(Listener(self._context, path, {service}, self))
+        address = ipc_address(path)
+        path.unlink(missing_ok=True)
+        self._paths.append(path)
+        self._listeners.append(Listener(self._context, address, service, self))
+        if tcp is not None:
+            endpoint = Endpoint.parse(tcp)
+            address = tcp_address(endpoint.host, endpoint.port_of(self.hello.service, service))
+            guard = self._guard(service)
+            self._listeners.append(Listener(self._context, address, service, self, guard))
+            who = f"{service}s by their key" if guard else "everybody who says Hello"
+            log.info("listening on %s for %s", self.addresses[-1], who)
 
-    def dial(self, service: ServiceName, directory: Path, role: str = "") -> None:
-        """Connects to all instances of ``service`` there are and there will be, while ``run``
-        runs."""
-        self._dialers.append(Dialer(self._context, service, directory, role, self))
+    def dial(
+        self, service: ServiceName, directory: Path, role: str = "", tcp: Sequence[str] = ()
+    ) -> None:
+        """Connects to all instances of ``service`` there are and there will be in ``directory`` and
+        at the addresses ``tcp``, while ``run`` runs. Raises ConfigError for a key that is
+        missing."""
+        here = Directory(directory, service, role)
+        self._dialers.append(Dialer(self._context, service, [here], self))
+        if tcp:
+            sources = [self._source(service, Endpoint.parse(address)) for address in tcp]
+            key = self._key_for(service)
+            self._dialers.append(Dialer(self._context, service, sources, self, key))
 
     async def run(self) -> None:
         """Dials, sends heartbeats and finds silent peers, until cancelled."""
@@ -73,15 +113,21 @@ class Link:
             await asyncio.sleep(BYE_S)
         for endpoint in self._endpoints():
             endpoint.close()
+        for path in self._paths:
+            path.unlink(missing_ok=True)
+        if self._gatekeeper is not None:
+            self._gatekeeper.close()
         self._context.close()
 
-    def refusal(self, hello: Message | None, services: Collection[ServiceName]) -> str | None:
+    def refusal(self, hello: Message | None, service: ServiceName) -> str | None:
         if not isinstance(hello, Hello):
             return "the first message must be Hello"
         if hello.major != PROTOCOL_MAJOR:
             return f"protocol {hello.major} is not {PROTOCOL_MAJOR}"
-        if hello.service not in services:
-            return f"a {hello.service} where only {', '.join(services)} may be"
+        if hello.service != service:
+            return f"a {hello.service} where only a {service} may be"
+        if any(_is_same(peer.hello, hello) for peer in self.peers):
+            return f"{hello.service} {hello.instance} is connected already"
         return self.handler.refusal(hello)
 
     def up(self, peer: Peer) -> None:
@@ -99,7 +145,10 @@ class Link:
             return
         MESSAGES.labels(peer.hello.service, "in").inc()
         MESSAGE_BYTES.labels(peer.hello.service, "in").inc(num_bytes)
-        self.handler.on_message(peer, message, arrays)
+        try:
+            self.handler.on_message(peer, message, arrays)
+        except CodecError as error:
+            count_bad(repr(peer), error)
 
     def down(self, peer: Peer, reason: str, is_lost: bool) -> None:
         self.peers.discard(peer)
@@ -145,3 +194,26 @@ class Link:
 
     def _endpoints(self) -> list[Listener | Dialer]:
         return [*self._listeners, *self._dialers]
+
+    def _source(self, service: ServiceName, endpoint: Endpoint) -> Source:
+        return source_of(endpoint.host, endpoint.port_of(service, self.hello.service))
+
+    def _guard(self, service: ServiceName) -> Callable[[Socket], None] | None:
+        if self._gatekeeper is None:
+            return None
+        return partial(self._gatekeeper.guard, domain=f"{service}s", service=service)
+
+    def _key_for(self, service: ServiceName) -> Callable[[Socket], None] | None:
+        if self._keys is None:
+            return None
+        return partial(
+            Socket.use_keys,
+            secret=self._keys.secret,
+            public=self._keys.public,
+            server=self._keys.public_of(service),
+        )
+
+
+def _is_same(one: Hello, other: Hello) -> bool:
+    """One process may be reached by several addresses, and must not count twice."""
+    return (one.service, one.instance) == (other.service, other.instance)

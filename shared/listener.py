@@ -3,79 +3,106 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection
-from pathlib import Path
+from collections.abc import Callable
 
-from shared.address import ipc_address
 from shared.codec import Array, encode
+from shared.connections import Connection, Connections
 from shared.messages import Bye, Hello, Message, Refused, ServiceName
 from shared.metrics import PEERS_REFUSED
+from shared.once import Once
 from shared.peer import Peer, PeerEvents, count_sent, try_decode
-from shared.sockets import Context, Frame, PeerGone, source_descriptor
+from shared.sockets import Context, Frame, PeerGone, Socket, owner_of_key, source_descriptor
 
 log = logging.getLogger(__name__)
 
 
 class Listener:
-    """Accepts peers of ``services`` on a unix socket; ``events`` hears of them."""
+    """Accepts peers of ``service`` on ``address``; ``events`` hears of them.
+
+    ``protect`` prepares the socket before it is bound. Raises ConfigError where it cannot be.
+    """
 
     def __init__(
-        self, context: Context, path: Path, services: Collection[ServiceName], events: PeerEvents
+        self,
+        context: Context,
+        address: str,
+        service: ServiceName,
+        events: PeerEvents,
+        protect: Callable[[Socket], None] | None = None,
     ) -> None:
-        self._path = path
-        self._services = services
+        self._service = service
         self._events = events
         self._peers: dict[bytes, Peer] = {}
         self._routes: dict[Peer, bytes] = {}
-        self._descriptors = _Descriptors()
-        self._socket = context.socket("router", self._on_frames, self._on_lost)
-        path.unlink(missing_ok=True)
-        self._socket.bind(ipc_address(path))
+        self._connections = Connections()
+        self._refused = Once()
+        self._socket = context.socket(
+            "router", self._on_frames, self._on_lost, self._connections.accepted
+        )
+        if protect:
+            protect(self._socket)
+        self.address = self._socket.bind(address)
 
     def close(self) -> None:
         self._socket.close()
-        self._path.unlink(missing_ok=True)
 
     def drop(self, peer: Peer, reason: str, is_lost: bool = True) -> None:
         """Ends the epoch of ``peer`` if it is one of ours; what it still sends is refused."""
         route = self._routes.pop(peer, None)
         if route is not None:
             del self._peers[route]
-            self._descriptors.forget(route)
             self._events.down(peer, reason, is_lost)
 
     def _on_frames(self, frames: list[Frame]) -> None:
         route, views = frames[0].bytes, [frame.buffer for frame in frames[1:]]
         peer = self._peers.get(route)
-        decoded = try_decode(views, repr(peer))
         if peer is None:
-            self._greet(route, decoded and decoded[0], source_descriptor(frames[0]))
-        elif decoded is None:
+            self._on_stranger(frames[0], views)
             return
-        elif isinstance(decoded[0], Bye):
+        decoded = try_decode(views, repr(peer))
+        if decoded is None:
+            return
+        if isinstance(decoded[0], Bye):
             self.drop(peer, decoded[0].reason, is_lost=False)
         else:
             self._events.received(peer, *decoded, sum(map(len, views)))
 
-    def _greet(self, route: bytes, hello: Message | None, descriptor: int) -> None:
-        reason = self._events.refusal(hello, self._services)
-        if reason is not None or not isinstance(hello, Hello):
-            PEERS_REFUSED.inc()
-            log.warning("refused a peer: %s", reason)
-            self._answer(route, Refused(reason or ""))
+    def _on_stranger(self, route: Frame, views: list[memoryview]) -> None:
+        self._socket.read_events()
+        connection = self._connections.newest(source_descriptor(route))
+        if connection is None:  # lost, as ``drop`` was told
             return
+        connection.route = route.bytes
+        decoded = try_decode(views, connection.remote)
+        hello = decoded and decoded[0]
+        reason = _lie(hello, owner_of_key(route)) or self._events.refusal(hello, self._service)
+        if reason is None and isinstance(hello, Hello):
+            self._greet(route.bytes, hello)
+        else:
+            self._count_refused(connection, reason or "")
+            self._answer(route.bytes, Refused(reason or ""))
+
+    def _greet(self, route: bytes, hello: Hello) -> None:
         peer = Peer(hello, self._send)
-        replaced = self._descriptors.claim(descriptor, route)
-        if replaced is not None:
-            self.drop(self._peers[replaced], "disconnected")
         self._peers[route], self._routes[peer] = peer, route
         self._answer(route, self._events.hello)
         self._events.up(peer)
 
-    def _on_lost(self, descriptor: int) -> None:
-        route = self._descriptors.release(descriptor)
-        if route is not None:
-            self.drop(self._peers[route], "disconnected")
+    def _on_lost(self, descriptor: int, failure: str) -> None:
+        connection = self._connections.lost(descriptor)
+        if connection is None:
+            return
+        if connection.route is None:
+            reason = f"the handshake failed: {failure}" if failure else "it never said Hello"
+            self._count_refused(connection, reason)
+        elif connection.route in self._peers:
+            self.drop(self._peers[connection.route], "disconnected")
+
+    def _count_refused(self, connection: Connection, reason: str) -> None:
+        """Logged once for each remote and reason: who scans ports must not fill the log."""
+        PEERS_REFUSED.inc()
+        if self._refused.is_new(f"{connection.remote}: {reason}"):
+            log.warning("%s: refused %s: %s", self.address, connection.remote, reason)
 
     def _send(self, peer: Peer, message: Message, arrays: tuple[Array, ...]) -> None:
         frames = encode(message, arrays)
@@ -92,35 +119,8 @@ class Listener:
             self._socket.send([route, *encode(message)])
 
 
-class _Descriptors:
-    """Which peer a ROUTER's connection belongs to, so that a disconnect is known at once.
-
-    zmq names a lost connection by its file descriptor only, and the kernel may give the number to
-    the next connection before we read of the loss. Then ``claim`` tells who is gone, and the event
-    that is still on its way is not taken for the new owner's.
-    """
-
-    def __init__(self) -> None:
-        self._owners: dict[int, bytes | None] = {}  # None: dropped, its event is still to come
-        self._num_late_events: dict[int, int] = {}
-
-    def claim(self, descriptor: int, route: bytes) -> bytes | None:
-        """The owner that ``route`` replaces, which is gone, or None."""
-        if descriptor in self._owners:
-            self._num_late_events[descriptor] = self._num_late_events.get(descriptor, 0) + 1
-        lost = self._owners.get(descriptor)
-        self._owners[descriptor] = route
-        return lost
-
-    def release(self, descriptor: int) -> bytes | None:
-        """The owner that a disconnect event speaks of, or None."""
-        if self._num_late_events.get(descriptor, 0):
-            self._num_late_events[descriptor] -= 1
-            return None
-        return self._owners.pop(descriptor, None)
-
-    def forget(self, route: bytes) -> None:
-        """``route`` was dropped for another reason; the connection may still be there."""
-        for descriptor, owner in self._owners.items():
-            if owner == route:
-                self._owners[descriptor] = None
+def _lie(hello: Message | None, owner: str | None) -> str | None:
+    """What is wrong with who ``hello`` says it is, where its key tells."""
+    if owner is None or not isinstance(hello, Hello) or hello.service == owner:
+        return None
+    return f"a {owner} key, but Hello says {hello.service}"

@@ -9,7 +9,10 @@ nouns.
     Submit →           Generate →            StepPlan →
     gateway    ⇄    tokenizer     ⇄     scheduler     ⇄     worker
     ← Deltas           ← Tokens              ← StepResult
-    Cancel walks down; Accepted, then Finished (in Tokens and Deltas) or Failed, comes up.
+    Cancel and Credit walk down. Accepted, then Finished (in Tokens and Deltas) or Failed, comes up.
+
+A request of a client is named ``id~nonce``, each of its prompts ``id~nonce/prompt``, and each
+choice of a prompt, which is one sequence, ``id~nonce/prompt/choice``.
 """
 
 from enum import IntEnum
@@ -21,7 +24,13 @@ PROTOCOL_MAJOR = 1
 PROTOCOL_MINOR = 0
 
 ServiceName = Literal["gateway", "tokenizer", "scheduler", "worker"]
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "abort"]
+PromptKind = Literal["text", "ids", "chat"]
+
+# What a sequence may emit beyond what its client has taken; see Credit.
+WINDOW_TOKENS = 256
+WINDOW_BYTES = 4 << 20
+ALL_TOKENS = -1  # as SamplingParams.logprobs: the whole vocabulary
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -31,11 +40,21 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
 # --- every link -----------------------------------------------------------------------------------
 
 
+class SamplingDefaults(Row, frozen=True):
+    """What holds where a client says nothing: generation_config.json's values, else OpenAI's."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
 class ModelInfo(Row, frozen=True):
     """What the mesh tells about its model; clients see it in ``/v1/models``.
 
     ``fingerprint`` identifies the weights and the vocabulary: peers with different ones refuse
-    each other.
+    each other. ``defaults`` are a tokenizer's; a worker needs none.
     """
 
     names: list[str]
@@ -43,6 +62,7 @@ class ModelInfo(Row, frozen=True):
     vocab_size: int
     max_model_len: int
     created: int
+    defaults: SamplingDefaults = SamplingDefaults()
 
 
 class Capacity(Row, frozen=True):
@@ -104,8 +124,12 @@ class Refused(Row, tag=4, frozen=True):
 
 
 class SamplingParams(Row, frozen=True):
-    """How tokens are drawn. ``top_k`` 0 and ``top_p`` 1 keep all; ``max_tokens`` None fills the
-    context."""
+    """How tokens are drawn and when the worker ends a sequence. The defaults change nothing.
+
+    ``top_k`` 0 keeps all; ``max_tokens`` None fills the context. ``logprobs``: None for none, else
+    how many of the likeliest tokens are told beside the drawn one, ``ALL_TOKENS`` for every one.
+    ``bad_words`` are sequences of ids whose last one may not follow the others.
+    """
 
     seed: int
     temperature: float = 1.0
@@ -113,28 +137,67 @@ class SamplingParams(Row, frozen=True):
     top_p: float = 1.0
     max_tokens: int | None = None
     ignore_eos: bool = False
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    stop_token_ids: list[int] = []
+    allowed_token_ids: list[int] = []
+    logit_bias: list[tuple[int, float]] = []
+    bad_words: list[list[int]] = []
+    logprobs: int | None = None
+
+
+class TextOptions(Row, frozen=True):
+    """What the tokenizer does with the text. ``bad_words`` end up in SamplingParams, as ids."""
+
+    stop: list[str] = []
+    bad_words: list[str] = []
+    includes_stop: bool = False
+    skips_special_tokens: bool = True
+    adds_special_tokens: bool = True
+
+
+class ChoiceStart(Row, frozen=True):
+    """A choice to make, and how much of it the gateway has already: a replay goes on from there.
+
+    ``num_ids`` counts the choice's ids in the Submit's second buffer.
+    """
+
+    choice: int
+    num_ids: int = 0
+    num_chars: int = 0
 
 
 class Submit(Row, tag=10, frozen=True):
-    """Gateway → tokenizer: one prompt. Buffer 0: the prompt.
+    """Gateway → tokenizer: one prompt. Buffers: the prompt; int32 ids that its choices have.
 
     ``kind`` text: UTF-8 bytes; ids: int32 token ids; chat: the JSON array of messages, UTF-8.
     """
 
     request: str
     attempt: int
-    kind: Literal["text", "ids", "chat"]
+    kind: PromptKind
     params: SamplingParams
-    stop: list[str]
+    text: TextOptions
+    choices: list[ChoiceStart]
+    priority: int = 0
 
 
 class Generate(Row, tag=11, frozen=True):
-    """Tokenizer → scheduler: one choice of one prompt. Buffer 0: int32 prompt ids."""
+    """Tokenizer → scheduler: one choice of one prompt, which is a sequence.
+
+    Buffer: int32 ids, ``prompt_len`` of the prompt, then those that were emitted before.
+    ``priority``: of two that wait the lower number comes first.
+    """
 
     request: str
     attempt: int
     choice: int
+    prompt_len: int
     params: SamplingParams
+    priority: int = 0
 
 
 class RequestKey(Row, frozen=True):
@@ -146,6 +209,40 @@ class Cancel(Row, tag=12, frozen=True):
     """Down both upper links: nobody waits for these any more. A key that is unknown is ignored."""
 
     keys: list[RequestKey]
+
+
+class Grant(Row, frozen=True):
+    """One sequence may emit up to ``num_tokens`` tokens and ``num_bytes`` bytes in all."""
+
+    request: str
+    attempt: int
+    num_tokens: int
+    num_bytes: int
+
+
+class Credit(Row, tag=14, frozen=True):
+    """Down both upper links, as clients take what came: a sequence without credit is not planned.
+
+    Bytes are those of the arrays in Tokens and Deltas. An attempt begins with ``WINDOW_TOKENS`` and
+    ``WINDOW_BYTES`` beyond what it resumes.
+    """
+
+    grants: list[Grant]
+
+
+class Convert(Row, tag=15, frozen=True):
+    """Gateway → tokenizer, beside the data path: what are the ids of this text, or the text of
+    these ids? Buffer: as in Submit. Answered by Converted, or Failed with attempt 0."""
+
+    request: str
+    kind: PromptKind
+    adds_special_tokens: bool
+
+
+class Abort(Row, tag=16, frozen=True):
+    """Gateway → every tokenizer: ends the requests that clients know by these ids."""
+
+    ids: list[str]
 
 
 class Admit(Row, frozen=True):
@@ -201,43 +298,62 @@ class StepPlan(Row, tag=13, frozen=True):
 
 
 class Accepted(Row, tag=20, frozen=True):
-    """The request will run. Until it arrives, a gateway has sent no byte to the client."""
+    """All choices will run. Until it arrives, a gateway has sent no byte to the client.
+
+    Buffer: int32 ids of the prompt; a scheduler, whose peer knows them, sends none.
+    """
 
     request: str
     attempt: int
-    num_prompt_tokens: int
 
 
 class Finished(Row, frozen=True):
-    """The one good terminal of a request; ``num_tokens`` counts completion tokens."""
+    """The one good terminal of a choice; ``num_tokens`` counts its completion tokens.
+
+    ``stop_reason`` is the stop string or stop token id that ended it, if one did.
+    """
 
     request: str
     attempt: int
+    choice: int
     reason: FinishReason
-    num_prompt_tokens: int
     num_tokens: int
+    stop_reason: int | str | None = None
 
 
 class TokenRow(Row, frozen=True):
-    """``position`` counts the tokens of this choice before these ``num_tokens``."""
+    """``num_tokens`` tokens of one sequence, after ``position`` others of it.
+
+    A token has ``num_values`` logprobs and ``num_top_ids`` ids in the buffers of its message. No
+    values: none were asked for. Otherwise the first is the token's own, and the rest belong to the
+    likeliest tokens, which the ids name in descending order; without ids they are those of the
+    whole vocabulary, in order of ids.
+    """
 
     request: str
     attempt: int
     position: int
     num_tokens: int
+    num_values: int = 0
+    num_top_ids: int = 0
 
 
 class Tokens(Row, tag=21, frozen=True):
-    """Scheduler → tokenizer, one per peer and step. Buffer 0: int32 ids of all rows,
-    concatenated."""
+    """Scheduler → tokenizer, one per peer and step; requests are named as sequences.
+
+    Buffers, of all rows, concatenated: int32 ids; float32 logprobs; int32 ids of the likeliest;
+    int32 ranks of the tokens (1: the likeliest), for the rows with values.
+    """
 
     rows: list[TokenRow]
     finished: list[Finished]
 
 
 class Delta(Row, frozen=True):
-    """Text of one choice; ``position`` as in TokenRow. Text may be empty while a character is
-    incomplete."""
+    """A TokenRow of one choice, and the text that became certain with its tokens.
+
+    ``text`` may be empty while a character is incomplete, or come without a token.
+    """
 
     request: str
     attempt: int
@@ -245,32 +361,62 @@ class Delta(Row, frozen=True):
     position: int
     num_tokens: int
     text: str
+    num_values: int = 0
+    num_top_ids: int = 0
 
 
 class Deltas(Row, tag=22, frozen=True):
-    """Tokenizer → gateway, at most one per peer and incoming Tokens."""
+    """Tokenizer → gateway, at most one per peer and incoming Tokens. Buffers: as Tokens."""
 
     rows: list[Delta]
     finished: list[Finished]
 
 
 class ResultRow(Row, frozen=True):
-    """What one slot emitted in a step; rows are ordered by route. ``error`` fails the request."""
+    """What one slot emitted in a step; rows are ordered by route. ``error`` fails the request.
+
+    ``num_values`` and ``num_top_ids``: as in TokenRow.
+    """
 
     slot: int
     request: str
     attempt: int
-    num_emitted: int
+    num_tokens: int
     finish: FinishReason | None = None
     error: str | None = None
+    num_values: int = 0
+    num_top_ids: int = 0
 
 
 class StepResult(Row, tag=23, frozen=True):
-    """Worker → scheduler: the rows that emitted or ended. Buffer 0: int32 ids of all rows."""
+    """Worker → scheduler: the rows that emitted or ended. Buffers: as Tokens."""
 
     step: int
     rows: list[ResultRow]
     step_s: float = 0.0
+
+
+class Release(Row, tag=25, frozen=True):
+    """Worker → scheduler: take back all sequences, I leave before they would end."""
+
+
+class Lost(Row, tag=26, frozen=True):
+    """Tokenizer → gateway: the scheduler that had these is gone; submit them anew. No terminal."""
+
+    keys: list[RequestKey]
+
+
+class Converted(Row, tag=27, frozen=True):
+    """Tokenizer → gateway: the answer to Convert. Buffer: UTF-8 bytes of a text, or int32 ids."""
+
+    request: str
+
+
+class Vocabulary(Row, tag=28, frozen=True):
+    """Tokenizer → gateway, once: how tokens are written.
+
+    Buffers: the bytes of all tokens in order of ids, concatenated; int32 number of bytes of each.
+    """
 
 
 class Failed(Row, tag=24, frozen=True):
@@ -296,18 +442,32 @@ Message = (
     | Generate
     | Cancel
     | StepPlan
+    | Credit
+    | Convert
+    | Abort
     | Accepted
     | Tokens
     | Deltas
     | StepResult
     | Failed
+    | Release
+    | Lost
+    | Converted
+    | Vocabulary
 )
+
+TOKEN_ARRAYS = ({"i4"}, {"f4"}, {"i4"}, {"i4"})
 
 # The arrays of a message, each of one dimension: the dtypes that each may have. Others have none.
 ARRAYS: dict[type, tuple[set[str], ...]] = {
-    Submit: ({"u1", "i4"},),
+    Submit: ({"u1", "i4"}, {"i4"}),
     Generate: ({"i4"},),
     StepPlan: ({"i4"},),
-    Tokens: ({"i4"},),
-    StepResult: ({"i4"},),
+    Convert: ({"u1", "i4"},),
+    Accepted: ({"i4"},),
+    Tokens: TOKEN_ARRAYS,
+    Deltas: TOKEN_ARRAYS,
+    StepResult: TOKEN_ARRAYS,
+    Converted: ({"u1", "i4"},),
+    Vocabulary: ({"u1"}, {"i4"}),
 }

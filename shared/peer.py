@@ -2,13 +2,14 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from shared.codec import Array, Frame, decode
 from shared.errors import CodecError
 from shared.messages import Heartbeat, Hello, Message, ServiceName, State
 from shared.metrics import BAD_MESSAGES, MESSAGE_BYTES, MESSAGES
+from shared.once import Once
 
 log = logging.getLogger(__name__)
 
@@ -41,14 +42,20 @@ class Peer:
         """Queues a message; arrays of 64 KiB or more are not copied and must not change any more.
 
         To a peer that is gone nothing is sent and nothing raised: ``on_down`` tells, once. Raises
-        CodecError where the header breaks the limit of the wire.
+        ValueError where the header breaks the limit of the wire: our mistake, and not that of
+        whoever's message we are handling.
         """
-        if self.is_up:
+        if not self.is_up:
+            return
+        try:
             self._send(self, message, arrays)
+        except CodecError as error:
+            raise ValueError(f"to {self}: {error}") from error
 
 
 class Handler(Protocol):
-    """A service as its link sees it. Nothing here may block; what raises ends the service."""
+    """A service as its link sees it. Nothing here may block; what raises ends the service, but for
+    a CodecError of ``on_message``, for a message whose parts do not fit: that drops it."""
 
     def status(self) -> Heartbeat:
         """What our heartbeats say; asked every second and whenever a peer's heartbeat came in."""
@@ -69,9 +76,9 @@ class PeerEvents(Protocol):
     @property
     def hello(self) -> Hello: ...
 
-    def refusal(self, hello: Message | None, services: Collection[ServiceName]) -> str | None:
-        """Why ``hello`` (None: bytes that do not decode) is no acceptable first message, or
-        None."""
+    def refusal(self, hello: Message | None, service: ServiceName) -> str | None:
+        """Why ``hello`` (None: bytes that do not decode) is no acceptable first message of a
+        ``service``, or None."""
 
     def up(self, peer: Peer) -> None: ...
 
@@ -82,19 +89,23 @@ class PeerEvents(Protocol):
     def down(self, peer: Peer, reason: str, is_lost: bool) -> None: ...
 
 
-_senders_of_garbage: set[str] = set()
+_bad_senders = Once()
 
 
 def try_decode(frames: list[memoryview], sender: str) -> tuple[Message, list[Array]] | None:
-    """The message, or None for bytes that are none: counted, and logged once for each sender."""
+    """The message, or None for bytes that are none."""
     try:
         return decode(frames)
     except CodecError as error:
-        BAD_MESSAGES.inc()
-        if sender not in _senders_of_garbage:
-            _senders_of_garbage.add(sender)
-            log.warning("%s sends what does not decode; dropped and counted: %s", sender, error)
+        count_bad(sender, error)
         return None
+
+
+def count_bad(sender: str, error: CodecError) -> None:
+    """A message that is dropped; logged once for each sender."""
+    BAD_MESSAGES.inc()
+    if _bad_senders.is_new(sender):
+        log.warning("%s sends bad messages; dropped and counted: %s", sender, error)
 
 
 def count_sent(peer: Peer, message: Message, frames: Sequence[Frame]) -> None:

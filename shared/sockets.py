@@ -1,19 +1,34 @@
 """zmq sockets read by callbacks on the event loop; the only module that imports zmq."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal
 
 import zmq
+from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from shared.codec import MAX_FRAME_BYTES
+from shared.errors import ConfigError
 
 LINGER_MS = 500
 MAX_MESSAGES_A_TURN = 64
+TCP_OPTIONS = {
+    zmq.CONNECT_TIMEOUT: 5000,
+    zmq.HANDSHAKE_IVL: 5000,
+    # A host that vanished sends no end of its connections.
+    zmq.HEARTBEAT_IVL: 2000,
+    zmq.HEARTBEAT_TIMEOUT: 6000,
+}
 
 Frame = zmq.Frame
 KINDS = {"router": zmq.ROUTER, "dealer": zmq.DEALER}
+FAILED_HANDSHAKES: dict[int, str] = {
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "it broke off",
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the key is not accepted",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "wrong bytes, or keys on one side only",
+}
 
 
 class PeerGone(Exception):
@@ -24,15 +39,17 @@ class Context:
     """All sockets of one process; ``close`` waits at most ``LINGER_MS`` for what is queued."""
 
     def __init__(self) -> None:
-        self._zmq: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        # Its one IO thread tells of a connection before it passes on what came through it.
+        self._zmq: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
 
     def socket(
         self,
         kind: Literal["router", "dealer"],
         on_frames: Callable[[list[Frame]], None],
-        on_lost: Callable[[int], None],
+        on_lost: Callable[[int, str], None],
+        on_accepted: Callable[[int], None] | None = None,
     ) -> "Socket":
-        return Socket(self._zmq.socket(KINDS[kind]), on_frames, on_lost)
+        return Socket(self._zmq.socket(KINDS[kind]), on_frames, on_lost, on_accepted)
 
     def close(self) -> None:
         self._zmq.destroy(linger=LINGER_MS)
@@ -41,33 +58,66 @@ class Context:
 class Socket:
     """One zmq socket that never reconnects and never blocks; high-water marks are off.
 
-    ``on_frames`` gets each message; ``on_lost`` the descriptor of a connection that ended or was
-    never made.
+    ``on_frames`` gets each message; ``on_accepted`` the descriptor of a connection that somebody
+    made to us; ``on_lost`` the descriptor of one that ended or could not be made, and why its
+    handshake failed, else "".
     """
 
     def __init__(
         self,
         socket: "zmq.Socket[bytes]",
         on_frames: Callable[[list[Frame]], None],
-        on_lost: Callable[[int], None],
+        on_lost: Callable[[int, str], None],
+        on_accepted: Callable[[int], None] | None,
     ) -> None:
         socket.sndhwm = socket.rcvhwm = 0
         socket.maxmsgsize = MAX_FRAME_BYTES
         socket.reconnect_ivl = -1
+        socket.linger = LINGER_MS  # from now: a connection that fails waits as long as it says then
         if socket.type == zmq.ROUTER:
             socket.router_mandatory = True
         self.is_closed = False
         self._zmq = socket
-        self._monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
+        self._monitor = socket.get_monitor_socket(_watched(on_accepted is not None))
+        self._on_lost = on_lost
+        self._on_accepted = on_accepted
+        self._failure = ""
+        self._lost: deque[tuple[int, str]] = deque()
         self._messages = _Reader(socket, on_frames)
         self._events = _Reader(self._monitor, self._on_event)
-        self._on_lost = on_lost
 
-    def bind(self, address: str) -> None:
-        self._zmq.bind(address)
+    def admit_keys(self, secret: bytes, domain: str) -> None:
+        """What is bound after it is encrypted, and whoever answers for ``domain`` decides."""
+        self._zmq.curve_server = True
+        self._zmq.curve_secretkey = secret
+        self._zmq.zap_domain = domain.encode()
+        self._zmq.set(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer nobody is let in
+
+    def use_keys(self, secret: bytes, public: bytes, server: bytes) -> None:
+        """What is connected after it is encrypted, and only who has the secret of ``server``
+        understands us."""
+        self._zmq.curve_secretkey = secret
+        self._zmq.curve_publickey = public
+        self._zmq.curve_serverkey = server
+
+    def bind(self, address: str) -> str:
+        """The address with its real port. Raises ConfigError where it cannot be listened on."""
+        try:
+            self._prepare(address)
+            self._zmq.bind(address)
+        except zmq.ZMQError as error:
+            raise ConfigError(f"cannot listen on {address}: {error.strerror}") from None
+        return str(self._zmq.get_string(zmq.LAST_ENDPOINT)).rstrip("\0")
 
     def connect(self, address: str) -> None:
+        self._prepare(address)
         self._zmq.connect(address)
+
+    def _prepare(self, address: str) -> None:
+        if address.startswith("tcp://"):
+            self._zmq.ipv6 = "[" in address or "*" in address
+            for option, value in TCP_OPTIONS.items():
+                self._zmq.set(option, value)
 
     def send(self, frames: list[bytes | memoryview]) -> None:
         """Queues a message without copying large frames. Raises PeerGone."""
@@ -81,6 +131,10 @@ class Socket:
         finally:
             self._messages.wake()
 
+    def read_events(self) -> None:
+        """``on_accepted`` hears of all connections that messages so far came through."""
+        self._events.drain()
+
     def close(self) -> None:
         if self.is_closed:
             return
@@ -89,13 +143,25 @@ class Socket:
         self._events.stop()
         self._zmq.disable_monitor()
         self._monitor.close(linger=0)
-        self._zmq.close(linger=LINGER_MS)
+        self._zmq.close()
 
     def _on_event(self, frames: list[Frame]) -> None:
+        event = parse_monitor_message([frame.bytes for frame in frames])
+        kind, descriptor = event["event"], event["value"]
+        if kind in FAILED_HANDSHAKES:  # the loss that follows names the connection
+            self._failure = FAILED_HANDSHAKES[kind]
+        elif kind == zmq.EVENT_ACCEPTED and self._on_accepted:
+            self._on_accepted(descriptor)
+        else:
+            self._lost.append((descriptor, self._failure))
+            self._failure = ""
+            asyncio.get_running_loop().call_soon(self._tell_lost)
+
+    def _tell_lost(self) -> None:
         """What arrived before the loss is delivered before it."""
         self._messages.drain()
         if not self.is_closed:
-            self._on_lost(_event_value(frames))
+            self._on_lost(*self._lost.popleft())
 
 
 class _Reader:
@@ -150,5 +216,30 @@ def source_descriptor(frame: Frame) -> int:
     return int(value)
 
 
-def _event_value(frames: list[Frame]) -> int:
-    return parse_monitor_message([frame.bytes for frame in frames])["value"]
+def owner_of_key(frame: Frame) -> str | None:
+    """The user that ZAP named for the connection of ``frame``; None without keys."""
+    try:
+        return str(frame.get("User-Id"))
+    except zmq.ZMQError:
+        return None
+
+
+def make_key_pair() -> tuple[bytes, bytes]:
+    """A new public key and its secret, as Z85 text."""
+    return zmq.curve_keypair()
+
+
+def public_key_of(secret: bytes) -> bytes:
+    return zmq.curve_public(secret)
+
+
+def raw_key(key: bytes) -> bytes:
+    """The 32 bytes that the Z85 text ``key`` stands for."""
+    return bytes(z85.decode(key))
+
+
+def _watched(is_listening: bool) -> int:
+    events = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+    for failed in FAILED_HANDSHAKES:
+        events |= failed
+    return events | zmq.EVENT_ACCEPTED if is_listening else events

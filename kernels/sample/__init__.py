@@ -1,17 +1,26 @@
 """Draws one token from each row of logits, so that it can be replayed.
 
-The order is: temperature → top_k → top_p → Gumbel-max. What changes raw logits (allowed ids, bias,
-penalties) belongs before the temperature, min_p right after it. ``reference.py`` says the same row
-by row in numpy; torch serves every device.
+The order is: what requests change (``adjust.py``) → temperature → min_p → top_k → top_p →
+Gumbel-max. ``reference.py`` says the same row by row in numpy; torch serves every device.
 """
 
 from torch import Tensor
 
-from kernels.sample.filters import keep_top_k, keep_top_p
+from kernels.sample.adjust import Adjustments, RowChange, adjust, prepare_adjustments
+from kernels.sample.filters import keep_min_p, keep_top_k, keep_top_p
 from kernels.sample.gumbel import gumbel_argmax
 from kernels.sample.rows import MIN_TEMPERATURE, RandomRows, prepare_random_rows
 
-__all__ = ["MIN_TEMPERATURE", "RandomRows", "prepare_random_rows", "sample"]
+__all__ = [
+    "MIN_TEMPERATURE",
+    "Adjustments",
+    "RandomRows",
+    "RowChange",
+    "adjust",
+    "prepare_adjustments",
+    "prepare_random_rows",
+    "sample",
+]
 
 
 def sample(logits: Tensor, random: RandomRows | None) -> Tensor:
@@ -29,6 +38,8 @@ def sample(logits: Tensor, random: RandomRows | None) -> Tensor:
 
 def _draw(logits: Tensor, random: RandomRows) -> Tensor:
     scores = logits / random.temperature[:, None]
+    if random.has_min_p:
+        scores = keep_min_p(scores, random.min_p)
     if random.max_top_k:
         scores = keep_top_k(scores, random.top_k, random.max_top_k)
     if random.has_top_p:

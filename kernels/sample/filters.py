@@ -2,10 +2,19 @@
 
 from torch import Tensor
 
-HIDDEN = float("-inf")
+from kernels.sample.adjust import HIDDEN
 
 # A nucleus is mostly small. On a CPU finding the 128 highest of 32 × 8192 takes 1 ms, sorting 15.
 NUM_NUCLEUS_TRY = 128
+
+
+def keep_min_p(scores: Tensor, min_p: Tensor) -> Tensor:
+    """Keeps what has at least ``min_p`` [N] of the highest one's probability; 0 keeps all.
+
+    scores [N, V] → [N, V]
+    """
+    threshold = scores.amax(-1, keepdim=True) + min_p.log()[:, None]
+    return scores.masked_fill(scores < threshold, HIDDEN)
 
 
 def keep_top_k(scores: Tensor, top_k: Tensor, max_top_k: int) -> Tensor:

@@ -4,6 +4,7 @@ import numpy as np
 
 from kernels.coins import PURPOSE_SAMPLE
 from kernels.coins.reference import coins
+from kernels.sample.adjust import RowChange
 from kernels.sample.rows import MIN_TEMPERATURE
 
 
@@ -12,17 +13,42 @@ def sample_row(
     temperature: float,
     top_k: int,
     top_p: float,
+    min_p: float,
     seed: int,
     position: int,
     choice: int,
 ) -> int:
-    """logits [V] → the token's id."""
+    """logits [V], adjusted → the token's id."""
     if temperature < MIN_TEMPERATURE:
         return int(logits.argmax())
     scores = logits.astype(np.float64) / temperature
+    scores = np.where(kept_by_min_p(scores, min_p), scores, -np.inf)
     scores = np.where(kept_by_top_k(scores, top_k), scores, -np.inf)
     scores = np.where(kept_by_top_p(scores, top_p), scores, -np.inf)
     return int((scores + noise(len(scores), seed, position, choice)).argmax())
+
+
+def adjusted_row(logits: np.ndarray, change: RowChange) -> np.ndarray:
+    """logits [V] with what the request asks to be changed; −inf is hidden."""
+    changed = logits.astype(np.float64)
+    for token in range(len(changed)):
+        if len(change.allowed) and token not in change.allowed:
+            changed[token] = -np.inf
+    for token in change.hidden:
+        changed[token] = -np.inf
+    for token, bias in zip(change.biased, change.biases, strict=True):
+        changed[token] += bias
+    for token in change.known:
+        factor = change.repetition_penalty
+        changed[token] *= 1 / factor if changed[token] > 0 else factor
+    for token, num in zip(change.emitted, change.num_emitted, strict=True):
+        changed[token] -= change.presence_penalty + change.frequency_penalty * num
+    return changed
+
+
+def kept_by_min_p(scores: np.ndarray, min_p: float) -> np.ndarray:
+    is_kept: np.ndarray = np.exp(scores - scores.max()) >= min_p
+    return is_kept
 
 
 def kept_by_top_k(scores: np.ndarray, top_k: int) -> np.ndarray:

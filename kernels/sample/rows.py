@@ -17,17 +17,20 @@ class RandomRows:
     temperature: Tensor  # [N] float32
     top_k: Tensor  # [N] int64, 0 keeps all
     top_p: Tensor  # [N] float32, 1 keeps all
+    min_p: Tensor  # [N] float32, 0 keeps all
     seeds: Tensor  # [N] int64
     positions: Tensor  # [N] int64, the sampled token's index in the whole sequence
     choices: Tensor  # [N] int64
     max_top_k: int
     has_top_p: bool
+    has_min_p: bool
 
 
 def prepare_random_rows(
     temperature: np.ndarray,
     top_k: np.ndarray,
     top_p: np.ndarray,
+    min_p: np.ndarray,
     seeds: np.ndarray,
     positions: np.ndarray,
     choices: np.ndarray,
@@ -46,9 +49,11 @@ def prepare_random_rows(
         take(temperature),
         take(top_k),
         take(top_p),
+        take(min_p),
         take(seeds),
         take(positions),
         take(choices),
         max_top_k=int(top_k[rows].max()),
         has_top_p=bool((top_p[rows] < 1).any()),
+        has_min_p=bool((min_p[rows] > 0).any()),
     )

@@ -1,39 +1,76 @@
-"""How many requests are open, and no more than the limit."""
+"""How many requests are open, how many bytes they hold, and no more than the limits."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from services.gateway.metrics import OPEN_REQUESTS
-from shared.errors import RETRY_AFTER_S, Overloaded
+from services.gateway.metrics import HELD_BYTES, OPEN_REQUESTS
+from shared.errors import Overloaded
+from shared.rate import Rate
+
+
+class Place:
+    """What one open request holds."""
+
+    def __init__(self, admission: "Admission") -> None:
+        self._admission = admission
+        self.num_bytes = 0
+
+    def hold(self, num_bytes: int) -> None:
+        """So many bytes more, until the request ends. Raises Overloaded at the limit."""
+        self._admission.hold(num_bytes)
+        self.num_bytes += num_bytes
 
 
 class Admission:
     """A request is open from before its body is read until its handler ends."""
 
-    def __init__(self, max_open: int) -> None:
+    def __init__(self, max_open: int, max_bytes: int) -> None:
         self.num_open = 0
+        self.max_bytes = max_bytes
         self._max_open = max_open
+        self._num_bytes = 0
+        self._ends = Rate(time.monotonic())
         self._is_idle = asyncio.Event()
         self._is_idle.set()
 
     @contextmanager
-    def admit(self) -> Iterator[None]:
+    def admit(self) -> Iterator[Place]:
         """Raises Overloaded at the limit."""
         if self.num_open >= self._max_open:
-            raise Overloaded(
-                f"{self.num_open} requests are open; the limit is {self._max_open}",
-                retry_after_s=RETRY_AFTER_S,
+            raise self._overloaded(
+                f"{self.num_open} requests are open; the limit is max-open-requests ="
+                f" {self._max_open}"
             )
         self._count(1)
+        place = Place(self)
         try:
-            yield
+            yield place
         finally:
             self._count(-1)
+            self._set_bytes(self._num_bytes - place.num_bytes)
+            self._ends.note(1, time.monotonic())
+
+    def hold(self, num_bytes: int) -> None:
+        if self._num_bytes + num_bytes > self.max_bytes:
+            raise self._overloaded(
+                f"open requests hold {self._num_bytes} bytes and this one needs {num_bytes} more;"
+                f" the limit is max-buffered-bytes = {self.max_bytes}"
+            )
+        self._set_bytes(self._num_bytes + num_bytes)
 
     async def idle(self) -> None:
         """Returns when no request is open."""
         await self._is_idle.wait()
+
+    def _overloaded(self, message: str) -> Overloaded:
+        wait_s = self._ends.retry_after_s(self.num_open, time.monotonic())
+        return Overloaded(message, retry_after_s=wait_s)
+
+    def _set_bytes(self, num_bytes: int) -> None:
+        self._num_bytes = num_bytes
+        HELD_BYTES.set(num_bytes)
 
     def _count(self, change: int) -> None:
         self.num_open += change

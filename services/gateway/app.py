@@ -4,12 +4,16 @@ from collections.abc import Callable
 
 from aiohttp import web
 
+from services.gateway.aborts import Aborts
 from services.gateway.admission import Admission
 from services.gateway.body import BodyReader
 from services.gateway.completions import Completions
-from services.gateway.failures import answer_errors, count_requests, name_response
+from services.gateway.failures import answer_errors, count_requests
+from services.gateway.http_server import limit_headers
 from services.gateway.info import Info
 from services.gateway.mesh import Mesh
+from services.gateway.request_id import name_response
+from services.gateway.tokenization import Tokenization
 from shared.config import GatewayConfig
 from shared.messages import Heartbeat
 
@@ -18,16 +22,15 @@ def make_app(
     config: GatewayConfig, mesh: Mesh, admission: Admission, status: Callable[[], Heartbeat]
 ) -> web.Application:
     bodies = BodyReader(config.max_body_bytes)
-    completions = Completions(mesh, admission, bodies, config.accept_timeout_s)
-    app = web.Application(
-        client_max_size=config.max_body_bytes, middlewares=[count_requests, answer_errors]
-    )
+    completions = Completions(mesh, admission, bodies, config)
+    app = web.Application(middlewares=[count_requests, answer_errors, limit_headers])
     app.on_response_prepare.append(name_response)
-    app.add_routes(
-        [
-            web.post("/v1/chat/completions", completions.chat, expect_handler=bodies.expect),
-            web.post("/v1/completions", completions.text, expect_handler=bodies.expect),
-            *Info(mesh, status).routes(),
-        ]
-    )
+    app.on_cleanup.append(completions.close)
+    for part in (
+        completions,
+        Tokenization(mesh, admission, bodies),
+        Aborts(mesh),
+        Info(mesh, status),
+    ):
+        app.add_routes(part.routes())
     return app

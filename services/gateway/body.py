@@ -1,14 +1,19 @@
 """The body of a request, within its limits of size and time."""
 
 import asyncio
+from collections.abc import Callable
+from typing import TypeVar
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.web_protocol import RequestPayloadError
 
 from services.gateway.failures import error_response
 from shared.errors import BodyTooLarge, InvalidRequest
 
 READ_TIMEOUT_S = 60.0
+MAX_INLINE_BYTES = 1 << 20
+
+Parsed = TypeVar("Parsed")
 
 
 class BodyReader:
@@ -19,15 +24,25 @@ class BodyReader:
         """Raises BodyTooLarge, before reading where the client told the length; InvalidRequest
         for a body that ends early or is badly compressed; web.HTTPRequestTimeout."""
         self._check_length(request)
+        body = bytearray()
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
-                return await request.read()
-        except web.HTTPRequestEntityTooLarge:
-            raise self._too_large("more") from None
+                async for chunk in request.content.iter_any():
+                    body += chunk
+                    if len(body) > self._max_bytes:
+                        raise self._too_large("more")
+            return bytes(body)
         except RequestPayloadError as error:
             raise InvalidRequest(f"the body cannot be read: {error}") from None
         except TimeoutError:
             raise web.HTTPRequestTimeout from None
+
+    def bound(self, request: web.Request) -> int:
+        """The bytes that reading the body may take. Raises BodyTooLarge."""
+        self._check_length(request)
+        if request.content_length is None or hdrs.CONTENT_ENCODING in request.headers:
+            return self._max_bytes
+        return request.content_length
 
     async def expect(self, request: web.Request) -> web.StreamResponse | None:
         """Answers ``Expect: 100-continue``, with the refusal if that is what will come."""
@@ -45,3 +60,10 @@ class BodyReader:
 
     def _too_large(self, size: str) -> BodyTooLarge:
         return BodyTooLarge(f"the body has {size} bytes; the limit is {self._max_bytes}")
+
+
+async def parsed(body: bytes, parse: Callable[[bytes], Parsed]) -> Parsed:
+    """``parse(body)``, on a thread where it takes long."""
+    if len(body) <= MAX_INLINE_BYTES:
+        return parse(body)
+    return await asyncio.to_thread(parse, body)

@@ -1,36 +1,41 @@
 """``/v1/chat/completions`` and ``/v1/completions``."""
 
 import asyncio
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 from aiohttp import web
 
-from services.gateway.admission import Admission
-from services.gateway.body import BodyReader
+from services.gateway.admission import Admission, Place
+from services.gateway.body import BodyReader, parsed
+from services.gateway.client import Client
 from services.gateway.exchange import Exchange
-from services.gateway.failures import STREAM, request_id
-from services.gateway.job import Job
+from services.gateway.formats import ChatFormat, Format, TextFormat
+from services.gateway.job import Job, Prompt
 from services.gateway.mesh import Mesh
 from services.gateway.metrics import RequestMeter
-from services.gateway.parse import parse_chat, parse_completion
-from services.gateway.replies import (
-    ChatFormat,
-    EventWriter,
-    Format,
-    Head,
-    TextFormat,
-    WholeWriter,
-)
-from shared.errors import RETRY_AFTER_S, Unavailable
-from shared.messages import ModelInfo
+from services.gateway.parse import Limits, parse_chat, parse_completion
+from services.gateway.pieces import PieceMaker
+from services.gateway.replies import EventWriter, WholeWriter, is_large
+from services.gateway.reply import Head, Reply
+from services.gateway.request_id import check_request_id, request_id, take_request_id
+from services.gateway.violations import client_names
+from shared.codec import Array
+from shared.config import GatewayConfig
+from shared.errors import RETRY_AFTER_S, InvalidRequest, Unavailable
+from shared.messages import ALL_TOKENS, ModelInfo
 
 STREAM_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
 }
+JSON_HEADERS = {"Content-Type": "application/json"}
+
+_NO_IDS = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class Endpoint:
     """In what the two endpoints differ."""
 
     id_prefix: str
-    parse: Callable[[bytes, ModelInfo], Job]
+    parse: Callable[[bytes, ModelInfo, Limits], Job]
     format: Format
 
 
@@ -50,12 +55,25 @@ class Completions:
     """Body → Job → mesh → reply. Nothing is sent to the client before the mesh has accepted."""
 
     def __init__(
-        self, mesh: Mesh, admission: Admission, bodies: BodyReader, accept_timeout_s: float
+        self, mesh: Mesh, admission: Admission, bodies: BodyReader, config: GatewayConfig
     ) -> None:
         self._mesh = mesh
         self._admission = admission
         self._bodies = bodies
-        self._accept_timeout_s = accept_timeout_s
+        self._accept_timeout_s = config.accept_timeout_s
+        self._slow_client_s = config.slow_client_s
+        self._limits = Limits(config.max_choices, config.max_logprobs)
+        self._pieces = PieceMaker()
+
+    def routes(self) -> list[web.RouteDef]:
+        expect = self._bodies.expect
+        return [
+            web.post("/v1/chat/completions", self.chat, expect_handler=expect),
+            web.post("/v1/completions", self.text, expect_handler=expect),
+        ]
+
+    async def close(self, app: web.Application) -> None:
+        self._pieces.close()
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         return await self._serve(request, CHAT)
@@ -65,21 +83,49 @@ class Completions:
 
     async def _serve(self, request: web.Request, endpoint: Endpoint) -> web.StreamResponse:
         started_s = time.monotonic()
-        with self._admission.admit():
-            body = await self._bodies.read(request)
-            model = self._mesh.model
-            job = endpoint.parse(body, model)
-            name = endpoint.id_prefix + request_id(request)
-            head = Head(name, int(time.time()), job.model, model.fingerprint)
+        check_request_id(request)
+        with self._admission.admit() as place:
+            place.hold(self._bodies.bound(request))
+            body, model = await self._bodies.read(request), self._mesh.model
+            job = await parsed(body, lambda body: endpoint.parse(body, model, self._limits))
+            take_request_id(request, job.request_id)
+            self._hold_logprobs(place, job, model)
             meter = RequestMeter(job.model, started_s)
-            with self._mesh.exchange(f"{name}/0", job) as exchange:
-                await self._accepted(exchange)
-                if job.is_stream:
-                    writer = EventWriter(endpoint.format, head, job.includes_usage)
-                    return await _stream(request, exchange, writer, meter)
-                return await _whole(exchange, WholeWriter(endpoint.format, head), meter)
+            with client_names(job.field_names):
+                return await self._generate(request, endpoint, job, model, meter)
 
-    async def _accepted(self, exchange: Exchange) -> None:
+    async def _generate(
+        self,
+        request: web.Request,
+        endpoint: Endpoint,
+        job: Job,
+        model: ModelInfo,
+        meter: RequestMeter,
+    ) -> web.StreamResponse:
+        has_logprobs = job.params.logprobs is not None
+        spelling = self._mesh.tokens.spelling(job.names_by_id) if has_logprobs else None
+        echoes = [await self._echo(prompt) for prompt in job.prompts if job.echoes]
+        public_id = request_id(request)
+        name = endpoint.id_prefix + public_id
+        head = Head(name, int(time.time()), job.model, model.fingerprint)
+        client = Client(request, self._slow_client_s)
+        with self._mesh.exchange(f"{public_id}~{secrets.token_hex(4)}", job) as exchange:
+            prompt_ids = await self._accepted(exchange)
+            meter.accept(exchange.num_prompt_tokens)
+            reply = Reply(endpoint.format, head, job, spelling, echoes, prompt_ids)
+            send = self._stream if job.is_stream else self._whole
+            await send(client, exchange, reply, meter)
+            meter.end()
+            return await client.end()
+
+    async def _echo(self, prompt: Prompt) -> str:
+        data = prompt.data
+        if prompt.kind == "ids":
+            data = await self._mesh.convert("ids", data, False)
+        return data.tobytes().decode()
+
+    async def _accepted(self, exchange: Exchange) -> list[Array]:
+        """The ids of the prompts, all of which will run, but for those aborted before."""
         try:
             async with asyncio.timeout(self._accept_timeout_s):
                 await exchange.accepted()
@@ -87,24 +133,55 @@ class Completions:
             raise Unavailable(
                 f"not accepted within {self._accept_timeout_s:g} s", retry_after_s=RETRY_AFTER_S
             ) from None
+        return [_NO_IDS if ids is None else ids for ids in exchange.prompt_ids]
+
+    async def _stream(
+        self, client: Client, exchange: Exchange, reply: Reply, meter: RequestMeter
+    ) -> None:
+        writer = EventWriter(reply)
+        await client.begin(STREAM_HEADERS)
+        async for progress in exchange:
+            meter.observe(progress)
+            events = writer.write(progress)
+            if is_large(progress):
+                await self._pieces.send(events, client.write)
+            elif data := b"".join(events):
+                await client.write(data)
+            exchange.took(progress)
+
+    async def _whole(
+        self, client: Client, exchange: Exchange, reply: Reply, meter: RequestMeter
+    ) -> None:
+        writer = WholeWriter(reply)
+        async for progress in exchange:
+            meter.observe(progress)
+            writer.add(progress)
+            exchange.took(progress)
+        if writer.is_large:
+            await client.begin(JSON_HEADERS)
+            await self._pieces.send(writer.write(), client.write)
+        else:
+            body = b"".join(writer.write())
+            await client.begin({**JSON_HEADERS, "Content-Length": str(len(body))})
+            await client.write(body)
+
+    def _hold_logprobs(self, place: Place, job: Job, model: ModelInfo) -> None:
+        num_bytes, limit = logprob_bytes(job, model), self._admission.max_bytes
+        if num_bytes > limit:
+            raise InvalidRequest(
+                f"the logprobs may take {num_bytes} bytes until the reply is whole; the limit is"
+                f" max-buffered-bytes = {limit}; ask with stream=true, or for fewer max_tokens",
+                param="logprobs",
+            )
+        place.hold(num_bytes)
 
 
-async def _stream(
-    request: web.Request, exchange: Exchange, writer: EventWriter, meter: RequestMeter
-) -> web.StreamResponse:
-    response = web.StreamResponse(headers=STREAM_HEADERS)
-    await response.prepare(request)
-    request[STREAM] = response
-    async for progress in exchange:
-        meter.observe(progress)
-        if events := writer.write(progress):
-            await response.write(events)
-    return response
-
-
-async def _whole(exchange: Exchange, writer: WholeWriter, meter: RequestMeter) -> web.Response:
-    body = b""
-    async for progress in exchange:
-        meter.observe(progress)
-        body += writer.write(progress)
-    return web.Response(body=body, content_type="application/json")
+def logprob_bytes(job: Job, model: ModelInfo) -> int:
+    """What is kept of the logprobs until a reply is whole, at most: an id and a float32 for each
+    token and alternative, and a rank. A streamed reply keeps none."""
+    if job.is_stream or job.params.logprobs is None:
+        return 0
+    is_whole = job.params.logprobs == ALL_TOKENS
+    num_alternatives = model.vocab_size if is_whole else job.params.logprobs
+    max_tokens = min(job.params.max_tokens or model.max_model_len, model.max_model_len)
+    return job.total_choices * max_tokens * 8 * (2 + num_alternatives)

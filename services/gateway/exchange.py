@@ -1,47 +1,85 @@
-"""One request on its way through the mesh, as the HTTP handler sees it."""
+"""One HTTP request on its way through the mesh, as its handler sees it."""
 
 import asyncio
-from typing import NamedTuple, Self
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
 
+from shared.codec import Array
 from shared.errors import RequestError
-from shared.messages import Finished
+from shared.messages import Delta, Finished
+from shared.token_arrays import TokenArrays, join
 
 
-class Progress(NamedTuple):
-    """What came since the last look: text (maybe none), its tokens, and the end if it was that."""
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What came for one choice since the last look: text and tokens (maybe none), maybe its end.
 
+    ``index`` numbers the choices of all prompts through. ``num_values`` and ``num_top_ids`` say how
+    ``arrays`` is laid out, as in TokenRow.
+    """
+
+    index: int
     text: str
-    num_tokens: int
+    arrays: TokenArrays
+    num_values: int
+    num_top_ids: int
     finished: Finished | None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.arrays.ids)
+
+
+class _Pending:
+    """What one choice has received and its reader has not."""
+
+    def __init__(self) -> None:
+        self.rows: list[Delta] = []
+        self.parts: list[TokenArrays] = []
+        self.finished: Finished | None = None
+
+    def take(self, index: int) -> Progress:
+        text = "".join(row.text for row in self.rows)
+        widths = [(row.num_values, row.num_top_ids) for row in self.rows if row.num_tokens]
+        arrays = join(self.parts) if self.parts else TokenArrays()
+        return Progress(index, text, arrays, *(widths[0] if widths else (0, 0)), self.finished)
 
 
 class Exchange:
-    """A mailbox that merges: however far its reader lags, it holds one text and one end.
+    """A mailbox that merges: however far its reader lags, a choice has one text and one end in it.
 
-    The mesh writes, one handler reads: ``accepted`` once, then Progress after Progress until the
-    end. What is pending is read before an error is raised.
+    The mesh writes, one handler reads: ``accepted`` once, then Progress after Progress until every
+    choice has ended; ``took`` after each, when its client has it. What is pending is read before an
+    error is raised. ``prompt_ids`` are those of the prompts, once accepted.
     """
 
-    def __init__(self) -> None:
-        self._is_accepted = False
-        self._texts: list[str] = []
-        self._num_tokens = 0
-        self._finished: Finished | None = None
+    def __init__(self, num_prompts: int, num_choices: int) -> None:
+        """``num_choices`` of each prompt."""
+        self.prompt_ids: list[Array | None] = [None] * num_prompts
+        self.on_took: Callable[[Progress], None] = lambda progress: None
+        self._num_open = num_prompts * num_choices
+        self._pending: dict[int, _Pending] = {}
         self._error: RequestError | None = None
-        self._is_read = False
         self._changed = asyncio.Event()
 
-    def accept(self) -> None:
-        self._is_accepted = True
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(ids) for ids in self.prompt_ids if ids is not None)
+
+    def accept(self, prompt: int, ids: Array) -> None:
+        self.prompt_ids[prompt] = ids
         self._changed.set()
 
-    def add(self, text: str, num_tokens: int) -> None:
-        self._texts.append(text)
-        self._num_tokens += num_tokens
+    def add(self, index: int, row: Delta, part: TokenArrays) -> None:
+        pending = self._pending.setdefault(index, _Pending())
+        pending.rows.append(row)
+        if row.num_tokens:
+            pending.parts.append(part.copied())
         self._changed.set()
 
-    def finish(self, finished: Finished) -> None:
-        self._finished = finished
+    def finish(self, index: int, finished: Finished) -> None:
+        self._pending.setdefault(index, _Pending()).finished = finished
         self._changed.set()
 
     def fail(self, error: RequestError) -> None:
@@ -49,23 +87,27 @@ class Exchange:
         self._changed.set()
 
     async def accepted(self) -> None:
-        """Returns when the request will run. Raises the RequestError that refused it."""
-        while not self._is_accepted:
+        """Returns when all prompts will run, or have been aborted. Raises the RequestError that
+        refused one."""
+        while any(ids is None for ids in self.prompt_ids):
             await self._change()
+
+    def took(self, progress: Progress) -> None:
+        """The client has it, or whoever waits for the whole: more may come."""
+        self.on_took(progress)
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Progress:
         """Raises the RequestError that ended the request."""
-        if self._is_read:
-            raise StopAsyncIteration
-        while not self._texts and self._finished is None:
+        while not self._pending:
+            if not self._num_open:
+                raise StopAsyncIteration
             await self._change()
-        progress = Progress("".join(self._texts), self._num_tokens, self._finished)
-        self._texts.clear()
-        self._num_tokens = 0
-        self._is_read = self._finished is not None
+        index = next(iter(self._pending))
+        progress = self._pending.pop(index).take(index)
+        self._num_open -= progress.finished is not None
         return progress
 
     async def _change(self) -> None:

@@ -3,16 +3,17 @@
 import asyncio
 import logging
 import math
-import uuid
 from contextlib import suppress
 from http import HTTPStatus
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
+from services.gateway.client import CLIENT
+from services.gateway.json_reply import DONE, event, json_response
 from services.gateway.metrics import HTTP_REQUESTS, STREAM_ERRORS
 from services.gateway.openai import Error, ErrorReply
-from services.gateway.replies import DONE, encode, event
+from services.gateway.request_id import request_id
 from services.gateway.violations import show
 from shared.errors import InternalError, RequestError
 from shared.log import client_text
@@ -21,33 +22,12 @@ log = logging.getLogger(__name__)
 
 CLIENT_LEFT = 499
 
-STREAM = web.RequestKey("stream", web.StreamResponse)
-"""The response of a request whose status is sent already."""
-
-_REQUEST_ID = web.RequestKey("request_id", str)
-
-
-def request_id(request: web.BaseRequest) -> str:
-    """32 hex digits, the same for the whole of a request."""
-    if _REQUEST_ID not in request:
-        request[_REQUEST_ID] = uuid.uuid4().hex
-    return request[_REQUEST_ID]
-
-
-async def name_response(request: web.BaseRequest, response: web.StreamResponse) -> None:
-    response.headers["X-Request-Id"] = request_id(request)
-
 
 def error_response(error: RequestError) -> web.Response:
-    headers = {}
+    response = json_response(_reply(error), error.status)
     if error.retry_after_s is not None:
-        headers[hdrs.RETRY_AFTER] = str(max(1, math.ceil(error.retry_after_s)))
-    return web.Response(
-        body=encode(_reply(error)),
-        status=error.status,
-        headers=headers,
-        content_type="application/json",
-    )
+        response.headers[hdrs.RETRY_AFTER] = str(max(1, math.ceil(error.retry_after_s)))
+    return response
 
 
 @web.middleware
@@ -73,7 +53,8 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     except web.HTTPException as error:
         return _from_aiohttp(request, error)
     except ConnectionError:
-        return request.get(STREAM) or web.Response(status=CLIENT_LEFT)
+        client = request.get(CLIENT)
+        return client.response if client is not None else web.Response(status=CLIENT_LEFT)
     except Exception:
         log.exception("request %s broke", request_id(request))
         return await _answer(request, InternalError("the request broke inside the server"))
@@ -81,14 +62,15 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 async def _answer(request: web.Request, error: RequestError) -> web.StreamResponse:
     """The error as the response, or as the last event of the stream that has begun."""
-    if STREAM not in request:
+    if CLIENT not in request:
         return error_response(error)
-    stream = request[STREAM]
+    client = request[CLIENT]
     STREAM_ERRORS.inc()
     log.warning("stream %s failed: %s", request_id(request), client_text(error.message))
     with suppress(ConnectionError):
-        await stream.write_eof(event(_reply(error)) + DONE)
-    return stream
+        await client.write(event(_reply(error)) + DONE)
+        await client.end()
+    return client.response
 
 
 def _from_aiohttp(request: web.Request, error: web.HTTPException) -> web.Response:

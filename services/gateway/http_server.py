@@ -4,6 +4,7 @@ import asyncio
 import logging
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from services.gateway.failures import error_response
 from shared.errors import InvalidRequest
@@ -13,7 +14,19 @@ log = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES = 8 << 10
 MAX_HEADERS = 64
+MAX_TOTAL_HEADER_BYTES = 32 << 10
 CLEANUP_S = 1.0
+
+
+@web.middleware
+async def limit_headers(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Each header and their number are limited while they are read, their sum here."""
+    num_bytes = sum(len(name) + len(value) for name, value in request.raw_headers)
+    if num_bytes > MAX_TOTAL_HEADER_BYTES:
+        raise web.HTTPRequestHeaderFieldsTooLarge(
+            reason=f"headers of {num_bytes} bytes; the limit is {MAX_TOTAL_HEADER_BYTES}"
+        )
+    return await handler(request)
 
 
 class HttpRunner(web.AppRunner):

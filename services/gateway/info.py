@@ -6,9 +6,9 @@ from importlib.metadata import version
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from services.gateway.json_reply import json_response
 from services.gateway.mesh import Mesh
 from services.gateway.openai import Model, ModelList
-from services.gateway.replies import encode
 from services.gateway.violations import unknown_model
 from shared.messages import Heartbeat, State
 
@@ -27,6 +27,7 @@ class Info:
             web.get("/ping", self._ping),
             web.get("/version", self._version),
             web.get("/metrics", self._metrics),
+            web.get("/load", self._load),
         ]
 
     def _served(self) -> list[Model]:
@@ -34,13 +35,13 @@ class Info:
         return [Model(name, model.created, model.max_model_len) for name in model.names]
 
     async def _models(self, request: web.Request) -> web.Response:
-        return _json(ModelList(self._served()))
+        return json_response(ModelList(self._served()))
 
     async def _model(self, request: web.Request) -> web.Response:
         name, served = request.match_info["name"], self._served()
         for model in served:
             if model.id == name:
-                return _json(model)
+                return json_response(model)
         raise unknown_model(name, [model.id for model in served])
 
     async def _health(self, request: web.Request) -> web.Response:
@@ -54,19 +55,19 @@ class Info:
     def _report(self, good: set[State]) -> web.Response:
         status = self._status()
         state = status.state.name.lower()
-        return _json(
+        return json_response(
             {"status": state, "reason": status.reason}, 200 if status.state in good else 503
         )
 
     async def _ping(self, request: web.Request) -> web.Response:
-        return _json({"status": "alive"})
+        return json_response({"status": "alive"})
 
     async def _version(self, request: web.Request) -> web.Response:
-        return _json({"version": version("shoal")})
+        return json_response({"version": version("shoal")})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-
-def _json(body: object, status: int = 200) -> web.Response:
-    return web.Response(body=encode(body), status=status, content_type="application/json")
+    async def _load(self, request: web.Request) -> web.Response:
+        """As vLLM tells it: open requests."""
+        return json_response({"server_load": self._status().load})

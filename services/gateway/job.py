@@ -1,25 +1,44 @@
 """A client's request as the mesh needs it."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
 
 from shared.codec import Array
-from shared.messages import SamplingParams
+from shared.messages import PromptKind, SamplingParams, TextOptions
 
-PromptKind = Literal["text", "ids", "chat"]
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt; ``data`` is the buffer that travels with ``Submit``."""
+
+    kind: PromptKind
+    data: Array
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One prompt and what to do with it. ``prompt`` is the buffer that travels with ``Submit``.
+    """Prompts, how many choices to make of each, and what to do with them.
 
-    ``model`` is the name the client used, one of those we serve.
+    ``model`` is the name the client used, one of those we serve. The choices of all prompts are
+    numbered through: those of the first prompt, then those of the second. The reply ``echoes`` the
+    prompt before the text, ``returns_ids`` beside it, and names the tokens of logprobs by their
+    text or ``names_by_id``. ``request_id`` is the client's own. ``field_names`` are the client's
+    words for what the mesh calls ``prompt`` and ``max_tokens``, where they differ.
     """
 
     model: str
-    kind: PromptKind
-    prompt: Array
+    prompts: list[Prompt]
+    num_choices: int
     params: SamplingParams
-    stop: list[str]
+    text: TextOptions
+    priority: int
     is_stream: bool
     includes_usage: bool
+    echoes: bool = False
+    returns_ids: bool = False
+    names_by_id: bool = False
+    request_id: str | None = None
+    field_names: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def total_choices(self) -> int:
+        return len(self.prompts) * self.num_choices

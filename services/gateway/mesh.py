@@ -1,40 +1,74 @@
-"""The tokenizers a gateway is connected to, and the requests that each of them has open."""
+"""The tokenizers a gateway is connected to, and the prompts that each of them works on."""
 
+import asyncio
 import logging
+import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 
-from services.gateway.exchange import Exchange
+from services.gateway.exchange import Exchange, Progress
 from services.gateway.job import Job
+from services.gateway.metrics import REPLAYS
+from services.gateway.token_table import TokenTable
+from services.gateway.trip import Trip
+from shared.codec import Array
 from shared.errors import RETRY_AFTER_S, RequestError, Unavailable
 from shared.messages import (
+    Abort,
     Accepted,
     Cancel,
+    Convert,
+    Converted,
+    Credit,
     Deltas,
     Failed,
     Hello,
+    Lost,
     Message,
     ModelInfo,
+    PromptKind,
     RequestKey,
-    Submit,
+    Vocabulary,
 )
 from shared.peer import Peer
+from shared.token_arrays import Layout, TokenArrays
 
 log = logging.getLogger(__name__)
 
-FIRST_ATTEMPT = 1
+LOOK_S = 0.05
+TRANSIENT = {429, 503}
 
-OpenRequests = dict[RequestKey, Exchange]
+OpenTrips = dict[RequestKey, Trip]
 
 
 class Mesh:
-    """Sends each request to one tokenizer and brings what comes back to its Exchange.
+    """Sends each prompt to one tokenizer and brings what comes back to its Exchange.
 
-    What belongs to no open request of the peer that sent it, such as an old attempt, is ignored.
+    What belongs to nothing that is open at the peer that sent it, such as an old attempt, is
+    ignored. A prompt whose tokenizer or scheduler is lost is replayed through whichever tokenizer
+    is ready within ``replay_s``.
     """
 
-    def __init__(self) -> None:
-        self._open: dict[Peer, OpenRequests] = {}
+    def __init__(self, replay_s: float) -> None:
+        self._replay_s = replay_s
+        self._open: dict[Peer, OpenTrips] = {}
+        self._lost: set[Trip] = set()  # those that wait for a tokenizer
+        self._conversions: dict[Peer, dict[str, asyncio.Future[Array]]] = {}
+        self._tokens: TokenTable | None = None
+
+    async def run(self) -> None:
+        """Replays what was lost, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for trip in list(self._lost):
+                if time.monotonic() > trip.replay_until_s:
+                    self._lost.remove(trip)
+                    trip.fail(self._unavailable())
+                elif self._ready():
+                    self._lost.remove(trip)
+                    self._submit(trip)
 
     @property
     def model(self) -> ModelInfo:
@@ -45,26 +79,75 @@ class Mesh:
         raise self._unavailable()
 
     @property
+    def tokens(self) -> TokenTable:
+        """How tokens are written. Raises Unavailable as long as nobody told."""
+        if self._tokens is None:
+            raise self._unavailable()
+        return self._tokens
+
+    @property
     def obstacle(self) -> str | None:
         """Why no request can be served now, or None."""
         if not self._open:
             return "no tokenizer is connected"
-        if any(peer.is_ready for peer in self._open):
+        if self._ready():
             return None
         return "; ".join(f"{peer}: {peer.status.reason}" for peer in self._open)
 
     @contextmanager
-    def exchange(self, request: str, job: Job) -> Iterator[Exchange]:
-        """Submits ``job``; leaving the context cancels what has not ended. Raises Unavailable."""
-        peer = self._least_loaded()
-        key, exchange = RequestKey(request, FIRST_ATTEMPT), Exchange()
-        self._open[peer][key] = exchange
+    def exchange(self, name: str, job: Job) -> Iterator[Exchange]:
+        """Submits the prompts of ``job``; leaving the context cancels what has not ended.
+
+        Raises Unavailable.
+        """
+        num_prompts = len(job.prompts)
+        exchange = Exchange(num_prompts, job.num_choices)
+        trips = [Trip(f"{name}/{number}", number, job, exchange) for number in range(num_prompts)]
+        exchange.on_took = lambda progress: self._took(
+            trips[progress.index // job.num_choices], progress
+        )
         try:
-            peer.send(Submit(request, FIRST_ATTEMPT, job.kind, job.params, job.stop), job.prompt)
+            for trip in trips:
+                self._submit(trip)
             yield exchange
         finally:
-            if self._open.get(peer, {}).pop(key, None):
-                peer.send(Cancel([key]))
+            self._cancel(trips)
+
+    async def convert(self, kind: PromptKind, data: Array, adds_special_tokens: bool) -> Array:
+        """Ids of a text or a chat, [n] int32; of ids the UTF-8 bytes of their text, [n] uint8.
+
+        Raises RequestError.
+        """
+        peer = self._least_loaded()
+        name = f"convert-{id(data)}"
+        answer: asyncio.Future[Array] = asyncio.get_running_loop().create_future()
+        self._conversions[peer][name] = answer
+        try:
+            peer.send(Convert(name, kind, adds_special_tokens), data)
+            return await answer
+        finally:
+            self._conversions.get(peer, {}).pop(name, None)
+
+    def abort(self, public_id: str) -> bool:
+        """Ends the requests that clients know by this id: ours, or those of other gateways.
+
+        False where it is none of ours; then the tokenizers were told.
+        """
+        trips = [trip for trip in self._trips() if trip.public_id == public_id]
+        self._cancel(trips)
+        for trip in trips:
+            trip.abort()
+        if not trips:
+            for peer in self._open:
+                peer.send(Abort([public_id]))
+        return bool(trips)
+
+    def fail_all(self, reason: str) -> None:
+        """Ends every open request with an error, where its client can still be told."""
+        for trip in self._trips():
+            trip.fail(Unavailable(reason, retry_after_s=RETRY_AFTER_S))
+
+    # --- the link -----------------------------------------------------------------------------
 
     def refusal(self, hello: Hello) -> str | None:
         if hello.model is None:
@@ -76,34 +159,107 @@ class Mesh:
 
     def on_up(self, peer: Peer) -> None:
         self._open[peer] = {}
+        self._conversions[peer] = {}
 
     def on_down(self, peer: Peer, reason: str) -> None:
-        text = f"the {peer} is gone: {reason}"
-        for exchange in self._open.pop(peer).values():
-            exchange.fail(Unavailable(text, retry_after_s=RETRY_AFTER_S))
+        for trip in self._open.pop(peer).values():
+            self._replay(trip)
+        error = Unavailable(f"the {peer} is gone: {reason}", retry_after_s=RETRY_AFTER_S)
+        for answer in self._conversions.pop(peer).values():
+            _end(answer, error)
 
-    def fail_all(self, reason: str) -> None:
-        """Ends every open request with an error, where its client can still be told."""
-        for open_requests in self._open.values():
-            for exchange in open_requests.values():
-                exchange.fail(Unavailable(reason, retry_after_s=RETRY_AFTER_S))
-
-    def on_message(self, peer: Peer, message: Message) -> None:
-        open_requests = self._open[peer]
+    def on_message(self, peer: Peer, message: Message, arrays: list[Array]) -> None:
+        trips = self._open[peer]
         match message:
             case Deltas():
-                _deliver(message, open_requests)
+                self._deliver(trips, message, TokenArrays(*arrays))
             case Accepted(request, attempt):
-                if exchange := open_requests.get(RequestKey(request, attempt)):
-                    exchange.accept()
+                if trip := trips.get(RequestKey(request, attempt)):
+                    trip.accept(arrays[0])
             case Failed(request, attempt):
-                if exchange := open_requests.pop(RequestKey(request, attempt), None):
-                    exchange.fail(RequestError.from_failed(message))
+                if trip := trips.pop(RequestKey(request, attempt), None):
+                    self._fail(trip, RequestError.from_failed(message))
+                elif answer := self._conversions[peer].get(request):
+                    _end(answer, RequestError.from_failed(message))
+            case Lost(keys):
+                for key in keys:
+                    if trip := trips.pop(key, None):
+                        self._replay(trip)
+            case Converted(request):
+                if answer := self._conversions[peer].get(request):
+                    _end(answer, arrays[0])
+            case Vocabulary():
+                self._tokens = self._tokens or TokenTable(*arrays)
             case _:
                 log.warning("%s sent a %s, which we do not read", peer, type(message).__name__)
 
+    # --- trips --------------------------------------------------------------------------------
+
+    def _submit(self, trip: Trip) -> None:
+        """Raises Unavailable."""
+        trip.peer = self._least_loaded()
+        self._open[trip.peer][trip.key] = trip
+        trip.peer.send(*trip.submit())
+
+    def _replay(self, trip: Trip) -> None:
+        """With the next look: what was lost with it may not have been noticed everywhere yet."""
+        try:
+            trip.begin_replay()
+        except RequestError as error:
+            trip.fail(error)
+            return
+        REPLAYS.inc()
+        trip.replay_until_s = time.monotonic() + self._replay_s
+        self._lost.add(trip)
+
+    def _fail(self, trip: Trip, error: RequestError) -> None:
+        """A replay that is refused for now tries again: the mesh is putting itself together."""
+        if trip.num_replays and not trip.is_accepted and error.status in TRANSIENT:
+            trip.begin_attempt()
+            self._lost.add(trip)
+        else:
+            trip.fail(error)
+
+    def _deliver(self, trips: OpenTrips, deltas: Deltas, arrays: TokenArrays) -> None:
+        layout = Layout(deltas.rows, arrays)
+        for index, row in enumerate(deltas.rows):
+            if trip := trips.get(RequestKey(row.request, row.attempt)):
+                try:
+                    trip.add(row, layout.part(index, index + 1))
+                except RequestError as error:
+                    self._cancel([trip])
+                    trip.fail(error)
+        for finished in deltas.finished:
+            key = RequestKey(finished.request, finished.attempt)
+            if trip := trips.get(key):
+                trip.finish(finished)
+                if not trip.choices:
+                    del trips[key]
+
+    def _took(self, trip: Trip, progress: Progress) -> None:
+        grant = trip.take(progress)
+        if grant is not None and trip.peer is not None:
+            trip.peer.send(Credit([grant]))
+
+    def _cancel(self, trips: list[Trip]) -> None:
+        keys: dict[Peer, list[RequestKey]] = defaultdict(list)
+        for trip in trips:
+            self._lost.discard(trip)
+            if trip.peer is not None and trip.key in self._open.get(trip.peer, {}):
+                del self._open[trip.peer][trip.key]
+                keys[trip.peer].append(trip.key)
+        for peer, cancelled in keys.items():
+            peer.send(Cancel(cancelled))
+
+    def _trips(self) -> list[Trip]:
+        at_peers = chain.from_iterable(trips.values() for trips in self._open.values())
+        return [*at_peers, *self._lost]
+
+    def _ready(self) -> list[Peer]:
+        return [peer for peer in self._open if peer.is_ready]
+
     def _least_loaded(self) -> Peer:
-        ready = [peer for peer in self._open if peer.is_ready]
+        ready = self._ready()
         if not ready:
             raise self._unavailable()
         return min(ready, key=lambda peer: (len(self._open[peer]), peer.status.load))
@@ -112,10 +268,11 @@ class Mesh:
         return Unavailable(self.obstacle or "no model is known", retry_after_s=RETRY_AFTER_S)
 
 
-def _deliver(deltas: Deltas, open_requests: OpenRequests) -> None:
-    for row in deltas.rows:
-        if exchange := open_requests.get(RequestKey(row.request, row.attempt)):
-            exchange.add(row.text, row.num_tokens)
-    for finished in deltas.finished:
-        if exchange := open_requests.pop(RequestKey(finished.request, finished.attempt), None):
-            exchange.finish(finished)
+def _end(answer: asyncio.Future[Array], outcome: Array | RequestError) -> None:
+    """Nothing is left to do where whoever waited has gone."""
+    if answer.done():
+        return
+    if isinstance(outcome, RequestError):
+        answer.set_exception(outcome)
+    else:
+        answer.set_result(outcome)

@@ -12,13 +12,16 @@ HTTP_REQUESTS = Counter(
     ["route", "status"],
 )
 OPEN_REQUESTS = Gauge("shoal_open_requests", "Generation requests that have not ended")
+HELD_BYTES = Gauge("shoal_held_bytes", "Bytes of bodies and replies that open requests hold")
 STREAM_ERRORS = Counter("shoal_stream_errors", "Streams that ended with an error after status 200")
 
+REPLAYS = Counter("shoal_replays", "Prompts submitted anew after the loss of a service")
+
 _MODEL = ["model_name"]
-PROMPT_TOKENS = Counter("vllm:prompt_tokens", "Prompt tokens of finished requests", _MODEL)
+PROMPT_TOKENS = Counter("vllm:prompt_tokens", "Prompt tokens of accepted requests", _MODEL)
 GENERATION_TOKENS = Counter("vllm:generation_tokens", "Tokens that clients were sent", _MODEL)
 FINISHED_REQUESTS = Counter(
-    "vllm:request_success", "Finished requests", [*_MODEL, "finished_reason"]
+    "vllm:request_success", "Choices that have ended", [*_MODEL, "finished_reason"]
 )
 # fmt: off
 TIME_TO_FIRST_TOKEN = Histogram(
@@ -42,12 +45,17 @@ class RequestMeter:
         self._started_s = started_s
         self._has_tokens = False
 
+    def accept(self, num_prompt_tokens: int) -> None:
+        PROMPT_TOKENS.labels(self._model).inc(num_prompt_tokens)
+
     def observe(self, progress: Progress) -> None:
         if progress.num_tokens and not self._has_tokens:
             self._has_tokens = True
             TIME_TO_FIRST_TOKEN.labels(self._model).observe(time.monotonic() - self._started_s)
         GENERATION_TOKENS.labels(self._model).inc(progress.num_tokens)
-        if progress.finished:
-            REQUEST_LATENCY.labels(self._model).observe(time.monotonic() - self._started_s)
-            PROMPT_TOKENS.labels(self._model).inc(progress.finished.num_prompt_tokens)
+        if progress.finished is not None:
             FINISHED_REQUESTS.labels(self._model, progress.finished.reason).inc()
+
+    def end(self) -> None:
+        """Every choice has ended."""
+        REQUEST_LATENCY.labels(self._model).observe(time.monotonic() - self._started_s)

@@ -1,6 +1,9 @@
-"""OpenAI's reply objects, field for field in OpenAI's order."""
+"""OpenAI's reply objects, field for field in OpenAI's order; what vLLM adds comes last."""
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+TokenIds = list[int] | UnsetType
+StopReason = int | str | UnsetType | None
 
 
 class Usage(Struct):
@@ -23,22 +26,29 @@ class ChatMessage(Struct):
 class ChunkChoice(Struct):
     index: int
     delta: ChatDelta
-    logprobs: None
-    finish_reason: str | None
+    logprobs: Raw | None = None
+    finish_reason: str | None = None
+    stop_reason: StopReason = UNSET
+    token_ids: TokenIds = UNSET
 
 
 class ChatChoice(Struct):
     index: int
     message: ChatMessage
-    logprobs: None
+    logprobs: Raw | None
     finish_reason: str | None
+    stop_reason: StopReason
+    token_ids: TokenIds
 
 
 class TextChoice(Struct):
     index: int
     text: str
-    logprobs: None
+    logprobs: Raw | None
     finish_reason: str | None
+    stop_reason: StopReason
+    token_ids: TokenIds
+    prompt_token_ids: TokenIds
 
 
 Choice = ChunkChoice | ChatChoice | TextChoice
@@ -54,6 +64,25 @@ class Completion(Struct):
     system_fingerprint: str
     choices: list[Choice]
     usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: TokenIds = UNSET
+
+
+class TokenizeReply(Struct):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeReply(Struct):
+    prompt: str
+
+
+class AbortReply(Struct):
+    """``aborted`` were ours; ``forwarded`` may be another gateway's, or nobody's."""
+
+    aborted: list[str]
+    forwarded: list[str]
 
 
 class Model(Struct):

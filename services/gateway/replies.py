@@ -1,141 +1,152 @@
-"""OpenAI's replies as bytes: whole ones, and the server-sent events of streamed ones."""
+"""OpenAI's replies as bytes: whole ones, and the events of streamed ones. Pure.
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+Writers yield pieces, for logprobs may make a reply large; see ``pieces.py``.
+"""
 
-import msgspec
-from msgspec import UNSET, UnsetType
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from msgspec import UNSET, Raw
 
 from services.gateway.exchange import Progress
-from services.gateway.openai import (
-    ChatChoice,
-    ChatDelta,
-    ChatMessage,
-    Choice,
-    ChunkChoice,
-    Completion,
-    TextChoice,
-    Usage,
-)
-from shared.messages import Finished
+from services.gateway.formats import Output
+from services.gateway.json_reply import DONE, encode, event
+from services.gateway.logprob_json import PIECE_ENTRIES
+from services.gateway.openai import Choice, TokenIds
+from services.gateway.reply import Reply
+from shared.token_arrays import TokenArrays
 
-DONE = b"data: [DONE]\n\n"
-
-encode = msgspec.json.Encoder().encode
-
-
-@dataclass(frozen=True)
-class Head:
-    """What all objects of one reply have in common; ``created`` in Unix seconds."""
-
-    id: str
-    created: int
-    model: str
-    system_fingerprint: str
-
-
-class Format(Protocol):
-    """How one endpoint words its replies."""
-
-    object: str
-    chunk_object: str
-
-    def opening(self) -> list[Choice]:
-        """The choice of a chunk before the first text, or none."""
-
-    def chunk(self, text: str, finish_reason: str | None) -> Choice: ...
-
-    def whole(self, text: str, finish_reason: str) -> Choice: ...
-
-
-class ChatFormat:
-    object = "chat.completion"
-    chunk_object = "chat.completion.chunk"
-
-    def opening(self) -> list[Choice]:
-        return [ChunkChoice(0, ChatDelta(role="assistant", content=""), None, None)]
-
-    def chunk(self, text: str, finish_reason: str | None) -> Choice:
-        return ChunkChoice(0, ChatDelta(content=text or None), None, finish_reason)
-
-    def whole(self, text: str, finish_reason: str) -> Choice:
-        return ChatChoice(0, ChatMessage("assistant", text), None, finish_reason)
-
-
-class TextFormat:
-    object = chunk_object = "text_completion"
-
-    def opening(self) -> list[Choice]:
-        return []
-
-    def chunk(self, text: str, finish_reason: str | None) -> Choice:
-        return TextChoice(0, text, None, finish_reason)
-
-    def whole(self, text: str, finish_reason: str) -> Choice:
-        return self.chunk(text, finish_reason)
+_HOLE = b"\0"  # no JSON contains it
+_LOGPROBS = Raw(_HOLE)
 
 
 class WholeWriter:
     """Progress to the body of a reply that is not streamed."""
 
-    def __init__(self, reply_format: Format, head: Head) -> None:
-        self._format = reply_format
-        self._head = head
-        self._texts: list[str] = []
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+        self._progresses: list[list[Progress]] = [[] for _ in range(reply.job.total_choices)]
+        self._num_tokens = 0
+        self._num_values = 0
 
-    def write(self, progress: Progress) -> bytes:
-        """The body, if ``progress`` is the end; until then nothing."""
-        text, _, finished = progress
-        self._texts.append(text)
-        if finished is None:
-            return b""
-        choice = self._format.whole("".join(self._texts), finished.reason)
-        return encode(_completion(self._head, self._format.object, [choice], _usage(finished)))
+    def add(self, progress: Progress) -> None:
+        """Keeps what the reply will tell; arrays as copies, for views hold whole messages."""
+        arrays = TokenArrays()
+        if self._reply.shows_tokens:
+            arrays = TokenArrays(*(array.copy() for array in progress.arrays))
+        self._num_values += len(arrays.values)
+        self._progresses[progress.index].append(replace(progress, arrays=arrays))
+        if progress.finished is not None:
+            self._num_tokens += progress.finished.num_tokens
+
+    @property
+    def is_large(self) -> bool:
+        return self._num_values > PIECE_ENTRIES
+
+    def write(self) -> Iterator[bytes]:
+        """The body, once every choice has ended."""
+        reply = self._reply
+        choices = [
+            reply.format.whole(self._output(index, progresses))
+            for index, progresses in enumerate(self._progresses)
+        ]
+        usage = reply.usage(self._num_tokens)
+        body = reply.completion(reply.format.object, choices, usage, reply.prompt_token_ids(0))
+        yield from _filled(encode(body), self._logprobs())
+
+    def _output(self, index: int, progresses: list[Progress]) -> Output:
+        reply = self._reply
+        return Output(
+            index,
+            reply.echo(index) + "".join(each.text for each in progresses),
+            _LOGPROBS if reply.spelling is not None else None,
+            progresses[-1].finished,
+            reply.token_ids(progresses),
+            reply.prompt_token_ids(index),
+        )
+
+    def _logprobs(self) -> Iterator[Iterator[bytes]]:
+        for progresses in self._progresses:
+            if (writer := self._reply.logprobs()) is not None:
+                yield writer.write(progresses)
 
 
 class EventWriter:
-    """Progress to events, one stream long: opening, texts, finish reason, usage, [DONE]."""
+    """Progress to events. A choice has an opening, texts and a finish reason; then comes the usage,
+    if the client asked, and [DONE]."""
 
-    def __init__(self, reply_format: Format, head: Head, includes_usage: bool) -> None:
-        self._format = reply_format
-        self._head = head
-        self._no_usage = None if includes_usage else UNSET
-        self._unsent_opening = reply_format.opening()
+    def __init__(self, reply: Reply) -> None:
+        num_choices = reply.job.total_choices
+        self._reply = reply
+        self._no_usage = None if reply.job.includes_usage else UNSET
+        self._logprobs = [reply.logprobs() for _ in range(num_choices)]
+        self._unbegun = set(range(num_choices))
+        self._num_open = num_choices
+        self._num_tokens = 0
 
-    def write(self, progress: Progress) -> bytes:
+    def write(self, progress: Progress) -> Iterator[bytes]:
         """All that ``progress`` gives to send; nothing while no whole character is there."""
-        text, _, finished = progress
-        if not text and finished is None:
-            return b""
-        opening, self._unsent_opening = self._unsent_opening, []
-        choices = [*opening, self._format.chunk(text, finished.reason if finished else None)]
-        events = b"".join(self._event([choice], self._no_usage) for choice in choices)
-        return events + self._closing(finished) if finished else events
+        if not self._has_news(progress):
+            return
+        is_first = progress.index in self._unbegun
+        self._unbegun.discard(progress.index)
+        if is_first and (opening := self._reply.format.opening(progress.index)):
+            yield from self._event([opening], self._reply.prompt_token_ids(progress.index))
+        yield from self._chunk(progress, is_first)
+        if progress.finished is not None:
+            self._num_open -= 1
+            self._num_tokens += progress.finished.num_tokens
+            if not self._num_open:
+                yield from self._closing()
 
-    def _closing(self, finished: Finished) -> bytes:
-        if self._no_usage is UNSET:
-            return DONE
-        return self._event([], _usage(finished)) + DONE
+    def _has_news(self, progress: Progress) -> bool:
+        shown_tokens = progress.num_tokens if self._reply.shows_tokens else 0
+        return bool(progress.text or shown_tokens or progress.finished)
 
-    def _event(self, choices: list[Choice], usage: Usage | UnsetType | None) -> bytes:
-        return event(_completion(self._head, self._format.chunk_object, choices, usage))
+    def _chunk(self, progress: Progress, is_first: bool) -> Iterator[bytes]:
+        reply, index = self._reply, progress.index
+        writer = self._logprobs[index] if progress.num_tokens else None
+        output = Output(
+            index,
+            (reply.echo(index) if is_first else "") + progress.text,
+            _LOGPROBS if writer is not None else None,
+            progress.finished,
+            reply.token_ids([progress]),
+            reply.prompt_token_ids(index) if is_first else UNSET,
+        )
+        logprobs = [writer.write([progress])] if writer is not None else []
+        yield from self._event([reply.format.chunk(output)], UNSET, logprobs)
+
+    def _closing(self) -> Iterator[bytes]:
+        if self._no_usage is not UNSET:
+            chunk = self._reply.completion(
+                self._reply.format.chunk_object, [], self._reply.usage(self._num_tokens)
+            )
+            yield event(chunk)
+        yield DONE
+
+    def _event(
+        self,
+        choices: list[Choice],
+        prompt_token_ids: TokenIds,
+        logprobs: Iterable[Iterator[bytes]] = (),
+    ) -> Iterator[bytes]:
+        reply = self._reply
+        chunk = reply.completion(
+            reply.format.chunk_object, choices, self._no_usage, prompt_token_ids
+        )
+        yield from _filled(event(chunk), logprobs)
 
 
-def event(data: Any) -> bytes:
-    return b"data: %b\n\n" % encode(data)
+def is_large(progress: Progress) -> bool:
+    """Whether its events are better made in pieces."""
+    return len(progress.arrays.values) > PIECE_ENTRIES
 
 
-def _completion(
-    head: Head,
-    kind: str,
-    choices: list[Choice],
-    usage: Usage | UnsetType | None,
-) -> Completion:
-    return Completion(
-        head.id, kind, head.created, head.model, head.system_fingerprint, choices, usage
-    )
-
-
-def _usage(finished: Finished) -> Usage:
-    num_prompt, num_tokens = finished.num_prompt_tokens, finished.num_tokens
-    return Usage(num_prompt, num_tokens, num_prompt + num_tokens)
+def _filled(encoded: bytes, logprobs: Iterable[Iterator[bytes]]) -> Iterator[bytes]:
+    """``encoded`` with its holes filled, each by the next of ``logprobs``."""
+    first, *others = encoded.split(_HOLE)
+    yield first
+    for pieces, other in zip(logprobs, others, strict=True):
+        yield from pieces
+        yield other

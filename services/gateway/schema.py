@@ -1,21 +1,42 @@
 """What clients may send, with the limits; null means the default."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
 MAX_INT32 = 2**31 - 1
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1000
+MAX_STOP_IDS = 128
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 100
+MAX_ALLOWED_IDS = 1024
+MAX_BIASES = 1024
+MAX_ABORTED_IDS = 1024
+
+REQUEST_ID = r"^[!-}]{1,128}\Z"
+"""Printable ASCII but for space and ``~``, which separates an id from its nonce in the mesh."""
 
 Temperature = Annotated[float, Meta(ge=0, le=2)]
+Share = Annotated[float, Meta(ge=0, le=1)]
 TopP = Annotated[float, Meta(gt=0, le=1)]
 TopK = Annotated[int, Meta(ge=-1, le=MAX_INT32)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Factor = Annotated[float, Meta(gt=0, le=10)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 NumTokens = Annotated[int, Meta(ge=1, le=MAX_INT32)]
+MinTokens = Annotated[int, Meta(ge=0, le=MAX_INT32)]
+NumChoices = Annotated[int, Meta(ge=1, le=MAX_INT32)]
+NumLogprobs = Annotated[int, Meta(ge=-1, le=MAX_INT32)]
+Priority = Annotated[int, Meta(ge=-1000, le=1000)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_INT32)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 StopList = Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)]
+BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
+RequestId = Annotated[str, Meta(pattern=REQUEST_ID)]
+PromptText = Annotated[str, Meta(min_length=1)]
+PromptIds = Annotated[list[TokenId], Meta(min_length=1)]
+PromptList = Annotated[list[TokenId | PromptText | PromptIds], Meta(min_length=1)]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
@@ -29,11 +50,31 @@ class GenerationRequest(Struct, kw_only=True):
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: TopK | None = None
+    min_p: Share | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Factor | None = None
+    logit_bias: Annotated[dict[str, Any], Meta(max_length=MAX_BIASES)] | None = None
+    allowed_token_ids: (
+        Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED_IDS)] | None
+    ) = None
+    bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] | None = None
     seed: Seed | None = None
+    n: NumChoices | None = None
+    max_tokens: NumTokens | None = None
+    min_tokens: MinTokens | None = None
     stop: StopString | StopList | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_IDS)] | None = None
+    include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    priority: Priority | None = None
+    request_id: RequestId | None = None
 
 
 class Part(Struct):
@@ -50,12 +91,36 @@ class ChatMessage(Struct):
     content: str | list[Part] | None = None
 
 
+Messages = Annotated[list[ChatMessage], Meta(min_length=1)]
+
+
 class ChatRequest(GenerationRequest, kw_only=True):
-    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
-    max_tokens: NumTokens | None = None
+    messages: Messages
     max_completion_tokens: NumTokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: NumLogprobs | None = None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
-    prompt: Annotated[str, Meta(min_length=1)] | Annotated[list[TokenId], Meta(min_length=1)]
-    max_tokens: NumTokens | None = None
+    prompt: PromptText | PromptList
+    echo: bool | None = None
+    logprobs: NumLogprobs | None = None
+
+
+class TokenizeRequest(Struct, kw_only=True):
+    """Either a prompt or messages."""
+
+    model: str | None = None
+    prompt: PromptText | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Struct, kw_only=True):
+    tokens: list[TokenId]
+    model: str | None = None
+
+
+class AbortRequest(Struct, kw_only=True):
+    request_ids: Annotated[list[str], Meta(max_length=MAX_ABORTED_IDS)]

@@ -12,6 +12,7 @@ from services.gateway.mesh import Mesh
 from shared.codec import Array
 from shared.config import GatewayConfig
 from shared.errors import ConfigError
+from shared.keys import load_keys
 from shared.link import Link
 from shared.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, Heartbeat, Hello, Message, State
 from shared.peer import Peer
@@ -29,12 +30,12 @@ class GatewayService:
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
         self._is_draining = False
-        self._mesh = Mesh()
-        self._admission = Admission(config.max_open_requests)
+        self._mesh = Mesh(config.replay_s)
+        self._admission = Admission(config.max_open_requests, config.max_buffered_bytes)
         self._runner = HttpRunner(make_app(config, self._mesh, self._admission, self.status))
         hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "gateway", config.instance)
-        self.link = Link(hello, self)
-        self.link.dial("tokenizer", config.mesh_dir)
+        self.link = Link(hello, self, load_keys(config.keys, "gateway"))
+        self.link.dial("tokenizer", config.mesh_dir, tcp=config.tokenizer_address)
 
     @property
     def port(self) -> int:
@@ -47,7 +48,9 @@ class GatewayService:
         await self._runner.setup()
         try:
             await self._listen()
-            await self.link.run()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._mesh.run())
+                await self.link.run()
         finally:
             self._mesh.fail_all("the server stops")
             await self._runner.cleanup()
@@ -77,15 +80,16 @@ class GatewayService:
         self._mesh.on_up(peer)
 
     def on_message(self, peer: Peer, message: Message, arrays: list[Array]) -> None:
-        self._mesh.on_message(peer, message)
+        self._mesh.on_message(peer, message, arrays)
 
     def on_down(self, peer: Peer, reason: str) -> None:
         self._mesh.on_down(peer, reason)
 
     async def _listen(self) -> None:
         host, port = self._config.host, self._config.port
+        site = web.TCPSite(self._runner, host, port, reuse_port=self._config.reuse_port)
         try:
-            await web.TCPSite(self._runner, host, port).start()
+            await site.start()
         except OSError as error:
             raise ConfigError(f"host, port: cannot listen on {host}:{port}: {error}") from None
         log.info("listening on http://%s:%d", host, self.port)

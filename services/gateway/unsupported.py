@@ -23,40 +23,22 @@ WITHOUT_EFFECT = frozenset(
 )
 
 _COMMON: Neutral = {
-    "allowed_token_ids": (),
-    "bad_words": ([],),
     "best_of": (1,),
     "cache_salt": (),
     "detokenize": (True,),
-    "echo": (False,),
-    "frequency_penalty": (0,),
     "guided_choice": (),
     "guided_decoding_backend": (),
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
     "guided_whitespace_pattern": (),
-    "include_stop_str_in_output": (False,),
     "kv_transfer_params": (),
     "length_penalty": (1,),
-    "logit_bias": ({},),
     "logits_processors": ([],),
-    "logprobs": (False,),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "mm_processor_kwargs": ({},),
-    "n": (1,),
-    "presence_penalty": (0,),
-    "priority": (0,),
     "prompt_logprobs": (),
-    "repetition_penalty": (1,),
-    "request_id": (),
     "response_format": ({"type": "text"},),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "stop_token_ids": ([],),
     "structured_outputs": ({},),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
@@ -65,12 +47,12 @@ _COMMON: Neutral = {
 
 CHAT: Neutral = _COMMON | {
     "add_generation_prompt": (True,),
-    "add_special_tokens": (False,),
     "audio": (),
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "documents": ([],),
+    "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "include_reasoning": (True, False),
@@ -84,15 +66,22 @@ CHAT: Neutral = _COMMON | {
     "thinking_token_budget": (),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
 
 COMPLETION: Neutral = _COMMON | {
-    "add_special_tokens": (True,),
     "prompt_embeds": (),
     "suffix": ("",),
+}
+
+TOKENIZE: Neutral = {
+    "add_generation_prompt": (True,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "mm_processor_kwargs": ({},),
+    "tools": ([],),
 }
 
 

@@ -1,11 +1,13 @@
 """What is wrong in a request, as an error that a client can act on."""
 
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
-from shared.errors import InvalidRequest, NotFound
+from shared.errors import InvalidRequest, NotFound, RequestError
 
 MAX_SHOWN_CHARS = 60
 
@@ -32,6 +34,17 @@ def unknown_model(name: str, served: list[str]) -> NotFound:
         param="model",
         code="model_not_found",
     )
+
+
+@contextmanager
+def client_names(names: Mapping[str, str]) -> Iterator[None]:
+    """An error of the mesh names the field as the client does; ``names`` are those that differ."""
+    try:
+        yield
+    except RequestError as error:
+        if error.param is not None:
+            error.param = names.get(error.param, error.param)
+        raise
 
 
 def show(value: Any) -> str:

@@ -1,34 +1,36 @@
 """What a step brought, as the message for one tokenizer."""
 
-import numpy as np
+from collections.abc import Iterator
 
 from services.scheduler.sequence import Emission
 from shared.messages import Finished, TokenRow, Tokens
+from shared.token_arrays import Layout, Selection, TokenArrays
 
 
-def tokens_of(emissions: list[Emission], ids: np.ndarray) -> tuple[Tokens, np.ndarray]:
-    """The message for the peer of ``emissions`` and its buffer, a view where they lie together."""
-    rows = [
-        TokenRow(*emission.sequence.key, emission.position, emission.num_tokens)
-        for emission in emissions
-    ]
-    finished = [
-        Finished(
-            *emission.sequence.key,
-            emission.finish,
-            len(emission.sequence.prompt),
-            emission.position + emission.num_tokens,
-        )
-        for emission in emissions
-        if emission.finish is not None
-    ]
-    return Tokens(rows, finished), _ids_of(emissions, ids)
+def tokens_of(emissions: list[Emission], layout: Layout) -> tuple[Tokens, TokenArrays]:
+    """The message for the peer of ``emissions`` and its buffers: views where they lie together."""
+    rows = [_row(emission) for emission in emissions]
+    finished = [each for emission in emissions for each in _finished(emission)]
+    selection = Selection(layout)
+    for emission in emissions:
+        selection.add(emission.index)
+    return Tokens(rows, finished), selection.arrays()
 
 
-def _ids_of(emissions: list[Emission], ids: np.ndarray) -> np.ndarray:
-    first, last = emissions[0], emissions[-1]
-    end = last.start + last.num_tokens
-    if end - first.start == sum(emission.num_tokens for emission in emissions):
-        return ids[first.start : end]
-    parts = [ids[each.start : each.start + each.num_tokens] for each in emissions]
-    return np.concatenate(parts)
+def _row(emission: Emission) -> TokenRow:
+    sequence, row = emission.sequence, emission.row
+    return TokenRow(
+        sequence.request,
+        sequence.attempt,
+        emission.position,
+        row.num_tokens,
+        row.num_values,
+        row.num_top_ids,
+    )
+
+
+def _finished(emission: Emission) -> Iterator[Finished]:
+    sequence, reason = emission.sequence, emission.row.finish
+    if reason is not None:
+        num_tokens = emission.position + emission.row.num_tokens
+        yield Finished(sequence.request, sequence.attempt, sequence.choice, reason, num_tokens)

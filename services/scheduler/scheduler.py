@@ -2,20 +2,30 @@
 
 There are no phases. A sequence has ids it knows and ids whose KV is computed; a step gives it
 tokens to catch up, which covers prompts in chunks, decoding, and recovery after preemption or a
-worker's death alike. Decoding sequences come first, then prompts, oldest first, up to the worker's
-token budget. When blocks run out the youngest sequence gives its own back and waits again with all
-it has emitted.
+worker's death alike. Decoding sequences come first, then prompts, in order, up to the worker's
+token budget. When blocks run out one sequence gives its own back and waits again with all it has
+emitted.
+
+**Order.** A sequence that came at time t with priority p stands where one of priority 0 would that
+came at t + p · priority_step_s. So nobody starves: whoever waits long enough is first.
+
+**Credit.** A sequence whose client does not read is not computed; if anybody else needs its slot or
+its blocks it has to leave them, and it stands in no line until it has credit again.
+
+**Suspects.** When a worker dies, each sequence that the plan in flight computed may be the reason.
+From then on it is computed alone, in turns with all others, until it has emitted a token.
 """
 
-from bisect import insort
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from services.scheduler.limits import check_length, fits
+from services.scheduler.limits import check_length
+from services.scheduler.line import Line
+from services.scheduler.placement import is_its_turn
+from services.scheduler.plan_builder import PlanBuilder
 from services.scheduler.sequence import Emission, Sequence
-from services.scheduler.worker_state import PlanBuilder, WorkerState
+from services.scheduler.worker_state import WorkerState
 from shared.errors import (
     RETRY_AFTER_S,
     InternalError,
@@ -23,7 +33,8 @@ from shared.errors import (
     RequestError,
     Unavailable,
 )
-from shared.messages import Capacity, Generate, StepPlan, StepResult
+from shared.messages import Capacity, Generate, Grant, StepPlan, StepResult
+from shared.token_arrays import TokenArrays
 
 MAX_WORKER_DEATHS = 2
 
@@ -45,16 +56,18 @@ class Refusal:
 
 
 class Scheduler:
-    """Owns blocks, slots and the line of waiting sequences; the verbs are add, cancel, plan,
-    absorb."""
+    """Owns blocks, slots and lines; the verbs are add, grant, cancel, plan, absorb."""
 
-    def __init__(self, max_waiting: int) -> None:
+    def __init__(self, max_waiting: int, priority_step_s: float) -> None:
         self.max_waiting = max_waiting
         self.workers: dict[str, WorkerState] = {}
-        self.waiting: list[Sequence] = []
         self.sequences: dict[tuple[str, int], Sequence] = {}
+        self.waiting = Line()
+        self.suspects = Line()  # those of them that wait
+        self.stalled = Line()  # waiting, and would not be computed
         self.num_preemptions = 0
-        self._num_added = 0
+        self._priority_step_s = priority_step_s
+        self._num_added = self._num_absorbed = 0
 
     def add_worker(self, worker_id: str, capacity: Capacity) -> list[Refusal]:
         """Returns what waits and can run to its end on no worker that is there now."""
@@ -62,51 +75,67 @@ class Scheduler:
         return self._take_out_hopeless()
 
     def remove_worker(self, worker_id: str) -> list[Refusal]:
-        """Its sequences wait for another worker; returns those that may not or cannot.
-
-        What the plan in flight computed may be what killed it, so a sequence may lose
-        ``MAX_WORKER_DEATHS`` workers in that way and no more.
-        """
+        """Its sequences wait for another worker; returns those that may not or cannot."""
         worker = self.workers.pop(worker_id)
-        suspects = worker.slots_in_flight()
+        computed = worker.computed_slots()
         refusals = []
         for slot, sequence in list(worker.running.items()):
             sequence.leave_worker()
-            sequence.num_worker_deaths += slot in suspects
             if sequence.is_cancelled:
                 del self.sequences[sequence.key]
-            elif sequence.num_worker_deaths > MAX_WORKER_DEATHS:
+            elif slot in computed and _blame(sequence):
                 del self.sequences[sequence.key]
                 text = f"{sequence.num_worker_deaths} workers died while they ran this request"
-                refusals.append(Refusal(sequence, InternalError(text)))
+                refusals.append(Refusal(sequence, InternalError(text, code="worker_died")))
             else:
                 self._wait(sequence)
         return refusals + self._take_out_hopeless()
 
-    def add(self, generate: Generate, prompt: np.ndarray, route: int) -> None:
-        """Puts a sequence in the line, or raises the RequestError that refuses it."""
+    def release_worker(self, worker_id: str) -> None:
+        """It leaves before its sequences have ended: they wait for another one."""
+        worker = self.workers[worker_id]
+        worker.is_leaving, worker.admits = True, False
+        if worker.in_flight is None:
+            self._empty(worker)
+
+    def add(self, generate: Generate, ids: np.ndarray, route: int, now_s: float) -> None:
+        """Puts a sequence in the line, or raises the RequestError that refuses it.
+
+        ``ids`` [n] int32: the prompt, then what was emitted before.
+        """
+        prompt, emitted = ids[: generate.prompt_len], ids[generate.prompt_len :]
         self._check(generate, len(prompt))
         sequence = Sequence(
             generate.request,
             generate.attempt,
             generate.choice,
             route,
-            self._num_added,
+            (now_s + generate.priority * self._priority_step_s, self._num_added),
             prompt,
             generate.params,
+            emitted.tolist(),
         )
         self._num_added += 1
         self.sequences[sequence.key] = sequence
         self._wait(sequence)
 
+    def grant(self, grant: Grant) -> None:
+        """The client has taken more. Ignored for a sequence that is unknown."""
+        sequence = self.sequences.get((grant.request, grant.attempt))
+        if sequence is None:
+            return
+        sequence.grant(grant)
+        if sequence.has_credit and self.stalled.try_remove(sequence):
+            self._wait(sequence)
+
     def cancel(self, key: tuple[str, int]) -> None:
-        """Frees the sequence at once, or with the result of the plan that names it."""
+        """Frees the sequence at once, or with the result of the plan in flight."""
         sequence = self.sequences.get(key)
         if sequence is None:
             return
-        worker = self._worker_of(sequence)
+        worker = sequence.worker
         if worker is None:
-            self.waiting.remove(sequence)
+            self._leave_line(sequence)
         elif worker.in_flight is not None:
             sequence.is_cancelled = True
             return
@@ -119,70 +148,183 @@ class Scheduler:
             self.cancel(key)
 
     def abandon_waiting(self) -> list[Sequence]:
-        """Takes everybody out of the line, because no worker has come."""
-        abandoned, self.waiting = self.waiting, []
+        """Takes everybody out of the lines, because no worker has come."""
+        abandoned = [*self.waiting, *self.suspects, *self.stalled]
         for sequence in abandoned:
+            self._leave_line(sequence)
             del self.sequences[sequence.key]
         return abandoned
 
     def plan(self, worker_id: str, admits: bool = True) -> Planned | None:
         """The next step of a worker, or None while one is in flight or there is nothing to do.
 
-        A worker that leaves (``admits`` False) ends what it has and gets nothing new.
+        With ``admits`` False it ends what it has and gets nothing new.
         """
         worker = self.workers[worker_id]
+        worker.admits = admits and not worker.is_leaving
         if worker.in_flight is not None:
             return None
-        num_preemptions = self.num_preemptions
-        extensions = self._reserve(worker)
-        builder = worker.begin_plan()
-        self._continue_running(worker, builder, extensions)
-        if admits and self.num_preemptions == num_preemptions:
-            self._admit_waiting(worker, builder)
+        builder = self._next_plan(worker)
         if builder.is_empty:
             return None
-        worker.in_flight = builder.plan
+        worker.in_flight, worker.in_flight_since = builder.plan, self._num_absorbed
         return Planned(builder.plan, builder.ids)
 
-    def absorb(self, worker_id: str, result: StepResult, ids: np.ndarray) -> list[Emission]:
+    def absorb(self, worker_id: str, result: StepResult, arrays: TokenArrays) -> list[Emission]:
         """What the plan in flight brought, in the order of the rows; other results are ignored.
 
-        ``ids`` is the result's buffer. What ended is forgotten and its blocks are free.
+        ``arrays`` are the result's buffers. What ended is forgotten and its blocks are free.
         """
         worker = self.workers[worker_id]
         if worker.in_flight is None or result.step != worker.in_flight.step:
             return []
         worker.in_flight = None
-        emissions = list(_emissions(worker, result))
+        self._num_absorbed += 1
+        emissions = _record(worker, result, arrays.ids.tolist())
         for emission in emissions:
-            emission.sequence.emitted.extend(
-                ids[emission.start : emission.start + emission.num_tokens].tolist()
-            )
             if emission.ends:
                 self._forget(worker, emission.sequence)
         for sequence in [each for each in worker.running.values() if each.is_cancelled]:
             self._forget(worker, sequence)
+        if worker.is_leaving:
+            self._empty(worker)
         return [emission for emission in emissions if not emission.sequence.is_cancelled]
+
+    # --- a plan -------------------------------------------------------------------------------
+
+    def _next_plan(self, worker: WorkerState) -> PlanBuilder:
+        """Suspects and all others take turns."""
+        suspect = self._first_suspect(worker)
+        if suspect is None or worker.was_alone:
+            worker.was_alone = False
+            builder = self._plan_all(worker)
+            if suspect is None or not builder.is_empty:
+                return builder
+        worker.was_alone = True
+        return self._plan_alone(worker, suspect)
+
+    def _first_suspect(self, worker: WorkerState) -> Sequence | None:
+        for sequence in worker.running.values():
+            if sequence.is_suspect and sequence.has_credit:
+                return sequence
+        first = self.suspects.first
+        return first if first is not None and worker.admits and worker.fits(first) else None
+
+    def _plan_all(self, worker: WorkerState) -> PlanBuilder:
+        """Everybody but suspects. Nobody enters while blocks are so short that somebody left."""
+        num_preemptions = self.num_preemptions
+        extensions = self._reserve(worker)
+        is_short = self.num_preemptions > num_preemptions
+        if not is_short:
+            self._make_room(worker)
+        builder = worker.begin_plan()
+        for sequence, blocks in extensions:
+            builder.extend(sequence, blocks)
+        for sequence, _ in sorted(extensions, key=lambda item: item[0].num_to_compute > 1):
+            builder.compute(sequence)
+        if not is_short:
+            self._admit_waiting(worker, builder)
+        return builder
+
+    def _plan_alone(self, worker: WorkerState, suspect: Sequence) -> PlanBuilder:
+        """One suspect, which has room, whoever has to leave for it."""
+        if suspect.worker is None:
+            while not worker.has_room_for(suspect):
+                self._preempt(worker)
+            builder = worker.begin_plan()
+            self.suspects.try_remove(suspect)
+            worker.place(suspect)
+            builder.admit(suspect)
+        else:
+            while (blocks := worker.try_extend(suspect)) is None:
+                self._preempt(worker, spared=suspect)
+            builder = worker.begin_plan()
+            builder.extend(suspect, blocks)
+        builder.compute(suspect)
+        return builder
+
+    def _reserve(self, worker: WorkerState) -> list[tuple[Sequence, list[int]]]:
+        """Whom this step computes, each with its new blocks; the youngest pay for the others."""
+        extensions = []
+        for sequence in worker.runnable():
+            while sequence.worker is worker:
+                blocks = worker.try_extend(sequence)
+                if blocks is not None:
+                    extensions.append((sequence, blocks))
+                    break
+                self._preempt(worker)
+        return extensions
+
+    def _make_room(self, worker: WorkerState) -> None:
+        """Whose client does not read makes way for the first in the line."""
+        first = self.waiting.first
+        if first is None or not worker.admits or not worker.fits(first):
+            return
+        while not worker.has_room_for(first) and worker.has_stalled:
+            self._preempt(worker)
+
+    def _admit_waiting(self, worker: WorkerState, builder: PlanBuilder) -> None:
+        while worker.admits and not builder.is_full:
+            first = self.waiting.first
+            if first is None or not worker.has_room_for(first):
+                return
+            workers = self.workers.values()
+            if not is_its_turn(worker, workers, first, len(self.waiting), self._num_absorbed):
+                return
+            self.waiting.try_remove(first)
+            worker.place(first)
+            builder.admit(first)
+            builder.compute(first)
+
+    def _preempt(self, worker: WorkerState, spared: Sequence | None = None) -> None:
+        """Takes slot and blocks from whose client does not read, else from who came last."""
+        others = [each for each in worker.running.values() if each is not spared]
+        sequence = max(others, key=lambda each: (not each.has_credit, each.order))
+        worker.remove(sequence)
+        self._wait(sequence)
+        self.num_preemptions += 1
+
+    # --- in and out of lines ------------------------------------------------------------------
+
+    def _wait(self, sequence: Sequence) -> None:
+        if not sequence.has_credit:
+            self.stalled.add(sequence)
+        elif sequence.is_suspect:
+            self.suspects.add(sequence)
+        else:
+            self.waiting.add(sequence)
+
+    def _leave_line(self, sequence: Sequence) -> None:
+        for line in (self.waiting, self.suspects, self.stalled):
+            if line.try_remove(sequence):
+                return
+
+    def _empty(self, worker: WorkerState) -> None:
+        for sequence in list(worker.running.values()):
+            worker.remove(sequence)
+            self._wait(sequence)
+
+    def _forget(self, worker: WorkerState, sequence: Sequence) -> None:
+        worker.remove(sequence)
+        del self.sequences[sequence.key]
 
     def _take_out_hopeless(self) -> list[Refusal]:
         """Another worker may have less room than the one they were accepted for."""
         if not self.workers:
             return []
         refusals = []
-        for sequence in list(self.waiting):
+        for sequence in [*self.waiting, *self.suspects, *self.stalled]:
             try:
                 self._check_length(len(sequence.prompt), sequence.params.max_tokens)
             except RequestError as error:
-                self.waiting.remove(sequence)
+                self._leave_line(sequence)
                 del self.sequences[sequence.key]
                 refusals.append(Refusal(sequence, error))
         return refusals
 
-    def _check_length(self, prompt_len: int, max_tokens: int | None) -> None:
-        capacities = [worker.capacity for worker in self.workers.values()]
-        check_length(capacities, prompt_len, max_tokens)
-
     def _check(self, generate: Generate, prompt_len: int) -> None:
+        if (generate.request, generate.attempt) in self.sequences:
+            raise InternalError(f"there is a sequence {generate.request} already")
         if not self.workers:
             raise Unavailable(
                 "no worker is connected", code="no_worker", retry_after_s=RETRY_AFTER_S
@@ -191,76 +333,34 @@ class Scheduler:
         if len(self.waiting) >= self.max_waiting + num_free_slots:
             raise Overloaded(
                 f"{len(self.waiting)} requests are waiting for a slot; the limit is max-waiting ="
-                f" {self.max_waiting}",
-                retry_after_s=RETRY_AFTER_S,
+                f" {self.max_waiting}"
             )
         self._check_length(prompt_len, generate.params.max_tokens)
 
-    def _wait(self, sequence: Sequence) -> None:
-        insort(self.waiting, sequence, key=lambda each: each.order)
-
-    def _worker_of(self, sequence: Sequence) -> WorkerState | None:
-        if sequence.slot is None:
-            return None
-        return next(
-            worker
-            for worker in self.workers.values()
-            if worker.running.get(sequence.slot) is sequence
-        )
-
-    def _forget(self, worker: WorkerState, sequence: Sequence) -> None:
-        worker.remove(sequence)
-        del self.sequences[sequence.key]
-
-    def _reserve(self, worker: WorkerState) -> dict[int, list[int]]:
-        """New blocks by slot for every running sequence; the youngest pay where they run out."""
-        extensions = {}
-        for slot, sequence in worker.by_order():
-            while slot in worker.running:
-                blocks = worker.pool.try_take(worker.num_blocks_lacking(sequence))
-                if blocks is not None:
-                    sequence.blocks.extend(blocks)
-                    extensions[slot] = blocks
-                    break
-                self._preempt_youngest(worker)
-        return extensions
-
-    def _preempt_youngest(self, worker: WorkerState) -> None:
-        youngest = max(worker.running.values(), key=lambda each: each.order)
-        worker.remove(youngest)
-        self._wait(youngest)
-        self.num_preemptions += 1
-
-    def _continue_running(
-        self, worker: WorkerState, builder: PlanBuilder, extensions: dict[int, list[int]]
-    ) -> None:
-        for slot, blocks in extensions.items():
-            if blocks:
-                builder.extend(slot, blocks)
-        decoding_first = sorted(worker.by_order(), key=lambda item: item[1].num_to_compute > 1)
-        for slot, sequence in decoding_first:
-            if builder.budget > 0:
-                builder.compute(slot, sequence)
-
-    def _admit_waiting(self, worker: WorkerState, builder: PlanBuilder) -> None:
-        while self.waiting and builder.budget > 0 and worker.has_free_slot:
-            sequence = self.waiting[0]
-            if not fits(worker.capacity, len(sequence.prompt), sequence.params.max_tokens):
-                return  # it waits for a worker with more room
-            blocks = worker.pool.try_take(worker.num_blocks_lacking(sequence))
-            if blocks is None:
-                return
-            del self.waiting[0]
-            slot = worker.place(sequence, blocks)
-            builder.admit(sequence, slot)
-            builder.compute(slot, sequence)
+    def _check_length(self, prompt_len: int, max_tokens: int | None) -> None:
+        capacities = [worker.capacity for worker in self.workers.values()]
+        check_length(capacities, prompt_len, max_tokens)
 
 
-def _emissions(worker: WorkerState, result: StepResult) -> Iterator[Emission]:
+def _blame(sequence: Sequence) -> bool:
+    """A worker died while it computed this sequence: whether it may take no other with it.
+
+    It may not if it has emitted nothing since the last time, when it was computed alone.
+    """
+    is_proven = sequence.is_suspect
+    sequence.is_suspect = True
+    sequence.num_worker_deaths += 1
+    return is_proven or sequence.num_worker_deaths > MAX_WORKER_DEATHS
+
+
+def _record(worker: WorkerState, result: StepResult, ids: list[int]) -> list[Emission]:
+    """Adds the ids to their sequences; rows of other sequences than those that run are left out."""
+    emissions = []
     start = 0
-    for row in result.rows:
+    for index, row in enumerate(result.rows):
         sequence = worker.running.get(row.slot)
         if sequence is not None and sequence.key == (row.request, row.attempt):
-            position = len(sequence.emitted)
-            yield Emission(sequence, start, row.num_emitted, position, row.finish, row.error)
-        start += row.num_emitted
+            emissions.append(Emission(sequence, index, row, len(sequence.emitted)))
+            sequence.emit(row, ids[start : start + row.num_tokens])
+        start += row.num_tokens
+    return emissions

@@ -1,34 +1,53 @@
 """One choice of one prompt, from admission to its end."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shared.messages import FinishReason, SamplingParams
+from shared.messages import (
+    WINDOW_BYTES,
+    WINDOW_TOKENS,
+    Grant,
+    ResultRow,
+    SamplingParams,
+)
+from shared.token_arrays import bytes_of
+
+if TYPE_CHECKING:
+    from services.scheduler.worker_state import WorkerState
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
     """What the scheduler knows of a sequence.
 
-    ``order`` is its place in the line, kept when it has to wait again; ``route`` the peer it
-    belongs to; ``num_computed`` of its known ids have their KV in ``blocks`` once the plan in
-    flight has run.
+    ``order`` is its place among those that wait, kept when it has to wait again; ``route`` the peer
+    it belongs to; ``num_computed`` of its known ids have their KV in ``blocks`` once the plan in
+    flight has run. ``emitted`` begins with what an attempt before this one had emitted.
     """
 
     request: str
     attempt: int
     choice: int
     route: int
-    order: int
+    order: tuple[float, int]
     prompt: np.ndarray  # [prompt_len] int32
     params: SamplingParams
-    emitted: list[int] = field(default_factory=list)
-    num_computed: int = 0
+    emitted: list[int]
+    worker: "WorkerState | None" = None
+    slot: int = -1
     blocks: list[int] = field(default_factory=list)
-    slot: int | None = None
+    num_computed: int = 0
     is_cancelled: bool = False
+    is_suspect: bool = False
     num_worker_deaths: int = 0
+    num_bytes: int = 0
+    max_emitted: int = 0
+    max_bytes: int = WINDOW_BYTES
+
+    def __post_init__(self) -> None:
+        self.max_emitted = len(self.emitted) + WINDOW_TOKENS
 
     @property
     def key(self) -> tuple[str, int]:
@@ -42,31 +61,41 @@ class Sequence:
     def num_to_compute(self) -> int:
         return self.num_known - self.num_computed
 
+    @property
+    def has_credit(self) -> bool:
+        """Whether its client has taken enough of what came before."""
+        return len(self.emitted) < self.max_emitted and self.num_bytes < self.max_bytes
+
+    def grant(self, grant: Grant) -> None:
+        self.max_emitted = max(self.max_emitted, grant.num_tokens)
+        self.max_bytes = max(self.max_bytes, grant.num_bytes)
+
+    def emit(self, row: ResultRow, ids: list[int]) -> None:
+        self.emitted.extend(ids)
+        self.is_suspect = self.is_suspect and not ids
+        self.num_bytes += bytes_of(row)
+
     def known_ids(self) -> np.ndarray:
         """The prompt, then what was emitted: [num_known] int32."""
         return np.concatenate([self.prompt, np.array(self.emitted, np.int32)])
 
     def leave_worker(self) -> None:
         """Forgets slot, blocks and KV: all known ids are computed anew elsewhere."""
-        self.slot = None
+        self.worker = None
         self.blocks = []
         self.num_computed = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """What a step brought for one sequence: ids ``start : start + num_tokens`` of the result.
-
-    ``position`` counts the tokens before them. ``finish`` and ``error`` end the sequence.
-    """
+    """What row ``index`` of a StepResult brought for a sequence, after ``position`` other
+    tokens."""
 
     sequence: Sequence
-    start: int
-    num_tokens: int
+    index: int
+    row: ResultRow
     position: int
-    finish: FinishReason | None
-    error: str | None
 
     @property
     def ends(self) -> bool:
-        return self.finish is not None or self.error is not None
+        return self.row.finish is not None or self.row.error is not None

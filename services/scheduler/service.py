@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from itertools import count, groupby
 from typing import TypeVar
 
@@ -13,21 +14,26 @@ from services.scheduler.scheduler import Refusal, Scheduler
 from services.scheduler.sequence import Emission, Sequence
 from shared.codec import Array
 from shared.config import SchedulerConfig
-from shared.errors import RETRY_AFTER_S, InternalError, RequestError, Unavailable
+from shared.errors import RETRY_AFTER_S, InternalError, Overloaded, RequestError, Unavailable
+from shared.keys import load_keys
 from shared.link import Link
 from shared.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
     Accepted,
     Cancel,
+    Credit,
     Generate,
     Heartbeat,
     Hello,
     Message,
+    Release,
     State,
     StepResult,
 )
 from shared.peer import Peer
+from shared.rate import Rate
+from shared.token_arrays import Layout, TokenArrays
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +46,9 @@ class SchedulerService:
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
         hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "scheduler", config.instance)
-        self._link = Link(hello, self)
-        self._core = Scheduler(config.max_waiting)
+        self._link = Link(hello, self, load_keys(config.keys, "scheduler"))
+        self._core = Scheduler(config.max_waiting, config.priority_step_s)
+        self._ends = Rate(time.monotonic())
         self._metrics = CoreMetrics()
         self._routes: dict[int, Peer] = {}  # tokenizers
         self._workers: dict[str, Peer] = {}
@@ -52,8 +59,9 @@ class SchedulerService:
         self._grace: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
-        self._link.listen(self._config.mesh_dir, "tokenizer", role="tokenizers")
-        self._link.listen(self._config.mesh_dir, "worker", role="workers")
+        directory, tcp = self._config.mesh_dir, self._config.listen_address
+        self._link.listen(directory, "tokenizer", role="tokenizers", tcp=tcp)
+        self._link.listen(directory, "worker", role="workers", tcp=tcp)
         try:
             await self._link.run()
         finally:
@@ -108,44 +116,55 @@ class SchedulerService:
     def on_message(self, peer: Peer, message: Message, arrays: list[Array]) -> None:
         match message, peer.hello.service:
             case StepResult(), "worker":
-                self._absorb(peer, message, arrays[0])
+                self._absorb(peer, message, TokenArrays(*arrays))
             case Generate(), "tokenizer":
                 self._add(peer, message, arrays[0])
             case Cancel(keys), "tokenizer":
                 for key in keys:
                     self._core.cancel((key.request, key.attempt))
+            case Credit(grants), "tokenizer":
+                for grant in grants:
+                    self._core.grant(grant)
+            case Release(), "worker":
+                (worker_id,) = _keys(self._workers, peer)
+                self._core.release_worker(worker_id)
             case _:
                 log.warning("%s sent a %s, which is not for us", peer, type(message).__name__)
         self._plan_soon()
 
-    def _add(self, peer: Peer, generate: Generate, prompt: np.ndarray) -> None:
+    def _add(self, peer: Peer, generate: Generate, ids: np.ndarray) -> None:
         (route,) = _keys(self._routes, peer)
+        now_s = time.monotonic()
         try:
-            self._core.add(generate, prompt, route)
+            self._core.add(generate, ids, route, now_s)
         except RequestError as error:
+            if isinstance(error, Overloaded):
+                error.retry_after_s = self._ends.retry_after_s(len(self._core.waiting), now_s)
             peer.send(error.to_failed(generate.request, generate.attempt))
         else:
-            peer.send(Accepted(generate.request, generate.attempt, len(prompt)))
+            peer.send(Accepted(generate.request, generate.attempt), ids[:0])
 
-    def _absorb(self, peer: Peer, result: StepResult, ids: np.ndarray) -> None:
+    def _absorb(self, peer: Peer, result: StepResult, arrays: TokenArrays) -> None:
         (worker_id,) = _keys(self._workers, peer)
-        emissions = self._core.absorb(worker_id, result, ids)
+        layout = Layout(result.rows, arrays)
+        emissions = self._core.absorb(worker_id, result, arrays)
         self._num_steps += 1
         STEPS.inc()
         STEP_SECONDS.observe(result.step_s)
+        self._ends.note(sum(each.ends for each in emissions), time.monotonic())
         for route, group in groupby(emissions, key=lambda each: each.sequence.route):
-            self._forward(route, list(group), ids)
+            self._forward(route, list(group), layout)
 
     def _refuse(self, refusals: list[Refusal]) -> None:
         for refusal in refusals:
             self._fail(refusal.sequence, refusal.error)
 
-    def _forward(self, route: int, emissions: list[Emission], ids: np.ndarray) -> None:
-        peer = self._routes[route]
-        peer.send(*tokens_of(emissions, ids))
+    def _forward(self, route: int, emissions: list[Emission], layout: Layout) -> None:
+        tokens, arrays = tokens_of(emissions, layout)
+        self._routes[route].send(tokens, *arrays)
         for emission in emissions:
-            if emission.error is not None:
-                self._fail(emission.sequence, InternalError(emission.error))
+            if emission.row.error is not None:
+                self._fail(emission.sequence, InternalError(emission.row.error))
 
     def _fail(self, sequence: Sequence, error: RequestError) -> None:
         peer = self._routes.get(sequence.route)

@@ -2,40 +2,59 @@
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from services.tokenizer.text_stream import TextStream
-from shared.messages import Cancel, RequestKey
+import numpy as np
+
+from services.tokenizer.choice import Choice
+from shared.codec import Array
+from shared.messages import Cancel, RequestKey, Submit
 from shared.peer import Peer
-
-CHOICE = 0
 
 Key = tuple[str, int]  # request, attempt
 
 
 @dataclass(slots=True, eq=False)
 class OpenRequest:
-    """One prompt of one gateway; ``scheduler`` is None until the prompt is encoded and sent."""
+    """One prompt of one gateway, with those of its choices that have not ended.
 
-    request: str
-    attempt: int
+    ``choices`` is empty and ``scheduler`` None until the prompt is encoded and sent.
+    """
+
+    submit: Submit
     gateway: Peer
-    stream: TextStream
     encoding: asyncio.Task[None] | None = None
     scheduler: Peer | None = None
-    num_prompt_tokens: int = 0
+    prompt_ids: Array = field(default_factory=lambda: np.zeros(0, np.int32))
+    choices: dict[int, Choice] = field(default_factory=dict)
+    unaccepted: set[int] = field(default_factory=set)
 
     @property
-    def sequence(self) -> RequestKey:
-        """The name the scheduler knows it by: ``request/choice``."""
-        return RequestKey(f"{self.request}/{CHOICE}", self.attempt)
+    def request(self) -> str:
+        return self.submit.request
+
+    @property
+    def attempt(self) -> int:
+        return self.submit.attempt
+
+    @property
+    def key(self) -> RequestKey:
+        return RequestKey(self.request, self.attempt)
+
+    def sequence(self, choice: int) -> RequestKey:
+        """The name the scheduler knows a choice by."""
+        return RequestKey(f"{self.request}/{choice}", self.attempt)
 
     def cancel(self) -> None:
         """Takes it out of the queue of prompts to encode, or back from the scheduler."""
         if self.encoding is not None:
             self.encoding.cancel()
+        if self.scheduler is not None and self.choices:
+            self.scheduler.send(Cancel([self.sequence(choice) for choice in self.choices]))
+
+    def cancel_choice(self, choice: int) -> None:
         if self.scheduler is not None:
-            self.scheduler.send(Cancel([self.sequence]))
+            self.scheduler.send(Cancel([self.sequence(choice)]))
 
 
 class OpenRequests:
@@ -56,8 +75,12 @@ class OpenRequests:
     def get(self, request: str, attempt: int) -> OpenRequest | None:
         return self._table.get((request, attempt))
 
-    def by_sequence(self, sequence: str, attempt: int) -> OpenRequest | None:
-        return self.get(sequence.rpartition("/")[0], attempt)
+    def by_sequence(self, sequence: str, attempt: int) -> tuple[OpenRequest, Choice] | None:
+        """The request and the choice that the scheduler speaks of, if they are still open."""
+        name, _, number = sequence.rpartition("/")
+        request = self._table.get((name, attempt))
+        choice = request.choices.get(int(number)) if request is not None else None
+        return (request, choice) if request is not None and choice is not None else None
 
     def pop(self, request: OpenRequest) -> None:
         del self._table[request.request, request.attempt]
@@ -68,3 +91,7 @@ class OpenRequests:
             if peer in (request.gateway, request.scheduler):
                 self.pop(request)
                 yield request
+
+    def named(self, ids: set[str]) -> list[OpenRequest]:
+        """Those that clients know by one of ``ids``."""
+        return [each for each in self._table.values() if each.request.partition("~")[0] in ids]

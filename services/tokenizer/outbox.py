@@ -1,33 +1,65 @@
-"""What one step sends up: a single Deltas for each gateway."""
+"""What one Tokens sends up: a single Deltas for each gateway."""
 
-from collections import defaultdict
-
-from services.tokenizer.open_requests import CHOICE, OpenRequest
+from services.tokenizer.choice import Choice
+from services.tokenizer.open_requests import OpenRequest
 from shared.messages import Delta, Deltas, Finished, FinishReason
 from shared.peer import Peer
+from shared.token_arrays import Layout, Selection
+
+
+class _Letter:
+    def __init__(self, layout: Layout) -> None:
+        self.deltas = Deltas([], [])
+        self.selection = Selection(layout)
 
 
 class Outbox:
-    def __init__(self) -> None:
-        self._deltas: dict[Peer, Deltas] = defaultdict(lambda: Deltas([], []))
+    """``layout`` is that of the Tokens that came in."""
 
-    def add_text(self, request: OpenRequest, position: int, num_tokens: int, text: str) -> None:
-        if num_tokens or text:
-            self._deltas[request.gateway].rows.append(
-                Delta(request.request, request.attempt, CHOICE, position, num_tokens, text)
-            )
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._letters: dict[Peer, _Letter] = {}
 
-    def add_finished(self, request: OpenRequest, reason: FinishReason) -> None:
-        self._deltas[request.gateway].finished.append(
-            Finished(
-                request.request,
-                request.attempt,
-                reason,
-                request.num_prompt_tokens,
-                request.stream.num_tokens,
-            )
+    def add_row(
+        self, request: OpenRequest, choice: Choice, index: int, num: int, text: str
+    ) -> None:
+        """The first ``num`` tokens of row ``index``, with the text that goes out."""
+        row = self._layout.rows[index]
+        letter = self._letter(request)
+        position = choice.num_tokens - num
+        widths = (row.num_values, row.num_top_ids)
+        delta = Delta(request.request, request.attempt, choice.index, position, num, text, *widths)
+        letter.deltas.rows.append(delta)
+        letter.selection.add(index, num)
+
+    def add_end(
+        self,
+        request: OpenRequest,
+        choice: Choice,
+        text: str,
+        reason: FinishReason,
+        stop_reason: int | str | None = None,
+    ) -> None:
+        """The end of a choice, with the text that had been held back."""
+        name = (request.request, request.attempt, choice.index)
+        deltas = self._letter(request).deltas
+        if text:
+            deltas.rows.append(Delta(*name, choice.num_tokens, 0, text))
+        deltas.finished.append(Finished(*name, reason, choice.num_tokens, stop_reason))
+
+    def add_unbegun(self, request: OpenRequest, reason: FinishReason) -> None:
+        """The end of all choices of a request that is not encoded yet."""
+        self._letter(request).deltas.finished.extend(
+            Finished(request.request, request.attempt, start.choice, reason, start.num_ids)
+            for start in request.submit.choices
         )
 
     def send(self) -> None:
-        for gateway, deltas in self._deltas.items():
-            gateway.send(deltas)
+        for gateway, letter in self._letters.items():
+            gateway.send(letter.deltas, *letter.selection.arrays())
+
+    def _letter(self, request: OpenRequest) -> _Letter:
+        letter = self._letters.get(request.gateway)
+        if letter is None:
+            letter = self._letters[request.gateway] = _Letter(self._layout)
+        return letter

@@ -8,31 +8,34 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import numpy as np
 
-from services.tokenizer.open_requests import CHOICE, OpenRequest, OpenRequests
-from services.tokenizer.outbox import Outbox
+from services.tokenizer.defaults import read_defaults
+from services.tokenizer.requests import Requests
 from services.tokenizer.text_model import TextModel
-from services.tokenizer.text_stream import TextStream
 from shared.codec import Array
 from shared.config import TokenizerConfig
-from shared.errors import RETRY_AFTER_S, InternalError, InvalidRequest, RequestError, Unavailable
+from shared.keys import load_keys
 from shared.link import Link
 from shared.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
+    Abort,
     Accepted,
     Cancel,
+    Convert,
+    Credit,
     Failed,
-    FinishReason,
-    Generate,
     Heartbeat,
     Hello,
     Message,
+    ModelInfo,
     State,
     Submit,
     Tokens,
+    Vocabulary,
 )
 from shared.model_folder import read_model_info
 from shared.peer import Peer
+from shared.token_arrays import TokenArrays
 
 log = logging.getLogger(__name__)
 
@@ -42,43 +45,59 @@ class TokenizerService:
 
     def __init__(self, config: TokenizerConfig) -> None:
         self._config = config
-        self._open = OpenRequests()
         self._threads = ThreadPoolExecutor(config.tokenizer_threads, "encode")
-        self._num_deltas = 0
-        self._idle = asyncio.Event()
         self._is_draining = False
         self._link: Link | None = None
+        self._requests: Requests | None = None
 
     async def run(self) -> None:
-        self._model = read_model_info(
-            self._config.model, self._config.served_model_name, self._config.max_model_len
-        )
         loop = asyncio.get_running_loop()
-        self._text = await loop.run_in_executor(
-            self._threads, TextModel, self._config.model, self._model.max_model_len
-        )
+        model = await loop.run_in_executor(self._threads, self._load)
         instance = self._config.instance
-        hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "tokenizer", instance, self._model)
-        self._link = Link(hello, self)
+        hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "tokenizer", instance, model)
+        self._link = Link(hello, self, load_keys(self._config.keys, "tokenizer"))
         try:
-            async with asyncio.TaskGroup() as self._tasks:
-                self._link.listen(self._config.mesh_dir, "gateway")
-                self._link.dial("scheduler", self._config.mesh_dir, role="tokenizers")
+            async with asyncio.TaskGroup() as tasks:
+                self._requests = Requests(
+                    self._text,
+                    self._max_tokens,
+                    self._config.max_open_requests,
+                    self._threads,
+                    tasks,
+                    self._find_scheduler,
+                )
+                directory, addresses = self._config.mesh_dir, self._config.scheduler_address
+                self._link.listen(directory, "gateway", tcp=self._config.listen_address)
+                self._link.dial("scheduler", directory, role="tokenizers", tcp=addresses)
                 await self._link.run()
         finally:
             await self._link.close("the tokenizer leaves")
             self._threads.shutdown(wait=False)
 
+    def _load(self) -> ModelInfo:
+        config = self._config
+        model = read_model_info(config.model, config.served_model_name, config.max_model_len)
+        self._text = TextModel(config.model, model.max_model_len, model.vocab_size)
+        written = self._text.token_bytes()
+        self._vocabulary = (
+            np.frombuffer(b"".join(written), np.uint8),
+            np.array([len(each) for each in written], np.int32),
+        )
+        defaults, self._max_tokens = read_defaults(config.model, config.generation_config)
+        return msgspec.structs.replace(model, defaults=defaults)
+
     async def drain(self) -> None:
         self._is_draining = True
         if self._link is not None:
             self._link.tell_status()
-        self._note_idle()
-        await self._idle.wait()
+        if self._requests is not None:
+            await self._requests.idle()
 
     def status(self) -> Heartbeat:
         state, reason = self._state()
-        return Heartbeat(state, reason, len(self._open), self._num_deltas)
+        if self._requests is None:
+            return Heartbeat(state, reason, load=0, num_steps=0)
+        return Heartbeat(state, reason, len(self._requests), self._requests.num_deliveries)
 
     def _state(self) -> tuple[State, str]:
         if self._is_draining:
@@ -96,146 +115,39 @@ class TokenizerService:
         peers = self._link.peers if self._link is not None else ()
         return (peer for peer in peers if peer.hello.service == "scheduler")
 
+    def _find_scheduler(self) -> Peer | None:
+        return max(self._schedulers(), key=lambda peer: peer.is_ready, default=None)
+
     def refusal(self, hello: Hello) -> str | None:
         return None
 
     def on_up(self, peer: Peer) -> None:
-        pass
+        if peer.hello.service == "gateway":
+            peer.send(Vocabulary(), *self._vocabulary)
 
     def on_down(self, peer: Peer, reason: str) -> None:
-        for request in self._open.pop_all_of(peer):
-            if peer is request.gateway:
-                request.cancel()
-            else:
-                error = Unavailable(
-                    "the scheduler was lost", code="scheduler_lost", retry_after_s=RETRY_AFTER_S
-                )
-                request.gateway.send(error.to_failed(request.request, request.attempt))
-        self._note_idle()
+        if self._requests is not None:
+            self._requests.lose(peer)
 
     def on_message(self, peer: Peer, message: Message, arrays: list[Array]) -> None:
+        requests = self._requests
+        assert requests is not None
         match message:
             case Tokens():
-                self._decode(message, arrays[0].tolist())
+                requests.deliver(message, TokenArrays(*arrays))
             case Submit():
-                self._submit(peer, message, arrays[0])
+                requests.submit(peer, message, *arrays)
             case Accepted():
-                self._accept(message)
+                requests.accept(message)
+            case Credit(grants):
+                requests.grant(grants)
             case Cancel(keys):
-                for key in keys:
-                    self._cancel(key.request, key.attempt)
+                requests.cancel(keys)
             case Failed():
-                self._fail_sequence(message)
+                requests.fail(message)
+            case Convert():
+                requests.convert(peer, message, arrays[0])
+            case Abort(ids):
+                requests.abort(ids)
             case _:
                 log.warning("%s sent a %s, which is not for us", peer, type(message).__name__)
-        self._note_idle()
-
-    # --- down ---------------------------------------------------------------------------------
-
-    def _submit(self, gateway: Peer, submit: Submit, prompt: np.ndarray) -> None:
-        stream = TextStream(lambda ids: self._text.decode(ids), submit.stop)
-        request = OpenRequest(submit.request, submit.attempt, gateway, stream)
-        self._open.add(request)
-        request.encoding = self._tasks.create_task(self._encode_and_send(request, submit, prompt))
-
-    async def _encode_and_send(
-        self, request: OpenRequest, submit: Submit, prompt: np.ndarray
-    ) -> None:
-        try:
-            loop = asyncio.get_running_loop()
-            ids = await loop.run_in_executor(self._threads, self._encode, submit, prompt)
-            if request in self._open:
-                self._generate(request, submit, ids)
-        except RequestError as error:
-            self._fail(request, error)
-        except Exception:  # the edge of one request: nobody else may notice
-            log.exception("request %s cannot be encoded", request.request)
-            self._fail(request, InternalError("the prompt could not be encoded"))
-
-    def _encode(self, submit: Submit, prompt: np.ndarray) -> np.ndarray:
-        """[prompt_len] int32; runs on a thread."""
-        match submit.kind:
-            case "ids":
-                ids = prompt
-            case "text":
-                ids = self._text.encode(prompt.tobytes().decode())
-            case "chat":
-                ids = self._text.encode_chat(msgspec.json.decode(prompt.tobytes()))
-        if len(ids) == 0:
-            raise InvalidRequest("the prompt has no tokens", param="prompt")
-        if ids.max() >= self._model.vocab_size:
-            raise InvalidRequest(
-                f"the prompt holds token id {ids.max()}; the model has {self._model.vocab_size}",
-                param="prompt",
-            )
-        return ids
-
-    def _generate(self, request: OpenRequest, submit: Submit, ids: np.ndarray) -> None:
-        scheduler = max(self._schedulers(), key=lambda peer: peer.is_ready, default=None)
-        if scheduler is None:
-            raise Unavailable("no scheduler is connected", retry_after_s=RETRY_AFTER_S)
-        request.scheduler, request.num_prompt_tokens = scheduler, len(ids)
-        name = request.sequence.request
-        scheduler.send(Generate(name, request.attempt, CHOICE, submit.params), ids)
-
-    def _cancel(self, name: str, attempt: int) -> None:
-        request = self._open.get(name, attempt)
-        if request is not None:
-            self._open.pop(request)
-            request.cancel()
-
-    # --- up -----------------------------------------------------------------------------------
-
-    def _accept(self, accepted: Accepted) -> None:
-        request = self._open.by_sequence(accepted.request, accepted.attempt)
-        if request is not None:
-            request.gateway.send(
-                Accepted(request.request, request.attempt, accepted.num_prompt_tokens)
-            )
-
-    def _fail_sequence(self, failed: Failed) -> None:
-        request = self._open.by_sequence(failed.request, failed.attempt)
-        if request is not None:
-            self._fail(request, RequestError.from_failed(failed))
-
-    def _fail(self, request: OpenRequest, error: RequestError) -> None:
-        if request in self._open:
-            self._open.pop(request)
-            request.gateway.send(error.to_failed(request.request, request.attempt))
-        self._note_idle()
-
-    def _decode(self, tokens: Tokens, ids: list[int]) -> None:
-        """Sends one Deltas to each gateway that has rows or ends in ``tokens``."""
-        outbox = Outbox()
-        start = 0
-        for row in tokens.rows:
-            end = start + row.num_tokens
-            request = self._open.by_sequence(row.request, row.attempt)
-            if request is not None:
-                self._push(request, row.position, ids[start:end], outbox)
-            start = end
-        for finished in tokens.finished:
-            request = self._open.by_sequence(finished.request, finished.attempt)
-            if request is not None:
-                outbox.add_text(request, request.stream.num_tokens, 0, request.stream.finish())
-                self._end(request, finished.reason, outbox)
-        outbox.send()
-        self._num_deltas += 1
-
-    def _push(self, request: OpenRequest, position: int, ids: list[int], outbox: Outbox) -> None:
-        before = request.stream.num_tokens
-        text = request.stream.push(ids)
-        outbox.add_text(request, position, request.stream.num_tokens - before, text)
-        if request.stream.has_stopped:
-            request.cancel()
-            self._end(request, "stop", outbox)
-
-    def _end(self, request: OpenRequest, reason: FinishReason, outbox: Outbox) -> None:
-        self._open.pop(request)
-        outbox.add_finished(request, "stop" if request.stream.has_stopped else reason)
-
-    def _note_idle(self) -> None:
-        if self._open:
-            self._idle.clear()
-        else:
-            self._idle.set()

@@ -1,29 +1,30 @@
-"""Stop strings: found wherever they straddle pieces of text, and never part of what goes out.
-Pure."""
+"""Stop strings: found wherever they straddle pieces of text. Pure."""
 
 
 class StopMatcher:
-    """Passes text through until one of ``stops`` appears.
+    """Passes text through until one of ``stops`` appears; ``includes_stop`` lets it through too.
 
     A tail that may be the beginning of a stop string is held back until the next piece decides.
     The match that ends first wins; of two that end together, the longer.
     """
 
-    def __init__(self, stops: list[str]) -> None:
+    def __init__(self, stops: list[str], includes_stop: bool = False) -> None:
         self._stops = stops
+        self._includes_stop = includes_stop
         self._max_len = max(map(len, stops), default=0)
         self._held = ""
-        self.has_stopped = False
+        self.match: str | None = None
 
     def push(self, text: str) -> str:
-        """The part of the text so far that can go out now; sets ``has_stopped`` on a match."""
+        """The part of the text so far that can go out now; sets ``match`` to a stop string."""
         if not self._stops:
             return text
         text = self._held + text
-        match = self._first_match(text)
-        if match is not None:
-            self.has_stopped, self._held = True, ""
-            return text[:match]
+        found = self._first_match(text)
+        if found is not None:
+            (start, end), self._held = found, ""
+            self.match = text[start:end]
+            return text[: end if self._includes_stop else start]
         keep = self._num_to_hold(text)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
@@ -33,11 +34,14 @@ class StopMatcher:
         text, self._held = self._held, ""
         return text
 
-    def _first_match(self, text: str) -> int | None:
-        """Where the stop string starts whose end comes first."""
+    def _first_match(self, text: str) -> tuple[int, int] | None:
+        """Where the stop string lies whose end comes first."""
         matches = [(text.find(stop), stop) for stop in self._stops]
         found = [(start + len(stop), start) for start, stop in matches if start >= 0]
-        return min(found)[1] if found else None
+        if not found:
+            return None
+        end, start = min(found)
+        return start, end
 
     def _num_to_hold(self, text: str) -> int:
         """Length of the longest tail of ``text`` that begins a stop string."""

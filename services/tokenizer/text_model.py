@@ -9,6 +9,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from services.tokenizer.template import ChatTemplate
+from services.tokenizer.vocabulary import token_bytes
 from shared.errors import ConfigError, InvalidRequest
 
 
@@ -16,44 +17,66 @@ class TextModel:
     """Text ⇄ ids. Its methods may be called from several threads.
 
     A text that must have more than ``max_model_len`` tokens is refused before it is encoded, which
-    for megabytes takes seconds.
+    for megabytes takes seconds. Ids are those below ``vocab_size``.
     """
 
-    def __init__(self, folder: Path, max_model_len: int) -> None:
+    def __init__(self, folder: Path, max_model_len: int, vocab_size: int) -> None:
         config = _read_json(folder / "tokenizer_config.json")
         self._tokenizer = _load_tokenizer(folder)
         self._tokenizer.no_truncation()  # some folders store it, and it would cut in silence
         self._tokenizer.no_padding()
-        self._max_model_len = max_model_len
+        self.max_model_len = max_model_len
+        self._vocab_size = vocab_size
         self._max_token_chars = max(map(len, self._tokenizer.get_vocab()))
         self._template = _load_template(folder, config)
 
-    def encode(self, text: str) -> np.ndarray:
+    def encode(self, text: str, adds_special_tokens: bool = True) -> np.ndarray:
         """Ids of a plain prompt, with the special tokens the model's tokenizer adds: [n] int32."""
-        return self._encode(text, add_special_tokens=True)
+        return self._encode(text, adds_special_tokens)
 
-    def encode_chat(self, messages: list[dict[str, Any]]) -> np.ndarray:
-        """Ids of a conversation; the template writes the special tokens itself: [n] int32."""
+    def encode_chat(
+        self, messages: list[dict[str, Any]], adds_special_tokens: bool = False
+    ) -> np.ndarray:
+        """Ids of a conversation; templates mostly write the special tokens: [n] int32."""
         if self._template is None:
             raise InvalidRequest(
                 "the model has no chat template; use /v1/completions", param="messages"
             )
-        return self._encode(self._template.render(messages), add_special_tokens=False)
+        return self._encode(self._template.render(messages), adds_special_tokens)
 
-    def _encode(self, text: str, add_special_tokens: bool) -> np.ndarray:
-        if len(text) > self._max_model_len * self._max_token_chars:
+    def encode_words(self, words: list[str]) -> list[list[int]]:
+        """The ids of each word, at the start of a text and after a space, where they differ."""
+        variants = [variant for word in words for variant in (word, f" {word.lstrip()}")]
+        encodings = self._tokenizer.encode_batch(variants, add_special_tokens=False)
+        distinct = dict.fromkeys(tuple(encoding.ids) for encoding in encodings if encoding.ids)
+        return [list(ids) for ids in distinct]
+
+    def check_ids(self, ids: np.ndarray) -> None:
+        """Raises InvalidRequest for an id that the model does not have."""
+        if len(ids) and (ids.max() >= self._vocab_size or ids.min() < 0):
             raise InvalidRequest(
-                f"the context holds {self._max_model_len} tokens (max-model-len), and the prompt's"
+                f"the prompt holds token ids from {ids.min()} to {ids.max()}; the model has"
+                f" {self._vocab_size}",
+                param="prompt",
+            )
+
+    def token_bytes(self) -> list[bytes]:
+        """How each id is written, alone."""
+        return token_bytes(self._tokenizer, self._vocab_size)
+
+    def _encode(self, text: str, adds_special_tokens: bool) -> np.ndarray:
+        if len(text) > self.max_model_len * self._max_token_chars:
+            raise InvalidRequest(
+                f"the context holds {self.max_model_len} tokens (max-model-len), and the prompt's"
                 f" {len(text)} characters are more",
                 param="prompt",
                 code="context_length_exceeded",
             )
-        encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        encoding = self._tokenizer.encode(text, add_special_tokens=adds_special_tokens)
         return np.array(encoding.ids, np.int32)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of ``ids`` without special tokens."""
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+    def decode(self, ids: Sequence[int], skips_special_tokens: bool = True) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=skips_special_tokens))
 
 
 def _load_tokenizer(folder: Path) -> Tokenizer:

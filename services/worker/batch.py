@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from kernels.paged_attention import prepare_attention
-from kernels.sample import RandomRows, prepare_random_rows
+from kernels.sample import Adjustments, RandomRows, prepare_adjustments, prepare_random_rows
+from services.worker.adjustments import row_changes
 from services.worker.context import ForwardContext
 from services.worker.kv_cache import KVCache
 from services.worker.slots import SlotTable
@@ -16,7 +17,10 @@ from shared.messages import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """T tokens of R rows, of which S sample a token: those that have computed all they know."""
+    """T tokens of R rows, of which S sample a token: those that have computed all they know.
+
+    Those that sample are ordered by (route, slot), as the rows of the result are.
+    """
 
     slots: np.ndarray  # [R] int64
     num_tokens: np.ndarray  # [R] int64
@@ -24,11 +28,14 @@ class Batch:
     input_ids: Tensor  # [T] int32
     positions: Tensor  # [T] int64
     sampling_tokens: Tensor  # [S] int64, indices into T
+    adjustments: Adjustments | None
     random: RandomRows | None
     context: ForwardContext
 
 
-def prepare_batch(table: SlotTable, plan: StepPlan, kv_cache: KVCache) -> Batch:
+def prepare_batch(
+    table: SlotTable, plan: StepPlan, kv_cache: KVCache, eos_ids: np.ndarray
+) -> Batch:
     """The batch of the plan's rows whose sequences still run."""
     slots, num_tokens = _planned_rows(table, plan)
     ends = table.num_computed[slots] + num_tokens
@@ -36,7 +43,11 @@ def prepare_batch(table: SlotTable, plan: StepPlan, kv_cache: KVCache) -> Batch:
     rows = np.repeat(np.arange(len(slots)), num_tokens)  # [T]
     token_ends = np.cumsum(num_tokens)
     positions = np.arange(len(rows)) + (ends - token_ends)[rows]
-    is_sampling = ends == table.num_tokens[slots]
+    sampling_rows = np.flatnonzero(ends == table.num_tokens[slots])
+    sampling_rows = sampling_rows[
+        np.lexsort((slots[sampling_rows], table.routes[slots[sampling_rows]]))
+    ]
+    sampling_slots = slots[sampling_rows]
 
     def upload(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(device, non_blocking=True)
@@ -44,11 +55,12 @@ def prepare_batch(table: SlotTable, plan: StepPlan, kv_cache: KVCache) -> Batch:
     return Batch(
         slots,
         num_tokens,
-        slots[is_sampling],
+        sampling_slots,
         upload(table.ids[slots[rows], positions]),
         upload(positions),
-        upload(token_ends[is_sampling] - 1),
-        _random_rows(table, slots[is_sampling], device),
+        upload(token_ends[sampling_rows] - 1),
+        prepare_adjustments(row_changes(table, sampling_slots, eos_ids), device),
+        _random_rows(table, sampling_slots, device),
         _context(table, slots, num_tokens, slots[rows], positions, kv_cache),
     )
 
@@ -92,6 +104,7 @@ def _random_rows(table: SlotTable, slots: np.ndarray, device: torch.device) -> R
         table.temperature[slots],
         table.top_k[slots],
         table.top_p[slots],
+        table.min_p[slots],
         table.seeds[slots],
         table.num_tokens[slots],
         table.choices[slots],

@@ -7,20 +7,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.sample import sample
+from kernels.sample import adjust, sample
 from services.worker.batch import Batch, prepare_batch
 from services.worker.context import forward_context
 from services.worker.hardware import choose_device, choose_dtype, read_memory, set_threads
 from services.worker.kv_cache import KVCache
 from services.worker.loader import load_model
+from services.worker.logprobs import tell_logprobs
 from services.worker.memory import measure_needs, plan_memory
 from services.worker.model_config import read_eos_ids, read_model_config
 from services.worker.progress import Progress
-from services.worker.results import NOT_FINITE, record
+from services.worker.results import NOT_FINITE, NOTHING_LEFT, record
 from services.worker.slots import SlotTable
 from shared.config import WorkerConfig
 from shared.messages import Capacity, StepPlan, StepResult
 from shared.model_folder import read_model_info
+from shared.token_arrays import TokenArrays
 
 log = logging.getLogger(__name__)
 
@@ -73,18 +75,20 @@ class Engine:
         self._slots.is_open[:] = False
 
     @torch.inference_mode()
-    def step(self, plan: StepPlan, ids: np.ndarray) -> tuple[StepResult, np.ndarray]:
+    def step(self, plan: StepPlan, ids: np.ndarray) -> tuple[StepResult, TokenArrays]:
         """Runs ``plan``; ``ids`` [sum of num_ids] int32 are the known ids of the admitted rows.
 
-        Returns the rows that emitted or ended, and their int32 ids, concatenated.
+        Returns the rows that emitted or ended, and what they emitted.
         """
         started_s = time.perf_counter()
         self._kv_cache.clear(self._slots.apply(plan, ids))
-        batch = prepare_batch(self._slots, plan, self._kv_cache)
+        batch = prepare_batch(self._slots, plan, self._kv_cache, self._eos_ids)
         logits = self._forward(batch)
         tokens = self._sample(batch, logits)
-        rows, emitted = record(self._slots, batch, tokens, self._eos_ids)
-        return StepResult(plan.step, rows, time.perf_counter() - started_s), emitted
+        told = tell_logprobs(self._slots, batch.sampling_slots, logits, tokens)
+        rows, emitted = record(self._slots, batch, tokens, told, self._eos_ids)
+        arrays = TokenArrays(emitted, *told.arrays())
+        return StepResult(plan.step, rows, time.perf_counter() - started_s), arrays
 
     def _forward(self, batch: Batch) -> Tensor:
         """Logits [S, vocab_size] float32 of the rows that sample."""
@@ -93,7 +97,11 @@ class Engine:
         return self._model.logits(hidden.index_select(0, batch.sampling_tokens))
 
     def _sample(self, batch: Batch, logits: Tensor) -> np.ndarray:
-        """Token ids [S] int64, or NOT_FINITE; the step's one copy to the host."""
+        """Token ids [S] int64, or what is wrong; the step's one copy to the host but logprobs."""
         is_finite = logits.sum(-1).isfinite()
-        tokens = torch.where(is_finite, sample(logits, batch.random), NOT_FINITE)
-        return tokens.cpu().numpy()
+        if batch.adjustments is not None:
+            logits = adjust(logits, batch.adjustments)
+        tokens = sample(logits, batch.random)
+        if batch.adjustments is not None:
+            tokens = torch.where(logits.amax(-1) == -torch.inf, NOTHING_LEFT, tokens)
+        return torch.where(is_finite, tokens, NOT_FINITE).cpu().numpy()

@@ -12,7 +12,9 @@ from shared.config import WorkerConfig
 from shared.errors import ConfigError
 
 CPU_MAX_KV_BYTES = 4 << 30
-SAMPLER_BYTES = 48  # for each entry of the logits: scores, their filtered copies, indices
+# For each entry of the logits: scores, their filtered copies and indices, and the logprobs of the
+# whole vocabulary in case every row asks for them.
+SAMPLER_BYTES = 64
 
 
 @dataclass(frozen=True)

@@ -3,36 +3,55 @@
 import numpy as np
 
 from services.worker.batch import Batch
+from services.worker.logprobs import Told
 from services.worker.slots import SlotTable
 from shared.messages import FinishReason, ResultRow
 
-NOT_FINITE = -1  # in place of a token: the row's logits had NaN or infinities
-NOT_FINITE_TEXT = "the model computed logits that are not finite numbers (NaN or infinity)"
+# In place of a token: what is wrong with its row.
+NOT_FINITE, NOTHING_LEFT = -1, -2
+ERRORS = {
+    NOT_FINITE: "the model computed logits that are not finite numbers (NaN or infinity)",
+    NOTHING_LEFT: "the request forbids every token: allowed_token_ids, bad_words, logit_bias and"
+    " min_tokens leave none",
+}
 
 
 def record(
-    table: SlotTable, batch: Batch, tokens: np.ndarray, eos_ids: np.ndarray
+    table: SlotTable, batch: Batch, tokens: np.ndarray, told: Told, eos_ids: np.ndarray
 ) -> tuple[list[ResultRow], np.ndarray]:
-    """Adds ``tokens`` [S] to their slots and closes those that ended, also by ``eos_ids``.
+    """Adds ``tokens`` [S] to their slots and closes those that ended.
 
-    Returns one row per sampling slot, ordered by (route, slot), and the int32 ids of all of them.
+    Returns one row per sampling slot, and the int32 ids of all of them.
     """
     table.num_computed[batch.slots] += batch.num_tokens
-    order = np.lexsort((batch.sampling_slots, table.routes[batch.sampling_slots]))
-    slots, tokens = batch.sampling_slots[order], tokens[order]
-    is_good = tokens != NOT_FINITE
+    slots = batch.sampling_slots
+    is_good = tokens >= 0
     table.append(slots[is_good], tokens[is_good])
     is_stopped = (tokens[:, None] == eos_ids).any(1) & ~table.ignore_eos[slots]
+    for row in np.flatnonzero(table.has_stop_ids[slots]):
+        is_stopped[row] |= int(tokens[row]) in table.params[slots[row]].stop_token_ids
     is_full = table.num_tokens[slots] >= table.end[slots]
     table.is_open[slots[is_stopped | is_full | ~is_good]] = False
-    flags = zip(is_good.tolist(), is_stopped.tolist(), is_full.tolist(), strict=True)
-    rows = [_row(table, slot, *each) for slot, each in zip(slots.tolist(), flags, strict=True)]
+    rows = [
+        _row(table, slot, token, told.widths(index), _finish(stops, fills))
+        for index, (slot, token, stops, fills) in enumerate(
+            zip(slots.tolist(), tokens.tolist(), is_stopped.tolist(), is_full.tolist(), strict=True)
+        )
+    ]
     return rows, tokens[is_good].astype(np.int32)
 
 
-def _row(table: SlotTable, slot: int, is_good: bool, is_stopped: bool, is_full: bool) -> ResultRow:
+def _row(
+    table: SlotTable, slot: int, token: int, widths: tuple[int, int], finish: FinishReason | None
+) -> ResultRow:
     request, attempt = table.requests[slot]
-    if not is_good:
-        return ResultRow(slot, request, attempt, 0, error=NOT_FINITE_TEXT)
-    finish: FinishReason | None = "stop" if is_stopped else "length" if is_full else None
-    return ResultRow(slot, request, attempt, 1, finish)
+    if token < 0:
+        return ResultRow(slot, request, attempt, 0, error=ERRORS[token])
+    num_values, num_top_ids = widths
+    return ResultRow(slot, request, attempt, 1, finish, None, num_values, num_top_ids)
+
+
+def _finish(stops: bool, fills: bool) -> FinishReason | None:
+    if stops:
+        return "stop"
+    return "length" if fills else None

@@ -12,6 +12,7 @@ import numpy as np
 from services.worker.progress import Progress
 from shared.codec import Array
 from shared.config import WorkerConfig
+from shared.keys import load_keys
 from shared.link import Link
 from shared.messages import (
     PROTOCOL_MAJOR,
@@ -21,17 +22,19 @@ from shared.messages import (
     Hello,
     Message,
     ModelInfo,
+    Release,
     State,
     StepPlan,
     StepResult,
 )
 from shared.peer import Peer
+from shared.token_arrays import TokenArrays
 
 log = logging.getLogger(__name__)
 
 WATCH_S = 1.0
 
-StepOutput = tuple[StepResult, np.ndarray]
+StepOutput = tuple[StepResult, TokenArrays]
 
 
 class Engine(Protocol):
@@ -44,8 +47,7 @@ class Engine(Protocol):
     def num_running(self) -> int: ...
 
     def step(self, plan: StepPlan, ids: np.ndarray) -> StepOutput:
-        """Applies a plan, whose buffer is ``ids``; the result and the ids it emitted, both
-        int32."""
+        """Applies a plan, whose int32 buffer is ``ids``; the result and its buffers."""
 
     def reset(self) -> None:
         """Forgets all sequences."""
@@ -76,8 +78,9 @@ class WorkerService:
         instance = self._config.instance
         model, capacity = self._engine.model_info, self._engine.capacity
         hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "worker", instance, model, capacity)
-        self._link = Link(hello, self)
-        self._link.dial("scheduler", self._config.mesh_dir, role="workers")
+        self._link = Link(hello, self, load_keys(self._config.keys, "worker"))
+        addresses = self._config.scheduler_address
+        self._link.dial("scheduler", self._config.mesh_dir, role="workers", tcp=addresses)
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 self._tasks.create_task(self._watch_steps())
@@ -86,12 +89,19 @@ class WorkerService:
             await self._link.close("the worker leaves")
 
     async def drain(self) -> None:
+        """Ends what it has; what takes longer than half of the time for it is handed back."""
         self._is_draining = True
         if self._link is None:
             return
         self._link.tell_status()
         self._note_load()
-        await self._idle.wait()
+        try:
+            async with asyncio.timeout(self._config.drain_timeout_s / 2):
+                await self._idle.wait()
+        except TimeoutError:
+            for peer in self._link.peers:
+                peer.send(Release())
+            await self._idle.wait()
 
     def status(self) -> Heartbeat:
         state, reason = self._state()
@@ -138,13 +148,13 @@ class WorkerService:
         self._tasks.create_task(self._send_result(peer, step))
 
     async def _send_result(self, peer: Peer, step: asyncio.Future[StepOutput]) -> None:
-        result, emitted = await step
+        result, arrays = await step
         self._num_pending -= 1
         self._last_progress_s = time.monotonic()
         self._num_steps += 1
         if peer.is_up:
             self._load = self._engine.num_running
-        peer.send(result, emitted)
+        peer.send(result, *arrays)
         self._note_load()
 
     def _note_progress(self, text: str, fraction: float) -> None:

@@ -5,7 +5,10 @@ Everything is an array over slots, so that preparing a batch is a few array oper
 
 import numpy as np
 
-from shared.messages import Admit, Capacity, StepPlan
+from services.worker.adjustments import needs_adjustment
+from shared.messages import Admit, Capacity, SamplingParams, StepPlan
+
+NO_LOGPROBS = -2
 
 
 class SlotTable:
@@ -33,9 +36,15 @@ class SlotTable:
         self.temperature = np.zeros(num_slots, np.float32)
         self.top_k = np.zeros(num_slots, np.int64)
         self.top_p = np.zeros(num_slots, np.float32)
+        self.min_p = np.zeros(num_slots, np.float32)
         self.seeds = np.zeros(num_slots, np.int64)
         self.choices = np.zeros(num_slots, np.int64)
         self.ignore_eos = np.zeros(num_slots, bool)
+        self.params = [SamplingParams(seed=0)] * num_slots
+        self.prompt_lens = np.zeros(num_slots, np.int64)
+        self.num_logprobs = np.full(num_slots, NO_LOGPROBS, np.int64)
+        self.adjusts = np.zeros(num_slots, bool)  # asks for something to be changed in the logits
+        self.has_stop_ids = np.zeros(num_slots, bool)
 
     def apply(self, plan: StepPlan, ids: np.ndarray) -> np.ndarray:
         """Releases, then admits, then extends. ``ids`` [sum of num_ids] are the admitted rows'.
@@ -75,9 +84,15 @@ class SlotTable:
         self.temperature[slot] = params.temperature
         self.top_k[slot] = params.top_k
         self.top_p[slot] = params.top_p
+        self.min_p[slot] = params.min_p
         self.seeds[slot] = params.seed
         self.choices[slot] = row.choice
         self.ignore_eos[slot] = params.ignore_eos
+        self.params[slot] = params
+        self.prompt_lens[slot] = row.prompt_len
+        self.num_logprobs[slot] = NO_LOGPROBS if params.logprobs is None else params.logprobs
+        self.adjusts[slot] = needs_adjustment(params)
+        self.has_stop_ids[slot] = bool(params.stop_token_ids)
 
     def _add_blocks(self, slot: int, blocks: list[int]) -> None:
         start = self.num_blocks[slot]

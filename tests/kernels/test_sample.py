@@ -22,11 +22,12 @@ def random_rows(num: int, **values: Any) -> RandomRows | None:
         "temperature": 1.0,
         "top_k": 0,
         "top_p": 1.0,
+        "min_p": 0.0,
         "seeds": 0,
         "positions": 5,
         "choices": 0,
     }
-    dtypes = {"temperature": np.float32, "top_p": np.float32}
+    dtypes = {"temperature": np.float32, "top_p": np.float32, "min_p": np.float32}
     arrays = {
         name: np.broadcast_to(np.asarray(value, dtypes.get(name, np.int64)), num).copy()
         for name, value in (defaults | values).items()
@@ -64,6 +65,21 @@ def test_top_p_keeps_the_smallest_set_of_that_mass_and_its_ties(
         np.testing.assert_array_equal(kept, reference.kept_by_top_p(np.array(scores), top_p))
 
 
+@settings(max_examples=200)
+@given(scores=SCORES, min_p=st.floats(0.0, 1.0, width=32))
+def test_min_p_keeps_what_is_probable_enough_beside_the_highest(
+    scores: list[float], min_p: float
+) -> None:
+    rows = torch.tensor([scores, scores])
+    kept = filters.keep_min_p(rows, torch.tensor([min_p, 0.0]))
+    shares = np.exp(np.array(scores) - max(scores))
+    is_clear = np.abs(shares - min_p) > NEAR
+    expected = reference.kept_by_min_p(np.array(scores), min_p)
+    np.testing.assert_array_equal(kept[0].isfinite().numpy()[is_clear], expected[is_clear])
+    assert kept[0].isfinite().any()
+    assert kept[1].equal(rows[1])
+
+
 @pytest.mark.parametrize("spread", [0.01, 3.0])
 def test_a_wide_and_a_narrow_nucleus_are_found_alike(spread: float) -> None:
     """Beyond the first try of 128 tokens the row is sorted; the set is the same."""
@@ -83,6 +99,7 @@ def test_a_mixed_batch_draws_what_the_reference_draws_row_by_row(data: st.DataOb
         "temperature": rng.choice([0.0, 0.3, 1.0, 2.5], num).astype(np.float32),
         "top_k": rng.choice([0, 1, 5, 300], num),
         "top_p": rng.choice([1.0, 0.9, 0.2], num).astype(np.float32),
+        "min_p": rng.choice([0.0, 0.01, 0.3], num).astype(np.float32),
         "seeds": rng.integers(-(2**63), 2**63 - 1, num),
         "positions": rng.integers(0, 10**6, num),
         "choices": rng.integers(0, 9, num),

@@ -6,6 +6,7 @@ import numpy as np
 
 from services.scheduler.scheduler import Planned
 from shared.messages import Capacity, ModelInfo, ResultRow, StepPlan, StepResult
+from shared.token_arrays import TokenArrays
 from tests.services.scheduler.simulated_worker import SimulatedWorker
 
 
@@ -28,12 +29,12 @@ class FakeEngine:
     def reset(self) -> None:
         self._worker = SimulatedWorker(self.capacity)
 
-    def step(self, plan: StepPlan, ids: np.ndarray) -> tuple[StepResult, np.ndarray]:
+    def step(self, plan: StepPlan, ids: np.ndarray) -> tuple[StepResult, TokenArrays]:
         time.sleep(self.step_s)
         result, emitted = self._worker.step(Planned(plan, ids))
         written = [self._next(row) for row in result.rows]
-        assert len(written) == len(emitted)
-        return result, np.array(written, np.int32)
+        assert len(written) == len(emitted.ids)
+        return result, TokenArrays(np.array(written, np.int32))
 
     def _next(self, row: ResultRow) -> int:
         slot = self._worker.slots[row.slot]

@@ -1,6 +1,8 @@
 """The whole chain over real sockets in one event loop, with a fake engine at its end."""
 
 import asyncio
+import secrets
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,59 +32,94 @@ TEXT = "The shoal turns as one, and no fish gives the order. "
 
 @dataclass
 class Mesh:
-    """Its services by name, and where the gateway listens."""
+    """Its services by name; the second of a kind is ``worker-1`` and so on."""
 
+    directory: Path
     services: dict[str, Service]
     tasks: dict[str, asyncio.Task]
-    engine: FakeEngine
+    engines: dict[str, FakeEngine]
+    new_engine: Callable[[], FakeEngine]
+
+    def url(self, gateway: str = "gateway") -> str:
+        return f"http://127.0.0.1:{self.services[gateway].port}"
 
     @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.services['gateway'].port}"
+    def engine(self) -> FakeEngine:
+        return self.engines["worker"]
 
     @property
     def core(self):
         return self.services["scheduler"]._core
 
-    async def until_ready(self) -> None:
+    def start(self, name: str, service: Service | None = None) -> None:
+        """A service of the kind that ``name`` begins with; one that was lost comes back."""
+        self.services[name] = service or self._new(name.partition("-")[0], name)
+        self.tasks[name] = asyncio.create_task(self.services[name].run())
+
+    def _new(self, kind: str, name: str) -> Service:
+        at = {"mesh_dir": self.directory, "instance": secrets.token_hex(4)}
+        match kind:
+            case "gateway":
+                return GatewayService(GatewayConfig(**at, port=0, max_logprobs=-1))
+            case "tokenizer":
+                max_len = self.new_engine().capacity.max_model_len
+                return TokenizerService(TokenizerConfig(**at, max_model_len=max_len))
+            case "scheduler":
+                return SchedulerService(SchedulerConfig(**at, max_waiting=16))
+            case _:
+                engine = self.engines[name] = self.new_engine()
+                return WorkerService(WorkerConfig(**at), lambda config, progress: engine)
+
+    async def until(self, is_true: Callable[[], object]) -> None:
         async with asyncio.timeout(READY_TIMEOUT_S):
-            while self.services["gateway"].status().state != State.READY:
+            while not is_true():
                 await asyncio.sleep(0.02)
+
+    async def until_ready(self) -> None:
+        """Every service, connected with all it should be connected with."""
+        await self.until(
+            lambda: all(each.status().state == State.READY for each in self.services.values())
+        )
 
     async def until_idle(self) -> None:
         """Nothing open anywhere, every block free. Times out otherwise."""
-        async with asyncio.timeout(READY_TIMEOUT_S):
-            while any(service.status().load for service in self.services.values()):
-                await asyncio.sleep(0.02)
+        await self.until(lambda: not any(each.status().load for each in self.services.values()))
         for worker in self.core.workers.values():
             assert worker.pool.num_free == worker.pool.num_blocks
 
     async def lose(self, name: str) -> None:
         """Ends a service the hard way: its sockets close, nobody drains."""
+        service = self.services.pop(name)
         self.tasks[name].cancel()
-        await asyncio.gather(self.tasks[name], return_exceptions=True)
+        await asyncio.gather(self.tasks.pop(name), return_exceptions=True)
+        del service
 
 
 @asynccontextmanager
 async def running_mesh(
-    directory: Path, capacity: Capacity = DEFAULT_CAPACITY, step_s: float = 0.002
+    directory: Path,
+    capacity: Capacity = DEFAULT_CAPACITY,
+    step_s: float = 0.002,
+    num_gateways: int = 1,
+    num_tokenizers: int = 1,
+    num_workers: int = 1,
 ):
     ids = Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json")).encode(TEXT).ids
     info = read_model_info(EMBEDDED_MODEL, [], capacity.max_model_len)
-    engine = FakeEngine(info, capacity, ids, step_s)
-    at = {"mesh_dir": directory, "instance": "0"}
-    services: dict[str, Service] = {
-        "scheduler": SchedulerService(SchedulerConfig(**at, max_waiting=16)),
-        "tokenizer": TokenizerService(TokenizerConfig(**at, max_model_len=capacity.max_model_len)),
-        "worker": WorkerService(WorkerConfig(**at), lambda config, progress: engine),
-        "gateway": GatewayService(GatewayConfig(**at, port=0)),
+    mesh = Mesh(directory, {}, {}, {}, lambda: FakeEngine(info, capacity, ids, step_s))
+    counts = {
+        "scheduler": 1,
+        "tokenizer": num_tokenizers,
+        "worker": num_workers,
+        "gateway": num_gateways,
     }
-    tasks = {name: asyncio.create_task(service.run()) for name, service in services.items()}
-    mesh = Mesh(services, tasks, engine)
+    for kind, num in counts.items():
+        for index in range(num):
+            mesh.start(f"{kind}-{index}" if index else kind)
     try:
         await mesh.until_ready()
         yield mesh
     finally:
-        for task in tasks.values():
+        for task in mesh.tasks.values():
             task.cancel()
-        await asyncio.gather(*tasks.values(), return_exceptions=True)
+        await asyncio.gather(*mesh.tasks.values(), return_exceptions=True)

@@ -8,16 +8,17 @@ import pytest
 from openai import AsyncOpenAI
 
 from services.scheduler.service import SchedulerService
-from services.worker.service import WorkerService
-from shared.config import SchedulerConfig, WorkerConfig
+from shared.config import SchedulerConfig
 from shared.messages import Capacity
 from tests.mesh.mesh import TEXT, running_mesh
 
 MESSAGES = [{"role": "user", "content": "Who leads the shoal?"}]
 
 
-def client_of(mesh) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0, timeout=30)
+def client_of(mesh, gateway: str = "gateway") -> AsyncOpenAI:
+    return AsyncOpenAI(
+        base_url=f"{mesh.url(gateway)}/v1", api_key="none", max_retries=0, timeout=30
+    )
 
 
 async def complete(client: AsyncOpenAI, num: int, **kwargs):
@@ -101,15 +102,52 @@ async def test_a_full_line_is_a_429_with_retry_after_and_hurts_nobody(tmp_path: 
         assert all(each.usage.completion_tokens == 30 for each in good)
 
 
-@pytest.mark.parametrize("lost", ["tokenizer", "scheduler"])
-async def test_a_service_lost_mid_stream_ends_the_stream_with_an_error(tmp_path: Path, lost: str):
+@pytest.mark.parametrize("lost", ["tokenizer", "scheduler", "worker"])
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_a_service_that_is_lost_and_comes_back_is_not_noticed(
+    tmp_path: Path, lost: str, is_stream: bool
+):
     async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
+        request = asyncio.create_task(complete(client, 300, stream=is_stream))
+        await mesh.until(lambda: any(len(s.emitted) > 20 for s in mesh.core.sequences.values()))
+        await mesh.lose(lost)
+        mesh.start(lost)
+        reply = await request
+        if is_stream:
+            text = "".join([chunk.choices[0].text async for chunk in reply])
+        else:
+            text = reply.choices[0].text
+            assert reply.usage.completion_tokens == 300
+        assert text == (TEXT * 40)[: len(text)]
+        assert len(text) > 500
+        await mesh.until_idle()
+
+
+async def test_what_no_service_takes_over_in_time_ends_with_an_error(tmp_path: Path):
+    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
+        mesh.services["gateway"]._mesh._replay_s = 0.3
         stream = await complete(client, 2000, stream=True)
         await anext(stream)
-        await mesh.lose(lost)
-        with pytest.raises(openai.APIError):
+        await mesh.lose("tokenizer")
+        with pytest.raises(openai.APIError, match="no tokenizer is connected"):
             async for _ in stream:
                 pass
+
+
+async def test_a_request_is_replayed_twice_and_no_more(tmp_path: Path):
+    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
+        stream = await complete(client, 2000, stream=True)
+        reading = asyncio.create_task(anext(stream))
+        for _ in range(3):
+            await mesh.until(lambda: mesh.core.sequences)
+            await mesh.lose("tokenizer")
+            await mesh.until(lambda: not mesh.core.sequences)
+            mesh.start("tokenizer")
+            await reading
+        with pytest.raises(openai.APIError, match="3 services died"):
+            async for _ in stream:
+                pass
+        await mesh.until_idle()
 
 
 async def test_a_mesh_without_worker_is_not_ready_and_answers_503(tmp_path: Path):
@@ -118,23 +156,6 @@ async def test_a_mesh_without_worker_is_not_ready_and_answers_503(tmp_path: Path
         with pytest.raises(openai.InternalServerError, match="no worker") as caught:
             await complete(client, 5)
         assert caught.value.status_code == 503
-
-
-async def test_a_lost_worker_is_replaced_and_its_sequences_go_on(tmp_path: Path):
-    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
-        stream = await complete(client, 300, stream=True)
-        text = (await anext(stream)).choices[0].text
-        await mesh.lose("worker")
-        mesh.engine.reset()
-        again = WorkerService(
-            WorkerConfig(mesh_dir=tmp_path, instance="1"), lambda config, progress: mesh.engine
-        )
-        mesh.services["worker"] = again
-        mesh.tasks["again"] = asyncio.create_task(again.run())
-        text += "".join([chunk.choices[0].text async for chunk in stream])
-        assert text == (TEXT * 40)[: len(text)]
-        assert len(text) > 500
-        await mesh.until_idle()
 
 
 @pytest.mark.parametrize("leaving", ["tokenizer", "scheduler", "worker"])
@@ -160,15 +181,14 @@ async def test_when_no_worker_comes_back_in_time_what_waits_fails(tmp_path: Path
         with pytest.raises(openai.APIError, match=r"within 0\.2 s"):
             async for _ in stream:
                 pass
-        del mesh.services["worker"]
         await mesh.until_idle()
 
 
 async def test_a_worker_attaches_to_one_scheduler_and_refuses_a_second(tmp_path: Path, caplog):
     async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
         second = SchedulerService(SchedulerConfig(mesh_dir=tmp_path, instance="second"))
-        mesh.tasks["second"] = asyncio.create_task(second.run())
+        mesh.start("second", second)
         async with asyncio.timeout(10):
-            while "attached to scheduler 0, so not to second" not in caplog.text:
+            while "so not to second" not in caplog.text:
                 await asyncio.sleep(0.02)
         assert (await complete(client, 5)).usage.completion_tokens == 5

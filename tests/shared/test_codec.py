@@ -13,14 +13,18 @@ from shared.codec import decode, encode
 from shared.errors import CodecError
 from shared.messages import (
     Accepted,
+    Bye,
     Cancel,
     Failed,
     Generate,
     RequestKey,
     SamplingParams,
+    StepPlan,
     TokenRow,
     Tokens,
 )
+
+PLAN = StepPlan(1, [], [], [], [], [])
 
 
 def as_received(frames: list) -> list[bytes]:
@@ -33,20 +37,20 @@ def as_received(frames: list) -> list[bytes]:
     st.floats(0, 2),
 )
 def test_a_message_and_its_array_come_back_equal(ids: list[int], seed: int, temperature: float):
-    message = Generate("r/0/0", 1, 0, SamplingParams(seed, temperature))
+    message = Generate("r/0/0", 1, 0, 3, SamplingParams(seed, temperature))
     decoded, arrays = decode(as_received(encode(message, [np.array(ids, np.int32)])))
     assert decoded == message
     assert arrays[0].tolist() == ids
 
 
 def test_the_header_is_plain_msgpack_of_tag_and_fields():
-    frames = encode(Accepted("r/0", 2, 7))
-    assert msgpack.unpackb(frames[0]) == [[20, "r/0", 2, 7], []]
+    frames = encode(Accepted("r/0", 2), [np.zeros(3, np.int32)])
+    assert msgpack.unpackb(frames[0]) == [[20, "r/0", 2], [["i4", [3]]]]
 
 
 def test_trailing_fields_of_a_newer_minor_are_ignored_and_missing_ones_have_defaults():
-    newer = msgpack.packb([[20, "r/0", 2, 7, "of a later minor"], []])
-    assert decode([newer])[0] == Accepted("r/0", 2, 7)
+    newer = msgpack.packb([[3, "farewell", "of a later minor"], []])
+    assert decode([newer])[0] == Bye("farewell")
     older = msgpack.packb([[24, "r/0", 2, 503, "type", "code", "message"], []])
     assert decode([older])[0] == Failed("r/0", 2, 503, "type", "code", "message")
 
@@ -54,14 +58,14 @@ def test_trailing_fields_of_a_newer_minor_are_ignored_and_missing_ones_have_defa
 @pytest.mark.parametrize("num_ids", [0, 1, 16_383, 16_384, 4 << 20, (4 << 20) + 1, 9 << 20])
 def test_arrays_of_any_size_travel_in_frames_of_bounded_size(num_ids: int):
     ids = np.arange(num_ids, dtype=np.int32)
-    frames = encode(Tokens([TokenRow("r", 1, 0, num_ids)], []), [ids])
+    frames = encode(PLAN, [ids])
     assert max(len(frame) for frame in frames) <= codec.MAX_BODY_FRAME_BYTES
     assert np.array_equal(decode(as_received(frames))[1][0], ids)
 
 
 def test_a_large_array_is_sent_and_read_without_a_copy():
     ids = np.arange(100_000, dtype=np.int32)
-    frames = encode(Tokens([], []), [ids])
+    frames = encode(PLAN, [ids])
     assert np.shares_memory(np.frombuffer(frames[1], np.int32), ids)
     assert np.shares_memory(decode(frames)[1][0], ids)
 
@@ -73,10 +77,10 @@ def test_a_header_above_the_limit_is_refused_by_the_sender():
 
 def test_an_array_of_another_byte_order_is_refused_by_the_sender():
     with pytest.raises(CodecError, match=">i4"):
-        encode(Tokens([], []), [np.zeros(3, ">i4")])
+        encode(PLAN, [np.zeros(3, ">i4")])
 
 
-HEADER = [[21, [], []], [["i4", [2]]]]
+HEADER = [[13, 1, [], [], [], [], []], [["i4", [2]]]]
 
 
 @pytest.mark.parametrize(
@@ -89,9 +93,9 @@ HEADER = [[21, [], []], [["i4", [2]]]]
         [b"\x91" * 100_000],
         [b"\xff" * (codec.MAX_HEADER_BYTES + 1)],
         [msgpack.packb([[999, 1], []])],
-        [msgpack.packb([[20, "r", "one", 7], []])],
-        [msgpack.packb([[20, "r"], []])],
-        [msgpack.packb([[20, b"\xff", 1, 7], []])],
+        [msgpack.packb([[3, 7], []])],
+        [msgpack.packb([[2, 1], []])],
+        [msgpack.packb([[3, b"\xff"], []])],
         [msgpack.packb([HEADER[0], []])],
         [msgpack.packb(HEADER)],
         [msgpack.packb(HEADER), bytes(7)],
@@ -101,7 +105,7 @@ HEADER = [[21, [], []], [["i4", [2]]]]
         [msgpack.packb([HEADER[0], [["f4", [2]]]]), bytes(8)],
         [msgpack.packb([HEADER[0], [["O", [1]]]]), bytes(8)],
         [msgpack.packb([HEADER[0], [["i4", [2**62]]]]), bytes(8)],
-        [msgpack.packb([[20, "r", 1, 7], [["i4", [2]]]]), bytes(8)],
+        [msgpack.packb([[3, "r"], [["i4", [2]]]]), bytes(8)],
     ],
 )
 def test_what_is_no_message_raises_codec_error(frames: list[bytes]):
@@ -118,7 +122,9 @@ def test_random_bytes_never_raise_anything_else(frames: list[bytes]):
 
 @given(st.data())
 def test_a_flipped_byte_is_another_message_or_a_codec_error(data: st.DataObject):
-    frames = as_received(encode(Tokens([TokenRow("r", 1, 0, 3)], []), [np.arange(3, dtype="i4")]))
+    ids, values = np.arange(3, dtype="i4"), np.zeros(6, "f4")
+    message = Tokens([TokenRow("r", 1, 0, 3, 2)], [])
+    frames = as_received(encode(message, [ids, values, ids[:0], ids]))
     header = bytearray(frames[0])
     header[data.draw(st.integers(0, len(header) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(CodecError):

@@ -5,58 +5,30 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from socket import AF_UNIX
+from socket import socket as StreamSocket  # noqa: N812
 
 import numpy as np
 import pytest
 import zmq
 
 from shared import link as link_module
-from shared.codec import Array, encode
-from shared.errors import ConfigError
-from shared.link import Link
+from shared.codec import MAX_HEADER_BYTES, Array, encode
+from shared.errors import CodecError, ConfigError
 from shared.messages import (
     PROTOCOL_MAJOR,
     Accepted,
     Cancel,
-    Heartbeat,
     Hello,
     Message,
     RequestKey,
-    ServiceName,
     State,
     Tokens,
 )
 from shared.metrics import BAD_MESSAGES, PEERS_REFUSED
 from shared.peer import Peer
-
-TIMEOUT_S = 10
-
-
-class Recorder:
-    """A service that only writes down what its link tells it."""
-
-    def __init__(self, service: ServiceName, instance: str, refuses: str | None = None) -> None:
-        self.link = Link(Hello(PROTOCOL_MAJOR, 0, service, instance), self)
-        self.state = State.READY
-        self.refuses = refuses
-        self.ups: asyncio.Queue[Peer] = asyncio.Queue()
-        self.downs: asyncio.Queue[tuple[Peer, str]] = asyncio.Queue()
-        self.messages: asyncio.Queue[tuple[Peer, Message, list[Array]]] = asyncio.Queue()
-
-    def status(self) -> Heartbeat:
-        return Heartbeat(self.state, "", 0, 0)
-
-    def refusal(self, hello: Hello) -> str | None:
-        return self.refuses
-
-    def on_up(self, peer: Peer) -> None:
-        self.ups.put_nowait(peer)
-
-    def on_message(self, peer: Peer, message: Message, arrays: list[Array]) -> None:
-        self.messages.put_nowait((peer, message, arrays))
-
-    def on_down(self, peer: Peer, reason: str) -> None:
-        self.downs.put_nowait((peer, reason))
+from shared.token_arrays import TokenArrays
+from tests.shared.recorder import TIMEOUT_S, Recorder, got
 
 
 class Pair:
@@ -89,16 +61,11 @@ async def pair(tmp_path: Path) -> Iterator[Pair]:
     await pair.close()
 
 
-async def got(queue: asyncio.Queue):
-    async with asyncio.timeout(TIMEOUT_S):
-        return await queue.get()
-
-
 async def test_hello_is_exchanged_and_messages_pass_both_ways(pair: Pair):
     down, up = await pair.up()
     assert (down.hello.instance, up.hello.instance) == ("t0", "g0")
     down.send(Cancel([RequestKey("r", 1)]))
-    up.send(Tokens([], []), np.arange(5, dtype=np.int32))
+    up.send(Tokens([], []), *TokenArrays(np.arange(5, dtype=np.int32)))
     assert (await got(pair.lower.messages))[1] == Cancel([RequestKey("r", 1)])
     assert (await got(pair.upper.messages))[2][0].tolist() == [0, 1, 2, 3, 4]
 
@@ -106,7 +73,7 @@ async def test_hello_is_exchanged_and_messages_pass_both_ways(pair: Pair):
 async def test_an_array_of_forty_megabytes_arrives_equal(pair: Pair):
     _, up = await pair.up()
     ids = np.random.default_rng(0).integers(0, 2**31, 10 << 20, dtype=np.int32)
-    up.send(Tokens([], []), ids)
+    up.send(Tokens([], []), *TokenArrays(ids))
     assert np.array_equal((await got(pair.upper.messages))[2][0], ids)
 
 
@@ -165,7 +132,7 @@ def raw(pair: Pair) -> Iterator[zmq.Socket]:
     "first",
     [
         [b"garbage"],
-        encode(Accepted("r", 1, 1)),
+        encode(Accepted("r", 1)),
         encode(Hello(PROTOCOL_MAJOR + 1, 0, "gateway", "g")),
         encode(Hello(PROTOCOL_MAJOR, 0, "worker", "w")),
     ],
@@ -192,6 +159,40 @@ async def test_garbage_from_a_peer_is_counted_dropped_and_harms_nobody(pair: Pai
     assert (await got(pair.lower.messages))[1].keys[0].request == "other"
 
 
+async def test_a_message_whose_parts_do_not_fit_is_counted_dropped_and_harms_nobody(
+    pair: Pair, monkeypatch, caplog
+):
+    down, _ = await pair.up()
+    take = pair.lower.on_message
+
+    def on_message(peer: Peer, message: Message, arrays: list[Array]) -> None:
+        if message == Cancel([]):
+            raise CodecError("the rows count other tokens than the arrays hold")
+        take(peer, message, arrays)
+
+    monkeypatch.setattr(pair.lower, "on_message", on_message)
+    before = BAD_MESSAGES._value.get()
+    for message in (Cancel([]), Cancel([]), Cancel([RequestKey("after", 1)])):
+        down.send(message)
+    assert (await got(pair.lower.messages))[1].keys[0].request == "after"
+    assert BAD_MESSAGES._value.get() == before + 2
+    assert caplog.text.count("the rows count other tokens") == 1
+
+
+async def test_a_message_too_large_to_send_is_our_mistake_and_no_bad_message(pair: Pair):
+    down, _ = await pair.up()
+    with pytest.raises(ValueError, match=str(MAX_HEADER_BYTES)):
+        down.send(Cancel([RequestKey("x" * MAX_HEADER_BYTES, 1)]))
+
+
+async def test_a_second_connection_of_one_process_is_refused(pair: Pair, raw):
+    await pair.up()
+    raw.send_multipart(encode(pair.upper.link.hello))
+    reply = await asyncio.to_thread(raw.recv_multipart)
+    assert b"gateway g0 is connected already" in reply[0]
+    assert pair.lower.ups.empty()
+
+
 async def test_a_connection_that_closes_is_a_loss_at_once(pair: Pair, raw):
     await pair.up()
     raw.send_multipart(encode(Hello(PROTOCOL_MAJOR, 0, "gateway", "g1")))
@@ -206,6 +207,8 @@ async def test_descriptors_used_again_never_end_the_wrong_peer(pair: Pair):
     address = f"ipc://{pair.directory / 'tokenizer-t0.sock'}"
     context = zmq.Context()
     for number in range(100):
+        with StreamSocket(AF_UNIX) as silent:
+            silent.connect(address.removeprefix("ipc://"))
         socket = context.socket(zmq.DEALER)
         socket.connect(address)
         socket.send_multipart(encode(Hello(PROTOCOL_MAJOR, 0, "gateway", f"n{number}")))

@@ -1,39 +1,60 @@
 """A tokenizer that says what a test tells it to, on a real link."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from services.gateway.parse import Limits
 from services.gateway.service import GatewayService
 from shared.codec import Array
 from shared.config import GatewayConfig
+from shared.errors import RequestError
 from shared.link import Link
 from shared.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
+    Abort,
     Accepted,
     Cancel,
+    Convert,
+    Converted,
+    Credit,
     Delta,
     Deltas,
     Failed,
     Finished,
     FinishReason,
+    Grant,
     Heartbeat,
     Hello,
     Message,
     ModelInfo,
     State,
     Submit,
+    Vocabulary,
 )
 from shared.peer import Peer
+from shared.token_arrays import TokenArrays
 
-NUM_PROMPT_TOKENS = 5
+PROMPT_IDS = [5, 4, 3, 2, 1]
+NUM_PROMPT_TOKENS = len(PROMPT_IDS)
 MODEL = ModelInfo(
     names=["fish", "org/fish"], fingerprint="f1", vocab_size=100, max_model_len=64, created=1
 )
+
+LIMITS = Limits(max_choices=8, max_logprobs=20)
+
+
+def vocabulary(size: int) -> list[bytes]:
+    """Words, after some that are hard to write in JSON: a quote, the two parts of €, no bytes."""
+    special = [b'"', b"\xe2\x82", b"\xac", b"%", b"", b""]
+    return special + [f" w{token}".encode() for token in range(len(special), size)]
 
 
 async def until(is_true: Callable[[], object]) -> None:
@@ -44,51 +65,94 @@ async def until(is_true: Callable[[], object]) -> None:
 
 @dataclass
 class Submitted:
-    """One request as it reached the tokenizer; a test answers it."""
+    """One prompt as it reached the tokenizer; a test answers it."""
 
     submit: Submit
     prompt: Array
     peer: Peer
-    num_sent: int = 0
+    num_sent: Counter[int] = field(default_factory=Counter)
 
     @property
     def key(self) -> tuple[str, int]:
         return self.submit.request, self.submit.attempt
 
-    def accept(self) -> None:
-        self.peer.send(Accepted(*self.key, NUM_PROMPT_TOKENS))
+    def accept(self, ids: list[int] = PROMPT_IDS) -> None:
+        self.peer.send(Accepted(*self.key), np.array(ids, np.int32))
 
-    def text(self, *texts: str) -> None:
-        """One token for each text, in one message."""
+    def text(self, *texts: str, choice: int = 0) -> None:
+        """One token for each text, in one message; their ids count up from 10."""
+        first = self.num_sent[choice]
         rows = [
-            Delta(*self.key, 0, self.num_sent + index, 1, text) for index, text in enumerate(texts)
+            Delta(*self.key, choice, first + index, 1, text) for index, text in enumerate(texts)
         ]
-        self.num_sent += len(texts)
-        self.peer.send(Deltas(rows, []))
+        self.num_sent[choice] += len(texts)
+        ids = np.arange(first, self.num_sent[choice], dtype=np.int32) + 10
+        self.peer.send(Deltas(rows, []), *TokenArrays(ids))
 
-    def finish(self, reason: FinishReason = "stop") -> None:
-        finished = Finished(*self.key, reason, NUM_PROMPT_TOKENS, self.num_sent)
-        self.peer.send(Deltas([], [finished]))
+    def logprobs(
+        self,
+        text: str,
+        ids: list[int],
+        values: Any,
+        top_ids: Any = None,
+        ranks: Any = None,
+        choice: int = 0,
+    ) -> None:
+        """``values`` [n, num_values] and ``top_ids`` [n, num_top_ids] of n tokens."""
+        values = np.array(values, np.float32)
+        top = np.zeros((len(ids), 0)) if top_ids is None else np.array(top_ids)
+        row = Delta(
+            *self.key, choice, self.num_sent[choice], len(ids), text,
+            values.shape[1], top.shape[1],
+        )  # fmt: skip
+        self.num_sent[choice] += len(ids)
+        arrays = TokenArrays(
+            np.array(ids, np.int32),
+            values.ravel(),
+            top.ravel().astype(np.int32),
+            np.array(ranks or [1] * len(ids), np.int32),
+        )
+        self.peer.send(Deltas([row], []), *arrays)
+
+    def finish(
+        self,
+        reason: FinishReason = "stop",
+        choice: int = 0,
+        stop_reason: int | str | None = None,
+    ) -> None:
+        finished = Finished(*self.key, choice, reason, self.num_sent[choice], stop_reason)
+        self.peer.send(Deltas([], [finished]), *TokenArrays())
 
     def fail(self, status: int, code: str, message: str, **details: Any) -> None:
         self.peer.send(Failed(*self.key, status, "some_error", code, message, **details))
 
 
 class FakeTokenizer:
+    """Converts a text to the numbers of its bytes, and ids to the bytes of their tokens."""
+
     def __init__(self, mesh_dir: Path, instance: str, model: ModelInfo = MODEL) -> None:
         self.state = State.READY
+        self.vocabulary = vocabulary(model.vocab_size)
         self.submitted: asyncio.Queue[Submitted] = asyncio.Queue()
         self.cancelled: asyncio.Queue[Cancel] = asyncio.Queue()
+        self.converted: list[Convert] = []
+        self.conversion_error: RequestError | None = None
+        self.aborted: list[str] = []
+        self.granted: list[Grant] = []
         hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "tokenizer", instance, model)
         self.link = Link(hello, self)
         self.link.listen(mesh_dir, "gateway")
+
+    async def accepted(self) -> Submitted:
+        request = await self.submitted.get()
+        request.accept()
+        return request
 
     async def answer(
         self, *texts: str, reason: FinishReason = "stop", is_merged: bool = False
     ) -> Submitted:
         """Serves the next request; ``is_merged``: all text in one message, or one each."""
-        request = await self.submitted.get()
-        request.accept()
+        request = await self.accepted()
         for group in [texts] if is_merged else [[text] for text in texts]:
             request.text(*group)
         request.finish(reason)
@@ -100,7 +164,9 @@ class FakeTokenizer:
     def refusal(self, hello: Hello) -> str | None:
         return None
 
-    def on_up(self, peer: Peer) -> None: ...
+    def on_up(self, peer: Peer) -> None:
+        data = np.frombuffer(b"".join(self.vocabulary), np.uint8)
+        peer.send(Vocabulary(), data, np.array(list(map(len, self.vocabulary)), np.int32))
 
     def on_down(self, peer: Peer, reason: str) -> None: ...
 
@@ -110,6 +176,22 @@ class FakeTokenizer:
                 self.submitted.put_nowait(Submitted(message, arrays[0], peer))
             case Cancel():
                 self.cancelled.put_nowait(message)
+            case Convert():
+                self._convert(peer, message, arrays[0])
+            case Abort(ids):
+                self.aborted += ids
+            case Credit(grants):
+                self.granted += grants
+
+    def _convert(self, peer: Peer, message: Convert, data: Array) -> None:
+        self.converted.append(message)
+        if self.conversion_error is not None:
+            peer.send(self.conversion_error.to_failed(message.request, 0))
+        elif message.kind == "ids":
+            text = b"".join(self.vocabulary[token] for token in data.tolist())
+            peer.send(Converted(message.request), np.frombuffer(text, np.uint8))
+        else:
+            peer.send(Converted(message.request), data.astype(np.int32) % len(self.vocabulary))
 
 
 @asynccontextmanager

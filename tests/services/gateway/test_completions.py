@@ -20,7 +20,7 @@ async def test_a_text_prompt_is_completed(openai: AsyncOpenAI, tokenizer: FakeTo
     assert reply.id.startswith("cmpl-")
     assert request.submit.kind == "text"
     assert request.prompt.tobytes().decode() == "Früh "
-    assert request.submit.stop == ["\n"]
+    assert request.submit.text.stop == ["\n"]
 
 
 async def test_token_ids_travel_as_int32(openai: AsyncOpenAI, tokenizer: FakeTokenizer) -> None:

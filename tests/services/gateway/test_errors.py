@@ -2,14 +2,18 @@
 
 import asyncio
 import gzip
+import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from services.gateway import body
+from services.gateway import body, completions
 from services.gateway.completions import Completions
+from services.gateway.job import Job
+from services.gateway.parse import parse_completion
 from services.gateway.service import GatewayService
 from shared.messages import ModelInfo, State
 from tests.services.gateway.fakes import FakeTokenizer, fake_tokenizer, running_gateway, until
@@ -52,12 +56,12 @@ async def test_a_wrong_value_is_400_and_named(http: aiohttp.ClientSession) -> No
 async def test_a_parameter_that_is_not_built_is_400_and_named(
     http: aiohttp.ClientSession,
 ) -> None:
-    async with http.post(CHAT, json={"messages": MESSAGES, "n": 2}) as response:
+    async with http.post(CHAT, json={"messages": MESSAGES, "best_of": 2}) as response:
         assert response.status == 400
         assert await error_of(response) == {
-            "message": "n is 2, which is not supported; allowed: null or 1",
+            "message": "best_of is 2, which is not supported; allowed: null or 1",
             "type": "invalid_request_error",
-            "param": "n",
+            "param": "best_of",
             "code": "unsupported_parameter",
         }
 
@@ -94,6 +98,15 @@ async def test_what_is_not_http_is_400_in_the_same_shape(gateway: GatewayService
     writer.close()
     assert answer.startswith(b"HTTP/1.0 400")
     assert b'{"error":{"message":' in answer
+
+
+async def test_headers_beyond_the_limit_of_their_sum_are_431(
+    http: aiohttp.ClientSession,
+) -> None:
+    headers = {f"A-{number}": "x" * 7000 for number in range(5)}
+    async with http.post(TEXT, json={"prompt": "a"}, headers=headers) as response:
+        assert response.status == 431
+        assert "the limit is 32768" in (await error_of(response))["message"]
 
 
 async def test_a_refusal_from_below_keeps_its_status_and_fields(
@@ -210,10 +223,72 @@ async def test_more_than_the_limit_of_open_requests_is_429(
             async with http.post(TEXT, json={"prompt": "a"}) as response:
                 assert response.status == 429
                 assert int(response.headers["Retry-After"]) >= 1
-                assert "limit is 1" in (await error_of(response))["message"]
+                assert "max-open-requests = 1" in (await error_of(response))["message"]
             request.accept()
             request.finish()
             assert (await first).status == 200
+
+
+async def test_bodies_beyond_what_open_requests_may_hold_are_429(
+    tmp_path: Path, tokenizer: FakeTokenizer
+) -> None:
+    async with running_gateway(tmp_path, max_buffered_bytes=1000) as gateway:
+        await until(lambda: gateway.status().state == State.READY)
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http:
+            body = {"prompt": "x" * 600}
+            first = asyncio.create_task(http.post(TEXT, json=body).__aenter__())
+            request = await tokenizer.accepted()
+            async with http.post(TEXT, json=body) as response:
+                assert response.status == 429
+                message = (await error_of(response))["message"]
+                assert "max-buffered-bytes = 1000" in message
+            request.finish()
+            assert (await first).status == 200
+            response, _ = await asyncio.gather(http.post(TEXT, json=body), tokenizer.answer("x"))
+            assert response.status == 200
+
+
+async def test_a_body_of_unknown_size_counts_as_the_largest(
+    tmp_path: Path, tokenizer: FakeTokenizer
+) -> None:
+    async def chunks() -> Any:
+        yield b'{"prompt": "a"}'
+
+    async with running_gateway(tmp_path, max_body_bytes=2000, max_buffered_bytes=1999) as gateway:
+        await until(lambda: gateway.status().state == State.READY)
+        async with (
+            aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http,
+            http.post(TEXT, data=chunks()) as response,
+        ):
+            assert response.status == 429
+            assert "needs 2000 more" in (await error_of(response))["message"]
+
+
+async def test_a_large_body_is_parsed_on_a_thread_and_refused_as_others_are(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def parse(*args: Any) -> Job:
+        threads.append(threading.current_thread())
+        return parse_completion(*args)
+
+    monkeypatch.setattr(body, "MAX_INLINE_BYTES", 100)
+    monkeypatch.setattr(completions, "TEXT", replace(completions.TEXT, parse=parse))
+    response, request = await asyncio.gather(
+        http.post(TEXT, json={"prompt": "x" * 200}), tokenizer.answer("y")
+    )
+    assert response.status == 200
+    assert request.prompt.tobytes() == b"x" * 200
+    async with http.post(TEXT, json={"prompt": "x" * 200, "n": 0}) as response:
+        assert response.status == 400
+        assert (await error_of(response))["param"] == "n"
+    async with http.post(TEXT, json={"prompt": "x", "n": 0}) as response:
+        assert response.status == 400
+    *others, last = threads
+    assert last is threading.main_thread()
+    assert len(others) == 2
+    assert last not in others
 
 
 async def test_a_request_that_nobody_accepts_is_503_and_cancelled(
@@ -255,15 +330,18 @@ async def test_with_a_tokenizer_that_is_not_ready_requests_are_503_with_its_reas
         assert "the water is cold" in (await error_of(response))["message"]
 
 
-async def test_losing_the_tokenizer_before_the_answer_is_503(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+async def test_losing_the_tokenizer_for_longer_than_a_replay_may_wait_is_503(
+    tmp_path: Path, tokenizer: FakeTokenizer
 ) -> None:
-    posting = asyncio.create_task(http.post(TEXT, json={"prompt": "a"}).__aenter__())
-    (await tokenizer.submitted.get()).accept()
-    await tokenizer.link.close("it swims away")
-    response = await posting
-    assert response.status == 503
-    assert "it swims away" in (await error_of(response))["message"]
+    async with running_gateway(tmp_path, replay_s=0) as gateway:
+        await until(lambda: gateway.status().state == State.READY)
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http:
+            posting = asyncio.create_task(http.post(TEXT, json={"prompt": "a"}).__aenter__())
+            await tokenizer.accepted()
+            await tokenizer.link.close("it swims away")
+            response = await posting
+            assert response.status == 503
+            assert (await error_of(response))["message"] == "no tokenizer is connected"
 
 
 async def test_a_tokenizer_with_another_model_is_refused(

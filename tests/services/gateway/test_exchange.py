@@ -2,28 +2,51 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 
-from services.gateway.exchange import Exchange, Progress
+from services.gateway.exchange import Exchange
 from shared.errors import Unavailable
-from shared.messages import Finished
+from shared.messages import Delta, Finished
+from shared.token_arrays import TokenArrays
 
-FINISHED = Finished("a/0", 1, "stop", 3, 4)
+
+def add(exchange: Exchange, index: int, position: int, text: str, *ids: int) -> None:
+    row = Delta("a~b/0", 1, index, position, len(ids), text)
+    exchange.add(index, row, TokenArrays(np.array(ids, np.int32)))
 
 
 async def test_what_came_while_the_reader_was_away_is_one_progress() -> None:
-    exchange = Exchange()
-    for text in "abc":
-        exchange.add(text, 1)
-    assert await anext(exchange) == Progress("abc", 3, None)
-    exchange.add("d", 2)
-    exchange.finish(FINISHED)
-    assert [progress async for progress in exchange] == [Progress("d", 2, FINISHED)]
+    exchange = Exchange(1, 1)
+    for position, text in enumerate("abc"):
+        add(exchange, 0, position, text, position)
+    progress = await anext(exchange)
+    assert (progress.text, progress.arrays.ids.tolist(), progress.finished) == (
+        "abc",
+        [0, 1, 2],
+        None,
+    )
+    add(exchange, 0, 3, "d", 3, 4)
+    finished = Finished("a~b/0", 1, 0, "stop", 5)
+    exchange.finish(0, finished)
+    [last] = [progress async for progress in exchange]
+    assert (last.text, last.num_tokens, last.finished) == ("d", 2, finished)
+
+
+async def test_each_choice_has_its_own_progress_and_the_last_end_is_the_end() -> None:
+    exchange = Exchange(1, 2)
+    add(exchange, 1, 0, "b", 1)
+    add(exchange, 0, 0, "a", 2)
+    exchange.finish(1, Finished("a~b/0", 1, 1, "stop", 1))
+    first, second = await anext(exchange), await anext(exchange)
+    assert [(each.index, each.text) for each in (first, second)] == [(1, "b"), (0, "a")]
+    exchange.finish(0, Finished("a~b/0", 1, 0, "length", 1))
+    assert [progress.index async for progress in exchange] == [0]
 
 
 async def test_pending_text_is_read_before_the_error_is_raised() -> None:
-    exchange = Exchange()
-    exchange.add("a", 1)
+    exchange = Exchange(1, 1)
+    add(exchange, 0, 0, "a", 1)
     exchange.fail(Unavailable("gone"))
     assert (await anext(exchange)).text == "a"
     with pytest.raises(Unavailable, match="gone"):
@@ -31,7 +54,7 @@ async def test_pending_text_is_read_before_the_error_is_raised() -> None:
 
 
 async def test_a_reader_that_waits_is_woken_by_an_error() -> None:
-    exchange = Exchange()
+    exchange = Exchange(1, 1)
     reading = asyncio.ensure_future(anext(exchange))
     await asyncio.sleep(0)
     exchange.fail(Unavailable("gone"))
@@ -40,13 +63,23 @@ async def test_a_reader_that_waits_is_woken_by_an_error() -> None:
 
 
 async def test_a_token_without_text_is_progress() -> None:
-    exchange = Exchange()
-    exchange.add("", 1)
-    assert await anext(exchange) == Progress("", 1, None)
+    exchange = Exchange(1, 1)
+    add(exchange, 0, 0, "", 7)
+    progress = await anext(exchange)
+    assert (progress.text, progress.num_tokens) == ("", 1)
 
 
 async def test_a_refused_request_is_not_accepted() -> None:
-    exchange = Exchange()
+    exchange = Exchange(2, 1)
+    exchange.accept(0, np.array([1, 2], np.int32))
     exchange.fail(Unavailable("full"))
     with pytest.raises(Unavailable):
         await exchange.accepted()
+
+
+async def test_prompt_tokens_count_once_for_each_prompt() -> None:
+    exchange = Exchange(2, 3)
+    exchange.accept(1, np.array([1, 2], np.int32))
+    exchange.accept(0, np.array([3], np.int32))
+    await exchange.accepted()
+    assert exchange.num_prompt_tokens == 3

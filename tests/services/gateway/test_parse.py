@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.gateway import unsupported
+from services.gateway.exchange import Exchange
 from services.gateway.parse import parse_chat, parse_completion
 from services.gateway.schema import ChatRequest, CompletionRequest
+from services.gateway.trip import Trip
 from shared.codec import decode, encode
 from shared.errors import InvalidRequest, NotFound
-from shared.messages import Submit
-from tests.services.gateway.fakes import MODEL
+from tests.services.gateway.fakes import LIMITS, MODEL
 
 SCALARS = (
     st.none()
@@ -37,18 +38,21 @@ BODIES = st.dictionaries(NAMES | st.text(max_size=3), VALUES, max_size=4)
 PARTS = st.fixed_dictionaries({"type": st.just("text"), "text": st.text(max_size=3)})
 CONTENTS = st.none() | st.text(max_size=5) | st.lists(PARTS, max_size=2)
 MESSAGES = st.fixed_dictionaries({"role": st.text(), "content": CONTENTS, "name": VALUES})
-PROMPTS = st.text(min_size=1) | st.lists(st.integers(0, MODEL.vocab_size - 1), min_size=1)
+IDS = st.lists(st.integers(0, MODEL.vocab_size - 1), min_size=1)
+PROMPTS = st.text(min_size=1) | IDS
 
 
 def check(parse: Any, body: bytes) -> None:
     try:
-        job = parse(body, MODEL)
+        job = parse(body, MODEL, LIMITS)
     except (InvalidRequest, NotFound):
         return
-    submit = Submit("a/0", 1, job.kind, job.params, job.stop)
-    message, (prompt,) = decode([bytes(frame) for frame in encode(submit, [job.prompt])])
-    assert message == submit
-    assert prompt.tobytes() == job.prompt.tobytes()
+    for index in range(len(job.prompts)):
+        exchange = Exchange(len(job.prompts), job.num_choices)
+        submit, *arrays = Trip(f"a~b/{index}", index, job, exchange).submit()
+        message, decoded = decode([bytes(frame) for frame in encode(submit, arrays)])
+        assert message == submit
+        assert decoded[0].tobytes() == job.prompts[index].data.tobytes()
 
 
 @pytest.mark.parametrize("parse", [parse_chat, parse_completion])
@@ -68,18 +72,19 @@ def test_any_json_beside_good_messages(body: dict[str, Any], messages: Any) -> N
     check(parse_chat, json.dumps(body | {"messages": messages}).encode())
 
 
-@given(body=BODIES, prompt=PROMPTS)
+@given(body=BODIES, prompt=PROMPTS | st.lists(st.text(min_size=1)) | st.lists(IDS))
 def test_any_json_beside_a_good_prompt(body: dict[str, Any], prompt: Any) -> None:
     check(parse_completion, json.dumps(body | {"prompt": prompt}).encode())
 
 
 @given(prompt=PROMPTS)
 def test_a_good_prompt_arrives_unchanged(prompt: str | list[int]) -> None:
-    job = parse_completion(json.dumps({"prompt": prompt}).encode(), MODEL)
+    job = parse_completion(json.dumps({"prompt": prompt}).encode(), MODEL, LIMITS)
+    [sent] = job.prompts
     if isinstance(prompt, str):
-        assert job.prompt.tobytes().decode() == prompt
+        assert sent.data.tobytes().decode() == prompt
     else:
-        assert job.prompt.tolist() == prompt
+        assert sent.data.tolist() == prompt
 
 
 @pytest.mark.parametrize("depth", [10, 400, 900, 990, 2000])
@@ -90,9 +95,9 @@ def test_deep_nesting_never_breaks_the_parser(depth: int) -> None:
 
 def test_a_number_too_large_for_a_float_is_refused() -> None:
     with pytest.raises(InvalidRequest):
-        parse_completion(b'{"prompt":"a","temperature":1e999}', MODEL)
+        parse_completion(b'{"prompt":"a","temperature":1e999}', MODEL, LIMITS)
 
 
 def test_half_a_surrogate_pair_is_refused() -> None:
     with pytest.raises(InvalidRequest):
-        parse_completion(rb'{"prompt":"\ud800 a"}', MODEL)
+        parse_completion(rb'{"prompt":"\ud800 a"}', MODEL, LIMITS)

@@ -5,29 +5,29 @@ from typing import Any
 
 import pytest
 
-from services.gateway.parse import parse_chat, parse_completion
+from services.gateway.parse import Limits, parse_chat, parse_completion
 from shared.errors import InvalidRequest
-from tests.services.gateway.fakes import MODEL
+from tests.services.gateway.fakes import LIMITS, MODEL
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 
 
 def refusal_of_chat(**fields: Any) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as error:
-        parse_chat(json.dumps({"messages": MESSAGES} | fields).encode(), MODEL)
+        parse_chat(json.dumps({"messages": MESSAGES} | fields).encode(), MODEL, LIMITS)
     return error.value
 
 
 def refusal_of_completion(**fields: Any) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as error:
-        parse_completion(json.dumps(fields).encode(), MODEL)
+        parse_completion(json.dumps(fields).encode(), MODEL, LIMITS)
     return error.value
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'{"a":"\xff"}', b"[" * 100_000, b"[]", b"3"])
 def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequest, match="body"):
-        parse_chat(body, MODEL)
+        parse_chat(body, MODEL, LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,40 @@ def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
         ({"stop": "x" * 1001}, "stop", ["xxx…", "<= 1000"]),
         ({"stream_options": {"include_usage": True}}, "stream_options", ["stream"]),
         ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", ["not a field"]),
+        ({"min_p": 1.1}, "min_p", ["1.1", "<= 1"]),
+        ({"presence_penalty": -2.1}, "presence_penalty", ["-2.1", ">= -2"]),
+        ({"frequency_penalty": 2.1}, "frequency_penalty", ["2.1", "<= 2"]),
+        ({"repetition_penalty": 0}, "repetition_penalty", ["0", "> 0"]),
+        ({"repetition_penalty": 11}, "repetition_penalty", ["11", "<= 10"]),
+        ({"logit_bias": {"x": 1}}, "logit_bias", ['"x"', "below 100"]),
+        ({"logit_bias": {"01": 1}}, "logit_bias", ['"01"', "below 100"]),
+        ({"logit_bias": {"100": 1}}, "logit_bias", ['"100"', "below 100"]),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5", ["101", "-100 to 100"]),
+        ({"logit_bias": {"5": True}}, "logit_bias.5", ["true", "-100 to 100"]),
+        ({"logit_bias": dict.fromkeys(map(str, range(1025)), 1)}, "logit_bias", ["<= 1024"]),
+        ({"min_tokens": -1}, "min_tokens", ["-1", ">= 0"]),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens", ["9", "max_tokens is 8"]),
+        ({"stop_token_ids": [1] * 129}, "stop_token_ids", ["129", "<= 128"]),
+        ({"stop_token_ids": [1, 100]}, "stop_token_ids[1]", ["100", "below 100"]),
+        ({"bad_words": ["a"] * 129}, "bad_words", ["129", "<= 128"]),
+        ({"bad_words": ["a", "x" * 101]}, "bad_words[1]", ["xxx…", "<= 100"]),
+        ({"bad_words": [""]}, "bad_words[0]", ['""', ">= 1"]),
+        ({"allowed_token_ids": []}, "allowed_token_ids", ["[]", ">= 1"]),
+        ({"allowed_token_ids": [1] * 1025}, "allowed_token_ids", ["1025", "<= 1024"]),
+        ({"allowed_token_ids": [100]}, "allowed_token_ids[0]", ["100", "below 100"]),
+        ({"n": 0}, "n", ["0", ">= 1"]),
+        ({"n": True}, "n", ["true", "int"]),
+        ({"n": 9}, "n", ["9 choices", "max-choices = 8"]),
+        ({"priority": 1001}, "priority", ["1001", "<= 1000"]),
+        ({"priority": -1001}, "priority", ["-1001", ">= -1000"]),
+        ({"request_id": "a b"}, "request_id", ["a b", "regex"]),
+        ({"request_id": "a~b"}, "request_id", ["a~b", "regex"]),
+        ({"request_id": "a\n"}, "request_id", ["a\\n", "regex"]),
+        ({"request_id": "x" * 129}, "request_id", ["xxx…", "regex"]),
+        ({"logprobs": 5}, "logprobs", ["5", "bool"]),
+        ({"top_logprobs": 3}, "top_logprobs", ["3", "logprobs true"]),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", ["21", "0 to 20"]),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", ["-1", "0 to 20"]),
         ({"messages": None}, "messages", ["null", "array"]),
         ({"messages": []}, "messages", ["[]", ">= 1"]),
         ({"messages": [3]}, "messages[0]", ["3", "object"]),
@@ -84,6 +118,13 @@ def test_a_wrong_value_is_refused_with_field_value_and_limit(
         ([1, 2**40], "prompt[1]"),
         ([True], "prompt[0]"),
         ({}, "prompt"),
+        (["a", ""], "prompt[1]"),
+        (["a", [1]], "prompt[1]"),
+        ([1, [1]], "prompt[1]"),
+        ([[1], []], "prompt[1]"),
+        ([[1], [2, -1]], "prompt[1][1]"),
+        ([[1], [2, MODEL.vocab_size]], "prompt[1][1]"),
+        (["a"] * 9, "prompt"),
     ],
 )
 def test_a_wrong_prompt_is_refused(prompt: object, param: str) -> None:
@@ -94,6 +135,30 @@ def test_a_missing_prompt_is_required() -> None:
     assert refusal_of_completion().message == "prompt is required"
 
 
-@pytest.mark.parametrize("prompt", [["a", "b"], [[1], [2]]])
-def test_a_list_of_prompts_is_not_supported_yet(prompt: object) -> None:
-    assert refusal_of_completion(prompt=prompt).code == "unsupported_parameter"
+def test_choices_are_counted_over_all_prompts() -> None:
+    error = refusal_of_completion(prompt=["a", "b", "c"], n=3)
+    assert error.param == "n"
+    assert all(words in error.message for words in ("n is 3", "3 prompts", "max-choices = 8"))
+
+
+@pytest.mark.parametrize("logprobs", [0, 3])
+def test_an_echo_with_logprobs_is_not_supported(logprobs: int) -> None:
+    error = refusal_of_completion(prompt="a", echo=True, logprobs=logprobs)
+    assert (error.param, error.code) == ("echo", "unsupported_parameter")
+
+
+def test_an_echo_alone_is_refused_for_its_max_tokens() -> None:
+    assert refusal_of_completion(prompt="a", echo=True, max_tokens=0).param == "max_tokens"
+
+
+@pytest.mark.parametrize("asked", [21, -1])
+def test_more_logprobs_than_the_setting_allows_are_refused(asked: int) -> None:
+    error = refusal_of_completion(prompt="a", logprobs=asked)
+    assert error.param == "logprobs"
+    assert "0 to 20" in error.message
+
+
+def test_more_logprobs_than_tokens_are_refused_where_the_setting_allows_all() -> None:
+    body = json.dumps({"prompt": "a", "logprobs": MODEL.vocab_size + 1}).encode()
+    with pytest.raises(InvalidRequest, match=f"0 to {MODEL.vocab_size}"):
+        parse_completion(body, MODEL, Limits(max_choices=1, max_logprobs=-1))

@@ -2,15 +2,19 @@
 
 import asyncio
 import json
+import socket
+from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from openai import APIError, AsyncOpenAI
 
+from services.gateway.client import SLOW_CLIENTS
 from services.gateway.service import GatewayService
-from shared.messages import Deltas, Finished, RequestKey
-from tests.services.gateway.fakes import FakeTokenizer, Submitted, until
+from shared.messages import RequestKey, State
+from tests.services.gateway.fakes import FakeTokenizer, Submitted, running_gateway, until
 
 STREAM: Any = {"prompt": "a", "stream": True}
 
@@ -64,6 +68,43 @@ async def test_a_client_that_leaves_a_stream_cancels_its_request(
     await until(lambda: gateway.status().load == 0)
 
 
+async def test_a_client_that_does_not_read_is_cut_off_and_its_request_cancelled(
+    tmp_path: Path, tokenizer: FakeTokenizer
+) -> None:
+    body = b'{"prompt": "a", "stream": true}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
+    before = SLOW_CLIENTS._value.get()
+    async with running_gateway(tmp_path, slow_client_s=0.05) as gateway:
+        await until(lambda: gateway.status().state == State.READY)
+        with socket.create_connection(("127.0.0.1", gateway.port)) as client:
+            client.sendall(head + body)
+            request = await tokenizer.accepted()
+            while tokenizer.cancelled.empty():
+                request.text("x" * 1_000_000)
+                await asyncio.sleep(0.005)
+            assert (await tokenizer.cancelled.get()).keys == [RequestKey(*request.key)]
+        await until(lambda: gateway.status().load == 0)
+    assert SLOW_CLIENTS._value.get() == before + 1
+
+
+async def test_a_whole_reply_that_nobody_reads_is_cut_off_too(
+    tmp_path: Path, tokenizer: FakeTokenizer
+) -> None:
+    body = b'{"prompt": "a"}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
+    before = SLOW_CLIENTS._value.get()
+    async with running_gateway(tmp_path, slow_client_s=0.05) as gateway:
+        await until(lambda: gateway.status().state == State.READY)
+        with socket.create_connection(("127.0.0.1", gateway.port)) as client:
+            client.sendall(head + body)
+            request = await tokenizer.accepted()
+            for _ in range(20):
+                request.text("x" * 1_000_000)
+            request.finish()
+            await until(lambda: SLOW_CLIENTS._value.get() == before + 1)
+        await until(lambda: gateway.status().load == 0)
+
+
 async def test_a_client_that_leaves_before_its_answer_cancels_its_request(
     http: aiohttp.ClientSession, tokenizer: FakeTokenizer, gateway: GatewayService
 ) -> None:
@@ -107,7 +148,7 @@ async def test_openais_client_raises_what_breaks_a_stream(
 ) -> None:
     stream, request = await asyncio.gather(
         openai.completions.create(model="fish", prompt="a", stream=True),
-        accepted(tokenizer),
+        tokenizer.accepted(),
     )
     request.fail(500, "poisoned", "twice died a worker")
     with pytest.raises(APIError, match="twice died a worker"):
@@ -115,21 +156,17 @@ async def test_openais_client_raises_what_breaks_a_stream(
             pass
 
 
-async def accepted(tokenizer: FakeTokenizer) -> Submitted:
-    request = await tokenizer.submitted.get()
-    request.accept()
-    return request
-
-
-async def test_losing_the_tokenizer_ends_its_streams_with_unavailable(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+async def test_losing_the_tokenizer_for_good_ends_its_streams_with_unavailable(
+    tmp_path: Path, tokenizer: FakeTokenizer
 ) -> None:
-    response, _ = await begin_stream(http, tokenizer)
-    await tokenizer.link.close("it swims away")
-    *_, error, done, _ = (await response.text()).split("\n\n")
-    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "unavailable"
-    assert "it swims away" in error
-    assert done == "data: [DONE]"
+    async with running_gateway(tmp_path, replay_s=0) as gateway:
+        await until(lambda: gateway.status().state == State.READY)
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http:
+            response, _ = await begin_stream(http, tokenizer)
+            await tokenizer.link.close("it swims away")
+            *_, error, done, _ = (await response.text()).split("\n\n")
+            assert json.loads(error.removeprefix("data: "))["error"]["code"] == "unavailable"
+            assert done == "data: [DONE]"
 
 
 async def test_what_belongs_to_no_open_request_is_ignored(
@@ -138,12 +175,12 @@ async def test_what_belongs_to_no_open_request_is_ignored(
     response, request = await begin_stream(http, tokenizer)
     name = request.submit.request
     for stranger in (("unknown", 1), (name, 0), (name, 2)):
-        lost = Submitted(request.submit, request.prompt, request.peer)
-        lost.submit = type(request.submit)(*stranger, "text", request.submit.params, [])
+        submit = msgspec.structs.replace(request.submit, request=stranger[0], attempt=stranger[1])
+        lost = Submitted(submit, request.prompt, request.peer)
         lost.accept()
         lost.text("wrong")
+        lost.finish()
         lost.fail(500, "wrong", "wrong")
-        request.peer.send(Deltas([], [Finished(*stranger, "stop", 1, 1)]))
     request.finish()
     request.fail(500, "late", "after the end")
     body = await response.text()

@@ -6,6 +6,7 @@ import numpy as np
 
 from services.scheduler.scheduler import Planned
 from shared.messages import Admit, Capacity, ResultRow, StepResult
+from shared.token_arrays import TokenArrays
 
 
 def next_token(ids: list[int]) -> int:
@@ -29,7 +30,7 @@ class SimulatedWorker:
     capacity: Capacity
     slots: dict[int, Slot] = field(default_factory=dict)
 
-    def step(self, planned: Planned) -> tuple[StepResult, np.ndarray]:
+    def step(self, planned: Planned) -> tuple[StepResult, TokenArrays]:
         plan = planned.plan
         for slot in plan.release:
             del self.slots[slot]
@@ -44,7 +45,7 @@ class SimulatedWorker:
         emitted = [(slot, token) for slot, num in rows if (token := self._compute(slot, num))]
         emitted.sort(key=lambda item: (self.slots[item[0]].admit.route, item[0]))
         result = StepResult(plan.step, [self._row(slot) for slot, _ in emitted])
-        return result, np.array([token[0] for _, token in emitted], np.int32)
+        return result, TokenArrays(np.array([token[0] for _, token in emitted], np.int32))
 
     def _admit(self, planned: Planned) -> None:
         start = 0

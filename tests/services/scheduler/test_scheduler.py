@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
-from services.scheduler.scheduler import MAX_WORKER_DEATHS, Scheduler
+from services.scheduler.placement import MAX_LAG_STEPS
+from services.scheduler.scheduler import MAX_WORKER_DEATHS, Planned, Scheduler
+from services.scheduler.sequence import Emission
 from shared.errors import InternalError, InvalidRequest
-from shared.messages import Capacity, Generate, SamplingParams, StepResult
+from shared.messages import WINDOW_BYTES, Capacity, Generate, Grant, SamplingParams, StepResult
 from tests.services.scheduler.simulated_worker import SimulatedWorker
 
 CAPACITY = Capacity(num_blocks=16, block_size=4, max_num_seqs=4, max_num_batched_tokens=8,
@@ -13,43 +15,177 @@ CAPACITY = Capacity(num_blocks=16, block_size=4, max_num_seqs=4, max_num_batched
 
 
 def scheduler(capacity: Capacity = CAPACITY) -> Scheduler:
-    core = Scheduler(max_waiting=10)
+    core = Scheduler(max_waiting=10, priority_step_s=10)
     core.add_worker("w", capacity)
     return core
 
 
-def add(core: Scheduler, name: str, prompt_len: int = 3, max_tokens: int | None = 5) -> None:
+def add(
+    core: Scheduler,
+    name: str,
+    prompt_len: int = 3,
+    max_tokens: int | None = 5,
+    priority: int = 0,
+    now_s: float = 0,
+) -> None:
     params = SamplingParams(seed=0, max_tokens=max_tokens)
-    core.add(Generate(name, 1, 0, params), np.arange(prompt_len, dtype=np.int32), 0)
+    generate = Generate(name, 1, 0, prompt_len, params, priority)
+    core.add(generate, np.arange(prompt_len, dtype=np.int32), 0, now_s)
 
 
-def test_a_request_that_kills_its_worker_again_and_again_fails_and_others_do_not():
-    core = Scheduler(max_waiting=10)
-    core.add_worker("0", CAPACITY)
-    add(core, "poison", prompt_len=8)  # takes a whole step of its own
-    add(core, "innocent")
-    for death in range(MAX_WORKER_DEATHS):
-        core.plan(str(death))
-        assert core.remove_worker(str(death)) == []
-        core.add_worker(str(death + 1), CAPACITY)
-    core.plan(str(MAX_WORKER_DEATHS))
-    (refusal,) = core.remove_worker(str(MAX_WORKER_DEATHS))
+def step(core: Scheduler, worker: SimulatedWorker, worker_id: str = "w") -> list[Emission]:
+    return core.absorb(worker_id, *worker.step(core.plan(worker_id)))
+
+
+def computed(core: Scheduler, worker_id: str = "w") -> set[str]:
+    """Whom the plan in flight computes."""
+    worker = core.workers[worker_id]
+    return {worker.running[slot].request for slot in worker.computed_slots()}
+
+
+def test_a_request_that_kills_its_worker_takes_two_and_no_other_request_with_it():
+    core = scheduler()
+    for name in ("poison", "innocent", "another"):
+        add(core, name, prompt_len=2)
+    core.plan("w")
+    assert computed(core) == {"poison", "innocent", "another"}
+    assert core.remove_worker("w") == []
+    core.add_worker("w", CAPACITY)
+    core.plan("w")
+    assert computed(core) == {"poison"}, "each suspect is computed alone"
+    (refusal,) = core.remove_worker("w")
     assert refusal.sequence.request == "poison"
     assert isinstance(refusal.error, InternalError)
-    assert [sequence.request for sequence in core.waiting] == ["innocent"]
+    core.add_worker("w", CAPACITY)
+    worker = SimulatedWorker(CAPACITY)
+    while core.sequences:
+        step(core, worker)
+
+
+def test_suspects_and_others_take_turns_and_one_that_emitted_is_none_any_more():
+    core, worker = scheduler(), SimulatedWorker(CAPACITY)
+    add(core, "suspect")
+    core.plan("w")
+    core.remove_worker("w")
+    core.add_worker("w", CAPACITY)
+    add(core, "a")
+    core.plan("w", admits=False)
+    assert core.plan("w") is not None
+    assert computed(core) == {"suspect"}
+    planned = core.workers["w"].in_flight
+    core.absorb("w", *worker.step(Planned(planned, np.arange(3, dtype=np.int32))))
+    core.plan("w")
+    assert computed(core) == {"suspect", "a"}
+
+
+def test_a_sequence_may_lose_workers_as_long_as_it_goes_on_but_not_for_ever():
+    core = scheduler()
+    add(core, "r", max_tokens=50)
+    for _ in range(MAX_WORKER_DEATHS):
+        step(core, SimulatedWorker(CAPACITY))
+        core.plan("w")
+        assert core.remove_worker("w") == []
+        core.add_worker("w", CAPACITY)
+    step(core, SimulatedWorker(CAPACITY))
+    core.plan("w")
+    assert len(core.remove_worker("w")) == 1
 
 
 def test_a_worker_lost_between_two_steps_is_nobodys_fault():
     core = scheduler()
     add(core, "r")
     for _ in range(MAX_WORKER_DEATHS + 3):
-        worker = SimulatedWorker(CAPACITY)
-        core.absorb("w", *worker.step(core.plan("w")))
+        step(core, SimulatedWorker(CAPACITY))
         assert core.remove_worker("w") == []
         core.add_worker("w", CAPACITY)
         if not core.sequences:
             break
     assert not core.sequences, "it ended well"
+
+
+def test_what_a_worker_releases_waits_for_another():
+    core, worker = scheduler(), SimulatedWorker(CAPACITY)
+    add(core, "r")
+    output = worker.step(core.plan("w"))
+    core.release_worker("w")
+    assert core.workers["w"].running, "its plan in flight comes back first"
+    assert len(core.absorb("w", *output)) == 1
+    assert core.plan("w").plan.release
+    assert [sequence.request for sequence in core.waiting] == ["r"]
+    core.add_worker("other", CAPACITY)
+    assert core.plan("other").plan.admit[0].num_ids == 4
+
+
+def test_a_sequence_without_credit_is_not_computed_until_its_client_reads():
+    core, worker = scheduler(), SimulatedWorker(CAPACITY)
+    add(core, "slow", max_tokens=40)
+    core.sequences["slow", 1].max_emitted = 2
+    step(core, worker)
+    step(core, worker)
+    assert core.plan("w") is None
+    core.grant(Grant("slow", 1, 3, WINDOW_BYTES))
+    step(core, worker)
+    assert core.plan("w") is None
+    core.grant(Grant("slow", 1, 100, 12))
+    core.sequences["slow", 1].max_bytes = 12
+    assert core.plan("w") is None, "three ids are twelve bytes"
+
+
+def test_whose_client_does_not_read_makes_way_and_comes_back_when_it_does():
+    capacity = Capacity(16, 4, 1, 8, 64)
+    core, worker = scheduler(capacity), SimulatedWorker(capacity)
+    add(core, "slow", max_tokens=5)
+    core.sequences["slow", 1].max_emitted = 1
+    step(core, worker)
+    add(core, "quick", max_tokens=5)
+    for _ in range(5):
+        (emission,) = step(core, worker)
+        assert emission.sequence.request == "quick"
+    assert list(core.stalled) == [core.sequences["slow", 1]]
+    core.grant(Grant("slow", 1, 100, WINDOW_BYTES))
+    while core.sequences:
+        step(core, worker)
+
+
+def test_a_step_of_priority_is_worth_so_many_seconds_of_waiting():
+    core = scheduler(Capacity(16, 4, 1, 8, 64))
+    add(core, "old", now_s=0)
+    add(core, "later but urgent", now_s=9, priority=-1)
+    add(core, "too late", now_s=11, priority=-1)
+    add(core, "not urgent", now_s=0, priority=2)
+    expected = ["later but urgent", "old", "too late", "not urgent"]
+    assert [sequence.request for sequence in core.waiting] == expected
+
+
+def test_waiting_sequences_are_shared_out_among_the_workers():
+    core = scheduler(Capacity(64, 4, 16, 64, 64))
+    core.add_worker("v", Capacity(64, 4, 16, 64, 64))
+    for index in range(10):
+        add(core, str(index))
+    core.plan("w")
+    core.plan("v")
+    assert [len(worker.running) for worker in core.workers.values()] == [5, 5]
+
+
+def test_a_worker_that_hangs_is_not_waited_for():
+    core = scheduler(Capacity(64, 4, 16, 64, 64))
+    core.add_worker("hangs", Capacity(64, 4, 16, 64, 64))
+    worker = SimulatedWorker(Capacity(64, 4, 16, 64, 64))
+    add(core, "a", max_tokens=40)
+    add(core, "b", max_tokens=40)
+    core.plan("hangs")
+    step(core, worker)
+    for _ in range(MAX_LAG_STEPS + 1):
+        step(core, worker)
+    add(core, "c")
+    assert [admit.request for admit in core.plan("w").plan.admit] == ["c"]
+
+
+def test_a_name_that_is_taken_is_refused():
+    core = scheduler()
+    add(core, "r")
+    with pytest.raises(InternalError):
+        add(core, "r")
 
 
 def test_what_fits_on_no_worker_any_more_fails_and_does_not_hold_up_the_line():
@@ -78,11 +214,11 @@ def test_a_result_of_another_step_and_rows_of_another_request_are_ignored():
     core = scheduler()
     worker = SimulatedWorker(CAPACITY)
     add(core, "r")
-    result, ids = worker.step(core.plan("w"))
-    assert core.absorb("w", StepResult(result.step + 1, result.rows), ids) == []
+    result, arrays = worker.step(core.plan("w"))
+    assert core.absorb("w", StepResult(result.step + 1, result.rows), arrays) == []
     assert core.workers["w"].in_flight is not None
-    core.absorb("w", result, ids)
-    assert core.absorb("w", result, ids) == []
+    core.absorb("w", result, arrays)
+    assert core.absorb("w", result, arrays) == []
 
 
 def test_cancelling_while_the_plan_is_in_flight_frees_the_blocks_with_its_result():
@@ -106,9 +242,9 @@ def test_when_blocks_run_out_the_youngest_waits_and_ends_with_the_same_text():
         add(core, name, prompt_len=4, max_tokens=14)
     texts: dict[str, list[int]] = {"a": [], "b": [], "c": []}
     while core.sequences:
-        result, ids = worker.step(core.plan("w"))
-        for each in core.absorb("w", result, ids):
-            texts[each.sequence.request] += ids[each.start : each.start + each.num_tokens].tolist()
+        result, arrays = worker.step(core.plan("w"))
+        for each in core.absorb("w", result, arrays):
+            texts[each.sequence.request].append(int(arrays.ids[each.index]))
     assert core.num_preemptions > 0
     assert texts["a"] == texts["b"] == texts["c"], "equal prompts write equal texts"
     assert len(texts["a"]) == 14

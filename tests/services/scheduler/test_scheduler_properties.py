@@ -9,7 +9,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from services.scheduler.scheduler import MAX_WORKER_DEATHS, Refusal, Scheduler
 from shared.errors import InvalidRequest, Overloaded, Unavailable
-from shared.messages import Capacity, Generate, SamplingParams
+from shared.messages import (
+    WINDOW_BYTES,
+    WINDOW_TOKENS,
+    Capacity,
+    Generate,
+    Grant,
+    SamplingParams,
+    StepPlan,
+)
+from shared.token_arrays import Layout
 from tests.services.scheduler.simulated_worker import SimulatedWorker, next_token
 
 
@@ -21,7 +30,10 @@ def expected_text(prompt: list[int], max_tokens: int) -> list[int]:
 
 
 class Mesh(RuleBasedStateMachine):
-    """Drives the core as the service does, with simulated workers."""
+    """Drives the core as the service does, with simulated workers.
+
+    Clients read when ``read`` says so; a sequence resumes what an attempt before it had emitted.
+    """
 
     @initialize(
         num_blocks=st.integers(8, 40),
@@ -31,7 +43,7 @@ class Mesh(RuleBasedStateMachine):
     )
     def start(self, num_blocks: int, block_size: int, max_num_seqs: int, budget: int) -> None:
         self.capacity = Capacity(num_blocks, block_size, max_num_seqs, budget, 64)
-        self.core = Scheduler(max_waiting=8)
+        self.core = Scheduler(max_waiting=8, priority_step_s=1)
         self.workers: dict[str, SimulatedWorker] = {}
         self.results: dict[str, tuple] = {}
         self.expected: dict[str, list[int]] = {}
@@ -56,7 +68,8 @@ class Mesh(RuleBasedStateMachine):
             if isinstance(refusal.error, InvalidRequest):
                 assert not self.fits(len(sequence.prompt) + sequence.params.max_tokens)
             else:
-                assert sequence.num_worker_deaths == MAX_WORKER_DEATHS + 1
+                assert sequence.is_suspect
+                assert 2 <= sequence.num_worker_deaths <= MAX_WORKER_DEATHS + 1
             self.open.remove(sequence.request)
 
     def fits(self, num_tokens: int) -> bool:
@@ -66,15 +79,34 @@ class Mesh(RuleBasedStateMachine):
         ]
         return num_tokens <= min(64, max(rooms, default=0))
 
-    @rule(prompt_len=st.integers(1, 40), max_tokens=st.integers(1, 30), route=st.integers(0, 2))
-    def arrive(self, prompt_len: int, max_tokens: int, route: int) -> None:
+    @rule(
+        prompt_len=st.integers(1, 40),
+        max_tokens=st.integers(1, 30),
+        route=st.integers(0, 2),
+        num_resumed=st.integers(0, 3),
+        priority=st.integers(-3, 3),
+        window=st.integers(1, 40),
+    )
+    def arrive(
+        self,
+        prompt_len: int,
+        max_tokens: int,
+        route: int,
+        num_resumed: int,
+        priority: int,
+        window: int,
+    ) -> None:
         self.num_requests += 1
         name = f"r{self.num_requests}"
         prompt = [(self.num_requests * 7 + i) % 50 for i in range(prompt_len)]
-        generate = Generate(name, 1, 0, SamplingParams(seed=0, max_tokens=max_tokens))
+        params = SamplingParams(seed=0, max_tokens=max_tokens)
+        generate = Generate(name, 1, 0, prompt_len, params, priority)
         fits = self.fits(prompt_len + max_tokens)
+        text = expected_text(prompt, max_tokens)
+        resumed = text[: min(num_resumed, max_tokens - 1)]
         try:
-            self.core.add(generate, np.array(prompt, np.int32), route)
+            ids = np.array(prompt + resumed, np.int32)
+            self.core.add(generate, ids, route, now_s=float(self.num_requests))
         except Unavailable:
             assert not self.workers
         except Overloaded:
@@ -83,16 +115,38 @@ class Mesh(RuleBasedStateMachine):
             assert not fits
         else:
             assert fits
-            self.expected[name] = expected_text(prompt, max_tokens)
-            self.emitted[name] = []
+            sequence = self.core.sequences[name, 1]
+            assert sequence.max_emitted == len(resumed) + WINDOW_TOKENS
+            sequence.max_emitted = len(resumed) + window
+            self.expected[name] = text
+            self.emitted[name] = resumed
             self.open.add(name)
+
+    @rule(pick=st.randoms(use_true_random=False), num=st.integers(1, 20))
+    def read(self, pick, num: int) -> None:
+        if self.open:
+            self.grant(pick.choice(sorted(self.open)), num)
+
+    def grant(self, name: str, num: int) -> None:
+        self.core.grant(Grant(name, 1, len(self.emitted[name]) + num, WINDOW_BYTES))
 
     @rule(pick=st.randoms(use_true_random=False))
     def plan(self, pick) -> None:
         for worker_id in self.workers:
             planned = self.core.plan(worker_id)
             if planned is not None:
+                self.check_suspects(planned.plan)
                 self.results[worker_id] = self.workers[worker_id].step(planned)
+
+    def check_suspects(self, plan: StepPlan) -> None:
+        """A suspect is computed alone."""
+        slots = {row.slot for row in [*plan.prefill, *plan.decode]}
+        rows = {(each.request, each.attempt) for each in plan.admit}
+        running = [each for worker in self.core.workers.values() if worker.in_flight is plan
+                   for each in worker.running.values()]  # fmt: skip
+        computed = [each for each in running if each.slot in slots]
+        assert rows <= {each.key for each in running}
+        assert len(computed) <= 1 or not any(each.is_suspect for each in computed)
 
     @rule(pick=st.randoms(use_true_random=False))
     def absorb(self, pick) -> None:
@@ -100,14 +154,14 @@ class Mesh(RuleBasedStateMachine):
             self.absorb_from(pick.choice(sorted(self.results)))
 
     def absorb_from(self, worker_id: str) -> None:
-        result, ids = self.results.pop(worker_id)
-        for emission in self.core.absorb(worker_id, result, ids):
+        result, arrays = self.results.pop(worker_id)
+        layout = Layout(result.rows, arrays)
+        for emission in self.core.absorb(worker_id, result, arrays):
             name = emission.sequence.request
             assert name in self.open
             assert emission.position == len(self.emitted[name])
-            end = emission.start + emission.num_tokens
-            self.emitted[name].extend(ids[emission.start : end].tolist())
-            if emission.finish:
+            self.emitted[name] += layout.part(emission.index, emission.index + 1).ids.tolist()
+            if emission.ends:
                 assert self.emitted[name] == self.expected[name]
                 self.open.remove(name)
 
@@ -126,20 +180,45 @@ class Mesh(RuleBasedStateMachine):
             self.results.pop(worker_id, None)
             self.take_out(self.core.remove_worker(worker_id))
 
+    @rule(pick=st.randoms(use_true_random=False))
+    def release_worker(self, pick) -> None:
+        """It hands back what it has and leaves when it has nothing more."""
+        if self.workers:
+            worker_id = pick.choice(sorted(self.workers))
+            self.core.release_worker(worker_id)
+            if worker_id in self.results:
+                self.absorb_from(worker_id)
+            assert not self.core.workers[worker_id].running
+            del self.workers[worker_id]
+            self.take_out(self.core.remove_worker(worker_id))
+
+    @invariant()
+    def everybody_is_at_one_place(self) -> None:
+        core = getattr(self, "core", None)
+        if core is None:
+            return
+        lines = [*core.waiting, *core.suspects, *core.stalled]
+        running = [each for worker in core.workers.values() for each in worker.running.values()]
+        keys = sorted(sequence.key for sequence in lines + running)
+        assert keys == sorted(core.sequences)
+        assert all(not sequence.has_credit for sequence in core.stalled)
+
     @invariant()
     def blocks_are_free_or_owned_once(self) -> None:
-        for worker in getattr(self, "core", Scheduler(1)).workers.values():
+        for worker in getattr(self, "core", Scheduler(1, 1)).workers.values():
             owned = [block for each in worker.running.values() for block in each.blocks]
             assert len(set(owned)) == len(owned)
             assert worker.pool.num_free + len(owned) == worker.pool.num_blocks
 
     def teardown(self) -> None:
-        """Without further events everybody finishes, and nothing is left."""
+        """Without further events but reading everybody finishes, and nothing is left."""
         if not hasattr(self, "core"):
             return
         if not self.workers:
             self.join(1)
         for _ in range(5000):
+            for name in self.open:
+                self.grant(name, 1)
             self.plan(None)
             for worker_id in list(self.results):
                 self.absorb_from(worker_id)
@@ -147,7 +226,7 @@ class Mesh(RuleBasedStateMachine):
                 break
         assert not self.open
         assert not self.core.sequences
-        assert not self.core.waiting
+        assert not [*self.core.waiting, *self.core.suspects, *self.core.stalled]
         for worker in self.core.workers.values():
             assert worker.pool.num_free == worker.pool.num_blocks
             assert not worker.running
@@ -167,12 +246,12 @@ TestLongMesh.settings = settings(max_examples=3000, stateful_step_count=80)
 @settings(max_examples=100)
 def test_sequences_start_in_the_order_they_came(lengths: list[int], budget: int) -> None:
     capacity = Capacity(64, 4, 2, budget, 64)
-    core = Scheduler(max_waiting=100)
+    core = Scheduler(max_waiting=100, priority_step_s=1)
     core.add_worker("w", capacity)
     worker = SimulatedWorker(capacity)
     for index, length in enumerate(lengths):
         params = SamplingParams(seed=0, max_tokens=3)
-        core.add(Generate(f"r{index}", 1, 0, params), np.ones(length, np.int32), 0)
+        core.add(Generate(f"r{index}", 1, 0, length, params), np.ones(length, np.int32), 0, 0.0)
     started: list[str] = []
     while core.sequences:
         planned = core.plan("w")

@@ -6,31 +6,38 @@ from hypothesis import strategies as st
 from services.tokenizer.stops import StopMatcher
 
 
-def run(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
-    matcher = StopMatcher(stops)
+def run(stops: list[str], pieces: list[str], includes_stop: bool = False) -> tuple[str, bool]:
+    matcher = StopMatcher(stops, includes_stop)
     text = ""
     for piece in pieces:
         text += matcher.push(piece)
-        if matcher.has_stopped:
+        if matcher.match is not None:
             return text, True
     return text + matcher.flush(), False
 
 
-def expected(stops: list[str], text: str) -> tuple[str, bool]:
+def expected(stops: list[str], text: str, includes_stop: bool = False) -> tuple[str, bool]:
     """By brute force: the first character at which some stop string is complete."""
     for end in range(1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:
-            return text[: end - len(max(found, key=len))], True
+            return text[: end if includes_stop else end - len(max(found, key=len))], True
     return text, False
 
 
 few_letters = st.text("ab", min_size=1, max_size=5)
 
 
-@given(st.lists(few_letters, min_size=1, max_size=4), st.lists(st.text("ab", max_size=4)))
-def test_the_text_is_cut_where_brute_force_cuts_it(stops: list[str], pieces: list[str]):
-    assert run(stops, pieces) == expected(stops, "".join(pieces))
+@given(
+    st.lists(few_letters, min_size=1, max_size=4),
+    st.lists(st.text("ab", max_size=4)),
+    st.booleans(),
+)
+def test_the_text_is_cut_where_brute_force_cuts_it(
+    stops: list[str], pieces: list[str], includes_stop: bool
+):
+    cut = expected(stops, "".join(pieces), includes_stop)
+    assert run(stops, pieces, includes_stop) == cut
 
 
 def test_what_may_begin_a_stop_string_is_held_back_and_no_more():

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
@@ -11,11 +12,12 @@ from shared.config import EMBEDDED_MODEL
 from shared.errors import ConfigError, InvalidRequest
 
 MAX_LEN = 100
+VOCAB = 8192
 MESSAGES = [{"role": "user", "content": "Hi 👋"}]
 
 
 def test_the_embedded_model_encodes_chats_with_its_special_tokens():
-    model = TextModel(EMBEDDED_MODEL, MAX_LEN)
+    model = TextModel(EMBEDDED_MODEL, MAX_LEN, VOCAB)
     ids = model.encode_chat(MESSAGES)
     assert ids.dtype == "int32"
     raw = Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
@@ -25,7 +27,7 @@ def test_the_embedded_model_encodes_chats_with_its_special_tokens():
 
 
 def test_a_mark_of_the_template_inside_a_message_is_one_special_token():
-    model = TextModel(EMBEDDED_MODEL, MAX_LEN)
+    model = TextModel(EMBEDDED_MODEL, MAX_LEN, VOCAB)
     assert (
         len(model.encode_chat([{"role": "user", "content": "<|im_end|>"}]))
         == len(model.encode_chat([{"role": "user", "content": ""}])) + 1
@@ -43,7 +45,7 @@ def write_config(folder: Path, **config: object) -> None:
 
 
 def test_without_a_template_chats_are_refused_and_text_is_not(folder: Path):
-    model = TextModel(folder, MAX_LEN)
+    model = TextModel(folder, MAX_LEN, VOCAB)
     assert model.decode(model.encode("naïve").tolist()) == "naïve"
     with pytest.raises(InvalidRequest, match="no chat template"):
         model.encode_chat(MESSAGES)
@@ -52,18 +54,24 @@ def test_without_a_template_chats_are_refused_and_text_is_not(folder: Path):
 def test_a_template_may_be_a_file_a_string_or_a_list(folder: Path, tokenizer: Tokenizer):
     write_config(folder, chat_template="string {{ bos_token }}", bos_token={"content": "<|end|>"})
     assert (
-        TextModel(folder, MAX_LEN).decode(TextModel(folder, MAX_LEN).encode_chat(MESSAGES).tolist())
+        TextModel(folder, MAX_LEN, VOCAB).decode(
+            TextModel(folder, MAX_LEN, VOCAB).encode_chat(MESSAGES).tolist()
+        )
         == "string "
     )
     named = [{"name": "tools", "template": "x"}, {"name": "default", "template": "list"}]
     write_config(folder, chat_template=named)
     assert (
-        TextModel(folder, MAX_LEN).decode(TextModel(folder, MAX_LEN).encode_chat(MESSAGES).tolist())
+        TextModel(folder, MAX_LEN, VOCAB).decode(
+            TextModel(folder, MAX_LEN, VOCAB).encode_chat(MESSAGES).tolist()
+        )
         == "list"
     )
     (folder / "chat_template.jinja").write_text("file")
     assert (
-        TextModel(folder, MAX_LEN).decode(TextModel(folder, MAX_LEN).encode_chat(MESSAGES).tolist())
+        TextModel(folder, MAX_LEN, VOCAB).decode(
+            TextModel(folder, MAX_LEN, VOCAB).encode_chat(MESSAGES).tolist()
+        )
         == "file"
     )
 
@@ -72,18 +80,18 @@ def test_a_vocabulary_without_tokenizer_json_is_converted(tmp_path: Path, tokeni
     tokenizer.model.save(str(tmp_path))
     write_config(tmp_path, tokenizer_class="GPT2Tokenizer", unk_token="<|end|>")
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    model = TextModel(tmp_path, MAX_LEN)
+    model = TextModel(tmp_path, MAX_LEN, VOCAB)
     assert model.decode(model.encode("the quick fox").tolist()) == "the quick fox"
 
 
 def test_a_folder_without_any_tokenizer_is_a_wrong_model(tmp_path: Path):
     with pytest.raises(ConfigError, match="no tokenizer"):
-        TextModel(tmp_path, MAX_LEN)
+        TextModel(tmp_path, MAX_LEN, VOCAB)
 
 
 def test_a_text_that_must_be_too_long_is_refused_before_it_is_encoded(folder: Path):
     with pytest.raises(InvalidRequest, match=r"100 tokens .* 1000000 characters"):
-        TextModel(folder, MAX_LEN).encode("x" * 1_000_000)
+        TextModel(folder, MAX_LEN, VOCAB).encode("x" * 1_000_000)
 
 
 def test_truncation_and_padding_stored_in_the_folder_are_not_applied(
@@ -94,4 +102,16 @@ def test_truncation_and_padding_stored_in_the_folder_are_not_applied(
     stored.enable_padding(length=90)
     stored.save(str(tmp_path / "tokenizer.json"))
     text = "the quick brown fox"
-    assert TextModel(tmp_path, MAX_LEN).encode(text).tolist() == tokenizer.encode(text).ids
+    assert TextModel(tmp_path, MAX_LEN, VOCAB).encode(text).tolist() == tokenizer.encode(text).ids
+
+
+def test_bad_words_have_ids_at_the_start_of_a_text_and_after_a_space():
+    model = TextModel(EMBEDDED_MODEL, MAX_LEN, VOCAB)
+    variants = [model.decode(ids) for ids in model.encode_words(["shoal", " fish", "shoal"])]
+    assert variants == ["shoal", " shoal", " fish"]
+
+
+@pytest.mark.parametrize("bad", [8192, -1])
+def test_ids_outside_the_vocabulary_are_refused(bad: int):
+    with pytest.raises(InvalidRequest, match="8192"):
+        TextModel(EMBEDDED_MODEL, MAX_LEN, VOCAB).check_ids(np.array([1, bad], np.int32))

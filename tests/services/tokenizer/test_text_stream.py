@@ -1,3 +1,4 @@
+import pytest
 from tokenizers import Tokenizer
 
 from services.tokenizer.text_stream import TextStream
@@ -7,7 +8,7 @@ def test_ids_after_the_stop_string_are_neither_text_nor_counted(tokenizer: Token
     ids = tokenizer.encode("one two three").ids
     stream = TextStream(tokenizer.decode, ["two"])
     assert stream.push(ids) == "one "
-    assert stream.has_stopped
+    assert stream.stop == "two"
     assert tokenizer.decode(ids[: stream.num_tokens]).endswith("two")
     assert stream.num_tokens < len(ids)
 
@@ -17,11 +18,28 @@ def test_a_stop_string_found_only_when_the_text_ends_still_stops(tokenizer: Toke
     stream = TextStream(tokenizer.decode, ["\N{REPLACEMENT CHARACTER}"])
     text = stream.push(half)
     assert text + stream.finish() == "x"
-    assert stream.has_stopped
+    assert stream.stop == "\N{REPLACEMENT CHARACTER}"
 
 
 def test_text_held_back_comes_out_at_the_end(tokenizer: Tokenizer):
     stream = TextStream(tokenizer.decode, ["dog!"])
     text = stream.push(tokenizer.encode("lazy dog").ids)
     assert text + stream.finish() == "lazy dog"
-    assert not stream.has_stopped
+    assert stream.stop is None
+
+
+def test_stop_strings_are_looked_for_when_there_are_enough_tokens(tokenizer: Tokenizer):
+    ids = tokenizer.encode("two two two").ids
+    stream = TextStream(tokenizer.decode, ["two"], min_tokens=len(ids) - 1)
+    text = "".join(stream.push([each]) for each in ids)
+    assert text.startswith("two two ")
+    assert stream.num_tokens >= len(ids) - 1
+
+
+@pytest.mark.parametrize("stops", [[], ["zzz"]])
+def test_a_mute_id_counts_and_says_nothing(tokenizer: Tokenizer, stops: list[str]):
+    ids = tokenizer.encode("one two").ids
+    stream = TextStream(tokenizer.decode, stops)
+    text = stream.push(ids[:-1]) + stream.push(ids[-1:], last_is_mute=True) + stream.finish()
+    assert text == tokenizer.decode(ids[:-1])
+    assert stream.num_tokens == len(ids)

@@ -84,8 +84,8 @@ class Driver:
             lacking[slot] -= num_tokens
         self._num_steps += 1
         plan = StepPlan(self._num_steps, [], admits, [], prefill, decode)
-        result, emitted = self.engine.step(plan, ids)
-        self._absorb(result.rows, emitted.tolist(), jobs, lacking)
+        result, arrays = self.engine.step(plan, ids)
+        self._absorb(result.rows, arrays.ids.tolist(), jobs, lacking)
 
     def _absorb(
         self,
@@ -97,9 +97,9 @@ class Driver:
         start = 0
         for row in rows:
             job = jobs[row.slot]
-            job.emitted += emitted[start : start + row.num_emitted]
-            start += row.num_emitted
-            lacking[row.slot] += row.num_emitted
+            job.emitted += emitted[start : start + row.num_tokens]
+            start += row.num_tokens
+            lacking[row.slot] += row.num_tokens
             if row.finish or row.error:
                 job.end = row
         assert start == len(emitted)

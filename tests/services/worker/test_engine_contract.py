@@ -51,6 +51,12 @@ def plan(
     return StepPlan(1, release or [], admit or [], extend or [], prefill or [], rows)
 
 
+def step(engine: Engine, plan: StepPlan, ids: np.ndarray) -> tuple[StepResult, np.ndarray]:
+    """The result and the ids it emitted."""
+    result, arrays = engine.step(plan, ids)
+    return result, arrays.ids
+
+
 def ids(*lengths: int) -> np.ndarray:
     return np.arange(10, 10 + sum(lengths), dtype=np.int32)
 
@@ -68,7 +74,7 @@ def poisoned(engine: Engine, token: int) -> Iterator[None]:
 def decode_until_end(engine: Engine, slot: int) -> tuple[list[int], ResultRow]:
     emitted: list[int] = []
     for _ in range(2 * MAX_POSITIONS):
-        result, tokens = engine.step(plan(decode=[slot]), NO_IDS)
+        result, tokens = step(engine, plan(decode=[slot]), NO_IDS)
         emitted += tokens.tolist()
         if result.rows[0].finish:
             return emitted, result.rows[0]
@@ -77,23 +83,23 @@ def decode_until_end(engine: Engine, slot: int) -> tuple[list[int], ResultRow]:
 
 def test_a_row_samples_when_it_has_computed_all_it_knows(engine: Engine) -> None:
     admits = [admit(0, 5), admit(1, 3)]
-    result, tokens = engine.step(
-        plan(admit=admits, prefill=[Prefill(0, 4), Prefill(1, 3)]), ids(5, 3)
+    result, tokens = step(
+        engine, plan(admit=admits, prefill=[Prefill(0, 4), Prefill(1, 3)]), ids(5, 3)
     )
     assert [row.slot for row in result.rows] == [1]
     assert tokens.dtype == np.int32
     assert len(tokens) == 1
-    result, tokens = engine.step(plan(prefill=[Prefill(0, 1)], decode=[1]), NO_IDS)
-    assert [(row.slot, row.num_emitted) for row in result.rows] == [(0, 1), (1, 1)]
+    result, tokens = step(engine, plan(prefill=[Prefill(0, 1)], decode=[1]), NO_IDS)
+    assert [(row.slot, row.num_tokens) for row in result.rows] == [(0, 1), (1, 1)]
     assert len(tokens) == 2
 
 
 def test_rows_come_by_route_then_slot_with_their_own_ids(engine: Engine) -> None:
     routes = {5: 1, 1: 2, 3: 1, 4: 0, 2: 2}
     admits = [admit(slot, 4, route=route) for slot, route in routes.items()]
-    step = plan(admit=admits, prefill=[Prefill(slot, 4) for slot in routes])
+    rows = plan(admit=admits, prefill=[Prefill(slot, 4) for slot in routes])
     prompts = ids(4, 4, 4, 4, 4)
-    result, tokens = engine.step(step, prompts)
+    result, tokens = step(engine, rows, prompts)
     assert [row.slot for row in result.rows] == [4, 3, 5, 1, 2]
     assert {(row.request, row.attempt) for row in result.rows} == {
         (f"r{slot}", 2) for slot in routes
@@ -101,7 +107,7 @@ def test_rows_come_by_route_then_slot_with_their_own_ids(engine: Engine) -> None
     for index, slot in enumerate(routes):
         engine.reset()
         own = prompts[4 * index : 4 * index + 4]
-        _, alone = engine.step(plan(admit=[admit(slot, 4)], prefill=[Prefill(slot, 4)]), own)
+        _, alone = step(engine, plan(admit=[admit(slot, 4)], prefill=[Prefill(slot, 4)]), own)
         assert alone[0] == tokens[[row.slot for row in result.rows].index(slot)]
 
 
@@ -163,29 +169,29 @@ def test_end_tokens_of_both_configuration_files_count(checkpoint: Path, tmp_path
 
 def test_a_finished_slot_ignores_later_plans(engine: Engine) -> None:
     params = SamplingParams(seed=0, temperature=0.0, max_tokens=1)
-    result, _ = engine.step(plan(admit=[admit(0, 3, params)], prefill=[Prefill(0, 3)]), ids(3))
+    result, _ = step(engine, plan(admit=[admit(0, 3, params)], prefill=[Prefill(0, 3)]), ids(3))
     assert result.rows[0].finish == "length"
     assert engine.num_running == 0
     for _ in range(2):
-        result, tokens = engine.step(plan(decode=[0]), NO_IDS)
+        result, tokens = step(engine, plan(decode=[0]), NO_IDS)
         assert result.rows == []
         assert len(tokens) == 0
-    result, tokens = engine.step(
-        plan(release=[0], admit=[admit(0, 3)], prefill=[Prefill(0, 3)]), ids(3)
+    result, tokens = step(
+        engine, plan(release=[0], admit=[admit(0, 3)], prefill=[Prefill(0, 3)]), ids(3)
     )
     assert result.rows[0].finish is None
     assert len(tokens) == 1
 
 
 def test_a_released_slot_is_not_computed_any_more(engine: Engine) -> None:
-    engine.step(plan(admit=[admit(0, 3), admit(1, 3)], prefill=[Prefill(0, 3)]), ids(3, 3))
-    result, _ = engine.step(plan(release=[0], prefill=[Prefill(1, 3)]), NO_IDS)
+    step(engine, plan(admit=[admit(0, 3), admit(1, 3)], prefill=[Prefill(0, 3)]), ids(3, 3))
+    result, _ = step(engine, plan(release=[0], prefill=[Prefill(1, 3)]), NO_IDS)
     assert [row.slot for row in result.rows] == [1]
     assert engine.num_running == 1
 
 
 def test_an_empty_plan_is_a_step(engine: Engine) -> None:
-    result, tokens = engine.step(plan(), NO_IDS)
+    result, tokens = step(engine, plan(), NO_IDS)
     assert isinstance(result, StepResult)
     assert result.rows == []
     assert tokens.dtype == np.int32
@@ -195,43 +201,43 @@ def test_an_empty_plan_is_a_step(engine: Engine) -> None:
 def test_blocks_that_come_later_are_used(engine: Engine) -> None:
     prompt = ids(30)
     whole = admit(0, 30)
-    _, expected = engine.step(plan(admit=[whole], prefill=[Prefill(0, 30)]), prompt)
+    _, expected = step(engine, plan(admit=[whole], prefill=[Prefill(0, 30)]), prompt)
     engine.reset()
     short = Admit(0, "r0", 2, 0, 0, 30, 30, 0, FOREVER, [9, 1])
-    engine.step(plan(admit=[short], prefill=[Prefill(0, 8)]), prompt)
+    step(engine, plan(admit=[short], prefill=[Prefill(0, 8)]), prompt)
     later = [Extend(0, [7]), Extend(0, [30, 2, 4, 3, 5])]
-    _, tokens = engine.step(plan(extend=later, prefill=[Prefill(0, 22)]), NO_IDS)
+    _, tokens = step(engine, plan(extend=later, prefill=[Prefill(0, 22)]), NO_IDS)
     assert tokens.tolist() == expected.tolist()
 
 
 def test_cached_tokens_are_not_computed_again(engine: Engine) -> None:
     prompt = ids(10)
-    _, expected = engine.step(plan(admit=[admit(0, 10)], prefill=[Prefill(0, 10)]), prompt)
+    _, expected = step(engine, plan(admit=[admit(0, 10)], prefill=[Prefill(0, 10)]), prompt)
     sharing = Admit(1, "r1", 0, 0, 0, 10, 10, 8, FOREVER, [0, 1, 40, 41])
-    _, tokens = engine.step(plan(admit=[sharing], prefill=[Prefill(1, 2)]), prompt)
+    _, tokens = step(engine, plan(admit=[sharing], prefill=[Prefill(1, 2)]), prompt)
     assert tokens.tolist() == expected.tolist()
 
 
 def test_a_slot_forgets_the_blocks_it_had(engine: Engine) -> None:
     """What slot 0 writes beyond its reservation must not reach its former blocks, now slot 1's."""
     prompt = ids(20)
-    engine.step(plan(admit=[admit(0, 20)], prefill=[Prefill(0, 20)]), prompt)
-    _, expected = engine.step(plan(decode=[0]), NO_IDS)
+    step(engine, plan(admit=[admit(0, 20)], prefill=[Prefill(0, 20)]), prompt)
+    _, expected = step(engine, plan(decode=[0]), NO_IDS)
     heir = Admit(1, "r1", 0, 0, 0, 20, 20, 0, FOREVER, list(range(8)))
-    engine.step(plan(release=[0], admit=[heir], prefill=[Prefill(1, 20)]), prompt)
+    step(engine, plan(release=[0], admit=[heir], prefill=[Prefill(1, 20)]), prompt)
     bare = Admit(0, "r0", 0, 0, 0, 20, 20, 0, FOREVER, [])
-    engine.step(plan(admit=[bare], prefill=[Prefill(0, 20)]), prompt[::-1])
-    _, tokens = engine.step(plan(decode=[1]), NO_IDS)
+    step(engine, plan(admit=[bare], prefill=[Prefill(0, 20)]), prompt[::-1])
+    _, tokens = step(engine, plan(decode=[1]), NO_IDS)
     assert tokens.tolist() == expected.tolist()
 
 
 def test_a_row_with_bad_logits_fails_alone(engine: Engine) -> None:
-    step = plan(admit=[admit(0, 2), admit(1, 2)], prefill=[Prefill(0, 2), Prefill(1, 2)])
+    rows = plan(admit=[admit(0, 2), admit(1, 2)], prefill=[Prefill(0, 2), Prefill(1, 2)])
     with poisoned(engine, 12):
-        result, tokens = engine.step(step, ids(2, 2))
+        result, tokens = step(engine, rows, ids(2, 2))
     good, bad = result.rows
-    assert (good.slot, good.num_emitted, good.error) == (0, 1, None)
-    assert (bad.slot, bad.num_emitted, bad.finish) == (1, 0, None)
+    assert (good.slot, good.num_tokens, good.error) == (0, 1, None)
+    assert (bad.slot, bad.num_tokens, bad.finish) == (1, 0, None)
     assert "not finite" in str(bad.error)
     assert len(tokens) == 1
     assert engine.num_running == 1
@@ -239,25 +245,27 @@ def test_a_row_with_bad_logits_fails_alone(engine: Engine) -> None:
 
 def test_what_a_failed_sequence_left_in_its_blocks_harms_nobody(engine: Engine) -> None:
     """Ragged rows are attended to together, so the shorter one's last block is read to its end."""
-    step = plan(admit=[admit(0, 9), admit(1, 13)], prefill=[Prefill(0, 9), Prefill(1, 13)])
+    rows = plan(admit=[admit(0, 9), admit(1, 13)], prefill=[Prefill(0, 9), Prefill(1, 13)])
     prompts = ids(9, 13)
-    engine.step(step, prompts)
-    _, expected = engine.step(plan(decode=[0, 1]), NO_IDS)
+    step(engine, rows, prompts)
+    _, expected = step(engine, plan(decode=[0, 1]), NO_IDS)
     with poisoned(engine, 12):
-        engine.step(plan(admit=[admit(0, 30)], prefill=[Prefill(0, 30)]), np.full(30, 12, np.int32))
-    engine.step(step, prompts)
-    _, again = engine.step(plan(decode=[0, 1]), NO_IDS)
+        step(
+            engine, plan(admit=[admit(0, 30)], prefill=[Prefill(0, 30)]), np.full(30, 12, np.int32)
+        )
+    step(engine, rows, prompts)
+    _, again = step(engine, plan(decode=[0, 1]), NO_IDS)
     assert again.tolist() == expected.tolist()
 
 
 def test_a_plan_that_gives_more_than_a_row_lacks_is_an_error(engine: Engine) -> None:
     with pytest.raises(ValueError, match="more tokens than it lacks"):
-        engine.step(plan(admit=[admit(0, 3)], prefill=[Prefill(0, 4)]), ids(3))
+        step(engine, plan(admit=[admit(0, 3)], prefill=[Prefill(0, 4)]), ids(3))
 
 
 def test_prefill_then_decode_to_the_end_counts_every_token(engine: Engine) -> None:
     params = SamplingParams(seed=0, temperature=0.0, max_tokens=6, ignore_eos=True)
-    _, first = engine.step(plan(admit=[admit(2, 3, params)], prefill=[Prefill(2, 3)]), ids(3))
+    _, first = step(engine, plan(admit=[admit(2, 3, params)], prefill=[Prefill(2, 3)]), ids(3))
     rest, row = decode_until_end(engine, 2)
     assert len(first) + len(rest) == 6
     assert row.finish == "length"

@@ -45,7 +45,7 @@ def our_logits(folder: Path, prompts: list[list[int]], dtype: torch.dtype) -> li
     rows = [Prefill(slot, len(ids)) for slot, ids in enumerate(prompts)]
     plan = StepPlan(1, [], admits, [], rows, [])
     table.apply(plan, np.concatenate([np.array(ids, np.int32) for ids in prompts]))
-    batch = prepare_batch(table, plan, cache)
+    batch = prepare_batch(table, plan, cache, np.zeros(0, np.int64))
     with forward_context(batch.context):
         hidden = model(batch.input_ids, batch.positions)
     logits = model.logits(hidden)

@@ -1,0 +1,109 @@
+"""What a request asks to be changed in its logits before they are scaled and filtered.
+
+The order is: allowed ids → hidden ids (bad words, ends before min_tokens) → bias → penalties.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+HIDDEN = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class RowChange:
+    """What is to be changed in row ``row`` of the logits. Ids occur once in each array.
+
+    ``known`` are the distinct ids of prompt and output, ``emitted`` those of the output, each with
+    how often it occurs; both only where the penalties need them.
+    """
+
+    row: int
+    allowed: np.ndarray  # [n] int64; none: all
+    hidden: np.ndarray  # [n] int64
+    biased: np.ndarray  # [n] int64
+    biases: np.ndarray  # [n] float32
+    known: np.ndarray  # [n] int64
+    repetition_penalty: float
+    emitted: np.ndarray  # [n] int64
+    num_emitted: np.ndarray  # [n] int64
+    presence_penalty: float
+    frequency_penalty: float
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """Single entries of the logits, each with a value for what is done there."""
+
+    rows: Tensor  # [n] int64
+    ids: Tensor  # [n] int64
+    values: Tensor  # [n] float32
+
+
+@dataclass(frozen=True, slots=True)
+class Adjustments:
+    """The changes of all rows, kind by kind; a kind that nobody asks for is None."""
+
+    allowed: Points | None
+    hidden: Points | None
+    biases: Points | None
+    repetition: Points | None
+    penalties: Points | None
+
+
+def prepare_adjustments(changes: Sequence[RowChange], device: torch.device) -> Adjustments | None:
+    if not changes:
+        return None
+
+    def points(ids: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> Points | None:
+        rows = np.repeat([change.row for change in changes], [len(each) for each in ids])
+        if not len(rows):
+            return None
+        return Points(
+            torch.from_numpy(rows).to(device),
+            torch.from_numpy(np.concatenate(ids)).to(device),
+            torch.from_numpy(np.concatenate(values).astype(np.float32)).to(device),
+        )
+
+    def constant(ids: Sequence[np.ndarray], values: Sequence[float]) -> Points | None:
+        pairs = zip(ids, values, strict=True)
+        return points(ids, [np.full(len(each), value, np.float32) for each, value in pairs])
+
+    zeros = [0.0] * len(changes)
+    return Adjustments(
+        constant([each.allowed for each in changes], zeros),
+        constant([each.hidden for each in changes], zeros),
+        points([each.biased for each in changes], [each.biases for each in changes]),
+        constant([each.known for each in changes], [each.repetition_penalty for each in changes]),
+        points(
+            [each.emitted for each in changes],
+            [each.presence_penalty + each.frequency_penalty * each.num_emitted for each in changes],
+        ),
+    )
+
+
+def adjust(logits: Tensor, adjustments: Adjustments) -> Tensor:
+    """logits [S, V] float32 → the same, changed, as a copy; what is hidden is −inf.
+
+    Repetition divides positive logits and multiplies negative ones (arXiv 1909.05858); presence and
+    frequency are subtracted, as in OpenAI's API.
+    """
+    logits = logits.clone()
+    if (allowed := adjustments.allowed) is not None:
+        kept = logits[allowed.rows, allowed.ids]
+        logits[allowed.rows] = HIDDEN
+        logits[allowed.rows, allowed.ids] = kept
+    if (hidden := adjustments.hidden) is not None:
+        logits[hidden.rows, hidden.ids] = HIDDEN
+    if (biases := adjustments.biases) is not None:
+        logits[biases.rows, biases.ids] += biases.values
+    if (repetition := adjustments.repetition) is not None:
+        seen = logits[repetition.rows, repetition.ids]
+        factor = torch.where(seen > 0, 1 / repetition.values, repetition.values)
+        logits[repetition.rows, repetition.ids] = seen * factor
+    if (penalties := adjustments.penalties) is not None:
+        logits[penalties.rows, penalties.ids] -= penalties.values
+    return logits

@@ -1,0 +1,36 @@
+"""``/abort_requests``: ends requests by the ids that their clients know."""
+
+from aiohttp import web
+
+from services.gateway.body import BodyReader
+from services.gateway.completions import CHAT, TEXT
+from services.gateway.json_body import check, decode
+from services.gateway.json_reply import json_response
+from services.gateway.mesh import Mesh
+from services.gateway.openai import AbortReply
+from services.gateway.schema import AbortRequest
+
+MAX_BODY_BYTES = 1 << 20
+"""Enough for all ids; such a request is not admitted, for it makes room where there is none."""
+
+
+class Aborts:
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._bodies = BodyReader(MAX_BODY_BYTES)
+
+    def routes(self) -> list[web.RouteDef]:
+        expect = self._bodies.expect
+        return [web.post("/abort_requests", self._abort, expect_handler=expect)]
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        body = await self._bodies.read(request)
+        asked = check(decode(body), AbortRequest, {}).request_ids
+        aborted = [public_id for public_id in asked if self._is_ended(public_id)]
+        ours = set(aborted)
+        return json_response(AbortReply(aborted, [each for each in asked if each not in ours]))
+
+    def _is_ended(self, public_id: str) -> bool:
+        """Clients see ids with the prefix of their endpoint, and may have given them without."""
+        bare = public_id.removeprefix(CHAT.id_prefix).removeprefix(TEXT.id_prefix)
+        return self._mesh.abort(public_id) or (bare != public_id and self._mesh.abort(bare))

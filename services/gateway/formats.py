@@ -1,0 +1,114 @@
+"""How each of the two endpoints words its replies."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from msgspec import UNSET, Raw
+
+from services.gateway.logprob_json import ChatLogprobs, LogprobWriter, TextLogprobs
+from services.gateway.openai import (
+    ChatChoice,
+    ChatDelta,
+    ChatMessage,
+    Choice,
+    ChunkChoice,
+    StopReason,
+    TextChoice,
+    TokenIds,
+)
+from services.gateway.token_table import Spelling
+from shared.messages import Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What one object of a reply tells of choice ``index``."""
+
+    index: int
+    text: str
+    logprobs: Raw | None
+    finished: Finished | None
+    token_ids: TokenIds
+    prompt_token_ids: TokenIds
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self.finished.reason if self.finished is not None else None
+
+    @property
+    def stop_reason(self) -> StopReason:
+        return self.finished.stop_reason if self.finished is not None else UNSET
+
+
+class Format(Protocol):
+    """``prompt_ids_on_top``: a reply has one prompt, so its ids are no matter of its choices."""
+
+    object: str
+    chunk_object: str
+    prompt_ids_on_top: bool
+
+    def opening(self, index: int) -> Choice | None:
+        """The choice of a chunk before the first text, if there is one."""
+
+    def chunk(self, output: Output) -> Choice: ...
+
+    def whole(self, output: Output) -> Choice: ...
+
+    def logprobs(self, spelling: Spelling) -> LogprobWriter: ...
+
+
+class ChatFormat:
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+    prompt_ids_on_top = True
+
+    def opening(self, index: int) -> Choice | None:
+        return ChunkChoice(index, ChatDelta(role="assistant", content=""))
+
+    def chunk(self, output: Output) -> Choice:
+        return ChunkChoice(
+            output.index,
+            ChatDelta(content=output.text or None),
+            output.logprobs,
+            output.finish_reason,
+            output.stop_reason,
+            output.token_ids,
+        )
+
+    def whole(self, output: Output) -> Choice:
+        return ChatChoice(
+            output.index,
+            ChatMessage("assistant", output.text),
+            output.logprobs,
+            output.finish_reason,
+            output.stop_reason,
+            output.token_ids,
+        )
+
+    def logprobs(self, spelling: Spelling) -> LogprobWriter:
+        return ChatLogprobs(spelling)
+
+
+class TextFormat:
+    object = chunk_object = "text_completion"
+    prompt_ids_on_top = False
+
+    def opening(self, index: int) -> Choice | None:
+        return None
+
+    def chunk(self, output: Output) -> Choice:
+        return TextChoice(
+            output.index,
+            output.text,
+            output.logprobs,
+            output.finish_reason,
+            output.stop_reason,
+            output.token_ids,
+            output.prompt_token_ids,
+        )
+
+    def whole(self, output: Output) -> Choice:
+        return self.chunk(output)
+
+    def logprobs(self, spelling: Spelling) -> LogprobWriter:
+        return TextLogprobs(spelling)

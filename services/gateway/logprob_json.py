@@ -1,0 +1,140 @@
+"""Logprobs as JSON, in OpenAI's two shapes; large ones come in pieces. Pure."""
+
+import codecs
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from operator import add
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from services.gateway.exchange import Progress
+from services.gateway.token_table import Spelling
+from shared.codec import Array
+
+PIECE_ENTRIES = 1024
+MIN_LOGPROB = -9999.0
+"""What JSON, which has no infinity, says of a token that cannot be drawn; vLLM says the same."""
+
+
+class LogprobWriter(Protocol):
+    """Writes what comes for one choice; ``progresses`` are consecutive."""
+
+    def write(self, progresses: Sequence[Progress]) -> Iterator[bytes]:
+        """The ``logprobs`` of a choice that got these."""
+
+
+class ChatLogprobs:
+    """One object for each token, with its likeliest alternatives."""
+
+    def __init__(self, spelling: Spelling) -> None:
+        self._entries = spelling.entries
+
+    def write(self, progresses: Sequence[Progress]) -> Iterator[bytes]:
+        yield b'{"content":['
+        for number, token in enumerate(_tokens(progresses)):
+            yield b"," if number else b""
+            yield b'%b%b,"rank":%d,"top_logprobs":[' % (
+                self._entries[token.token_id],
+                _number(token.logprob),
+                token.rank,
+            )
+            yield from self._alternatives(token)
+            yield b"]}"
+        yield b'],"refusal":null}'
+
+    def _alternatives(self, token: "_Token") -> Iterator[bytes]:
+        for number, (ids, values) in enumerate(_pieces(token)):
+            yield b"," if number else b""
+            entries = map(self._entries.__getitem__, ids)
+            yield b"},".join(map(add, entries, values)) + b"}"
+
+
+class TextLogprobs:
+    """Columns. ``text_offset`` counts the characters of the tokens before, as they are written."""
+
+    def __init__(self, spelling: Spelling) -> None:
+        self._names = spelling.names
+        self._table = spelling.table
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0
+
+    def write(self, progresses: Sequence[Progress]) -> Iterator[bytes]:
+        tokens = list(_tokens(progresses))
+        yield b'{"text_offset":[%b],"token_logprobs":[%b],"tokens":[%b],"top_logprobs":[' % (
+            b",".join(b"%d" % self._advance(token.token_id) for token in tokens),
+            b",".join(_number(token.logprob) for token in tokens),
+            b",".join(self._names[token.token_id] for token in tokens),
+        )
+        for number, token in enumerate(tokens):
+            yield b",{" if number else b"{"
+            yield from self._alternatives(token)
+            yield b"}"
+        yield b"]}"
+
+    def _alternatives(self, token: "_Token") -> Iterator[bytes]:
+        """The likeliest of those that are named alike, and the token itself in any case."""
+        seen: set[bytes] = set()
+        own = ([token.token_id], [_number(token.logprob)])
+        for ids, values in chain(_pieces(token), [own]):
+            is_first = not seen
+            pairs = []
+            for name, value in zip(map(self._names.__getitem__, ids), values, strict=True):
+                if name not in seen:
+                    seen.add(name)
+                    pairs.append(name + b":" + value)
+            if pairs:
+                yield (b"" if is_first else b",") + b",".join(pairs)
+
+    def _advance(self, token_id: int) -> int:
+        before = self._offset
+        self._offset += len(self._decoder.decode(self._table.written(token_id)))
+        return before
+
+
+class _Token(NamedTuple):
+    """``values`` [k] of the alternatives; ``top_ids`` [k] are theirs, descending, or None: the
+    values are those of the whole vocabulary."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    values: Array
+    top_ids: Array | None
+
+
+def _tokens(progresses: Sequence[Progress]) -> Iterator[_Token]:
+    for progress in progresses:
+        if not progress.num_tokens:
+            continue
+        num_tokens, arrays = progress.num_tokens, progress.arrays
+        values = np.maximum(arrays.values, np.float32(MIN_LOGPROB))
+        values = values.reshape(num_tokens, progress.num_values)
+        top_ids = arrays.top_ids.reshape(num_tokens, progress.num_top_ids)
+        is_whole = progress.num_values > 1 and not progress.num_top_ids
+        for index, (token_id, rank) in enumerate(
+            zip(arrays.ids.tolist(), arrays.ranks.tolist(), strict=True)
+        ):
+            row = values[index]
+            yield _Token(token_id, row[0], rank, row[1:], None if is_whole else top_ids[index])
+
+
+def _pieces(token: _Token) -> Iterator[tuple[list[int], list[bytes]]]:
+    """Ids of the alternatives, likeliest first, of equal ones the lowest, and their logprobs."""
+    ids, values = token.top_ids, token.values
+    if ids is None:
+        ids = np.argsort(-values, kind="stable")
+        values = values[ids]
+    for start in range(0, len(ids), PIECE_ENTRIES):
+        end = start + PIECE_ENTRIES
+        yield ids[start:end].tolist(), _numbers(values[start:end])
+
+
+def _numbers(values: Array) -> list[bytes]:
+    """The shortest digits that give the same float32."""
+    numbers: list[bytes] = values.astype("S16").tolist()
+    return numbers
+
+
+def _number(value: float) -> bytes:
+    return str(value).encode()

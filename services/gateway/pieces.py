@@ -1,0 +1,36 @@
+"""Large replies are made piece by piece on a thread, so that other streams are not held up."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+PIECE_BYTES = 16 << 10
+"""What the thread makes, holding the GIL, before the event loop gets its turn."""
+
+
+class PieceMaker:
+    """Runs generators of bytes on one thread, so that they take turns."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "pieces")
+
+    async def send(
+        self, pieces: Iterator[bytes], write: Callable[[bytes], Awaitable[None]]
+    ) -> None:
+        """Writes ``pieces``, joined to fewer; the next is made when this one was written."""
+        loop = asyncio.get_running_loop()
+        while piece := await loop.run_in_executor(self._thread, _gather, pieces):
+            await write(piece)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _gather(pieces: Iterator[bytes]) -> bytes:
+    """Enough for one piece; nothing at the end."""
+    gathered = bytearray()
+    for piece in pieces:
+        gathered += piece
+        if len(gathered) >= PIECE_BYTES:
+            break
+    return bytes(gathered)

@@ -1,0 +1,78 @@
+"""What a whole reply and a streamed one are made of."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from msgspec import UNSET, UnsetType
+
+from services.gateway.exchange import Progress
+from services.gateway.formats import Format
+from services.gateway.job import Job
+from services.gateway.logprob_json import LogprobWriter
+from services.gateway.openai import Choice, Completion, TokenIds, Usage
+from services.gateway.token_table import Spelling
+from shared.codec import Array
+
+
+@dataclass(frozen=True)
+class Head:
+    """What all objects of one reply have in common; ``created`` in Unix seconds."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+@dataclass(frozen=True)
+class Reply:
+    """All that is known of a reply before its first token.
+
+    ``spelling`` None: without logprobs. ``echoes`` are the prompts' texts, or empty: not echoed.
+    ``prompt_ids`` [prompt_len] int32 of each prompt.
+    """
+
+    format: Format
+    head: Head
+    job: Job
+    spelling: Spelling | None
+    echoes: Sequence[str]
+    prompt_ids: Sequence[Array]
+
+    @property
+    def shows_tokens(self) -> bool:
+        return self.spelling is not None or self.job.returns_ids
+
+    def logprobs(self) -> LogprobWriter | None:
+        return self.format.logprobs(self.spelling) if self.spelling is not None else None
+
+    def echo(self, index: int) -> str:
+        return self.echoes[index // self.job.num_choices] if self.echoes else ""
+
+    def prompt_token_ids(self, index: int) -> TokenIds:
+        if not self.job.returns_ids:
+            return UNSET
+        ids: list[int] = self.prompt_ids[index // self.job.num_choices].tolist()
+        return ids
+
+    def token_ids(self, progresses: Iterable[Progress]) -> TokenIds:
+        if not self.job.returns_ids:
+            return UNSET
+        return [token_id for each in progresses for token_id in each.arrays.ids.tolist()]
+
+    def usage(self, num_tokens: int) -> Usage:
+        num_prompt = sum(map(len, self.prompt_ids))
+        return Usage(num_prompt, num_tokens, num_prompt + num_tokens)
+
+    def completion(
+        self,
+        kind: str,
+        choices: list[Choice],
+        usage: Usage | UnsetType | None,
+        prompt_token_ids: TokenIds = UNSET,
+    ) -> Completion:
+        head = self.head
+        on_top = prompt_token_ids if self.format.prompt_ids_on_top else UNSET
+        return Completion(
+            head.id, kind, head.created, head.model, head.system_fingerprint, choices, usage, on_top
+        )

@@ -1,0 +1,97 @@
+"""How a request wants its tokens drawn: its own values, else the model's defaults."""
+
+import re
+import secrets
+from typing import Any, TypeVar
+
+from services.gateway.prompts import known_ids
+from services.gateway.schema import GenerationRequest
+from services.gateway.violations import show
+from shared.errors import InvalidRequest
+from shared.messages import ALL_TOKENS, ModelInfo, SamplingParams, TextOptions
+
+MAX_BIAS = 100
+
+_ID = re.compile("0|[1-9][0-9]{0,9}")
+
+Value = TypeVar("Value")
+
+
+def sampling_params(
+    request: GenerationRequest, model: ModelInfo, logprobs: int | None
+) -> SamplingParams:
+    """Raises InvalidRequest. The seed is drawn here, once for all choices, where none is given."""
+    defaults = model.defaults
+    min_tokens = _or(request.min_tokens, 0)
+    if request.max_tokens is not None and min_tokens > request.max_tokens:
+        raise InvalidRequest(
+            f"min_tokens is {min_tokens}; max_tokens is {request.max_tokens}", param="min_tokens"
+        )
+    return SamplingParams(
+        seed=secrets.randbits(63) if request.seed is None else request.seed,
+        temperature=_or(request.temperature, defaults.temperature),
+        top_k=max(_or(request.top_k, defaults.top_k), 0),
+        top_p=_or(request.top_p, defaults.top_p),
+        max_tokens=request.max_tokens,
+        ignore_eos=bool(request.ignore_eos),
+        min_p=_or(request.min_p, defaults.min_p),
+        presence_penalty=_or(request.presence_penalty, 0.0),
+        frequency_penalty=_or(request.frequency_penalty, 0.0),
+        repetition_penalty=_or(request.repetition_penalty, defaults.repetition_penalty),
+        min_tokens=min_tokens,
+        stop_token_ids=_ids(request.stop_token_ids, model, "stop_token_ids"),
+        allowed_token_ids=_ids(request.allowed_token_ids, model, "allowed_token_ids"),
+        logit_bias=_biases(request.logit_bias or {}, model.vocab_size),
+        logprobs=logprobs,
+    )
+
+
+def text_options(request: GenerationRequest, adds_special_tokens: bool) -> TextOptions:
+    """``adds_special_tokens``: where the client says nothing."""
+    return TextOptions(
+        stop=[request.stop] if isinstance(request.stop, str) else request.stop or [],
+        bad_words=request.bad_words or [],
+        includes_stop=bool(request.include_stop_str_in_output),
+        skips_special_tokens=_or(request.skip_special_tokens, True),
+        adds_special_tokens=_or(request.add_special_tokens, adds_special_tokens),
+    )
+
+
+def num_logprobs(asked: int | None, param: str, max_logprobs: int, model: ModelInfo) -> int | None:
+    """Raises InvalidRequest above ``max_logprobs``; −1, there and then here: the whole
+    vocabulary."""
+    is_unbounded = max_logprobs == ALL_TOKENS
+    limit = model.vocab_size if is_unbounded else min(max_logprobs, model.vocab_size)
+    if asked is None or 0 <= asked <= limit or (is_unbounded and asked == ALL_TOKENS):
+        return asked
+    raise InvalidRequest(
+        f"{param} is {asked}; expected 0 to {limit} (max-logprobs is {max_logprobs})", param=param
+    )
+
+
+def _or(value: Value | None, default: Value) -> Value:
+    return default if value is None else value
+
+
+def _ids(ids: list[int] | None, model: ModelInfo, param: str) -> list[int]:
+    known_ids(ids or [], model.vocab_size, param)
+    return ids or []
+
+
+def _biases(biases: dict[str, Any], vocab_size: int) -> list[tuple[int, float]]:
+    return [_bias(key, value, vocab_size) for key, value in biases.items()]
+
+
+def _bias(key: str, value: Any, vocab_size: int) -> tuple[int, float]:
+    if not _ID.fullmatch(key) or int(key) >= vocab_size:
+        raise InvalidRequest(
+            f"logit_bias has the key {show(key)}; keys are token ids below {vocab_size}",
+            param="logit_bias",
+        )
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not -MAX_BIAS <= value <= MAX_BIAS:
+        raise InvalidRequest(
+            f"logit_bias.{key} is {show(value)}; expected a number from -{MAX_BIAS} to {MAX_BIAS}",
+            param=f"logit_bias.{key}",
+        )
+    return int(key), float(value)

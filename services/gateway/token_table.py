@@ -1,0 +1,59 @@
+"""How the tokens of the model are written, in text and in JSON."""
+
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+
+from shared.codec import Array
+
+_encode = msgspec.json.Encoder().encode
+
+
+class _Cache(dict[int, bytes]):
+    """A piece of JSON for each id, made when it is first asked for."""
+
+    def __init__(self, make: Callable[[int], bytes]) -> None:
+        self._make = make
+
+    def __missing__(self, token_id: int) -> bytes:
+        piece = self[token_id] = self._make(token_id)
+        return piece
+
+
+class Spelling:
+    """One way to name tokens. ``names`` are JSON strings; ``entries`` begin the object that
+    describes a token in a chat, up to the value of its logprob."""
+
+    def __init__(self, table: "TokenTable", name: Callable[[int], str]) -> None:
+        self.table = table
+        self.names = _Cache(lambda token_id: _encode(name(token_id)))
+        self.entries = _Cache(
+            lambda token_id: (
+                b'{"token":%b,"bytes":%b,"logprob":'
+                % (_encode(name(token_id)), _encode(list(table.written(token_id))))
+            )
+        )
+
+
+class TokenTable:
+    """``data`` [n] uint8 are the bytes of all tokens in order of ids, concatenated; ``lengths``
+    [vocab_size] int32 count those of each. A vocabulary is large, so all else is made lazily."""
+
+    def __init__(self, data: Array, lengths: Array) -> None:
+        self._data = data.tobytes()
+        self._ends = np.cumsum(lengths, dtype=np.int64)
+        self._by_text = Spelling(self, self.text)
+        self._by_id = Spelling(self, lambda token_id: f"token_id:{token_id}")
+
+    def spelling(self, by_id: bool) -> Spelling:
+        """Tokens named by their text, or as ``token_id:5``."""
+        return self._by_id if by_id else self._by_text
+
+    def written(self, token_id: int) -> bytes:
+        """May be a part of a character."""
+        start = int(self._ends[token_id - 1]) if token_id else 0
+        return self._data[start : int(self._ends[token_id])]
+
+    def text(self, token_id: int) -> str:
+        return self.written(token_id).decode(errors="replace")

@@ -1,0 +1,167 @@
+"""One prompt's way through the mesh, over all its attempts. Pure."""
+
+from array import array
+
+import numpy as np
+
+from services.gateway.exchange import Exchange, Progress
+from services.gateway.job import Job, Prompt
+from shared.codec import Array
+from shared.errors import InternalError, RequestError
+from shared.messages import (
+    WINDOW_BYTES,
+    WINDOW_TOKENS,
+    ChoiceStart,
+    Delta,
+    Finished,
+    Grant,
+    RequestKey,
+    Submit,
+)
+from shared.peer import Peer
+from shared.token_arrays import TokenArrays
+
+MAX_REPLAYS = 2
+NO_IDS = np.zeros(0, np.int32)
+
+
+class _Choice:
+    """What the gateway has of one choice, and how much of it the client has taken."""
+
+    def __init__(self) -> None:
+        self.ids = array("i")
+        self.num_chars = 0
+        self.num_taken = 0
+        self._num_untaken_bytes = 0
+        self.begin_attempt()
+
+    def begin_attempt(self) -> None:
+        """The scheduler counts bytes anew, and grants a window beyond what is resumed."""
+        self._num_bytes = 0
+        self._granted_tokens = len(self.ids) + WINDOW_TOKENS
+        self._granted_bytes = WINDOW_BYTES
+
+    def add(self, row: Delta, part: TokenArrays) -> None:
+        self.ids.frombytes(part.ids.tobytes())
+        self.num_chars += len(row.text)
+        self._num_bytes += part.num_bytes
+        self._num_untaken_bytes += part.num_bytes
+
+    def take(self, progress: Progress) -> tuple[int, int] | None:
+        """The tokens and bytes to grant, once half a window has been taken."""
+        self.num_taken += progress.num_tokens
+        self._num_untaken_bytes -= progress.arrays.num_bytes
+        num_tokens = self.num_taken + WINDOW_TOKENS
+        num_bytes = self._num_bytes - self._num_untaken_bytes + WINDOW_BYTES
+        is_due = (
+            num_tokens - self._granted_tokens >= WINDOW_TOKENS // 2
+            or num_bytes - self._granted_bytes >= WINDOW_BYTES // 2
+        )
+        if not is_due:
+            return None
+        self._granted_tokens = max(self._granted_tokens, num_tokens)
+        self._granted_bytes = max(self._granted_bytes, num_bytes)
+        return self._granted_tokens, self._granted_bytes
+
+
+class Trip:
+    """A prompt of an Exchange: what to submit, and where what comes back belongs.
+
+    After the loss of a tokenizer or a scheduler, ``begin_replay`` and another ``submit`` go on
+    where the mesh had come to. ``choices`` are those that have not ended. ``peer`` is the tokenizer
+    that works on it, and ``replay_until_s`` (monotonic) how long it may wait for another.
+    """
+
+    def __init__(self, request: str, number: int, job: Job, exchange: Exchange) -> None:
+        """``number`` counts the prompts of ``job``."""
+        self.request = request
+        self.attempt = 1
+        self.num_replays = 0
+        self.is_accepted = False
+        self.peer: Peer | None = None
+        self.replay_until_s = 0.0
+        self.choices = {index: _Choice() for index in range(job.num_choices)}
+        self._number = number
+        self._job = job
+        self._exchange = exchange
+        self._prompt = job.prompts[number]
+
+    @property
+    def key(self) -> RequestKey:
+        return RequestKey(self.request, self.attempt)
+
+    @property
+    def public_id(self) -> str:
+        return self.request.partition("~")[0]
+
+    def submit(self) -> tuple[Submit, Array, Array]:
+        """The message of this attempt and its buffers."""
+        starts = [
+            ChoiceStart(index, len(choice.ids), choice.num_chars)
+            for index, choice in self.choices.items()
+        ]
+        job = self._job
+        message = Submit(
+            self.request, self.attempt, self._prompt.kind, job.params, job.text, starts,
+            job.priority,
+        )  # fmt: skip
+        resumed = b"".join(choice.ids.tobytes() for choice in self.choices.values())
+        return message, self._prompt.data, np.frombuffer(resumed, np.int32)
+
+    def begin_replay(self) -> None:
+        """Raises InternalError where it has been replayed often enough: it may be the reason."""
+        if self.num_replays == MAX_REPLAYS:
+            raise InternalError(
+                f"{MAX_REPLAYS + 1} services died while they worked on this request",
+                code="too_many_replays",
+            )
+        self.num_replays += 1
+        self.begin_attempt()
+
+    def begin_attempt(self) -> None:
+        self.peer = None
+        self.attempt += 1
+        self.is_accepted = False
+        for choice in self.choices.values():
+            choice.begin_attempt()
+
+    def accept(self, prompt_ids: Array) -> None:
+        self.is_accepted = True
+        self._prompt = Prompt("ids", prompt_ids)
+        self._exchange.accept(self._number, prompt_ids)
+
+    def add(self, row: Delta, part: TokenArrays) -> None:
+        choice = self.choices.get(row.choice)
+        if choice is None:
+            return
+        if row.position != len(choice.ids):
+            raise InternalError(
+                f"token {row.position} of choice {row.choice} came where {len(choice.ids)} belongs"
+            )
+        choice.add(row, part)
+        self._exchange.add(self._index(row.choice), row, part)
+
+    def finish(self, finished: Finished) -> None:
+        """A prompt that ends before it was accepted was aborted: nobody need wait for its ids."""
+        if self.choices.pop(finished.choice, None) is not None:
+            self._exchange.finish(self._index(finished.choice), finished)
+        if not self.choices and not self.is_accepted:
+            self._exchange.accept(self._number, NO_IDS)
+
+    def abort(self) -> None:
+        """Ends every choice with what it has."""
+        for index, choice in list(self.choices.items()):
+            self.finish(Finished(self.request, self.attempt, index, "abort", len(choice.ids)))
+
+    def fail(self, error: RequestError) -> None:
+        self._exchange.fail(error)
+
+    def take(self, progress: Progress) -> Grant | None:
+        """The client has ``progress``: more credit for its choice, if enough is due."""
+        number = progress.index % self._job.num_choices
+        choice = self.choices.get(number)
+        due = choice.take(progress) if choice is not None else None
+        return Grant(f"{self.request}/{number}", self.attempt, *due) if due else None
+
+    def _index(self, choice: int) -> int:
+        return self._number * self._job.num_choices + choice

@@ -1,0 +1,75 @@
+"""The rows of one StepPlan, as they are decided."""
+
+import numpy as np
+
+from services.scheduler.sequence import Sequence
+from shared.messages import Admit, Decode, Extend, Prefill, SamplingParams, StepPlan
+
+# The plan travels in a header of at most 4 MiB, and lists of blocks and ids are most of it.
+MAX_ADMIT_BYTES = 2 << 20
+
+
+class PlanBuilder:
+    """Collects the rows of a plan and counts the token budget that is left."""
+
+    def __init__(self, step: int, budget: int, release: list[int]) -> None:
+        self.budget = budget
+        self.plan = StepPlan(step, release, admit=[], extend=[], prefill=[], decode=[])
+        self._known: list[np.ndarray] = []
+        self._num_admit_bytes = 0
+
+    @property
+    def is_empty(self) -> bool:
+        plan = self.plan
+        return not (plan.release or plan.prefill or plan.decode)
+
+    @property
+    def is_full(self) -> bool:
+        return self.budget == 0 or self._num_admit_bytes > MAX_ADMIT_BYTES
+
+    @property
+    def ids(self) -> np.ndarray:
+        """Known ids of the admitted rows, concatenated: [sum of num_ids] int32."""
+        return np.concatenate(self._known) if self._known else np.zeros(0, np.int32)
+
+    def admit(self, sequence: Sequence) -> None:
+        ids = sequence.known_ids()
+        self._known.append(ids)
+        self._num_admit_bytes += 5 * len(sequence.blocks) + _num_bytes(sequence.params)
+        self.plan.admit.append(
+            Admit(
+                sequence.slot,
+                sequence.request,
+                sequence.attempt,
+                sequence.route,
+                sequence.choice,
+                len(sequence.prompt),
+                len(ids),
+                sequence.num_computed,
+                sequence.params,
+                sequence.blocks,
+            )
+        )
+
+    def extend(self, sequence: Sequence, blocks: list[int]) -> None:
+        if blocks:
+            self.plan.extend.append(Extend(sequence.slot, blocks))
+
+    def compute(self, sequence: Sequence) -> None:
+        """Gives the sequence as many tokens as it lacks and the budget allows."""
+        num_tokens = min(sequence.num_to_compute, self.budget)
+        if num_tokens == 0:
+            return
+        if sequence.num_to_compute == 1:
+            self.plan.decode.append(Decode(sequence.slot))
+        else:
+            self.plan.prefill.append(Prefill(sequence.slot, num_tokens))
+        sequence.num_computed += num_tokens
+        self.budget -= num_tokens
+
+
+def _num_bytes(params: SamplingParams) -> int:
+    """About what the lists of ``params`` take in msgpack."""
+    ids = len(params.stop_token_ids) + len(params.allowed_token_ids)
+    ids += sum(1 + len(word) for word in params.bad_words)
+    return 5 * ids + 15 * len(params.logit_bias)

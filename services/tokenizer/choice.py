@@ -1,0 +1,46 @@
+"""One choice of an open request: what it has written, and what of that its client lacks."""
+
+from collections.abc import Sequence
+
+from services.tokenizer.text_stream import TextStream
+
+
+class Choice:
+    """The text of one sequence, from what an attempt before this one had delivered.
+
+    Decoding the ``resumed`` ids again gives the text that was delivered, ``num_chars`` of it, and
+    what was held back; only what follows comes out.
+    """
+
+    def __init__(
+        self, index: int, stream: TextStream, resumed: Sequence[int], num_chars: int
+    ) -> None:
+        self.index = index
+        self._stream = stream
+        self._num_to_skip = num_chars
+        self._unsent = self._skip(stream.push(resumed)) if resumed else ""
+
+    @property
+    def num_tokens(self) -> int:
+        return self._stream.num_tokens
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._stream.stop
+
+    def push(self, ids: Sequence[int], last_is_mute: bool) -> str:
+        """Text that can go out; see TextStream.push."""
+        return self._take(self._stream.push(ids, last_is_mute))
+
+    def finish(self) -> str:
+        return self._take(self._stream.finish())
+
+    def _take(self, text: str) -> str:
+        text, self._unsent = self._unsent + self._skip(text), ""
+        return text
+
+    def _skip(self, text: str) -> str:
+        num_skipped = min(self._num_to_skip, len(text))
+        self._num_to_skip -= num_skipped
+        return text[num_skipped:]

@@ -1,0 +1,87 @@
+"""A Submit as the scheduler and the decoding of its choices need it; runs on a thread. Pure."""
+
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from services.tokenizer.choice import Choice
+from services.tokenizer.text_model import TextModel
+from services.tokenizer.text_stream import TextStream
+from shared.codec import Array
+from shared.errors import InvalidRequest
+from shared.messages import PromptKind, SamplingParams, Submit
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One choice, and the ids that an attempt before this one had emitted: [n] int32."""
+
+    choice: Choice
+    resumed: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """``ids`` [prompt_len] int32 of the prompt; ``params`` completed by what only we know."""
+
+    ids: Array
+    params: SamplingParams
+    starts: list[Start]
+
+
+def prepare(
+    model: TextModel, submit: Submit, prompt: Array, resumed: Array, max_tokens: int | None
+) -> Prepared:
+    """``resumed`` holds the ids of all choices, concatenated; ``max_tokens`` counts where the
+    client sets no bound, as far as the context goes. Raises InvalidRequest."""
+    ids = encode(model, submit.kind, prompt, submit.text.adds_special_tokens)
+    params = submit.params
+    if submit.text.bad_words:
+        bad_words = model.encode_words(submit.text.bad_words)
+        params = msgspec.structs.replace(params, bad_words=bad_words)
+    if params.max_tokens is None and max_tokens is not None:
+        room = max(1, model.max_model_len - len(ids))
+        params = msgspec.structs.replace(params, max_tokens=min(max_tokens, room))
+    starts = []
+    end = 0
+    for start in submit.choices:
+        begin, end = end, end + start.num_ids
+        ids_so_far = resumed[begin:end]
+        choice = Choice(start.choice, _stream(model, submit), ids_so_far.tolist(), start.num_chars)
+        starts.append(Start(choice, ids_so_far))
+    return Prepared(ids, params, starts)
+
+
+def encode(model: TextModel, kind: PromptKind, prompt: Array, adds_special_tokens: bool) -> Array:
+    """The ids of a prompt: [prompt_len] int32, at least one."""
+    match kind:
+        case "ids":
+            ids = prompt
+        case "text":
+            ids = model.encode(prompt.tobytes().decode(), adds_special_tokens)
+        case "chat":
+            ids = model.encode_chat(msgspec.json.decode(prompt.tobytes()), adds_special_tokens)
+    if len(ids) == 0:
+        raise InvalidRequest("the prompt has no tokens", param="prompt")
+    model.check_ids(ids)
+    return ids
+
+
+def convert(model: TextModel, kind: PromptKind, data: Array, adds_special_tokens: bool) -> Array:
+    """Ids of a text or a chat, [n] int32; or the UTF-8 bytes of the text of ids."""
+    if kind != "ids":
+        return encode(model, kind, data, adds_special_tokens)
+    model.check_ids(data)
+    text = model.decode(data.tolist(), skips_special_tokens=False)
+    return np.frombuffer(text.encode(), np.uint8)
+
+
+def _stream(model: TextModel, submit: Submit) -> TextStream:
+    text = submit.text
+    return TextStream(
+        lambda ids: model.decode(ids, text.skips_special_tokens),
+        text.stop,
+        text.includes_stop,
+        submit.params.min_tokens,
+    )

@@ -1,0 +1,225 @@
+"""What gateways ask of a tokenizer, from Submit to the end: prompts go down, text comes up."""
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import TypeVar
+
+import numpy as np
+
+from services.tokenizer.deliver import deliver
+from services.tokenizer.open_requests import OpenRequest, OpenRequests
+from services.tokenizer.outbox import Outbox
+from services.tokenizer.prepare import Prepared, convert, prepare
+from services.tokenizer.text_model import TextModel
+from shared.codec import Array
+from shared.errors import RETRY_AFTER_S, InternalError, Overloaded, RequestError, Unavailable
+from shared.messages import (
+    Accepted,
+    Convert,
+    Converted,
+    Credit,
+    Failed,
+    Generate,
+    Grant,
+    Lost,
+    RequestKey,
+    Submit,
+    Tokens,
+)
+from shared.peer import Peer
+from shared.rate import Rate
+from shared.token_arrays import Layout, TokenArrays
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+
+class Requests:
+    """Encodes on ``threads`` and decodes on the event loop; ``find_scheduler`` says where to.
+
+    ``max_tokens`` bounds texts whose clients set no bound.
+    """
+
+    def __init__(
+        self,
+        text: TextModel,
+        max_tokens: int | None,
+        max_open: int,
+        threads: Executor,
+        tasks: asyncio.TaskGroup,
+        find_scheduler: Callable[[], Peer | None],
+    ) -> None:
+        self.num_deliveries = 0
+        self._text = text
+        self._max_tokens = max_tokens
+        self._max_open = max_open
+        self._threads = threads
+        self._tasks = tasks
+        self._find_scheduler = find_scheduler
+        self._open = OpenRequests()
+        self._ends = Rate(time.monotonic())
+        self._idle = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    async def idle(self) -> None:
+        """Returns when nothing is open."""
+        self._note_idle()
+        await self._idle.wait()
+
+    def lose(self, peer: Peer) -> None:
+        """A gateway's requests are cancelled; a scheduler's go back to their gateways."""
+        lost: dict[Peer, list[RequestKey]] = defaultdict(list)
+        for request in self._open.pop_all_of(peer):
+            if peer is request.gateway:
+                request.cancel()
+            else:
+                lost[request.gateway].append(request.key)
+        for gateway, keys in lost.items():
+            gateway.send(Lost(keys))
+        self._note_idle()
+
+    # --- down ---------------------------------------------------------------------------------
+
+    def submit(self, gateway: Peer, submit: Submit, prompt: Array, resumed: Array) -> None:
+        try:
+            self._check(submit)
+        except RequestError as error:
+            gateway.send(error.to_failed(submit.request, submit.attempt))
+            return
+        request = OpenRequest(submit, gateway)
+        self._open.add(request)
+        request.encoding = self._tasks.create_task(self._encode_and_send(request, prompt, resumed))
+
+    def grant(self, grants: list[Grant]) -> None:
+        by_scheduler: dict[Peer, list[Grant]] = defaultdict(list)
+        for grant in grants:
+            found = self._open.by_sequence(grant.request, grant.attempt)
+            if found is not None and found[0].scheduler is not None:
+                by_scheduler[found[0].scheduler].append(grant)
+        for scheduler, passed in by_scheduler.items():
+            scheduler.send(Credit(passed))
+
+    def cancel(self, keys: list[RequestKey]) -> None:
+        for key in keys:
+            request = self._open.get(key.request, key.attempt)
+            if request is not None:
+                self._open.pop(request)
+                request.cancel()
+        self._note_idle()
+
+    def abort(self, ids: list[str]) -> None:
+        """Ends what clients know by these ids, each choice with the text it has."""
+        outbox = Outbox(Layout([], TokenArrays()))
+        for request in self._open.named(set(ids)):
+            request.cancel()
+            self._open.pop(request)
+            if request.scheduler is None:
+                outbox.add_unbegun(request, "abort")
+            for choice in request.choices.values():
+                outbox.add_end(request, choice, choice.finish(), "abort")
+        outbox.send()
+        self._note_idle()
+
+    def convert(self, gateway: Peer, message: Convert, data: Array) -> None:
+        self._tasks.create_task(self._convert(gateway, message, data))
+
+    def _check(self, submit: Submit) -> None:
+        if self._open.get(submit.request, submit.attempt) is not None:
+            raise InternalError(f"there is a request {submit.request} already")
+        if len(self._open) >= self._max_open:
+            raise Overloaded(
+                f"{self._max_open} requests are open at this tokenizer; the limit is"
+                " max-open-requests",
+                retry_after_s=self._ends.retry_after_s(len(self._open), time.monotonic()),
+            )
+
+    async def _encode_and_send(self, request: OpenRequest, prompt: Array, resumed: Array) -> None:
+        try:
+            prepared = await self._on_thread(
+                lambda: prepare(self._text, request.submit, prompt, resumed, self._max_tokens)
+            )
+            if request in self._open:
+                self._generate(request, prepared)
+        except RequestError as error:
+            self._fail(request, error)
+        except Exception:  # the edge of one request: nobody else may notice
+            log.exception("request %s cannot be encoded", request.request)
+            self._fail(request, InternalError("the prompt could not be encoded"))
+
+    def _generate(self, request: OpenRequest, prepared: Prepared) -> None:
+        scheduler = self._find_scheduler()
+        if scheduler is None:
+            raise Unavailable("no scheduler is connected", retry_after_s=RETRY_AFTER_S)
+        request.scheduler = scheduler
+        request.prompt_ids = prepared.ids
+        for start in prepared.starts:
+            number = start.choice.index
+            request.choices[number] = start.choice
+            request.unaccepted.add(number)
+            name, num_ids = request.sequence(number).request, len(prepared.ids)
+            generate = Generate(
+                name, request.attempt, number, num_ids, prepared.params, request.submit.priority
+            )
+            scheduler.send(generate, np.concatenate((prepared.ids, start.resumed)))
+
+    async def _convert(self, gateway: Peer, message: Convert, data: Array) -> None:
+        name, kind, adds_special_tokens = message.request, message.kind, message.adds_special_tokens
+        try:
+            array = await self._on_thread(
+                lambda: convert(self._text, kind, data, adds_special_tokens)
+            )
+            gateway.send(Converted(name), array)
+        except RequestError as error:
+            gateway.send(error.to_failed(name, 0))
+        except Exception:  # the edge of one request: nobody else may notice
+            log.exception("request %s cannot be converted", name)
+            gateway.send(InternalError("the text could not be converted").to_failed(name, 0))
+
+    async def _on_thread(self, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    # --- up -----------------------------------------------------------------------------------
+
+    def accept(self, accepted: Accepted) -> None:
+        found = self._open.by_sequence(accepted.request, accepted.attempt)
+        if found is None:
+            return
+        request, choice = found
+        request.unaccepted.discard(choice.index)
+        if not request.unaccepted:
+            message = Accepted(request.request, request.attempt)
+            request.gateway.send(message, request.prompt_ids)
+
+    def fail(self, failed: Failed) -> None:
+        """Without one of its choices a request is worth nothing, so the others end too."""
+        found = self._open.by_sequence(failed.request, failed.attempt)
+        if found is not None:
+            request, choice = found
+            del request.choices[choice.index]
+            request.cancel()
+            self._fail(request, RequestError.from_failed(failed))
+
+    def deliver(self, tokens: Tokens, arrays: TokenArrays) -> None:
+        ended = deliver(tokens, arrays, self._open)
+        self._ends.note(len(ended), time.monotonic())
+        self.num_deliveries += 1
+        self._note_idle()
+
+    def _fail(self, request: OpenRequest, error: RequestError) -> None:
+        if request in self._open:
+            self._open.pop(request)
+            request.gateway.send(error.to_failed(request.request, request.attempt))
+        self._note_idle()
+
+    def _note_idle(self) -> None:
+        if self._open:
+            self._idle.clear()
+        else:
+            self._idle.set()

@@ -1,0 +1,105 @@
+"""The CURVE keys of a mesh: one pair for each service, in a folder of small text files.
+
+``SERVICE.key`` is public; ``SERVICE.secret`` is for machines that run the service, and for nobody
+else there. Each file holds one key as Z85 text, after lines of comment.
+"""
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import get_args
+
+from shared.errors import ConfigError
+from shared.messages import ServiceName
+from shared.sockets import make_key_pair, public_key_of
+
+SERVICES: tuple[ServiceName, ...] = get_args(ServiceName)
+COMMENT = "# "  # a key may begin with "#", and never holds a space
+KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The secret of ``service`` and the public keys that are known, by service."""
+
+    service: ServiceName
+    secret: bytes = field(repr=False)
+    publics: dict[ServiceName, bytes]
+    folder: Path
+
+    @property
+    def public(self) -> bytes:
+        return self.publics[self.service]
+
+    def public_of(self, service: ServiceName) -> bytes:
+        """Raises ConfigError where the folder does not hold it."""
+        if service not in self.publics:
+            raise ConfigError(f"keys: no such file: {public_path(self.folder, service)}")
+        return self.publics[service]
+
+
+def load_keys(folder: Path | None, service: ServiceName) -> Keys | None:
+    """The keys that ``service`` needs; None without a folder. Raises ConfigError."""
+    if folder is None:
+        return None
+    secret = _read_secret(secret_path(folder, service))
+    publics = {
+        each: _read(public_path(folder, each))
+        for each in SERVICES
+        if public_path(folder, each).exists()
+    }
+    if publics.setdefault(service, public_key_of(secret)) != public_key_of(secret):
+        raise ConfigError(f"keys: {service}.key and {service}.secret in {folder} are no pair")
+    return Keys(service, secret, publics, folder)
+
+
+def write_keys(folder: Path) -> None:
+    """Makes a pair for every service. Raises ConfigError rather than overwrite a file."""
+    paths = [path(folder, each) for each in SERVICES for path in (public_path, secret_path)]
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in paths:
+            if path.exists():
+                raise ConfigError(f"keys: {path} exists already, and is not overwritten")
+        for service in SERVICES:
+            public, secret = make_key_pair()
+            _write(secret_path(folder, service), 0o600, f"secret key of the {service}s", secret)
+            _write(public_path(folder, service), 0o644, f"public key of the {service}s", public)
+    except OSError as error:
+        raise ConfigError(f"keys: {folder}: {error.strerror}") from None
+
+
+def public_path(folder: Path, service: ServiceName) -> Path:
+    return folder / f"{service}.key"
+
+
+def secret_path(folder: Path, service: ServiceName) -> Path:
+    return folder / f"{service}.secret"
+
+
+def _write(path: Path, mode: int, comment: str, key: bytes) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+        os.fchmod(file.fileno(), mode)  # whatever the umask is
+        file.write(f"{COMMENT}{comment} of a Shoal mesh\n{key.decode()}\n")
+
+
+def _read_secret(path: Path) -> bytes:
+    key = _read(path)
+    mode = path.stat().st_mode & 0o777
+    if mode & 0o077:
+        raise ConfigError(f"keys: others may read {path}, its mode is {mode:o}; the limit is 600")
+    return key
+
+
+def _read(path: Path) -> bytes:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise ConfigError(f"keys: {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"keys: {path} is no text") from None
+    keys = [line for line in lines if line and not line.startswith(COMMENT)]
+    if len(keys) != 1 or not KEY.fullmatch(keys[0]):
+        raise ConfigError(f"keys: {path} must hold one key of 40 characters and only that")
+    return keys[0].encode()

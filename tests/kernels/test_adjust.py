@@ -1,0 +1,52 @@
+"""What requests ask to be changed, against the reference row by row."""
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.sample import RowChange, adjust, prepare_adjustments
+from kernels.sample.reference import adjusted_row
+
+VOCAB_SIZE = 50
+CPU = torch.device("cpu")
+
+
+def distinct_ids(rng: np.random.Generator, max_num: int) -> np.ndarray:
+    return rng.permutation(VOCAB_SIZE)[: rng.integers(0, max_num + 1)]
+
+
+def random_change(rng: np.random.Generator, row: int) -> RowChange:
+    biased, emitted = distinct_ids(rng, 5), distinct_ids(rng, 8)
+    return RowChange(
+        row,
+        distinct_ids(rng, 10),
+        distinct_ids(rng, 5),
+        biased,
+        rng.normal(size=len(biased)).astype(np.float32) * 10,
+        distinct_ids(rng, 20),
+        float(rng.choice([0.5, 1.3, 2.0])),
+        emitted,
+        rng.integers(1, 9, len(emitted)),
+        float(rng.uniform(-2, 2)),
+        float(rng.uniform(-2, 2)),
+    )
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 10**9), st.integers(1, 6))
+def test_a_mixed_batch_is_adjusted_as_the_reference_adjusts_row_by_row(seed: int, num: int) -> None:
+    rng = np.random.default_rng(seed)
+    logits = torch.from_numpy(rng.normal(size=(num, VOCAB_SIZE)).astype(np.float32) * 5)
+    before = logits.clone()
+    changes = [random_change(rng, row) for row in range(num) if rng.integers(2)]
+    adjustments = prepare_adjustments(changes, CPU)
+    assert (adjustments is None) == (not changes)
+    if adjustments is None:
+        return
+    adjusted = adjust(logits, adjustments)
+    assert logits.equal(before), "the raw logits are told to clients"
+    by_row = {change.row: change for change in changes}
+    for row, raw in enumerate(before.numpy()):
+        expected = adjusted_row(raw, by_row[row]) if row in by_row else raw
+        np.testing.assert_allclose(adjusted[row], expected, rtol=1e-5, atol=1e-5)

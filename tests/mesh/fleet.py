@@ -1,0 +1,170 @@
+"""Real processes of all four services, started, stopped and killed one by one."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from shared.address import admin_path, sockets_of
+
+READY_TIMEOUT_S = 30
+ROOT = Path(__file__).parent.parent.parent
+
+
+@dataclass(eq=False)
+class Member:
+    """One process of the fleet; ``port`` is a gateway's."""
+
+    kind: str
+    instance: str
+    process: asyncio.subprocess.Process
+    directory: Path
+    port: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def ask(self, path: str) -> str:
+        """What the admin port answers."""
+        socket_path = admin_path(self.directory, self.kind, self.instance)
+        async with (
+            aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(socket_path))) as session,
+            session.get(f"http://admin/{path}", timeout=aiohttp.ClientTimeout(5)) as response,
+        ):
+            return await response.text()
+
+    async def status(self) -> dict[str, Any]:
+        """Empty while there is no answer."""
+        try:
+            status: dict[str, Any] = json.loads(await self.ask("status"))
+        except (aiohttp.ClientError, TimeoutError):
+            return {}
+        return status
+
+    async def metrics(self) -> dict[str, float]:
+        """Values by name and labels as they are written."""
+        lines = (await self.ask("metrics")).splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, value in pairs}
+
+    async def until_ready(self) -> None:
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            while (await self.status()).get("state") != "ready":
+                assert self.process.returncode is None, f"{self.kind} {self.instance} ended"
+                await asyncio.sleep(0.05)
+
+    async def end(self, number: signal.Signals) -> int:
+        """Sends a signal that ends the process; its exit code."""
+        self.process.send_signal(number)
+        code = await asyncio.wait_for(self.process.wait(), 60)
+        for path in sockets_of(self.directory, self.kind, self.instance):
+            path.unlink(missing_ok=True)
+        return code
+
+    @property
+    def num_descriptors(self) -> int:
+        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
+
+    @property
+    def resident_bytes(self) -> int:
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+class Fleet:
+    """Members of one mesh directory. ``settings`` are for all of them, as ``SHOAL_…`` would be."""
+
+    def __init__(self, directory: Path, settings: dict[str, str]) -> None:
+        self._started: list[Member] = []
+        self._directory = directory
+        self._environment = os.environ | {f"SHOAL_{name}": text for name, text in settings.items()}
+        self._num_started = 0
+
+    @property
+    def members(self) -> list[Member]:
+        """Those that have not ended."""
+        return [member for member in self._started if member.process.returncode is None]
+
+    def of(self, kind: str) -> list[Member]:
+        return [member for member in self.members if member.kind == kind]
+
+    async def start(self, kind: str, module: str = "", **settings: str) -> Member:
+        """Starts a service and does not wait for it; ``module`` is what to run in its place."""
+        self._num_started += 1
+        instance, port = f"{kind[0]}{self._num_started}", 0
+        own = {f"SHOAL_{name}": text for name, text in settings.items()}
+        own |= {"SHOAL_MESH_DIR": str(self._directory), "SHOAL_INSTANCE": instance}
+        if kind == "gateway":
+            port = _free_port()
+            own["SHOAL_PORT"] = str(port)
+        with (self._directory / f"{instance}.log").open("wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", module or f"services.{kind}"),
+                env=self._environment | own,
+                cwd=ROOT,
+                start_new_session=True,
+                stderr=log,
+            )
+        member = Member(kind, instance, process, self._directory, port)
+        self._started.append(member)
+        return member
+
+    async def start_all(self, **nums: int) -> None:
+        for kind, num in nums.items():
+            for _ in range(num):
+                await self.start(kind)
+        await self.until_ready()
+
+    async def until_ready(self) -> None:
+        for member in self.members:
+            await member.until_ready()
+
+    async def kill(self, member: Member) -> None:
+        await member.end(signal.SIGKILL)
+
+    async def stop(self, member: Member) -> int:
+        """Drains; the exit code."""
+        return await member.end(signal.SIGTERM)
+
+    async def until_idle(self) -> None:
+        """Every table of requests is empty and every block free. Times out otherwise."""
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            while not await self._is_idle():
+                await asyncio.sleep(0.1)
+
+    async def _is_idle(self) -> bool:
+        for member in self.members:
+            if (await member.status()).get("load") != 0:
+                return False
+        (scheduler,) = self.of("scheduler")
+        metrics = await scheduler.metrics()
+        names = ('shoal_kv_blocks{state="used"}', "shoal_kv_block_leak", "shoal_sequences")
+        return not any(metrics[name] for name in names)
+
+
+@asynccontextmanager
+async def running_fleet(directory: Path, settings: dict[str, str]) -> AsyncIterator[Fleet]:
+    fleet = Fleet(directory, settings)
+    directory.chmod(0o700)
+    try:
+        yield fleet
+    finally:
+        for member in fleet.members:
+            member.process.kill()
+            await member.process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,108 @@
+"""Clients that stream without pause and check every text against what it must be."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import aiohttp
+
+TIMEOUT = aiohttp.ClientTimeout(total=120)
+PROMPTS = ("def add(", "The scheduler", "import os\n", "class Fish:", "Once upon", "for i in")
+
+
+def body_of(number: int, max_tokens: int) -> dict:
+    """A request that is always answered the same, since it says the seed."""
+    return {
+        "prompt": PROMPTS[number % len(PROMPTS)] + f" {number}",
+        "max_tokens": max_tokens - number % 7,
+        "temperature": 0 if number % 2 else 0.8,
+        "seed": number,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+class StreamError(Exception):
+    """A stream that ended otherwise than it must."""
+
+
+async def stream(session: aiohttp.ClientSession, url: str, body: dict) -> str:
+    """The text of a stream that ends as it must: once, with all its tokens, usage and [DONE]."""
+    text, reasons, usage, is_done = "", [], None, False
+    async with session.post(f"{url}/v1/completions", json=body, timeout=TIMEOUT) as response:
+        if response.status != 200:
+            raise StreamError(f"{response.status}: {await response.text()}")
+        async for line in response.content:
+            data = line.removeprefix(b"data: ").strip()
+            if not data:
+                continue
+            if is_done:
+                raise StreamError(f"after [DONE] came {data[:80]!r}")
+            is_done = data == b"[DONE]"
+            event = {} if is_done else json.loads(data)
+            if "error" in event:
+                raise StreamError(str(event["error"]))
+            usage = event.get("usage") or usage
+            for choice in event.get("choices", ()):
+                text += choice["text"]
+                reasons += [choice["finish_reason"]] if choice["finish_reason"] else []
+    if not is_done or reasons != ["length"]:
+        raise StreamError(f"the end of the stream is {reasons}, [DONE]: {is_done}")
+    if usage["completion_tokens"] != body["max_tokens"]:
+        raise StreamError(f"{usage['completion_tokens']} tokens of {body['max_tokens']}")
+    return text
+
+
+@dataclass
+class Load:
+    """``num`` clients that send request after request; ``pick_url`` says where to.
+
+    A client whose gateway is in ``lost_urls`` when its request fails is not counted.
+    """
+
+    num: int
+    max_tokens: int
+    pick_url: Callable[[int], str]
+    texts: dict[int, str] = field(default_factory=dict)
+    lost_urls: set[str] = field(default_factory=set)
+    num_good: int = 0
+    num_excepted: int = 0
+    failures: list[str] = field(default_factory=list)
+    differences: list[int] = field(default_factory=list)
+    is_over: bool = False
+
+    async def learn(self) -> None:
+        """The right texts, while nothing is disturbed."""
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            bodies = [body_of(number, self.max_tokens) for number in range(self.num)]
+            texts = await asyncio.gather(
+                *(stream(session, self.pick_url(index), body) for index, body in enumerate(bodies))
+            )
+        self.texts = dict(enumerate(texts))
+
+    async def run(self) -> None:
+        """Until ``is_over``; each client ends what it has begun."""
+        async with (
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
+            asyncio.TaskGroup() as tasks,
+        ):
+            for number in range(self.num):
+                tasks.create_task(self._client(session, number))
+
+    async def _client(self, session: aiohttp.ClientSession, number: int) -> None:
+        while not self.is_over:
+            url = self.pick_url(number)
+            try:
+                text = await stream(session, url, body_of(number, self.max_tokens))
+            except (StreamError, aiohttp.ClientError, TimeoutError) as error:
+                if url in self.lost_urls:
+                    self.num_excepted += 1
+                else:
+                    self.failures.append(f"{number}: {error!r}")
+                await asyncio.sleep(0.1)
+                continue
+            self.num_good += 1
+            if text != self.texts[number]:
+                self.differences.append(number)

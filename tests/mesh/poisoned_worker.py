@@ -1,0 +1,34 @@
+"""A real worker that dies of one token: ``python -m tests.mesh.poisoned_worker``.
+
+It ends in the middle of a step that computes a sequence which knows the id that SHOAL_TEST_POISON
+names.
+"""
+
+import os
+
+from torch import Tensor
+
+from services.worker.batch import Batch
+from services.worker.engine import Engine
+from services.worker.progress import Progress
+from services.worker.service import WorkerService
+from shared.config import WorkerConfig
+from shared.service import main
+
+POISON = int(os.environ.get("SHOAL_TEST_POISON", "-1"))
+
+
+class PoisonedEngine(Engine):
+    def _forward(self, batch: Batch) -> Tensor:
+        for slot in batch.slots:
+            if POISON in self._slots.ids[slot, : self._slots.num_tokens[slot]]:
+                os._exit(9)
+        return super()._forward(batch)
+
+
+def build(config: WorkerConfig, progress: Progress) -> PoisonedEngine:
+    return PoisonedEngine(config, progress)
+
+
+if __name__ == "__main__":
+    main("worker", WorkerConfig, lambda config: WorkerService(config, build))

@@ -1,0 +1,38 @@
+"""A real worker that writes down what it sends: ``python -m tests.mesh.recording_worker``.
+
+Each step's rows and arrays go to a file in the folder that SHOAL_TEST_RECORDS names.
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from services.worker.engine import Engine
+from services.worker.progress import Progress
+from services.worker.service import StepOutput, WorkerService
+from shared.config import WorkerConfig
+from shared.messages import StepPlan
+from shared.service import main
+from shared.token_arrays import Layout
+
+
+class RecordingEngine(Engine):
+    def step(self, plan: StepPlan, ids: np.ndarray) -> StepOutput:
+        result, arrays = super().step(plan, ids)
+        layout = Layout(result.rows, arrays)
+        parts = {
+            row.request.replace("/", ":"): layout.part(index, index + 1).values
+            for index, row in enumerate(result.rows)
+        }
+        folder = Path(os.environ["SHOAL_TEST_RECORDS"])
+        np.savez(folder / f"{plan.step:06}.npz", **parts)
+        return result, arrays
+
+
+def build(config: WorkerConfig, progress: Progress) -> RecordingEngine:
+    return RecordingEngine(config, progress)
+
+
+if __name__ == "__main__":
+    main("worker", WorkerConfig, lambda config: WorkerService(config, build))

@@ -1,0 +1,184 @@
+"""Real processes under load, killed, stopped, scaled: no request is lost, doubled or changed."""
+
+import asyncio
+import os
+import signal
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.mesh.fleet import Fleet, running_fleet
+from tests.mesh.load import Load, StreamError, body_of, stream
+
+SETTINGS = {
+    "DTYPE": "float32",
+    "NUM_THREADS": "1",
+    "MAX_MODEL_LEN": "512",
+    "MAX_LOGPROBS": "-1",
+    "DRAIN_TIMEOUT_S": "10",
+}
+NUM_STREAMS = 32
+MAX_SHARE_DIFFERENT = 0.001  # float32 sums in another order decide a near tie now and then
+MAX_GROWTH_BYTES = 48 << 20
+
+
+def ready_urls(fleet: Fleet) -> list[str]:
+    return [gateway.url for gateway in fleet.of("gateway")]
+
+
+@asynccontextmanager
+async def loaded(fleet: Fleet, load: Load):
+    """Clients at work, and everything in order when they have ended."""
+    running = asyncio.create_task(load.run())
+    try:
+        yield
+    finally:
+        load.is_over = True
+        await running
+    assert not load.failures, load.failures[:5]
+    assert load.num_good > 0
+    num_allowed = max(1, int(MAX_SHARE_DIFFERENT * load.num_good))
+    assert len(load.differences) <= num_allowed, load.differences
+    await fleet.until_idle()
+
+
+async def progress(load: Load, num: int) -> None:
+    """Waits until so many more requests have ended well."""
+    goal = load.num_good + num
+    async with asyncio.timeout(90):
+        while load.num_good < goal:
+            assert not load.failures, load.failures[:5]
+            await asyncio.sleep(0.02)
+
+
+async def kill_in_turn(directory: Path, num_rounds: int) -> None:
+    async with running_fleet(directory, SETTINGS) as fleet:
+        await fleet.start_all(scheduler=1, worker=2, tokenizer=2, gateway=2)
+        steady, fragile = fleet.of("gateway")
+        urls = [steady.url, fragile.url]
+        load = Load(NUM_STREAMS, 48, lambda number: urls[number % 8 == 7])
+        await load.learn()
+        before = (0, 0)
+        async with loaded(fleet, load):
+            for turn in range(num_rounds):
+                for kind in ("worker", "tokenizer", "scheduler", "gateway"):
+                    await progress(load, NUM_STREAMS // 2)
+                    victim = fleet.of(kind)[-1]
+                    load.lost_urls |= {victim.url} if kind == "gateway" else set()
+                    await fleet.kill(victim)
+                    successor = await fleet.start(kind)
+                    if kind == "gateway":
+                        urls[1] = steady.url
+                        await successor.until_ready()
+                        urls[1] = successor.url
+                if turn == 0:
+                    before = steady.num_descriptors, steady.resident_bytes
+            await fleet.until_ready()
+            await progress(load, NUM_STREAMS)
+            after = steady.num_descriptors, steady.resident_bytes
+        assert after[0] - before[0] <= NUM_STREAMS, "descriptors of clients come and go, no others"
+        assert after[1] - before[1] < MAX_GROWTH_BYTES
+
+
+async def test_services_are_killed_in_turn_and_no_request_is_lost_or_changed(tmp_path: Path):
+    await kill_in_turn(tmp_path, num_rounds=2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+async def test_services_are_killed_in_turn_many_times(tmp_path: Path):
+    await kill_in_turn(tmp_path, num_rounds=20)
+
+
+async def test_two_hundred_streams_each_end_once_and_leave_nothing(tmp_path: Path):
+    async with running_fleet(tmp_path, SETTINGS) as fleet:
+        await fleet.start_all(scheduler=1, worker=2, tokenizer=2, gateway=2)
+        urls = ready_urls(fleet)
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            bodies = [body_of(number, 24) for number in range(200)]
+            texts = await asyncio.gather(
+                *(stream(session, urls[number % 2], body) for number, body in enumerate(bodies))
+            )
+        assert all(texts)
+        await fleet.until_idle()
+        for member in fleet.of("worker") + fleet.of("tokenizer"):
+            assert (await member.status())["num_steps"] > 0, "everybody had work"
+
+
+@pytest.mark.parametrize("kind", ["gateway", "tokenizer", "worker"])
+async def test_replicas_come_and_go_under_load_and_nobody_notices(tmp_path: Path, kind: str):
+    async with running_fleet(tmp_path, SETTINGS) as fleet:
+        await fleet.start_all(scheduler=1, worker=1, tokenizer=1, gateway=1)
+        urls = ready_urls(fleet)
+        load = Load(NUM_STREAMS, 32, lambda number: urls[number % len(urls)])
+        await load.learn()
+        async with loaded(fleet, load):
+            first = fleet.of(kind)[0]
+            added = [await fleet.start(kind) for _ in range(2)]
+            for member in added:
+                await member.until_ready()
+            urls[:] = ready_urls(fleet)
+            await progress(load, NUM_STREAMS)
+            for member in added:
+                status = await member.status()
+                assert status["load"] or status["num_steps"], f"{member.instance} has no work"
+            urls[:] = [added[1].url] if kind == "gateway" else urls
+            for member in (first, added[0]):
+                assert await fleet.stop(member) == 0
+            await progress(load, NUM_STREAMS)
+
+
+async def test_a_poisoned_request_takes_two_workers_and_no_other_request(tmp_path: Path):
+    poison = 4242
+    async with running_fleet(tmp_path, {**SETTINGS, "TEST_POISON": str(poison)}) as fleet:
+        for kind in ("scheduler", "tokenizer", "gateway"):
+            await fleet.start(kind)
+        workers = [
+            await fleet.start("worker", module="tests.mesh.poisoned_worker") for _ in range(3)
+        ]
+        await fleet.until_ready()
+        (url,) = ready_urls(fleet)
+        load = Load(8, 40, lambda number: url)
+        await load.learn()
+        async with loaded(fleet, load), aiohttp.ClientSession() as session:
+            body = {"prompt": [5, poison], "max_tokens": 3}
+            headers = {"X-Request-Id": "poisoned-one"}
+            answer = await session.post(f"{url}/v1/completions", json=body, headers=headers)
+            assert answer.status == 500
+            assert answer.headers["X-Request-Id"] == "poisoned-one"
+            assert "workers died" in (await answer.json())["error"]["message"]
+            await progress(load, 8)
+        dead = [worker for worker in workers if worker.process.returncode is not None]
+        assert len(dead) == 2
+
+
+@pytest.mark.slow
+async def test_a_worker_that_is_stopped_for_ten_seconds_mixes_nothing_up(tmp_path: Path):
+    async with running_fleet(tmp_path, SETTINGS) as fleet:
+        await fleet.start_all(scheduler=1, worker=2, tokenizer=1, gateway=1)
+        (url,) = ready_urls(fleet)
+        load = Load(NUM_STREAMS, 48, lambda number: url)
+        await load.learn()
+        async with loaded(fleet, load):
+            stopped = fleet.of("worker")[0]
+            await progress(load, 8)
+            os.kill(stopped.process.pid, signal.SIGSTOP)
+            await asyncio.sleep(10)
+            os.kill(stopped.process.pid, signal.SIGCONT)
+            await stopped.until_ready()
+            await progress(load, NUM_STREAMS)
+
+
+async def test_a_client_that_asks_for_what_is_not_there_hurts_nobody(tmp_path: Path):
+    async with running_fleet(tmp_path, SETTINGS) as fleet:
+        await fleet.start_all(scheduler=1, worker=1, tokenizer=1, gateway=1)
+        (url,) = ready_urls(fleet)
+        load = Load(4, 24, lambda number: url)
+        await load.learn()
+        async with loaded(fleet, load), aiohttp.ClientSession() as session:
+            for body in ({"prompt": [9000]}, {"prompt": "x" * 100_000}, {"prompt": []}, {}):
+                with pytest.raises(StreamError, match=r"^400"):
+                    await stream(session, url, body)

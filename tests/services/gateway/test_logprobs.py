@@ -1,0 +1,247 @@
+"""Logprobs in replies, whole and streamed, with OpenAI's own client."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import numpy as np
+import pytest
+from openai import AsyncOpenAI
+
+from services.gateway.service import GatewayService
+from shared.messages import ALL_TOKENS, State
+from tests.services.gateway.fakes import (
+    MODEL,
+    FakeTokenizer,
+    fake_tokenizer,
+    running_gateway,
+    until,
+)
+
+MESSAGES: Any = [{"role": "user", "content": "Hi"}]
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+
+
+async def answer(tokenizer: FakeTokenizer, has_alternatives: bool = True) -> int | None:
+    """Two tokens, the second without text; returns how many alternatives were asked for."""
+    request = await tokenizer.accepted()
+    if has_alternatives:
+        request.logprobs("a", [6], [[-0.5, -0.25]], [[7]], [2])
+        request.logprobs("", [8], [[-0.125, -0.125]], [[8]], [1])
+    else:
+        request.logprobs("a", [6], [[-0.5]], None, [2])
+        request.logprobs("", [8], [[-0.125]], None, [1])
+    request.finish()
+    return request.submit.params.logprobs
+
+
+async def test_a_whole_chat_has_them_in_its_choice(
+    openai: AsyncOpenAI, tokenizer: FakeTokenizer
+) -> None:
+    reply, asked = await asyncio.gather(
+        openai.chat.completions.create(
+            model="fish", messages=MESSAGES, logprobs=True, top_logprobs=1
+        ),
+        answer(tokenizer),
+    )
+    assert asked == 1
+    logprobs = reply.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.refusal is None
+    assert logprobs.content is not None
+    assert [(each.token, each.logprob) for each in logprobs.content] == [
+        (" w6", -0.5),
+        (" w8", -0.125),
+    ]
+    [top] = logprobs.content[0].top_logprobs
+    assert (top.token, top.logprob, top.bytes) == (" w7", -0.25, list(b" w7"))
+
+
+async def test_a_streamed_chat_tells_of_every_token_even_of_those_without_text(
+    openai: AsyncOpenAI, tokenizer: FakeTokenizer
+) -> None:
+    stream, asked = await asyncio.gather(
+        openai.chat.completions.create(model="fish", messages=MESSAGES, logprobs=True, stream=True),
+        answer(tokenizer, has_alternatives=False),
+    )
+    assert asked == 0
+    content = []
+    async for chunk in stream:
+        logprobs = chunk.choices[0].logprobs
+        content += (logprobs.content or []) if logprobs else []
+    assert [(each.token, each.top_logprobs) for each in content] == [(" w6", []), (" w8", [])]
+
+
+async def test_a_whole_completion_has_them_in_columns(
+    openai: AsyncOpenAI, tokenizer: FakeTokenizer
+) -> None:
+    reply, asked = await asyncio.gather(
+        openai.completions.create(model="fish", prompt="a", logprobs=1), answer(tokenizer)
+    )
+    assert asked == 1
+    logprobs = reply.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens == [" w6", " w8"]
+    assert logprobs.token_logprobs == [-0.5, -0.125]
+    assert logprobs.top_logprobs == [{" w7": -0.25, " w6": -0.5}, {" w8": -0.125}]
+    assert logprobs.text_offset == [0, 3]
+
+
+async def test_a_streamed_completion_goes_on_with_its_offsets(
+    openai: AsyncOpenAI, tokenizer: FakeTokenizer
+) -> None:
+    stream, _ = await asyncio.gather(
+        openai.completions.create(model="fish", prompt="a", logprobs=1, stream=True),
+        answer(tokenizer),
+    )
+    offsets: list[int] = []
+    async for chunk in stream:
+        logprobs = chunk.choices[0].logprobs
+        offsets += (logprobs.text_offset or []) if logprobs else []
+    assert offsets == [0, 3]
+
+
+async def test_each_choice_has_its_own_whatever_its_text(
+    openai: AsyncOpenAI, tokenizer: FakeTokenizer
+) -> None:
+    async def answer() -> None:
+        request = await tokenizer.accepted()
+        for choice in (1, 0):
+            request.logprobs('a\0"', [6 + choice], [[-0.5]], choice=choice)
+            request.finish(choice=choice)
+
+    reply, _ = await asyncio.gather(
+        openai.completions.create(model="fish", prompt="a", logprobs=0, n=2), answer()
+    )
+    assert [choice.text for choice in reply.choices] == ['a\0"', 'a\0"']
+    all_logprobs = [choice.logprobs for choice in reply.choices]
+    assert [each.tokens for each in all_logprobs if each is not None] == [[" w6"], [" w7"]]
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_without_them_they_are_null(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, path: str
+) -> None:
+    body = {"prompt": "a"} if path == TEXT else {"messages": MESSAGES}
+    response, _ = await asyncio.gather(http.post(path, json=body), tokenizer.answer("x"))
+    assert (await response.json())["choices"][0]["logprobs"] is None
+
+
+async def test_tokens_are_named_by_their_ids_where_the_client_asks(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+) -> None:
+    body = {"prompt": "a", "logprobs": 1, "return_tokens_as_token_ids": True}
+    response, _ = await asyncio.gather(http.post(TEXT, json=body), answer(tokenizer))
+    logprobs = (await response.json())["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == ["token_id:6", "token_id:8"]
+
+
+LARGE = msgspec.structs.replace(MODEL, vocab_size=20_000)
+
+
+@asynccontextmanager
+async def large_mesh(
+    tmp_path: Path, **settings: Any
+) -> AsyncIterator[tuple[FakeTokenizer, GatewayService, aiohttp.ClientSession]]:
+    """Twenty thousand tokens, all of which may be asked for."""
+    async with (
+        fake_tokenizer(tmp_path, model=LARGE) as tokenizer,
+        running_gateway(tmp_path, max_logprobs=-1, **settings) as gateway,
+    ):
+        await until(lambda: gateway.status().state == State.READY)
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http:
+            yield tokenizer, gateway, http
+
+
+VALUES = -np.random.default_rng(0).exponential(9, LARGE.vocab_size).astype(np.float32)
+
+
+async def answer_with_all(tokenizer: FakeTokenizer) -> int | None:
+    request = await tokenizer.accepted()
+    for token in (10, 11):
+        request.logprobs("a", [token], [[VALUES[token], *VALUES]])
+    request.finish()
+    return request.submit.params.logprobs
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_the_whole_vocabulary_arrives_sorted_and_complete(
+    tmp_path: Path, is_stream: bool
+) -> None:
+    body = {
+        "messages": MESSAGES,
+        "logprobs": True,
+        "top_logprobs": -1,
+        "stream": is_stream,
+        "max_tokens": 2,
+    }
+    async with large_mesh(tmp_path) as (tokenizer, _, http):
+        response, asked = await asyncio.gather(
+            http.post(CHAT, json=body), answer_with_all(tokenizer)
+        )
+        content = await response.text()
+    assert asked == ALL_TOKENS
+    replies = [content]
+    if is_stream:
+        replies = [event[6:] for event in content.split("\n\n")[:-2]]
+    entries = []
+    for reply in map(json.loads, replies):
+        entries += (reply["choices"][0]["logprobs"] or {"content": []})["content"]
+    assert [entry["token"] for entry in entries] == [" w10", " w11"]
+    for entry in entries:
+        top = [np.float32(each["logprob"]) for each in entry["top_logprobs"]]
+        assert top == sorted(VALUES)[::-1]
+
+
+async def test_a_large_stream_does_not_hold_up_its_neighbour(tmp_path: Path) -> None:
+    """The neighbour gets its text while nobody reads the large one to its end."""
+    large = {"prompt": "a", "logprobs": -1, "stream": True}
+    async with large_mesh(tmp_path) as (tokenizer, _, http):
+        posting = asyncio.create_task(http.post(TEXT, json=large).__aenter__())
+        request = await tokenizer.accepted()
+        for _ in range(5):
+            request.logprobs("a", [10], [[VALUES[10], *VALUES]])
+        response = await posting
+        await response.content.readany()
+        neighbour, _ = await asyncio.gather(
+            http.post(TEXT, json={"prompt": "b"}), tokenizer.answer("x")
+        )
+        assert (await neighbour.json())["choices"][0]["text"] == "x"
+        request.finish()
+        events = (await response.text()).split("\n\n")
+        assert events[-2] == "data: [DONE]"
+
+
+async def test_more_logprobs_than_can_ever_be_kept_are_400_and_streaming_is_recommended(
+    tmp_path: Path,
+) -> None:
+    body = {"prompt": "a", "logprobs": -1}
+    async with large_mesh(tmp_path, max_buffered_bytes=8 << 20) as (tokenizer, _, http):
+        async with http.post(TEXT, json=body) as response:
+            assert response.status == 400
+            message = (await response.json())["error"]["message"]
+        assert "stream=true" in message
+        assert f"max-buffered-bytes = {8 << 20}" in message
+        response, _ = await asyncio.gather(
+            http.post(TEXT, json=body | {"stream": True}), answer_with_all(tokenizer)
+        )
+        assert (await response.text()).endswith("data: [DONE]\n\n")
+
+
+async def test_logprobs_that_others_leave_no_room_for_are_429(tmp_path: Path) -> None:
+    body = {"prompt": "a", "logprobs": -1, "max_tokens": 40}
+    async with large_mesh(tmp_path, max_buffered_bytes=10 << 20) as (tokenizer, _, http):
+        posting = asyncio.create_task(http.post(TEXT, json=body).__aenter__())
+        request = await tokenizer.accepted()
+        async with http.post(TEXT, json=body) as response:
+            assert response.status == 429
+        request.finish()
+        assert (await posting).status == 200
+        response, _ = await asyncio.gather(http.post(TEXT, json=body), answer_with_all(tokenizer))
+        assert len((await response.json())["choices"][0]["logprobs"]["tokens"]) == 2

@@ -1,0 +1,165 @@
+"""Each parameter reaches the tokenizer as its client meant it; what is missing has a default."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from services.gateway.job import Job
+from services.gateway.parse import Limits, parse_chat, parse_completion
+from shared.messages import ALL_TOKENS, SamplingDefaults, SamplingParams, TextOptions
+from tests.services.gateway.fakes import LIMITS, MODEL
+
+CHAT: Any = {"messages": [{"role": "user", "content": "Hi"}]}
+TEXT: Any = {"prompt": "a"}
+
+
+def completion(**fields: Any) -> Job:
+    return parse_completion(json.dumps(TEXT | fields).encode(), MODEL, LIMITS)
+
+
+def chat(**fields: Any) -> Job:
+    return parse_chat(json.dumps(CHAT | fields).encode(), MODEL, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("seed", -5),
+        ("temperature", 0.25),
+        ("top_k", 7),
+        ("top_p", 0.5),
+        ("max_tokens", 9),
+        ("ignore_eos", True),
+        ("min_p", 0.125),
+        ("presence_penalty", -1.5),
+        ("frequency_penalty", 1.5),
+        ("repetition_penalty", 1.25),
+        ("min_tokens", 3),
+        ("stop_token_ids", [3, 99]),
+        ("allowed_token_ids", [0, 99]),
+    ],
+)
+def test_sampling_is_as_the_client_asks(name: str, value: object) -> None:
+    for job in (completion(**{name: value}), chat(**{name: value})):
+        expected = msgspec.structs.replace(SamplingParams(job.params.seed), **{name: value})
+        assert job.params == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "options"),
+    [
+        ("stop", "a", {"stop": ["a"]}),
+        ("stop", ["a", "b"], {"stop": ["a", "b"]}),
+        ("bad_words", ["a b"], {"bad_words": ["a b"]}),
+        ("include_stop_str_in_output", True, {"includes_stop": True}),
+        ("skip_special_tokens", False, {"skips_special_tokens": False}),
+        ("add_special_tokens", False, {"adds_special_tokens": False}),
+    ],
+)
+def test_text_options_are_as_the_client_asks(
+    name: str, value: object, options: dict[str, Any]
+) -> None:
+    assert completion(**{name: value}).text == TextOptions(**options)
+
+
+def test_a_chat_template_writes_the_special_tokens_unless_the_client_says_otherwise() -> None:
+    assert not chat().text.adds_special_tokens
+    assert chat(add_special_tokens=True).text.adds_special_tokens
+    assert completion().text.adds_special_tokens
+
+
+def test_logit_biases_are_pairs_of_id_and_number() -> None:
+    job = completion(logit_bias={"5": -100, "0": 2.5})
+    assert job.params.logit_bias == [(5, -100.0), (0, 2.5)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, None),
+        ({"logprobs": False}, None),
+        ({"logprobs": False, "top_logprobs": 0}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 0}, 0),
+        ({"logprobs": True, "top_logprobs": 20}, 20),
+    ],
+)
+def test_a_chat_asks_for_logprobs_with_two_fields(
+    fields: dict[str, Any], expected: int | None
+) -> None:
+    assert chat(**fields).params.logprobs == expected
+
+
+def test_a_completion_asks_for_logprobs_with_one_field() -> None:
+    assert [completion(logprobs=asked).params.logprobs for asked in (None, 0, 5)] == [None, 0, 5]
+
+
+def test_the_whole_vocabulary_can_be_asked_for_where_the_setting_allows_it() -> None:
+    limits = Limits(max_choices=1, max_logprobs=-1)
+    for asked in (ALL_TOKENS, MODEL.vocab_size):
+        body = json.dumps(TEXT | {"logprobs": asked}).encode()
+        assert parse_completion(body, MODEL, limits).params.logprobs == asked
+
+
+def test_the_rest_of_a_request_is_kept_beside_its_sampling() -> None:
+    job = completion(
+        priority=-3, n=2, echo=True, return_token_ids=True, return_tokens_as_token_ids=True,
+        request_id="r-1",
+    )  # fmt: skip
+    assert (job.priority, job.num_choices, job.request_id) == (-3, 2, "r-1")
+    assert (job.echoes, job.returns_ids, job.names_by_id) == (True, True, True)
+
+
+def test_several_choices_may_be_greedy() -> None:
+    assert completion(n=3, temperature=0).num_choices == 3
+
+
+DEFAULTS = SamplingDefaults(
+    temperature=0.5, top_k=20, top_p=0.75, min_p=0.25, repetition_penalty=1.5
+)
+
+
+@pytest.mark.parametrize("name", DEFAULTS.__struct_fields__)
+def test_what_the_client_does_not_say_is_the_models_default(name: str) -> None:
+    model = msgspec.structs.replace(MODEL, defaults=DEFAULTS)
+    asked = 1
+    for fields, expected in [
+        ({}, getattr(DEFAULTS, name)),
+        ({name: None}, getattr(DEFAULTS, name)),
+        ({name: asked}, asked),
+    ]:
+        params = parse_completion(json.dumps(TEXT | fields).encode(), model, LIMITS).params
+        assert getattr(params, name) == expected
+
+
+@pytest.mark.parametrize("off", [0, -1])
+def test_a_client_can_turn_off_the_models_top_k(off: int) -> None:
+    model = msgspec.structs.replace(MODEL, defaults=DEFAULTS)
+    body = json.dumps(TEXT | {"top_k": off}).encode()
+    assert parse_completion(body, model, LIMITS).params.top_k == 0
+
+
+def test_the_client_knows_a_field_by_its_own_name() -> None:
+    assert completion(max_tokens=5).field_names == {}
+    assert chat(max_tokens=5).field_names == {"prompt": "messages"}
+    assert chat(max_completion_tokens=5).field_names["max_tokens"] == "max_completion_tokens"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "kind", "sent"),
+    [
+        ("ab", "text", [b"ab"]),
+        (["ab", "c"], "text", [b"ab", b"c"]),
+        ([1, 2], "ids", [[1, 2]]),
+        ([[1, 2], [3]], "ids", [[1, 2], [3]]),
+    ],
+)
+def test_a_prompt_is_a_text_or_ids_or_several_of_either(
+    prompt: object, kind: str, sent: list[Any]
+) -> None:
+    prompts = completion(prompt=prompt).prompts
+    assert {each.kind for each in prompts} == {kind}
+    datas = [each.data.tobytes() if kind == "text" else each.data.tolist() for each in prompts]
+    assert datas == sent

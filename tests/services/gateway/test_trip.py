@@ -1,0 +1,130 @@
+"""One prompt over several attempts: what is submitted anew, and what its client may get more."""
+
+import numpy as np
+import pytest
+
+from services.gateway.exchange import Exchange, Progress
+from services.gateway.job import Job, Prompt
+from services.gateway.trip import MAX_REPLAYS, Trip
+from shared.errors import InternalError
+from shared.messages import (
+    WINDOW_BYTES,
+    WINDOW_TOKENS,
+    ChoiceStart,
+    Delta,
+    Finished,
+    SamplingParams,
+    TextOptions,
+)
+from shared.token_arrays import TokenArrays
+
+PROMPT = Prompt("text", np.frombuffer(b"Once", np.uint8))
+IDS = np.array([7, 8, 9], np.int32)
+
+
+def new_trip(num_choices: int = 1) -> tuple[Trip, Exchange]:
+    job = Job(
+        model="m",
+        prompts=[PROMPT],
+        num_choices=num_choices,
+        params=SamplingParams(seed=1),
+        text=TextOptions(),
+        priority=3,
+        is_stream=False,
+        includes_usage=False,
+    )
+    exchange = Exchange(1, num_choices)
+    return Trip("a~b/0", 0, job, exchange), exchange
+
+
+def add(
+    trip: Trip, position: int, text: str, ids: list[int], num_values: int = 0, choice=0
+) -> None:
+    row = Delta(trip.request, trip.attempt, choice, position, len(ids), text, num_values)
+    values = np.zeros(num_values * len(ids), np.float32)
+    ranks = np.ones(len(ids) if num_values else 0, np.int32)
+    trip.add(row, TokenArrays(np.array(ids, np.int32), values, IDS[:0], ranks))
+
+
+async def take(trip: Trip, exchange: Exchange):
+    return trip.take(await anext(exchange))
+
+
+def test_a_replay_asks_for_what_is_missing_of_the_choices_that_have_not_ended():
+    trip, _ = new_trip(num_choices=3)
+    trip.accept(IDS)
+    add(trip, 0, "ab", [1, 2])
+    add(trip, 0, "xyz", [3], choice=2)
+    trip.finish(Finished("a~b/0", 1, 2, "stop", 1))
+    trip.begin_replay()
+    submit, prompt, resumed = trip.submit()
+    assert (submit.attempt, submit.kind, submit.priority) == (2, "ids", 3)
+    assert submit.choices == [ChoiceStart(0, 2, 2), ChoiceStart(1, 0, 0)]
+    assert prompt.tolist() == IDS.tolist()
+    assert resumed.tolist() == [1, 2]
+
+
+def test_before_it_was_accepted_a_replay_is_the_first_submit_again():
+    trip, _ = new_trip()
+    trip.begin_replay()
+    submit, prompt, _ = trip.submit()
+    assert submit.kind == "text"
+    assert prompt.tobytes() == b"Once"
+
+
+def test_there_are_so_many_replays_and_no_more():
+    trip, _ = new_trip()
+    for _ in range(MAX_REPLAYS):
+        trip.begin_replay()
+    with pytest.raises(InternalError, match="3 services died"):
+        trip.begin_replay()
+
+
+def test_tokens_that_do_not_follow_the_last_ones_are_an_error():
+    trip, _ = new_trip()
+    add(trip, 0, "a", [1])
+    with pytest.raises(InternalError):
+        add(trip, 0, "a", [1])
+    with pytest.raises(InternalError):
+        add(trip, 2, "a", [1])
+
+
+async def test_credit_is_granted_when_half_a_window_of_tokens_was_taken():
+    trip, exchange = new_trip()
+    half = WINDOW_TOKENS // 2
+    add(trip, 0, "a", [1] * (half - 1))
+    assert await take(trip, exchange) is None
+    add(trip, half - 1, "a", [1])
+    grant = await take(trip, exchange)
+    assert grant.request == "a~b/0/0"
+    assert grant.num_tokens == half + WINDOW_TOKENS
+
+
+async def test_credit_is_granted_when_half_a_window_of_bytes_was_taken():
+    trip, exchange = new_trip()
+    num_values = WINDOW_BYTES // 8
+    add(trip, 0, "a", [1], num_values)
+    grant = await take(trip, exchange)
+    assert grant.num_bytes == 4 * (1 + num_values + 1) + WINDOW_BYTES
+
+
+async def test_after_a_replay_bytes_are_counted_anew_and_what_nobody_read_still_counts():
+    trip, exchange = new_trip()
+    num_values = WINDOW_BYTES // 8
+    add(trip, 0, "a", [1], num_values)
+    trip.begin_replay()
+    add(trip, 1, "b", [1], num_values)
+    grant = await take(trip, exchange)
+    assert grant.attempt == 2
+    assert grant.num_bytes == 4 * (1 + num_values + 1) + WINDOW_BYTES
+
+
+async def test_an_abort_ends_each_open_choice_with_what_it_has():
+    trip, exchange = new_trip(num_choices=2)
+    add(trip, 0, "a", [1])
+    trip.finish(Finished("a~b/0", 1, 1, "stop", 0))
+    trip.abort()
+    seen: list[Progress] = [progress async for progress in exchange]
+    reasons = {progress.index: progress.finished.reason for progress in seen}
+    assert reasons == {0: "abort", 1: "stop"}
+    assert trip.choices == {}

@@ -1,0 +1,121 @@
+"""From one Tokens to the Deltas of each gateway."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from services.tokenizer.choice import Choice
+from services.tokenizer.deliver import deliver
+from services.tokenizer.open_requests import OpenRequest, OpenRequests
+from services.tokenizer.text_stream import TextStream
+from shared.messages import (
+    Cancel,
+    ChoiceStart,
+    Deltas,
+    Finished,
+    RequestKey,
+    SamplingParams,
+    Submit,
+    TextOptions,
+    TokenRow,
+    Tokens,
+)
+from shared.token_arrays import TokenArrays
+
+
+@dataclass(eq=False)
+class FakePeer:
+    sent: list[Any] = field(default_factory=list)
+
+    def send(self, message: Any, *arrays: np.ndarray) -> None:
+        self.sent.append((message, TokenArrays(*arrays)) if arrays else message)
+
+
+def open_request(
+    table: OpenRequests,
+    tokenizer: Tokenizer,
+    name: str,
+    gateway: FakePeer,
+    num_choices: int = 1,
+    stop: tuple[str, ...] = (),
+    **params: Any,
+) -> OpenRequest:
+    starts = [ChoiceStart(index) for index in range(num_choices)]
+    sampling, text = SamplingParams(seed=0, **params), TextOptions(stop=list(stop))
+    request = OpenRequest(Submit(name, 1, "text", sampling, text, starts), gateway)
+    request.scheduler = FakePeer()
+    for index in range(num_choices):
+        request.choices[index] = Choice(index, TextStream(tokenizer.decode, stop), [], 0)
+    table.add(request)
+    return request
+
+
+def tokens(rows: list[tuple[str, list[int]]], finished: list[Finished] = (), num_values: int = 0):
+    """Each row with values that count up from the place of its ids."""
+    message = Tokens(
+        [TokenRow(name, 1, 0, len(ids), num_values) for name, ids in rows], list(finished)
+    )
+    ids = np.array([each for _, ids in rows for each in ids], np.int32)
+    ranks = np.arange(len(ids) if num_values else 0, dtype=np.int32)
+    values = np.arange(len(ids) * num_values, dtype=np.float32)
+    return message, TokenArrays(ids, values, ids[:0], ranks)
+
+
+def test_each_gateway_gets_one_message_with_its_rows_and_their_numbers(tokenizer: Tokenizer):
+    table, first, second = OpenRequests(), FakePeer(), FakePeer()
+    for name, gateway in (("a", first), ("b", second), ("c", first)):
+        open_request(table, tokenizer, name, gateway)
+    ids = tokenizer.encode("fox").ids
+    rows = [("a/0", ids), ("b/0", ids), ("gone/0", ids), ("c/0", ids)]
+    assert deliver(*tokens(rows, num_values=3), table) == []
+    ((deltas, arrays),) = first.sent
+    assert [(row.request, row.text, row.num_values) for row in deltas.rows] == [
+        ("a", "fox", 3),
+        ("c", "fox", 3),
+    ]
+    num = len(ids)
+    assert arrays.ids.tolist() == ids * 2
+    assert arrays.ranks.tolist() == [*range(num), *range(3 * num, 4 * num)]
+    assert arrays.values.tolist() == [*range(3 * num), *range(9 * num, 12 * num)]
+    ((_, others),) = second.sent
+    assert others.ranks.tolist() == [*range(num, 2 * num)]
+
+
+def test_a_stop_string_cuts_the_tokens_and_ends_the_choice_below_and_above(tokenizer: Tokenizer):
+    table, gateway = OpenRequests(), FakePeer()
+    request = open_request(table, tokenizer, "a", gateway, stop=("brown",))
+    ids = tokenizer.encode("quick brown fox").ids
+    assert deliver(*tokens([("a/0", ids)], num_values=2), table) == [request]
+    ((deltas, arrays),) = gateway.sent
+    (row,), (end,) = deltas.rows, deltas.finished
+    assert row.text == "quick "
+    assert row.num_tokens < len(ids)
+    assert arrays.values.tolist() == [*range(2 * row.num_tokens)]
+    assert (end.reason, end.stop_reason, end.num_tokens) == ("stop", "brown", row.num_tokens)
+    assert request.scheduler.sent == [Cancel([RequestKey("a/0", 1)])]
+    assert len(table) == 0
+
+
+def test_the_token_that_ends_a_text_has_no_text_but_counts_and_may_be_the_reason(
+    tokenizer: Tokenizer,
+):
+    table, gateway = OpenRequests(), FakePeer()
+    ids = tokenizer.encode("fox dog").ids
+    open_request(table, tokenizer, "a", gateway, stop_token_ids=[ids[-1]])
+    deliver(*tokens([("a/0", ids)], [Finished("a/0", 1, 0, "stop", len(ids))]), table)
+    ((deltas, _),) = gateway.sent
+    assert "".join(row.text for row in deltas.rows) == tokenizer.decode(ids[:-1])
+    (end,) = deltas.finished
+    assert (end.num_tokens, end.stop_reason) == (len(ids), ids[-1])
+
+
+def test_a_request_ends_with_the_last_of_its_choices(tokenizer: Tokenizer):
+    table, gateway = OpenRequests(), FakePeer()
+    request = open_request(table, tokenizer, "a", gateway, num_choices=2)
+    assert deliver(*tokens([], [Finished("a/1", 1, 1, "length", 0)]), table) == []
+    assert deliver(*tokens([], [Finished("a/0", 1, 0, "length", 0)]), table) == [request]
+    ends = [end.choice for deltas, _ in gateway.sent for end in deltas.finished]
+    assert ends == [1, 0]
+    assert all(isinstance(deltas, Deltas) for deltas, _ in gateway.sent)

@@ -1,0 +1,65 @@
+"""What becomes of a Submit before it goes to the scheduler."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from services.tokenizer.prepare import Prepared, convert, prepare
+from services.tokenizer.text_model import TextModel
+from shared.config import EMBEDDED_MODEL
+from shared.errors import InvalidRequest
+from shared.messages import ChoiceStart, SamplingParams, Submit, TextOptions
+
+NO_IDS = np.zeros(0, np.int32)
+
+
+@pytest.fixture(scope="module")
+def model() -> TextModel:
+    return TextModel(EMBEDDED_MODEL, 100, 8192)
+
+
+def prepared(
+    model: TextModel,
+    ids: list[int],
+    max_tokens: int | None = None,
+    resumed: tuple[int, ...] = (),
+    **changes,
+) -> Prepared:
+    submit = Submit("r", 1, "ids", SamplingParams(seed=0), TextOptions(), [ChoiceStart(0)])
+    submit = msgspec.structs.replace(submit, **changes)
+    return prepare(model, submit, np.array(ids, np.int32), np.array(resumed, np.int32), max_tokens)
+
+
+def test_bad_words_become_ids(model: TextModel):
+    params = prepared(model, [5], text=TextOptions(bad_words=["shoal"])).params
+    assert params.bad_words == model.encode_words(["shoal"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "default", "expected"),
+    [(None, 30, 30), (None, 99, 90), (7, 30, 7), (None, None, None)],
+)
+def test_the_models_bound_counts_where_the_client_sets_none(
+    model: TextModel, asked: int | None, default: int | None, expected: int | None
+):
+    params = SamplingParams(seed=0, max_tokens=asked)
+    assert prepared(model, [5] * 10, default, params=params).params.max_tokens == expected
+
+
+def test_each_choice_resumes_with_its_own_ids(model: TextModel):
+    starts = [ChoiceStart(0, 2, 0), ChoiceStart(2, 0, 0), ChoiceStart(3, 1, 0)]
+    done = prepared(model, [5], resumed=(7, 8, 9), choices=starts)
+    assert [each.resumed.tolist() for each in done.starts] == [[7, 8], [], [9]]
+    assert [each.choice.num_tokens for each in done.starts] == [2, 0, 1]
+
+
+@pytest.mark.parametrize("ids", [[], [8192], [-1]])
+def test_a_prompt_without_tokens_or_with_unknown_ones_is_refused(model: TextModel, ids: list[int]):
+    with pytest.raises(InvalidRequest):
+        prepared(model, ids)
+
+
+def test_a_text_converted_to_ids_and_back_is_the_text(model: TextModel):
+    text = "def f(x): return 'Grüße' <|im_end|>"
+    ids = convert(model, "text", np.frombuffer(text.encode(), np.uint8), True)
+    assert convert(model, "ids", ids, True).tobytes().decode() == text

@@ -1,0 +1,194 @@
+"""Sampling parameters and logprobs, from the plan to the result, against transformers."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    LogitsProcessor,
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+)
+
+from services.worker.engine import Engine
+from shared.messages import ALL_TOKENS, Admit, Prefill, SamplingParams, StepPlan
+from shared.token_arrays import Layout
+from tests.services.worker.checkpoints import (
+    EOS_ID,
+    SETTLED,
+    VOCAB_SIZE,
+    load_as_qwen2,
+    random_prompts,
+    save_qwen2,
+    true_logits,
+)
+from tests.services.worker.driver import Driver, Job, make_engine
+
+PARAMS = SamplingParams(seed=5, temperature=0.9, max_tokens=14, ignore_eos=True)
+CHANGES = {
+    "min_p": {"min_p": 0.2},
+    "presence": {"presence_penalty": 1.5},
+    "frequency": {"frequency_penalty": -1.2},
+    "repetition": {"repetition_penalty": 1.7},
+    "bias": {"logit_bias": [(9, 8.0), (11, -50.0)]},
+    "allowed": {"allowed_token_ids": list(range(20, 60))},
+    "bad words": {"bad_words": [[52, 147], *([token] for token in range(8, 60))]},
+    "min_tokens": {"min_tokens": 6, "ignore_eos": False, "logit_bias": [(EOS_ID, 9.0)]},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tied")
+    save_qwen2(folder, tie_word_embeddings=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Engine:
+    return make_engine(folder)
+
+
+@pytest.fixture(autouse=True)
+def _reset(engine: Engine) -> None:
+    engine.reset()
+
+
+def changed(**changes) -> SamplingParams:
+    return msgspec.structs.replace(PARAMS, **changes)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_parameter_gives_the_same_text_whatever_the_batch_chunks_and_resumption(
+    engine: Engine, name: str
+) -> None:
+    params = changed(**CHANGES[name])
+    prompts = random_prompts(6)
+    plain = Driver(engine).run([Job(prompt, PARAMS) for prompt in prompts])
+    engine.reset()
+    texts = Driver(engine).run([Job(prompt, params) for prompt in prompts])
+    assert texts != plain, "the parameter changes something"
+    engine.reset()
+    alone = []
+    for prompt in prompts:
+        alone += Driver(engine, chunk_sizes=(3, 5)).run([Job(prompt, params)])
+        engine.reset()
+    assert alone == texts
+    resumed = [
+        Job(prompt, params, emitted=list(text[:4]))
+        for prompt, text in zip(prompts, texts, strict=True)
+    ]
+    others = [Job(prompt, PARAMS) for prompt in prompts]
+    assert Driver(engine, seed=3).run(resumed + others)[: len(prompts)] == texts
+
+
+def greedy_by_transformers(
+    folder: Path, processor: LogitsProcessor, prompt: list[int], num: int
+) -> tuple[list[int], float]:
+    """The text, and the smallest gap between the best and the second best score."""
+    oracle, ids, gap = load_as_qwen2(folder), list(prompt), np.inf
+    for _ in range(num):
+        logits = torch.from_numpy(true_logits(oracle, ids)[-1:])
+        scores = processor(torch.tensor([ids]), logits)[0]
+        best, second = scores.topk(2).values.tolist()
+        gap = min(gap, best - second)
+        ids.append(int(scores.argmax()))
+    return ids[len(prompt) :], gap
+
+
+@pytest.mark.parametrize(
+    ("changes", "processor"),
+    [
+        ({"repetition_penalty": 1.7}, RepetitionPenaltyLogitsProcessor(1.7)),
+        ({"bad_words": [[20], [9, 31]]}, NoBadWordsLogitsProcessor([[20], [9, 31]], EOS_ID)),
+        ({"min_p": 0.3}, MinPLogitsWarper(0.3)),
+    ],
+)
+def test_greedy_texts_are_those_of_transformers_processors(
+    engine: Engine, folder: Path, changes: dict, processor: LogitsProcessor
+) -> None:
+    prompt = random_prompts(3)[2]
+    (text,) = Driver(engine).run([Job(prompt, changed(temperature=0.0, **changes))])
+    expected, gap = greedy_by_transformers(folder, processor, prompt, len(text))
+    assert gap > SETTLED, "choose another prompt"
+    assert text == expected
+
+
+def test_before_min_tokens_neither_eos_nor_stop_ids_end_a_text(engine: Engine) -> None:
+    bias = [(EOS_ID, 100.0)]
+    params = changed(min_tokens=5, ignore_eos=False, logit_bias=bias, max_tokens=20)
+    jobs = [Job(prompt, params) for prompt in random_prompts(4)]
+    for text, job in zip(Driver(engine).run(jobs), jobs, strict=True):
+        assert len(text) == 6
+        assert text[-1] == EOS_ID
+        assert job.end.finish == "stop"
+
+
+def test_a_stop_id_ends_the_text_and_is_its_last(engine: Engine) -> None:
+    params = changed(stop_token_ids=[33, 44], logit_bias=[(44, 100.0)])
+    job = Job([5, 6], params)
+    assert Driver(engine).run([job]) == [[44]]
+    assert job.end.finish == "stop"
+
+
+def test_who_forbids_every_token_fails_and_nobody_else(engine: Engine) -> None:
+    hopeless = Job([5, 6], changed(allowed_token_ids=[20], bad_words=[[20]]))
+    fine = Job([5, 6], PARAMS)
+    Driver(engine).run([hopeless, fine])
+    assert "forbids every token" in hopeless.end.error
+    assert fine.end.finish == "length"
+
+
+def step_with(engine: Engine, nums: list[int | None]) -> tuple:
+    """One step of a sequence for each of ``nums`` asked logprobs; routes out of order."""
+    prompts = random_prompts(len(nums))
+    admits = [
+        Admit(
+            slot, f"r{slot}", 1, -slot % 3, 0, len(prompt), len(prompt), 0,
+            changed(logprobs=num), list(range(slot * 12, slot * 12 + 12)),
+        )
+        for slot, (prompt, num) in enumerate(zip(prompts, nums, strict=True))
+    ]  # fmt: skip
+    prefills = [Prefill(slot, len(prompt)) for slot, prompt in enumerate(prompts)]
+    ids = np.concatenate([np.array(prompt, np.int32) for prompt in prompts])
+    return prompts, *engine.step(StepPlan(1, [], admits, [], prefills, []), ids)
+
+
+def test_each_row_tells_as_much_as_it_asked_and_what_the_model_says(
+    engine: Engine, folder: Path
+) -> None:
+    nums = [None, 0, 3, ALL_TOKENS, 5, VOCAB_SIZE, None, 3]
+    prompts, result, arrays = step_with(engine, nums)
+    layout, oracle = Layout(result.rows, arrays), load_as_qwen2(folder)
+    for index, row in enumerate(result.rows):
+        part, num = layout.part(index, index + 1), nums[row.slot]
+        truth = torch.from_numpy(true_logits(oracle, prompts[row.slot])[-1]).log_softmax(-1).numpy()
+        if num is None:
+            assert (row.num_values, row.num_top_ids, part.num_bytes) == (0, 0, 4)
+            continue
+        own, *others = part.values.tolist()
+        assert abs(own - truth[part.ids[0]]) < 1e-3
+        assert part.ranks.tolist() == [1 + (truth > truth[part.ids[0]]).sum()]
+        if num in (ALL_TOKENS, VOCAB_SIZE):
+            assert (row.num_values, row.num_top_ids) == (1 + VOCAB_SIZE, 0)
+            np.testing.assert_allclose(others, truth, atol=1e-3)
+        else:
+            assert (row.num_values, row.num_top_ids) == (1 + num, num)
+            assert part.top_ids.tolist() == np.argsort(-truth)[:num].tolist()
+            np.testing.assert_allclose(others, np.sort(truth)[::-1][:num], atol=1e-3)
+
+
+def test_logprobs_are_told_of_the_raw_logits(engine: Engine) -> None:
+    _, _, first = step_with(engine, [4])
+    engine.reset()
+    prompts = random_prompts(1)
+    params = changed(logprobs=4, logit_bias=[(50, 90.0)])
+    admit = Admit(0, "r0", 1, 0, 0, len(prompts[0]), len(prompts[0]), 0, params, list(range(12)))
+    ids = np.array(prompts[0], np.int32)
+    _, second = engine.step(StepPlan(1, [], [admit], [], [Prefill(0, len(ids))], []), ids)
+    assert second.ids.tolist() == [50]
+    assert second.ranks[0] > 1
+    np.testing.assert_allclose(first.values[1:], second.values[1:], atol=1e-5)

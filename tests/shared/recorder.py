@@ -1,0 +1,47 @@
+"""A service that only writes down what its link tells it."""
+
+import asyncio
+
+from shared.codec import Array
+from shared.keys import Keys
+from shared.link import Link
+from shared.messages import PROTOCOL_MAJOR, Heartbeat, Hello, Message, ServiceName, State
+from shared.peer import Peer
+
+TIMEOUT_S = 10
+
+
+class Recorder:
+    def __init__(
+        self,
+        service: ServiceName,
+        instance: str,
+        refuses: str | None = None,
+        keys: Keys | None = None,
+    ) -> None:
+        self.link = Link(Hello(PROTOCOL_MAJOR, 0, service, instance), self, keys)
+        self.state = State.READY
+        self.refuses = refuses
+        self.ups: asyncio.Queue[Peer] = asyncio.Queue()
+        self.downs: asyncio.Queue[tuple[Peer, str]] = asyncio.Queue()
+        self.messages: asyncio.Queue[tuple[Peer, Message, list[Array]]] = asyncio.Queue()
+
+    def status(self) -> Heartbeat:
+        return Heartbeat(self.state, "", 0, 0)
+
+    def refusal(self, hello: Hello) -> str | None:
+        return self.refuses
+
+    def on_up(self, peer: Peer) -> None:
+        self.ups.put_nowait(peer)
+
+    def on_message(self, peer: Peer, message: Message, arrays: list[Array]) -> None:
+        self.messages.put_nowait((peer, message, arrays))
+
+    def on_down(self, peer: Peer, reason: str) -> None:
+        self.downs.put_nowait((peer, reason))
+
+
+async def got(queue: asyncio.Queue):
+    async with asyncio.timeout(TIMEOUT_S):
+        return await queue.get()

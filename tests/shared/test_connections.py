@@ -1,0 +1,41 @@
+"""Descriptors are used again while we have not read of the loss of who had them before."""
+
+from shared.connections import Connections
+from shared.once import MAX_KNOWN, Once
+
+FD = 10_000  # nobody's
+
+
+def test_a_loss_belongs_to_the_oldest_and_a_message_to_the_newest_of_a_descriptor():
+    connections = Connections()
+    connections.accepted(FD)
+    connections.newest(FD).route = b"first"
+    connections.accepted(FD)
+    connections.newest(FD).route = b"second"
+    assert connections.lost(FD).route == b"first"
+    assert connections.lost(FD).route == b"second"
+
+
+def test_one_that_said_nothing_is_lost_without_taking_its_successor_along():
+    connections = Connections()
+    connections.accepted(FD)
+    connections.accepted(FD)
+    connections.newest(FD).route = b"second"
+    assert connections.lost(FD).route is None
+    assert connections.lost(FD).route == b"second"
+
+
+def test_a_descriptor_that_was_never_accepted_is_nobodys():
+    connections = Connections()
+    connections.accepted(FD)
+    connections.lost(FD)
+    assert connections.lost(FD) is None
+    assert connections.newest(FD) is None
+
+
+def test_what_was_said_once_is_known_until_very_much_else_was_said():
+    once = Once()
+    assert once.is_new("a")
+    assert not once.is_new("a")
+    assert all(once.is_new(str(number)) for number in range(MAX_KNOWN))
+    assert once.is_new("a")
