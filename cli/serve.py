@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import socket
 import sys
 
 from cli.run_directory import RunDirectory
@@ -15,6 +16,7 @@ def main(arguments: list[str]) -> int:
     """The exit code: 0 after a drain, 1 when a service cannot start, 2 for a wrong setting."""
     try:
         config = ServeConfig.load(arguments, "shoal serve")
+        _check_shared_port(config)
         directory = RunDirectory(config.mesh_dir)
     except ConfigError as error:
         print(f"shoal serve: {error}", file=sys.stderr)
@@ -24,6 +26,21 @@ def main(arguments: list[str]) -> int:
             return asyncio.run(_serve(config, directory, screen))
     finally:
         directory.remove()
+
+
+def _check_shared_port(config: ServeConfig) -> None:
+    """Gateways that share a port would also share it with those of another mesh. Raises
+    ConfigError where it is taken."""
+    if config.gateways == 1:
+        return
+    if config.port == 0:
+        raise ConfigError("port: 0 is any free port, which several gateways cannot share")
+    try:
+        with socket.create_server((config.host, config.port)):
+            pass
+    except OSError as error:
+        where = f"{config.host}:{config.port}"
+        raise ConfigError(f"host, port: cannot listen on {where}: {error.strerror}") from None
 
 
 async def _serve(config: ServeConfig, directory: RunDirectory, screen: Screen) -> int:

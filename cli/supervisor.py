@@ -5,7 +5,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from cli.child import Child, exit_text
 from cli.run_directory import RunDirectory
@@ -28,7 +28,7 @@ class StartFailedError(ShoalError):
 
 
 class Supervisor:
-    """Starts every service at once, restarts what dies, and drains from the gateway down."""
+    """Starts every replica at once, restarts what dies, and drains from the gateways down."""
 
     def __init__(
         self, config: ServeConfig, directory: RunDirectory, on_line: Callable[[str], None]
@@ -47,10 +47,22 @@ class Supervisor:
                 tasks.create_task(self._poll(on_change)),
                 tasks.create_task(self._drain()),
             ]
-            await asyncio.wait([tasks.create_task(self._keep_alive(each)) for each in SERVICES])
+            await asyncio.wait(
+                [tasks.create_task(self._keep_alive(*each)) for each in self._replicas()]
+            )
             for task in background:
                 task.cancel()
             on_change()
+
+    def _replicas(self) -> Iterator[tuple[ServiceName, int]]:
+        nums = {
+            "gateway": self._config.gateways,
+            "tokenizer": self._config.tokenizers,
+            "worker": self._config.workers,
+        }
+        for service in SERVICES:
+            for index in range(nums.get(service, 1)):
+                yield service, index
 
     def stop(self) -> None:
         """Drains; a second call ends everything at once."""
@@ -74,15 +86,15 @@ class Supervisor:
         for child in children:
             child.signal(number)
 
-    async def _keep_alive(self, service: ServiceName) -> None:
-        """Before it was ever ready a service may fail ``MAX_FAILED_STARTS`` times; later,
+    async def _keep_alive(self, service: ServiceName, index: int) -> None:
+        """Before it was ever ready a replica may fail ``MAX_FAILED_STARTS`` times; later,
         always."""
-        replica = f"{service}-0"
+        replica = f"{service}-{index}"
         num_starts = num_failed = 0
         was_ever_ready = False
         while not self._stop.is_set():
             num_starts += 1
-            child = Child(service, f"0.{num_starts}", self._directory.path)
+            child = Child(service, f"{index}.{num_starts}", self._directory.path)
             self.children[replica] = child
             code = await child.run(self._environment_of(child), self._on_line)
             self._directory.sweep(service, child.instance)
@@ -115,7 +127,10 @@ class Supervisor:
 
 
 def child_environment(config: ServeConfig) -> dict[str, str]:
-    """Our environment with every setting that was given, wherever, as ``SHOAL_…``."""
+    """Our environment with every setting that was given, wherever, as ``SHOAL_…``.
+
+    Replicas share what there is one of: gateways the port, workers the cores.
+    """
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     environment.pop("SHOAL_CONFIG", None)
     environment.pop("SHOAL_ADMIN_PORT", None)
@@ -124,4 +139,9 @@ def child_environment(config: ServeConfig) -> dict[str, str]:
         if value is not None:
             text = json.dumps(value) if isinstance(value, list) else str(value)
             environment[f"SHOAL_{name.upper()}"] = text
+    if config.gateways > 1:
+        environment["SHOAL_REUSE_PORT"] = "true"
+    if config.workers > 1 and config.num_threads is None:
+        num_cores = len(os.sched_getaffinity(0))
+        environment["SHOAL_NUM_THREADS"] = str(max(1, num_cores // config.workers))
     return environment

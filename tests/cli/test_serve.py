@@ -3,8 +3,11 @@
 import asyncio
 import os
 import signal
+import socket
+import sys
 from pathlib import Path
 
+import aiohttp
 import openai
 import pytest
 from httpx2 import HTTPError
@@ -78,8 +81,8 @@ async def test_after_a_kill_every_request_ends_once_and_the_mesh_serves_again(
             ends = [result for result in results if result == 1]
             errors = [each for each in results if isinstance(each, openai.APIError | HTTPError)]
             assert len(ends) + len(errors) == len(streams), results
-            assert not (service == "worker" and errors), "another worker takes its sequences"
-            assert not (service != "worker" and ends), "this stream was not open any more"
+            assert not (service != "gateway" and errors), "what is lost is taken up again"
+            assert not (service == "gateway" and ends), "this stream was not open any more"
             await asyncio.sleep(1)
             await shoal.until_ready()
             await all_blocks_are_free(shoal)
@@ -156,3 +159,32 @@ async def test_a_drain_that_takes_too_long_ends_streams_with_an_error(tmp_path: 
                     await stream
         assert await asyncio.wait_for(shoal.process.wait(), 60) == 0
         assert any("open requests end now" in line for line in shoal.lines)
+
+
+async def test_replicas_serve_together_on_one_port(tmp_path: Path):
+    flags = ("--gateways", "2", "--tokenizers", "2", "--workers", "2")
+    async with serving(tmp_path, *flags) as mesh:
+        await mesh.until_ready()
+        body = {"prompt": "The shoal", "max_tokens": 8, "temperature": 0}
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            replies = [session.post(f"{mesh.url}/v1/completions", json=body) for _ in range(40)]
+            statuses = [response.status for response in await asyncio.gather(*replies)]
+        assert statuses == [200] * 40
+        assert len(list(tmp_path.glob("*/admin.*.sock"))) == 7
+
+
+async def test_several_gateways_want_a_port_of_their_own(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for flags, text in (
+            (("--port", port), "cannot listen"),
+            (("--port", "0"), "any free port"),
+        ):
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", "from cli.main import main; main()", "serve"),
+                *("--gateways", "2", "--mesh-dir", str(tmp_path), *flags),
+                stderr=asyncio.subprocess.PIPE,
+            )
+            _, errors = await process.communicate()
+            assert process.returncode == 2
+            assert text in errors.decode()

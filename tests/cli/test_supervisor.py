@@ -11,7 +11,7 @@ import pytest
 from cli import supervisor as module
 from cli.child import Child
 from cli.run_directory import RunDirectory
-from cli.supervisor import StartFailedError, Supervisor
+from cli.supervisor import StartFailedError, Supervisor, child_environment
 from shared.config import ServeConfig
 
 
@@ -83,6 +83,34 @@ async def test_what_was_ever_ready_is_started_again_whatever_happens(supervisor:
         f"worker 0.{number}" for number in range(1, 9)
     ]
     running.cancel()
+
+
+async def test_every_replica_is_started_and_restarted_for_itself(
+    supervisor: Supervisor, monkeypatch
+):
+    counts = {"gateways": 2, "tokenizers": 1, "workers": 3}
+    monkeypatch.setattr(supervisor, "_config", ServeConfig(**counts))
+    FakeChild.script = {"gateway": [(1, True)]}
+    running = asyncio.create_task(run(supervisor))
+    while len(FakeChild.starts) < 8:
+        await asyncio.sleep(0.01)
+    gateway = "gateway-0" if "gateway 0.2" in FakeChild.starts else "gateway-1"
+    assert set(supervisor.children) == {
+        *("gateway-0", "gateway-1", "tokenizer-0", "scheduler-0"),
+        *("worker-0", "worker-1", "worker-2"),
+    }
+    assert supervisor.children[gateway].instance.endswith(".2")
+    running.cancel()
+
+
+def test_replicas_share_the_port_and_the_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    environment = child_environment(ServeConfig(gateways=2, workers=3))
+    assert environment["SHOAL_REUSE_PORT"] == "true"
+    assert environment["SHOAL_NUM_THREADS"] == "2"
+    assert not {"SHOAL_GATEWAYS", "SHOAL_WORKERS"} & environment.keys()
+    assert child_environment(ServeConfig(workers=3, num_threads=4))["SHOAL_NUM_THREADS"] == "4"
+    assert "SHOAL_REUSE_PORT" not in child_environment(ServeConfig())
 
 
 async def test_a_stop_reaches_a_process_that_is_only_being_started(tmp_path: Path):
