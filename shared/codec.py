@@ -20,7 +20,7 @@ MAX_BODY_FRAME_BYTES = 16 << 20
 MAX_FRAME_BYTES = 64 << 20
 MIN_OWN_FRAME_BYTES = 64 << 10
 MAX_DIMS = 8
-DTYPES = {"u1", "i4", "i8", "f4"}
+ITEM_BYTES = {"u1": 1, "i4": 4, "i8": 8, "f4": 4}  # by dtype
 
 Frame = bytes | memoryview
 Array = np.ndarray
@@ -31,11 +31,12 @@ class ArraySpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     shape: list[int]
 
     def num_bytes(self) -> int:
-        if self.dtype not in DTYPES or len(self.shape) > MAX_DIMS or min(self.shape, default=0) < 0:
+        item_bytes = ITEM_BYTES.get(self.dtype)
+        if item_bytes is None or len(self.shape) > MAX_DIMS or min(self.shape, default=0) < 0:
             raise CodecError(
                 f"no such array: dtype {self.dtype[:16]!r}, shape {self.shape[:MAX_DIMS]}"
             )
-        return prod(self.shape) * np.dtype(self.dtype).itemsize
+        return prod(self.shape) * item_bytes
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True, gc=False):

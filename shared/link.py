@@ -22,7 +22,7 @@ from shared.errors import CodecError
 from shared.keys import Keys
 from shared.listener import Listener
 from shared.messages import PROTOCOL_MAJOR, Bye, Heartbeat, Hello, Message, ServiceName, State
-from shared.metrics import MESSAGE_BYTES, MESSAGES, PEERS, PEERS_LOST
+from shared.metrics import PEERS, PEERS_LOST
 from shared.peer import SILENCE_S, Handler, Peer, count_bad
 from shared.sockets import Context, Socket
 from shared.sources import Directory, Source, source_of
@@ -143,8 +143,7 @@ class Link:
             peer.status = message
             self.tell_status(only_changes=True)
             return
-        MESSAGES.labels(peer.hello.service, "in").inc()
-        MESSAGE_BYTES.labels(peer.hello.service, "in").inc(num_bytes)
+        peer.count("in", num_bytes)
         try:
             self.handler.on_message(peer, message, arrays)
         except CodecError as error:

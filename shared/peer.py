@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from shared.codec import Array, Frame, decode
 from shared.errors import CodecError
@@ -30,6 +30,13 @@ class Peer:
         self.last_seen_s = time.monotonic()
         self.is_up = True
         self._send = send
+        self._counters = {
+            direction: (
+                MESSAGES.labels(hello.service, direction),
+                MESSAGE_BYTES.labels(hello.service, direction),
+            )
+            for direction in ("in", "out")
+        }
 
     def __repr__(self) -> str:
         return f"{self.hello.service} {self.hello.instance}"
@@ -37,6 +44,11 @@ class Peer:
     @property
     def is_ready(self) -> bool:
         return self.status.state == State.READY
+
+    def count(self, direction: Literal["in", "out"], num_bytes: int) -> None:
+        messages, message_bytes = self._counters[direction]
+        messages.inc()
+        message_bytes.inc(num_bytes)
 
     def send(self, message: Message, *arrays: Array) -> None:
         """Queues a message; arrays of 64 KiB or more are not copied and must not change any more.
@@ -110,5 +122,4 @@ def count_bad(sender: str, error: CodecError) -> None:
 
 def count_sent(peer: Peer, message: Message, frames: Sequence[Frame]) -> None:
     if not isinstance(message, Heartbeat):
-        MESSAGES.labels(peer.hello.service, "out").inc()
-        MESSAGE_BYTES.labels(peer.hello.service, "out").inc(sum(map(len, frames)))
+        peer.count("out", sum(map(len, frames)))

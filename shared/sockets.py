@@ -121,8 +121,11 @@ class Socket:
 
     def send(self, frames: list[bytes | memoryview]) -> None:
         """Queues a message without copying large frames. Raises PeerGone."""
+        *others, last = frames
         try:
-            self._zmq.send_multipart(frames, zmq.NOBLOCK, copy=False)
+            for frame in others:
+                self._zmq.send(frame, zmq.NOBLOCK | zmq.SNDMORE, copy=False)
+            self._zmq.send(last, zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
             # A ROUTER does not know the peer; a DEALER, whose queue is endless, has lost its pipe.
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
@@ -167,7 +170,8 @@ class Socket:
 class _Reader:
     """Takes what arrives, a bounded number of messages a turn.
 
-    A zmq descriptor is edge-triggered, so it is looked at again after every call on its socket.
+    A zmq descriptor is edge-triggered, so after calls on its socket we try to read once more in the
+    same turn: that costs less than to ask each time whether there is something to read.
     """
 
     def __init__(self, socket: Any, on_frames: Callable[[list[Frame]], None]) -> None:
@@ -180,7 +184,7 @@ class _Reader:
         self.wake()
 
     def wake(self) -> None:
-        if not self._is_stopped and not self._is_woken and self._socket.events & zmq.POLLIN:
+        if not self._is_stopped and not self._is_woken:
             self._is_woken = True
             self._loop.call_soon(self._read)
 
@@ -203,9 +207,11 @@ class _Reader:
         if self._is_stopped:
             return False
         try:
-            frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            frames = [self._socket.recv(zmq.NOBLOCK, copy=False)]
         except zmq.Again:
             return False
+        while frames[-1].more:
+            frames.append(self._socket.recv(zmq.NOBLOCK, copy=False))
         self._on_frames(frames)
         return True
 

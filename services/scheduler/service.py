@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from services.scheduler.forward import tokens_of
-from services.scheduler.metrics import STEP_SECONDS, STEPS, CoreMetrics
+from services.scheduler.metrics import STEP_SECONDS, CoreMetrics
 from services.scheduler.scheduler import Refusal, Scheduler
 from services.scheduler.sequence import Emission, Sequence
 from shared.codec import Array
@@ -49,7 +49,7 @@ class SchedulerService:
         self._link = Link(hello, self, load_keys(config.keys, "scheduler"))
         self._core = Scheduler(config.max_waiting, config.priority_step_s)
         self._ends = Rate(time.monotonic())
-        self._metrics = CoreMetrics()
+        self._metrics = CoreMetrics(self._core)
         self._routes: dict[int, Peer] = {}  # tokenizers
         self._workers: dict[str, Peer] = {}
         self._new_ids = count()
@@ -148,8 +148,8 @@ class SchedulerService:
         (worker_id,) = _keys(self._workers, peer)
         layout = Layout(result.rows, arrays)
         emissions = self._core.absorb(worker_id, result, arrays)
+        self._plan_for(worker_id, peer)  # first of all: the worker idles until it has a plan
         self._num_steps += 1
-        STEPS.inc()
         STEP_SECONDS.observe(result.step_s)
         self._ends.note(sum(each.ends for each in emissions), time.monotonic())
         for route, group in groupby(emissions, key=lambda each: each.sequence.route):
@@ -184,10 +184,13 @@ class SchedulerService:
         else:
             self._idle.set()
         for worker_id, peer in self._workers.items():
-            planned = self._core.plan(worker_id, peer.status.state != State.DRAINING)
-            if planned is not None:
-                peer.send(planned.plan, planned.ids)
-        self._metrics.update(self._core)
+            self._plan_for(worker_id, peer)
+        self._metrics.count()
+
+    def _plan_for(self, worker_id: str, peer: Peer) -> None:
+        planned = self._core.plan(worker_id, peer.status.state != State.DRAINING)
+        if planned is not None:
+            peer.send(planned.plan, planned.ids)
 
     def _begin_grace(self) -> None:
         if not self._workers and self._grace is None:
@@ -204,7 +207,7 @@ class SchedulerService:
         waited = f"no worker came back within {self._config.worker_grace_s:g} s (worker-grace-s)"
         for sequence in self._core.abandon_waiting():
             self._fail(sequence, Unavailable(waited, code="no_worker", retry_after_s=RETRY_AFTER_S))
-        self._metrics.update(self._core)
+        self._metrics.count()
 
 
 def _keys(peers: dict[Key, Peer], peer: Peer) -> list[Key]:

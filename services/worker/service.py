@@ -82,8 +82,8 @@ class WorkerService:
         addresses = self._config.scheduler_address
         self._link.dial("scheduler", self._config.mesh_dir, role="workers", tcp=addresses)
         try:
-            async with asyncio.TaskGroup() as self._tasks:
-                self._tasks.create_task(self._watch_steps())
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._watch_steps())
                 await self._link.run()
         finally:
             await self._link.close("the worker leaves")
@@ -143,18 +143,26 @@ class WorkerService:
         if self._num_pending == 0:
             self._last_progress_s = time.monotonic()
         self._num_pending += 1
-        loop = asyncio.get_running_loop()
-        step = loop.run_in_executor(self._step_thread, self._engine.step, plan, ids)
-        self._tasks.create_task(self._send_result(peer, step))
+        self._step_thread.submit(self._run_step, peer, plan, ids, asyncio.get_running_loop())
 
-    async def _send_result(self, peer: Peer, step: asyncio.Future[StepOutput]) -> None:
-        result, arrays = await step
+    def _run_step(
+        self, peer: Peer, plan: StepPlan, ids: np.ndarray, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """On the step thread; what breaks there breaks the service."""
+        try:
+            result, arrays = self._engine.step(plan, ids)
+        except Exception as error:
+            loop.call_soon_threadsafe(_raise, error)
+        else:
+            loop.call_soon_threadsafe(self._send_result, peer, result, arrays)
+
+    def _send_result(self, peer: Peer, result: StepResult, arrays: TokenArrays) -> None:
+        peer.send(result, *arrays)
         self._num_pending -= 1
         self._last_progress_s = time.monotonic()
         self._num_steps += 1
         if peer.is_up:
             self._load = self._engine.num_running
-        peer.send(result, *arrays)
         self._note_load()
 
     def _note_progress(self, text: str, fraction: float) -> None:
@@ -174,3 +182,7 @@ class WorkerService:
             await asyncio.sleep(WATCH_S)
             if self._busy_s() > 2 * self._config.stall_s:
                 raise RuntimeError(f"no step has finished for {self._busy_s():.0f} s")
+
+
+def _raise(error: Exception) -> None:
+    raise error
