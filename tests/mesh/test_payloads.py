@@ -19,7 +19,7 @@ SETTINGS = {"DTYPE": "float32", "MAX_MODEL_LEN": "512", "MAX_LOGPROBS": "-1"}
 LARGE_VOCABULARY = 151_936
 NUM_ROWS = 32
 FASTDEPLOY_BYTES = 802_840  # the largest message of the queue that this mesh replaces
-MAX_GROWTH_BYTES = 64 << 20
+MAX_GROWTH_BYTES = 256 << 20  # 110 MB were seen, and 1.8 GB without credit
 
 
 async def started(directory: Path, records: Path, model: Path, fleet: Fleet) -> str:
@@ -159,7 +159,7 @@ async def test_a_reader_that_stalls_bounds_memory_and_slows_nobody_else(
             for response in stalled:
                 response.close()
         await fleet.until_idle()
-    assert all(growth < MAX_GROWTH_BYTES * 2 for growth in grown.values()), grown
+    assert all(growth < MAX_GROWTH_BYTES for growth in grown.values()), grown
 
 
 def sizes(members: list[Member]) -> dict[str, int]:
