@@ -102,8 +102,9 @@ class Fleet:
         """Starts a service and does not wait for it; ``module`` is what to run in its place."""
         self._num_started += 1
         instance, port = f"{kind[0]}{self._num_started}", 0
+        directory = Path(settings.get("MESH_DIR", self._directory))
         own = {f"SHOAL_{name}": text for name, text in settings.items()}
-        own |= {"SHOAL_MESH_DIR": str(self._directory), "SHOAL_INSTANCE": instance}
+        own |= {"SHOAL_MESH_DIR": str(directory), "SHOAL_INSTANCE": instance}
         if kind == "gateway":
             port = _free_port()
             own["SHOAL_PORT"] = str(port)
@@ -115,7 +116,7 @@ class Fleet:
                 start_new_session=True,
                 stderr=log,
             )
-        member = Member(kind, instance, process, self._directory, port)
+        member = Member(kind, instance, process, directory, port)
         self._started.append(member)
         return member
 

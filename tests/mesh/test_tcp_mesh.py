@@ -1,0 +1,57 @@
+"""The whole mesh over tcp with keys, every service in a directory of its own."""
+
+import asyncio
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+
+import aiohttp
+
+from cli.keys import main as make_keys
+from tests.mesh.fleet import Fleet, running_fleet
+from tests.mesh.load import body_of, stream
+
+SETTINGS = {"DTYPE": "float32", "MAX_MODEL_LEN": "512"}
+
+
+def free_ports() -> tuple[int, int]:
+    """One for a tokenizer, and the first of two in a row for a scheduler."""
+    while True:
+        with ExitStack() as stack:
+            probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in "ab"]
+            tokenizer, scheduler = (probe.getsockname()[1] for probe in probes)
+            try:
+                stack.enter_context(socket.create_server(("127.0.0.1", scheduler + 1)))
+            except OSError:
+                continue
+            return tokenizer, scheduler
+
+
+async def start_all(fleet: Fleet, directory: Path, keys: Path) -> None:
+    tokenizer, scheduler = free_ports()
+    tokenizer_address = f"tcp://127.0.0.1:{tokenizer}"
+    scheduler_address = f"tcp://127.0.0.1:{scheduler}"
+    own = {
+        "scheduler": {"LISTEN_ADDRESS": scheduler_address},
+        "tokenizer": {"LISTEN_ADDRESS": tokenizer_address, "SCHEDULER_ADDRESS": scheduler_address},
+        "worker": {"SCHEDULER_ADDRESS": scheduler_address},
+        "gateway": {"TOKENIZER_ADDRESS": tokenizer_address},
+    }
+    for kind, settings in own.items():
+        folder = directory / kind
+        folder.mkdir(mode=0o700)
+        await fleet.start(kind, **settings, MESH_DIR=str(folder), KEYS=str(keys))
+    await fleet.until_ready()
+
+
+async def test_it_serves_over_tcp_with_a_key_for_each_role(tmp_path: Path):
+    keys = tmp_path / "keys"
+    assert make_keys([str(keys)]) == 0
+    async with running_fleet(tmp_path, SETTINGS) as fleet:
+        await start_all(fleet, tmp_path, keys)
+        (gateway,) = fleet.of("gateway")
+        async with aiohttp.ClientSession() as session:
+            bodies = [body_of(number, 16) for number in range(8)]
+            texts = await asyncio.gather(*(stream(session, gateway.url, body) for body in bodies))
+        assert all(texts)
+        await fleet.until_idle()
