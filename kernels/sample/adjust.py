@@ -15,7 +15,7 @@ HIDDEN = float("-inf")
 
 @dataclass(frozen=True, slots=True)
 class RowChange:
-    """What is to be changed in row ``row`` of the logits. Ids occur once in each array.
+    """What is to be changed in row ``row`` of the logits. Ids occur once, but in ``hidden``.
 
     ``known`` are the distinct ids of prompt and output, ``emitted`` those of the output, each with
     how often it occurs; both only where the penalties need them.
@@ -94,7 +94,9 @@ def adjust(logits: Tensor, adjustments: Adjustments) -> Tensor:
     logits = logits.clone()
     if (allowed := adjustments.allowed) is not None:
         kept = logits[allowed.rows, allowed.ids]
-        logits[allowed.rows] = HIDDEN
+        is_restricted = torch.zeros_like(logits[:, :1], dtype=torch.bool)
+        is_restricted[allowed.rows] = True
+        logits.masked_fill_(is_restricted, HIDDEN)
         logits[allowed.rows, allowed.ids] = kept
     if (hidden := adjustments.hidden) is not None:
         logits[hidden.rows, hidden.ids] = HIDDEN

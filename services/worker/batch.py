@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.paged_attention import prepare_attention
 from kernels.sample import Adjustments, RandomRows, prepare_adjustments, prepare_random_rows
-from services.worker.adjustments import row_changes
+from services.worker.adjustments import row_change
 from services.worker.context import ForwardContext
 from services.worker.kv_cache import KVCache
 from services.worker.slots import SlotTable
@@ -59,7 +59,7 @@ def prepare_batch(
         upload(table.ids[slots[rows], positions]),
         upload(positions),
         upload(token_ends[sampling_rows] - 1),
-        prepare_adjustments(row_changes(table, sampling_slots, eos_ids), device),
+        _adjustments(table, sampling_slots, eos_ids, device),
         _random_rows(table, sampling_slots, device),
         _context(table, slots, num_tokens, slots[rows], positions, kv_cache),
     )
@@ -97,6 +97,18 @@ def _context(
         torch.from_numpy(blocks * block_size + positions % block_size).to(device),
         prepare_attention(num_tokens, num_keys, block_tables, block_size, dtype, device),
     )
+
+
+def _adjustments(
+    table: SlotTable, slots: np.ndarray, eos_ids: np.ndarray, device: torch.device
+) -> Adjustments | None:
+    changes = []
+    for row in np.flatnonzero(table.has_wishes[slots]).tolist():
+        slot = slots[row]
+        ids = table.ids[slot, : table.num_tokens[slot]]
+        if (wishes := table.wishes[slot]) is not None:
+            changes.append(row_change(row, wishes, ids, table.prompt_lens[slot], eos_ids))
+    return prepare_adjustments(changes, device)
 
 
 def _random_rows(table: SlotTable, slots: np.ndarray, device: torch.device) -> RandomRows | None:

@@ -11,6 +11,9 @@ from kernels.logprobs import logprobs
 from services.worker.slots import NO_LOGPROBS, SlotTable
 from shared.messages import ALL_TOKENS
 
+# Logits that are worked on at a time, so that what stays on the device for it is bounded.
+PIECE_LOGITS = 1 << 22
+
 _NO_FLOATS = np.zeros(0, np.float32)
 _NO_IDS = np.zeros(0, np.int32)
 
@@ -19,7 +22,7 @@ class RowTold(NamedTuple):
     """What one row tells of its token: its own logprob and the others', their ids, its rank."""
 
     values: np.ndarray  # [1 + k or 1 + V] float32
-    top_ids: np.ndarray  # [k] int32
+    top_ids: np.ndarray  # [k or 0] int32
     rank: int
 
 
@@ -47,33 +50,36 @@ class Told:
 def tell_logprobs(table: SlotTable, slots: np.ndarray, logits: Tensor, tokens: np.ndarray) -> Told:
     """``slots`` and ``tokens`` [S] are those of the rows of ``logits`` [S, V], as the model
     computed them; rows whose token is an error tell nothing."""
-    asked = table.num_logprobs[slots]
+    asked, vocab_size = table.num_logprobs[slots], logits.shape[-1]
     is_asking = (asked != NO_LOGPROBS) & (tokens >= 0)
     if not is_asking.any():
         return Told({})
-    is_whole = (asked == ALL_TOKENS) | (asked >= logits.shape[-1])
-    some, whole = np.flatnonzero(is_asking & ~is_whole), np.flatnonzero(is_asking & is_whole)
-    rows = dict(_rows(logits, tokens, whole, None)) if len(whole) else {}
-    if len(some):
-        for row, told in _rows(logits, tokens, some, int(asked[some].max())):
-            num = int(asked[row])
-            rows[row] = RowTold(told.values[: 1 + num], told.top_ids[:num], told.rank)
-    return Told(rows)
+    nums = np.where(asked == ALL_TOKENS, vocab_size, np.minimum(asked, vocab_size))
+    told: dict[int, RowTold] = {}
+    for is_of_kind in (nums < vocab_size, nums == vocab_size):
+        for rows in _pieces(np.flatnonzero(is_asking & is_of_kind), vocab_size):
+            told |= _tell(logits, tokens, rows, nums[rows])
+    return Told(told)
 
 
-def _rows(
-    logits: Tensor, tokens: np.ndarray, rows: np.ndarray, num_top: int | None
-) -> Iterator[tuple[int, RowTold]]:
-    """Of ``rows`` [N] of the logits."""
-    chosen = torch.from_numpy(rows).to(logits.device)
-    drawn = torch.from_numpy(tokens[rows]).to(logits.device)
-    found = logprobs(logits if len(rows) == len(logits) else logits[chosen], drawn, num_top)
-    values = torch.cat((found.own[:, None], found.values), 1).cpu().numpy()
-    ranks = found.ranks.tolist()
-    ids = (
-        found.top_ids.cpu().numpy()
-        if found.top_ids is not None
-        else np.zeros((len(rows), 0), np.int32)
+def _pieces(rows: np.ndarray, vocab_size: int) -> Iterator[np.ndarray]:
+    num = max(1, PIECE_LOGITS // vocab_size)
+    return (rows[start : start + num] for start in range(0, len(rows), num))
+
+
+def _tell(
+    logits: Tensor, tokens: np.ndarray, rows: np.ndarray, nums: np.ndarray
+) -> dict[int, RowTold]:
+    """Of ``rows`` [N] of the logits; all or none of the ``nums`` [N] of likeliest tokens are V."""
+    num_top = int(nums.max())
+    found = logprobs(
+        logits[torch.from_numpy(rows).to(logits.device)],
+        torch.from_numpy(tokens[rows]).to(logits.device),
+        num_top if num_top < logits.shape[-1] else None,
     )
-    for index, row in enumerate(rows.tolist()):
-        yield row, RowTold(values[index], ids[index], ranks[index])
+    values, top_ids = found.values.cpu().numpy(), found.top_ids.cpu().numpy()
+    ranks = found.ranks.tolist()
+    return {
+        row: RowTold(values[index, : 1 + num], top_ids[index, :num], ranks[index])
+        for index, (row, num) in enumerate(zip(rows.tolist(), nums.tolist(), strict=True))
+    }

@@ -12,8 +12,8 @@ from shared.config import WorkerConfig
 from shared.errors import ConfigError
 
 CPU_MAX_KV_BYTES = 4 << 30
-# For each entry of the logits: scores, their filtered copies and indices, and the logprobs of the
-# whole vocabulary in case every row asks for them.
+# For each entry of the logits: scores, their filtered copies and indices, and the ids that requests
+# allow. Logprobs come when those are gone and take less: rows are worked on in pieces.
 SAMPLER_BYTES = 64
 
 

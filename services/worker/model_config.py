@@ -65,12 +65,15 @@ def read_model_config(folder: Path) -> ModelConfig:
 
 
 def read_eos_ids(folder: Path, config: ModelConfig) -> list[int]:
-    """The ids that end a text: those of generation_config.json and of config.json."""
+    """The ids that end a text: those of generation_config.json and of config.json.
+
+    Some models name ids that they do not have, such as −1 for none.
+    """
     ids = _as_set(config.eos_token_id)
     if (folder / GENERATION_CONFIG_FILE).is_file():
         generation = decode_json(folder / GENERATION_CONFIG_FILE, _GenerationConfig)
         ids |= _as_set(generation.eos_token_id)
-    return sorted(ids)
+    return sorted(ids & set(range(config.vocab_size)))
 
 
 def _as_set(ids: int | list[int] | None) -> set[int]:

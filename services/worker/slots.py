@@ -5,7 +5,7 @@ Everything is an array over slots, so that preparing a batch is a few array oper
 
 import numpy as np
 
-from services.worker.adjustments import needs_adjustment
+from services.worker.adjustments import Wishes, wishes_of
 from shared.messages import Admit, Capacity, SamplingParams, StepPlan
 
 NO_LOGPROBS = -2
@@ -43,7 +43,8 @@ class SlotTable:
         self.params = [SamplingParams(seed=0)] * num_slots
         self.prompt_lens = np.zeros(num_slots, np.int64)
         self.num_logprobs = np.full(num_slots, NO_LOGPROBS, np.int64)
-        self.adjusts = np.zeros(num_slots, bool)  # asks for something to be changed in the logits
+        self.wishes: list[Wishes | None] = [None] * num_slots
+        self.has_wishes = np.zeros(num_slots, bool)
         self.has_stop_ids = np.zeros(num_slots, bool)
 
     def apply(self, plan: StepPlan, ids: np.ndarray) -> np.ndarray:
@@ -91,7 +92,8 @@ class SlotTable:
         self.params[slot] = params
         self.prompt_lens[slot] = row.prompt_len
         self.num_logprobs[slot] = NO_LOGPROBS if params.logprobs is None else params.logprobs
-        self.adjusts[slot] = needs_adjustment(params)
+        self.wishes[slot] = wishes_of(params)
+        self.has_wishes[slot] = self.wishes[slot] is not None
         self.has_stop_ids[slot] = bool(params.stop_token_ids)
 
     def _add_blocks(self, slot: int, blocks: list[int]) -> None:

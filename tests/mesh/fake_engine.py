@@ -2,12 +2,36 @@
 
 import time
 
+import msgspec
 import numpy as np
 
 from services.scheduler.scheduler import Planned
-from shared.messages import Capacity, ModelInfo, ResultRow, StepPlan, StepResult
-from shared.token_arrays import TokenArrays
+from shared.messages import ALL_TOKENS, Capacity, ModelInfo, ResultRow, StepPlan, StepResult
+from shared.token_arrays import TokenArrays, join
 from tests.services.scheduler.simulated_worker import SimulatedWorker
+
+
+def made_up_logprobs(position: int, vocab_size: int) -> np.ndarray:
+    """What FakeEngine tells of the ``position``-th token of a completion, float32 [vocab_size].
+
+    They are all different where ``vocab_size`` is a power of two.
+    """
+    order = (np.arange(vocab_size) * 31 + position * 7) % vocab_size
+    return ((order + 1) / -16).astype(np.float32)
+
+
+def made_up_arrays(token: int, position: int, vocab_size: int, num: int | None) -> TokenArrays:
+    """All buffers of one token whose request asked for ``num`` logprobs."""
+    ids = np.array([token], np.int32)
+    if num is None:
+        return TokenArrays(ids)
+    truth = made_up_logprobs(position, vocab_size)
+    own = truth[token : token + 1]
+    rank = 1 + (truth > own).sum(keepdims=True, dtype=np.int32)
+    if num == ALL_TOKENS or num >= vocab_size:
+        return TokenArrays(ids, np.concatenate((own, truth)), ranks=rank)
+    top_ids = np.argsort(-truth, kind="stable")[:num].astype(np.int32)
+    return TokenArrays(ids, np.concatenate((own, truth[top_ids])), top_ids, rank)
 
 
 class FakeEngine:
@@ -32,10 +56,18 @@ class FakeEngine:
     def step(self, plan: StepPlan, ids: np.ndarray) -> tuple[StepResult, TokenArrays]:
         time.sleep(self.step_s)
         result, emitted = self._worker.step(Planned(plan, ids))
-        written = [self._next(row) for row in result.rows]
-        assert len(written) == len(emitted.ids)
-        return result, TokenArrays(np.array(written, np.int32))
+        assert len(result.rows) == len(emitted.ids)
+        parts = [self._arrays(row) for row in result.rows]
+        rows = [
+            msgspec.structs.replace(row, num_values=len(part.values), num_top_ids=len(part.top_ids))
+            for row, part in zip(result.rows, parts, strict=True)
+        ]
+        arrays = join(parts) if parts else TokenArrays()
+        return msgspec.structs.replace(result, rows=rows), arrays
 
-    def _next(self, row: ResultRow) -> int:
+    def _arrays(self, row: ResultRow) -> TokenArrays:
         slot = self._worker.slots[row.slot]
-        return self._ids[(len(slot.ids) - slot.admit.prompt_len - 1) % len(self._ids)]
+        position = len(slot.ids) - slot.admit.prompt_len - 1
+        token = self._ids[position % len(self._ids)]
+        num = slot.admit.params.logprobs
+        return made_up_arrays(token, position, self.model_info.vocab_size, num)
