@@ -48,6 +48,8 @@ class _Delivery:
         if ends_text and ids[-1] in request.submit.params.stop_token_ids:
             self._stop_ids[row.request, row.attempt] = ids[-1]
         before = choice.num_tokens
+        if row.position != before:
+            raise ValueError(f"{row.request}: token {row.position} came where {before} belongs")
         text = choice.push(ids, last_is_mute=ends_text and not request.submit.text.includes_stop)
         self._outbox.add_row(request, choice, index, choice.num_tokens - before, text)
         if choice.stop is not None:

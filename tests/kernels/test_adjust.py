@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.sample import RowChange, adjust, prepare_adjustments
-from kernels.sample.reference import adjusted_row
+from kernels.sample import RowChange, adjust, prepare_adjustments, prepare_random_rows, sample
+from kernels.sample.reference import adjusted_row, sample_row
 
 VOCAB_SIZE = 50
 CPU = torch.device("cpu")
@@ -50,3 +50,29 @@ def test_a_mixed_batch_is_adjusted_as_the_reference_adjusts_row_by_row(seed: int
     for row, raw in enumerate(before.numpy()):
         expected = adjusted_row(raw, by_row[row]) if row in by_row else raw
         np.testing.assert_allclose(adjusted[row], expected, rtol=1e-5, atol=1e-5)
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 10**9), st.integers(1, 6))
+def test_what_is_drawn_of_adjusted_rows_is_what_the_reference_draws(seed: int, num: int) -> None:
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(num, VOCAB_SIZE)).astype(np.float32) * 5
+    changes = [random_change(rng, row) for row in range(num)]
+    values = {
+        "temperature": rng.choice([0.0, 0.3, 1.0, 2.5], num).astype(np.float32),
+        "top_k": rng.choice([0, 1, 5, 300], num),
+        "top_p": rng.choice([1.0, 0.9, 0.2], num).astype(np.float32),
+        "min_p": rng.choice([0.0, 0.01, 0.3], num).astype(np.float32),
+        "seeds": rng.integers(-(2**63), 2**63 - 1, num),
+        "positions": rng.integers(0, 10**6, num),
+        "choices": rng.integers(0, 9, num),
+    }
+    adjustments = prepare_adjustments(changes, CPU)
+    assert adjustments is not None
+    adjusted = adjust(torch.from_numpy(logits), adjustments)
+    tokens = sample(adjusted, prepare_random_rows(**values, device=CPU)).tolist()
+    for row, change in enumerate(changes):
+        truth = adjusted_row(logits[row], change)
+        if np.isfinite(truth).any():
+            arguments = [array[row].item() for array in values.values()]
+            assert tokens[row] == sample_row(truth, *arguments)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from kernels.sample import filters, prepare_random_rows, reference, sample
 from kernels.sample.gumbel import MAX_GAP, gumbel
@@ -78,6 +79,20 @@ def test_min_p_keeps_what_is_probable_enough_beside_the_highest(
     np.testing.assert_array_equal(kept[0].isfinite().numpy()[is_clear], expected[is_clear])
     assert kept[0].isfinite().any()
     assert kept[1].equal(rows[1])
+
+
+@pytest.mark.parametrize("value", [0.05, 0.3, 0.9])
+def test_filters_keep_what_those_of_transformers_keep(value: float) -> None:
+    scores = torch.from_numpy(np.random.default_rng(7).normal(size=(20, 300)) * 3).float()
+    values, top_k = torch.full((20,), value), int(value * 100)
+    kept_by = {
+        MinPLogitsWarper(value): filters.keep_min_p(scores, values),
+        TopKLogitsWarper(top_k): filters.keep_top_k(scores, torch.full((20,), top_k), top_k),
+        TopPLogitsWarper(value): filters.keep_top_p(scores, values),
+    }
+    for warper, kept in kept_by.items():
+        assert not kept.isfinite().all()
+        assert kept.equal(warper(None, scores)), type(warper)
 
 
 @pytest.mark.parametrize("spread", [0.01, 3.0])

@@ -11,6 +11,7 @@ import numpy as np
 from services.worker.engine import Engine
 from shared.config import WorkerConfig
 from shared.messages import Admit, Decode, Prefill, ResultRow, SamplingParams, StepPlan
+from shared.token_arrays import Layout, TokenArrays
 
 GREEDY = SamplingParams(seed=0, temperature=0.0, max_tokens=12)
 
@@ -23,12 +24,16 @@ def make_engine(folder: Path, **settings: Any) -> Engine:
 
 @dataclass
 class Job:
-    """A prompt and how it is to be continued. ``emitted`` may hold what is known already."""
+    """A prompt and how it is to be continued. ``emitted`` may hold what is known already.
+
+    ``told`` gets the logprobs of each token that is emitted, as many as were asked for.
+    """
 
     prompt: list[int]
     params: SamplingParams = GREEDY
     choice: int = 0
     emitted: list[int] = field(default_factory=list)
+    told: list[np.ndarray] = field(default_factory=list)
     end: ResultRow | None = None
 
 
@@ -85,21 +90,20 @@ class Driver:
         self._num_steps += 1
         plan = StepPlan(self._num_steps, [], admits, [], prefill, decode)
         result, arrays = self.engine.step(plan, ids)
-        self._absorb(result.rows, arrays.ids.tolist(), jobs, lacking)
+        self._absorb(result.rows, arrays, jobs, lacking)
 
     def _absorb(
         self,
         rows: list[ResultRow],
-        emitted: list[int],
+        arrays: TokenArrays,
         jobs: dict[int, Job],
         lacking: dict[int, int],
     ) -> None:
-        start = 0
-        for row in rows:
-            job = jobs[row.slot]
-            job.emitted += emitted[start : start + row.num_tokens]
-            start += row.num_tokens
+        layout = Layout(rows, arrays)
+        for index, row in enumerate(rows):
+            job, part = jobs[row.slot], layout.part(index, index + 1)
+            job.emitted += part.ids.tolist()
+            job.told += [part.values] * row.num_tokens
             lacking[row.slot] += row.num_tokens
             if row.finish or row.error:
                 job.end = row
-        assert start == len(emitted)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from services.worker.engine import Engine
+from services.worker.model_config import read_eos_ids, read_model_config
 from shared.messages import (
     Admit,
     Decode,
@@ -18,7 +19,14 @@ from shared.messages import (
     StepPlan,
     StepResult,
 )
-from tests.services.worker.checkpoints import EOS_ID, MAX_POSITIONS, random_prompts
+from tests.services.worker.checkpoints import (
+    EOS_ID,
+    MAX_POSITIONS,
+    VOCAB_SIZE,
+    change_config,
+    random_prompts,
+    save_qwen2,
+)
 from tests.services.worker.driver import Driver, Job, make_engine
 
 NO_IDS = np.zeros(0, np.int32)
@@ -165,6 +173,12 @@ def test_end_tokens_of_both_configuration_files_count(checkpoint: Path, tmp_path
     texts = Driver(engine).run([Job(prompt, params) for prompt in random_prompts(20)])
     assert {text[-1] for text in texts if len(text) < MAX_POSITIONS // 2} <= {3, 4, EOS_ID}
     assert {3, 4, EOS_ID} & {text[-1] for text in texts}
+
+
+def test_end_ids_that_the_model_does_not_have_are_left_out(tmp_path: Path) -> None:
+    save_qwen2(tmp_path)
+    change_config(tmp_path, eos_token_id=[-1, EOS_ID, 9, VOCAB_SIZE])
+    assert read_eos_ids(tmp_path, read_model_config(tmp_path)) == [EOS_ID, 9]
 
 
 def test_a_finished_slot_ignores_later_plans(engine: Engine) -> None:

@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import (
     LogitsProcessor,
-    MinPLogitsWarper,
     NoBadWordsLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
 )
 
+from services.worker import logprobs
 from services.worker.engine import Engine
 from shared.messages import ALL_TOKENS, Admit, Prefill, SamplingParams, StepPlan
 from shared.token_arrays import Layout
@@ -29,6 +29,8 @@ from tests.services.worker.driver import Driver, Job, make_engine
 
 PARAMS = SamplingParams(seed=5, temperature=0.9, max_tokens=14, ignore_eos=True)
 CHANGES = {
+    "top_k": {"top_k": 3},
+    "top_p": {"top_p": 0.5},
     "min_p": {"min_p": 0.2},
     "presence": {"presence_penalty": 1.5},
     "frequency": {"frequency_penalty": -1.2},
@@ -62,27 +64,32 @@ def changed(**changes) -> SamplingParams:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_parameter_gives_the_same_text_whatever_the_batch_chunks_and_resumption(
+def test_text_and_logprobs_are_the_same_whatever_the_batch_chunks_and_resumption(
     engine: Engine, name: str
 ) -> None:
-    params = changed(**CHANGES[name])
+    params = changed(logprobs=6, **CHANGES[name])
     prompts = random_prompts(6)
     plain = Driver(engine).run([Job(prompt, PARAMS) for prompt in prompts])
     engine.reset()
-    texts = Driver(engine).run([Job(prompt, params) for prompt in prompts])
+    jobs = [Job(prompt, params) for prompt in prompts]
+    texts = Driver(engine).run(jobs)
     assert texts != plain, "the parameter changes something"
     engine.reset()
-    alone = []
-    for prompt in prompts:
-        alone += Driver(engine, chunk_sizes=(3, 5)).run([Job(prompt, params)])
+    for job in jobs:
+        alone = Job(job.prompt, params)
+        Driver(engine, chunk_sizes=(3, 5)).run([alone])
+        assert_equal(alone, job, 0)
         engine.reset()
-    assert alone == texts
-    resumed = [
-        Job(prompt, params, emitted=list(text[:4]))
-        for prompt, text in zip(prompts, texts, strict=True)
-    ]
-    others = [Job(prompt, PARAMS) for prompt in prompts]
-    assert Driver(engine, seed=3).run(resumed + others)[: len(prompts)] == texts
+    resumed = [Job(job.prompt, params, emitted=list(job.emitted[:4])) for job in jobs]
+    others = [Job(prompt, changed(logprobs=ALL_TOKENS)) for prompt in prompts]
+    Driver(engine, seed=3).run(resumed + others)
+    for again, job in zip(resumed, jobs, strict=True):
+        assert_equal(again, job, 4)
+
+
+def assert_equal(again: Job, job: Job, num_known: int) -> None:
+    assert again.emitted == job.emitted
+    np.testing.assert_allclose(again.told, job.told[num_known:], atol=1e-3)
 
 
 def greedy_by_transformers(
@@ -104,7 +111,6 @@ def greedy_by_transformers(
     [
         ({"repetition_penalty": 1.7}, RepetitionPenaltyLogitsProcessor(1.7)),
         ({"bad_words": [[20], [9, 31]]}, NoBadWordsLogitsProcessor([[20], [9, 31]], EOS_ID)),
-        ({"min_p": 0.3}, MinPLogitsWarper(0.3)),
     ],
 )
 def test_greedy_texts_are_those_of_transformers_processors(
@@ -135,7 +141,8 @@ def test_a_stop_id_ends_the_text_and_is_its_last(engine: Engine) -> None:
 
 
 def test_who_forbids_every_token_fails_and_nobody_else(engine: Engine) -> None:
-    hopeless = Job([5, 6], changed(allowed_token_ids=[20], bad_words=[[20]]))
+    filters = {"top_k": 5, "top_p": 0.5, "min_p": 0.1}
+    hopeless = Job([5, 6], changed(allowed_token_ids=[20], bad_words=[[20]], **filters))
     fine = Job([5, 6], PARAMS)
     Driver(engine).run([hopeless, fine])
     assert "forbids every token" in hopeless.end.error
@@ -157,9 +164,11 @@ def step_with(engine: Engine, nums: list[int | None]) -> tuple:
     return prompts, *engine.step(StepPlan(1, [], admits, [], prefills, []), ids)
 
 
+@pytest.mark.parametrize("piece", [1, logprobs.PIECE_LOGITS])
 def test_each_row_tells_as_much_as_it_asked_and_what_the_model_says(
-    engine: Engine, folder: Path
+    engine: Engine, folder: Path, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
+    monkeypatch.setattr(logprobs, "PIECE_LOGITS", piece)
     nums = [None, 0, 3, ALL_TOKENS, 5, VOCAB_SIZE, None, 3]
     prompts, result, arrays = step_with(engine, nums)
     layout, oracle = Layout(result.rows, arrays), load_as_qwen2(folder)
