@@ -83,15 +83,16 @@ class Link:
     def dial(
         self, service: ServiceName, directory: Path, role: str = "", tcp: Sequence[str] = ()
     ) -> None:
-        """Connects to all instances of ``service`` there are and there will be in ``directory`` and
-        at the addresses ``tcp``, while ``run`` runs. Raises ConfigError for a key that is
-        missing."""
-        here = Directory(directory, service, role)
-        self._dialers.append(Dialer(self._context, service, [here], self))
+        """Connects to all instances of ``service`` there are and there will be, while ``run`` runs:
+        at the addresses ``tcp`` where there are some, else in ``directory``. Raises ConfigError for
+        a key that is missing."""
         if tcp:
             sources = [self._source(service, Endpoint.parse(address)) for address in tcp]
             key = self._key_for(service)
             self._dialers.append(Dialer(self._context, service, sources, self, key))
+        else:
+            here = Directory(directory, service, role)
+            self._dialers.append(Dialer(self._context, service, [here], self))
 
     async def run(self) -> None:
         """Dials, sends heartbeats and finds silent peers, until cancelled."""

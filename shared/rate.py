@@ -5,12 +5,18 @@ from math import exp
 MEMORY_S = 20.0
 MIN_RETRY_AFTER_S = 1.0
 MAX_RETRY_AFTER_S = 60.0
+UNKNOWN_RETRY_AFTER_S = 5.0  # as long as nothing has ended yet
 
 
 class Rate:
-    """Events per second; one that is ``MEMORY_S`` old weighs 1/e of a new one."""
+    """Ends per second while there is work; one that is ``MEMORY_S`` old weighs 1/e of a new one."""
 
-    def __init__(self, now_s: float) -> None:
+    def __init__(self) -> None:
+        self._started_s = self._updated_s = 0.0
+        self._weight = 0.0
+
+    def start(self, now_s: float) -> None:
+        """Work begins after a time without any: what was before tells nothing."""
         self._started_s = self._updated_s = now_s
         self._weight = 0.0
 
@@ -19,14 +25,14 @@ class Rate:
         self._updated_s = now_s
 
     def per_s(self, now_s: float) -> float:
-        """0 where nothing has happened yet."""
+        """0 where nothing has ended yet."""
         seen = 1 - exp(-(now_s - self._started_s) / MEMORY_S)
         return self._decayed(now_s) / (MEMORY_S * seen) if seen > 0 else 0.0
 
     def retry_after_s(self, num_before: int, now_s: float) -> float:
         """When a place is likely to be free for somebody who comes after ``num_before`` others."""
         per_s = self.per_s(now_s)
-        wait_s = num_before / per_s if per_s > 0 else MAX_RETRY_AFTER_S
+        wait_s = num_before / per_s if per_s > 0 else UNKNOWN_RETRY_AFTER_S
         return min(max(wait_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
 
     def _decayed(self, now_s: float) -> float:

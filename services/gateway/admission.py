@@ -31,7 +31,7 @@ class Admission:
         self.max_bytes = max_bytes
         self._max_open = max_open
         self._num_bytes = 0
-        self._ends = Rate(time.monotonic())
+        self._ends = Rate()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
 
@@ -43,6 +43,8 @@ class Admission:
                 f"{self.num_open} requests are open; the limit is max-open-requests ="
                 f" {self._max_open}"
             )
+        if self.num_open == 0:
+            self._ends.start(time.monotonic())
         self._count(1)
         place = Place(self)
         try:

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Mapping
 from aiohttp import web
 from prometheus_client import Counter
 
+from services.gateway.request_id import request_id
+
 log = logging.getLogger(__name__)
 
 SLOW_CLIENTS = Counter(
@@ -45,7 +47,10 @@ class Client:
 
     def _cut_off(self) -> None:
         SLOW_CLIENTS.inc()
-        log.warning("%s read nothing for %g s", self._request.remote, self._slow_s)
+        log.warning(
+            "%s is cut off: it read nothing of request %s for slow-client-s = %g s",
+            *(self._request.remote, request_id(self._request), self._slow_s),
+        )
         if self._request.transport is not None:
             self._request.transport.abort()
         raise ConnectionResetError("the client does not read")

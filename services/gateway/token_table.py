@@ -22,12 +22,14 @@ class _Cache(dict[int, bytes]):
 
 
 class Spelling:
-    """One way to name tokens. ``names`` are JSON strings; ``entries`` begin the object that
-    describes a token in a chat, up to the value of its logprob."""
+    """One way to name tokens. ``names`` are JSON strings that tell tokens apart; ``entries`` begin
+    the object that describes a token in a chat, up to the value of its logprob."""
 
-    def __init__(self, table: "TokenTable", name: Callable[[int], str]) -> None:
+    def __init__(
+        self, table: "TokenTable", name: Callable[[int], str], unique_name: Callable[[int], str]
+    ) -> None:
         self.table = table
-        self.names = _Cache(lambda token_id: _encode(name(token_id)))
+        self.names = _Cache(lambda token_id: _encode(unique_name(token_id)))
         self.entries = _Cache(
             lambda token_id: (
                 b'{"token":%b,"bytes":%b,"logprob":'
@@ -43,8 +45,8 @@ class TokenTable:
     def __init__(self, data: Array, lengths: Array) -> None:
         self._data = data.tobytes()
         self._ends = np.cumsum(lengths, dtype=np.int64)
-        self._by_text = Spelling(self, self.text)
-        self._by_id = Spelling(self, lambda token_id: f"token_id:{token_id}")
+        self._by_text = Spelling(self, self.text, self.text_or_bytes)
+        self._by_id = Spelling(self, _id_name, _id_name)
 
     def spelling(self, by_id: bool) -> Spelling:
         """Tokens named by their text, or as ``token_id:5``."""
@@ -57,3 +59,15 @@ class TokenTable:
 
     def text(self, token_id: int) -> str:
         return self.written(token_id).decode(errors="replace")
+
+    def text_or_bytes(self, token_id: int) -> str:
+        """As OpenAI writes what is only a part of a character: ``bytes:\\xe2\\x80``."""
+        written = self.written(token_id)
+        try:
+            return written.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in written)
+
+
+def _id_name(token_id: int) -> str:
+    return f"token_id:{token_id}"

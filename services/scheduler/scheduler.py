@@ -332,8 +332,8 @@ class Scheduler:
         num_free_slots = sum(worker.num_free_slots for worker in self.workers.values())
         if len(self.waiting) >= self.max_waiting + num_free_slots:
             raise Overloaded(
-                f"{len(self.waiting)} requests are waiting for a slot; the limit is max-waiting ="
-                f" {self.max_waiting}"
+                f"{len(self.waiting)} sequences wait for a slot (each choice of a request is one);"
+                f" the limit is max-waiting = {self.max_waiting}"
             )
         self._check_length(prompt_len, generate.params.max_tokens)
 

@@ -48,7 +48,7 @@ class SchedulerService:
         hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "scheduler", config.instance)
         self._link = Link(hello, self, load_keys(config.keys, "scheduler"))
         self._core = Scheduler(config.max_waiting, config.priority_step_s)
-        self._ends = Rate(time.monotonic())
+        self._ends = Rate()
         self._metrics = CoreMetrics(self._core)
         self._routes: dict[int, Peer] = {}  # tokenizers
         self._workers: dict[str, Peer] = {}
@@ -135,6 +135,8 @@ class SchedulerService:
     def _add(self, peer: Peer, generate: Generate, ids: np.ndarray) -> None:
         (route,) = _keys(self._routes, peer)
         now_s = time.monotonic()
+        if not self._core.sequences:
+            self._ends.start(now_s)
         try:
             self._core.add(generate, ids, route, now_s)
         except RequestError as error:

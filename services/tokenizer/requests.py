@@ -62,7 +62,7 @@ class Requests:
         self._tasks = tasks
         self._find_scheduler = find_scheduler
         self._open = OpenRequests()
-        self._ends = Rate(time.monotonic())
+        self._ends = Rate()
         self._idle = asyncio.Event()
 
     def __len__(self) -> int:
@@ -93,6 +93,8 @@ class Requests:
         except RequestError as error:
             gateway.send(error.to_failed(submit.request, submit.attempt))
             return
+        if not self._open:
+            self._ends.start(time.monotonic())
         request = OpenRequest(submit, gateway)
         self._open.add(request)
         request.encoding = self._tasks.create_task(self._encode_and_send(request, prompt, resumed))

@@ -116,9 +116,12 @@ class TokenizerService:
         return (peer for peer in peers if peer.hello.service == "scheduler")
 
     def _find_scheduler(self) -> Peer | None:
-        return max(self._schedulers(), key=lambda peer: peer.is_ready, default=None)
+        return next(self._schedulers(), None)
 
     def refusal(self, hello: Hello) -> str | None:
+        other = next(self._schedulers(), None)
+        if hello.service == "scheduler" and other is not None:
+            return f"attached to scheduler {other.hello.instance}, so not to {hello.instance}"
         return None
 
     def on_up(self, peer: Peer) -> None:

@@ -109,6 +109,12 @@ def _room(settings: WorkerConfig, left: int, device: torch.device) -> int:
 
 def _too_little(settings: WorkerConfig, needs: Needs, room: int, report: MemoryReport) -> str:
     wanted = needs.blocks_per_request * needs.block
+    if settings.num_gpu_blocks_override is not None:
+        return (
+            f"num-gpu-blocks-override: {settings.num_gpu_blocks_override} blocks of"
+            f" {needs.block_size} tokens; one request of max-model-len = {needs.max_model_len}"
+            f" tokens takes {needs.blocks_per_request}: raise the one or lower the other"
+        )
     if settings.kv_cache_memory_bytes is not None:
         remedy = "raise kv-cache-memory-bytes or lower max-model-len"
     else:

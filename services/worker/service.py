@@ -71,6 +71,7 @@ class WorkerService:
         self._idle = asyncio.Event()
 
     async def run(self) -> None:
+        keys = load_keys(self._config.keys, "worker")
         loop = asyncio.get_running_loop()
         self._engine = await loop.run_in_executor(
             self._step_thread, self._build, self._config, self._note_progress
@@ -78,7 +79,7 @@ class WorkerService:
         instance = self._config.instance
         model, capacity = self._engine.model_info, self._engine.capacity
         hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "worker", instance, model, capacity)
-        self._link = Link(hello, self, load_keys(self._config.keys, "worker"))
+        self._link = Link(hello, self, keys)
         addresses = self._config.scheduler_address
         self._link.dial("scheduler", self._config.mesh_dir, role="workers", tcp=addresses)
         try:
