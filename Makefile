@@ -3,6 +3,7 @@ ARGS ?=
 PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.ready
+BENCHMARKS := startup link scheduler chain front
 
 .PHONY: setup serve test test-all lint bench clean
 
@@ -28,7 +29,7 @@ lint: $(SETUP)
 	$(BIN)/mypy
 
 bench: $(SETUP)
-	$(BIN)/python -m benchmarks.startup
+	for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit; done
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .hypothesis

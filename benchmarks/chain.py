@@ -11,6 +11,7 @@ import asyncio
 import json
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -83,7 +84,8 @@ async def run_chain(session: aiohttp.ClientSession) -> tuple[float, float]:
 
 
 def _first_and_later(times_s: list[float]) -> tuple[float, float]:
-    return times_s[1] - times_s[0], (times_s[-1] - times_s[1]) / (len(times_s) - 2)
+    first_s, *later_s = (after_s - before_s for before_s, after_s in pairwise(times_s))
+    return first_s, median(later_s)
 
 
 async def measure(num_rounds: int) -> dict[str, Any]:

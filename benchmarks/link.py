@@ -8,22 +8,20 @@ Rounds of all of them alternate.
 
 import argparse
 import asyncio
-import ctypes
 import os
-import resource
 import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks import sysv
+from benchmarks.cost import Figures, cpu_s, figures, tell_cpu
 from benchmarks.report import spread, write
-from benchmarks.sysv import Queue, max_message_bytes, raised_limits
 from shared.codec import Array
 from shared.link import Link
 from shared.messages import (
@@ -33,6 +31,7 @@ from shared.messages import (
     Hello,
     Message,
     ResultRow,
+    ServiceName,
     State,
     StepPlan,
     StepResult,
@@ -42,29 +41,33 @@ from shared.token_arrays import Layout, TokenArrays
 
 SIZES = (200, 133_136, 802_840, 8 << 20)
 WINDOW = 16
-ROUND_S = 0.7
+ROUND_S = 0.5
 NO_IDS = np.zeros(0, np.int32)
-
-Figures = dict[str, float]
 
 
 def step_result(num_bytes: int) -> tuple[StepResult, TokenArrays]:
-    """A step of up to 32 rows whose arrays have ``num_bytes``."""
+    """A step of up to 32 rows, each a token with logprobs; the arrays have ``num_bytes``, cut to
+    what the rows can share."""
     num_rows = 32 if num_bytes > 32 * 64 else 1
-    num_values = num_bytes // (4 * num_rows) - 2
+    num_values, num_top_ids = _halves(num_bytes // (4 * num_rows) - 2)
     rows = [
-        ResultRow(slot, f"{slot:032x}/0/0", 1, 1, None, None, num_values)
+        ResultRow(slot, f"{slot:032x}/0/0", 1, 1, None, None, num_values, num_top_ids)
         for slot in range(num_rows)
     ]
     ids = np.arange(num_rows, dtype=np.int32)
     values = np.zeros(num_rows * num_values, np.float32)
-    return StepResult(1, rows), TokenArrays(ids, values, NO_IDS, ids)
+    top_ids = np.zeros(num_rows * num_top_ids, np.int32)
+    return StepResult(1, rows), TokenArrays(ids, values, top_ids, ids)
+
+
+def _halves(num: int) -> tuple[int, int]:
+    return num - num // 2, num // 2
 
 
 class End:
     """One end of the link: counts what comes."""
 
-    def __init__(self, service: str, instance: str) -> None:
+    def __init__(self, service: ServiceName, instance: str) -> None:
         self.num_received = 0
         self.peer: asyncio.Future[Peer] = asyncio.get_running_loop().create_future()
         self.arrived = asyncio.Event()
@@ -93,25 +96,22 @@ async def receive(directory: Path) -> None:
     """The scheduler's end, a process of its own; prints its CPU seconds when asked by a line."""
     end = End("scheduler", "receiver")
     end.link.listen(directory, "worker", role="workers")
-    asyncio.get_running_loop().add_reader(sys.stdin, lambda: (sys.stdin.readline(), _tell_cpu()))
+    asyncio.get_running_loop().add_reader(sys.stdin, answer)
     await end.link.run()
 
 
-def receive_queue(identifier: int, num_bytes: int) -> None:
-    """Takes messages until an empty one; then prints CPU seconds."""
-    queue, buffer = Queue(identifier), ctypes.create_string_buffer(num_bytes + 8)
-    while queue.receive_into(buffer):
-        pass
-    _tell_cpu()
+def start_receiver(directory: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.link", "--receive", directory],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parent.parent,
+    )
 
 
-def _tell_cpu() -> None:
-    print(_cpu_s(), flush=True)
-
-
-def _cpu_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
+def answer() -> None:
+    sys.stdin.readline()
+    tell_cpu()
 
 
 class LinkRun:
@@ -120,7 +120,7 @@ class LinkRun:
     async def __aenter__(self) -> "LinkRun":
         self._directory = tempfile.TemporaryDirectory()
         os.chmod(self._directory.name, 0o700)
-        self._process = _start("--receive", self._directory.name)
+        self._process = start_receiver(self._directory.name)
         self._end = End("worker", "sender")
         self._end.link.dial("scheduler", Path(self._directory.name), role="workers")
         self._running = asyncio.create_task(self._end.link.run())
@@ -140,7 +140,7 @@ class LinkRun:
         end, peer = self._end, await self._end.peer
         result, arrays = step_result(num_bytes)
         num_sent = num_before = end.num_received
-        cpu_s, other_cpu_s = _cpu_s(), self._other_cpu_s()
+        before_s, other_before_s = cpu_s(), self._other_cpu_s()
         started_s = time.perf_counter()
         while time.perf_counter() - started_s < ROUND_S:
             while num_sent - end.num_received < WINDOW:
@@ -156,8 +156,8 @@ class LinkRun:
             num_sent - num_before,
             num_bytes,
             seconds,
-            _cpu_s() - cpu_s,
-            self._other_cpu_s() - other_cpu_s,
+            cpu_s() - before_s,
+            self._other_cpu_s() - other_before_s,
         )
 
     def _other_cpu_s(self) -> float:
@@ -168,83 +168,33 @@ class LinkRun:
         return float(self._process.stdout.readline())
 
 
-def measure_queue(num_bytes: int) -> Figures:
-    """Payloads above the limit are cut into pieces, as many as they need."""
-    piece = min(max_message_bytes(), num_bytes)
-    queue, payload = Queue(), bytes(piece)
-    num_pieces = -(-num_bytes // piece)
-    process = _start("--receive-queue", str(queue.identifier), str(piece))
-    try:
-        cpu_s, num_sent, started_s = _cpu_s(), 0, time.perf_counter()
-        while time.perf_counter() - started_s < ROUND_S:
-            for _ in range(num_pieces):
-                queue.send(payload)
-            num_sent += 1
-        queue.send(b"")
-        assert process.stdout is not None
-        other_cpu_s = float(process.stdout.readline())
-        seconds = time.perf_counter() - started_s
-        return figures(num_sent, num_bytes, seconds, _cpu_s() - cpu_s, other_cpu_s)
-    finally:
-        process.kill()
-        process.wait()
-        queue.remove()
-
-
-def figures(num: int, num_bytes: int, seconds: float, cpu_s: float, other_cpu_s: float) -> Figures:
-    return {
-        "messages/s": num / seconds,
-        "MB/s": num * num_bytes / seconds / 1e6,
-        "sender CPU us/message": cpu_s / num * 1e6,
-        "receiver CPU us/message": other_cpu_s / num * 1e6,
-    }
-
-
-def what_the_queue_says(num_bytes: int) -> str:
-    """Of one message of this size at the limits that are set."""
-    queue = Queue()
-    try:
-        queue.send(bytes(num_bytes))
-    except OSError as error:
-        return f"msgsnd fails: {error.strerror}"
-    else:
-        return "sent"
-    finally:
-        queue.remove()
-
-
-def _start(*arguments: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.link", *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=Path(__file__).parent.parent,
-    )
-
-
 async def measure(num_rounds: int) -> dict[str, Any]:
-    results: dict[str, Any] = {"msgmax by default": max_message_bytes()}
     async with LinkRun() as link:
-        for num_bytes in SIZES:
-            runs: dict[str, list[Figures]] = defaultdict(list)
-            for _ in range(num_rounds):
-                runs["link"].append(await link.measure(num_bytes))
-                runs["queue, pieces of msgmax"].append(await in_thread(measure_queue, num_bytes))
-                with raised_limits() as is_raised:
-                    if is_raised:
-                        runs["queue, limits raised"].append(
-                            await in_thread(measure_queue, num_bytes)
-                        )
-            results[f"{num_bytes} bytes"] = {
-                "queue by default": what_the_queue_says(num_bytes),
-                **{name: medians(rounds) for name, rounds in runs.items()},
-            }
-    return results
+        results = {
+            f"{num_bytes} bytes": await compare(link, num_bytes, num_rounds) for num_bytes in SIZES
+        }
+    return {"msgmax by default": sysv.max_message_bytes(), **results}
 
 
-async def in_thread(work: Callable[[int], Figures], argument: int) -> Figures:
-    """The link's heartbeats go on meanwhile."""
-    return await asyncio.to_thread(work, argument)
+async def compare(link: LinkRun, num_bytes: int, num_rounds: int) -> dict[str, Any]:
+    runs: dict[str, list[Figures]] = defaultdict(list)
+    for _ in range(num_rounds):
+        runs["link"].append(await link.measure(num_bytes))
+        runs["queue, pieces of msgmax"].append(await queue(num_bytes))
+        with sysv.raised_limits() as is_raised:
+            if is_raised:
+                runs["queue, limits raised"].append(await queue(num_bytes))
+    summary: dict[str, Any] = {name: medians(rounds) for name, rounds in runs.items()}
+    rates = {name: each["messages/s"]["median"] for name, each in summary.items()}
+    ratios = {f"link / {name}": round(rates["link"] / rates[name], 3) for name in rates}
+    ratios.pop("link / link")
+    summary["messages/s"] = ratios
+    return {"queue by default": sysv.verdict(num_bytes), **summary}
+
+
+async def queue(num_bytes: int) -> Figures:
+    """In a thread: the link's heartbeats go on meanwhile."""
+    return await asyncio.to_thread(sysv.measure, num_bytes, ROUND_S)
 
 
 def medians(rounds: list[Figures]) -> dict[str, Any]:
@@ -255,11 +205,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--receive", type=Path)
-    parser.add_argument("--receive-queue", type=int, nargs=2)
     chosen = parser.parse_args()
     if chosen.receive:
         asyncio.run(receive(chosen.receive))
-    elif chosen.receive_queue:
-        receive_queue(*chosen.receive_queue)
     else:
         write("link", asyncio.run(measure(chosen.rounds)))

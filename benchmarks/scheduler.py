@@ -15,8 +15,8 @@ import numpy as np
 
 from benchmarks.report import spread, write
 from services.scheduler.forward import tokens_of
-from services.scheduler.metrics import CoreMetrics
 from services.scheduler.scheduler import Planned, Scheduler
+from services.scheduler.sequence import Emission
 from shared.codec import decode, encode
 from shared.messages import (
     WINDOW_BYTES,
@@ -59,7 +59,6 @@ class Bench:
     def __init__(self, num_running: int) -> None:
         self._num_running = num_running
         self._core = Scheduler(max_waiting=2 * NUM_WAITING, priority_step_s=10)
-        self._metrics = CoreMetrics()
         num_blocks = num_running * (PROMPT_LEN + MAX_TOKENS) // 16 + num_running
         capacity = Capacity(num_blocks, 16, num_running, num_running * PROMPT_LEN, 4096)
         self._core.add_worker(WORKER, capacity)
@@ -82,15 +81,10 @@ class Bench:
         frames = [bytes(frame) for frame in self._result(planned)]
         result, arrays = watch.time("decode result", lambda: decode(frames))
         assert isinstance(result, StepResult)
-        watch.time("absorb and forward", lambda: self._absorb(result, TokenArrays(*arrays)))
-        watch.time("metrics", lambda: self._metrics.update(self._core))
-
-    def _absorb(self, result: StepResult, arrays: TokenArrays) -> None:
-        layout = Layout(result.rows, arrays)
-        emissions = self._core.absorb(WORKER, result, arrays)
-        for _, group in groupby(emissions, key=lambda each: each.sequence.route):
-            tokens, parts = tokens_of(list(group), layout)
-            encode(tokens, parts)
+        buffers = TokenArrays(*arrays)
+        layout = watch.time("layout", lambda: Layout(result.rows, buffers))
+        emissions = watch.time("absorb", lambda: self._core.absorb(WORKER, result, buffers))
+        watch.time("forward", lambda: forward(emissions, layout))
 
     def _result(self, planned: Planned) -> list[Any]:
         running = self._core.workers[WORKER].running
@@ -99,6 +93,13 @@ class Bench:
         return encode(
             StepResult(planned.plan.step, rows), TokenArrays(np.ones(len(rows), np.int32))
         )
+
+
+def forward(emissions: list[Emission], layout: Layout) -> None:
+    """The messages for all tokenizers, up to the socket."""
+    for _, group in groupby(emissions, key=lambda each: each.sequence.route):
+        tokens, parts = tokens_of(list(group), layout)
+        encode(tokens, parts)
 
 
 def _slots(plan: StepPlan) -> Iterator[int]:
