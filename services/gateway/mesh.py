@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, count
 
 from services.gateway.exchange import Exchange, Progress
 from services.gateway.job import Job
@@ -57,6 +57,7 @@ class Mesh:
         self._lost: set[Trip] = set()  # those that wait for a tokenizer
         self._conversions: dict[Peer, dict[str, asyncio.Future[Array]]] = {}
         self._tokens: TokenTable | None = None
+        self._new_numbers = count()
 
     async def run(self) -> None:
         """Replays what was lost, until cancelled."""
@@ -119,7 +120,7 @@ class Mesh:
         Raises RequestError.
         """
         peer = self._least_loaded()
-        name = f"convert-{id(data)}"
+        name = f"convert-{next(self._new_numbers)}"
         answer: asyncio.Future[Array] = asyncio.get_running_loop().create_future()
         self._conversions[peer][name] = answer
         try:
