@@ -57,6 +57,7 @@ class Mesh:
         self._lost: set[Trip] = set()  # those that wait for a tokenizer
         self._conversions: dict[Peer, dict[str, asyncio.Future[Array]]] = {}
         self._tokens: TokenTable | None = None
+        self._fingerprint = ""  # of the model whose tokens we know
         self._new_numbers = count()
 
     async def run(self) -> None:
@@ -190,9 +191,15 @@ class Mesh:
                 if answer := self._conversions[peer].get(request):
                     _end(answer, arrays[0])
             case Vocabulary():
-                self._tokens = self._tokens or TokenTable(*arrays)
+                self._learn_tokens(peer.hello.model, arrays)
             case _:
                 log.warning("%s sent a %s, which we do not read", peer, type(message).__name__)
+
+    def _learn_tokens(self, model: ModelInfo | None, arrays: list[Array]) -> None:
+        """Once for a model: making the JSON of its tokens takes time."""
+        if model is not None and model.fingerprint != self._fingerprint:
+            self._fingerprint = model.fingerprint
+            self._tokens = TokenTable(*arrays)
 
     # --- trips --------------------------------------------------------------------------------
 

@@ -5,9 +5,14 @@ import json
 from typing import Any
 
 import aiohttp
+import msgspec
+import numpy as np
 import pytest
 
+from services.gateway.mesh import Mesh
 from shared.errors import InvalidRequest
+from shared.messages import Hello, Vocabulary
+from shared.peer import Peer
 from tests.services.gateway.fakes import MODEL, FakeTokenizer
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
@@ -111,3 +116,15 @@ async def test_the_load_is_the_number_of_open_requests(
     assert await load() == {"server_load": 1}
     request.finish()
     await posting
+
+
+def test_after_a_change_of_model_tokens_are_written_as_the_new_one_writes_them() -> None:
+    mesh = Mesh(replay_s=0)
+    for fingerprint, word in (("old", b"a"), ("new", b"b")):
+        model = msgspec.structs.replace(MODEL, fingerprint=fingerprint)
+        peer = Peer(Hello(1, 0, "tokenizer", fingerprint, model), lambda *_: None)
+        mesh.on_up(peer)
+        data, lengths = np.frombuffer(word, np.uint8), np.ones(1, np.int32)
+        mesh.on_message(peer, Vocabulary(), [data, lengths])
+        assert mesh.tokens.text(0) == word.decode()
+        mesh.on_down(peer, "gone")
