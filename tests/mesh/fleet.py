@@ -17,6 +17,7 @@ import aiohttp
 from shared.address import admin_path, sockets_of
 
 READY_TIMEOUT_S = 30
+TOKENIZER_PEERS = 'shoal_peers{service="tokenizer"}'
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -127,8 +128,14 @@ class Fleet:
         await self.until_ready()
 
     async def until_ready(self) -> None:
+        """Every member, and each gateway with every tokenizer."""
         for member in self.members:
             await member.until_ready()
+        num_tokenizers = len(self.of("tokenizer"))
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            for gateway in self.of("gateway"):
+                while (await gateway.metrics())[TOKENIZER_PEERS] != num_tokenizers:
+                    await asyncio.sleep(0.05)
 
     async def kill(self, member: Member) -> None:
         await member.end(signal.SIGKILL)

@@ -80,6 +80,11 @@ class Mesh:
         await self.until(
             lambda: all(each.status().state == State.READY for each in self.services.values())
         )
+        num_tokenizers = len([name for name in self.services if name.startswith("tokenizer")])
+        gateways = [each for name, each in self.services.items() if name.startswith("gateway")]
+        await self.until(
+            lambda: all(len(each._mesh._ready()) == num_tokenizers for each in gateways)
+        )
 
     async def until_idle(self) -> None:
         """Nothing open anywhere, every block free. Times out otherwise."""
