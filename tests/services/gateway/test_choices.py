@@ -169,7 +169,8 @@ async def test_credit_is_granted_as_a_client_takes_its_tokens(
     response, request = await asyncio.gather(
         http.post("/v1/completions", json={"prompt": "a", "n": 2}), answer()
     )
-    assert response.status == 200
+    async with response:
+        assert response.status == 200
     grant = tokenizer.granted[0]
     assert grant.request == f"{request.submit.request}/1"
     assert grant.num_tokens > 200

@@ -226,7 +226,8 @@ async def test_more_than_the_limit_of_open_requests_is_429(
                 assert "max-open-requests = 1" in (await error_of(response))["message"]
             request.accept()
             request.finish()
-            assert (await first).status == 200
+            async with await first as response:
+                assert response.status == 200
 
 
 async def test_bodies_beyond_what_open_requests_may_hold_are_429(
@@ -243,9 +244,11 @@ async def test_bodies_beyond_what_open_requests_may_hold_are_429(
                 message = (await error_of(response))["message"]
                 assert "max-buffered-bytes = 1000" in message
             request.finish()
-            assert (await first).status == 200
+            async with await first as response:
+                assert response.status == 200
             response, _ = await asyncio.gather(http.post(TEXT, json=body), tokenizer.answer("x"))
-            assert response.status == 200
+            async with response:
+                assert response.status == 200
 
 
 async def test_a_body_of_unknown_size_counts_as_the_largest(
@@ -278,7 +281,8 @@ async def test_a_large_body_is_parsed_on_a_thread_and_refused_as_others_are(
     response, request = await asyncio.gather(
         http.post(TEXT, json={"prompt": "x" * 200}), tokenizer.answer("y")
     )
-    assert response.status == 200
+    async with response:
+        assert response.status == 200
     assert request.prompt.tobytes() == b"x" * 200
     async with http.post(TEXT, json={"prompt": "x" * 200, "n": 0}) as response:
         assert response.status == 400

@@ -45,10 +45,11 @@ class TestOfRequests:
     ) -> None:
         names = set()
         for _ in range(2):
-            _, request = await asyncio.gather(
+            response, request = await asyncio.gather(
                 http.post(TEXT, json={"prompt": "a"}, headers={"X-Request-Id": "a"}),
                 tokenizer.answer("x"),
             )
+            response.close()
             names.add(request.submit.request)
         assert len(names) == 2
 

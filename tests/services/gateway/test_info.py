@@ -82,7 +82,8 @@ async def test_a_draining_gateway_says_so_and_still_accepts_for_a_while(
     response, _ = await asyncio.gather(
         http.post("/v1/completions", json={"prompt": "a"}), tokenizer.answer("x")
     )
-    assert response.status == 200
+    async with response:
+        assert response.status == 200
     draining.cancel()
 
 
@@ -103,7 +104,8 @@ async def test_a_drained_gateway_has_closed_its_port_and_ended_its_requests(
     assert not draining.done()
     request.accept()
     request.finish()
-    assert (await posting).status == 200
+    async with await posting as response:
+        assert response.status == 200
     await draining
 
 
@@ -125,9 +127,10 @@ async def test_metrics_count_requests_tokens_and_times(
         return {name: float(value) for name, value in pairs}
 
     before = await values()
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(tokenizer.answer("a", "b"))
-        tasks.create_task(http.post("/v1/completions", json={"prompt": "a"}).__aenter__())
+    response, _ = await asyncio.gather(
+        http.post("/v1/completions", json={"prompt": "a"}), tokenizer.answer("a", "b")
+    )
+    await response.read()
     after = await values()
     for name, change in {
         'shoal_http_requests_total{route="/v1/completions",status="200"}': 1,

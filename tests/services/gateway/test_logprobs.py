@@ -242,6 +242,7 @@ async def test_logprobs_that_others_leave_no_room_for_are_429(tmp_path: Path) ->
         async with http.post(TEXT, json=body) as response:
             assert response.status == 429
         request.finish()
-        assert (await posting).status == 200
+        async with await posting as response:
+            assert response.status == 200
         response, _ = await asyncio.gather(http.post(TEXT, json=body), answer_with_all(tokenizer))
         assert len((await response.json())["choices"][0]["logprobs"]["tokens"]) == 2

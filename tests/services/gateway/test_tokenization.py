@@ -115,7 +115,7 @@ async def test_the_load_is_the_number_of_open_requests(
     request = await tokenizer.accepted()
     assert await load() == {"server_load": 1}
     request.finish()
-    await posting
+    (await posting).close()
 
 
 def test_after_a_change_of_model_tokens_are_written_as_the_new_one_writes_them() -> None:
