@@ -9,7 +9,7 @@ from shared.keys import SERVICES, public_path, secret_path, write_keys
 USAGE = """\
 usage: shoal keys DIR
 
-  makes a key pair for each service in DIR; give the folder to the services as --keys"""
+  makes the key pairs that DIR lacks, one for each service; give DIR to the services as --keys"""
 
 
 def main(arguments: list[str]) -> int:
@@ -22,22 +22,23 @@ def main(arguments: list[str]) -> int:
         return 2
     folder = Path(arguments[0])
     try:
-        write_keys(folder)
+        new = write_keys(folder)
     except ConfigError as error:
         print(f"shoal keys: {error}", file=sys.stderr)
         return 2
+    print(f"made keys for {', '.join(new)}" if new else "all keys are there already")
     print(_advice(folder))
     return 0
 
 
 def _advice(folder: Path) -> str:
-    publics = " ".join(public_path(folder, service).name for service in SERVICES)
-    lines = [f"{service:9}  {secret_path(folder, service).name}" for service in SERVICES]
+    public = public_path(folder, SERVICES[0]).parent
+    secrets = [f"  {service:9}  {secret_path(folder, service).parent}" for service in SERVICES]
     return "\n".join(
         [
-            f"Keys are in {folder}. Each machine needs, in the folder that --keys names,",
-            f"{publics}, and the secret of each service it runs:",
-            *(f"  {line}" for line in lines),
+            f"Each machine needs {public} and the secrets of the services it runs, at these places"
+            " in the folder that --keys names:",
+            *secrets,
             "Whoever has a secret can be that service. Nobody but the service's user may read it.",
         ]
     )

@@ -14,6 +14,7 @@ usage: shoal COMMAND [--setting value …]
   scheduler
   worker
   keys DIR     makes the keys that services on several machines need
+  probe PATH   asks the service of this machine or container whether it is well
 
 `shoal COMMAND --help` lists the settings; each can also stand as SHOAL_SETTING in the environment
 or in a YAML file that --config names."""
@@ -29,6 +30,10 @@ def main() -> None:
         from cli.keys import main as keys
 
         sys.exit(keys(arguments))
+    if command == "probe":
+        from cli.probe import main as probe
+
+        sys.exit(probe(arguments))
     if command in SERVICES:
         os.execv(sys.executable, [sys.executable, "-P", "-m", f"services.{command}", *arguments])
     if command in ("-h", "--help", "help"):

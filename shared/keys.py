@@ -1,7 +1,7 @@
 """The CURVE keys of a mesh: one pair for each service, in a folder of small text files.
 
-``SERVICE.key`` is public; ``SERVICE.secret`` is for machines that run the service, and for nobody
-else there. Each file holds one key as Z85 text, after lines of comment.
+``public/SERVICE.key`` is for everybody; ``SERVICE/SERVICE.secret`` is for machines that run the
+service, and for nobody else there. Each file holds one key as Z85 text, after lines of comment.
 """
 
 import os
@@ -54,34 +54,51 @@ def load_keys(folder: Path | None, service: ServiceName) -> Keys | None:
     return Keys(service, secret, publics, folder)
 
 
-def write_keys(folder: Path) -> None:
-    """Makes a pair for every service. Raises ConfigError rather than overwrite a file."""
-    paths = [path(folder, each) for each in SERVICES for path in (public_path, secret_path)]
+def write_keys(folder: Path) -> list[ServiceName]:
+    """Makes the pairs that are missing, and tells for which services; those there are stay.
+
+    Raises ConfigError where a public key is there without its secret: that is elsewhere.
+    """
+    for service in SERVICES:
+        public, secret = public_path(folder, service), secret_path(folder, service)
+        if public.exists() and not secret.exists():
+            raise ConfigError(f"keys: {public} is there, but not its secret {secret}")
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for path in paths:
-            if path.exists():
-                raise ConfigError(f"keys: {path} exists already, and is not overwritten")
-        for service in SERVICES:
-            public, secret = make_key_pair()
-            _write(secret_path(folder, service), 0o600, f"secret key of the {service}s", secret)
-            _write(public_path(folder, service), 0o644, f"public key of the {service}s", public)
+        return [service for service in SERVICES if _complete_pair(folder, service)]
     except OSError as error:
-        raise ConfigError(f"keys: {folder}: {error.strerror}") from None
+        raise ConfigError(f"keys: {error.filename or folder}: {error.strerror}") from None
 
 
 def public_path(folder: Path, service: ServiceName) -> Path:
-    return folder / f"{service}.key"
+    return folder / "public" / f"{service}.key"
 
 
 def secret_path(folder: Path, service: ServiceName) -> Path:
-    return folder / f"{service}.secret"
+    return folder / service / f"{service}.secret"
+
+
+def _complete_pair(folder: Path, service: ServiceName) -> bool:
+    """The secret first: the public key can be made from it if we are stopped in between."""
+    public, secret = public_path(folder, service), secret_path(folder, service)
+    is_new = not secret.exists()
+    if is_new:
+        secret.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _write(secret, 0o400, f"secret key of the {service}s", make_key_pair()[1])
+    if not public.exists():
+        public.parent.mkdir(parents=True, exist_ok=True)
+        key = public_key_of(_read_secret(secret))
+        _write(public, 0o644, f"public key of the {service}s", key)
+    return is_new
 
 
 def _write(path: Path, mode: int, comment: str, key: bytes) -> None:
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+    """The whole file or none."""
+    part = path.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
         os.fchmod(file.fileno(), mode)  # whatever the umask is
         file.write(f"{COMMENT}{comment} of a Shoal mesh\n{key.decode()}\n")
+    part.rename(path)
 
 
 def _read_secret(path: Path) -> bytes:

@@ -7,7 +7,7 @@ import pytest
 
 from cli.keys import main
 from shared.errors import ConfigError
-from shared.keys import SERVICES, Keys, load_keys
+from shared.keys import SERVICES, Keys, load_keys, public_path, secret_path
 from shared.sockets import public_key_of
 
 
@@ -24,11 +24,11 @@ def keys_of_gateway(folder: Path) -> Keys:
 
 
 def test_each_service_has_a_pair_and_only_its_user_reads_the_secret(folder: Path):
-    assert folder.stat().st_mode & 0o777 == 0o700
-    assert len(list(folder.iterdir())) == 2 * len(SERVICES)
+    assert {path.name for path in folder.iterdir()} == {"public", *SERVICES}
     for service in SERVICES:
-        assert (folder / f"{service}.key").stat().st_mode & 0o777 == 0o644
-        assert (folder / f"{service}.secret").stat().st_mode & 0o777 == 0o600
+        assert (folder / service).stat().st_mode & 0o777 == 0o700
+        assert public_path(folder, service).stat().st_mode & 0o777 == 0o644
+        assert secret_path(folder, service).stat().st_mode & 0o777 == 0o400
         keys = load_keys(folder, service)
         assert keys is not None
         assert keys.public == public_key_of(keys.secret)
@@ -40,27 +40,58 @@ def test_the_umask_does_not_matter(tmp_path: Path):
         main([str(tmp_path / "keys")])
     finally:
         os.umask(before)
-    assert (tmp_path / "keys" / "worker.key").stat().st_mode & 0o777 == 0o644
+    assert public_path(tmp_path / "keys", "worker").stat().st_mode & 0o777 == 0o644
 
 
 def test_it_says_which_machine_needs_what(tmp_path: Path, capsys):
-    main([str(tmp_path / "keys")])
+    folder = tmp_path / "keys"
+    main([str(folder)])
     said = capsys.readouterr().out
+    assert "made keys for gateway, tokenizer, scheduler, worker" in said
+    assert str(folder / "public") in said
     for service in SERVICES:
-        assert f"{service}.secret" in said
-        assert f"{service}.key" in said
-        assert (tmp_path / "keys" / f"{service}.secret").read_text().split()[-1] not in said
+        assert str(folder / service) in said
+        assert secret_path(folder, service).read_text().split()[-1] not in said
 
 
-def test_nothing_is_ever_overwritten(folder: Path, capsys):
-    for path in folder.iterdir():
-        if path.name != "worker.key":
-            path.unlink()
-    before = (folder / "worker.key").read_text()
+def test_a_second_time_changes_nothing(folder: Path, capsys):
+    before = contents(folder)
+    assert main([str(folder)]) == 0
+    assert "all keys are there already" in capsys.readouterr().out
+    assert contents(folder) == before
+
+
+def test_a_pair_that_was_taken_away_is_made_anew_and_the_others_stay(folder: Path, capsys):
+    before = contents(folder)
+    public, secret = public_path(folder, "worker"), secret_path(folder, "worker")
+    public.unlink()
+    secret.unlink()
+    assert main([str(folder)]) == 0
+    assert "made keys for worker\n" in capsys.readouterr().out
+    after = contents(folder)
+    changed = {path for path in after if after[path] != before[path]}
+    assert changed == {public, secret}
+    assert load_keys(folder, "worker")
+
+
+def test_a_secret_whose_public_key_was_never_written_gets_it(folder: Path):
+    before = contents(folder)
+    public_path(folder, "worker").unlink()
+    (folder / "worker" / "worker.part").write_text("we were stopped here")
+    assert main([str(folder)]) == 0
+    assert contents(folder) == before | {folder / "worker" / "worker.part": "we were stopped here"}
+
+
+def test_a_copy_for_one_machine_is_not_completed(folder: Path, capsys):
+    secret_path(folder, "worker").unlink()
+    before = contents(folder)
     assert main([str(folder)]) == 2
-    assert "worker.key exists already" in capsys.readouterr().err
-    assert [path.name for path in folder.iterdir()] == ["worker.key"]
-    assert (folder / "worker.key").read_text() == before
+    assert "worker.secret" in capsys.readouterr().err
+    assert contents(folder) == before
+
+
+def contents(folder: Path) -> dict[Path, str]:
+    return {path: path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("arguments", [[], ["a", "b"], ["--force"]])
@@ -80,22 +111,22 @@ def test_without_a_folder_there_are_no_keys():
 
 
 def test_other_secrets_need_not_be_there(folder: Path):
-    (folder / "worker.secret").unlink()
+    secret_path(folder, "worker").unlink()
     assert keys_of_gateway(folder).public_of("worker")
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644])
 def test_a_secret_that_others_may_read_is_refused_with_its_mode(folder: Path, mode: int):
-    (folder / "gateway.secret").chmod(mode)
+    secret_path(folder, "gateway").chmod(mode)
     with pytest.raises(ConfigError, match=rf"gateway\.secret.*{mode:o}"):
         load_keys(folder, "gateway")
 
 
 def test_a_missing_secret_and_a_missing_public_key_are_named(folder: Path):
-    (folder / "worker.key").unlink()
+    public_path(folder, "worker").unlink()
     with pytest.raises(ConfigError, match=r"worker\.key"):
         keys_of_gateway(folder).public_of("worker")
-    (folder / "gateway.secret").unlink()
+    secret_path(folder, "gateway").unlink()
     with pytest.raises(ConfigError, match=r"gateway\.secret"):
         load_keys(folder, "gateway")
 
@@ -104,18 +135,18 @@ def test_a_missing_secret_and_a_missing_public_key_are_named(folder: Path):
     "content", ["", "# only a comment\n", "x" * 39, "ä" * 40, f"{'x' * 40}\n" * 2]
 )
 def test_a_file_that_holds_no_key_is_refused(folder: Path, content: str):
-    (folder / "worker.key").write_text(content)
+    public_path(folder, "worker").write_text(content)
     with pytest.raises(ConfigError, match=r"worker\.key must hold one key"):
         load_keys(folder, "gateway")
 
 
 def test_a_key_may_begin_like_a_comment(folder: Path):
-    (folder / "worker.key").write_text(f"# a comment\n#{'x' * 39}\n")
+    public_path(folder, "worker").write_text(f"# a comment\n#{'x' * 39}\n")
     assert keys_of_gateway(folder).public_of("worker") == b"#" + b"x" * 39
 
 
 def test_two_halves_of_different_pairs_are_refused(folder: Path):
-    (folder / "gateway.key").write_text((folder / "worker.key").read_text())
+    public_path(folder, "gateway").write_text(public_path(folder, "worker").read_text())
     with pytest.raises(ConfigError, match="no pair"):
         load_keys(folder, "gateway")
 

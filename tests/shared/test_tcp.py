@@ -13,7 +13,7 @@ import zmq
 from shared import sources
 from shared.codec import MAX_FRAME_BYTES, encode
 from shared.errors import ConfigError
-from shared.keys import Keys, load_keys, write_keys
+from shared.keys import Keys, load_keys, public_path, write_keys
 from shared.messages import PROTOCOL_MAJOR, Cancel, Hello, Message, RequestKey, ServiceName
 from shared.metrics import PEERS_REFUSED
 from shared.peer import Peer
@@ -363,6 +363,6 @@ async def test_a_server_with_another_secret_is_not_spoken_to(
 async def test_a_key_that_is_missing_is_a_config_error_with_its_file(
     mesh: Mesh, tmp_path: Path, folder: Path
 ):
-    (folder / "gateway.key").unlink()
+    public_path(folder, "gateway").unlink()
     with pytest.raises(ConfigError, match=r"gateway\.key"):
         await lower(mesh, tmp_path / "t0", keys=keys_of(folder, "tokenizer"))

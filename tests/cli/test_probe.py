@@ -1,0 +1,63 @@
+"""`shoal probe` against the admin port of a service in this process."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from cli.probe import main
+from shared.admin import AdminServer
+from shared.config import SchedulerConfig
+from shared.messages import Heartbeat, State
+
+
+class Handler:
+    state = State.NOT_READY
+
+    def status(self) -> Heartbeat:
+        return Heartbeat(self.state, "no worker is connected", 0, 0)
+
+
+@pytest.fixture
+def handler() -> Handler:
+    return Handler()
+
+
+@pytest.fixture
+async def port(tmp_path: Path, handler: Handler, unused_tcp_port: int, monkeypatch):
+    monkeypatch.setenv("SHOAL_ADMIN_PORT", str(unused_tcp_port))
+    config = SchedulerConfig(mesh_dir=tmp_path, admin_port=unused_tcp_port)
+    async with AdminServer(handler, "scheduler", config):
+        yield unused_tcp_port
+
+
+async def probe(*arguments: str) -> int:
+    return await asyncio.to_thread(main, list(arguments))
+
+
+async def test_it_says_why_a_service_is_not_ready(port: int, handler: Handler, capsys):
+    assert await probe() == 0, "a service that waits is alive"
+    assert await probe("/ready") == 1
+    assert "no worker is connected" in capsys.readouterr().out
+    handler.state = State.READY
+    assert await probe("/ready") == 0
+
+
+async def test_it_asks_whom_the_url_names(port: int, monkeypatch, capsys):
+    monkeypatch.delenv("SHOAL_ADMIN_PORT")
+    assert await probe(f"http://127.0.0.1:{port}/status") == 0
+    assert '"service": "scheduler"' in capsys.readouterr().out
+    assert await probe(f"http://127.0.0.1:{port}") == 0
+
+
+async def test_nobody_answers(unused_tcp_port: int, monkeypatch, capsys):
+    monkeypatch.setenv("SHOAL_ADMIN_PORT", str(unused_tcp_port))
+    assert await probe("/ready") == 2
+    assert f"127.0.0.1:{unused_tcp_port} does not answer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["a", "b"], [], ["http://x:y/"]])
+def test_what_cannot_be_asked_is_answered_with_the_usage(arguments, monkeypatch, capsys):
+    monkeypatch.delenv("SHOAL_ADMIN_PORT", raising=False)
+    assert main(arguments) == 2
+    assert "usage" in capsys.readouterr().err
