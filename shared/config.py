@@ -168,6 +168,11 @@ class GatewayConfig(Settings):
         description="seconds that a request waits for another tokenizer or scheduler when its own"
         " is lost",
     )
+    ready_wait_s: float = Field(
+        5.0,
+        ge=0,
+        description="seconds that a new request waits while nothing is ready to serve it; then 503",
+    )
     reuse_port: bool = Field(False, description="share the port with other gateways on the machine")
 
 

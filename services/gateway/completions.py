@@ -86,7 +86,7 @@ class Completions:
         check_request_id(request)
         with self._admission.admit() as place:
             place.hold(self._bodies.bound(request))
-            body, model = await self._bodies.read(request), self._mesh.model
+            body, model = await self._bodies.read(request), await self._mesh.ready_model()
             job = await parsed(body, lambda body: endpoint.parse(body, model, self._limits))
             take_request_id(request, job.request_id)
             self._hold_logprobs(place, job, model)

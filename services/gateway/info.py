@@ -30,15 +30,15 @@ class Info:
             web.get("/load", self._load),
         ]
 
-    def _served(self) -> list[Model]:
-        model = self._mesh.model
+    async def _served(self) -> list[Model]:
+        model = await self._mesh.known_model()
         return [Model(name, model.created, model.max_model_len) for name in model.names]
 
     async def _models(self, request: web.Request) -> web.Response:
-        return json_response(ModelList(self._served()))
+        return json_response(ModelList(await self._served()))
 
     async def _model(self, request: web.Request) -> web.Response:
-        name, served = request.match_info["name"], self._served()
+        name, served = request.match_info["name"], await self._served()
         for model in served:
             if model.id == name:
                 return json_response(model)

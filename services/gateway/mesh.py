@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain, count
 
@@ -48,11 +48,12 @@ class Mesh:
 
     What belongs to nothing that is open at the peer that sent it, such as an old attempt, is
     ignored. A prompt whose tokenizer or scheduler is lost is replayed through whichever tokenizer
-    is ready within ``replay_s``.
+    is ready within ``replay_s``; a new request waits ``ready_wait_s`` for one.
     """
 
-    def __init__(self, replay_s: float) -> None:
+    def __init__(self, replay_s: float, ready_wait_s: float) -> None:
         self._replay_s = replay_s
+        self._ready_wait_s = ready_wait_s
         self._open: dict[Peer, OpenTrips] = {}
         self._lost: set[Trip] = set()  # those that wait for a tokenizer
         self._conversions: dict[Peer, dict[str, asyncio.Future[Array]]] = {}
@@ -72,13 +73,16 @@ class Mesh:
                     self._lost.remove(trip)
                     self._submit(trip)
 
-    @property
-    def model(self) -> ModelInfo:
-        """What is served. Raises Unavailable as long as nobody told."""
-        for peer in self._open:
-            if peer.hello.model is not None:
-                return peer.hello.model
-        raise self._unavailable()
+    async def known_model(self) -> ModelInfo:
+        """What is served. Raises Unavailable where nobody tells in time."""
+        await self._wait_until(lambda: bool(self._open))
+        return self._model()
+
+    async def ready_model(self) -> ModelInfo:
+        """As ``known_model``, when requests can be served: a service that has just died, or has
+        only begun, is there again in a moment."""
+        await self._wait_until(lambda: bool(self._ready()))
+        return self._model()
 
     @property
     def tokens(self) -> TokenTable:
@@ -258,6 +262,20 @@ class Mesh:
                 keys[trip.peer].append(trip.key)
         for peer, cancelled in keys.items():
             peer.send(Cancel(cancelled))
+
+    async def _wait_until(self, condition: Callable[[], bool]) -> None:
+        """Raises Unavailable after ``ready_wait_s``."""
+        until_s = time.monotonic() + self._ready_wait_s
+        while not condition():
+            if time.monotonic() >= until_s:
+                raise self._unavailable()
+            await asyncio.sleep(LOOK_S)
+
+    def _model(self) -> ModelInfo:
+        for peer in self._open:
+            if peer.hello.model is not None:
+                return peer.hello.model
+        raise self._unavailable()
 
     def _trips(self) -> list[Trip]:
         at_peers = chain.from_iterable(trips.values() for trips in self._open.values())

@@ -30,7 +30,7 @@ class GatewayService:
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
         self._is_draining = False
-        self._mesh = Mesh(config.replay_s)
+        self._mesh = Mesh(config.replay_s, config.ready_wait_s)
         self._admission = Admission(config.max_open_requests, config.max_buffered_bytes)
         self._runner = HttpRunner(make_app(config, self._mesh, self._admission, self.status))
         hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "gateway", config.instance)

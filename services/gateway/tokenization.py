@@ -46,7 +46,7 @@ class Tokenization:
     async def _tokenize(self, request: web.Request) -> web.Response:
         with self._admission.admit() as place:
             place.hold(self._bodies.bound(request))
-            body, model = await self._bodies.read(request), self._mesh.model
+            body, model = await self._bodies.read(request), await self._mesh.ready_model()
             conversion = await parsed(body, lambda body: parse_tokenize(body, model))
             prompt = conversion.prompt
             with client_names(conversion.field_names):
@@ -63,7 +63,7 @@ class Tokenization:
     async def _detokenize(self, request: web.Request) -> web.Response:
         with self._admission.admit() as place:
             place.hold(self._bodies.bound(request))
-            body, model = await self._bodies.read(request), self._mesh.model
+            body, model = await self._bodies.read(request), await self._mesh.ready_model()
             prompt = await parsed(body, lambda body: parse_detokenize(body, model))
             with client_names({"prompt": "tokens"}):
                 text = await self._mesh.convert(prompt.kind, prompt.data, False)

@@ -60,7 +60,7 @@ class Mesh:
         at = {"mesh_dir": self.directory, "instance": secrets.token_hex(4)}
         match kind:
             case "gateway":
-                return GatewayService(GatewayConfig(**at, port=0, max_logprobs=-1))
+                return GatewayService(GatewayConfig(**at, port=0, max_logprobs=-1, ready_wait_s=0))
             case "tokenizer":
                 max_len = self.new_engine().capacity.max_model_len
                 return TokenizerService(TokenizerConfig(**at, max_model_len=max_len))

@@ -212,7 +212,7 @@ async def fake_tokenizer(
 @asynccontextmanager
 async def running_gateway(mesh_dir: Path, **settings: Any) -> AsyncIterator[GatewayService]:
     """A gateway on a port of the kernel's choice; raises what ended it."""
-    config: dict[str, Any] = {"mesh_dir": mesh_dir, "port": 0} | settings
+    config: dict[str, Any] = {"mesh_dir": mesh_dir, "port": 0, "ready_wait_s": 0} | settings
     gateway = GatewayService(GatewayConfig(**config))
     running = asyncio.create_task(gateway.run())
     try:

@@ -334,6 +334,27 @@ async def test_with_a_tokenizer_that_is_not_ready_requests_are_503_with_its_reas
         assert "the water is cold" in (await error_of(response))["message"]
 
 
+@pytest.mark.parametrize("path", [TEXT, "/tokenize", "/v1/models"])
+async def test_a_request_waits_a_moment_for_a_mesh_that_is_coming(
+    tmp_path: Path, path: str
+) -> None:
+    async with (
+        running_gateway(tmp_path, ready_wait_s=30) as gateway,
+        aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http,
+    ):
+        method = "GET" if path == "/v1/models" else "POST"
+        posting = asyncio.create_task(http.request(method, path, json={"prompt": "a"}).__aenter__())
+        await asyncio.sleep(0.1)
+        assert not posting.done()
+        async with http.get("/ready") as response:
+            assert response.status == 503, "it is not ready, it only waits"
+        async with fake_tokenizer(tmp_path) as tokenizer:
+            if path == TEXT:
+                await tokenizer.answer("x")
+            async with await posting as response:
+                assert response.status == 200
+
+
 async def test_losing_the_tokenizer_for_longer_than_a_replay_may_wait_is_503(
     tmp_path: Path, tokenizer: FakeTokenizer
 ) -> None:

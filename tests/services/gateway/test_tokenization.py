@@ -119,7 +119,7 @@ async def test_the_load_is_the_number_of_open_requests(
 
 
 def test_after_a_change_of_model_tokens_are_written_as_the_new_one_writes_them() -> None:
-    mesh = Mesh(replay_s=0)
+    mesh = Mesh(replay_s=0, ready_wait_s=0)
     for fingerprint, word in (("old", b"a"), ("new", b"b")):
         model = msgspec.structs.replace(MODEL, fingerprint=fingerprint)
         peer = Peer(Hello(1, 0, "tokenizer", fingerprint, model), lambda *_: None)
