@@ -18,7 +18,7 @@ serve: $(SETUP)
 	$(BIN)/shoal serve --port $(PORT) $(ARGS)
 
 test: $(SETUP)
-	$(BIN)/pytest -m 'not slow and not gpu' $(ARGS)
+	$(BIN)/pytest -m 'not slow and not compose and not gpu' $(ARGS)
 
 test-all: $(SETUP)
 	$(BIN)/pytest -m 'not gpu' $(ARGS)

@@ -1,0 +1,128 @@
+"""The stack of docker-compose.yml, built from this checkout and running under a name of its own."""
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.compose.engine import ROOT
+
+READY_S = 120
+OVERRIDE = ROOT / "tests" / "compose" / "override.yml"
+
+
+class CommandError(Exception):
+    """A command that failed, with what it printed."""
+
+
+@dataclass
+class Stack:
+    """``docker compose`` with the stack's name, files and ports."""
+
+    environment: dict[str, str]
+    name: str = field(default_factory=lambda: f"shoal-test-{secrets.token_hex(3)}")
+    port: int = field(default_factory=lambda: free_port())
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def docker(self, *arguments: str) -> str:
+        """What the command printed. Raises CommandError."""
+        process = await asyncio.create_subprocess_exec(
+            *("docker", *arguments),
+            env=self.environment | {"SHOAL_TAG": "test", "SHOAL_PUBLISH": str(self.port)},
+            cwd=ROOT,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        output, errors = await process.communicate()
+        if process.returncode != 0:
+            raise CommandError(
+                f"docker {' '.join(arguments)}: {output[-800:]!r} {errors[-2000:]!r}"
+            )
+        return output.decode()
+
+    async def compose(self, *arguments: str) -> str:
+        files = ("-f", "docker-compose.yml", "-f", str(OVERRIDE))
+        return await self.docker("compose", "-p", self.name, *files, *arguments)
+
+    async def scale(self, **nums: int) -> None:
+        """The command of the README, and whole again when it returns."""
+        flags = [f"--scale={service}={num}" for service, num in nums.items()]
+        await self.compose("up", "-d", "--no-build", *flags)
+
+    async def containers(self, service: str) -> list[str]:
+        """The ids of those that run."""
+        return (await self.compose("ps", "-q", service)).split()
+
+    async def status(self, container: str) -> dict[str, object]:
+        """What the service in it says of itself."""
+        answer: dict[str, object] = json.loads(
+            await self.docker("exec", container, "shoal", "probe", "/status")
+        )
+        return answer
+
+    async def metrics(self, container: str) -> dict[str, float]:
+        text = await self.docker("exec", container, "shoal", "probe", "/metrics")
+        pairs = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, value in pairs}
+
+    async def kill(self, container: str) -> None:
+        """Ends the service's process by the host's process id, so that nobody meant it to end."""
+        init = await self.docker("inspect", "-f", "{{.State.Pid}}", container)
+        children = Path(f"/proc/{init.strip()}/task/{init.strip()}/children").read_text()
+        (pid,) = map(int, children.split())
+        os.kill(pid, signal.SIGKILL)
+
+    async def until_restarted(self, container: str, times: int = 1) -> None:
+        async with asyncio.timeout(READY_S):
+            while True:
+                count = await self.docker("inspect", "-f", "{{.RestartCount}}", container)
+                if int(count) >= times:
+                    return
+                await asyncio.sleep(0.2)
+
+    async def until_ready(self, service: str, num: int) -> None:
+        """Waits until so many containers of ``service`` are there and each says it is ready."""
+        async with asyncio.timeout(READY_S):
+            while True:
+                found = await self.containers(service)
+                states = await asyncio.gather(*map(self.status, found), return_exceptions=True)
+                ready = [s for s in states if isinstance(s, dict) and s["state"] == "ready"]
+                if len(ready) == len(found) == num:
+                    return
+                await asyncio.sleep(0.2)
+
+    async def leftovers(self) -> str:
+        """Containers, volumes and networks that bear the stack's name."""
+        label = f"label=com.docker.compose.project={self.name}"
+        commands = (("ps", "-aq"), ("volume", "ls", "-q"), ("network", "ls", "-q"))
+        return "".join([await self.docker(*each, "--filter", label) for each in commands])
+
+
+@asynccontextmanager
+async def running_stack(environment: dict[str, str], *services: str) -> AsyncIterator[Stack]:
+    """Built, up and serving; taken down at the end with all it made."""
+    stack = Stack(environment)
+    await stack.compose("build", *services)
+    try:
+        await stack.compose("up", "-d", "--wait", *services)
+        yield stack
+    except BaseException:
+        print(await stack.compose("logs", "--tail", "50"))
+        raise
+    finally:
+        await stack.compose("--profile", "*", "down", "--volumes", "--timeout", "60")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

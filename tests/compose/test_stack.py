@@ -1,0 +1,199 @@
+"""`docker compose up` on a real engine: served, scaled and killed under load, and sealed."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import pytest_asyncio
+from openai import AsyncOpenAI
+
+from tests.compose.engine import ROOT, NoEngine, provide_base_images, running_engine
+from tests.compose.stack import CommandError, Stack, running_stack
+from tests.mesh.load import Load
+
+pytestmark = [
+    pytest.mark.compose,
+    pytest.mark.timeout(900),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+NUM_STREAMS = 12
+NUM_TOKENS = 48
+
+
+@pytest.fixture(scope="module")
+def engine():
+    try:
+        with running_engine() as environment:
+            provide_base_images(environment)
+            yield environment
+    except NoEngine as reason:
+        pytest.skip(str(reason))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack(engine: dict[str, str]) -> AsyncIterator[Stack]:
+    async with running_stack(engine) as stack:
+        yield stack
+    assert await stack.leftovers() == ""
+
+
+@asynccontextmanager
+async def loaded(stack: Stack) -> AsyncIterator[Load]:
+    """Clients at work, none of which may see a failure or another text."""
+    load = Load(NUM_STREAMS, NUM_TOKENS, lambda number: stack.url)
+    await load.learn()
+    running = asyncio.create_task(load.run())
+    try:
+        yield load
+        await progress(load)
+    finally:
+        load.is_over = True
+        await running
+    assert not load.failures, load.failures[:5]
+    assert len(load.differences) <= max(1, load.num_good // 1000), load.differences
+
+
+async def progress(load: Load) -> None:
+    """Waits until every client has ended one request more or less."""
+    goal = load.num_good + NUM_STREAMS
+    async with asyncio.timeout(120):
+        while load.num_good < goal:
+            assert not load.failures, load.failures[:5]
+            await asyncio.sleep(0.05)
+
+
+async def test_the_openai_client_is_served(stack: Stack):
+    async with AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0) as client:
+        assert [model.id async for model in client.models.list()] == ["shoal-tiny"]
+        question = [{"role": "user", "content": "What is 12 + 30?"}]
+        asked = {"model": "shoal-tiny", "messages": question, "temperature": 0}
+        answer = await client.chat.completions.create(**asked, logprobs=True, top_logprobs=5)
+        assert "42" in answer.choices[0].message.content
+        assert len(answer.choices[0].logprobs.content[0].top_logprobs) == 5
+        stream = await client.chat.completions.create(**asked, stream=True)
+        parts = [chunk.choices[0].delta.content or "" async for chunk in stream]
+        assert "".join(parts) == answer.choices[0].message.content
+
+
+async def test_each_service_grows_and_shrinks_under_load_and_nobody_notices(stack: Stack):
+    async with loaded(stack) as load:
+        await progress(load)
+        await stack.scale(gateway=2, tokenizer=3, worker=2)
+        for service, num in {"gateway": 2, "tokenizer": 3, "worker": 2}.items():
+            await stack.until_ready(service, num)
+        await progress(load)
+        await progress(load)
+        for gateway in await stack.containers("gateway"):
+            served = await stack.metrics(gateway)
+            assert served['shoal_http_requests_total{route="/v1/completions",status="200"}'] > 0
+        for service in ("tokenizer", "worker"):
+            for container in await stack.containers(service):
+                assert (await stack.status(container))["num_steps"] > 0, f"{service} had no work"
+        await stack.scale(gateway=1, tokenizer=1, worker=1)
+        assert len(await stack.containers("worker")) == 1
+        await progress(load)
+
+
+async def test_what_is_killed_comes_back_and_only_a_gateways_own_clients_notice(stack: Stack):
+    nums = {"gateway": 1, "tokenizer": 2, "scheduler": 1, "worker": 2}
+    await stack.scale(**nums)
+    async with loaded(stack) as load:
+        for service in ("tokenizer", "scheduler", "worker"):
+            await progress(load)
+            victim, *_ = await stack.containers(service)
+            await stack.kill(victim)
+            await stack.until_restarted(victim)
+            await stack.until_ready(service, nums[service])
+            await progress(load)
+    (gateway,) = await stack.containers("gateway")
+    await stack.kill(gateway)
+    await stack.until_restarted(gateway)
+    await stack.until_ready("gateway", 1)
+    await stack.scale(tokenizer=1, worker=1)
+    async with loaded(stack):
+        pass
+
+
+async def test_only_the_edge_is_reached_from_outside(stack: Stack):
+    published = await stack.docker(
+        *("ps", "--format", "{{.Names}} {{.Ports}}"),
+        *("--filter", f"label=com.docker.compose.project={stack.name}"),
+    )
+    assert {line.split()[0] for line in published.splitlines() if "->" in line} == {
+        f"{stack.name}-edge-1"
+    }
+    for service, port in (("gateway", 8000), ("tokenizer", 5570), ("scheduler", 5571),
+                          ("scheduler", 9100), ("worker", 9100)):  # fmt: skip
+        address = await address_of(stack, service)
+        assert await connects(stack, "mesh", address, port), "it listens"
+        assert not await connects(stack, "outside", address, port)
+    assert not await connects(stack, "mesh", "1.1.1.1", 53), "nobody inside gets out"
+
+
+async def address_of(stack: Stack, service: str) -> str:
+    (container,) = await stack.containers(service)
+    form = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
+    return (await stack.docker("inspect", "-f", form, container)).strip()
+
+
+async def connects(stack: Stack, network: str, address: str, port: int) -> bool:
+    """Whether a container of ``network`` reaches a port."""
+    script = f"""
+import socket
+try:
+    socket.create_connection(('{address}', {port}), 2)
+except OSError:
+    print('no')
+else:
+    print('yes')
+"""
+    answer = await stack.docker(
+        *("run", "--rm", "--network", f"{stack.name}_{network}", "--entrypoint", "python"),
+        *("shoal-scheduler:test", "-c", script),
+    )
+    return answer == "yes\n"
+
+
+@pytest.mark.parametrize("secret", [None, "gateway"])
+async def test_who_has_no_key_of_its_role_gets_nowhere(stack: Stack, secret: str | None):
+    """A would-be worker on the mesh's own network."""
+    (scheduler,) = await stack.containers("scheduler")
+    before = await stack.metrics(scheduler)
+    volumes = [f"--volume={stack.name}_keys-public:/keys/public:ro"]
+    script = "exec shoal worker --insecure-tcp"
+    if secret is not None:
+        volumes.append(f"--volume={stack.name}_keys-{secret}:/stolen:ro")
+        script = (
+            "mkdir -p /tmp/keys/worker && cp -r /keys/public /tmp/keys/public"
+            f" && cp /stolen/{secret}.secret /tmp/keys/worker/worker.secret"
+            f" && cp /keys/public/{secret}.key /tmp/keys/public/worker.key"
+            " && exec shoal worker --keys /tmp/keys"
+        )
+    intruder = await stack.docker(
+        *("run", "-d", "--network", f"{stack.name}_mesh", *volumes, "--entrypoint", "sh"),
+        *("-e", "SHOAL_SCHEDULER_ADDRESS=tcp://scheduler", "-e", "SHOAL_MODEL=/model"),
+        *("-v", f"{ROOT}/models/shoal-tiny:/model:ro", "shoal-worker-cpu:test", "-c", script),
+    )
+    try:
+        async with asyncio.timeout(60):
+            while True:
+                now = await stack.metrics(scheduler)
+                if now["shoal_peers_refused_total"] > before["shoal_peers_refused_total"]:
+                    break
+                await asyncio.sleep(0.3)
+        assert (await stack.status(intruder.strip()))["reason"] == "no scheduler is connected"
+        assert now['shoal_peers{service="worker"}'] == 1, "the one that belongs there"
+    finally:
+        await stack.docker("rm", "-f", intruder.strip())
+
+
+async def test_the_images_hold_what_they_need_and_no_more(stack: Stack):
+    for service in ("gateway", "tokenizer", "scheduler"):
+        (container,) = await stack.containers(service)
+        assert await stack.docker("exec", container, "id", "-u") == "10001\n"
+        with pytest.raises(CommandError, match="No module named .*torch"):
+            await stack.docker("exec", container, "python", "-c", "import torch")
+        with pytest.raises(CommandError, match="Read-only file system"):
+            await stack.docker("exec", container, "touch", "/app/x")
