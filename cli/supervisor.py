@@ -6,6 +6,9 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from pydantic import SecretStr
 
 from cli.child import Child, exit_text
 from cli.run_directory import RunDirectory
@@ -20,6 +23,7 @@ FIRST_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 5.0
 POLL_S = 0.2
 KILL_AFTER_S = 5.0
+SECRETS_OF_GATEWAYS = {"SHOAL_API_KEY", "SHOAL_API_KEY_FILE"}
 NOT_PASSED_ON = {"config", "admin_port", "gateways", "tokenizers", "workers"}
 
 
@@ -114,7 +118,9 @@ class Supervisor:
             await asyncio.wait_for(self._stop.wait(), backoff_s)
 
     def _environment_of(self, child: Child) -> dict[str, str]:
-        return self._environment | {
+        hidden = SECRETS_OF_GATEWAYS if child.service != "gateway" else set()
+        return {
+            **{name: text for name, text in self._environment.items() if name not in hidden},
             "SHOAL_MESH_DIR": str(self._directory.path),
             "SHOAL_INSTANCE": child.instance,
         }
@@ -137,11 +143,17 @@ def child_environment(config: ServeConfig) -> dict[str, str]:
     for name in config.model_fields_set - NOT_PASSED_ON:
         value = getattr(config, name)
         if value is not None:
-            text = json.dumps(value) if isinstance(value, list) else str(value)
-            environment[f"SHOAL_{name.upper()}"] = text
+            environment[f"SHOAL_{name.upper()}"] = _text(value)
     if config.gateways > 1:
         environment["SHOAL_REUSE_PORT"] = "true"
     if config.workers > 1 and config.num_threads is None:
         num_cores = len(os.sched_getaffinity(0))
         environment["SHOAL_NUM_THREADS"] = str(max(1, num_cores // config.workers))
     return environment
+
+
+def _text(value: Any) -> str:
+    """A setting as the environment holds it."""
+    if isinstance(value, list):
+        return json.dumps(value, default=SecretStr.get_secret_value)
+    return str(value)

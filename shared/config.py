@@ -8,13 +8,21 @@ pydantic-settings does the merging and the checking.
 import json
 import logging
 import os
+import re
 import secrets
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -35,7 +43,11 @@ EMBEDDED_MODEL = Path(__file__).parent.parent / "models" / "shoal-tiny"
 
 
 # What protects a server elsewhere and is not built yet: serving without it would be a trap.
-PROTECTING_KEYS = {"api_key", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs"}
+PROTECTING_KEYS = {"ssl_keyfile", "ssl_certfile", "ssl_ca_certs"}
+
+# Whose values nobody may read in an error.
+SECRET_SETTINGS = {"api_key"}
+API_KEY = r"[!-~]{1,256}"
 
 TCP_SETTINGS = ("listen_address", "tokenizer_address", "scheduler_address")
 # Each process needs its own of these, so that one value for a whole mesh is a mistake.
@@ -52,8 +64,18 @@ def _split(value: Any) -> Any:
     return json.loads(value) if value.startswith("[") else value.split(",")
 
 
+def check_api_key(key: SecretStr) -> SecretStr:
+    """Raises ValueError, which does not tell the key."""
+    if not re.fullmatch(API_KEY, key.get_secret_value()):
+        raise ValueError("expected 1 to 256 printable ASCII characters, no space")
+    return key
+
+
 Names = Annotated[list[str], NoDecode, BeforeValidator(_split)]
 ListenAddress = Annotated[str, AfterValidator(check_listened)]
+ApiKeys = Annotated[
+    list[Annotated[SecretStr, AfterValidator(check_api_key)]], NoDecode, BeforeValidator(_split)
+]
 Addresses = Annotated[
     list[Annotated[str, AfterValidator(check_dialled)]], NoDecode, BeforeValidator(_split)
 ]
@@ -142,6 +164,14 @@ class GatewayConfig(Settings):
     )
     host: str = Field("127.0.0.1", description="address to serve HTTP on")
     port: int = Field(8000, ge=0, le=65535, description="port to serve HTTP on")
+    api_key: ApiKeys = Field(
+        [],
+        description="keys of which a client must show one, with commas between; flags can be seen"
+        " by others on the machine, so better in the environment or in api-key-file",
+    )
+    api_key_file: Path | None = Field(
+        None, description="file with one key a line; blank lines and # comments are passed over"
+    )
     max_body_bytes: int = Field(16 << 20, gt=0, description="largest request body; above it 413")
     max_open_requests: int = Field(4096, gt=0, description="open requests; above it 429")
     accept_timeout_s: float = Field(
@@ -174,6 +204,12 @@ class GatewayConfig(Settings):
         description="seconds that a new request waits while nothing is ready to serve it; then 503",
     )
     reuse_port: bool = Field(False, description="share the port with other gateways on the machine")
+
+    @model_validator(mode="after")
+    def _check_api_key(self) -> Self:
+        if "api_key" in self.model_fields_set and not self.api_key:
+            raise ValueError("api-key: there is none; remove the setting to serve without")
+        return self
 
 
 class TokenizerConfig(Settings):
@@ -284,7 +320,7 @@ class _YamlSource(YamlConfigSettingsSource):
         try:
             content = super()._read_file(file_path)
         except yaml.YAMLError as error:
-            raise ConfigError(f"config: {file_path} is no YAML: {error}") from None
+            raise ConfigError(f"config: {file_path} is no YAML{_where(error)}") from None
         if not isinstance(content, dict):
             raise ConfigError(f"config: {file_path} must hold a mapping of settings")
         settings = {str(key).replace("-", "_"): value for key, value in content.items()}
@@ -322,8 +358,16 @@ def _merging(cls: type[Settings], flags: CliSettingsSource[Any]) -> type[Any]:
     return Merged
 
 
+def _where(error: yaml.YAMLError) -> str:
+    """Its words are left out: they may quote a key."""
+    mark = getattr(error, "problem_mark", None)
+    return f": line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+
+
 def _one_line(detail: Any) -> str:
     text = detail["msg"].removeprefix("Value error, ")
     name = ".".join(str(part) for part in detail["loc"]).replace("_", "-")
+    if SECRET_SETTINGS & set(detail["loc"]):
+        return f"{name}: {text}"
     # Where several settings are wrong together, the text names them.
     return f"{name}: {detail['input']!r}: {text}" if name else text

@@ -5,6 +5,7 @@ ShoalError
 ├── CodecError                 a frame that is not a message of ours, or too large to become one
 └── RequestError               one request fails; nobody else notices
     ├── InvalidRequest         400
+    ├── Unauthorized           401
     ├── NotFound               404
     ├── BodyTooLarge           413
     ├── Overloaded             429, with the seconds to wait
@@ -83,6 +84,12 @@ class InvalidRequest(RequestError):
     status = 400
     type = "invalid_request_error"
     code = "invalid_value"
+
+
+class Unauthorized(RequestError):
+    status = 401
+    type = "invalid_request_error"
+    code = "invalid_api_key"
 
 
 class NotFound(RequestError):

@@ -6,6 +6,7 @@ from aiohttp import web
 
 from services.gateway.aborts import Aborts
 from services.gateway.admission import Admission
+from services.gateway.api_keys import Guard, load_api_keys
 from services.gateway.body import BodyReader
 from services.gateway.completions import Completions
 from services.gateway.failures import answer_errors, count_requests
@@ -23,7 +24,10 @@ def make_app(
 ) -> web.Application:
     bodies = BodyReader(config.max_body_bytes)
     completions = Completions(mesh, admission, bodies, config)
-    app = web.Application(middlewares=[count_requests, answer_errors, limit_headers])
+    middlewares = [count_requests, answer_errors, limit_headers]
+    if keys := load_api_keys(config):
+        middlewares.append(Guard(keys).check)
+    app = web.Application(middlewares=middlewares)
     app.on_response_prepare.append(name_response)
     app.on_cleanup.append(completions.close)
     for part in (

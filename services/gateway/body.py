@@ -7,7 +7,6 @@ from typing import TypeVar
 from aiohttp import hdrs, web
 from aiohttp.web_protocol import RequestPayloadError
 
-from services.gateway.failures import error_response
 from shared.errors import BodyTooLarge, InvalidRequest
 
 READ_TIMEOUT_S = 60.0
@@ -24,6 +23,8 @@ class BodyReader:
         """Raises BodyTooLarge, before reading where the client told the length; InvalidRequest
         for a body that ends early or is badly compressed; web.HTTPRequestTimeout."""
         self._check_length(request)
+        if hdrs.EXPECT in request.headers:
+            await _let_continue(request)
         body = bytearray()
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
@@ -44,15 +45,9 @@ class BodyReader:
             return self._max_bytes
         return request.content_length
 
-    async def expect(self, request: web.Request) -> web.StreamResponse | None:
-        """Answers ``Expect: 100-continue``, with the refusal if that is what will come."""
-        try:
-            self._check_length(request)
-        except BodyTooLarge as error:
-            return error_response(error)
-        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # aiohttp would take it for a response that has begun
-        return None
+    async def expect(self, request: web.Request) -> None:
+        """What asks with ``Expect: 100-continue`` is told by ``read``: here, where aiohttp would
+        answer, nothing has been checked yet."""
 
     def _check_length(self, request: web.Request) -> None:
         if (request.content_length or 0) > self._max_bytes:
@@ -60,6 +55,11 @@ class BodyReader:
 
     def _too_large(self, size: str) -> BodyTooLarge:
         return BodyTooLarge(f"the body has {size} bytes; the limit is {self._max_bytes}")
+
+
+async def _let_continue(request: web.Request) -> None:
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0  # aiohttp would take it for a response that has begun
 
 
 async def parsed(body: bytes, parse: Callable[[bytes], Parsed]) -> Parsed:

@@ -14,6 +14,7 @@ from services.gateway.json_reply import DONE, event, json_response
 from services.gateway.metrics import HTTP_REQUESTS, STREAM_ERRORS
 from services.gateway.openai import Error, ErrorReply
 from services.gateway.request_id import request_id
+from services.gateway.routes import route_of
 from services.gateway.violations import show
 from shared.errors import InternalError, RequestError
 from shared.log import client_text
@@ -27,13 +28,14 @@ def error_response(error: RequestError) -> web.Response:
     response = json_response(_reply(error), error.status)
     if error.retry_after_s is not None:
         response.headers[hdrs.RETRY_AFTER] = str(max(1, math.ceil(error.retry_after_s)))
+    if error.status == HTTPStatus.UNAUTHORIZED:
+        response.headers[hdrs.WWW_AUTHENTICATE] = "Bearer"
     return response
 
 
 @web.middleware
 async def count_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
-    resource = request.match_info.route.resource
-    route = resource.canonical if resource else "unknown"
+    route = route_of(request)
     try:
         response = await handler(request)
     except asyncio.CancelledError:

@@ -12,7 +12,7 @@ from cli import supervisor as module
 from cli.child import Child
 from cli.run_directory import RunDirectory
 from cli.supervisor import StartFailedError, Supervisor, child_environment
-from shared.config import ServeConfig
+from shared.config import GatewayConfig, ServeConfig
 
 
 class FakeChild:
@@ -111,6 +111,20 @@ def test_replicas_share_the_port_and_the_cores(monkeypatch):
     assert not {"SHOAL_GATEWAYS", "SHOAL_WORKERS"} & environment.keys()
     assert child_environment(ServeConfig(workers=3, num_threads=4))["SHOAL_NUM_THREADS"] == "4"
     assert "SHOAL_REUSE_PORT" not in child_environment(ServeConfig())
+
+
+def test_keys_reach_the_gateways_and_nobody_else(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("SHOAL_API_KEY", "one,two")
+    config = ServeConfig.load(["--api-key-file", "/run/secrets/keys"], "shoal serve")
+    supervisor = Supervisor(config, RunDirectory(tmp_path), print)
+    for service in ("gateway", "tokenizer", "scheduler", "worker"):
+        environment = supervisor._environment_of(Child(service, "0.1", tmp_path))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "environ", environment)
+            passed = GatewayConfig.load([], "shoal gateway")
+        keys = [key.get_secret_value() for key in passed.api_key]
+        assert keys == (["one", "two"] if service == "gateway" else [])
+        assert (passed.api_key_file is not None) == (service == "gateway")
 
 
 async def test_a_stop_reaches_a_process_that_is_only_being_started(tmp_path: Path):

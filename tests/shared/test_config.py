@@ -84,7 +84,7 @@ def test_what_serve_was_given_reaches_its_services_and_nothing_else(file: str, m
     assert "SHOAL_BLOCK_SIZE" not in environment
 
 
-@pytest.mark.parametrize("key", ["api-key", "ssl_keyfile"])
+@pytest.mark.parametrize("key", ["ssl-ca-certs", "ssl_keyfile"])
 def test_a_setting_that_protects_is_refused_while_it_would_protect_nothing(tmp_path: Path, key):
     (tmp_path / "config.yaml").write_text(f"{key}: secret\n")
     with pytest.raises(ConfigError, match="not supported yet") as caught:
@@ -111,3 +111,52 @@ def test_what_names_one_process_is_no_setting_of_the_whole_mesh(monkeypatch):
     monkeypatch.setenv("SHOAL_ADMIN_PORT", "9000")
     with pytest.raises(ConfigError, match="admin-port is a setting of one service alone"):
         ServeConfig.load([], "shoal serve")
+
+
+def keys_of(config: GatewayConfig) -> list[str]:
+    return [key.get_secret_value() for key in config.api_key]
+
+
+@pytest.mark.parametrize(
+    ("written", "keys"),
+    [("one", ["one"]), ("one,two", ["one", "two"]), ('["one,two", "three"]', ["one,two", "three"])],
+)
+def test_keys_are_given_alike_in_the_environment_the_flag_and_the_file(
+    tmp_path: Path, monkeypatch, written: str, keys: list[str]
+):
+    assert keys_of(GatewayConfig.load(["--api-key", written], "shoal gateway")) == keys
+    (tmp_path / "config.yaml").write_text(f"api-key: {written}\n")
+    assert keys_of(ServeConfig.load(["--config", f"{tmp_path}/config.yaml"], "shoal serve")) == keys
+    monkeypatch.setenv("SHOAL_API_KEY", written)
+    assert keys_of(GatewayConfig.load([], "shoal gateway")) == keys
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["", "[]", "''", "null", "secret,", "'[secret'", "['', 'secret']", '["secret word"]', "7",
+     "s\u00e9cret", "secret" * 43],
+)  # fmt: skip
+def test_keys_that_would_guard_nothing_are_refused_and_not_quoted(tmp_path: Path, written: str):
+    (tmp_path / "config.yaml").write_text(f"api-key: {written}\n")
+    with pytest.raises(ConfigError, match="api-key") as caught:
+        ServeConfig.load(["--config", str(tmp_path / "config.yaml")], "shoal serve")
+    assert "cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("written", ["[secret", "*secret", "!secret", "'secret"])
+def test_a_key_that_breaks_the_yaml_is_not_quoted(tmp_path: Path, written: str):
+    (tmp_path / "config.yaml").write_text(f"port: 7000\napi-key: {written}\n")
+    with pytest.raises(ConfigError, match=r"no YAML: line [23], column \d+$"):
+        ServeConfig.load(["--config", str(tmp_path / "config.yaml")], "shoal serve")
+
+
+def test_an_empty_key_in_the_environment_does_not_open_the_server(monkeypatch):
+    monkeypatch.setenv("SHOAL_API_KEY", "")
+    with pytest.raises(ConfigError, match=r"api-key\.0: expected 1 to 256"):
+        GatewayConfig.load([], "shoal gateway")
+
+
+def test_settings_in_a_line_show_no_key():
+    config = ServeConfig(api_key=["secret"])
+    assert "api-key=" in config.describe()
+    assert "secret" not in config.describe() + repr(config)
