@@ -113,6 +113,10 @@ class Settings(BaseSettings):
         description="tcp admin port (none: a unix socket in the mesh directory)",
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = Field(
+        "text", description="text, or json: one object a line"
+    )
+    log_requests: bool = Field(True, description="log a line for each request when it ends")
     drain_timeout_s: float = Field(30.0, ge=0, description="seconds to end open work after SIGTERM")
     keys: Path | None = Field(
         None, description="folder with the mesh's keys for tcp, as `shoal keys` writes it"

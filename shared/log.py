@@ -1,20 +1,108 @@
-"""Logging: one line an event, time in UTC; strings that clients chose are cut and escaped."""
+"""Logging: one line an event, time in UTC, as text or as JSON.
+
+A line has a message and, beside it, ``fields``. Strings that clients chose are cut and escaped.
+"""
 
 import logging
+import re
 import sys
 import time
+from typing import Any
+
+import msgspec
+
+from shared.config import Settings
 
 MAX_CLIENT_TEXT = 80
+ONE_WORD = r"[!-~]{1,160}"  # enough for a client's id of 128 with what the mesh adds to it
+
+REQUESTS = logging.getLogger("shoal.requests")
 
 
-def set_up(service: str, instance: str, level: str) -> None:
-    formatter = logging.Formatter(
-        f"%(asctime)s %(levelname)-7s {service} {instance} %(message)s", "%Y-%m-%dT%H:%M:%SZ"
-    )
-    formatter.converter = time.gmtime
+def set_up(service: str, config: Settings) -> None:
+    """``log-requests`` false silences REQUESTS alone."""
+    formatter = JsonFormatter if config.log_format == "json" else TextFormatter
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(formatter)
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    handler.setFormatter(formatter(service, config.instance))
+    logging.basicConfig(level=config.log_level.upper(), handlers=[handler], force=True)
+    REQUESTS.setLevel(logging.NOTSET if config.log_requests else logging.WARNING)
+
+
+def fields(**values: Any) -> dict[str, Any]:
+    """The ``extra`` of a line that tells ``values``; those that are None are left out."""
+    return {"fields": {name: value for name, value in values.items() if value is not None}}
+
+
+def log_end(event: str, name: str, **values: Any) -> None:
+    """The one line of a request and hop, at its end: ``name`` is the mesh's or the client's."""
+    if REQUESTS.isEnabledFor(logging.INFO):
+        request = name.partition("~")[0]
+        inner = name if name != request else None
+        REQUESTS.info(event, extra=fields(request=request, name=inner, **values))
+
+
+class TextFormatter(logging.Formatter):
+    """``time LEVEL service instance message name=value …``, then the traceback of an error."""
+
+    default_time_format = "%Y-%m-%dT%H:%M:%SZ"
+    default_msec_format = None
+    converter = staticmethod(time.gmtime)
+
+    def __init__(self, service: str, instance: str) -> None:
+        super().__init__(f"%(asctime)s %(levelname)-7s {service} {instance} %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        words = [f"{name}={_word(value)}" for name, value in _fields(record).items()]
+        return " ".join([super().formatMessage(record), *words])
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line."""
+
+    default_time_format = "%Y-%m-%dT%H:%M:%S"
+    default_msec_format = "%s.%03dZ"
+    converter = staticmethod(time.gmtime)
+
+    def __init__(self, service: str, instance: str) -> None:
+        super().__init__()
+        self._service = service
+        self._instance = instance
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": self.formatTime(record),
+            "level": record.levelname.lower(),
+            "service": self._service,
+            "instance": self._instance,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **{name: _rounded(value) for name, value in _fields(record).items()},
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(_encodable(line), enc_hook=str).decode()
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    return getattr(record, "fields", {})
+
+
+def _rounded(value: Any) -> Any:
+    return round(value, 6) if isinstance(value, float) else value
+
+
+def _word(value: Any) -> str:
+    """A value that cannot be taken for two, or for another line."""
+    text = str(_rounded(value))
+    return text if re.fullmatch(ONE_WORD, text) else client_text(text)
+
+
+def _encodable(line: dict[str, Any]) -> dict[str, Any]:
+    """A string that came as bytes which are no UTF-8 holds what JSON cannot."""
+    return {
+        name: value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+        for name, value in line.items()
+    }
 
 
 def client_text(text: str) -> str:

@@ -46,7 +46,7 @@ def main(name: ServiceName, config_class: type[Config], build: Callable[[Config]
         make_private_directory(config.mesh_dir)
     except ConfigError as error:
         sys.exit(_refuse(name, error))
-    logs.set_up(name, config.instance, config.log_level)
+    logs.set_up(name, config)
     log.info("starting with %s", config.describe())
     _watch_supervisor()
     code = uvloop.run(_run(name, config, build))

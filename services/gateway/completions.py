@@ -22,6 +22,7 @@ from services.gateway.pieces import PieceMaker
 from services.gateway.replies import EventWriter, WholeWriter, is_large
 from services.gateway.reply import Head, Reply
 from services.gateway.request_id import check_request_id, request_id, take_request_id
+from services.gateway.request_log import METER
 from services.gateway.violations import client_names
 from shared.codec import Array
 from shared.config import GatewayConfig
@@ -90,7 +91,7 @@ class Completions:
             job = await parsed(body, lambda body: endpoint.parse(body, model, self._limits))
             take_request_id(request, job.request_id)
             self._hold_logprobs(place, job, model)
-            meter = RequestMeter(job.model, started_s)
+            meter = request[METER] = RequestMeter(job.model, started_s)
             with client_names(job.field_names):
                 return await self._generate(request, endpoint, job, model, meter)
 
@@ -110,6 +111,7 @@ class Completions:
         head = Head(name, int(time.time()), job.model, model.fingerprint)
         client = Client(request, self._slow_client_s)
         with self._mesh.exchange(f"{public_id}~{secrets.token_hex(4)}", job) as exchange:
+            meter.follow(exchange)
             prompt_ids = await self._accepted(exchange)
             meter.accept(exchange.num_prompt_tokens)
             reply = Reply(endpoint.format, head, job, spelling, echoes, prompt_ids)

@@ -51,12 +51,14 @@ class Exchange:
 
     The mesh writes, one handler reads: ``accepted`` once, then Progress after Progress until every
     choice has ended; ``took`` after each, when its client has it. What is pending is read before an
-    error is raised. ``prompt_ids`` are those of the prompts, once accepted.
+    error is raised. ``prompt_ids`` are those of the prompts, once accepted; ``num_replays`` counts
+    how often one of them was lost and begun again.
     """
 
     def __init__(self, num_prompts: int, num_choices: int) -> None:
         """``num_choices`` of each prompt."""
         self.prompt_ids: list[Array | None] = [None] * num_prompts
+        self.num_replays = 0
         self.on_took: Callable[[Progress], None] = lambda progress: None
         self._num_open = num_prompts * num_choices
         self._pending: dict[int, _Pending] = {}

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import time
 from contextlib import suppress
 from http import HTTPStatus
 
@@ -14,6 +15,7 @@ from services.gateway.json_reply import DONE, event, json_response
 from services.gateway.metrics import HTTP_REQUESTS, STREAM_ERRORS
 from services.gateway.openai import Error, ErrorReply
 from services.gateway.request_id import request_id
+from services.gateway.request_log import ERROR_CODE, log_request
 from services.gateway.routes import route_of
 from services.gateway.violations import show
 from shared.errors import InternalError, RequestError
@@ -35,14 +37,15 @@ def error_response(error: RequestError) -> web.Response:
 
 @web.middleware
 async def count_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
-    route = route_of(request)
+    """Counts and logs each of them once, when it ends."""
+    started_s, status = time.monotonic(), CLIENT_LEFT
     try:
         response = await handler(request)
-    except asyncio.CancelledError:
-        HTTP_REQUESTS.labels(route, CLIENT_LEFT).inc()
-        raise
-    HTTP_REQUESTS.labels(route, response.status).inc()
-    return response
+        status = response.status
+        return response
+    finally:
+        HTTP_REQUESTS.labels(route_of(request), status).inc()
+        log_request(request, status, time.monotonic() - started_s)
 
 
 @web.middleware
@@ -54,7 +57,11 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return await _answer(request, error)
     except web.HTTPException as error:
         return _from_aiohttp(request, error)
+    except asyncio.CancelledError:
+        request[ERROR_CODE] = "client_left"
+        raise
     except ConnectionError:
+        request[ERROR_CODE] = "client_left"
         client = request.get(CLIENT)
         return client.response if client is not None else web.Response(status=CLIENT_LEFT)
     except Exception:
@@ -64,6 +71,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 async def _answer(request: web.Request, error: RequestError) -> web.StreamResponse:
     """The error as the response, or as the last event of the stream that has begun."""
+    request[ERROR_CODE] = error.code
     if CLIENT not in request:
         return error_response(error)
     client = request[CLIENT]
@@ -82,6 +90,7 @@ def _from_aiohttp(request: web.Request, error: web.HTTPException) -> web.Respons
         code=HTTPStatus(error.status).name.lower(),
     )
     failure.status, failure.type = error.status, "invalid_request_error"
+    request[ERROR_CODE] = failure.code
     response = error_response(failure)
     if hdrs.ALLOW in error.headers:
         response.headers[hdrs.ALLOW] = error.headers[hdrs.ALLOW]

@@ -1,10 +1,11 @@
 """What a gateway counts. Names that begin with vllm: mean what they mean in vLLM."""
 
 import time
+from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from services.gateway.exchange import Progress
+from services.gateway.exchange import Exchange, Progress
 
 HTTP_REQUESTS = Counter(
     "shoal_http_requests",
@@ -43,15 +44,22 @@ class RequestMeter:
     def __init__(self, model: str, started_s: float) -> None:
         self._model = model
         self._started_s = started_s
-        self._has_tokens = False
+        self._exchange: Exchange | None = None
+        self._ttft_s: float | None = None
+        self._num_tokens = 0
+
+    def follow(self, exchange: Exchange) -> None:
+        """The mesh works on it from here on."""
+        self._exchange = exchange
 
     def accept(self, num_prompt_tokens: int) -> None:
         PROMPT_TOKENS.labels(self._model).inc(num_prompt_tokens)
 
     def observe(self, progress: Progress) -> None:
-        if progress.num_tokens and not self._has_tokens:
-            self._has_tokens = True
-            TIME_TO_FIRST_TOKEN.labels(self._model).observe(time.monotonic() - self._started_s)
+        if progress.num_tokens and self._ttft_s is None:
+            self._ttft_s = time.monotonic() - self._started_s
+            TIME_TO_FIRST_TOKEN.labels(self._model).observe(self._ttft_s)
+        self._num_tokens += progress.num_tokens
         GENERATION_TOKENS.labels(self._model).inc(progress.num_tokens)
         if progress.finished is not None:
             FINISHED_REQUESTS.labels(self._model, progress.finished.reason).inc()
@@ -59,3 +67,14 @@ class RequestMeter:
     def end(self) -> None:
         """Every choice has ended."""
         REQUEST_LATENCY.labels(self._model).observe(time.monotonic() - self._started_s)
+
+    def facts(self) -> dict[str, Any]:
+        """What has become of it so far, for the log."""
+        exchange = self._exchange
+        return {
+            "model": self._model,
+            "num_prompt_tokens": exchange.num_prompt_tokens if exchange is not None else 0,
+            "num_output_tokens": self._num_tokens,
+            "num_replays": exchange.num_replays if exchange is not None else 0,
+            "ttft_s": self._ttft_s,
+        }

@@ -116,6 +116,7 @@ class Trip:
                 code="too_many_replays",
             )
         self.num_replays += 1
+        self._exchange.num_replays += 1
         self.begin_attempt()
 
     def begin_attempt(self) -> None:

@@ -24,7 +24,7 @@ from services.scheduler.limits import check_length
 from services.scheduler.line import Line
 from services.scheduler.placement import is_its_turn
 from services.scheduler.plan_builder import PlanBuilder
-from services.scheduler.sequence import Emission, Sequence
+from services.scheduler.sequence import Emission, Ended, Sequence
 from services.scheduler.worker_state import WorkerState
 from shared.errors import (
     RETRY_AFTER_S,
@@ -66,12 +66,13 @@ class Scheduler:
         self.suspects = Line()  # those of them that wait
         self.stalled = Line()  # waiting, and would not be computed
         self.num_preemptions = 0
+        self._ended: list[Ended] = []
         self._priority_step_s = priority_step_s
         self._num_added = self._num_absorbed = 0
 
     def add_worker(self, worker_id: str, capacity: Capacity) -> list[Refusal]:
         """Returns what waits and can run to its end on no worker that is there now."""
-        self.workers[worker_id] = WorkerState(capacity)
+        self.workers[worker_id] = WorkerState(worker_id, capacity)
         return self._take_out_hopeless()
 
     def remove_worker(self, worker_id: str) -> list[Refusal]:
@@ -82,11 +83,10 @@ class Scheduler:
         for slot, sequence in list(worker.running.items()):
             sequence.leave_worker()
             if sequence.is_cancelled:
-                del self.sequences[sequence.key]
+                self._end(sequence, "cancelled")
             elif slot in computed and _blame(sequence):
-                del self.sequences[sequence.key]
                 text = f"{sequence.num_worker_deaths} workers died while they ran this request"
-                refusals.append(Refusal(sequence, InternalError(text, code="worker_died")))
+                refusals.append(self._refusal(sequence, InternalError(text, code="worker_died")))
             else:
                 self._wait(sequence)
         return refusals + self._take_out_hopeless()
@@ -141,7 +141,7 @@ class Scheduler:
             return
         else:
             worker.remove(sequence)
-        del self.sequences[key]
+        self._end(sequence, "cancelled")
 
     def cancel_route(self, route: int) -> None:
         for key in [key for key, sequence in self.sequences.items() if sequence.route == route]:
@@ -152,7 +152,7 @@ class Scheduler:
         abandoned = [*self.waiting, *self.suspects, *self.stalled]
         for sequence in abandoned:
             self._leave_line(sequence)
-            del self.sequences[sequence.key]
+            self._end(sequence, "no_worker")
         return abandoned
 
     def plan(self, worker_id: str, admits: bool = True) -> Planned | None:
@@ -183,12 +183,17 @@ class Scheduler:
         emissions = _record(worker, result, arrays.ids.tolist())
         for emission in emissions:
             if emission.ends:
-                self._forget(worker, emission.sequence)
+                self._forget(worker, emission.sequence, emission.end_reason)
         for sequence in [each for each in worker.running.values() if each.is_cancelled]:
-            self._forget(worker, sequence)
+            self._forget(worker, sequence, "cancelled")
         if worker.is_leaving:
             self._empty(worker)
         return [emission for emission in emissions if not emission.sequence.is_cancelled]
+
+    def take_ended(self) -> list[Ended]:
+        """All that have ended since the last time."""
+        ended, self._ended = self._ended, []
+        return ended
 
     # --- a plan -------------------------------------------------------------------------------
 
@@ -282,6 +287,7 @@ class Scheduler:
         sequence = max(others, key=lambda each: (not each.has_credit, each.order))
         worker.remove(sequence)
         self._wait(sequence)
+        sequence.num_preemptions += 1
         self.num_preemptions += 1
 
     # --- in and out of lines ------------------------------------------------------------------
@@ -304,9 +310,17 @@ class Scheduler:
             worker.remove(sequence)
             self._wait(sequence)
 
-    def _forget(self, worker: WorkerState, sequence: Sequence) -> None:
+    def _forget(self, worker: WorkerState, sequence: Sequence, reason: str) -> None:
         worker.remove(sequence)
+        self._end(sequence, reason)
+
+    def _refusal(self, sequence: Sequence, error: RequestError) -> Refusal:
+        self._end(sequence, error.code)
+        return Refusal(sequence, error)
+
+    def _end(self, sequence: Sequence, reason: str) -> None:
         del self.sequences[sequence.key]
+        self._ended.append(Ended(sequence, reason))
 
     def _take_out_hopeless(self) -> list[Refusal]:
         """Another worker may have less room than the one they were accepted for."""
@@ -318,8 +332,7 @@ class Scheduler:
                 self._check_length(len(sequence.prompt), sequence.params.max_tokens)
             except RequestError as error:
                 self._leave_line(sequence)
-                del self.sequences[sequence.key]
-                refusals.append(Refusal(sequence, error))
+                refusals.append(self._refusal(sequence, error))
         return refusals
 
     def _check(self, generate: Generate, prompt_len: int) -> None:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shared.errors import InternalError
 from shared.messages import (
     WINDOW_BYTES,
     WINDOW_TOKENS,
@@ -25,6 +26,7 @@ class Sequence:
     ``order`` is its place among those that wait, kept when it has to wait again; ``route`` the peer
     it belongs to; ``num_computed`` of its known ids have their KV in ``blocks`` once the plan in
     flight has run. ``emitted`` begins with what an attempt before this one had emitted.
+    ``last_worker_id`` is None as long as no worker has had it.
     """
 
     request: str
@@ -42,6 +44,8 @@ class Sequence:
     is_cancelled: bool = False
     is_suspect: bool = False
     num_worker_deaths: int = 0
+    num_preemptions: int = 0
+    last_worker_id: str | None = None
     num_bytes: int = 0
     max_emitted: int = 0
     max_bytes: int = WINDOW_BYTES
@@ -87,6 +91,14 @@ class Sequence:
 
 
 @dataclass(frozen=True, slots=True)
+class Ended:
+    """``reason`` is the finish reason, ``cancelled``, or the code of the error."""
+
+    sequence: Sequence
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Emission:
     """What row ``index`` of a StepResult brought for a sequence, after ``position`` other
     tokens."""
@@ -99,3 +111,7 @@ class Emission:
     @property
     def ends(self) -> bool:
         return self.row.finish is not None or self.row.error is not None
+
+    @property
+    def end_reason(self) -> str:
+        return "cancelled" if self.sequence.is_cancelled else self.row.finish or InternalError.code

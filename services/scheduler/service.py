@@ -10,6 +10,7 @@ import numpy as np
 
 from services.scheduler.forward import tokens_of
 from services.scheduler.metrics import STEP_SECONDS, CoreMetrics
+from services.scheduler.request_log import RequestLog
 from services.scheduler.scheduler import Refusal, Scheduler
 from services.scheduler.sequence import Emission, Sequence
 from shared.codec import Array
@@ -50,6 +51,7 @@ class SchedulerService:
         self._core = Scheduler(config.max_waiting, config.priority_step_s)
         self._ends = Rate()
         self._metrics = CoreMetrics(self._core)
+        self._log = RequestLog()
         self._routes: dict[int, Peer] = {}  # tokenizers
         self._workers: dict[str, Peer] = {}
         self._new_ids = count()
@@ -98,8 +100,9 @@ class SchedulerService:
         if peer.hello.service == "tokenizer":
             self._routes[new_id] = peer
         elif peer.hello.capacity is not None:
-            self._workers[str(new_id)] = peer
-            self._refuse(self._core.add_worker(str(new_id), peer.hello.capacity))
+            worker_id = f"{peer.hello.instance}/{new_id}"
+            self._workers[worker_id] = peer
+            self._refuse(self._core.add_worker(worker_id, peer.hello.capacity))
             self._end_grace()
         self._plan_soon()
 
@@ -143,8 +146,10 @@ class SchedulerService:
             if isinstance(error, Overloaded):
                 error.retry_after_s = self._ends.retry_after_s(len(self._core.waiting), now_s)
             peer.send(error.to_failed(generate.request, generate.attempt))
+            self._log.refuse(generate, error)
         else:
             peer.send(Accepted(generate.request, generate.attempt), ids[:0])
+            self._log.add(generate, now_s)
 
     def _absorb(self, peer: Peer, result: StepResult, arrays: TokenArrays) -> None:
         (worker_id,) = _keys(self._workers, peer)
@@ -188,11 +193,14 @@ class SchedulerService:
         for worker_id, peer in self._workers.items():
             self._plan_for(worker_id, peer)
         self._metrics.count()
+        for ended in self._core.take_ended():
+            self._log.end(ended, time.monotonic())
 
     def _plan_for(self, worker_id: str, peer: Peer) -> None:
         planned = self._core.plan(worker_id, peer.status.state != State.DRAINING)
         if planned is not None:
             peer.send(planned.plan, planned.ids)
+            self._log.admit(planned.plan.admit, time.monotonic())
 
     def _begin_grace(self) -> None:
         if not self._workers and self._grace is None:
@@ -209,7 +217,7 @@ class SchedulerService:
         waited = f"no worker came back within {self._config.worker_grace_s:g} s (worker-grace-s)"
         for sequence in self._core.abandon_waiting():
             self._fail(sequence, Unavailable(waited, code="no_worker", retry_after_s=RETRY_AFTER_S))
-        self._metrics.count()
+        self._plan_soon()
 
 
 def _keys(peers: dict[Key, Peer], peer: Peer) -> list[Key]:

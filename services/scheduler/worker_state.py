@@ -16,7 +16,8 @@ class WorkerState:
     ``was_alone``: its last plan computed one suspect and nothing else.
     """
 
-    def __init__(self, capacity: Capacity) -> None:
+    def __init__(self, worker_id: str, capacity: Capacity) -> None:
+        self.worker_id = worker_id
         self.capacity = capacity
         self.pool = BlockPool(capacity.num_blocks)
         self.running: dict[int, Sequence] = {}
@@ -85,6 +86,7 @@ class WorkerState:
         blocks = self.pool.try_take(self.num_blocks_lacking(sequence))
         assert blocks is not None
         sequence.worker, sequence.slot, sequence.blocks = self, self._free_slots.pop(), blocks
+        sequence.last_worker_id = self.worker_id
         self.running[sequence.slot] = sequence
 
     def remove(self, sequence: Sequence) -> None:

@@ -72,5 +72,5 @@ class _Delivery:
     def _close(self, request: OpenRequest, choice: Choice) -> None:
         del request.choices[choice.index]
         if not request.choices:
-            self._open.pop(request)
+            self._open.pop(request, "finished")
             self.ended.append(request)

@@ -8,6 +8,7 @@ import numpy as np
 
 from services.tokenizer.choice import Choice
 from shared.codec import Array
+from shared.log import log_end
 from shared.messages import Cancel, RequestKey, Submit
 from shared.peer import Peer
 
@@ -18,13 +19,15 @@ Key = tuple[str, int]  # request, attempt
 class OpenRequest:
     """One prompt of one gateway, with those of its choices that have not ended.
 
-    ``choices`` is empty and ``scheduler`` None until the prompt is encoded and sent.
+    ``choices`` is empty and ``scheduler`` None until the prompt is encoded and sent. ``prepare_s``
+    is the time that took, with the wait for a thread.
     """
 
     submit: Submit
     gateway: Peer
     encoding: asyncio.Task[None] | None = None
     scheduler: Peer | None = None
+    prepare_s: float | None = None
     prompt_ids: Array = field(default_factory=lambda: np.zeros(0, np.int32))
     choices: dict[int, Choice] = field(default_factory=dict)
     unaccepted: set[int] = field(default_factory=set)
@@ -82,14 +85,23 @@ class OpenRequests:
         choice = request.choices.get(int(number)) if request is not None else None
         return (request, choice) if request is not None and choice is not None else None
 
-    def pop(self, request: OpenRequest) -> None:
+    def pop(self, request: OpenRequest, reason: str) -> None:
+        """Every way out leads through here, once."""
         del self._table[request.request, request.attempt]
+        log_end(
+            "prompt ended",
+            request.request,
+            attempt=request.attempt,
+            reason=reason,
+            num_prompt_tokens=len(request.prompt_ids),
+            prepare_s=request.prepare_s,
+        )
 
     def pop_all_of(self, peer: Peer) -> Iterator[OpenRequest]:
         """Removes what hangs on a gateway or a scheduler."""
         for request in list(self._table.values()):
             if peer in (request.gateway, request.scheduler):
-                self.pop(request)
+                self.pop(request, "gateway_lost" if peer is request.gateway else "scheduler_lost")
                 yield request
 
     def named(self, ids: set[str]) -> list[OpenRequest]:

@@ -17,6 +17,7 @@ from services.tokenizer.prepare import Prepared, convert, prepare
 from services.tokenizer.text_model import TextModel
 from shared.codec import Array
 from shared.errors import RETRY_AFTER_S, InternalError, Overloaded, RequestError, Unavailable
+from shared.log import log_end
 from shared.messages import (
     Accepted,
     Convert,
@@ -92,6 +93,7 @@ class Requests:
             self._check(submit)
         except RequestError as error:
             gateway.send(error.to_failed(submit.request, submit.attempt))
+            log_end("prompt ended", submit.request, attempt=submit.attempt, reason=error.code)
             return
         if not self._open:
             self._ends.start(time.monotonic())
@@ -112,7 +114,7 @@ class Requests:
         for key in keys:
             request = self._open.get(key.request, key.attempt)
             if request is not None:
-                self._open.pop(request)
+                self._open.pop(request, "cancelled")
                 request.cancel()
         self._note_idle()
 
@@ -121,7 +123,7 @@ class Requests:
         outbox = Outbox(Layout([], TokenArrays()))
         for request in self._open.named(set(ids)):
             request.cancel()
-            self._open.pop(request)
+            self._open.pop(request, "abort")
             if request.scheduler is None:
                 outbox.add_unbegun(request, "abort")
             for choice in request.choices.values():
@@ -143,10 +145,12 @@ class Requests:
             )
 
     async def _encode_and_send(self, request: OpenRequest, prompt: Array, resumed: Array) -> None:
+        started_s = time.monotonic()
         try:
             prepared = await self._on_thread(
                 lambda: prepare(self._text, request.submit, prompt, resumed, self._max_tokens)
             )
+            request.prepare_s = time.monotonic() - started_s
             if request in self._open:
                 self._generate(request, prepared)
         except RequestError as error:
@@ -216,7 +220,7 @@ class Requests:
 
     def _fail(self, request: OpenRequest, error: RequestError) -> None:
         if request in self._open:
-            self._open.pop(request)
+            self._open.pop(request, error.code)
             request.gateway.send(error.to_failed(request.request, request.attempt))
         self._note_idle()
 

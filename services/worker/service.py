@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from services.worker.progress import Progress
+from services.worker.slot_log import SlotLog
 from shared.codec import Array
 from shared.config import WorkerConfig
 from shared.keys import load_keys
@@ -69,6 +70,7 @@ class WorkerService:
         self._last_progress_s = time.monotonic()
         self._is_draining = False
         self._idle = asyncio.Event()
+        self._log = SlotLog()
 
     async def run(self) -> None:
         keys = load_keys(self._config.keys, "worker")
@@ -130,6 +132,7 @@ class WorkerService:
     def on_down(self, peer: Peer, reason: str) -> None:
         """The next scheduler knows nothing of our sequences."""
         self._step_thread.submit(self._engine.reset)
+        self._log.clear()
         self._load = 0
         self._note_load()
 
@@ -145,6 +148,7 @@ class WorkerService:
             self._last_progress_s = time.monotonic()
         self._num_pending += 1
         self._step_thread.submit(self._run_step, peer, plan, ids, asyncio.get_running_loop())
+        self._log.note(plan)
 
     def _run_step(
         self, peer: Peer, plan: StepPlan, ids: np.ndarray, loop: asyncio.AbstractEventLoop

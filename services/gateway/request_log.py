@@ -1,0 +1,33 @@
+"""What the log tells of a request when it ends."""
+
+from aiohttp import web
+
+from services.gateway.metrics import RequestMeter
+from services.gateway.request_id import request_id
+from services.gateway.routes import route_of
+from shared.log import log_end
+
+METER = web.RequestKey("meter", RequestMeter)
+"""What has become of a generation request."""
+
+ERROR_CODE = web.RequestKey("error_code", str)
+"""Why a request failed; a stream may fail after its status 200."""
+
+QUIET_ROUTES = {"/health", "/ready", "/ping", "/load", "/metrics"}
+"""Machines ask these every few seconds."""
+
+
+def log_request(request: web.Request, status: int, total_s: float) -> None:
+    route, code = route_of(request), request.get(ERROR_CODE)
+    if route in QUIET_ROUTES and code is None:
+        return
+    facts = request[METER].facts() if METER in request else {}
+    log_end(
+        "request ended",
+        request_id(request),
+        route=route,
+        status=status,
+        code=code,
+        **facts,
+        total_s=total_s,
+    )
