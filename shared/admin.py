@@ -10,6 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from shared.address import admin_path, checked
 from shared.config import Settings
 from shared.messages import ServiceName, State
+from shared.metrics import show_service
 from shared.peer import Handler
 
 
@@ -31,6 +32,7 @@ class AdminServer:
         app.router.add_get("/status", self._status)
         app.router.add_get("/metrics", self._metrics)
         self._runner = web.AppRunner(app, access_log=None)
+        show_service(service, config.instance, lambda: handler.status().state == State.READY)
 
     async def __aenter__(self) -> Self:
         await self._runner.setup()

@@ -136,12 +136,12 @@ class Link:
         PEERS.labels(peer.hello.service).inc()
         log.info("%s is up", peer)
         self.handler.on_up(peer)
-        peer.send(self.handler.status())
+        peer.tell(self.handler.status())
 
     def received(self, peer: Peer, message: Message, arrays: list[Array], num_bytes: int) -> None:
         peer.last_seen_s = time.monotonic()
         if isinstance(message, Heartbeat):
-            peer.status = message
+            peer.hear(message)
             self.tell_status(only_changes=True)
             return
         peer.count("in", num_bytes)
@@ -169,7 +169,7 @@ class Link:
             return
         self._last_state = status.state
         for peer in list(self.peers):
-            peer.send(status)
+            peer.tell(status)
 
     async def _send_heartbeats(self) -> None:
         while True:

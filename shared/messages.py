@@ -95,17 +95,36 @@ class State(IntEnum):
     DRAINING = 2
 
 
+class Overview(Row, frozen=True):
+    """The mesh at a glance, as its scheduler ``scheduler`` (an instance) sees it."""
+
+    scheduler: str
+    num_workers: int
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    num_free_blocks: int
+
+
 class Heartbeat(Row, tag=2, frozen=True):
     """Sent every second by the IO thread, and at once when ``state`` changes.
 
     ``load`` is the number of open requests (worker: sequences); ``num_steps`` counts finished steps
     of the step thread, so that a peer sees progress and not merely life.
+
+    ``sent_s`` is the sender's monotonic clock; ``echo_s`` the ``sent_s`` of the last heartbeat that
+    came from this peer, which lay with the sender for ``held_s``; 0: none came. ``overview`` is a
+    scheduler's; a tokenizer passes on that of its scheduler, which may be a second old.
     """
 
     state: State
     reason: str
     load: int
     num_steps: int
+    sent_s: float = 0.0
+    echo_s: float = 0.0
+    held_s: float = 0.0
+    overview: Overview | None = None
 
 
 class Bye(Row, tag=3, frozen=True):

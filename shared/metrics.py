@@ -1,6 +1,11 @@
 """The metrics every service has; each service adds its own in its ``metrics.py``."""
 
-from prometheus_client import Counter, Gauge
+from collections.abc import Callable
+from importlib.metadata import version
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from shared.messages import ServiceName
 
 PEERS = Gauge("shoal_peers", "Connected peers", ["service"])
 PEERS_LOST = Counter("shoal_peers_lost", "Connections that ended without a Bye", ["service"])
@@ -10,3 +15,21 @@ MESSAGE_BYTES = Counter(
     "shoal_message_bytes", "Bytes in messages, by peer and direction", ["service", "direction"]
 )
 BAD_MESSAGES = Counter("shoal_bad_messages", "Messages dropped because they do not decode")
+LINK_ROUND_TRIP = Histogram(
+    "shoal_link_round_trip_seconds",
+    "From a heartbeat to its echo, less the time the peer held it: two hops and both event loops",
+    ["service"],
+    buckets=(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5),
+)
+READY = Gauge("shoal_ready", "1 while this service is ready, else 0")
+SERVICE_INFO = Gauge(
+    "shoal_service_info", "Who this is; always 1", ["service", "instance", "version"]
+)
+# Of a gateway HTTP requests, of a tokenizer prompts.
+OPEN_REQUESTS = Gauge("shoal_open_requests", "Generation requests that have not ended")
+
+
+def show_service(service: ServiceName, instance: str, is_ready: Callable[[], bool]) -> None:
+    """``is_ready`` is asked whenever the metrics are."""
+    SERVICE_INFO.labels(service, instance, version("shoal")).set(1)
+    READY.set_function(is_ready)

@@ -8,8 +8,9 @@ from typing import Literal, Protocol
 from shared.codec import Array, Frame, decode
 from shared.errors import CodecError
 from shared.messages import Heartbeat, Hello, Message, ServiceName, State
-from shared.metrics import BAD_MESSAGES, MESSAGE_BYTES, MESSAGES
+from shared.metrics import BAD_MESSAGES, LINK_ROUND_TRIP, MESSAGE_BYTES, MESSAGES
 from shared.once import Once
+from shared.round_trip import RoundTrip
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,8 @@ class Peer:
         self.last_seen_s = time.monotonic()
         self.is_up = True
         self._send = send
+        self._round_trip = RoundTrip()
+        self._round_trip_seconds = LINK_ROUND_TRIP.labels(hello.service)
         self._counters = {
             direction: (
                 MESSAGES.labels(hello.service, direction),
@@ -49,6 +52,16 @@ class Peer:
         messages, message_bytes = self._counters[direction]
         messages.inc()
         message_bytes.inc(num_bytes)
+
+    def hear(self, heartbeat: Heartbeat) -> None:
+        self.status = heartbeat
+        round_trip_s = self._round_trip.hear(heartbeat, time.monotonic())
+        if round_trip_s is not None:
+            self._round_trip_seconds.observe(round_trip_s)
+
+    def tell(self, status: Heartbeat) -> None:
+        """Sends our heartbeat."""
+        self.send(self._round_trip.stamped(status, time.monotonic()))
 
     def send(self, message: Message, *arrays: Array) -> None:
         """Queues a message; arrays of 64 KiB or more are not copied and must not change any more.

@@ -5,8 +5,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from services.gateway.metrics import HELD_BYTES, OPEN_REQUESTS
+from services.gateway.metrics import HELD_BYTES
 from shared.errors import Overloaded
+from shared.metrics import OPEN_REQUESTS
 from shared.rate import Rate
 
 

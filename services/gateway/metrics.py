@@ -12,7 +12,6 @@ HTTP_REQUESTS = Counter(
     "HTTP requests by route and status; 499: the client left",
     ["route", "status"],
 )
-OPEN_REQUESTS = Gauge("shoal_open_requests", "Generation requests that have not ended")
 HELD_BYTES = Gauge("shoal_held_bytes", "Bytes of bodies and replies that open requests hold")
 STREAM_ERRORS = Counter("shoal_stream_errors", "Streams that ended with an error after status 200")
 

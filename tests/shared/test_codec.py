@@ -17,8 +17,10 @@ from shared.messages import (
     Cancel,
     Failed,
     Generate,
+    Heartbeat,
     RequestKey,
     SamplingParams,
+    State,
     StepPlan,
     TokenRow,
     Tokens,
@@ -53,6 +55,8 @@ def test_trailing_fields_of_a_newer_minor_are_ignored_and_missing_ones_have_defa
     assert decode([newer])[0] == Bye("farewell")
     older = msgpack.packb([[24, "r/0", 2, 503, "type", "code", "message"], []])
     assert decode([older])[0] == Failed("r/0", 2, 503, "type", "code", "message")
+    older = msgpack.packb([[2, 1, "", 3, 4], []])
+    assert decode([older])[0] == Heartbeat(State.READY, "", 3, 4, 0.0, 0.0, 0.0, None)
 
 
 @pytest.mark.parametrize("num_ids", [0, 1, 16_383, 16_384, 4 << 20, (4 << 20) + 1, 9 << 20])

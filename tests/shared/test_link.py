@@ -25,7 +25,7 @@ from shared.messages import (
     State,
     Tokens,
 )
-from shared.metrics import BAD_MESSAGES, PEERS_REFUSED
+from shared.metrics import BAD_MESSAGES, LINK_ROUND_TRIP, PEERS_REFUSED
 from shared.peer import Peer
 from shared.token_arrays import TokenArrays
 from tests.shared.recorder import TIMEOUT_S, Recorder, got
@@ -93,6 +93,20 @@ async def test_a_state_reaches_the_peer_at_once_when_it_changes(pair: Pair):
     pair.lower.link.tell_status(only_changes=True)
     async with asyncio.timeout(TIMEOUT_S):
         while down.status.state != State.DRAINING:
+            await asyncio.sleep(0.01)
+
+
+def num_round_trips(service: str) -> float:
+    samples = LINK_ROUND_TRIP.labels(service)._child_samples()
+    return next(each.value for each in samples if each.name == "_count")
+
+
+async def test_both_ends_of_a_link_measure_the_round_trip_of_heartbeats(pair: Pair, monkeypatch):
+    monkeypatch.setattr(link_module, "HEARTBEAT_S", 0.05)
+    before = {service: num_round_trips(service) for service in ("gateway", "tokenizer")}
+    await pair.up()
+    async with asyncio.timeout(TIMEOUT_S):
+        while any(num_round_trips(service) == num for service, num in before.items()):
             await asyncio.sleep(0.01)
 
 

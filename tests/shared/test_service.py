@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from importlib.metadata import version
 from pathlib import Path
 
 import aiohttp
@@ -20,6 +21,7 @@ class Idle:
 
     def __init__(self, how: str = "") -> None:
         self.how = how
+        self.state = State.NOT_READY
         self.has_drained = False
 
     async def run(self) -> None:
@@ -41,7 +43,7 @@ class Idle:
             await asyncio.Event().wait()
 
     def status(self) -> Heartbeat:
-        return Heartbeat(State.NOT_READY, "it only idles", 3, 4)
+        return Heartbeat(self.state, "it only idles", 3, 4)
 
 
 def config(directory: Path) -> SchedulerConfig:
@@ -79,7 +81,8 @@ async def test_what_breaks_a_service_is_its_exit_code(tmp_path: Path, how: str, 
 
 
 async def test_the_admin_port_tells_health_readiness_status_and_metrics(tmp_path: Path):
-    running = asyncio.create_task(run(Idle(), tmp_path))
+    service = Idle()
+    running = asyncio.create_task(run(service, tmp_path))
     await until_it_serves(tmp_path)
     connector = aiohttp.UnixConnector(str(admin_path(tmp_path, "scheduler", "0")))
     async with aiohttp.ClientSession("http://admin", connector=connector) as session:
@@ -91,7 +94,13 @@ async def test_the_admin_port_tells_health_readiness_status_and_metrics(tmp_path
         async with session.get("/status") as response:
             status = await response.json()
         async with session.get("/metrics") as response:
-            assert "shoal_peers" in await response.text()
+            lines = (await response.text()).splitlines()
+        assert "shoal_ready 0.0" in lines
+        service.state = State.READY
+        async with session.get("/metrics") as response:
+            assert "shoal_ready 1.0" in (await response.text()).splitlines()
     assert (status["state"], status["load"], status["num_steps"]) == ("not_ready", 3, 4)
+    who = f'instance="0",service="scheduler",version="{version("shoal")}"'
+    assert f"shoal_service_info{{{who}}} 1.0" in lines
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(running, 10)
