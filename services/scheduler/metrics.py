@@ -1,8 +1,11 @@
 """What the scheduler shows on its admin port; names of vLLM where the meaning is the same."""
 
+import time
+
 from prometheus_client import Counter, Gauge, Histogram
 
-from services.scheduler.scheduler import Scheduler
+from services.scheduler.scheduler import Planned, Scheduler
+from shared.messages import Overview
 
 RUNNING = Gauge("vllm:num_requests_running", "Sequences that have a slot")
 WAITING = Gauge("vllm:num_requests_waiting", "Sequences that wait for a slot")
@@ -10,12 +13,40 @@ KV_USAGE = Gauge("vllm:kv_cache_usage_perc", "Share of all KV blocks in use, 0 t
 BLOCKS = Gauge("shoal_kv_blocks", "KV blocks of all workers", ["state"])
 SEQUENCES = Gauge("shoal_sequences", "Entries of the scheduler's table of sequences")
 PREEMPTIONS = Counter("vllm:num_preemptions", "Times a sequence gave its blocks back")
+REQUEUES = Counter(
+    "shoal_requeues", "Sequences put back in the line after the death of their worker"
+)
 BLOCK_LEAK = Gauge("shoal_kv_block_leak", "Blocks that are taken and that no sequence owns")
 STEP_SECONDS = Histogram(
     "shoal_step_seconds",
     "Time of one step in the worker",
     buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5),
 )
+PLAN_SECONDS = Histogram(
+    "shoal_plan_seconds",
+    "Time to make one plan that is sent",
+    buckets=(0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5),
+)
+STEP_AGE = Gauge(
+    "shoal_step_age_seconds",
+    "For how long a worker has not answered a plan, at most; 0: none is out",
+)
+STEP_SEQUENCES = Histogram(
+    "shoal_step_sequences",
+    "Sequences that a step computes; 0: it only gives slots back",
+    buckets=(0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
+)
+STEP_TOKENS = Histogram(
+    "vllm:iteration_tokens_total",
+    "Tokens that a step computes, of prompts and others",
+    buckets=(0, 1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),
+)
+QUEUE_SECONDS = Histogram(
+    "vllm:request_queue_time_seconds",
+    "From the arrival of a sequence to its first step",
+    buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40,
+             50, 60, 120, 240, 480, 960, 1920, 7680),
+)  # fmt: skip
 
 
 class CoreMetrics:
@@ -23,9 +54,9 @@ class CoreMetrics:
 
     def __init__(self, core: Scheduler) -> None:
         self._core = core
-        self._num_preemptions = 0
-        RUNNING.set_function(lambda: sum(len(each.running) for each in core.workers.values()))
-        WAITING.set_function(lambda: len(core.waiting) + len(core.suspects) + len(core.stalled))
+        self._num_preemptions = self._num_requeues = 0
+        RUNNING.set_function(lambda: self._num_running)
+        WAITING.set_function(lambda: self._num_waiting)
         KV_USAGE.set_function(self._usage)
         BLOCKS.labels("free").set_function(lambda: self._num_free)
         BLOCKS.labels("used").set_function(lambda: self._num_blocks - self._num_free)
@@ -36,6 +67,27 @@ class CoreMetrics:
         """What happened since the last time."""
         PREEMPTIONS.inc(self._core.num_preemptions - self._num_preemptions)
         self._num_preemptions = self._core.num_preemptions
+        REQUEUES.inc(self._core.num_requeues - self._num_requeues)
+        self._num_requeues = self._core.num_requeues
+
+    def overview(self, scheduler: str) -> Overview:
+        return Overview(
+            scheduler,
+            len(self._core.workers),
+            self._num_running,
+            self._num_waiting,
+            self._num_blocks,
+            self._num_free,
+        )
+
+    @property
+    def _num_running(self) -> int:
+        return sum(len(worker.running) for worker in self._core.workers.values())
+
+    @property
+    def _num_waiting(self) -> int:
+        core = self._core
+        return len(core.waiting) + len(core.suspects) + len(core.stalled)
 
     @property
     def _num_blocks(self) -> int:
@@ -53,3 +105,31 @@ class CoreMetrics:
     def _usage(self) -> float:
         num_blocks = self._num_blocks
         return 1 - self._num_free / num_blocks if num_blocks else 0.0
+
+
+class StepMetrics:
+    """The plans that are out; times are monotonic."""
+
+    def __init__(self, core: Scheduler) -> None:
+        self._core = core
+        self._sent_s: dict[str, float] = {}
+        STEP_AGE.set_function(lambda: self._age_s(time.monotonic()))
+
+    def begin(self, worker_id: str, planned: Planned, started_s: float, planned_s: float) -> None:
+        """Making the plan took from ``started_s`` to ``planned_s``."""
+        self._sent_s[worker_id] = planned_s
+        plan = planned.plan
+        PLAN_SECONDS.observe(planned_s - started_s)
+        STEP_SEQUENCES.observe(len(plan.prefill) + len(plan.decode))
+        STEP_TOKENS.observe(sum(row.num_tokens for row in plan.prefill) + len(plan.decode))
+        for sequence in planned.newcomers:
+            QUEUE_SECONDS.observe(planned_s - sequence.arrived_s)
+
+    def forget(self, worker_id: str) -> None:
+        self._sent_s.pop(worker_id, None)
+
+    def _age_s(self, now_s: float) -> float:
+        """The longest time for which a plan has been out."""
+        workers = self._core.workers.items()
+        out = [self._sent_s[key] for key, worker in workers if worker.in_flight is not None]
+        return now_s - min(out) if out else 0.0

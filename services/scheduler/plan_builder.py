@@ -15,6 +15,7 @@ class PlanBuilder:
     def __init__(self, step: int, budget: int, release: list[int]) -> None:
         self.budget = budget
         self.plan = StepPlan(step, release, admit=[], extend=[], prefill=[], decode=[])
+        self.newcomers: list[Sequence] = []
         self._known: list[np.ndarray] = []
         self._num_admit_bytes = 0
 
@@ -33,6 +34,9 @@ class PlanBuilder:
         return np.concatenate(self._known) if self._known else np.zeros(0, np.int32)
 
     def admit(self, sequence: Sequence) -> None:
+        if not sequence.has_run:
+            sequence.has_run = True
+            self.newcomers.append(sequence)
         ids = sequence.known_ids()
         self._known.append(ids)
         self._num_admit_bytes += 5 * len(sequence.blocks) + _num_bytes(sequence.params)

@@ -16,7 +16,7 @@ its blocks it has to leave them, and it stands in no line until it has credit ag
 From then on it is computed alone, in turns with all others, until it has emitted a token.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -41,10 +41,12 @@ MAX_WORKER_DEATHS = 2
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan and its buffer: the known ids of what it admits."""
+    """A plan and its buffer: the known ids of what it admits. ``newcomers`` run for the first
+    time."""
 
     plan: StepPlan
     ids: np.ndarray
+    newcomers: list[Sequence] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class Scheduler:
         self.stalled = Line()  # waiting, and would not be computed
         self.num_preemptions = 0
         self._ended: list[Ended] = []
+        self.num_requeues = 0  # after the death of their worker
         self._priority_step_s = priority_step_s
         self._num_added = self._num_absorbed = 0
 
@@ -89,6 +92,7 @@ class Scheduler:
                 refusals.append(self._refusal(sequence, InternalError(text, code="worker_died")))
             else:
                 self._wait(sequence)
+                self.num_requeues += 1
         return refusals + self._take_out_hopeless()
 
     def release_worker(self, worker_id: str) -> None:
@@ -114,6 +118,7 @@ class Scheduler:
             prompt,
             generate.params,
             emitted.tolist(),
+            now_s,
         )
         self._num_added += 1
         self.sequences[sequence.key] = sequence
@@ -168,7 +173,7 @@ class Scheduler:
         if builder.is_empty:
             return None
         worker.in_flight, worker.in_flight_since = builder.plan, self._num_absorbed
-        return Planned(builder.plan, builder.ids)
+        return Planned(builder.plan, builder.ids, builder.newcomers)
 
     def absorb(self, worker_id: str, result: StepResult, arrays: TokenArrays) -> list[Emission]:
         """What the plan in flight brought, in the order of the rows; other results are ignored.

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 class Sequence:
     """What the scheduler knows of a sequence.
 
-    ``order`` is its place among those that wait, kept when it has to wait again; ``route`` the peer
-    it belongs to; ``num_computed`` of its known ids have their KV in ``blocks`` once the plan in
-    flight has run. ``emitted`` begins with what an attempt before this one had emitted.
-    ``last_worker_id`` is None as long as no worker has had it.
+    It came at ``arrived_s``; ``order`` is its place among those that wait, kept when it has to wait
+    again; ``route`` the peer it belongs to; ``num_computed`` of its known ids have their KV in
+    ``blocks`` once the plan in flight has run. ``emitted`` begins with what an attempt before this
+    one had emitted. ``last_worker_id`` is None as long as no worker has had it.
     """
 
     request: str
@@ -37,6 +37,8 @@ class Sequence:
     prompt: np.ndarray  # [prompt_len] int32
     params: SamplingParams
     emitted: list[int]
+    arrived_s: float
+    has_run: bool = False
     worker: "WorkerState | None" = None
     slot: int = -1
     blocks: list[int] = field(default_factory=list)

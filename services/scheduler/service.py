@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from services.scheduler.forward import tokens_of
-from services.scheduler.metrics import STEP_SECONDS, CoreMetrics
+from services.scheduler.metrics import STEP_SECONDS, CoreMetrics, StepMetrics
 from services.scheduler.request_log import RequestLog
 from services.scheduler.scheduler import Refusal, Scheduler
 from services.scheduler.sequence import Emission, Sequence
@@ -52,6 +52,7 @@ class SchedulerService:
         self._ends = Rate()
         self._metrics = CoreMetrics(self._core)
         self._log = RequestLog()
+        self._steps = StepMetrics(self._core)
         self._routes: dict[int, Peer] = {}  # tokenizers
         self._workers: dict[str, Peer] = {}
         self._new_ids = count()
@@ -77,7 +78,9 @@ class SchedulerService:
 
     def status(self) -> Heartbeat:
         state, reason = self._state()
-        return Heartbeat(state, reason, len(self._core.sequences), self._num_steps)
+        overview = self._metrics.overview(self._config.instance)
+        num_open = len(self._core.sequences)
+        return Heartbeat(state, reason, num_open, self._num_steps, overview=overview)
 
     def _state(self) -> tuple[State, str]:
         if self._is_draining:
@@ -112,6 +115,7 @@ class SchedulerService:
             self._core.cancel_route(route)
         for worker_id in _keys(self._workers, peer):
             del self._workers[worker_id]
+            self._steps.forget(worker_id)
             self._refuse(self._core.remove_worker(worker_id))
             self._begin_grace()
         self._plan_soon()
@@ -149,7 +153,6 @@ class SchedulerService:
             self._log.refuse(generate, error)
         else:
             peer.send(Accepted(generate.request, generate.attempt), ids[:0])
-            self._log.add(generate, now_s)
 
     def _absorb(self, peer: Peer, result: StepResult, arrays: TokenArrays) -> None:
         (worker_id,) = _keys(self._workers, peer)
@@ -197,10 +200,13 @@ class SchedulerService:
             self._log.end(ended, time.monotonic())
 
     def _plan_for(self, worker_id: str, peer: Peer) -> None:
+        started_s = time.monotonic()
         planned = self._core.plan(worker_id, peer.status.state != State.DRAINING)
         if planned is not None:
+            planned_s = time.monotonic()
             peer.send(planned.plan, planned.ids)
-            self._log.admit(planned.plan.admit, time.monotonic())
+            self._log.begin(planned.newcomers, planned_s)
+            self._steps.begin(worker_id, planned, started_s, planned_s)
 
     def _begin_grace(self) -> None:
         if not self._workers and self._grace is None:

@@ -1,0 +1,120 @@
+"""What the scheduler tells of its plans and its sequences."""
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from prometheus_client import REGISTRY
+
+from services.scheduler.metrics import CoreMetrics, StepMetrics
+from services.scheduler.scheduler import Planned, Scheduler
+from shared.messages import Capacity, Generate, Overview, SamplingParams
+from tests.services.scheduler.simulated_worker import SimulatedWorker
+
+CAPACITY = Capacity(num_blocks=16, block_size=4, max_num_seqs=2, max_num_batched_tokens=8,
+                    max_model_len=64)  # fmt: skip
+
+Value = Callable[[str], float]
+
+
+@pytest.fixture
+def change() -> Value:
+    """By how much a sample has grown since the test began, by its name."""
+
+    def value(name: str) -> float:
+        return REGISTRY.get_sample_value(name) or 0.0
+
+    before = {
+        sample.name: sample.value for metric in REGISTRY.collect() for sample in metric.samples
+    }
+    return lambda name: value(name) - before.get(name, 0.0)
+
+
+@pytest.fixture
+def core() -> Scheduler:
+    core = Scheduler(max_waiting=10, priority_step_s=10)
+    core.add_worker("w", CAPACITY)
+    return core
+
+
+def add(core: Scheduler, name: str, prompt_len: int, now_s: float, priority: int = 0) -> None:
+    generate = Generate(name, 1, 0, prompt_len, SamplingParams(seed=0, max_tokens=2), priority)
+    core.add(generate, np.arange(prompt_len, dtype=np.int32), 0, now_s)
+
+
+def begin(core: Scheduler, steps: StepMetrics, planned_s: float) -> Planned:
+    planned = core.plan("w")
+    assert planned is not None
+    steps.begin("w", planned, planned_s - 0.5, planned_s)
+    return planned
+
+
+def test_a_step_counts_its_sequences_and_tokens_and_the_time_its_plan_took(
+    core: Scheduler, change: Value
+):
+    steps, worker = StepMetrics(core), SimulatedWorker(CAPACITY)
+    add(core, "a", prompt_len=3, now_s=0)
+    core.absorb("w", *worker.step(begin(core, steps, 1)))
+    add(core, "b", prompt_len=4, now_s=1)
+    begin(core, steps, 2)
+    assert change("shoal_step_sequences_count") == 2
+    assert change("shoal_step_sequences_sum") == 1 + 2
+    assert change("vllm:iteration_tokens_total_sum") == 3 + (1 + 4)
+    assert change("shoal_plan_seconds_sum") == 2 * 0.5
+
+
+def test_a_sequence_waits_from_its_arrival_until_its_first_step_and_once(
+    core: Scheduler, change: Value
+):
+    steps = StepMetrics(core)
+    add(core, "a", prompt_len=3, now_s=100, priority=5)
+    begin(core, steps, 107)
+    core.remove_worker("w")
+    core.add_worker("w", CAPACITY)
+    begin(core, steps, 150)
+    assert change("vllm:request_queue_time_seconds_count") == 1
+    assert change("vllm:request_queue_time_seconds_sum") == 7
+
+
+def test_the_age_of_a_step_is_that_of_the_oldest_plan_nobody_has_answered(core: Scheduler):
+    def age() -> float:
+        return REGISTRY.get_sample_value("shoal_step_age_seconds") or 0.0
+
+    steps, worker = StepMetrics(core), SimulatedWorker(CAPACITY)
+    assert age() == 0
+    add(core, "a", prompt_len=3, now_s=0)
+    planned = begin(core, steps, time.monotonic() - 1000)
+    assert age() >= 1000
+    core.absorb("w", *worker.step(planned))
+    assert age() == 0
+    begin(core, steps, time.monotonic() - 1000)
+    core.remove_worker("w")
+    steps.forget("w")
+    assert age() == 0
+
+
+def test_sequences_put_back_after_their_workers_death_are_counted_and_no_others(
+    core: Scheduler, change: Value
+):
+    metrics = CoreMetrics(core)
+    for name in ("a", "b", "waits"):
+        add(core, name, prompt_len=3, now_s=0)
+    core.plan("w")
+    core.cancel(("b", 1))
+    core.remove_worker("w")
+    metrics.count()
+    metrics.count()
+    assert change("shoal_requeues_total") == 1
+
+
+def test_the_overview_has_the_figures_of_all_workers(core: Scheduler):
+    metrics = CoreMetrics(core)
+    core.add_worker("other", CAPACITY)
+    core.workers["other"].admits = False
+    for name in ("a", "b", "c"):
+        add(core, name, prompt_len=5, now_s=0)
+    core.plan("w")
+    assert metrics.overview("s1") == Overview(
+        "s1", num_workers=2, num_running=2, num_waiting=1, num_blocks=32, num_free_blocks=28
+    )
