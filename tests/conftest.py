@@ -1,6 +1,16 @@
-"""Settings of all tests. No test has a deadline: the machine may be busy with something else."""
+from collections.abc import Callable
 
-from hypothesis import HealthCheck, settings
+import pytest
+from prometheus_client import REGISTRY
 
-settings.register_profile("shoal", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("shoal")
+
+@pytest.fixture
+def change() -> Callable[[str], float]:
+    """By how much a sample without labels has grown since the test began, by its name."""
+    before = {
+        sample.name: sample.value
+        for metric in REGISTRY.collect()
+        for sample in metric.samples
+        if not sample.labels
+    }
+    return lambda name: (REGISTRY.get_sample_value(name) or 0.0) - before.get(name, 0.0)

@@ -1,6 +1,7 @@
 """Ids up to text: what one Tokens brings to open requests."""
 
 from services.tokenizer.choice import Choice
+from services.tokenizer.metrics import DECODED_TOKENS
 from services.tokenizer.open_requests import OpenRequest, OpenRequests
 from services.tokenizer.outbox import Outbox
 from shared.messages import Finished, TokenRow, Tokens
@@ -24,6 +25,7 @@ def deliver(tokens: Tokens, arrays: TokenArrays, open_requests: OpenRequests) ->
     for finished in tokens.finished:
         delivery.finish(finished)
     outbox.send()
+    DECODED_TOKENS.inc(delivery.num_tokens)
     return delivery.ended
 
 
@@ -38,6 +40,7 @@ class _Delivery:
         }
         self._stop_ids: dict[tuple[str, int], int] = {}
         self.ended: list[OpenRequest] = []
+        self.num_tokens = 0
 
     def push(self, index: int, row: TokenRow, ids: list[int]) -> None:
         found = self._open.by_sequence(row.request, row.attempt)
@@ -51,7 +54,9 @@ class _Delivery:
         if row.position != before:
             raise ValueError(f"{row.request}: token {row.position} came where {before} belongs")
         text = choice.push(ids, last_is_mute=ends_text and not request.submit.text.includes_stop)
-        self._outbox.add_row(request, choice, index, choice.num_tokens - before, text)
+        num_new = choice.num_tokens - before
+        self.num_tokens += num_new
+        self._outbox.add_row(request, choice, index, num_new, text)
         if choice.stop is not None:
             request.cancel_choice(choice.index)
             self._outbox.add_end(request, choice, "", "stop", choice.stop)

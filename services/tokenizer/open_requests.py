@@ -10,6 +10,7 @@ from services.tokenizer.choice import Choice
 from shared.codec import Array
 from shared.log import log_end
 from shared.messages import Cancel, RequestKey, Submit
+from shared.metrics import OPEN_REQUESTS
 from shared.peer import Peer
 
 Key = tuple[str, int]  # request, attempt
@@ -74,6 +75,7 @@ class OpenRequests:
 
     def add(self, request: OpenRequest) -> None:
         self._table[request.request, request.attempt] = request
+        OPEN_REQUESTS.set(len(self))
 
     def get(self, request: str, attempt: int) -> OpenRequest | None:
         return self._table.get((request, attempt))
@@ -88,6 +90,7 @@ class OpenRequests:
     def pop(self, request: OpenRequest, reason: str) -> None:
         """Every way out leads through here, once."""
         del self._table[request.request, request.attempt]
+        OPEN_REQUESTS.set(len(self))
         log_end(
             "prompt ended",
             request.request,

@@ -11,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from services.tokenizer.deliver import deliver
+from services.tokenizer.metrics import ENCODED_TOKENS, PREPARE_SECONDS
 from services.tokenizer.open_requests import OpenRequest, OpenRequests
 from services.tokenizer.outbox import Outbox
 from services.tokenizer.prepare import Prepared, convert, prepare
@@ -145,12 +146,9 @@ class Requests:
             )
 
     async def _encode_and_send(self, request: OpenRequest, prompt: Array, resumed: Array) -> None:
-        started_s = time.monotonic()
         try:
-            prepared = await self._on_thread(
-                lambda: prepare(self._text, request.submit, prompt, resumed, self._max_tokens)
-            )
-            request.prepare_s = time.monotonic() - started_s
+            prepared = await self._on_thread(lambda: self._prepare(request, prompt, resumed))
+            ENCODED_TOKENS.inc(len(prepared.ids))
             if request in self._open:
                 self._generate(request, prepared)
         except RequestError as error:
@@ -158,6 +156,13 @@ class Requests:
         except Exception:  # the edge of one request: nobody else may notice
             log.exception("request %s cannot be encoded", request.request)
             self._fail(request, InternalError("the prompt could not be encoded"))
+
+    def _prepare(self, request: OpenRequest, prompt: Array, resumed: Array) -> Prepared:
+        started_s = time.monotonic()
+        prepared = prepare(self._text, request.submit, prompt, resumed, self._max_tokens)
+        request.prepare_s = time.monotonic() - started_s
+        PREPARE_SECONDS.observe(request.prepare_s)
+        return prepared
 
     def _generate(self, request: OpenRequest, prepared: Prepared) -> None:
         scheduler = self._find_scheduler()

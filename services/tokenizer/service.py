@@ -97,7 +97,14 @@ class TokenizerService:
         state, reason = self._state()
         if self._requests is None:
             return Heartbeat(state, reason, load=0, num_steps=0)
-        return Heartbeat(state, reason, len(self._requests), self._requests.num_deliveries)
+        scheduler = self._find_scheduler()
+        return Heartbeat(
+            state,
+            reason,
+            len(self._requests),
+            self._requests.num_deliveries,
+            overview=scheduler.status.overview if scheduler is not None else None,
+        )
 
     def _state(self) -> tuple[State, str]:
         if self._is_draining:

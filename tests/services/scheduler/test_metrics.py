@@ -15,20 +15,7 @@ from tests.services.scheduler.simulated_worker import SimulatedWorker
 CAPACITY = Capacity(num_blocks=16, block_size=4, max_num_seqs=2, max_num_batched_tokens=8,
                     max_model_len=64)  # fmt: skip
 
-Value = Callable[[str], float]
-
-
-@pytest.fixture
-def change() -> Value:
-    """By how much a sample has grown since the test began, by its name."""
-
-    def value(name: str) -> float:
-        return REGISTRY.get_sample_value(name) or 0.0
-
-    before = {
-        sample.name: sample.value for metric in REGISTRY.collect() for sample in metric.samples
-    }
-    return lambda name: value(name) - before.get(name, 0.0)
+Change = Callable[[str], float]
 
 
 @pytest.fixture
@@ -51,7 +38,7 @@ def begin(core: Scheduler, steps: StepMetrics, planned_s: float) -> Planned:
 
 
 def test_a_step_counts_its_sequences_and_tokens_and_the_time_its_plan_took(
-    core: Scheduler, change: Value
+    core: Scheduler, change: Change
 ):
     steps, worker = StepMetrics(core), SimulatedWorker(CAPACITY)
     add(core, "a", prompt_len=3, now_s=0)
@@ -65,7 +52,7 @@ def test_a_step_counts_its_sequences_and_tokens_and_the_time_its_plan_took(
 
 
 def test_a_sequence_waits_from_its_arrival_until_its_first_step_and_once(
-    core: Scheduler, change: Value
+    core: Scheduler, change: Change
 ):
     steps = StepMetrics(core)
     add(core, "a", prompt_len=3, now_s=100, priority=5)
@@ -95,7 +82,7 @@ def test_the_age_of_a_step_is_that_of_the_oldest_plan_nobody_has_answered(core: 
 
 
 def test_sequences_put_back_after_their_workers_death_are_counted_and_no_others(
-    core: Scheduler, change: Value
+    core: Scheduler, change: Change
 ):
     metrics = CoreMetrics(core)
     for name in ("a", "b", "waits"):
