@@ -85,6 +85,11 @@ class Mesh:
         return self._model()
 
     @property
+    def tokenizers(self) -> list[Peer]:
+        """Those that are connected, ready or not."""
+        return list(self._open)
+
+    @property
     def tokens(self) -> TokenTable:
         """How tokens are written. Raises Unavailable as long as nobody told."""
         if self._tokens is None:

@@ -34,6 +34,22 @@ REQUEST_LATENCY = Histogram(
     buckets=(0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960,
              1920, 7680),
 )
+INTER_TOKEN_LATENCY = Histogram(
+    "vllm:inter_token_latency_seconds",
+    "Between two deliveries of one choice, by the tokens of the later; once for a delivery", _MODEL,
+    buckets=(0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1,
+             2.5, 5, 7.5, 10, 20, 40, 80),
+)
+NUM_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000,
+              100_000, 200_000, 500_000, 1_000_000)
+REQUEST_PROMPT_TOKENS = Histogram(
+    "vllm:request_prompt_tokens", "Tokens of all prompts of a request that has ended", _MODEL,
+    buckets=NUM_TOKENS,
+)
+REQUEST_GENERATION_TOKENS = Histogram(
+    "vllm:request_generation_tokens", "Tokens of all choices of a request that has ended", _MODEL,
+    buckets=NUM_TOKENS,
+)
 # fmt: on
 
 
@@ -46,6 +62,9 @@ class RequestMeter:
         self._exchange: Exchange | None = None
         self._ttft_s: float | None = None
         self._num_tokens = 0
+        self._delivered_s: dict[int, float] = {}  # when a choice last brought tokens
+        self._generation_tokens = GENERATION_TOKENS.labels(model)
+        self._inter_token_latency = INTER_TOKEN_LATENCY.labels(model)
 
     def follow(self, exchange: Exchange) -> None:
         """The mesh works on it from here on."""
@@ -55,17 +74,17 @@ class RequestMeter:
         PROMPT_TOKENS.labels(self._model).inc(num_prompt_tokens)
 
     def observe(self, progress: Progress) -> None:
-        if progress.num_tokens and self._ttft_s is None:
-            self._ttft_s = time.monotonic() - self._started_s
-            TIME_TO_FIRST_TOKEN.labels(self._model).observe(self._ttft_s)
-        self._num_tokens += progress.num_tokens
-        GENERATION_TOKENS.labels(self._model).inc(progress.num_tokens)
+        if progress.num_tokens:
+            self._count_tokens(progress.index, progress.num_tokens, time.monotonic())
         if progress.finished is not None:
             FINISHED_REQUESTS.labels(self._model, progress.finished.reason).inc()
 
     def end(self) -> None:
         """Every choice has ended."""
         REQUEST_LATENCY.labels(self._model).observe(time.monotonic() - self._started_s)
+        facts = self.facts()
+        REQUEST_PROMPT_TOKENS.labels(self._model).observe(facts["num_prompt_tokens"])
+        REQUEST_GENERATION_TOKENS.labels(self._model).observe(self._num_tokens)
 
     def facts(self) -> dict[str, Any]:
         """What has become of it so far, for the log."""
@@ -77,3 +96,14 @@ class RequestMeter:
             "num_replays": exchange.num_replays if exchange is not None else 0,
             "ttft_s": self._ttft_s,
         }
+
+    def _count_tokens(self, choice: int, num_tokens: int, now_s: float) -> None:
+        if self._ttft_s is None:
+            self._ttft_s = now_s - self._started_s
+            TIME_TO_FIRST_TOKEN.labels(self._model).observe(self._ttft_s)
+        before_s = self._delivered_s.get(choice)
+        if before_s is not None:
+            self._inter_token_latency.observe((now_s - before_s) / num_tokens)
+        self._delivered_s[choice] = now_s
+        self._num_tokens += num_tokens
+        self._generation_tokens.inc(num_tokens)

@@ -4,9 +4,11 @@ import asyncio
 import logging
 
 from aiohttp import web
+from prometheus_client import REGISTRY
 
 from services.gateway.admission import Admission
 from services.gateway.app import make_app
+from services.gateway.glance import Glance
 from services.gateway.http_server import HttpRunner
 from services.gateway.mesh import Mesh
 from shared.codec import Array
@@ -46,12 +48,15 @@ class GatewayService:
     async def run(self) -> None:
         """Serves until cancelled. Raises ConfigError where we cannot listen."""
         await self._runner.setup()
+        glance = Glance(self._mesh)
+        REGISTRY.register(glance)
         try:
             await self._listen()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._mesh.run())
                 await self.link.run()
         finally:
+            REGISTRY.unregister(glance)
             self._mesh.fail_all("the server stops")
             await self._runner.cleanup()
             await self.link.close("the gateway ends")

@@ -35,6 +35,7 @@ from shared.messages import (
     Hello,
     Message,
     ModelInfo,
+    Overview,
     State,
     Submit,
     Vocabulary,
@@ -132,6 +133,7 @@ class FakeTokenizer:
 
     def __init__(self, mesh_dir: Path, instance: str, model: ModelInfo = MODEL) -> None:
         self.state = State.READY
+        self.overview: Overview | None = None
         self.vocabulary = vocabulary(model.vocab_size)
         self.submitted: asyncio.Queue[Submitted] = asyncio.Queue()
         self.cancelled: asyncio.Queue[Cancel] = asyncio.Queue()
@@ -159,7 +161,7 @@ class FakeTokenizer:
         return request
 
     def status(self) -> Heartbeat:
-        return Heartbeat(self.state, "the water is cold", 0, 0)
+        return Heartbeat(self.state, "the water is cold", 0, 0, overview=self.overview)
 
     def refusal(self, hello: Hello) -> str | None:
         return None

@@ -1,0 +1,98 @@
+"""What a gateway counts, and what it tells of the mesh."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+
+import aiohttp
+
+from services.gateway.glance import Glance
+from services.gateway.service import GatewayService
+from shared.messages import Overview
+from tests.services.gateway.fakes import FakeTokenizer, fake_tokenizer, until
+
+FISH = 'model_name="fish"'
+
+
+async def values(http: aiohttp.ClientSession) -> dict[str, float]:
+    async with http.get("/metrics") as response:
+        lines = (await response.text()).splitlines()
+    pairs = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
+    return {name: float(value) for name, value in pairs}
+
+
+async def test_metrics_count_requests_tokens_and_times(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+) -> None:
+    before = await values(http)
+    response, _ = await asyncio.gather(
+        http.post("/v1/completions", json={"prompt": "a"}), tokenizer.answer("a", "b")
+    )
+    async with response:
+        await response.read()
+    after = await values(http)
+    for name, change in {
+        'shoal_http_requests_total{route="/v1/completions",status="200"}': 1,
+        f"vllm:prompt_tokens_total{{{FISH}}}": 5,
+        f"vllm:generation_tokens_total{{{FISH}}}": 2,
+        f'vllm:request_success_total{{finished_reason="stop",{FISH}}}': 1,
+        f"vllm:time_to_first_token_seconds_count{{{FISH}}}": 1,
+        f"vllm:e2e_request_latency_seconds_count{{{FISH}}}": 1,
+        f"vllm:request_prompt_tokens_count{{{FISH}}}": 1,
+        f"vllm:request_prompt_tokens_sum{{{FISH}}}": 5,
+        f"vllm:request_generation_tokens_count{{{FISH}}}": 1,
+        f"vllm:request_generation_tokens_sum{{{FISH}}}": 2,
+    }.items():
+        assert after[name] - before.get(name, 0) == change, name
+    assert after["shoal_open_requests"] == 0
+
+
+async def test_each_delivery_of_a_choice_but_its_first_is_one_latency_between_tokens(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+) -> None:
+    name = f"vllm:inter_token_latency_seconds_count{{{FISH}}}"
+    before = await values(http)
+    body = {"prompt": "a", "n": 2, "stream": True}
+    posting = asyncio.create_task(http.post("/v1/completions", json=body).__aenter__())
+    request = await tokenizer.accepted()
+    async with await posting as response:
+        for choice, texts in ((0, ["a"]), (0, ["b", "c"]), (1, ["d"]), (1, ["e"])):
+            request.text(*texts, choice=choice)
+            await response.content.readuntil(b"\n\n")
+        request.finish(choice=0)
+        request.finish(choice=1)
+        await response.read()
+    assert (await values(http))[name] - before.get(name, 0) == 2
+
+
+def replicas(values: dict[str, float]) -> dict[str, float]:
+    kinds = ("tokenizer", "scheduler", "worker")
+    return {kind: values[f'shoal_mesh_replicas{{service="{kind}"}}'] for kind in kinds}
+
+
+async def test_what_a_scheduler_told_two_tokenizers_counts_once(
+    tmp_path: Path,
+    http: aiohttp.ClientSession,
+    gateway: GatewayService,
+    tokenizer: FakeTokenizer,
+) -> None:
+    assert replicas(await values(http)) == {"tokenizer": 1, "scheduler": 0, "worker": 0}
+    async with fake_tokenizer(tmp_path, "t2") as other:
+        tokenizer.overview = other.overview = Overview(
+            "s1", num_workers=3, num_running=7, num_waiting=2, num_blocks=80, num_free_blocks=60
+        )
+        await until(lambda: len(gateway._mesh.tokenizers) == 2)
+        tokenizer.link.tell_status()
+        other.link.tell_status()
+        peers = gateway._mesh.tokenizers
+        await until(lambda: all(peer.status.overview for peer in peers))
+        told = await values(http)
+        assert replicas(told) == {"tokenizer": 2, "scheduler": 1, "worker": 3}
+        assert told[f"vllm:num_requests_running{{{FISH}}}"] == 7
+        assert told[f"vllm:num_requests_waiting{{{FISH}}}"] == 2
+        assert told[f"vllm:kv_cache_usage_perc{{{FISH}}}"] == 0.25
+
+
+def test_without_a_scheduler_its_figures_are_absent() -> None:
+    glance = Glance(SimpleNamespace(tokenizers=[]))
+    assert [family.name for family in glance.collect()] == ["shoal_mesh_replicas"]
