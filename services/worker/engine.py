@@ -15,6 +15,7 @@ from services.worker.kv_cache import KVCache
 from services.worker.loader import load_model
 from services.worker.logprobs import tell_logprobs
 from services.worker.memory import measure_needs, plan_memory
+from services.worker.metrics import show_memory
 from services.worker.model_config import read_eos_ids, read_model_config
 from services.worker.progress import Progress
 from services.worker.results import NOT_FINITE, NOTHING_LEFT, record
@@ -54,6 +55,7 @@ class Engine:
         report = plan_memory(settings, needs, before, device)
         for line in report.lines():
             log.info(line)
+        show_memory(needs.weights, report.kv_cache, needs.peak)
         self.capacity = Capacity(
             report.num_blocks,
             settings.block_size,

@@ -42,6 +42,11 @@ class MemoryReport:
     others: int
     needs: Needs
 
+    @property
+    def kv_cache(self) -> int:
+        """Bytes of all blocks."""
+        return self.num_blocks * self.needs.block
+
     def lines(self) -> list[str]:
         """For the start-up log, one per item."""
         needs = self.needs
@@ -52,7 +57,7 @@ class MemoryReport:
             f"weights: {_mib(needs.weights)}, the output head in float32",
             f"peak of a step: {_mib(needs.peak)} (estimated)",
             f"KV cache: {self.num_blocks} blocks of {needs.block_size} tokens = {num_tokens} tokens"
-            f" ({_mib(self.num_blocks * needs.block)})",
+            f" ({_mib(self.kv_cache)})",
             f"maximum concurrency for {needs.max_model_len} tokens per request: {concurrency:.2f}×",
         ]
 

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from services.worker.metrics import SEQUENCES, STEP_BUSY_SECONDS, STEPS
 from services.worker.progress import Progress
 from services.worker.slot_log import SlotLog
 from shared.codec import Array
@@ -166,6 +167,8 @@ class WorkerService:
         self._num_pending -= 1
         self._last_progress_s = time.monotonic()
         self._num_steps += 1
+        STEPS.inc()
+        STEP_BUSY_SECONDS.inc(result.step_s)
         if peer.is_up:
             self._load = self._engine.num_running
         self._note_load()
@@ -174,6 +177,7 @@ class WorkerService:
         self._progress = f"{text} {fraction:.0%}"
 
     def _note_load(self) -> None:
+        SEQUENCES.set(self._load)
         if self._is_draining and self._load == self._num_pending == 0:
             self._idle.set()
 

@@ -63,7 +63,7 @@ class FakeEngine:
             for row, part in zip(result.rows, parts, strict=True)
         ]
         arrays = join(parts) if parts else TokenArrays()
-        return msgspec.structs.replace(result, rows=rows), arrays
+        return msgspec.structs.replace(result, rows=rows, step_s=self.step_s), arrays
 
     def _arrays(self, row: ResultRow) -> TokenArrays:
         slot = self._worker.slots[row.slot]

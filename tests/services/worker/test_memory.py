@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from prometheus_client import REGISTRY
 
 from services.worker import hardware
 from services.worker.hardware import Memory, choose_device, choose_dtype, read_memory
@@ -73,7 +74,13 @@ def test_too_little_memory_says_how_much_and_what_to_change() -> None:
         plan_memory(settings(kv_cache_memory_bytes=GIB // 8), NEEDS, MACHINE, CPU)
 
 
-def test_an_engine_has_the_capacity_that_was_asked_for(checkpoint: Path) -> None:
+def planned_bytes(kind: str) -> float | None:
+    return REGISTRY.get_sample_value("shoal_memory_bytes", {"kind": kind})
+
+
+def test_an_engine_has_the_capacity_that_was_asked_for_and_tells_its_memory(
+    checkpoint: Path,
+) -> None:
     engine = make_engine(
         checkpoint, num_gpu_blocks_override=13, max_num_batched_tokens=77, max_model_len=50
     )
@@ -81,6 +88,11 @@ def test_an_engine_has_the_capacity_that_was_asked_for(checkpoint: Path) -> None
     assert (capacity.num_blocks, capacity.block_size, capacity.max_num_seqs) == (13, 4, 24)
     assert (capacity.max_num_batched_tokens, capacity.max_model_len) == (77, 50)
     assert engine.model_info.max_model_len == 50
+    place = 2 * sum(layer[0, 0, 0].nbytes for layer in engine._kv_cache.layers)
+    assert planned_bytes("kv_cache") == 13 * 4 * place
+    parts = (*engine._model.parameters(), *engine._model.buffers())
+    assert planned_bytes("weights") == sum(tensor.nbytes for tensor in parts)
+    assert planned_bytes("peak") > 0
     assert make_engine(checkpoint).capacity.max_num_batched_tokens == 512
     assert make_engine(checkpoint, max_num_batched_tokens=5).capacity.max_num_seqs == 5
 

@@ -1,0 +1,18 @@
+"""What a worker counts."""
+
+from prometheus_client import Counter, Gauge
+
+STEPS = Counter("shoal_steps", "Steps that were computed")
+STEP_BUSY_SECONDS = Counter(
+    "shoal_step_busy_seconds", "Seconds in which a step was computed; told when it has ended"
+)
+SEQUENCES = Gauge("shoal_worker_sequences", "Sequences that were admitted and have not ended")
+MEMORY = Gauge("shoal_memory_bytes", "Memory as planned at the start", ["kind"])
+WEIGHTS, KV_CACHE, PEAK = (MEMORY.labels(kind) for kind in ("weights", "kv_cache", "peak"))
+
+
+def show_memory(weights: int, kv_cache: int, peak: int) -> None:
+    """Bytes; ``peak`` is what a step takes beyond the others, at most."""
+    WEIGHTS.set(weights)
+    KV_CACHE.set(kv_cache)
+    PEAK.set(peak)
