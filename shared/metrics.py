@@ -25,8 +25,6 @@ READY = Gauge("shoal_ready", "1 while this service is ready, else 0")
 SERVICE_INFO = Gauge(
     "shoal_service_info", "Who this is; always 1", ["service", "instance", "version"]
 )
-# Of a gateway HTTP requests, of a tokenizer prompts.
-OPEN_REQUESTS = Gauge("shoal_open_requests", "Generation requests that have not ended")
 
 
 def show_service(service: ServiceName, instance: str, is_ready: Callable[[], bool]) -> None:

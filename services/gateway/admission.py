@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from services.gateway.metrics import HELD_BYTES
 from shared.errors import Overloaded
-from shared.metrics import OPEN_REQUESTS
+from shared.open_requests import OPEN_REQUESTS
 from shared.rate import Rate
 
 

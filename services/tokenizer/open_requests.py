@@ -10,7 +10,7 @@ from services.tokenizer.choice import Choice
 from shared.codec import Array
 from shared.log import log_end
 from shared.messages import Cancel, RequestKey, Submit
-from shared.metrics import OPEN_REQUESTS
+from shared.open_requests import OPEN_REQUESTS
 from shared.peer import Peer
 
 Key = tuple[str, int]  # request, attempt
