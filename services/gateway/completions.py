@@ -113,7 +113,7 @@ class Completions:
         with self._mesh.exchange(f"{public_id}~{secrets.token_hex(4)}", job) as exchange:
             meter.follow(exchange)
             prompt_ids = await self._accepted(exchange)
-            meter.accept(exchange.num_prompt_tokens)
+            meter.accept()
             reply = Reply(endpoint.format, head, job, spelling, echoes, prompt_ids)
             send = self._stream if job.is_stream else self._whole
             await send(client, exchange, reply, meter)

@@ -73,16 +73,24 @@ class Mesh:
                     self._lost.remove(trip)
                     self._submit(trip)
 
+    @property
+    def model(self) -> ModelInfo:
+        """What is served. Raises Unavailable as long as nobody told."""
+        for peer in self._open:
+            if peer.hello.model is not None:
+                return peer.hello.model
+        raise self._unavailable()
+
     async def known_model(self) -> ModelInfo:
-        """What is served. Raises Unavailable where nobody tells in time."""
+        """``model``, for which a new request waits a little."""
         await self._wait_until(lambda: bool(self._open))
-        return self._model()
+        return self.model
 
     async def ready_model(self) -> ModelInfo:
         """As ``known_model``, when requests can be served: a service that has just died, or has
         only begun, is there again in a moment."""
         await self._wait_until(lambda: bool(self._ready()))
-        return self._model()
+        return self.model
 
     @property
     def tokenizers(self) -> list[Peer]:
@@ -275,12 +283,6 @@ class Mesh:
             if time.monotonic() >= until_s:
                 raise self._unavailable()
             await asyncio.sleep(LOOK_S)
-
-    def _model(self) -> ModelInfo:
-        for peer in self._open:
-            if peer.hello.model is not None:
-                return peer.hello.model
-        raise self._unavailable()
 
     def _trips(self) -> list[Trip]:
         at_peers = chain.from_iterable(trips.values() for trips in self._open.values())

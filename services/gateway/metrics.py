@@ -70,8 +70,8 @@ class RequestMeter:
         """The mesh works on it from here on."""
         self._exchange = exchange
 
-    def accept(self, num_prompt_tokens: int) -> None:
-        PROMPT_TOKENS.labels(self._model).inc(num_prompt_tokens)
+    def accept(self) -> None:
+        PROMPT_TOKENS.labels(self._model).inc(self._num_prompt_tokens)
 
     def observe(self, progress: Progress) -> None:
         if progress.num_tokens:
@@ -82,8 +82,7 @@ class RequestMeter:
     def end(self) -> None:
         """Every choice has ended."""
         REQUEST_LATENCY.labels(self._model).observe(time.monotonic() - self._started_s)
-        facts = self.facts()
-        REQUEST_PROMPT_TOKENS.labels(self._model).observe(facts["num_prompt_tokens"])
+        REQUEST_PROMPT_TOKENS.labels(self._model).observe(self._num_prompt_tokens)
         REQUEST_GENERATION_TOKENS.labels(self._model).observe(self._num_tokens)
 
     def facts(self) -> dict[str, Any]:
@@ -91,11 +90,15 @@ class RequestMeter:
         exchange = self._exchange
         return {
             "model": self._model,
-            "num_prompt_tokens": exchange.num_prompt_tokens if exchange is not None else 0,
+            "num_prompt_tokens": self._num_prompt_tokens,
             "num_output_tokens": self._num_tokens,
             "num_replays": exchange.num_replays if exchange is not None else 0,
             "ttft_s": self._ttft_s,
         }
+
+    @property
+    def _num_prompt_tokens(self) -> int:
+        return self._exchange.num_prompt_tokens if self._exchange is not None else 0
 
     def _count_tokens(self, choice: int, num_tokens: int, now_s: float) -> None:
         if self._ttft_s is None:

@@ -193,7 +193,7 @@ async def test_the_images_hold_what_they_need_and_no_more(stack: Stack):
     for service in ("gateway", "tokenizer", "scheduler"):
         (container,) = await stack.containers(service)
         assert await stack.docker("exec", container, "id", "-u") == "10001\n"
-        with pytest.raises(CommandError, match="No module named .*torch"):
+        with pytest.raises(CommandError, match=r"No module named .*torch"):
             await stack.docker("exec", container, "python", "-c", "import torch")
         with pytest.raises(CommandError, match="Read-only file system"):
             await stack.docker("exec", container, "touch", "/app/x")
