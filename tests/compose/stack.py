@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.compose.engine import ROOT
 
 READY_S = 120
-OVERRIDE = ROOT / "tests" / "compose" / "override.yml"
+FILES = ("docker-compose.yml", "tests/compose/override.yml")
 
 
 class CommandError(Exception):
@@ -28,6 +28,7 @@ class Stack:
     environment: dict[str, str]
     name: str = field(default_factory=lambda: f"shoal-test-{secrets.token_hex(3)}")
     port: int = field(default_factory=lambda: free_port())
+    files: list[str] = field(default_factory=lambda: list(FILES))
 
     @property
     def url(self) -> str:
@@ -50,8 +51,20 @@ class Stack:
         return output.decode()
 
     async def compose(self, *arguments: str) -> str:
-        files = ("-f", "docker-compose.yml", "-f", str(OVERRIDE))
+        files = [f"--file={file}" for file in self.files]
         return await self.docker("compose", "-p", self.name, *files, *arguments)
+
+    @asynccontextmanager
+    async def extended(self, file: str, service: str, **settings: str) -> AsyncIterator[None]:
+        """With one more file and its settings, which change ``service``."""
+        self.files.append(file)
+        self.environment |= settings
+        await self.compose("up", "-d", "--no-build", "--wait", "--no-deps", service)
+        try:
+            yield
+        finally:
+            self.files.remove(file)
+            await self.compose("up", "-d", "--no-build", "--wait", "--no-deps", service)
 
     async def scale(self, **nums: int) -> None:
         """The command of the README, and whole again when it returns."""

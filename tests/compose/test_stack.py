@@ -1,9 +1,12 @@
 """`docker compose up` on a real engine: served, scaled and killed under load, and sealed."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
+import aiohttp
 import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
@@ -197,3 +200,48 @@ async def test_the_images_hold_what_they_need_and_no_more(stack: Stack):
             await stack.docker("exec", container, "python", "-c", "import torch")
         with pytest.raises(CommandError, match="Read-only file system"):
             await stack.docker("exec", container, "touch", "/app/x")
+
+
+async def test_with_keys_clients_need_one(stack: Stack, tmp_path: Path):
+    file = tmp_path / "keys"
+    file.write_text("a-key-of-a-client\n")
+    async with (
+        stack.extended("compose/api-keys.yml", "gateway", SHOAL_API_KEYS=str(file)),
+        aiohttp.ClientSession() as session,
+    ):
+        await stack.until_ready("gateway", 1)
+        for key, status in (("wrong", 401), ("a-key-of-a-client", 200)):
+            headers = {"Authorization": f"Bearer {key}"}
+            async with session.get(f"{stack.url}/v1/models", headers=headers) as response:
+                assert response.status == status
+        async with session.get(f"{stack.url}/ready") as response:
+            assert response.status == 200
+
+
+async def test_with_a_certificate_the_port_speaks_https(stack: Stack, tmp_path: Path):
+    file = tmp_path / "certificate.pem"
+    await make_certificate(file)
+    async with (
+        stack.extended("compose/tls.yml", "edge", SHOAL_CERTIFICATE=str(file)),
+        aiohttp.ClientSession() as session,
+    ):
+        url = f"https://127.0.0.1:{stack.port}/v1/models"
+        trusting = ssl.create_default_context(cafile=file)
+        async with session.get(url, ssl=trusting) as response:
+            assert response.status == 200
+
+
+async def make_certificate(file: Path) -> None:
+    """A key and its own certificate, for this machine's loopback address."""
+    command = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj",
+               "/CN=shoal", "-addext", "subjectAltName=IP:127.0.0.1")  # fmt: skip
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(*command, "-keyout", "-", "-out", "-"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+    except FileNotFoundError:
+        pytest.skip("openssl is not installed")
+    output, _ = await process.communicate()
+    file.write_bytes(output)
