@@ -1,7 +1,18 @@
-from collections.abc import Callable
+"""Settings of all tests. No test has a deadline: the machine may be busy with something else."""
+
+import logging
+from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 from prometheus_client import REGISTRY
+
+from shared.log import REQUESTS
+
+Lines = Callable[[], list[str]]
+
+settings.register_profile("shoal", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shoal")
 
 
 @pytest.fixture
@@ -14,3 +25,16 @@ def change() -> Callable[[str], float]:
         if not sample.labels
     }
     return lambda name: (REGISTRY.get_sample_value(name) or 0.0) - before.get(name, 0.0)
+
+
+@pytest.fixture
+def log_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Lines]:
+    """For tests that set up logging: what was written since the last call. Afterwards logging is
+    as it was."""
+    monkeypatch.setattr(logging.root, "handlers", [])
+    levels = logging.root.level, REQUESTS.level
+    yield lambda: capsys.readouterr().err.removesuffix("\n").split("\n")
+    logging.root.setLevel(levels[0])
+    REQUESTS.setLevel(levels[1])

@@ -2,47 +2,35 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
 
 import pytest
 
 from shared.config import GatewayConfig
-from shared.log import REQUESTS, fields, log_end, set_up
+from shared.log import fields, log_end, set_up
+from tests.conftest import Lines
 
 log = logging.getLogger("somewhere")
-
-Lines = Callable[[], list[str]]
-
-
-@pytest.fixture
-def lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Lines]:
-    """What was written since the last call; afterwards logging is as it was."""
-    monkeypatch.setattr(logging.root, "handlers", [])
-    levels = logging.root.level, REQUESTS.level
-    yield lambda: capsys.readouterr().err.removesuffix("\n").split("\n")
-    logging.root.setLevel(levels[0])
-    REQUESTS.setLevel(levels[1])
 
 
 def begin(log_format: str = "text", **settings: Any) -> None:
     set_up("gateway", GatewayConfig(log_format=log_format, instance="0.1", **settings))
 
 
-def test_a_text_line_ends_with_its_fields(lines: Lines) -> None:
+def test_a_text_line_ends_with_its_fields(log_lines: Lines) -> None:
     begin()
     log.warning("%d fish", 3, extra=fields(status=200, model="org/fish", total_s=0.12345678))
-    (line,) = lines()
+    (line,) = log_lines()
     time, rest = line.split(" ", 1)
     datetime.strptime(time, "%Y-%m-%dT%H:%M:%SZ")
     assert rest == "WARNING gateway 0.1 3 fish status=200 model=org/fish total_s=0.123457"
 
 
-def test_a_json_line_is_an_object_with_its_fields_as_keys(lines: Lines) -> None:
+def test_a_json_line_is_an_object_with_its_fields_as_keys(log_lines: Lines) -> None:
     begin("json")
     log.warning("%d fish", 3, extra=fields(status=200, model="Der Fisch ißt", total_s=0.12345678))
-    (line,) = lines()
+    (line,) = log_lines()
     told = json.loads(line)
     datetime.strptime(told.pop("time"), "%Y-%m-%dT%H:%M:%S.%fZ")
     assert told == {
@@ -57,32 +45,32 @@ def test_a_json_line_is_an_object_with_its_fields_as_keys(lines: Lines) -> None:
     }
 
 
-def test_a_value_that_is_none_is_left_out(lines: Lines) -> None:
+def test_a_value_that_is_none_is_left_out(log_lines: Lines) -> None:
     begin("json")
     log.info("hm", extra=fields(code=None, num_replays=0))
-    told = json.loads(lines()[0])
+    told = json.loads(log_lines()[0])
     assert "code" not in told
     assert told["num_replays"] == 0
 
 
-def test_an_error_in_text_has_its_fields_before_its_traceback(lines: Lines) -> None:
+def test_an_error_in_text_has_its_fields_before_its_traceback(log_lines: Lines) -> None:
     begin()
     try:
         raise ZeroDivisionError
     except ZeroDivisionError:
         log.exception("broke", extra=fields(request="a"))
-    first, second, *_ = lines()
+    first, second, *_ = log_lines()
     assert first.endswith(" broke request=a")
     assert second.startswith("Traceback")
 
 
-def test_an_error_in_json_is_one_line_with_its_traceback(lines: Lines) -> None:
+def test_an_error_in_json_is_one_line_with_its_traceback(log_lines: Lines) -> None:
     begin("json")
     try:
         raise ZeroDivisionError
     except ZeroDivisionError:
         log.exception("broke\ndown")
-    (line,) = lines()
+    (line,) = log_lines()
     told = json.loads(line)
     assert told["message"] == "broke\ndown"
     assert told["exception"].startswith("Traceback")
@@ -92,10 +80,10 @@ def test_an_error_in_json_is_one_line_with_its_traceback(lines: Lines) -> None:
 EVIL = "x status=200\n2026-01-01T00:00:00Z INFO    gateway 0.1 \x1b[31mall is well"
 
 
-def test_a_clients_words_cannot_be_taken_for_a_field_or_a_line_of_a_text(lines: Lines) -> None:
+def test_a_clients_words_cannot_be_taken_for_a_field_or_a_line_of_a_text(log_lines: Lines) -> None:
     begin()
     log.info("refused", extra=fields(code=EVIL, tail="y" * 1000, status=400))
-    (line,) = lines()
+    (line,) = log_lines()
     assert " status=200" not in line.replace(repr(EVIL), "")
     assert "code='x status=200\\n2026-01" in line
     assert "\x1b" not in line
@@ -104,43 +92,43 @@ def test_a_clients_words_cannot_be_taken_for_a_field_or_a_line_of_a_text(lines: 
 
 
 @pytest.mark.parametrize("text", [EVIL, "\udcff\ud800", "\u2028\x00"])
-def test_whatever_a_client_writes_a_json_line_is_one_object(lines: Lines, text: str) -> None:
+def test_whatever_a_client_writes_a_json_line_is_one_object(log_lines: Lines, text: str) -> None:
     begin("json")
     log.info(text, extra=fields(code=text))
-    (line,) = lines()
+    (line,) = log_lines()
     told = json.loads(line)
     assert told["message"] == told["code"] == text.encode(errors="backslashreplace").decode()
 
 
-def test_a_value_that_json_does_not_know_is_told_as_text(lines: Lines) -> None:
+def test_a_value_that_json_does_not_know_is_told_as_text(log_lines: Lines) -> None:
     begin("json")
     log.info("hm", extra=fields(what=1 + 2j))
-    assert json.loads(lines()[0])["what"] == "(1+2j)"
+    assert json.loads(log_lines()[0])["what"] == "(1+2j)"
 
 
-def test_a_request_is_told_by_its_clients_id_and_its_name_in_the_mesh(lines: Lines) -> None:
+def test_a_request_is_told_by_its_clients_id_and_its_name_in_the_mesh(log_lines: Lines) -> None:
     begin("json")
     log_end("sequence ended", "my/id~0a1b/0/2", attempt=1)
     log_end("request ended", "my/id", status=200)
-    sequence, request = map(json.loads, lines())
+    sequence, request = map(json.loads, log_lines())
     assert (sequence["request"], sequence["name"]) == ("my/id", "my/id~0a1b/0/2")
     assert sequence["logger"] == "shoal.requests"
     assert request["request"] == "my/id"
     assert "name" not in request
 
 
-def test_an_id_of_any_length_is_whole_in_a_text(lines: Lines) -> None:
+def test_an_id_of_any_length_is_whole_in_a_text(log_lines: Lines) -> None:
     begin()
     log_end("request ended", "i" * 128 + "~0a1b2c3d/127/127")
-    assert f" request={'i' * 128} name={'i' * 128}~0a1b2c3d/127/127" in lines()[0]
+    assert f" request={'i' * 128} name={'i' * 128}~0a1b2c3d/127/127" in log_lines()[0]
 
 
 @pytest.mark.parametrize("settings", [{"log_requests": False}, {"log_level": "warning"}])
-def test_lines_of_requests_can_be_switched_off(lines: Lines, settings: dict[str, Any]) -> None:
+def test_lines_of_requests_can_be_switched_off(log_lines: Lines, settings: dict[str, Any]) -> None:
     begin(**settings)
     log_end("request ended", "a", status=200)
     log.warning("something else")
-    assert [line.split()[-1] for line in lines()] == ["else"]
+    assert [line.split()[-1] for line in log_lines()] == ["else"]
     begin()
     log_end("request ended", "a", status=200)
-    assert lines()[0].endswith("request ended request=a status=200")
+    assert log_lines()[0].endswith("request ended request=a status=200")

@@ -1,5 +1,6 @@
 """Single rules of the core that random schedules do not show by name."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -8,6 +9,7 @@ from services.scheduler.scheduler import MAX_WORKER_DEATHS, Planned, Scheduler
 from services.scheduler.sequence import Emission
 from shared.errors import InternalError, InvalidRequest
 from shared.messages import WINDOW_BYTES, Capacity, Generate, Grant, SamplingParams, StepResult
+from shared.token_arrays import TokenArrays
 from tests.services.scheduler.simulated_worker import SimulatedWorker
 
 CAPACITY = Capacity(num_blocks=16, block_size=4, max_num_seqs=4, max_num_batched_tokens=8,
@@ -264,3 +266,64 @@ def test_what_fits_exactly_is_accepted_and_ends(prompt_len: int, max_tokens: int
 def test_what_does_not_fit_is_refused_with_both_numbers(prompt_len: int, max_tokens: int | None):
     with pytest.raises(InvalidRequest, match=rf"64 tokens.*prompt has {prompt_len}"):
         add(scheduler(), "r", prompt_len, max_tokens)
+
+
+def test_why_a_sequence_ended_is_told_with_where_it_was():
+    core, worker = scheduler(), SimulatedWorker(CAPACITY)
+    reasons = {}
+
+    def note() -> None:
+        for ended in core.take_ended():
+            reasons[ended.sequence.request] = (ended.reason, ended.sequence.last_worker_id)
+
+    add(core, "whole", max_tokens=1)
+    add(core, "left")
+    add(core, "left as it ended", max_tokens=1)
+    planned = core.plan("w")
+    core.cancel(("left", 1))
+    core.cancel(("left as it ended", 1))
+    note()
+    assert not reasons, "the worker has them until its result is there"
+    core.absorb("w", *worker.step(planned))
+    add(core, "left in line")
+    core.cancel(("left in line", 1))
+    add(core, "poison")
+    for worker_id in ("w", "v"):
+        core.plan(worker_id)
+        core.remove_worker(worker_id)
+        core.add_worker("v", CAPACITY)
+    core.remove_worker("v")
+    core.add_worker("v", CAPACITY)
+    add(core, "too late")
+    core.remove_worker("v")
+    core.abandon_waiting()
+    note()
+    assert reasons == {
+        "whole": ("length", "w"),
+        "left": ("cancelled", "w"),
+        "left as it ended": ("cancelled", "w"),
+        "left in line": ("cancelled", None),
+        "poison": ("worker_died", "v"),
+        "too late": ("no_worker", None),
+    }
+    assert core.take_ended() == []
+
+
+def test_a_row_that_is_wrong_ends_its_sequence_as_an_error():
+    core, worker = scheduler(), SimulatedWorker(CAPACITY)
+    add(core, "odd")
+    result, arrays = worker.step(core.plan("w"))
+    row = msgspec.structs.replace(result.rows[0], num_tokens=0, error="not finite")
+    core.absorb("w", StepResult(result.step, [row]), TokenArrays(arrays.ids[:0]))
+    (ended,) = core.take_ended()
+    assert ended.reason == "internal_error"
+
+
+def test_a_sequence_counts_how_often_it_made_way():
+    core, worker = scheduler(), SimulatedWorker(CAPACITY)
+    for name in ("a", "b"):
+        add(core, name, prompt_len=4, max_tokens=50)
+    while core.sequences:
+        step(core, worker)
+    nums = [each.sequence.num_preemptions for each in core.take_ended()]
+    assert sum(nums) == core.num_preemptions > 0

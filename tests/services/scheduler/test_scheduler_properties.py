@@ -49,6 +49,7 @@ class Mesh(RuleBasedStateMachine):
         self.expected: dict[str, list[int]] = {}
         self.emitted: dict[str, list[int]] = {}
         self.open: set[str] = set()
+        self.ended: list[str] = []
         self.num_requests = self.num_workers = 0
 
     @rule(share=st.sampled_from([1, 1, 2]))
@@ -202,6 +203,13 @@ class Mesh(RuleBasedStateMachine):
         keys = sorted(sequence.key for sequence in lines + running)
         assert keys == sorted(core.sequences)
         assert all(not sequence.has_credit for sequence in core.stalled)
+
+    @invariant()
+    def who_came_is_here_or_was_told_to_have_ended_once(self) -> None:
+        if hasattr(self, "core"):
+            self.ended += [each.sequence.request for each in self.core.take_ended()]
+            here = [sequence.request for sequence in self.core.sequences.values()]
+            assert sorted(self.ended + here) == sorted(self.expected)
 
     @invariant()
     def blocks_are_free_or_owned_once(self) -> None:

@@ -1,0 +1,88 @@
+"""What the gateway's line tells of requests that do not end well."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from shared.messages import State
+from tests.services.gateway.fakes import FakeTokenizer, running_gateway, until
+
+TEXT = "/v1/completions"
+
+Told = Callable[[], dict[str, Any]]
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Told:
+    """The fields of the one line about a request."""
+    caplog.set_level("INFO")
+
+    def told() -> dict[str, Any]:
+        (record,) = [each for each in caplog.records if each.name == "shoal.requests"]
+        fields: dict[str, Any] = vars(record)["fields"]
+        return fields
+
+    return told
+
+
+async def test_a_stream_that_fails_is_told_with_its_status_and_the_error(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, told: Told
+) -> None:
+    async def fail() -> None:
+        request = await tokenizer.accepted()
+        request.text("x", "y")
+        request.fail(500, "internal_error", "the whale is ill")
+
+    response, _ = await asyncio.gather(
+        http.post(TEXT, json={"prompt": "a", "stream": True}), fail()
+    )
+    async with response:
+        assert "the whale is ill" in await response.text()
+    line = told()
+    assert (line["status"], line["code"]) == (200, "internal_error")
+    assert (line["num_prompt_tokens"], line["num_output_tokens"]) == (5, 2)
+    assert line["request"] == response.headers["X-Request-Id"]
+
+
+async def test_an_id_in_the_body_is_the_one_that_is_told(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, told: Told
+) -> None:
+    body = {"prompt": "a", "request_id": "seven", "model": "org/fish"}
+    response, _ = await asyncio.gather(http.post(TEXT, json=body), tokenizer.answer("x"))
+    response.close()
+    line = told()
+    assert (line["request"], line["model"], line["status"]) == ("seven", "org/fish", 200)
+
+
+async def test_what_the_mesh_refuses_is_told_with_its_model_and_no_tokens(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, told: Told
+) -> None:
+    async def refuse() -> None:
+        (await tokenizer.submitted.get()).fail(429, "full", "too many fish")
+
+    response, _ = await asyncio.gather(http.post(TEXT, json={"prompt": "a"}), refuse())
+    response.close()
+    line = told()
+    assert (line["status"], line["code"], line["model"]) == (429, "full", "fish")
+    assert line["num_prompt_tokens"] == line["num_output_tokens"] == 0
+    assert "ttft_s" not in line
+
+
+async def test_a_key_that_is_wrong_is_told_even_of_a_route_that_machines_ask(
+    tmp_path: Path, tokenizer: FakeTokenizer, told: Told
+) -> None:
+    async with (
+        running_gateway(tmp_path, api_key=["good"]) as gateway,
+        aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http,
+    ):
+        await until(lambda: gateway.status().state == State.READY)
+        for key in ("good", "secret"):
+            async with http.get("/metrics", headers={"Authorization": f"Bearer {key}"}):
+                pass
+    line = told()
+    assert (line["route"], line["status"], line["code"]) == ("/metrics", 401, "invalid_api_key")
+    assert "secret" not in str(line)
