@@ -116,7 +116,9 @@ class Settings(BaseSettings):
     log_format: Literal["text", "json"] = Field(
         "text", description="text, or json: one object a line"
     )
-    log_requests: bool = Field(True, description="log a line for each request when it ends")
+    log_requests: bool = Field(
+        False, description="log a line for each request in each service when it ends"
+    )
     drain_timeout_s: float = Field(30.0, ge=0, description="seconds to end open work after SIGTERM")
     keys: Path | None = Field(
         None, description="folder with the mesh's keys for tcp, as `shoal keys` writes it"

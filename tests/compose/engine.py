@@ -1,8 +1,8 @@
 """A Docker engine with Compose for the tests: the one that runs here, or one of our own.
 
-Our own is Debian's, with all it needs from Debian's mirrors: the engine (its data in a folder of
-this checkout, so that a second run finds its layers), Compose from the next release, and a base
-image made with debootstrap where no image registry can be reached.
+Our own is Debian's, with all it needs from Debian's mirrors: the engine (its data in the user's
+cache, so that a second run finds its layers), Compose from the next release, and a base image made
+with debootstrap where no image registry can be reached.
 """
 
 import os
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-CACHE = ROOT / ".cache" / "engine"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "shoal-engine"
 DOCKERFILE = ROOT / "compose" / "Dockerfile"
 PACKAGES = ("docker.io", "containerd", "runc", "iptables", "debootstrap", "iproute2")
 NEXT_RELEASE = "trixie"
@@ -150,7 +150,16 @@ def _daemon(folder: Path, environment: dict[str, str]) -> Iterator[None]:
     with open(log_path, "w") as log:
         process = subprocess.Popen(
             [
-                *("dockerd", "--data-root", CACHE / "data", "--exec-root", folder / "exec"),
+                *(
+                    "setpriv",
+                    "--pdeathsig",
+                    "TERM",
+                    "dockerd",
+                    "--data-root",
+                    CACHE / "data",
+                    "--exec-root",
+                    folder / "exec",
+                ),
                 *("--pidfile", folder / "dockerd.pid", "--host", environment["DOCKER_HOST"]),
             ],
             stdout=log,

@@ -14,8 +14,11 @@ from tests.conftest import Lines
 log = logging.getLogger("somewhere")
 
 
-def begin(log_format: str = "text", **settings: Any) -> None:
-    set_up("gateway", GatewayConfig(log_format=log_format, instance="0.1", **settings))
+def begin(log_format: str = "text", log_requests: bool = True, **settings: Any) -> None:
+    config = GatewayConfig(
+        log_format=log_format, log_requests=log_requests, instance="0.1", **settings
+    )
+    set_up("gateway", config)
 
 
 def test_a_text_line_ends_with_its_fields(log_lines: Lines) -> None:
