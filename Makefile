@@ -5,7 +5,7 @@ BIN := .venv/bin
 SETUP := .venv/.ready
 BENCHMARKS := startup link scheduler chain front
 
-.PHONY: setup serve test test-all lint bench clean
+.PHONY: setup serve test test-compose test-all lint bench clean
 
 setup: $(SETUP)
 
@@ -19,6 +19,9 @@ serve: $(SETUP)
 
 test: $(SETUP)
 	$(BIN)/pytest -m 'not slow and not compose and not gpu' $(ARGS)
+
+test-compose: $(SETUP)
+	$(BIN)/pytest -m compose $(ARGS)
 
 test-all: $(SETUP)
 	$(BIN)/pytest -m 'not gpu' $(ARGS)

@@ -49,16 +49,18 @@ def running_engine() -> Iterator[dict[str, str]]:
 
 
 def provide_base_images(environment: dict[str, str]) -> None:
-    """What the Dockerfile builds on: pulled, or made here. Raises NoEngine."""
+    """What the Dockerfile builds on: pulled, or made here. Raises NoEngine, also where nothing can
+    be installed in them."""
     names = re.findall(r"^ARG \w+_IMAGE=(\S+)$", DOCKERFILE.read_text(), re.MULTILINE)
     missing = [name for name in names if not _has_image(name, environment)]
-    if not missing:
-        return
-    _install_packages()
-    first, *others = missing
-    _import_base(first, environment)
-    for name in others:
-        _run("docker", "tag", first, name, env=environment)
+    if missing:
+        _install_packages()
+        first, *others = missing
+        _import_base(first, environment)
+        for name in others:
+            _run("docker", "tag", first, name, env=environment)
+    look = ("python3", "-m", "pip", "download", "--quiet", "--no-deps", "--dest=/tmp", "msgspec")
+    _run("docker", "run", "--rm", names[0], *look, env=environment)
 
 
 def _works(environment: dict[str, str]) -> bool:
@@ -146,26 +148,14 @@ def _mirror() -> str:
 
 @contextmanager
 def _daemon(folder: Path, environment: dict[str, str]) -> Iterator[None]:
+    command = [
+        *("setpriv", "--pdeathsig", "TERM", "dockerd"),
+        *("--data-root", CACHE / "data", "--exec-root", folder / "exec"),
+        *("--pidfile", folder / "dockerd.pid", "--host", environment["DOCKER_HOST"]),
+    ]
     log_path = CACHE / "dockerd.log"
     with open(log_path, "w") as log:
-        process = subprocess.Popen(
-            [
-                *(
-                    "setpriv",
-                    "--pdeathsig",
-                    "TERM",
-                    "dockerd",
-                    "--data-root",
-                    CACHE / "data",
-                    "--exec-root",
-                    folder / "exec",
-                ),
-                *("--pidfile", folder / "dockerd.pid", "--host", environment["DOCKER_HOST"]),
-            ],
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     try:
         _await_daemon(process, environment, log_path)
         yield
