@@ -9,7 +9,7 @@ USAGE = """\
 usage: shoal probe [PATH | URL]
 
   asks a service's admin port (SHOAL_ADMIN_PORT of this machine, or the URL's) and prints its
-  answer; PATH is /health (alive, the default), /ready, /status or /metrics
+  answer; PATH is /health (the default: alive, and was ready once), /ready, /status or /metrics
   exit code 0: the answer is 200; 1: it is another; 2: there is none"""
 TIMEOUT_S = 5.0
 

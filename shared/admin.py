@@ -17,14 +17,16 @@ from shared.peer import Handler
 class AdminServer:
     """Serves on ``admin_host:admin_port``, without a port on a unix socket in the mesh directory.
 
-    ``/health`` answers while the event loop does; ``/ready`` is 503 with the reason while the
-    service cannot do its work; ``/status`` is JSON; ``/metrics`` is Prometheus text.
+    ``/ready`` is 503 with the reason while the service cannot do its work; ``/health`` only until
+    it could for the first time, and then answers while the event loop does; ``/status`` is JSON;
+    ``/metrics`` is Prometheus text.
     """
 
     def __init__(self, handler: Handler, service: ServiceName, config: Settings) -> None:
         self._handler = handler
         self._service = service
         self._config = config
+        self._has_started = False
         self._path = admin_path(config.mesh_dir, service, config.instance)
         app = web.Application()
         app.router.add_get("/health", self._health)
@@ -54,7 +56,11 @@ class AdminServer:
         return web.UnixSite(self._runner, str(checked(self._path)))
 
     async def _health(self, request: web.Request) -> web.Response:
-        return web.json_response({"status": "ok"})
+        status = self._handler.status()
+        self._has_started = self._has_started or status.state == State.READY
+        if self._has_started:
+            return web.json_response({"status": "ok"})
+        return web.json_response({"status": "starting", "reason": status.reason}, status=503)
 
     async def _ready(self, request: web.Request) -> web.Response:
         status = self._handler.status()

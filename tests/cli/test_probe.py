@@ -36,14 +36,18 @@ async def probe(*arguments: str) -> int:
 
 
 async def test_it_says_why_a_service_is_not_ready(port: int, handler: Handler, capsys):
-    assert await probe() == 0, "a service that waits is alive"
-    assert await probe("/ready") == 1
-    assert "no worker is connected" in capsys.readouterr().out
+    for path in ("/health", "/ready"):
+        assert await probe(path) == 1
+        assert "no worker is connected" in capsys.readouterr().out
     handler.state = State.READY
-    assert await probe("/ready") == 0
+    assert await probe() == await probe("/ready") == 0
+    handler.state = State.NOT_READY
+    assert await probe("/ready") == 1
+    assert await probe() == 0, "a service that waits for another is alive"
 
 
-async def test_it_asks_whom_the_url_names(port: int, monkeypatch, capsys):
+async def test_it_asks_whom_the_url_names(port: int, handler: Handler, monkeypatch, capsys):
+    handler.state = State.READY
     monkeypatch.delenv("SHOAL_ADMIN_PORT")
     assert await probe(f"http://127.0.0.1:{port}/status") == 0
     assert '"service": "scheduler"' in capsys.readouterr().out

@@ -59,12 +59,12 @@ class Stack:
         """With one more file and its settings, which change ``service``."""
         self.files.append(file)
         self.environment |= settings
-        await self.compose("up", "-d", "--no-build", "--wait", "--no-deps", service)
+        await self.compose("up", "-d", "--no-build", "--wait", service)
         try:
             yield
         finally:
             self.files.remove(file)
-            await self.compose("up", "-d", "--no-build", "--wait", "--no-deps", service)
+            await self.compose("up", "-d", "--no-build", "--wait", service)
 
     async def scale(self, **nums: int) -> None:
         """The command of the README, and whole again when it returns."""

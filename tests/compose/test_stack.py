@@ -119,6 +119,22 @@ async def test_what_is_killed_comes_back_and_only_a_gateways_own_clients_notice(
         pass
 
 
+@pytest.mark.parametrize("service", ["gateway", "worker"])
+async def test_a_service_is_replaced_under_load_and_nobody_notices(stack: Stack, service: str):
+    """The commands of docs/operate.md: new ones beside the old, which then leave."""
+    async with loaded(stack) as load:
+        old = await stack.containers(service)
+        grow = (f"--scale={service}=2", "--no-recreate", "--no-build", "--wait")
+        await stack.compose("up", "-d", *grow, service)
+        await stack.docker("stop", *old)
+        await stack.docker("rm", *old)
+        (new,) = await stack.containers(service)
+        assert new not in old
+        await progress(load)
+    await stack.scale()
+    assert await stack.containers(service) == [new], "what is there suffices"
+
+
 async def test_only_the_edge_is_reached_from_outside(stack: Stack):
     published = await stack.docker(
         *("ps", "--format", "{{.Names}} {{.Ports}}"),

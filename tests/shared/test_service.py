@@ -87,7 +87,7 @@ async def test_the_admin_port_tells_health_readiness_status_and_metrics(tmp_path
     connector = aiohttp.UnixConnector(str(admin_path(tmp_path, "scheduler", "0")))
     async with aiohttp.ClientSession("http://admin", connector=connector) as session:
         async with session.get("/health") as response:
-            assert response.status == 200
+            assert response.status == 503, "it has not been ready yet"
         async with session.get("/ready") as response:
             assert response.status == 503
             assert await response.json() == {"ready": False, "reason": "it only idles"}
@@ -99,6 +99,9 @@ async def test_the_admin_port_tells_health_readiness_status_and_metrics(tmp_path
         service.state = State.READY
         async with session.get("/metrics") as response:
             assert "shoal_ready 1.0" in (await response.text()).splitlines()
+        for service.state in (State.READY, State.NOT_READY):
+            async with session.get("/health") as response:
+                assert response.status == 200
     assert (status["state"], status["load"], status["num_steps"]) == ("not_ready", 3, 4)
     who = f'instance="0",service="scheduler",version="{version("shoal")}"'
     assert f"shoal_service_info{{{who}}} 1.0" in lines
