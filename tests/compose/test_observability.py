@@ -1,0 +1,147 @@
+"""The alert rules and the board: both can be read, and ask for what the services tell."""
+
+import json
+import re
+import shutil
+import subprocess
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client import PROCESS_COLLECTOR
+from prometheus_client.metrics import MetricWrapperBase
+
+from services.gateway import client as gateway_client
+from services.gateway import metrics as gateway_metrics
+from services.scheduler import metrics as scheduler_metrics
+from services.tokenizer import metrics as tokenizer_metrics
+from services.worker import metrics as worker_metrics
+from shared import metrics as shared_metrics
+from shared import open_requests
+from tests.compose.board import BOARD, Panel, panels, queries
+from tests.compose.engine import ROOT
+
+PROMETHEUS = ROOT / "compose" / "prometheus"
+RULES = [
+    rule
+    for group in yaml.safe_load((PROMETHEUS / "rules.yml").read_text())["groups"]
+    for rule in group["rules"]
+]
+EXPRESSIONS = queries() + [rule["expr"] for rule in RULES]
+
+MODULES = (
+    *(gateway_client, gateway_metrics, scheduler_metrics, tokenizer_metrics, worker_metrics),
+    *(shared_metrics, open_requests),
+)
+# Told by services of more than one kind: without a job their figures would be added up.
+TOLD_BY_SEVERAL = {
+    "shoal_open_requests",
+    "vllm:kv_cache_usage_perc",
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+}
+SUFFIXES = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum", "_count"]}
+
+
+def promtool(*arguments: str | Path) -> None:
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed (Debian: prometheus)")
+    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def told_names() -> set[str]:
+    """The names of all samples that our services tell, and of those Prometheus makes itself."""
+    values = (value for module in MODULES for value in vars(module).values())
+    ours = [
+        metric
+        for each in values
+        if isinstance(each, MetricWrapperBase)
+        for metric in each.describe()
+    ]
+    metrics = [*ours, *PROCESS_COLLECTOR.collect()]
+    return {"up"} | {metric.name + suffix for metric in metrics for suffix in SUFFIXES[metric.type]}
+
+
+def selectors(expression: str) -> list[tuple[str, str]]:
+    """Each metric with its label matchers. Names have an underscore, or are ``up``; functions stand
+    before a parenthesis."""
+    bare = re.sub(r"\b(by|on|without) \([^)]*\)", "", expression)
+    found = re.findall(r"(?<![\w\"])([a-z][\w:]*)\b(?!\s*\()(?:\{([^}]*)\})?", bare)
+    return [(name, labels) for name, labels in found if "_" in name or name == "up"]
+
+
+def overlap(one: Panel, other: Panel) -> bool:
+    a, b = one["gridPos"], other["gridPos"]
+    is_beside = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
+    is_above = a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
+    return not (is_beside or is_above)
+
+
+def test_prometheus_takes_its_configuration():
+    promtool("check", "config", PROMETHEUS / "prometheus.yml")
+
+
+def test_alerts_fire_when_a_limit_is_broken_and_are_silent_otherwise():
+    promtool("test", "rules", PROMETHEUS / "rules_test.yml")
+
+
+def test_each_alert_is_fired_by_a_test():
+    tests = yaml.safe_load((PROMETHEUS / "rules_test.yml").read_text())["tests"]
+    cases = [case for test in tests for case in test.get("alert_rule_test", [])]
+    fired = {case["alertname"] for case in cases if case.get("exp_alerts")}
+    assert fired == {rule["alert"] for rule in RULES}
+
+
+def test_each_alert_names_its_section_in_the_documentation():
+    section = (ROOT / "docs" / "operate.md").read_text().split("\n## Alerts\n")[1].split("\n## ")[0]
+    headings = re.findall(r"^### (\w+)$", section, re.MULTILINE)
+    assert headings == [rule["alert"] for rule in RULES]
+    for rule in RULES:
+        assert rule["labels"]["severity"] in {"page", "warn"}
+        assert rule["annotations"].keys() == {"summary", "description", "runbook"}
+        assert rule["annotations"]["runbook"] == f"docs/operate.md#{rule['alert'].lower()}"
+
+
+def test_prometheus_understands_the_queries_of_the_board(tmp_path: Path):
+    rules = [{"record": f"query:{i}", "expr": query} for i, query in enumerate(queries())]
+    path = tmp_path / "rules.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "board", "rules": rules}]}))
+    promtool("check", "rules", path)
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_what_is_asked_for_is_told(expression: str):
+    asked = selectors(expression)
+    assert asked
+    assert {name for name, _ in asked} <= told_names()
+    for name, labels in asked:
+        assert name not in TOLD_BY_SEVERAL or "job=" in labels, f"{name}: of which job?"
+
+
+def test_panels_of_the_board_have_an_id_a_place_and_a_query_of_their_own():
+    ids = [panel["id"] for panel in panels()]
+    assert len(set(ids)) == len(ids)
+    for one, other in combinations(panels(), 2):
+        assert not overlap(one, other), (one["title"], other["title"])
+    for panel in panels():
+        assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24
+        references = [target["refId"] for target in panel.get("targets", [])]
+        assert len(set(references)) == len(references)
+        if panel["type"] != "row":
+            assert references, panel["title"]
+            assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+            assert all(target["legendFormat"] for target in panel["targets"]), panel["title"]
+
+
+def test_the_board_asks_the_source_that_grafana_is_provisioned_with():
+    folder = BOARD.parent.parent / "provisioning"
+    (source,) = yaml.safe_load((folder / "datasources" / "prometheus.yml").read_text())[
+        "datasources"
+    ]
+    (variable,) = json.loads(BOARD.read_text())["templating"]["list"]
+    assert source["type"] == variable["query"] == "prometheus"
+    assert source["isDefault"]
+    used = {panel["datasource"]["uid"] for panel in panels() if panel["type"] != "row"}
+    assert used == {"${" + variable["name"] + "}"}
