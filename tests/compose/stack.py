@@ -28,17 +28,26 @@ class Stack:
     environment: dict[str, str]
     name: str = field(default_factory=lambda: f"shoal-test-{secrets.token_hex(3)}")
     port: int = field(default_factory=lambda: free_port())
+    prometheus_port: int = field(default_factory=lambda: free_port())
     files: list[str] = field(default_factory=lambda: list(FILES))
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def _settings(self) -> dict[str, str]:
+        return {
+            "SHOAL_TAG": "test",
+            "SHOAL_PUBLISH": str(self.port),
+            "PROMETHEUS_PUBLISH": str(self.prometheus_port),
+        }
+
     async def docker(self, *arguments: str) -> str:
         """What the command printed. Raises CommandError."""
         process = await asyncio.create_subprocess_exec(
             *("docker", *arguments),
-            env=self.environment | {"SHOAL_TAG": "test", "SHOAL_PUBLISH": str(self.port)},
+            env=self.environment | self._settings,
             cwd=ROOT,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -121,12 +130,12 @@ class Stack:
 
 
 @asynccontextmanager
-async def running_stack(environment: dict[str, str], *services: str) -> AsyncIterator[Stack]:
+async def running_stack(environment: dict[str, str]) -> AsyncIterator[Stack]:
     """Built, up and serving; taken down at the end with all it made."""
     stack = Stack(environment)
-    await stack.compose("build", *services)
+    await stack.compose("build")
     try:
-        await stack.compose("up", "-d", "--wait", *services)
+        await stack.compose("up", "-d", "--wait")
         yield stack
     except BaseException:
         print(await stack.compose("logs", "--tail", "50"))

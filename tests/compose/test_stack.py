@@ -5,12 +5,14 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
+from tests.compose.board import queries
 from tests.compose.engine import ROOT, NoEngine, provide_base_images, running_engine
 from tests.compose.stack import CommandError, Stack, running_stack
 from tests.mesh.load import Load
@@ -133,6 +135,43 @@ async def test_a_service_is_replaced_under_load_and_nobody_notices(stack: Stack,
         await progress(load)
     await stack.scale()
     assert await stack.containers(service) == [new], "what is there suffices"
+
+
+async def test_prometheus_finds_every_replica_and_answers_every_query_of_the_board(stack: Stack):
+    await stack.compose("build", "prometheus")
+    await stack.scale(worker=2)
+    await stack.compose("up", "-d", "--no-build", "prometheus")
+    async with loaded(stack), aiohttp.ClientSession() as session:
+        unanswered = set(queries())
+        async with asyncio.timeout(90):
+            while unanswered:
+                await asyncio.sleep(2)
+                unanswered = {each for each in unanswered if not await ask(stack, session, each)}
+        workers = await ask(stack, session, 'up{job="worker"} == 1')
+        assert len(workers) == 2
+        rules = (await api(stack, session, "rules"))["groups"][0]["rules"]
+        assert [rule["lastError"] for rule in rules if "lastError" in rule] == []
+        firing = {rule["name"] for rule in rules if rule["state"] == "firing"}
+        assert not firing & {"NoWorker", "StepStuck", "BlockLeak", "KvCacheAlmostFull"}
+    await stack.compose("rm", "--stop", "--force", "prometheus")
+    await stack.scale(worker=1)
+
+
+async def ask(stack: Stack, session: aiohttp.ClientSession, query: str) -> list[Any]:
+    """The series that Prometheus finds now, but for those without a number."""
+    found = (await api(stack, session, "query", query=query))["result"]
+    return [series for series in found if series["value"][1] != "NaN"]
+
+
+async def api(stack: Stack, session: aiohttp.ClientSession, path: str, **params: str) -> Any:
+    url = f"http://127.0.0.1:{stack.prometheus_port}/api/v1/{path}"
+    try:
+        async with session.get(url, params=params) as response:
+            body = await response.json()
+    except aiohttp.ClientConnectionError:
+        return {"result": []}  # not there yet
+    assert body["status"] == "success", body
+    return body["data"]
 
 
 async def test_only_the_edge_is_reached_from_outside(stack: Stack):
