@@ -134,6 +134,7 @@ class Link:
     def up(self, peer: Peer) -> None:
         self.peers.add(peer)
         PEERS.labels(peer.hello.service).inc()
+        PEERS_LOST.labels(peer.hello.service)  # from here on it is told, as 0
         log.info("%s is up", peer)
         self.handler.on_up(peer)
         peer.tell(self.handler.status())
