@@ -9,6 +9,7 @@ from services.worker.service import Engine, StepOutput, WorkerService
 from shared.config import WorkerConfig
 from shared.messages import Admit, Capacity, ResultRow, StepPlan, StepResult
 from shared.model_folder import read_model_info
+from shared.model_location import locate_model
 from shared.service import main
 from shared.token_arrays import TokenArrays
 
@@ -33,7 +34,7 @@ class InstantEngine:
     """Every sequence that has computed all it knows emits some id."""
 
     def __init__(self, config: WorkerConfig) -> None:
-        self.model_info = read_model_info(config.model, [], None)
+        self.model_info = read_model_info(locate_model(config.model).folder, [], None)
         max_len = self.model_info.max_model_len
         self.capacity = Capacity(1 << 20, 16, config.max_num_seqs, 8192, max_len)
         self._slots: dict[int, Slot] = {}

@@ -8,7 +8,7 @@ SERVICES = ("gateway", "tokenizer", "scheduler", "worker")
 USAGE = """\
 usage: shoal COMMAND [--setting value …]
 
-  serve        the whole mesh on this machine (the embedded model, or the folder --model)
+  serve        the whole mesh on this machine (the embedded model, or another: --model)
   gateway      one service alone, for a mesh directory shared with the others (--mesh-dir)
   tokenizer
   scheduler

@@ -71,7 +71,13 @@ def check_api_key(key: SecretStr) -> SecretStr:
     return key
 
 
+def _path_as_text(value: Any) -> Any:
+    """Programs may give a folder as they have it."""
+    return str(value) if isinstance(value, Path) else value
+
+
 Names = Annotated[list[str], NoDecode, BeforeValidator(_split)]
+Model = Annotated[str, BeforeValidator(_path_as_text)]
 ListenAddress = Annotated[str, AfterValidator(check_listened)]
 ApiKeys = Annotated[
     list[Annotated[SecretStr, AfterValidator(check_api_key)]], NoDecode, BeforeValidator(_split)
@@ -229,9 +235,13 @@ class TokenizerConfig(Settings):
         description="schedulers on other machines, tcp://HOST or tcp://HOST:PORT with commas"
         " between; every address of a name is dialled (default ports: 5571, workers 5572)",
     )
-    model: Path = Field(EMBEDDED_MODEL, description="a local Hugging Face model folder")
+    model: Model = Field(
+        str(EMBEDDED_MODEL),
+        description="a Hugging Face model folder, or org/name or org/name@revision of a model in"
+        " the Hugging Face cache; nothing is downloaded",
+    )
     served_model_name: Names = Field(
-        [], description="names clients may use (default: the folder's name)"
+        [], description="names clients may use (default: the folder's name, or org/name)"
     )
     max_model_len: int | None = Field(
         None, gt=0, description="longest prompt plus output, in tokens (default: the model's)"
@@ -266,7 +276,11 @@ class WorkerConfig(Settings):
         description="schedulers on other machines, tcp://HOST or tcp://HOST:PORT with commas"
         " between; every address of a name is dialled (default ports: 5571, workers 5572)",
     )
-    model: Path = Field(EMBEDDED_MODEL, description="a local Hugging Face model folder")
+    model: Model = Field(
+        str(EMBEDDED_MODEL),
+        description="a Hugging Face model folder, or org/name or org/name@revision of a model in"
+        " the Hugging Face cache; nothing is downloaded",
+    )
     max_model_len: int | None = Field(
         None, gt=0, description="longest prompt plus output, in tokens (default: the model's)"
     )

@@ -31,7 +31,7 @@ class _Index(msgspec.Struct):
 
 
 def read_model_info(folder: Path, names: list[str], max_model_len: int | None) -> ModelInfo:
-    """What the mesh tells about the model in ``folder``; its name is the folder's by default.
+    """What the mesh tells about the model in ``folder``; ``names`` are a tokenizer's.
 
     Raises ConfigError where a file is missing or does not parse, and where ``max_model_len`` is
     more than the model's positions.
@@ -39,7 +39,7 @@ def read_model_info(folder: Path, names: list[str], max_model_len: int | None) -
     path = find_file(folder, CONFIG_FILE)
     config = decode_json(path, _Config)
     return ModelInfo(
-        names=names or [folder.resolve().name],
+        names=names,
         fingerprint=_fingerprint(folder),
         vocab_size=config.vocab_size,
         max_model_len=_check_length(max_model_len, config.max_position_embeddings),
@@ -57,11 +57,6 @@ def weight_files(folder: Path) -> list[Path]:
 
 def find_file(folder: Path, name: str) -> Path:
     """``folder/name``, or ConfigError if there is no such file."""
-    if not folder.is_dir():
-        raise ConfigError(
-            f"model: no such folder: {folder}; give a local Hugging Face model folder"
-            " (names on a hub are not supported)"
-        )
     path = folder / name
     if Path(name).name != name or not path.is_file():
         raise ConfigError(f"model: {folder} has no file {name}")

@@ -19,6 +19,7 @@ SOURCES = sorted(
 ONLY_IN = {
     "zmq": ("shared/sockets.py",),
     "torch": ("services/worker/", "kernels/"),
+    "huggingface_hub": ("shared/model_location.py",),
     "transformers": ("services/tokenizer/", "services/worker/"),
     "tokenizers": ("services/tokenizer/", "services/worker/"),
 }
@@ -78,7 +79,7 @@ def test_nothing_is_unpickled_or_evaluated(path: Path):
 def test_gateway_and_scheduler_start_without_torch_and_transformers(service: str):
     code = (
         f"import sys, services.{service}.service\n"
-        "found = {'torch', 'transformers', 'tokenizers'} & set(sys.modules)\n"
+        "found = {'torch', 'transformers', 'tokenizers', 'huggingface_hub'} & set(sys.modules)\n"
         "assert not found, found"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

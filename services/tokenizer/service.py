@@ -34,6 +34,7 @@ from shared.messages import (
     Vocabulary,
 )
 from shared.model_folder import read_model_info
+from shared.model_location import locate_model
 from shared.peer import Peer
 from shared.token_arrays import TokenArrays
 
@@ -76,14 +77,16 @@ class TokenizerService:
 
     def _load(self) -> ModelInfo:
         config = self._config
-        model = read_model_info(config.model, config.served_model_name, config.max_model_len)
-        self._text = TextModel(config.model, model.max_model_len, model.vocab_size)
+        location = locate_model(config.model)
+        names = config.served_model_name or [location.name]
+        model = read_model_info(location.folder, names, config.max_model_len)
+        self._text = TextModel(location.folder, model.max_model_len, model.vocab_size)
         written = self._text.token_bytes()
         self._vocabulary = (
             np.frombuffer(b"".join(written), np.uint8),
             np.array([len(each) for each in written], np.int32),
         )
-        defaults, self._max_tokens = read_defaults(config.model, config.generation_config)
+        defaults, self._max_tokens = read_defaults(location.folder, config.generation_config)
         return msgspec.structs.replace(model, defaults=defaults)
 
     async def drain(self) -> None:

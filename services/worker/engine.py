@@ -23,6 +23,7 @@ from services.worker.slots import SlotTable
 from shared.config import WorkerConfig
 from shared.messages import Capacity, StepPlan, StepResult
 from shared.model_folder import read_model_info
+from shared.model_location import locate_model
 from shared.token_arrays import TokenArrays
 
 log = logging.getLogger(__name__)
@@ -38,17 +39,18 @@ class Engine:
     """
 
     def __init__(self, settings: WorkerConfig, progress: Progress) -> None:
-        self.model_info = read_model_info(settings.model, [], settings.max_model_len)
-        config = read_model_config(settings.model)
+        location = locate_model(settings.model)
+        self.model_info = read_model_info(location.folder, [], settings.max_model_len)
+        config = read_model_config(location.folder)
         device = choose_device(settings.device)
         dtype = choose_dtype(settings.dtype, device)
         num_threads = set_threads(settings.num_threads)
         log.info(
             "model %s (%s) in %s on %s with %d threads",
-            *(settings.model.name, "/".join(config.architectures), dtype, device, num_threads),
+            *(location.name, "/".join(config.architectures), dtype, device, num_threads),
         )
         before = read_memory(device)
-        self._model = load_model(settings.model, config, dtype, device, progress)
+        self._model = load_model(location.folder, config, dtype, device, progress)
         max_tokens = settings.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
         max_len = self.model_info.max_model_len
         needs = measure_needs(self._model, config, dtype, settings, max_tokens, max_len)
@@ -63,7 +65,7 @@ class Engine:
             max_tokens,
             max_len,
         )
-        self._eos_ids = np.array(read_eos_ids(settings.model, config), np.int64)
+        self._eos_ids = np.array(read_eos_ids(location.folder, config), np.int64)
         self._slots = SlotTable(self.capacity)
         self._kv_cache = KVCache(config, report.num_blocks, settings.block_size, dtype, device)
 

@@ -13,7 +13,9 @@ import pytest
 from httpx2 import HTTPError
 from openai import AsyncOpenAI
 
+from shared.config import EMBEDDED_MODEL
 from tests.cli.serving import Serving, is_alive, serving
+from tests.shared.hub_cache import add_model
 
 SERVICES = {"gateway", "tokenizer", "scheduler", "worker"}
 
@@ -134,6 +136,20 @@ async def test_a_service_that_cannot_start_ends_serve_with_its_error(tmp_path: P
         await asyncio.sleep(0.1)
         assert any("999999" in line and "2048" in line for line in shoal.lines)
         assert not shoal.children()
+
+
+async def test_a_model_of_the_hugging_face_cache_is_served_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    add_model(tmp_path / "hub", "org/name", files=EMBEDDED_MODEL.iterdir())
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    async with serving(tmp_path, "--model", "org/name@main") as shoal:
+        await shoal.until_ready()
+        async with client_of(shoal) as client:
+            assert [model.id async for model in client.models.list()] == ["org/name"]
+            done = await client.completions.create(model="org/name", prompt="a", max_tokens=2)
+            assert done.usage.completion_tokens == 2
 
 
 async def test_a_port_in_use_is_said(tmp_path: Path):
