@@ -118,10 +118,13 @@ class Supervisor:
             await asyncio.wait_for(self._stop.wait(), backoff_s)
 
     def _environment_of(self, child: Child) -> dict[str, str]:
+        """Our workers take a GPU each; a folder that is given shares them with more than ours."""
+        directory = self._directory.path
         hidden = SECRETS_OF_GATEWAYS if child.service != "gateway" else set()
         return {
+            "SHOAL_GPU_CLAIMS": str(directory / "gpus"),
             **{name: text for name, text in self._environment.items() if name not in hidden},
-            "SHOAL_MESH_DIR": str(self._directory.path),
+            "SHOAL_MESH_DIR": str(directory),
             "SHOAL_INSTANCE": child.instance,
         }
 

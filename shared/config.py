@@ -288,6 +288,11 @@ class WorkerConfig(Settings):
         "auto", description="auto: bfloat16 where the machine computes it, else float32"
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    gpu_claims: Path | None = Field(
+        None,
+        description="folder in which the workers of a machine take a GPU each (default: torch's"
+        " current GPU; under serve: a folder of its own)",
+    )
     block_size: int = Field(16, gt=0, le=256, description="tokens in one KV block")
     max_num_seqs: int = Field(128, gt=0, description="sequences that run at once")
     max_num_batched_tokens: int | None = Field(

@@ -42,7 +42,7 @@ class Engine:
         location = locate_model(settings.model)
         self.model_info = read_model_info(location.folder, [], settings.max_model_len)
         config = read_model_config(location.folder)
-        device = choose_device(settings.device)
+        device = choose_device(settings.device, settings.gpu_claims)
         dtype = choose_dtype(settings.dtype, device)
         num_threads = set_threads(settings.num_threads)
         log.info(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from services.worker.gpu_claim import claim_gpu
 from shared.errors import ConfigError
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -21,12 +22,22 @@ class Memory:
     free: int
 
 
-def choose_device(wanted: str) -> torch.device:
-    """``wanted`` is auto, cpu or cuda. Raises ConfigError where there is no such device."""
+def choose_device(wanted: str, gpu_claims: Path | None) -> torch.device:
+    """``wanted`` is auto, cpu or cuda. With a folder ``gpu_claims`` a GPU that is nobody else's
+    there, which becomes the calling thread's current one; else torch's current one.
+
+    Raises ConfigError where there is no such device, or none that is free.
+    """
     has_cuda = torch.cuda.is_available()
     if wanted == "cuda" and not has_cuda:
         raise ConfigError("device: cuda is asked for, but torch finds no CUDA device")
-    return torch.device("cuda" if has_cuda and wanted != "cpu" else "cpu")
+    if not has_cuda or wanted == "cpu":
+        return torch.device("cpu")
+    if gpu_claims is None:
+        return torch.device("cuda")
+    device = torch.device("cuda", claim_gpu(gpu_claims, _gpu_ids()).index)
+    torch.cuda.set_device(device)  # where kernels run that are not told
+    return device
 
 
 def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
@@ -53,6 +64,13 @@ def read_memory(device: torch.device) -> Memory:
     kib = {name: int(value.split()[0]) for name, value in fields.items()}
     rooms = [Memory(kib["MemTotal"] << 10, kib["MemAvailable"] << 10), *_cgroup_memory()]
     return Memory(min(room.total for room in rooms), min(room.free for room in rooms))
+
+
+def _gpu_ids() -> list[str]:
+    """In torch's order. An index, where a build of torch knows no UUIDs, is only good for workers
+    that see the same GPUs."""
+    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return [str(getattr(gpu, "uuid", index)) for index, gpu in enumerate(gpus)]
 
 
 def _has_bfloat16(device: torch.device) -> bool:

@@ -127,6 +127,17 @@ def test_keys_reach_the_gateways_and_nobody_else(tmp_path: Path, monkeypatch):
         assert (passed.api_key_file is not None) == (service == "gateway")
 
 
+def test_workers_share_out_the_gpus_of_one_serve_or_those_of_a_folder_that_is_given(
+    tmp_path: Path,
+):
+    directory = RunDirectory(tmp_path)
+    for settings, folder in (({}, directory.path / "gpus"), ({"gpu_claims": "/claims"}, "/claims")):
+        supervisor = Supervisor(ServeConfig(mesh_dir=tmp_path, **settings), directory, print)
+        for instance in ("0.1", "1.1"):
+            child = Child("worker", instance, directory.path)
+            assert supervisor._environment_of(child)["SHOAL_GPU_CLAIMS"] == str(folder)
+
+
 async def test_a_stop_reaches_a_process_that_is_only_being_started(tmp_path: Path):
     supervisor = Supervisor(ServeConfig(mesh_dir=tmp_path), RunDirectory(tmp_path), print)
     running = asyncio.create_task(run(supervisor))
