@@ -153,9 +153,9 @@ def test_threads_follow_the_cpu_quota(
 
 def test_a_device_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert choose_device("auto") == CPU
+    assert choose_device("auto", None) == CPU
     with pytest.raises(ConfigError, match="device: cuda"):
-        choose_device("cuda")
+        choose_device("cuda", None)
 
 
 @pytest.mark.parametrize(("flag", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
