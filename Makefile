@@ -21,7 +21,7 @@ test: $(SETUP)
 	$(BIN)/pytest -m 'not slow and not compose and not gpu' $(ARGS)
 
 test-compose: $(SETUP)
-	$(BIN)/pytest -m compose $(ARGS)
+	timeout --signal=INT --kill-after=90 900 $(BIN)/pytest -m compose $(ARGS)
 
 test-all: $(SETUP)
 	$(BIN)/pytest -m 'not gpu' $(ARGS)

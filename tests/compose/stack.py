@@ -133,7 +133,7 @@ class Stack:
 async def running_stack(environment: dict[str, str]) -> AsyncIterator[Stack]:
     """Built, up and serving; taken down at the end with all it made."""
     stack = Stack(environment)
-    await stack.compose("build")
+    await stack.compose("--profile", "observability", "build")
     try:
         await stack.compose("up", "-d", "--wait")
         yield stack

@@ -138,7 +138,6 @@ async def test_a_service_is_replaced_under_load_and_nobody_notices(stack: Stack,
 
 
 async def test_prometheus_finds_every_replica_and_answers_every_query_of_the_board(stack: Stack):
-    await stack.compose("build", "prometheus")
     await stack.scale(worker=2)
     await stack.compose("up", "-d", "--no-build", "prometheus")
     async with loaded(stack), aiohttp.ClientSession() as session:
@@ -155,6 +154,20 @@ async def test_prometheus_finds_every_replica_and_answers_every_query_of_the_boa
         assert not firing & {"NoWorker", "StepStuck", "BlockLeak", "KvCacheAlmostFull"}
     await stack.compose("rm", "--stop", "--force", "prometheus")
     await stack.scale(worker=1)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        ("check", "config", "/etc/prometheus/prometheus.yml"),
+        ("check", "rules", "/rules/rules.yml"),
+        ("test", "rules", "/rules/rules_test.yml"),
+    ],
+)
+async def test_promtool_finds_nothing_wrong(stack: Stack, check: tuple[str, ...]):
+    rules = ("-v", f"{ROOT}/compose/prometheus:/rules:ro")
+    image = ("--entrypoint", "promtool", "shoal-prometheus:test")
+    assert "SUCCESS" in await stack.docker("run", "--rm", *rules, *image, *check)
 
 
 async def ask(stack: Stack, session: aiohttp.ClientSession, query: str) -> list[Any]:
