@@ -8,24 +8,20 @@ import pytest
 from services.scheduler.request_log import RequestLog
 from services.scheduler.sequence import Ended, Sequence
 from shared.errors import Overloaded
-from shared.messages import Admit, Generate, SamplingParams
+from shared.messages import Generate, SamplingParams
 
 NAME = "mine~0a1b/0/0"
 PARAMS = SamplingParams(seed=0)
 
 
-def generate(attempt: int = 1) -> Generate:
-    return Generate(NAME, attempt, 0, 3, PARAMS)
-
-
-def admitted(attempt: int = 1) -> list[Admit]:
-    return [Admit(0, NAME, attempt, 0, 0, 3, 3, 0, PARAMS, [0])]
-
-
-def ended(reason: str, worker_id: str | None, attempt: int = 1) -> Ended:
-    sequence = Sequence(NAME, attempt, 0, 0, (0.0, 0), np.zeros(3, np.int32), PARAMS, [])
-    sequence.last_worker_id = worker_id
-    return Ended(sequence, reason)
+def sequence(attempt: int = 1, arrived_s: float = 10.0) -> Sequence:
+    return Sequence(
+        *(NAME, attempt, 0, 0, (0.0, 0)),
+        prompt=np.zeros(3, np.int32),
+        params=PARAMS,
+        emitted=[],
+        arrived_s=arrived_s,
+    )
 
 
 @pytest.fixture
@@ -43,11 +39,10 @@ def told(caplog: pytest.LogCaptureFixture) -> Any:
 
 
 def test_a_sequence_was_queued_until_it_was_planned_first(told: Any) -> None:
-    log = RequestLog()
-    log.add(generate(), 10.0)
-    log.admit(admitted(), 12.5)
-    log.admit(admitted(), 20.0)
-    log.end(ended("stop", "worker-1/7"), 30.0)
+    log, one = RequestLog(), sequence(arrived_s=10.0)
+    log.begin([one], 12.5)
+    one.last_worker_id = "worker-1/7"
+    log.end(Ended(one, "stop"), 30.0)
     assert told() == {
         "request": "mine",
         "name": NAME,
@@ -61,38 +56,23 @@ def test_a_sequence_was_queued_until_it_was_planned_first(told: Any) -> None:
 
 
 def test_one_that_was_never_planned_was_queued_to_its_end(told: Any) -> None:
-    log = RequestLog()
-    log.add(generate(), 10.0)
-    log.end(ended("cancelled", None), 14.0)
+    RequestLog().end(Ended(sequence(arrived_s=10.0), "cancelled"), 14.0)
     fields = told()
     assert fields["queued_s"] == 4.0
     assert "worker" not in fields
 
 
 def test_two_attempts_are_two(told: Any) -> None:
-    log = RequestLog()
-    for attempt in (1, 2):
-        log.add(generate(attempt), 10.0 * attempt)
-    log.admit(admitted(2), 21.0)
-    for attempt, queued_s in [(2, 1.0), (1, 40.0)]:
-        log.end(ended("stop", None, attempt), 50.0)
+    log, one, two = RequestLog(), sequence(1, 10.0), sequence(2, 20.0)
+    log.begin([two], 21.0)
+    for each, queued_s in [(two, 1.0), (one, 40.0)]:
+        log.end(Ended(each, "stop"), 50.0)
         fields = told()
-        assert (fields["attempt"], fields["queued_s"]) == (attempt, queued_s)
-
-
-def test_nothing_is_kept_of_what_has_ended(told: Any) -> None:
-    log = RequestLog()
-    log.add(generate(1), 0.0)
-    log.admit(admitted(1), 0.0)
-    log.end(ended("stop", None, 1), 0.0)
-    told()
-    log.add(generate(2), 0.0)
-    log.end(ended("stop", None, 2), 0.0)
-    assert not log._arrived_s
-    assert not log._queued_s
+        assert (fields["attempt"], fields["queued_s"]) == (each.attempt, queued_s)
+    assert not log._queued_s, "nothing is kept of what has ended"
 
 
 def test_a_refusal_is_told_by_its_code(told: Any) -> None:
-    RequestLog().refuse(generate(), Overloaded("full"))
+    RequestLog().refuse(Generate(NAME, 1, 0, 3, PARAMS), Overloaded("full"))
     fields = told()
     assert (fields["request"], fields["reason"]) == ("mine", "overloaded")
