@@ -39,7 +39,7 @@ class Stack:
     def _settings(self) -> dict[str, str]:
         return {
             "SHOAL_TAG": "test",
-            "SHOAL_PUBLISH": str(self.port),
+            "SHOAL_PUBLISH": f"127.0.0.1:{self.port}",
             "PROMETHEUS_PUBLISH": str(self.prometheus_port),
         }
 
