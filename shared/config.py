@@ -287,6 +287,11 @@ class WorkerConfig(Settings):
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto", description="auto: bfloat16 where the machine computes it, else float32"
     )
+    load_format: Literal["auto", "safetensors", "dummy"] = Field(
+        "auto",
+        description="auto, safetensors: the weights in the folder; dummy: random ones, for"
+        " measurements",
+    )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     gpu_claims: Path | None = Field(
         None,

@@ -10,6 +10,7 @@ from torch import Tensor
 from kernels.sample import adjust, sample
 from services.worker.batch import Batch, prepare_batch
 from services.worker.context import forward_context
+from services.worker.dummy_weights import make_dummy
 from services.worker.hardware import choose_device, choose_dtype, read_memory, set_threads
 from services.worker.kv_cache import KVCache
 from services.worker.loader import load_model
@@ -50,7 +51,10 @@ class Engine:
             *(location.name, "/".join(config.architectures), dtype, device, num_threads),
         )
         before = read_memory(device)
-        self._model = load_model(location.folder, config, dtype, device, progress)
+        if settings.load_format == "dummy":
+            self._model = make_dummy(config, dtype, device)
+        else:
+            self._model = load_model(location.folder, config, dtype, device, progress)
         max_tokens = settings.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
         max_len = self.model_info.max_model_len
         needs = measure_needs(self._model, config, dtype, settings, max_tokens, max_len)

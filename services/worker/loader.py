@@ -39,7 +39,7 @@ def load_model(
     progress: Progress,
 ) -> CausalLM:
     """The model of ``config`` with the folder's weights. Raises ConfigError naming the tensor."""
-    model = _build(config, dtype, device)
+    model = build_model(config, dtype, device)
     fill(model, weight_files(folder), progress)
     return model
 
@@ -61,7 +61,8 @@ def fill(model: nn.Module, files: list[Path], progress: Progress) -> None:
     progress("weights are loaded", 1.0)
 
 
-def _build(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> CausalLM:
+def build_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> CausalLM:
+    """The model of ``config`` with parameters that hold nothing yet."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

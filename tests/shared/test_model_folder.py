@@ -44,11 +44,20 @@ def test_more_length_than_positions_is_refused_with_both(folder: Path) -> None:
         read_model_info(folder, [], 65)
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_a_missing_file_is_named(folder: Path, name: str) -> None:
-    (folder / name).unlink()
-    with pytest.raises(ConfigError, match=f"model: {folder} has no file {name}"):
+def test_a_missing_file_is_named(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    with pytest.raises(ConfigError, match=rf"model: {folder} has no file config\.json"):
         read_model_info(folder, [], None)
+
+
+def test_only_who_loads_weights_misses_them(folder: Path) -> None:
+    before = read_model_info(folder, [], None)
+    (folder / "model.safetensors").unlink()
+    without = read_model_info(folder, [], None)
+    assert without.vocab_size == before.vocab_size
+    assert without.fingerprint != before.fingerprint
+    with pytest.raises(ConfigError, match=rf"model: {folder} has no file model\.safetensors"):
+        weight_files(folder)
 
 
 def test_a_missing_shard_is_named(folder: Path) -> None:

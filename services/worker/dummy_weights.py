@@ -1,0 +1,23 @@
+"""Weights of the right shapes and no meaning, to measure a model whose weights are not there."""
+
+import torch
+
+from services.worker.loader import build_model
+from services.worker.model_config import ModelConfig
+from services.worker.models import CausalLM
+
+SEED = 0
+STD = 0.02  # as models are initialised for training: no layer's output overflows
+
+
+def make_dummy(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> CausalLM:
+    """The model of ``config`` with normal noise in its matrices, ones in its norms and zeros in its
+    biases; the same for every worker on the same kind of device."""
+    model = build_model(config, dtype, device)
+    generator = torch.Generator(device).manual_seed(SEED)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1:
+            parameter.normal_(0, STD, generator=generator)
+        else:
+            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+    return model

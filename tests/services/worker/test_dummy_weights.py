@@ -1,0 +1,55 @@
+"""A model that is only measured needs no weights."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from services.worker.dummy_weights import make_dummy
+from services.worker.engine import Engine
+from services.worker.model_config import read_model_config
+from shared.config import WorkerConfig
+from shared.errors import ConfigError
+from shared.messages import Admit, Decode, Prefill, SamplingParams, StepPlan
+from shared.model_folder import weight_files
+from tests.services.worker.checkpoints import VOCAB_SIZE, save_mimo
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The files of a model, but for its weights."""
+    save_mimo(tmp_path)
+    for file in weight_files(tmp_path):
+        file.unlink()
+    return tmp_path
+
+
+def test_weights_are_the_same_every_time_and_of_the_shapes_of_the_model(folder: Path) -> None:
+    config = read_model_config(folder)
+    one, two = (dict(make_dummy(config, torch.bfloat16, CPU).named_parameters()) for _ in range(2))
+    for name, parameter in one.items():
+        assert torch.equal(parameter, two[name])
+    norm = one["model.layers.0.input_layernorm.weight"]
+    assert torch.equal(norm, torch.ones_like(norm))
+    assert one["model.embed_tokens.weight"].float().std() == pytest.approx(0.02, rel=0.1)
+
+
+def test_an_engine_runs_on_them(folder: Path) -> None:
+    settings = WorkerConfig(model=str(folder), load_format="dummy", dtype="float32", device="cpu")
+    engine = Engine(settings, lambda text, fraction: None)
+    params = SamplingParams(seed=1)
+    admit = Admit(0, "r/0/0", 1, 0, 0, 3, 3, 0, params, [0])
+    ids = np.array([1, 2, 3], np.int32)
+    result, arrays = engine.step(StepPlan(0, [], [admit], [], [Prefill(0, 3)], []), ids)
+    assert [row.num_tokens for row in result.rows] == [1]
+    assert 0 <= arrays.ids[0] < VOCAB_SIZE
+    result, _ = engine.step(StepPlan(1, [], [], [], [], [Decode(0)]), ids[:0])
+    assert [row.num_tokens for row in result.rows] == [1]
+
+
+def test_without_being_asked_for_they_are_not_made(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no file model\.safetensors"):
+        Engine(WorkerConfig(model=str(folder), device="cpu"), lambda text, fraction: None)
