@@ -306,6 +306,11 @@ class WorkerConfig(Settings):
     gpu_memory_utilization: float = Field(
         0.9, gt=0, le=1, description="share of the device's memory for weights, KV cache and peak"
     )
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = Field(
+        "raw_logprobs",
+        description="raw: as the model computes them; processed: after penalties, temperature and"
+        " filters, of what is drawn from",
+    )
     num_gpu_blocks_override: int | None = Field(
         None, gt=0, description="KV blocks, instead of profiling"
     )

@@ -19,6 +19,7 @@ __all__ = [
     "adjust",
     "prepare_adjustments",
     "prepare_random_rows",
+    "process",
     "sample",
 ]
 
@@ -36,7 +37,19 @@ def sample(logits: Tensor, random: RandomRows | None) -> Tensor:
     return tokens.index_copy_(0, random.rows, _draw(logits[random.rows], random))
 
 
+def process(logits: Tensor, random: RandomRows | None) -> Tensor:
+    """logits [S, V] float32 → the scores that ``sample`` draws from; what is filtered is −inf."""
+    if random is None:
+        return logits
+    return logits.index_copy(0, random.rows, _filtered(logits[random.rows], random))
+
+
 def _draw(logits: Tensor, random: RandomRows) -> Tensor:
+    scores = _filtered(logits, random)
+    return gumbel_argmax(scores, random.seeds, random.positions, random.choices)
+
+
+def _filtered(logits: Tensor, random: RandomRows) -> Tensor:
     scores = logits / random.temperature[:, None]
     if random.has_min_p:
         scores = keep_min_p(scores, random.min_p)
@@ -44,4 +57,4 @@ def _draw(logits: Tensor, random: RandomRows) -> Tensor:
         scores = keep_top_k(scores, random.top_k, random.max_top_k)
     if random.has_top_p:
         scores = keep_top_p(scores, random.top_p)
-    return gumbel_argmax(scores, random.seeds, random.positions, random.choices)
+    return scores

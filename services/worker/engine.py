@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.sample import adjust, sample
+from kernels.sample import adjust, process, sample
 from services.worker.batch import Batch, prepare_batch
 from services.worker.context import forward_context
 from services.worker.dummy_weights import make_dummy
@@ -70,6 +70,7 @@ class Engine:
             max_len,
         )
         self._eos_ids = np.array(read_eos_ids(location.folder, config), np.int64)
+        self._tells_processed = settings.logprobs_mode == "processed_logprobs"
         self._slots = SlotTable(self.capacity)
         self._kv_cache = KVCache(config, report.num_blocks, settings.block_size, dtype, device)
 
@@ -92,8 +93,10 @@ class Engine:
         self._kv_cache.clear(self._slots.apply(plan, ids))
         batch = prepare_batch(self._slots, plan, self._kv_cache, self._eos_ids)
         logits = self._forward(batch)
-        tokens = self._sample(batch, logits)
-        told = tell_logprobs(self._slots, batch.sampling_slots, logits, tokens)
+        adjusted = logits if batch.adjustments is None else adjust(logits, batch.adjustments)
+        tokens = self._sample(batch, logits, adjusted)
+        told_of = process(adjusted, batch.random) if self._tells_processed else logits
+        told = tell_logprobs(self._slots, batch.sampling_slots, told_of, tokens)
         rows, emitted = record(self._slots, batch, tokens, told, self._eos_ids)
         arrays = TokenArrays(emitted, *told.arrays())
         return StepResult(plan.step, rows, time.perf_counter() - started_s), arrays
@@ -104,12 +107,10 @@ class Engine:
             hidden = self._model(batch.input_ids, batch.positions)
         return self._model.logits(hidden.index_select(0, batch.sampling_tokens))
 
-    def _sample(self, batch: Batch, logits: Tensor) -> np.ndarray:
+    def _sample(self, batch: Batch, logits: Tensor, adjusted: Tensor) -> np.ndarray:
         """Token ids [S] int64, or what is wrong; the step's one copy to the host but logprobs."""
         is_finite = logits.sum(-1).isfinite()
+        tokens = sample(adjusted, batch.random)
         if batch.adjustments is not None:
-            logits = adjust(logits, batch.adjustments)
-        tokens = sample(logits, batch.random)
-        if batch.adjustments is not None:
-            tokens = torch.where(logits.amax(-1) == -torch.inf, NOTHING_LEFT, tokens)
+            tokens = torch.where(adjusted.amax(-1) == -torch.inf, NOTHING_LEFT, tokens)
         return torch.where(is_finite, tokens, NOT_FINITE).cpu().numpy()

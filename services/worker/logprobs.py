@@ -13,6 +13,8 @@ from shared.messages import ALL_TOKENS
 
 # Logits that are worked on at a time, so that what stays on the device for it is bounded.
 PIECE_LOGITS = 1 << 22
+# What is told of a token that cannot come, since JSON has no −∞; vLLM tells the same.
+LOWEST = -9999.0
 
 _NO_FLOATS = np.zeros(0, np.float32)
 _NO_IDS = np.zeros(0, np.int32)
@@ -49,7 +51,7 @@ class Told:
 
 def tell_logprobs(table: SlotTable, slots: np.ndarray, logits: Tensor, tokens: np.ndarray) -> Told:
     """``slots`` and ``tokens`` [S] are those of the rows of ``logits`` [S, V], as the model
-    computed them; rows whose token is an error tell nothing."""
+    computed them or as they were processed; rows whose token is an error tell nothing."""
     asked, vocab_size = table.num_logprobs[slots], logits.shape[-1]
     is_asking = (asked != NO_LOGPROBS) & (tokens >= 0)
     if not is_asking.any():
@@ -77,7 +79,7 @@ def _tell(
         torch.from_numpy(tokens[rows]).to(logits.device),
         num_top if num_top < logits.shape[-1] else None,
     )
-    values, top_ids = found.values.cpu().numpy(), found.top_ids.cpu().numpy()
+    values, top_ids = found.values.clamp(min=LOWEST).cpu().numpy(), found.top_ids.cpu().numpy()
     ranks = found.ranks.tolist()
     return {
         row: RowTold(values[index, : 1 + num], top_ids[index, :num], ranks[index])

@@ -201,3 +201,39 @@ def test_logprobs_are_told_of_the_raw_logits(engine: Engine) -> None:
     assert second.ids.tolist() == [50]
     assert second.ranks[0] > 1
     np.testing.assert_allclose(first.values[1:], second.values[1:], atol=1e-5)
+
+
+def test_processed_logprobs_are_those_of_what_is_drawn_from(folder: Path) -> None:
+    engine = make_engine(folder, logprobs_mode="processed_logprobs")
+    (prompt,) = random_prompts(1)
+    change = {"temperature": 0.7, "top_k": 3, "logit_bias": [(50, 4.0)]}
+    params = [changed(logprobs=5, **change), changed(logprobs=5, temperature=0.0)]
+    admits = [
+        Admit(
+            slot,
+            f"r{slot}",
+            1,
+            0,
+            0,
+            len(prompt),
+            len(prompt),
+            0,
+            each,
+            [*range(12 * slot, 12 * slot + 12)],
+        )
+        for slot, each in enumerate(params)
+    ]
+    plan = StepPlan(1, [], admits, [], [Prefill(slot, len(prompt)) for slot in range(2)], [])
+    result, arrays = engine.step(plan, np.array(prompt * 2, np.int32))
+    layout = Layout(result.rows, arrays)
+    raw = true_logits(load_as_qwen2(folder), prompt)[-1].astype(np.float64)
+    scores = raw.copy()
+    scores[50] += 4.0
+    scores /= 0.7
+    kept = np.sort(scores)[::-1][:3]
+    expected = kept - np.log(np.exp(kept - kept.max()).sum()) - kept.max()
+    random, greedy = (layout.part(index, index + 1) for index in range(2))
+    np.testing.assert_allclose(random.values[1:4], expected, atol=1e-3)
+    assert random.values[4:].tolist() == [logprobs.LOWEST] * 2, "what is filtered cannot come"
+    highest = np.sort(raw)[::-1][:5] - raw.max() - np.log(np.exp(raw - raw.max()).sum())
+    np.testing.assert_allclose(greedy.values[1:], highest, atol=1e-3)
