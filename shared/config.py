@@ -6,15 +6,12 @@ pydantic-settings does the merging and the checking.
 """
 
 import json
-import logging
 import os
 import re
 import secrets
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import (
     AfterValidator,
     BeforeValidator,
@@ -28,25 +25,17 @@ from pydantic_settings import (
     CliSettingsSource,
     CliSuppress,
     NoDecode,
-    PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
-    YamlConfigSettingsSource,
 )
 
+from shared.config_sources import merging, one_line
 from shared.endpoint import check_dialled, check_listened
 from shared.errors import ConfigError
-
-log = logging.getLogger(__name__)
 
 EMBEDDED_MODEL = Path(__file__).parent.parent / "models" / "shoal-tiny"
 
 
-# What protects a server elsewhere and is not built yet: serving without it would be a trap.
-PROTECTING_KEYS = {"ssl_keyfile", "ssl_certfile", "ssl_ca_certs"}
-
-# Whose values nobody may read in an error.
-SECRET_SETTINGS = {"api_key"}
 API_KEY = r"[!-~]{1,256}"
 
 TCP_SETTINGS = ("listen_address", "tokenizer_address", "scheduler_address")
@@ -155,10 +144,10 @@ class Settings(BaseSettings):
             flags: CliSettingsSource[Any] = CliSettingsSource(
                 cls, cli_parse_args=argv, cli_prog_name=prog
             )
-            settings: Self = _merging(cls, flags)()
+            settings: Self = merging(cls, flags, ServeConfig.model_fields.keys())()
             return settings
         except ValidationError as error:
-            raise ConfigError("\n".join(_one_line(detail) for detail in error.errors())) from None
+            raise ConfigError("\n".join(one_line(detail) for detail in error.errors())) from None
         except SettingsError as error:
             raise ConfigError(str(error)) from None
 
@@ -346,63 +335,3 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, WorkerConfig)
         for name in sorted(self.model_fields_set & SETTINGS_OF_ONE_SERVICE):
             raise ValueError(f"{name.replace('_', '-')} is a setting of one service alone")
         return self
-
-
-class _YamlSource(YamlConfigSettingsSource):
-    """Reads ``max-model-len`` and ``max_model_len`` alike and says which keys nobody reads."""
-
-    def _read_file(self, file_path: Path | Traversable) -> dict[str, Any]:
-        try:
-            content = super()._read_file(file_path)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"config: {file_path} is no YAML{_where(error)}") from None
-        if not isinstance(content, dict):
-            raise ConfigError(f"config: {file_path} must hold a mapping of settings")
-        settings = {str(key).replace("-", "_"): value for key, value in content.items()}
-        for key in sorted(settings.keys() & PROTECTING_KEYS):
-            raise ConfigError(
-                f"{key.replace('_', '-')}: not supported yet; remove it to serve without"
-            )
-        for key in sorted(settings.keys() - ServeConfig.model_fields.keys()):
-            name = key.replace("_", "-")
-            log.warning("%s: %s is not supported and has no effect", file_path, name)
-        return settings
-
-
-def _merging(cls: type[Settings], flags: CliSettingsSource[Any]) -> type[Any]:
-    """``cls`` with its sources in our order; the YAML path comes from the flags or the
-    environment."""
-    path = flags().get("config") or os.environ.get("SHOAL_CONFIG")
-    if path and not Path(path).is_file():
-        raise ConfigError(f"config: no such file: {path}")
-
-    class Merged(cls):  # type: ignore[valid-type,misc]
-        @classmethod
-        def settings_customise_sources(
-            cls,
-            settings_cls: type[BaseSettings],
-            init_settings: PydanticBaseSettingsSource,
-            env_settings: PydanticBaseSettingsSource,
-            dotenv_settings: PydanticBaseSettingsSource,
-            file_secret_settings: PydanticBaseSettingsSource,
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            file = (_YamlSource(settings_cls, yaml_file=path),) if path else ()
-            return (flags, env_settings, *file)
-
-    Merged.__name__ = cls.__name__
-    return Merged
-
-
-def _where(error: yaml.YAMLError) -> str:
-    """Its words are left out: they may quote a key."""
-    mark = getattr(error, "problem_mark", None)
-    return f": line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-
-
-def _one_line(detail: Any) -> str:
-    text = detail["msg"].removeprefix("Value error, ")
-    name = ".".join(str(part) for part in detail["loc"]).replace("_", "-")
-    if SECRET_SETTINGS & set(detail["loc"]):
-        return f"{name}: {text}"
-    # Where several settings are wrong together, the text names them.
-    return f"{name}: {detail['input']!r}: {text}" if name else text

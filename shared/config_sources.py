@@ -1,0 +1,92 @@
+"""Where settings come from, and how what is wrong with them is said."""
+
+import logging
+import os
+from collections.abc import Set
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    PydanticBaseSettingsSource,
+    YamlConfigSettingsSource,
+)
+
+from shared.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+# What protects a server elsewhere and is not built yet: serving without it would be a trap.
+PROTECTING_KEYS = {"ssl_keyfile", "ssl_certfile", "ssl_ca_certs"}
+
+# Whose values nobody may read in an error.
+SECRET_SETTINGS = {"api_key"}
+
+
+class YamlSource(YamlConfigSettingsSource):
+    """Reads ``max-model-len`` and ``max_model_len`` alike and says which keys are not ``known``."""
+
+    def __init__(self, settings_cls: type[BaseSettings], path: str, known: Set[str]) -> None:
+        self._known = known
+        super().__init__(settings_cls, yaml_file=path)
+
+    def _read_file(self, file_path: Path | Traversable) -> dict[str, Any]:
+        try:
+            content = super()._read_file(file_path)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"config: {file_path} is no YAML{_where(error)}") from None
+        if not isinstance(content, dict):
+            raise ConfigError(f"config: {file_path} must hold a mapping of settings")
+        settings = {str(key).replace("-", "_"): value for key, value in content.items()}
+        for key in sorted(settings.keys() & PROTECTING_KEYS):
+            raise ConfigError(
+                f"{key.replace('_', '-')}: not supported yet; remove it to serve without"
+            )
+        for key in sorted(settings.keys() - self._known):
+            name = key.replace("_", "-")
+            log.warning("%s: %s is not supported and has no effect", file_path, name)
+        return settings
+
+
+def merging(cls: type[BaseSettings], flags: CliSettingsSource[Any], known: Set[str]) -> type[Any]:
+    """``cls`` with its sources in our order; the YAML path comes from the flags or the environment.
+
+    ``known`` are the keys that any service reads.
+    """
+    path = flags().get("config") or os.environ.get("SHOAL_CONFIG")
+    if path and not Path(path).is_file():
+        raise ConfigError(f"config: no such file: {path}")
+
+    class Merged(cls):  # type: ignore[valid-type,misc]
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            file = (YamlSource(settings_cls, path, known),) if path else ()
+            return (flags, env_settings, *file)
+
+    Merged.__name__ = cls.__name__
+    return Merged
+
+
+def _where(error: yaml.YAMLError) -> str:
+    """Its words are left out: they may quote a key."""
+    mark = getattr(error, "problem_mark", None)
+    return f": line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+
+
+def one_line(detail: Any) -> str:
+    text = detail["msg"].removeprefix("Value error, ")
+    name = ".".join(str(part) for part in detail["loc"]).replace("_", "-")
+    if SECRET_SETTINGS & set(detail["loc"]):
+        return f"{name}: {text}"
+    # Where several settings are wrong together, the text names them.
+    return f"{name}: {detail['input']!r}: {text}" if name else text
