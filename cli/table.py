@@ -88,4 +88,5 @@ class Screen:
     def _url(self) -> str:
         """A URL for a client on this machine, also where we listen on every address."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._config.host, self._config.host)
-        return f"http://{f'[{host}]' if ':' in host else host}:{self._config.port}"
+        scheme = "http" if self._config.ssl_certfile is None else "https"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._config.port}"

@@ -173,6 +173,12 @@ class GatewayConfig(Settings):
     api_key_file: Path | None = Field(
         None, description="file with one key a line; blank lines and # comments are passed over"
     )
+    ssl_certfile: Path | None = Field(
+        None, description="PEM file with a certificate and its chain: HTTPS instead of HTTP"
+    )
+    ssl_keyfile: Path | None = Field(
+        None, description="PEM file with the certificate's private key (default: in ssl-certfile)"
+    )
     max_body_bytes: int = Field(16 << 20, gt=0, description="largest request body; above it 413")
     max_open_requests: int = Field(4096, gt=0, description="open requests; above it 429")
     accept_timeout_s: float = Field(
@@ -205,6 +211,12 @@ class GatewayConfig(Settings):
         description="seconds that a new request waits while nothing is ready to serve it; then 503",
     )
     reuse_port: bool = Field(False, description="share the port with other gateways on the machine")
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ValueError("ssl-keyfile: there is no ssl-certfile for it")
+        return self
 
     @model_validator(mode="after")
     def _check_api_key(self) -> Self:

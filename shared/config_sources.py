@@ -20,7 +20,7 @@ from shared.errors import ConfigError
 log = logging.getLogger(__name__)
 
 # What protects a server elsewhere and is not built yet: serving without it would be a trap.
-PROTECTING_KEYS = {"ssl_keyfile", "ssl_certfile", "ssl_ca_certs"}
+PROTECTING_KEYS = {"ssl_ca_certs"}
 
 # Whose values nobody may read in an error.
 SECRET_SETTINGS = {"api_key"}

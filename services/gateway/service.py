@@ -11,6 +11,7 @@ from services.gateway.app import make_app
 from services.gateway.glance import Glance
 from services.gateway.http_server import HttpRunner
 from services.gateway.mesh import Mesh
+from services.gateway.tls import tls_context
 from shared.codec import Array
 from shared.config import GatewayConfig
 from shared.errors import ConfigError
@@ -31,6 +32,7 @@ class GatewayService:
 
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
+        self._tls = tls_context(config)
         self._is_draining = False
         self._mesh = Mesh(config.replay_s, config.ready_wait_s)
         self._admission = Admission(config.max_open_requests, config.max_buffered_bytes)
@@ -92,12 +94,13 @@ class GatewayService:
 
     async def _listen(self) -> None:
         host, port = self._config.host, self._config.port
-        site = web.TCPSite(self._runner, host, port, reuse_port=self._config.reuse_port)
+        reuse_port = self._config.reuse_port
+        site = web.TCPSite(self._runner, host, port, ssl_context=self._tls, reuse_port=reuse_port)
         try:
             await site.start()
         except OSError as error:
             raise ConfigError(f"host, port: cannot listen on {host}:{port}: {error}") from None
-        log.info("listening on http://%s:%d", host, self.port)
+        log.info("listening on %s://%s:%d", "https" if self._tls else "http", host, self.port)
 
     async def _stop_listening(self) -> None:
         for site in self._runner.sites:

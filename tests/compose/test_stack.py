@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
+from tests.certificate import make_certificate
 from tests.compose.board import queries
 from tests.compose.engine import ROOT, NoEngine, provide_base_images, running_engine
 from tests.compose.stack import CommandError, Stack, running_stack
@@ -288,7 +289,7 @@ async def test_with_keys_clients_need_one(stack: Stack, tmp_path: Path):
 
 async def test_with_a_certificate_the_port_speaks_https(stack: Stack, tmp_path: Path):
     file = tmp_path / "certificate.pem"
-    await make_certificate(file)
+    make_certificate(file)
     async with (
         stack.extended("compose/tls.yml", "edge", SHOAL_CERTIFICATE=str(file)),
         aiohttp.ClientSession() as session,
@@ -297,19 +298,3 @@ async def test_with_a_certificate_the_port_speaks_https(stack: Stack, tmp_path: 
         trusting = ssl.create_default_context(cafile=file)
         async with session.get(url, ssl=trusting) as response:
             assert response.status == 200
-
-
-async def make_certificate(file: Path) -> None:
-    """A key and its own certificate, for this machine's loopback address."""
-    command = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj",
-               "/CN=shoal", "-addext", "subjectAltName=IP:127.0.0.1")  # fmt: skip
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *(*command, "-keyout", "-", "-out", "-"),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-    except FileNotFoundError:
-        pytest.skip("openssl is not installed")
-    output, _ = await process.communicate()
-    file.write_bytes(output)

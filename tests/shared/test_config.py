@@ -84,7 +84,7 @@ def test_what_serve_was_given_reaches_its_services_and_nothing_else(file: str, m
     assert "SHOAL_BLOCK_SIZE" not in environment
 
 
-@pytest.mark.parametrize("key", ["ssl-ca-certs", "ssl_keyfile"])
+@pytest.mark.parametrize("key", ["ssl-ca-certs", "ssl_ca_certs"])
 def test_a_setting_that_protects_is_refused_while_it_would_protect_nothing(tmp_path: Path, key):
     (tmp_path / "config.yaml").write_text(f"{key}: secret\n")
     with pytest.raises(ConfigError, match="not supported yet") as caught:

@@ -1,0 +1,60 @@
+"""HTTPS at the gateway's own port."""
+
+import ssl
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from services.gateway.service import GatewayService
+from shared.config import GatewayConfig
+from shared.errors import ConfigError
+from tests.certificate import make_certificate
+from tests.services.gateway.fakes import running_gateway
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    make_certificate(tmp_path / "both.pem")
+    return tmp_path / "both.pem"
+
+
+async def ping(port: int, scheme: str, trusted: Path) -> int:
+    context = ssl.create_default_context(cafile=trusted)
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{scheme}://127.0.0.1:{port}/ping", ssl=context) as response,
+    ):
+        return response.status
+
+
+async def test_with_a_certificate_the_port_speaks_https_and_nothing_else(
+    tmp_path: Path, certificate: Path
+) -> None:
+    async with running_gateway(tmp_path, ssl_certfile=certificate) as gateway:
+        assert await ping(gateway.port, "https", certificate) == 200
+        with pytest.raises(aiohttp.ClientError):
+            await ping(gateway.port, "http", certificate)
+
+
+async def test_the_key_may_be_a_file_of_its_own(tmp_path: Path, certificate: Path) -> None:
+    key, _, rest = certificate.read_text().partition("-----BEGIN CERTIFICATE-----")
+    (tmp_path / "key.pem").write_text(key)
+    (tmp_path / "certificate.pem").write_text("-----BEGIN CERTIFICATE-----" + rest)
+    settings = {"ssl_certfile": tmp_path / "certificate.pem", "ssl_keyfile": tmp_path / "key.pem"}
+    async with running_gateway(tmp_path, **settings) as gateway:
+        assert await ping(gateway.port, "https", certificate) == 200
+
+
+@pytest.mark.parametrize("content", [None, "no certificate"])
+def test_a_certificate_that_cannot_be_read_is_named(tmp_path: Path, content: str | None) -> None:
+    file = tmp_path / "c.pem"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigError, match=r"ssl-certfile, ssl-keyfile: .*c\.pem: .+"):
+        GatewayService(GatewayConfig(mesh_dir=tmp_path, ssl_certfile=file))
+
+
+def test_a_key_alone_is_refused() -> None:
+    with pytest.raises(ConfigError, match="there is no ssl-certfile"):
+        GatewayConfig.load(["--ssl-keyfile", "key.pem"], "shoal gateway")
