@@ -65,11 +65,21 @@ def _path_as_text(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
+def _check_origin(text: str) -> str:
+    """Raises ValueError."""
+    if text != "*" and not re.fullmatch(r"https?://[^/\s]+", text):
+        raise ValueError("expected *, or an origin such as https://page.example")
+    return text
+
+
 Names = Annotated[list[str], NoDecode, BeforeValidator(_split)]
 Model = Annotated[str, BeforeValidator(_path_as_text)]
 ListenAddress = Annotated[str, AfterValidator(check_listened)]
 ApiKeys = Annotated[
     list[Annotated[SecretStr, AfterValidator(check_api_key)]], NoDecode, BeforeValidator(_split)
+]
+Origins = Annotated[
+    list[Annotated[str, AfterValidator(_check_origin)]], NoDecode, BeforeValidator(_split)
 ]
 Addresses = Annotated[
     list[Annotated[str, AfterValidator(check_dialled)]], NoDecode, BeforeValidator(_split)
@@ -172,6 +182,9 @@ class GatewayConfig(Settings):
     )
     api_key_file: Path | None = Field(
         None, description="file with one key a line; blank lines and # comments are passed over"
+    )
+    allowed_origins: Origins = Field(
+        [], description="origins whose pages may use the API from a browser; *: all"
     )
     ssl_certfile: Path | None = Field(
         None, description="PEM file with a certificate and its chain: HTTPS instead of HTTP"

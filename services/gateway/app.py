@@ -9,6 +9,7 @@ from services.gateway.admission import Admission
 from services.gateway.api_keys import Guard, load_api_keys
 from services.gateway.body import BodyReader
 from services.gateway.completions import Completions
+from services.gateway.cors import Cors
 from services.gateway.failures import answer_errors, count_requests
 from services.gateway.http_server import limit_headers
 from services.gateway.info import Info
@@ -24,11 +25,13 @@ def make_app(
 ) -> web.Application:
     bodies = BodyReader(config.max_body_bytes)
     completions = Completions(mesh, admission, bodies, config)
-    middlewares = [count_requests, answer_errors, limit_headers]
+    cors = Cors(config.allowed_origins)
+    middlewares = [count_requests, answer_errors, limit_headers, cors.preflight]
     if keys := load_api_keys(config):
         middlewares.append(Guard(keys).check)
     app = web.Application(middlewares=middlewares)
     app.on_response_prepare.append(name_response)
+    app.on_response_prepare.append(cors.mark)
     app.on_cleanup.append(completions.close)
     for part in (
         completions,

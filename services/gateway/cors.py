@@ -1,0 +1,44 @@
+"""Which pages of other origins may use the API from a browser (the Fetch standard's CORS)."""
+
+from collections.abc import Sequence
+
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler
+
+ANY = "*"
+EXPOSED = "X-Request-Id, Retry-After"
+METHODS = "GET, POST"
+MAX_AGE_S = 600
+
+
+class Cors:
+    """Lets pages of ``origins`` in; without any, browsers keep all others out."""
+
+    def __init__(self, origins: Sequence[str]) -> None:
+        self._origins = frozenset(origins)
+
+    @web.middleware
+    async def preflight(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answers what a browser asks before it sends a request: that one has no key yet."""
+        is_asking = hdrs.ACCESS_CONTROL_REQUEST_METHOD in request.headers
+        if request.method != hdrs.METH_OPTIONS or not is_asking or not self._lets_in(request):
+            return await handler(request)
+        wanted = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "")
+        headers = {
+            hdrs.ACCESS_CONTROL_ALLOW_METHODS: METHODS,
+            hdrs.ACCESS_CONTROL_ALLOW_HEADERS: wanted,
+            hdrs.ACCESS_CONTROL_MAX_AGE: str(MAX_AGE_S),
+        }
+        return web.Response(status=204, headers=headers)
+
+    async def mark(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Tells the browser that the page may read ``response``, which is about to begin."""
+        if self._lets_in(request):
+            origin = ANY if ANY in self._origins else request.headers[hdrs.ORIGIN]
+            response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = origin
+            response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = EXPOSED
+            response.headers.add(hdrs.VARY, hdrs.ORIGIN)
+
+    def _lets_in(self, request: web.Request) -> bool:
+        origin = request.headers.get(hdrs.ORIGIN)
+        return origin is not None and bool({origin, ANY} & self._origins)
