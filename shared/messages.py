@@ -202,13 +202,15 @@ class Submit(Row, tag=10, frozen=True):
     text: TextOptions
     choices: list[ChoiceStart]
     priority: int = 0
+    cache_salt: str = ""
 
 
 class Generate(Row, tag=11, frozen=True):
     """Tokenizer → scheduler: one choice of one prompt, which is a sequence.
 
     Buffer: int32 ids, ``prompt_len`` of the prompt, then those that were emitted before.
-    ``priority``: of two that wait the lower number comes first.
+    ``priority``: of two that wait the lower number comes first. Only sequences with the same
+    ``cache_salt`` share what is cached.
     """
 
     request: str
@@ -217,6 +219,7 @@ class Generate(Row, tag=11, frozen=True):
     prompt_len: int
     params: SamplingParams
     priority: int = 0
+    cache_salt: str = ""
 
 
 class RequestKey(Row, frozen=True):
@@ -329,7 +332,8 @@ class Accepted(Row, tag=20, frozen=True):
 class Finished(Row, frozen=True):
     """The one good terminal of a choice; ``num_tokens`` counts its completion tokens.
 
-    ``stop_reason`` is the stop string or stop token id that ended it, if one did.
+    ``stop_reason`` is the stop string or stop token id that ended it, if one did; ``num_cached`` as
+    in TokenRow. Both are a tokenizer's to tell.
     """
 
     request: str
@@ -338,6 +342,7 @@ class Finished(Row, frozen=True):
     reason: FinishReason
     num_tokens: int
     stop_reason: int | str | None = None
+    num_cached: int = 0
 
 
 class TokenRow(Row, frozen=True):
@@ -346,7 +351,7 @@ class TokenRow(Row, frozen=True):
     A token has ``num_values`` logprobs and ``num_top_ids`` ids in the buffers of its message. No
     values: none were asked for. Otherwise the first is the token's own, and the rest belong to the
     likeliest tokens, which the ids name in descending order; without ids they are those of the
-    whole vocabulary, in order of ids.
+    whole vocabulary, in order of ids. ``num_cached`` ids of the prompt came from the cache.
     """
 
     request: str
@@ -355,6 +360,7 @@ class TokenRow(Row, frozen=True):
     num_tokens: int
     num_values: int = 0
     num_top_ids: int = 0
+    num_cached: int = 0
 
 
 class Tokens(Row, tag=21, frozen=True):

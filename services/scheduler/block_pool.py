@@ -1,33 +1,81 @@
-"""The KV blocks of one worker: who is free, nothing else."""
+"""The KV blocks of one worker: who is free, who is owned how often, nothing else."""
+
+from services.scheduler.prefix_index import PrefixIndex
 
 
 class BlockPool:
-    """Hands out ids of ``num_blocks`` blocks; the last one given back is the first one taken."""
+    """Hands out ids of ``num_blocks`` blocks. Each is free, cached, or owned by so many sequences.
 
-    def __init__(self, num_blocks: int) -> None:
+    A cached block is nobody's, but ``index`` knows what it holds: it can be shared again, and
+    counts as free. When blocks are short those that nobody has used for longest are evicted; of the
+    blocks of one sequence the last one goes first, for without it the others are still of use.
+    """
+
+    def __init__(self, num_blocks: int, index: PrefixIndex) -> None:
         self.num_blocks = num_blocks
+        self.num_owned = 0  # once for each sequence that owns a block
+        self._index = index
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._is_free = bytearray(b"\x01" * num_blocks)
+        self._cached: dict[int, None] = {}  # in the order of their last use
+        self._num_owners = [0] * num_blocks
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self._free) + len(self._cached)
+
+    def num_owners(self, block: int) -> int:
+        return self._num_owners[block]
 
     def try_take(self, num: int) -> list[int] | None:
         """``num`` blocks, or None and nothing taken when there are fewer."""
-        if num > len(self._free):
+        if num > self.num_free:
             return None
-        start = len(self._free) - num
+        start = max(0, len(self._free) - num)
         taken = self._free[start:][::-1]
         del self._free[start:]
+        while len(taken) < num:
+            taken.append(self._evict())
         for block in taken:
-            self._is_free[block] = 0
+            self._num_owners[block] = 1
+        self.num_owned += num
         return taken
 
+    def share(self, blocks: list[int]) -> None:
+        """One more owner for each of ``blocks``, which the index holds."""
+        for block in blocks:
+            self._cached.pop(block, None)
+            self._num_owners[block] += 1
+        self.num_owned += len(blocks)
+
     def give_back(self, blocks: list[int]) -> None:
-        """Raises ValueError for a block that is free already: two sequences would share it."""
+        """Raises ValueError for a block that nobody owns: two sequences would write to it."""
         for block in reversed(blocks):
-            if self._is_free[block]:
+            if not self._num_owners[block]:
                 raise ValueError(f"block {block} was given back twice")
-            self._is_free[block] = 1
+            self._num_owners[block] -= 1
+            if not self._num_owners[block]:
+                self._set_free(block)
+        self.num_owned -= len(blocks)
+
+    def distrust(self, blocks: list[int]) -> None:
+        """Nobody else shall use what these hold; they are owned."""
+        for block in blocks:
+            self._index.drop(block)
+
+    def forget_cached(self) -> None:
+        """Empties the index. What is owned stays so."""
+        self._index.clear()
+        self._free.extend(self._cached)
+        self._cached.clear()
+
+    def _set_free(self, block: int) -> None:
+        if block in self._index:
+            self._cached[block] = None
+        else:
             self._free.append(block)
+
+    def _evict(self) -> int:
+        block = next(iter(self._cached))
+        del self._cached[block]
+        self._index.drop(block)
+        return block

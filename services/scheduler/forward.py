@@ -26,6 +26,7 @@ def _row(emission: Emission) -> TokenRow:
         row.num_tokens,
         row.num_values,
         row.num_top_ids,
+        sequence.num_cached,
     )
 
 

@@ -19,6 +19,10 @@ class Line:
         """Over a copy: sequences may leave meanwhile."""
         return iter(self._sequences[:])
 
+    def first_outside(self, prompts: set[tuple[str, int]]) -> Sequence | None:
+        """The first that is no choice of one of ``prompts``."""
+        return next((each for each in self._sequences if each.prompt_key not in prompts), None)
+
     @property
     def first(self) -> Sequence | None:
         return self._sequences[0] if self._sequences else None

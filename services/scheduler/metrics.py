@@ -17,6 +17,8 @@ REQUEUES = Counter(
     "shoal_requeues", "Sequences put back in the line after the death of their worker"
 )
 BLOCK_LEAK = Gauge("shoal_kv_block_leak", "Blocks that are taken and that no sequence owns")
+PREFIX_QUERIES = Counter("vllm:prefix_cache_queries", "Tokens of prompts that were looked up")
+PREFIX_HITS = Counter("vllm:prefix_cache_hits", "Tokens of prompts that were in the cache")
 STEP_SECONDS = Histogram(
     "shoal_step_seconds",
     "Time of one step in the worker",
@@ -55,12 +57,13 @@ class CoreMetrics:
     def __init__(self, core: Scheduler) -> None:
         self._core = core
         self._num_preemptions = self._num_requeues = 0
+        self._num_prefix_queries = self._num_prefix_hits = 0
         RUNNING.set_function(lambda: self._num_running)
         WAITING.set_function(lambda: self._num_waiting)
         KV_USAGE.set_function(self._usage)
         BLOCKS.labels("free").set_function(lambda: self._num_free)
         BLOCKS.labels("used").set_function(lambda: self._num_blocks - self._num_free)
-        BLOCK_LEAK.set_function(lambda: self._num_blocks - self._num_free - self._num_owned)
+        BLOCK_LEAK.set_function(self._num_leaked)
         SEQUENCES.set_function(lambda: len(core.sequences))
 
     def count(self) -> None:
@@ -69,6 +72,10 @@ class CoreMetrics:
         self._num_preemptions = self._core.num_preemptions
         REQUEUES.inc(self._core.num_requeues - self._num_requeues)
         self._num_requeues = self._core.num_requeues
+        PREFIX_QUERIES.inc(self._core.num_prefix_queries - self._num_prefix_queries)
+        self._num_prefix_queries = self._core.num_prefix_queries
+        PREFIX_HITS.inc(self._core.num_prefix_hits - self._num_prefix_hits)
+        self._num_prefix_hits = self._core.num_prefix_hits
 
     def overview(self, scheduler: str) -> Overview:
         return Overview(
@@ -97,10 +104,12 @@ class CoreMetrics:
     def _num_free(self) -> int:
         return sum(worker.pool.num_free for worker in self._core.workers.values())
 
-    @property
-    def _num_owned(self) -> int:
+    def _num_leaked(self) -> int:
+        """A block that several share has as many owners."""
         workers = self._core.workers.values()
-        return sum(len(each.blocks) for worker in workers for each in worker.running.values())
+        num_taken = sum(worker.pool.num_owned for worker in workers)
+        sequences = [each for worker in workers for each in worker.running.values()]
+        return num_taken - sum(len(each.blocks) for each in sequences)
 
     def _usage(self) -> float:
         num_blocks = self._num_blocks

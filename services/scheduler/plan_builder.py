@@ -36,6 +36,7 @@ class PlanBuilder:
     def admit(self, sequence: Sequence) -> None:
         if not sequence.has_run:
             sequence.has_run = True
+            sequence.num_cached = min(sequence.num_computed, len(sequence.prompt))
             self.newcomers.append(sequence)
         ids = sequence.known_ids()
         self._known.append(ids)

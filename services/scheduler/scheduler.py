@@ -60,7 +60,9 @@ class Refusal:
 class Scheduler:
     """Owns blocks, slots and lines; the verbs are add, grant, cancel, plan, absorb."""
 
-    def __init__(self, max_waiting: int, priority_step_s: float) -> None:
+    def __init__(
+        self, max_waiting: int, priority_step_s: float, caches_prefixes: bool = True
+    ) -> None:
         self.max_waiting = max_waiting
         self.workers: dict[str, WorkerState] = {}
         self.sequences: dict[tuple[str, int], Sequence] = {}
@@ -70,12 +72,14 @@ class Scheduler:
         self.num_preemptions = 0
         self._ended: list[Ended] = []
         self.num_requeues = 0  # after the death of their worker
+        self.num_prefix_queries = self.num_prefix_hits = 0  # tokens of those that entered first
         self._priority_step_s = priority_step_s
+        self._caches_prefixes = caches_prefixes
         self._num_added = self._num_absorbed = 0
 
     def add_worker(self, worker_id: str, capacity: Capacity) -> list[Refusal]:
         """Returns what waits and can run to its end on no worker that is there now."""
-        self.workers[worker_id] = WorkerState(worker_id, capacity)
+        self.workers[worker_id] = WorkerState(worker_id, capacity, self._caches_prefixes)
         return self._take_out_hopeless()
 
     def remove_worker(self, worker_id: str) -> list[Refusal]:
@@ -119,6 +123,7 @@ class Scheduler:
             generate.params,
             emitted.tolist(),
             now_s,
+            generate.cache_salt,
         )
         self._num_added += 1
         self.sequences[sequence.key] = sequence
@@ -172,6 +177,9 @@ class Scheduler:
         builder = self._next_plan(worker)
         if builder.is_empty:
             return None
+        for sequence in worker.filling(builder.plan):
+            worker.index_blocks(sequence)
+        self._count_hits(builder.newcomers)
         worker.in_flight, worker.in_flight_since = builder.plan, self._num_absorbed
         return Planned(builder.plan, builder.ids, builder.newcomers)
 
@@ -187,6 +195,10 @@ class Scheduler:
         self._num_absorbed += 1
         emissions = _record(worker, result, arrays.ids.tolist())
         for emission in emissions:
+            if emission.row.error is None:
+                worker.index_blocks(emission.sequence)
+            else:
+                worker.pool.distrust(emission.sequence.blocks)
             if emission.ends:
                 self._forget(worker, emission.sequence, emission.end_reason)
         for sequence in [each for each in worker.running.values() if each.is_cancelled]:
@@ -194,6 +206,11 @@ class Scheduler:
         if worker.is_leaving:
             self._empty(worker)
         return [emission for emission in emissions if not emission.sequence.is_cancelled]
+
+    def reset_prefix_cache(self) -> None:
+        """Whatever comes computes its whole prompt. What runs keeps its blocks."""
+        for worker in self.workers.values():
+            worker.pool.forget_cached()
 
     def take_ended(self) -> list[Ended]:
         """All that have ended since the last time."""
@@ -274,8 +291,11 @@ class Scheduler:
             self._preempt(worker)
 
     def _admit_waiting(self, worker: WorkerState, builder: PlanBuilder) -> None:
+        """Passes over the choices of a prompt whose blocks this plan fills: in the next one they find
+        these in the index. None waits longer for another choice, which may be gone by then."""
+        prompts = {each.prompt_key for each in worker.filling(builder.plan)}
         while worker.admits and not builder.is_full:
-            first = self.waiting.first
+            first = self.waiting.first_outside(prompts)
             if first is None or not worker.has_room_for(first):
                 return
             workers = self.workers.values()
@@ -285,6 +305,8 @@ class Scheduler:
             worker.place(first)
             builder.admit(first)
             builder.compute(first)
+            if worker.num_to_index(first) > 0:
+                prompts.add(first.prompt_key)
 
     def _preempt(self, worker: WorkerState, spared: Sequence | None = None) -> None:
         """Takes slot and blocks from whose client does not read, else from who came last."""
@@ -294,6 +316,11 @@ class Scheduler:
         self._wait(sequence)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
+
+    def _count_hits(self, newcomers: list[Sequence]) -> None:
+        """Those that resume are left out: that they were preempted is no success of the cache."""
+        self.num_prefix_queries += sum(len(each.prompt) for each in newcomers)
+        self.num_prefix_hits += sum(each.num_cached for each in newcomers)
 
     # --- in and out of lines ------------------------------------------------------------------
 

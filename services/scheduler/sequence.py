@@ -1,10 +1,12 @@
 """One choice of one prompt, from admission to its end."""
 
+from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from services.scheduler.prefix_index import BlockHashes
 from shared.errors import InternalError
 from shared.messages import (
     WINDOW_BYTES,
@@ -25,8 +27,10 @@ class Sequence:
 
     It came at ``arrived_s``; ``order`` is its place among those that wait, kept when it has to wait
     again; ``route`` the peer it belongs to; ``num_computed`` of its known ids have their KV in
-    ``blocks`` once the plan in flight has run. ``emitted`` begins with what an attempt before this
-    one had emitted. ``last_worker_id`` is None as long as no worker has had it.
+    ``blocks`` once the plan in flight has run; the first ``num_indexed`` of these were offered to
+    the worker's index. ``emitted`` begins with what an attempt before this one had emitted.
+    ``last_worker_id`` is None as long as no worker has had it. ``num_cached`` of the prompt's ids
+    were in the cache when it entered its first worker.
     """
 
     request: str
@@ -38,11 +42,14 @@ class Sequence:
     params: SamplingParams
     emitted: list[int]
     arrived_s: float
+    cache_salt: str = ""
     has_run: bool = False
     worker: "WorkerState | None" = None
     slot: int = -1
     blocks: list[int] = field(default_factory=list)
     num_computed: int = 0
+    num_indexed: int = 0
+    num_cached: int = 0
     is_cancelled: bool = False
     is_suspect: bool = False
     num_worker_deaths: int = 0
@@ -51,6 +58,7 @@ class Sequence:
     num_bytes: int = 0
     max_emitted: int = 0
     max_bytes: int = WINDOW_BYTES
+    _hashes: BlockHashes | None = None
 
     def __post_init__(self) -> None:
         self.max_emitted = len(self.emitted) + WINDOW_TOKENS
@@ -58,6 +66,11 @@ class Sequence:
     @property
     def key(self) -> tuple[str, int]:
         return self.request, self.attempt
+
+    @property
+    def prompt_key(self) -> tuple[str, int]:
+        """The same for all choices of a prompt."""
+        return self.request.rsplit("/", 1)[0], self.attempt
 
     @property
     def num_known(self) -> int:
@@ -85,11 +98,25 @@ class Sequence:
         """The prompt, then what was emitted: [num_known] int32."""
         return np.concatenate([self.prompt, np.array(self.emitted, np.int32)])
 
+    def hashes(self, block_size: int) -> BlockHashes:
+        """The names of its full blocks; another worker may have blocks of another size."""
+        if self._hashes is None or self._hashes.block_size != block_size:
+            self._hashes = BlockHashes(block_size, self.cache_salt, self._id_bytes)
+        return self._hashes
+
+    def _id_bytes(self, start: int, end: int) -> bytes:
+        num_emitted = end - len(self.prompt)
+        if num_emitted <= 0:
+            return self.prompt[start:end].tobytes()
+        emitted = array("i", self.emitted[max(0, start - len(self.prompt)) : num_emitted])
+        return self.prompt[start:].tobytes() + emitted.tobytes()
+
     def leave_worker(self) -> None:
         """Forgets slot, blocks and KV: all known ids are computed anew elsewhere."""
         self.worker = None
         self.blocks = []
         self.num_computed = 0
+        self.num_indexed = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,10 +25,15 @@ class Slot:
 
 @dataclass
 class SimulatedWorker:
-    """Raises AssertionError for a plan that breaks the step contract."""
+    """Raises AssertionError for a plan that breaks the step contract.
+
+    ``kv`` has the id whose KV lies in each place of each block: whoever computes must find its own
+    ids there, whoever wrote them.
+    """
 
     capacity: Capacity
     slots: dict[int, Slot] = field(default_factory=dict)
+    kv: dict[int, list[int]] = field(default_factory=dict)
 
     def step(self, planned: Planned) -> tuple[StepResult, TokenArrays]:
         plan = planned.plan
@@ -37,7 +42,7 @@ class SimulatedWorker:
         self._admit(planned)
         for extend in plan.extend:
             self.slots[extend.slot].blocks.extend(extend.blocks)
-        self._check_blocks_owned_once()
+            self._clear(extend.blocks)
         rows = [(prefill.slot, prefill.num_tokens) for prefill in plan.prefill]
         rows += [(decode.slot, 1) for decode in plan.decode]
         assert len({slot for slot, _ in rows}) == len(rows)
@@ -54,12 +59,26 @@ class SimulatedWorker:
             ids = planned.ids[start : start + admit.num_ids].tolist()
             start += admit.num_ids
             self.slots[admit.slot] = Slot(admit, ids, list(admit.blocks), admit.num_cached)
+            assert admit.num_cached < admit.num_ids
+            self._clear(admit.blocks[-(-admit.num_cached // self.capacity.block_size) :])
         assert start == len(planned.ids)
         assert len(self.slots) <= self.capacity.max_num_seqs
 
-    def _check_blocks_owned_once(self) -> None:
-        owned = [block for slot in self.slots.values() for block in slot.blocks]
-        assert len(set(owned)) == len(owned), "a block has two owners"
+    def _clear(self, blocks: list[int]) -> None:
+        for block in blocks:
+            self.kv[block] = []
+
+    def _write(self, slot: Slot, num: int) -> None:
+        for position in range(slot.num_computed, slot.num_computed + num):
+            block = slot.blocks[position // self.capacity.block_size]
+            owners = [each for each in self.slots.values() if block in each.blocks]
+            assert owners == [slot], "a block that is written to has two owners"
+            assert len(self.kv[block]) == position % self.capacity.block_size
+            self.kv[block].append(slot.ids[position])
+
+    def _check_kv(self, slot: Slot) -> None:
+        written = [token_id for block in slot.blocks for token_id in self.kv[block]]
+        assert written == slot.ids[: slot.num_computed], "the KV of other ids"
 
     def _compute(self, slot_id: int, num: int) -> list[int] | None:
         """The token emitted by the row, in a list, or None for a chunk inside the prompt."""
@@ -68,7 +87,9 @@ class SimulatedWorker:
         assert not slot.has_finished, "a finished sequence was planned"
         assert slot.num_computed + num <= len(slot.ids)
         assert slot.num_computed + num <= len(slot.blocks) * self.capacity.block_size
+        self._write(slot, num)
         slot.num_computed += num
+        self._check_kv(slot)
         if slot.num_computed < len(slot.ids):
             return None
         slot.ids.append(next_token(slot.ids))

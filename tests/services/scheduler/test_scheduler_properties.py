@@ -1,5 +1,8 @@
 """Random arrivals, cancels and worker deaths: the contract holds and everybody finishes."""
 
+from collections import Counter
+from itertools import combinations
+
 import msgspec
 import numpy as np
 import pytest
@@ -7,7 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from services.scheduler.prefix_index import BlockHashes
 from services.scheduler.scheduler import MAX_WORKER_DEATHS, Refusal, Scheduler
+from services.scheduler.sequence import Sequence
+from services.scheduler.worker_state import WorkerState
 from shared.errors import InvalidRequest, Overloaded, Unavailable
 from shared.messages import (
     WINDOW_BYTES,
@@ -29,6 +35,14 @@ def expected_text(prompt: list[int], max_tokens: int) -> list[int]:
     return ids[len(prompt) :]
 
 
+def names_of(ids: list[int], block_size: int, cache_salt: str) -> dict[bytes, list[int]]:
+    """What lies in a block, by the name that an index may have for it."""
+    array = np.array(ids, np.int32)
+    hashes = BlockHashes(block_size, cache_salt, lambda start, end: array[start:end].tobytes())
+    starts = range(0, len(ids) - block_size + 1, block_size)
+    return {hashes[start // block_size]: ids[start : start + block_size] for start in starts}
+
+
 class Mesh(RuleBasedStateMachine):
     """Drives the core as the service does, with simulated workers.
 
@@ -47,6 +61,7 @@ class Mesh(RuleBasedStateMachine):
         self.workers: dict[str, SimulatedWorker] = {}
         self.results: dict[str, tuple] = {}
         self.expected: dict[str, list[int]] = {}
+        self.names: dict[bytes, list[int]] = {}
         self.emitted: dict[str, list[int]] = {}
         self.open: set[str] = set()
         self.ended: list[str] = []
@@ -87,6 +102,9 @@ class Mesh(RuleBasedStateMachine):
         num_resumed=st.integers(0, 3),
         priority=st.integers(-3, 3),
         window=st.integers(1, 40),
+        num_shared=st.integers(0, 40),
+        cache_salt=st.sampled_from(["", "", "mine"]),
+        num_choices=st.sampled_from([1, 1, 3]),
     )
     def arrive(
         self,
@@ -96,15 +114,34 @@ class Mesh(RuleBasedStateMachine):
         num_resumed: int,
         priority: int,
         window: int,
+        num_shared: int,
+        cache_salt: str,
+        num_choices: int,
     ) -> None:
+        """Prompts begin with the same ``num_shared`` ids, those of one request are the same."""
         self.num_requests += 1
-        name = f"r{self.num_requests}"
-        prompt = [(self.num_requests * 7 + i) % 50 for i in range(prompt_len)]
+        own = [(self.num_requests * 7 + i) % 50 for i in range(prompt_len)]
+        prompt = [*range(num_shared), *own][:prompt_len]
         params = SamplingParams(seed=0, max_tokens=max_tokens)
-        generate = Generate(name, 1, 0, prompt_len, params, priority)
-        fits = self.fits(prompt_len + max_tokens)
         text = expected_text(prompt, max_tokens)
+        self.names |= names_of(prompt + text, self.capacity.block_size, cache_salt)
         resumed = text[: min(num_resumed, max_tokens - 1)]
+        for choice in range(num_choices):
+            name = f"r{self.num_requests}/{choice}"
+            generate = Generate(name, 1, choice, prompt_len, params, priority, cache_salt)
+            self.add(generate, prompt, text, resumed, route, window)
+
+    def add(
+        self,
+        generate: Generate,
+        prompt: list[int],
+        text: list[int],
+        resumed: list[int],
+        route: int,
+        window: int,
+    ) -> None:
+        name = generate.request
+        fits = self.fits(len(prompt) + len(text))
         try:
             ids = np.array(prompt + resumed, np.int32)
             self.core.add(generate, ids, route, now_s=float(self.num_requests))
@@ -120,7 +157,7 @@ class Mesh(RuleBasedStateMachine):
             assert sequence.max_emitted == len(resumed) + WINDOW_TOKENS
             sequence.max_emitted = len(resumed) + window
             self.expected[name] = text
-            self.emitted[name] = resumed
+            self.emitted[name] = list(resumed)
             self.open.add(name)
 
     @rule(pick=st.randoms(use_true_random=False), num=st.integers(1, 20))
@@ -165,6 +202,11 @@ class Mesh(RuleBasedStateMachine):
             if emission.ends:
                 assert self.emitted[name] == self.expected[name]
                 self.open.remove(name)
+
+    @rule()
+    def reset_prefix_cache(self) -> None:
+        self.core.reset_prefix_cache()
+        assert all(not worker.index for worker in self.core.workers.values())
 
     @rule(pick=st.randoms(use_true_random=False))
     def cancel(self, pick) -> None:
@@ -212,11 +254,32 @@ class Mesh(RuleBasedStateMachine):
             assert sorted(self.ended + here) == sorted(self.expected)
 
     @invariant()
-    def blocks_are_free_or_owned_once(self) -> None:
+    def blocks_are_free_or_have_as_many_owners_as_sequences(self) -> None:
         for worker in getattr(self, "core", Scheduler(1, 1)).workers.values():
-            owned = [block for each in worker.running.values() for block in each.blocks]
-            assert len(set(owned)) == len(owned)
-            assert worker.pool.num_free + len(owned) == worker.pool.num_blocks
+            pool = worker.pool
+            owned = Counter(block for each in worker.running.values() for block in each.blocks)
+            assert owned == Counter({block: pool.num_owners(block) for block in owned})
+            assert pool.num_owned == owned.total()
+            assert pool.num_free + len(owned) == pool.num_blocks
+            for one, other in combinations(worker.running.values(), 2):
+                self.check_shared(worker, one, other)
+
+    def check_shared(self, worker: WorkerState, one: Sequence, other: Sequence) -> None:
+        """Two sequences share blocks of their common beginning, and no others."""
+        num_shared = len(set(one.blocks) & set(other.blocks))
+        assert one.blocks[:num_shared] == other.blocks[:num_shared]
+        end = num_shared * worker.capacity.block_size
+        assert end <= min(one.num_computed, other.num_computed)
+        assert one.known_ids()[:end].tolist() == other.known_ids()[:end].tolist()
+        assert not num_shared or one.cache_salt == other.cache_salt
+
+    @invariant()
+    def an_index_names_blocks_by_what_they_hold(self) -> None:
+        for worker_id, worker in getattr(self, "core", Scheduler(1, 1)).workers.items():
+            for block in range(worker.pool.num_blocks):
+                name = worker.index.name(block)
+                if name is not None:
+                    assert self.workers[worker_id].kv[block] == self.names[name]
 
     def teardown(self) -> None:
         """Without further events but reading everybody finishes, and nothing is left."""
