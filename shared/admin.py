@@ -1,8 +1,9 @@
 """The admin port of a service: health, readiness, status and metrics, for people and machines."""
 
 import os
+from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self, runtime_checkable
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -13,13 +14,23 @@ from shared.messages import ServiceName, State
 from shared.metrics import show_service
 from shared.peer import Handler
 
+Command = Callable[[], None]
+
+
+@runtime_checkable
+class Commanded(Protocol):
+    """A service that does as it is told at its admin port."""
+
+    def commands(self) -> dict[str, Command]:
+        """What ``POST /name`` does."""
+
 
 class AdminServer:
     """Serves on ``admin_host:admin_port``, without a port on a unix socket in the mesh directory.
 
     ``/ready`` is 503 with the reason while the service cannot do its work; ``/health`` only until
     it could for the first time, and then answers while the event loop does; ``/status`` is JSON;
-    ``/metrics`` is Prometheus text.
+    ``/metrics`` is Prometheus text. A service may have commands.
     """
 
     def __init__(self, handler: Handler, service: ServiceName, config: Settings) -> None:
@@ -33,6 +44,9 @@ class AdminServer:
         app.router.add_get("/ready", self._ready)
         app.router.add_get("/status", self._status)
         app.router.add_get("/metrics", self._metrics)
+        if isinstance(handler, Commanded):
+            for name, command in handler.commands().items():
+                app.router.add_post(f"/{name}", _obeying(command))
         self._runner = web.AppRunner(app, access_log=None)
         show_service(service, config.instance, lambda: handler.status().state == State.READY)
 
@@ -84,3 +98,11 @@ class AdminServer:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def _obeying(command: Command) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def handle(request: web.Request) -> web.Response:
+        command()
+        return web.Response()
+
+    return handle

@@ -276,6 +276,9 @@ class SchedulerConfig(Settings):
         " an address, an interface or * (default ports: tokenizer 5570, scheduler 5571 and 5572)",
     )
     max_waiting: int = Field(1024, gt=0, description="requests that wait for a slot; above it 429")
+    enable_prefix_caching: bool = Field(
+        True, description="compute what prompts begin with in common only once"
+    )
     priority_step_s: float = Field(
         10.0, gt=0, description="seconds of waiting that one step of priority is worth"
     )

@@ -19,7 +19,8 @@ class Job:
     """Prompts, how many choices to make of each, and what to do with them.
 
     ``model`` is the name the client used, one of those we serve. The choices of all prompts are
-    numbered through: those of the first prompt, then those of the second. The reply ``echoes`` the
+    numbered through: those of the first prompt, then those of the second. What is cached of them is
+    for jobs with the same ``cache_salt`` only. The reply ``echoes`` the
     prompt before the text, ``returns_ids`` beside it, and names the tokens of logprobs by their
     text or ``names_by_id``. ``request_id`` is the client's own. ``field_names`` are the client's
     words for what the mesh calls ``prompt`` and ``max_tokens``, where they differ.
@@ -33,6 +34,7 @@ class Job:
     priority: int
     is_stream: bool
     includes_usage: bool
+    cache_salt: str = ""
     echoes: bool = False
     returns_ids: bool = False
     names_by_id: bool = False

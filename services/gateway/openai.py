@@ -6,10 +6,15 @@ TokenIds = list[int] | UnsetType
 StopReason = int | str | UnsetType | None
 
 
+class PromptTokensDetails(Struct):
+    cached_tokens: int
+
+
 class Usage(Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 class ChatDelta(Struct, omit_defaults=True):

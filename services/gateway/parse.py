@@ -79,6 +79,7 @@ def _job(
         includes_usage=bool(request.stream_options and request.stream_options.include_usage),
         returns_ids=bool(request.return_token_ids),
         names_by_id=bool(request.return_tokens_as_token_ids),
+        cache_salt=request.cache_salt or "",
         request_id=request.request_id,
     )
 

@@ -13,7 +13,7 @@ from services.gateway.formats import Output
 from services.gateway.json_reply import DONE, encode, event
 from services.gateway.logprob_json import PIECE_ENTRIES
 from services.gateway.openai import Choice, TokenIds
-from services.gateway.reply import Reply
+from services.gateway.reply import Reply, Tally
 from shared.token_arrays import TokenArrays
 
 _HOLE = b"\0"  # no JSON contains it
@@ -26,7 +26,7 @@ class WholeWriter:
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
         self._progresses: list[list[Progress]] = [[] for _ in range(reply.job.total_choices)]
-        self._num_tokens = 0
+        self._tally = Tally(reply)
         self._num_values = 0
 
     def add(self, progress: Progress) -> None:
@@ -37,7 +37,7 @@ class WholeWriter:
         self._num_values += len(arrays.values)
         self._progresses[progress.index].append(replace(progress, arrays=arrays))
         if progress.finished is not None:
-            self._num_tokens += progress.finished.num_tokens
+            self._tally.add(progress.index, progress.finished)
 
     @property
     def is_large(self) -> bool:
@@ -50,7 +50,7 @@ class WholeWriter:
             reply.format.whole(self._output(index, progresses))
             for index, progresses in enumerate(self._progresses)
         ]
-        usage = reply.usage(self._num_tokens)
+        usage = self._tally.usage()
         body = reply.completion(reply.format.object, choices, usage, reply.prompt_token_ids(0))
         yield from _filled(encode(body), self._logprobs())
 
@@ -82,7 +82,7 @@ class EventWriter:
         self._logprobs = [reply.logprobs() for _ in range(num_choices)]
         self._unbegun = set(range(num_choices))
         self._num_open = num_choices
-        self._num_tokens = 0
+        self._tally = Tally(reply)
 
     def write(self, progress: Progress) -> Iterator[bytes]:
         """All that ``progress`` gives to send; nothing while no whole character is there."""
@@ -95,7 +95,7 @@ class EventWriter:
         yield from self._chunk(progress, is_first)
         if progress.finished is not None:
             self._num_open -= 1
-            self._num_tokens += progress.finished.num_tokens
+            self._tally.add(progress.index, progress.finished)
             if not self._num_open:
                 yield from self._closing()
 
@@ -119,9 +119,7 @@ class EventWriter:
 
     def _closing(self) -> Iterator[bytes]:
         if self._no_usage is not UNSET:
-            chunk = self._reply.completion(
-                self._reply.format.chunk_object, [], self._reply.usage(self._num_tokens)
-            )
+            chunk = self._reply.completion(self._reply.format.chunk_object, [], self._tally.usage())
             yield event(chunk)
         yield DONE
 

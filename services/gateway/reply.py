@@ -9,9 +9,16 @@ from services.gateway.exchange import Progress
 from services.gateway.formats import Format
 from services.gateway.job import Job
 from services.gateway.logprob_json import LogprobWriter
-from services.gateway.openai import Choice, Completion, TokenIds, Usage
+from services.gateway.openai import (
+    Choice,
+    Completion,
+    PromptTokensDetails,
+    TokenIds,
+    Usage,
+)
 from services.gateway.token_table import Spelling
 from shared.codec import Array
+from shared.messages import Finished
 
 
 @dataclass(frozen=True)
@@ -60,10 +67,6 @@ class Reply:
             return UNSET
         return [token_id for each in progresses for token_id in each.arrays.ids.tolist()]
 
-    def usage(self, num_tokens: int) -> Usage:
-        num_prompt = sum(map(len, self.prompt_ids))
-        return Usage(num_prompt, num_tokens, num_prompt + num_tokens)
-
     def completion(
         self,
         kind: str,
@@ -76,3 +79,25 @@ class Reply:
         return Completion(
             head.id, kind, head.created, head.model, head.system_fingerprint, choices, usage, on_top
         )
+
+
+class Tally:
+    """The tokens of a reply, added up as its choices end.
+
+    Of a prompt's choices the first tells how much of the prompt was cached: what the others found
+    the first one had just computed.
+    """
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+        self._num_tokens = self._num_cached = 0
+
+    def add(self, index: int, finished: Finished) -> None:
+        self._num_tokens += finished.num_tokens
+        if index % self._reply.job.num_choices == 0:
+            self._num_cached += finished.num_cached
+
+    def usage(self) -> Usage:
+        num_prompt = sum(map(len, self._reply.prompt_ids))
+        details = PromptTokensDetails(self._num_cached)
+        return Usage(num_prompt, self._num_tokens, num_prompt + self._num_tokens, details)

@@ -13,6 +13,7 @@ MAX_BAD_WORD_CHARS = 100
 MAX_ALLOWED_IDS = 1024
 MAX_BIASES = 1024
 MAX_ABORTED_IDS = 1024
+MAX_SALT_CHARS = 128
 
 REQUEST_ID = r"^[!-}]{1,128}\Z"
 """Printable ASCII but for space and ``~``, which separates an id from its nonce in the mesh."""
@@ -33,6 +34,7 @@ TokenId = Annotated[int, Meta(ge=0, le=MAX_INT32)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 StopList = Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)]
 BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
+CacheSalt = Annotated[str, Meta(min_length=1, max_length=MAX_SALT_CHARS)]
 RequestId = Annotated[str, Meta(pattern=REQUEST_ID)]
 PromptText = Annotated[str, Meta(min_length=1)]
 PromptIds = Annotated[list[TokenId], Meta(min_length=1)]
@@ -74,6 +76,7 @@ class GenerationRequest(Struct, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
     request_id: RequestId | None = None
 
 

@@ -103,7 +103,7 @@ class Trip:
         job = self._job
         message = Submit(
             self.request, self.attempt, self._prompt.kind, job.params, job.text, starts,
-            job.priority,
+            job.priority, job.cache_salt,
         )  # fmt: skip
         resumed = b"".join(choice.ids.tobytes() for choice in self.choices.values())
         return message, self._prompt.data, np.frombuffer(resumed, np.int32)

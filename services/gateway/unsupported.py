@@ -24,7 +24,6 @@ WITHOUT_EFFECT = frozenset(
 
 _COMMON: Neutral = {
     "best_of": (1,),
-    "cache_salt": (),
     "detokenize": (True,),
     "guided_choice": (),
     "guided_decoding_backend": (),

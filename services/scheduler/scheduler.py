@@ -291,8 +291,8 @@ class Scheduler:
             self._preempt(worker)
 
     def _admit_waiting(self, worker: WorkerState, builder: PlanBuilder) -> None:
-        """Passes over the choices of a prompt whose blocks this plan fills: in the next one they find
-        these in the index. None waits longer for another choice, which may be gone by then."""
+        """Passes over the choices of a prompt whose blocks this plan fills: in the next one they
+        find these in the index. Nobody waits longer for a choice, which may be gone by then."""
         prompts = {each.prompt_key for each in worker.filling(builder.plan)}
         while worker.admits and not builder.is_full:
             first = self.waiting.first_outside(prompts)

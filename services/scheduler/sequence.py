@@ -116,7 +116,6 @@ class Sequence:
         self.worker = None
         self.blocks = []
         self.num_computed = 0
-        self.num_indexed = 0
 
 
 @dataclass(frozen=True, slots=True)

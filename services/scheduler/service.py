@@ -13,6 +13,7 @@ from services.scheduler.metrics import STEP_SECONDS, CoreMetrics, StepMetrics
 from services.scheduler.request_log import RequestLog
 from services.scheduler.scheduler import Refusal, Scheduler
 from services.scheduler.sequence import Emission, Sequence
+from shared.admin import Command
 from shared.codec import Array
 from shared.config import SchedulerConfig
 from shared.errors import RETRY_AFTER_S, InternalError, Overloaded, RequestError, Unavailable
@@ -48,7 +49,9 @@ class SchedulerService:
         self._config = config
         hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "scheduler", config.instance)
         self._link = Link(hello, self, load_keys(config.keys, "scheduler"))
-        self._core = Scheduler(config.max_waiting, config.priority_step_s)
+        self._core = Scheduler(
+            config.max_waiting, config.priority_step_s, config.enable_prefix_caching
+        )
         self._ends = Rate()
         self._metrics = CoreMetrics(self._core)
         self._log = RequestLog()
@@ -75,6 +78,9 @@ class SchedulerService:
         self._link.tell_status()
         self._plan_soon()
         await self._idle.wait()
+
+    def commands(self) -> dict[str, Command]:
+        return {"reset_prefix_cache": self._core.reset_prefix_cache}
 
     def status(self) -> Heartbeat:
         state, reason = self._state()

@@ -8,6 +8,7 @@ from services.tokenizer.text_stream import TextStream
 class Choice:
     """The text of one sequence, from what an attempt before this one had delivered.
 
+    ``num_cached`` ids of its prompt came from the cache, once its first token has come.
     Decoding the ``resumed`` ids again gives the text that was delivered, ``num_chars`` of it, and
     what was held back; only what follows comes out.
     """
@@ -16,6 +17,7 @@ class Choice:
         self, index: int, stream: TextStream, resumed: Sequence[int], num_chars: int
     ) -> None:
         self.index = index
+        self.num_cached = 0
         self._stream = stream
         self._num_to_skip = num_chars
         self._unsent = self._skip(stream.push(resumed)) if resumed else ""

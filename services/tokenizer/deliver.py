@@ -53,6 +53,7 @@ class _Delivery:
         before = choice.num_tokens
         if row.position != before:
             raise ValueError(f"{row.request}: token {row.position} came where {before} belongs")
+        choice.num_cached = row.num_cached
         text = choice.push(ids, last_is_mute=ends_text and not request.submit.text.includes_stop)
         num_new = choice.num_tokens - before
         self.num_tokens += num_new

@@ -45,7 +45,8 @@ class Outbox:
         deltas = self._letter(request).deltas
         if text:
             deltas.rows.append(Delta(*name, choice.num_tokens, 0, text))
-        deltas.finished.append(Finished(*name, reason, choice.num_tokens, stop_reason))
+        finished = Finished(*name, reason, choice.num_tokens, stop_reason, choice.num_cached)
+        deltas.finished.append(finished)
 
     def add_unbegun(self, request: OpenRequest, reason: FinishReason) -> None:
         """The end of all choices of a request that is not encoded yet."""

@@ -175,8 +175,9 @@ class Requests:
             request.choices[number] = start.choice
             request.unaccepted.add(number)
             name, num_ids = request.sequence(number).request, len(prepared.ids)
+            priority, cache_salt = request.submit.priority, request.submit.cache_salt
             generate = Generate(
-                name, request.attempt, number, num_ids, prepared.params, request.submit.priority
+                name, request.attempt, number, num_ids, prepared.params, priority, cache_salt
             )
             scheduler.send(generate, np.concatenate((prepared.ids, start.resumed)))
 

@@ -68,6 +68,6 @@ class FakeEngine:
     def _arrays(self, row: ResultRow) -> TokenArrays:
         slot = self._worker.slots[row.slot]
         position = len(slot.ids) - slot.admit.prompt_len - 1
-        token = self._ids[position % len(self._ids)]
+        token = slot.ids[-1] = self._ids[position % len(self._ids)]
         num = slot.admit.params.logprobs
         return made_up_arrays(token, position, self.model_info.vocab_size, num)

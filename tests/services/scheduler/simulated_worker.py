@@ -1,5 +1,6 @@
 """A worker without a model: checks every plan against the contract, emits tokens by a rule."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +21,7 @@ class Slot:
     ids: list[int]
     blocks: list[int]
     num_computed: int = 0
+    context: int = 0  # a hash of the ids that are computed
     has_finished: bool = False
 
 
@@ -27,8 +29,7 @@ class Slot:
 class SimulatedWorker:
     """Raises AssertionError for a plan that breaks the step contract.
 
-    ``kv`` has the id whose KV lies in each place of each block: whoever computes must find its own
-    ids there, whoever wrote them.
+    ``kv`` has, for each place of each block, what its KV depends on: a hash of all ids up to it.
     """
 
     capacity: Capacity
@@ -43,6 +44,8 @@ class SimulatedWorker:
         for extend in plan.extend:
             self.slots[extend.slot].blocks.extend(extend.blocks)
             self._clear(extend.blocks)
+        for admit in plan.admit:
+            self._find_cached(self.slots[admit.slot])
         rows = [(prefill.slot, prefill.num_tokens) for prefill in plan.prefill]
         rows += [(decode.slot, 1) for decode in plan.decode]
         assert len({slot for slot, _ in rows}) == len(rows)
@@ -65,20 +68,25 @@ class SimulatedWorker:
         assert len(self.slots) <= self.capacity.max_num_seqs
 
     def _clear(self, blocks: list[int]) -> None:
+        owned = Counter(block for slot in self.slots.values() for block in slot.blocks)
         for block in blocks:
+            assert owned[block] == 1, "a block that is written to has two owners"
             self.kv[block] = []
+
+    def _find_cached(self, slot: Slot) -> None:
+        found = [context for block in slot.blocks for context in self.kv[block]]
+        for token_id in slot.ids[: slot.num_computed]:
+            slot.context = hash((slot.context, token_id))
+            assert slot.context == found.pop(0), "the KV of other ids"
+        assert not found
 
     def _write(self, slot: Slot, num: int) -> None:
         for position in range(slot.num_computed, slot.num_computed + num):
             block = slot.blocks[position // self.capacity.block_size]
-            owners = [each for each in self.slots.values() if block in each.blocks]
-            assert owners == [slot], "a block that is written to has two owners"
+            slot.context = hash((slot.context, slot.ids[position]))
             assert len(self.kv[block]) == position % self.capacity.block_size
-            self.kv[block].append(slot.ids[position])
-
-    def _check_kv(self, slot: Slot) -> None:
-        written = [token_id for block in slot.blocks for token_id in self.kv[block]]
-        assert written == slot.ids[: slot.num_computed], "the KV of other ids"
+            self.kv[block].append(slot.context)
+        slot.num_computed += num
 
     def _compute(self, slot_id: int, num: int) -> list[int] | None:
         """The token emitted by the row, in a list, or None for a chunk inside the prompt."""
@@ -88,8 +96,6 @@ class SimulatedWorker:
         assert slot.num_computed + num <= len(slot.ids)
         assert slot.num_computed + num <= len(slot.blocks) * self.capacity.block_size
         self._write(slot, num)
-        slot.num_computed += num
-        self._check_kv(slot)
         if slot.num_computed < len(slot.ids):
             return None
         slot.ids.append(next_token(slot.ids))

@@ -36,11 +36,14 @@ def expected_text(prompt: list[int], max_tokens: int) -> list[int]:
 
 
 def names_of(ids: list[int], block_size: int, cache_salt: str) -> dict[bytes, list[int]]:
-    """What lies in a block, by the name that an index may have for it."""
-    array = np.array(ids, np.int32)
+    """What SimulatedWorker has in a block, by the name that an index may have for it."""
+    array, context, contexts = np.array(ids, np.int32), 0, []
+    for token_id in ids:
+        context = hash((context, token_id))
+        contexts.append(context)
     hashes = BlockHashes(block_size, cache_salt, lambda start, end: array[start:end].tobytes())
     starts = range(0, len(ids) - block_size + 1, block_size)
-    return {hashes[start // block_size]: ids[start : start + block_size] for start in starts}
+    return {hashes[start // block_size]: contexts[start : start + block_size] for start in starts}
 
 
 class Mesh(RuleBasedStateMachine):
@@ -66,6 +69,7 @@ class Mesh(RuleBasedStateMachine):
         self.open: set[str] = set()
         self.ended: list[str] = []
         self.num_requests = self.num_workers = 0
+        self.join(1)
 
     @rule(share=st.sampled_from([1, 1, 2]))
     def join(self, share: int) -> None:
@@ -102,9 +106,10 @@ class Mesh(RuleBasedStateMachine):
         num_resumed=st.integers(0, 3),
         priority=st.integers(-3, 3),
         window=st.integers(1, 40),
-        num_shared=st.integers(0, 40),
+        shared=st.sampled_from([[], [*range(40)], [*range(20)], [7] * 30, [1, *[7] * 24]]),
         cache_salt=st.sampled_from(["", "", "mine"]),
         num_choices=st.sampled_from([1, 1, 3]),
+        num_requests=st.integers(1, 4),
     )
     def arrive(
         self,
@@ -114,22 +119,24 @@ class Mesh(RuleBasedStateMachine):
         num_resumed: int,
         priority: int,
         window: int,
-        num_shared: int,
+        shared: list[int],
         cache_salt: str,
         num_choices: int,
+        num_requests: int,
     ) -> None:
-        """Prompts begin with the same ``num_shared`` ids, those of one request are the same."""
-        self.num_requests += 1
-        own = [(self.num_requests * 7 + i) % 50 for i in range(prompt_len)]
-        prompt = [*range(num_shared), *own][:prompt_len]
+        """Prompts begin with ``shared`` ids; those of one request are the same."""
         params = SamplingParams(seed=0, max_tokens=max_tokens)
-        text = expected_text(prompt, max_tokens)
-        self.names |= names_of(prompt + text, self.capacity.block_size, cache_salt)
-        resumed = text[: min(num_resumed, max_tokens - 1)]
-        for choice in range(num_choices):
-            name = f"r{self.num_requests}/{choice}"
-            generate = Generate(name, 1, choice, prompt_len, params, priority, cache_salt)
-            self.add(generate, prompt, text, resumed, route, window)
+        for _ in range(num_requests):
+            self.num_requests += 1
+            own = [(self.num_requests * 7 + i) % 50 for i in range(prompt_len)]
+            prompt = [*shared, *own][:prompt_len]
+            text = expected_text(prompt, max_tokens)
+            self.names |= names_of(prompt + text, self.capacity.block_size, cache_salt)
+            resumed = text[: min(num_resumed, max_tokens - 1)]
+            for choice in range(num_choices):
+                name = f"r{self.num_requests}/{choice}"
+                generate = Generate(name, 1, choice, prompt_len, params, priority, cache_salt)
+                self.add(generate, prompt, text, resumed, route, window)
 
     def add(
         self,
@@ -186,6 +193,13 @@ class Mesh(RuleBasedStateMachine):
         assert rows <= {each.key for each in running}
         assert len(computed) <= 1 or not any(each.is_suspect for each in computed)
 
+    @rule(num=st.integers(1, 12))
+    def run(self, num: int) -> None:
+        for _ in range(num):
+            self.plan(None)
+            for worker_id in list(self.results):
+                self.absorb_from(worker_id)
+
     @rule(pick=st.randoms(use_true_random=False))
     def absorb(self, pick) -> None:
         if self.results:
@@ -203,8 +217,10 @@ class Mesh(RuleBasedStateMachine):
                 assert self.emitted[name] == self.expected[name]
                 self.open.remove(name)
 
-    @rule()
-    def reset_prefix_cache(self) -> None:
+    @rule(is_time=st.sampled_from([False, False, True]))
+    def reset_prefix_cache(self, is_time: bool) -> None:
+        if not is_time:
+            return
         self.core.reset_prefix_cache()
         assert all(not worker.index for worker in self.core.workers.values())
 
@@ -308,7 +324,7 @@ class LongMesh(Mesh):
 
 
 TestMesh = Mesh.TestCase
-TestMesh.settings = settings(max_examples=300, stateful_step_count=40)
+TestMesh.settings = settings(max_examples=300, stateful_step_count=60)
 TestLongMesh = pytest.mark.slow(LongMesh.TestCase)
 TestLongMesh.settings = settings(max_examples=3000, stateful_step_count=80)
 
