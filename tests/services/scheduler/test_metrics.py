@@ -105,3 +105,33 @@ def test_the_overview_has_the_figures_of_all_workers(core: Scheduler):
     assert metrics.overview("s1") == Overview(
         "s1", num_workers=2, num_running=2, num_waiting=1, num_blocks=32, num_free_blocks=28
     )
+
+
+def test_prompts_count_as_queries_and_what_was_cached_of_them_as_hits(
+    core: Scheduler, change: Change
+):
+    metrics, worker = CoreMetrics(core), SimulatedWorker(CAPACITY)
+    for name in ("a", "b"):
+        add(core, name, prompt_len=7, now_s=0)
+        while core.sequences:
+            core.absorb("w", *worker.step(core.plan("w")))
+        metrics.count()
+    assert change("vllm:prefix_cache_queries_total") == 14
+    assert change("vllm:prefix_cache_hits_total") == 4
+
+
+def test_shared_and_cached_blocks_are_no_leak_and_what_nobody_owns_is_one(core: Scheduler):
+    def leak() -> float:
+        return REGISTRY.get_sample_value("shoal_kv_block_leak") or 0.0
+
+    metrics, worker = CoreMetrics(core), SimulatedWorker(CAPACITY)
+    add(core, "a", prompt_len=7, now_s=0)
+    core.absorb("w", *worker.step(core.plan("w")))
+    add(core, "b", prompt_len=7, now_s=0)
+    planned = core.plan("w")
+    assert metrics.overview("s").num_free_blocks == 16 - 3, "one block of two is shared"
+    assert leak() == 0
+    core.absorb("w", *worker.step(planned))
+    assert leak() == 0
+    core.workers["w"].pool.try_take(2)
+    assert leak() == 2

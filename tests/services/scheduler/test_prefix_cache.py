@@ -1,0 +1,239 @@
+"""Which sequences find the beginnings of their prompts computed, and where they go for it."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from services.scheduler.placement import SEQUENCE_TOKENS
+from services.scheduler.scheduler import Scheduler
+from services.scheduler.sequence import Emission
+from shared.messages import Admit, Capacity, Generate, SamplingParams
+from tests.services.scheduler.simulated_worker import SimulatedWorker
+
+CAPACITY = Capacity(num_blocks=16, block_size=4, max_num_seqs=4, max_num_batched_tokens=16,
+                    max_model_len=64)  # fmt: skip
+LARGE = Capacity(256, 4, 32, 1024, 1024)
+PROMPT = list(range(10))
+
+
+def scheduler(capacity: Capacity = CAPACITY, caches_prefixes: bool = True) -> Scheduler:
+    core = Scheduler(100, 10, caches_prefixes)
+    core.add_worker("w", capacity)
+    return core
+
+
+def add(core: Scheduler, name: str, prompt: list[int], max_tokens: int = 1, salt: str = "") -> None:
+    params = SamplingParams(seed=0, max_tokens=max_tokens)
+    generate = Generate(name, 1, 0, len(prompt), params, 0, salt)
+    core.add(generate, np.array(prompt, np.int32), 0, 0.0)
+
+
+def step(core: Scheduler, worker: SimulatedWorker, worker_id: str = "w") -> list[Emission]:
+    return core.absorb(worker_id, *worker.step(core.plan(worker_id)))
+
+
+def admits(core: Scheduler, worker: SimulatedWorker, worker_id: str = "w") -> list[Admit]:
+    """Whom the next step admits."""
+    planned = core.plan(worker_id)
+    core.absorb(worker_id, *worker.step(planned))
+    return planned.plan.admit
+
+
+def finish(core: Scheduler, worker: SimulatedWorker) -> list[tuple[str, int]]:
+    """All that is open, each with what it found when it came."""
+    while core.sequences:
+        step(core, worker)
+    return [(each.sequence.request, each.sequence.num_cached) for each in core.take_ended()]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "num_cached"),
+    [
+        (PROMPT, 8),
+        (PROMPT[:9], 8),
+        (PROMPT[:8], 4),  # the logits of its last id are wanted
+        (PROMPT[:4], 0),
+        ([*PROMPT[:5], 77, 78, 79, 80], 4),
+        ([77, *PROMPT[1:]], 0),
+        (PROMPT[4:], 0),
+    ],
+)
+def test_the_full_blocks_that_a_prompt_begins_with_are_not_computed_again(
+    prompt: list[int], num_cached: int
+):
+    core, worker = scheduler(), SimulatedWorker(CAPACITY)
+    add(core, "first", PROMPT)
+    finish(core, worker)
+    add(core, "second", prompt)
+    planned = core.plan("w")
+    assert planned.plan.admit[0].num_cached == num_cached
+    num_planned = sum(row.num_tokens for row in planned.plan.prefill) + len(planned.plan.decode)
+    assert num_planned == len(prompt) - num_cached
+    assert core.num_prefix_queries == 10 + len(prompt)
+    assert core.num_prefix_hits == num_cached
+
+
+def test_what_was_written_is_found_by_the_next_turn_of_the_talk():
+    core, worker = scheduler(), SimulatedWorker(CAPACITY)
+    add(core, "first", PROMPT, max_tokens=9)
+    texts = []
+    while core.sequences:
+        texts += [each.sequence.emitted for each in step(core, worker)]
+    add(core, "second", [*PROMPT, *texts[-1], 5, 6])
+    assert admits(core, worker)[0].num_cached == 16, "the last token that was written has no KV"
+
+
+def test_others_with_the_same_prompt_share_its_blocks_while_it_runs():
+    tight = Capacity(10, 4, 4, 64, 64)
+    core, worker = scheduler(tight), SimulatedWorker(tight)
+    prompt = list(range(25))
+    add(core, "first", prompt, max_tokens=3)
+    step(core, worker)
+    add(core, "second", prompt, max_tokens=3)
+    add(core, "third", prompt, max_tokens=3)
+    assert [each.num_cached for each in admits(core, worker)] == [24, 24], "7 + 1 + 1 blocks"
+    finish(core, worker)
+    assert core.num_preemptions == 0
+
+
+def test_a_salt_is_a_cache_of_its_own():
+    core, worker = scheduler(), SimulatedWorker(CAPACITY)
+    for name, salt in (("a", ""), ("b", "x"), ("c", "y"), ("d", "x")):
+        add(core, name, PROMPT, salt=salt)
+        while core.sequences:
+            step(core, worker)
+    assert finish(core, worker) == [("a", 0), ("b", 0), ("c", 0), ("d", 8)]
+
+
+def test_without_caching_everything_is_computed():
+    core, worker = scheduler(caches_prefixes=False), SimulatedWorker(CAPACITY)
+    add(core, "r/0", PROMPT[:5])
+    add(core, "r/1", PROMPT[:3])
+    assert len(admits(core, worker)) == 2, "no choice waits for another"
+    add(core, "again", PROMPT[:5])
+    assert admits(core, worker)[0].num_cached == 0
+
+
+def test_a_reset_makes_the_next_one_compute_all():
+    core, worker = scheduler(), SimulatedWorker(CAPACITY)
+    add(core, "first", PROMPT)
+    finish(core, worker)
+    core.reset_prefix_cache()
+    add(core, "second", PROMPT)
+    assert admits(core, worker)[0].num_cached == 0
+
+
+def test_another_worker_knows_nothing_of_the_first_ones_blocks():
+    core = scheduler()
+    add(core, "first", PROMPT)
+    finish(core, SimulatedWorker(CAPACITY))
+    core.remove_worker("w")
+    core.add_worker("w", CAPACITY)
+    add(core, "second", PROMPT)
+    assert admits(core, SimulatedWorker(CAPACITY))[0].num_cached == 0
+
+
+def test_a_preempted_sequence_finds_what_is_left_of_its_blocks_and_counts_no_hit():
+    core, worker = scheduler(), SimulatedWorker(CAPACITY)
+    add(core, "r", PROMPT, max_tokens=9)
+    for _ in range(4):
+        step(core, worker)
+    core._preempt(core.workers["w"])
+    (admit,) = admits(core, worker)
+    assert (admit.num_ids, admit.num_cached) == (14, 12)
+    assert finish(core, worker) == [("r", 0)]
+    assert core.num_prefix_hits == 0
+
+
+def test_blocks_of_a_sequence_that_failed_are_not_used_again():
+    core, worker = scheduler(), SimulatedWorker(CAPACITY)
+    add(core, "first", PROMPT[:6])
+    result, arrays = worker.step(core.plan("w"))
+    rows = [msgspec.structs.replace(result.rows[0], finish=None, error="not finite")]
+    core.absorb("w", msgspec.structs.replace(result, rows=rows), arrays)
+    add(core, "second", PROMPT[:6])
+    assert admits(core, worker)[0].num_cached == 0
+    assert core.workers["w"].pool.num_free == CAPACITY.num_blocks
+
+
+# --- choices of one prompt ------------------------------------------------------------------------
+
+
+def test_choices_wait_for_the_first_ones_prompt_and_then_find_it():
+    core, worker = scheduler(), SimulatedWorker(CAPACITY)
+    for choice in range(3):
+        add(core, f"r/0/{choice}", PROMPT, max_tokens=3)
+    add(core, "other/0/0", [50, 51])
+    steps = [[each.request for each in admits(core, worker)] for _ in range(2)]
+    assert steps == [["r/0/0", "other/0/0"], ["r/0/1", "r/0/2"]], "nobody else waits"
+    cached = dict(finish(core, worker))
+    assert (cached["r/0/0"], cached["r/0/1"], cached["r/0/2"]) == (0, 8, 8)
+
+
+@pytest.mark.parametrize("loss", ["cancel", "stall", "preempt", "suspect"])
+def test_no_choice_waits_for_one_that_is_gone(loss: str):
+    core, worker = scheduler(), SimulatedWorker(CAPACITY)
+    for choice in range(2):
+        add(core, f"r/0/{choice}", list(range(30)), max_tokens=3)
+    step(core, worker)
+    first = core.sequences["r/0/0", 1]
+    match loss:
+        case "cancel":
+            core.cancel(first.key)
+        case "stall":
+            first.max_emitted = 0
+        case "preempt":
+            core._preempt(core.workers["w"])
+            first.max_emitted = 0
+            core.waiting.try_remove(first)
+            core.stalled.add(first)
+        case "suspect":
+            first.is_suspect = True
+            core.workers["w"].was_alone = True
+    (admit,) = admits(core, worker)
+    assert (admit.request, admit.num_cached) == ("r/0/1", 16)
+
+
+def test_choices_of_a_prompt_that_fills_no_block_start_together():
+    core, worker = scheduler(), SimulatedWorker(CAPACITY)
+    for choice in range(3):
+        add(core, f"r/0/{choice}", [1, 2])
+    assert len(admits(core, worker)) == 3
+
+
+# --- several workers ------------------------------------------------------------------------------
+
+
+def two_workers(num_ids: int) -> tuple[Scheduler, SimulatedWorker]:
+    """A core with w, which has a prompt of ``num_ids`` in its cache, and v, which is returned."""
+    core, first = scheduler(LARGE), SimulatedWorker(LARGE)
+    add(core, "first", list(range(num_ids)))
+    finish(core, first)
+    step(core, first)
+    core.add_worker("v", LARGE)
+    return core, SimulatedWorker(LARGE)
+
+
+def test_a_sequence_goes_where_its_beginning_is():
+    core, _ = two_workers(100)
+    add(core, "second", list(range(100)))
+    assert core.plan("v") is None
+    assert core.plan("w").plan.admit[0].num_cached == 96
+
+
+@pytest.mark.parametrize(("num_busy", "is_passed_over"), [(1, False), (2, True)])
+def test_what_is_cached_is_weighed_against_load(num_busy: int, is_passed_over: bool):
+    core, _ = two_workers(2 * SEQUENCE_TOKENS)
+    core.workers["v"].admits = False
+    for number in range(num_busy):
+        add(core, f"busy {number}", [200 + number, 1], max_tokens=50)
+    core.plan("w")
+    add(core, "second", list(range(2 * SEQUENCE_TOKENS)))
+    assert (core.plan("v") is not None) == is_passed_over
+
+
+def test_a_full_worker_is_not_waited_for():
+    core, _ = two_workers(100)
+    core.workers["w"].admits = False
+    add(core, "second", list(range(100)))
+    assert core.plan("v").plan.admit[0].num_cached == 0
