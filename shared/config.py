@@ -276,6 +276,12 @@ class SchedulerConfig(Settings):
         " an address, an interface or * (default ports: tokenizer 5570, scheduler 5571 and 5572)",
     )
     max_waiting: int = Field(1024, gt=0, description="requests that wait for a slot; above it 429")
+    pipeline_depth: int = Field(
+        2,
+        ge=1,
+        le=2,
+        description="steps that a worker has been told of: with 2 it never waits for the scheduler",
+    )
     enable_prefix_caching: bool = Field(
         True, description="compute what prompts begin with in common only once"
     )

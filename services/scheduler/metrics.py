@@ -121,12 +121,13 @@ class StepMetrics:
 
     def __init__(self, core: Scheduler) -> None:
         self._core = core
-        self._sent_s: dict[str, float] = {}
+        self._since_s: dict[str, float] = {}  # the oldest plan in flight is due
         STEP_AGE.set_function(lambda: self._age_s(time.monotonic()))
 
     def begin(self, worker_id: str, planned: Planned, started_s: float, planned_s: float) -> None:
         """Making the plan took from ``started_s`` to ``planned_s``."""
-        self._sent_s[worker_id] = planned_s
+        if len(self._core.workers[worker_id].in_flight) == 1:
+            self._since_s[worker_id] = planned_s
         plan = planned.plan
         PLAN_SECONDS.observe(planned_s - started_s)
         STEP_SEQUENCES.observe(len(plan.prefill) + len(plan.decode))
@@ -134,11 +135,15 @@ class StepMetrics:
         for sequence in planned.newcomers:
             QUEUE_SECONDS.observe(planned_s - sequence.arrived_s)
 
+    def end(self, worker_id: str, now_s: float) -> None:
+        """A result has come; the next plan in flight is computed from here on."""
+        self._since_s[worker_id] = now_s
+
     def forget(self, worker_id: str) -> None:
-        self._sent_s.pop(worker_id, None)
+        self._since_s.pop(worker_id, None)
 
     def _age_s(self, now_s: float) -> float:
-        """The longest time for which a plan has been out."""
+        """The longest time for which a plan has been due."""
         workers = self._core.workers.items()
-        out = [self._sent_s[key] for key, worker in workers if worker.in_flight is not None]
+        out = [self._since_s[key] for key, worker in workers if worker.in_flight]
         return now_s - min(out) if out else 0.0

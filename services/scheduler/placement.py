@@ -34,7 +34,7 @@ def is_its_turn(
     max_lag = MAX_LAG_STEPS * len(others)
     candidates = [worker]
     for other in others:
-        is_late = other.in_flight is not None and num_absorbed - other.in_flight_since > max_lag
+        is_late = bool(other.in_flight) and num_absorbed - other.in_flight_since > max_lag
         if not is_late and other.has_room_for(sequence):
             candidates.append(other)
     if len(candidates) == 1:

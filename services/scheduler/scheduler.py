@@ -61,7 +61,11 @@ class Scheduler:
     """Owns blocks, slots and lines; the verbs are add, grant, cancel, plan, absorb."""
 
     def __init__(
-        self, max_waiting: int, priority_step_s: float, caches_prefixes: bool = True
+        self,
+        max_waiting: int,
+        priority_step_s: float,
+        caches_prefixes: bool = True,
+        pipeline_depth: int = 1,
     ) -> None:
         self.max_waiting = max_waiting
         self.workers: dict[str, WorkerState] = {}
@@ -75,6 +79,7 @@ class Scheduler:
         self.num_prefix_queries = self.num_prefix_hits = 0  # tokens of those that entered first
         self._priority_step_s = priority_step_s
         self._caches_prefixes = caches_prefixes
+        self._pipeline_depth = pipeline_depth
         self._num_added = self._num_absorbed = 0
 
     def add_worker(self, worker_id: str, capacity: Capacity) -> list[Refusal]:
@@ -89,9 +94,7 @@ class Scheduler:
         refusals = []
         for slot, sequence in list(worker.running.items()):
             sequence.leave_worker()
-            if sequence.is_cancelled:
-                self._end(sequence, "cancelled")
-            elif slot in computed and _blame(sequence):
+            if slot in computed and _blame(sequence):
                 text = f"{sequence.num_worker_deaths} workers died while they ran this request"
                 refusals.append(self._refusal(sequence, InternalError(text, code="worker_died")))
             else:
@@ -103,7 +106,7 @@ class Scheduler:
         """It leaves before its sequences have ended: they wait for another one."""
         worker = self.workers[worker_id]
         worker.is_leaving, worker.admits = True, False
-        if worker.in_flight is None:
+        if not worker.in_flight:
             self._empty(worker)
 
     def add(self, generate: Generate, ids: np.ndarray, route: int, now_s: float) -> None:
@@ -139,18 +142,14 @@ class Scheduler:
             self._wait(sequence)
 
     def cancel(self, key: tuple[str, int]) -> None:
-        """Frees the sequence at once, or with the result of the plan in flight."""
+        """Forgets the sequence; its slot and blocks are free when no plan in flight names them."""
         sequence = self.sequences.get(key)
         if sequence is None:
             return
-        worker = sequence.worker
-        if worker is None:
+        if sequence.worker is None:
             self._leave_line(sequence)
-        elif worker.in_flight is not None:
-            sequence.is_cancelled = True
-            return
         else:
-            worker.remove(sequence)
+            sequence.worker.remove(sequence)
         self._end(sequence, "cancelled")
 
     def cancel_route(self, route: int) -> None:
@@ -166,13 +165,13 @@ class Scheduler:
         return abandoned
 
     def plan(self, worker_id: str, admits: bool = True) -> Planned | None:
-        """The next step of a worker, or None while one is in flight or there is nothing to do.
+        """The next step of a worker, or None while enough are in flight or there is nothing to do.
 
         With ``admits`` False it ends what it has and gets nothing new.
         """
         worker = self.workers[worker_id]
         worker.admits = admits and not worker.is_leaving
-        if worker.in_flight is not None:
+        if worker.in_flight and not self._may_run_ahead(worker):
             return None
         builder = self._next_plan(worker)
         if builder.is_empty:
@@ -180,32 +179,30 @@ class Scheduler:
         for sequence in worker.filling(builder.plan):
             worker.index_blocks(sequence)
         self._count_hits(builder.newcomers)
-        worker.in_flight, worker.in_flight_since = builder.plan, self._num_absorbed
+        worker.send(builder.plan, self._num_absorbed)
         return Planned(builder.plan, builder.ids, builder.newcomers)
 
     def absorb(self, worker_id: str, result: StepResult, arrays: TokenArrays) -> list[Emission]:
-        """What the plan in flight brought, in the order of the rows; other results are ignored.
+        """What the oldest plan in flight brought, in the order of the rows; other results are
+        ignored.
 
         ``arrays`` are the result's buffers. What ended is forgotten and its blocks are free.
         """
         worker = self.workers[worker_id]
-        if worker.in_flight is None or result.step != worker.in_flight.step:
+        if not worker.try_finish(result.step, self._num_absorbed + 1):
             return []
-        worker.in_flight = None
         self._num_absorbed += 1
         emissions = _record(worker, result, arrays.ids.tolist())
         for emission in emissions:
             if emission.row.error is None:
-                worker.index_blocks(emission.sequence)
+                worker.index_blocks(emission.sequence, emission.ends)
             else:
                 worker.pool.distrust(emission.sequence.blocks)
             if emission.ends:
                 self._forget(worker, emission.sequence, emission.end_reason)
-        for sequence in [each for each in worker.running.values() if each.is_cancelled]:
-            self._forget(worker, sequence, "cancelled")
-        if worker.is_leaving:
+        if worker.is_leaving and not worker.in_flight:
             self._empty(worker)
-        return [emission for emission in emissions if not emission.sequence.is_cancelled]
+        return emissions
 
     def reset_prefix_cache(self) -> None:
         """Whatever comes computes its whole prompt. What runs keeps its blocks."""
@@ -218,6 +215,16 @@ class Scheduler:
         return ended
 
     # --- a plan -------------------------------------------------------------------------------
+
+    def _may_run_ahead(self, worker: WorkerState) -> bool:
+        """Whether a plan may follow those in flight. Where somebody has to be preempted, runs alone
+        or is handed back, they have to run first."""
+        return (
+            len(worker.in_flight) < self._pipeline_depth
+            and not worker.is_leaving
+            and self._first_suspect(worker) is None
+            and not worker.is_short
+        )
 
     def _next_plan(self, worker: WorkerState) -> PlanBuilder:
         """Suspects and all others take turns."""

@@ -26,9 +26,10 @@ class Sequence:
     """What the scheduler knows of a sequence.
 
     It came at ``arrived_s``; ``order`` is its place among those that wait, kept when it has to wait
-    again; ``route`` the peer it belongs to; ``num_computed`` of its known ids have their KV in
-    ``blocks`` once the plan in flight has run; the first ``num_indexed`` of these were offered to
-    the worker's index. ``emitted`` begins with what an attempt before this one had emitted.
+    again; ``route`` the peer it belongs to. Plans in flight bring ``num_pending`` more ids than are
+    known; ``num_computed`` of its ids have their KV in ``blocks`` once those plans have run, the
+    last of which is ``last_step``; the first ``num_indexed`` of these were offered to the worker's
+    index. ``emitted`` begins with what an attempt before this one had emitted.
     ``last_worker_id`` is None as long as no worker has had it. ``num_cached`` of the prompt's ids
     were in the cache when it entered its first worker.
     """
@@ -48,9 +49,10 @@ class Sequence:
     slot: int = -1
     blocks: list[int] = field(default_factory=list)
     num_computed: int = 0
+    num_pending: int = 0
+    last_step: int = 0
     num_indexed: int = 0
     num_cached: int = 0
-    is_cancelled: bool = False
     is_suspect: bool = False
     num_worker_deaths: int = 0
     num_preemptions: int = 0
@@ -77,19 +79,33 @@ class Sequence:
         return len(self.prompt) + len(self.emitted)
 
     @property
+    def num_expected(self) -> int:
+        """Ids that are known when the plans in flight have run, if they do not end it."""
+        return len(self.prompt) + len(self.emitted) + self.num_pending
+
+    @property
     def num_to_compute(self) -> int:
-        return self.num_known - self.num_computed
+        return self.num_expected - self.num_computed
 
     @property
     def has_credit(self) -> bool:
         """Whether its client has taken enough of what came before."""
         return len(self.emitted) < self.max_emitted and self.num_bytes < self.max_bytes
 
+    @property
+    def may_bring_more(self) -> bool:
+        """Whether it has credit for what the plans in flight bring and for one token more, and may
+        have so many tokens. Its model's length is its worker's matter."""
+        num_emitted = len(self.emitted) + self.num_pending
+        max_tokens = self.params.max_tokens
+        return num_emitted < self.max_emitted and (max_tokens is None or num_emitted < max_tokens)
+
     def grant(self, grant: Grant) -> None:
         self.max_emitted = max(self.max_emitted, grant.num_tokens)
         self.max_bytes = max(self.max_bytes, grant.num_bytes)
 
     def emit(self, row: ResultRow, ids: list[int]) -> None:
+        self.num_pending -= 1
         self.emitted.extend(ids)
         self.is_suspect = self.is_suspect and not ids
         self.num_bytes += bytes_of(row)
@@ -116,6 +132,7 @@ class Sequence:
         self.worker = None
         self.blocks = []
         self.num_computed = 0
+        self.num_pending = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,4 +159,4 @@ class Emission:
 
     @property
     def end_reason(self) -> str:
-        return "cancelled" if self.sequence.is_cancelled else self.row.finish or InternalError.code
+        return self.row.finish or InternalError.code

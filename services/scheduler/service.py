@@ -50,7 +50,10 @@ class SchedulerService:
         hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "scheduler", config.instance)
         self._link = Link(hello, self, load_keys(config.keys, "scheduler"))
         self._core = Scheduler(
-            config.max_waiting, config.priority_step_s, config.enable_prefix_caching
+            config.max_waiting,
+            config.priority_step_s,
+            config.enable_prefix_caching,
+            config.pipeline_depth,
         )
         self._ends = Rate()
         self._metrics = CoreMetrics(self._core)
@@ -166,6 +169,7 @@ class SchedulerService:
         emissions = self._core.absorb(worker_id, result, arrays)
         self._plan_for(worker_id, peer)  # first of all: the worker idles until it has a plan
         self._num_steps += 1
+        self._steps.end(worker_id, time.monotonic())
         STEP_SECONDS.observe(result.step_s)
         self._ends.note(sum(each.ends for each in emissions), time.monotonic())
         for route, group in groupby(emissions, key=lambda each: each.sequence.route):
@@ -206,13 +210,15 @@ class SchedulerService:
             self._log.end(ended, time.monotonic())
 
     def _plan_for(self, worker_id: str, peer: Peer) -> None:
+        """As many plans as may be in flight at once."""
+        admits = peer.status.state != State.DRAINING
         started_s = time.monotonic()
-        planned = self._core.plan(worker_id, peer.status.state != State.DRAINING)
-        if planned is not None:
+        while planned := self._core.plan(worker_id, admits):
             planned_s = time.monotonic()
             peer.send(planned.plan, planned.ids)
             self._log.begin(planned.newcomers, planned_s)
             self._steps.begin(worker_id, planned, started_s, planned_s)
+            started_s = time.monotonic()
 
     def _begin_grace(self) -> None:
         if not self._workers and self._grace is None:

@@ -1,6 +1,8 @@
-"""One worker as the scheduler sees it: its blocks, its slots, the plan it is running."""
+"""One worker as the scheduler sees it: its blocks, its slots, the plans it is running."""
 
+from collections import deque
 from math import ceil
+from typing import NamedTuple
 
 from services.scheduler.block_pool import BlockPool
 from services.scheduler.limits import fits
@@ -10,9 +12,20 @@ from services.scheduler.sequence import Sequence
 from shared.messages import Capacity, StepPlan
 
 
+class Leaving(NamedTuple):
+    """What a sequence had, of which plans up to ``last_step`` may still make use."""
+
+    last_step: int
+    slot: int
+    blocks: list[int]
+
+
 class WorkerState:
     """Blocks and slots of one worker. A slot given back is released in its next plan.
 
+    ``in_flight`` are the plans whose results have not come, in order, none of which was the oldest
+    before ``in_flight_since`` results of all workers. What a sequence leaves is ``leaving`` until
+    the last plan that names it has run.
     ``admits``: it takes new sequences; ``is_leaving``: it wants to be rid of those it has;
     ``was_alone``: its last plan computed one suspect and nothing else. Unless ``caches_prefixes``
     its index stays empty.
@@ -24,8 +37,9 @@ class WorkerState:
         self.index = PrefixIndex()
         self.pool = BlockPool(capacity.num_blocks, self.index)
         self.running: dict[int, Sequence] = {}
-        self.in_flight: StepPlan | None = None
+        self.in_flight: deque[StepPlan] = deque()
         self.in_flight_since = 0
+        self.leaving: list[Leaving] = []
         self.admits = True
         self.is_leaving = False
         self.was_alone = False
@@ -36,7 +50,7 @@ class WorkerState:
 
     @property
     def num_free_slots(self) -> int:
-        return self.capacity.max_num_seqs - len(self.running)
+        return self.capacity.max_num_seqs - len(self.running) - len(self.leaving)
 
     @property
     def has_stalled(self) -> bool:
@@ -48,19 +62,38 @@ class WorkerState:
         self._num_steps += 1
         return PlanBuilder(self._num_steps, self.capacity.max_num_batched_tokens, release)
 
+    def send(self, plan: StepPlan, now: int) -> None:
+        """``plan`` is in flight; ``now`` counts the results of all workers."""
+        if not self.in_flight:
+            self.in_flight_since = now
+        self.in_flight.append(plan)
+
+    def try_finish(self, step: int, now: int) -> bool:
+        """The result of ``step`` has come; False where it is not the next one that is expected."""
+        if not self.in_flight or step != self.in_flight[0].step:
+            return False
+        self.in_flight.popleft()
+        self.in_flight_since = now
+        done = [each for each in self.leaving if each.last_step <= step]
+        self.leaving = [each for each in self.leaving if each.last_step > step]
+        for each in done:
+            self._free(each)
+        return True
+
     def computed_slots(self) -> set[int]:
-        """The slots that the plan in flight computes."""
-        if self.in_flight is None:
-            return set()
-        chunks = {row.slot for row in self.in_flight.prefill}
-        return chunks | {row.slot for row in self.in_flight.decode}
+        """The slots that the plans in flight compute."""
+        chunks = {row.slot for plan in self.in_flight for row in plan.prefill}
+        return chunks | {row.slot for plan in self.in_flight for row in plan.decode}
 
     def runnable(self) -> list[Sequence]:
         """Those that may be computed together, oldest first."""
-        sequences = self.running.values()
-        return sorted(
-            (each for each in sequences if each.has_credit and not each.is_suspect), key=_order
-        )
+        return sorted(filter(self._may_run, self.running.values()), key=_order)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether there are too few blocks to go on with all of them."""
+        wanted = map(self.num_blocks_lacking, filter(self._may_run, self.running.values()))
+        return sum(wanted) > self.pool.num_free
 
     def fits(self, sequence: Sequence) -> bool:
         """Whether it could run here to its end, alone."""
@@ -71,8 +104,9 @@ class WorkerState:
         return self.num_free_slots > 0 and self._has_blocks_for(sequence) and self.fits(sequence)
 
     def num_blocks_lacking(self, sequence: Sequence) -> int:
-        """Blocks to add so that the KV of all known ids has a place."""
-        return max(0, ceil(sequence.num_known / self.capacity.block_size) - len(sequence.blocks))
+        """Blocks to add so that the KV of all ids, those to come included, has a place."""
+        num_needed = ceil(sequence.num_expected / self.capacity.block_size)
+        return max(0, num_needed - len(sequence.blocks))
 
     def cached_blocks(self, sequence: Sequence) -> list[int]:
         """The blocks that hold its first ids. Never all: the last one's logits are wanted."""
@@ -92,21 +126,22 @@ class WorkerState:
         """Ids whose KV it would find here."""
         return len(self.cached_blocks(sequence)) * self.capacity.block_size
 
-    def index_blocks(self, sequence: Sequence) -> None:
-        """Others may use its full blocks whose ids are known and computed, or are once the plan
-        that is sent now has run: a worker runs plans in order."""
-        num_new = self.num_to_index(sequence)
+    def index_blocks(self, sequence: Sequence, has_ended: bool = False) -> None:
+        """Others may use its full blocks whose ids are known and computed, or are once the plans
+        that are sent have run: a worker runs plans in order, but computes nothing of a sequence
+        that ``has_ended``, and so not its last id."""
+        num_new = self.num_to_index(sequence, has_ended)
         if num_new > 0:
             start, sequence.num_indexed = sequence.num_indexed, sequence.num_indexed + num_new
             names = sequence.hashes(self.capacity.block_size)
             for number in range(start, sequence.num_indexed):
                 self.index.add(names[number], sequence.blocks[number])
 
-    def num_to_index(self, sequence: Sequence) -> int:
+    def num_to_index(self, sequence: Sequence, has_ended: bool = False) -> int:
         """Full blocks that ``index_blocks`` would add."""
         if not self._caches_prefixes:
             return 0
-        num_tokens = min(sequence.num_computed, sequence.num_known)
+        num_tokens = min(sequence.num_computed, sequence.num_known - has_ended)
         return num_tokens // self.capacity.block_size - sequence.num_indexed
 
     def filling(self, plan: StepPlan) -> list[Sequence]:
@@ -134,11 +169,26 @@ class WorkerState:
         self.running[sequence.slot] = sequence
 
     def remove(self, sequence: Sequence) -> None:
-        """Frees slot and blocks. Only while no plan that names them is in flight."""
+        """Frees slot and blocks, at the latest when no plan that names them is in flight. What
+        those plans bring for it is lost: whoever computes it again computes the same."""
         del self.running[sequence.slot]
-        self._released.append(sequence.slot)
-        self.pool.give_back(sequence.blocks)
+        left = Leaving(sequence.last_step, sequence.slot, sequence.blocks)
+        if self.in_flight and left.last_step >= self.in_flight[0].step:
+            self.leaving.append(left)
+        else:
+            self._free(left)
         sequence.leave_worker()
+
+    def _free(self, left: Leaving) -> None:
+        self._released.append(left.slot)
+        self.pool.give_back(left.blocks)
+
+    def _may_run(self, sequence: Sequence) -> bool:
+        """Nobody is computed beyond its last token, which the plans in flight may bring."""
+        if sequence.is_suspect or not sequence.has_credit:
+            return False
+        is_full = sequence.num_expected >= self.capacity.max_model_len
+        return not sequence.num_pending or (sequence.may_bring_more and not is_full)
 
     def _has_blocks_for(self, sequence: Sequence) -> bool:
         """Cached blocks that somebody owns cost nothing."""

@@ -92,6 +92,8 @@ class Engine:
         started_s = time.perf_counter()
         self._kv_cache.clear(self._slots.apply(plan, ids))
         batch = prepare_batch(self._slots, plan, self._kv_cache, self._eos_ids)
+        if not len(batch.slots):  # all of them have ended since the plan was made
+            return StepResult(plan.step, [], time.perf_counter() - started_s), TokenArrays()
         logits = self._forward(batch)
         adjusted = logits if batch.adjustments is None else adjust(logits, batch.adjustments)
         tokens = self._sample(batch, logits, adjusted)

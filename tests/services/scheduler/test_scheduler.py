@@ -74,7 +74,7 @@ def test_suspects_and_others_take_turns_and_one_that_emitted_is_none_any_more():
     core.plan("w", admits=False)
     assert core.plan("w") is not None
     assert computed(core) == {"suspect"}
-    planned = core.workers["w"].in_flight
+    (planned,) = core.workers["w"].in_flight
     core.absorb("w", *worker.step(Planned(planned, np.arange(3, dtype=np.int32))))
     core.plan("w")
     assert computed(core) == {"suspect", "a"}
@@ -218,7 +218,7 @@ def test_a_result_of_another_step_and_rows_of_another_request_are_ignored():
     add(core, "r")
     result, arrays = worker.step(core.plan("w"))
     assert core.absorb("w", StepResult(result.step + 1, result.rows), arrays) == []
-    assert core.workers["w"].in_flight is not None
+    assert core.workers["w"].in_flight
     core.absorb("w", result, arrays)
     assert core.absorb("w", result, arrays) == []
 
@@ -230,11 +230,11 @@ def test_cancelling_while_the_plan_is_in_flight_frees_the_blocks_with_its_result
     output = worker.step(core.plan("w"))
     core.cancel(("r", 1))
     core.cancel(("r", 1))
+    assert not core.sequences
     assert core.workers["w"].pool.num_free < CAPACITY.num_blocks
     assert core.absorb("w", *output) == []
     assert core.workers["w"].pool.num_free == CAPACITY.num_blocks
     assert core.plan("w").plan.release, "the worker forgets it too"
-    assert not core.sequences
 
 
 def test_when_blocks_run_out_the_youngest_waits_and_ends_with_the_same_text():
@@ -282,8 +282,6 @@ def test_why_a_sequence_ended_is_told_with_where_it_was():
     planned = core.plan("w")
     core.cancel(("left", 1))
     core.cancel(("left as it ended", 1))
-    note()
-    assert not reasons, "the worker has them until its result is there"
     core.absorb("w", *worker.step(planned))
     add(core, "left in line")
     core.cancel(("left in line", 1))

@@ -57,12 +57,15 @@ class Mesh(RuleBasedStateMachine):
         block_size=st.sampled_from([1, 4, 16]),
         max_num_seqs=st.integers(1, 6),
         budget=st.integers(6, 24),
+        depth=st.integers(1, 2),
     )
-    def start(self, num_blocks: int, block_size: int, max_num_seqs: int, budget: int) -> None:
+    def start(
+        self, num_blocks: int, block_size: int, max_num_seqs: int, budget: int, depth: int
+    ) -> None:
         self.capacity = Capacity(num_blocks, block_size, max_num_seqs, budget, 64)
-        self.core = Scheduler(max_waiting=8, priority_step_s=1)
+        self.core = Scheduler(max_waiting=8, priority_step_s=1, pipeline_depth=depth)
         self.workers: dict[str, SimulatedWorker] = {}
-        self.results: dict[str, tuple] = {}
+        self.results: dict[str, list[tuple]] = {}  # in the order of the plans
         self.expected: dict[str, list[int]] = {}
         self.names: dict[bytes, list[int]] = {}
         self.emitted: dict[str, list[int]] = {}
@@ -178,17 +181,21 @@ class Mesh(RuleBasedStateMachine):
     @rule(pick=st.randoms(use_true_random=False))
     def plan(self, pick) -> None:
         for worker_id in self.workers:
-            planned = self.core.plan(worker_id)
-            if planned is not None:
+            while planned := self.core.plan(worker_id):
                 self.check_suspects(planned.plan)
-                self.results[worker_id] = self.workers[worker_id].step(planned)
+                output = self.workers[worker_id].step(planned)
+                self.results.setdefault(worker_id, []).append(output)
 
     def check_suspects(self, plan: StepPlan) -> None:
         """A suspect is computed alone."""
         slots = {row.slot for row in [*plan.prefill, *plan.decode]}
         rows = {(each.request, each.attempt) for each in plan.admit}
-        running = [each for worker in self.core.workers.values() if worker.in_flight is plan
-                   for each in worker.running.values()]  # fmt: skip
+        running = [
+            each
+            for worker in self.core.workers.values()
+            if any(sent is plan for sent in worker.in_flight)
+            for each in worker.running.values()
+        ]
         computed = [each for each in running if each.slot in slots]
         assert rows <= {each.key for each in running}
         assert len(computed) <= 1 or not any(each.is_suspect for each in computed)
@@ -206,7 +213,9 @@ class Mesh(RuleBasedStateMachine):
             self.absorb_from(pick.choice(sorted(self.results)))
 
     def absorb_from(self, worker_id: str) -> None:
-        result, arrays = self.results.pop(worker_id)
+        result, arrays = self.results[worker_id].pop(0)
+        if not self.results[worker_id]:
+            del self.results[worker_id]
         layout = Layout(result.rows, arrays)
         for emission in self.core.absorb(worker_id, result, arrays):
             name = emission.sequence.request
@@ -245,7 +254,7 @@ class Mesh(RuleBasedStateMachine):
         if self.workers:
             worker_id = pick.choice(sorted(self.workers))
             self.core.release_worker(worker_id)
-            if worker_id in self.results:
+            while worker_id in self.results:
                 self.absorb_from(worker_id)
             assert not self.core.workers[worker_id].running
             del self.workers[worker_id]
@@ -273,7 +282,8 @@ class Mesh(RuleBasedStateMachine):
     def blocks_are_free_or_have_as_many_owners_as_sequences(self) -> None:
         for worker in getattr(self, "core", Scheduler(1, 1)).workers.values():
             pool = worker.pool
-            owned = Counter(block for each in worker.running.values() for block in each.blocks)
+            owners = [*worker.running.values(), *worker.leaving]
+            owned = Counter(block for each in owners for block in each.blocks)
             assert owned == Counter({block: pool.num_owners(block) for block in owned})
             assert pool.num_owned == owned.total()
             assert pool.num_free + len(owned) == pool.num_blocks
@@ -309,7 +319,7 @@ class Mesh(RuleBasedStateMachine):
             self.plan(None)
             for worker_id in list(self.results):
                 self.absorb_from(worker_id)
-            if not self.core.sequences:
+            if not self.core.sequences and not self.results:
                 break
         assert not self.open
         assert not self.core.sequences
@@ -317,6 +327,7 @@ class Mesh(RuleBasedStateMachine):
         for worker in self.core.workers.values():
             assert worker.pool.num_free == worker.pool.num_blocks
             assert not worker.running
+            assert not worker.leaving
 
 
 class LongMesh(Mesh):
