@@ -69,9 +69,9 @@ class Name:
         loop = asyncio.get_running_loop()
         try:
             found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter: a label that no name can have
             if not self._is_failing:
-                log.warning("%s: no lookup: %s", self._host, error.strerror)
+                log.warning("%s: no lookup: %s", self._host, error)
             self._is_failing = True
         else:
             self.addresses = {tcp_address(str(each[4][0]), self._port) for each in found}

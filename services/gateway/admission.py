@@ -12,11 +12,13 @@ from shared.rate import Rate
 
 
 class Place:
-    """What one open request holds."""
+    """What one open request holds. ``is_served`` when it is more than a refusal: how fast such
+    requests end tells when there is room again."""
 
     def __init__(self, admission: "Admission") -> None:
         self._admission = admission
         self.num_bytes = 0
+        self.is_served = False
 
     def hold(self, num_bytes: int) -> None:
         """So many bytes more, until the request ends. Raises Overloaded at the limit."""
@@ -53,7 +55,7 @@ class Admission:
         finally:
             self._count(-1)
             self._set_bytes(self._num_bytes - place.num_bytes)
-            self._ends.note(1, time.monotonic())
+            self._ends.note(place.is_served, time.monotonic())
 
     def hold(self, num_bytes: int) -> None:
         if self._num_bytes + num_bytes > self.max_bytes:

@@ -11,6 +11,8 @@ from services.gateway.request_id import request_id
 
 log = logging.getLogger(__name__)
 
+PIECE_BYTES = 64 << 10
+
 SLOW_CLIENTS = Counter(
     "shoal_slow_clients", "Clients that read nothing for slow-client-s; their requests ended"
 )
@@ -32,7 +34,10 @@ class Client:
         await self.response.prepare(self._request)
 
     async def write(self, data: bytes) -> None:
-        await self._in_time(self.response.write(data))
+        """In pieces: whoever reads slowly but steadily reads one in time."""
+        view = memoryview(data)
+        for start in range(0, len(data), PIECE_BYTES):
+            await self._in_time(self.response.write(view[start : start + PIECE_BYTES]))
 
     async def end(self) -> web.StreamResponse:
         await self._in_time(self.response.write_eof())

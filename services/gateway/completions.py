@@ -92,6 +92,7 @@ class Completions:
             take_request_id(request, job.request_id)
             self._hold_logprobs(place, job, model)
             meter = request[METER] = RequestMeter(job.model, started_s)
+            place.is_served = True
             with client_names(job.field_names):
                 return await self._generate(request, endpoint, job, model, meter)
 

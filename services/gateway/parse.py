@@ -40,7 +40,7 @@ def parse_completion(body: bytes, model: ModelInfo, limits: Limits) -> Job:
     request = check(decode(body), CompletionRequest, unsupported.COMPLETION)
     if request.echo and request.logprobs is not None:
         raise unsupported.unsupported("echo", True, f"{show(False)} beside logprobs")
-    prompts = text_prompts(request.prompt, model.vocab_size)
+    prompts = text_prompts(request.prompt, model.vocab_size, limits.max_choices)
     logprobs = num_logprobs(request.logprobs, "logprobs", limits.max_logprobs, model)
     options = text_options(request, adds_special_tokens=True)
     job = _job(request, prompts, model, limits, logprobs, options)

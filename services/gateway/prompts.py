@@ -20,7 +20,7 @@ def chat_prompt(fields: list[dict[str, Any]], messages: list[ChatMessage]) -> Pr
     return Prompt("chat", _bytes(encode(plain)))
 
 
-def text_prompts(prompt: str | list[Any], vocab_size: int) -> list[Prompt]:
+def text_prompts(prompt: str | list[Any], vocab_size: int, max_prompts: int) -> list[Prompt]:
     """Of a text, a list of ids, or a list of several of either kind."""
     if isinstance(prompt, str):
         return [text_prompt(prompt)]
@@ -28,6 +28,11 @@ def text_prompts(prompt: str | list[Any], vocab_size: int) -> list[Prompt]:
     first = prompt[0]
     if isinstance(first, int):
         return [ids_prompt(prompt, vocab_size, "prompt")]
+    if len(prompt) > max_prompts:
+        raise InvalidRequest(
+            f"prompt has {len(prompt)} prompts; the limit is max-choices = {max_prompts}",
+            param="prompt",
+        )
     if isinstance(first, str):
         return [text_prompt(text) for text in prompt]
     return [ids_prompt(ids, vocab_size, f"prompt[{index}]") for index, ids in enumerate(prompt)]

@@ -48,6 +48,7 @@ class Tokenization:
             place.hold(self._bodies.bound(request))
             body, model = await self._bodies.read(request), await self._mesh.ready_model()
             conversion = await parsed(body, lambda body: parse_tokenize(body, model))
+            place.is_served = True
             prompt = conversion.prompt
             with client_names(conversion.field_names):
                 array = await self._mesh.convert(
@@ -65,6 +66,7 @@ class Tokenization:
             place.hold(self._bodies.bound(request))
             body, model = await self._bodies.read(request), await self._mesh.ready_model()
             prompt = await parsed(body, lambda body: parse_detokenize(body, model))
+            place.is_served = True
             with client_names({"prompt": "tokens"}):
                 text = await self._mesh.convert(prompt.kind, prompt.data, False)
             return json_response(DetokenizeReply(text.tobytes().decode()))
@@ -91,4 +93,10 @@ def parse_detokenize(body: bytes, model: ModelInfo) -> Prompt:
     """A body of ``/detokenize``."""
     request = check(decode(body), DetokenizeRequest, {})
     served_name(request.model, model)
+    if len(request.tokens) > model.max_model_len:
+        raise InvalidRequest(
+            f"tokens has {len(request.tokens)} ids; the limit is max-model-len ="
+            f" {model.max_model_len}",
+            param="tokens",
+        )
     return ids_prompt(request.tokens, model.vocab_size, "tokens")

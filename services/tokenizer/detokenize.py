@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 MAX_WINDOW_TOKENS = 64
+PIECE_TOKENS = 16  # of many ids that come at once, so that only what is undecided fills the window
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 Decode = Callable[[Sequence[int]], str]
@@ -26,6 +27,10 @@ class Detokenizer:
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that is now certain; empty while a character is incomplete."""
+        starts = range(0, len(ids), PIECE_TOKENS)
+        return "".join(self._push(ids[start : start + PIECE_TOKENS]) for start in starts)
+
+    def _push(self, ids: Sequence[int]) -> str:
         self._window.extend(ids)
         text = self._window_text()
         if text.endswith(REPLACEMENT) and len(self._window) < MAX_WINDOW_TOKENS:
