@@ -5,7 +5,13 @@ from pathlib import Path
 import pytest
 
 from cli.supervisor import child_environment
-from shared.config import GatewayConfig, ServeConfig, TokenizerConfig, WorkerConfig
+from shared.config import (
+    GatewayConfig,
+    SchedulerConfig,
+    ServeConfig,
+    TokenizerConfig,
+    WorkerConfig,
+)
 from shared.errors import ConfigError
 
 VLLM_FILE = """\
@@ -160,3 +166,8 @@ def test_settings_in_a_line_show_no_key():
     config = ServeConfig(api_key=["secret"])
     assert "api-key=" in config.describe()
     assert "secret" not in config.describe() + repr(config)
+
+
+def test_a_switch_that_is_on_is_turned_off_by_its_no():
+    assert SchedulerConfig.load([], "shoal").enable_prefix_caching
+    assert not SchedulerConfig.load(["--no-enable-prefix-caching"], "shoal").enable_prefix_caching

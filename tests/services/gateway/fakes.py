@@ -120,8 +120,10 @@ class Submitted:
         reason: FinishReason = "stop",
         choice: int = 0,
         stop_reason: int | str | None = None,
+        num_cached: int = 0,
     ) -> None:
-        finished = Finished(*self.key, choice, reason, self.num_sent[choice], stop_reason)
+        num_sent = self.num_sent[choice]
+        finished = Finished(*self.key, choice, reason, num_sent, stop_reason, num_cached)
         self.peer.send(Deltas([], [finished]), *TokenArrays())
 
     def fail(self, status: int, code: str, message: str, **details: Any) -> None:

@@ -21,9 +21,10 @@ async def answer_all(tokenizer: FakeTokenizer, num_prompts: int, n: int) -> list
         for number, request in reversed(list(enumerate(requests))):
             for choice in reversed(range(n)):
                 request.text(f"{number}.{choice}"[position], choice=choice)
-    for request in requests:
+    for number, request in enumerate(requests):
         for choice in range(n):
-            request.finish("length" if choice else "stop", choice=choice)
+            reason = "length" if choice else "stop"
+            request.finish(reason, choice=choice, num_cached=10 + number + 100 * choice)
     return requests
 
 
@@ -39,6 +40,8 @@ async def test_choices_of_all_prompts_are_numbered_through(
     assert [choice.finish_reason for choice in reply.choices] == ["stop", "length"] * 2
     assert reply.usage is not None
     assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (1 + 2, 4 * 3)
+    assert reply.usage.prompt_tokens_details is not None
+    assert reply.usage.prompt_tokens_details.cached_tokens == 10 + 11, "the first choices'"
     assert [request.prompt.tobytes() for request in requests] == [b"a", b"bb"]
     names = [request.submit.request.partition("/") for request in requests]
     assert names[0][0] == names[1][0]
@@ -79,6 +82,8 @@ async def test_a_stream_says_of_each_chunk_which_choice_it_continues(
     assert last.choices == []
     assert last.usage is not None
     assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (3, 12)
+    assert last.usage.prompt_tokens_details is not None
+    assert last.usage.prompt_tokens_details.cached_tokens == 21
 
 
 async def test_each_choice_of_a_streamed_chat_begins_with_its_role(

@@ -106,9 +106,10 @@ def test_the_whole_vocabulary_can_be_asked_for_where_the_setting_allows_it() -> 
 def test_the_rest_of_a_request_is_kept_beside_its_sampling() -> None:
     job = completion(
         priority=-3, n=2, echo=True, return_token_ids=True, return_tokens_as_token_ids=True,
-        request_id="r-1",
+        request_id="r-1", cache_salt="mine",
     )  # fmt: skip
     assert (job.priority, job.num_choices, job.request_id) == (-3, 2, "r-1")
+    assert (job.cache_salt, completion().cache_salt) == ("mine", "")
     assert (job.echoes, job.returns_ids, job.names_by_id) == (True, True, True)
 
 

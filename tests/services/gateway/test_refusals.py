@@ -73,6 +73,8 @@ def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
         ({"n": 9}, "n", ["9 choices", "max-choices = 8"]),
         ({"priority": 1001}, "priority", ["1001", "<= 1000"]),
         ({"priority": -1001}, "priority", ["-1001", ">= -1000"]),
+        ({"cache_salt": ""}, "cache_salt", [">= 1"]),
+        ({"cache_salt": "x" * 129}, "cache_salt", ["xxx…", "<= 128"]),
         ({"request_id": "a b"}, "request_id", ["a b", "regex"]),
         ({"request_id": "a~b"}, "request_id", ["a~b", "regex"]),
         ({"request_id": "a\n"}, "request_id", ["a\\n", "regex"]),

@@ -63,6 +63,15 @@ def tokens(rows: list[tuple[str, list[int]]], finished: list[Finished] = (), num
     return message, TokenArrays(ids, values, ids[:0], ranks)
 
 
+def test_the_end_of_a_choice_tells_how_much_of_its_prompt_was_cached(tokenizer: Tokenizer):
+    table, gateway = OpenRequests(), FakePeer()
+    open_request(table, tokenizer, "a", gateway, stop=("fox",))
+    ids = np.array(tokenizer.encode("a fox").ids, np.int32)
+    deliver(Tokens([TokenRow("a/0", 1, 0, len(ids), num_cached=16)], []), TokenArrays(ids), table)
+    ((deltas, _),) = gateway.sent
+    assert [each.num_cached for each in deltas.finished] == [16]
+
+
 def test_each_gateway_gets_one_message_with_its_rows_and_their_numbers(tokenizer: Tokenizer):
     table, first, second = OpenRequests(), FakePeer(), FakePeer()
     for name, gateway in (("a", first), ("b", second), ("c", first)):
