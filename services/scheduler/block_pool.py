@@ -28,6 +28,8 @@ class BlockPool:
 
     def try_take(self, num: int) -> list[int] | None:
         """``num`` blocks, or None and nothing taken when there are fewer."""
+        if num == 0:
+            return []
         if num > self.num_free:
             return None
         start = max(0, len(self._free) - num)

@@ -11,22 +11,21 @@ from hashlib import blake2b
 HASH_BYTES = 16
 
 
-class BlockHashes:
-    """The names of a sequence's full blocks of ``block_size`` ids, each computed once, when it is
-    first asked for. ``ids`` gives the int32 ids from a position to another, as bytes."""
+class BlockNames:
+    """The names of a sequence's full blocks, each computed once, when it is first asked for."""
 
-    def __init__(self, block_size: int, cache_salt: str, ids: Callable[[int, int], bytes]) -> None:
+    def __init__(self, block_size: int, cache_salt: str) -> None:
         self.block_size = block_size
-        self._ids = ids
         self._chain = [_digest(cache_salt.encode())]
 
-    def __getitem__(self, index: int) -> bytes:
-        """All ids of the block must be known."""
+    def name(self, number: int, ids: Callable[[int, int], bytes]) -> bytes:
+        """``ids`` gives the int32 ids from a position to another, as bytes; those of the block must
+        be known."""
         chain, size = self._chain, self.block_size
-        while len(chain) <= index + 1:
+        while len(chain) <= number + 1:
             end = len(chain) * size
-            chain.append(_digest(chain[-1] + self._ids(end - size, end)))
-        return chain[index + 1]
+            chain.append(_digest(chain[-1] + ids(end - size, end)))
+        return chain[number + 1]
 
 
 class PrefixIndex:

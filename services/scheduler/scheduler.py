@@ -194,9 +194,8 @@ class Scheduler:
         self._num_absorbed += 1
         emissions = _record(worker, result, arrays.ids.tolist())
         for emission in emissions:
-            if emission.row.error is None:
-                worker.index_blocks(emission.sequence, emission.ends)
-            else:
+            worker.index_blocks(emission.sequence, emission.ends)
+            if emission.row.error is not None:
                 worker.pool.distrust(emission.sequence.blocks)
             if emission.ends:
                 self._forget(worker, emission.sequence, emission.end_reason)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from services.scheduler.prefix_index import BlockHashes
+from services.scheduler.prefix_index import BlockNames
 from shared.errors import InternalError
 from shared.messages import (
     WINDOW_BYTES,
@@ -60,7 +60,7 @@ class Sequence:
     num_bytes: int = 0
     max_emitted: int = 0
     max_bytes: int = WINDOW_BYTES
-    _hashes: BlockHashes | None = None
+    _names: BlockNames | None = None
 
     def __post_init__(self) -> None:
         self.max_emitted = len(self.emitted) + WINDOW_TOKENS
@@ -114,18 +114,17 @@ class Sequence:
         """The prompt, then what was emitted: [num_known] int32."""
         return np.concatenate([self.prompt, np.array(self.emitted, np.int32)])
 
-    def hashes(self, block_size: int) -> BlockHashes:
-        """The names of its full blocks; another worker may have blocks of another size."""
-        if self._hashes is None or self._hashes.block_size != block_size:
-            self._hashes = BlockHashes(block_size, self.cache_salt, self._id_bytes)
-        return self._hashes
+    def block_name(self, number: int, block_size: int) -> bytes:
+        """What an index calls the block; another worker may have blocks of another size."""
+        if self._names is None or self._names.block_size != block_size:
+            self._names = BlockNames(block_size, self.cache_salt)
+        return self._names.name(number, self._id_bytes)
 
     def _id_bytes(self, start: int, end: int) -> bytes:
-        num_emitted = end - len(self.prompt)
-        if num_emitted <= 0:
-            return self.prompt[start:end].tobytes()
-        emitted = array("i", self.emitted[max(0, start - len(self.prompt)) : num_emitted])
-        return self.prompt[start:].tobytes() + emitted.tobytes()
+        num_prompt = len(self.prompt)
+        of_prompt = self.prompt[start:end].tobytes() if start < num_prompt else b""
+        emitted = self.emitted[max(0, start - num_prompt) : max(0, end - num_prompt)]
+        return of_prompt + array("i", emitted).tobytes()
 
     def leave_worker(self) -> None:
         """Forgets slot, blocks and KV: all known ids are computed anew elsewhere."""

@@ -114,9 +114,8 @@ class WorkerState:
         if not self.index:
             return blocks
         size = self.capacity.block_size
-        names = sequence.hashes(size)
         for number in range((sequence.num_known - 1) // size):
-            block = self.index.find(names[number])
+            block = self.index.find(sequence.block_name(number, size))
             if block is None:
                 break
             blocks.append(block)
@@ -130,12 +129,11 @@ class WorkerState:
         """Others may use its full blocks whose ids are known and computed, or are once the plans
         that are sent have run: a worker runs plans in order, but computes nothing of a sequence
         that ``has_ended``, and so not its last id."""
-        num_new = self.num_to_index(sequence, has_ended)
-        if num_new > 0:
-            start, sequence.num_indexed = sequence.num_indexed, sequence.num_indexed + num_new
-            names = sequence.hashes(self.capacity.block_size)
-            for number in range(start, sequence.num_indexed):
-                self.index.add(names[number], sequence.blocks[number])
+        for _ in range(self.num_to_index(sequence, has_ended)):
+            number = sequence.num_indexed
+            name = sequence.block_name(number, self.capacity.block_size)
+            self.index.add(name, sequence.blocks[number])
+            sequence.num_indexed += 1
 
     def num_to_index(self, sequence: Sequence, has_ended: bool = False) -> int:
         """Full blocks that ``index_blocks`` would add."""

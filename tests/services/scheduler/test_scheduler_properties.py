@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from services.scheduler.prefix_index import BlockHashes
+from services.scheduler.prefix_index import BlockNames
 from services.scheduler.scheduler import MAX_WORKER_DEATHS, Refusal, Scheduler
 from services.scheduler.sequence import Sequence
 from services.scheduler.worker_state import WorkerState
@@ -41,9 +41,12 @@ def names_of(ids: list[int], block_size: int, cache_salt: str) -> dict[bytes, li
     for token_id in ids:
         context = hash((context, token_id))
         contexts.append(context)
-    hashes = BlockHashes(block_size, cache_salt, lambda start, end: array[start:end].tobytes())
-    starts = range(0, len(ids) - block_size + 1, block_size)
-    return {hashes[start // block_size]: contexts[start : start + block_size] for start in starts}
+    names = BlockNames(block_size, cache_salt)
+    found = {}
+    for start in range(0, len(ids) - block_size + 1, block_size):
+        name = names.name(start // block_size, lambda start, end: array[start:end].tobytes())
+        found[name] = contexts[start : start + block_size]
+    return found
 
 
 class Mesh(RuleBasedStateMachine):
