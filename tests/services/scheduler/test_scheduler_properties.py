@@ -294,13 +294,14 @@ class Mesh(RuleBasedStateMachine):
                 self.check_shared(worker, one, other)
 
     def check_shared(self, worker: WorkerState, one: Sequence, other: Sequence) -> None:
-        """Two sequences share blocks of their common beginning, and no others."""
-        num_shared = len(set(one.blocks) & set(other.blocks))
-        assert one.blocks[:num_shared] == other.blocks[:num_shared]
-        end = num_shared * worker.capacity.block_size
-        assert end <= min(one.num_computed, other.num_computed)
-        assert one.known_ids()[:end].tolist() == other.known_ids()[:end].tolist()
-        assert not num_shared or one.cache_salt == other.cache_salt
+        """Two sequences share full blocks of their common beginning, and no others."""
+        for block in set(one.blocks) & set(other.blocks):
+            number = one.blocks.index(block)
+            assert other.blocks.index(block) == number
+            end = (number + 1) * worker.capacity.block_size
+            assert end <= min(one.num_computed, other.num_computed)
+            assert one.known_ids()[:end].tolist() == other.known_ids()[:end].tolist()
+            assert one.cache_salt == other.cache_salt
 
     @invariant()
     def an_index_names_blocks_by_what_they_hold(self) -> None:
