@@ -14,6 +14,9 @@ its blocks it has to leave them, and it stands in no line until it has credit ag
 
 **Suspects.** When a worker dies, each sequence that the plan in flight computed may be the reason.
 From then on it is computed alone, in turns with all others, until it has emitted a token.
+
+**Prefixes.** Full blocks may be shared as soon as the plan that fills them is sent, or, where it
+decodes, when its result is there. Who enters begins behind what its worker has of its ids.
 """
 
 from dataclasses import dataclass, field
