@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.rope import reference, rope
+from kernels.rope import reference, rope, rope_interleaved
 
 
 def rotation(positions: torch.Tensor, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -11,6 +11,11 @@ def rotation(positions: torch.Tensor, head_dim: int) -> tuple[torch.Tensor, torc
     angles = positions[:, None] * 100.0**-exponents
     sin = torch.cat((-angles.sin(), angles.sin()), -1)
     return angles.cos().repeat(1, 2)[:, None], sin[:, None]
+
+
+def interleaved(x: torch.Tensor) -> torch.Tensor:
+    """Neighbours where there were halves."""
+    return torch.stack(x.chunk(2, -1), -1).flatten(-2)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 2), (5, 3, 64), (9, 6, 8)])
@@ -36,3 +41,13 @@ def test_products_of_rotated_vectors_depend_on_their_distance_only() -> None:
         for at in torch.arange(4)[:, None]
     ]
     torch.testing.assert_close(torch.stack(products), products[0].expand(4), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_interleaved_is_the_same_rotation_of_other_pairs(dtype: torch.dtype) -> None:
+    x = torch.randn(7, 3, 16).to(dtype)
+    cos, sin = rotation(torch.randint(0, 999, (7,)), 16)
+    rotated = rope_interleaved(interleaved(x), interleaved(cos), interleaved(sin))
+    torch.testing.assert_close(rotated, interleaved(rope(x, cos, sin)))
+    truth = reference.rope_interleaved(interleaved(x), interleaved(cos), interleaved(sin))
+    torch.testing.assert_close(rotated, truth)
