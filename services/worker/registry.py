@@ -7,8 +7,11 @@ from services.worker.models import CausalLM
 from shared.errors import ConfigError
 
 MODELS = {
+    "Ernie4_5ForCausalLM": "services.worker.models.ernie4_5",
+    "LlamaForCausalLM": "services.worker.models.llama",
     "MiMoForCausalLM": "services.worker.models.mimo",
     "Qwen2ForCausalLM": "services.worker.models.qwen2",
+    "Qwen3ForCausalLM": "services.worker.models.qwen3",
 }
 
 

@@ -9,10 +9,11 @@ from services.worker.layers.linear import Linear, MergedLinear
 class GatedMLP(nn.Module):
     """SwiGLU (arXiv 2002.05202): [T, hidden_size] → [T, hidden_size]"""
 
-    def __init__(self, hidden_size: int, size: int) -> None:
+    def __init__(self, hidden_size: int, size: int, has_bias: bool = False) -> None:
         super().__init__()
-        self.gate_up_proj = MergedLinear(hidden_size, {"gate_proj": size, "up_proj": size})
-        self.down_proj = Linear(size, hidden_size)
+        sizes = {"gate_proj": size, "up_proj": size}
+        self.gate_up_proj = MergedLinear(hidden_size, sizes, has_bias)
+        self.down_proj = Linear(size, hidden_size, has_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)

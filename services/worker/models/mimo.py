@@ -5,17 +5,21 @@ The MTP layers are loaded with the rest; drafting with them is not written yet.
 
 from torch import nn
 
+from services.worker.layers.attention import Attention
 from services.worker.layers.linear import Linear
+from services.worker.layers.mlp import GatedMLP
 from services.worker.layers.norm import RMSNorm
 from services.worker.model_config import ModelConfig
-from services.worker.models.qwen2 import DecoderLayer, Qwen2ForCausalLM
+from services.worker.models.decoder import DecoderLayer
+from services.worker.models.qwen2 import Qwen2ForCausalLM
 
 
 class MtpLayer(DecoderLayer):
     """The weights of a decoder layer on ``input_proj`` of a hidden state beside an embedding."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__(config, layer)
+        mlp = GatedMLP(config.hidden_size, config.intermediate_size)
+        super().__init__(config, Attention(config, layer, has_qkv_bias=True), mlp)
         self.token_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.hidden_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.input_proj = Linear(2 * config.hidden_size, config.hidden_size)

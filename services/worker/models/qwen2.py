@@ -1,72 +1,16 @@
-"""Qwen2 (arXiv 2407.10671): pre-norm decoder with grouped-query attention and SwiGLU.
-
-Modules are named as in the checkpoint. T tokens of a step are flattened over its rows.
-"""
-
-from torch import Tensor, nn
+"""Qwen2 (arXiv 2407.10671): biases on queries, keys and values."""
 
 from services.worker.layers.attention import Attention
-from services.worker.layers.embedding import Embedding, LMHead
 from services.worker.layers.mlp import GatedMLP
-from services.worker.layers.norm import RMSNorm
-from services.worker.layers.rope import RotaryEmbedding, Rotation
 from services.worker.model_config import ModelConfig
-from services.worker.models import CausalLM
+from services.worker.models.decoder import DecoderLayer, DecoderLM
 
 
-class DecoderLayer(nn.Module):
-    """[T, hidden] → [T, hidden]"""
-
-    def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config, layer)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size)
-
-    def forward(self, x: Tensor, rotation: Rotation) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rotation)
-        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return out
+def make_layer(config: ModelConfig, layer: int) -> DecoderLayer:
+    attention = Attention(config, layer, has_qkv_bias=True)
+    return DecoderLayer(config, attention, GatedMLP(config.hidden_size, config.intermediate_size))
 
 
-class Trunk(nn.Module):
-    """ids and positions [T] → hidden states [T, hidden], before the last norm."""
-
+class Qwen2ForCausalLM(DecoderLM):
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
-            DecoderLayer(config, layer) for layer in range(config.num_hidden_layers)
-        )
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.rotary = RotaryEmbedding(
-            config.head_dim, config.max_position_embeddings, config.rotary_base
-        )
-
-    def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        x: Tensor = self.embed_tokens(input_ids)
-        rotation = self.rotary(positions)
-        for layer in self.layers:
-            x = layer(x, rotation)
-        return x
-
-
-class Qwen2ForCausalLM(CausalLM):
-    """The trunk and its output head."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
-        self.model = Trunk(config)
-        source = "model.embed_tokens" if config.tie_word_embeddings else "lm_head"
-        self.lm_head = LMHead(config.vocab_size, config.hidden_size, f"{source}.weight")
-        if config.tie_word_embeddings:
-            self.lm_head.share(self.model.embed_tokens.weight)
-
-    def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        hidden: Tensor = self.model(input_ids, positions)
-        return hidden
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self.lm_head(self.model.norm(hidden))
-        return logits
+        super().__init__(config, make_layer)

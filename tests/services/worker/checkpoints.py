@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from shared.model_folder import weight_files
 
@@ -18,24 +18,30 @@ SETTLED = 1e-4  # engine.md §2: float32 texts may differ where two scores are c
 
 
 def save_qwen2(folder: Path, shard_size: str = "60KB", **changes: Any) -> None:
+    save_model(folder, Qwen2ForCausalLM, shard_size, **changes)
+
+
+def save_model(
+    folder: Path, family: type[PreTrainedModel], shard_size: str = "60KB", **changes: Any
+) -> None:
     """Weights wide enough that no two logits are close by chance."""
-    config = Qwen2Config(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=MAX_POSITIONS,
-        initializer_range=0.3,
-        tie_word_embeddings=changes.pop("tie_word_embeddings", False),
-        bos_token_id=None,
-        eos_token_id=EOS_ID,
-        pad_token_id=None,
-        **changes,
-    )
+    shape: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": MAX_POSITIONS,
+        "initializer_range": 0.3,
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": EOS_ID,
+        "pad_token_id": None,
+    }
+    config = family.config_class(**(shape | changes))
     torch.manual_seed(20261121)
-    model = Qwen2ForCausalLM(config)
+    model = family(config)
     for name, parameter in model.named_parameters():
         if name.endswith(("bias", "norm.weight")):
             torch.nn.init.normal_(parameter.data, mean=float("norm" in name), std=0.3)
@@ -81,17 +87,19 @@ def load_as_qwen2(folder: Path) -> Qwen2ForCausalLM:
 
 
 def change_config(folder: Path, **values: Any) -> None:
+    """None takes a key away."""
     path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    config = json.loads(path.read_text()) | values
+    path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
 
 
 @torch.inference_mode()
-def true_logits(oracle: Qwen2ForCausalLM, ids: list[int]) -> np.ndarray:
+def true_logits(oracle: PreTrainedModel, ids: list[int]) -> np.ndarray:
     """Logits [len(ids), vocab_size] after every one of ``ids``."""
     return oracle(torch.tensor([ids])).logits[0].numpy()
 
 
-def assert_greedy(oracle: Qwen2ForCausalLM, prompt: list[int], text: list[int]) -> None:
+def assert_greedy(oracle: PreTrainedModel, prompt: list[int], text: list[int]) -> None:
     """Every token of ``text`` has the highest logit, or ties with it as the equality rule says."""
     logits = true_logits(oracle, prompt + text)[len(prompt) - 1 : -1]
     gaps = logits.max(-1) - logits[np.arange(len(text)), text]

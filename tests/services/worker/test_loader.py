@@ -15,6 +15,8 @@ from shared.errors import ConfigError
 from shared.model_folder import weight_files
 from tests.services.worker.checkpoints import change_config, save_mimo, save_qwen2
 
+FLAT_LLAMA3 = {"type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 1}
+
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[CausalLM, list[float]]:
     fractions: list[float] = []
@@ -115,17 +117,37 @@ def test_mtp_layers_must_be_complete(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_an_unknown_architecture_lists_the_known_ones(folder: Path) -> None:
-    change_config(folder, architectures=["LlamaForCausalLM"])
-    with pytest.raises(ConfigError, match=r"LlamaForCausalLM.*MiMoForCausalLM, Qwen2ForCausalLM"):
+@pytest.mark.parametrize(
+    "name",
+    [
+        "MambaForCausalLM",
+        "Qwen3MoeForCausalLM",
+        "Ernie4_5_MoeForCausalLM",
+        "Ernie4_5_VLMoeForConditionalGeneration",
+        "Qwen2_5_VLForConditionalGeneration",
+    ],
+)
+def test_an_unknown_architecture_lists_the_known_ones(folder: Path, name: str) -> None:
+    change_config(folder, architectures=[name])
+    with pytest.raises(ConfigError, match=rf"{name} is not.*Llama.*, MiMo.*, Qwen2ForCausalLM"):
         find_model(read_model_config(folder))
 
 
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope type 'yarn'"),
-        ({"rope_scaling": {"type": "linear"}}, "rope type 'linear'"),
+        (
+            {"rope_parameters": {"rope_type": "longrope"}},
+            "rope type 'longrope' is not.*llama3, yarn",
+        ),
+        ({"rope_parameters": {"rope_type": "proportional"}}, "rope type 'proportional'"),
+        ({"rope_scaling": {"type": "linear"}}, "rope type 'linear'.*required field `factor`"),
+        ({"rope_scaling": {"type": "yarn", "factor": 0}}, r"rope type 'yarn'.*> 0.*\$.factor"),
+        ({"rope_scaling": FLAT_LLAMA3}, r"high_freq_factor 1.0 must be more than .* 1.0"),
+        ({"rope_parameters": {"full_attention": {}}}, "of their own for 'full_attention'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor 0.25"),
+        ({"head_dim": 7}, "head_dim 7 is odd"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
@@ -153,4 +175,4 @@ def test_rope_theta_is_found_in_either_place(
     config = json.loads((folder / "config.json").read_text())
     config.pop("rope_theta", None)
     (folder / "config.json").write_text(json.dumps(config | change))
-    assert read_model_config(folder).rotary_base == base
+    assert read_model_config(folder).rope.rope_theta == base

@@ -1,0 +1,138 @@
+"""Every family against transformers: logits, and greedy text, whole and in chunks."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Ernie4_5ForCausalLM,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+)
+
+from services.worker.model_config import read_model_config
+from services.worker.registry import MODELS
+from shared.model_folder import weight_files
+from tests.services.worker.checkpoints import (
+    assert_greedy,
+    change_config,
+    random_prompts,
+    save_model,
+    true_logits,
+)
+from tests.services.worker.driver import Driver, Job, make_engine
+from tests.services.worker.test_models import our_logits
+
+LLAMA3 = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+OLD_LENGTH = {"original_max_position_embeddings": 32}
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, **OLD_LENGTH}
+CASES: dict[str, tuple[type[PreTrainedModel], dict[str, Any]]] = {
+    "llama": (LlamaForCausalLM, {}),
+    "llama, no groups, biases": (
+        LlamaForCausalLM,
+        {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True},
+    ),
+    "llama 3.2": (
+        LlamaForCausalLM,
+        {
+            "head_dim": 16,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3, **OLD_LENGTH},
+        },
+    ),
+    "llama, linear": (
+        LlamaForCausalLM,
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
+    ),
+    "llama, dynamic": (
+        LlamaForCausalLM,
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}},
+    ),
+    "llama, yarn": (LlamaForCausalLM, {"rope_parameters": YARN}),
+    "qwen2, yarn": (Qwen2ForCausalLM, {"rope_parameters": YARN}),
+    "qwen3": (Qwen3ForCausalLM, {"head_dim": 16}),
+    "qwen3, tied, biases": (
+        Qwen3ForCausalLM,
+        {"head_dim": 8, "tie_word_embeddings": True, "attention_bias": True},
+    ),
+    "ernie": (Ernie4_5ForCausalLM, {"head_dim": 16, "tie_word_embeddings": True}),
+    "ernie, biases": (Ernie4_5ForCausalLM, {"head_dim": 8, "use_bias": True}),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    family, changes = CASES[request.param]
+    folder = tmp_path_factory.mktemp("family")
+    save_model(folder, family, shard_size="40KB", **changes)
+    assert len(weight_files(folder)) >= 2
+    return folder
+
+
+@pytest.fixture(scope="module")
+def oracle(folder: Path) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+def test_every_family_but_mimo_is_compared_here() -> None:
+    """MiMo is none of transformers'; test_models.py compares it with Qwen2."""
+    assert {family.__name__ for family, _ in CASES.values()} == set(MODELS) - {"MiMoForCausalLM"}
+
+
+def assert_same_logits(folder: Path, oracle: PreTrainedModel) -> None:
+    prompts = random_prompts(6)
+    for prompt, ours in zip(prompts, our_logits(folder, prompts, torch.float32), strict=True):
+        np.testing.assert_allclose(ours, true_logits(oracle, prompt), atol=1e-4, rtol=1e-4)
+
+
+def test_logits_are_those_of_transformers(folder: Path, oracle: PreTrainedModel) -> None:
+    assert_same_logits(folder, oracle)
+
+
+@pytest.mark.parametrize("chunk_sizes", [[1000], [3, 7, 1, 5]])
+def test_greedy_text_is_that_of_transformers(
+    folder: Path, oracle: PreTrainedModel, chunk_sizes: list[int]
+) -> None:
+    prompts = [*random_prompts(6), random_prompts(3, seed=1)[2] * 3]
+    texts = Driver(make_engine(folder), chunk_sizes).run([Job(prompt) for prompt in prompts])
+    for prompt, text in zip(prompts, texts, strict=True):
+        assert_greedy(oracle, prompt, text)
+
+
+@pytest.mark.parametrize("key", ["type", "rope_type"])
+@pytest.mark.parametrize("kind", ["linear", "dynamic", "yarn", "llama3"])
+def test_older_configs_say_rope_scaling(tmp_path: Path, key: str, kind: str) -> None:
+    save_model(tmp_path, LlamaForCausalLM)
+    scaling = {key: kind, **LLAMA3, **OLD_LENGTH}
+    change_config(tmp_path, rope_parameters=None, rope_theta=500.0, rope_scaling=scaling)
+    rope = read_model_config(tmp_path).rope
+    assert type(rope).__name__.lower() == f"{kind}rope"
+    assert rope.rope_theta == 500.0
+    assert_same_logits(tmp_path, AutoModelForCausalLM.from_pretrained(tmp_path).eval())
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "left_out"),
+    [
+        (LlamaForCausalLM, {"num_key_value_heads": 4}, ["num_key_value_heads", "head_dim"]),
+        (
+            Ernie4_5ForCausalLM,
+            {"head_dim": 8, "tie_word_embeddings": True},
+            ["tie_word_embeddings"],
+        ),
+    ],
+)
+def test_what_a_config_leaves_out_is_the_familys(
+    tmp_path: Path, family: type[PreTrainedModel], changes: dict[str, Any], left_out: list[str]
+) -> None:
+    save_model(tmp_path, family, **changes)
+    change_config(tmp_path, rope_parameters=None, **dict.fromkeys(left_out))
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert not {"rope_theta", "rope_parameters", *left_out} & set(config)
+    assert_same_logits(tmp_path, family.from_pretrained(tmp_path).eval())

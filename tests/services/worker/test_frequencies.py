@@ -1,0 +1,85 @@
+"""Each kind of rotary positions against transformers' own functions."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from services.worker.layers.frequencies import ROPES, read_rope
+from services.worker.layers.rope import RotaryEmbedding
+
+MAX_POSITIONS = 4096
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+KINDS: list[dict[str, Any]] = [
+    {"rope_type": "default", "rope_theta": 10000.0},
+    {"rope_type": "default", "rope_theta": 500000.0},
+    {"rope_type": "linear", "factor": 2.5},
+    {"rope_type": "dynamic", "factor": 4.0},
+    {"rope_type": "llama3", "original_max_position_embeddings": 512, **LLAMA3},
+    {"rope_type": "llama3", "rope_theta": 500000.0, "original_max_position_embeddings": 8192}
+    | {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024},
+    {"rope_type": "yarn", "factor": 16.0, "rope_theta": 1e6, "attention_factor": 0.7},
+    {"rope_type": "yarn", "factor": 8.0, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": False},
+    {"rope_type": "yarn", "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.6},
+    {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4},
+    {"rope_type": "yarn", "factor": 1.0, "beta_fast": 9.0, "beta_slow": 9.0},
+]
+
+
+def complete(kind: dict[str, Any]) -> dict[str, Any]:
+    """With the values that a model's config has anyway."""
+    defaults = {"rope_theta": 10000.0, "original_max_position_embeddings": MAX_POSITIONS}
+    return {**defaults, **kind, "max_position_embeddings": MAX_POSITIONS}
+
+
+def llama_config(kind: dict[str, Any], head_dim: int) -> LlamaConfig:
+    return LlamaConfig(
+        hidden_size=4 * head_dim,
+        num_attention_heads=4,
+        head_dim=head_dim,
+        max_position_embeddings=MAX_POSITIONS,
+        rope_parameters=dict(kind),
+    )
+
+
+def test_every_kind_is_compared_below() -> None:
+    assert {kind["rope_type"] for kind in KINDS} == set(ROPES)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("head_dim", [8, 64, 128])
+@pytest.mark.parametrize("length", [1, 100, MAX_POSITIONS, MAX_POSITIONS + 1, 30000])
+def test_frequencies_are_those_of_transformers(
+    kind: dict[str, Any], head_dim: int, length: int
+) -> None:
+    config = llama_config(kind, head_dim)
+    if kind["rope_type"] == "default":
+        true, magnitude = LlamaRotaryEmbedding.compute_default_rope_parameters(config)
+    else:
+        true, magnitude = ROPE_INIT_FUNCTIONS[kind["rope_type"]](config, seq_len=length)
+    rope = read_rope(complete(kind))
+    torch.testing.assert_close(rope.frequencies(head_dim, length), true, rtol=1e-6, atol=0)
+    assert rope.magnitude == pytest.approx(magnitude, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tables_are_those_of_transformers(kind: dict[str, Any]) -> None:
+    oracle = LlamaRotaryEmbedding(llama_config(kind, 64))
+    positions = torch.arange(MAX_POSITIONS)
+    cos, sin = oracle(torch.zeros(1), positions[None])
+    ours = RotaryEmbedding(read_rope(complete(kind)), 64, MAX_POSITIONS)(positions)
+    torch.testing.assert_close(ours.cos[:, 0], cos[0], atol=1e-3, rtol=0)
+    torch.testing.assert_close(ours.sin[:, 0, 32:], sin[0, :, 32:], atol=1e-3, rtol=0)
+    torch.testing.assert_close(ours.sin[:, 0, :32], -sin[0, :, :32], atol=1e-3, rtol=0)
+
+
+def test_a_dynamic_model_is_unscaled_up_to_its_positions_and_slower_beyond() -> None:
+    dynamic = read_rope(complete({"rope_type": "dynamic", "factor": 4.0}))
+    default = read_rope(complete({"rope_type": "default"}))
+    unscaled = default.frequencies(64, MAX_POSITIONS)
+    torch.testing.assert_close(dynamic.frequencies(64, MAX_POSITIONS), unscaled, rtol=0, atol=0)
+    assert (dynamic.frequencies(64, 2 * MAX_POSITIONS)[1:] < unscaled[1:]).all()
