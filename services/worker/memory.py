@@ -72,7 +72,7 @@ def measure_needs(
 ) -> Needs:
     """The weights as they lie in memory, and an upper estimate of a step's tensors."""
     place = 2 * config.num_key_value_heads * config.head_dim * dtype.itemsize
-    activations = max_num_batched_tokens * _widest(config) * torch.float32.itemsize
+    activations = max_num_batched_tokens * numbers_per_token(config) * torch.float32.itemsize
     gathered = max(MAX_GATHERED_TOKENS, max_model_len) * place
     masks = max_num_batched_tokens * max_model_len * (dtype.itemsize + 1)
     logits = settings.max_num_seqs * config.vocab_size * SAMPLER_BYTES
@@ -86,14 +86,15 @@ def measure_needs(
     )
 
 
-def _widest(config: ModelConfig) -> int:
-    """Numbers of a token that exist at once within a layer, at most.
+def numbers_per_token(config: ModelConfig) -> int:
+    """How many numbers of a token exist at once within a layer, at most.
 
-    Its input, the sum that goes on and its norm; then the heads with what rotating them takes, or
-    the two products of the feed-forward network with theirs.
+    Its input, the sum that goes on, its norm and its rotation; and then the heads with what
+    rotating them takes, or the two products of the feed-forward network with theirs.
     """
     heads = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
-    return 3 * config.hidden_size + max(5 * heads, 4 * config.intermediate_size)
+    always = 3 * config.hidden_size + 2 * config.head_dim
+    return always + max(5 * heads, 4 * config.intermediate_size)
 
 
 def plan_memory(

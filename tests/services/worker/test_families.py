@@ -27,7 +27,7 @@ from tests.services.worker.checkpoints import (
     true_logits,
 )
 from tests.services.worker.driver import Driver, Job, make_engine
-from tests.services.worker.test_models import our_logits
+from tests.services.worker.forward import our_logits
 
 LLAMA3 = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 OLD_LENGTH = {"original_max_position_embeddings": 32}

@@ -1,19 +1,32 @@
 """How the number of KV blocks comes about, and what is said when they are too few."""
 
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from prometheus_client import REGISTRY
+from torch.profiler import ProfilerActivity, profile
+from transformers import (
+    Ernie4_5ForCausalLM,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+)
 
 from services.worker import hardware
+from services.worker.context import forward_context
 from services.worker.hardware import Memory, choose_device, choose_dtype, read_memory
-from services.worker.memory import CPU_MAX_KV_BYTES, Needs, plan_memory
+from services.worker.memory import CPU_MAX_KV_BYTES, Needs, numbers_per_token, plan_memory
+from services.worker.model_config import read_model_config
 from shared.config import WorkerConfig
 from shared.errors import ConfigError
+from tests.services.worker.checkpoints import save_model
 from tests.services.worker.driver import make_engine
+from tests.services.worker.forward import prepare
 
 GIB = 1 << 30
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -95,6 +108,37 @@ def test_an_engine_has_the_capacity_that_was_asked_for_and_tells_its_memory(
     assert planned_bytes("peak") > 0
     assert make_engine(checkpoint).capacity.max_num_batched_tokens == 512
     assert make_engine(checkpoint, max_num_batched_tokens=5).capacity.max_num_seqs == 5
+
+
+@torch.inference_mode()
+def measured_peak(folder: Path, num_tokens: int) -> int:
+    """Bytes that a forward pass allocates at most at once, in float32."""
+    model, batch = prepare(folder, [[9] * (num_tokens // 4)] * 4, torch.float32)
+    watch = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    with watch, forward_context(batch.context):
+        model(batch.input_ids, batch.positions)
+    events = watch.profiler.kineto_results.events()
+    changes = [event for event in events if event.name() == "[memory]"]
+    changes.sort(key=lambda event: event.start_ns())
+    return max(accumulate(event.nbytes() for event in changes))
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        (Qwen2ForCausalLM, {}),
+        (LlamaForCausalLM, {"num_key_value_heads": 4}),
+        (LlamaForCausalLM, {"intermediate_size": 256}),
+        (Qwen3ForCausalLM, {"head_dim": 64}),
+        (Ernie4_5ForCausalLM, {"head_dim": 32}),
+    ],
+)
+def test_a_step_fits_what_is_reserved_for_its_layers_and_takes_half_of_it(
+    tmp_path: Path, family: type[PreTrainedModel], changes: dict[str, Any]
+) -> None:
+    save_model(tmp_path, family, **changes)
+    reserved = 240 * numbers_per_token(read_model_config(tmp_path)) * 4
+    assert reserved / 2 < measured_peak(tmp_path, 240) <= reserved
 
 
 def fake_machine(

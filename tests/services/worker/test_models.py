@@ -7,14 +7,10 @@ import pytest
 import torch
 from transformers import Qwen2ForCausalLM
 
-from services.worker.batch import prepare_batch
-from services.worker.context import current_context, forward_context
-from services.worker.kv_cache import KVCache
+from services.worker.context import current_context
 from services.worker.loader import load_model
 from services.worker.model_config import read_model_config
-from services.worker.slots import SlotTable
 from shared.config import EMBEDDED_MODEL
-from shared.messages import Admit, Capacity, Prefill, SamplingParams, StepPlan
 from tests.services.worker.checkpoints import (
     assert_greedy,
     load_as_qwen2,
@@ -24,35 +20,9 @@ from tests.services.worker.checkpoints import (
     true_logits,
 )
 from tests.services.worker.driver import Driver, Job, make_engine
+from tests.services.worker.forward import our_logits
 
 CPU = torch.device("cpu")
-CAPACITY = Capacity(64, 8, 8, 512, 128)
-
-
-@torch.inference_mode()
-def our_logits(folder: Path, prompts: list[list[int]], dtype: torch.dtype) -> list[np.ndarray]:
-    """Logits after every token of each prompt, all prompts in one step: [len(prompt), V]."""
-    config = read_model_config(folder)
-    model = load_model(folder, config, dtype, CPU, lambda text, fraction: None)
-    cache = KVCache(config, CAPACITY.num_blocks, CAPACITY.block_size, dtype, CPU)
-    table = SlotTable(CAPACITY)
-    params = SamplingParams(seed=0)
-    tables = np.arange(CAPACITY.num_blocks).reshape(CAPACITY.max_num_seqs, -1).tolist()
-    admits = [
-        Admit(slot, "r", 0, 0, 0, len(ids), len(ids), 0, params, tables[slot])
-        for slot, ids in enumerate(prompts)
-    ]
-    rows = [Prefill(slot, len(ids)) for slot, ids in enumerate(prompts)]
-    plan = StepPlan(1, [], admits, [], rows, [])
-    table.apply(plan, np.concatenate([np.array(ids, np.int32) for ids in prompts]))
-    batch = prepare_batch(table, plan, cache, np.zeros(0, np.int64))
-    with forward_context(batch.context):
-        hidden = model(batch.input_ids, batch.positions)
-    logits = model.logits(hidden)
-    assert logits.dtype == torch.float32
-    parts = logits.split(batch.num_tokens.tolist())
-    by_slot = dict(zip(batch.slots.tolist(), parts, strict=True))
-    return [by_slot[slot].numpy() for slot in range(len(prompts))]
 
 
 @pytest.mark.parametrize("tie_word_embeddings", [False, True])

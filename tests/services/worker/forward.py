@@ -1,0 +1,49 @@
+"""A forward pass over the paged cache, without an engine."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from services.worker.batch import Batch, prepare_batch
+from services.worker.context import forward_context
+from services.worker.kv_cache import KVCache
+from services.worker.loader import load_model
+from services.worker.model_config import read_model_config
+from services.worker.models import CausalLM
+from services.worker.slots import SlotTable
+from shared.messages import Admit, Capacity, Prefill, SamplingParams, StepPlan
+
+CPU = torch.device("cpu")
+CAPACITY = Capacity(64, 8, 8, 512, 128)
+
+
+def prepare(folder: Path, prompts: list[list[int]], dtype: torch.dtype) -> tuple[CausalLM, Batch]:
+    """The model, and all tokens of ``prompts`` as one step."""
+    config = read_model_config(folder)
+    model = load_model(folder, config, dtype, CPU, lambda text, fraction: None)
+    cache = KVCache(config, CAPACITY.num_blocks, CAPACITY.block_size, dtype, CPU)
+    table = SlotTable(CAPACITY)
+    params = SamplingParams(seed=0)
+    tables = np.arange(CAPACITY.num_blocks).reshape(CAPACITY.max_num_seqs, -1).tolist()
+    admits = [
+        Admit(slot, "r", 0, 0, 0, len(ids), len(ids), 0, params, tables[slot])
+        for slot, ids in enumerate(prompts)
+    ]
+    rows = [Prefill(slot, len(ids)) for slot, ids in enumerate(prompts)]
+    plan = StepPlan(1, [], admits, [], rows, [])
+    table.apply(plan, np.concatenate([np.array(ids, np.int32) for ids in prompts]))
+    return model, prepare_batch(table, plan, cache, np.zeros(0, np.int64))
+
+
+@torch.inference_mode()
+def our_logits(folder: Path, prompts: list[list[int]], dtype: torch.dtype) -> list[np.ndarray]:
+    """Logits after every token of each prompt, all prompts in one step: [len(prompt), V]."""
+    model, batch = prepare(folder, prompts, dtype)
+    with forward_context(batch.context):
+        hidden = model(batch.input_ids, batch.positions)
+    logits = model.logits(hidden)
+    assert logits.dtype == torch.float32
+    parts = logits.split(batch.num_tokens.tolist())
+    by_slot = dict(zip(batch.slots.tolist(), parts, strict=True))
+    return [by_slot[slot].numpy() for slot in range(len(prompts))]
