@@ -20,16 +20,18 @@ class QKNorm(nn.Module):
 
     def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, eps: float) -> None:
         super().__init__()
-        self.weight = empty_parameter(2, head_dim)
+        self.query_weight = empty_parameter(head_dim)
+        self.key_weight = empty_parameter(head_dim)
         self.sizes = [num_heads, num_kv_heads]
         self.eps = eps
 
     def checkpoint_pieces(self) -> dict[str, Tensor]:
-        return {"q_norm.weight": self.weight[0], "k_norm.weight": self.weight[1]}
+        return {"q_norm.weight": self.query_weight, "k_norm.weight": self.key_weight}
 
     def forward(self, heads: Tensor) -> Tensor:
-        parts = zip(torch.split(heads, self.sizes, 1), self.weight, strict=True)
-        return torch.cat([rms_norm(part, weight, self.eps) for part, weight in parts], 1)
+        query, key = torch.split(heads, self.sizes, 1)
+        query = rms_norm(query, self.query_weight, self.eps)
+        return torch.cat((query, rms_norm(key, self.key_weight, self.eps)), 1)
 
 
 class Attention(nn.Module):
