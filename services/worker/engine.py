@@ -19,6 +19,7 @@ from services.worker.memory import measure_needs, plan_memory
 from services.worker.metrics import show_memory
 from services.worker.model_config import read_eos_ids, read_model_config
 from services.worker.progress import Progress
+from services.worker.registry import check_architecture
 from services.worker.results import NOT_FINITE, NOTHING_LEFT, record
 from services.worker.slots import SlotTable
 from shared.config import WorkerConfig
@@ -41,6 +42,7 @@ class Engine:
 
     def __init__(self, settings: WorkerConfig, progress: Progress) -> None:
         location = locate_model(settings.model)
+        check_architecture(location.folder)
         self.model_info = read_model_info(location.folder, [], settings.max_model_len)
         config = read_model_config(location.folder)
         device = choose_device(settings.device, settings.gpu_claims)

@@ -1,10 +1,14 @@
 """Architectures we can run: the class's name in config.json, and the module it lies in."""
 
 from importlib import import_module
+from pathlib import Path
+
+import msgspec
 
 from services.worker.model_config import ModelConfig
 from services.worker.models import CausalLM
 from shared.errors import ConfigError
+from shared.model_folder import CONFIG_FILE, decode_json, find_file
 
 MODELS = {
     "Ernie4_5ForCausalLM": "services.worker.models.ernie4_5",
@@ -15,13 +19,30 @@ MODELS = {
 }
 
 
+class _Config(msgspec.Struct):
+    architectures: list[str] = []
+
+
+def check_architecture(folder: Path) -> None:
+    """Raises ConfigError where we know none of the folder's.
+
+    To be called first: the config of another architecture may lack the keys that we read.
+    """
+    _find_name(decode_json(find_file(folder, CONFIG_FILE), _Config).architectures)
+
+
 def find_model(config: ModelConfig) -> type[CausalLM]:
     """The class of the first architecture that we know. Raises ConfigError."""
-    for name in config.architectures:
+    name = _find_name(config.architectures)
+    model: type[CausalLM] = getattr(import_module(MODELS[name]), name)
+    return model
+
+
+def _find_name(architectures: list[str]) -> str:
+    for name in architectures:
         if name in MODELS:
-            model: type[CausalLM] = getattr(import_module(MODELS[name]), name)
-            return model
+            return name
     raise ConfigError(
-        f"model: architecture {', '.join(config.architectures) or 'missing'} is not supported;"
+        f"model: architecture {', '.join(architectures) or 'missing'} is not supported;"
         f" supported are {', '.join(sorted(MODELS))}"
     )

@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save_file
 from services.worker.loader import load_model
 from services.worker.model_config import read_model_config
 from services.worker.models import CausalLM
-from services.worker.registry import find_model
 from shared.errors import ConfigError
 from shared.model_folder import weight_files
 from tests.services.worker.checkpoints import change_config, save_mimo, save_qwen2
+from tests.services.worker.driver import make_engine
 
 FLAT_LLAMA3 = {"type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 1}
 
@@ -128,9 +128,15 @@ def test_mtp_layers_must_be_complete(tmp_path: Path) -> None:
     ],
 )
 def test_an_unknown_architecture_lists_the_known_ones(folder: Path, name: str) -> None:
-    change_config(folder, architectures=[name])
+    change_config(folder, architectures=[name], vocab_size=None, hidden_size=None)
     with pytest.raises(ConfigError, match=rf"{name} is not.*Llama.*, MiMo.*, Qwen2ForCausalLM"):
-        find_model(read_model_config(folder))
+        make_engine(folder)
+
+
+def test_a_config_without_architectures_lists_them_too(folder: Path) -> None:
+    change_config(folder, architectures=None)
+    with pytest.raises(ConfigError, match=r"architecture missing is not supported; .*Qwen2For"):
+        make_engine(folder)
 
 
 @pytest.mark.parametrize(
