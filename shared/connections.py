@@ -20,6 +20,7 @@ class Connection:
 
     remote: str
     route: bytes | None = None
+    refused_route: bytes | None = None
 
 
 class Connections:

@@ -72,6 +72,8 @@ class Listener:
         connection = self._connections.newest(source_descriptor(route))
         if connection is None:  # lost, as ``drop`` was told
             return
+        if connection.refused_route == route.bytes:  # it was told, once
+            return
         connection.route = route.bytes
         decoded = try_decode(views, connection.remote)
         hello = decoded and decoded[0]
@@ -79,6 +81,7 @@ class Listener:
         if reason is None and isinstance(hello, Hello):
             self._greet(route.bytes, hello)
         else:
+            connection.refused_route = route.bytes
             self._count_refused(connection, reason or "")
             self._answer(route.bytes, Refused(reason or ""))
 

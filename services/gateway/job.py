@@ -23,7 +23,8 @@ class Job:
     for jobs with the same ``cache_salt`` only. The reply ``echoes`` the
     prompt before the text, ``returns_ids`` beside it, and names the tokens of logprobs by their
     text or ``names_by_id``. ``request_id`` is the client's own. ``field_names`` are the client's
-    words for what the mesh calls ``prompt`` and ``max_tokens``, where they differ.
+    words for what the mesh calls ``prompt`` and ``max_tokens``, where they differ. Unless it
+    ``is_seeded`` by the client each prompt has a seed of its own.
     """
 
     model: str
@@ -36,6 +37,7 @@ class Job:
     includes_usage: bool
     cache_salt: str = ""
     echoes: bool = False
+    is_seeded: bool = True
     returns_ids: bool = False
     names_by_id: bool = False
     request_id: str | None = None

@@ -80,6 +80,7 @@ def _job(
         returns_ids=bool(request.return_token_ids),
         names_by_id=bool(request.return_tokens_as_token_ids),
         cache_salt=request.cache_salt or "",
+        is_seeded=request.seed is not None,
         request_id=request.request_id,
     )
 

@@ -2,6 +2,7 @@
 
 from array import array
 
+import msgspec
 import numpy as np
 
 from services.gateway.exchange import Exchange, Progress
@@ -22,6 +23,7 @@ from shared.peer import Peer
 from shared.token_arrays import TokenArrays
 
 MAX_REPLAYS = 2
+MAX_SEED = 1 << 63
 NO_IDS = np.zeros(0, np.int32)
 
 
@@ -85,6 +87,10 @@ class Trip:
         self._job = job
         self._exchange = exchange
         self._prompt = job.prompts[number]
+        self._params = job.params
+        if not job.is_seeded:
+            seed = (job.params.seed + number) % MAX_SEED
+            self._params = msgspec.structs.replace(job.params, seed=seed)
 
     @property
     def key(self) -> RequestKey:
@@ -102,7 +108,7 @@ class Trip:
         ]
         job = self._job
         message = Submit(
-            self.request, self.attempt, self._prompt.kind, job.params, job.text, starts,
+            self.request, self.attempt, self._prompt.kind, self._params, job.text, starts,
             job.priority, job.cache_salt,
         )  # fmt: skip
         resumed = b"".join(choice.ids.tobytes() for choice in self.choices.values())

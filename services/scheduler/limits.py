@@ -12,19 +12,28 @@ def check_length(capacities: Iterable[Capacity], prompt_len: int, max_tokens: in
 
     ``max_tokens`` None asks for the rest of the context.
     """
-    roomiest = max(capacities, key=lambda capacity: capacity.num_blocks * capacity.block_size)
-    _check_context(roomiest.max_model_len, prompt_len, max_tokens)
-    limit = roomiest.max_model_len
-    _check_blocks(roomiest, min(limit, prompt_len + max_tokens) if max_tokens else limit)
+    roomiest_first = sorted(capacities, key=_num_places, reverse=True)
+    if not any(fits(capacity, prompt_len, max_tokens) for capacity in roomiest_first):
+        _check(roomiest_first[0], prompt_len, max_tokens)
 
 
 def fits(capacity: Capacity, prompt_len: int, max_tokens: int | None) -> bool:
     """Whether this worker can run the request to its end."""
     try:
-        check_length([capacity], prompt_len, max_tokens)
+        _check(capacity, prompt_len, max_tokens)
     except InvalidRequest:
         return False
     return True
+
+
+def _num_places(capacity: Capacity) -> int:
+    return min(capacity.num_blocks * capacity.block_size, capacity.max_model_len)
+
+
+def _check(capacity: Capacity, prompt_len: int, max_tokens: int | None) -> None:
+    limit = capacity.max_model_len
+    _check_context(limit, prompt_len, max_tokens)
+    _check_blocks(capacity, min(limit, prompt_len + max_tokens) if max_tokens else limit)
 
 
 def _check_context(limit: int, prompt_len: int, max_tokens: int | None) -> None:

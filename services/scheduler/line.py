@@ -1,7 +1,7 @@
 """Sequences that wait, in the order in which they run."""
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from services.scheduler.sequence import Sequence
 
@@ -19,13 +19,8 @@ class Line:
         """Over a copy: sequences may leave meanwhile."""
         return iter(self._sequences[:])
 
-    def first_outside(self, prompts: set[tuple[str, int]]) -> Sequence | None:
-        """The first that is no choice of one of ``prompts``."""
-        return next((each for each in self._sequences if each.prompt_key not in prompts), None)
-
-    @property
-    def first(self) -> Sequence | None:
-        return self._sequences[0] if self._sequences else None
+    def first_where(self, condition: Callable[[Sequence], bool]) -> Sequence | None:
+        return next(filter(condition, self._sequences), None)
 
     def add(self, sequence: Sequence) -> None:
         insort(self._sequences, sequence, key=_order)

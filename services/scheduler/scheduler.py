@@ -243,8 +243,7 @@ class Scheduler:
         for sequence in worker.running.values():
             if sequence.is_suspect and sequence.has_credit:
                 return sequence
-        first = self.suspects.first
-        return first if first is not None and worker.admits and worker.fits(first) else None
+        return self.suspects.first_where(worker.fits) if worker.admits else None
 
     def _plan_all(self, worker: WorkerState) -> PlanBuilder:
         """Everybody but suspects. Nobody enters while blocks are so short that somebody left."""
@@ -293,8 +292,8 @@ class Scheduler:
 
     def _make_room(self, worker: WorkerState) -> None:
         """Whose client does not read makes way for the first in the line."""
-        first = self.waiting.first
-        if first is None or not worker.admits or not worker.fits(first):
+        first = self.waiting.first_where(worker.fits) if worker.admits else None
+        if first is None:
             return
         while not worker.has_room_for(first) and worker.has_stalled:
             self._preempt(worker)
@@ -304,7 +303,9 @@ class Scheduler:
         find these in the index. Nobody waits longer for a choice, which may be gone by then."""
         prompts = {each.prompt_key for each in worker.filling(builder.plan)}
         while worker.admits and not builder.is_full:
-            first = self.waiting.first_outside(prompts)
+            first = self.waiting.first_where(
+                lambda each: each.prompt_key not in prompts and worker.fits(each)
+            )
             if first is None or not worker.has_room_for(first):
                 return
             workers = self.workers.values()

@@ -49,7 +49,8 @@ class TextModel:
         variants = [variant for word in words for variant in (word, f" {word.lstrip()}")]
         encodings = self._tokenizer.encode_batch(variants, add_special_tokens=False)
         distinct = dict.fromkeys(tuple(encoding.ids) for encoding in encodings if encoding.ids)
-        return [list(ids) for ids in distinct]
+        # A tokenizer may know more ids than the model can write.
+        return [list(ids) for ids in distinct if max(ids) < self._vocab_size]
 
     def check_ids(self, ids: np.ndarray) -> None:
         """Raises InvalidRequest for an id that the model does not have."""

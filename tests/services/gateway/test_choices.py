@@ -50,13 +50,18 @@ async def test_choices_of_all_prompts_are_numbered_through(
         assert [start.choice for start in request.submit.choices] == [0, 1]
 
 
-async def test_all_prompts_have_one_seed(openai: AsyncOpenAI, tokenizer: FakeTokenizer) -> None:
+@pytest.mark.parametrize(("seed", "num_seeds"), [(5, 1), (None, 3)])
+async def test_prompts_have_the_seed_of_their_client_or_one_of_their_own(
+    openai: AsyncOpenAI, tokenizer: FakeTokenizer, seed: int | None, num_seeds: int
+) -> None:
     _, requests = await asyncio.gather(
-        openai.completions.create(model="fish", prompt=[[1], [2], [3]]),
+        openai.completions.create(model="fish", prompt=[[1], [1], [3]], seed=seed),
         answer_all(tokenizer, 3, 1),
     )
-    assert len({request.submit.params.seed for request in requests}) == 1
-    assert [request.prompt.tolist() for request in requests] == [[1], [2], [3]]
+    seeds = {request.submit.params.seed for request in requests}
+    assert len(seeds) == num_seeds
+    assert seed is None or seeds == {seed}
+    assert [request.prompt.tolist() for request in requests] == [[1], [1], [3]]
 
 
 async def test_a_stream_says_of_each_chunk_which_choice_it_continues(

@@ -143,6 +143,12 @@ def test_choices_are_counted_over_all_prompts() -> None:
     assert all(words in error.message for words in ("n is 3", "3 prompts", "max-choices = 8"))
 
 
+def test_more_prompts_than_choices_are_refused_before_they_are_looked_at() -> None:
+    error = refusal_of_completion(prompt=[*[[1]] * 8, [MODEL.vocab_size]])
+    assert error.param == "prompt"
+    assert "9 prompts; the limit is max-choices = 8" in error.message
+
+
 @pytest.mark.parametrize("logprobs", [0, 3])
 def test_an_echo_with_logprobs_is_not_supported(logprobs: int) -> None:
     error = refusal_of_completion(prompt="a", echo=True, logprobs=logprobs)

@@ -128,3 +128,11 @@ def test_after_a_change_of_model_tokens_are_written_as_the_new_one_writes_them()
         mesh.on_message(peer, Vocabulary(), [data, lengths])
         assert mesh.tokens.text(0) == word.decode()
         mesh.on_down(peer, "gone")
+
+
+async def test_more_ids_than_the_context_holds_are_no_text_of_ours(
+    http: aiohttp.ClientSession,
+) -> None:
+    body = {"tokens": [1] * (MODEL.max_model_len + 1)}
+    error = await post(http, "/detokenize", body, 400)
+    assert f"the limit is max-model-len = {MODEL.max_model_len}" in error["error"]["message"]

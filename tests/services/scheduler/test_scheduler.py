@@ -325,3 +325,41 @@ def test_a_sequence_counts_how_often_it_made_way():
         step(core, worker)
     nums = [each.sequence.num_preemptions for each in core.take_ended()]
     assert sum(nums) == core.num_preemptions > 0
+
+
+def test_a_long_context_in_few_blocks_and_many_blocks_of_short_context_are_both_of_use():
+    long = Capacity(16, 4, 4, 8, max_model_len=64)
+    short = Capacity(64, 4, 4, 8, max_model_len=16)
+    core = scheduler(long)
+    add(core, "long", prompt_len=30)
+    assert core.add_worker("v", short) == [], "what fits a worker is not given up"
+    add(core, "another", prompt_len=30)
+    add(core, "small")
+    core.plan("v", admits=True)
+    assert computed(core, "v") == {"small"}, "who cannot run here holds nobody up"
+    core.plan("w")
+    assert "long" in computed(core, "w")
+
+
+def test_with_two_plans_in_flight_a_text_and_its_end_are_as_with_one():
+    texts = {}
+    for depth in (1, 2):
+        core = Scheduler(max_waiting=10, priority_step_s=10, pipeline_depth=depth)
+        core.add_worker("w", CAPACITY)
+        worker = SimulatedWorker(CAPACITY)
+        add(core, "a", prompt_len=10, max_tokens=6)
+        add(core, "b", max_tokens=3)
+        texts[depth], outputs, most = {"a": [], "b": []}, [], 0
+        while core.sequences or outputs:
+            while planned := core.plan("w"):
+                outputs.append(worker.step(planned))
+            most = max(most, len(outputs))
+            if outputs:
+                result, arrays = outputs.pop(0)
+                for emission in core.absorb("w", result, arrays):
+                    start = sum(row.num_tokens for row in result.rows[: emission.index])
+                    texts[depth][emission.sequence.request].append(int(arrays.ids[start]))
+        assert most == depth
+        assert core.workers["w"].pool.num_free == CAPACITY.num_blocks
+    assert texts[1] == texts[2]
+    assert [len(text) for text in texts[1].values()] == [6, 3]

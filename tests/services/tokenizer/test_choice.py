@@ -28,9 +28,9 @@ def write(choice: Choice, ids: list[int], cuts: list[int]) -> str:
 
 
 @given(
-    st.lists(st.integers(1, 299), max_size=40),
-    st.integers(0, 40),
-    st.lists(st.integers(0, 40), max_size=6),
+    st.lists(st.integers(1, 299), max_size=200),
+    st.integers(0, 200),
+    st.lists(st.integers(0, 200), max_size=6),
     st.sampled_from([[], ["e"], ["fox j", "zy"]]),
 )
 def test_text_before_and_after_a_resumption_is_the_text(
@@ -51,3 +51,11 @@ def test_text_before_and_after_a_resumption_is_the_text(
     delivered += second.finish() if second.stop is None else ""
     assert delivered == whole
     assert second.num_tokens == straight.num_tokens
+
+
+def test_a_long_text_that_was_cut_inside_a_character_goes_on_with_it():
+    ids = TOKENIZER.encode("x " * 80 + "é").ids
+    straight, cut = new_choice([], [], 0), len(ids) - 1
+    before = write(straight, ids[:cut], [])
+    resumed = new_choice([], ids[:cut], len(before))
+    assert before + write(resumed, ids[cut:], []) + resumed.finish() == "x " * 80 + "é"
