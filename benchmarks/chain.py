@@ -11,9 +11,8 @@ import asyncio
 import json
 import tempfile
 import time
-from itertools import pairwise
+from contextlib import AsyncExitStack
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import aiohttp
@@ -30,6 +29,10 @@ from tests.mesh.fleet import running_fleet
 PROMPT = "import asyncio\n\n\nasync def main() -> None:\n    "
 NUM_TOKENS = 200
 WORKER = "worker"
+CHAINS = {
+    "chain, one plan in flight": {"PIPELINE_DEPTH": "1"},
+    "chain, two plans in flight": {"PIPELINE_DEPTH": "2"},
+}
 
 
 class Loop:
@@ -44,7 +47,7 @@ class Loop:
         self._num_runs = 0
 
     def run(self) -> tuple[float, float]:
-        """Seconds to the first token, and of a later step (median)."""
+        """Seconds to the first token, and of a later step (mean)."""
         self._num_runs += 1
         name, num_ids = str(self._num_runs), len(self._ids)
         params = SamplingParams(0, temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -84,39 +87,43 @@ async def run_chain(session: aiohttp.ClientSession) -> tuple[float, float]:
 
 
 def _first_and_later(times_s: list[float]) -> tuple[float, float]:
-    first_s, *later_s = (after_s - before_s for before_s, after_s in pairwise(times_s))
-    return first_s, median(later_s)
+    started_s, first_s, *_, last_s = times_s
+    return first_s - started_s, (last_s - first_s) / (len(times_s) - 2)
 
 
 async def measure(num_rounds: int) -> dict[str, Any]:
     loop = Loop()
-    chain_runs, loop_runs = [], []
-    with tempfile.TemporaryDirectory() as directory:
-        async with running_fleet(Path(directory), {}) as fleet:
-            await fleet.start_all(scheduler=1, tokenizer=1, worker=1, gateway=1)
-            (gateway,) = fleet.of("gateway")
-            async with aiohttp.ClientSession(gateway.url) as session:
-                await run_chain(session)
-                loop.run()
-                for _ in range(num_rounds):
-                    chain_runs.append(await run_chain(session))
-                    loop_runs.append(loop.run())
-    added = [
-        (chain_first - loop_first, chain_step - loop_step)
-        for (chain_first, chain_step), (loop_first, loop_step) in zip(
-            chain_runs, loop_runs, strict=True
-        )
-    ]
+    runs: dict[str, list[tuple[float, float]]] = {"loop": [], **{name: [] for name in CHAINS}}
+    async with AsyncExitStack() as stack:
+        sessions = {name: await _start(stack, settings) for name, settings in CHAINS.items()}
+        for number in range(num_rounds + 1):
+            for name, session in sessions.items():
+                runs[name].append(await run_chain(session))
+            runs["loop"].append(loop.run())
+            if number == 0:
+                for each in runs.values():
+                    each.clear()  # the first ones are for warming up
+    return {name: _figures(each, runs["loop"]) for name, each in runs.items()}
+
+
+async def _start(stack: AsyncExitStack, settings: dict[str, str]) -> aiohttp.ClientSession:
+    """Four processes, and a client of their gateway."""
+    directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    fleet = await stack.enter_async_context(running_fleet(directory, settings))
+    await fleet.start_all(scheduler=1, tokenizer=1, worker=1, gateway=1)
+    (gateway,) = fleet.of("gateway")
+    return await stack.enter_async_context(aiohttp.ClientSession(gateway.url))
+
+
+def _figures(runs: list[tuple[float, float]], loop: list[tuple[float, float]]) -> dict[str, Any]:
+    """Beside the runs of the loop in the same round."""
+    pairs = list(zip(runs, loop, strict=True))
     return {
-        "chain, us per step": _us(step for _, step in chain_runs),
-        "loop, us per step": _us(step for _, step in loop_runs),
-        "added by the chain, us per step": _us(step for _, step in added),
-        "chain, us to the first token": _us(first for first, _ in chain_runs),
-        "loop, us to the first token": _us(first for first, _ in loop_runs),
-        "added by the chain, us to the first token": _us(first for first, _ in added),
-        "chain / loop, step": round(
-            median(step for _, step in chain_runs) / median(step for _, step in loop_runs), 3
-        ),
+        "us per step": _us(step for _, step in runs),
+        "us per step, more than the loop": _us(own[1] - other[1] for own, other in pairs),
+        "step, ratio to the loop": spread([own[1] / other[1] for own, other in pairs]),
+        "us to the first token": _us(first for first, _ in runs),
+        "us to the first token, more than the loop": _us(own[0] - other[0] for own, other in pairs),
     }
 
 
