@@ -26,11 +26,12 @@ class Aborts:
     async def _abort(self, request: web.Request) -> web.Response:
         body = await self._bodies.read(request)
         asked = check(decode(body), AbortRequest, {}).request_ids
-        aborted = [public_id for public_id in asked if self._is_ended(public_id)]
-        ours = set(aborted)
-        return json_response(AbortReply(aborted, [each for each in asked if each not in ours]))
+        ours = self._mesh.abort({name for public_id in asked for name in _names(public_id)})
+        aborted = [public_id for public_id in asked if _names(public_id) & ours]
+        forwarded = [public_id for public_id in asked if not _names(public_id) & ours]
+        return json_response(AbortReply(aborted, forwarded))
 
-    def _is_ended(self, public_id: str) -> bool:
-        """Clients see ids with the prefix of their endpoint, and may have given them without."""
-        bare = public_id.removeprefix(CHAT.id_prefix).removeprefix(TEXT.id_prefix)
-        return self._mesh.abort(public_id) or (bare != public_id and self._mesh.abort(bare))
+
+def _names(public_id: str) -> set[str]:
+    """Clients see ids with the prefix of their endpoint, and may have given them without."""
+    return {public_id, public_id.removeprefix(CHAT.id_prefix).removeprefix(TEXT.id_prefix)}

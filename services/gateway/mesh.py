@@ -147,19 +147,18 @@ class Mesh:
         finally:
             self._conversions.get(peer, {}).pop(name, None)
 
-    def abort(self, public_id: str) -> bool:
-        """Ends the requests that clients know by this id: ours, or those of other gateways.
-
-        False where it is none of ours; then the tokenizers were told.
-        """
-        trips = [trip for trip in self._trips() if trip.public_id == public_id]
+    def abort(self, public_ids: set[str]) -> set[str]:
+        """Ends the requests that clients know by these ids, and returns those that are ours; of the
+        others, which may be other gateways', the tokenizers are told."""
+        trips = [trip for trip in self._trips() if trip.public_id in public_ids]
         self._cancel(trips)
         for trip in trips:
             trip.abort()
-        if not trips:
+        ours = {trip.public_id for trip in trips}
+        if others := sorted(public_ids - ours):
             for peer in self._open:
-                peer.send(Abort([public_id]))
-        return bool(trips)
+                peer.send(Abort(others))
+        return ours
 
     def fail_all(self, reason: str) -> None:
         """Ends every open request with an error, where its client can still be told."""
