@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernels.sample import RowChange
+from services.worker.seen_ids import SeenIds
 from shared.messages import SamplingParams
 
 ANY_ID, NO_ID = -1, -2
@@ -14,7 +15,11 @@ _NO_IDS = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """The lists of one request as arrays: made once, at admission, since steps have no time."""
+    """The lists of one request as arrays: made once, at admission, since steps have no time.
+
+    ``known`` are the ids of prompt and output, ``emitted`` those of the output, each where a
+    penalty needs them.
+    """
 
     params: SamplingParams
     allowed: np.ndarray  # [n] int64
@@ -23,10 +28,19 @@ class Wishes:
     stop_ids: np.ndarray  # [n] int64
     word_starts: np.ndarray  # [W, L] int64: bad words but their last ids, after ANY_IDs
     word_ends: np.ndarray  # [W] int64
+    known: SeenIds | None
+    emitted: SeenIds | None
+
+    def note(self, token_id: int) -> None:
+        """One id more is emitted."""
+        for seen in (self.known, self.emitted):
+            if seen is not None:
+                seen.add(token_id)
 
 
-def wishes_of(params: SamplingParams) -> Wishes | None:
-    """Most requests have none, and none of what follows is done for them."""
+def wishes_of(params: SamplingParams, ids: np.ndarray, prompt_len: int) -> Wishes | None:
+    """Of a request with ``ids`` [n] int32, of which ``prompt_len`` are the prompt. Most requests
+    have none, and none of what follows is done for them."""
     if not (
         params.allowed_token_ids
         or params.bad_words
@@ -49,6 +63,8 @@ def wishes_of(params: SamplingParams) -> Wishes | None:
         _ids(params.stop_token_ids),
         matrix[:, :-1],
         matrix[:, -1],
+        SeenIds(ids) if params.repetition_penalty != 1 else None,
+        SeenIds(ids[prompt_len:]) if params.presence_penalty or params.frequency_penalty else None,
     )
 
 
@@ -56,23 +72,20 @@ def row_change(
     row: int, wishes: Wishes, ids: np.ndarray, prompt_len: int, eos_ids: np.ndarray
 ) -> RowChange:
     """For the token after ``ids``, all that are known, of which ``prompt_len`` are the prompt."""
-    params, output = wishes.params, ids[prompt_len:]
+    params, known, emitted = wishes.params, wishes.known, wishes.emitted
     hidden = [_word_ends(wishes, ids)]
-    if len(output) < params.min_tokens:
+    if len(ids) - prompt_len < params.min_tokens:
         hidden += [wishes.stop_ids, _NO_IDS if params.ignore_eos else eos_ids]
-    known = np.unique(ids) if params.repetition_penalty != 1 else _NO_IDS
-    penalizes = params.presence_penalty or params.frequency_penalty
-    emitted, num_emitted = np.unique(output if penalizes else _NO_IDS, return_counts=True)
     return RowChange(
         row,
         wishes.allowed,
         np.concatenate(hidden),
         wishes.biased,
         wishes.biases,
-        known.astype(np.int64),
+        known.ids if known is not None else _NO_IDS,
         params.repetition_penalty,
-        emitted.astype(np.int64),
-        num_emitted,
+        emitted.ids if emitted is not None else _NO_IDS,
+        emitted.counts if emitted is not None else _NO_IDS,
         params.presence_penalty,
         params.frequency_penalty,
     )

@@ -68,6 +68,9 @@ class SlotTable:
         """One sampled token for each of ``slots``."""
         self.ids[slots, self.num_tokens[slots]] = tokens
         self.num_tokens[slots] += 1
+        for row in np.flatnonzero(self.has_wishes[slots]).tolist():
+            if (wishes := self.wishes[slots[row]]) is not None:
+                wishes.note(int(tokens[row]))
 
     def _admit(self, row: Admit, ids: np.ndarray) -> None:
         slot, params = row.slot, row.params
@@ -92,7 +95,7 @@ class SlotTable:
         self.params[slot] = params
         self.prompt_lens[slot] = row.prompt_len
         self.num_logprobs[slot] = NO_LOGPROBS if params.logprobs is None else params.logprobs
-        self.wishes[slot] = wishes_of(params)
+        self.wishes[slot] = wishes_of(params, ids, row.prompt_len)
         self.has_wishes[slot] = self.wishes[slot] is not None
         self.has_stop_ids[slot] = bool(params.stop_token_ids)
 

@@ -40,13 +40,16 @@ def hidden_of(params: SamplingParams, ids: list[int], num_emitted: int) -> set[i
 def test_a_row_asks_what_its_request_asks(
     params: SamplingParams, ids: list[int], data: st.DataObject
 ) -> None:
-    wishes = wishes_of(params)
+    prompt_len = data.draw(st.integers(1, len(ids)))
+    num_admitted = data.draw(st.integers(prompt_len, len(ids)))
+    wishes = wishes_of(params, np.array(ids[:num_admitted], np.int32), prompt_len)
     if wishes is None:
         assert params == SamplingParams(
             seed=0, ignore_eos=params.ignore_eos, stop_token_ids=params.stop_token_ids
         )
         return
-    prompt_len = data.draw(st.integers(1, len(ids)))
+    for token_id in ids[num_admitted:]:
+        wishes.note(token_id)
     change = row_change(3, wishes, np.array(ids, np.int32), prompt_len, EOS_IDS)
     output = ids[prompt_len:]
     assert change.row == 3
@@ -58,7 +61,9 @@ def test_a_row_asks_what_its_request_asks(
     is_penalized = params.presence_penalty or params.frequency_penalty
     counts = zip(change.emitted.tolist(), change.num_emitted.tolist(), strict=True)
     assert dict(counts) == (Counter(output) if is_penalized else {})
-    assert change.known.tolist() == (sorted(set(ids)) if params.repetition_penalty != 1 else [])
+    assert sorted(change.known.tolist()) == (
+        sorted(set(ids)) if params.repetition_penalty != 1 else []
+    )
     assert change.repetition_penalty == params.repetition_penalty
     assert change.presence_penalty == params.presence_penalty
     assert change.frequency_penalty == params.frequency_penalty

@@ -1,0 +1,35 @@
+"""How often each id occurs in a list that grows, without looking through it again."""
+
+import numpy as np
+
+
+class SeenIds:
+    """Of a list that begins with ``ids`` [n] int32."""
+
+    def __init__(self, ids: np.ndarray) -> None:
+        distinct, counts = np.unique(ids, return_counts=True)
+        self._num = len(distinct)
+        self._ids = np.zeros(2 * self._num + 16, np.int64)
+        self._counts = np.zeros_like(self._ids)
+        self._ids[: self._num], self._counts[: self._num] = distinct, counts
+        self._places = {token_id: place for place, token_id in enumerate(distinct.tolist())}
+
+    @property
+    def ids(self) -> np.ndarray:
+        """[n] int64, each once; a view that ``add`` changes."""
+        return self._ids[: self._num]
+
+    @property
+    def counts(self) -> np.ndarray:
+        """[n] int64, of ``ids``; a view that ``add`` changes."""
+        return self._counts[: self._num]
+
+    def add(self, token_id: int) -> None:
+        place = self._places.setdefault(token_id, self._num)
+        if place == self._num:
+            self._num += 1
+            if self._num > len(self._ids):
+                self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
+                self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+            self._ids[place] = token_id
+        self._counts[place] += 1
