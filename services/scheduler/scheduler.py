@@ -12,7 +12,12 @@ came at t + p · priority_step_s. So nobody starves: whoever waits long enough i
 **Credit.** A sequence whose client does not read is not computed; if anybody else needs its slot or
 its blocks it has to leave them, and it stands in no line until it has credit again.
 
-**Suspects.** When a worker dies, each sequence that the plan in flight computed may be the reason.
+**Running ahead.** A plan may be made before the result of the last one is there: a sequence that
+samples is expected to know one id more then, whichever it is. If it ends instead, the worker passes
+over it. Nobody with credit is preempted, handed back or computed alone while plans are in flight:
+these run first.
+
+**Suspects.** When a worker dies, each sequence that a plan in flight computed may be the reason.
 From then on it is computed alone, in turns with all others, until it has emitted a token.
 
 **Prefixes.** Full blocks may be shared as soon as the plan that fills them is sent, or, where it
