@@ -9,6 +9,7 @@ flight), so what the chain takes for a message there and back shows in full.
 import argparse
 import asyncio
 import json
+import os
 import tempfile
 import time
 from contextlib import AsyncExitStack
@@ -38,8 +39,9 @@ CHAINS = {
 class Loop:
     """Scheduler core and engine, without sockets."""
 
-    def __init__(self) -> None:
-        self._engine = Engine(WorkerConfig(), lambda text, fraction: None)
+    def __init__(self, num_threads: int) -> None:
+        config = WorkerConfig(num_threads=num_threads)
+        self._engine = Engine(config, lambda text, fraction: None)
         self._core = Scheduler(max_waiting=1, priority_step_s=10)
         self._core.add_worker(WORKER, self._engine.capacity)
         tokenizer = Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
@@ -91,11 +93,12 @@ def _first_and_later(times_s: list[float]) -> tuple[float, float]:
     return first_s - started_s, (last_s - first_s) / (len(times_s) - 2)
 
 
-async def measure(num_rounds: int) -> dict[str, Any]:
-    loop = Loop()
+async def measure(num_rounds: int, num_threads: int) -> dict[str, Any]:
+    loop = Loop(num_threads)
     runs: dict[str, list[tuple[float, float]]] = {"loop": [], **{name: [] for name in CHAINS}}
     async with AsyncExitStack() as stack:
-        sessions = {name: await _start(stack, settings) for name, settings in CHAINS.items()}
+        threads = {"NUM_THREADS": str(num_threads)}
+        sessions = {name: await _start(stack, CHAINS[name] | threads) for name in CHAINS}
         for number in range(num_rounds + 1):
             for name, session in sessions.items():
                 runs[name].append(await run_chain(session))
@@ -104,6 +107,15 @@ async def measure(num_rounds: int) -> dict[str, Any]:
                 for each in runs.values():
                     each.clear()  # the first ones are for warming up
     return {name: _figures(each, runs["loop"]) for name, each in runs.items()}
+
+
+async def measure_both(num_rounds: int) -> dict[str, Any]:
+    """With a core that the worker leaves to the others, and with none."""
+    num_cores = len(os.sched_getaffinity(0))
+    return {
+        f"{num} threads on {num_cores} cores": await measure(num_rounds, num)
+        for num in (max(1, num_cores - 1), num_cores)
+    }
 
 
 async def _start(stack: AsyncExitStack, settings: dict[str, str]) -> aiohttp.ClientSession:
@@ -134,4 +146,4 @@ def _us(seconds: Any) -> dict[str, float]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
-    write("chain", asyncio.run(measure(parser.parse_args().rounds)))
+    write("chain", asyncio.run(measure_both(parser.parse_args().rounds)))

@@ -341,7 +341,7 @@ class WorkerConfig(Settings):
         None, gt=0, description="memory of the KV cache, instead of profiling (CPU: at most 4 GiB)"
     )
     num_threads: int | None = Field(
-        None, gt=0, description="CPU threads (default: the cores we may use)"
+        None, gt=0, description="CPU threads (default: the cores we may use, but one)"
     )
     stall_s: float = Field(
         60.0, gt=0, description="work pending and no step for so long: not ready; twice: exit"
