@@ -22,7 +22,10 @@ def main(arguments: list[str]) -> int:
         (target,) = arguments or ["/health"]
         url = urlsplit(target if "//" in target else f"http://{_admin_address()}{target}")
         connection = http.client.HTTPConnection(url.netloc, timeout=TIMEOUT_S)
-    except (ValueError, KeyError, http.client.InvalidURL):
+    except KeyError:
+        print("shoal probe: SHOAL_ADMIN_PORT is not set; give a URL", file=sys.stderr)
+        return 2
+    except (ValueError, http.client.InvalidURL):
         print(USAGE, file=sys.stderr)
         return 2
     try:

@@ -85,7 +85,7 @@ def _where(error: yaml.YAMLError) -> str:
 
 def one_line(detail: Any) -> str:
     text = detail["msg"].removeprefix("Value error, ")
-    name = ".".join(str(part) for part in detail["loc"]).replace("_", "-")
+    name = ".".join(part for part in detail["loc"] if isinstance(part, str)).replace("_", "-")
     if SECRET_SETTINGS & set(detail["loc"]):
         return f"{name}: {text}"
     # Where several settings are wrong together, the text names them.

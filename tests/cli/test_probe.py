@@ -60,8 +60,11 @@ async def test_nobody_answers(unused_tcp_port: int, monkeypatch, capsys):
     assert f"127.0.0.1:{unused_tcp_port} does not answer" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["a", "b"], [], ["http://x:y/"]])
-def test_what_cannot_be_asked_is_answered_with_the_usage(arguments, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [(["a", "b"], "usage"), (["http://x:y/"], "usage"), ([], "SHOAL_ADMIN_PORT is not set")],
+)
+def test_what_cannot_be_asked_is_said(arguments, says, monkeypatch, capsys):
     monkeypatch.delenv("SHOAL_ADMIN_PORT", raising=False)
     assert main(arguments) == 2
-    assert "usage" in capsys.readouterr().err
+    assert says in capsys.readouterr().err
