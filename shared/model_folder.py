@@ -93,9 +93,10 @@ def _fingerprint_parts(folder: Path) -> Iterator[bytes]:
     if (folder / TOKENIZER_FILE).is_file():  # older folders hold a vocabulary in other files
         yield (folder / TOKENIZER_FILE).read_bytes()
     index = folder / INDEX_FILE
-    if not index.is_file() and not (folder / SINGLE_FILE).is_file():
+    try:
+        files = weight_files(folder)
+    except ConfigError:
         return  # a worker that needs weights says so; with load-format dummy none does
-    files = weight_files(folder)
     yield index.read_bytes() if index.is_file() else _header(files[0])
     for file in files:
         yield f"{file.name} {file.stat().st_size}".encode()

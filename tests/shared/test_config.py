@@ -158,7 +158,7 @@ def test_a_key_that_breaks_the_yaml_is_not_quoted(tmp_path: Path, written: str):
 
 def test_an_empty_key_in_the_environment_does_not_open_the_server(monkeypatch):
     monkeypatch.setenv("SHOAL_API_KEY", "")
-    with pytest.raises(ConfigError, match=r"api-key\.0: expected 1 to 256"):
+    with pytest.raises(ConfigError, match="api-key: expected 1 to 256"):
         GatewayConfig.load([], "shoal gateway")
 
 
