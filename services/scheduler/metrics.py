@@ -105,11 +105,12 @@ class CoreMetrics:
         return sum(worker.pool.num_free for worker in self._core.workers.values())
 
     def _num_leaked(self) -> int:
-        """A block that several share has as many owners."""
+        """A block that several share has as many owners; those who leave own theirs until the plans
+        in flight have run."""
         workers = self._core.workers.values()
         num_taken = sum(worker.pool.num_owned for worker in workers)
-        sequences = [each for worker in workers for each in worker.running.values()]
-        return num_taken - sum(len(each.blocks) for each in sequences)
+        owners = [each for one in workers for each in (*one.running.values(), *one.leaving)]
+        return num_taken - sum(len(each.blocks) for each in owners)
 
     def _usage(self) -> float:
         num_blocks = self._num_blocks

@@ -89,8 +89,8 @@ class Mesh:
     async def until_idle(self) -> None:
         """Nothing open anywhere, every block free. Times out otherwise."""
         await self.until(lambda: not any(each.status().load for each in self.services.values()))
-        for worker in self.core.workers.values():
-            assert worker.pool.num_free == worker.pool.num_blocks
+        pools = [worker.pool for worker in self.core.workers.values()]
+        await self.until(lambda: all(pool.num_free == pool.num_blocks for pool in pools))
 
     async def lose(self, name: str) -> None:
         """Ends a service the hard way: its sockets close, nobody drains."""
