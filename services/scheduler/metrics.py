@@ -109,8 +109,10 @@ class CoreMetrics:
         in flight have run."""
         workers = self._core.workers.values()
         num_taken = sum(worker.pool.num_owned for worker in workers)
-        owners = [each for one in workers for each in (*one.running.values(), *one.leaving)]
-        return num_taken - sum(len(each.blocks) for each in owners)
+        running = [each for worker in workers for each in worker.running.values()]
+        leaving = [each for worker in workers for each in worker.leaving]
+        num_owned = sum(len(each.blocks) for each in running)
+        return num_taken - num_owned - sum(len(each.blocks) for each in leaving)
 
     def _usage(self) -> float:
         num_blocks = self._num_blocks

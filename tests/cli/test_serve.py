@@ -45,9 +45,11 @@ async def stream_text(client: AsyncOpenAI, num: int, started: asyncio.Event | No
 async def all_blocks_are_free(serving: Serving) -> None:
     """Waits until the scheduler knows no sequence and no block that is taken; times out
     otherwise."""
-    names = ("shoal_sequences", 'shoal_kv_blocks{state="used"}')
     async with asyncio.timeout(10):
-        while any((await serving.metrics("scheduler"))[name] for name in names):
+        while True:
+            metrics = await serving.metrics("scheduler")
+            if not metrics["shoal_sequences"] and not metrics['shoal_kv_blocks{state="used"}']:
+                return
             await asyncio.sleep(0.02)
 
 
