@@ -15,6 +15,7 @@ usage: shoal COMMAND [--setting value …]
   worker
   keys DIR     makes the keys that services on several machines need
   probe PATH   asks the service of this machine or container whether it is well
+  bench serve  loads an OpenAI-compatible server, this or another, and tells how it answers
 
 `shoal COMMAND --help` lists the settings; each can also stand as SHOAL_SETTING in the environment
 or in a YAML file that --config names."""
@@ -34,6 +35,10 @@ def main() -> None:
         from cli.probe import main as probe
 
         sys.exit(probe(arguments))
+    if command == "bench":
+        from cli.bench.command import main as bench
+
+        sys.exit(bench(arguments))
     if command in SERVICES:
         os.execv(sys.executable, [sys.executable, "-P", "-m", f"services.{command}", *arguments])
     if command in ("-h", "--help", "help"):

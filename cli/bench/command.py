@@ -1,0 +1,119 @@
+"""``shoal bench serve``: loads a server and tells how it answers."""
+
+import resource
+import sys
+from time import process_time
+from typing import Any
+
+import msgspec
+import numpy as np
+import uvloop
+from rich.console import Console
+
+from cli.bench import arrivals, report, trace, verdict
+from cli.bench.client import client, offer
+from cli.bench.figures import figures
+from cli.bench.options import parse
+from cli.bench.progress import progress
+from cli.bench.result import Result
+from cli.bench.row import Row
+from cli.bench.settings import Settings
+from cli.bench.workload import random_requests, traced_requests
+from shared.errors import ConfigError
+
+USAGE = """\
+usage: shoal bench serve [--url URL] [--concurrency N | --request-rate R] …
+
+  loads an OpenAI-compatible server and tells how it answers; shoal bench serve --help"""
+STOPPED = 130
+
+
+def main(arguments: list[str]) -> int:
+    """The exit code: 0, 1 where nothing was answered or the verdict is no, 2 for a wrong setting
+    or a server that does not answer."""
+    if arguments in ([], ["-h"], ["--help"]):
+        print(USAGE)
+        return 0
+    if arguments[0] != "serve":
+        print(f"shoal bench: no such command: {arguments[0]}\n\n{USAGE}", file=sys.stderr)
+        return 2
+    try:
+        return _serve(arguments[1:])
+    except ConfigError as error:
+        print(f"shoal bench serve: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("shoal bench serve: stopped before the end", file=sys.stderr)
+        return STOPPED
+
+
+def _serve(arguments: list[str]) -> int:
+    settings = parse(arguments)
+    lines = None
+    if settings.trace is not None:
+        lines = trace.read(settings.trace, settings.endpoint, settings.replay)
+    num = settings.num_measured(None if lines is None else len(lines))
+    console = Console(highlight=False, emoji=False)
+    _allow_many_sockets()
+    result = uvloop.run(_measure(settings, lines, num, console))
+    report.show(result, console)
+    if settings.json is not None:
+        _write(result, arguments)
+    is_refused = result.verdict is not None and not result.verdict["keeps_up"]
+    return int(is_refused or result.figures["num_failed"] == num)
+
+
+async def _measure(
+    settings: Settings, lines: list[trace.Line] | None, num: int, console: Console
+) -> Result:
+    async with client(settings) as server:
+        model = settings.model or await server.model()
+        rng = np.random.default_rng([settings.seed, 0])
+        if lines is None:
+            requests = random_requests(settings, model, settings.warmup + num, rng)
+        else:
+            lines = lines[: settings.warmup + num]
+            requests = traced_requests(settings, model, lines, rng)
+        first, counted = requests[: settings.warmup], requests[settings.warmup :]
+        await offer(first, arrivals.all_at_once(len(first)), settings.max_open, server.send)
+        times = _times(settings, lines, num)
+        with progress(console, server.send, num) as send:
+            cpu_s = process_time()
+            rows = await offer(counted, times, settings.max_open, send)
+            cpu_s = process_time() - cpu_s
+    found = figures(rows, settings.goodput, settings.is_open_loop)
+    return Result(settings, model, rows, found, cpu_s, _verdict(settings, rows, found))
+
+
+def _times(settings: Settings, lines: list[trace.Line] | None, num: int) -> arrivals.Times:
+    if settings.replay and lines is not None:
+        return arrivals.from_timestamps([line.timestamp or 0.0 for line in lines[-num:]])
+    if settings.rate is None:
+        return arrivals.all_at_once(num)
+    rng = np.random.default_rng([settings.seed, 1])
+    return arrivals.at_rate(num, settings.rate, settings.burstiness, rng)
+
+
+def _verdict(settings: Settings, rows: list[Row], found: dict[str, Any]) -> dict[str, Any] | None:
+    if settings.verdict is None or settings.rate is None:
+        return None
+    objections = verdict.objections(rows, found)
+    sentence = verdict.sentence(settings.verdict, settings.rate, settings.duration_s, objections)
+    return {"keeps_up": not objections, "sentence": sentence, "objections": objections}
+
+
+def _allow_many_sockets() -> None:
+    """As many as this user may have: each open request is one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _write(result: Result, arguments: list[str]) -> None:
+    """Raises ConfigError."""
+    data = msgspec.json.format(msgspec.json.encode(result.told(arguments)))
+    path = result.settings.json
+    assert path is not None
+    try:
+        path.write_bytes(data + b"\n")
+    except OSError as error:
+        raise ConfigError(f"--json: cannot write {path}: {error.strerror}") from None

@@ -1,0 +1,178 @@
+"""The flags of ``shoal bench serve``."""
+
+import argparse
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
+
+from cli.bench.arrivals import MAX_BURSTINESS, MIN_BURSTINESS
+from cli.bench.lengths import FORMS, MAX_LENGTH, Lengths
+from cli.bench.settings import DEFAULT_CONCURRENCY, DEFAULT_NUM_REQUESTS, Settings
+from cli.bench.workload import FIRST_ID
+from shared.errors import ConfigError
+
+TARGETS = ("ttft", "tpot", "e2e")
+MAX_COUNT = 10_000_000
+MAX_S = 1e6
+MAX_RATE = 1e6
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message.removeprefix("argument "))
+
+
+def parse(arguments: list[str]) -> Settings:
+    """Raises ConfigError; ``--help`` exits."""
+    settings = vars(_parser().parse_args(arguments))
+    if settings["api_key"] is None:
+        settings["api_key"] = os.environ.get("SHOAL_API_KEY")
+    return Settings(**settings)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "shoal bench serve",
+        description="Sends requests to an OpenAI-compatible server and tells how it answers.",
+        allow_abbrev=False,
+    )
+    _add_target(parser.add_argument_group("the server").add_argument)
+    _add_load(parser.add_argument_group("the load").add_argument)
+    _add_requests(parser.add_argument_group("the requests").add_argument)
+    _add_sampling(parser.add_argument_group("sampling").add_argument)
+    _add_report(parser.add_argument_group("the report").add_argument)
+    return parser
+
+
+def _add_target(add: Callable[..., Any]) -> None:
+    add("--url", type=_url, default="http://127.0.0.1:8000", help="(default: %(default)s)")
+    add("--model", help="(default: the first that the server lists)")
+    add("--endpoint", choices=("completions", "chat"), default="completions")
+    add("--api-key", metavar="KEY", help="(default: SHOAL_API_KEY)")
+    text = "a request fails when nothing comes for so many seconds (default: %(default)g)"
+    add("--timeout", type=_number(0.001, MAX_S), default=600.0, metavar="S", help=text)
+
+
+def _add_load(add: Callable[..., Any]) -> None:
+    text = f"(default: {DEFAULT_NUM_REQUESTS}, or all of the trace)"
+    add("--num-requests", type=_whole(1, MAX_COUNT), metavar="N", help=text)
+    text = f"open at once at most (default: {DEFAULT_CONCURRENCY}, or any number with a rate)"
+    add("--concurrency", type=_whole(1, 100_000), metavar="N", help=text)
+    text = "sent a second, whether answers come or not"
+    add("--request-rate", type=_number(1e-6, MAX_RATE), metavar="R", help=text)
+    text = "shape of the gaps' gamma distribution: 1 is Poisson, less is burstier"
+    shape = _number(MIN_BURSTINESS, MAX_BURSTINESS)
+    add("--burstiness", type=shape, default=1.0, metavar="B", help=text)
+    add("--seed", type=_whole(0, 2**32 - 1), default=0, metavar="N", help="(default: 0)")
+    text = "sent before, not counted (default: 0)"
+    add("--warmup", type=_whole(0, MAX_COUNT), default=0, metavar="N", help=text)
+    text = "does it keep up with this rate? Loads it with 150 %% of it; exit code 0: yes, 1: no"
+    add("--verdict", type=_number(1e-6, MAX_RATE), metavar="RATE", help=text)
+    text = "seconds of a verdict's load (default: 60)"
+    add("--duration", type=_number(0.1, MAX_S), metavar="S", help=text)
+
+
+def _add_requests(add: Callable[..., Any]) -> None:
+    forms = f"tokens, a number or one of {', '.join(FORMS.values())}"
+    length = _said(Lengths.parse)
+    text = f"{forms} (default: 128); words in a chat"
+    add("--input-len", type=length, default=Lengths("fixed", 128), metavar="L", help=text)
+    text = "the same for answers (default: 128)"
+    add("--output-len", type=length, default=Lengths("fixed", 128), metavar="L", help=text)
+    text = "tokens before those of --input-len that prompts have in common (default: 0)"
+    add("--prefix-len", type=_whole(0, MAX_LENGTH), default=0, metavar="N", help=text)
+    text = "different common prefixes (default: 1)"
+    add("--num-prefixes", type=_whole(1, MAX_COUNT), default=1, metavar="N", help=text)
+    text = f"prompts have ids from {FIRST_ID} up to this (default: %(default)s)"
+    sizes = _whole(FIRST_ID + 1, 2**31)
+    add("--vocab-size", type=sizes, default=1000, metavar="N", help=text)
+    text = "JSON lines with prompt or messages, max_tokens and timestamp; instead of random ones"
+    add("--trace", type=Path, metavar="FILE", help=text)
+    text = "sends the trace at its timestamps (seconds)"
+    add("--replay", action="store_true", help=text)
+
+
+def _add_sampling(add: Callable[..., Any]) -> None:
+    text = "answers are as long as asked for (default: yes)"
+    add("--ignore-eos", action=argparse.BooleanOptionalAction, default=True, help=text)
+    text = "(default: %(default)g)"
+    add("--temperature", type=_number(0, 100), default=0.0, metavar="T", help=text)
+    add("--logprobs", type=_whole(0, MAX_LENGTH), metavar="K", help="asks for those of each token")
+    text = "fields that each request gets in addition"
+    add("--extra-body", type=_said(_object), default={}, metavar="JSON", help=text)
+
+
+def _add_report(add: Callable[..., Any]) -> None:
+    text = "targets in ms, such as ttft=200,tpot=50 (also e2e); tells how many requests meet all"
+    add("--goodput", type=_said(_targets), default={}, metavar="TARGETS", help=text)
+    add("--json", type=Path, metavar="FILE", help="writes everything there")
+    add("--rows", action="store_true", help="with a row for each request")
+
+
+def _said(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Of a function that raises ValueError, one of which argparse shows the text."""
+
+    def checked(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return checked
+
+
+def _bounded(kind: type, name: str, low: float, high: float) -> Callable[[str], Any]:
+    def number(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not low <= value <= high:
+            raise ValueError(f"'{text}' is not a {name} from {low:g} to {high:.10g}")
+        return value
+
+    return _said(number)
+
+
+def _whole(low: int, high: int) -> Callable[[str], Any]:
+    return _bounded(int, "whole number", low, high)
+
+
+def _number(low: float, high: float) -> Callable[[str], Any]:
+    return _bounded(float, "number", low, high)
+
+
+@_said
+def _url(text: str) -> str:
+    """Without a slash at its end, and without the /v1 that SDKs want."""
+    try:
+        url = urlsplit(text)
+        is_whole = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:  # of a port above 65535
+        is_whole = False
+    if not is_whole:
+        raise ValueError(f"'{text}' is not a URL such as http://127.0.0.1:8000")
+    return text.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ValueError(f"'{text}' is not a JSON object")
+    return value
+
+
+def _targets(text: str) -> dict[str, float]:
+    targets = {}
+    for pair in text.split(","):
+        name, _, value = pair.partition("=")
+        if name not in TARGETS:
+            raise ValueError(f"'{name}' is not one of {', '.join(TARGETS)}")
+        targets[name] = _number(0.001, MAX_S * 1000)(value)
+    return targets

@@ -1,0 +1,39 @@
+"""Does the server keep up with a rate? Judged from a run above it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from cli.bench.row import Row
+
+MIN_GOOD_SHARE = 0.99
+MAX_GROWTH = 2.0  # mean TTFT of the last third over that of the first: above, the queue grows
+
+
+def objections(rows: Sequence[Row], figures: dict[str, Any]) -> list[str]:
+    """Why it does not; empty where it does. ``rows`` are in the order in which they were sent."""
+    found = []
+    if figures["num_failed"]:
+        found.append(f"{figures['num_failed']} of {len(rows)} requests failed")
+    if "goodput" in figures and figures["goodput"]["share"] < MIN_GOOD_SHARE:
+        share = figures["goodput"]["share"]
+        found.append(f"{share:.1%} met the goodput targets, not {MIN_GOOD_SHARE:.0%}")
+    first_ms, last_ms = thirds_ms(rows)
+    if last_ms > MAX_GROWTH * first_ms:
+        found.append(f"the queue grows: mean TTFT went from {first_ms:.1f} to {last_ms:.1f} ms")
+    return found
+
+
+def thirds_ms(rows: Sequence[Row]) -> tuple[float, float]:
+    """Mean TTFT in ms of the first and of the last third of the whole answers; 0 where there are
+    fewer than three."""
+    ttfts_ms = [row.ttft_s * 1000 for row in rows if not row.error]
+    if (third := len(ttfts_ms) // 3) == 0:
+        return 0.0, 0.0
+    return sum(ttfts_ms[:third]) / third, sum(ttfts_ms[-third:]) / third
+
+
+def sentence(rate: float, load: float, duration_s: float, objections: Sequence[str]) -> str:
+    """The one line. ``rate`` is the one in question, ``load`` the one that was sent."""
+    answer = "does not keep up" if objections else "keeps up"
+    reasons = "; ".join(objections) or "none failed, no queue grew"
+    return f"{answer} with {rate:g} requests/s: at {load:g}/s for {duration_s:.0f} s {reasons}"
