@@ -26,17 +26,17 @@ class Lengths:
     def parse(text: str) -> "Lengths":
         """Raises ValueError, with the text and what is allowed."""
         kind, colon, rest = text.partition(":")
+        words = rest.split(",") if colon else [text]
         try:
-            numbers = [float(word) for word in (rest if colon else text).split(",")]
-            lengths = Lengths(kind if colon else "fixed", *numbers)
-        except (ValueError, TypeError):
+            if colon and (kind not in FORMS or len(words) != 2):
+                raise ValueError
+            lengths = Lengths(kind if colon else "fixed", *map(float, words))
+        except ValueError:
             raise ValueError(f"'{text}' is neither a number nor one of {_forms()}") from None
-        lengths._check(text, len(numbers))
+        lengths._check(text)
         return lengths
 
-    def _check(self, text: str, num_numbers: int) -> None:
-        if self.kind not in ("fixed", *FORMS) or num_numbers != (1 if self.kind == "fixed" else 2):
-            raise ValueError(f"'{text}' is neither a number nor one of {_forms()}")
+    def _check(self, text: str) -> None:
         if not 1 <= self.first <= MAX_LENGTH:
             raise ValueError(f"'{text}': {self.first:.10g} is not from 1 to {MAX_LENGTH}")
         if self.kind in ("fixed", "uniform") and not (self.first % 1 == self.second % 1 == 0):
@@ -61,8 +61,8 @@ class Lengths:
 
     def __str__(self) -> str:
         if self.kind == "fixed":
-            return f"{self.first:g}"
-        return f"{self.kind}:{self.first:g},{self.second:g}"
+            return f"{self.first:.10g}"
+        return f"{self.kind}:{self.first:.10g},{self.second:.10g}"
 
 
 def _forms() -> str:

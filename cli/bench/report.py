@@ -66,7 +66,6 @@ def _warnings(result: Result) -> list[str]:
             f"warning: this client was busy for {result.client_busy:.0%} of the time;"
             f" above {MAX_BUSY:.0%} it measures itself too"
         )
-    if result.settings.ignore_eos and result.figures["num_short"]:
-        num_short = result.figures["num_short"]
-        lines.append(f"warning: {num_short} answers are shorter than they were asked to be")
+    if result.settings.ignore_eos and (num_short := result.figures["num_short"]):
+        lines.append(f"warning: answers shorter than asked for: {num_short}")
     return lines

@@ -35,5 +35,5 @@ def thirds_ms(rows: Sequence[Row]) -> tuple[float, float]:
 def sentence(rate: float, load: float, duration_s: float, objections: Sequence[str]) -> str:
     """The one line. ``rate`` is the one in question, ``load`` the one that was sent."""
     answer = "does not keep up" if objections else "keeps up"
-    reasons = "; ".join(objections) or "none failed, no queue grew"
-    return f"{answer} with {rate:g} requests/s: at {load:g}/s for {duration_s:.0f} s {reasons}"
+    reasons = "; ".join(objections) or "no request failed and no queue grew"
+    return f"{answer} with {rate:g} requests/s: at {load:g}/s for {duration_s:g} s, {reasons}"
