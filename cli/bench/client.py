@@ -17,6 +17,7 @@ from cli.bench.workload import Request
 from shared.errors import ConfigError
 
 CONNECT_TIMEOUT_S = 30.0
+KEEPALIVE_S = 2.0  # less than servers have, or one might close what we are about to write to
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 NOT_A_REPLY = (aiohttp.ClientError, TimeoutError, OSError)
 
@@ -71,13 +72,13 @@ class Client:
 
 @asynccontextmanager
 async def client(settings: Settings) -> AsyncIterator[Client]:
-    headers = {"Content-Type": "application/json"}
+    headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
     if settings.api_key:
         headers["Authorization"] = f"Bearer {settings.api_key}"
     timeout = aiohttp.ClientTimeout(
         total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=settings.timeout
     )
-    connector = aiohttp.TCPConnector(limit=0)
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
     async with aiohttp.ClientSession(
         connector=connector, headers=headers, timeout=timeout
     ) as session:

@@ -53,7 +53,7 @@ def _serve(arguments: list[str]) -> int:
     if settings.trace is not None:
         lines = trace.read(settings.trace, settings.endpoint, settings.replay)
     num = settings.num_measured(None if lines is None else len(lines))
-    console = Console(highlight=False, emoji=False)
+    console = Console(highlight=False, emoji=False, markup=False)
     _allow_many_sockets()
     result = uvloop.run(_measure(settings, lines, num, console))
     report.show(result, console)

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from cli.bench.figures import PERCENTILES
 from cli.bench.result import Result
+from cli.bench.stream import printable
 
 MAX_BUSY = 0.8  # above, the client's own waiting for a core is part of what it measures
 NUM_ERRORS_SHOWN = 5
@@ -17,9 +18,9 @@ def show(result: Result, console: Console) -> None:
     console.print(_summary(result))
     console.print(_times(result))
     for line in [*_errors(result.figures), *_warnings(result)]:
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     if result.verdict is not None:
-        console.print(result.verdict["sentence"], markup=False, soft_wrap=True)
+        console.print(result.verdict["sentence"], soft_wrap=True)
 
 
 def _summary(result: Result) -> Table:
@@ -27,7 +28,7 @@ def _summary(result: Result) -> Table:
     table = Table.grid(padding=(0, 3))
     num_whole = found["num_requests"] - found["num_failed"]
     facts = {
-        "server": f"{result.settings.url}, {result.model}, {result.settings.endpoint}",
+        "server": f"{result.settings.url}, {printable(result.model)}, {result.settings.endpoint}",
         "requests": f"{num_whole} whole, {found['num_failed']} failed, "
         f"in {found['duration_s']:.2f} s",
         "requests/s": f"{found['requests_per_s']:.2f}",

@@ -101,7 +101,12 @@ class Stream:
 def message_of(error: Any) -> str:
     """Of OpenAI's error object, or of what a server sends instead."""
     text = error.get("message", error) if isinstance(error, dict) else error
-    return str(text)[:MAX_MESSAGE_CHARS]
+    return printable(str(text)[:MAX_MESSAGE_CHARS])
+
+
+def printable(text: str) -> str:
+    """One line without what a terminal would obey."""
+    return "".join(each if each.isprintable() else " " for each in text)
 
 
 def message_of_body(body: bytes) -> str:

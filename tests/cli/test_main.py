@@ -11,6 +11,7 @@ from cli.main import main
         ([], 0, "usage: shoal"),
         (["--help"], 0, "scheduler"),
         (["swim"], 2, "no such command: swim"),
+        (["bench"], 0, "usage: shoal bench serve"),
         (["serve", "--port", "x"], 2, "port: 'x'"),
     ],
 )

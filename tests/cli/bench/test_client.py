@@ -108,6 +108,7 @@ async def test_the_key_is_shown_and_the_model_is_the_first_of_the_list():
             assert await target.model() == MODEL
             await target.send(Request(b'{"max_tokens": 1}', 1), 0.0)
     assert server.headers[0]["Authorization"] == "Bearer secret"
+    assert server.headers[0]["Accept-Encoding"] == "identity"
     assert server.headers[0]["Content-Type"] == "application/json"
 
 

@@ -71,6 +71,13 @@ async def test_failures_are_counted_and_named_and_the_rest_is_measured(tmp_path:
     assert "rows" not in json.loads(path.read_text())
 
 
+async def test_names_are_shown_as_they_are(capsys):
+    async with fake_server() as server:
+        assert await bench(server.url, "--num-requests", "1", "--model", "[red]x[/blue]") == 0
+    assert "[red]x[/blue]" in capsys.readouterr().out
+    assert server.bodies[0]["model"] == "[red]x[/blue]"
+
+
 async def test_where_nothing_is_answered_the_exit_code_says_so(capsys):
     async with fake_server({0: "crash", 1: "crash"}) as server:
         assert await bench(server.url, "--num-requests", "2") == 1
@@ -149,7 +156,7 @@ def test_a_client_that_is_too_busy_says_so(capsys):
 
 
 async def test_a_terminal_gets_a_bar_that_counts(monkeypatch: pytest.MonkeyPatch, capsys):
-    monkeypatch.setattr(command, "Console", lambda **_: Console(force_terminal=True))
+    monkeypatch.setattr(command, "Console", lambda **_: Console(force_terminal=True, markup=False))
     async with fake_server({0: "crash"}) as server:
         assert await bench(server.url, "--num-requests", "5", "--concurrency", "1") == 0
     text = capsys.readouterr().out

@@ -98,6 +98,7 @@ def test_an_answer_without_its_end_is_not_whole(data: bytes, message: str):
         (b'{"detail": "x"}', "{'detail': 'x'}"),
         (b"[3]", "[3]"),
         (b" plain\n", "plain"),
+        (b"two\nlines \x1b[31m", "two lines  [31m"),
         (b"\xff" * 500, "\ufffd" * 200),
     ],
 )
