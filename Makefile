@@ -9,7 +9,7 @@ BENCHMARKS := startup link scheduler chain front
 
 setup: $(SETUP)
 
-$(SETUP): pyproject.toml
+$(SETUP): pyproject.toml hatch_build.py $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h)
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@

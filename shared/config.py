@@ -321,6 +321,9 @@ class WorkerConfig(Settings):
         description="folder in which the workers of a machine take a GPU each (default: torch's"
         " current GPU; under serve: a folder of its own)",
     )
+    native_kernels: bool = Field(
+        True, description="on a CPU: compute with our native code where it can run the model"
+    )
     block_size: int = Field(16, gt=0, le=256, description="tokens in one KV block")
     max_num_seqs: int = Field(128, gt=0, description="sequences that run at once")
     max_num_batched_tokens: int | None = Field(
@@ -341,7 +344,9 @@ class WorkerConfig(Settings):
         None, gt=0, description="memory of the KV cache, instead of profiling (CPU: at most 4 GiB)"
     )
     num_threads: int | None = Field(
-        None, gt=0, description="CPU threads (default: the cores we may use, but one)"
+        None,
+        gt=0,
+        description="CPU threads (default: the cores we may use; but one for torch's operators)",
     )
     stall_s: float = Field(
         60.0, gt=0, description="work pending and no step for so long: not ready; twice: exit"

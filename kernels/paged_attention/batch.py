@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -29,14 +30,36 @@ class Group:
         return self.num_rows == 1 < self.num_keys == self.end - self.start
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AttentionBatch:
     """R rows with T tokens; those with one token come first, shorter rows before longer ones."""
 
-    token_starts: np.ndarray  # [R + 1]
-    num_keys: np.ndarray  # [R], the row's own tokens of this step included
+    token_starts: np.ndarray  # [R + 1] int64
+    num_keys: np.ndarray  # [R] int64, the row's own tokens of this step included
     block_tables: np.ndarray  # [R, max_blocks] int64
-    groups: list[Group]
+    block_size: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """What torch's attention takes at a time."""
+        num_blocks = -(-self.num_keys // self.block_size)
+        bounds = _group_bounds(np.diff(self.token_starts), num_blocks, self.block_size)
+        return [self._group(first, last, num_blocks) for first, last in bounds]
+
+    def _group(self, first: int, last: int, num_blocks: np.ndarray) -> Group:
+        start, end = self.token_starts[[first, last]].tolist()
+        blocks = self.block_tables[first:last, : num_blocks[last - 1]]
+        mask = _mask(self.num_keys[first:last], end - start, self.dtype)
+        return Group(
+            start,
+            end,
+            last - first,
+            int(self.num_keys[last - 1]),
+            torch.from_numpy(blocks.ravel()).to(self.device, non_blocking=True),
+            None if mask is None else mask.to(self.device, non_blocking=True),
+        )
 
 
 def prepare_attention(
@@ -48,24 +71,8 @@ def prepare_attention(
     device: torch.device,
 ) -> AttentionBatch:
     """``num_tokens`` and ``num_keys`` [R], ``block_tables`` [R, max_blocks] int64, in row order."""
-    token_starts = np.concatenate([[0], np.cumsum(num_tokens)])
-    num_blocks = -(-num_keys // block_size)
-    groups = []
-    for first, last in _group_bounds(num_tokens, num_blocks, block_size):
-        start, end = token_starts[[first, last]].tolist()
-        blocks = block_tables[first:last, : num_blocks[last - 1]]
-        mask = _mask(num_keys[first:last], end - start, dtype)
-        groups.append(
-            Group(
-                start,
-                end,
-                last - first,
-                int(num_keys[last - 1]),
-                torch.from_numpy(blocks.ravel()).to(device, non_blocking=True),
-                None if mask is None else mask.to(device, non_blocking=True),
-            )
-        )
-    return AttentionBatch(token_starts, num_keys, block_tables, groups)
+    starts = np.concatenate([[0], np.cumsum(num_tokens)])
+    return AttentionBatch(starts, num_keys, block_tables, block_size, dtype, device)
 
 
 def _group_bounds(

@@ -11,7 +11,8 @@ from kernels.sample import adjust, process, sample
 from services.worker.batch import Batch, prepare_batch
 from services.worker.context import forward_context
 from services.worker.dummy_weights import make_dummy
-from services.worker.hardware import choose_device, choose_dtype, read_memory, set_threads
+from services.worker.hardware import choose_device, choose_dtype, read_memory
+from services.worker.kernel_choice import choose_kernels
 from services.worker.kv_cache import KVCache
 from services.worker.loader import load_model
 from services.worker.logprobs import tell_logprobs
@@ -47,16 +48,14 @@ class Engine:
         config = read_model_config(location.folder)
         device = choose_device(settings.device, settings.gpu_claims)
         dtype = choose_dtype(settings.dtype, device)
-        num_threads = set_threads(settings.num_threads)
-        log.info(
-            "model %s (%s) in %s on %s with %d threads",
-            *(location.name, "/".join(config.architectures), dtype, device, num_threads),
-        )
+        names = location.name, "/".join(config.architectures)
+        log.info("model %s (%s) in %s on %s", *names, dtype, device)
         before = read_memory(device)
         if settings.load_format == "dummy":
             self._model = make_dummy(config, dtype, device)
         else:
             self._model = load_model(location.folder, config, dtype, device, progress)
+        self._model = choose_kernels(self._model, config, settings, dtype, device)
         max_tokens = settings.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
         max_len = self.model_info.max_model_len
         needs = measure_needs(self._model, config, dtype, settings, max_tokens, max_len)
@@ -92,7 +91,9 @@ class Engine:
         Returns the rows that emitted or ended, and what they emitted.
         """
         started_s = time.perf_counter()
-        self._kv_cache.clear(self._slots.apply(plan, ids))
+        fresh_blocks = self._slots.apply(plan, ids)
+        if self._model.clears_blocks:
+            self._kv_cache.clear(fresh_blocks)
         batch = prepare_batch(self._slots, plan, self._kv_cache, self._eos_ids)
         if not len(batch.slots):  # all of them have ended since the plan was made
             return StepResult(plan.step, [], time.perf_counter() - started_s), TokenArrays()

@@ -48,13 +48,9 @@ def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if _has_bfloat16(device) else torch.float32
 
 
-def set_threads(wanted: int | None) -> int:
-    """Sets and returns the number of threads torch computes with: by default the cores we have but
-    one, which is left to our IO thread and to the services around us. Torch's threads wait for each
-    other, so that one which has to share its core holds up all."""
-    num_threads = wanted or max(1, min(len(os.sched_getaffinity(0)), _cpu_quota()) - 1)
-    torch.set_num_threads(num_threads)
-    return num_threads
+def num_cores() -> int:
+    """The cores that we may run on, at least 1."""
+    return min(len(os.sched_getaffinity(0)), _cpu_quota())
 
 
 def read_memory(device: torch.device) -> Memory:

@@ -40,6 +40,7 @@ class RotaryEmbedding(nn.Module):
         join = _interleave if is_interleaved else _concatenate
         table = torch.stack((join(cos, cos), join(-sin, sin)))
         self.register_buffer("table", table, persistent=False)  # [2, max_positions, head_dim]
+        self.is_interleaved = is_interleaved
         self.rotate = rope_interleaved if is_interleaved else rope
 
     def forward(self, positions: Tensor) -> Rotation:

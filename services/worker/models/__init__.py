@@ -13,6 +13,8 @@ class CausalLM(nn.Module, ABC):
     T tokens of a step are flattened over its rows.
     """
 
+    clears_blocks = True  # blocks of the KV cache must be zeroed before a sequence gets them
+
     @abstractmethod
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

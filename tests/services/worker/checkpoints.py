@@ -27,13 +27,13 @@ def save_model(
     """Weights wide enough that no two logits are close by chance."""
     shape: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
-        "hidden_size": 32,
-        "intermediate_size": 48,
+        "hidden_size": 64,
+        "intermediate_size": 96,
         "num_hidden_layers": 3,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": MAX_POSITIONS,
-        "initializer_range": 0.3,
+        "initializer_range": 0.2,
         "tie_word_embeddings": False,
         "bos_token_id": None,
         "eos_token_id": EOS_ID,
@@ -60,9 +60,9 @@ def save_mimo(folder: Path, num_mtp_layers: int = 1) -> dict[str, torch.Tensor]:
         for name, tensor in weights.items():
             if name.startswith("model.layers.0."):
                 mtp[prefix + name.removeprefix("model.layers.0.")] = torch.randn_like(tensor)
-        mtp[prefix + "input_proj.weight"] = torch.randn(32, 64)
+        mtp[prefix + "input_proj.weight"] = torch.randn(64, 128)
         for name in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
-            mtp[f"{prefix}{name}.weight"] = torch.randn(32)
+            mtp[f"{prefix}{name}.weight"] = torch.randn(64)
     save_file(weights | mtp, file)
     change_config(
         folder, architectures=["MiMoForCausalLM"], num_nextn_predict_layers=num_mtp_layers

@@ -16,8 +16,15 @@ from shared.token_arrays import Layout, TokenArrays
 GREEDY = SamplingParams(seed=0, temperature=0.0, max_tokens=12)
 
 
-def make_engine(folder: Path, **settings: Any) -> Engine:
-    defaults = {"dtype": "float32", "block_size": 4, "max_num_seqs": 24, "num_threads": 1}
+KERNELS: dict[str, dict[str, Any]] = {
+    "torch": {"native_kernels": False, "block_size": 4},
+    "native": {"native_kernels": True, "block_size": 16},
+}
+
+
+def make_engine(folder: Path, kernels: str = "torch", **settings: Any) -> Engine:
+    """``kernels``: what computes the steps, one of ``KERNELS``."""
+    defaults = {"dtype": "float32", "max_num_seqs": 24, "num_threads": 1, **KERNELS[kernels]}
     config = WorkerConfig(model=folder, device="cpu", **(defaults | settings))
     return Engine(config, lambda text, fraction: None)
 

@@ -7,21 +7,29 @@ import torch
 
 from services.worker.batch import Batch, prepare_batch
 from services.worker.context import forward_context
+from services.worker.kernel_choice import choose_kernels
 from services.worker.kv_cache import KVCache
 from services.worker.loader import load_model
 from services.worker.model_config import read_model_config
 from services.worker.models import CausalLM
 from services.worker.slots import SlotTable
+from shared.config import WorkerConfig
 from shared.messages import Admit, Capacity, Prefill, SamplingParams, StepPlan
 
 CPU = torch.device("cpu")
-CAPACITY = Capacity(64, 8, 8, 512, 128)
+CAPACITY = Capacity(64, 16, 8, 512, 128)
 
 
-def prepare(folder: Path, prompts: list[list[int]], dtype: torch.dtype) -> tuple[CausalLM, Batch]:
+def prepare(
+    folder: Path, prompts: list[list[int]], dtype: torch.dtype, kernels: str = "torch"
+) -> tuple[CausalLM, Batch]:
     """The model, and all tokens of ``prompts`` as one step."""
     config = read_model_config(folder)
     model = load_model(folder, config, dtype, CPU, lambda text, fraction: None)
+    settings = WorkerConfig(
+        native_kernels=kernels == "native", num_threads=1, block_size=CAPACITY.block_size
+    )
+    model = choose_kernels(model, config, settings, dtype, CPU)
     cache = KVCache(config, CAPACITY.num_blocks, CAPACITY.block_size, dtype, CPU)
     table = SlotTable(CAPACITY)
     params = SamplingParams(seed=0)
@@ -37,9 +45,11 @@ def prepare(folder: Path, prompts: list[list[int]], dtype: torch.dtype) -> tuple
 
 
 @torch.inference_mode()
-def our_logits(folder: Path, prompts: list[list[int]], dtype: torch.dtype) -> list[np.ndarray]:
+def our_logits(
+    folder: Path, prompts: list[list[int]], dtype: torch.dtype, kernels: str = "torch"
+) -> list[np.ndarray]:
     """Logits after every token of each prompt, all prompts in one step: [len(prompt), V]."""
-    model, batch = prepare(folder, prompts, dtype)
+    model, batch = prepare(folder, prompts, dtype, kernels)
     with forward_context(batch.context):
         hidden = model(batch.input_ids, batch.positions)
     logits = model.logits(hidden)

@@ -18,6 +18,7 @@ from shared.messages import ALL_TOKENS, Admit, Prefill, SamplingParams, StepPlan
 from shared.token_arrays import Layout
 from tests.services.worker.checkpoints import (
     EOS_ID,
+    MAX_POSITIONS,
     SETTLED,
     VOCAB_SIZE,
     load_as_qwen2,
@@ -25,7 +26,7 @@ from tests.services.worker.checkpoints import (
     save_qwen2,
     true_logits,
 )
-from tests.services.worker.driver import Driver, Job, make_engine
+from tests.services.worker.driver import KERNELS, Driver, Job, make_engine
 
 PARAMS = SamplingParams(seed=5, temperature=0.9, max_tokens=14, ignore_eos=True)
 CHANGES = {
@@ -49,14 +50,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def engine(folder: Path) -> Engine:
-    return make_engine(folder)
+@pytest.fixture(scope="module", params=KERNELS)
+def engine(request: pytest.FixtureRequest, folder: Path) -> Engine:
+    return make_engine(folder, request.param)
 
 
 @pytest.fixture(autouse=True)
 def _reset(engine: Engine) -> None:
     engine.reset()
+
+
+def blocks_of(engine: Engine, slot: int) -> list[int]:
+    num = MAX_POSITIONS // engine.capacity.block_size
+    return list(range(slot * num, slot * num + num))
 
 
 def changed(**changes) -> SamplingParams:
@@ -155,7 +161,7 @@ def step_with(engine: Engine, nums: list[int | None]) -> tuple:
     admits = [
         Admit(
             slot, f"r{slot}", 1, -slot % 3, 0, len(prompt), len(prompt), 0,
-            changed(logprobs=num), list(range(slot * 12, slot * 12 + 12)),
+            changed(logprobs=num), blocks_of(engine, slot),
         )
         for slot, (prompt, num) in enumerate(zip(prompts, nums, strict=True))
     ]  # fmt: skip
@@ -195,7 +201,9 @@ def test_logprobs_are_told_of_the_raw_logits(engine: Engine) -> None:
     engine.reset()
     prompts = random_prompts(1)
     params = changed(logprobs=4, logit_bias=[(50, 90.0)])
-    admit = Admit(0, "r0", 1, 0, 0, len(prompts[0]), len(prompts[0]), 0, params, list(range(12)))
+    admit = Admit(
+        0, "r0", 1, 0, 0, len(prompts[0]), len(prompts[0]), 0, params, blocks_of(engine, 0)
+    )
     ids = np.array(prompts[0], np.int32)
     _, second = engine.step(StepPlan(1, [], [admit], [], [Prefill(0, len(ids))], []), ids)
     assert second.ids.tolist() == [50]
@@ -219,7 +227,7 @@ def test_processed_logprobs_are_those_of_what_is_drawn_from(folder: Path) -> Non
             len(prompt),
             0,
             each,
-            [*range(12 * slot, 12 * slot + 12)],
+            blocks_of(engine, slot),
         )
         for slot, each in enumerate(params)
     ]

@@ -8,13 +8,13 @@ from transformers import Qwen2ForCausalLM
 
 from services.worker.engine import Engine
 from shared.messages import SamplingParams
-from tests.services.worker.checkpoints import assert_greedy, random_prompts
-from tests.services.worker.driver import Driver, Job, make_engine
+from tests.services.worker.checkpoints import MAX_POSITIONS, assert_greedy, random_prompts
+from tests.services.worker.driver import KERNELS, Driver, Job, make_engine
 
 
-@pytest.fixture(scope="module")
-def engine(checkpoint: Path) -> Engine:
-    return make_engine(checkpoint)
+@pytest.fixture(scope="module", params=KERNELS)
+def engine(request: pytest.FixtureRequest, checkpoint: Path) -> Engine:
+    return make_engine(checkpoint, request.param)
 
 
 def test_one_prompt_continues_as_transformers_does(
@@ -94,7 +94,7 @@ def test_longer_than_reserved_writes_go_to_nobodys_block(
     """A job whose table ends early must not disturb the one that owns block 0."""
     prompts = random_prompts(2, seed=5)
     driver = Driver(engine)
-    tables = [list(range(32)), []]
+    tables = [list(range(MAX_POSITIONS // engine.capacity.block_size)), []]
     driver._tables = lambda num: tables  # type: ignore[method-assign]
     texts = driver.run([Job(prompt) for prompt in prompts])
     assert_greedy(oracle, prompts[0], texts[0])

@@ -10,16 +10,21 @@ from services.worker.engine import Engine
 from shared.config import EMBEDDED_MODEL
 from shared.messages import Generate, SamplingParams
 from shared.token_arrays import Layout
-from tests.services.worker.driver import make_engine
+from tests.services.worker.driver import KERNELS, make_engine
 
 PARAMS = SamplingParams(seed=0, temperature=0.0, max_tokens=24, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def engine() -> Engine:
-    """Steps of 7 tokens end inside blocks of 4; the blocks are for two or three sequences."""
+@pytest.fixture(scope="module", params=KERNELS)
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """Steps of 7 tokens end inside blocks; these are for two or three sequences."""
+    num_blocks = 192 // KERNELS[request.param]["block_size"]
     return make_engine(
-        EMBEDDED_MODEL, max_model_len=128, max_num_batched_tokens=7, num_gpu_blocks_override=48
+        EMBEDDED_MODEL,
+        request.param,
+        max_model_len=128,
+        max_num_batched_tokens=7,
+        num_gpu_blocks_override=num_blocks,
     )
 
 

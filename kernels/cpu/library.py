@@ -1,0 +1,40 @@
+"""The compiled library that suits this CPU, and its functions."""
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+from kernels.cpu.build import library_name
+
+FOLDER = Path(__file__).parent
+CPUINFO = Path("/proc/cpuinfo")
+# Best first: what the kernel must say that a CPU can do, beyond what comes before it.
+NEEDS = {
+    "avx512bf16": {"avx512_bf16", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+    "avx512": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+    "avx2": {"avx2", "fma", "f16c", "bmi1", "bmi2"},
+}
+
+
+def variants() -> list[str]:
+    """Names of the builds that this CPU can run, best first."""
+    flags = _flags()
+    return [name for name, needed in NEEDS.items() if needed <= flags]
+
+
+def find_variant() -> str | None:
+    """The best build that is there and that this CPU can run."""
+    return next((name for name in variants() if (FOLDER / library_name(name)).is_file()), None)
+
+
+@cache
+def load_library(variant: str) -> ctypes.CDLL:
+    return ctypes.CDLL(str(FOLDER / library_name(variant)))
+
+
+def _flags() -> set[str]:
+    try:
+        lines = CPUINFO.read_text().splitlines()
+    except OSError:
+        return set()
+    return next((set(line.split()) for line in lines if line.startswith("flags")), set())

@@ -1,0 +1,225 @@
+// Products of a few rows with a packed matrix: out[m][n] = Σ a[m][k] · w[n][k].
+//
+// Every sum runs over k in order, in one accumulator, whatever rows and columns are computed beside
+// it: a row's result does not depend on the others of its batch.
+#pragma once
+
+#include "pool.h"
+#include "simd.h"
+
+// What the registers hold at a time: rows × tiles of sums, with the operands of one step.
+#if defined(__AVX512BF16__)
+constexpr int MAX_ROWS = 6, MAX_TILES = 4;
+#elif defined(__AVX512F__)
+constexpr int MAX_ROWS = 5, MAX_TILES = 4;
+#else
+constexpr int MAX_ROWS = 4, MAX_TILES = 1;
+#endif
+
+// Rows that share a pass over the weights; what they hold of the left operand stays in a core's
+// cache.
+constexpr int CHUNK_ROWS = 128;
+
+// w [n, k] as tiles of sixteen columns of the output, each contiguous: step by step of k. The last
+// tile is filled up with zeros.
+template <class T>
+struct Packed {
+  const T* tiles;
+  const float* bias;  // [n] or null
+  int n, k;
+
+  int num_tiles() const { return (n + LANES - 1) / LANES; }
+  const T* tile(int index) const { return tiles + (size_t)index * LANES * k; }
+};
+
+INLINE int div_up(int a, int b) { return (a + b - 1) / b; }
+
+// sums[row][tile] += the products of k numbers of each row with those of each tile.
+template <class T, int ROWS, int TILES>
+INLINE void multiply(const T* rows, size_t stride, const T* const* tiles, int k,
+                     f32x16 sums[ROWS][TILES]) {
+  typedef Operands<T> Op;
+  for (int i = 0; i < k; i += DEPTH<T>) {
+    typename Op::Tile tile[TILES];
+#pragma GCC unroll 4
+    for (int t = 0; t < TILES; t++) tile[t] = Op::tile(tiles[t] + (size_t)i * LANES);
+#pragma GCC unroll 6
+    for (int r = 0; r < ROWS; r++) {
+      typename Op::Shared shared = Op::shared(rows + r * stride + i);
+#pragma GCC unroll 4
+      for (int t = 0; t < TILES; t++) sums[r][t] = Op::dot(sums[r][t], tile[t], shared);
+    }
+  }
+}
+
+template <int ROWS, int TILES>
+INLINE void clear(f32x16 sums[ROWS][TILES]) {
+#pragma GCC unroll 6
+  for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+    for (int t = 0; t < TILES; t++) sums[r][t] = zero();
+}
+
+// The tiles side by side.
+template <int ROWS, int TILES>
+INLINE void store_sums(const f32x16 sums[ROWS][TILES], float* out, size_t stride) {
+#pragma GCC unroll 6
+  for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+    for (int t = 0; t < TILES; t++) store(out + r * stride + t * LANES, sums[r][t]);
+}
+
+template <int N>
+struct Size {
+  static constexpr int value = N;
+};
+
+// Calls f(Size<num_rows>, Size<num_tiles>), where 1 ≤ num_rows ≤ MAX_ROWS, 1 ≤ num_tiles ≤ MAX_TILES.
+template <int ROWS, class F>
+INLINE void with_tiles(int num_tiles, F f) {
+  if constexpr (MAX_TILES >= 4) {
+    if (num_tiles == 4) return f(Size<ROWS>(), Size<4>());
+    if (num_tiles == 3) return f(Size<ROWS>(), Size<3>());
+    if (num_tiles == 2) return f(Size<ROWS>(), Size<2>());
+  }
+  f(Size<ROWS>(), Size<1>());
+}
+
+template <class F>
+INLINE void with_sizes(int num_rows, int num_tiles, F f) {
+  if constexpr (MAX_ROWS >= 6) {
+    if (num_rows == 6) return with_tiles<6>(num_tiles, f);
+  }
+  if constexpr (MAX_ROWS >= 5) {
+    if (num_rows == 5) return with_tiles<5>(num_tiles, f);
+  }
+  switch (num_rows) {
+    case 4: return with_tiles<4>(num_tiles, f);
+    case 3: return with_tiles<3>(num_tiles, f);
+    case 2: return with_tiles<2>(num_tiles, f);
+    default: return with_tiles<1>(num_tiles, f);
+  }
+}
+
+// out [num_rows, out_stride] = the products of k numbers of each row with those of each tile.
+template <class T>
+void multiply_block(int num_rows, int num_tiles, const T* rows, size_t stride,
+                    const T* const* tiles, int k, float* out, size_t out_stride) {
+  with_sizes(num_rows, num_tiles, [=](auto num_rows, auto num_tiles) {
+    constexpr int ROWS = num_rows.value, TILES = num_tiles.value;
+    f32x16 sums[ROWS][TILES];
+    clear<ROWS, TILES>(sums);
+    multiply<T, ROWS, TILES>(rows, stride, tiles, k, sums);
+    store_sums<ROWS, TILES>(sums, out, out_stride);
+  });
+}
+
+// rows [num_rows, w.k] times w, in items for all threads. ``out(row, tile, sums)`` takes what was
+// summed up: `num_tiles` tiles side by side from `tile` on.
+template <class T, class Out>
+struct Product {
+  const T* rows;
+  int num_rows;
+  Packed<T> w;
+  Out out;
+  int group = 0;  // tiles an item
+
+  // `unit` tiles belong together: `out` gets them at once.
+  void run(int unit = 1) {
+    int widest = unit > MAX_TILES ? unit : MAX_TILES;
+    for (group = widest; group > unit && w.num_tiles() / group < 4 * pool_size();) group /= 2;
+    share(*this, div_up(w.num_tiles(), group) * div_up(num_rows, CHUNK_ROWS));
+  }
+
+  void operator()(int item) {
+    int num_groups = div_up(w.num_tiles(), group);
+    int start = item / num_groups * CHUNK_ROWS, tile = item % num_groups * group;
+    int end = start + CHUNK_ROWS < num_rows ? start + CHUNK_ROWS : num_rows;
+    int num_tiles = tile + group < w.num_tiles() ? group : w.num_tiles() - tile;
+    for (int row = start; row < end;) {
+      int num = div_up(end - row, div_up(end - row, MAX_ROWS));  // equal passes
+      block(row, num, tile, num_tiles);
+      row += num;
+    }
+  }
+
+  void block(int row, int num, int tile, int num_tiles) {
+    alignas(64) float sums[MAX_ROWS][4 * LANES];
+    const T* tiles[4];
+    for (int t = 0; t < num_tiles; t++) tiles[t] = w.tile(tile + t);
+    const T* left = rows + (size_t)row * w.k;
+    for (int t = 0; t < num_tiles; t += MAX_TILES) {
+      int num_now = num_tiles - t < MAX_TILES ? num_tiles - t : MAX_TILES;
+      multiply_block<T>(num, num_now, left, w.k, tiles + t, w.k, sums[0] + t * LANES, 4 * LANES);
+    }
+    for (int r = 0; r < num; r++) out(row + r, tile, num_tiles, sums[r]);
+  }
+};
+
+// The numbers of column `n` of the product, with its bias; `num` of the tile's sixteen exist.
+template <class T>
+INLINE f32x16 with_bias(const Packed<T>& w, int n, int num, f32x16 sums) {
+  return w.bias ? add(sums, load_some(w.bias + n, num)) : sums;
+}
+
+// Stores the product, out [num_rows, w.n].
+template <class T>
+struct Store {
+  float* out;
+  Packed<T> w;
+
+  void operator()(int row, int tile, int num_tiles, const float* sums) const {
+    for (int t = 0; t < num_tiles; t++) {
+      int n = (tile + t) * LANES, num = w.n - n < LANES ? w.n - n : LANES;
+      store_some(out + (size_t)row * w.n + n, with_bias(w, n, num, load(sums + t * LANES)), num);
+    }
+  }
+};
+
+// Adds the product to out [num_rows, w.n].
+template <class T>
+struct Add {
+  float* out;
+  Packed<T> w;
+
+  void operator()(int row, int tile, int num_tiles, const float* sums) const {
+    for (int t = 0; t < num_tiles; t++) {
+      int n = (tile + t) * LANES, num = w.n - n < LANES ? w.n - n : LANES;
+      float* place = out + (size_t)row * w.n + n;
+      f32x16 product = with_bias(w, n, num, load(sums + t * LANES));
+      store_some(place, add(load_some(place, num), product), num);
+    }
+  }
+};
+
+// silu(gate) · up → out [num_rows, w.n / 2]; a tile of gates stands before its tile of ups.
+template <class T>
+struct Gate {
+  T* out;
+  Packed<T> w;
+
+  void operator()(int row, int tile, int num_tiles, const float* sums) const {
+    for (int t = 0; t < num_tiles; t += 2) {
+      int n = (tile + t) * LANES;
+      f32x16 gate = with_bias(w, n, LANES, load(sums + t * LANES));
+      f32x16 up = with_bias(w, n + LANES, LANES, load(sums + (t + 1) * LANES));
+      f32x16 silu = div(gate, add(spread(1.0f), exp(sub(zero(), gate))));
+      store_narrow(out + (size_t)row * (w.n / 2) + n / 2, mul(silu, up));
+    }
+  }
+};
+
+template <class T>
+void product(const T* rows, int num_rows, Packed<T> w, float* out) {
+  Product<T, Store<T>>{rows, num_rows, w, {out, w}}.run();
+}
+
+template <class T>
+void add_product(const T* rows, int num_rows, Packed<T> w, float* out) {
+  Product<T, Add<T>>{rows, num_rows, w, {out, w}}.run();
+}
+
+template <class T>
+void gated_product(const T* rows, int num_rows, Packed<T> w, T* out) {
+  Product<T, Gate<T>>{rows, num_rows, w, {out, w}}.run(2);
+}

@@ -1,0 +1,245 @@
+// Vectors of sixteen float32, on AVX-512 or AVX2, and the two number types that weights, activations
+// and the KV cache may have: bf16 and float. Everything above this file is written in these terms.
+#pragma once
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+constexpr int LANES = 16;
+
+#ifdef __AVX512F__
+
+typedef __m512 f32x16;
+
+INLINE f32x16 zero() { return _mm512_setzero_ps(); }
+INLINE f32x16 spread(float x) { return _mm512_set1_ps(x); }
+INLINE f32x16 load(const float* p) { return _mm512_loadu_ps(p); }
+INLINE void store(float* p, f32x16 x) { _mm512_storeu_ps(p, x); }
+INLINE f32x16 add(f32x16 a, f32x16 b) { return _mm512_add_ps(a, b); }
+INLINE f32x16 sub(f32x16 a, f32x16 b) { return _mm512_sub_ps(a, b); }
+INLINE f32x16 mul(f32x16 a, f32x16 b) { return _mm512_mul_ps(a, b); }
+INLINE f32x16 div(f32x16 a, f32x16 b) { return _mm512_div_ps(a, b); }
+INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE f32x16 max(f32x16 a, f32x16 b) { return _mm512_max_ps(a, b); }
+INLINE f32x16 min(f32x16 a, f32x16 b) { return _mm512_min_ps(a, b); }
+INLINE f32x16 round(f32x16 a) {
+  return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+INLINE float sum(f32x16 a) { return _mm512_reduce_add_ps(a); }
+INLINE float highest(f32x16 a) { return _mm512_reduce_max_ps(a); }
+// 2^n · a, where the lanes of n are whole numbers.
+INLINE f32x16 scale2(f32x16 a, f32x16 n) { return _mm512_scalef_ps(a, n); }
+// The first `num` lanes of a, the others of b.
+INLINE f32x16 first(int num, f32x16 a, f32x16 b) {
+  return _mm512_mask_blend_ps((__mmask16)((1u << num) - 1), b, a);
+}
+INLINE f32x16 load_some(const float* p, int num) {
+  return _mm512_maskz_loadu_ps((__mmask16)((1u << num) - 1), p);
+}
+INLINE void store_some(float* p, f32x16 x, int num) {
+  _mm512_mask_storeu_ps(p, (__mmask16)((1u << num) - 1), x);
+}
+
+#else  // AVX2 with FMA
+
+struct f32x16 {
+  __m256 low, high;
+};
+
+#define BOTH(op) (f32x16{op(a.low, b.low), op(a.high, b.high)})
+
+INLINE f32x16 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+INLINE f32x16 spread(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+INLINE f32x16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+INLINE void store(float* p, f32x16 x) {
+  _mm256_storeu_ps(p, x.low);
+  _mm256_storeu_ps(p + 8, x.high);
+}
+INLINE f32x16 add(f32x16 a, f32x16 b) { return BOTH(_mm256_add_ps); }
+INLINE f32x16 sub(f32x16 a, f32x16 b) { return BOTH(_mm256_sub_ps); }
+INLINE f32x16 mul(f32x16 a, f32x16 b) { return BOTH(_mm256_mul_ps); }
+INLINE f32x16 div(f32x16 a, f32x16 b) { return BOTH(_mm256_div_ps); }
+INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
+  return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
+}
+INLINE f32x16 max(f32x16 a, f32x16 b) { return BOTH(_mm256_max_ps); }
+INLINE f32x16 min(f32x16 a, f32x16 b) { return BOTH(_mm256_min_ps); }
+INLINE f32x16 round(f32x16 a) {
+  constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return {_mm256_round_ps(a.low, mode), _mm256_round_ps(a.high, mode)};
+}
+INLINE float sum(f32x16 a) {
+  __m256 both = _mm256_add_ps(a.low, a.high);
+  __m128 four = _mm_add_ps(_mm256_castps256_ps128(both), _mm256_extractf128_ps(both, 1));
+  four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+}
+INLINE float highest(f32x16 a) {
+  __m256 both = _mm256_max_ps(a.low, a.high);
+  __m128 four = _mm_max_ps(_mm256_castps256_ps128(both), _mm256_extractf128_ps(both, 1));
+  four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+}
+INLINE __m256 scale2_half(__m256 a, __m256 n) {
+  __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
+  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), exponent));
+}
+INLINE f32x16 scale2(f32x16 a, f32x16 n) {
+  return {scale2_half(a.low, n.low), scale2_half(a.high, n.high)};
+}
+INLINE f32x16 first(int num, f32x16 a, f32x16 b) {
+  const __m256i index = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  __m256 low = _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(num), index));
+  __m256 high = _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(num - 8), index));
+  return {_mm256_blendv_ps(b.low, a.low, low), _mm256_blendv_ps(b.high, a.high, high)};
+}
+INLINE f32x16 load_some(const float* p, int num) {
+  float copy[LANES] = {};
+  memcpy(copy, p, num * sizeof(float));
+  return load(copy);
+}
+INLINE void store_some(float* p, f32x16 x, int num) {
+  float copy[LANES];
+  store(copy, x);
+  memcpy(p, copy, num * sizeof(float));
+}
+
+#endif
+
+// e^x for x ≤ 88; below −87 it is 0. Cody and Waite's reduction and a polynomial of degree 6 (the
+// Taylor terms up to 1/720): within 2 units in the last place of float32.
+INLINE f32x16 exp(f32x16 x) {
+  const f32x16 lowest = spread(-87.0f);
+  f32x16 clamped = max(x, lowest);
+  f32x16 n = round(mul(clamped, spread(1.44269504f)));
+  f32x16 r = fma(n, spread(-0.693359375f), clamped);
+  r = fma(n, spread(2.12194440e-4f), r);
+  f32x16 p = spread(1.0f / 720);
+  p = fma(p, r, spread(1.0f / 120));
+  p = fma(p, r, spread(1.0f / 24));
+  p = fma(p, r, spread(1.0f / 6));
+  p = fma(p, r, spread(0.5f));
+  p = fma(p, r, spread(1.0f));
+  p = fma(p, r, spread(1.0f));
+  f32x16 y = scale2(p, n);
+#ifdef __AVX512F__
+  return _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask(x, lowest, _CMP_LT_OQ), zero());
+#else
+  return {_mm256_andnot_ps(_mm256_cmp_ps(x.low, lowest.low, _CMP_LT_OQ), y.low),
+          _mm256_andnot_ps(_mm256_cmp_ps(x.high, lowest.high, _CMP_LT_OQ), y.high)};
+#endif
+}
+
+struct bf16 {
+  uint16_t bits;
+};
+
+INLINE float widen(float x) { return x; }
+INLINE float widen(bf16 x) {
+  uint32_t bits = (uint32_t)x.bits << 16;
+  float wide;
+  memcpy(&wide, &bits, 4);
+  return wide;
+}
+INLINE void narrow(float x, float* to) { *to = x; }
+// Rounds to the nearest, of two equally near to the even one; NaN stays NaN.
+INLINE void narrow(float x, bf16* to) {
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  bool is_nan = x != x;
+  bits += 0x7FFF + (bits >> 16 & 1);
+  to->bits = is_nan ? 0x7FC0 : (uint16_t)(bits >> 16);
+}
+
+INLINE f32x16 load_wide(const float* p) { return load(p); }
+INLINE void store_narrow(float* p, f32x16 x) { store(p, x); }
+
+#ifdef __AVX512F__
+INLINE f32x16 load_wide(const bf16* p) {
+  __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+#else
+INLINE __m256 load_wide_half(const bf16* p) {
+  __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+INLINE f32x16 load_wide(const bf16* p) { return {load_wide_half(p), load_wide_half(p + 8)}; }
+#endif
+
+#ifdef __AVX512BF16__
+INLINE void store_narrow(bf16* p, f32x16 x) {
+  _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x));
+}
+#else
+INLINE void store_narrow(bf16* p, f32x16 x) {
+  float wide[LANES];
+  store(wide, x);
+  for (int i = 0; i < LANES; i++) narrow(wide[i], p + i);
+}
+#endif
+
+// A product takes `DEPTH` neighbours along the summed dimension at a time: as many as 32 bits hold.
+// A tile has sixteen columns; one step of it is `LANES · DEPTH` numbers, column by column.
+template <class T>
+constexpr int DEPTH = 4 / sizeof(T);
+
+// One step's operands: the tile's own, and one of `DEPTH` numbers that all columns share.
+template <class T>
+struct Operands;
+
+template <>
+struct Operands<float> {
+  typedef f32x16 Tile;
+  typedef f32x16 Shared;
+  INLINE Tile tile(const float* p) { return load(p); }
+  INLINE Shared shared(const float* p) { return spread(*p); }
+  INLINE f32x16 dot(f32x16 sum, Tile tile, Shared shared) { return fma(tile, shared, sum); }
+};
+
+template <>
+struct Operands<bf16> {
+#if defined(__AVX512BF16__)
+  typedef __m512bh Tile;
+  typedef __m512bh Shared;
+  INLINE Tile tile(const bf16* p) { return (__m512bh)_mm512_loadu_si512(p); }
+  INLINE Shared shared(const bf16* p) {
+    int pair;
+    memcpy(&pair, p, 4);
+    return (__m512bh)_mm512_set1_epi32(pair);
+  }
+  INLINE f32x16 dot(f32x16 sum, Tile tile, Shared shared) {
+    return _mm512_dpbf16_ps(sum, tile, shared);
+  }
+#else
+  struct Pair {
+    f32x16 even, odd;
+  };
+  typedef Pair Tile;
+  typedef Pair Shared;
+  INLINE Shared shared(const bf16* p) { return {spread(widen(p[0])), spread(widen(p[1]))}; }
+  INLINE f32x16 dot(f32x16 sum, Tile tile, Shared shared) {
+    return fma(tile.odd, shared.odd, fma(tile.even, shared.even, sum));
+  }
+#if defined(__AVX512F__)
+  INLINE Tile tile(const bf16* p) {
+    __m512i pairs = _mm512_loadu_si512(p);
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)),
+            _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(0xFFFF0000)))};
+  }
+#else
+  INLINE Tile tile(const bf16* p) {
+    const __m256i upper = _mm256_set1_epi32(0xFFFF0000);
+    __m256i low = _mm256_loadu_si256((const __m256i*)p);
+    __m256i high = _mm256_loadu_si256((const __m256i*)(p + LANES));
+    return {{_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)),
+             _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))},
+            {_mm256_castsi256_ps(_mm256_and_si256(low, upper)),
+             _mm256_castsi256_ps(_mm256_and_si256(high, upper))}};
+  }
+#endif
+#endif
+};

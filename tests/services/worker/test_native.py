@@ -1,0 +1,214 @@
+"""Native code beside torch's operators, for every build that this CPU can run."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.cpu.decoder import NativeLibrary
+from kernels.cpu.library import load_library, variants
+from services.worker.batch import prepare_batch
+from services.worker.context import forward_context
+from services.worker.dummy_weights import make_dummy
+from services.worker.kv_cache import KVCache
+from services.worker.model_config import ModelConfig
+from services.worker.models import CausalLM
+from services.worker.models.decoder import DecoderLM
+from services.worker.models.native import NativeLM, decoder_shape
+from services.worker.slots import SlotTable
+from shared.messages import Admit, Capacity, Decode, Prefill, SamplingParams, StepPlan
+
+CPU = torch.device("cpu")
+NUM_BLOCKS, MAX_LEN, VOCAB_SIZE = 192, 1024, 330
+SHAPES: dict[str, dict[str, Any]] = {
+    "Qwen3, three queries a key, tied": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "head_size": 48,
+        "tie_word_embeddings": True,
+    },
+    "Qwen2, biases": {"architectures": ["Qwen2ForCausalLM"], "head_size": 16},
+    "ERNIE, interleaved, biases everywhere": {
+        "architectures": ["Ernie4_5ForCausalLM"],
+        "head_size": 64,
+        "use_bias": True,
+    },
+    "Llama, a head of 256, a key for each query": {
+        "architectures": ["LlamaForCausalLM"],
+        "head_size": 256,
+        "num_attention_heads": 2,
+    },
+    "Llama, sixteen queries a key": {
+        "architectures": ["LlamaForCausalLM"],
+        "head_size": 32,
+        "num_attention_heads": 16,
+        "num_kv_heads": 1,
+    },
+}
+
+
+def make_config(name: str) -> ModelConfig:
+    """An odd number of tiles in the feed-forward network, and a last one of the head in part."""
+    values: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 96,
+        "intermediate_size": 208,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+        "num_kv_heads": 2,
+        "max_position_embeddings": MAX_LEN,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+    }
+    return ModelConfig(**(values | SHAPES[name]))
+
+
+def make_model(config: ModelConfig, dtype: torch.dtype) -> DecoderLM:
+    """Weights that make a difference: attention is sharp, norms and biases are not trivial."""
+    model = make_dummy(config, dtype, CPU)
+    assert isinstance(model, DecoderLM)
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias") or parameter.ndim == 1:
+            mean = 0.0 if name.endswith("bias") else 1.0
+            parameter.normal_(mean, 0.2, generator=generator)
+        elif name not in ("lm_head.weight", "model.embed_tokens.weight"):
+            parameter.mul_(6)
+    model.lm_head.weight.copy_(model.model.embed_tokens.weight)
+    return model
+
+
+def make_native(
+    config: ModelConfig, dtype: torch.dtype, variant: str, block_size: int, num_threads: int
+) -> NativeLM:
+    model = make_model(config, dtype)
+    shape = decoder_shape(model, config, block_size)
+    assert shape.problem() is None
+    return NativeLM(model, shape, NativeLibrary(load_library(variant), dtype, num_threads))
+
+
+@torch.inference_mode()
+def run(
+    model: CausalLM,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    prompts: list[np.ndarray],
+    chunk_size: int,
+    block_size: int = 16,
+) -> list[Tensor]:
+    """Logits [len(prompt), V] after every token of each prompt, ``chunk_size`` tokens a step."""
+    num_blocks = NUM_BLOCKS * 16 // block_size
+    table = SlotTable(Capacity(num_blocks, block_size, len(prompts), MAX_LEN, MAX_LEN))
+    cache = KVCache(config, num_blocks, block_size, dtype, CPU)
+    if not model.clears_blocks:
+        cache._all.fill_(float("nan"))
+    free = np.random.default_rng(0).permutation(num_blocks).tolist()
+    admits = []
+    for slot, prompt in enumerate(prompts):
+        blocks = [free.pop() for _ in range(-(-len(prompt) // block_size))]
+        params = SamplingParams(seed=0)
+        admits.append(Admit(slot, "r", 0, 0, 0, len(prompt), len(prompt), 0, params, blocks))
+    ids = np.concatenate(prompts)
+    found: list[list[Tensor]] = [[] for _ in prompts]
+    num_done, step = 0, 0
+    while num_done < max(map(len, prompts)):
+        sizes = [min(chunk_size, len(prompt) - num_done) for prompt in prompts]
+        decode = [Decode(slot) for slot, size in enumerate(sizes) if size == 1]
+        prefill = [Prefill(slot, size) for slot, size in enumerate(sizes) if size > 1]
+        plan = StepPlan(step, [], [] if step else admits, [], prefill, decode)
+        table.apply(plan, ids)
+        batch = prepare_batch(table, plan, cache, np.zeros(0, np.int64))
+        with forward_context(batch.context):
+            hidden = model(batch.input_ids, batch.positions)
+        parts = model.logits(hidden).split(batch.num_tokens.tolist())
+        for slot, part in zip(batch.slots.tolist(), parts, strict=True):
+            found[slot].append(part)
+        table.num_computed[batch.slots] += batch.num_tokens
+        num_done, step = num_done + chunk_size, step + 1
+    return [torch.cat(parts) for parts in found]
+
+
+def random_prompts(*lengths: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(3)
+    return [rng.integers(0, VOCAB_SIZE, length).astype(np.int32) for length in lengths]
+
+
+def furthest(found: list[Tensor], expected: list[Tensor], measure: Callable = Tensor.max) -> float:
+    pairs = zip(found, expected, strict=True)
+    return max(float(measure((one - other).abs())) for one, other in pairs)
+
+
+@pytest.mark.parametrize("variant", variants())
+@pytest.mark.parametrize("name", SHAPES)
+def test_float32_logits_are_those_of_torch(name: str, variant: str) -> None:
+    """Chunks of 300 begin and end within splits of the keys; a row has three of those."""
+    config, prompts = make_config(name), random_prompts(1, 17, 130, 700)
+    expected = run(make_model(config, torch.float32), config, torch.float32, prompts, 300)
+    native = make_native(config, torch.float32, variant, 16, 2)
+    found = run(native, config, torch.float32, prompts, 300)
+    assert all(logits.std() > 0.15 for logits in expected)
+    assert furthest(found, expected) < 1e-4
+
+
+@pytest.mark.parametrize("variant", variants())
+@pytest.mark.parametrize("name", SHAPES)
+def test_bfloat16_logits_are_nearer_to_float32_than_those_of_torch(name: str, variant: str) -> None:
+    """On average: less is rounded on the way."""
+    config, prompts, dtype = make_config(name), random_prompts(1, 17, 130, 400), torch.bfloat16
+    rounded = make_model(config, dtype).float()
+    rounded.model.rotary = make_model(config, torch.float32).model.rotary
+    exact = run(rounded, config, torch.float32, prompts, 300)
+    torchs = run(make_model(config, dtype), config, dtype, prompts, 300)
+    found = run(make_native(config, dtype, variant, 16, 2), config, dtype, prompts, 300)
+    assert furthest(found, exact, Tensor.mean) < furthest(torchs, exact, Tensor.mean)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("variant", variants())
+def test_a_tokens_logits_are_the_same_bits_whatever_shares_its_step(
+    variant: str, dtype: torch.dtype
+) -> None:
+    config, prompts = make_config("Qwen3, three queries a key, tied"), random_prompts(600, 35, 1, 9)
+    model = make_native(config, dtype, variant, 16, 2)
+    expected = run(model, config, dtype, prompts, 1000)
+    for chunk_size in (1, 7, 16, 299):
+        found = run(model, config, dtype, prompts, chunk_size)
+        assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True)), chunk_size
+    (alone,) = run(model, config, dtype, prompts[:1], 13)
+    assert torch.equal(alone, expected[0])
+
+
+@pytest.mark.parametrize("block_size", [32, 128])
+def test_larger_blocks_change_nothing(block_size: int) -> None:
+    config, prompts = make_config("Qwen2, biases"), random_prompts(300, 50)
+    expected, found = (
+        run(make_native(config, torch.float32, variants()[0], size, 1), *rest)
+        for size, *rest in (
+            (16, config, torch.float32, prompts, 90),
+            (block_size, config, torch.float32, prompts, 90, block_size),
+        )
+    )
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "block_size", "message"),
+    [
+        ({"head_size": 24}, 16, "head_dim 24 is no multiple of 16"),
+        ({"head_size": 272}, 16, "head_dim 272 is above 256"),
+        ({"intermediate_size": 100}, 16, "intermediate_size 100 is no multiple of 16"),
+        ({}, 8, "block_size 8 is no multiple of 16"),
+        ({"num_attention_heads": 64, "num_kv_heads": 1}, 16, "more than 48 query heads"),
+    ],
+)
+def test_what_native_code_cannot_run_is_said(
+    change: dict[str, int], block_size: int, message: str
+) -> None:
+    values = {
+        name: getattr(make_config("Qwen2, biases"), name) for name in ModelConfig.__struct_fields__
+    }
+    config = ModelConfig(**(values | change))
+    shape = decoder_shape(make_model(config, torch.float32), config, block_size)
+    assert message in str(shape.problem())
