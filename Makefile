@@ -30,6 +30,7 @@ lint: $(SETUP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror kernels/cpu/*.h kernels/cpu/*.cpp
 
 bench: $(SETUP)
 	for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit; done

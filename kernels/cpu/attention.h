@@ -10,9 +10,9 @@
 
 #include "heads.h"
 
-constexpr int SPLIT = 256;        // keys; a multiple of 16
+constexpr int SPLIT = 256;  // keys; a multiple of 16
 constexpr int MAX_HEAD_DIM = 256;
-constexpr int UNIT_ROWS = 48;     // queries of a unit: tokens × heads that share keys
+constexpr int UNIT_ROWS = 48;  // queries of a unit: tokens × heads that share keys
 
 struct Rows {
   int num_rows;
@@ -29,7 +29,8 @@ struct Unit {
   int partial;  // where its sums go if others have the other splits, else −1
 };
 
-// What one query has of some splits: the highest score, Σ e^(score − highest), Σ of weighted values.
+// What one query has of some splits: the highest score, Σ e^(score − highest), Σ of weighted
+// values.
 struct Sums {
   float highest, mass;
   float values[MAX_HEAD_DIM];
@@ -137,8 +138,10 @@ struct Attention {
       }
     for (int i = 0; i < num; i++) {
       size_t head = kv_head * group + i % group;
-      if (unit.partial < 0) finish(sums[i], out + ((token + i / group) * num_heads + head) * dim);
-      else partials[(size_t)unit.partial * num_heads + head] = sums[i];
+      if (unit.partial < 0)
+        finish(sums[i], out + ((token + i / group) * num_heads + head) * dim);
+      else
+        partials[(size_t)unit.partial * num_heads + head] = sums[i];
     }
   }
 
@@ -171,7 +174,8 @@ struct Attention {
                         SPLIT);
     }
     Sums found[MAX_ROWS];
-    for (int i = 0; i < num; i++) weigh(scores[i], num_seen(first + i), longest, found[i], weights[i]);
+    for (int i = 0; i < num; i++)
+      weigh(scores[i], num_seen(first + i), longest, found[i], weights[i]);
     add_values(weights, values, longest, num, found);
     for (int i = 0; i < num; i++) join(sums[first + i], found[i], dim);
   }

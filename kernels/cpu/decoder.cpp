@@ -26,15 +26,16 @@ struct Shape {
 };
 
 struct Step {
+  void* const* caches;  // one for each layer
   int32_t num_tokens;
   const int64_t *positions, *places;  // [num_tokens]
   Rows rows;
-  float* x;          // [num_tokens, hidden]
-  void* normed;      // [num_tokens, hidden]
-  float* heads;      // [num_tokens, num_heads + 2 · num_kv_heads, head_dim]
-  void* query;       // [num_tokens, num_heads, head_dim]
-  void* attended;    // the same
-  void* gated;       // [num_tokens, intermediate]
+  float* x;        // [num_tokens, hidden]
+  void* normed;    // [num_tokens, hidden]
+  float* heads;    // [num_tokens, num_heads + 2 · num_kv_heads, head_dim]
+  void* query;     // [num_tokens, num_heads, head_dim]
+  void* attended;  // the same
+  void* gated;     // [num_tokens, intermediate]
 };
 
 Units units;
@@ -82,6 +83,17 @@ struct Prepare {
   }
 };
 
+// What attention needs for all layers alike.
+void begin(const Shape& shape, const Step& step) {
+  units.prepare(step.rows, shape.num_heads / shape.num_kv_heads, shape.num_kv_heads);
+  int wanted = units.num_partials() * shape.num_heads;
+  if (wanted > num_sums) {
+    free(partials);
+    partials = (Sums*)malloc(wanted * sizeof(Sums));
+    num_sums = wanted;
+  }
+}
+
 template <class T>
 void run_layer(const Shape& shape, const Layer& layer, const Step& step, T* blocks) {
   int num = step.num_tokens;
@@ -90,7 +102,7 @@ void run_layer(const Shape& shape, const Layer& layer, const Step& step, T* bloc
   norm_rows(step.x, layer.input_norm, num, shape.hidden, shape.eps, normed);
   product(normed, num, packed<T>(layer.qkv), step.heads);
   Prepare<T>{shape, layer, step, cache}.run();
-  Attention<T>{step.rows, cache,    units,          (const T*)step.query,
+  Attention<T>{step.rows, cache,    units,           (const T*)step.query,
                attended,  partials, shape.num_heads, shape.scale}
       .run();
   add_product(attended, num, packed<T>(layer.out), step.x);
@@ -135,34 +147,24 @@ void run_head(const float* hidden, int num, const float* weight, float eps, cons
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-#define EACH_TYPE(name, T)                                                                        \
-  EXPORT void shoal_pack_##name(const T* w, const int64_t* order, int n, int k, T* tiles) {   \
-    pack(w, order, n, k, tiles);                                                                  \
-  }                                                                                               \
-  EXPORT void shoal_unpack_##name(const Matrix* w, const int32_t* ids, int num, float* x) {   \
-    unpack(packed<T>(*w), ids, num, x);                                                           \
-  }                                                                                               \
-  EXPORT void shoal_layer_##name(const Shape* shape, const Layer* layer, const Step* step,    \
-                                     T* blocks) {                                                 \
-    run_layer(*shape, *layer, *step, blocks);                                                     \
-  }                                                                                               \
-  EXPORT void shoal_head_##name(const float* hidden, int num, const float* weight, float eps, \
-                                    const Matrix* matrix, T* normed, float* logits) {             \
-    run_head(hidden, num, weight, eps, *matrix, normed, logits);                                  \
+#define EACH_TYPE(name, T)                                                                         \
+  EXPORT void shoal_pack_##name(const T* w, const int64_t* order, int n, int k, T* tiles) {        \
+    pack(w, order, n, k, tiles);                                                                   \
+  }                                                                                                \
+  EXPORT void shoal_unpack_##name(const Matrix* w, const int32_t* ids, int num, float* x) {        \
+    unpack(packed<T>(*w), ids, num, x);                                                            \
+  }                                                                                                \
+  EXPORT void shoal_layers_##name(const Shape* shape, const Layer* layers, int num_layers,         \
+                                  const Step* step) {                                              \
+    begin(*shape, *step);                                                                          \
+    for (int i = 0; i < num_layers; i++) run_layer(*shape, layers[i], *step, (T*)step->caches[i]); \
+  }                                                                                                \
+  EXPORT void shoal_head_##name(const float* hidden, int num, const float* weight, float eps,      \
+                                const Matrix* matrix, T* normed, float* logits) {                  \
+    run_head(hidden, num, weight, eps, *matrix, normed, logits);                                   \
   }
 
 EACH_TYPE(bfloat16, bf16)
 EACH_TYPE(float32, float)
 
 EXPORT void shoal_start(int num_threads) { start_pool(num_threads); }
-
-// To be called before the layers of a step.
-EXPORT void shoal_begin(const Shape* shape, const Step* step) {
-  units.prepare(step->rows, shape->num_heads / shape->num_kv_heads, shape->num_kv_heads);
-  int wanted = units.num_partials() * shape->num_heads;
-  if (wanted > num_sums) {
-    free(partials);
-    partials = (Sums*)malloc(wanted * sizeof(Sums));
-    num_sums = wanted;
-  }
-}

@@ -60,6 +60,7 @@ class _Rows(ctypes.Structure):
 
 class _Step(ctypes.Structure):
     _fields_ = [
+        ("caches", _Pointer),
         ("num_tokens", _Int),
         *((name, _Pointer) for name in ("positions", "places")),
         ("rows", _Rows),
@@ -152,9 +153,8 @@ class NativeLibrary:
         self.dtype = dtype
         self.pack_tiles = library[f"shoal_pack_{name}"]
         self.unpack = library[f"shoal_unpack_{name}"]
-        self.layer = library[f"shoal_layer_{name}"]
+        self.layers = library[f"shoal_layers_{name}"]
         self.head = library[f"shoal_head_{name}"]
-        self.begin = library["shoal_begin"]
         library["shoal_start"](num_threads)
 
     def pack(
@@ -190,7 +190,7 @@ class NativeDecoder:
             *(shape.is_interleaved, shape.block_size, shape.eps, shape.head_dim**-0.5),
             *(address(shape.cos), address(shape.sin)),
         )
-        self._layers = [layer.struct() for layer in layers]
+        self._layers = (_Layer * len(layers))(*(layer.struct() for layer in layers))
         self._scratch: dict[str, Tensor] = {}
 
     def run(
@@ -210,16 +210,13 @@ class NativeDecoder:
             *(len(attention.num_keys), _array(attention.token_starts)),
             *(_array(attention.num_keys), _array(tables), tables.shape[1]),
         )
-        places = (address(positions), address(slot_mapping))
-        step = _Step(len(x), *places, rows, address(x), *self._scratch_of(len(x)))
-        self._library.begin(ctypes.byref(self._shape), ctypes.byref(step))
-        for layer, kv_cache in zip(self._layers, kv_caches, strict=True):
-            self._library.layer(
-                ctypes.byref(self._shape),
-                ctypes.byref(layer),
-                ctypes.byref(step),
-                address(kv_cache),
-            )
+        caches = (_Pointer * len(kv_caches))(*(cache.data_ptr() for cache in kv_caches))
+        step = _Step(
+            *(ctypes.cast(caches, _Pointer), len(x), address(positions), address(slot_mapping)),
+            *(rows, address(x), *self._scratch_of(len(x))),
+        )
+        shape, layers = ctypes.byref(self._shape), ctypes.byref(self._layers)
+        self._library.layers(shape, layers, len(self._layers), ctypes.byref(step))
 
     def _scratch_of(self, num_tokens: int) -> list[Any]:
         shape, _ = self._keeps

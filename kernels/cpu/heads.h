@@ -38,7 +38,8 @@ INLINE void rotate(float* head, const float* cos, const float* sin, int dim, boo
 
 // The KV cache of one layer: block by block [2, num_kv_heads, block_size / 16, 16 · head_dim].
 // Sixteen keys are a tile of a packed matrix that queries are multiplied with; the values of
-// sixteen positions are head_dim / 16 such tiles, that the weights of attention are multiplied with.
+// sixteen positions are head_dim / 16 such tiles, that the weights of attention are multiplied
+// with.
 template <class T>
 struct Cache {
   T* blocks;

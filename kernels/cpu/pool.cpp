@@ -10,8 +10,8 @@
 
 namespace {
 
-constexpr int SPINS = 2000;       // pauses before a thread sleeps: some 50 µs
-constexpr int ITEM_BITS = 24;     // of a ticket: its job's number, how many items, the next item
+constexpr int SPINS = 2000;    // pauses before a thread sleeps: some 50 µs
+constexpr int ITEM_BITS = 24;  // of a ticket: its job's number, how many items, the next item
 constexpr uint64_t ITEM_MASK = (1u << ITEM_BITS) - 1;
 
 struct alignas(64) Pool {
@@ -87,7 +87,9 @@ void share(Work work, void* job, int num_items) {
   }
   work_on();
   for (int spins = 0; __atomic_load_n(&pool.num_done, __ATOMIC_ACQUIRE) != (uint32_t)num_items;) {
-    if (++spins < SPINS) _mm_pause();
-    else sched_yield();
+    if (++spins < SPINS)
+      _mm_pause();
+    else
+      sched_yield();
   }
 }

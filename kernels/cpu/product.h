@@ -74,7 +74,8 @@ struct Size {
   static constexpr int value = N;
 };
 
-// Calls f(Size<num_rows>, Size<num_tiles>), where 1 ≤ num_rows ≤ MAX_ROWS, 1 ≤ num_tiles ≤ MAX_TILES.
+// Calls f(Size<num_rows>, Size<num_tiles>), where 1 ≤ num_rows ≤ MAX_ROWS, 1 ≤ num_tiles ≤
+// MAX_TILES.
 template <int ROWS, class F>
 INLINE void with_tiles(int num_tiles, F f) {
   if constexpr (MAX_TILES >= 4) {
@@ -94,10 +95,14 @@ INLINE void with_sizes(int num_rows, int num_tiles, F f) {
     if (num_rows == 5) return with_tiles<5>(num_tiles, f);
   }
   switch (num_rows) {
-    case 4: return with_tiles<4>(num_tiles, f);
-    case 3: return with_tiles<3>(num_tiles, f);
-    case 2: return with_tiles<2>(num_tiles, f);
-    default: return with_tiles<1>(num_tiles, f);
+    case 4:
+      return with_tiles<4>(num_tiles, f);
+    case 3:
+      return with_tiles<3>(num_tiles, f);
+    case 2:
+      return with_tiles<2>(num_tiles, f);
+    default:
+      return with_tiles<1>(num_tiles, f);
   }
 }
 

@@ -1,5 +1,6 @@
-// Vectors of sixteen float32, on AVX-512 or AVX2, and the two number types that weights, activations
-// and the KV cache may have: bf16 and float. Everything above this file is written in these terms.
+// Vectors of sixteen float32, on AVX-512 or AVX2, and the two number types that weights,
+// activations and the KV cache may have: bf16 and float. Everything above this file is written in
+// these terms.
 #pragma once
 
 #include <immintrin.h>
