@@ -66,13 +66,14 @@ class ModelInfo(Row, frozen=True):
 
 
 class Capacity(Row, frozen=True):
-    """What one worker holds: cache blocks, slots and tokens a step."""
+    """What one worker holds: cache blocks, slots and tokens a step; entries of its logits."""
 
     num_blocks: int
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    vocab_size: int = 0
 
 
 class Hello(Row, tag=1, frozen=True):
@@ -145,8 +146,9 @@ class Refused(Row, tag=4, frozen=True):
 class SamplingParams(Row, frozen=True):
     """How tokens are drawn and when the worker ends a sequence. The defaults change nothing.
 
-    ``top_k`` 0 keeps all; ``max_tokens`` None fills the context. ``logprobs``: None for none, else
-    how many of the likeliest tokens are told beside the drawn one, ``ALL_TOKENS`` for every one.
+    ``top_k`` 0 keeps all; ``max_tokens`` None fills the context, 0 computes the prompt alone.
+    ``logprobs``: None for none, else how many of the likeliest tokens are told beside the drawn
+    one, ``ALL_TOKENS`` for every one. ``prompt_logprobs``: the same of the tokens of the prompt.
     ``bad_words`` are sequences of ids whose last one may not follow the others.
     """
 
@@ -166,6 +168,7 @@ class SamplingParams(Row, frozen=True):
     logit_bias: list[tuple[int, float]] = []
     bad_words: list[list[int]] = []
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
 
 class TextOptions(Row, frozen=True):
@@ -181,12 +184,14 @@ class TextOptions(Row, frozen=True):
 class ChoiceStart(Row, frozen=True):
     """A choice to make, and how much of it the gateway has already: a replay goes on from there.
 
-    ``num_ids`` counts the choice's ids in the Submit's second buffer.
+    ``num_ids`` counts the choice's ids in the Submit's second buffer, ``num_told`` the tokens of
+    the prompt whose logprobs are there.
     """
 
     choice: int
     num_ids: int = 0
     num_chars: int = 0
+    num_told: int = 0
 
 
 class Submit(Row, tag=10, frozen=True):
@@ -210,7 +215,7 @@ class Generate(Row, tag=11, frozen=True):
 
     Buffer: int32 ids, ``prompt_len`` of the prompt, then those that were emitted before.
     ``priority``: of two that wait the lower number comes first. Only sequences with the same
-    ``cache_salt`` share what is cached.
+    ``cache_salt`` share what is cached. ``num_told``: as in ChoiceStart.
     """
 
     request: str
@@ -220,6 +225,7 @@ class Generate(Row, tag=11, frozen=True):
     params: SamplingParams
     priority: int = 0
     cache_salt: str = ""
+    num_told: int = 0
 
 
 class RequestKey(Row, frozen=True):
@@ -272,7 +278,7 @@ class Admit(Row, frozen=True):
 
     ``route`` groups the rows of a StepResult by the peer they go to. ``num_ids`` counts this row's
     ids in the plan's buffer, of which the first ``prompt_len`` are the prompt; ``num_cached`` of
-    them have their KV in ``blocks`` already.
+    them have their KV in ``blocks`` already. ``num_told``: as in ChoiceStart.
     """
 
     slot: int
@@ -285,6 +291,7 @@ class Admit(Row, frozen=True):
     num_cached: int
     params: SamplingParams
     blocks: list[int]
+    num_told: int = 0
 
 
 class Extend(Row, frozen=True):
@@ -352,6 +359,8 @@ class TokenRow(Row, frozen=True):
     values: none were asked for. Otherwise the first is the token's own, and the rest belong to the
     likeliest tokens, which the ids name in descending order; without ids they are those of the
     whole vocabulary, in order of ids. ``num_cached`` ids of the prompt came from the cache.
+
+    ``of_prompt``: the tokens are those of the prompt from its second one on, which nobody drew.
     """
 
     request: str
@@ -361,6 +370,7 @@ class TokenRow(Row, frozen=True):
     num_values: int = 0
     num_top_ids: int = 0
     num_cached: int = 0
+    of_prompt: bool = False
 
 
 class Tokens(Row, tag=21, frozen=True):
@@ -388,6 +398,7 @@ class Delta(Row, frozen=True):
     text: str
     num_values: int = 0
     num_top_ids: int = 0
+    of_prompt: bool = False
 
 
 class Deltas(Row, tag=22, frozen=True):
@@ -400,7 +411,8 @@ class Deltas(Row, tag=22, frozen=True):
 class ResultRow(Row, frozen=True):
     """What one slot emitted in a step; rows are ordered by route. ``error`` fails the request.
 
-    ``num_values`` and ``num_top_ids``: as in TokenRow.
+    ``num_values``, ``num_top_ids`` and ``of_prompt``: as in TokenRow. A slot may have two rows: of
+    its prompt, then of the first token.
     """
 
     slot: int
@@ -411,6 +423,7 @@ class ResultRow(Row, frozen=True):
     error: str | None = None
     num_values: int = 0
     num_top_ids: int = 0
+    of_prompt: bool = False
 
 
 class StepResult(Row, tag=23, frozen=True):

@@ -27,11 +27,12 @@ def _row(emission: Emission) -> TokenRow:
         row.num_values,
         row.num_top_ids,
         sequence.num_cached,
+        row.of_prompt,
     )
 
 
 def _finished(emission: Emission) -> Iterator[Finished]:
     sequence, reason = emission.sequence, emission.row.finish
     if reason is not None:
-        num_tokens = emission.position + emission.row.num_tokens
+        num_tokens = len(sequence.emitted)
         yield Finished(sequence.request, sequence.attempt, sequence.choice, reason, num_tokens)

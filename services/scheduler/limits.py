@@ -33,11 +33,11 @@ def _num_places(capacity: Capacity) -> int:
 def _check(capacity: Capacity, prompt_len: int, max_tokens: int | None) -> None:
     limit = capacity.max_model_len
     _check_context(limit, prompt_len, max_tokens)
-    _check_blocks(capacity, min(limit, prompt_len + max_tokens) if max_tokens else limit)
+    _check_blocks(capacity, limit if max_tokens is None else prompt_len + max_tokens)
 
 
 def _check_context(limit: int, prompt_len: int, max_tokens: int | None) -> None:
-    if prompt_len + (max_tokens or 1) <= limit:
+    if prompt_len + (1 if max_tokens is None else max_tokens) <= limit:
         return
     is_prompt_alone = prompt_len >= limit
     output = "that leaves no room for output" if is_prompt_alone else f"max_tokens is {max_tokens}"

@@ -12,8 +12,9 @@ MAX_ADMIT_BYTES = 2 << 20
 class PlanBuilder:
     """Collects the rows of a plan and counts the token budget that is left."""
 
-    def __init__(self, step: int, budget: int, release: list[int]) -> None:
+    def __init__(self, step: int, budget: int, release: list[int], vocab_size: int) -> None:
         self.budget = budget
+        self._vocab_size = vocab_size
         self.plan = StepPlan(step, release, admit=[], extend=[], prefill=[], decode=[])
         self.newcomers: list[Sequence] = []
         self._known: list[np.ndarray] = []
@@ -53,6 +54,7 @@ class PlanBuilder:
                 sequence.num_computed,
                 sequence.params,
                 sequence.blocks,
+                sequence.num_told,
             )
         )
 
@@ -61,8 +63,8 @@ class PlanBuilder:
             self.plan.extend.append(Extend(sequence.slot, blocks))
 
     def compute(self, sequence: Sequence) -> None:
-        """Gives the sequence as many tokens as it lacks and the budget allows."""
-        num_tokens = min(sequence.num_to_compute, self.budget)
+        """Gives the sequence as many tokens as it lacks, and the budget and its credit allow."""
+        num_tokens = min(sequence.num_to_compute, self.budget, sequence.max_chunk(self._vocab_size))
         if num_tokens == 0:
             return
         if sequence.num_to_compute == 1:
@@ -70,7 +72,7 @@ class PlanBuilder:
         else:
             self.plan.prefill.append(Prefill(sequence.slot, num_tokens))
         sequence.num_computed += num_tokens
-        sequence.num_pending += sequence.num_to_compute == 0
+        sequence.num_pending += sequence.num_to_compute == 0 and sequence.samples
         sequence.last_step = self.plan.step
         self.budget -= num_tokens
 

@@ -135,6 +135,7 @@ class Scheduler:
             emitted.tolist(),
             now_s,
             generate.cache_salt,
+            num_told=generate.num_told,
         )
         self._num_added += 1
         self.sequences[sequence.key] = sequence
@@ -202,7 +203,8 @@ class Scheduler:
         self._num_absorbed += 1
         emissions = _record(worker, result, arrays.ids.tolist())
         for emission in emissions:
-            worker.index_blocks(emission.sequence, emission.ends)
+            if emission.ends or not emission.row.of_prompt:
+                worker.index_blocks(emission.sequence, emission.ends)
             if emission.row.error is not None:
                 worker.pool.distrust(emission.sequence.blocks)
             if emission.ends:
@@ -420,7 +422,11 @@ def _record(worker: WorkerState, result: StepResult, ids: list[int]) -> list[Emi
     for index, row in enumerate(result.rows):
         sequence = worker.running.get(row.slot)
         if sequence is not None and sequence.key == (row.request, row.attempt):
-            emissions.append(Emission(sequence, index, row, len(sequence.emitted)))
-            sequence.emit(row, ids[start : start + row.num_tokens])
+            position = sequence.num_told if row.of_prompt else len(sequence.emitted)
+            emissions.append(Emission(sequence, index, row, position))
+            if row.of_prompt:
+                sequence.tell(row)
+            else:
+                sequence.emit(row, ids[start : start + row.num_tokens])
         start += row.num_tokens
     return emissions

@@ -2,6 +2,7 @@
 
 from array import array
 from dataclasses import dataclass, field
+from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from services.scheduler.prefix_index import BlockNames
 from shared.errors import InternalError
 from shared.messages import (
+    ALL_TOKENS,
     WINDOW_BYTES,
     WINDOW_TOKENS,
     Grant,
@@ -31,7 +33,8 @@ class Sequence:
     last of which is ``last_step``; the first ``num_indexed`` of these were offered to the worker's
     index. ``emitted`` begins with what an attempt before this one had emitted.
     ``last_worker_id`` is None as long as no worker has had it. ``num_cached`` of the prompt's ids
-    were in the cache when it entered its first worker.
+    were in the cache when it entered its first worker. The logprobs of ``num_told`` of the prompt's
+    tokens have come, from its second one on; of what else is asked none may come from a cache.
     """
 
     request: str
@@ -60,6 +63,7 @@ class Sequence:
     num_bytes: int = 0
     max_emitted: int = 0
     max_bytes: int = WINDOW_BYTES
+    num_told: int = 0
     _names: BlockNames | None = None
 
     def __post_init__(self) -> None:
@@ -100,9 +104,40 @@ class Sequence:
         max_tokens = self.params.max_tokens
         return num_emitted < self.max_emitted and (max_tokens is None or num_emitted < max_tokens)
 
+    @property
+    def samples(self) -> bool:
+        """Whether it goes on after its prompt."""
+        return self.params.max_tokens != 0
+
+    @property
+    def max_cached(self) -> int:
+        """Ids whose KV may come from a cache: not the last one's, whose logits are wanted, nor any
+        whose logprobs are."""
+        return self.num_told if self._is_telling else self.num_known - 1
+
+    def max_chunk(self, vocab_size: int) -> int:
+        """Ids to compute so that what is told of the prompt, plans in flight included, exceeds its
+        bytes by less than one token."""
+        if not self._is_telling:
+            return self.num_to_compute
+        room = max(0, self.max_bytes - self.num_bytes)
+        num_told = self.num_told + ceil(room / bytes_told(self.params, vocab_size))
+        is_rest = num_told >= len(self.prompt) - 1
+        return self.num_to_compute if is_rest else max(0, num_told - self.num_computed)
+
+    @property
+    def _is_telling(self) -> bool:
+        is_asked = self.params.prompt_logprobs is not None
+        return is_asked and self.num_told < len(self.prompt) - 1
+
     def grant(self, grant: Grant) -> None:
         self.max_emitted = max(self.max_emitted, grant.num_tokens)
         self.max_bytes = max(self.max_bytes, grant.num_bytes)
+
+    def tell(self, row: ResultRow) -> None:
+        """What a row brought of its prompt."""
+        self.num_told += row.num_tokens
+        self.num_bytes += bytes_of(row)
 
     def emit(self, row: ResultRow, ids: list[int]) -> None:
         self.num_pending -= 1
@@ -142,10 +177,18 @@ class Ended:
     reason: str
 
 
+def bytes_told(params: SamplingParams, vocab_size: int) -> int:
+    """What is told of one token of a prompt: at most its id, rank and own logprob, and the
+    others'."""
+    num = params.prompt_logprobs or 0
+    num_numbers = vocab_size if num == ALL_TOKENS else 2 * num
+    return 4 * (3 + num_numbers)
+
+
 @dataclass(frozen=True, slots=True)
 class Emission:
     """What row ``index`` of a StepResult brought for a sequence, after ``position`` other
-    tokens."""
+    tokens of its text or, where the row is ``of_prompt``, of its prompt."""
 
     sequence: Sequence
     index: int

@@ -60,7 +60,9 @@ class WorkerState:
         self._free_slots.extend(self._released)
         release, self._released = self._released, []
         self._num_steps += 1
-        return PlanBuilder(self._num_steps, self.capacity.max_num_batched_tokens, release)
+        capacity = self.capacity
+        budget, vocab_size = capacity.max_num_batched_tokens, capacity.vocab_size
+        return PlanBuilder(self._num_steps, budget, release, vocab_size)
 
     def send(self, plan: StepPlan, now: int) -> None:
         """``plan`` is in flight; ``now`` counts the results of all workers."""
@@ -109,12 +111,12 @@ class WorkerState:
         return max(0, num_needed - len(sequence.blocks))
 
     def cached_blocks(self, sequence: Sequence) -> list[int]:
-        """The blocks that hold its first ids. Never all: the last one's logits are wanted."""
+        """The blocks that hold its first ids, as many as it may take from here."""
         blocks: list[int] = []
         if not self.index:
             return blocks
         size = self.capacity.block_size
-        for number in range((sequence.num_known - 1) // size):
+        for number in range(sequence.max_cached // size):
             block = self.index.find(sequence.block_name(number, size))
             if block is None:
                 break

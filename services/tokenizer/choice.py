@@ -8,16 +8,23 @@ from services.tokenizer.text_stream import TextStream
 class Choice:
     """The text of one sequence, from what an attempt before this one had delivered.
 
-    ``num_cached`` ids of its prompt came from the cache, once its first token has come.
+    ``num_cached`` ids of its prompt came from the cache, once its first token has come; the
+    logprobs of ``num_told`` of its tokens have come.
     Decoding the ``resumed`` ids again gives the text that was delivered, ``num_chars`` of it, and
     what was held back; only what follows comes out.
     """
 
     def __init__(
-        self, index: int, stream: TextStream, resumed: Sequence[int], num_chars: int
+        self,
+        index: int,
+        stream: TextStream,
+        resumed: Sequence[int],
+        num_chars: int,
+        num_told: int = 0,
     ) -> None:
         self.index = index
         self.num_cached = 0
+        self.num_told = num_told
         self._stream = stream
         self._num_to_skip = num_chars
         self._unsent = self._skip(stream.push(resumed)) if resumed else ""

@@ -47,13 +47,16 @@ class _Delivery:
         if found is None:
             return
         request, choice = found
+        choice.num_cached = row.num_cached
+        if row.of_prompt:
+            self._push_prompt(request, choice, index, row)
+            return
         ends_text = (row.request, row.attempt) in self._stopping
         if ends_text and ids[-1] in request.submit.params.stop_token_ids:
             self._stop_ids[row.request, row.attempt] = ids[-1]
         before = choice.num_tokens
         if row.position != before:
             raise ValueError(f"{row.request}: token {row.position} came where {before} belongs")
-        choice.num_cached = row.num_cached
         text = choice.push(ids, last_is_mute=ends_text and not request.submit.text.includes_stop)
         num_new = choice.num_tokens - before
         self.num_tokens += num_new
@@ -62,6 +65,15 @@ class _Delivery:
             request.cancel_choice(choice.index)
             self._outbox.add_end(request, choice, "", "stop", choice.stop)
             self._close(request, choice)
+
+    def _push_prompt(self, request: OpenRequest, choice: Choice, index: int, row: TokenRow) -> None:
+        if row.position != choice.num_told:
+            raise ValueError(
+                f"{row.request}: token {row.position} of the prompt came where {choice.num_told}"
+                " belongs"
+            )
+        choice.num_told += row.num_tokens
+        self._outbox.add_prompt(request, choice, index)
 
     def finish(self, finished: Finished) -> None:
         found = self._open.by_sequence(finished.request, finished.attempt)

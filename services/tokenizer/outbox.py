@@ -32,6 +32,16 @@ class Outbox:
         letter.deltas.rows.append(delta)
         letter.selection.add(index, num)
 
+    def add_prompt(self, request: OpenRequest, choice: Choice, index: int) -> None:
+        """Row ``index``, which tells of the prompt."""
+        row = self._layout.rows[index]
+        letter = self._letter(request)
+        name = (request.request, request.attempt, choice.index)
+        widths = (row.num_values, row.num_top_ids)
+        position = choice.num_told - row.num_tokens
+        letter.deltas.rows.append(Delta(*name, position, row.num_tokens, "", *widths, True))
+        letter.selection.add(index)
+
     def add_end(
         self,
         request: OpenRequest,

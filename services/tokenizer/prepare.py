@@ -29,6 +29,12 @@ class Prepared:
     params: SamplingParams
     starts: list[Start]
 
+    def params_of(self, choice: int) -> SamplingParams:
+        """Only the first choice brings the logprobs of the prompt, which all have in common."""
+        if choice == 0 or self.params.prompt_logprobs is None:
+            return self.params
+        return msgspec.structs.replace(self.params, prompt_logprobs=None)
+
 
 def prepare(
     model: TextModel, submit: Submit, prompt: Array, resumed: Array, max_tokens: int | None
@@ -48,7 +54,8 @@ def prepare(
     for start in submit.choices:
         begin, end = end, end + start.num_ids
         ids_so_far = resumed[begin:end]
-        choice = Choice(start.choice, _stream(model, submit), ids_so_far.tolist(), start.num_chars)
+        stream, so_far = _stream(model, submit), ids_so_far.tolist()
+        choice = Choice(start.choice, stream, so_far, start.num_chars, start.num_told)
         starts.append(Start(choice, ids_so_far))
     return Prepared(ids, params, starts)
 

@@ -174,10 +174,15 @@ class Requests:
             number = start.choice.index
             request.choices[number] = start.choice
             request.unaccepted.add(number)
-            name, num_ids = request.sequence(number).request, len(prepared.ids)
-            priority, cache_salt = request.submit.priority, request.submit.cache_salt
             generate = Generate(
-                name, request.attempt, number, num_ids, prepared.params, priority, cache_salt
+                request.sequence(number).request,
+                request.attempt,
+                number,
+                len(prepared.ids),
+                prepared.params_of(number),
+                request.submit.priority,
+                request.submit.cache_salt,
+                start.choice.num_told,
             )
             scheduler.send(generate, np.concatenate((prepared.ids, start.resumed)))
 

@@ -17,7 +17,8 @@ from shared.messages import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """T tokens of R rows, of which S sample a token: those that have computed all they know.
+    """T tokens of R rows, of which S sample a token: those that have computed all they know, and
+    may have more.
 
     Those that sample are ordered by (route, slot), as the rows of the result are.
     """
@@ -43,7 +44,8 @@ def prepare_batch(
     rows = np.repeat(np.arange(len(slots)), num_tokens)  # [T]
     token_ends = np.cumsum(num_tokens)
     positions = np.arange(len(rows)) + (ends - token_ends)[rows]
-    sampling_rows = np.flatnonzero(ends == table.num_tokens[slots])
+    is_full = table.num_tokens[slots] >= table.end[slots]
+    sampling_rows = np.flatnonzero((ends == table.num_tokens[slots]) & ~is_full)
     sampling_rows = sampling_rows[
         np.lexsort((slots[sampling_rows], table.routes[slots[sampling_rows]]))
     ]

@@ -20,6 +20,7 @@ from services.worker.memory import measure_needs, plan_memory
 from services.worker.metrics import show_memory
 from services.worker.model_config import read_eos_ids, read_model_config
 from services.worker.progress import Progress
+from services.worker.prompt_logprobs import tell_prompts, with_prompts
 from services.worker.registry import check_architecture
 from services.worker.results import NOT_FINITE, NOTHING_LEFT, record
 from services.worker.slots import SlotTable
@@ -69,6 +70,7 @@ class Engine:
             min(settings.max_num_seqs, max_tokens),  # each may want a token in every step
             max_tokens,
             max_len,
+            self.model_info.vocab_size,
         )
         self._eos_ids = np.array(read_eos_ids(location.folder, config), np.int64)
         self._tells_processed = settings.logprobs_mode == "processed_logprobs"
@@ -97,20 +99,24 @@ class Engine:
         batch = prepare_batch(self._slots, plan, self._kv_cache, self._eos_ids)
         if not len(batch.slots):  # all of them have ended since the plan was made
             return StepResult(plan.step, [], time.perf_counter() - started_s), TokenArrays()
-        logits = self._forward(batch)
+        hidden = self._forward(batch)
+        logits = self._model.logits(hidden.index_select(0, batch.sampling_tokens))
         adjusted = logits if batch.adjustments is None else adjust(logits, batch.adjustments)
         tokens = self._sample(batch, logits, adjusted)
         told_of = process(adjusted, batch.random) if self._tells_processed else logits
         told = tell_logprobs(self._slots, batch.sampling_slots, told_of, tokens)
         rows, emitted = record(self._slots, batch, tokens, told, self._eos_ids)
+        vocab_size = self.model_info.vocab_size
+        prompts = tell_prompts(self._slots, batch, hidden, self._model.logits, vocab_size)
         arrays = TokenArrays(emitted, *told.arrays())
+        rows, arrays = with_prompts(self._slots, rows, arrays, prompts)
         return StepResult(plan.step, rows, time.perf_counter() - started_s), arrays
 
     def _forward(self, batch: Batch) -> Tensor:
-        """Logits [S, vocab_size] float32 of the rows that sample."""
+        """Hidden states [T, hidden_size] of all tokens."""
         with forward_context(batch.context):
-            hidden = self._model(batch.input_ids, batch.positions)
-        return self._model.logits(hidden.index_select(0, batch.sampling_tokens))
+            hidden: Tensor = self._model(batch.input_ids, batch.positions)
+        return hidden
 
     def _sample(self, batch: Batch, logits: Tensor, adjusted: Tensor) -> np.ndarray:
         """Token ids [S] int64, or what is wrong; the step's one copy to the host but logprobs."""

@@ -59,12 +59,13 @@ def tell_logprobs(table: SlotTable, slots: np.ndarray, logits: Tensor, tokens: n
     nums = np.where(asked == ALL_TOKENS, vocab_size, np.minimum(asked, vocab_size))
     told: dict[int, RowTold] = {}
     for is_of_kind in (nums < vocab_size, nums == vocab_size):
-        for rows in _pieces(np.flatnonzero(is_asking & is_of_kind), vocab_size):
+        for rows in pieces(np.flatnonzero(is_asking & is_of_kind), vocab_size):
             told |= _tell(logits, tokens, rows, nums[rows])
     return Told(told)
 
 
-def _pieces(rows: np.ndarray, vocab_size: int) -> Iterator[np.ndarray]:
+def pieces(rows: np.ndarray, vocab_size: int) -> Iterator[np.ndarray]:
+    """As many ``rows`` [n] of logits at a time as may be worked on."""
     num = max(1, PIECE_LOGITS // vocab_size)
     return (rows[start : start + num] for start in range(0, len(rows), num))
 

@@ -7,14 +7,18 @@ from torch import nn
 
 from kernels.paged_attention.batch import MAX_GATHERED_TOKENS
 from services.worker.hardware import Memory
+from services.worker.logprobs import PIECE_LOGITS
 from services.worker.model_config import ModelConfig
 from shared.config import WorkerConfig
 from shared.errors import ConfigError
+from shared.messages import WINDOW_BYTES
 
 CPU_MAX_KV_BYTES = 4 << 30
 # For each entry of the logits: scores, their filtered copies and indices, and the ids that requests
 # allow. Logprobs come when those are gone and take less: rows are worked on in pieces.
 SAMPLER_BYTES = 64
+# For each logit of a piece: itself, its logprob, and both sorted with their ids.
+PIECE_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -76,9 +80,10 @@ def measure_needs(
     gathered = max(MAX_GATHERED_TOKENS, max_model_len) * place
     masks = max_num_batched_tokens * max_model_len * (dtype.itemsize + 1)
     logits = settings.max_num_seqs * config.vocab_size * SAMPLER_BYTES
+    prompts = prompt_logprob_bytes(settings.max_num_seqs, max_num_batched_tokens, config.vocab_size)
     return Needs(
         weights=sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())),
-        peak=activations + gathered + masks + logits,
+        peak=activations + gathered + masks + max(logits, prompts),
         block=config.num_hidden_layers * settings.block_size * place,
         block_size=settings.block_size,
         max_num_seqs=settings.max_num_seqs,
@@ -95,6 +100,16 @@ def numbers_per_token(config: ModelConfig) -> int:
     heads = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
     always = 3 * config.hidden_size + 2 * config.head_dim
     return always + max(5 * heads, 4 * config.intermediate_size)
+
+
+def prompt_logprob_bytes(max_num_seqs: int, max_num_tokens: int, vocab_size: int) -> int:
+    """What the logprobs of prompts take, when those of a step's other tokens are there: the logits
+    of a piece, and all that is told, which credit bounds, until it is joined.
+    """
+    num_logits = min(max(PIECE_LOGITS, vocab_size), max_num_tokens * vocab_size)
+    drawn = 2 * max_num_seqs * vocab_size * torch.float32.itemsize
+    told = min(max_num_tokens * vocab_size * torch.float32.itemsize, max_num_seqs * WINDOW_BYTES)
+    return num_logits * PIECE_BYTES + drawn + 2 * told
 
 
 def plan_memory(

@@ -43,6 +43,8 @@ class SlotTable:
         self.params = [SamplingParams(seed=0)] * num_slots
         self.prompt_lens = np.zeros(num_slots, np.int64)
         self.num_logprobs = np.full(num_slots, NO_LOGPROBS, np.int64)
+        self.num_prompt_logprobs = np.full(num_slots, NO_LOGPROBS, np.int64)
+        self.num_told = np.zeros(num_slots, np.int64)  # tokens of the prompt, from its second on
         self.wishes: list[Wishes | None] = [None] * num_slots
         self.has_wishes = np.zeros(num_slots, bool)
         self.has_stop_ids = np.zeros(num_slots, bool)
@@ -94,7 +96,9 @@ class SlotTable:
         self.ignore_eos[slot] = params.ignore_eos
         self.params[slot] = params
         self.prompt_lens[slot] = row.prompt_len
-        self.num_logprobs[slot] = NO_LOGPROBS if params.logprobs is None else params.logprobs
+        self.num_logprobs[slot] = _num_asked(params.logprobs)
+        self.num_prompt_logprobs[slot] = _num_asked(params.prompt_logprobs)
+        self.num_told[slot] = row.num_told
         self.wishes[slot] = wishes_of(params, ids, row.prompt_len)
         self.has_wishes[slot] = self.wishes[slot] is not None
         self.has_stop_ids[slot] = bool(params.stop_token_ids)
@@ -103,3 +107,7 @@ class SlotTable:
         start = self.num_blocks[slot]
         self.block_tables[slot, start : start + len(blocks)] = blocks
         self.num_blocks[slot] += len(blocks)
+
+
+def _num_asked(logprobs: int | None) -> int:
+    return NO_LOGPROBS if logprobs is None else logprobs

@@ -33,7 +33,8 @@ def make_engine(folder: Path, kernels: str = "torch", **settings: Any) -> Engine
 class Job:
     """A prompt and how it is to be continued. ``emitted`` may hold what is known already.
 
-    ``told`` gets the logprobs of each token that is emitted, as many as were asked for.
+    ``told`` gets the logprobs of each token that is emitted, as many as were asked for, and
+    ``prompt_told`` what comes of the prompt, of which ``num_told`` tokens are known already.
     """
 
     prompt: list[int]
@@ -42,6 +43,8 @@ class Job:
     emitted: list[int] = field(default_factory=list)
     told: list[np.ndarray] = field(default_factory=list)
     end: ResultRow | None = None
+    num_told: int = 0
+    prompt_told: list[tuple[ResultRow, TokenArrays]] = field(default_factory=list)
 
 
 class Driver:
@@ -80,8 +83,9 @@ class Driver:
         num_ids = len(job.prompt) + len(job.emitted)
         route = slot % 3
         return Admit(
-            slot, f"r{slot}", 1, route, job.choice, len(job.prompt), num_ids, 0, job.params, blocks
-        )
+            slot, f"r{slot}", 1, route, job.choice, len(job.prompt), num_ids, 0, job.params,
+            blocks, job.num_told,
+        )  # fmt: skip
 
     def _step(
         self, jobs: dict[int, Job], lacking: dict[int, int], admits: list[Admit], ids: np.ndarray
@@ -109,8 +113,11 @@ class Driver:
         layout = Layout(rows, arrays)
         for index, row in enumerate(rows):
             job, part = jobs[row.slot], layout.part(index, index + 1)
-            job.emitted += part.ids.tolist()
-            job.told += [part.values] * row.num_tokens
-            lacking[row.slot] += row.num_tokens
+            if row.of_prompt:
+                job.prompt_told.append((row, part))
+            else:
+                job.emitted += part.ids.tolist()
+                job.told += [part.values] * row.num_tokens
+                lacking[row.slot] += row.num_tokens
             if row.finish or row.error:
                 job.end = row

@@ -1,0 +1,122 @@
+"""The logprobs of prompts: of what a step has computed of them, as rows of a StepResult.
+
+They are those of the model, whatever is told of the tokens that are drawn: nothing is drawn from
+them. Logits of all positions never exist at once.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.logprobs import logprobs
+from services.worker.batch import Batch
+from services.worker.logprobs import LOWEST, pieces
+from services.worker.results import ERRORS, NOT_FINITE
+from services.worker.slots import NO_LOGPROBS, SlotTable
+from shared.messages import ALL_TOKENS, FinishReason, ResultRow
+from shared.token_arrays import Layout, TokenArrays, join
+
+LogitsOf = Callable[[Tensor], Tensor]
+
+
+class Part(NamedTuple):
+    """A row and its part of the buffers."""
+
+    row: ResultRow
+    arrays: TokenArrays
+
+
+def tell_prompts(
+    table: SlotTable, batch: Batch, hidden: Tensor, logits_of: LogitsOf, vocab_size: int
+) -> list[Part]:
+    """After the step was recorded. ``hidden`` [T, hidden_size] are its states, ``logits_of`` makes
+    [n, vocab_size] float32 of n of them. Sequences that end with their prompt are closed.
+    """
+    slots = batch.slots
+    prompt_lens, ends = table.prompt_lens[slots], table.num_computed[slots]
+    asks = table.num_prompt_logprobs[slots] != NO_LOGPROBS
+    lacks = asks & (table.num_told[slots] < np.minimum(ends, prompt_lens - 1))
+    is_over = (ends == prompt_lens) & (table.end[slots] == prompt_lens)
+    token_ends = np.cumsum(batch.num_tokens)
+    parts = []
+    for index in np.flatnonzero(lacks | is_over).tolist():
+        states = hidden[token_ends[index] - batch.num_tokens[index] : token_ends[index]]
+        arrays = _tell(table, slots[index], states, logits_of, vocab_size) if lacks[index] else None
+        parts.append(_part(table, int(slots[index]), arrays or TokenArrays(), bool(is_over[index])))
+    return parts
+
+
+def with_prompts(
+    table: SlotTable, rows: list[ResultRow], arrays: TokenArrays, prompts: list[Part]
+) -> tuple[list[ResultRow], TokenArrays]:
+    """``prompts`` among the rows of a result, each before its slot's token, if its prompt did not
+    fail."""
+    if not prompts:
+        return rows, arrays
+    failed = {each.row.slot for each in prompts if each.row.error is not None}
+    layout = Layout(rows, arrays)
+    tokens = [
+        Part(row, layout.part(index, index + 1))
+        for index, row in enumerate(rows)
+        if row.slot not in failed
+    ]
+    parts = sorted(
+        [*prompts, *tokens], key=lambda each: (table.routes[each.row.slot], each.row.slot)
+    )
+    return [each.row for each in parts], join([each.arrays for each in parts])
+
+
+def _tell(
+    table: SlotTable, slot: int, states: Tensor, logits_of: LogitsOf, vocab_size: int
+) -> TokenArrays:
+    """Of the prompt's tokens after those that ``states`` [n, hidden_size] stand for."""
+    end = int(table.num_computed[slot])
+    start = end - len(states)
+    last = min(end, int(table.prompt_lens[slot]) - 1)
+    positions = np.arange(table.num_told[slot], last)
+    table.num_told[slot] = last
+    asked = int(table.num_prompt_logprobs[slot])
+    num_top = None if asked == ALL_TOKENS or asked >= vocab_size else asked
+    ids = table.ids[slot, positions + 1]
+    return join(list(_pieces_of(states, positions - start, ids, num_top, logits_of, vocab_size)))
+
+
+def _pieces_of(
+    states: Tensor,
+    rows: np.ndarray,
+    ids: np.ndarray,
+    num_top: int | None,
+    logits_of: LogitsOf,
+    vocab_size: int,
+) -> Iterator[TokenArrays]:
+    """Of ``rows`` of ``states``, which are followed by ``ids``; both [n]."""
+    for piece in pieces(np.arange(len(rows)), vocab_size):
+        first, last = int(rows[piece[0]]), int(rows[piece[-1]]) + 1
+        logits = logits_of(states[first:last])
+        tokens = torch.from_numpy(ids[piece].astype(np.int64)).to(logits.device)
+        found = logprobs(logits, tokens, num_top)
+        values = found.values.clamp(min=LOWEST)
+        values[~logits.sum(-1).isfinite()] = torch.nan
+        yield TokenArrays(
+            ids[piece],
+            values.flatten().cpu().numpy(),
+            found.top_ids.flatten().cpu().numpy(),
+            found.ranks.cpu().numpy(),
+        )
+
+
+def _part(table: SlotTable, slot: int, arrays: TokenArrays, is_over: bool) -> Part:
+    request, attempt = table.requests[slot]
+    is_wrong = bool(np.isnan(arrays.values).any())
+    if is_over or is_wrong:
+        table.is_open[slot] = False
+    if is_wrong:
+        error = ERRORS[NOT_FINITE]
+        return Part(ResultRow(slot, request, attempt, 0, error=error), TokenArrays())
+    num = len(arrays.ids)
+    widths = (len(arrays.values) // num, len(arrays.top_ids) // num) if num else (0, 0)
+    finish: FinishReason | None = "length" if is_over else None
+    return Part(ResultRow(slot, request, attempt, num, finish, None, *widths, True), arrays)

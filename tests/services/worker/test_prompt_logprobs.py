@@ -1,0 +1,163 @@
+"""The logprobs of a prompt are the model's, however it is cut into steps and whoever shares
+them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import Qwen2ForCausalLM
+
+from kernels.logprobs.reference import logprobs_row
+from services.worker import logprobs
+from services.worker.engine import Engine
+from shared.messages import ALL_TOKENS, SamplingParams
+from shared.token_arrays import TokenArrays, join
+from tests.services.worker.checkpoints import VOCAB_SIZE, random_prompts, true_logits
+from tests.services.worker.driver import Driver, Job, make_engine
+
+TOLERANCE = 1e-3  # engine.md §2, of logprobs in float32
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint: Path) -> Engine:
+    return make_engine(checkpoint)
+
+
+def asking(num: int, max_tokens: int = 3) -> SamplingParams:
+    return SamplingParams(0, 0.0, max_tokens=max_tokens, ignore_eos=True, prompt_logprobs=num)
+
+
+def told(job: Job) -> TokenArrays:
+    """All that came of its prompt, in one piece."""
+    return join([part for _, part in job.prompt_told])
+
+
+def assert_true(oracle: Qwen2ForCausalLM, job: Job) -> None:
+    """What was told is what transformers and the reference say, of all tokens that were lacking."""
+    ids, num = job.prompt[1:], job.params.prompt_logprobs
+    num_top = VOCAB_SIZE if num in (None, ALL_TOKENS) else num
+    got, first = told(job), job.num_told
+    assert got.ids.tolist() == ids[first:]
+    values = got.values.reshape(len(ids) - first, 1 + num_top)
+    top_ids = got.top_ids.reshape(len(ids) - first, 0 if num == ALL_TOKENS else num_top)
+    for index, logits in enumerate(true_logits(oracle, job.prompt)[first:-1]):
+        own, rank, others, likeliest = logprobs_row(
+            logits, ids[first + index], None if num == ALL_TOKENS else num_top
+        )
+        assert np.allclose(values[index], [own, *others], atol=TOLERANCE)
+        assert got.ranks[index] == rank
+        assert top_ids[index].tolist() == likeliest
+
+
+@pytest.mark.parametrize("chunk_sizes", [[1000], [1], [3, 7, 1, 5]])
+@pytest.mark.parametrize("num", [0, 4, ALL_TOKENS])
+def test_they_are_the_models_in_any_chunks(
+    engine: Engine, oracle: Qwen2ForCausalLM, chunk_sizes: list[int], num: int
+) -> None:
+    jobs = [Job(prompt, asking(num)) for prompt in random_prompts(8)[1:]]
+    Driver(engine, chunk_sizes, seed=num + 2).run(jobs)
+    for job in jobs:
+        assert_true(oracle, job)
+
+
+def test_no_more_logits_exist_at_once_than_may_be_worked_on(
+    engine: Engine, oracle: Qwen2ForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logprobs, "PIECE_LOGITS", 5 * VOCAB_SIZE)
+    sizes, head = [], engine._model.lm_head.forward
+    monkeypatch.setattr(
+        engine._model.lm_head, "forward", lambda x: (sizes.append(len(x)), head(x))[1]
+    )
+    jobs = [Job(prompt, asking(2, max_tokens=0)) for prompt in random_prompts(6, seed=4)]
+    Driver(engine).run(jobs)
+    for job in jobs[1:]:
+        assert_true(oracle, job)
+    assert max(sizes) == 5
+
+
+def test_who_asks_does_not_disturb_who_does_not(engine: Engine) -> None:
+    prompts = random_prompts(9, seed=5)
+    plain = SamplingParams(0, 0.0, max_tokens=6, logprobs=2)
+    alone = [Job(prompt, plain) for prompt in prompts]
+    texts = Driver(engine, [6]).run(alone)
+    mixed = [
+        Job(prompt, asking(3, 6) if index % 3 == 0 else plain)
+        for index, prompt in enumerate(prompts)
+    ]
+    assert [text for index, text in enumerate(Driver(engine, [6], 1).run(mixed)) if index % 3] == [
+        text for index, text in enumerate(texts) if index % 3
+    ]
+    for index in (1, 2, 4, 5, 7, 8):
+        assert np.allclose(mixed[index].told, alone[index].told, atol=TOLERANCE)
+        assert mixed[index].prompt_told == []
+
+
+def test_what_is_known_already_is_not_sent_again(engine: Engine, oracle: Qwen2ForCausalLM) -> None:
+    prompts = [prompt for prompt in random_prompts(12, seed=6) if len(prompt) > 5]
+    texts = Driver(engine).run([Job(prompt, asking(2)) for prompt in prompts])
+    resumed = [
+        Job(prompt, asking(2), num_told=number % len(prompt), emitted=[])
+        for number, prompt in enumerate(prompts)
+    ]
+    emitting = [
+        Job(prompt, asking(2), num_told=len(prompt) - 1, emitted=text[:1])
+        for prompt, text in zip(prompts, texts, strict=True)
+    ]
+    assert Driver(engine, [4], seed=1).run(resumed) == texts
+    assert Driver(engine, [4], seed=2).run(emitting) == texts
+    for job in resumed:
+        if job.num_told < len(job.prompt) - 1:
+            assert_true(oracle, job)
+    assert all(job.prompt_told == [] for job in emitting)
+
+
+def test_scoring_draws_nothing_and_ends_with_the_prompt(
+    engine: Engine, oracle: Qwen2ForCausalLM
+) -> None:
+    prompts = random_prompts(6, seed=7)
+    silent = SamplingParams(0, max_tokens=0)
+    jobs = [Job(prompt, asking(1, max_tokens=0)) for prompt in prompts]
+    jobs += [Job(prompt, silent) for prompt in prompts]
+    assert Driver(engine, [5, 9]).run(jobs) == [[]] * len(jobs)
+    assert engine.num_running == 0
+    for job in jobs:
+        assert job.end is not None
+        assert (job.end.finish, job.end.of_prompt) == ("length", True)
+        if len(job.prompt) > 1 and job.params is not silent:
+            assert_true(oracle, job)
+        else:
+            assert sum(row.num_tokens for row, _ in job.prompt_told) == 0
+
+
+def test_a_text_scored_as_a_prompt_has_the_logprobs_it_was_written_with(engine: Engine) -> None:
+    params = SamplingParams(5, 0.9, max_tokens=12, ignore_eos=True, logprobs=3, prompt_logprobs=3)
+    written = [Job(prompt, params) for prompt in random_prompts(5, seed=8)]
+    Driver(engine, [7]).run(written)
+    scored = [Job(job.prompt + job.emitted, asking(3, max_tokens=0)) for job in written]
+    Driver(engine, [11], seed=3).run(scored)
+    for job, score in zip(written, scored, strict=True):
+        of_prompt = [part.values for _, part in job.prompt_told]
+        assert np.allclose(
+            np.concatenate([*of_prompt, *job.told]), told(score).values, atol=TOLERANCE
+        )
+
+
+def test_logits_that_are_no_numbers_fail_their_prompt_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = engine._model.lm_head.forward
+
+    def broken(x: object) -> object:
+        logits = head(x)
+        logits[logits.isfinite().all(-1) & (len(logits) == 6)] = float("nan")
+        return logits
+
+    monkeypatch.setattr(engine._model.lm_head, "forward", broken)
+    bad, good = [9] * 7, [9] * 9
+    jobs = [Job(bad, asking(1)), Job(good, asking(1)), Job(bad, asking(1, max_tokens=0))]
+    Driver(engine).run(jobs)
+    for job in (jobs[0], jobs[2]):
+        assert job.end is not None
+        assert "not finite" in str(job.end.error)
+        assert job.emitted == []
+    assert len(jobs[1].emitted) == 3
