@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,11 +90,11 @@ class Completions:
             body, model = await self._bodies.read(request), await self._mesh.ready_model()
             job = await parsed(body, lambda body: endpoint.parse(body, model, self._limits))
             take_request_id(request, job.request_id)
-            self._hold_logprobs(place, job, model)
+            self._hold(place, logprob_bytes(job, model), "logprobs")
             meter = request[METER] = RequestMeter(job.model, started_s)
             place.is_served = True
             with client_names(job.field_names):
-                return await self._generate(request, endpoint, job, model, meter)
+                return await self._generate(request, endpoint, job, model, meter, place)
 
     async def _generate(
         self,
@@ -103,8 +103,9 @@ class Completions:
         job: Job,
         model: ModelInfo,
         meter: RequestMeter,
+        place: Place,
     ) -> web.StreamResponse:
-        has_logprobs = job.params.logprobs is not None
+        has_logprobs = job.params.logprobs is not None or job.tells_prompts
         spelling = self._mesh.tokens.spelling(job.names_by_id) if has_logprobs else None
         echoes = [await self._echo(prompt) for prompt in job.prompts if job.echoes]
         public_id = request_id(request)
@@ -114,6 +115,7 @@ class Completions:
         with self._mesh.exchange(f"{public_id}~{secrets.token_hex(4)}", job) as exchange:
             meter.follow(exchange)
             prompt_ids = await self._accepted(exchange)
+            self._hold(place, prompt_logprob_bytes(job, model, prompt_ids), "prompt_logprobs")
             meter.accept()
             reply = Reply(endpoint.format, head, job, spelling, echoes, prompt_ids)
             send = self._stream if job.is_stream else self._whole
@@ -168,13 +170,15 @@ class Completions:
             await client.begin({**JSON_HEADERS, "Content-Length": str(len(body))})
             await client.write(body)
 
-    def _hold_logprobs(self, place: Place, job: Job, model: ModelInfo) -> None:
-        num_bytes, limit = logprob_bytes(job, model), self._admission.max_bytes
+    def _hold(self, place: Place, num_bytes: int, param: str) -> None:
+        """For the logprobs that ``param`` asks for."""
+        limit = self._admission.max_bytes
         if num_bytes > limit:
+            remedy = "fewer of them" if param == "prompt_logprobs" else "fewer max_tokens"
             raise InvalidRequest(
-                f"the logprobs may take {num_bytes} bytes until the reply is whole; the limit is"
-                f" max-buffered-bytes = {limit}; ask with stream=true, or for fewer max_tokens",
-                param="logprobs",
+                f"the {param} may take {num_bytes} bytes until the reply is whole; the limit is"
+                f" max-buffered-bytes = {limit}; ask with stream=true, or for {remedy}",
+                param=param,
             )
         place.hold(num_bytes)
 
@@ -184,7 +188,19 @@ def logprob_bytes(job: Job, model: ModelInfo) -> int:
     token and alternative, and a rank. A streamed reply keeps none."""
     if job.is_stream or job.params.logprobs is None:
         return 0
-    is_whole = job.params.logprobs == ALL_TOKENS
-    num_alternatives = model.vocab_size if is_whole else job.params.logprobs
-    max_tokens = min(job.params.max_tokens or model.max_model_len, model.max_model_len)
-    return job.total_choices * max_tokens * 8 * (2 + num_alternatives)
+    max_tokens = job.params.max_tokens
+    num_tokens = model.max_model_len if max_tokens is None else min(max_tokens, model.max_model_len)
+    return job.total_choices * num_tokens * _bytes_of(job.params.logprobs, model)
+
+
+def prompt_logprob_bytes(job: Job, model: ModelInfo, prompt_ids: Sequence[Array]) -> int:
+    """The same of the prompts, which the choices have in common."""
+    if job.is_stream or job.params.prompt_logprobs is None:
+        return 0
+    return sum(map(len, prompt_ids)) * _bytes_of(job.params.prompt_logprobs, model)
+
+
+def _bytes_of(num_logprobs: int, model: ModelInfo) -> int:
+    """Of one token."""
+    num_alternatives = model.vocab_size if num_logprobs == ALL_TOKENS else num_logprobs
+    return 8 * (2 + num_alternatives)

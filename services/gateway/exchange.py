@@ -16,7 +16,8 @@ class Progress:
     """What came for one choice since the last look: text and tokens (maybe none), maybe its end.
 
     ``index`` numbers the choices of all prompts through. ``num_values`` and ``num_top_ids`` say how
-    ``arrays`` is laid out, as in TokenRow.
+    ``arrays`` is laid out, as in TokenRow. ``of_prompt``: the tokens are those of its prompt, from
+    the second one on; ``index`` is the first choice of several that have it.
     """
 
     index: int
@@ -25,6 +26,7 @@ class Progress:
     num_values: int
     num_top_ids: int
     finished: Finished | None
+    of_prompt: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -39,11 +41,12 @@ class _Pending:
         self.parts: list[TokenArrays] = []
         self.finished: Finished | None = None
 
-    def take(self, index: int) -> Progress:
+    def take(self, index: int, of_prompt: bool = False) -> Progress:
         text = "".join(row.text for row in self.rows)
         widths = [(row.num_values, row.num_top_ids) for row in self.rows if row.num_tokens]
         arrays = join(self.parts) if self.parts else TokenArrays()
-        return Progress(index, text, arrays, *(widths[0] if widths else (0, 0)), self.finished)
+        num_values, num_top_ids = widths[0] if widths else (0, 0)
+        return Progress(index, text, arrays, num_values, num_top_ids, self.finished, of_prompt)
 
 
 class Exchange:
@@ -53,15 +56,22 @@ class Exchange:
     choice has ended; ``took`` after each, when its client has it. What is pending is read before an
     error is raised. ``prompt_ids`` are those of the prompts, once accepted; ``num_replays`` counts
     how often one of them was lost and begun again.
+
+    If it ``tells_prompts``, what is told of a prompt is read before what its choices bring, which
+    is kept until all of it is there.
     """
 
-    def __init__(self, num_prompts: int, num_choices: int) -> None:
+    def __init__(self, num_prompts: int, num_choices: int, tells_prompts: bool = False) -> None:
         """``num_choices`` of each prompt."""
         self.prompt_ids: list[Array | None] = [None] * num_prompts
         self.num_replays = 0
         self.on_took: Callable[[Progress], None] = lambda progress: None
         self._num_open = num_prompts * num_choices
+        self._num_choices = num_choices
         self._pending: dict[int, _Pending] = {}
+        self._of_prompts: dict[int, _Pending] = {}  # by number of prompt
+        self._num_told = [0] * num_prompts
+        self._untold = set(range(num_prompts)) if tells_prompts else set()
         self._error: RequestError | None = None
         self._changed = asyncio.Event()
 
@@ -71,16 +81,25 @@ class Exchange:
 
     def accept(self, prompt: int, ids: Array) -> None:
         self.prompt_ids[prompt] = ids
+        self._note_told(prompt, 0)
         self._changed.set()
 
     def add(self, index: int, row: Delta, part: TokenArrays) -> None:
-        pending = self._pending.setdefault(index, _Pending())
+        if row.of_prompt:
+            prompt = index // self._num_choices
+            pending = self._of_prompts.setdefault(prompt, _Pending())
+            self._note_told(prompt, row.num_tokens)
+        else:
+            pending = self._pending.setdefault(index, _Pending())
         pending.rows.append(row)
         if row.num_tokens:
             pending.parts.append(part.copied())
         self._changed.set()
 
     def finish(self, index: int, finished: Finished) -> None:
+        """Nothing more is told of a prompt whose first choice has ended."""
+        if index % self._num_choices == 0:
+            self._untold.discard(index // self._num_choices)
         self._pending.setdefault(index, _Pending()).finished = finished
         self._changed.set()
 
@@ -103,14 +122,27 @@ class Exchange:
 
     async def __anext__(self) -> Progress:
         """Raises the RequestError that ended the request."""
-        while not self._pending:
+        while (progress := self._take()) is None:
             if not self._num_open:
                 raise StopAsyncIteration
             await self._change()
-        index = next(iter(self._pending))
-        progress = self._pending.pop(index).take(index)
         self._num_open -= progress.finished is not None
         return progress
+
+    def _take(self) -> Progress | None:
+        for prompt in self._of_prompts:
+            return self._of_prompts.pop(prompt).take(prompt * self._num_choices, of_prompt=True)
+        for index in self._pending:
+            if index // self._num_choices not in self._untold:
+                return self._pending.pop(index).take(index)
+        return None
+
+    def _note_told(self, prompt: int, num: int) -> None:
+        """Of its tokens only the first is never told."""
+        self._num_told[prompt] += num
+        ids = self.prompt_ids[prompt]
+        if ids is not None and self._num_told[prompt] >= len(ids) - 1:
+            self._untold.discard(prompt)
 
     async def _change(self) -> None:
         if self._error is not None:

@@ -3,9 +3,14 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, UnsetType
 
-from services.gateway.logprob_json import ChatLogprobs, LogprobWriter, TextLogprobs
+from services.gateway.logprob_json import (
+    ChatLogprobs,
+    EchoedPrompt,
+    LogprobWriter,
+    TextLogprobs,
+)
 from services.gateway.openai import (
     ChatChoice,
     ChatDelta,
@@ -30,6 +35,7 @@ class Output:
     finished: Finished | None
     token_ids: TokenIds
     prompt_token_ids: TokenIds
+    prompt_logprobs: Raw | UnsetType = UNSET
 
     @property
     def finish_reason(self) -> str | None:
@@ -41,11 +47,12 @@ class Output:
 
 
 class Format(Protocol):
-    """``prompt_ids_on_top``: a reply has one prompt, so its ids are no matter of its choices."""
+    """``prompt_on_top``: a reply has one prompt, so what is told of it is no matter of its
+    choices."""
 
     object: str
     chunk_object: str
-    prompt_ids_on_top: bool
+    prompt_on_top: bool
 
     def opening(self, index: int) -> Choice | None:
         """The choice of a chunk before the first text, if there is one."""
@@ -54,13 +61,13 @@ class Format(Protocol):
 
     def whole(self, output: Output) -> Choice: ...
 
-    def logprobs(self, spelling: Spelling) -> LogprobWriter: ...
+    def logprobs(self, spelling: Spelling, echo: EchoedPrompt | None) -> LogprobWriter: ...
 
 
 class ChatFormat:
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
-    prompt_ids_on_top = True
+    prompt_on_top = True
 
     def opening(self, index: int) -> Choice | None:
         return ChunkChoice(index, ChatDelta(role="assistant", content=""))
@@ -85,13 +92,13 @@ class ChatFormat:
             output.token_ids,
         )
 
-    def logprobs(self, spelling: Spelling) -> LogprobWriter:
+    def logprobs(self, spelling: Spelling, echo: EchoedPrompt | None) -> LogprobWriter:
         return ChatLogprobs(spelling)
 
 
 class TextFormat:
     object = chunk_object = "text_completion"
-    prompt_ids_on_top = False
+    prompt_on_top = False
 
     def opening(self, index: int) -> Choice | None:
         return None
@@ -105,10 +112,11 @@ class TextFormat:
             output.stop_reason,
             output.token_ids,
             output.prompt_token_ids,
+            output.prompt_logprobs,
         )
 
     def whole(self, output: Output) -> Choice:
         return self.chunk(output)
 
-    def logprobs(self, spelling: Spelling) -> LogprobWriter:
-        return TextLogprobs(spelling)
+    def logprobs(self, spelling: Spelling, echo: EchoedPrompt | None) -> LogprobWriter:
+        return TextLogprobs(spelling, echo)

@@ -20,9 +20,10 @@ class Job:
 
     ``model`` is the name the client used, one of those we serve. The choices of all prompts are
     numbered through: those of the first prompt, then those of the second. What is cached of them is
-    for jobs with the same ``cache_salt`` only. The reply ``echoes`` the
-    prompt before the text, ``returns_ids`` beside it, and names the tokens of logprobs by their
-    text or ``names_by_id``. ``request_id`` is the client's own. ``field_names`` are the client's
+    for jobs with the same ``cache_salt`` only. The reply ``echoes`` the prompt before the text and
+    in its logprobs, ``returns_ids`` beside it, and names the tokens of logprobs by their text or
+    ``names_by_id``; ``num_prompt_logprobs`` were asked for beside the prompt's own.
+    ``request_id`` is the client's own. ``field_names`` are the client's
     words for what the mesh calls ``prompt`` and ``max_tokens``, where they differ. Unless it
     ``is_seeded`` by the client each prompt has a seed of its own.
     """
@@ -40,8 +41,14 @@ class Job:
     is_seeded: bool = True
     returns_ids: bool = False
     names_by_id: bool = False
+    num_prompt_logprobs: int | None = None
     request_id: str | None = None
     field_names: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def tells_prompts(self) -> bool:
+        """Whether the mesh brings the logprobs of the prompts."""
+        return self.params.prompt_logprobs is not None
 
     @property
     def total_choices(self) -> int:

@@ -11,10 +11,13 @@ import numpy as np
 from services.gateway.exchange import Progress
 from services.gateway.token_table import Spelling
 from shared.codec import Array
+from shared.messages import ALL_TOKENS
 
 PIECE_ENTRIES = 1024
 MIN_LOGPROB = -9999.0
 """What JSON, which has no infinity, says of a token that cannot be drawn; vLLM says the same."""
+
+_NONE = np.zeros(0, np.float32)
 
 
 class LogprobWriter(Protocol):
@@ -32,51 +35,62 @@ class ChatLogprobs:
 
     def write(self, progresses: Sequence[Progress]) -> Iterator[bytes]:
         yield b'{"content":['
-        for number, token in enumerate(_tokens(progresses)):
-            yield b"," if number else b""
+        for index, token in enumerate(tokens_of(progresses)):
+            yield b"," if index else b""
             yield b'%b%b,"rank":%d,"top_logprobs":[' % (
                 self._entries[token.token_id],
-                _number(token.logprob),
+                number(token.logprob),
                 token.rank,
             )
             yield from self._alternatives(token)
             yield b"]}"
         yield b'],"refusal":null}'
 
-    def _alternatives(self, token: "_Token") -> Iterator[bytes]:
-        for number, (ids, values) in enumerate(_pieces(token)):
-            yield b"," if number else b""
+    def _alternatives(self, token: "Token") -> Iterator[bytes]:
+        for index, (ids, values) in enumerate(pieces_of(token)):
+            yield b"," if index else b""
             entries = map(self._entries.__getitem__, ids)
             yield b"},".join(map(add, entries, values)) + b"}"
 
 
-class TextLogprobs:
-    """Columns. ``text_offset`` counts the characters of the tokens before, as they are written."""
+class EchoedPrompt(NamedTuple):
+    """Its first token, of which nothing is told, and how many alternatives are told of others."""
 
-    def __init__(self, spelling: Spelling) -> None:
+    first_id: int
+    num_top: int
+
+
+class TextLogprobs:
+    """Columns, which may begin with those of the prompt. ``text_offset`` counts the characters of
+    the tokens before, as they are written."""
+
+    def __init__(self, spelling: Spelling, echo: EchoedPrompt | None = None) -> None:
         self._names = spelling.names
         self._table = spelling.table
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
+        self._num_top_of_prompt = echo.num_top if echo is not None else 0
+        self._unwritten = [_first_token(echo.first_id)] if echo is not None else []
 
     def write(self, progresses: Sequence[Progress]) -> Iterator[bytes]:
-        tokens = list(_tokens(progresses))
+        tokens = [*self._unwritten, *tokens_of(progresses, self._num_top_of_prompt)]
+        self._unwritten = []
         yield b'{"text_offset":[%b],"token_logprobs":[%b],"tokens":[%b],"top_logprobs":[' % (
             b",".join(b"%d" % self._advance(token.token_id) for token in tokens),
-            b",".join(_number(token.logprob) for token in tokens),
+            b",".join(number(token.logprob) for token in tokens),
             b",".join(self._names[token.token_id] for token in tokens),
         )
-        for number, token in enumerate(tokens):
-            yield b",{" if number else b"{"
-            yield from self._alternatives(token)
-            yield b"}"
+        for index, token in enumerate(tokens):
+            yield b"," if index else b""
+            yield from self._alternatives(token) if token.logprob is not None else [b"null"]
         yield b"]}"
 
-    def _alternatives(self, token: "_Token") -> Iterator[bytes]:
+    def _alternatives(self, token: "Token") -> Iterator[bytes]:
         """The likeliest of those that are named alike, and the token itself in any case."""
+        yield b"{"
         seen: set[bytes] = set()
-        own = ([token.token_id], [_number(token.logprob)])
-        for ids, values in chain(_pieces(token), [own]):
+        own = ([token.token_id], [number(token.logprob)])
+        for ids, values in chain(pieces_of(token), [own]):
             is_first = not seen
             pairs = []
             for name, value in zip(map(self._names.__getitem__, ids), values, strict=True):
@@ -85,6 +99,7 @@ class TextLogprobs:
                     pairs.append(name + b":" + value)
             if pairs:
                 yield (b"" if is_first else b",") + b",".join(pairs)
+        yield b"}"
 
     def _advance(self, token_id: int) -> int:
         before = self._offset
@@ -92,18 +107,21 @@ class TextLogprobs:
         return before
 
 
-class _Token(NamedTuple):
+class Token(NamedTuple):
     """``values`` [k] of the alternatives; ``top_ids`` [k] are theirs, descending, or None: the
-    values are those of the whole vocabulary."""
+    values are those of the whole vocabulary. ``num_top`` of them are shown. Without a logprob it
+    is the first token of a prompt."""
 
     token_id: int
-    logprob: float
+    logprob: float | None
     rank: int
     values: Array
     top_ids: Array | None
+    num_top: int
 
 
-def _tokens(progresses: Sequence[Progress]) -> Iterator[_Token]:
+def tokens_of(progresses: Sequence[Progress], num_top_of_prompt: int = 0) -> Iterator[Token]:
+    """As many alternatives are shown as came, but of a prompt's tokens ``num_top_of_prompt``."""
     for progress in progresses:
         if not progress.num_tokens:
             continue
@@ -116,15 +134,23 @@ def _tokens(progresses: Sequence[Progress]) -> Iterator[_Token]:
             zip(arrays.ids.tolist(), arrays.ranks.tolist(), strict=True)
         ):
             row = values[index]
-            yield _Token(token_id, row[0], rank, row[1:], None if is_whole else top_ids[index])
+            num_top = num_top_of_prompt if progress.of_prompt else len(row) - 1
+            top = None if is_whole else top_ids[index]
+            yield Token(token_id, row[0], rank, row[1:], top, num_top)
 
 
-def _pieces(token: _Token) -> Iterator[tuple[list[int], list[bytes]]]:
+def _first_token(token_id: int) -> Token:
+    return Token(token_id, None, 0, _NONE, _NONE, 0)
+
+
+def pieces_of(token: Token) -> Iterator[tuple[list[int], list[bytes]]]:
     """Ids of the alternatives, likeliest first, of equal ones the lowest, and their logprobs."""
     ids, values = token.top_ids, token.values
     if ids is None:
         ids = np.argsort(-values, kind="stable")
         values = values[ids]
+    num_top = len(ids) if token.num_top == ALL_TOKENS else token.num_top
+    ids, values = ids[:num_top], values[:num_top]
     for start in range(0, len(ids), PIECE_ENTRIES):
         end = start + PIECE_ENTRIES
         yield ids[start:end].tolist(), _numbers(values[start:end])
@@ -136,5 +162,5 @@ def _numbers(values: Array) -> list[bytes]:
     return numbers
 
 
-def _number(value: float) -> bytes:
-    return str(value).encode()
+def number(value: float | None) -> bytes:
+    return b"null" if value is None else str(value).encode()

@@ -74,7 +74,7 @@ class RequestMeter:
         PROMPT_TOKENS.labels(self._model).inc(self._num_prompt_tokens)
 
     def observe(self, progress: Progress) -> None:
-        if progress.num_tokens:
+        if progress.num_tokens and not progress.of_prompt:
             self._count_tokens(progress.index, progress.num_tokens, time.monotonic())
         if progress.finished is not None:
             FINISHED_REQUESTS.labels(self._model, progress.finished.reason).inc()

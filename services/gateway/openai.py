@@ -54,6 +54,7 @@ class TextChoice(Struct):
     stop_reason: StopReason
     token_ids: TokenIds
     prompt_token_ids: TokenIds
+    prompt_logprobs: Raw | UnsetType = UNSET
 
 
 Choice = ChunkChoice | ChatChoice | TextChoice
@@ -70,6 +71,7 @@ class Completion(Struct):
     choices: list[Choice]
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: TokenIds = UNSET
+    prompt_logprobs: Raw | UnsetType = UNSET
 
 
 class TokenizeReply(Struct):

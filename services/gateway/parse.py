@@ -2,15 +2,16 @@
 
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from services.gateway import unsupported
 from services.gateway.job import Job, Prompt
 from services.gateway.json_body import check, decode, served_name
 from services.gateway.prompts import chat_prompt, text_prompts
 from services.gateway.sampling import num_logprobs, sampling_params, text_options
 from services.gateway.schema import ChatRequest, CompletionRequest, GenerationRequest
-from services.gateway.violations import show
 from shared.errors import InvalidRequest
-from shared.messages import ModelInfo, TextOptions
+from shared.messages import ALL_TOKENS, ModelInfo, TextOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +39,22 @@ def parse_chat(body: bytes, model: ModelInfo, limits: Limits) -> Job:
 def parse_completion(body: bytes, model: ModelInfo, limits: Limits) -> Job:
     """A body of ``/v1/completions``."""
     request = check(decode(body), CompletionRequest, unsupported.COMPLETION)
-    if request.echo and request.logprobs is not None:
-        raise unsupported.unsupported("echo", True, f"{show(False)} beside logprobs")
     prompts = text_prompts(request.prompt, model.vocab_size, limits.max_choices)
     logprobs = num_logprobs(request.logprobs, "logprobs", limits.max_logprobs, model)
     options = text_options(request, adds_special_tokens=True)
     job = _job(request, prompts, model, limits, logprobs, options)
-    return replace(job, echoes=bool(request.echo))
+    return _echoing(job) if request.echo else job
+
+
+def _echoing(job: Job) -> Job:
+    """The prompt's tokens have as many logprobs as those of the text; the mesh brings the larger
+    number of these and of what was asked for beside."""
+    asked = (job.params.logprobs, job.params.prompt_logprobs)
+    numbers = [num for num in asked if num is not None]
+    if job.params.logprobs is None:
+        return replace(job, echoes=True)
+    num = ALL_TOKENS if ALL_TOKENS in numbers else max(numbers)
+    return replace(job, echoes=True, params=structs.replace(job.params, prompt_logprobs=num))
 
 
 def _top_logprobs(request: ChatRequest) -> int | None:
@@ -68,17 +78,20 @@ def _job(
     text: TextOptions,
 ) -> Job:
     _check_stream(request)
+    asked = request.prompt_logprobs
+    prompt_logprobs = num_logprobs(asked, "prompt_logprobs", limits.max_logprobs, model)
     return Job(
         model=served_name(request.model, model),
         prompts=prompts,
         num_choices=_num_choices(request.n, len(prompts), limits.max_choices),
-        params=sampling_params(request, model, logprobs),
+        params=sampling_params(request, model, logprobs, prompt_logprobs),
         text=text,
         priority=request.priority or 0,
         is_stream=bool(request.stream),
         includes_usage=bool(request.stream_options and request.stream_options.include_usage),
         returns_ids=bool(request.return_token_ids),
         names_by_id=bool(request.return_tokens_as_token_ids),
+        num_prompt_logprobs=prompt_logprobs,
         cache_salt=request.cache_salt or "",
         is_seeded=request.seed is not None,
         request_id=request.request_id,
@@ -89,6 +102,11 @@ def _check_stream(request: GenerationRequest) -> None:
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest(
             "stream_options is allowed with stream true only", param="stream_options"
+        )
+    if request.prompt_logprobs is not None and request.stream:
+        raise InvalidRequest(
+            f"prompt_logprobs is {request.prompt_logprobs}; it is allowed without stream only",
+            param="prompt_logprobs",
         )
 
 

@@ -6,7 +6,7 @@ Writers yield pieces, for logprobs may make a reply large; see ``pieces.py``.
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, UnsetType
 
 from services.gateway.exchange import Progress
 from services.gateway.formats import Output
@@ -26,16 +26,22 @@ class WholeWriter:
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
         self._progresses: list[list[Progress]] = [[] for _ in range(reply.job.total_choices)]
+        self._of_prompts: list[list[Progress]] = [[] for _ in reply.job.prompts]
         self._tally = Tally(reply)
         self._num_values = 0
 
     def add(self, progress: Progress) -> None:
         """Keeps what the reply will tell; arrays as copies, for views hold whole messages."""
-        arrays = TokenArrays()
-        if self._reply.shows_tokens:
+        arrays, num_choices = TokenArrays(), self._reply.job.num_choices
+        if self._reply.shows_tokens or progress.of_prompt:
             arrays = TokenArrays(*(array.copy() for array in progress.arrays))
+        kept = replace(progress, arrays=arrays)
+        if progress.of_prompt:
+            self._num_values += len(arrays.values) * num_choices
+            self._of_prompts[progress.index // num_choices].append(kept)
+            return
         self._num_values += len(arrays.values)
-        self._progresses[progress.index].append(replace(progress, arrays=arrays))
+        self._progresses[progress.index].append(kept)
         if progress.finished is not None:
             self._tally.add(progress.index, progress.finished)
 
@@ -51,7 +57,13 @@ class WholeWriter:
             for index, progresses in enumerate(self._progresses)
         ]
         usage = self._tally.usage()
-        body = reply.completion(reply.format.object, choices, usage, reply.prompt_token_ids(0))
+        body = reply.completion(
+            reply.format.object,
+            choices,
+            usage,
+            reply.prompt_token_ids(0),
+            self._prompt_hole(),
+        )
         yield from _filled(encode(body), self._logprobs())
 
     def _output(self, index: int, progresses: list[Progress]) -> Output:
@@ -59,16 +71,28 @@ class WholeWriter:
         return Output(
             index,
             reply.echo(index) + "".join(each.text for each in progresses),
-            _LOGPROBS if reply.spelling is not None else None,
+            _LOGPROBS if reply.shows_logprobs else None,
             progresses[-1].finished,
             reply.token_ids(progresses),
             reply.prompt_token_ids(index),
+            self._prompt_hole(),
         )
 
+    def _prompt_hole(self) -> Raw | UnsetType:
+        return UNSET if self._reply.job.num_prompt_logprobs is None else _LOGPROBS
+
     def _logprobs(self) -> Iterator[Iterator[bytes]]:
-        for progresses in self._progresses:
-            if (writer := self._reply.logprobs()) is not None:
-                yield writer.write(progresses)
+        """For the holes, in order."""
+        reply = self._reply
+        for index, progresses in enumerate(self._progresses):
+            of_prompt = self._of_prompts[index // reply.job.num_choices]
+            if (writer := reply.logprobs(index)) is not None:
+                echoed = of_prompt if reply.job.echoes else []
+                yield writer.write([*echoed, *progresses])
+            is_last = index + 1 == len(self._progresses)
+            prompts = reply.prompt_logprobs()
+            if prompts is not None and (is_last or not reply.format.prompt_on_top):
+                yield prompts.write(of_prompt)
 
 
 class EventWriter:
@@ -79,13 +103,21 @@ class EventWriter:
         num_choices = reply.job.total_choices
         self._reply = reply
         self._no_usage = None if reply.job.includes_usage else UNSET
-        self._logprobs = [reply.logprobs() for _ in range(num_choices)]
+        self._logprobs = [reply.logprobs(index) for index in range(num_choices)]
         self._unbegun = set(range(num_choices))
         self._num_open = num_choices
         self._tally = Tally(reply)
 
     def write(self, progress: Progress) -> Iterator[bytes]:
-        """All that ``progress`` gives to send; nothing while no whole character is there."""
+        """All that ``progress`` gives to send; nothing while no whole character is there. What is
+        told of a prompt goes to each of its choices."""
+        if not progress.of_prompt:
+            yield from self._write(progress)
+            return
+        for index in range(progress.index, progress.index + self._reply.job.num_choices):
+            yield from self._write(replace(progress, index=index))
+
+    def _write(self, progress: Progress) -> Iterator[bytes]:
         if not self._has_news(progress):
             return
         is_first = progress.index in self._unbegun
@@ -105,7 +137,8 @@ class EventWriter:
 
     def _chunk(self, progress: Progress, is_first: bool) -> Iterator[bytes]:
         reply, index = self._reply, progress.index
-        writer = self._logprobs[index] if progress.num_tokens else None
+        begins_prompt = is_first and reply.echoed_prompt(index) is not None
+        writer = self._logprobs[index] if progress.num_tokens or begins_prompt else None
         output = Output(
             index,
             (reply.echo(index) if is_first else "") + progress.text,

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
 from services.gateway.exchange import Progress
 from services.gateway.formats import Format
 from services.gateway.job import Job
-from services.gateway.logprob_json import LogprobWriter
+from services.gateway.logprob_json import EchoedPrompt, LogprobWriter
 from services.gateway.openai import (
     Choice,
     Completion,
@@ -16,6 +17,7 @@ from services.gateway.openai import (
     TokenIds,
     Usage,
 )
+from services.gateway.prompt_logprob_json import PromptLogprobs
 from services.gateway.token_table import Spelling
 from shared.codec import Array
 from shared.messages import Finished
@@ -35,7 +37,8 @@ class Head:
 class Reply:
     """All that is known of a reply before its first token.
 
-    ``spelling`` None: without logprobs. ``echoes`` are the prompts' texts, or empty: not echoed.
+    ``spelling`` None: without any logprobs. ``echoes`` are the prompts' texts, or empty: not
+    echoed.
     ``prompt_ids`` [prompt_len] int32 of each prompt.
     """
 
@@ -47,11 +50,32 @@ class Reply:
     prompt_ids: Sequence[Array]
 
     @property
-    def shows_tokens(self) -> bool:
-        return self.spelling is not None or self.job.returns_ids
+    def shows_logprobs(self) -> bool:
+        return self.job.params.logprobs is not None
 
-    def logprobs(self) -> LogprobWriter | None:
-        return self.format.logprobs(self.spelling) if self.spelling is not None else None
+    @property
+    def shows_tokens(self) -> bool:
+        return self.shows_logprobs or self.job.returns_ids
+
+    def logprobs(self, index: int) -> LogprobWriter | None:
+        """For the tokens of choice ``index``, after those of an echoed prompt."""
+        if self.spelling is None or not self.shows_logprobs:
+            return None
+        return self.format.logprobs(self.spelling, self.echoed_prompt(index))
+
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """For the tokens of a prompt by themselves."""
+        num_top = self.job.num_prompt_logprobs
+        if self.spelling is None or num_top is None:
+            return None
+        return PromptLogprobs(self.spelling.table, num_top)
+
+    def echoed_prompt(self, index: int) -> EchoedPrompt | None:
+        """None without logprobs, and where the prompt was aborted before anything was known."""
+        ids, num_top = self.prompt_ids[index // self.job.num_choices], self.job.params.logprobs
+        if not self.job.echoes or num_top is None or not len(ids):
+            return None
+        return EchoedPrompt(int(ids[0]), num_top)
 
     def echo(self, index: int) -> str:
         return self.echoes[index // self.job.num_choices] if self.echoes else ""
@@ -65,7 +89,8 @@ class Reply:
     def token_ids(self, progresses: Iterable[Progress]) -> TokenIds:
         if not self.job.returns_ids:
             return UNSET
-        return [token_id for each in progresses for token_id in each.arrays.ids.tolist()]
+        drawn = (each.arrays.ids.tolist() for each in progresses if not each.of_prompt)
+        return list(chain.from_iterable(drawn))
 
     def completion(
         self,
@@ -73,12 +98,15 @@ class Reply:
         choices: list[Choice],
         usage: Usage | UnsetType | None,
         prompt_token_ids: TokenIds = UNSET,
+        prompt_logprobs: Raw | UnsetType = UNSET,
     ) -> Completion:
+        """What is told of the prompt is left out where it belongs to the choices."""
         head = self.head
-        on_top = prompt_token_ids if self.format.prompt_ids_on_top else UNSET
+        on_top = (prompt_token_ids, prompt_logprobs) if self.format.prompt_on_top else ()
         return Completion(
-            head.id, kind, head.created, head.model, head.system_fingerprint, choices, usage, on_top
-        )
+            head.id, kind, head.created, head.model, head.system_fingerprint, choices, usage,
+            *on_top,
+        )  # fmt: skip
 
 
 class Tally:

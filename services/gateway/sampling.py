@@ -18,7 +18,10 @@ Value = TypeVar("Value")
 
 
 def sampling_params(
-    request: GenerationRequest, model: ModelInfo, logprobs: int | None
+    request: GenerationRequest,
+    model: ModelInfo,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
 ) -> SamplingParams:
     """Raises InvalidRequest. The seed is drawn here, once for all choices, where none is given."""
     defaults = model.defaults
@@ -43,6 +46,7 @@ def sampling_params(
         allowed_token_ids=_ids(request.allowed_token_ids, model, "allowed_token_ids"),
         logit_bias=_biases(request.logit_bias or {}, model.vocab_size),
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
     )
 
 

@@ -75,6 +75,7 @@ class GenerationRequest(Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    prompt_logprobs: NumLogprobs | None = None
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
     request_id: RequestId | None = None
@@ -105,7 +106,10 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
+    """``max_tokens`` 0 computes the prompt alone, for what is told of it."""
+
     prompt: PromptText | PromptList
+    max_tokens: Annotated[int, Meta(ge=0, le=MAX_INT32)] | None = None
     echo: bool | None = None
     logprobs: NumLogprobs | None = None
 

@@ -47,6 +47,7 @@ class TokenTable:
         self._ends = np.cumsum(lengths, dtype=np.int64)
         self._by_text = Spelling(self, self.text, self.text_or_bytes)
         self._by_id = Spelling(self, _id_name, _id_name)
+        self.json_texts = _Cache(lambda token_id: _encode(self.text(token_id)))
 
     def spelling(self, by_id: bool) -> Spelling:
         """Tokens named by their text, or as ``token_id:5``."""

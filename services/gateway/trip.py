@@ -33,6 +33,7 @@ class _Choice:
     def __init__(self) -> None:
         self.ids = array("i")
         self.num_chars = 0
+        self.num_told = 0  # tokens of the prompt
         self.num_taken = 0
         self._num_untaken_bytes = 0
         self.begin_attempt()
@@ -44,14 +45,17 @@ class _Choice:
         self._granted_bytes = WINDOW_BYTES
 
     def add(self, row: Delta, part: TokenArrays) -> None:
-        self.ids.frombytes(part.ids.tobytes())
+        if row.of_prompt:
+            self.num_told += row.num_tokens
+        else:
+            self.ids.frombytes(part.ids.tobytes())
         self.num_chars += len(row.text)
         self._num_bytes += part.num_bytes
         self._num_untaken_bytes += part.num_bytes
 
     def take(self, progress: Progress) -> tuple[int, int] | None:
         """The tokens and bytes to grant, once half a window has been taken."""
-        self.num_taken += progress.num_tokens
+        self.num_taken += 0 if progress.of_prompt else progress.num_tokens
         self._num_untaken_bytes -= progress.arrays.num_bytes
         num_tokens = self.num_taken + WINDOW_TOKENS
         num_bytes = self._num_bytes - self._num_untaken_bytes + WINDOW_BYTES
@@ -103,7 +107,7 @@ class Trip:
     def submit(self) -> tuple[Submit, Array, Array]:
         """The message of this attempt and its buffers."""
         starts = [
-            ChoiceStart(index, len(choice.ids), choice.num_chars)
+            ChoiceStart(index, len(choice.ids), choice.num_chars, choice.num_told)
             for index, choice in self.choices.items()
         ]
         job = self._job
@@ -141,9 +145,12 @@ class Trip:
         choice = self.choices.get(row.choice)
         if choice is None:
             return
-        if row.position != len(choice.ids):
+        position = choice.num_told if row.of_prompt else len(choice.ids)
+        if row.position != position:
+            of_prompt = " of the prompt" if row.of_prompt else ""
             raise InternalError(
-                f"token {row.position} of choice {row.choice} came where {len(choice.ids)} belongs"
+                f"token {row.position}{of_prompt} of choice {row.choice} came where {position}"
+                " belongs"
             )
         choice.add(row, part)
         self._exchange.add(self._index(row.choice), row, part)

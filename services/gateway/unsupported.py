@@ -35,7 +35,6 @@ _COMMON: Neutral = {
     "length_penalty": (1,),
     "logits_processors": ([],),
     "mm_processor_kwargs": ({},),
-    "prompt_logprobs": (),
     "response_format": ({"type": "text"},),
     "spaces_between_special_tokens": (True,),
     "structured_outputs": ({},),

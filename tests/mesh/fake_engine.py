@@ -7,7 +7,7 @@ import numpy as np
 
 from services.scheduler.scheduler import Planned
 from shared.messages import ALL_TOKENS, Capacity, ModelInfo, ResultRow, StepPlan, StepResult
-from shared.token_arrays import TokenArrays, join
+from shared.token_arrays import Layout, TokenArrays, join
 from tests.services.scheduler.simulated_worker import SimulatedWorker
 
 
@@ -21,7 +21,8 @@ def made_up_logprobs(position: int, vocab_size: int) -> np.ndarray:
 
 
 def made_up_arrays(token: int, position: int, vocab_size: int, num: int | None) -> TokenArrays:
-    """All buffers of one token whose request asked for ``num`` logprobs."""
+    """All buffers of one token whose request asked for ``num`` logprobs; ``position`` counts from
+    the first token that was drawn."""
     ids = np.array([token], np.int32)
     if num is None:
         return TokenArrays(ids)
@@ -56,14 +57,33 @@ class FakeEngine:
     def step(self, plan: StepPlan, ids: np.ndarray) -> tuple[StepResult, TokenArrays]:
         time.sleep(self.step_s)
         result, emitted = self._worker.step(Planned(plan, ids))
-        assert len(result.rows) == len(emitted.ids)
-        parts = [self._arrays(row) for row in result.rows]
+        layout = Layout(result.rows, emitted)
+        parts = [
+            self._prompt_arrays(row, layout.part(index, index + 1).ids.tolist())
+            if row.of_prompt
+            else self._arrays(row)
+            for index, row in enumerate(result.rows)
+        ]
         rows = [
-            msgspec.structs.replace(row, num_values=len(part.values), num_top_ids=len(part.top_ids))
+            msgspec.structs.replace(
+                row,
+                num_values=len(part.values) // max(1, row.num_tokens),
+                num_top_ids=len(part.top_ids) // max(1, row.num_tokens),
+            )
             for row, part in zip(result.rows, parts, strict=True)
         ]
         arrays = join(parts) if parts else TokenArrays()
         return msgspec.structs.replace(result, rows=rows, step_s=self.step_s), arrays
+
+    def _prompt_arrays(self, row: ResultRow, ids: list[int]) -> TokenArrays:
+        slot = self._worker.slots[row.slot]
+        first = slot.num_told - len(ids) + 1 - slot.admit.prompt_len
+        num, vocab_size = slot.admit.params.prompt_logprobs, self.model_info.vocab_size
+        parts = [
+            made_up_arrays(token, position, vocab_size, num)
+            for position, token in enumerate(ids, first)
+        ]
+        return join(parts) if parts else TokenArrays()
 
     def _arrays(self, row: ResultRow) -> TokenArrays:
         slot = self._worker.slots[row.slot]

@@ -72,6 +72,7 @@ class Submitted:
     prompt: Array
     peer: Peer
     num_sent: Counter[int] = field(default_factory=Counter)
+    num_told: Counter[int] = field(default_factory=Counter)
 
     @property
     def key(self) -> tuple[str, int]:
@@ -98,15 +99,17 @@ class Submitted:
         top_ids: Any = None,
         ranks: Any = None,
         choice: int = 0,
+        of_prompt: bool = False,
     ) -> None:
         """``values`` [n, num_values] and ``top_ids`` [n, num_top_ids] of n tokens."""
         values = np.array(values, np.float32)
         top = np.zeros((len(ids), 0)) if top_ids is None else np.array(top_ids)
+        num_sent = self.num_told if of_prompt else self.num_sent
         row = Delta(
-            *self.key, choice, self.num_sent[choice], len(ids), text,
-            values.shape[1], top.shape[1],
+            *self.key, choice, num_sent[choice], len(ids), text,
+            values.shape[1], top.shape[1], of_prompt,
         )  # fmt: skip
-        self.num_sent[choice] += len(ids)
+        num_sent[choice] += len(ids)
         arrays = TokenArrays(
             np.array(ids, np.int32),
             values.ravel(),

@@ -149,14 +149,32 @@ def test_more_prompts_than_choices_are_refused_before_they_are_looked_at() -> No
     assert "9 prompts; the limit is max-choices = 8" in error.message
 
 
-@pytest.mark.parametrize("logprobs", [0, 3])
-def test_an_echo_with_logprobs_is_not_supported(logprobs: int) -> None:
-    error = refusal_of_completion(prompt="a", echo=True, logprobs=logprobs)
-    assert (error.param, error.code) == ("echo", "unsupported_parameter")
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_a_chat_without_an_answer_is_refused(name: str) -> None:
+    error = refusal_of_chat(**{name: 0})
+    assert error.param == name
+    assert all(words in error.message for words in (f"{name} is 0", ">= 1"))
 
 
-def test_an_echo_alone_is_refused_for_its_max_tokens() -> None:
-    assert refusal_of_completion(prompt="a", echo=True, max_tokens=0).param == "max_tokens"
+def test_a_completion_has_no_fewer_tokens_than_none() -> None:
+    assert refusal_of_completion(prompt="a", max_tokens=-1).param == "max_tokens"
+
+
+@pytest.mark.parametrize("asked", [0, 3])
+def test_the_logprobs_of_a_prompt_are_not_streamed(asked: int) -> None:
+    for error in (
+        refusal_of_completion(prompt="a", stream=True, prompt_logprobs=asked),
+        refusal_of_chat(stream=True, prompt_logprobs=asked),
+    ):
+        assert error.param == "prompt_logprobs"
+        assert f"prompt_logprobs is {asked}; it is allowed without stream only" in error.message
+
+
+@pytest.mark.parametrize("asked", [21, -1])
+def test_more_logprobs_of_a_prompt_than_the_setting_allows_are_refused(asked: int) -> None:
+    error = refusal_of_chat(prompt_logprobs=asked)
+    assert error.param == "prompt_logprobs"
+    assert "0 to 20" in error.message
 
 
 @pytest.mark.parametrize("asked", [21, -1])

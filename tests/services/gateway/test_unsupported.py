@@ -55,7 +55,6 @@ def test_other_values_are_refused_in_a_completion_and_named(name: str) -> None:
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
         ("response_format", {"type": "json_object"}),
-        ("prompt_logprobs", 0),
         ("best_of", 2),
         ("best_of", True),
         ("length_penalty", 0.9),

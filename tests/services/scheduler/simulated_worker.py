@@ -7,7 +7,9 @@ import numpy as np
 
 from services.scheduler.scheduler import Planned
 from shared.messages import Admit, Capacity, ResultRow, StepResult
-from shared.token_arrays import TokenArrays
+from shared.token_arrays import TokenArrays, join
+
+Part = tuple[ResultRow, TokenArrays]
 
 
 def next_token(ids: list[int]) -> int:
@@ -22,6 +24,7 @@ class Slot:
     blocks: list[int]
     num_computed: int = 0
     context: int = 0  # a hash of the ids that are computed
+    num_told: int = 0
     has_finished: bool = False
 
 
@@ -50,10 +53,10 @@ class SimulatedWorker:
         rows += [(decode.slot, 1) for decode in plan.decode]
         assert len({slot for slot, _ in rows}) == len(rows)
         assert sum(num for _, num in rows) <= self.capacity.max_num_batched_tokens
-        emitted = [(slot, token) for slot, num in rows if (token := self._compute(slot, num))]
-        emitted.sort(key=lambda item: (self.slots[item[0]].admit.route, item[0]))
-        result = StepResult(plan.step, [self._row(slot) for slot, _ in emitted])
-        return result, TokenArrays(np.array([token[0] for _, token in emitted], np.int32))
+        parts = [part for slot, num in rows for part in self._compute(slot, num)]
+        parts.sort(key=lambda part: (self.slots[part[0].slot].admit.route, part[0].slot))
+        result = StepResult(plan.step, [row for row, _ in parts])
+        return result, join([arrays for _, arrays in parts]) if parts else TokenArrays()
 
     def _admit(self, planned: Planned) -> None:
         start = 0
@@ -61,7 +64,8 @@ class SimulatedWorker:
             assert admit.slot not in self.slots, "a slot was given away twice"
             ids = planned.ids[start : start + admit.num_ids].tolist()
             start += admit.num_ids
-            self.slots[admit.slot] = Slot(admit, ids, list(admit.blocks), admit.num_cached)
+            slot = Slot(admit, ids, list(admit.blocks), admit.num_cached, 0, admit.num_told)
+            self.slots[admit.slot] = slot
             assert admit.num_cached < admit.num_ids
             self._clear(admit.blocks[-(-admit.num_cached // self.capacity.block_size) :])
         assert start == len(planned.ids)
@@ -88,24 +92,45 @@ class SimulatedWorker:
             self.kv[block].append(slot.context)
         slot.num_computed += num
 
-    def _compute(self, slot_id: int, num: int) -> list[int] | None:
-        """The token emitted by the row, in a list, or None for a chunk inside the prompt."""
+    def _compute(self, slot_id: int, num: int) -> list[Part]:
+        """What is told of the prompt, and the token where the row has computed all ids."""
         slot = self.slots[slot_id]
         assert num > 0
         if slot.has_finished:
-            return None
+            return []
         assert slot.num_computed + num <= len(slot.ids)
         assert slot.num_computed + num <= len(slot.blocks) * self.capacity.block_size
         self._write(slot, num)
-        if slot.num_computed < len(slot.ids):
-            return None
-        slot.ids.append(next_token(slot.ids))
-        return [slot.ids[-1]]
+        parts = self._tell(slot_id, num)
+        if slot.num_computed == len(slot.ids) and not slot.has_finished:
+            slot.ids.append(next_token(slot.ids))
+            parts.append((self._row(slot_id), TokenArrays(np.array(slot.ids[-1:], np.int32))))
+        return parts
+
+    def _tell(self, slot_id: int, num: int) -> list[Part]:
+        """Of the ids that follow the ``num`` that were computed last, where they are lacking."""
+        slot, admit = self.slots[slot_id], self.slots[slot_id].admit
+        asked, last = admit.params.prompt_logprobs, min(slot.num_computed, admit.prompt_len - 1)
+        ids = [] if asked is None else slot.ids[slot.num_told + 1 : last + 1]
+        assert not ids or slot.num_computed - num <= slot.num_told, "the cache tells no logprobs"
+        slot.num_told += len(ids)
+        slot.has_finished = admit.params.max_tokens == 0 and slot.num_computed == admit.prompt_len
+        if not ids and not slot.has_finished:
+            return []
+        num_values, num_top = (1 + asked, asked) if asked is not None and ids else (0, 0)
+        finish = "length" if slot.has_finished else None
+        name = (slot_id, admit.request, admit.attempt)
+        row = ResultRow(*name, len(ids), finish, None, num_values, num_top, True)
+        numbers = np.zeros(len(ids) * num_values, np.int32)
+        top_ids, ranks = numbers[: len(ids) * num_top], numbers[: len(ids)]
+        arrays = TokenArrays(np.array(ids, np.int32), numbers.astype(np.float32), top_ids, ranks)
+        return [(row, arrays)]
 
     def _row(self, slot_id: int) -> ResultRow:
         slot = self.slots[slot_id]
         num_emitted = len(slot.ids) - slot.admit.prompt_len
-        max_tokens = slot.admit.params.max_tokens or self.capacity.max_model_len
+        asked = slot.admit.params.max_tokens
+        max_tokens = self.capacity.max_model_len if asked is None else asked
         is_over = num_emitted >= max_tokens or len(slot.ids) >= self.capacity.max_model_len
         slot.has_finished = is_over
         finish = "length" if is_over else None

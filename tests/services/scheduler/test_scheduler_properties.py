@@ -12,11 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from services.scheduler.prefix_index import BlockNames
 from services.scheduler.scheduler import MAX_WORKER_DEATHS, Refusal, Scheduler
-from services.scheduler.sequence import Sequence
+from services.scheduler.sequence import Emission, Sequence, bytes_told
 from services.scheduler.worker_state import WorkerState
 from shared.errors import InvalidRequest, Overloaded, Unavailable
 from shared.messages import (
-    WINDOW_BYTES,
     WINDOW_TOKENS,
     Capacity,
     Generate,
@@ -24,7 +23,7 @@ from shared.messages import (
     SamplingParams,
     StepPlan,
 )
-from shared.token_arrays import Layout
+from shared.token_arrays import Layout, bytes_of
 from tests.services.scheduler.simulated_worker import SimulatedWorker, next_token
 
 
@@ -72,6 +71,9 @@ class Mesh(RuleBasedStateMachine):
         self.expected: dict[str, list[int]] = {}
         self.names: dict[bytes, list[int]] = {}
         self.emitted: dict[str, list[int]] = {}
+        self.prompts: dict[str, list[int]] = {}  # of those whose logprobs are asked for
+        self.told: dict[str, list[int]] = {}
+        self.num_bytes: Counter[str] = Counter()
         self.open: set[str] = set()
         self.ended: list[str] = []
         self.num_requests = self.num_workers = 0
@@ -107,7 +109,7 @@ class Mesh(RuleBasedStateMachine):
 
     @rule(
         prompt_len=st.integers(1, 40),
-        max_tokens=st.integers(1, 30),
+        max_tokens=st.integers(0, 30),
         route=st.integers(0, 2),
         num_resumed=st.integers(0, 3),
         priority=st.integers(-3, 3),
@@ -116,6 +118,8 @@ class Mesh(RuleBasedStateMachine):
         cache_salt=st.sampled_from(["", "", "mine"]),
         num_choices=st.sampled_from([1, 1, 3]),
         num_requests=st.integers(1, 4),
+        prompt_logprobs=st.sampled_from([None, None, 0, 3]),
+        share_told=st.sampled_from([0, 0, 0.4, 1]),
     )
     def arrive(
         self,
@@ -129,19 +133,26 @@ class Mesh(RuleBasedStateMachine):
         cache_salt: str,
         num_choices: int,
         num_requests: int,
+        prompt_logprobs: int | None,
+        share_told: float,
     ) -> None:
-        """Prompts begin with ``shared`` ids; those of one request are the same."""
-        params = SamplingParams(seed=0, max_tokens=max_tokens)
+        """Prompts begin with ``shared`` ids; those of one request are the same. Nobody has emitted
+        anything before all was told of the prompt."""
+        plain = SamplingParams(seed=0, max_tokens=max_tokens)
+        asking = msgspec.structs.replace(plain, prompt_logprobs=prompt_logprobs)
         for _ in range(num_requests):
             self.num_requests += 1
             own = [(self.num_requests * 7 + i) % 50 for i in range(prompt_len)]
             prompt = [*shared, *own][:prompt_len]
             text = expected_text(prompt, max_tokens)
             self.names |= names_of(prompt + text, self.capacity.block_size, cache_salt)
-            resumed = text[: min(num_resumed, max_tokens - 1)]
+            resumed = text[: max(0, min(num_resumed, max_tokens - 1))]
+            num_told = int((prompt_len - 1) * (1 if resumed else share_told))
             for choice in range(num_choices):
-                name = f"r{self.num_requests}/{choice}"
-                generate = Generate(name, 1, choice, prompt_len, params, priority, cache_salt)
+                name, params = f"r{self.num_requests}/{choice}", plain if choice else asking
+                generate = Generate(
+                    name, 1, choice, prompt_len, params, priority, cache_salt, num_told
+                )
                 self.add(generate, prompt, text, resumed, route, window)
 
     def add(
@@ -169,6 +180,10 @@ class Mesh(RuleBasedStateMachine):
             sequence = self.core.sequences[name, 1]
             assert sequence.max_emitted == len(resumed) + WINDOW_TOKENS
             sequence.max_emitted = len(resumed) + window
+            sequence.max_bytes = 8 * window
+            if generate.params.prompt_logprobs is not None:
+                self.prompts[name] = prompt
+                self.told[name] = prompt[1 : 1 + generate.num_told]
             self.expected[name] = text
             self.emitted[name] = list(resumed)
             self.open.add(name)
@@ -179,7 +194,8 @@ class Mesh(RuleBasedStateMachine):
             self.grant(pick.choice(sorted(self.open)), num)
 
     def grant(self, name: str, num: int) -> None:
-        self.core.grant(Grant(name, 1, len(self.emitted[name]) + num, WINDOW_BYTES))
+        num_bytes = self.num_bytes[name] + 8 * num
+        self.core.grant(Grant(name, 1, len(self.emitted[name]) + num, num_bytes))
 
     @rule(pick=st.randoms(use_true_random=False))
     def plan(self, pick) -> None:
@@ -223,11 +239,29 @@ class Mesh(RuleBasedStateMachine):
         for emission in self.core.absorb(worker_id, result, arrays):
             name = emission.sequence.request
             assert name in self.open
-            assert emission.position == len(self.emitted[name])
-            self.emitted[name] += layout.part(emission.index, emission.index + 1).ids.tolist()
+            ids = layout.part(emission.index, emission.index + 1).ids.tolist()
+            self.num_bytes[name] += bytes_of(emission.row)
+            if emission.row.of_prompt:
+                self.check_told(emission, ids)
+            else:
+                assert emission.position == len(self.emitted[name])
+                self.emitted[name] += ids
+            if emission.ends or not emission.row.of_prompt:
+                assert self.told.get(name, []) == self.prompts.get(name, [])[1:]
             if emission.ends:
                 assert self.emitted[name] == self.expected[name]
                 self.open.remove(name)
+
+    def check_told(self, emission: Emission, ids: list[int]) -> None:
+        """Each token of the prompt once, in order, and not beyond what its client may get by more
+        than one."""
+        name, sequence = emission.sequence.request, emission.sequence
+        if ids:
+            assert emission.position == len(self.told[name])
+            self.told[name] += ids
+            assert self.told[name] == self.prompts[name][1 : 1 + len(self.told[name])]
+            per_token = bytes_told(sequence.params, 0)
+            assert self.num_bytes[name] < sequence.max_bytes + per_token
 
     @rule(is_time=st.sampled_from([False, False, True]))
     def reset_prefix_cache(self, is_time: bool) -> None:

@@ -1,0 +1,385 @@
+"""The logprobs of prompts in replies: vLLM's lists, and OpenAI's echo."""
+
+import asyncio
+import json
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+from openai import AsyncOpenAI
+
+from services.gateway.completions import prompt_logprob_bytes
+from services.gateway.job import Job
+from services.gateway.parse import Limits, parse_chat, parse_completion
+from services.gateway.prompt_logprob_json import PromptLogprobs
+from services.gateway.token_table import TokenTable
+from shared.messages import ALL_TOKENS, State
+from tests.services.gateway.fakes import (
+    LIMITS,
+    MODEL,
+    FakeTokenizer,
+    Submitted,
+    fake_tokenizer,
+    running_gateway,
+    until,
+)
+from tests.services.gateway.test_logprob_json import progress
+
+TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
+MESSAGES: Any = [{"role": "user", "content": "Hi"}]
+PROMPT = [6, 7, 8]  # " w6 w7 w8"
+
+
+def tell(request: Submitted) -> None:
+    """Of the prompt's second and third token, in two messages; two alternatives each."""
+    request.logprobs("", [7], [[-0.5, -0.25, -0.5]], [[9, 7]], [2], of_prompt=True)
+    request.logprobs("", [8], [[-4, -0.125, -0.5]], [[7, 1]], [5], of_prompt=True)
+
+
+async def serve(tokenizer: FakeTokenizer, num_choices: int = 1, writes: bool = True) -> Submitted:
+    """Tells of the prompt, and has one token with two alternatives for each choice."""
+    request = await tokenizer.submitted.get()
+    request.accept(PROMPT)
+    tell(request)
+    for choice in range(num_choices):
+        if writes:
+            request.logprobs("a", [10], [[-1, -0.5, -1]], [[9, 10]], [2], choice)
+        request.finish("length", choice)
+    return request
+
+
+async def post(http: aiohttp.ClientSession, path: str, **body: Any) -> Any:
+    async with http.post(path, json=body) as response:
+        assert response.status == 200, await response.text()
+        return await response.json()
+
+
+OF_PROMPT = [
+    None,
+    {
+        "7": {"logprob": -0.5, "rank": 2, "decoded_token": " w7"},
+        "9": {"logprob": -0.25, "rank": 1, "decoded_token": " w9"},
+    },
+    {
+        "8": {"logprob": -4, "rank": 5, "decoded_token": " w8"},
+        "7": {"logprob": -0.125, "rank": 1, "decoded_token": " w7"},
+        "1": {"logprob": -0.5, "rank": 2, "decoded_token": "�"},
+    },
+]
+
+
+async def test_each_choice_of_a_completion_has_those_of_the_prompt(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+) -> None:
+    reply, request = await asyncio.gather(
+        post(http, TEXT, prompt=PROMPT, prompt_logprobs=2, n=2), serve(tokenizer, 2)
+    )
+    assert request.submit.params.prompt_logprobs == 2
+    assert request.submit.params.logprobs is None
+    assert [choice["prompt_logprobs"] for choice in reply["choices"]] == [OF_PROMPT] * 2
+    assert [choice["logprobs"] for choice in reply["choices"]] == [None, None]
+    assert reply["usage"]["completion_tokens"] == 2
+    assert list(reply["choices"][0]["prompt_logprobs"][2]) == ["8", "7", "1"]
+
+
+async def test_a_chat_has_them_on_top(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+) -> None:
+    ask = post(http, CHAT, messages=MESSAGES, prompt_logprobs=2, logprobs=True, top_logprobs=2)
+    reply, _ = await asyncio.gather(ask, serve(tokenizer))
+    assert reply["prompt_logprobs"] == OF_PROMPT
+    [choice] = reply["choices"]
+    assert [entry["token"] for entry in choice["logprobs"]["content"]] == [" w10"]
+    assert "prompt_logprobs" not in choice
+
+
+async def test_who_does_not_ask_has_none(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+) -> None:
+    reply, request = await asyncio.gather(post(http, TEXT, prompt="a"), tokenizer.answer("x"))
+    assert request.submit.params.prompt_logprobs is None
+    assert "prompt_logprobs" not in json.dumps(reply)
+
+
+async def test_an_echo_begins_the_columns_with_the_prompt(
+    openai: AsyncOpenAI, tokenizer: FakeTokenizer
+) -> None:
+    reply, request = await asyncio.gather(
+        openai.completions.create(model="fish", prompt=PROMPT, echo=True, logprobs=2, n=2),
+        serve(tokenizer, 2),
+    )
+    assert request.submit.params.prompt_logprobs == 2
+    for choice in reply.choices:
+        assert choice.text == " w6 w7 w8a"
+        logprobs = choice.logprobs
+        assert logprobs is not None
+        assert logprobs.tokens == [" w6", " w7", " w8", " w10"]
+        assert logprobs.text_offset == [0, 3, 6, 9]
+        assert logprobs.token_logprobs == [None, -0.5, -4, -1]
+        assert logprobs.top_logprobs == [
+            None,
+            {" w9": -0.25, " w7": -0.5},
+            {" w7": -0.125, "bytes:\\xe2\\x82": -0.5, " w8": -4},
+            {" w9": -0.5, " w10": -1},
+        ]
+
+
+async def test_an_echo_and_the_list_have_as_many_alternatives_as_each_was_asked_for(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+) -> None:
+    reply, request = await asyncio.gather(
+        post(http, TEXT, prompt=PROMPT, echo=True, logprobs=1, prompt_logprobs=2),
+        serve(tokenizer),
+    )
+    assert (request.submit.params.logprobs, request.submit.params.prompt_logprobs) == (1, 2)
+    [choice] = reply["choices"]
+    assert choice["prompt_logprobs"] == OF_PROMPT
+    assert choice["logprobs"]["top_logprobs"][:3] == [
+        None,
+        {" w9": -0.25, " w7": -0.5},
+        {" w7": -0.125, " w8": -4},
+    ]
+
+
+@pytest.mark.parametrize("num_choices", [1, 2])
+async def test_a_streamed_echo_goes_on_from_the_prompt_in_each_choice(
+    openai: AsyncOpenAI, tokenizer: FakeTokenizer, num_choices: int
+) -> None:
+    async def early() -> None:
+        """The second choice is ahead of what is told of the prompt."""
+        request = await tokenizer.submitted.get()
+        request.accept(PROMPT)
+        if num_choices == 2:
+            request.logprobs("b", [11], [[-1]], choice=1)
+            request.finish("length", 1)
+        await asyncio.sleep(0.05)
+        tell(request)
+        await asyncio.sleep(0.05)
+        request.logprobs("a", [10], [[-1]])
+        request.finish("length")
+
+    stream, _ = await asyncio.gather(
+        openai.completions.create(
+            model="fish", prompt=PROMPT, echo=True, logprobs=0, n=num_choices, stream=True
+        ),
+        early(),
+    )
+    texts, columns = [""] * num_choices, [([], [], []) for _ in range(num_choices)]  # type: Any
+    async for chunk in stream:
+        [choice] = chunk.choices
+        texts[choice.index] += choice.text
+        if logprobs := choice.logprobs:
+            tokens, values, offsets = columns[choice.index]
+            tokens += logprobs.tokens
+            values += logprobs.token_logprobs
+            offsets += logprobs.text_offset
+    assert texts == [" w6 w7 w8a", " w6 w7 w8b"][:num_choices]
+    for index, (tokens, values, offsets) in enumerate(columns):
+        assert tokens == [" w6", " w7", " w8", f" w{10 + index}"]
+        assert values == [None, -0.5, -4, -1]
+        assert offsets == [0, 3, 6, 9]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_scoring_has_the_prompt_and_no_token(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, is_stream: bool
+) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 2, "stream": is_stream}
+    response, request = await asyncio.gather(
+        http.post(TEXT, json=body), serve(tokenizer, writes=False)
+    )
+    async with response:
+        text = await response.text()
+    assert request.submit.params.max_tokens == 0
+    if is_stream:
+        events = [line[6:] for line in text.splitlines() if line.startswith("data: {")]
+        choices = [json.loads(event)["choices"][0] for event in events]
+    else:
+        reply = json.loads(text)
+        choices = reply["choices"]
+        assert reply["usage"]["completion_tokens"] == 0
+    assert "".join(choice["text"] for choice in choices) == " w6 w7 w8"
+    assert choices[-1]["finish_reason"] == "length"
+    values = [choice["logprobs"]["token_logprobs"] for choice in choices if choice["logprobs"]]
+    assert list(chain.from_iterable(values)) == [None, -0.5, -4]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_of_a_prompt_of_one_token_there_is_nothing_to_tell(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, is_stream: bool
+) -> None:
+    async def answer() -> None:
+        request = await tokenizer.submitted.get()
+        request.accept([6])
+        request.logprobs("a", [10], [[-1]])
+        request.finish("length")
+
+    body = {"prompt": [6], "echo": True, "logprobs": 0, "stream": is_stream}
+    response, _ = await asyncio.gather(http.post(TEXT, json=body), answer())
+    async with response:
+        text = await response.text()
+    first = text.splitlines()[0].removeprefix("data: ")
+    [choice] = json.loads(first)["choices"]
+    assert choice["logprobs"]["tokens"] == [" w6", " w10"]
+    assert choice["logprobs"]["token_logprobs"] == [None, -1]
+    assert choice["logprobs"]["top_logprobs"] == [None, {" w10": -1}]
+
+
+async def test_each_prompt_of_a_list_has_its_own(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+) -> None:
+    async def answer() -> None:
+        first, second = [await tokenizer.submitted.get() for _ in range(2)]
+        for request, ids in ((second, [6, 7]), (first, [6, 8])):
+            request.accept(ids)
+        for request, ids in ((second, [6, 7]), (first, [6, 8])):
+            request.logprobs("", ids[1:], [[-ids[1]]], of_prompt=True)
+            request.finish("length")
+
+    reply, _ = await asyncio.gather(
+        post(http, TEXT, prompt=[[6, 8], [6, 7]], prompt_logprobs=0, max_tokens=0), answer()
+    )
+    told = [choice["prompt_logprobs"][1] for choice in reply["choices"]]
+    assert [list(each) for each in told] == [["8"], ["7"]]
+    assert told[0]["8"]["logprob"] == -8
+
+
+async def test_what_is_aborted_in_its_prompt_has_what_was_told(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+) -> None:
+    async def answer() -> None:
+        request = await tokenizer.submitted.get()
+        request.accept(PROMPT)
+        request.logprobs("b", [11], [[-1]], choice=1)
+        request.finish("length", 1)
+        request.logprobs("", [7], [[-0.5]], of_prompt=True)
+        request.finish("abort")
+
+    body = {"prompt": PROMPT, "echo": True, "logprobs": 0, "n": 2}
+    reply, _ = await asyncio.gather(post(http, TEXT, **body), answer())
+    assert [choice["finish_reason"] for choice in reply["choices"]] == ["abort", "length"]
+    tokens = [choice["logprobs"]["tokens"] for choice in reply["choices"]]
+    assert tokens == [[" w6", " w7"], [" w6", " w7", " w11"]]
+
+
+async def test_a_replay_asks_for_what_is_not_told_yet(
+    tmp_path: Path, http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+) -> None:
+    async def answer() -> None:
+        request = await tokenizer.submitted.get()
+        request.accept(PROMPT)
+        request.logprobs("", [7], [[-0.5]], of_prompt=True)
+        await asyncio.sleep(0.1)
+        async with fake_tokenizer(tmp_path, "t2") as other:
+            await tokenizer.link.close("the test wants so")
+            again = await other.submitted.get()
+            [start] = again.submit.choices
+            assert (start.num_told, start.num_ids) == (1, 0)
+            assert again.prompt.tolist() == PROMPT
+            again.accept(PROMPT)
+            again.num_told[0] = 1
+            again.logprobs("", [8], [[-4]], of_prompt=True)
+            again.finish("length")
+
+    reply, _ = await asyncio.gather(
+        post(http, TEXT, prompt=PROMPT, prompt_logprobs=0, max_tokens=0), answer()
+    )
+    told = reply["choices"][0]["prompt_logprobs"]
+    assert [entry and list(entry) for entry in told] == [None, ["7"], ["8"]]
+
+
+async def test_they_are_in_nobodys_count_of_tokens(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+) -> None:
+    async def count() -> float:
+        async with http.get("/metrics") as response:
+            lines = (await response.text()).splitlines()
+        named = [line for line in lines if line.startswith("vllm:generation_tokens_total")]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in named)
+
+    before = await count()
+    await asyncio.gather(post(http, TEXT, prompt=PROMPT, prompt_logprobs=2), serve(tokenizer))
+    assert await count() == before + 1
+
+
+def completion(**fields: Any) -> Job:
+    limits = Limits(max_choices=8, max_logprobs=ALL_TOKENS)
+    return parse_completion(json.dumps({"prompt": "a"} | fields).encode(), MODEL, limits)
+
+
+def test_the_mesh_is_asked_for_the_larger_number() -> None:
+    def asked(**fields: Any) -> tuple[int | None, int | None]:
+        job = completion(**fields)
+        return job.params.prompt_logprobs, job.num_prompt_logprobs
+
+    assert asked() == (None, None)
+    assert asked(echo=True, prompt_logprobs=3) == (3, 3)
+    assert asked(logprobs=5, prompt_logprobs=3) == (3, 3)
+    assert asked(echo=True, logprobs=5, prompt_logprobs=3) == (5, 3)
+    assert asked(echo=True, logprobs=5) == (5, None)
+    assert asked(echo=True, logprobs=-1, prompt_logprobs=3) == (ALL_TOKENS, 3)
+    assert asked(echo=True, logprobs=0, prompt_logprobs=-1) == (ALL_TOKENS, ALL_TOKENS)
+    chat = json.dumps({"messages": MESSAGES, "prompt_logprobs": 20}).encode()
+    assert parse_chat(chat, MODEL, LIMITS).params.prompt_logprobs == 20
+
+
+def test_bytes_are_counted_for_each_token_of_the_prompts_unless_they_are_streamed() -> None:
+    ids = [np.zeros(4, np.int32), np.zeros(6, np.int32)]
+    per_token = 8 * (2 + 3)
+    assert prompt_logprob_bytes(completion(prompt_logprobs=3), MODEL, ids) == 10 * per_token
+    assert prompt_logprob_bytes(completion(prompt_logprobs=3, n=2), MODEL, ids) == 10 * per_token
+    whole = prompt_logprob_bytes(completion(prompt_logprobs=-1), MODEL, ids)
+    assert whole == 10 * 8 * (2 + MODEL.vocab_size)
+    streamed = completion(echo=True, logprobs=3, stream=True)
+    assert prompt_logprob_bytes(streamed, MODEL, ids) == 0
+    assert prompt_logprob_bytes(completion(logprobs=3), MODEL, ids) == 0
+
+
+async def test_more_than_the_gateway_may_hold_is_refused(tmp_path: Path) -> None:
+    async def answer(tokenizer: FakeTokenizer) -> None:
+        (await tokenizer.submitted.get()).accept([6] * 60)
+
+    settings = {"max_logprobs": -1, "max_buffered_bytes": 40_000}
+    async with (
+        fake_tokenizer(tmp_path) as tokenizer,
+        running_gateway(tmp_path, **settings) as gateway,
+        aiohttp.ClientSession() as http,
+    ):
+        await until(lambda: gateway.status().state == State.READY)
+        body = {"prompt": "a", "prompt_logprobs": -1}
+        response, _ = await asyncio.gather(
+            http.post(f"http://127.0.0.1:{gateway.port}{TEXT}", json=body), answer(tokenizer)
+        )
+        async with response:
+            error = (await response.json())["error"]
+            assert response.status == 400
+        assert error["param"] == "prompt_logprobs"
+        assert "max-buffered-bytes = 40000" in error["message"]
+        await asyncio.wait_for(tokenizer.cancelled.get(), 10)
+
+
+def test_the_whole_vocabulary_is_numbered_by_its_ranks() -> None:
+    size = 3000
+    words = [f"w{token}".encode() for token in range(size)]
+    lengths = np.array(list(map(len, words)), np.int32)
+    table = TokenTable(np.frombuffer(b"".join(words), np.uint8), lengths)
+    values = -np.random.default_rng(1).exponential(9, size).astype(np.float32)
+    token, rank = 17, 1 + int((values > values[17]).sum())
+    written = {}
+    for num_top in (ALL_TOKENS, 5):
+        row = np.concatenate((values[token : token + 1], values))
+        got = replace(progress([token], [row], ranks=[rank]), of_prompt=True)
+        written[num_top] = json.loads(b"".join(PromptLogprobs(table, num_top).write([got])))
+    [nothing, entries] = written[ALL_TOKENS]
+    assert nothing is None
+    order = np.argsort(-values, kind="stable").tolist()
+    assert {int(key): each["rank"] for key, each in entries.items()} == {
+        token_id: number for number, token_id in enumerate(order, 1)
+    }
+    assert next(iter(entries)) == str(token)
+    assert all(np.float32(each["logprob"]) == values[int(key)] for key, each in entries.items())
+    assert list(written[5][1]) == [str(token), *map(str, order[:5])]
