@@ -83,3 +83,40 @@ async def test_prompt_tokens_count_once_for_each_prompt() -> None:
     exchange.accept(0, np.array([3], np.int32))
     await exchange.accepted()
     assert exchange.num_prompt_tokens == 3
+
+
+def tell(exchange: Exchange, index: int, position: int, *ids: int) -> None:
+    row = Delta("a~b/0", 1, index, position, len(ids), "", of_prompt=True)
+    exchange.add(index, row, TokenArrays(np.array(ids, np.int32)))
+
+
+async def test_a_text_waits_until_all_of_its_prompt_is_told() -> None:
+    exchange = Exchange(2, 2, tells_prompts=True)
+    for prompt in range(2):
+        exchange.accept(prompt, np.array([1, 2, 3], np.int32))
+    add(exchange, 1, 0, "b", 9)
+    add(exchange, 3, 0, "d", 9)
+    tell(exchange, 0, 0, 2)
+    first = await anext(exchange)
+    assert (first.of_prompt, first.index, first.arrays.ids.tolist()) == (True, 0, [2])
+    waiting = asyncio.ensure_future(anext(exchange))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    tell(exchange, 2, 0, 2, 3)
+    second = await waiting
+    assert (second.of_prompt, second.index, second.arrays.ids.tolist()) == (True, 2, [2, 3])
+    assert (await anext(exchange)).index == 3
+    tell(exchange, 0, 1, 3)
+    assert (await anext(exchange)).of_prompt
+    assert (await anext(exchange)).index == 1
+
+
+async def test_nobody_waits_for_a_prompt_of_one_token_nor_for_one_that_was_aborted() -> None:
+    exchange = Exchange(2, 2, tells_prompts=True)
+    exchange.accept(0, np.array([1], np.int32))
+    add(exchange, 1, 0, "b", 9)
+    assert (await anext(exchange)).index == 1
+    exchange.accept(1, np.array([1, 2, 3], np.int32))
+    add(exchange, 3, 0, "d", 9)
+    exchange.finish(2, Finished("a~b/1", 1, 0, "abort", 0))
+    assert {(await anext(exchange)).index, (await anext(exchange)).index} == {2, 3}

@@ -4,10 +4,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 from tokenizers import Tokenizer
 
 from services.tokenizer.choice import Choice
 from services.tokenizer.deliver import deliver
+from services.tokenizer.metrics import DECODED_TOKENS
 from services.tokenizer.open_requests import OpenRequest, OpenRequests
 from services.tokenizer.text_stream import TextStream
 from shared.messages import (
@@ -128,3 +130,37 @@ def test_a_request_ends_with_the_last_of_its_choices(tokenizer: Tokenizer):
     ends = [end.choice for deltas, _ in gateway.sent for end in deltas.finished]
     assert ends == [1, 0]
     assert all(isinstance(deltas, Deltas) for deltas, _ in gateway.sent)
+
+
+def test_what_is_told_of_a_prompt_passes_through_and_is_no_text(tokenizer: Tokenizer):
+    table, gateway = OpenRequests(), FakePeer()
+    request = open_request(table, tokenizer, "a", gateway, stop=("fox",), stop_token_ids=[7])
+    request.choices[0].num_told = 3
+    prompt, drawn = [5, *tokenizer.encode("fox").ids, 7], tokenizer.encode("dog").ids
+    rows = [
+        TokenRow("a/0", 1, 3, len(prompt), 1, of_prompt=True),
+        TokenRow("a/0", 1, 0, len(drawn), 1),
+    ]
+    ids = np.array(prompt + drawn, np.int32)
+    values, ranks = np.arange(len(ids), dtype=np.float32), np.ones(len(ids), np.int32)
+    finished = [Finished("a/0", 1, 0, "stop", len(drawn))]
+    counted = DECODED_TOKENS._value.get()
+    deliver(Tokens(rows, finished), TokenArrays(ids, values, ids[:0], ranks), table)
+    ((deltas, arrays),) = gateway.sent
+    told, text = deltas.rows[:2]
+    assert (told.of_prompt, told.position, told.num_tokens, told.text) == (True, 3, len(prompt), "")
+    assert (text.of_prompt, text.position, text.num_tokens) == (False, 0, len(drawn))
+    assert arrays.ids.tolist() == prompt + drawn
+    assert arrays.values.tolist() == values.tolist()
+    [end] = deltas.finished
+    assert (end.num_tokens, end.stop_reason) == (len(drawn), None)
+    assert DECODED_TOKENS._value.get() == counted + len(drawn)
+
+
+def test_what_was_told_of_a_prompt_before_is_a_broken_promise(tokenizer: Tokenizer):
+    table = OpenRequests()
+    open_request(table, tokenizer, "a", FakePeer()).choices[0].num_told = 3
+    row = TokenRow("a/0", 1, 2, 1, 1, of_prompt=True)
+    one = np.ones(1, np.int32)
+    with pytest.raises(ValueError, match="token 2 of the prompt came where 3 belongs"):
+        deliver(Tokens([row], []), TokenArrays(one, one.astype(np.float32), one[:0], one), table)

@@ -63,3 +63,10 @@ def test_a_text_converted_to_ids_and_back_is_the_text(model: TextModel):
     text = "def f(x): return 'Grüße' <|im_end|>"
     ids = convert(model, "text", np.frombuffer(text.encode(), np.uint8), True)
     assert convert(model, "ids", ids, True).tobytes().decode() == text
+
+
+def test_only_the_first_choice_brings_the_logprobs_of_the_prompt():
+    asking = SamplingParams(seed=0, prompt_logprobs=3, logprobs=2)
+    done = Prepared(np.zeros(1, np.int32), asking, [])
+    assert done.params_of(0) is asking
+    assert done.params_of(1) == SamplingParams(seed=0, logprobs=2)

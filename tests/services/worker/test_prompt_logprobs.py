@@ -8,10 +8,11 @@ import pytest
 from transformers import Qwen2ForCausalLM
 
 from kernels.logprobs.reference import logprobs_row
+from services.scheduler.scheduler import Scheduler
 from services.worker import logprobs
 from services.worker.engine import Engine
-from shared.messages import ALL_TOKENS, SamplingParams
-from shared.token_arrays import TokenArrays, join
+from shared.messages import ALL_TOKENS, Generate, SamplingParams
+from shared.token_arrays import Layout, TokenArrays, join
 from tests.services.worker.checkpoints import VOCAB_SIZE, random_prompts, true_logits
 from tests.services.worker.driver import Driver, Job, make_engine
 
@@ -161,3 +162,42 @@ def test_logits_that_are_no_numbers_fail_their_prompt_alone(
         assert "not finite" in str(job.end.error)
         assert job.emitted == []
     assert len(jobs[1].emitted) == 3
+
+
+def run_scheduled(engine: Engine, core: Scheduler, jobs: list[Job]) -> None:
+    """Three choices of each of ``jobs``, of which the first asks, all at once."""
+    core.add_worker("w", engine.capacity)
+    plain = SamplingParams(0, 0.0, max_tokens=12, ignore_eos=True)
+    for number, job in enumerate(jobs):
+        ids = np.array(job.prompt, np.int32)
+        for choice in range(3):
+            params = plain if choice else job.params
+            core.add(Generate(f"{number}/{choice}", 1, choice, len(ids), params), ids, 0, 0.0)
+    while core.sequences:
+        planned = core.plan("w")
+        assert planned is not None
+        result, arrays = engine.step(planned.plan, planned.ids)
+        layout = Layout(result.rows, arrays)
+        for each in core.absorb("w", result, arrays):
+            if each.row.of_prompt:
+                number, choice = map(int, each.sequence.request.split("/"))
+                assert choice == 0
+                part = layout.part(each.index, each.index + 1)
+                jobs[number].prompt_told.append((each.row, part))
+
+
+@pytest.mark.parametrize("caches_prefixes", [True, False])
+def test_a_prompt_that_was_preempted_is_told_once(
+    checkpoint: Path, oracle: Qwen2ForCausalLM, caches_prefixes: bool
+) -> None:
+    engine = make_engine(checkpoint, max_num_batched_tokens=9, num_gpu_blocks_override=40)
+    first, *others = [ids for ids in random_prompts(14, seed=10) if len(ids) > 12]
+    prompts = [first, first, [*first[:9], *others[0]], *others]
+    jobs = [Job(prompt, asking(3, max_tokens=12)) for prompt in prompts]
+    core = Scheduler(100, 10, caches_prefixes)
+    run_scheduled(engine, core, jobs)
+    for job in jobs:
+        assert_true(oracle, job)
+    assert core.num_preemptions > 0
+    if caches_prefixes:
+        assert core.num_prefix_hits > 0
