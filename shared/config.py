@@ -282,6 +282,18 @@ class SchedulerConfig(Settings):
         le=2,
         description="steps that a worker has been told of: with 2 it never waits for the scheduler",
     )
+    max_num_partial_prefills: int = Field(
+        2, ge=1, description="sequences on a worker in the middle of their prompt at once"
+    )
+    max_long_partial_prefills: int = Field(
+        1, ge=1, description="how many of these may be long; others that are long wait"
+    )
+    long_prefill_token_threshold: int = Field(
+        0,
+        ge=0,
+        description="tokens to compute beyond which a prompt is long, and gives shorter ones a part"
+        " of each step (0: as many as a step computes)",
+    )
     enable_prefix_caching: bool = Field(
         True, description="compute what prompts begin with in common only once"
     )
@@ -291,6 +303,15 @@ class SchedulerConfig(Settings):
     worker_grace_s: float = Field(
         60.0, ge=0, description="seconds that requests wait for a lost worker's replacement"
     )
+
+    @model_validator(mode="after")
+    def _check_partial_prefills(self) -> Self:
+        num, limit = self.max_long_partial_prefills, self.max_num_partial_prefills
+        if num > limit:
+            raise ValueError(
+                f"max-long-partial-prefills: {num}: at most max-num-partial-prefills, {limit}"
+            )
+        return self
 
 
 class WorkerConfig(Settings):

@@ -62,9 +62,10 @@ class PlanBuilder:
         if blocks:
             self.plan.extend.append(Extend(sequence.slot, blocks))
 
-    def compute(self, sequence: Sequence) -> None:
-        """Gives the sequence as many tokens as it lacks, and the budget and its credit allow."""
-        num_tokens = min(sequence.num_to_compute, self.budget, sequence.max_chunk(self._vocab_size))
+    def compute(self, sequence: Sequence, max_tokens: int) -> None:
+        """Gives the sequence as many tokens as it lacks, and both limits and its credit allow."""
+        max_tokens = min(max_tokens, self.budget, sequence.max_chunk(self._vocab_size))
+        num_tokens = min(sequence.num_to_compute, max_tokens)
         if num_tokens == 0:
             return
         if sequence.num_to_compute == 1:

@@ -2,12 +2,13 @@
 
 There are no phases. A sequence has ids it knows and ids whose KV is computed; a step gives it
 tokens to catch up, which covers prompts in chunks, decoding, and recovery after preemption or a
-worker's death alike. Decoding sequences come first, then prompts, in order, up to the worker's
-token budget. When blocks run out one sequence gives its own back and waits again with all it has
-emitted.
+worker's death alike. Decoding sequences come first, then prompts, in order but for long ones
+(``prefills.py``), up to the worker's token budget. When blocks run out one sequence gives its own
+back and waits again with all it has emitted.
 
 **Order.** A sequence that came at time t with priority p stands where one of priority 0 would that
-came at t + p · priority_step_s. So nobody starves: whoever waits long enough is first.
+came at t + p · priority_step_s. So nobody starves: whoever waits long enough is first, and passed
+over only as long as others with long prompts are being computed, which end.
 
 **Credit.** A sequence whose client does not read is not computed; if anybody else needs its slot or
 its blocks it has to leave them, and it stands in no line until it has credit again.
@@ -32,6 +33,7 @@ from services.scheduler.limits import check_length
 from services.scheduler.line import Line
 from services.scheduler.placement import is_its_turn
 from services.scheduler.plan_builder import PlanBuilder
+from services.scheduler.prefills import PrefillLimits, Prefills
 from services.scheduler.sequence import Emission, Ended, Sequence
 from services.scheduler.worker_state import WorkerState
 from shared.errors import (
@@ -74,6 +76,7 @@ class Scheduler:
         priority_step_s: float,
         caches_prefixes: bool = True,
         pipeline_depth: int = 1,
+        prefill_limits: PrefillLimits = PrefillLimits(),  # noqa: B008, it is frozen
     ) -> None:
         self.max_waiting = max_waiting
         self.workers: dict[str, WorkerState] = {}
@@ -88,6 +91,7 @@ class Scheduler:
         self._priority_step_s = priority_step_s
         self._caches_prefixes = caches_prefixes
         self._pipeline_depth = pipeline_depth
+        self._prefill_limits = prefill_limits
         self._num_added = self._num_absorbed = 0
 
     def add_worker(self, worker_id: str, capacity: Capacity) -> list[Refusal]:
@@ -260,12 +264,18 @@ class Scheduler:
         if not is_short:
             self._make_room(worker)
         builder = worker.begin_plan()
+        prompts = []
         for sequence, blocks in extensions:
             builder.extend(sequence, blocks)
-        for sequence, _ in sorted(extensions, key=lambda item: item[0].num_to_compute > 1):
-            builder.compute(sequence)
+            if sequence.num_to_compute > 1:
+                prompts.append(sequence)
+            else:
+                builder.compute(sequence, builder.budget)
+        prefills = Prefills(self._prefill_limits, worker, builder)
+        prefills.add(prompts)
         if not is_short:
-            self._admit_waiting(worker, builder)
+            self._admit_waiting(worker, builder, prefills)
+        prefills.finish()
         return builder
 
     def _plan_alone(self, worker: WorkerState, suspect: Sequence) -> PlanBuilder:
@@ -282,7 +292,7 @@ class Scheduler:
                 self._preempt(worker, spared=suspect)
             builder = worker.begin_plan()
             builder.extend(suspect, blocks)
-        builder.compute(suspect)
+        builder.compute(suspect, builder.budget)
         return builder
 
     def _reserve(self, worker: WorkerState) -> list[tuple[Sequence, list[int]]]:
@@ -305,24 +315,28 @@ class Scheduler:
         while not worker.has_room_for(first) and worker.has_stalled:
             self._preempt(worker)
 
-    def _admit_waiting(self, worker: WorkerState, builder: PlanBuilder) -> None:
+    def _admit_waiting(self, worker: WorkerState, builder: PlanBuilder, prefills: Prefills) -> None:
         """Passes over the choices of a prompt whose blocks this plan fills: in the next one they
         find these in the index. Nobody waits longer for a choice, which may be gone by then."""
-        prompts = {each.prompt_key for each in worker.filling(builder.plan)}
-        while worker.admits and not builder.is_full:
+        filling = [*worker.filling(builder.plan), *prefills.longs]
+        prompts = {each.prompt_key for each in filling}
+        while worker.admits and not prefills.is_full:
             first = self.waiting.first_where(
-                lambda each: each.prompt_key not in prompts and worker.fits(each)
+                lambda each: (
+                    each.prompt_key not in prompts
+                    and worker.fits(each)
+                    and prefills.may_enter(each)
+                )
             )
-            if first is None or not worker.has_room_for(first):
+            if first is None or not prefills.has_room_for(first) or not worker.has_room_for(first):
                 return
             workers = self.workers.values()
             if not is_its_turn(worker, workers, first, len(self.waiting), self._num_absorbed):
                 return
             self.waiting.try_remove(first)
             worker.place(first)
-            builder.admit(first)
-            builder.compute(first)
-            if worker.num_to_index(first) > 0:
+            prefills.enter(first)
+            if worker.num_to_index(first) > 0 or first in prefills.longs:
                 prompts.add(first.prompt_key)
 
     def _preempt(self, worker: WorkerState, spared: Sequence | None = None) -> None:

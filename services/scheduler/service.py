@@ -10,6 +10,7 @@ import numpy as np
 
 from services.scheduler.forward import tokens_of
 from services.scheduler.metrics import STEP_SECONDS, CoreMetrics, StepMetrics
+from services.scheduler.prefills import PrefillLimits
 from services.scheduler.request_log import RequestLog
 from services.scheduler.scheduler import Refusal, Scheduler
 from services.scheduler.sequence import Emission, Sequence
@@ -54,6 +55,11 @@ class SchedulerService:
             config.priority_step_s,
             config.enable_prefix_caching,
             config.pipeline_depth,
+            PrefillLimits(
+                config.max_num_partial_prefills,
+                config.max_long_partial_prefills,
+                config.long_prefill_token_threshold,
+            ),
         )
         self._ends = Rate()
         self._metrics = CoreMetrics(self._core)

@@ -58,6 +58,16 @@ def test_a_key_nobody_reads_is_said_by_name(file: str, caplog):
         (["--dtype", "int3"], "dtype: 'int3'.*bfloat16"),
         (["--config", "/no/such/file"], "no such file: /no/such/file"),
         (["--gpu-memory-utilization", "1.5"], "gpu-memory-utilization: '1.5'.*1"),
+        (["--max-num-partial-prefills", "0"], "max-num-partial-prefills: '0'.*equal to 1"),
+        (["--max-long-partial-prefills", "0"], "max-long-partial-prefills: '0'.*equal to 1"),
+        (
+            ["--max-long-partial-prefills", "3"],
+            "max-long-partial-prefills: 3: at most.*prefills, 2",
+        ),
+        (
+            ["--long-prefill-token-threshold", "-1"],
+            "long-prefill-token-threshold: '-1'.*equal to 0",
+        ),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_value_and_the_limit(flags: list[str], text: str):

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from services.scheduler.prefills import PrefillLimits
 from services.scheduler.prefix_index import BlockNames
 from services.scheduler.scheduler import MAX_WORKER_DEATHS, Refusal, Scheduler
 from services.scheduler.sequence import Emission, Sequence, bytes_told
@@ -382,7 +383,8 @@ TestLongMesh.settings = settings(max_examples=3000, stateful_step_count=80)
 @settings(max_examples=100)
 def test_sequences_start_in_the_order_they_came(lengths: list[int], budget: int) -> None:
     capacity = Capacity(64, 4, 2, budget, 64)
-    core = Scheduler(max_waiting=100, priority_step_s=1)
+    limits = PrefillLimits(long_threshold=64)  # none is long, or others would overtake it
+    core = Scheduler(max_waiting=100, priority_step_s=1, prefill_limits=limits)
     core.add_worker("w", capacity)
     worker = SimulatedWorker(capacity)
     for index, length in enumerate(lengths):

@@ -1,0 +1,95 @@
+"""How the prompts of one step share what its decoding sequences leave of the budget. Pure.
+
+A sequence is *long* while it lacks more than so many tokens. Long ones come last, so that a short
+prompt overtakes them: they get what the others leave, in equal parts, and each at least one part in
+``max_partial`` of the budget, so that they end too. Short ones are computed in order, each as far
+as it goes: two of them side by side would only both be late.
+"""
+
+from dataclasses import dataclass
+
+from services.scheduler.plan_builder import PlanBuilder
+from services.scheduler.sequence import Sequence
+from services.scheduler.worker_state import WorkerState
+
+MAX_LOOKED_UP = 16
+"""Long prompts in the line of which a plan asks the index how much of them it has; any more count
+as long. With 2000 cached blocks each that is some 10 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillLimits:
+    """Sequences that may be in the middle of their prompt, how many of them long, and how many
+    tokens are not yet long; 0: what one step of the worker computes."""
+
+    max_partial: int = 2
+    max_long: int = 1
+    long_threshold: int = 0
+
+
+class Prefills:
+    """Those of one plan, whose decoding sequences have been computed."""
+
+    def __init__(self, limits: PrefillLimits, worker: WorkerState, builder: PlanBuilder) -> None:
+        self.longs: list[Sequence] = []
+        self._limits = limits
+        self._worker = worker
+        self._builder = builder
+        self._threshold = limits.long_threshold or worker.capacity.max_num_batched_tokens
+        self._part = max(1, builder.budget // limits.max_partial)
+        self._num_short = 0  # in the middle when this plan has run
+        self._looked_up: dict[tuple[str, int], bool] = {}
+
+    @property
+    def is_full(self) -> bool:
+        return self._builder.is_full or not self.budget
+
+    @property
+    def budget(self) -> int:
+        """What is left for those that are not long."""
+        return max(0, self._builder.budget - len(self.longs) * self._part)
+
+    def add(self, sequences: list[Sequence]) -> None:
+        """Sequences that run, oldest first: what is short among them is computed."""
+        self.longs += [each for each in sequences if each.num_to_compute > self._threshold]
+        for sequence in sequences:
+            if sequence.num_to_compute <= self._threshold:
+                self._compute(sequence)
+
+    def may_enter(self, sequence: Sequence) -> bool:
+        """Whether there are too few long ones for it to be passed over."""
+        return len(self.longs) < self._limits.max_long or not self._is_long(sequence)
+
+    def has_room_for(self, sequence: Sequence) -> bool:
+        """Whether it may remain in the middle, or need not."""
+        if len(self.longs) + self._num_short < self._limits.max_partial:
+            return True
+        return self._num_lacking(sequence) <= min(self.budget, self._threshold)
+
+    def enter(self, sequence: Sequence) -> None:
+        """It has just got its place."""
+        self._builder.admit(sequence)
+        self.add([sequence])
+
+    def finish(self) -> None:
+        """The long ones get all that is left."""
+        for number, sequence in enumerate(self.longs):
+            num_left = len(self.longs) - number
+            self._builder.compute(sequence, -(-self._builder.budget // num_left))
+
+    def _compute(self, sequence: Sequence) -> None:
+        self._builder.compute(sequence, self.budget)
+        self._num_short += sequence.num_to_compute > 1
+
+    def _is_long(self, sequence: Sequence) -> bool:
+        """Of one that waits."""
+        if sequence.num_to_compute <= self._threshold:
+            return False
+        found = self._looked_up.get(sequence.key)
+        if found is None and len(self._looked_up) < MAX_LOOKED_UP:
+            found = self._num_lacking(sequence) > self._threshold
+            self._looked_up[sequence.key] = found
+        return found is not False
+
+    def _num_lacking(self, sequence: Sequence) -> int:
+        return sequence.num_to_compute - self._worker.num_cached(sequence)
