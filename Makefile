@@ -36,4 +36,4 @@ bench: $(SETUP)
 	for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit; done
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .cache .mypy_cache .ruff_cache .hypothesis

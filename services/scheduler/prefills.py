@@ -1,9 +1,9 @@
 """How the prompts of one step share what its decoding sequences leave of the budget. Pure.
 
 A sequence is *long* while it lacks more than so many tokens. Long ones come last, so that a short
-prompt overtakes them: they get what the others leave, in equal parts, and each at least one part in
-``max_partial`` of the budget, so that they end too. Short ones are computed in order, each as far
-as it goes: two of them side by side would only both be late.
+prompt overtakes them: they share what the others leave, which is one part in ``max_partial`` of the
+budget for each of them at least, so that they end too. Short ones are computed in order, each as
+far as it goes: two of them side by side would only both be late.
 """
 
 from dataclasses import dataclass
@@ -47,7 +47,8 @@ class Prefills:
     @property
     def budget(self) -> int:
         """What is left for those that are not long."""
-        return max(0, self._builder.budget - len(self.longs) * self._part)
+        kept = sum(min(self._part, each.num_to_compute) for each in self.longs)
+        return max(0, self._builder.budget - kept)
 
     def add(self, sequences: list[Sequence]) -> None:
         """Sequences that run, oldest first: what is short among them is computed."""
@@ -72,8 +73,8 @@ class Prefills:
         self.add([sequence])
 
     def finish(self) -> None:
-        """The long ones get all that is left."""
-        for number, sequence in enumerate(self.longs):
+        """The long ones get all that is left; what one does not need is for the others."""
+        for number, sequence in enumerate(sorted(self.longs, key=_num_to_compute)):
             num_left = len(self.longs) - number
             self._builder.compute(sequence, -(-self._builder.budget // num_left))
 
@@ -93,3 +94,7 @@ class Prefills:
 
     def _num_lacking(self, sequence: Sequence) -> int:
         return sequence.num_to_compute - self._worker.num_cached(sequence)
+
+
+def _num_to_compute(sequence: Sequence) -> int:
+    return sequence.num_to_compute

@@ -1,0 +1,402 @@
+"""Random schedules by number: the contract holds at each event, and in the end everybody finishes.
+
+The core is driven as the service drives it, with simulated workers. Equal numbers are equal
+schedules, so that one that fails can be run again.
+"""
+
+from collections import Counter
+from itertools import combinations
+from random import Random
+
+import msgspec
+import numpy as np
+
+from services.scheduler.prefills import PrefillLimits
+from services.scheduler.prefix_index import BlockNames
+from services.scheduler.scheduler import MAX_WORKER_DEATHS, Planned, Refusal, Scheduler
+from services.scheduler.sequence import Emission, Sequence, bytes_told
+from services.scheduler.worker_state import WorkerState
+from shared.errors import InvalidRequest, Overloaded, Unavailable
+from shared.messages import (
+    WINDOW_TOKENS,
+    Capacity,
+    Generate,
+    Grant,
+    SamplingParams,
+    StepPlan,
+)
+from shared.token_arrays import Layout, bytes_of
+from tests.services.scheduler.simulated_worker import SimulatedWorker, next_token
+
+MAX_EVENTS = 60
+MAX_LEN = 64
+SHARED = ([], [*range(40)], [*range(20)], [7] * 30, [1, *[7] * 24])
+WEIGHTS = {
+    "arrive": 5,
+    "plan": 4,
+    "absorb": 4,
+    "run": 4,
+    "read": 3,
+    "cancel": 2,
+    "join": 1,
+    "kill_worker": 1,
+    "release_worker": 1,
+    "reset_prefix_cache": 0.5,
+}
+
+
+def run_schedule(number: int) -> "Mesh":
+    """The mesh as it was left. Raises AssertionError, with the number in its notes."""
+    mesh = Mesh(Random(number))
+    try:
+        for name in _events(mesh.random):
+            mesh.events.append(name)
+            getattr(mesh, name)()
+            mesh.check()
+        mesh.finish()
+    except Exception as error:
+        error.add_note(f"run_schedule({number}): {' '.join(mesh.events)}")
+        raise
+    return mesh
+
+
+def _events(random: Random) -> list[str]:
+    """Each schedule has events that it likes and others that it lacks."""
+    weights = [weight * random.choice([0, 1, 1, 5]) for weight in WEIGHTS.values()]
+    num = random.randint(1, MAX_EVENTS)
+    return ["arrive", *random.choices([*WEIGHTS, "arrive"], [*weights, 1], k=num)]
+
+
+def expected_text(prompt: list[int], max_tokens: int) -> list[int]:
+    ids = list(prompt)
+    for _ in range(max_tokens):
+        ids.append(next_token(ids))
+    return ids[len(prompt) :]
+
+
+def names_of(ids: list[int], block_size: int, cache_salt: str) -> dict[bytes, list[int]]:
+    """What SimulatedWorker has in a block, by the name that an index may have for it."""
+    array, context, contexts = np.array(ids, np.int32), 0, []
+    for token_id in ids:
+        context = hash((context, token_id))
+        contexts.append(context)
+    names = BlockNames(block_size, cache_salt)
+    found = {}
+    for start in range(0, len(ids) - block_size + 1, block_size):
+        name = names.name(start // block_size, lambda start, end: array[start:end].tobytes())
+        found[name] = contexts[start : start + block_size]
+    return found
+
+
+class Mesh:
+    """The methods named in WEIGHTS are events. Clients read when ``read`` says so; a sequence may
+    resume what an attempt before it had emitted."""
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.events: list[str] = []
+        self.capacity = Capacity(
+            num_blocks=random.randint(8, 40),
+            block_size=random.choice([1, 4, 16]),
+            max_num_seqs=random.randint(1, 6),
+            max_num_batched_tokens=random.randint(6, 24),
+            max_model_len=MAX_LEN,
+        )
+        max_partial = random.randint(1, 4)
+        max_long, threshold = random.randint(1, max_partial), random.choice([0, 1, 5, 12, MAX_LEN])
+        self.limits = PrefillLimits(max_partial, max_long, threshold)
+        self.depth = random.randint(1, 2)
+        self.core = Scheduler(
+            max_waiting=8,
+            priority_step_s=1,
+            pipeline_depth=self.depth,
+            prefill_limits=self.limits,
+        )
+        self.workers: dict[str, SimulatedWorker] = {}
+        self.results: dict[str, list[tuple]] = {}  # in the order of the plans
+        self.expected: dict[str, list[int]] = {}
+        self.names: dict[bytes, list[int]] = {}
+        self.emitted: dict[str, list[int]] = {}
+        self.prompts: dict[str, list[int]] = {}  # of those whose logprobs are asked for
+        self.told: dict[str, list[int]] = {}
+        self.num_bytes: Counter[str] = Counter()
+        self.open: set[str] = set()
+        self.num_requests = self.num_workers = self.num_overtaken = self.num_given_up = 0
+        self.num_siblings = 0
+        self.join()
+
+    def join(self) -> None:
+        """A worker joins, now and then with less room than the others."""
+        if len(self.workers) < 3:
+            self.num_workers += 1
+            blocks = self.capacity.num_blocks // self.random.choice([1, 1, 2])
+            capacity = msgspec.structs.replace(self.capacity, num_blocks=blocks)
+            self.workers[str(self.num_workers)] = SimulatedWorker(capacity)
+            self.take_out(self.core.add_worker(str(self.num_workers), capacity))
+
+    def take_out(self, refusals: list[Refusal]) -> None:
+        """Nobody is given up but for three deaths or for lack of room everywhere."""
+        for refusal in refusals:
+            sequence = refusal.sequence
+            if isinstance(refusal.error, InvalidRequest):
+                assert not self.fits(len(sequence.prompt) + sequence.params.max_tokens)
+            else:
+                assert sequence.is_suspect
+                assert 2 <= sequence.num_worker_deaths <= MAX_WORKER_DEATHS + 1
+                self.num_given_up += 1
+            self.open.remove(sequence.request)
+
+    def fits(self, num_tokens: int) -> bool:
+        """Whether some worker that is there has room for so many tokens."""
+        rooms = [
+            each.capacity.num_blocks * each.capacity.block_size for each in self.workers.values()
+        ]
+        return num_tokens <= min(MAX_LEN, max(rooms, default=0))
+
+    def arrive(self) -> None:
+        """Prompts begin with the same ids, or do not; those of one request are the same."""
+        random = self.random
+        shared, salt = random.choice(SHARED), random.choice(["", "", "mine"])
+        for _ in range(random.randint(1, 4)):
+            self.num_requests += 1
+            prompt_len, max_tokens = random.randint(1, 40), random.randint(0, 30)
+            own = [(self.num_requests * 7 + i) % 50 for i in range(prompt_len)]
+            prompt = [*shared, *own][:prompt_len]
+            text = expected_text(prompt, max_tokens)
+            self.names |= names_of(prompt + text, self.capacity.block_size, salt)
+            resumed = text[: max(0, min(random.randint(0, 3), max_tokens - 1))]
+            plain = SamplingParams(seed=0, max_tokens=max_tokens)
+            num_logprobs = random.choice([None, None, 0, 3])
+            asking = msgspec.structs.replace(plain, prompt_logprobs=num_logprobs)
+            # Nobody has emitted anything before all was told of the prompt.
+            num_told = int((prompt_len - 1) * (1 if resumed else random.choice([0, 0, 0.4, 1])))
+            priority = random.randint(-3, 3)
+            for choice in range(random.choice([1, 1, 3])):
+                name, params = f"r{self.num_requests}/{choice}", plain if choice else asking
+                generate = Generate(name, 1, choice, prompt_len, params, priority, salt, num_told)
+                self.add(generate, prompt, text, resumed)
+
+    def add(
+        self, generate: Generate, prompt: list[int], text: list[int], resumed: list[int]
+    ) -> None:
+        name = generate.request
+        fits = self.fits(len(prompt) + len(text))
+        route = self.random.randint(0, 2)
+        try:
+            ids = np.array(prompt + resumed, np.int32)
+            self.core.add(generate, ids, route, now_s=float(self.num_requests))
+        except Unavailable:
+            assert not self.workers
+        except Overloaded:
+            assert len(self.core.waiting) >= 8
+        except InvalidRequest:
+            assert not fits
+        else:
+            assert fits
+            sequence = self.core.sequences[name, 1]
+            assert sequence.max_emitted == len(resumed) + WINDOW_TOKENS
+            window = self.random.randint(1, 40)
+            sequence.max_emitted = len(resumed) + window
+            sequence.max_bytes = 8 * window
+            if generate.params.prompt_logprobs is not None:
+                self.prompts[name] = prompt
+                self.told[name] = prompt[1 : 1 + generate.num_told]
+            self.expected[name] = text
+            self.emitted[name] = list(resumed)
+            self.open.add(name)
+            self.num_siblings += generate.choice > 0
+
+    def read(self) -> None:
+        if self.open:
+            self.grant(self.random.choice(sorted(self.open)), self.random.randint(1, 20))
+
+    def grant(self, name: str, num: int) -> None:
+        num_bytes = self.num_bytes[name] + 8 * num
+        self.core.grant(Grant(name, 1, len(self.emitted[name]) + num, num_bytes))
+
+    def plan(self) -> None:
+        for worker_id, worker in self.workers.items():
+            while planned := self.core.plan(worker_id):
+                self.check_plan(self.core.workers[worker_id], planned)
+                self.results.setdefault(worker_id, []).append(worker.step(planned))
+
+    def check_plan(self, worker: WorkerState, planned: Planned) -> None:
+        plan = planned.plan
+        tokens = {row.slot: row.num_tokens for row in plan.prefill}
+        tokens |= {row.slot: 1 for row in plan.decode}
+        computed = [worker.running[slot] for slot in tokens]
+        assert {(each.request, each.attempt) for each in plan.admit} <= {
+            each.key for each in worker.running.values()
+        }
+        if any(each.is_suspect for each in computed):
+            assert len(computed) == 1
+        else:
+            self.check_prefills(worker, plan, tokens)
+
+    def check_prefills(self, worker: WorkerState, plan: StepPlan, tokens: dict[int, int]) -> None:
+        """Nobody enters beyond the limits, and nothing of the budget is left while somebody is in
+        the middle of a prompt; the long ones have their part of it."""
+        limits, budget = self.limits, self.capacity.max_num_batched_tokens
+        running = [each for each in worker.runnable() if not each.num_pending]
+        halfway = {each.slot for each in running if each.num_to_compute > 1}
+        threshold = limits.long_threshold or budget
+        lacking = {
+            slot: each.num_to_compute - bool(each.num_pending) + tokens.get(slot, 0)
+            for slot, each in worker.running.items()
+            if slot in tokens or slot in halfway
+        }
+        long = {slot for slot, num in lacking.items() if num > max(threshold, 1)}
+        new = {each.slot for each in plan.admit}
+        assert not new & halfway or len(halfway) <= limits.max_partial
+        assert not new & long or len(long) <= limits.max_long
+        assert not halfway or sum(tokens.values()) == budget
+        part = (budget - len(plan.decode)) // limits.max_partial
+        due = sum(min(part, lacking[slot]) for slot in long - new) if halfway else 0
+        assert sum(tokens.get(slot, 0) for slot in long) >= min(due, budget - len(plan.decode))
+        self.num_overtaken += bool(long) and bool(new - long)
+
+    def run(self) -> None:
+        for _ in range(self.random.randint(1, 12)):
+            self.plan()
+            for worker_id in list(self.results):
+                self.absorb_from(worker_id)
+
+    def absorb(self) -> None:
+        if self.results:
+            self.absorb_from(self.random.choice(sorted(self.results)))
+
+    def absorb_from(self, worker_id: str) -> None:
+        result, arrays = self.results[worker_id].pop(0)
+        if not self.results[worker_id]:
+            del self.results[worker_id]
+        layout = Layout(result.rows, arrays)
+        for emission in self.core.absorb(worker_id, result, arrays):
+            name = emission.sequence.request
+            assert name in self.open
+            ids = layout.part(emission.index, emission.index + 1).ids.tolist()
+            self.num_bytes[name] += bytes_of(emission.row)
+            if emission.row.of_prompt:
+                self.check_told(emission, ids)
+            else:
+                assert emission.position == len(self.emitted[name])
+                self.emitted[name] += ids
+            if emission.ends or not emission.row.of_prompt:
+                assert self.told.get(name, []) == self.prompts.get(name, [])[1:]
+            if emission.ends:
+                assert self.emitted[name] == self.expected[name]
+                self.open.remove(name)
+
+    def check_told(self, emission: Emission, ids: list[int]) -> None:
+        """Each token of the prompt once, in order, and not beyond what its client may get by more
+        than one."""
+        name, sequence = emission.sequence.request, emission.sequence
+        if ids:
+            assert emission.position == len(self.told[name])
+            self.told[name] += ids
+            assert self.told[name] == self.prompts[name][1 : 1 + len(self.told[name])]
+            per_token = bytes_told(sequence.params, 0)
+            assert self.num_bytes[name] < sequence.max_bytes + per_token
+
+    def reset_prefix_cache(self) -> None:
+        self.core.reset_prefix_cache()
+        assert all(not worker.index for worker in self.core.workers.values())
+
+    def cancel(self) -> None:
+        if self.open:
+            name = self.random.choice(sorted(self.open))
+            self.core.cancel((name, 1))
+            self.open.remove(name)
+
+    def kill_worker(self) -> None:
+        if self.workers:
+            worker_id = self.random.choice(sorted(self.workers))
+            del self.workers[worker_id]
+            self.results.pop(worker_id, None)
+            self.take_out(self.core.remove_worker(worker_id))
+
+    def release_worker(self) -> None:
+        """It hands back what it has and leaves when it has nothing more."""
+        if self.workers:
+            worker_id = self.random.choice(sorted(self.workers))
+            self.core.release_worker(worker_id)
+            while worker_id in self.results:
+                self.absorb_from(worker_id)
+            assert not self.core.workers[worker_id].running
+            del self.workers[worker_id]
+            self.take_out(self.core.remove_worker(worker_id))
+
+    def check(self) -> None:
+        self.check_places()
+        self.check_ends()
+        for worker_id, worker in self.core.workers.items():
+            self.check_blocks(worker)
+            self.check_index(worker, self.workers[worker_id])
+
+    def check_places(self) -> None:
+        """Everybody is at one place."""
+        core = self.core
+        lines = [*core.waiting, *core.suspects, *core.stalled]
+        running = [each for worker in core.workers.values() for each in worker.running.values()]
+        assert len(lines) + len(running) == len(core.sequences)
+        assert {each.key for each in lines + running} == core.sequences.keys()
+        assert all(not sequence.has_credit for sequence in core.stalled)
+
+    def check_ends(self) -> None:
+        """Who came is here or was told to have ended, once."""
+        for ended in self.core.take_ended():
+            del self.expected[ended.sequence.request]
+        assert {sequence.request for sequence in self.core.sequences.values()} == set(self.expected)
+
+    def check_blocks(self, worker: WorkerState) -> None:
+        """Blocks are free or have as many owners as sequences."""
+        pool = worker.pool
+        owners = [*worker.running.values(), *worker.leaving]
+        owned = Counter(block for each in owners for block in each.blocks)
+        assert all(pool.num_owners(block) == num for block, num in owned.items())
+        assert pool.num_owned == owned.total()
+        assert pool.num_free + len(owned) == pool.num_blocks
+        if len(owned) < owned.total():
+            for one, other in combinations(worker.running.values(), 2):
+                self.check_shared(worker, one, other)
+
+    def check_shared(self, worker: WorkerState, one: Sequence, other: Sequence) -> None:
+        """Two sequences share full blocks of their common beginning, and no others."""
+        numbers = [
+            number
+            for number, pair in enumerate(zip(one.blocks, other.blocks, strict=False))
+            if pair[0] == pair[1]
+        ]
+        assert len(numbers) == len(set(one.blocks) & set(other.blocks)), "at different places"
+        if not numbers:
+            return
+        end = (numbers[-1] + 1) * worker.capacity.block_size
+        assert end <= min(one.num_computed, other.num_computed)
+        assert one.known_ids()[:end].tolist() == other.known_ids()[:end].tolist()
+        assert one.cache_salt == other.cache_salt
+
+    def check_index(self, worker: WorkerState, simulated: SimulatedWorker) -> None:
+        """An index names blocks by what they hold."""
+        if worker.index:
+            for block in range(worker.pool.num_blocks):
+                name = worker.index.name(block)
+                assert name is None or simulated.kv[block] == self.names[name]
+
+    def finish(self) -> None:
+        """Without further events but reading everybody finishes, and nothing is left."""
+        if not self.workers:
+            self.join()
+        for _ in range(5000):
+            if not self.core.sequences and not self.results:
+                break
+            for name in self.open:
+                self.grant(name, 1)
+            self.plan()
+            for worker_id in list(self.results):
+                self.absorb_from(worker_id)
+        assert not self.open
+        assert not self.core.sequences
+        assert not [*self.core.waiting, *self.core.suspects, *self.core.stalled]
+        for worker in self.core.workers.values():
+            assert worker.pool.num_free == worker.pool.num_blocks
+            assert not worker.running
+            assert not worker.leaving
