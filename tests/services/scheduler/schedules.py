@@ -26,7 +26,7 @@ from shared.messages import (
     StepPlan,
 )
 from shared.token_arrays import Layout, bytes_of
-from tests.services.scheduler.simulated_worker import SimulatedWorker, next_token
+from tests.services.scheduler.simulated_worker import SimulatedWorker, is_stop_id, next_token
 
 MAX_EVENTS = 60
 MAX_LEN = 64
@@ -67,10 +67,12 @@ def _events(random: Random) -> list[str]:
     return ["arrive", *random.choices([*WEIGHTS, "arrive"], [*weights, 1], k=num)]
 
 
-def expected_text(prompt: list[int], max_tokens: int) -> list[int]:
+def expected_text(prompt: list[int], max_tokens: int, stop: int) -> list[int]:
     ids = list(prompt)
     for _ in range(max_tokens):
         ids.append(next_token(ids))
+        if is_stop_id(ids[-1], stop):
+            break
     return ids[len(prompt) :]
 
 
@@ -105,7 +107,7 @@ class Mesh:
         max_partial = random.randint(1, 4)
         max_long, threshold = random.randint(1, max_partial), random.choice([0, 1, 5, 12, MAX_LEN])
         self.limits = PrefillLimits(max_partial, max_long, threshold)
-        self.depth = random.randint(1, 2)
+        self.depth, self.stop = random.randint(1, 2), random.choice([0, 4, 15])
         self.core = Scheduler(
             max_waiting=8,
             priority_step_s=1,
@@ -131,7 +133,7 @@ class Mesh:
             self.num_workers += 1
             blocks = self.capacity.num_blocks // self.random.choice([1, 1, 2])
             capacity = msgspec.structs.replace(self.capacity, num_blocks=blocks)
-            self.workers[str(self.num_workers)] = SimulatedWorker(capacity)
+            self.workers[str(self.num_workers)] = SimulatedWorker(capacity, self.stop)
             self.take_out(self.core.add_worker(str(self.num_workers), capacity))
 
     def take_out(self, refusals: list[Refusal]) -> None:
@@ -162,9 +164,9 @@ class Mesh:
             prompt_len, max_tokens = random.randint(1, 40), random.randint(0, 30)
             own = [(self.num_requests * 7 + i) % 50 for i in range(prompt_len)]
             prompt = [*shared, *own][:prompt_len]
-            text = expected_text(prompt, max_tokens)
+            text = expected_text(prompt, max_tokens, self.stop)
             self.names |= names_of(prompt + text, self.capacity.block_size, salt)
-            resumed = text[: max(0, min(random.randint(0, 3), max_tokens - 1))]
+            resumed = text[: max(0, min(random.randint(0, 3), len(text) - 1))]
             plain = SamplingParams(seed=0, max_tokens=max_tokens)
             num_logprobs = random.choice([None, None, 0, 3])
             asking = msgspec.structs.replace(plain, prompt_logprobs=num_logprobs)
@@ -180,7 +182,7 @@ class Mesh:
         self, generate: Generate, prompt: list[int], text: list[int], resumed: list[int]
     ) -> None:
         name = generate.request
-        fits = self.fits(len(prompt) + len(text))
+        fits = self.fits(len(prompt) + generate.params.max_tokens)
         route = self.random.randint(0, 2)
         try:
             ids = np.array(prompt + resumed, np.int32)

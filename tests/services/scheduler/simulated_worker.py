@@ -17,6 +17,10 @@ def next_token(ids: list[int]) -> int:
     return (sum(ids) * 31 + len(ids)) % 1000
 
 
+def is_stop_id(token_id: int, stop: int) -> bool:
+    return stop > 0 and token_id % stop == 0
+
+
 @dataclass
 class Slot:
     admit: Admit
@@ -33,9 +37,11 @@ class SimulatedWorker:
     """Raises AssertionError for a plan that breaks the step contract.
 
     ``kv`` has, for each place of each block, what its KV depends on: a hash of all ids up to it.
+    A text ends with the first multiple of ``stop``; 0: none does.
     """
 
     capacity: Capacity
+    stop: int = 0
     slots: dict[int, Slot] = field(default_factory=dict)
     kv: dict[int, list[int]] = field(default_factory=dict)
 
@@ -132,6 +138,7 @@ class SimulatedWorker:
         asked = slot.admit.params.max_tokens
         max_tokens = self.capacity.max_model_len if asked is None else asked
         is_over = num_emitted >= max_tokens or len(slot.ids) >= self.capacity.max_model_len
-        slot.has_finished = is_over
-        finish = "length" if is_over else None
+        is_stop = is_stop_id(slot.ids[-1], self.stop)
+        slot.has_finished = is_over or is_stop
+        finish = "stop" if is_stop else "length" if is_over else None
         return ResultRow(slot_id, slot.admit.request, slot.admit.attempt, 1, finish)
