@@ -62,6 +62,10 @@ class PlanBuilder:
         if blocks:
             self.plan.extend.append(Extend(sequence.slot, blocks))
 
+    def may_finish(self, sequence: Sequence) -> bool:
+        """Whether its credit allows all that it lacks."""
+        return sequence.max_chunk(self._vocab_size) >= sequence.num_to_compute
+
     def compute(self, sequence: Sequence, max_tokens: int) -> None:
         """Gives the sequence as many tokens as it lacks, and both limits and its credit allow."""
         max_tokens = min(max_tokens, self.budget, sequence.max_chunk(self._vocab_size))

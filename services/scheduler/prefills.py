@@ -65,7 +65,8 @@ class Prefills:
         """Whether it may remain in the middle, or need not."""
         if len(self.longs) + self._num_short < self._limits.max_partial:
             return True
-        return self._num_lacking(sequence) <= min(self.budget, self._threshold)
+        is_short = self._num_lacking(sequence) <= min(self.budget, self._threshold)
+        return is_short and self._builder.may_finish(sequence)
 
     def enter(self, sequence: Sequence) -> None:
         """It has just got its place."""

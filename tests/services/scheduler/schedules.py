@@ -251,6 +251,8 @@ class Mesh:
         new = {each.slot for each in plan.admit}
         assert not new & halfway or len(halfway) <= limits.max_partial
         assert not new & long or len(long) <= limits.max_long
+        if any(each.max_chunk(0) < each.num_to_compute for each in running):
+            return  # somebody's client has to read first
         assert not halfway or sum(tokens.values()) == budget
         part = (budget - len(plan.decode)) // limits.max_partial
         due = sum(min(part, lacking[slot]) for slot in long - new) if halfway else 0
