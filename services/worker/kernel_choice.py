@@ -7,7 +7,7 @@ import torch
 
 from kernels.cpu.decoder import DTYPES, NativeLibrary
 from kernels.cpu.library import find_variant, load_library
-from services.worker.hardware import num_cores
+from services.worker.hardware import bound_kernel_caches, num_cores
 from services.worker.model_config import ModelConfig
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
@@ -37,6 +37,7 @@ def choose_kernels(
     if problem is not None or variant is None or not isinstance(model, DecoderLM):
         num_threads = settings.num_threads or max(1, num_cores() - 1)
         torch.set_num_threads(num_threads)
+        bound_kernel_caches()
         log.info("kernels: torch's operators, %d threads (%s)", num_threads, problem)
         return model
     num_threads = settings.num_threads or num_cores()

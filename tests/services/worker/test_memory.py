@@ -1,5 +1,8 @@
 """How the number of KV blocks comes about, and what is said when they are too few."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -193,6 +196,29 @@ def test_threads_follow_the_cpu_quota(
 ) -> None:
     fake_machine(monkeypatch, tmp_path, "0::/a\n", {"fs/a/cpu.max": quota})
     assert hardware.num_cores() == expected
+
+
+def test_steps_of_every_size_leave_little_machine_code_behind() -> None:
+    script = """
+import os
+import torch
+from services.worker.hardware import bound_kernel_caches
+from tests.mesh.soak import own_bytes
+
+bound_kernel_caches()
+torch.set_num_threads(1)
+tokens = torch.ones(512, 256, dtype=torch.bfloat16)
+weights = [torch.ones(size, 256, dtype=torch.bfloat16) for size in (256, 512)]
+before = own_bytes(os.getpid())
+for num_tokens in range(1, 513):
+    for weight in weights:
+        torch.nn.functional.linear(tokens[:num_tokens], weight)
+print(own_bytes(os.getpid()) - before)
+"""
+    environment = {k: v for k, v in os.environ.items() if k not in hardware.KERNEL_CACHES}
+    command = [sys.executable, "-c", script]
+    growth_bytes = int(subprocess.check_output(command, env=environment))
+    assert growth_bytes < 160 << 20, "each of them takes some 0.9 MB"
 
 
 def test_a_device_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
