@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from shared.service import SUPERVISOR_FD
 
 ASK_TIMEOUT = aiohttp.ClientTimeout(total=1)
 MAX_LINE_BYTES = 64 << 10
+MAX_LAST_LINES = 50
 
 
 class Child:
@@ -27,7 +29,7 @@ class Child:
         self.instance = instance
         self.was_ready = False
         self.status: dict[str, Any] = {"state": "starting", "reason": ""}
-        self.last_line = ""
+        self._last_lines: deque[str] = deque(maxlen=MAX_LAST_LINES)
         self._ended = asyncio.Event()
         self._process: Process | None = None
         self._signal: signal.Signals | None = None
@@ -35,6 +37,13 @@ class Child:
 
     def __str__(self) -> str:
         return f"{self.service} {self.instance}"
+
+    @property
+    def last_words(self) -> str:
+        """The error it ended with, to its last line; of one that says none the last line."""
+        lines = list(self._last_lines)
+        starts = [n for n, line in enumerate(lines) if line.startswith(f"shoal {self.service}: ")]
+        return "\n".join(lines[starts[-1] if starts else -1 :])
 
     async def run(self, environment: dict[str, str], on_line: Callable[[str], None]) -> int:
         """Starts the process and returns its exit code; ``on_line`` gets what it prints."""
@@ -103,8 +112,9 @@ class Child:
 
     def _take(self, lines: list[bytes], on_line: Callable[[str], None]) -> None:
         for line in lines:
-            self.last_line = line.decode(errors="replace").rstrip()
-            on_line(self.last_line)
+            text = line.decode(errors="replace").rstrip()
+            self._last_lines.append(text)
+            on_line(text)
 
 
 def exit_text(code: int) -> str:

@@ -108,7 +108,7 @@ class Supervisor:
             num_failed = 0 if child.was_ready else num_failed + 1
             is_hopeless = code == WRONG_SETTING or num_failed == MAX_FAILED_STARTS
             if is_hopeless and not was_ever_ready:
-                raise StartFailedError(child.last_line or f"{service} ended with code {code}")
+                raise StartFailedError(child.last_words or f"{service} ended with code {code}")
             await self._pause(child, code, num_failed)
 
     async def _pause(self, child: Child, code: int, num_failed: int) -> None:

@@ -24,7 +24,7 @@ class FakeChild:
     def __init__(self, service: str, instance: str, directory: Path) -> None:
         self.service, self.instance = service, instance
         self.was_ready = False
-        self.last_line = f"last words of {service} {instance}"
+        self.last_words = f"last words of {service} {instance}"
         self.status: dict[str, str] = {}
 
     async def run(self, environment, on_line) -> int:
@@ -156,7 +156,15 @@ async def test_a_line_without_end_does_not_harm_the_supervisor(tmp_path: Path, m
     lines: list[str] = []
     assert await asyncio.wait_for(child.run({}, lines.append), 10) == 0
     assert sum(map(len, lines)) == 300_010
-    assert child.last_line == "last words"
+    assert child.last_words == "last words"
+
+
+async def test_an_error_of_several_lines_is_kept_whole(tmp_path: Path, monkeypatch):
+    child = Child("worker", "0", tmp_path)
+    script = "print('starting\\nshoal worker: model: not\\n  this\\n\\n  nor that')"
+    monkeypatch.setattr(module.Child, "_start", lambda self, *_: start_script(script))
+    await asyncio.wait_for(child.run({}, lambda line: None), 10)
+    assert child.last_words == "shoal worker: model: not\n  this\n\n  nor that"
 
 
 async def start_script(script: str) -> asyncio.subprocess.Process:
