@@ -13,8 +13,8 @@ from typing import Any
 import aiohttp
 
 from shared.address import admin_path
+from shared.config_sources import SUPERVISOR_FD
 from shared.messages import ServiceName
-from shared.service import SUPERVISOR_FD
 
 ASK_TIMEOUT = aiohttp.ClientTimeout(total=1)
 MAX_LINE_BYTES = 64 << 10

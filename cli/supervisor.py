@@ -13,6 +13,7 @@ from pydantic import SecretStr
 from cli.child import Child, exit_text
 from cli.run_directory import RunDirectory
 from shared.config import ServeConfig
+from shared.config_sources import unread_variables
 from shared.errors import ShoalError
 from shared.messages import ServiceName
 
@@ -141,6 +142,8 @@ def child_environment(config: ServeConfig) -> dict[str, str]:
     Replicas share what there is one of: gateways the port, workers the cores.
     """
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    for name in unread_variables(ServeConfig.model_fields.keys()):  # we have said so
+        del environment[name]
     environment.pop("SHOAL_CONFIG", None)
     environment.pop("SHOAL_ADMIN_PORT", None)
     for name in config.model_fields_set - NOT_PASSED_ON:

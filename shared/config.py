@@ -29,7 +29,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from shared.config_sources import merging, one_line
+from shared.config_sources import advised, merging, one_line, warn_of_unread_variables
 from shared.endpoint import check_dialled, check_listened
 from shared.errors import ConfigError
 
@@ -97,6 +97,7 @@ class Settings(BaseSettings):
         cli_implicit_flags=True,
         cli_hide_none_type=True,
         cli_avoid_json=True,
+        cli_exit_on_error=False,
         protected_namespaces=(),
     )
 
@@ -148,8 +149,9 @@ class Settings(BaseSettings):
     def load(cls, argv: list[str], prog: str) -> Self:
         """Merges file, environment and ``argv``; ConfigError has one line per wrong setting.
 
-        Prints the help and exits where ``argv`` asks for it or cannot be parsed.
+        Prints the help and exits where ``argv`` asks for it.
         """
+        warn_of_unread_variables(ServeConfig.model_fields.keys())
         try:
             flags: CliSettingsSource[Any] = CliSettingsSource(
                 cls, cli_parse_args=argv, cli_prog_name=prog
@@ -159,7 +161,7 @@ class Settings(BaseSettings):
         except ValidationError as error:
             raise ConfigError("\n".join(one_line(detail) for detail in error.errors())) from None
         except SettingsError as error:
-            raise ConfigError(str(error)) from None
+            raise ConfigError(advised(str(error), cls.model_fields.keys(), prog)) from None
 
     def describe(self) -> str:
         """All settings that have a value in one line, for the start-up log."""

@@ -1,5 +1,6 @@
 """Where settings come from, and how what is wrong with them is said."""
 
+import difflib
 import logging
 import os
 from collections.abc import Set
@@ -21,6 +22,10 @@ log = logging.getLogger(__name__)
 
 # What protects a server elsewhere and is not built yet: serving without it would be a trap.
 PROTECTING_KEYS = {"ssl_ca_certs"}
+
+PREFIX = "SHOAL_"
+# What a process may find in its environment beside settings.
+SUPERVISOR_FD = f"{PREFIX}SUPERVISOR_FD"
 
 # Whose values nobody may read in an error.
 SECRET_SETTINGS = {"api_key"}
@@ -75,6 +80,41 @@ def merging(cls: type[BaseSettings], flags: CliSettingsSource[Any], known: Set[s
 
     Merged.__name__ = cls.__name__
     return Merged
+
+
+def unread_variables(known: Set[str]) -> list[str]:
+    """Names in the environment that begin as ours do and that no service reads."""
+    names = sorted(name for name in os.environ if name.upper().startswith(PREFIX))
+    read = {f"{PREFIX}{name}".upper() for name in known} | {SUPERVISOR_FD}
+    return [name for name in names if name.upper() not in read]
+
+
+def warn_of_unread_variables(known: Set[str]) -> None:
+    for name in unread_variables(known):
+        near = _nearest(name[len(PREFIX) :], known)
+        hint = f"; did you mean {PREFIX}{near.upper()}?" if near else ""
+        log.warning("%s is no setting and has no effect%s", name, hint)
+
+
+def advised(error: str, known: Set[str], prog: str) -> str:
+    """What the flags' parser said, if it was that, with the flags most like those it does not know;
+    what stands alone was most likely meant as the model."""
+    text = error.removeprefix("error parsing CLI: ")
+    if text == error:
+        return text
+    words = text.removeprefix("unrecognized arguments: ").split() if "unrecognized" in text else []
+    wrong = [word.partition("=")[0][2:] for word in words if word.startswith("--")]
+    found = [key for word in wrong if (key := _nearest(word, known))]
+    near = [f"--{key.replace('_', '-')}" for key in found]
+    if words and not words[0].startswith("-") and "model" in known:
+        near = [f"--model {words[0]}"]
+    hint = f"; did you mean {', '.join(near)}?" if near else "."
+    return f"{text}{hint} See {prog} --help"
+
+
+def _nearest(word: str, known: Set[str]) -> str | None:
+    word = word.lower().replace("-", "_")
+    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.7)), None)
 
 
 def _where(error: yaml.YAMLError) -> str:

@@ -19,13 +19,13 @@ from shared import log as logs
 from shared.address import make_private_directory
 from shared.admin import AdminServer
 from shared.config import Settings
+from shared.config_sources import SUPERVISOR_FD
 from shared.errors import ConfigError
 from shared.messages import ServiceName
 from shared.peer import Handler
 
 log = logging.getLogger(__name__)
 
-SUPERVISOR_FD = "SHOAL_SUPERVISOR_FD"
 PR_SET_PDEATHSIG = 1
 
 Config = TypeVar("Config", bound=Settings)

@@ -81,10 +81,40 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path):
         ServeConfig.load(["--config", str(tmp_path / "bad.yaml")], "shoal serve")
 
 
-def test_a_flag_that_does_not_exist_ends_the_program(capsys):
-    with pytest.raises(SystemExit):
-        ServeConfig.load(["--max-modl-len", "5"], "shoal serve")
-    assert "--max-modl-len" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (
+            ["--max-modl-len", "5"],
+            r"unrecognized arguments: --max-modl-len 5; did you mean --max-model-len\?",
+        ),
+        (["--dtyp=x", "--blok-size=3"], r".*; did you mean --dtype, --block-size\?"),
+        (["--tensor-parallel-size", "2"], r"unrecognized arguments: --tensor-parallel-size 2\."),
+        (["/models/qwen"], r".*; did you mean --model /models/qwen\?"),
+        (["--port"], r"argument --port: expected one argument\."),
+    ],
+)
+def test_a_flag_that_does_not_exist_is_said_in_one_line_with_one_that_does(
+    capsys, flags: list[str], text: str
+):
+    with pytest.raises(ConfigError, match=f"^{text} See shoal serve --help$"):
+        ServeConfig.load(flags, "shoal serve")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_variable_that_nobody_reads_is_said_with_one_that_somebody_does(caplog, monkeypatch):
+    monkeypatch.setenv("SHOAL_MAX_NUM_SEQ", "4")
+    monkeypatch.setenv("SHOAL_PUBLISH", "8000")
+    monkeypatch.setenv("SHOAL_WORKERS", "2")
+    monkeypatch.setenv("SHOAL_SUPERVISOR_FD", "9")
+    environment = child_environment(ServeConfig.load([], "shoal serve"))
+    GatewayConfig.load([], "shoal gateway")
+    said = [
+        "SHOAL_MAX_NUM_SEQ is no setting and has no effect; did you mean SHOAL_MAX_NUM_SEQS?",
+        "SHOAL_PUBLISH is no setting and has no effect",
+    ]
+    assert caplog.messages == 2 * said
+    assert not {"SHOAL_MAX_NUM_SEQ", "SHOAL_PUBLISH"} & environment.keys(), "or each says it again"
 
 
 def test_what_serve_was_given_reaches_its_services_and_nothing_else(file: str, monkeypatch):
