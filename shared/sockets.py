@@ -27,7 +27,7 @@ KINDS = {"router": zmq.ROUTER, "dealer": zmq.DEALER}
 FAILED_HANDSHAKES: dict[int, str] = {
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "it broke off",
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the key is not accepted",
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "wrong bytes, or keys on one side only",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "wrong bytes, keys on one side only, or of two sets",
 }
 
 

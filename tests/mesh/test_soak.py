@@ -63,10 +63,10 @@ async def soak(directory: Path, duration_s: float, max_growth_bytes: int) -> Non
 
 
 async def test_a_minute_of_anything_leaves_nothing(tmp_path: Path):
-    await soak(tmp_path, 50, 4 << 20)
+    await soak(tmp_path, 50, 3 << 20)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 async def test_twenty_minutes_of_anything_leave_nothing(tmp_path: Path):
-    await soak(tmp_path, 1200, 3 << 20)
+    await soak(tmp_path, 1200, 2 << 20)

@@ -274,6 +274,15 @@ async def test_a_key_nobody_knows_is_refused(guarded: Guarded, folder: Path, tmp
         await guarded.refuses()
 
 
+async def test_a_key_of_another_set_is_refused_and_the_reason_names_that(
+    guarded: Guarded, tmp_path: Path, caplog
+):
+    write_keys(tmp_path / "other keys")
+    with stranger(guarded.address, keys_of(tmp_path / "other keys", "gateway"), hello("gateway")):
+        await guarded.refuses()
+    assert "keys on one side only, or of two sets" in caplog.text
+
+
 async def test_a_hello_of_another_role_than_the_key_is_refused(
     guarded: Guarded, folder: Path, caplog
 ):
