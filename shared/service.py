@@ -21,12 +21,13 @@ from shared.admin import AdminServer
 from shared.config import Settings
 from shared.config_sources import SUPERVISOR_FD
 from shared.errors import ConfigError
-from shared.messages import ServiceName
+from shared.messages import ServiceName, State
 from shared.peer import Handler
 
 log = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
+LOOK_S = 0.1
 
 Config = TypeVar("Config", bound=Settings)
 
@@ -72,10 +73,11 @@ async def _serve(service: Service, name: ServiceName, config: Settings) -> None:
         running = tasks.create_task(service.run())
         stop = tasks.create_task(_stop_signal())
         broken = tasks.create_task(_broken_callback())
+        telling = tasks.create_task(_tell_ready(service))
         await asyncio.wait([running, stop, broken], return_when=asyncio.FIRST_COMPLETED)
         if stop.done():
             await _drain(service, config.drain_timeout_s)
-        for task in (running, stop, broken):
+        for task in (running, stop, broken, telling):
             task.cancel()
 
 
@@ -87,6 +89,15 @@ async def _drain(service: Service, timeout_s: float) -> None:
     except TimeoutError:
         num_open = service.status().load
         log.warning("drain-timeout-s = %g is over: %d open requests end now", timeout_s, num_open)
+
+
+async def _tell_ready(service: Service) -> None:
+    """Once: what comes and goes later is told by who comes and goes."""
+    is_ready = False
+    while not is_ready:
+        await asyncio.sleep(LOOK_S)
+        is_ready = service.status().state == State.READY
+    log.info("ready")
 
 
 async def _stop_signal() -> None:

@@ -1,6 +1,7 @@
 """The runner of a service: signals, exit codes, the admin port."""
 
 import asyncio
+import logging
 import os
 import signal
 from importlib.metadata import version
@@ -69,6 +70,25 @@ async def test_a_signal_drains_within_the_time_and_exits_with_0(tmp_path: Path, 
     assert await asyncio.wait_for(running, 10) == 0
     assert service.has_drained
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_service_tells_once_that_it_is_ready(tmp_path: Path, monkeypatch, caplog):
+    monkeypatch.setattr(runner, "LOOK_S", 0.001)
+    caplog.set_level(logging.INFO)
+    service = Idle()
+    running = asyncio.create_task(run(service, tmp_path))
+    await until_it_serves(tmp_path)
+    await asyncio.sleep(0.02)
+    assert "ready" not in caplog.messages
+    for state in (State.READY, State.NOT_READY, State.READY):
+        service.state = state
+        await asyncio.sleep(0.02)
+    async with asyncio.timeout(10):
+        while "ready" not in caplog.messages:
+            await asyncio.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await asyncio.wait_for(running, 10) == 0
+    assert caplog.messages.count("ready") == 1
 
 
 @pytest.mark.parametrize(
