@@ -46,7 +46,8 @@ class Child:
         return "\n".join(lines[starts[-1] if starts else -1 :])
 
     async def run(self, environment: dict[str, str], on_line: Callable[[str], None]) -> int:
-        """Starts the process and returns its exit code; ``on_line`` gets what it prints."""
+        """Starts the process and returns its exit code; ``on_line`` gets what it prints. The
+        process is gone when this ends, also where it is cancelled."""
         read_end, write_end = os.pipe()
         try:
             self._process = await self._start(
@@ -61,6 +62,9 @@ class Child:
             return code
         finally:
             os.close(write_end)
+            if self._process is not None and self._process.returncode is None:
+                self._process.kill()
+                await self._process.wait()
             self._ended.set()
 
     def signal(self, number: signal.Signals) -> None:

@@ -75,9 +75,9 @@ class SchedulerService:
 
     async def run(self) -> None:
         directory, tcp = self._config.mesh_dir, self._config.listen_address
-        self._link.listen(directory, "tokenizer", role="tokenizers", tcp=tcp)
-        self._link.listen(directory, "worker", role="workers", tcp=tcp)
         try:
+            self._link.listen(directory, "tokenizer", role="tokenizers", tcp=tcp)
+            self._link.listen(directory, "worker", role="workers", tcp=tcp)
             await self._link.run()
         finally:
             await self._link.close("the scheduler leaves")

@@ -162,6 +162,9 @@ async def test_a_port_in_use_is_said(tmp_path: Path):
             assert await asyncio.wait_for(second.process.wait(), 60) == 1
             await asyncio.sleep(0.1)
             assert any(str(shoal.port) in line and "listen" in line for line in second.lines)
+            while second.children():  # none may be there to make the directory anew
+                await asyncio.sleep(0.1)
+            assert list((tmp_path / "b").iterdir()) == []
         await shoal.until_ready()
 
 

@@ -1,6 +1,7 @@
 """A request through all four services over real sockets; the engine alone is fake."""
 
 import asyncio
+import socket
 from pathlib import Path
 
 import openai
@@ -9,6 +10,7 @@ from openai import AsyncOpenAI
 
 from services.scheduler.service import SchedulerService
 from shared.config import SchedulerConfig
+from shared.errors import ConfigError
 from shared.messages import Capacity
 from tests.mesh.mesh import TEXT, running_mesh
 
@@ -192,3 +194,12 @@ async def test_a_worker_attaches_to_one_scheduler_and_refuses_a_second(tmp_path:
             while "so not to second" not in caplog.text:
                 await asyncio.sleep(0.02)
         assert (await complete(client, 5)).usage.completion_tokens == 5
+
+
+async def test_a_scheduler_that_cannot_listen_leaves_no_socket(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        config = SchedulerConfig(mesh_dir=tmp_path, listen_address=address, insecure_tcp=True)
+        with pytest.raises(ConfigError, match="in use"):
+            await SchedulerService(config).run()
+    assert list(tmp_path.iterdir()) == []
