@@ -134,6 +134,7 @@ class _Connection:
         views = [frame.buffer for frame in frames]
         decoded = try_decode(views, self._address)
         if decoded is None:
+            self.end("a bad message")
             return
         match decoded[0]:
             case Refused(reason):

@@ -2,9 +2,9 @@
 
 Whoever is below listens with a ROUTER; whoever is above dials every address with a DEALER of its
 own. One connection is one epoch: Hello is the first message either way, no routing id is set,
-nothing reconnects by itself, and whatever ends (a disconnect, silence, Bye, Refused) takes its
-Peer and its queued messages with it. Nothing blocks and nothing is dropped: admission bounds
-memory.
+nothing reconnects by itself, and whatever ends (a disconnect, silence, a bad message, Bye, Refused)
+takes its Peer and its queued messages with it. Nothing blocks and nothing is dropped: admission
+bounds memory.
 """
 
 import asyncio
@@ -150,6 +150,7 @@ class Link:
             self.handler.on_message(peer, message, arrays)
         except CodecError as error:
             count_bad(repr(peer), error)
+            self._drop(peer, f"a bad message: {error}")
 
     def down(self, peer: Peer, reason: str, is_lost: bool) -> None:
         self.peers.discard(peer)
@@ -190,8 +191,12 @@ class Link:
     def _drop_silent(self, now_s: float) -> None:
         for peer in list(self.peers):
             if now_s - peer.last_seen_s > SILENCE_S:
-                for endpoint in self._endpoints():
-                    endpoint.drop(peer, f"silent for {SILENCE_S:g} s")
+                self._drop(peer, f"silent for {SILENCE_S:g} s")
+
+    def _drop(self, peer: Peer, reason: str) -> None:
+        """Whichever endpoint it came through."""
+        for endpoint in self._endpoints():
+            endpoint.drop(peer, reason)
 
     def _endpoints(self) -> list[Listener | Dialer]:
         return [*self._listeners, *self._dialers]

@@ -61,8 +61,8 @@ class Listener:
             return
         decoded = try_decode(views, repr(peer))
         if decoded is None:
-            return
-        if isinstance(decoded[0], Bye):
+            self.drop(peer, "a bad message")
+        elif isinstance(decoded[0], Bye):
             self.drop(peer, decoded[0].reason, is_lost=False)
         else:
             self._events.received(peer, *decoded, sum(map(len, views)))

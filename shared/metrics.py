@@ -14,7 +14,9 @@ MESSAGES = Counter("shoal_messages", "Messages by peer and direction", ["service
 MESSAGE_BYTES = Counter(
     "shoal_message_bytes", "Bytes in messages, by peer and direction", ["service", "direction"]
 )
-BAD_MESSAGES = Counter("shoal_bad_messages", "Messages dropped because they do not decode")
+BAD_MESSAGES = Counter(
+    "shoal_bad_messages", "Messages that do not decode, or whose parts do not fit"
+)
 LINK_ROUND_TRIP = Histogram(
     "shoal_link_round_trip_seconds",
     "From a heartbeat to its echo, less the time the peer held it: two hops and both event loops",

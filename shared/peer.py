@@ -80,7 +80,8 @@ class Peer:
 
 class Handler(Protocol):
     """A service as its link sees it. Nothing here may block; what raises ends the service, but for
-    a CodecError of ``on_message``, for a message whose parts do not fit: that drops it."""
+    a CodecError of ``on_message``, for a message whose parts do not fit: that ends the peer's
+    epoch, since nobody knows what was lost with it."""
 
     def status(self) -> Heartbeat:
         """What our heartbeats say; asked every second and whenever a peer's heartbeat came in."""
@@ -127,10 +128,10 @@ def try_decode(frames: list[memoryview], sender: str) -> tuple[Message, list[Arr
 
 
 def count_bad(sender: str, error: CodecError) -> None:
-    """A message that is dropped; logged once for each sender."""
+    """A message that nobody can read; logged once for each sender."""
     BAD_MESSAGES.inc()
     if _bad_senders.is_new(sender):
-        log.warning("%s sends bad messages; dropped and counted: %s", sender, error)
+        log.warning("%s sent a bad message: %s", sender, error)
 
 
 def count_sent(peer: Peer, message: Message, frames: Sequence[Frame]) -> None:

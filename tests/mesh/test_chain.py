@@ -1,9 +1,11 @@
 """A request through all four services over real sockets; the engine alone is fake."""
 
 import asyncio
+import itertools
 import socket
 from pathlib import Path
 
+import numpy as np
 import openai
 import pytest
 from openai import AsyncOpenAI
@@ -11,7 +13,8 @@ from openai import AsyncOpenAI
 from services.scheduler.service import SchedulerService
 from shared.config import SchedulerConfig
 from shared.errors import ConfigError
-from shared.messages import Capacity
+from shared.messages import Capacity, StepPlan, StepResult
+from shared.token_arrays import TokenArrays
 from tests.mesh.mesh import TEXT, running_mesh
 
 MESSAGES = [{"role": "user", "content": "Who leads the shoal?"}]
@@ -203,3 +206,21 @@ async def test_a_scheduler_that_cannot_listen_leaves_no_socket(tmp_path: Path):
         with pytest.raises(ConfigError, match="in use"):
             await SchedulerService(config).run()
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_request_goes_on_after_a_result_whose_parts_do_not_fit(tmp_path: Path, caplog):
+    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
+        step, num_steps = mesh.engine.step, itertools.count(1)
+
+        def misfit(plan: StepPlan, ids: np.ndarray) -> tuple[StepResult, TokenArrays]:
+            result, arrays = step(plan, ids)
+            if next(num_steps) == 5:
+                arrays = arrays._replace(ids=np.append(arrays.ids, arrays.ids))
+            return result, arrays
+
+        mesh.engine.step = misfit
+        done = await complete(client, 40)
+        assert done.choices[0].text == (TEXT * 3)[: len(done.choices[0].text)]
+        assert done.usage.completion_tokens == 40
+        assert "is down: a bad message" in caplog.text
+        await mesh.until_idle()

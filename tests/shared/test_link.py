@@ -159,38 +159,39 @@ async def test_a_first_message_that_is_no_good_hello_is_refused(pair: Pair, raw,
     assert pair.lower.ups.empty()
 
 
-async def test_garbage_from_a_peer_is_counted_dropped_and_harms_nobody(pair: Pair, raw):
+@pytest.mark.parametrize("garbage", [[b"\xc1", b"x"], [b""]])
+async def test_garbage_ends_the_peer_that_sent_it_and_harms_nobody_else(pair: Pair, raw, garbage):
     down, _ = await pair.up()
     raw.send_multipart(encode(Hello(PROTOCOL_MAJOR, 0, "gateway", "g1")))
-    await got(pair.lower.ups)
+    peer = await got(pair.lower.ups)
     before = BAD_MESSAGES._value.get()
-    raw.send_multipart([b"\xc1", b"x"])
-    raw.send_multipart([b""])
+    raw.send_multipart(garbage)
     raw.send_multipart(encode(Cancel([RequestKey("after", 1)])))
-    assert (await got(pair.lower.messages))[1].keys[0].request == "after"
-    assert BAD_MESSAGES._value.get() == before + 2
+    assert await got(pair.lower.downs) == (peer, "a bad message")
+    assert BAD_MESSAGES._value.get() == before + 1
     down.send(Cancel([RequestKey("other", 1)]))
     assert (await got(pair.lower.messages))[1].keys[0].request == "other"
 
 
-async def test_a_message_whose_parts_do_not_fit_is_counted_dropped_and_harms_nobody(
-    pair: Pair, monkeypatch, caplog
+@pytest.mark.parametrize("is_below", [True, False])
+async def test_a_message_whose_parts_do_not_fit_ends_the_peer_and_another_epoch_begins(
+    pair: Pair, monkeypatch, caplog, is_below: bool
 ):
-    down, _ = await pair.up()
-    take = pair.lower.on_message
+    down, up = await pair.up()
+    reader, sender = (pair.lower, down) if is_below else (pair.upper, up)
 
     def on_message(peer: Peer, message: Message, arrays: list[Array]) -> None:
-        if message == Cancel([]):
-            raise CodecError("the rows count other tokens than the arrays hold")
-        take(peer, message, arrays)
+        raise CodecError("the rows count other tokens than the arrays hold")
 
-    monkeypatch.setattr(pair.lower, "on_message", on_message)
+    monkeypatch.setattr(reader, "on_message", on_message)
     before = BAD_MESSAGES._value.get()
-    for message in (Cancel([]), Cancel([]), Cancel([RequestKey("after", 1)])):
-        down.send(message)
-    assert (await got(pair.lower.messages))[1].keys[0].request == "after"
-    assert BAD_MESSAGES._value.get() == before + 2
-    assert caplog.text.count("the rows count other tokens") == 1
+    sender.send(Cancel([]))
+    reason = "a bad message: the rows count other tokens than the arrays hold"
+    assert (await got(reader.downs))[1] == reason
+    await got((pair.upper if is_below else pair.lower).downs)
+    assert BAD_MESSAGES._value.get() == before + 1
+    assert caplog.text.count(f"is down: {reason}") == 1
+    await pair.up()
 
 
 async def test_a_message_too_large_to_send_is_our_mistake_and_no_bad_message(pair: Pair):
