@@ -202,7 +202,7 @@ class GatewayConfig(Settings):
     max_buffered_bytes: int = Field(
         256 << 20,
         gt=0,
-        description="bytes of bodies, and of logprobs that are not streamed, that all open requests"
+        description="bytes of bodies, replies and logprobs that all open requests"
         " may hold; above it 429",
     )
     max_logprobs: int = Field(

@@ -25,6 +25,12 @@ class Place:
         self._admission.hold(num_bytes)
         self.num_bytes += num_bytes
 
+    def grow(self, num_bytes: int) -> None:
+        """So many bytes more of a reply that has begun: nobody is refused now, but newcomers are
+        sooner."""
+        self._admission.grow(num_bytes)
+        self.num_bytes += num_bytes
+
 
 class Admission:
     """A request is open from before its body is read until its handler ends."""
@@ -63,6 +69,9 @@ class Admission:
                 f"open requests hold {self._num_bytes} bytes and this one needs {num_bytes} more;"
                 f" the limit is max-buffered-bytes = {self.max_bytes}"
             )
+        self.grow(num_bytes)
+
+    def grow(self, num_bytes: int) -> None:
         self._set_bytes(self._num_bytes + num_bytes)
 
     async def idle(self) -> None:

@@ -27,7 +27,7 @@ from services.gateway.violations import client_names
 from shared.codec import Array
 from shared.config import GatewayConfig
 from shared.errors import RETRY_AFTER_S, InvalidRequest, Unavailable
-from shared.messages import ALL_TOKENS, ModelInfo
+from shared.messages import ALL_TOKENS, WINDOW_BYTES, WINDOW_TOKENS, ModelInfo
 
 STREAM_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -35,6 +35,9 @@ STREAM_HEADERS = {
     "X-Accel-Buffering": "no",
 }
 JSON_HEADERS = {"Content-Type": "application/json"}
+
+TOKEN_BYTES = 16  # what is kept around the text of a token, when many have become one
+ID_BYTES = 48  # of a token id in a reply: int32, then a number of Python's in a list, then text
 
 _NO_IDS = np.zeros(0, np.int32)
 
@@ -90,7 +93,8 @@ class Completions:
             body, model = await self._bodies.read(request), await self._mesh.ready_model()
             job = await parsed(body, lambda body: endpoint.parse(body, model, self._limits))
             take_request_id(request, job.request_id)
-            self._hold(place, logprob_bytes(job, model), "logprobs")
+            param = "return_token_ids" if job.params.logprobs is None else "logprobs"
+            self._hold(place, token_bytes(job, model), param)
             meter = request[METER] = RequestMeter(job.model, started_s)
             place.is_served = True
             with client_names(job.field_names):
@@ -115,11 +119,13 @@ class Completions:
         with self._mesh.exchange(f"{public_id}~{secrets.token_hex(4)}", job) as exchange:
             meter.follow(exchange)
             prompt_ids = await self._accepted(exchange)
-            self._hold(place, prompt_logprob_bytes(job, model, prompt_ids), "prompt_logprobs")
+            self._hold(place, prompt_bytes(job, model, prompt_ids), "prompt_logprobs")
             meter.accept()
             reply = Reply(endpoint.format, head, job, spelling, echoes, prompt_ids)
-            send = self._stream if job.is_stream else self._whole
-            await send(client, exchange, reply, meter)
+            if job.is_stream:
+                await self._stream(client, exchange, reply, meter)
+            else:
+                await self._whole(client, exchange, reply, meter, place)
             meter.end()
             return await client.end()
 
@@ -155,12 +161,13 @@ class Completions:
             exchange.took(progress)
 
     async def _whole(
-        self, client: Client, exchange: Exchange, reply: Reply, meter: RequestMeter
+        self, client: Client, exchange: Exchange, reply: Reply, meter: RequestMeter, place: Place
     ) -> None:
         writer = WholeWriter(reply)
         async for progress in exchange:
             meter.observe(progress)
             writer.add(progress)
+            place.grow(len(progress.text.encode()) + progress.num_tokens * TOKEN_BYTES)
             exchange.took(progress)
         if writer.is_large:
             await client.begin(JSON_HEADERS)
@@ -171,36 +178,47 @@ class Completions:
             await client.write(body)
 
     def _hold(self, place: Place, num_bytes: int, param: str) -> None:
-        """For the logprobs that ``param`` asks for."""
+        """For what ``param`` asks for."""
         limit = self._admission.max_bytes
         if num_bytes > limit:
-            remedy = "fewer of them" if param == "prompt_logprobs" else "fewer max_tokens"
+            remedy = "fewer logprobs, choices or max_tokens, or with stream=true"
+            if param == "prompt_logprobs":
+                remedy = "fewer of them"
             raise InvalidRequest(
-                f"the {param} may take {num_bytes} bytes until the reply is whole; the limit is"
-                f" max-buffered-bytes = {limit}; ask with stream=true, or for {remedy}",
+                f"the tokens and logprobs that are asked for may take {num_bytes} bytes here; the"
+                f" limit is max-buffered-bytes = {limit}; ask for {remedy}",
                 param=param,
             )
         place.hold(num_bytes)
 
 
-def logprob_bytes(job: Job, model: ModelInfo) -> int:
-    """What is kept of the logprobs until a reply is whole, at most: an id and a float32 for each
-    token and alternative, and a rank. A streamed reply keeps none."""
-    if job.is_stream or job.params.logprobs is None:
+def token_bytes(job: Job, model: ModelInfo) -> int:
+    """What may be held, beside the text, of all the choices: of each token and alternative an id
+    and a float32, and a rank; and the ids for the client. A whole reply holds all its tokens, a
+    streamed one what may be sent before its client has read."""
+    logprobs = job.params.logprobs
+    if logprobs is None and not job.returns_ids:
         return 0
+    per_token = ID_BYTES * job.returns_ids
+    if logprobs is not None:
+        per_token += _logprob_bytes(logprobs, model)
     max_tokens = job.params.max_tokens
     num_tokens = model.max_model_len if max_tokens is None else min(max_tokens, model.max_model_len)
-    return job.total_choices * num_tokens * _bytes_of(job.params.logprobs, model)
+    if job.is_stream:
+        max_bytes = min(min(num_tokens, WINDOW_TOKENS) * per_token, WINDOW_BYTES + per_token)
+    else:
+        max_bytes = num_tokens * per_token
+    return job.total_choices * max_bytes
 
 
-def prompt_logprob_bytes(job: Job, model: ModelInfo, prompt_ids: Sequence[Array]) -> int:
-    """The same of the prompts, which the choices have in common."""
+def prompt_bytes(job: Job, model: ModelInfo, prompt_ids: Sequence[Array]) -> int:
+    """What is held of the prompts, which the choices have in common."""
     if job.is_stream or job.params.prompt_logprobs is None:
         return 0
-    return sum(map(len, prompt_ids)) * _bytes_of(job.params.prompt_logprobs, model)
+    return sum(map(len, prompt_ids)) * _logprob_bytes(job.params.prompt_logprobs, model)
 
 
-def _bytes_of(num_logprobs: int, model: ModelInfo) -> int:
+def _logprob_bytes(num_logprobs: int, model: ModelInfo) -> int:
     """Of one token."""
     num_alternatives = model.vocab_size if num_logprobs == ALL_TOKENS else num_logprobs
     return 8 * (2 + num_alternatives)

@@ -1,8 +1,8 @@
 """One HTTP request on its way through the mesh, as its handler sees it."""
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Self
 
 from shared.codec import Array
@@ -31,6 +31,17 @@ class Progress:
     @property
     def num_tokens(self) -> int:
         return len(self.arrays.ids)
+
+
+def merged(progresses: Sequence[Progress]) -> Progress:
+    """Of one choice, as if all had come at once."""
+    told = next((each for each in progresses if each.num_tokens), progresses[-1])
+    return replace(
+        told,
+        text="".join(each.text for each in progresses),
+        arrays=join([each.arrays for each in progresses]),
+        finished=progresses[-1].finished,
+    )
 
 
 class _Pending:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from msgspec import UNSET, Raw, UnsetType
 
-from services.gateway.exchange import Progress
+from services.gateway.exchange import Progress, merged
 from services.gateway.formats import Output
 from services.gateway.json_reply import DONE, encode, event
 from services.gateway.logprob_json import PIECE_ENTRIES
@@ -18,6 +18,10 @@ from shared.token_arrays import TokenArrays
 
 _HOLE = b"\0"  # no JSON contains it
 _LOGPROBS = Raw(_HOLE)
+# The objects around a token are larger than what they hold, so that many become one; but for those
+# with many logprobs, of which a copy takes longer.
+_NUM_MERGED = 32
+_MAX_MERGED_BYTES = 16 << 10
 
 
 class WholeWriter:
@@ -26,28 +30,39 @@ class WholeWriter:
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
         self._progresses: list[list[Progress]] = [[] for _ in range(reply.job.total_choices)]
+        self._num_loose = [0] * reply.job.total_choices  # the last ones, which are not merged yet
         self._of_prompts: list[list[Progress]] = [[] for _ in reply.job.prompts]
         self._tally = Tally(reply)
-        self._num_values = 0
+        self._num_entries = 0
 
     def add(self, progress: Progress) -> None:
-        """Keeps what the reply will tell; arrays as copies, for views hold whole messages."""
-        arrays, num_choices = TokenArrays(), self._reply.job.num_choices
-        if self._reply.shows_tokens or progress.of_prompt:
-            arrays = TokenArrays(*(array.copy() for array in progress.arrays))
-        kept = replace(progress, arrays=arrays)
+        """Keeps what the reply will tell; a prompt's arrays as copies, for views hold messages."""
+        num_choices = self._reply.job.num_choices
         if progress.of_prompt:
-            self._num_values += len(arrays.values) * num_choices
-            self._of_prompts[progress.index // num_choices].append(kept)
+            arrays = TokenArrays(*(array.copy() for array in progress.arrays))
+            self._num_entries += len(arrays.values) * num_choices
+            self._of_prompts[progress.index // num_choices].append(replace(progress, arrays=arrays))
             return
-        self._num_values += len(arrays.values)
-        self._progresses[progress.index].append(kept)
+        if not self._reply.shows_tokens:
+            progress = replace(progress, arrays=TokenArrays())
+        self._num_entries += len(progress.arrays.values)
+        self._num_entries += progress.num_tokens if self._reply.job.returns_ids else 0
+        self._keep(progress.index, progress)
         if progress.finished is not None:
             self._tally.add(progress.index, progress.finished)
 
+    def _keep(self, index: int, progress: Progress) -> None:
+        kept = self._progresses[index]
+        kept.append(progress)
+        is_small = progress.arrays.num_bytes <= _MAX_MERGED_BYTES
+        self._num_loose[index] = self._num_loose[index] + 1 if is_small else 0
+        if self._num_loose[index] == _NUM_MERGED:
+            kept[-_NUM_MERGED:] = [merged(kept[-_NUM_MERGED:])]
+            self._num_loose[index] = 0
+
     @property
     def is_large(self) -> bool:
-        return self._num_values > PIECE_ENTRIES
+        return self._num_entries > PIECE_ENTRIES
 
     def write(self) -> Iterator[bytes]:
         """The body, once every choice has ended."""

@@ -246,3 +246,75 @@ async def test_logprobs_that_others_leave_no_room_for_are_429(tmp_path: Path) ->
             assert response.status == 200
         response, _ = await asyncio.gather(http.post(TEXT, json=body), answer_with_all(tokenizer))
         assert len((await response.json())["choices"][0]["logprobs"]["tokens"]) == 2
+
+
+async def test_streams_count_what_they_may_hold_of_their_logprobs(tmp_path: Path) -> None:
+    body = {"prompt": "a", "logprobs": -1, "stream": True}
+    async with large_mesh(tmp_path, max_buffered_bytes=8 << 20) as (tokenizer, _, http):
+        posting = asyncio.create_task(http.post(TEXT, json=body).__aenter__())
+        request = await tokenizer.accepted()
+        async with http.post(TEXT, json=body) as response:
+            assert response.status == 429, "a window is 4 MiB, and a row more may come"
+        request.finish()
+        async with await posting as response:
+            assert (await response.text()).endswith("data: [DONE]\n\n")
+        posting, _ = await asyncio.gather(http.post(TEXT, json=body), answer_with_all(tokenizer))
+        async with posting as response:
+            assert response.status == 200
+
+
+async def test_what_has_come_of_whole_replies_counts_and_refuses_newcomers_only(
+    tmp_path: Path, tokenizer: FakeTokenizer
+) -> None:
+    body = {"prompt": "a", "return_token_ids": True, "max_tokens": 50}
+    async with running_gateway(tmp_path, max_buffered_bytes=10_000) as gateway:
+        await until(lambda: gateway.status().state == State.READY)
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http:
+            posting = asyncio.create_task(http.post(TEXT, json=body).__aenter__())
+            request = await tokenizer.accepted()
+            request.text("x" * 6000, "y" * 4000)
+            await until(lambda: gateway._admission._num_bytes > 10_000)
+            async with http.post(TEXT, json={"prompt": "b"}) as response:
+                assert response.status == 429
+            request.finish()
+            async with await posting as response:
+                (choice,) = (await response.json())["choices"]
+            assert (choice["text"], choice["token_ids"]) == ("x" * 6000 + "y" * 4000, [10, 11])
+            await until(lambda: not gateway._admission._num_bytes)
+            async with http.post(TEXT, json={**body, "n": 8}) as response:
+                assert response.status == 400, "8 × 50 ids take more than there may ever be"
+                assert "max-buffered-bytes = 10000" in (await response.json())["error"]["message"]
+
+
+@pytest.mark.parametrize("lag_s", [0, 0.001])
+async def test_a_whole_reply_of_many_tokens_tells_of_each_in_order(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, lag_s: float
+) -> None:
+    """They come one by one, and the gateway keeps them in larger pieces."""
+    num = 150
+    body = {"prompt": "a", "max_tokens": 64, "n": 2, "logprobs": 1, "return_token_ids": True}
+    body |= {"return_tokens_as_token_ids": True}
+
+    async def write() -> None:
+        request = await tokenizer.accepted()
+        for position in range(num):
+            for choice in (0, 1):
+                token = (position + choice) % 100
+                value = -position - choice / 2
+                request.logprobs(
+                    chr(97 + token % 26), [token], [[value, 0]], [[token]], choice=choice
+                )
+            await asyncio.sleep(lag_s)
+        for choice in (0, 1):
+            request.finish(choice=choice)
+
+    posting, _ = await asyncio.gather(http.post(TEXT, json=body), write())
+    async with posting as response:
+        choices = (await response.json())["choices"]
+    for number, choice in enumerate(choices):
+        tokens = [(position + number) % 100 for position in range(num)]
+        assert choice["token_ids"] == tokens
+        assert choice["text"] == "".join(chr(97 + token % 26) for token in tokens)
+        assert choice["logprobs"]["tokens"] == [f"token_id:{token}" for token in tokens]
+        expected = [-position - number / 2 for position in range(num)]
+        assert choice["logprobs"]["token_logprobs"] == expected
