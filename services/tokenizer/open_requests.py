@@ -53,6 +53,10 @@ class OpenRequest:
         """Takes it out of the queue of prompts to encode, or back from the scheduler."""
         if self.encoding is not None:
             self.encoding.cancel()
+        self.withdraw()
+
+    def withdraw(self) -> None:
+        """Takes back from the scheduler what has gone there."""
         if self.scheduler is not None and self.choices:
             self.scheduler.send(Cancel([self.sequence(choice) for choice in self.choices]))
 

@@ -155,6 +155,7 @@ class Requests:
             self._fail(request, error)
         except Exception:  # the edge of one request: nobody else may notice
             log.exception("request %s cannot be encoded", request.request)
+            request.withdraw()  # some of its choices may have gone already
             self._fail(request, InternalError("the prompt could not be encoded"))
 
     def _prepare(self, request: OpenRequest, prompt: Array, resumed: Array) -> Prepared:
