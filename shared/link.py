@@ -21,7 +21,16 @@ from shared.endpoint import Endpoint, tcp_address
 from shared.errors import CodecError
 from shared.keys import Keys
 from shared.listener import Listener
-from shared.messages import PROTOCOL_MAJOR, Bye, Heartbeat, Hello, Message, ServiceName, State
+from shared.messages import (
+    PROTOCOL_MAJOR,
+    PROTOCOL_MINOR,
+    Bye,
+    Heartbeat,
+    Hello,
+    Message,
+    ServiceName,
+    State,
+)
 from shared.metrics import PEERS, PEERS_LOST
 from shared.peer import SILENCE_S, Handler, Peer, count_bad
 from shared.sockets import Context, Socket
@@ -135,7 +144,9 @@ class Link:
         self.peers.add(peer)
         PEERS.labels(peer.hello.service).inc()
         PEERS_LOST.labels(peer.hello.service)  # from here on it is told, as 0
-        log.info("%s is up", peer)
+        minor = peer.hello.minor
+        of_theirs = f", with protocol {PROTOCOL_MAJOR}.{minor}" if minor != PROTOCOL_MINOR else ""
+        log.info("%s is up%s", peer, of_theirs)
         self.handler.on_up(peer)
         peer.tell(self.handler.status())
 

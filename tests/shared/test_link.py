@@ -1,6 +1,7 @@
 """Real sockets between two links of one process."""
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -198,6 +199,17 @@ async def test_a_message_too_large_to_send_is_our_mistake_and_no_bad_message(pai
     down, _ = await pair.up()
     with pytest.raises(ValueError, match=str(MAX_HEADER_BYTES)):
         down.send(Cancel([RequestKey("x" * MAX_HEADER_BYTES, 1)]))
+
+
+async def test_a_peer_of_another_minor_is_welcome_and_its_protocol_is_logged(
+    pair: Pair, raw, caplog
+):
+    caplog.set_level(logging.INFO)
+    await pair.up()
+    raw.send_multipart(encode(Hello(PROTOCOL_MAJOR, 7, "gateway", "g1")))
+    assert (await got(pair.lower.ups)).hello.instance == "g1"
+    assert f"gateway g1 is up, with protocol {PROTOCOL_MAJOR}.7" in caplog.messages
+    assert "gateway g0 is up" in caplog.messages
 
 
 async def test_a_second_connection_of_one_process_is_refused(pair: Pair, raw):
