@@ -1,6 +1,7 @@
 """An engine without a model, for everything that is not about the model."""
 
 import time
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -36,7 +37,10 @@ def made_up_arrays(token: int, position: int, vocab_size: int, num: int | None) 
 
 
 class FakeEngine:
-    """Writes the ids of ``text`` over and over, one a step; checks every plan it gets."""
+    """Writes the ids of ``text`` over and over, one a step; checks every plan it gets.
+
+    ``starts_at`` tells at which of them a choice of a prompt begins.
+    """
 
     def __init__(
         self, model_info: ModelInfo, capacity: Capacity, ids: list[int], step_s: float
@@ -44,6 +48,7 @@ class FakeEngine:
         self.model_info = model_info
         self.capacity = capacity
         self.step_s = step_s
+        self.starts_at: Callable[[list[int], int], int] = lambda prompt_ids, choice: 0
         self._ids = ids
         self._worker = SimulatedWorker(capacity)
 
@@ -88,6 +93,7 @@ class FakeEngine:
     def _arrays(self, row: ResultRow) -> TokenArrays:
         slot = self._worker.slots[row.slot]
         position = len(slot.ids) - slot.admit.prompt_len - 1
-        token = slot.ids[-1] = self._ids[position % len(self._ids)]
+        start = self.starts_at(slot.ids[: slot.admit.prompt_len], slot.admit.choice)
+        token = slot.ids[-1] = self._ids[(start + position) % len(self._ids)]
         num = slot.admit.params.logprobs
         return made_up_arrays(token, position, self.model_info.vocab_size, num)

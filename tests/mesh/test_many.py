@@ -7,7 +7,9 @@ import aiohttp
 import numpy as np
 import pytest
 from openai import AsyncOpenAI
+from tokenizers import Tokenizer
 
+from shared.config import EMBEDDED_MODEL
 from shared.messages import WINDOW_TOKENS, Capacity
 from tests.mesh.fake_engine import made_up_logprobs
 from tests.mesh.mesh import TEXT, Mesh, running_mesh
@@ -20,13 +22,18 @@ def client_of(mesh: Mesh, gateway: str = "gateway") -> AsyncOpenAI:
 
 
 async def test_every_choice_of_every_prompt_ends_once_with_its_own_text(tmp_path: Path):
+    tokenizer = Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
+    ids, prompts = tokenizer.encode(TEXT).ids, ["a", "b b", "c"]
+    places = [tokenizer.encode(prompt).ids for prompt in prompts]
     async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
+        mesh.engine.starts_at = lambda prompt_ids, choice: 3 * places.index(prompt_ids) + choice
         done = await client.completions.create(
-            model="shoal-tiny", prompt=["a", "b b", "c"], n=3, max_tokens=10
+            model="shoal-tiny", prompt=prompts, n=3, max_tokens=10
         )
         assert [choice.index for choice in done.choices] == list(range(9))
-        assert len({choice.text for choice in done.choices}) == 1
-        assert TEXT.startswith(done.choices[0].text)
+        written = [tokenizer.decode((ids * 2)[start : start + 10]) for start in range(9)]
+        assert [choice.text for choice in done.choices] == written
+        assert len(set(written)) == 9
         assert done.usage.completion_tokens == 90
         await mesh.until_idle()
 
