@@ -8,7 +8,7 @@ from services.gateway import unsupported
 from services.gateway.job import Job, Prompt
 from services.gateway.json_body import check, decode, served_name
 from services.gateway.prompts import chat_prompt, text_prompts
-from services.gateway.sampling import num_logprobs, sampling_params, text_options
+from services.gateway.sampling import client_seed, num_logprobs, sampling_params, text_options
 from services.gateway.schema import ChatRequest, CompletionRequest, GenerationRequest
 from shared.errors import InvalidRequest
 from shared.messages import ALL_TOKENS, ModelInfo, TextOptions
@@ -93,7 +93,7 @@ def _job(
         names_by_id=bool(request.return_tokens_as_token_ids),
         num_prompt_logprobs=prompt_logprobs,
         cache_salt=request.cache_salt or "",
-        is_seeded=request.seed is not None,
+        is_seeded=client_seed(request) is not None,
         request_id=request.request_id,
     )
 

@@ -11,6 +11,7 @@ from shared.errors import InvalidRequest
 from shared.messages import ALL_TOKENS, ModelInfo, SamplingParams, TextOptions
 
 MAX_BIAS = 100
+NO_SEED = -1
 
 _ID = re.compile("0|[1-9][0-9]{0,9}")
 
@@ -25,13 +26,13 @@ def sampling_params(
 ) -> SamplingParams:
     """Raises InvalidRequest. The seed is drawn here, once for all choices, where none is given."""
     defaults = model.defaults
-    min_tokens = _or(request.min_tokens, 0)
+    seed, min_tokens = client_seed(request), _or(request.min_tokens, 0)
     if request.max_tokens is not None and min_tokens > request.max_tokens:
         raise InvalidRequest(
             f"min_tokens is {min_tokens}; max_tokens is {request.max_tokens}", param="min_tokens"
         )
     return SamplingParams(
-        seed=secrets.randbits(63) if request.seed is None else request.seed,
+        seed=secrets.randbits(63) if seed is None else seed,
         temperature=_or(request.temperature, defaults.temperature),
         top_k=max(_or(request.top_k, defaults.top_k), 0),
         top_p=_or(request.top_p, defaults.top_p),
@@ -48,6 +49,11 @@ def sampling_params(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
     )
+
+
+def client_seed(request: GenerationRequest) -> int | None:
+    """−1 means none."""
+    return None if request.seed == NO_SEED else request.seed
 
 
 def text_options(request: GenerationRequest, adds_special_tokens: bool) -> TextOptions:

@@ -46,9 +46,8 @@ def prepare(
     if submit.text.bad_words:
         bad_words = model.encode_words(submit.text.bad_words)
         params = msgspec.structs.replace(params, bad_words=bad_words)
-    if params.max_tokens is None and max_tokens is not None:
-        room = max(1, model.max_model_len - len(ids))
-        params = msgspec.structs.replace(params, max_tokens=min(max_tokens, room))
+    if params.max_tokens is None:
+        params = _bounded(params, max(1, model.max_model_len - len(ids)), max_tokens)
     starts = []
     end = 0
     for start in submit.choices:
@@ -58,6 +57,19 @@ def prepare(
         choice = Choice(start.choice, stream, so_far, start.num_chars, start.num_told)
         starts.append(Start(choice, ids_so_far))
     return Prepared(ids, params, starts)
+
+
+def _bounded(params: SamplingParams, room: int, max_tokens: int | None) -> SamplingParams:
+    """With the bound that holds where the client sets none. Raises InvalidRequest."""
+    bound = room if max_tokens is None else min(max_tokens, room)
+    if params.min_tokens > bound:
+        raise InvalidRequest(
+            f"min_tokens is {params.min_tokens}; without max_tokens this text has at most {bound}",
+            param="min_tokens",
+        )
+    if max_tokens is None:
+        return params
+    return msgspec.structs.replace(params, max_tokens=bound)
 
 
 def encode(model: TextModel, kind: PromptKind, prompt: Array, adds_special_tokens: bool) -> Array:

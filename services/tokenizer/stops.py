@@ -5,7 +5,8 @@ class StopMatcher:
     """Passes text through until one of ``stops`` appears; ``includes_stop`` lets it through too.
 
     A tail that may be the beginning of a stop string is held back until the next piece decides.
-    The match that ends first wins; of two that end together, the longer.
+    The match that ends first wins; of two that end together, the longer. No match ends in a mute
+    piece, but one may begin there.
     """
 
     def __init__(self, stops: list[str], includes_stop: bool = False) -> None:
@@ -13,13 +14,16 @@ class StopMatcher:
         self._includes_stop = includes_stop
         self._max_len = max(map(len, stops), default=0)
         self._held = ""
+        self._num_mute = 0  # characters of what is held
         self.match: str | None = None
 
-    def push(self, text: str) -> str:
+    def push(self, text: str, is_mute: bool = False) -> str:
         """The part of the text so far that can go out now; sets ``match`` to a stop string."""
         if not self._stops:
             return text
         text = self._held + text
+        if is_mute:
+            self._num_mute = len(text)
         found = self._first_match(text)
         if found is not None:
             (start, end), self._held = found, ""
@@ -27,6 +31,7 @@ class StopMatcher:
             return text[: end if self._includes_stop else start]
         keep = self._num_to_hold(text)
         self._held = text[len(text) - keep :]
+        self._num_mute = max(0, self._num_mute - (len(text) - keep))
         return text[: len(text) - keep]
 
     def flush(self) -> str:
@@ -36,7 +41,8 @@ class StopMatcher:
 
     def _first_match(self, text: str) -> tuple[int, int] | None:
         """Where the stop string lies whose end comes first."""
-        matches = [(text.find(stop), stop) for stop in self._stops]
+        num = self._num_mute
+        matches = [(text.find(stop, max(0, num - len(stop) + 1)), stop) for stop in self._stops]
         found = [(start + len(stop), start) for start, stop in matches if start >= 0]
         if not found:
             return None

@@ -7,7 +7,7 @@ from services.tokenizer.stops import StopMatcher
 
 
 class TextStream:
-    """Joins incremental decoding and stop strings, which are looked for from ``min_tokens`` on.
+    """Joins incremental decoding and stop strings, which end behind the first ``min_tokens``.
 
     ``num_tokens`` counts the ids that went in until the text stopped.
     """
@@ -52,4 +52,4 @@ class TextStream:
         return text if self.stop is not None else text + self._matcher.flush()
 
     def _match(self, text: str) -> str:
-        return self._matcher.push(text) if self.num_tokens >= self._min_tokens else text
+        return self._matcher.push(text, is_mute=self.num_tokens <= self._min_tokens)

@@ -73,9 +73,9 @@ def row_change(
 ) -> RowChange:
     """For the token after ``ids``, all that are known, of which ``prompt_len`` are the prompt."""
     params, known, emitted = wishes.params, wishes.known, wishes.emitted
-    hidden = [_word_ends(wishes, ids)]
+    hidden = [_word_ends(wishes, ids[prompt_len:])]
     if len(ids) - prompt_len < params.min_tokens:
-        hidden += [wishes.stop_ids, _NO_IDS if params.ignore_eos else eos_ids]
+        hidden += [wishes.stop_ids, eos_ids]
     return RowChange(
         row,
         wishes.allowed,
@@ -92,7 +92,7 @@ def row_change(
 
 
 def _word_ends(wishes: Wishes, ids: np.ndarray) -> np.ndarray:
-    """The last id of each bad word whose other ids are the last that are known."""
+    """The last id of each bad word whose other ids are the last of ``ids``."""
     starts = wishes.word_starts
     max_len = starts.shape[1]
     latest = np.full(max_len, NO_ID, np.int64)

@@ -46,6 +46,17 @@ def test_the_models_bound_counts_where_the_client_sets_none(
     assert prepared(model, [5] * 10, default, params=params).params.max_tokens == expected
 
 
+@pytest.mark.parametrize(("min_tokens", "default"), [(91, None), (31, 30), (91, 99)])
+def test_a_text_that_cannot_become_long_enough_is_refused(
+    model: TextModel, min_tokens: int, default: int | None
+):
+    params = SamplingParams(seed=0, min_tokens=min_tokens - 1)
+    assert prepared(model, [5] * 10, default, params=params)
+    params = msgspec.structs.replace(params, min_tokens=min_tokens)
+    with pytest.raises(InvalidRequest, match=f"min_tokens is {min_tokens}.*{min_tokens - 1}"):
+        prepared(model, [5] * 10, default, params=params)
+
+
 def test_each_choice_resumes_with_its_own_ids(model: TextModel):
     starts = [ChoiceStart(0, 2, 0), ChoiceStart(2, 0, 0), ChoiceStart(3, 1, 0)]
     done = prepared(model, [5], resumed=(7, 8, 9), choices=starts)

@@ -6,19 +6,25 @@ from hypothesis import strategies as st
 from services.tokenizer.stops import StopMatcher
 
 
-def run(stops: list[str], pieces: list[str], includes_stop: bool = False) -> tuple[str, bool]:
+def run(
+    stops: list[str], pieces: list[str], includes_stop: bool = False, num_mute: int = 0
+) -> tuple[str, bool]:
+    """The first ``num_mute`` pieces are mute."""
     matcher = StopMatcher(stops, includes_stop)
     text = ""
-    for piece in pieces:
-        text += matcher.push(piece)
+    for number, piece in enumerate(pieces):
+        text += matcher.push(piece, is_mute=number < num_mute)
         if matcher.match is not None:
             return text, True
     return text + matcher.flush(), False
 
 
-def expected(stops: list[str], text: str, includes_stop: bool = False) -> tuple[str, bool]:
-    """By brute force: the first character at which some stop string is complete."""
-    for end in range(1, len(text) + 1):
+def expected(
+    stops: list[str], text: str, includes_stop: bool = False, num_mute: int = 0
+) -> tuple[str, bool]:
+    """By brute force: the first character at which some stop string is complete, behind the first
+    ``num_mute``."""
+    for end in range(num_mute + 1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:
             return text[: end if includes_stop else end - len(max(found, key=len))], True
@@ -32,12 +38,15 @@ few_letters = st.text("ab", min_size=1, max_size=5)
     st.lists(few_letters, min_size=1, max_size=4),
     st.lists(st.text("ab", max_size=4)),
     st.booleans(),
+    st.integers(0, 3),
 )
 def test_the_text_is_cut_where_brute_force_cuts_it(
-    stops: list[str], pieces: list[str], includes_stop: bool
+    stops: list[str], pieces: list[str], includes_stop: bool, num_mute: int
 ):
-    cut = expected(stops, "".join(pieces), includes_stop)
-    assert run(stops, pieces, includes_stop) == cut
+    num_mute_chars = len("".join(pieces[:num_mute]))
+    cut = expected(stops, "".join(pieces), includes_stop, num_mute_chars)
+    text, has_stopped = run(stops, pieces, includes_stop, num_mute)
+    assert (text, has_stopped) == cut
 
 
 def test_what_may_begin_a_stop_string_is_held_back_and_no_more():
