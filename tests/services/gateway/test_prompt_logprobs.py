@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from openai import AsyncOpenAI
 
-from services.gateway.completions import prompt_logprob_bytes
+from services.gateway.completions import prompt_bytes
 from services.gateway.job import Job
 from services.gateway.parse import Limits, parse_chat, parse_completion
 from services.gateway.prompt_logprob_json import PromptLogprobs
@@ -330,13 +330,13 @@ def test_the_mesh_is_asked_for_the_larger_number() -> None:
 def test_bytes_are_counted_for_each_token_of_the_prompts_unless_they_are_streamed() -> None:
     ids = [np.zeros(4, np.int32), np.zeros(6, np.int32)]
     per_token = 8 * (2 + 3)
-    assert prompt_logprob_bytes(completion(prompt_logprobs=3), MODEL, ids) == 10 * per_token
-    assert prompt_logprob_bytes(completion(prompt_logprobs=3, n=2), MODEL, ids) == 10 * per_token
-    whole = prompt_logprob_bytes(completion(prompt_logprobs=-1), MODEL, ids)
+    assert prompt_bytes(completion(prompt_logprobs=3), MODEL, ids) == 10 * per_token
+    assert prompt_bytes(completion(prompt_logprobs=3, n=2), MODEL, ids) == 10 * per_token
+    whole = prompt_bytes(completion(prompt_logprobs=-1), MODEL, ids)
     assert whole == 10 * 8 * (2 + MODEL.vocab_size)
     streamed = completion(echo=True, logprobs=3, stream=True)
-    assert prompt_logprob_bytes(streamed, MODEL, ids) == 0
-    assert prompt_logprob_bytes(completion(logprobs=3), MODEL, ids) == 0
+    assert prompt_bytes(streamed, MODEL, ids) == 0
+    assert prompt_bytes(completion(logprobs=3), MODEL, ids) == 0
 
 
 async def test_more_than_the_gateway_may_hold_is_refused(tmp_path: Path) -> None:
