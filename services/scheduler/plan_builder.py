@@ -77,7 +77,7 @@ class PlanBuilder:
         else:
             self.plan.prefill.append(Prefill(sequence.slot, num_tokens))
         sequence.num_computed += num_tokens
-        sequence.num_pending += sequence.num_to_compute == 0 and sequence.samples
+        sequence.num_pending += sequence.num_to_compute == 0
         sequence.last_step = self.plan.step
         self.budget -= num_tokens
 

@@ -29,12 +29,12 @@ class Sequence:
 
     It came at ``arrived_s``; ``order`` is its place among those that wait, kept when it has to wait
     again; ``route`` the peer it belongs to. Plans in flight bring ``num_pending`` more ids than are
-    known; ``num_computed`` of its ids have their KV in ``blocks`` once those plans have run, the
-    last of which is ``last_step``; the first ``num_indexed`` of these were offered to the worker's
-    index. ``emitted`` begins with what an attempt before this one had emitted.
-    ``last_worker_id`` is None as long as no worker has had it. ``num_cached`` of the prompt's ids
-    were in the cache when it entered its first worker. The logprobs of ``num_told`` of the prompt's
-    tokens have come, from its second one on; of what else is asked none may come from a cache.
+    known, if they do not end it; ``num_computed`` of its ids have their KV in ``blocks`` once those
+    plans have run, the last of which is ``last_step``; the first ``num_indexed`` of these were
+    offered to the worker's index. ``emitted`` begins with what an attempt before this one had
+    emitted. ``last_worker_id`` is None as long as no worker has had it. ``num_cached`` of the
+    prompt's ids were in the cache when it entered its first worker. The logprobs of ``num_told`` of
+    the prompt's tokens have come, from its second one on.
     """
 
     request: str
@@ -103,11 +103,6 @@ class Sequence:
         num_emitted = len(self.emitted) + self.num_pending
         max_tokens = self.params.max_tokens
         return num_emitted < self.max_emitted and (max_tokens is None or num_emitted < max_tokens)
-
-    @property
-    def samples(self) -> bool:
-        """Whether it goes on after its prompt."""
-        return self.params.max_tokens != 0
 
     @property
     def max_cached(self) -> int:

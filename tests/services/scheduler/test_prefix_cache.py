@@ -237,3 +237,17 @@ def test_a_full_worker_is_not_waited_for():
     core.workers["w"].admits = False
     add(core, "second", list(range(100)))
     assert core.plan("v").plan.admit[0].num_cached == 0
+
+
+def test_a_block_that_the_end_of_a_text_leaves_uncomputed_is_not_shared():
+    """The next plan would compute its last id, but its worker passes over who has ended."""
+    core, worker = Scheduler(100, 10, pipeline_depth=2), SimulatedWorker(CAPACITY)
+    core.add_worker("w", CAPACITY)
+    params = SamplingParams(seed=0, max_tokens=9, prompt_logprobs=0)
+    core.add(Generate("r", 1, 0, 7, params), np.array(PROMPT[:7], np.int32), 0, 0.0)
+    result, arrays = worker.step(core.plan("w"))
+    assert core.plan("w").plan.decode
+    told, drawn = result.rows
+    rows = [told, msgspec.structs.replace(drawn, finish="stop")]
+    core.absorb("w", msgspec.structs.replace(result, rows=rows), arrays)
+    assert len(core.workers["w"].index) == 1

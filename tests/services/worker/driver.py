@@ -110,6 +110,8 @@ class Driver:
         jobs: dict[int, Job],
         lacking: dict[int, int],
     ) -> None:
+        order = [(row.slot % 3, row.slot) for row in rows]
+        assert order == sorted(order), "rows are ordered by route"
         layout = Layout(rows, arrays)
         for index, row in enumerate(rows):
             job, part = jobs[row.slot], layout.part(index, index + 1)

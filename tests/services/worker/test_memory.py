@@ -20,13 +20,23 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from kernels.logprobs import logprobs
 from services.worker import hardware
 from services.worker.context import forward_context
 from services.worker.hardware import Memory, choose_device, choose_dtype, read_memory
-from services.worker.memory import CPU_MAX_KV_BYTES, Needs, numbers_per_token, plan_memory
+from services.worker.logprobs import PIECE_LOGITS
+from services.worker.memory import (
+    CPU_MAX_KV_BYTES,
+    PIECE_BYTES,
+    Needs,
+    numbers_per_token,
+    plan_memory,
+    prompt_logprob_bytes,
+)
 from services.worker.model_config import read_model_config
 from shared.config import WorkerConfig
 from shared.errors import ConfigError
+from shared.messages import WINDOW_BYTES
 from tests.services.worker.checkpoints import save_model
 from tests.services.worker.driver import make_engine
 from tests.services.worker.forward import prepare
@@ -120,6 +130,10 @@ def measured_peak(folder: Path, num_tokens: int) -> int:
     watch = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
     with watch, forward_context(batch.context):
         model(batch.input_ids, batch.positions)
+    return allocated_peak(watch)
+
+
+def allocated_peak(watch: profile) -> int:
     events = watch.profiler.kineto_results.events()
     changes = [event for event in events if event.name() == "[memory]"]
     changes.sort(key=lambda event: event.start_ns())
@@ -142,6 +156,26 @@ def test_a_step_fits_what_is_reserved_for_its_layers_and_takes_half_of_it(
     save_model(tmp_path, family, **changes)
     reserved = 240 * numbers_per_token(read_model_config(tmp_path)) * 4
     assert reserved / 2 < measured_peak(tmp_path, 240) <= reserved
+
+
+@pytest.mark.parametrize("num_top", [0, 20, None])
+@pytest.mark.parametrize("values", [1, 1000])
+def test_a_piece_of_logits_fits_what_is_reserved_for_it(num_top: int | None, values: int) -> None:
+    """Also where so many are equal that all are sorted."""
+    logits = torch.randint(values, (40, 3000)).float()
+    given = logits.nbytes
+    watch = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    with watch:
+        logprobs(logits, torch.zeros(40, dtype=torch.int64), num_top).values.clamp(min=-1)
+    assert allocated_peak(watch) + given <= logits.numel() * PIECE_BYTES
+
+
+def test_prompts_take_a_piece_and_what_credit_allows() -> None:
+    vocab_size, piece = 1000, PIECE_LOGITS * PIECE_BYTES
+    drawn, told = 2 * 8 * vocab_size * 4, 2 * min(512 * vocab_size * 4, 8 * WINDOW_BYTES)
+    assert prompt_logprob_bytes(8, 10_000, vocab_size) == piece + drawn + 2 * 8 * WINDOW_BYTES
+    few = 512 * vocab_size * PIECE_BYTES
+    assert prompt_logprob_bytes(8, 512, vocab_size) == few + drawn + told
 
 
 def fake_machine(
