@@ -18,7 +18,7 @@ PARAMS = SamplingParams(seed=0, temperature=0.0, max_tokens=24, ignore_eos=True)
 @pytest.fixture(scope="module", params=KERNELS)
 def engine(request: pytest.FixtureRequest) -> Engine:
     """Steps of 7 tokens end inside blocks; these are for two or three sequences."""
-    num_blocks = 192 // KERNELS[request.param]["block_size"]
+    num_blocks = 160 // KERNELS[request.param]["block_size"]
     return make_engine(
         EMBEDDED_MODEL,
         request.param,
