@@ -1,0 +1,101 @@
+"""A checkpoint of ``benchmarks.checkpoints`` in llama.cpp's format, in bfloat16.
+
+Needs the package ``gguf`` and nothing else of this repository's requirements but numpy, so that it
+also runs in an environment of its own. Norms become float32, as llama.cpp has them.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter, TokenType
+
+NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def convert(folder: Path, path: Path) -> None:
+    writer = GGUFWriter(path, "qwen3")
+    config = json.loads((folder / "config.json").read_text())
+    _add_shape(writer, config)
+    _add_tokenizer(writer, json.loads((folder / "tokenizer.json").read_text()), config)
+    for name, bits in _weights(folder / "model.safetensors"):
+        if bits.ndim == 1:  # the upper half of a float32 is a bfloat16
+            writer.add_tensor(name, (bits.astype(np.uint32) << 16).view(np.float32))
+        else:
+            writer.add_tensor(name, bits.view(np.uint8), raw_dtype=GGMLQuantizationType.BF16)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add_shape(writer: GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+
+
+def _add_tokenizer(writer: GGUFWriter, tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
+    ids = tokenizer["model"]["vocab"]
+    special_ids = {each["id"] for each in tokenizer["added_tokens"]}
+    types = [
+        TokenType.CONTROL if number in special_ids else TokenType.NORMAL
+        for number in range(len(ids))
+    ]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(sorted(ids, key=ids.__getitem__))
+    writer.add_token_types(types)
+    writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
+    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_add_bos_token(False)
+
+
+def _weights(path: Path) -> Iterator[tuple[str, np.ndarray]]:
+    """Names as llama.cpp has them, and the bits of bfloat16 numbers as uint16."""
+    data = np.memmap(path, mode="r")
+    header_bytes = int(data[:8].view(np.uint64)[0])
+    header = json.loads(data[8 : 8 + header_bytes].tobytes())
+    header.pop("__metadata__", None)
+    for name, entry in header.items():
+        start, end = (8 + header_bytes + offset for offset in entry["data_offsets"])
+        bits = data[start:end].view(np.uint16).reshape(entry["shape"])
+        yield _name(name.removesuffix(".weight")), bits
+
+
+def _name(name: str) -> str:
+    if name.startswith("model.layers."):
+        number, part = name.removeprefix("model.layers.").split(".", 1)
+        return f"blk.{number}.{NAMES[part]}.weight"
+    return f"{NAMES[name]}.weight"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="a checkpoint's")
+    parser.add_argument("path", type=Path, help="of the file to write")
+    convert(**vars(parser.parse_args()))
