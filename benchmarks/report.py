@@ -30,7 +30,9 @@ def write(name: str, results: dict[str, Any]) -> Path:
     report = {
         "benchmark": name,
         "date": now.isoformat(timespec="seconds"),
-        "command": f"python -m benchmarks.{name}" + "".join(f" {word}" for word in sys.argv[1:]),
+        "command": " ".join(
+            ["python -m", f"benchmarks.{name}", *map(_without_folder, sys.argv[1:])]
+        ),
         "machine": {
             "processor": _processor(),
             "cores": len(os.sched_getaffinity(0)),
@@ -46,6 +48,11 @@ def write(name: str, results: dict[str, Any]) -> Path:
     path = RESULTS / f"{name}-{now:%Y-%m-%d}.json"
     path.write_text(text + "\n")
     return path
+
+
+def _without_folder(word: str) -> str:
+    """Where things lie on this machine is nobody's business."""
+    return Path(word).name if Path(word).is_absolute() else word
 
 
 def _processor() -> str:

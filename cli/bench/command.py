@@ -55,7 +55,7 @@ def _serve(arguments: list[str]) -> int:
     num = settings.num_measured(None if lines is None else len(lines))
     console = Console(highlight=False, emoji=False, markup=False)
     _allow_many_sockets()
-    result = uvloop.run(_measure(settings, lines, num, console))
+    result = uvloop.run(measure(settings, lines, num, console))
     report.show(result, console)
     if settings.json is not None:
         _write(result, arguments)
@@ -63,9 +63,10 @@ def _serve(arguments: list[str]) -> int:
     return int(is_refused or result.figures["num_failed"] == num)
 
 
-async def _measure(
+async def measure(
     settings: Settings, lines: list[trace.Line] | None, num: int, console: Console
 ) -> Result:
+    """Warms the server up and loads it with ``num`` requests, of ``lines`` where there are some."""
     async with client(settings) as server:
         model = settings.model or await server.model()
         rng = np.random.default_rng([settings.seed, 0])

@@ -1,0 +1,29 @@
+"""What the client of ``shoal bench serve`` finds, for benchmarks that start the server as well."""
+
+from io import StringIO
+from typing import Any
+
+from rich.console import Console
+
+from cli.bench.command import measure
+from cli.bench.options import parse
+
+
+async def load(url: str, **flags: Any) -> dict[str, Any]:
+    """The figures of one run; ``flags`` are the command's, with underscores. RuntimeError where a
+    request failed or an answer is shorter than asked for: rates of other work compare nothing."""
+    words = [
+        word
+        for name, value in flags.items()
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
+    settings = parse(["--url", url, *words])
+    console = Console(file=StringIO())  # no terminal, so no bar
+    result = await measure(settings, None, settings.num_measured(None), console)
+    figures = result.figures
+    if figures["num_failed"] or figures["num_short"]:
+        raise RuntimeError(
+            f"{figures['num_failed']} requests failed ({figures['errors']}),"
+            f" {figures['num_short']} answers are short"
+        )
+    return figures

@@ -1,0 +1,116 @@
+"""Whole servers as processes of their own: shoal and those that people use instead."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+
+READY_TIMEOUT_S = 600  # vLLM compiles for a minute
+STOP_TIMEOUT_S = 60
+POLL_S = 0.1
+NUM_LINES_TOLD = 20
+KV_CACHE_GIB = 2  # enough for every point, and little beside the weights
+LLAMA_SLOTS = 32
+LLAMA_SLOT_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class Server:
+    """A command to which host and port are added; ``environment`` over our own."""
+
+    name: str
+    command: list[str]
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def shoal(model: Path, *flags: str, name: str = "shoal") -> Server:
+    command = [sys.executable, "-c", "from cli.main import main; main()", "serve"]
+    return Server(name, [*command, "--model", str(model), "--dtype", "bfloat16", *flags])
+
+
+def vllm(python: Path, model: Path) -> Server:
+    """``python`` is the interpreter of an environment that has vLLM for this kind of machine."""
+    command = [str(python), "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
+    flags = ["--dtype", "bfloat16", "--no-enable-prefix-caching", "--disable-uvicorn-access-log"]
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))  # it would leave one of them idle
+    environment = {
+        "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB),
+        "VLLM_CPU_OMP_THREADS_BIND": cores,
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    return Server("vllm", command + flags, environment)
+
+
+def llama(program: Path, gguf: Path) -> Server:
+    """llama.cpp's ``llama-server``, with a slot for each stream."""
+    num_cores = str(len(os.sched_getaffinity(0)))
+    flags = ["--parallel", str(LLAMA_SLOTS), "--ctx-size", str(LLAMA_SLOTS * LLAMA_SLOT_TOKENS)]
+    flags += ["--threads", num_cores, "--no-cache-prompt", "--cache-ram", "0"]
+    return Server("llama.cpp", [str(program), "--model", str(gguf), *flags])
+
+
+@asynccontextmanager
+async def running(server: Server) -> AsyncIterator[str]:
+    """Its URL, once it is ready; at the end it is gone with all its processes."""
+    port = _free_port()
+    with tempfile.TemporaryDirectory() as name, (Path(name) / "log").open("w+b") as log:
+        process = await asyncio.create_subprocess_exec(
+            *(*server.command, "--host", "127.0.0.1", "--port", str(port)),
+            stdout=log,
+            stderr=asyncio.subprocess.STDOUT,
+            env=os.environ | {"SHOAL_MESH_DIR": f"{name}/mesh"} | server.environment,
+            cwd=Path(__file__).parent.parent,
+            start_new_session=True,
+        )
+        try:
+            await _until_ready(process, f"http://127.0.0.1:{port}", Path(log.name), server.name)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            await _stop(process)
+
+
+async def _until_ready(process: asyncio.subprocess.Process, url: str, log: Path, name: str) -> None:
+    async with asyncio.timeout(READY_TIMEOUT_S), aiohttp.ClientSession() as session:
+        while not await _is_ready(session, url):
+            if process.returncode is not None:
+                lines = log.read_text(errors="replace").splitlines()[-NUM_LINES_TOLD:]
+                raise RuntimeError("\n".join([f"{name} did not start:", *lines]))
+            await asyncio.sleep(POLL_S)
+
+
+async def _is_ready(session: aiohttp.ClientSession, url: str) -> bool:
+    """All of them answer this with an error until the model is loaded; shoal has /ready as well,
+    since its gateway is well before its worker is."""
+    try:
+        for path in ("/ready", "/health"):
+            async with session.get(url + path) as response:
+                if response.status not in (200, 404):
+                    return False
+    except aiohttp.ClientError:
+        return False
+    return True
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.send_signal(signal.SIGINT)
+    try:
+        await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
+    except TimeoutError:
+        os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
