@@ -16,6 +16,7 @@ usage: shoal COMMAND [--setting value …]
   keys DIR     makes the keys that services on several machines need
   probe PATH   asks the service of this machine or container whether it is well
   bench serve  loads an OpenAI-compatible server, this or another, and tells how it answers
+  bench engine times the steps of the engine alone
 
 `shoal COMMAND --help` lists the settings; each can also stand as SHOAL_SETTING in the environment
 or in a YAML file that --config names."""

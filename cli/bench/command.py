@@ -1,19 +1,20 @@
-"""``shoal bench serve``: loads a server and tells how it answers."""
+"""``shoal bench``: ``serve`` loads a server and tells how it answers; ``engine`` is beside it."""
 
 import resource
 import sys
 from time import process_time
 from typing import Any
 
-import msgspec
 import numpy as np
 import uvloop
 from rich.console import Console
 
 from cli.bench import arrivals, report, trace, verdict
 from cli.bench.client import client, offer
+from cli.bench.engine import engine
 from cli.bench.figures import figures
 from cli.bench.options import parse
+from cli.bench.origin import write
 from cli.bench.progress import progress
 from cli.bench.result import Result
 from cli.bench.row import Row
@@ -24,7 +25,11 @@ from shared.errors import ConfigError
 USAGE = """\
 usage: shoal bench serve [--url URL] [--concurrency N | --request-rate R] …
 
-  loads an OpenAI-compatible server and tells how it answers; shoal bench serve --help"""
+  loads an OpenAI-compatible server and tells how it answers; shoal bench serve --help
+
+usage: shoal bench engine [--concurrency N] [--setting of the worker value …]
+
+  times the steps of the engine alone, without sockets; shoal bench engine --help"""
 STOPPED = 130
 
 
@@ -34,16 +39,17 @@ def main(arguments: list[str]) -> int:
     if arguments in ([], ["-h"], ["--help"]):
         print(USAGE)
         return 0
-    if arguments[0] != "serve":
-        print(f"shoal bench: no such command: {arguments[0]}\n\n{USAGE}", file=sys.stderr)
+    name, *flags = arguments
+    if name not in ("serve", "engine"):
+        print(f"shoal bench: no such command: {name}\n\n{USAGE}", file=sys.stderr)
         return 2
     try:
-        return _serve(arguments[1:])
+        return _serve(flags) if name == "serve" else engine(flags)
     except ConfigError as error:
-        print(f"shoal bench serve: {error}", file=sys.stderr)
+        print(f"shoal bench {name}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("shoal bench serve: stopped before the end", file=sys.stderr)
+        print(f"shoal bench {name}: stopped before the end", file=sys.stderr)
         return STOPPED
 
 
@@ -58,7 +64,7 @@ def _serve(arguments: list[str]) -> int:
     result = uvloop.run(measure(settings, lines, num, console))
     report.show(result, console)
     if settings.json is not None:
-        _write(result, arguments)
+        write(result.told(arguments), settings.json)
     is_refused = result.verdict is not None and not result.verdict["keeps_up"]
     return int(is_refused or result.figures["num_failed"] == num)
 
@@ -107,14 +113,3 @@ def _allow_many_sockets() -> None:
     """As many as this user may have: each open request is one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _write(result: Result, arguments: list[str]) -> None:
-    """Raises ConfigError."""
-    data = msgspec.json.format(msgspec.json.encode(result.told(arguments)))
-    path = result.settings.json
-    assert path is not None
-    try:
-        path.write_bytes(data + b"\n")
-    except OSError as error:
-        raise ConfigError(f"--json: cannot write {path}: {error.strerror}") from None

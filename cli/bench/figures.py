@@ -34,11 +34,11 @@ def figures(
         "requests_per_s": len(whole) / duration_s,
         "input_tokens_per_s": num_in / duration_s,
         "output_tokens_per_s": num_out / duration_s,
-        "ttft_ms": _spread([row.ttft_s for row in whole]),
-        "tpot_ms": _spread([row.tpot_s for row in whole if row.tpot_s is not None]),
-        "itl_ms": _spread([gap_s for row in whole for gap_s in row.itls_s]),
-        "e2e_ms": _spread([row.e2e_s for row in whole]),
-        "late_ms": _spread([row.started_s - row.due_s for row in rows if is_open_loop]),
+        "ttft_ms": spread([row.ttft_s for row in whole]),
+        "tpot_ms": spread([row.tpot_s for row in whole if row.tpot_s is not None]),
+        "itl_ms": spread([gap_s for row in whole for gap_s in row.itls_s]),
+        "e2e_ms": spread([row.e2e_s for row in whole]),
+        "late_ms": spread([row.started_s - row.due_s for row in rows if is_open_loop]),
     }
     if targets_ms:
         num_good = sum(row.meets(targets_ms) for row in rows)
@@ -50,7 +50,8 @@ def figures(
     return found
 
 
-def _spread(times_s: Sequence[float]) -> dict[str, float] | None:
+def spread(times_s: Sequence[float]) -> dict[str, float] | None:
+    """Mean and percentiles in ms; None of nothing."""
     if not times_s:
         return None
     times_ms = np.asarray(times_s) * 1000

@@ -58,17 +58,17 @@ def _add_target(add: Callable[..., Any]) -> None:
 
 def _add_load(add: Callable[..., Any]) -> None:
     text = f"(default: {DEFAULT_NUM_REQUESTS}, or all of the trace)"
-    add("--num-requests", type=_whole(1, MAX_COUNT), metavar="N", help=text)
+    add("--num-requests", type=whole(1, MAX_COUNT), metavar="N", help=text)
     text = f"open at once at most (default: {DEFAULT_CONCURRENCY}, or any number with a rate)"
-    add("--concurrency", type=_whole(1, 100_000), metavar="N", help=text)
+    add("--concurrency", type=whole(1, 100_000), metavar="N", help=text)
     text = "sent a second, whether answers come or not"
     add("--request-rate", type=_number(1e-6, MAX_RATE), metavar="R", help=text)
     text = "shape of the gaps' gamma distribution: 1 is Poisson, less is burstier"
     shape = _number(MIN_BURSTINESS, MAX_BURSTINESS)
     add("--burstiness", type=shape, default=1.0, metavar="B", help=text)
-    add("--seed", type=_whole(0, 2**32 - 1), default=0, metavar="N", help="(default: 0)")
+    add("--seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="(default: 0)")
     text = "sent before, not counted (default: 0)"
-    add("--warmup", type=_whole(0, MAX_COUNT), default=0, metavar="N", help=text)
+    add("--warmup", type=whole(0, MAX_COUNT), default=0, metavar="N", help=text)
     text = "does it keep up with this rate? Loads it with 150 %% of it; exit code 0: yes, 1: no"
     add("--verdict", type=_number(1e-6, MAX_RATE), metavar="RATE", help=text)
     text = "seconds of a verdict's load (default: 60)"
@@ -77,17 +77,17 @@ def _add_load(add: Callable[..., Any]) -> None:
 
 def _add_requests(add: Callable[..., Any]) -> None:
     forms = f"tokens, a number or one of {', '.join(FORMS.values())}"
-    length = _said(Lengths.parse)
+    length = said(Lengths.parse)
     text = f"{forms} (default: 128); words in a chat"
     add("--input-len", type=length, default=Lengths("fixed", 128), metavar="L", help=text)
     text = "the same for answers (default: 128)"
     add("--output-len", type=length, default=Lengths("fixed", 128), metavar="L", help=text)
     text = "tokens before those of --input-len that prompts have in common (default: 0)"
-    add("--prefix-len", type=_whole(0, MAX_LENGTH), default=0, metavar="N", help=text)
+    add("--prefix-len", type=whole(0, MAX_LENGTH), default=0, metavar="N", help=text)
     text = "different common prefixes (default: 1)"
-    add("--num-prefixes", type=_whole(1, MAX_COUNT), default=1, metavar="N", help=text)
+    add("--num-prefixes", type=whole(1, MAX_COUNT), default=1, metavar="N", help=text)
     text = f"prompts have ids from {FIRST_ID} up to this (default: %(default)s)"
-    sizes = _whole(FIRST_ID + 1, 2**31)
+    sizes = whole(FIRST_ID + 1, 2**31)
     add("--vocab-size", type=sizes, default=1000, metavar="N", help=text)
     text = "JSON lines with prompt or messages, max_tokens and timestamp; instead of random ones"
     add("--trace", type=Path, metavar="FILE", help=text)
@@ -100,19 +100,19 @@ def _add_sampling(add: Callable[..., Any]) -> None:
     add("--ignore-eos", action=argparse.BooleanOptionalAction, default=True, help=text)
     text = "(default: %(default)g)"
     add("--temperature", type=_number(0, 100), default=0.0, metavar="T", help=text)
-    add("--logprobs", type=_whole(0, MAX_LENGTH), metavar="K", help="asks for those of each token")
+    add("--logprobs", type=whole(0, MAX_LENGTH), metavar="K", help="asks for those of each token")
     text = "fields that each request gets in addition"
-    add("--extra-body", type=_said(_object), default={}, metavar="JSON", help=text)
+    add("--extra-body", type=said(_object), default={}, metavar="JSON", help=text)
 
 
 def _add_report(add: Callable[..., Any]) -> None:
     text = "targets in ms, such as ttft=200,tpot=50 (also e2e); tells how many requests meet all"
-    add("--goodput", type=_said(_targets), default={}, metavar="TARGETS", help=text)
+    add("--goodput", type=said(_targets), default={}, metavar="TARGETS", help=text)
     add("--json", type=Path, metavar="FILE", help="writes everything there")
     add("--rows", action="store_true", help="with a row for each request")
 
 
-def _said(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+def said(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     """Of a function that raises ValueError, one of which argparse shows the text."""
 
     def checked(text: str) -> Any:
@@ -134,10 +134,10 @@ def _bounded(kind: type, name: str, low: float, high: float) -> Callable[[str], 
             raise ValueError(f"'{text}' is not a {name} from {low:g} to {high:.10g}")
         return value
 
-    return _said(number)
+    return said(number)
 
 
-def _whole(low: int, high: int) -> Callable[[str], Any]:
+def whole(low: int, high: int) -> Callable[[str], Any]:
     return _bounded(int, "whole number", low, high)
 
 
@@ -145,7 +145,7 @@ def _number(low: float, high: float) -> Callable[[str], Any]:
     return _bounded(float, "number", low, high)
 
 
-@_said
+@said
 def _url(text: str) -> str:
     """Without a slash at its end, and without the /v1 that SDKs want."""
     try:

@@ -1,14 +1,9 @@
 """Everything a run showed, and what is needed to judge it."""
 
-import os
-import platform
-import shlex
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
+from cli.bench.origin import origin
 from cli.bench.row import Row
 from cli.bench.settings import Settings
 
@@ -33,13 +28,7 @@ class Result:
 
     def told(self, arguments: list[str]) -> dict[str, Any]:
         """For JSON. ``arguments`` are those of the command line."""
-        told: dict[str, Any] = {
-            "benchmark": "serve",
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": shlex.join(["shoal", "bench", "serve", *_without_key(arguments)]),
-            "machine": _machine(),
-            "versions": {"python": platform.python_version()}
-            | {package: version(package) for package in PACKAGES},
+        told: dict[str, Any] = origin("serve", arguments, PACKAGES) | {
             "settings": self.settings.told(),
             "model": self.model,
             "figures": self.figures,
@@ -51,24 +40,3 @@ class Result:
             origin_s = min(row.started_s for row in self.rows)
             told["rows"] = [row.told(origin_s) for row in self.rows]
         return told
-
-
-def _without_key(arguments: list[str]) -> list[str]:
-    words = [
-        "***" if before == "--api-key" else word
-        for before, word in zip(["", *arguments], arguments, strict=False)
-    ]
-    return ["--api-key=***" if word.startswith("--api-key=") else word for word in words]
-
-
-def _machine() -> dict[str, Any]:
-    return {
-        "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "system": f"{platform.system()} {platform.release()}",
-    }
-
-
-def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.split(":")[1].strip() for line in lines if "model name" in line), "unknown")

@@ -1,0 +1,63 @@
+"""What does the prefix cache bring where nine tenths of each prompt are shared?
+
+Two whole servers, with and without it, loaded in turns over HTTP. Prompts begin with one of a few
+prefixes, which are in the cache when the counting begins; every round has prefixes of its own.
+"""
+
+import argparse
+from typing import Any
+
+import uvloop
+
+from benchmarks import servers
+from benchmarks.checkpoints import SHAPES, checkpoint
+from benchmarks.load import load
+from benchmarks.report import spread, write
+
+PREFIX_LEN, OWN_LEN = 1152, 128
+LOAD = {
+    "concurrency": 4,
+    "prefix_len": PREFIX_LEN,
+    "num_prefixes": 4,
+    "input_len": OWN_LEN,
+    "output_len": 16,
+    "warmup": 16,
+    "vocab_size": SHAPES["small"]["vocab_size"],
+}
+FLAGS = {"with": "--enable-prefix-caching", "without": "--no-enable-prefix-caching"}
+
+
+async def measure(num_rounds: int, num_requests: int) -> dict[str, Any]:
+    model = checkpoint("small")
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in FLAGS}
+    async with (
+        servers.running(servers.shoal(model, FLAGS["with"])) as cached,
+        servers.running(servers.shoal(model, FLAGS["without"])) as plain,
+    ):
+        for number in range(num_rounds):
+            for name, url in (("with", cached), ("without", plain)):
+                runs[name].append(await load(url, num_requests=num_requests, seed=number, **LOAD))
+    pairs = list(zip(runs["without"], runs["with"], strict=True))
+    return {
+        "shared share of a prompt": PREFIX_LEN / (PREFIX_LEN + OWN_LEN),
+        **{f"{name}, TTFT ms, p50": spread([_ttft(run) for run in runs[name]]) for name in FLAGS},
+        "TTFT, ratio without to with": spread([_ttft(one) / _ttft(two) for one, two in pairs]),
+        "tokens/s, ratio with to without": spread([_rate(two) / _rate(one) for one, two in pairs]),
+    }
+
+
+def _ttft(run: dict[str, Any]) -> float:
+    return float(run["ttft_ms"]["p50"])
+
+
+def _rate(run: dict[str, Any]) -> float:
+    return float(run["output_tokens_per_s"])
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="one round of few requests")
+    arguments = parser.parse_args()
+    num_rounds, num_requests = (1, 8) if arguments.quick else (arguments.rounds, 32)
+    write("prefix", uvloop.run(measure(num_rounds, num_requests)))

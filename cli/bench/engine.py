@@ -1,0 +1,163 @@
+"""``shoal bench engine``: times the steps of the engine alone, with the worker's settings."""
+
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from cli.bench.figures import PERCENTILES, spread
+from cli.bench.lengths import MAX_LENGTH, Lengths
+from cli.bench.options import MAX_COUNT, Parser, said, whole
+from cli.bench.origin import origin, write
+from cli.bench.workload import FIRST_ID
+from shared.config import WorkerConfig
+from shared.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cli.bench.engine_loop import Job, Step
+
+PROGRAM = "shoal bench engine"
+PACKAGES = ("shoal", "torch", "numpy")
+SEED = 0
+KINDS = {"prefill": "steps with a prompt", "decode": "steps without one"}
+
+
+def engine(arguments: list[str]) -> int:
+    """The exit code. Raises ConfigError."""
+    load, rest = _parse(arguments)
+    settings = WorkerConfig.load(rest, PROGRAM)
+    found = measure(load, settings)
+    _show(found, Console(highlight=False, emoji=False, markup=False))
+    if load.json is not None:
+        write(origin("engine", arguments, PACKAGES) | found, load.json)
+    return 0
+
+
+def measure(load: Namespace, settings: WorkerConfig) -> dict[str, Any]:
+    """For JSON: the settings as they took effect, and the figures."""
+    from cli.bench.engine_loop import EngineLoop  # and with it torch, which takes seconds
+
+    loop = EngineLoop(settings)
+    if load.concurrency > loop.capacity.max_num_seqs:
+        limit = f"max-num-seqs = {loop.capacity.max_num_seqs}"
+        raise ConfigError(f"--concurrency: {load.concurrency} is more than {limit} of the worker")
+    jobs = _jobs(load, loop.model.vocab_size)
+    loop.warm_up(jobs[: load.concurrency], load.logprobs)
+    steps = loop.run(jobs, load.concurrency, load.logprobs)
+    told = {name: value for name, value in vars(load).items() if name != "json"}
+    lengths = {name: str(told[name]) for name in ("input_len", "output_len")}
+    return {
+        "settings": told | lengths | {"num_requests": len(jobs)},
+        "worker": settings.model_dump(mode="json", exclude_defaults=True, exclude={"instance"}),
+        "model": Path(settings.model).name,
+        "figures": figures(steps, loop.weights_bytes) | {"num_preemptions": loop.num_preemptions},
+    }
+
+
+def figures(steps: "Sequence[Step]", weights_bytes: int) -> dict[str, Any]:
+    """Rates are of the engine's own time. Tokens of prompts are counted where a step has some,
+    decoded ones where it has none: what is decoded beside a prompt says nothing of either. A step
+    reads all weights; where it is alone with one row, that is nearly all it does."""
+    kinds = {
+        "prefill": [step for step in steps if step.num_prompt_tokens],
+        "decode": [step for step in steps if not step.num_prompt_tokens],
+    }
+    seconds = {kind: sum(step.engine_s for step in each) for kind, each in kinds.items()}
+    scheduling_s = sum(step.scheduling_s for step in steps)
+    num_prompt_tokens = sum(step.num_prompt_tokens for step in steps)
+    num_decoded = sum(step.num_decoded for step in kinds["decode"])
+    step_ms = {kind: spread([step.engine_s for step in each]) for kind, each in kinds.items()}
+    return {
+        "num_steps": {kind: len(each) for kind, each in kinds.items()},
+        "prefill_tokens_per_s": _per_s(num_prompt_tokens, seconds["prefill"]),
+        "decode_tokens_per_s": _per_s(num_decoded, seconds["decode"]),
+        "step_ms": step_ms,
+        "scheduling_share": scheduling_s / (scheduling_s + sum(seconds.values())),
+        "weights_bytes": weights_bytes,
+        "weights_bytes_per_s": step_ms["decode"] and weights_bytes * 1e3 / step_ms["decode"]["p50"],
+    }
+
+
+def _per_s(num: int, seconds: float) -> float | None:
+    return num / seconds if seconds else None
+
+
+def _jobs(load: Namespace, vocab_size: int) -> "list[Job]":
+    from cli.bench.engine_loop import Job
+
+    rng = np.random.default_rng(SEED)
+    num = load.num_requests or load.concurrency
+    input_lens, output_lens = load.input_len.draw(num, rng), load.output_len.draw(num, rng)
+    return [
+        Job(rng.integers(FIRST_ID, vocab_size, input_len, dtype=np.int32), output_len)
+        for input_len, output_len in zip(input_lens, output_lens, strict=True)
+    ]
+
+
+def _parse(arguments: list[str]) -> tuple[Namespace, list[str]]:
+    """What is ours, and what is left for the worker. Raises ConfigError; ``--help`` shows both."""
+    parser = Parser(
+        PROGRAM,
+        description="Times the steps of the engine alone. Takes all settings of the worker as well:"
+        " shoal worker --help",
+        allow_abbrev=False,
+    )
+    _add_load(parser.add_argument)
+    return parser.parse_known_args(arguments)
+
+
+def _add_load(add: Callable[..., Any]) -> None:
+    length = said(Lengths.parse)
+    text = "tokens, a number or a distribution as in bench serve (default: 128)"
+    add("--input-len", type=length, default=Lengths("fixed", 128), metavar="L", help=text)
+    text = "the same for answers (default: 128)"
+    add("--output-len", type=length, default=Lengths("fixed", 128), metavar="L", help=text)
+    text = "sequences at once (default: 1)"
+    add("--concurrency", type=whole(1, 100_000), default=1, metavar="N", help=text)
+    text = "(default: as many as at once)"
+    add("--num-requests", type=whole(1, MAX_COUNT), metavar="N", help=text)
+    add("--logprobs", type=whole(0, MAX_LENGTH), metavar="K", help="tells those of each token")
+    add("--json", type=Path, metavar="FILE", help="writes everything there")
+
+
+def _show(found: dict[str, Any], console: Console) -> None:
+    console.print(_summary(found))
+    console.print(_step_times(found["figures"]))
+
+
+def _summary(found: dict[str, Any]) -> Table:
+    told, load = found["figures"], found["settings"]
+    table = Table.grid(padding=(0, 3))
+    facts = {
+        "model": found["model"],
+        "requests": f"{load['num_requests']}, {load['concurrency']} at once",
+        "prefill": f"{_number(told['prefill_tokens_per_s'])} tokens/s",
+        "decode": f"{_number(told['decode_tokens_per_s'])} tokens/s",
+        "scheduling": f"{told['scheduling_share']:.2%} of the time",
+        "weights": f"{told['weights_bytes'] / 1e6:.1f} MB, read in a decode step at"
+        f" {_number(told['weights_bytes_per_s'], 1e9)} GB/s",
+    }
+    if told["num_preemptions"]:
+        facts["warning"] = f"the KV cache is too small: {told['num_preemptions']} preemptions"
+    for name, text in facts.items():
+        table.add_row(name, text)
+    return table
+
+
+def _step_times(told: dict[str, Any]) -> Table:
+    table = Table()
+    for name in ("ms", "steps", "mean", *(f"P{each}" for each in PERCENTILES)):
+        table.add_column(name, justify="left" if name == "ms" else "right")
+    for kind, name in KINDS.items():
+        times = told["step_ms"][kind]
+        cells = [f"{value:.2f}" for value in times.values()] if times else ["–"] * 4
+        table.add_row(name, str(told["num_steps"][kind]), *cells)
+    return table
+
+
+def _number(value: float | None, unit: float = 1.0) -> str:
+    return "–" if value is None else f"{value / unit:.1f}"

@@ -1,0 +1,55 @@
+"""Where a result comes from, and where it goes: what all benchmarks of this command write."""
+
+import os
+import platform
+import shlex
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shared.errors import ConfigError
+
+
+def origin(benchmark: str, arguments: list[str], packages: Sequence[str]) -> dict[str, Any]:
+    """For JSON. ``arguments`` are those of the command line."""
+    return {
+        "benchmark": benchmark,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(["shoal", "bench", benchmark, *_without_key(arguments)]),
+        "machine": _machine(),
+        "versions": {"python": platform.python_version()}
+        | {package: version(package) for package in packages},
+    }
+
+
+def write(told: dict[str, Any], path: Path) -> None:
+    """Raises ConfigError."""
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(told)) + b"\n")
+    except OSError as error:
+        raise ConfigError(f"--json: cannot write {path}: {error.strerror}") from None
+
+
+def _without_key(arguments: list[str]) -> list[str]:
+    words = [
+        "***" if before == "--api-key" else word
+        for before, word in zip(["", *arguments], arguments, strict=False)
+    ]
+    return ["--api-key=***" if word.startswith("--api-key=") else word for word in words]
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":")[1].strip() for line in lines if "model name" in line), "unknown")
