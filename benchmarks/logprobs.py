@@ -45,7 +45,7 @@ async def measure(num_rounds: int, num_waves: int, output_len: int) -> dict[str,
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one round of short answers")
     arguments = parser.parse_args()
     shape = (1, 1, 16) if arguments.quick else (arguments.rounds, 2, 64)

@@ -3,6 +3,7 @@
 Random weights in bfloat16 (``benchmarks.checkpoints``), prompts of 128 ids that are all different,
 greedy, no end of text, no prefix cache. One server at a time has the machine, which it shares with
 the client; in a round each of them gets every point. Tokens a second count the prefill's time too.
+The ratios to what is known already hold on a machine that does nothing else.
 
 How to have the peers, each outside of this repository:
 
@@ -65,7 +66,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         },
         "left out": [name for name in ("vllm", "llama") if getattr(arguments, name) is None],
         "points": {
-            f"{model}, streams: {num}": _figures(runs, KNOWN[model].get(num), scale)
+            f"{model} × {num}": _figures(runs, KNOWN[model].get(num), scale)
             for (model, num), runs in points.items()
         },
     }
@@ -133,7 +134,7 @@ def table(results: dict[str, Any]) -> Table:
         "best peer": "ratio to the best peer",
         "known": "ratio to the best known, by bandwidth",
     }
-    found = Table(title="tokens/s (TTFT / TPOT, ms)")
+    found = Table(title="tokens/s, TTFT / TPOT in ms", show_lines=True)
     for column in ("", *names, *(f"to {each}" for each in ratios)):
         found.add_column(column, justify="right")
     for point, told in results["points"].items():
@@ -149,7 +150,7 @@ def _first_point(results: dict[str, Any]) -> dict[str, Any]:
 
 def _cell(told: dict[str, Any]) -> str:
     rate, ttft, tpot = (each["median"] for each in told.values())
-    return f"{rate:.1f} ({ttft:.0f} / {tpot:.1f})"
+    return f"{rate:.1f}\n{ttft:.0f} / {tpot:.1f}"
 
 
 def parse() -> argparse.Namespace:

@@ -56,8 +56,8 @@ def _rate(run: dict[str, Any]) -> float:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one round of few requests")
     arguments = parser.parse_args()
-    num_rounds, num_requests = (1, 8) if arguments.quick else (arguments.rounds, 32)
+    num_rounds, num_requests = (1, 8) if arguments.quick else (arguments.rounds, 24)
     write("prefix", uvloop.run(measure(num_rounds, num_requests)))
