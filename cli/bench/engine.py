@@ -99,7 +99,7 @@ def _jobs(load: Namespace, vocab_size: int) -> "list[Job]":
 
 
 def _parse(arguments: list[str]) -> tuple[Namespace, list[str]]:
-    """What is ours, and what is left for the worker. Raises ConfigError; ``--help`` shows both."""
+    """What is ours, and what is left for the worker. Raises ConfigError; ``--help`` exits."""
     parser = Parser(
         PROGRAM,
         description="Times the steps of the engine alone. Takes all settings of the worker as well:"
