@@ -168,8 +168,14 @@ struct Attention {
     }
     alignas(64) float scores[MAX_ROWS][SPLIT];
     alignas(64) T weights[MAX_ROWS][SPLIT];
+    size_t tile_bytes = cache.tile_size() * sizeof(T);
     for (int t = 0; t < num_tiles; t += MAX_TILES) {
       int now = num_tiles - t < MAX_TILES ? num_tiles - t : MAX_TILES;
+      // Blocks lie anywhere, so the CPU cannot guess what comes next.
+      for (int i = t; i < t + now; i++) {
+        if (i + MAX_TILES < num_tiles) prefetch(keys[i + MAX_TILES], tile_bytes);
+        prefetch(values[i], tile_bytes);
+      }
       multiply_block<T>(num, now, queries + first * dim, dim, keys + t, dim, scores[0] + t * LANES,
                         SPLIT);
     }

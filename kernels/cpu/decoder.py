@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.cpu.memory import Arena
 from kernels.paged_attention import AttentionBatch
 
 LANES = 16  # columns of a tile; head sizes, hidden sizes and block sizes are its multiples
@@ -151,6 +152,7 @@ class NativeLibrary:
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype, num_threads: int) -> None:
         name = str(dtype).removeprefix("torch.")
         self.dtype = dtype
+        self._arena = Arena()
         self.pack_tiles = library[f"shoal_pack_{name}"]
         self.unpack = library[f"shoal_unpack_{name}"]
         self.layers = library[f"shoal_layers_{name}"]
@@ -164,7 +166,7 @@ class NativeLibrary:
         n, k = weight.shape
         weight = weight.to(self.dtype).contiguous()
         order = np.arange(n) if order is None else order
-        tiles = torch.empty(-(-n // LANES) * LANES * k, dtype=self.dtype)
+        tiles = self._arena.empty(-(-n // LANES) * LANES * k, self.dtype)
         self.pack_tiles(address(weight), _array(order), n, k, address(tiles))
         if bias is not None:
             bias = bias.float()[torch.from_numpy(order)].contiguous()

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import torch
 
+from kernels.cpu.memory import huge_zeros
 from services.worker.model_config import ModelConfig
 
 
@@ -40,8 +41,7 @@ class KVCache:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """On a CPU, pages that the kernel hands out zeroed when they are first written."""
+    """On a CPU, huge pages that the kernel hands out zeroed when they are first written."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    num_bytes = math.prod(shape) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)
+    return huge_zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
