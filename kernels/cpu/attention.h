@@ -10,7 +10,8 @@
 
 #include "heads.h"
 
-constexpr int SPLIT = 256;  // keys; a multiple of 16
+constexpr int SPLIT = 256;   // keys; a multiple of 16
+constexpr int AT_ONCE = 64;  // keys; a multiple of 16
 constexpr int MAX_HEAD_DIM = 256;
 constexpr int UNIT_ROWS = 48;  // queries of a unit: tokens × heads that share keys
 
@@ -57,17 +58,18 @@ INLINE void join(Sums& sums, const Sums& next, int dim) {
   sums.highest = top;
 }
 
-// The units of a step, for all layers alike.
+// The units of a step, for all layers alike, and how many KV heads a thread takes of one: with all
+// of them it reads the cache in the order of the memory.
 class Units {
  public:
   void prepare(const Rows& rows, int group_size, int num_kv_heads) {
     count_ = num_partials_ = 0;
-    int num_shared = rows.num_rows * num_kv_heads;
-    bool divides = num_shared < 4 * pool_size();
+    int num_wanted = 4 * pool_size();
+    bool divides = rows.num_rows * num_kv_heads < num_wanted;
+    int step = UNIT_ROWS / group_size, widest = 1;
     for (int row = 0; row < rows.num_rows; row++) {
       int num_tokens = (int)(rows.starts[row + 1] - rows.starts[row]);
       int num_splits = div_up((int)rows.num_keys[row], SPLIT);
-      int step = UNIT_ROWS / group_size > 1 ? UNIT_ROWS / group_size : 1;
       if (num_tokens == 1 && divides && num_splits > 1) {
         for (int split = 0; split < num_splits; split++)
           add({row, 0, 1, split, split + 1, num_partials_ + split});
@@ -78,10 +80,16 @@ class Units {
         int num = token + step < num_tokens ? step : num_tokens - token;
         int num_seen = (int)rows.num_keys[row] - (num_tokens - token - num);
         add({row, token, num, 0, div_up(num_seen, SPLIT), -1});
+        widest = num > widest ? num : widest;
       }
     }
+    num_heads_ = num_kv_heads;
+    while (num_heads_ > 1 && (num_heads_ * group_size * widest > UNIT_ROWS ||
+                              count_ * div_up(num_kv_heads, num_heads_) < num_wanted))
+      num_heads_ = div_up(num_heads_, 2);
   }
 
+  int num_heads() const { return num_heads_; }
   int count() const { return count_; }
   const Unit& operator[](int index) const { return units_[index]; }
   int num_partials() const { return num_partials_; }
@@ -96,7 +104,7 @@ class Units {
   }
 
   Unit* units_ = nullptr;
-  int count_ = 0, room_ = 0, num_partials_ = 0;
+  int count_ = 0, room_ = 0, num_partials_ = 0, num_heads_ = 1;
 };
 
 template <class T>
@@ -110,121 +118,188 @@ struct Attention {
   int num_heads;
   float scale;
 
+  // What one thread does at a time: a unit's queries of some KV heads, head by head.
+  struct Item {
+    const Unit& unit;
+    int first_head, num_kv_heads;  // KV heads
+    int per_head;                  // queries
+    int num_tokens;                // of the row
+    alignas(64) T queries[UNIT_ROWS * MAX_HEAD_DIM];
+    alignas(64) T weights[UNIT_ROWS * SPLIT];
+    alignas(64) float scores[UNIT_ROWS * SPLIT];
+    Sums sums[UNIT_ROWS], found[UNIT_ROWS];
+
+    // The arrays are left as they are: to clear them would take longer than what they are for.
+    Item(const Unit& unit, int first_head, int num_kv_heads, int per_head, int num_tokens)
+        : unit(unit),
+          first_head(first_head),
+          num_kv_heads(num_kv_heads),
+          per_head(per_head),
+          num_tokens(num_tokens) {}
+  };
+
   int group_size() const { return num_heads / cache.num_kv_heads; }
 
   void run() {
-    share(*this, units.count() * cache.num_kv_heads);
+    share(*this, units.count() * div_up(cache.num_kv_heads, units.num_heads()));
     if (units.num_partials()) join_partials();
   }
 
-  void operator()(int item) {
-    const Unit& unit = units[item / cache.num_kv_heads];
-    int kv_head = item % cache.num_kv_heads, dim = cache.head_dim, group = group_size();
-    int num = unit.num_tokens * group;
-    int64_t token = rows.starts[unit.row] + unit.token;
-    alignas(64) T queries[UNIT_ROWS * MAX_HEAD_DIM];
-    Sums sums[UNIT_ROWS];
+  void operator()(int index) {
+    int groups = div_up(cache.num_kv_heads, units.num_heads()), dim = cache.head_dim;
+    const Unit& unit = units[index / groups];
+    int head = index % groups * units.num_heads(), left = cache.num_kv_heads - head;
+    int num_tokens = (int)(rows.starts[unit.row + 1] - rows.starts[unit.row]);
+    Item item(unit, head, left < units.num_heads() ? left : units.num_heads(),
+              unit.num_tokens * group_size(), num_tokens);
+    int num = item.num_kv_heads * item.per_head;
     for (int i = 0; i < num; i++) {
-      size_t head = (token + i / group) * num_heads + kv_head * group + i % group;
-      memcpy(queries + i * dim, query + head * dim, dim * sizeof(T));
-      sums[i].mass = 0;
-      sums[i].highest = -__builtin_inff();
+      memcpy(item.queries + i * dim, query + place(item, i) * dim, dim * sizeof(T));
+      item.sums[i].mass = 0;
+      item.sums[i].highest = -__builtin_inff();
     }
-    for (int split = unit.first_split; split < unit.end_split; split++)
-      for (int i = 0; i < num;) {
-        int block = div_up(num - i, div_up(num - i, MAX_ROWS));
-        attend(unit, kv_head, split, queries, i, block, sums);
-        i += block;
-      }
+    for (int split = unit.first_split; split < unit.end_split; split++) attend(item, split);
     for (int i = 0; i < num; i++) {
-      size_t head = kv_head * group + i % group;
       if (unit.partial < 0)
-        finish(sums[i], out + ((token + i / group) * num_heads + head) * dim);
+        finish(item.sums[i], out + place(item, i) * dim);
       else
-        partials[(size_t)unit.partial * num_heads + head] = sums[i];
+        partials[(size_t)unit.partial * num_heads + place(item, i) % num_heads] = item.sums[i];
     }
   }
 
-  // Adds what `num` queries from `first` on see in one split.
-  void attend(const Unit& unit, int kv_head, int split, const T* queries, int first, int num,
-              Sums* sums) {
-    int group = group_size(), dim = cache.head_dim, start = split * SPLIT;
-    int num_tokens = (int)(rows.starts[unit.row + 1] - rows.starts[unit.row]);
-    auto num_seen = [&](int index) {
-      int token = unit.token + index / group;
-      int seen = (int)rows.num_keys[unit.row] - (num_tokens - 1 - token) - start;
-      return seen < 0 ? 0 : seen < SPLIT ? seen : SPLIT;
-    };
-    int longest = num_seen(first + num - 1);
-    if (longest == 0) return;
-    const T *keys[SPLIT / LANES], *values[SPLIT / LANES];
-    int num_tiles = div_up(longest, LANES), tiles_per_block = cache.block_size / LANES;
-    const int64_t* table = rows.tables + (size_t)unit.row * rows.table_stride;
-    for (int t = 0; t < num_tiles; t++) {
-      int tile = start / LANES + t;
-      int64_t block = table[tile / tiles_per_block];
-      keys[t] = cache.keys(block, kv_head, tile % tiles_per_block);
-      values[t] = cache.values(block, kv_head, tile % tiles_per_block);
+  // Where query i of an item lies in [tokens, num_heads].
+  size_t place(const Item& item, int i) const {
+    int group = group_size(), head = item.first_head + i / item.per_head;
+    int64_t token = rows.starts[item.unit.row] + item.unit.token + i % item.per_head / group;
+    return token * num_heads + head * group + i % group;
+  }
+
+  // How many keys of the split query i sees.
+  int num_seen(const Item& item, int i, int split) const {
+    int after = item.num_tokens - 1 - item.unit.token - i % item.per_head / group_size();
+    int seen = (int)rows.num_keys[item.unit.row] - after - split * SPLIT;
+    return seen < 0 ? 0 : seen < SPLIT ? seen : SPLIT;
+  }
+
+  // Adds what the queries see in one split. Some keys at a time are multiplied with the queries of
+  // all heads before the next, and their values likewise.
+  void attend(Item& item, int split) {
+    int num = item.num_kv_heads * item.per_head, dim = cache.head_dim;
+    int longest = num_seen(item, item.per_head - 1, split);
+    for (int key = 0; key < longest; key += AT_ONCE)
+      each_block(item, split, key,
+                 [&](int head, int first, int num) { score(item, split, key, head, first, num); });
+    for (int i = 0; i < num; i++) {
+      weigh(item.scores + i * SPLIT, num_seen(item, i, split), item.found[i],
+            item.weights + i * SPLIT);
+      memset(item.found[i].values, 0, dim * sizeof(float));
     }
-    alignas(64) float scores[MAX_ROWS][SPLIT];
-    alignas(64) T weights[MAX_ROWS][SPLIT];
-    size_t tile_bytes = cache.tile_size() * sizeof(T);
+    for (int key = 0; key < longest; key += AT_ONCE)
+      each_block(item, split, key, [&](int head, int first, int num) {
+        add_values(item, split, key, head, first, num);
+      });
+    for (int i = 0; i < num; i++) join(item.sums[i], item.found[i], dim);
+  }
+
+  // Calls f(head, first, num) for queries that are computed together, and of which the last one
+  // sees `key`.
+  template <class F>
+  void each_block(const Item& item, int split, int key, F f) {
+    for (int head = 0; head < item.num_kv_heads; head++)
+      for (int i = 0; i < item.per_head;) {
+        int num = div_up(item.per_head - i, div_up(item.per_head - i, MAX_ROWS));
+        if (num_seen(item, i + num - 1, split) > key)
+          f(item.first_head + head, head * item.per_head + i, num);
+        i += num;
+      }
+  }
+
+  // The tiles of keys or values from `key` of the split on; returns how many there are.
+  template <class Where>
+  int tiles_of(const Item& item, int split, int key, int longest, const T** tiles, Where where) {
+    int per_block = cache.block_size / LANES, num = div_up(longest - key, LANES);
+    num = num < AT_ONCE / LANES ? num : AT_ONCE / LANES;
+    const int64_t* table = rows.tables + (size_t)item.unit.row * rows.table_stride;
+    for (int t = 0; t < num; t++) {
+      int tile = (split * SPLIT + key) / LANES + t;
+      tiles[t] = where(table[tile / per_block], tile % per_block);
+    }
+    return num;
+  }
+
+  // Asks the memory for the tiles from `key` on, while others are computed: blocks lie anywhere, so
+  // the CPU cannot guess. Must be inlined: GCC takes a function that only prefetches for one that
+  // does nothing.
+  template <class Where>
+  __attribute__((always_inline)) void fetch(const Item& item, int split, int key, int longest,
+                                            Where where) {
+    const T* tiles[AT_ONCE / LANES];
+    int num = key < longest ? tiles_of(item, split, key, longest, tiles, where) : 0;
+    for (int t = 0; t < num; t++)
+      for (size_t i = 0; i < cache.tile_size(); i += 64 / sizeof(T))
+        _mm_prefetch((const char*)(tiles[t] + i), _MM_HINT_T1);
+  }
+
+  void score(Item& item, int split, int key, int head, int first, int num) {
+    auto where = [&](int64_t block, int tile) { return cache.keys(block, head, tile); };
+    auto values = [&](int64_t block, int tile) { return cache.values(block, head, tile); };
+    const T* keys[AT_ONCE / LANES];
+    int longest = num_seen(item, first + num - 1, split), dim = cache.head_dim;
+    int num_tiles = tiles_of(item, split, key, longest, keys, where);
+    fetch(item, split, key + AT_ONCE, longest, where);
+    if (key + AT_ONCE >= longest) fetch(item, split, 0, longest, values);
     for (int t = 0; t < num_tiles; t += MAX_TILES) {
       int now = num_tiles - t < MAX_TILES ? num_tiles - t : MAX_TILES;
-      // Blocks lie anywhere, so the CPU cannot guess what comes next.
-      for (int i = t; i < t + now; i++) {
-        if (i + MAX_TILES < num_tiles) prefetch(keys[i + MAX_TILES], tile_bytes);
-        prefetch(values[i], tile_bytes);
-      }
-      multiply_block<T>(num, now, queries + first * dim, dim, keys + t, dim, scores[0] + t * LANES,
-                        SPLIT);
+      multiply_block<T>(num, now, item.queries + first * dim, dim, keys + t, dim,
+                        item.scores + first * SPLIT + key + t * LANES, SPLIT);
     }
-    Sums found[MAX_ROWS];
-    for (int i = 0; i < num; i++)
-      weigh(scores[i], num_seen(first + i), longest, found[i], weights[i]);
-    add_values(weights, values, longest, num, found);
-    for (int i = 0; i < num; i++) join(sums[first + i], found[i], dim);
   }
 
-  // Scores → weights [longest, filled up to whole tiles], 0 for what the query does not see.
-  void weigh(float* scores, int num_seen, int longest, Sums& found, T* weights) {
+  // Scores → weights, 0 for keys of the last tile of AT_ONCE that the query does not see.
+  void weigh(float* scores, int num_seen, Sums& found, T* weights) {
     const f32x16 hidden = spread(-__builtin_inff());
     f32x16 top = hidden, mass = zero();
-    int num_tiles = div_up(longest, LANES), num_rest = num_seen % LANES;
-    if (num_rest) {
+    if (int num_rest = num_seen % LANES) {
       float* rest = scores + num_seen - num_rest;
       store(rest, first(num_rest, load(rest), hidden));
     }
-    int num_used = div_up(num_seen, LANES);
-    for (int t = 0; t < num_used; t++) top = max(top, load(scores + t * LANES));
+    int end = div_up(num_seen, LANES) * LANES;
+    for (int i = 0; i < end; i += LANES) top = max(top, load(scores + i));
     found.highest = highest(top) * scale;
     f32x16 shift = spread(-found.highest), factor = spread(scale);
-    for (int t = 0; t < num_used; t++) {
-      f32x16 weight = exp(fma(load(scores + t * LANES), factor, shift));
+    for (int i = 0; i < end; i += LANES) {
+      f32x16 weight = exp(fma(load(scores + i), factor, shift));
       mass = add(mass, weight);
-      store_narrow(weights + t * LANES, weight);
+      store_narrow(weights + i, weight);
     }
-    for (int t = num_used; t < num_tiles; t++) store_narrow(weights + t * LANES, zero());
+    for (int i = end; i < SPLIT; i += LANES) store_narrow(weights + i, zero());
     found.mass = num_seen ? sum(mass) : 0;
   }
 
-  // found[…].values = the weighted sums of the values of `num_keys` keys.
-  void add_values(const T (*weights)[SPLIT], const T* const* tiles, int num_keys, int num,
-                  Sums* found) {
+  // found[…].values += the weighted values from `key` on.
+  void add_values(Item& item, int split, int key, int head, int first, int num) {
+    auto where = [&](int64_t block, int tile) { return cache.values(block, head, tile); };
+    const T* values[AT_ONCE / LANES];
+    int longest = num_seen(item, first + num - 1, split);
+    tiles_of(item, split, key, longest, values, where);
+    fetch(item, split, key + AT_ONCE, longest, where);
+    int end = longest < key + AT_ONCE ? longest : key + AT_ONCE;
     for (int d = 0; d < cache.head_dim; d += MAX_TILES * LANES) {
       int left = (cache.head_dim - d) / LANES;
-      with_sizes(num, left < MAX_TILES ? left : MAX_TILES, [=](auto num_rows, auto num_tiles) {
+      with_sizes(num, left < MAX_TILES ? left : MAX_TILES, [&](auto num_rows, auto num_tiles) {
         constexpr int ROWS = num_rows.value, TILES = num_tiles.value;
         f32x16 sums[ROWS][TILES];
-        clear<ROWS, TILES>(sums);
-        for (int key = 0; key < num_keys; key += LANES) {
+        float* place = item.found[first].values + d;
+        constexpr size_t STRIDE = sizeof(Sums) / sizeof(float);
+        load_sums<ROWS, TILES>(sums, place, STRIDE);
+        for (int at = key; at < end; at += LANES) {
           const T* pieces[TILES];
-          for (int t = 0; t < TILES; t++) pieces[t] = tiles[key / LANES] + (d + t * LANES) * LANES;
-          int some = num_keys - key < LANES ? num_keys - key : LANES;
-          multiply<T, ROWS, TILES>(weights[0] + key, SPLIT, pieces, some, sums);
+          for (int t = 0; t < TILES; t++)
+            pieces[t] = values[(at - key) / LANES] + (d + t * LANES) * LANES;
+          multiply<T, ROWS, TILES>(item.weights + first * SPLIT + at, SPLIT, pieces,
+                                   end - at < LANES ? end - at : LANES, sums);
         }
-        for (int r = 0; r < ROWS; r++)
-          for (int t = 0; t < TILES; t++) store(found[r].values + d + t * LANES, sums[r][t]);
+        store_sums<ROWS, TILES>(sums, place, STRIDE);
       });
     }
   }

@@ -36,10 +36,6 @@ INLINE void rotate(float* head, const float* cos, const float* sin, int dim, boo
   }
 }
 
-INLINE void prefetch(const void* place, size_t num_bytes) {
-  for (size_t i = 0; i < num_bytes; i += 64) _mm_prefetch((const char*)place + i, _MM_HINT_T0);
-}
-
 // The KV cache of one layer: block by block [2, num_kv_heads, block_size / 16, 16 · head_dim].
 // Sixteen keys are a tile of a packed matrix that queries are multiplied with; the values of
 // sixteen positions are head_dim / 16 such tiles, that the weights of attention are multiplied

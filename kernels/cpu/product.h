@@ -60,6 +60,14 @@ INLINE void clear(f32x16 sums[ROWS][TILES]) {
     for (int t = 0; t < TILES; t++) sums[r][t] = zero();
 }
 
+template <int ROWS, int TILES>
+INLINE void load_sums(f32x16 sums[ROWS][TILES], const float* from, size_t stride) {
+#pragma GCC unroll 6
+  for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+    for (int t = 0; t < TILES; t++) sums[r][t] = load(from + r * stride + t * LANES);
+}
+
 // The tiles side by side.
 template <int ROWS, int TILES>
 INLINE void store_sums(const f32x16 sums[ROWS][TILES], float* out, size_t stride) {
