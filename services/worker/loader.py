@@ -48,9 +48,11 @@ def fill(model: nn.Module, files: list[Path], progress: Progress) -> None:
     """Copies every tensor of ``files`` to where it belongs."""
     wanted = _destinations(model)
     lacking = set(wanted)
-    for number, file in enumerate(files):
-        progress(f"loading {file.name}", number / len(files))
+    num_bytes, done_bytes = sum(file.stat().st_size for file in files), 0
+    for file in files:
         for name, tensor in _tensors(file):
+            progress(f"loading {file.name}", done_bytes / num_bytes)
+            done_bytes += tensor.nbytes
             for destination in wanted.get(name, ()):
                 _copy(file, name, tensor, destination)
             if name not in wanted and not name.endswith(IGNORED):

@@ -6,6 +6,10 @@ STEPS = Counter("shoal_steps", "Steps that were computed")
 STEP_BUSY_SECONDS = Counter(
     "shoal_step_busy_seconds", "Seconds in which a step was computed; told when it has ended"
 )
+STEP_IDLE_SECONDS = Counter(
+    "shoal_step_idle_seconds",
+    "Seconds in which the next plan was waited for while sequences were open",
+)
 SEQUENCES = Gauge("shoal_worker_sequences", "Sequences that were admitted and have not ended")
 MEMORY = Gauge("shoal_memory_bytes", "Memory as planned at the start", ["kind"])
 WEIGHTS, KV_CACHE, PEAK = (MEMORY.labels(kind) for kind in ("weights", "kv_cache", "peak"))

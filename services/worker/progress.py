@@ -2,4 +2,19 @@
 
 from collections.abc import Callable
 
+LINE_S = 5.0
+
 Progress = Callable[[str, float], None]  # what is being done, the share that is done (0 to 1)
+
+
+class ProgressLines:
+    """When to log it: now and then, and not at all where it is soon done."""
+
+    def __init__(self, now_s: float) -> None:
+        self._due_s = now_s + LINE_S
+
+    def is_due(self, now_s: float) -> bool:
+        if now_s < self._due_s:
+            return False
+        self._due_s = now_s + LINE_S
+        return True

@@ -9,8 +9,9 @@ from typing import Protocol
 
 import numpy as np
 
-from services.worker.metrics import SEQUENCES, STEP_BUSY_SECONDS, STEPS
-from services.worker.progress import Progress
+from services.worker.idle import IdleTime
+from services.worker.metrics import SEQUENCES, STEP_BUSY_SECONDS, STEP_IDLE_SECONDS, STEPS
+from services.worker.progress import Progress, ProgressLines
 from services.worker.slot_log import SlotLog
 from shared.codec import Array
 from shared.config import WorkerConfig
@@ -66,12 +67,14 @@ class WorkerService:
         self._build = build
         self._step_thread = ThreadPoolExecutor(1, "step")
         self._progress = "starting"
+        self._progress_lines = ProgressLines(time.monotonic())
         self._link: Link | None = None
         self._load = self._num_steps = self._num_pending = 0
         self._last_progress_s = time.monotonic()
         self._is_draining = False
         self._idle = asyncio.Event()
         self._log = SlotLog()
+        self._idle_time = IdleTime()  # of the step thread, and used there alone
 
     async def run(self) -> None:
         keys = load_keys(self._config.keys, "worker")
@@ -132,7 +135,7 @@ class WorkerService:
 
     def on_down(self, peer: Peer, reason: str) -> None:
         """The next scheduler knows nothing of our sequences."""
-        self._step_thread.submit(self._engine.reset)
+        self._step_thread.submit(self._reset)
         self._log.clear()
         self._load = 0
         self._note_load()
@@ -151,12 +154,19 @@ class WorkerService:
         self._step_thread.submit(self._run_step, peer, plan, ids, asyncio.get_running_loop())
         self._log.note(plan)
 
+    def _reset(self) -> None:
+        """On the step thread."""
+        self._engine.reset()
+        self._idle_time.forget()
+
     def _run_step(
         self, peer: Peer, plan: StepPlan, ids: np.ndarray, loop: asyncio.AbstractEventLoop
     ) -> None:
         """On the step thread; what breaks there breaks the service."""
+        STEP_IDLE_SECONDS.inc(self._idle_time.begin_step(time.monotonic()))
         try:
             result, arrays = self._engine.step(plan, ids)
+            self._idle_time.end_step(time.monotonic(), self._engine.num_running)
         except Exception as error:
             loop.call_soon_threadsafe(_raise, error)
         else:
@@ -174,7 +184,10 @@ class WorkerService:
         self._note_load()
 
     def _note_progress(self, text: str, fraction: float) -> None:
+        """On the step thread."""
         self._progress = f"{text} {fraction:.0%}"
+        if self._progress_lines.is_due(time.monotonic()):
+            log.info("%s", self._progress)
 
     def _note_load(self) -> None:
         SEQUENCES.set(self._load)

@@ -77,6 +77,7 @@ NAMES: dict[ServiceName, list[str]] = {
         'shoal_memory_bytes{kind="peak"}',
         'shoal_memory_bytes{kind="weights"}',
         "shoal_step_busy_seconds_total",
+        "shoal_step_idle_seconds_total",
         "shoal_steps_total",
         "shoal_worker_sequences",
     ],
@@ -163,7 +164,8 @@ async def test_each_service_tells_its_metrics_and_counts_what_it_did(tmp_path: P
     num_steps = after["shoal_steps_total"] - before["shoal_steps_total"]
     assert num_steps == after["shoal_step_seconds_count"] - before["shoal_step_seconds_count"]
     assert num_steps == after["shoal_plan_seconds_count"] - before["shoal_plan_seconds_count"]
-    assert after["shoal_step_busy_seconds_total"] > before["shoal_step_busy_seconds_total"]
+    for name in ("shoal_step_busy_seconds_total", "shoal_step_idle_seconds_total"):
+        assert after[name] > before[name]
 
 
 async def until_heartbeats_came_back(mesh: Mesh, before: Values) -> None:

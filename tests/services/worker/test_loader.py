@@ -1,6 +1,7 @@
 """Weights that do not fit are named, before anything runs."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -47,10 +48,15 @@ def test_shards_fill_every_parameter_and_tell_progress(checkpoint: Path) -> None
     num_files = len(weight_files(checkpoint))
     assert num_files >= 2
     model, fractions = load(checkpoint)
-    assert fractions == [number / num_files for number in range(num_files + 1)]
     weights: dict[str, torch.Tensor] = {}
     for file in weight_files(checkpoint):
         weights |= load_file(file)
+    assert fractions == sorted(fractions)
+    assert (fractions[0], fractions[-1]) == (0, 1)
+    assert len(fractions) == len(weights) + 1
+    largest = max(tensor.nbytes for tensor in weights.values())
+    num_bytes = sum(file.stat().st_size for file in weight_files(checkpoint))
+    assert max(b - a for a, b in pairwise(fractions)) == pytest.approx(largest / num_bytes)
     merged = model.get_parameter("model.layers.1.mlp.gate_up_proj.weight")
     parts = [weights[f"model.layers.1.mlp.{name}_proj.weight"] for name in ("gate", "up")]
     torch.testing.assert_close(merged, torch.cat(parts))
