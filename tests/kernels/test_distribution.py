@@ -1,0 +1,95 @@
+"""What is drawn has the distribution that was asked for: chi-square over fixed seeds."""
+
+from math import sqrt
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.sample import prepare_random_rows, reference, sample
+
+NUM_DRAWS = 300_000
+LOGITS = np.random.default_rng(3).permutation(np.linspace(-2, 2.5, 24)).astype(np.float32)
+DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+DTYPES = {"top_k": np.int64}
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.7},
+    {"temperature": 1.8},
+    {"top_k": 7},
+    {"top_p": 0.8},
+    {"min_p": 0.1},
+    {"temperature": 1.3, "top_k": 15, "top_p": 0.9, "min_p": 0.05},
+]
+
+
+def num_drawn(logits: np.ndarray = LOGITS, **values: float) -> np.ndarray:
+    """How often each token is drawn, with a seed of its own each time."""
+    arrays = {
+        name: np.full(NUM_DRAWS, value, DTYPES.get(name, np.float32))
+        for name, value in (DEFAULTS | values).items()
+    }
+    seeds, positions = np.arange(NUM_DRAWS), np.full(NUM_DRAWS, 5)
+    choices, device = np.zeros_like(seeds), torch.device("cpu")
+    random = prepare_random_rows(
+        **arrays, seeds=seeds, positions=positions, choices=choices, device=device
+    )
+    tokens = sample(torch.from_numpy(logits).expand(NUM_DRAWS, -1), random)
+    return np.bincount(tokens.numpy(), minlength=len(logits))
+
+
+def expected_shares(**values: Any) -> np.ndarray:
+    """What LOGITS mean, with 0 for what is filtered: min_p, then top_k, then top_p."""
+    values = DEFAULTS | values
+    scores = LOGITS.astype(np.float64) / values["temperature"]
+    for name in ("min_p", "top_k", "top_p"):
+        kept = getattr(reference, f"kept_by_{name}")(scores, values[name])
+        scores = np.where(kept, scores, -np.inf)
+    shares = np.exp(scores - scores.max())
+    return shares / shares.sum()
+
+
+def misfit(drawn: np.ndarray, shares: np.ndarray) -> float:
+    """Chi-square over its 99.9th percentile; infinite where something filtered was drawn."""
+    if drawn[shares == 0].any():
+        return np.inf
+    drawn, expected = drawn[shares > 0], NUM_DRAWS * shares[shares > 0]
+    return ((drawn - expected) ** 2 / expected).sum() / _percentile_999(len(drawn) - 1)
+
+
+def _percentile_999(num_degrees: int) -> float:
+    """Wilson and Hilferty (1931): within one percent from 4 degrees of freedom on."""
+    part = 2 / (9 * num_degrees)
+    return num_degrees * (1 - part + 3.0902 * sqrt(part)) ** 3
+
+
+@pytest.mark.parametrize("values", VARIANTS, ids=str)
+def test_draws_follow_what_was_asked_for(values: dict[str, Any]):
+    shares = expected_shares(**values)
+    assert (shares > 0).sum() >= 5
+    assert misfit(num_drawn(**values), shares) < 1
+
+
+@pytest.mark.parametrize(
+    ("values", "wrong"),
+    [
+        ({}, {"temperature": 1.02}),
+        ({"temperature": 0.7}, {"temperature": 0.7 * 0.98}),
+        ({"top_k": 7}, {"top_k": 8}),
+        ({"top_k": 7}, {"top_k": 7, "temperature": 0.97}),
+        ({"top_p": 0.8}, {"top_p": 0.85}),
+        ({"min_p": 0.1}, {"min_p": 0.13}),
+    ],
+    ids=str,
+)
+def test_draws_that_are_off_by_a_few_percent_are_found(
+    values: dict[str, Any], wrong: dict[str, Any]
+):
+    assert misfit(num_drawn(**wrong), expected_shares(**values)) > 1
+
+
+def test_one_token_that_comes_five_percent_too_often_is_found():
+    logits = LOGITS.copy()
+    logits[logits.argmax()] += np.log(1.05)
+    assert misfit(num_drawn(logits), expected_shares()) > 1
