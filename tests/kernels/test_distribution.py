@@ -59,7 +59,7 @@ def misfit(drawn: np.ndarray, shares: np.ndarray) -> float:
 
 
 def _percentile_999(num_degrees: int) -> float:
-    """Wilson and Hilferty (1931): within one percent from 4 degrees of freedom on."""
+    """Wilson and Hilferty (1931): within two percent from 4 degrees of freedom on."""
     part = 2 / (9 * num_degrees)
     return num_degrees * (1 - part + 3.0902 * sqrt(part)) ** 3
 
