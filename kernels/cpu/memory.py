@@ -1,7 +1,7 @@
 """Memory in huge pages, where the kernel gives them.
 
 A core that reads weights and keys from all over finds each page by a walk through tables: with
-pages of 4 KiB that takes longer than the reading (``docs/decisions/012-native-cpu-code.md``).
+pages of 4 KiB that takes longer than the reading (``docs/decisions/013-native-cpu-code.md``).
 """
 
 import math
