@@ -167,7 +167,7 @@ class NativeLibrary:
         weight = weight.to(self.dtype).contiguous()
         order = np.arange(n) if order is None else order
         tiles = self._arena.empty(-(-n // LANES) * LANES * k, self.dtype)
-        self.pack_tiles(address(weight), _array(order), n, k, address(tiles))
+        self.pack_tiles(address(weight), array_address(order), n, k, address(tiles))
         if bias is not None:
             bias = bias.float()[torch.from_numpy(order)].contiguous()
         return PackedMatrix(tiles, bias, _Matrix(address(tiles), address(bias), n, k))
@@ -209,8 +209,8 @@ class NativeDecoder:
         """
         tables = attention.block_tables
         rows = _Rows(
-            *(len(attention.num_keys), _array(attention.token_starts)),
-            *(_array(attention.num_keys), _array(tables), tables.shape[1]),
+            *(len(attention.num_keys), array_address(attention.token_starts)),
+            *(array_address(attention.num_keys), array_address(tables), tables.shape[1]),
         )
         caches = (_Pointer * len(kv_caches))(*(cache.data_ptr() for cache in kv_caches))
         step = _Step(
@@ -242,7 +242,7 @@ def address(tensor: Tensor | None) -> Any:
     return None if tensor is None else _Pointer(tensor.data_ptr())
 
 
-def _array(array: np.ndarray) -> Any:
+def array_address(array: np.ndarray) -> Any:
     if array.dtype != np.int64 or not array.flags.c_contiguous:
         raise ValueError(f"{array.dtype} array where contiguous int64 is wanted")
     return _Pointer(array.ctypes.data)

@@ -4,7 +4,7 @@
 
 typedef void (*Work)(void* job, int item);
 
-// Threads that compute, the caller's included; to be called once.
+// Threads that compute, the caller's included; never fewer than were asked for before.
 void start_pool(int num_threads);
 int pool_size();
 

@@ -13,6 +13,8 @@ from kernels.sample.rows import MIN_TEMPERATURE, RandomRows, prepare_random_rows
 
 __all__ = [
     "MIN_TEMPERATURE",
+    "NOTHING_LEFT",
+    "NOT_FINITE",
     "Adjustments",
     "RandomRows",
     "RowChange",
@@ -22,6 +24,10 @@ __all__ = [
     "process",
     "sample",
 ]
+
+# What stands in place of a token where none can be drawn: the logits have a NaN or an infinity, or
+# what requests change has hidden all of them.
+NOT_FINITE, NOTHING_LEFT = -1, -2
 
 
 def sample(logits: Tensor, random: RandomRows | None) -> Tensor:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.sample import adjust, process, sample
+from kernels.sample import adjust
 from services.worker.batch import Batch, prepare_batch
 from services.worker.context import forward_context
 from services.worker.dummy_weights import make_dummy
@@ -22,7 +22,7 @@ from services.worker.model_config import read_eos_ids, read_model_config
 from services.worker.progress import Progress
 from services.worker.prompt_logprobs import tell_prompts, with_prompts
 from services.worker.registry import check_architecture
-from services.worker.results import NOT_FINITE, NOTHING_LEFT, record
+from services.worker.results import record
 from services.worker.slots import SlotTable
 from shared.config import WorkerConfig
 from shared.messages import Capacity, StepPlan, StepResult
@@ -56,7 +56,7 @@ class Engine:
             self._model = make_dummy(config, dtype, device)
         else:
             self._model = load_model(location.folder, config, dtype, device, progress)
-        self._model = choose_kernels(self._model, config, settings, dtype, device)
+        self._model, self._sampler = choose_kernels(self._model, config, settings, dtype, device)
         max_tokens = settings.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
         max_len = self.model_info.max_model_len
         needs = measure_needs(self._model, config, dtype, settings, max_tokens, max_len)
@@ -102,12 +102,14 @@ class Engine:
         hidden = self._forward(batch)
         logits = self._model.logits(hidden.index_select(0, batch.sampling_tokens))
         adjusted = logits if batch.adjustments is None else adjust(logits, batch.adjustments)
-        tokens = self._sample(batch, logits, adjusted)
-        told_of = process(adjusted, batch.random) if self._tells_processed else logits
-        told = tell_logprobs(self._slots, batch.sampling_slots, told_of, tokens)
+        tokens = self._sampler.sample(logits, adjusted, batch.random)
+        told_of = self._sampler.process(adjusted, batch.random) if self._tells_processed else logits
+        told = tell_logprobs(self._slots, batch.sampling_slots, told_of, tokens, self._sampler)
         rows, emitted = record(self._slots, batch, tokens, told, self._eos_ids)
         vocab_size = self.model_info.vocab_size
-        prompts = tell_prompts(self._slots, batch, hidden, self._model.logits, vocab_size)
+        prompts = tell_prompts(
+            self._slots, batch, hidden, self._model.logits, vocab_size, self._sampler
+        )
         arrays = TokenArrays(emitted, *told.arrays())
         rows, arrays = with_prompts(self._slots, rows, arrays, prompts)
         return StepResult(plan.step, rows, time.perf_counter() - started_s), arrays
@@ -117,11 +119,3 @@ class Engine:
         with forward_context(batch.context):
             hidden: Tensor = self._model(batch.input_ids, batch.positions)
         return hidden
-
-    def _sample(self, batch: Batch, logits: Tensor, adjusted: Tensor) -> np.ndarray:
-        """Token ids [S] int64, or what is wrong; the step's one copy to the host but logprobs."""
-        is_finite = logits.sum(-1).isfinite()
-        tokens = sample(adjusted, batch.random)
-        if batch.adjustments is not None:
-            tokens = torch.where(adjusted.amax(-1) == -torch.inf, NOTHING_LEFT, tokens)
-        return torch.where(is_finite, tokens, NOT_FINITE).cpu().numpy()

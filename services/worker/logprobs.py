@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from kernels.logprobs import logprobs
+from services.worker.sampler import Sampler
 from services.worker.slots import NO_LOGPROBS, SlotTable
 from shared.messages import ALL_TOKENS
 
@@ -49,7 +48,9 @@ class Told:
         return values, top_ids, np.array([each.rank for each in told], np.int32)
 
 
-def tell_logprobs(table: SlotTable, slots: np.ndarray, logits: Tensor, tokens: np.ndarray) -> Told:
+def tell_logprobs(
+    table: SlotTable, slots: np.ndarray, logits: Tensor, tokens: np.ndarray, sampler: Sampler
+) -> Told:
     """``slots`` and ``tokens`` [S] are those of the rows of ``logits`` [S, V], as the model
     computed them or as they were processed; rows whose token is an error tell nothing."""
     asked, vocab_size = table.num_logprobs[slots], logits.shape[-1]
@@ -60,7 +61,7 @@ def tell_logprobs(table: SlotTable, slots: np.ndarray, logits: Tensor, tokens: n
     told: dict[int, RowTold] = {}
     for is_of_kind in (nums < vocab_size, nums == vocab_size):
         for rows in pieces(np.flatnonzero(is_asking & is_of_kind), vocab_size):
-            told |= _tell(logits, tokens, rows, nums[rows])
+            told |= _tell(logits, tokens, rows, nums[rows], sampler)
     return Told(told)
 
 
@@ -71,14 +72,12 @@ def pieces(rows: np.ndarray, vocab_size: int) -> Iterator[np.ndarray]:
 
 
 def _tell(
-    logits: Tensor, tokens: np.ndarray, rows: np.ndarray, nums: np.ndarray
+    logits: Tensor, tokens: np.ndarray, rows: np.ndarray, nums: np.ndarray, sampler: Sampler
 ) -> dict[int, RowTold]:
     """Of ``rows`` [N] of the logits; all or none of the ``nums`` [N] of likeliest tokens are V."""
     num_top = int(nums.max())
-    found = logprobs(
-        logits[torch.from_numpy(rows).to(logits.device)],
-        torch.from_numpy(tokens[rows]).to(logits.device),
-        num_top if num_top < logits.shape[-1] else None,
+    found = sampler.logprobs(
+        logits, rows, tokens[rows], num_top if num_top < logits.shape[-1] else None
     )
     values, top_ids = found.values.clamp(min=LOWEST).cpu().numpy(), found.top_ids.cpu().numpy()
     ranks = found.ranks.tolist()

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.logprobs import logprobs
+from kernels.sample import NOT_FINITE
 from services.worker.batch import Batch
 from services.worker.logprobs import LOWEST, pieces
-from services.worker.results import ERRORS, NOT_FINITE
+from services.worker.results import ERRORS
+from services.worker.sampler import Sampler
 from services.worker.slots import NO_LOGPROBS, SlotTable
 from shared.messages import ALL_TOKENS, FinishReason, ResultRow
 from shared.token_arrays import Layout, TokenArrays, join
@@ -30,7 +31,12 @@ class Part(NamedTuple):
 
 
 def tell_prompts(
-    table: SlotTable, batch: Batch, hidden: Tensor, logits_of: LogitsOf, vocab_size: int
+    table: SlotTable,
+    batch: Batch,
+    hidden: Tensor,
+    logits_of: LogitsOf,
+    vocab_size: int,
+    sampler: Sampler,
 ) -> list[Part]:
     """After the step was recorded. ``hidden`` [T, hidden_size] are its states, ``logits_of`` makes
     [n, vocab_size] float32 of n of them. Sequences that end with their prompt are closed.
@@ -44,8 +50,10 @@ def tell_prompts(
     parts = []
     for index in np.flatnonzero(lacks | is_over).tolist():
         states = hidden[token_ends[index] - batch.num_tokens[index] : token_ends[index]]
-        arrays = _tell(table, slots[index], states, logits_of, vocab_size) if lacks[index] else None
-        parts.append(_part(table, int(slots[index]), arrays or TokenArrays(), bool(is_over[index])))
+        slot, arrays = int(slots[index]), TokenArrays()
+        if lacks[index]:
+            arrays = _tell(table, slot, states, logits_of, vocab_size, sampler)
+        parts.append(_part(table, slot, arrays, bool(is_over[index])))
     return parts
 
 
@@ -70,7 +78,12 @@ def with_prompts(
 
 
 def _tell(
-    table: SlotTable, slot: int, states: Tensor, logits_of: LogitsOf, vocab_size: int
+    table: SlotTable,
+    slot: int,
+    states: Tensor,
+    logits_of: LogitsOf,
+    vocab_size: int,
+    sampler: Sampler,
 ) -> TokenArrays:
     """Of the prompt's tokens after those that ``states`` [n, hidden_size] stand for."""
     end = int(table.num_computed[slot])
@@ -81,7 +94,8 @@ def _tell(
     asked = int(table.num_prompt_logprobs[slot])
     num_top = None if asked == ALL_TOKENS or asked >= vocab_size else asked
     ids = table.ids[slot, positions + 1]
-    return join(list(_pieces_of(states, positions - start, ids, num_top, logits_of, vocab_size)))
+    rows = positions - start
+    return join(list(_pieces_of(states, rows, ids, num_top, logits_of, vocab_size, sampler)))
 
 
 def _pieces_of(
@@ -91,13 +105,14 @@ def _pieces_of(
     num_top: int | None,
     logits_of: LogitsOf,
     vocab_size: int,
+    sampler: Sampler,
 ) -> Iterator[TokenArrays]:
     """Of ``rows`` of ``states``, which are followed by ``ids``; both [n]."""
     for piece in pieces(np.arange(len(rows)), vocab_size):
         first, last = int(rows[piece[0]]), int(rows[piece[-1]]) + 1
         logits = logits_of(states[first:last])
-        tokens = torch.from_numpy(ids[piece].astype(np.int64)).to(logits.device)
-        found = logprobs(logits, tokens, num_top)
+        tokens = ids[piece].astype(np.int64)
+        found = sampler.logprobs(logits, np.arange(len(tokens)), tokens, num_top)
         values = found.values.clamp(min=LOWEST)
         values[~logits.sum(-1).isfinite()] = torch.nan
         yield TokenArrays(

@@ -2,13 +2,12 @@
 
 import numpy as np
 
+from kernels.sample import NOT_FINITE, NOTHING_LEFT
 from services.worker.batch import Batch
 from services.worker.logprobs import Told
 from services.worker.slots import SlotTable
 from shared.messages import FinishReason, ResultRow
 
-# In place of a token: what is wrong with its row.
-NOT_FINITE, NOTHING_LEFT = -1, -2
 ERRORS = {
     NOT_FINITE: "the model computed logits that are not finite numbers (NaN or infinity)",
     NOTHING_LEFT: "the request forbids every token: allowed_token_ids, bad_words, logit_bias and"

@@ -29,7 +29,7 @@ def prepare(
     settings = WorkerConfig(
         native_kernels=kernels == "native", num_threads=1, block_size=CAPACITY.block_size
     )
-    model = choose_kernels(model, config, settings, dtype, CPU)
+    model, _ = choose_kernels(model, config, settings, dtype, CPU)
     cache = KVCache(config, CAPACITY.num_blocks, CAPACITY.block_size, dtype, CPU)
     table = SlotTable(CAPACITY)
     params = SamplingParams(seed=0)

@@ -1,0 +1,247 @@
+// Draws tokens from rows of logits and tells their logprobs, for ctypes: see kernels/cpu/sampler.py
+// for what is passed, kernels/sample and kernels/logprobs for what it means.
+
+#include "noise.h"
+#include "pool.h"
+#include "select.h"
+
+namespace {
+
+constexpr int64_t NOT_FINITE = -1, NOTHING_LEFT = -2;
+// What noise can make up for, and its bound; see kernels/sample/gumbel.py.
+constexpr float MAX_GAP = 20.0f, MAX_NOISE = 17.0f;
+
+// `num` of the rows of logits in ascending order, and how they are drawn.
+struct RandomRows {
+  int32_t num;
+  const int64_t* rows;
+  const float* temperature;
+  const int64_t* top_k;
+  const float *top_p, *min_p;
+  const int64_t *seeds, *positions, *choices;
+
+  // Which of them a row is, or −1: it is greedy.
+  int find(int row) const {
+    int low = 0, high = num;
+    while (low < high) {
+      int middle = (low + high) / 2;
+      if (rows[middle] < row) low = middle + 1;
+      else high = middle;
+    }
+    return low < num && rows[low] == row ? low : -1;
+  }
+};
+
+int padded(int n) { return (n + LANES - 1) / LANES * LANES; }
+
+// 4 · padded(n) numbers of the thread's own; they grow and stay.
+float* scratch(int n) {
+  static thread_local float* memory = nullptr;
+  static thread_local int size = 0;
+  if (padded(n) > size) {
+    free(memory);
+    size = padded(n);
+    memory = (float*)malloc(4 * sizeof(float) * size);
+  }
+  return memory;
+}
+
+struct Extent {
+  float top;
+  bool is_finite;  // has neither NaN nor infinities
+};
+
+Extent measure(const float* x, int n) {
+  f32x16 top = spread(x[0]), nothing = zero();
+  each(x, n, x[0], [&](int, f32x16 now) {
+    top = max(top, now);
+    nothing = fma(now, zero(), nothing);
+  });
+  return {highest(top), sum(nothing) == 0};
+}
+
+int64_t first_equal(const float* x, int n, float value) {
+  for (int i = 0; i < n; i += LANES) {
+    uint32_t mask = equal(load_padded(x, i, n, NAN), spread(value));
+    if (mask) return i + __builtin_ctz(mask);
+  }
+  return NOT_FINITE;
+}
+
+// The lowest score of the smallest set of highest ones that has a share `top_p` of the mass.
+float nucleus(const float* scores, int n, float top, float top_p, float least, float* spare) {
+  double wanted = top_p * sum_exp(scores, n, top, least, spare);
+  return radix_select(scores, n, least, wanted, [=](int i) { return spare[i]; });
+}
+
+// logits [n] → what row `r` is drawn from [padded(n)], of which 0 is hidden as −inf; `spare` is as
+// large. Returns the highest.
+float make_scores(const float* logits, int n, float top, const RandomRows& random, int r,
+                  float* scores, float* spare) {
+  f32x16 temperature = spread(random.temperature[r]);
+  each(logits, n, -INFINITY, [&](int i, f32x16 now) { store(scores + i, div(now, temperature)); });
+  top /= random.temperature[r];
+  n = padded(n);
+  float least = -INFINITY, kth;
+  if (random.min_p[r] > 0) least = top + log_of(random.min_p[r]);
+  if (random.top_k[r] > 0 && random.top_k[r] < n) {
+    kth = kth_highest(scores, n, (int)random.top_k[r], spare);
+    least = kth > least ? kth : least;
+  }
+  if (random.top_p[r] < 1) least = nucleus(scores, n, top, random.top_p[r], least, spare);
+  if (least == -INFINITY) return top;
+  each(scores, n, 0, [&](int i, f32x16 now) {
+    store(scores + i, pick(now, spread(least), now, spread(-INFINITY)));
+  });
+  return top;
+}
+
+// Gumbel-max over scores [n], a multiple of 16; what cannot win gets no coin.
+int64_t draw(const float* scores, int n, float top, const Coins& coins) {
+  float best = -INFINITY, least = top - MAX_GAP;
+  int64_t found = 0;
+  for (int i = 0; i < n; i += LANES) {
+    f32x16 now = load(scores + i);
+    if (!at_least(now, spread(least))) continue;
+    f32x16 noisy = add(now, gumbel(throw_coins(coins, plus(spread_word(i), count_up()))));
+    if (!above(noisy, spread(best))) continue;
+    best = highest(noisy);
+    found = i + __builtin_ctz(equal(noisy, spread(best)));
+    if (best - MAX_NOISE > least) least = best - MAX_NOISE;
+  }
+  return found;
+}
+
+struct Sample {
+  const float *logits, *adjusted;  // [rows, n]; finite is what the logits are before adjustments
+  int n;
+  const RandomRows& random;
+  int64_t* tokens;
+
+  void operator()(int row) { tokens[row] = token(row); }
+
+  int64_t token(int row) {
+    const float *raw = logits + (size_t)row * n, *x = adjusted + (size_t)row * n;
+    Extent extent = measure(raw, n);
+    if (!extent.is_finite) return NOT_FINITE;
+    float top = adjusted == logits ? extent.top : measure(x, n).top;
+    if (top == -INFINITY) return NOTHING_LEFT;
+    int r = random.find(row);
+    if (r < 0) return first_equal(x, n, top);
+    float* scores = scratch(n);
+    top = make_scores(x, n, top, random, r, scores, scores + padded(n));
+    Coins coins = {(uint64_t)random.seeds[r], (uint32_t)random.positions[r],
+                   (uint32_t)random.choices[r], 0};
+    return draw(scores, padded(n), top, coins);
+  }
+};
+
+struct Process {
+  const float* logits;  // [rows, n]
+  int n;
+  const RandomRows& random;
+  float* out;  // the same
+
+  void operator()(int row) {
+    const float* x = logits + (size_t)row * n;
+    int r = random.find(row);
+    float* scores = scratch(n);
+    if (r >= 0)
+      make_scores(x, n, measure(x, n).top, random, r, scores, scores + padded(n));
+    memcpy(out + (size_t)row * n, r < 0 ? x : scores, n * sizeof(float));
+  }
+};
+
+int compare(const void* a, const void* b) {
+  uint64_t one = *(const uint64_t*)a, other = *(const uint64_t*)b;
+  return one < other ? -1 : one > other;
+}
+
+// Ids of the k highest of x [n], descending, of equal ones the lowest first. `spare` [4 · padded(n)].
+void find_highest(const float* x, int n, int k, float* spare, int32_t* ids) {
+  float kth = kth_highest(x, n, k, spare);
+  uint64_t* higher = (uint64_t*)spare;  // sorted by descending words, then by ids
+  int32_t* equals = (int32_t*)(higher + k);
+  int num_higher = 0, num_equals = 0;
+  each(x, n, NAN, [&](int i, f32x16 now) {
+    uint32_t mask = at_least(now, spread(kth)), words[LANES];
+    if (!mask) return;
+    store(words, order(now));
+    each_lane(mask, [&](int lane) {
+      if (x[i + lane] > kth) higher[num_higher++] = (uint64_t)~words[lane] << 32 | (i + lane);
+      else if (num_equals < k) equals[num_equals++] = i + lane;
+    });
+  });
+  qsort(higher, num_higher, sizeof(uint64_t), compare);
+  for (int j = 0; j < k; j++)  // of what are no numbers none may be found
+    ids[j] = j < num_higher                ? (int32_t)higher[j]
+             : j < num_higher + num_equals ? equals[j - num_higher]
+                                           : 0;
+}
+
+struct Tell {
+  const float* logits;
+  int n;
+  const int64_t *rows, *tokens;  // of what is told, one after the other
+  int num_top;                   // below 0: the whole vocabulary
+  float* values;                 // [.., 1 + num_top or 1 + n]
+  int32_t *top_ids, *ranks;      // [.., num_top], [..]
+
+  void operator()(int index) {
+    const float* x = logits + (size_t)rows[index] * n;
+    const f32x16 own = spread(x[tokens[index]]);
+    f32x16 top = spread(x[0]);
+    int rank = 1;
+    each(x, n, -INFINITY, [&](int, f32x16 now) {
+      top = max(top, now);
+      rank += __builtin_popcount(above(now, own));
+    });
+    ranks[index] = rank;
+    float log_sum = highest(top) + log_of((float)sum_exp(x, n, highest(top), -INFINITY, nullptr));
+    float* to = values + (size_t)index * (1 + (num_top < 0 ? n : num_top));
+    *to++ = x[tokens[index]] - log_sum;
+    if (num_top < 0) {
+      each(x, n, 0, [&](int i, f32x16 now) {
+        store_some(to + i, sub(now, spread(log_sum)), n - i < LANES ? n - i : LANES);
+      });
+    } else if (num_top > 0) {
+      int32_t* ids = top_ids + (size_t)index * num_top;
+      find_highest(x, n, num_top, scratch(n), ids);
+      for (int j = 0; j < num_top; j++) to[j] = x[ids[j]] - log_sum;
+    }
+  }
+};
+
+}  // namespace
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+EXPORT void shoal_sample(const float* logits, const float* adjusted, int num_rows, int n,
+                         const RandomRows* random, int64_t* tokens) {
+  Sample job = {logits, adjusted, n, *random, tokens};
+  share(job, num_rows);
+}
+
+EXPORT void shoal_process(const float* logits, int num_rows, int n, const RandomRows* random,
+                          float* out) {
+  Process job = {logits, n, *random, out};
+  share(job, num_rows);
+}
+
+EXPORT void shoal_logprobs(const float* logits, int n, int num, const int64_t* rows,
+                           const int64_t* tokens, int num_top, float* values, int32_t* top_ids,
+                           int32_t* ranks) {
+  Tell job = {logits, n, rows, tokens, num_top, values, top_ids, ranks};
+  share(job, num);
+}
+
+// For tests: coins and noise [num, a multiple of 16] of the ids from `first_id` on.
+EXPORT void shoal_noise(int64_t seed, int64_t position, int64_t choice, int64_t purpose,
+                        uint32_t first_id, int num, uint32_t* coins, float* noise) {
+  Coins row = {(uint64_t)seed, (uint32_t)position, (uint32_t)choice, (uint32_t)purpose};
+  for (int i = 0; i < num; i += LANES) {
+    u32x16 drawn = throw_coins(row, plus(spread_word(first_id + i), count_up()));
+    store(coins + i, drawn);
+    store(noise + i, gumbel(drawn));
+  }
+}

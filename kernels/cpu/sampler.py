@@ -1,0 +1,76 @@
+"""Tokens and logprobs of rows of logits, as calls of the native library.
+
+The structure is that of ``sampler.cpp``, field by field.
+"""
+
+import ctypes
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.cpu.decoder import address, array_address
+from kernels.logprobs import RowLogprobs
+from kernels.sample import RandomRows
+
+_Pointer = ctypes.c_void_p
+_ARRAYS = ("rows", "temperature", "top_k", "top_p", "min_p", "seeds", "positions", "choices")
+
+
+class _RandomRows(ctypes.Structure):
+    _fields_ = [("num", ctypes.c_int32), *((name, _Pointer) for name in _ARRAYS)]
+
+
+class NativeSampler:
+    """Logits are [S, V] float32; rows are shared out to ``num_threads``, none looks at another.
+
+    The order of temperature, filters and draw, and what they keep, is that of ``kernels/sample``.
+    To be used by one thread.
+    """
+
+    def __init__(self, library: ctypes.CDLL, num_threads: int) -> None:
+        self._sample = library["shoal_sample"]
+        self._process = library["shoal_process"]
+        self._logprobs = library["shoal_logprobs"]
+        library["shoal_start"](num_threads)
+
+    def sample(self, logits: Tensor, adjusted: Tensor, random: RandomRows | None) -> np.ndarray:
+        """Token ids [S] int64 drawn from ``adjusted``, which may be ``logits`` themselves; or what
+        is wrong, NOT_FINITE with the logits or NOTHING_LEFT of them."""
+        logits, adjusted = logits.contiguous(), adjusted.contiguous()
+        tokens = np.empty(len(logits), np.int64)
+        rows = ctypes.byref(_struct(random))
+        self._sample(address(logits), address(adjusted), *logits.shape, rows, array_address(tokens))
+        return tokens
+
+    def process(self, logits: Tensor, random: RandomRows | None) -> Tensor:
+        """The scores that are drawn from, [S, V]; what is filtered is −inf."""
+        logits = logits.contiguous()
+        scores = torch.empty_like(logits)
+        rows = ctypes.byref(_struct(random))
+        self._process(address(logits), *logits.shape, rows, address(scores))
+        return scores
+
+    def logprobs(
+        self, logits: Tensor, rows: np.ndarray, tokens: np.ndarray, num_top: int | None
+    ) -> RowLogprobs:
+        """Of ``rows`` [N] int64 and their ``tokens`` [N] int64; ``num_top`` < V, or None: the whole
+        vocabulary."""
+        logits = logits.contiguous()
+        num, (_, vocab_size) = len(rows), logits.shape
+        width = vocab_size if num_top is None else num_top
+        values = torch.empty(num, 1 + width)
+        top_ids = torch.empty(num, num_top or 0, dtype=torch.int32)
+        ranks = torch.empty(num, dtype=torch.int32)
+        self._logprobs(
+            *(address(logits), vocab_size, num, array_address(rows), array_address(tokens)),
+            -1 if num_top is None else num_top,
+            *(address(values), address(top_ids), address(ranks)),
+        )
+        return RowLogprobs(values, top_ids, ranks)
+
+
+def _struct(random: RandomRows | None) -> _RandomRows:
+    if random is None:
+        return _RandomRows()
+    return _RandomRows(len(random.rows), *(address(getattr(random, name)) for name in _ARRAYS))

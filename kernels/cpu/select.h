@@ -1,0 +1,96 @@
+// What a row's numbers are beyond which only a few of them lie, found without sorting.
+#pragma once
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "words.h"
+
+// x[i … i + 16] of a row of n; past its end stands `pad`.
+INLINE f32x16 load_padded(const float* x, int i, int n, float pad) {
+  return i + LANES <= n ? load(x + i) : first(n - i, load_some(x + i, n - i), spread(pad));
+}
+
+// Calls f(i, x[i … i + 16]) for a row of n.
+template <class F>
+INLINE void each(const float* x, int n, float pad, F f) {
+  for (int i = 0; i < n; i += LANES) f(i, load_padded(x, i, n, pad));
+}
+
+// Calls f(lane) for each bit of a mask.
+template <class F>
+INLINE void each_lane(uint32_t mask, F f) {
+  for (; mask; mask &= mask - 1) f(__builtin_ctz(mask));
+}
+
+// Words in the order of the numbers; both zeros are one.
+INLINE u32x16 order(f32x16 x) {
+  u32x16 bits = bits_of(add(x, zero()));
+  return differ(bits, either(shift_signed(bits, 31), spread_word(0x80000000)));
+}
+
+INLINE float from_order(uint32_t word) {
+  uint32_t bits = word & 0x80000000 ? word ^ 0x80000000 : ~word;
+  float x;
+  memcpy(&x, &bits, 4);
+  return x;
+}
+
+// The highest number v whose weight with that of all x ≥ v is `wanted` or more, of x ≥ least; else
+// `least`. A radix search over the words: the upper bits first, then those of equal upper bits.
+template <class Weight>
+float radix_select(const float* x, int n, float least, double wanted, Weight weight) {
+  double beyond = 0;
+  uint32_t prefix = 0;
+  for (int known = 32, shift = 21; known; known = shift, shift = shift > 10 ? 10 : 0) {
+    int bits = known - shift;
+    double bins[1 << 11] = {};
+    each(x, n, -INFINITY, [&](int i, f32x16 now) {
+      uint32_t mask = at_least(now, spread(least));
+      if (!mask) return;
+      u32x16 words = order(now);
+      if (known < 32) mask &= equal(shift_right(words, known), spread_word(prefix));
+      if (!mask) return;
+      uint32_t bin[LANES];
+      store(bin, both(shift_right(words, shift), spread_word((1u << bits) - 1)));
+      each_lane(mask, [&](int lane) { bins[bin[lane]] += weight(i + lane); });
+    });
+    int found = (1 << bits) - 1;
+    for (; found > 0 && !(beyond + bins[found] >= wanted); found--) beyond += bins[found];
+    prefix = prefix << bits | found;
+  }
+  float v = from_order(prefix);
+  return v > least ? v : least;
+}
+
+// The k-th highest of x [n], 1 ≤ k ≤ n. The k-th highest of the maxima of groups is no higher: what
+// is below it need not be looked at. `spare` [n / 8] is for the maxima.
+inline float kth_highest(const float* x, int n, int k, float* spare) {
+  float least = -INFINITY;
+  int num_groups = n / (LANES * LANES) * LANES;
+  if (num_groups >= 2 * k) {
+    for (int g = 0; g < num_groups; g += LANES) {
+      f32x16 top = load(x + g * LANES);
+      for (int i = 1; i < LANES; i++) top = max(top, load(x + (g + i) * LANES));
+      store(spare + g, top);
+    }
+    least = kth_highest(spare, num_groups, k, spare + num_groups);
+  }
+  return radix_select(x, n, least, k, [](int) { return 1.0; });
+}
+
+// Σ e^(x − top) of x ≥ least, in double; w [n, rounded up to 16] gets the terms if it is not null.
+INLINE double sum_exp(const float* x, int n, float top, float least, float* w) {
+  double total = 0;
+  f32x16 some = zero();
+  each(x, n, -INFINITY, [&](int i, f32x16 now) {
+    f32x16 term = pick(now, spread(least), exp(sub(now, spread(top))), zero());
+    if (w) store(w + i, term);
+    some = add(some, term);
+    if (i % 256 == 240) {
+      total += sum(some);
+      some = zero();
+    }
+  });
+  return total + sum(some);
+}

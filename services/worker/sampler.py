@@ -1,0 +1,54 @@
+"""What is made of a step's logits: tokens, scores and logprobs."""
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.logprobs import RowLogprobs, logprobs
+from kernels.sample import NOT_FINITE, NOTHING_LEFT, RandomRows, process, sample
+
+
+class Sampler(Protocol):
+    """Logits are [S, V] float32."""
+
+    def sample(self, logits: Tensor, adjusted: Tensor, random: RandomRows | None) -> np.ndarray:
+        """Token ids [S] int64 drawn from ``adjusted``, which may be ``logits`` themselves.
+
+        In place of a token NOT_FINITE where the row of ``logits`` has a NaN or an infinity, or
+        NOTHING_LEFT where all of ``adjusted`` is −inf.
+        """
+        ...
+
+    def process(self, logits: Tensor, random: RandomRows | None) -> Tensor:
+        """The scores that are drawn from, [S, V]; what is filtered is −inf."""
+        ...
+
+    def logprobs(
+        self, logits: Tensor, rows: np.ndarray, tokens: np.ndarray, num_top: int | None
+    ) -> RowLogprobs:
+        """Of ``rows`` [N] int64, ascending, and their ``tokens`` [N] int64; ``num_top`` < V, or
+        None: the whole vocabulary."""
+        ...
+
+
+class TorchSampler:
+    """By torch's operators, on every device."""
+
+    def sample(self, logits: Tensor, adjusted: Tensor, random: RandomRows | None) -> np.ndarray:
+        """Copies to the host once."""
+        tokens = sample(adjusted, random)
+        if adjusted is not logits:
+            tokens = torch.where(adjusted.amax(-1) == -torch.inf, NOTHING_LEFT, tokens)
+        return torch.where(logits.sum(-1).isfinite(), tokens, NOT_FINITE).cpu().numpy()
+
+    def process(self, logits: Tensor, random: RandomRows | None) -> Tensor:
+        return process(logits, random)
+
+    def logprobs(
+        self, logits: Tensor, rows: np.ndarray, tokens: np.ndarray, num_top: int | None
+    ) -> RowLogprobs:
+        if len(rows) < len(logits):
+            logits = logits[torch.from_numpy(rows).to(logits.device)]
+        return logprobs(logits, torch.from_numpy(tokens).to(logits.device), num_top)
