@@ -42,22 +42,21 @@ template <class Weight>
 float radix_select(const float* x, int n, float least, double wanted, Weight weight) {
   double beyond = 0;
   uint32_t prefix = 0;
-  for (int known = 32, shift = 21; known; known = shift, shift = shift > 10 ? 10 : 0) {
-    int bits = known - shift;
-    double bins[1 << 11] = {};
+  for (int shift = 24; shift >= 0; shift -= 8) {
+    double bins[256] = {};
     each(x, n, -INFINITY, [&](int i, f32x16 now) {
       uint32_t mask = at_least(now, spread(least));
       if (!mask) return;
       u32x16 words = order(now);
-      if (known < 32) mask &= equal(shift_right(words, known), spread_word(prefix));
+      if (shift < 24) mask &= equal(shift_right(words, shift + 8), spread_word(prefix));
       if (!mask) return;
       uint32_t bin[LANES];
-      store(bin, both(shift_right(words, shift), spread_word((1u << bits) - 1)));
+      store(bin, both(shift_right(words, shift), spread_word(255)));
       each_lane(mask, [&](int lane) { bins[bin[lane]] += weight(i + lane); });
     });
-    int found = (1 << bits) - 1;
+    int found = 255;
     for (; found > 0 && !(beyond + bins[found] >= wanted); found--) beyond += bins[found];
-    prefix = prefix << bits | found;
+    prefix = prefix << 8 | found;
   }
   float v = from_order(prefix);
   return v > least ? v : least;
