@@ -25,8 +25,10 @@ struct RandomRows {
     int low = 0, high = num;
     while (low < high) {
       int middle = (low + high) / 2;
-      if (rows[middle] < row) low = middle + 1;
-      else high = middle;
+      if (rows[middle] < row)
+        low = middle + 1;
+      else
+        high = middle;
     }
     return low < num && rows[low] == row ? low : -1;
   }
@@ -146,8 +148,7 @@ struct Process {
     const float* x = logits + (size_t)row * n;
     int r = random.find(row);
     float* scores = scratch(n);
-    if (r >= 0)
-      make_scores(x, n, measure(x, n).top, random, r, scores, scores + padded(n));
+    if (r >= 0) make_scores(x, n, measure(x, n).top, random, r, scores, scores + padded(n));
     memcpy(out + (size_t)row * n, r < 0 ? x : scores, n * sizeof(float));
   }
 };
@@ -157,7 +158,8 @@ int compare(const void* a, const void* b) {
   return one < other ? -1 : one > other;
 }
 
-// Ids of the k highest of x [n], descending, of equal ones the lowest first. `spare` [4 · padded(n)].
+// Ids of the k highest of x [n], descending, of equal ones the lowest first. `spare` [4 ·
+// padded(n)].
 void find_highest(const float* x, int n, int k, float* spare, int32_t* ids) {
   float kth = kth_highest(x, n, k, spare);
   uint64_t* higher = (uint64_t*)spare;  // sorted by descending words, then by ids
@@ -168,8 +170,10 @@ void find_highest(const float* x, int n, int k, float* spare, int32_t* ids) {
     if (!mask) return;
     store(words, order(now));
     each_lane(mask, [&](int lane) {
-      if (x[i + lane] > kth) higher[num_higher++] = (uint64_t)~words[lane] << 32 | (i + lane);
-      else if (num_equals < k) equals[num_equals++] = i + lane;
+      if (x[i + lane] > kth)
+        higher[num_higher++] = (uint64_t)~words[lane] << 32 | (i + lane);
+      else if (num_equals < k)
+        equals[num_equals++] = i + lane;
     });
   });
   qsort(higher, num_higher, sizeof(uint64_t), compare);
@@ -235,13 +239,15 @@ EXPORT void shoal_logprobs(const float* logits, int n, int num, const int64_t* r
   share(job, num);
 }
 
-// For tests: coins and noise [num, a multiple of 16] of the ids from `first_id` on.
-EXPORT void shoal_noise(int64_t seed, int64_t position, int64_t choice, int64_t purpose,
-                        uint32_t first_id, int num, uint32_t* coins, float* noise) {
+// For tests: the coins of `num` ids from `first_id` on, a multiple of 16, and the noise of coins.
+EXPORT void shoal_coins(int64_t seed, int64_t position, int64_t choice, int64_t purpose,
+                        uint32_t first_id, int num, uint32_t* coins) {
   Coins row = {(uint64_t)seed, (uint32_t)position, (uint32_t)choice, (uint32_t)purpose};
-  for (int i = 0; i < num; i += LANES) {
-    u32x16 drawn = throw_coins(row, plus(spread_word(first_id + i), count_up()));
-    store(coins + i, drawn);
-    store(noise + i, gumbel(drawn));
-  }
+  for (int i = 0; i < num; i += LANES)
+    store(coins + i, throw_coins(row, plus(spread_word(first_id + i), count_up())));
+}
+
+EXPORT void shoal_noise(const uint32_t* coins, int num, float* noise) {
+  for (int i = 0; i < num; i += LANES)
+    store(noise + i, gumbel(bits_of(load((const float*)(coins + i)))));
 }

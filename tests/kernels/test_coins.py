@@ -1,4 +1,6 @@
-"""Both definitions of Philox4x32-10, bit for bit, and against the vectors of its authors."""
+"""All definitions of Philox4x32-10, bit for bit, and against the vectors of its authors."""
+
+import ctypes
 
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.coins import coins, philox, reference
+from kernels.cpu.library import load_library, variants
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 WORD = st.integers(0, 2**32 - 1)
@@ -55,6 +58,36 @@ def test_torch_and_numpy_agree_bit_for_bit(
         purpose,
     )
     np.testing.assert_array_equal(actual.numpy().astype(np.uint64), expected)
+
+
+@pytest.mark.parametrize("variant", variants())
+@settings(max_examples=100)
+@given(seed=INT64, position=WORD, choice=WORD, purpose=WORD, token=WORD)
+def test_native_code_and_numpy_agree_bit_for_bit(
+    variant: str, seed: int, position: int, choice: int, purpose: int, token: int
+) -> None:
+    tokens = (token + np.arange(48)) & 0xFFFFFFFF
+    expected = reference.coins(
+        np.array(seed), tokens, np.array(position), np.array(choice), purpose
+    )
+    drawn = np.empty(48, np.uint32)
+    load_library(variant)["shoal_coins"](
+        *(ctypes.c_int64(word) for word in (seed, position, choice, purpose)),
+        *(ctypes.c_uint32(token), len(drawn), ctypes.c_void_p(drawn.ctypes.data)),
+    )
+    np.testing.assert_array_equal(drawn, expected)
+
+
+@pytest.mark.parametrize("variant", variants())
+def test_native_noise_is_exact_to_the_last_places_of_float32(variant: str) -> None:
+    """Over the whole range of coins, its ends among them; logarithms are within 2 units."""
+    ends = np.arange(0, 1 << 16, 8, np.uint32)
+    coins = np.concatenate([ends, ~ends, np.arange(0, 1 << 32, 1 << 12).astype(np.uint32)])
+    noise = np.empty(len(coins), np.float32)
+    places = [ctypes.c_void_p(array.ctypes.data) for array in (coins, noise)]
+    load_library(variant)["shoal_noise"](places[0], len(coins), places[1])
+    exact = -np.log(-np.log(np.maximum(coins >> 8, 0.5) * 2.0**-24))
+    np.testing.assert_allclose(noise, exact, rtol=2.5e-7, atol=2.5e-7)
 
 
 def test_every_argument_matters() -> None:

@@ -1,12 +1,13 @@
 """Logprobs against the reference, with ties."""
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.logprobs import logprobs
 from kernels.logprobs.reference import logprobs_row
+from services.worker.sampler import Sampler
 
 TOLERANCE = 2e-5  # float32 sums of up to 200 exponentials
 
@@ -15,26 +16,49 @@ TOLERANCE = 2e-5  # float32 sums of up to 200 exponentials
 @given(
     st.integers(0, 10**9),
     st.integers(1, 5),
-    st.integers(1, 60),
+    st.one_of(st.integers(1, 60), st.sampled_from([512, 1500])),
     st.one_of(st.none(), st.integers(0, 60)),
+    st.sampled_from([0.0, 0.3]),
 )
 def test_rows_tell_what_the_reference_tells(
-    seed: int, num: int, vocab_size: int, num_top: int | None
+    sampler: Sampler, seed: int, num: int, vocab_size: int, num_top: int | None, share_hidden: float
 ) -> None:
+    """Some of the rows, with ties, hidden logits and both zeros among them."""
     rng = np.random.default_rng(seed)
     logits = (rng.integers(-20, 20, (num, vocab_size)) / 4).astype(np.float32)
-    tokens = rng.integers(0, vocab_size, num)
+    logits[rng.random(logits.shape) < share_hidden] = -np.inf
+    logits[(logits == 0) & (rng.random(logits.shape) < 0.5)] = -0.0
+    logits[:, rng.integers(vocab_size)] = 0
+    rows = np.flatnonzero(rng.random(num) < 0.8)
+    tokens = rng.integers(0, vocab_size, len(rows))
     num_top = None if num_top is None else min(num_top, vocab_size)
-    told = logprobs(torch.from_numpy(logits), torch.from_numpy(tokens), num_top)
+    told = sampler.logprobs(torch.from_numpy(logits), rows, tokens, num_top)
+    for index, row in enumerate(rows):
+        own, rank, values, top_ids = logprobs_row(logits[row], int(tokens[index]), num_top)
+        np.testing.assert_allclose(told.values[index], [own, *values], atol=TOLERANCE)
+        assert int(told.ranks[index]) == rank
+        assert told.top_ids[index].tolist() == top_ids
+
+
+@pytest.mark.parametrize("num_top", [1, 20, 200, 5000, None])
+def test_a_large_vocabulary_is_told_by_the_same_bits_alone_and_among_others(
+    sampler: Sampler, num_top: int | None
+) -> None:
+    rng, num = np.random.default_rng(8), 9
+    logits = torch.from_numpy(rng.normal(size=(num, 40_001)).astype(np.float32) * 4)
+    tokens = rng.integers(0, 40_001, num)
+    told = sampler.logprobs(logits, np.arange(num), tokens, num_top)
     for row in range(num):
-        own, rank, values, top_ids = logprobs_row(logits[row], int(tokens[row]), num_top)
+        own, rank, values, top_ids = logprobs_row(logits[row].numpy(), int(tokens[row]), num_top)
         np.testing.assert_allclose(told.values[row], [own, *values], atol=TOLERANCE)
         assert int(told.ranks[row]) == rank
         assert told.top_ids[row].tolist() == top_ids
+        alone = sampler.logprobs(logits, np.array([row]), tokens[row : row + 1], num_top)
+        assert alone.values[0].equal(told.values[row])
 
 
-def test_values_are_told_as_float32_and_ids_as_int32() -> None:
+def test_values_are_told_as_float32_and_ids_as_int32(sampler: Sampler) -> None:
     for num_top in (0, 3, None):
-        told = logprobs(torch.randn(2, 9), torch.tensor([1, 2]), num_top)
+        told = sampler.logprobs(torch.randn(2, 9), np.arange(2), np.array([1, 2]), num_top)
         assert told.values.dtype == torch.float32
         assert told.top_ids.dtype == told.ranks.dtype == torch.int32

@@ -7,11 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from kernels.sample import filters, prepare_random_rows, reference, sample
+from kernels.sample import NOT_FINITE, NOTHING_LEFT, filters, prepare_random_rows, reference
 from kernels.sample.gumbel import MAX_GAP, gumbel
-from kernels.sample.rows import RandomRows
+from kernels.sample.rows import MIN_TEMPERATURE, RandomRows
+from services.worker.sampler import Sampler
 
 CPU = torch.device("cpu")
 NEAR = 1e-5  # a mass so close to p, in float32, may fall on either side
@@ -36,78 +38,93 @@ def random_rows(num: int, **values: Any) -> RandomRows | None:
     return prepare_random_rows(**arrays, device=CPU)
 
 
+def drawn(sampler: Sampler, logits: Tensor, random: RandomRows | None) -> list[int]:
+    tokens: list[int] = sampler.sample(logits, logits, random).tolist()
+    return tokens
+
+
+def kept(sampler: Sampler, scores: Tensor, **values: Any) -> Tensor:
+    """``scores`` less what the filters hide."""
+    return sampler.process(scores, random_rows(len(scores), **values))
+
+
 # Scores on a grid, so that ties are common.
 SCORES = st.lists(st.integers(-24, 24).map(lambda x: x / 4), min_size=2, max_size=40)
 
 
 @settings(max_examples=200)
 @given(scores=SCORES, top_k=st.integers(0, 45))
-def test_top_k_keeps_what_is_at_least_the_kth(scores: list[float], top_k: int) -> None:
+def test_top_k_keeps_what_is_at_least_the_kth(
+    sampler: Sampler, scores: list[float], top_k: int
+) -> None:
     rows = torch.tensor([scores, scores])
-    kept = filters.keep_top_k(rows, torch.tensor([top_k, 0]), max(top_k, 1))
+    first, second = kept(sampler, rows, top_k=[top_k, 0])
     expected = reference.kept_by_top_k(np.array(scores), top_k)
-    np.testing.assert_array_equal(kept[0].isfinite().numpy(), expected)
-    assert kept[1].equal(rows[1])
+    np.testing.assert_array_equal(first.isfinite().numpy(), expected)
+    assert second.equal(rows[1])
 
 
 @settings(max_examples=200)
 @given(scores=SCORES, top_p=st.floats(2.0**-10, 1.0, width=32))
 def test_top_p_keeps_the_smallest_set_of_that_mass_and_its_ties(
-    scores: list[float], top_p: float
+    sampler: Sampler, scores: list[float], top_p: float
 ) -> None:
     rows = torch.tensor([scores, scores])
-    kept = filters.keep_top_p(rows, torch.tensor([top_p, 1.0]))[0].isfinite().numpy()
+    is_kept, second = kept(sampler, rows, top_p=[top_p, 1.0]).isfinite().numpy()
+    assert second.all()
     probs = np.exp(np.array(scores)) / np.exp(scores).sum()
-    lowest = probs[kept].min()
-    assert probs[kept].sum() >= top_p - NEAR
-    assert (probs[~kept] < lowest).all()
+    lowest = probs[is_kept].min()
+    assert probs[is_kept].sum() >= top_p - NEAR
+    assert (probs[~is_kept] < lowest).all()
     assert probs[probs > lowest * (1 + 1e-6)].sum() < top_p + NEAR
     if np.abs(np.cumsum(np.sort(probs)[::-1]) - top_p).min() > NEAR:
-        np.testing.assert_array_equal(kept, reference.kept_by_top_p(np.array(scores), top_p))
+        np.testing.assert_array_equal(is_kept, reference.kept_by_top_p(np.array(scores), top_p))
 
 
 @settings(max_examples=200)
 @given(scores=SCORES, min_p=st.floats(0.0, 1.0, width=32))
 def test_min_p_keeps_what_is_probable_enough_beside_the_highest(
-    scores: list[float], min_p: float
+    sampler: Sampler, scores: list[float], min_p: float
 ) -> None:
     rows = torch.tensor([scores, scores])
-    kept = filters.keep_min_p(rows, torch.tensor([min_p, 0.0]))
+    first, second = kept(sampler, rows, min_p=[min_p, 0.0])
     shares = np.exp(np.array(scores) - max(scores))
     is_clear = np.abs(shares - min_p) > NEAR
     expected = reference.kept_by_min_p(np.array(scores), min_p)
-    np.testing.assert_array_equal(kept[0].isfinite().numpy()[is_clear], expected[is_clear])
-    assert kept[0].isfinite().any()
-    assert kept[1].equal(rows[1])
+    np.testing.assert_array_equal(first.isfinite().numpy()[is_clear], expected[is_clear])
+    assert first.isfinite().any()
+    assert second.equal(rows[1])
 
 
 @pytest.mark.parametrize("value", [0.05, 0.3, 0.9])
-def test_filters_keep_what_those_of_transformers_keep(value: float) -> None:
+def test_filters_keep_what_those_of_transformers_keep(sampler: Sampler, value: float) -> None:
     scores = torch.from_numpy(np.random.default_rng(7).normal(size=(20, 300)) * 3).float()
-    values, top_k = torch.full((20,), value), int(value * 100)
+    top_k = int(value * 100)
     kept_by = {
-        MinPLogitsWarper(value): filters.keep_min_p(scores, values),
-        TopKLogitsWarper(top_k): filters.keep_top_k(scores, torch.full((20,), top_k), top_k),
-        TopPLogitsWarper(value): filters.keep_top_p(scores, values),
+        MinPLogitsWarper(value): kept(sampler, scores, min_p=value),
+        TopKLogitsWarper(top_k): kept(sampler, scores, top_k=top_k),
+        TopPLogitsWarper(value): kept(sampler, scores, top_p=value),
     }
-    for warper, kept in kept_by.items():
-        assert not kept.isfinite().all()
-        assert kept.equal(warper(None, scores)), type(warper)
+    for warper, ours in kept_by.items():
+        assert not ours.isfinite().all()
+        assert ours.equal(warper(None, scores)), type(warper)
 
 
 @pytest.mark.parametrize("spread", [0.01, 3.0])
-def test_a_wide_and_a_narrow_nucleus_are_found_alike(spread: float) -> None:
+def test_a_wide_and_a_narrow_nucleus_are_found_alike(sampler: Sampler, spread: float) -> None:
     """Beyond the first try of 128 tokens the row is sorted; the set is the same."""
     scores = torch.from_numpy(np.random.default_rng(0).normal(size=(4, 1000)) * spread).float()
-    kept = filters.keep_top_p(scores, torch.full((4,), 0.8)).isfinite().numpy()
-    assert (kept.sum(-1) > filters.NUM_NUCLEUS_TRY).all() == (spread < 1)
-    for row, row_kept in zip(scores.numpy(), kept, strict=True):
+    is_kept = kept(sampler, scores, top_p=0.8).isfinite().numpy()
+    assert (is_kept.sum(-1) > filters.NUM_NUCLEUS_TRY).all() == (spread < 1)
+    for row, row_kept in zip(scores.numpy(), is_kept, strict=True):
         np.testing.assert_array_equal(row_kept, reference.kept_by_top_p(row.astype(float), 0.8))
 
 
 @settings(max_examples=60)
 @given(data=st.data())
-def test_a_mixed_batch_draws_what_the_reference_draws_row_by_row(data: st.DataObject) -> None:
+def test_a_mixed_batch_draws_what_the_reference_draws_row_by_row(
+    sampler: Sampler, data: st.DataObject
+) -> None:
     num = data.draw(st.integers(1, 6))
     rng = np.random.default_rng(data.draw(st.integers(0, 10**6)))
     values = {
@@ -119,29 +136,102 @@ def test_a_mixed_batch_draws_what_the_reference_draws_row_by_row(data: st.DataOb
         "positions": rng.integers(0, 10**6, num),
         "choices": rng.integers(0, 9, num),
     }
-    logits = rng.normal(size=(num, 200)).astype(np.float32) * 6
-    tokens = sample(torch.from_numpy(logits), random_rows(num, **values))
+    vocab_size = data.draw(st.sampled_from([1, 2, 15, 16, 17, 200, 2001]))
+    logits = rng.normal(size=(num, vocab_size)).astype(np.float32) * 6
+    hidden = rng.random((num, vocab_size)) < data.draw(st.sampled_from([0.0, 0.1, 0.9]))
+    hidden[:, 0] = False
+    adjusted = np.where(hidden, -np.inf, logits).astype(np.float32)
+    tokens = sampler.sample(
+        torch.from_numpy(logits), torch.from_numpy(adjusted), random_rows(num, **values)
+    )
     expected = [
         reference.sample_row(row, *(array[i].item() for array in values.values()))
-        for i, row in enumerate(logits)
+        for i, row in enumerate(adjusted)
     ]
+    assert tokens.dtype == np.int64
     assert tokens.tolist() == expected
 
 
-def test_greedy_takes_the_lowest_of_equals() -> None:
+def test_greedy_takes_the_lowest_of_equals(sampler: Sampler) -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0], [5.0, 5.0, 5.0]])
-    assert sample(logits, None).tolist() == [1, 0]
+    assert drawn(sampler, logits, None) == [1, 0]
+    assert drawn(sampler, torch.tensor([[-1.0, -0.0, 0.0]]), None) == [1]
     assert random_rows(2, temperature=[0.0, 9e-6]) is None
     mixed = random_rows(2, temperature=[0.0, 1.0], top_k=1)
-    assert sample(logits, mixed)[0] == 1
+    assert drawn(sampler, logits, mixed)[0] == 1
+
+
+def test_the_lowest_temperature_that_draws_takes_the_highest(sampler: Sampler) -> None:
+    logits = torch.from_numpy(np.random.default_rng(1).permutation(900).astype(np.float32))[None]
+    random = random_rows(1, temperature=MIN_TEMPERATURE, top_p=0.9, min_p=0.5, top_k=3)
+    assert random is not None
+    assert drawn(sampler, logits, random) == [int(logits.argmax())]
+    assert kept(sampler, logits, temperature=MIN_TEMPERATURE, top_p=0.9).isfinite().sum() == 1
+
+
+@pytest.mark.parametrize("vocab_size", [1, 16, 37, 400])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_cannot_be_drawn_is_said_row_by_row(
+    sampler: Sampler, vocab_size: int, temperature: float
+) -> None:
+    """Adjustments may hide what is not finite, and all there is."""
+    num = vocab_size + 2
+    logits = torch.zeros(num, vocab_size)
+    wrong = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    logits[torch.arange(vocab_size), torch.arange(vocab_size)] = wrong[torch.arange(vocab_size) % 3]
+    random = random_rows(num, temperature=temperature, top_k=3, top_p=0.5, min_p=0.1)
+    tokens = drawn(sampler, logits, random)
+    assert tokens[:-2] == [NOT_FINITE] * vocab_size
+    assert min(tokens[-2:]) >= 0
+    adjusted = logits.nan_to_num(1.0, 1.0, 1.0)
+    adjusted[[0, -2]] = -torch.inf
+    tokens = sampler.sample(logits, adjusted, random).tolist()
+    assert tokens[:-2] == [NOT_FINITE] * vocab_size
+    assert tokens[-2] == NOTHING_LEFT
+    assert tokens[-1] >= 0
+
+
+def test_no_rows_are_no_tokens(sampler: Sampler) -> None:
+    logits = torch.zeros(0, 9)
+    assert drawn(sampler, logits, None) == []
+    assert sampler.process(logits, None).shape == (0, 9)
+
+
+@pytest.mark.parametrize("vocab_size", [700, 8192, 9001])
+def test_the_kth_is_found_among_many_and_their_ties(sampler: Sampler, vocab_size: int) -> None:
+    rng = np.random.default_rng(vocab_size)
+    top_k = np.array([1, 2, 3, 50, 128, 500, vocab_size - 1, vocab_size, vocab_size + 1])
+    for spread in (1, 5, 10**6):
+        scores = np.round(rng.normal(size=(len(top_k), vocab_size)) * spread).astype(np.float32)
+        found = kept(sampler, torch.from_numpy(scores), top_k=top_k).isfinite().numpy()
+        for row, k, is_kept in zip(scores, top_k.tolist(), found, strict=True):
+            np.testing.assert_array_equal(is_kept, reference.kept_by_top_k(row, k))
+
+
+def test_a_row_is_drawn_by_the_same_bits_alone_and_among_others(sampler: Sampler) -> None:
+    num, rng = 40, np.random.default_rng(9)
+    logits = torch.from_numpy(rng.normal(size=(num, 777)).astype(np.float32) * 3)
+    values = {
+        "temperature": rng.choice([0.0, 0.7, 1.0], num),
+        "top_k": rng.choice([0, 30], num),
+        "top_p": rng.choice([1.0, 0.9], num),
+        "min_p": rng.choice([0.0, 0.01], num),
+        "seeds": rng.integers(0, 2**62, num),
+    }
+    tokens = drawn(sampler, logits, random_rows(num, **values))
+    scores = kept(sampler, logits, **values)
+    for row in range(num):
+        alone = {name: value[row] for name, value in values.items()}
+        assert drawn(sampler, logits[row : row + 1], random_rows(1, **alone)) == [tokens[row]]
+        assert kept(sampler, logits[row : row + 1], **alone)[0].equal(scores[row])
 
 
 @pytest.mark.parametrize("varied", ["positions", "choices"])
-def test_positions_and_choices_draw_independently(varied: str) -> None:
+def test_positions_and_choices_draw_independently(sampler: Sampler, varied: str) -> None:
     """Pairs of neighbouring draws over 4 equal tokens: 15 degrees of freedom, 99.9th is 37.7."""
     num = 16000
     random = random_rows(num, seeds=-77, **{varied: np.arange(num)})
-    tokens = sample(torch.zeros(num, 4), random).numpy()
+    tokens = np.array(drawn(sampler, torch.zeros(num, 4), random))
     pairs = np.bincount(tokens[0::2] * 4 + tokens[1::2], minlength=16)
     expected = num / 2 / 16
     assert ((pairs - expected) ** 2 / expected).sum() < 37.7
@@ -154,8 +244,8 @@ def test_noise_stays_within_the_gap_that_is_skipped() -> None:
     assert (noise[2:].diff() > 0).all()
 
 
-def test_what_is_skipped_would_not_have_won() -> None:
+def test_what_is_skipped_would_not_have_won(sampler: Sampler) -> None:
     logits = np.random.default_rng(4).normal(size=(64, 500)).astype(np.float32) * 12
-    tokens = sample(torch.from_numpy(logits), random_rows(64, seeds=np.arange(64)))
-    for row, token, seed in zip(logits, tokens.tolist(), range(64), strict=True):
+    tokens = drawn(sampler, torch.from_numpy(logits), random_rows(64, seeds=np.arange(64)))
+    for row, token, seed in zip(logits, tokens, range(64), strict=True):
         assert token == (row.astype(float) + reference.noise(500, seed, 5, 0)).argmax()

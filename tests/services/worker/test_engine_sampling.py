@@ -211,8 +211,9 @@ def test_logprobs_are_told_of_the_raw_logits(engine: Engine) -> None:
     np.testing.assert_allclose(first.values[1:], second.values[1:], atol=1e-5)
 
 
-def test_processed_logprobs_are_those_of_what_is_drawn_from(folder: Path) -> None:
-    engine = make_engine(folder, logprobs_mode="processed_logprobs")
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_processed_logprobs_are_those_of_what_is_drawn_from(folder: Path, kernels: str) -> None:
+    engine = make_engine(folder, kernels, logprobs_mode="processed_logprobs")
     (prompt,) = random_prompts(1)
     change = {"temperature": 0.7, "top_k": 3, "logit_bias": [(50, 4.0)]}
     params = [changed(logprobs=5, **change), changed(logprobs=5, temperature=0.0)]
