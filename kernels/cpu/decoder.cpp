@@ -145,8 +145,6 @@ void run_head(const float* hidden, int num, const float* weight, float eps, cons
 
 }  // namespace
 
-#define EXPORT extern "C" __attribute__((visibility("default")))
-
 #define EACH_TYPE(name, T)                                                                         \
   EXPORT void shoal_pack_##name(const T* w, const int64_t* order, int n, int k, T* tiles) {        \
     pack(w, order, n, k, tiles);                                                                   \

@@ -1,5 +1,5 @@
-// Draws tokens from rows of logits and tells their logprobs, for ctypes: see kernels/cpu/sampler.py
-// for what is passed, kernels/sample and kernels/logprobs for what it means.
+// Draws tokens from rows of logits, for ctypes: see kernels/cpu/sampler.py for what is passed and
+// kernels/sample for what it means.
 
 #include "noise.h"
 #include "pool.h"
@@ -25,28 +25,12 @@ struct RandomRows {
     int low = 0, high = num;
     while (low < high) {
       int middle = (low + high) / 2;
-      if (rows[middle] < row)
-        low = middle + 1;
-      else
-        high = middle;
+      if (rows[middle] < row) low = middle + 1;
+      else high = middle;
     }
     return low < num && rows[low] == row ? low : -1;
   }
 };
-
-int padded(int n) { return (n + LANES - 1) / LANES * LANES; }
-
-// 4 · padded(n) numbers of the thread's own; they grow and stay.
-float* scratch(int n) {
-  static thread_local float* memory = nullptr;
-  static thread_local int size = 0;
-  if (padded(n) > size) {
-    free(memory);
-    size = padded(n);
-    memory = (float*)malloc(4 * sizeof(float) * size);
-  }
-  return memory;
-}
 
 struct Extent {
   float top;
@@ -148,77 +132,13 @@ struct Process {
     const float* x = logits + (size_t)row * n;
     int r = random.find(row);
     float* scores = scratch(n);
-    if (r >= 0) make_scores(x, n, measure(x, n).top, random, r, scores, scores + padded(n));
+    if (r >= 0)
+      make_scores(x, n, measure(x, n).top, random, r, scores, scores + padded(n));
     memcpy(out + (size_t)row * n, r < 0 ? x : scores, n * sizeof(float));
   }
 };
 
-int compare(const void* a, const void* b) {
-  uint64_t one = *(const uint64_t*)a, other = *(const uint64_t*)b;
-  return one < other ? -1 : one > other;
-}
-
-// Ids of the k highest of x [n], descending, of equal ones the lowest first. `spare` [4 ·
-// padded(n)].
-void find_highest(const float* x, int n, int k, float* spare, int32_t* ids) {
-  float kth = kth_highest(x, n, k, spare);
-  uint64_t* higher = (uint64_t*)spare;  // sorted by descending words, then by ids
-  int32_t* equals = (int32_t*)(higher + k);
-  int num_higher = 0, num_equals = 0;
-  each(x, n, NAN, [&](int i, f32x16 now) {
-    uint32_t mask = at_least(now, spread(kth)), words[LANES];
-    if (!mask) return;
-    store(words, order(now));
-    each_lane(mask, [&](int lane) {
-      if (x[i + lane] > kth)
-        higher[num_higher++] = (uint64_t)~words[lane] << 32 | (i + lane);
-      else if (num_equals < k)
-        equals[num_equals++] = i + lane;
-    });
-  });
-  qsort(higher, num_higher, sizeof(uint64_t), compare);
-  for (int j = 0; j < k; j++)  // of what are no numbers none may be found
-    ids[j] = j < num_higher                ? (int32_t)higher[j]
-             : j < num_higher + num_equals ? equals[j - num_higher]
-                                           : 0;
-}
-
-struct Tell {
-  const float* logits;
-  int n;
-  const int64_t *rows, *tokens;  // of what is told, one after the other
-  int num_top;                   // below 0: the whole vocabulary
-  float* values;                 // [.., 1 + num_top or 1 + n]
-  int32_t *top_ids, *ranks;      // [.., num_top], [..]
-
-  void operator()(int index) {
-    const float* x = logits + (size_t)rows[index] * n;
-    const f32x16 own = spread(x[tokens[index]]);
-    f32x16 top = spread(x[0]);
-    int rank = 1;
-    each(x, n, -INFINITY, [&](int, f32x16 now) {
-      top = max(top, now);
-      rank += __builtin_popcount(above(now, own));
-    });
-    ranks[index] = rank;
-    float log_sum = highest(top) + log_of((float)sum_exp(x, n, highest(top), -INFINITY, nullptr));
-    float* to = values + (size_t)index * (1 + (num_top < 0 ? n : num_top));
-    *to++ = x[tokens[index]] - log_sum;
-    if (num_top < 0) {
-      each(x, n, 0, [&](int i, f32x16 now) {
-        store_some(to + i, sub(now, spread(log_sum)), n - i < LANES ? n - i : LANES);
-      });
-    } else if (num_top > 0) {
-      int32_t* ids = top_ids + (size_t)index * num_top;
-      find_highest(x, n, num_top, scratch(n), ids);
-      for (int j = 0; j < num_top; j++) to[j] = x[ids[j]] - log_sum;
-    }
-  }
-};
-
 }  // namespace
-
-#define EXPORT extern "C" __attribute__((visibility("default")))
 
 EXPORT void shoal_sample(const float* logits, const float* adjusted, int num_rows, int n,
                          const RandomRows* random, int64_t* tokens) {
@@ -230,13 +150,6 @@ EXPORT void shoal_process(const float* logits, int num_rows, int n, const Random
                           float* out) {
   Process job = {logits, n, *random, out};
   share(job, num_rows);
-}
-
-EXPORT void shoal_logprobs(const float* logits, int n, int num, const int64_t* rows,
-                           const int64_t* tokens, int num_top, float* values, int32_t* top_ids,
-                           int32_t* ranks) {
-  Tell job = {logits, n, rows, tokens, num_top, values, top_ids, ranks};
-  share(job, num);
 }
 
 // For tests: the coins of `num` ids from `first_id` on, a multiple of 16, and the noise of coins.

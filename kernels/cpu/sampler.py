@@ -1,6 +1,6 @@
 """Tokens and logprobs of rows of logits, as calls of the native library.
 
-The structure is that of ``sampler.cpp``, field by field.
+The structure is that of ``sampler.cpp``, field by field; logprobs are in ``logprobs.cpp``.
 """
 
 import ctypes

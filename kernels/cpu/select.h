@@ -17,6 +17,20 @@ INLINE void each(const float* x, int n, float pad, F f) {
   for (int i = 0; i < n; i += LANES) f(i, load_padded(x, i, n, pad));
 }
 
+inline int padded(int n) { return (n + LANES - 1) / LANES * LANES; }
+
+// 4 · padded(n) numbers of the thread's own; they grow and stay.
+inline float* scratch(int n) {
+  static thread_local float* memory = nullptr;
+  static thread_local int size = 0;
+  if (padded(n) > size) {
+    free(memory);
+    size = padded(n);
+    memory = (float*)malloc(4 * sizeof(float) * size);
+  }
+  return memory;
+}
+
 // Calls f(lane) for each bit of a mask.
 template <class F>
 INLINE void each_lane(uint32_t mask, F f) {

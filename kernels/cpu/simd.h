@@ -8,6 +8,7 @@
 #include <string.h>
 
 #define INLINE static inline __attribute__((always_inline))
+#define EXPORT extern "C" __attribute__((visibility("default")))
 
 constexpr int LANES = 16;
 

@@ -1,6 +1,7 @@
 """Logprobs of drawn tokens, and of the likeliest tokens or the whole vocabulary.
 
-``reference.py`` says the same row by row in numpy; torch serves every device.
+``reference.py`` says the same row by row in numpy; torch serves every device, and
+``kernels/cpu/logprobs.cpp`` CPUs.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,8 @@
 """Draws one token from each row of logits, so that it can be replayed.
 
 The order is: what requests change (``adjust.py``) → temperature → min_p → top_k → top_p →
-Gumbel-max. ``reference.py`` says the same row by row in numpy; torch serves every device.
+Gumbel-max. ``reference.py`` says the same row by row in numpy; torch serves every device, and
+``kernels/cpu/sampler.cpp`` CPUs.
 """
 
 from torch import Tensor

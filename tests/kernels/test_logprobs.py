@@ -57,6 +57,22 @@ def test_a_large_vocabulary_is_told_by_the_same_bits_alone_and_among_others(
         assert alone.values[0].equal(told.values[row])
 
 
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
+def test_rows_that_are_not_finite_do_not_disturb_others(sampler: Sampler, wrong: float) -> None:
+    """What is told of them means nothing, but it names tokens."""
+    logits = torch.from_numpy(np.random.default_rng(2).normal(size=(4, 2000)).astype(np.float32))
+    tokens = np.array([5, 6, 7, 8])
+    expected = sampler.logprobs(logits, np.arange(4), tokens, 30)
+    broken = logits.clone()
+    broken[1], broken[3, ::3] = wrong, wrong
+    told = sampler.logprobs(broken, np.arange(4), tokens, 30)
+    assert ((told.top_ids >= 0) & (told.top_ids < 2000)).all()
+    for row in (0, 2):
+        assert told.values[row].equal(expected.values[row])
+        assert told.top_ids[row].equal(expected.top_ids[row])
+        assert told.ranks[row] == expected.ranks[row]
+
+
 def test_values_are_told_as_float32_and_ids_as_int32(sampler: Sampler) -> None:
     for num_top in (0, 3, None):
         told = sampler.logprobs(torch.randn(2, 9), np.arange(2), np.array([1, 2]), num_top)

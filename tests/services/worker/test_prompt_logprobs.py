@@ -14,14 +14,14 @@ from services.worker.engine import Engine
 from shared.messages import ALL_TOKENS, Generate, SamplingParams
 from shared.token_arrays import Layout, TokenArrays, join
 from tests.services.worker.checkpoints import VOCAB_SIZE, random_prompts, true_logits
-from tests.services.worker.driver import Driver, Job, make_engine
+from tests.services.worker.driver import KERNELS, Driver, Job, make_engine
 
 TOLERANCE = 1e-3  # engine.md §2, of logprobs in float32
 
 
-@pytest.fixture(scope="module")
-def engine(checkpoint: Path) -> Engine:
-    return make_engine(checkpoint)
+@pytest.fixture(scope="module", params=KERNELS)
+def engine(request: pytest.FixtureRequest, checkpoint: Path) -> Engine:
+    return make_engine(checkpoint, request.param)
 
 
 def asking(num: int, max_tokens: int = 3) -> SamplingParams:
@@ -65,10 +65,8 @@ def test_no_more_logits_exist_at_once_than_may_be_worked_on(
     engine: Engine, oracle: Qwen2ForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logprobs, "PIECE_LOGITS", 5 * VOCAB_SIZE)
-    sizes, head = [], engine._model.lm_head.forward
-    monkeypatch.setattr(
-        engine._model.lm_head, "forward", lambda x: (sizes.append(len(x)), head(x))[1]
-    )
+    sizes, head = [], engine._model.logits
+    monkeypatch.setattr(engine._model, "logits", lambda x: (sizes.append(len(x)), head(x))[1])
     jobs = [Job(prompt, asking(2, max_tokens=0)) for prompt in random_prompts(6, seed=4)]
     Driver(engine).run(jobs)
     for job in jobs[1:]:
@@ -146,14 +144,14 @@ def test_a_text_scored_as_a_prompt_has_the_logprobs_it_was_written_with(engine: 
 def test_logits_that_are_no_numbers_fail_their_prompt_alone(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    head = engine._model.lm_head.forward
+    head = engine._model.logits
 
     def broken(x: object) -> object:
         logits = head(x)
         logits[logits.isfinite().all(-1) & (len(logits) == 6)] = float("nan")
         return logits
 
-    monkeypatch.setattr(engine._model.lm_head, "forward", broken)
+    monkeypatch.setattr(engine._model, "logits", broken)
     bad, good = [9] * 7, [9] * 9
     jobs = [Job(bad, asking(1)), Job(good, asking(1)), Job(bad, asking(1, max_tokens=0))]
     Driver(engine).run(jobs)
