@@ -69,7 +69,7 @@ def measure(num_rows: int, vocab_size: int, num_threads: int, num_rounds: int) -
     variant = find_variant()
     if variant is None:
         raise SystemExit("no native code was built that suits this CPU")
-    torch.set_num_threads(num_threads)
+    torch.set_num_threads(max(1, num_threads - 1))  # as the worker does
     native = NativeSampler(load_library(variant), num_threads)
     samplers: dict[str, Sampler] = {"native": native, "torch": TorchSampler()}
     results: dict[str, Any] = {"native code": variant, "rows": num_rows, "vocabulary": vocab_size}

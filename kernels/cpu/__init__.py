@@ -2,6 +2,7 @@
 calls.
 
 ``build.py`` compiles it at install, ``library.py`` chooses the build for this CPU, ``decoder.py``
-and ``sampler.py`` call it. Weights are packed once, so that a product of few rows reads them as fast as the memory
-gives them. Where there is no library, or it cannot run a model, torch's operators do.
+and ``sampler.py`` call it. Weights are packed once, so that a product of few rows reads them as
+fast as the memory gives them. Where there is no library, or it cannot run a model, torch's
+operators do.
 """
