@@ -1,5 +1,5 @@
-// Tells the logprobs of rows of logits, for ctypes: see kernels/cpu/sampler.py for what is passed and
-// kernels/logprobs for what it means.
+// Tells the logprobs of rows of logits, for ctypes: see kernels/cpu/sampler.py for what is passed
+// and kernels/logprobs for what it means.
 
 #include "pool.h"
 #include "select.h"
@@ -11,7 +11,8 @@ int compare(const void* a, const void* b) {
   return one < other ? -1 : one > other;
 }
 
-// Ids of the k highest of x [n], descending, of equal ones the lowest first. `spare` [4 · padded(n)].
+// Ids of the k highest of x [n], descending, of equal ones the lowest first. `spare` [4 ·
+// padded(n)].
 void find_highest(const float* x, int n, int k, float* spare, int32_t* ids) {
   float kth = kth_highest(x, n, k, spare);
   uint64_t* higher = (uint64_t*)spare;  // sorted by descending words, then by ids
@@ -22,8 +23,10 @@ void find_highest(const float* x, int n, int k, float* spare, int32_t* ids) {
     if (!mask) return;
     store(words, order(now));
     each_lane(mask, [&](int lane) {
-      if (x[i + lane] > kth) higher[num_higher++] = (uint64_t)~words[lane] << 32 | (i + lane);
-      else if (num_equals < k) equals[num_equals++] = i + lane;
+      if (x[i + lane] > kth)
+        higher[num_higher++] = (uint64_t)~words[lane] << 32 | (i + lane);
+      else if (num_equals < k)
+        equals[num_equals++] = i + lane;
     });
   });
   qsort(higher, num_higher, sizeof(uint64_t), compare);

@@ -25,8 +25,10 @@ struct RandomRows {
     int low = 0, high = num;
     while (low < high) {
       int middle = (low + high) / 2;
-      if (rows[middle] < row) low = middle + 1;
-      else high = middle;
+      if (rows[middle] < row)
+        low = middle + 1;
+      else
+        high = middle;
     }
     return low < num && rows[low] == row ? low : -1;
   }
@@ -132,8 +134,7 @@ struct Process {
     const float* x = logits + (size_t)row * n;
     int r = random.find(row);
     float* scores = scratch(n);
-    if (r >= 0)
-      make_scores(x, n, measure(x, n).top, random, r, scores, scores + padded(n));
+    if (r >= 0) make_scores(x, n, measure(x, n).top, random, r, scores, scores + padded(n));
     memcpy(out + (size_t)row * n, r < 0 ? x : scores, n * sizeof(float));
   }
 };

@@ -87,8 +87,7 @@ INLINE u32x16 pair_up(u32x16 a, u32x16 b) { return BOTH_WORDS(pair_up_half); }
 INLINE uint32_t mask_of(__m256 low, __m256 high) {
   return (uint32_t)_mm256_movemask_ps(low) | (uint32_t)_mm256_movemask_ps(high) << 8;
 }
-#define COMPARED(how) \
-  mask_of(_mm256_cmp_ps(a.low, b.low, how), _mm256_cmp_ps(a.high, b.high, how))
+#define COMPARED(how) mask_of(_mm256_cmp_ps(a.low, b.low, how), _mm256_cmp_ps(a.high, b.high, how))
 INLINE uint32_t equal(u32x16 a, u32x16 b) {
   return mask_of(_mm256_castsi256_ps(_mm256_cmpeq_epi32(a.low, b.low)),
                  _mm256_castsi256_ps(_mm256_cmpeq_epi32(a.high, b.high)));
@@ -100,8 +99,7 @@ INLINE __m256 pick_half(__m256 x, __m256 least, __m256 a, __m256 b) {
   return _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, least, _CMP_GE_OQ));
 }
 INLINE f32x16 pick(f32x16 x, f32x16 least, f32x16 a, f32x16 b) {
-  return {pick_half(x.low, least.low, a.low, b.low),
-          pick_half(x.high, least.high, a.high, b.high)};
+  return {pick_half(x.low, least.low, a.low, b.low), pick_half(x.high, least.high, a.high, b.high)};
 }
 
 #endif

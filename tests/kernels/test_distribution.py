@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.sample import prepare_random_rows, reference, sample
+from kernels.sample import prepare_random_rows, reference
+from services.worker.sampler import Sampler
 
 NUM_DRAWS = 300_000
 LOGITS = np.random.default_rng(3).permutation(np.linspace(-2, 2.5, 24)).astype(np.float32)
@@ -24,7 +25,7 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 
 
-def num_drawn(logits: np.ndarray = LOGITS, **values: float) -> np.ndarray:
+def num_drawn(sampler: Sampler, logits: np.ndarray = LOGITS, **values: float) -> np.ndarray:
     """How often each token is drawn, with a seed of its own each time."""
     arrays = {
         name: np.full(NUM_DRAWS, value, DTYPES.get(name, np.float32))
@@ -35,8 +36,8 @@ def num_drawn(logits: np.ndarray = LOGITS, **values: float) -> np.ndarray:
     random = prepare_random_rows(
         **arrays, seeds=seeds, positions=positions, choices=choices, device=device
     )
-    tokens = sample(torch.from_numpy(logits).expand(NUM_DRAWS, -1), random)
-    return np.bincount(tokens.numpy(), minlength=len(logits))
+    rows = torch.from_numpy(logits).repeat(NUM_DRAWS, 1)
+    return np.bincount(sampler.sample(rows, rows, random), minlength=len(logits))
 
 
 def expected_shares(**values: Any) -> np.ndarray:
@@ -65,10 +66,10 @@ def _percentile_999(num_degrees: int) -> float:
 
 
 @pytest.mark.parametrize("values", VARIANTS, ids=str)
-def test_draws_follow_what_was_asked_for(values: dict[str, Any]):
+def test_draws_follow_what_was_asked_for(sampler: Sampler, values: dict[str, Any]) -> None:
     shares = expected_shares(**values)
     assert (shares > 0).sum() >= 5
-    assert misfit(num_drawn(**values), shares) < 1
+    assert misfit(num_drawn(sampler, **values), shares) < 1
 
 
 @pytest.mark.parametrize(
@@ -84,12 +85,12 @@ def test_draws_follow_what_was_asked_for(values: dict[str, Any]):
     ids=str,
 )
 def test_draws_that_are_off_by_a_few_percent_are_found(
-    values: dict[str, Any], wrong: dict[str, Any]
-):
-    assert misfit(num_drawn(**wrong), expected_shares(**values)) > 1
+    sampler: Sampler, values: dict[str, Any], wrong: dict[str, Any]
+) -> None:
+    assert misfit(num_drawn(sampler, **wrong), expected_shares(**values)) > 1
 
 
-def test_one_token_that_comes_five_percent_too_often_is_found():
+def test_one_token_that_comes_five_percent_too_often_is_found(sampler: Sampler) -> None:
     logits = LOGITS.copy()
     logits[logits.argmax()] += np.log(1.05)
-    assert misfit(num_drawn(logits), expected_shares()) > 1
+    assert misfit(num_drawn(sampler, logits), expected_shares()) > 1
