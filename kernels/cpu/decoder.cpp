@@ -76,8 +76,9 @@ struct Prepare {
       if (h < num_heads)
         for (int i = 0; i < dim; i += LANES) store_narrow(query + h * dim + i, load(head + i));
     }
-    // All are written before any is attended to, so a token's successor is there or comes later.
-    bool is_last = t + 1 == step.num_tokens || step.positions[t + 1] != step.positions[t] + 1;
+    // All are written before any is attended to, so what follows in a block is there or comes
+    // later.
+    bool is_last = t + 1 == step.num_tokens || step.places[t + 1] != step.places[t] + 1;
     for (int h = 0; h < num_kv_heads; h++, head += dim)
       cache.write(step.places[t], h, head - num_kv_heads * dim, head, is_last);
   }

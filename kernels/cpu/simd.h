@@ -111,11 +111,11 @@ INLINE void store_some(float* p, f32x16 x, int num) {
 
 #endif
 
-// e^x for x ≤ 88; below −87 it is 0. Cody and Waite's reduction and a polynomial of degree 6 (the
-// Taylor terms up to 1/720): within 2 units in the last place of float32.
+// e^x; below −87 it is 0, above 88 it is e^88. Cody and Waite's reduction and a polynomial of
+// degree 6 (the Taylor terms up to 1/720): within 2 units in the last place of float32.
 INLINE f32x16 exp(f32x16 x) {
   const f32x16 lowest = spread(-87.0f);
-  f32x16 clamped = max(x, lowest);
+  f32x16 clamped = min(max(x, lowest), spread(88.0f));
   f32x16 n = round(mul(clamped, spread(1.44269504f)));
   f32x16 r = fma(n, spread(-0.693359375f), clamped);
   r = fma(n, spread(2.12194440e-4f), r);

@@ -98,7 +98,8 @@ def run(
     chunk_size: int,
     block_size: int = 16,
 ) -> list[Tensor]:
-    """Logits [len(prompt), V] after every token of each prompt, ``chunk_size`` tokens a step."""
+    """Logits [len(prompt), V] after every token of each prompt, ``chunk_size`` tokens a step; of
+    each prompt the first chunk is longer by one token than of the one before it."""
     num_blocks = NUM_BLOCKS * 16 // block_size
     table = SlotTable(Capacity(num_blocks, block_size, len(prompts), MAX_LEN, MAX_LEN))
     cache = KVCache(config, num_blocks, block_size, dtype, CPU)
@@ -112,9 +113,12 @@ def run(
         admits.append(Admit(slot, "r", 0, 0, 0, len(prompt), len(prompt), 0, params, blocks))
     ids = np.concatenate(prompts)
     found: list[list[Tensor]] = [[] for _ in prompts]
-    num_done, step = 0, 0
-    while num_done < max(map(len, prompts)):
-        sizes = [min(chunk_size, len(prompt) - num_done) for prompt in prompts]
+    num_done, step = [0] * len(prompts), 0
+    while any(num < len(prompt) for num, prompt in zip(num_done, prompts, strict=True)):
+        sizes = [
+            min(chunk_size + (0 if step else slot), len(prompt) - num_done[slot])
+            for slot, prompt in enumerate(prompts)
+        ]
         decode = [Decode(slot) for slot, size in enumerate(sizes) if size == 1]
         prefill = [Prefill(slot, size) for slot, size in enumerate(sizes) if size > 1]
         plan = StepPlan(step, [], [] if step else admits, [], prefill, decode)
@@ -126,7 +130,8 @@ def run(
         for slot, part in zip(batch.slots.tolist(), parts, strict=True):
             found[slot].append(part)
         table.num_computed[batch.slots] += batch.num_tokens
-        num_done, step = num_done + chunk_size, step + 1
+        num_done = [num + size for num, size in zip(num_done, sizes, strict=True)]
+        step += 1
     return [torch.cat(parts) for parts in found]
 
 
@@ -163,6 +168,27 @@ def test_bfloat16_logits_are_nearer_to_float32_than_those_of_torch(name: str, va
     torchs = run(make_model(config, dtype), config, dtype, prompts, 300)
     found = run(make_native(config, dtype, variant, 16, 2), config, dtype, prompts, 300)
     assert furthest(found, exact, Tensor.mean) < furthest(torchs, exact, Tensor.mean)
+
+
+@pytest.mark.parametrize("variant", variants())
+def test_gates_far_from_zero_are_shut_or_open(variant: str) -> None:
+    config, prompts = make_config("Qwen2, biases"), random_prompts(40)
+
+    def with_wide_gates() -> DecoderLM:
+        model = make_model(config, torch.float32)
+        for layer in model.model.layers:
+            layer.mlp.gate_up_proj.weight[: config.intermediate_size] *= 1000
+        return model
+
+    model = with_wide_gates()
+    native = NativeLM(
+        model,
+        decoder_shape(model, config, 16),
+        NativeLibrary(load_library(variant), torch.float32, 1),
+    )
+    expected = run(with_wide_gates(), config, torch.float32, prompts, 300)
+    found = run(native, config, torch.float32, prompts, 300)
+    assert furthest(found, expected) < 1e-4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -1,0 +1,70 @@
+"""What native code brings on a CPU: steps of the engine with it and with torch's operators.
+
+Both models of ``benchmarks.checkpoints`` in bfloat16, prompts of 128 ids, 32 decoded; ``shoal bench
+engine`` as a process each time, rounds of both alternate. Beside it the memory's read bandwidth.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bandwidth import METHOD, read_bytes_per_s
+from benchmarks.checkpoints import checkpoint
+from benchmarks.report import spread, write
+
+KINDS = {"native": "--native-kernels", "torch": "--no-native-kernels"}
+FIGURES = ("prefill_tokens_per_s", "decode_tokens_per_s")
+NUM_DECODED = 32
+
+
+def run(model: str, num_streams: int, num_threads: int, kind: str) -> dict[str, float]:
+    """Of one process."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "found.json"
+        flags = ["--model", str(checkpoint(model)), "--dtype", "bfloat16", KINDS[kind]]
+        flags += ["--num-threads", str(num_threads), "--concurrency", str(num_streams)]
+        flags += ["--output-len", str(NUM_DECODED), "--json", str(file)]
+        command = [sys.executable, "-m", "cli.main", "bench", "engine", *flags]
+        subprocess.run(command, check=True, capture_output=True)
+        found: dict[str, float] = json.loads(file.read_text())["figures"]
+        return found
+
+
+def measure(models: list[str], streams: list[int], threads: list[int], num_rounds: int) -> Any:
+    found = {}
+    for model in models:
+        for num_streams in streams:
+            for num_threads in threads:
+                runs: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
+                for _ in range(num_rounds):
+                    for kind, each in runs.items():
+                        each.append(run(model, num_streams, num_threads, kind))
+                found[f"{model} × {num_streams}, {num_threads} threads"] = {
+                    name: _compared(runs, name) for name in FIGURES
+                }
+    return found
+
+
+def _compared(runs: dict[str, list[dict[str, float]]], name: str) -> dict[str, Any]:
+    values = {kind: [each[name] for each in found] for kind, found in runs.items()}
+    pairs = zip(values["native"], values["torch"], strict=True)
+    ratios = [native / torch for native, torch in pairs]
+    return {kind: spread(each) for kind, each in values.items()} | {"ratio": spread(ratios)}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", default=["small", "medium"])
+    parser.add_argument("--streams", nargs="+", type=int, default=[1, 8, 32])
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    bandwidth = {"GB/s": round(read_bytes_per_s() / 1e9, 1), "how": METHOD}
+    steps = measure(args.models, args.streams, args.threads, args.rounds)
+    write("engine", {"read bandwidth": bandwidth, "tokens/s": steps})
