@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 MAX_WINDOW_TOKENS = 64
-PIECE_TOKENS = 16  # of many ids that come at once, so that only what is undecided fills the window
+PIECE_TOKENS = 16  # of many ids that come at once, so that the window stays short
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 Decode = Callable[[Sequence[int]], str]
@@ -15,8 +15,8 @@ class Detokenizer:
     The text of a token depends on its neighbours (a space, the rest of a character), so each piece
     is the difference between decoding a short window with and without the new ids. A decoder
     writes a character that is incomplete as one replacement character at the end, which is held
-    back. A window that stays incomplete for so long that it cannot be text is given up, so that it
-    stays short.
+    back. A long window that ends in one moves past the ids whose text is out, so that it stays
+    short; where there are none it cannot be text and is given up.
     """
 
     def __init__(self, decode: Decode) -> None:
@@ -32,21 +32,39 @@ class Detokenizer:
 
     def _push(self, ids: Sequence[int]) -> str:
         self._window.extend(ids)
-        text = self._window_text()
-        if text.endswith(REPLACEMENT) and len(self._window) < MAX_WINDOW_TOKENS:
-            certain = text[:-1]
-            new, self._num_out = certain[self._num_out :], len(certain)
-            return new
-        return self._move_on(text)
+        text = self._text_of(self._window)
+        if not text.endswith(REPLACEMENT):
+            return self._move_on(text)
+        certain = text[:-1]
+        new = certain[self._num_out :]
+        self._num_out = len(certain)
+        if len(self._window) >= MAX_WINDOW_TOKENS and not self._move_past_certain():
+            return new + self._move_on(text)
+        return new
 
     def flush(self) -> str:
         """The rest, with a replacement character where the last character stayed incomplete."""
-        return self._move_on(self._window_text())
+        return self._move_on(self._text_of(self._window))
 
-    def _window_text(self) -> str:
-        if not self._window:
+    def _text_of(self, ids: Sequence[int]) -> str:
+        """What ``ids``, the window or its beginning, add to the context's text."""
+        if not ids:
             return ""
-        return self._decode(self._context + self._window)[len(self._decode(self._context)) :]
+        return self._decode([*self._context, *ids])[len(self._decode(self._context)) :]
+
+    def _move_past_certain(self) -> bool:
+        """Makes as many ids as possible the context; whether there are such.
+
+        A character that they leave incomplete is one of those that are out: the window goes on
+        behind it.
+        """
+        for end in range(len(self._window) - 1, 0, -1):
+            num_characters = len(self._text_of(self._window[:end]))
+            if 0 < num_characters <= self._num_out:
+                self._context, self._window = self._window[:end], self._window[end:]
+                self._num_out -= num_characters
+                return True
+        return False
 
     def _move_on(self, text: str) -> str:
         new = text[self._num_out :]

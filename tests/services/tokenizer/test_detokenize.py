@@ -2,7 +2,8 @@
 
 from itertools import pairwise
 
-from hypothesis import given
+import pytest
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -18,6 +19,7 @@ def pieces(tokenizer: Tokenizer, ids: list[int], cuts: list[int]) -> list[str]:
 
 
 @given(text=st.text(max_size=60), cuts=st.lists(st.integers(0, 1000), max_size=60))
+@example(text="0" * 11 + "\x80" * 13 + "𐀀" * 7, cuts=[])  # each piece of ids cuts a character
 def test_joined_pieces_are_the_text(tokenizer: Tokenizer, text: str, cuts: list[int]):
     ids = tokenizer.encode(text).ids
     assert "".join(pieces(tokenizer, ids, cuts)) == text
@@ -27,6 +29,19 @@ def test_no_piece_holds_half_a_character(tokenizer: Tokenizer):
     ids = tokenizer.encode(SAMPLE).ids
     for piece in pieces(tokenizer, ids, list(range(len(ids)))):
         assert REPLACEMENT not in piece
+
+
+@pytest.mark.parametrize("num_bytes", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("num_ids", [1, 3, 16, 1000])
+def test_characters_that_are_cut_by_every_id_come_out_whole(num_bytes: int, num_ids: int):
+    """A vocabulary of bytes may join the end of a character and the beginning of the next."""
+    text = "a" + "世" * 200 + "𐀀" * 200
+    data = text.encode()
+    tokens = [data[start : start + num_bytes] for start in range(0, len(data), num_bytes)]
+    detokenizer = Detokenizer(lambda ids: b"".join(tokens[i] for i in ids).decode(errors="replace"))
+    ids = range(len(tokens))
+    found = [detokenizer.push(ids[start : start + num_ids]) for start in ids[::num_ids]]
+    assert "".join(found) + detokenizer.flush() == text
 
 
 def test_an_incomplete_character_at_the_end_is_replaced_on_flush(tokenizer: Tokenizer):
