@@ -6,6 +6,7 @@
 compiler is $CXX, else the system's, else that of the package ``ziglang``.
 """
 
+import hashlib
 import os
 import platform
 import shutil
@@ -39,7 +40,9 @@ def find_compiler() -> list[str] | None:
 
 
 def library_name(variant: str) -> str:
-    return f"shoal_{variant}.so"
+    """Names the sources that it is made of too, so that no other is ever loaded."""
+    sources = b"".join(path.read_bytes() for path in sorted(SOURCES.glob("*.[hc]*")))
+    return f"shoal_{variant}_{hashlib.sha256(sources).hexdigest()[:12]}.so"
 
 
 def build(folder: Path) -> list[Path]:
@@ -49,7 +52,10 @@ def build(folder: Path) -> list[Path]:
     compiler = find_compiler()
     if compiler is None:
         raise BuildError("no C++ compiler found; install g++, clang++ or the package ziglang")
-    return [_compile(compiler, folder, name) for name in VARIANTS]
+    libraries = [_compile(compiler, folder, name) for name in VARIANTS]
+    for other in set(folder.glob("shoal_*.so")) - set(libraries):
+        other.unlink()
+    return libraries
 
 
 def _compile(compiler: list[str], folder: Path, variant: str) -> Path:
@@ -58,7 +64,10 @@ def _compile(compiler: list[str], folder: Path, variant: str) -> Path:
     unfinished = library.with_suffix(".tmp")
     flags = [*FLAGS, *_machine_flags(compiler, variant)]
     command = [*compiler, *flags, *sources, "-o", str(unfinished)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise BuildError(f"{compiler[0]} does not start: {error}") from None
     if done.returncode:
         raise BuildError(f"{' '.join(command)} failed:\n{done.stderr}")
     return unfinished.rename(library)

@@ -6,6 +6,7 @@ pages of 4 KiB that takes longer than the reading (``docs/decisions/013-native-c
 
 import math
 import mmap
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -20,7 +21,8 @@ def huge_zeros(num_bytes: int) -> Tensor:
     """[num_bytes] uint8, zeroed when it is first touched."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory has no huge pages by default
     region = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags)
-    region.madvise(mmap.MADV_HUGEPAGE)
+    with suppress(OSError):  # of a kernel that has none
+        region.madvise(mmap.MADV_HUGEPAGE)
     array = np.frombuffer(region, np.uint8)
     start = -array.ctypes.data % HUGE_PAGE
     return torch.from_numpy(array[start : start + num_bytes])
