@@ -13,7 +13,8 @@ COMPILER = "ziglang>=0.13,<1"
 class NativeCode(BuildHookInterface):  # type: ignore[type-arg]
     def dependencies(self) -> list[str]:
         """A compiler for machines that have none."""
-        return [] if self._builder().find_compiler() else [COMPILER]
+        builder = self._builder()
+        return [COMPILER] if builder.is_for_us() and not builder.find_compiler() else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         builder = self._builder()

@@ -29,6 +29,11 @@ class BuildError(Exception):
     """There will be no native code, and this is why."""
 
 
+def is_for_us() -> bool:
+    """Whether the code is for machines of this kind."""
+    return (platform.system(), platform.machine()) == ("Linux", "x86_64")
+
+
 def find_compiler() -> list[str] | None:
     """The command of a C++ compiler, or None."""
     if chosen := os.environ.get("CXX"):
@@ -47,7 +52,7 @@ def library_name(variant: str) -> str:
 
 def build(folder: Path) -> list[Path]:
     """The libraries, compiled into ``folder``. Raises BuildError."""
-    if platform.system() != "Linux" or platform.machine() != "x86_64":
+    if not is_for_us():
         raise BuildError(f"no native code for {platform.system()} on {platform.machine()}")
     compiler = find_compiler()
     if compiler is None:

@@ -8,12 +8,10 @@ from kernels.cpu.build import library_name
 
 FOLDER = Path(__file__).parent
 CPUINFO = Path("/proc/cpuinfo")
-# Best first: what the kernel must say that a CPU can do, beyond what comes before it.
-NEEDS = {
-    "avx512bf16": {"avx512_bf16", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
-    "avx512": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
-    "avx2": {"avx2", "fma", "f16c", "bmi1", "bmi2"},
-}
+# Best first: what the kernel must say that a CPU can do. The levels of x86-64 are those of its ABI.
+_V3 = {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
+_V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+NEEDS = {"avx512bf16": _V4 | {"avx512_bf16"}, "avx512": _V4, "avx2": _V3}
 
 
 def variants() -> list[str]:
@@ -29,6 +27,7 @@ def find_variant() -> str | None:
 
 @cache
 def load_library(variant: str) -> ctypes.CDLL:
+    """Raises OSError where the system does not let it."""
     return ctypes.CDLL(str(FOLDER / library_name(variant)))
 
 

@@ -11,22 +11,22 @@
 namespace {
 
 constexpr int SPINS = 2000;    // pauses before a thread sleeps: some 50 µs
-constexpr int ITEM_BITS = 24;  // of a ticket: its job's number, how many items, the next item
-constexpr uint64_t ITEM_MASK = (1u << ITEM_BITS) - 1;
+constexpr int ITEM_BITS = 32;  // of a ticket: how many items there are, and the next one
+constexpr uint64_t ITEM_MASK = (1ull << ITEM_BITS) - 1;
 
 struct alignas(64) Pool {
   int num_threads = 1;
   Work work;
   void* job;
-  // One word says which job there is and which items are left, so that a thread that comes late
-  // never takes an item of a job that is over.
+  // One word says how many items the job has and which is next, so that a thread that comes late
+  // never takes one that there is not.
   alignas(64) uint64_t ticket = 0;
   alignas(64) uint32_t num_done = 0;
   alignas(64) uint32_t generation = 0;  // what sleeping threads wait to change
   uint32_t num_sleeping = 0;
 } pool;
 
-bool is_left(uint64_t ticket) { return (ticket & ITEM_MASK) < (ticket >> ITEM_BITS & ITEM_MASK); }
+bool is_left(uint64_t ticket) { return (ticket & ITEM_MASK) < ticket >> ITEM_BITS; }
 
 // Takes items while there are any.
 void work_on() {
@@ -52,7 +52,8 @@ void* help(void*) {
       if (__atomic_load_n(&pool.generation, __ATOMIC_ACQUIRE) != generation) break;
       _mm_pause();
     }
-    sleep_until_changed(generation);  // returns at once if it has changed
+    if (__atomic_load_n(&pool.generation, __ATOMIC_ACQUIRE) == generation)
+      sleep_until_changed(generation);
   }
   return nullptr;
 }
@@ -78,9 +79,7 @@ void share(Work work, void* job, int num_items) {
   pool.work = work;
   pool.job = job;
   pool.num_done = 0;
-  uint64_t number = (pool.ticket >> 2 * ITEM_BITS) + 1;
-  uint64_t ticket = number << 2 * ITEM_BITS | (uint64_t)num_items << ITEM_BITS;
-  __atomic_store_n(&pool.ticket, ticket, __ATOMIC_RELEASE);
+  __atomic_store_n(&pool.ticket, (uint64_t)num_items << ITEM_BITS, __ATOMIC_RELEASE);
   __atomic_fetch_add(&pool.generation, 1, __ATOMIC_SEQ_CST);
   if (__atomic_load_n(&pool.num_sleeping, __ATOMIC_SEQ_CST)) {
     syscall(SYS_futex, &pool.generation, FUTEX_WAKE_PRIVATE, pool.num_threads, nullptr, nullptr, 0);

@@ -69,7 +69,9 @@ float radix_select(const float* x, int n, float least, double wanted, Weight wei
       each_lane(mask, [&](int lane) { bins[bin[lane]] += weight(i + lane); });
     });
     int found = 255;
-    for (; found > 0 && !(beyond + bins[found] >= wanted); found--) beyond += bins[found];
+    // A bin that has nothing is passed over, for `wanted` may have been rounded to 0.
+    for (; found > 0 && !(bins[found] > 0 && beyond + bins[found] >= wanted); found--)
+      beyond += bins[found];
     prefix = prefix << 8 | found;
   }
   float v = from_order(prefix);

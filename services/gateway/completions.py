@@ -119,7 +119,8 @@ class Completions:
         with self._mesh.exchange(f"{public_id}~{secrets.token_hex(4)}", job) as exchange:
             meter.follow(exchange)
             prompt_ids = await self._accepted(exchange)
-            self._hold(place, prompt_bytes(job, model, prompt_ids), "prompt_logprobs")
+            param = "logprobs" if job.num_prompt_logprobs is None else "prompt_logprobs"
+            self._hold(place, prompt_bytes(job, model, prompt_ids), param)
             meter.accept()
             reply = Reply(endpoint.format, head, job, spelling, echoes, prompt_ids)
             if job.is_stream:
@@ -212,10 +213,14 @@ def token_bytes(job: Job, model: ModelInfo) -> int:
 
 
 def prompt_bytes(job: Job, model: ModelInfo, prompt_ids: Sequence[Array]) -> int:
-    """What is held of the prompts, which the choices have in common."""
-    if job.is_stream or job.params.prompt_logprobs is None:
+    """What is held of the prompts, which the choices have in common; as in ``token_bytes``."""
+    if job.params.prompt_logprobs is None:
         return 0
-    return sum(map(len, prompt_ids)) * _logprob_bytes(job.params.prompt_logprobs, model)
+    per_token = _logprob_bytes(job.params.prompt_logprobs, model)
+    nums_bytes = [len(ids) * per_token for ids in prompt_ids]
+    if job.is_stream:
+        return sum(min(num_bytes, WINDOW_BYTES + per_token) for num_bytes in nums_bytes)
+    return sum(nums_bytes)
 
 
 def _logprob_bytes(num_logprobs: int, model: ModelInfo) -> int:

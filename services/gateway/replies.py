@@ -36,12 +36,11 @@ class WholeWriter:
         self._num_entries = 0
 
     def add(self, progress: Progress) -> None:
-        """Keeps what the reply will tell; a prompt's arrays as copies, for views hold messages."""
+        """Keeps what the reply will tell."""
         num_choices = self._reply.job.num_choices
         if progress.of_prompt:
-            arrays = TokenArrays(*(array.copy() for array in progress.arrays))
-            self._num_entries += len(arrays.values) * num_choices
-            self._of_prompts[progress.index // num_choices].append(replace(progress, arrays=arrays))
+            self._num_entries += len(progress.arrays.values) * num_choices
+            self._of_prompts[progress.index // num_choices].append(progress)
             return
         if not self._reply.shows_tokens:
             progress = replace(progress, arrays=TokenArrays())

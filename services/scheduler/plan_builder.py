@@ -62,14 +62,13 @@ class PlanBuilder:
         if blocks:
             self.plan.extend.append(Extend(sequence.slot, blocks))
 
-    def may_finish(self, sequence: Sequence) -> bool:
-        """Whether its credit allows all that it lacks."""
-        return sequence.max_chunk(self._vocab_size) >= sequence.num_to_compute
+    def max_tokens(self, sequence: Sequence) -> int:
+        """As many as it lacks and its credit allows."""
+        return min(sequence.num_to_compute, sequence.max_chunk(self._vocab_size))
 
     def compute(self, sequence: Sequence, max_tokens: int) -> None:
-        """Gives the sequence as many tokens as it lacks, and both limits and its credit allow."""
-        max_tokens = min(max_tokens, self.budget, sequence.max_chunk(self._vocab_size))
-        num_tokens = min(sequence.num_to_compute, max_tokens)
+        """Gives the sequence as many tokens as it may have, and both limits allow."""
+        num_tokens = min(max_tokens, self.budget, self.max_tokens(sequence))
         if num_tokens == 0:
             return
         if sequence.num_to_compute == 1:

@@ -47,7 +47,7 @@ class Prefills:
     @property
     def budget(self) -> int:
         """What is left for those that are not long."""
-        kept = sum(min(self._part, each.num_to_compute) for each in self.longs)
+        kept = sum(min(self._part, self._builder.max_tokens(each)) for each in self.longs)
         return max(0, self._builder.budget - kept)
 
     def add(self, sequences: list[Sequence]) -> None:
@@ -66,7 +66,7 @@ class Prefills:
         if len(self.longs) + self._num_short < self._limits.max_partial:
             return True
         is_short = self._num_lacking(sequence) <= min(self.budget, self._threshold)
-        return is_short and self._builder.may_finish(sequence)
+        return is_short and self._builder.max_tokens(sequence) == sequence.num_to_compute
 
     def enter(self, sequence: Sequence) -> None:
         """It has just got its place."""

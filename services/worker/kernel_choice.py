@@ -1,6 +1,7 @@
 """What the steps of a model are computed with: our native CPU code where it can run the model, else
-torch's operators. Native code samples whatever the model runs on, if that is a CPU."""
+torch's operators."""
 
+import ctypes
 import logging
 
 import torch
@@ -19,6 +20,10 @@ from shared.config import WorkerConfig
 log = logging.getLogger(__name__)
 
 
+class _NotNative(Exception):
+    """Native code cannot be used, and this is why."""
+
+
 def choose_kernels(
     model: CausalLM,
     config: ModelConfig,
@@ -35,42 +40,45 @@ def choose_kernels(
     if device.type != "cpu":
         log.info("kernels: torch's operators on %s", device)
         return model, TorchSampler()
-    variant = find_variant()
-    problem = _problem(model, config, settings, dtype, variant)
-    if problem is not None or variant is None or not isinstance(model, DecoderLM):
-        num_threads = settings.num_threads or max(1, num_cores() - 1)
+    sampler: Sampler = TorchSampler()
+    num_threads = settings.num_threads or num_cores()
+    try:
+        variant, library = _load(settings)
+        sampler = NativeSampler(library, num_threads)
+        if dtype not in DTYPES:
+            raise _NotNative(f"native code has no {dtype}")
+        native = _native(model, config, settings, NativeLibrary(library, dtype, num_threads))
+    except _NotNative as problem:
+        num_threads = settings.num_threads or max(1, num_threads - 1)
         torch.set_num_threads(num_threads)
         bound_kernel_caches()
         log.info("kernels: torch's operators, %d threads (%s)", num_threads, problem)
-        return model, _choose_sampler(settings, variant, num_threads)
-    num_threads = settings.num_threads or num_cores()
+        return model, sampler
     torch.set_num_threads(1)
     log.info("kernels: native code for %s, %d threads", variant, num_threads)
-    library = NativeLibrary(load_library(variant), dtype, num_threads)
-    native = NativeLM(model, decoder_shape(model, config, settings.block_size), library)
-    return native, _choose_sampler(settings, variant, num_threads)
+    return native, sampler
 
 
-def _choose_sampler(settings: WorkerConfig, variant: str | None, num_threads: int) -> Sampler:
-    if not settings.native_kernels or variant is None:
-        return TorchSampler()
-    return NativeSampler(load_library(variant), num_threads)
-
-
-def _problem(
-    model: CausalLM,
-    config: ModelConfig,
-    settings: WorkerConfig,
-    dtype: torch.dtype,
-    variant: str | None,
-) -> str | None:
-    """Why native code cannot be used."""
+def _load(settings: WorkerConfig) -> tuple[str, ctypes.CDLL]:
+    """The build for this CPU. Raises _NotNative."""
     if not settings.native_kernels:
-        return "native-kernels is off"
+        raise _NotNative("native-kernels is off")
+    variant = find_variant()
     if variant is None:
-        return "no native code was built that suits this CPU"
-    if dtype not in DTYPES:
-        return f"native code has no {dtype}"
+        raise _NotNative("no native code was built that suits this CPU")
+    try:
+        return variant, load_library(variant)
+    except OSError as error:
+        raise _NotNative(f"native code does not load: {error}") from None
+
+
+def _native(
+    model: CausalLM, config: ModelConfig, settings: WorkerConfig, library: NativeLibrary
+) -> NativeLM:
+    """Raises _NotNative."""
     if not isinstance(model, DecoderLM):
-        return "native code does not know this architecture"
-    return decoder_shape(model, config, settings.block_size).problem()
+        raise _NotNative("native code does not know this architecture")
+    shape = decoder_shape(model, config, settings.block_size)
+    if problem := shape.problem():
+        raise _NotNative(problem)
+    return NativeLM(model, shape, library)

@@ -24,9 +24,9 @@ def test_without_a_build_of_these_sources_there_is_none(
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ("fpu sse2 avx2 fma f16c bmi1 bmi2", ["avx2"]),
+        ("fpu abm avx avx2 bmi1 bmi2 f16c fma movbe", ["avx2"]),
         ("fpu sse2", []),
-        ("avx2 fma f16c bmi1 bmi2 avx512f avx512bw avx512cd avx512dq avx512vl", ["avx512", "avx2"]),
+        (" ".join(library.NEEDS["avx512"]), ["avx512", "avx2"]),
     ],
 )
 def test_a_cpu_gets_what_it_can_run(
