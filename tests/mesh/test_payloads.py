@@ -18,6 +18,7 @@ from tests.mesh.load import body_of, stream
 SETTINGS = {"DTYPE": "float32", "MAX_MODEL_LEN": "512", "MAX_LOGPROBS": "-1"}
 LARGE_VOCABULARY = 151_936
 NUM_ROWS = 32
+NUM_CLIENTS, NUM_TOKENS = 40, 9  # so that so many rows meet in a step
 FASTDEPLOY_BYTES = 802_840  # the largest message of the queue that this mesh replaces
 MAX_GROWTH_BYTES = 256 << 20  # 110 MB were seen, and 1.8 GB without credit
 
@@ -93,12 +94,12 @@ async def test_a_step_of_a_mebibyte_arrives_as_the_worker_computed_it(tmp_path: 
     async with running_fleet(tmp_path, SETTINGS) as fleet:
         url = await started(tmp_path, records, EMBEDDED_MODEL, fleet)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-            bodies = [whole_vocabulary(number, 6) for number in range(NUM_ROWS)]
+            bodies = [whole_vocabulary(number, NUM_TOKENS) for number in range(NUM_CLIENTS)]
             replies = await asyncio.gather(*(logprobs_of(session, url, body) for body in bodies))
         await fleet.until_idle()
     for number, rows in enumerate(replies):
         expected = recorded(records, number)
-        assert len(rows) == len(expected) == 6
+        assert len(rows) == len(expected) == NUM_TOKENS
         assert all(np.array_equal(*pair) for pair in zip(rows, expected, strict=True))
     assert largest_step_bytes(records) > NUM_ROWS * 8192 * 4 > FASTDEPLOY_BYTES
 
