@@ -16,10 +16,16 @@ from shared.errors import ConfigError
 
 def origin(benchmark: str, arguments: list[str], packages: Sequence[str]) -> dict[str, Any]:
     """For JSON. ``arguments`` are those of the command line."""
+    command = shlex.join(["shoal", "bench", benchmark, *_without_key(arguments)])
+    return described(benchmark, command, packages)
+
+
+def described(benchmark: str, command: str, packages: Sequence[str]) -> dict[str, Any]:
+    """What is needed to judge a result: machine, versions, date, command."""
     return {
         "benchmark": benchmark,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["shoal", "bench", benchmark, *_without_key(arguments)]),
+        "command": command,
         "machine": _machine(),
         "versions": {"python": platform.python_version()}
         | {package: version(package) for package in packages},

@@ -58,7 +58,7 @@ class MemoryReport:
         concurrency = num_tokens / needs.max_model_len
         return [
             f"memory: {_mib(self.budget)} may be used, {_mib(self.others)} are used by others",
-            f"weights: {_mib(needs.weights)}, the output head in float32",
+            f"weights: {_mib(needs.weights)}, as they lie in memory",
             f"peak of a step: {_mib(needs.peak)} (estimated)",
             f"KV cache: {self.num_blocks} blocks of {needs.block_size} tokens = {num_tokens} tokens"
             f" ({_mib(self.kv_cache)})",
