@@ -13,10 +13,11 @@ class Detokenizer:
     """Text of one growing list of ids.
 
     The text of a token depends on its neighbours (a space, the rest of a character), so each piece
-    is the difference between decoding a short window with and without the new ids. A decoder
-    writes a character that is incomplete as one replacement character at the end, which is held
-    back. A long window that ends in one moves past the ids whose text is out, so that it stays
-    short; where there are none it cannot be text and is given up.
+    is the difference between decoding a short window with and without the new ids. Replacement
+    characters at the end are held back: a byte-level decoder writes one for a character that is
+    incomplete, one with byte fallback writes one for each byte of the run that the character is in.
+    A long window that ends in them moves past ids whose text is certain, so that it stays short;
+    where there are none, only the last can become text, and the others go out.
     """
 
     def __init__(self, decode: Decode) -> None:
@@ -35,12 +36,8 @@ class Detokenizer:
         text = self._text_of(self._window)
         if not text.endswith(REPLACEMENT):
             return self._move_on(text)
-        certain = text[:-1]
-        new = certain[self._num_out :]
-        self._num_out = len(certain)
-        if len(self._window) >= MAX_WINDOW_TOKENS and not self._move_past_certain():
-            return new + self._move_on(text)
-        return new
+        new = self._give_out(text.rstrip(REPLACEMENT))
+        return new if len(self._window) < MAX_WINDOW_TOKENS else new + self._shorten(text)
 
     def flush(self) -> str:
         """The rest, with a replacement character where the last character stayed incomplete."""
@@ -50,21 +47,43 @@ class Detokenizer:
         """What ``ids``, the window or its beginning, add to the context's text."""
         if not ids:
             return ""
-        return self._decode([*self._context, *ids])[len(self._decode(self._context)) :]
+        before, text = self._decode(self._context), self._decode([*self._context, *ids])
+        if not before.endswith(REPLACEMENT) and not text.startswith(before):
+            return self._decode(ids)  # byte fallback: they break a run whose beginning is out
+        return text[len(before) :]
 
-    def _move_past_certain(self) -> bool:
-        """Makes as many ids as possible the context; whether there are such.
+    def _give_out(self, certain: str) -> str:
+        new = certain[self._num_out :]
+        self._num_out = max(self._num_out, len(certain))
+        return new
 
-        A character that they leave incomplete is one of those that are out: the window goes on
-        behind it.
+    def _shorten(self, text: str) -> str:
+        """What goes out as a window of ``text``, which is long, becomes short."""
+        new = ""
+        if not (num_ids := self._num_certain()):
+            new = self._give_out(text[:-1])
+            num_ids = self._num_certain()
+        return new + (self._move_past(num_ids) if num_ids else self._move_on(text))
+
+    def _num_certain(self) -> int:
+        """How many ids can become the context.
+
+        They end with a character, or leave one incomplete that is among those that are out: the
+        window goes on behind it.
         """
         for end in range(len(self._window) - 1, 0, -1):
             num_characters = len(self._text_of(self._window[:end]))
-            if 0 < num_characters <= self._num_out:
-                self._context, self._window = self._window[:end], self._window[end:]
-                self._num_out -= num_characters
-                return True
-        return False
+            is_whole = not self._decode(self._window[:end]).endswith(REPLACEMENT)
+            if num_characters and (is_whole or num_characters <= self._num_out):
+                return end
+        return 0
+
+    def _move_past(self, num_ids: int) -> str:
+        text = self._text_of(self._window[:num_ids])
+        new = self._give_out(text)
+        self._context, self._window = self._window[:num_ids], self._window[num_ids:]
+        self._num_out -= len(text)
+        return new
 
     def _move_on(self, text: str) -> str:
         new = text[self._num_out :]

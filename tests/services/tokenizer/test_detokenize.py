@@ -19,6 +19,7 @@ def pieces(tokenizer: Tokenizer, ids: list[int], cuts: list[int]) -> list[str]:
 
 
 @given(text=st.text(max_size=60), cuts=st.lists(st.integers(0, 1000), max_size=60))
+@example(text=REPLACEMENT * 60 + "世", cuts=[])
 @example(text="0" * 11 + "\x80" * 13 + "𐀀" * 7, cuts=[])  # each piece of ids cuts a character
 def test_joined_pieces_are_the_text(tokenizer: Tokenizer, text: str, cuts: list[int]):
     ids = tokenizer.encode(text).ids
@@ -50,10 +51,55 @@ def test_an_incomplete_character_at_the_end_is_replaced_on_flush(tokenizer: Toke
 
 
 def test_bytes_that_are_no_character_do_not_hold_text_back_for_ever(tokenizer: Tokenizer):
-    lone_byte = tokenizer.encode("é").ids[-1]
+    lone_byte = tokenizer.encode("ê").ids[-1]
     detokenizer = Detokenizer(tokenizer.decode)
-    emitted = "".join(detokenizer.push([lone_byte]) for _ in range(50))
-    assert len(emitted) > 40
+    emitted = "".join(detokenizer.push([lone_byte]) for _ in range(1000))
+    assert len(emitted) > 900
+    assert detokenizer.push(tokenizer.encode("a").ids).endswith(REPLACEMENT + "a")
+
+
+def chunks(tokenizer: Tokenizer, ids: list[int], num_ids: int) -> list[str]:
+    return pieces(tokenizer, ids, list(range(0, len(ids), num_ids)))
+
+
+@pytest.mark.parametrize("num_ids", [1, 3, 16])
+@given(text=st.text(st.sampled_from("ab  \n世界é😀𐀀"), max_size=200))
+@example(text="a😀b")
+@example(text="a b  a")
+@example(text="  a 世 😀 a")
+@example(text="a" + "é界😀" * 100)  # one run of bytes, cut at all places
+@example(text="a" * 15 + "界" * 100 + " a")
+def test_runs_of_byte_tokens_come_out_as_whole_characters(
+    byte_fallback_tokenizer: Tokenizer, text: str, num_ids: int
+):
+    ids = byte_fallback_tokenizer.encode(text).ids
+    found = chunks(byte_fallback_tokenizer, ids, num_ids)
+    assert "".join(found) == byte_fallback_tokenizer.decode(ids) == text
+
+
+def test_a_character_of_byte_tokens_goes_out_with_its_last_byte(byte_fallback_tokenizer: Tokenizer):
+    ids = byte_fallback_tokenizer.encode("a😀界b").ids
+    found = chunks(byte_fallback_tokenizer, ids, 1)
+    assert [piece for piece in found if piece] == ["a", "😀", "界", "b"]
+
+
+def test_a_run_of_byte_tokens_that_is_cut_replaces_only_what_is_not_out(
+    byte_fallback_tokenizer: Tokenizer,
+):
+    ids = byte_fallback_tokenizer.encode("a😀界😀").ids[:-2]
+    assert "".join(chunks(byte_fallback_tokenizer, ids, 1)) == "a😀界" + REPLACEMENT * 2
+
+
+@pytest.mark.parametrize("num_ids", [1, 3, 16])
+@pytest.mark.parametrize("bad", [["<0xFF>"], ["<0xE7>", "<0xFF>"], ["<0xFF>"] * 100])
+def test_text_behind_byte_tokens_that_are_no_character_is_not_lost(
+    byte_fallback_tokenizer: Tokenizer, bad: list[str], num_ids: int
+):
+    bad_ids = [byte_fallback_tokenizer.token_to_id(token) for token in bad]
+    run = byte_fallback_tokenizer.encode("界" * 100).ids[1:]
+    rest = byte_fallback_tokenizer.encode("a 世 ab 😀 c").ids
+    found = "".join(chunks(byte_fallback_tokenizer, [*bad_ids, *run, *rest], num_ids))
+    assert found.endswith(" a 世 ab 😀 c")
 
 
 def test_special_tokens_are_silent(tokenizer: Tokenizer):
