@@ -17,7 +17,7 @@ from services.gateway.job import Job
 from services.gateway.parse import Limits, parse_chat, parse_completion
 from services.gateway.prompt_logprob_json import PromptLogprobs
 from services.gateway.token_table import TokenTable
-from shared.messages import ALL_TOKENS, State
+from shared.messages import ALL_TOKENS, WINDOW_BYTES, State
 from tests.services.gateway.fakes import (
     LIMITS,
     MODEL,
@@ -327,7 +327,7 @@ def test_the_mesh_is_asked_for_the_larger_number() -> None:
     assert parse_chat(chat, MODEL, LIMITS).params.prompt_logprobs == 20
 
 
-def test_bytes_are_counted_for_each_token_of_the_prompts_unless_they_are_streamed() -> None:
+def test_bytes_are_counted_for_each_token_of_the_prompts_streamed_ones_up_to_a_window() -> None:
     ids = [np.zeros(4, np.int32), np.zeros(6, np.int32)]
     per_token = 8 * (2 + 3)
     assert prompt_bytes(completion(prompt_logprobs=3), MODEL, ids) == 10 * per_token
@@ -335,7 +335,9 @@ def test_bytes_are_counted_for_each_token_of_the_prompts_unless_they_are_streame
     whole = prompt_bytes(completion(prompt_logprobs=-1), MODEL, ids)
     assert whole == 10 * 8 * (2 + MODEL.vocab_size)
     streamed = completion(echo=True, logprobs=3, stream=True)
-    assert prompt_bytes(streamed, MODEL, ids) == 0
+    assert prompt_bytes(streamed, MODEL, ids) == 10 * per_token
+    long = [np.zeros(WINDOW_BYTES // per_token + 50, np.int32), *ids]
+    assert prompt_bytes(streamed, MODEL, long) == WINDOW_BYTES + 11 * per_token
     assert prompt_bytes(completion(logprobs=3), MODEL, ids) == 0
 
 
