@@ -56,7 +56,7 @@ class Client:
         stream, status, error = Stream(), 0, ""
         started_s = perf_counter()
         try:
-            async with self._session.post(self._where, data=request.body) as response:
+            async with await self._post(request.body) as response:
                 status = response.status
                 if status != 200:
                     raise StreamError(message_of_body(await response.read()))
@@ -68,6 +68,14 @@ class Client:
         except NOT_A_REPLY as caught:
             error = _text(caught)
         return Row.of(stream, request.max_tokens, due_s, started_s, perf_counter(), error)
+
+    async def _post(self, body: bytes) -> aiohttp.ClientResponse:
+        """A connection that was kept may end as it is written to, which says nothing of the
+        server's answer: once the request is sent again."""
+        try:
+            return await self._session.post(self._where, data=body)
+        except aiohttp.ServerDisconnectedError:
+            return await self._session.post(self._where, data=body)
 
 
 @asynccontextmanager

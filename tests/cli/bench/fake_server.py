@@ -63,6 +63,10 @@ class FakeServer:
         if way == "crash":
             return web.Response(text="oh no", status=500)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        if way == "hang up":
+            assert request.transport is not None
+            request.transport.close()
+            return response
         await response.prepare(request)
         num_tokens = self.bodies[number]["max_tokens"] - (way == "short")
         is_whole = way not in ("error", "stall", "cut")

@@ -62,6 +62,16 @@ async def test_one_that_fails_says_how_and_harms_no_other(way: str, error: str):
     assert [row.error for row in (rows[0], rows[2])] == ["", ""]
 
 
+async def test_a_connection_that_ends_before_an_answer_is_tried_once_more():
+    async with fake_server({1: "hang up"}) as server:
+        rows = await ask(server, "--concurrency 1", 3)
+        assert len(server.bodies) == 4
+    assert [row.error for row in rows] == ["", "", ""]
+    async with fake_server({0: "hang up", 1: "hang up"}) as server:
+        (row,) = await ask(server)
+    assert "disconnected" in row.error
+
+
 async def test_one_that_stalls_fails_after_the_time_that_was_set():
     async with fake_server({0: "stall"}) as server:
         rows = await ask(server, "--timeout 0.2", 2)
