@@ -7,7 +7,6 @@ engine`` as a process each time, rounds of both alternate. Beside it the memory'
 import argparse
 import json
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from benchmarks.bandwidth import METHOD, read_bytes_per_s
 from benchmarks.checkpoints import checkpoint
 from benchmarks.report import spread, write
+from benchmarks.servers import SHOAL
 
 KINDS = {"native": "--native-kernels", "torch": "--no-native-kernels"}
 FIGURES = ("prefill_tokens_per_s", "decode_tokens_per_s")
@@ -28,8 +28,7 @@ def run(model: str, num_streams: int, num_threads: int, kind: str) -> dict[str, 
         flags = ["--model", str(checkpoint(model)), "--dtype", "bfloat16", KINDS[kind]]
         flags += ["--num-threads", str(num_threads), "--concurrency", str(num_streams)]
         flags += ["--output-len", str(NUM_DECODED), "--json", str(file)]
-        command = [sys.executable, "-m", "cli.main", "bench", "engine", *flags]
-        subprocess.run(command, check=True, capture_output=True)
+        subprocess.run([*SHOAL, "bench", "engine", *flags], check=True, capture_output=True)
         found: dict[str, float] = json.loads(file.read_text())["figures"]
         return found
 

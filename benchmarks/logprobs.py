@@ -16,26 +16,25 @@ from benchmarks.report import spread, write
 
 NUM_STREAMS = 32
 KINDS: dict[str, dict[str, int]] = {"none": {}, "20": {"logprobs": 20}}
-LOAD = {
-    "concurrency": NUM_STREAMS,
-    "input_len": 128,
-    "warmup": NUM_STREAMS,
-    "vocab_size": SHAPES["small"]["vocab_size"],
-}
 
 
-async def measure(num_rounds: int, num_waves: int, output_len: int) -> dict[str, Any]:
+async def measure(model: str, num_rounds: int, num_waves: int, output_len: int) -> dict[str, Any]:
     runs: dict[str, list[float]] = {name: [] for name in KINDS}
-    server = servers.shoal(checkpoint("small"), "--no-enable-prefix-caching")
+    server = servers.shoal(checkpoint(model), "--no-enable-prefix-caching")
     async with servers.running(server) as url:
         for number in range(num_rounds):
-            flags = LOAD | {
-                "num_requests": num_waves * NUM_STREAMS,
+            flags: dict[str, Any] = {
+                "concurrency": NUM_STREAMS,
+                "input_len": 128,
                 "output_len": output_len,
+                "num_requests": num_waves * NUM_STREAMS,
+                "warmup": NUM_STREAMS,
+                "vocab_size": SHAPES[model]["vocab_size"],
                 "seed": number,
             }
-            for name, more in KINDS.items():
-                runs[name].append((await load(url, **flags, **more))["output_tokens_per_s"])
+            names = list(KINDS) if number % 2 else list(reversed(KINDS))
+            for name in names:
+                runs[name].append((await load(url, **flags, **KINDS[name]))["output_tokens_per_s"])
     pairs = list(zip(runs["20"], runs["none"], strict=True))
     return {
         **{f"logprobs {name}, tokens/s": spread(rates) for name, rates in runs.items()},
@@ -43,10 +42,14 @@ async def measure(num_rounds: int, num_waves: int, output_len: int) -> dict[str,
     }
 
 
+async def measure_all(num_rounds: int, num_waves: int, output_len: int) -> dict[str, Any]:
+    return {model: await measure(model, num_rounds, num_waves, output_len) for model in SHAPES}
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--quick", action="store_true", help="one round of short answers")
     arguments = parser.parse_args()
-    shape = (1, 1, 16) if arguments.quick else (arguments.rounds, 2, 64)
-    write("logprobs", uvloop.run(measure(*shape)))
+    shape = (1, 1, 16) if arguments.quick else (arguments.rounds, 1, 64)
+    write("logprobs", uvloop.run(measure_all(*shape)))

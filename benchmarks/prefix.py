@@ -2,6 +2,10 @@
 
 Two whole servers, with and without it, loaded in turns over HTTP. Prompts begin with one of a few
 prefixes, which are in the cache when the counting begins; every round has prefixes of its own.
+
+Three loads: one stream, where nobody waits for another; requests that come at random at a rate of
+which both servers can do more; and four streams in a closed loop, where prompts meet in a step and
+the faster server gets more of them.
 """
 
 import argparse
@@ -16,7 +20,6 @@ from benchmarks.report import spread, write
 
 PREFIX_LEN, OWN_LEN = 1152, 128
 LOAD = {
-    "concurrency": 4,
     "prefix_len": PREFIX_LEN,
     "num_prefixes": 4,
     "input_len": OWN_LEN,
@@ -24,23 +27,36 @@ LOAD = {
     "warmup": 16,
     "vocab_size": SHAPES["small"]["vocab_size"],
 }
+LOADS: dict[str, dict[str, float]] = {
+    "1 stream": {"concurrency": 1},
+    "2 requests/s": {"request_rate": 2.0},
+    "4 streams": {"concurrency": 4},
+}
 FLAGS = {"with": "--enable-prefix-caching", "without": "--no-enable-prefix-caching"}
 
 
 async def measure(num_rounds: int, num_requests: int) -> dict[str, Any]:
     model = checkpoint("small")
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in FLAGS}
     async with (
         servers.running(servers.shoal(model, FLAGS["with"])) as cached,
         servers.running(servers.shoal(model, FLAGS["without"])) as plain,
     ):
-        for number in range(num_rounds):
-            for name, url in (("with", cached), ("without", plain)):
-                runs[name].append(await load(url, num_requests=num_requests, seed=number, **LOAD))
+        urls = {"with": cached, "without": plain}
+        found = {
+            name: await _compare(urls, num_rounds, LOAD | kind | {"num_requests": num_requests})
+            for name, kind in LOADS.items()
+        }
+    return {"shared share of a prompt": PREFIX_LEN / (PREFIX_LEN + OWN_LEN), **found}
+
+
+async def _compare(urls: dict[str, str], num_rounds: int, flags: dict[str, Any]) -> dict[str, Any]:
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in urls}
+    for number in range(num_rounds):
+        for name, url in urls.items():
+            runs[name].append(await load(url, seed=number, **flags))
     pairs = list(zip(runs["without"], runs["with"], strict=True))
     return {
-        "shared share of a prompt": PREFIX_LEN / (PREFIX_LEN + OWN_LEN),
-        **{f"{name}, TTFT ms, p50": spread([_ttft(run) for run in runs[name]]) for name in FLAGS},
+        **{f"{name}, TTFT ms, p50": spread([_ttft(run) for run in runs[name]]) for name in urls},
         "TTFT, ratio without to with": spread([_ttft(one) / _ttft(two) for one, two in pairs]),
         "tokens/s, ratio with to without": spread([_rate(two) / _rate(one) for one, two in pairs]),
     }

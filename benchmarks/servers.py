@@ -18,6 +18,7 @@ STOP_TIMEOUT_S = 60
 POLL_S = 0.1
 NUM_LINES_TOLD = 20
 KV_CACHE_GIB = 2  # enough for every point, and little beside the weights
+SHOAL = [sys.executable, "-c", "from cli.main import main; main()"]  # this checkout's
 LLAMA_SLOTS = 32
 LLAMA_SLOT_TOKENS = 512
 
@@ -32,8 +33,8 @@ class Server:
 
 
 def shoal(model: Path, *flags: str, name: str = "shoal") -> Server:
-    command = [sys.executable, "-c", "from cli.main import main; main()", "serve"]
-    return Server(name, [*command, "--model", str(model), "--dtype", "bfloat16", *flags])
+    model_flags = ["--model", str(model), "--dtype", "bfloat16"]
+    return Server(name, [*SHOAL, "serve", *model_flags, *flags])
 
 
 def vllm(python: Path, model: Path) -> Server:

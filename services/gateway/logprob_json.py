@@ -7,6 +7,7 @@ from operator import add
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import orjson
 
 from services.gateway.exchange import Progress
 from services.gateway.token_table import Spelling
@@ -66,6 +67,7 @@ class TextLogprobs:
 
     def __init__(self, spelling: Spelling, echo: EchoedPrompt | None = None) -> None:
         self._names = spelling.names
+        self._keys = spelling.keys
         self._table = spelling.table
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
@@ -91,14 +93,14 @@ class TextLogprobs:
         seen: set[bytes] = set()
         own = ([token.token_id], [number(token.logprob)])
         for ids, values in chain(pieces_of(token), [own]):
-            is_first = not seen
-            pairs = []
-            for name, value in zip(map(self._names.__getitem__, ids), values, strict=True):
-                if name not in seen:
-                    seen.add(name)
-                    pairs.append(name + b":" + value)
-            if pairs:
-                yield (b"" if is_first else b",") + b",".join(pairs)
+            keys = [self._keys[each] for each in ids]
+            if len({*seen, *keys}) < len(seen) + len(keys):
+                firsts = dict(zip(reversed(keys), reversed(values), strict=True))
+                keys = [key for key in reversed(firsts) if key not in seen]
+                values = [firsts[key] for key in keys]
+            if keys:
+                yield (b"," if seen else b"") + b",".join(map(add, keys, values))
+                seen.update(keys)
         yield b"}"
 
     def _advance(self, token_id: int) -> int:
@@ -158,8 +160,7 @@ def pieces_of(token: Token) -> Iterator[tuple[list[int], list[bytes]]]:
 
 def _numbers(values: Array) -> list[bytes]:
     """The shortest digits that give the same float32."""
-    numbers: list[bytes] = values.astype("S16").tolist()
-    return numbers
+    return orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")
 
 
 def number(value: float | None) -> bytes:

@@ -22,14 +22,16 @@ class _Cache(dict[int, bytes]):
 
 
 class Spelling:
-    """One way to name tokens. ``names`` are JSON strings that tell tokens apart; ``entries`` begin
-    the object that describes a token in a chat, up to the value of its logprob."""
+    """One way to name tokens. ``names`` are JSON strings that tell tokens apart, ``keys`` the same
+    with a colon; ``entries`` begin the object that describes a token in a chat, up to the value of
+    its logprob."""
 
     def __init__(
         self, table: "TokenTable", name: Callable[[int], str], unique_name: Callable[[int], str]
     ) -> None:
         self.table = table
         self.names = _Cache(lambda token_id: _encode(unique_name(token_id)))
+        self.keys = _Cache(lambda token_id: self.names[token_id] + b":")
         self.entries = _Cache(
             lambda token_id: (
                 b'{"token":%b,"bytes":%b,"logprob":'
