@@ -66,7 +66,11 @@ class ModelInfo(Row, frozen=True):
 
 
 class Capacity(Row, frozen=True):
-    """What one worker holds: cache blocks, slots and tokens a step; entries of its logits."""
+    """What one worker holds: cache blocks, slots and tokens a step; entries of its logits.
+
+    It drafts up to ``num_speculative_tokens`` of a sequence in a step, always as many unless
+    ``adapts_depth``: then as many as pay.
+    """
 
     num_blocks: int
     block_size: int
@@ -74,6 +78,8 @@ class Capacity(Row, frozen=True):
     max_num_batched_tokens: int
     max_model_len: int
     vocab_size: int = 0
+    num_speculative_tokens: int = 0
+    adapts_depth: bool = False
 
 
 class Hello(Row, tag=1, frozen=True):
@@ -150,6 +156,7 @@ class SamplingParams(Row, frozen=True):
     ``logprobs``: None for none, else how many of the likeliest tokens are told beside the drawn
     one, ``ALL_TOKENS`` for every one. ``prompt_logprobs``: the same of the tokens of the prompt.
     ``bad_words`` are sequences of ids whose last one may not follow the others.
+    ``draft_logprobs``: each draft is told, with the logprob that its drafter gave it.
     """
 
     seed: int
@@ -169,6 +176,7 @@ class SamplingParams(Row, frozen=True):
     bad_words: list[list[int]] = []
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    draft_logprobs: bool = False
 
 
 class TextOptions(Row, frozen=True):
@@ -305,13 +313,17 @@ class Prefill(Row, frozen=True):
 
 
 class Decode(Row, frozen=True):
+    """One token, and up to ``verify_depth`` of the slot's drafts are verified beside it."""
+
     slot: int
+    verify_depth: int = 0
 
 
 class StepPlan(Row, tag=13, frozen=True):
     """Scheduler → worker: one step, as a difference to the slots the worker holds.
 
     Applied in the order of the fields: a slot may be released and admitted anew in one plan.
+    ``draft_depth``: how many drafts to make of each sequence that samples, for the next plan.
     Buffer 0: int32 known ids of all ``admit`` rows, concatenated.
     """
 
@@ -321,6 +333,7 @@ class StepPlan(Row, tag=13, frozen=True):
     extend: list[Extend]
     prefill: list[Prefill]
     decode: list[Decode]
+    draft_depth: int = 0
 
 
 # --- coming up ------------------------------------------------------------------------------------
@@ -361,6 +374,10 @@ class TokenRow(Row, frozen=True):
     whole vocabulary, in order of ids. ``num_cached`` ids of the prompt came from the cache.
 
     ``of_prompt``: the tokens are those of the prompt from its second one on, which nobody drew.
+    ``of_drafts``: they are drafts for what comes from ``position`` on, with the logprobs that their
+    drafter gave them; the first ``num_accepted`` of them were right. Elsewhere ``num_drafts``
+    counts the drafts that were verified beside the tokens, and ``num_accepted`` those that are
+    among them.
     """
 
     request: str
@@ -371,6 +388,9 @@ class TokenRow(Row, frozen=True):
     num_top_ids: int = 0
     num_cached: int = 0
     of_prompt: bool = False
+    of_drafts: bool = False
+    num_drafts: int = 0
+    num_accepted: int = 0
 
 
 class Tokens(Row, tag=21, frozen=True):
@@ -399,6 +419,9 @@ class Delta(Row, frozen=True):
     num_values: int = 0
     num_top_ids: int = 0
     of_prompt: bool = False
+    of_drafts: bool = False
+    num_drafts: int = 0
+    num_accepted: int = 0
 
 
 class Deltas(Row, tag=22, frozen=True):
@@ -411,8 +434,8 @@ class Deltas(Row, tag=22, frozen=True):
 class ResultRow(Row, frozen=True):
     """What one slot emitted in a step; rows are ordered by route. ``error`` fails the request.
 
-    ``num_values``, ``num_top_ids`` and ``of_prompt``: as in TokenRow. A slot may have two rows: of
-    its prompt, then of the first token.
+    ``num_values``, ``num_top_ids`` and what follows ``error``: as in TokenRow. A slot may have
+    several rows: of its prompt, of its drafts, then of its tokens.
     """
 
     slot: int
@@ -424,14 +447,21 @@ class ResultRow(Row, frozen=True):
     num_values: int = 0
     num_top_ids: int = 0
     of_prompt: bool = False
+    of_drafts: bool = False
+    num_drafts: int = 0
+    num_accepted: int = 0
 
 
 class StepResult(Row, tag=23, frozen=True):
-    """Worker → scheduler: the rows that emitted or ended. Buffers: as Tokens."""
+    """Worker → scheduler: the rows that emitted or ended. Buffers: as Tokens.
+
+    The step took ``step_s``, after ``idle_s`` of waiting for its plan.
+    """
 
     step: int
     rows: list[ResultRow]
     step_s: float = 0.0
+    idle_s: float = 0.0
 
 
 class Release(Row, tag=25, frozen=True):

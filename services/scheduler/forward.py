@@ -28,6 +28,9 @@ def _row(emission: Emission) -> TokenRow:
         row.num_top_ids,
         sequence.num_cached,
         row.of_prompt,
+        row.of_drafts,
+        row.num_drafts,
+        row.num_accepted,
     )
 
 

@@ -10,12 +10,26 @@ MAX_ADMIT_BYTES = 2 << 20
 
 
 class PlanBuilder:
-    """Collects the rows of a plan and counts the token budget that is left."""
+    """Collects the rows of a plan and counts the token budget that is left.
 
-    def __init__(self, step: int, budget: int, release: list[int], vocab_size: int) -> None:
+    Sequences that decode verify ``verify_depth`` drafts each.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        budget: int,
+        release: list[int],
+        vocab_size: int,
+        verify_depth: int,
+        draft_depth: int,
+    ) -> None:
         self.budget = budget
+        self.verify_depth = verify_depth
         self._vocab_size = vocab_size
-        self.plan = StepPlan(step, release, admit=[], extend=[], prefill=[], decode=[])
+        self.plan = StepPlan(
+            step, release, admit=[], extend=[], prefill=[], decode=[], draft_depth=draft_depth
+        )
         self.newcomers: list[Sequence] = []
         self._known: list[np.ndarray] = []
         self._num_admit_bytes = 0
@@ -33,6 +47,11 @@ class PlanBuilder:
     def ids(self) -> np.ndarray:
         """Known ids of the admitted rows, concatenated: [sum of num_ids] int32."""
         return np.concatenate(self._known) if self._known else np.zeros(0, np.int32)
+
+    def share_budget(self, num_decoding: int) -> None:
+        """Each of so many sequences gets one token, and drafts as far as there is budget."""
+        if num_decoding:
+            self.verify_depth = min(self.verify_depth, self.budget // num_decoding - 1)
 
     def admit(self, sequence: Sequence) -> None:
         if not sequence.has_run:
@@ -71,14 +90,17 @@ class PlanBuilder:
         num_tokens = min(max_tokens, self.budget, self.max_tokens(sequence))
         if num_tokens == 0:
             return
+        verify_depth = 0
         if sequence.num_to_compute == 1:
-            self.plan.decode.append(Decode(sequence.slot))
+            verify_depth = min(self.verify_depth, self.budget - 1)
+            self.plan.decode.append(Decode(sequence.slot, verify_depth))
         else:
             self.plan.prefill.append(Prefill(sequence.slot, num_tokens))
         sequence.num_computed += num_tokens
-        sequence.num_pending += sequence.num_to_compute == 0
+        if sequence.num_to_compute == 0:
+            sequence.expect(1 + verify_depth)
         sequence.last_step = self.plan.step
-        self.budget -= num_tokens
+        self.budget -= num_tokens + verify_depth
 
 
 def _num_bytes(params: SamplingParams) -> int:

@@ -13,10 +13,14 @@ over only as long as others with long prompts are being computed, which end.
 **Credit.** A sequence whose client does not read is not computed; if anybody else needs its slot or
 its blocks it has to leave them, and it stands in no line until it has credit again.
 
+**Speculation.** A plan has drafts verified that the one before it had made, so a sequence gets one
+id at least and a few at most. Blocks are reserved for all that may come; the result sets right what
+is expected.
+
 **Running ahead.** A plan may be made before the result of the last one is there: a sequence that
-samples is expected to know one id more then, whichever it is. If it ends instead, the worker passes
-over it. Nobody with credit is preempted, handed back or computed alone while plans are in flight:
-these run first.
+samples is expected to know one id more then at least, whichever it is. If it ends instead, the
+worker passes over it. Nobody with credit is preempted, handed back or computed alone while plans
+are in flight: these run first.
 
 **Suspects.** When a worker dies, each sequence that a plan in flight computed may be the reason.
 From then on it is computed alone, in turns with all others, until it has emitted a token.
@@ -44,7 +48,7 @@ from shared.errors import (
     Unavailable,
 )
 from shared.messages import Capacity, Generate, Grant, StepPlan, StepResult
-from shared.token_arrays import TokenArrays
+from shared.token_arrays import TokenArrays, bytes_of
 
 MAX_WORKER_DEATHS = 2
 
@@ -202,12 +206,12 @@ class Scheduler:
         ``arrays`` are the result's buffers. What ended is forgotten and its blocks are free.
         """
         worker = self.workers[worker_id]
-        if not worker.try_finish(result.step, self._num_absorbed + 1):
+        if not worker.try_finish(result, self._num_absorbed + 1):
             return []
         self._num_absorbed += 1
         emissions = _record(worker, result, arrays.ids.tolist())
         for emission in emissions:
-            if emission.ends or not emission.row.of_prompt:
+            if emission.ends or emission.brings_text:
                 worker.index_blocks(emission.sequence, emission.ends)
             if emission.row.error is not None:
                 worker.pool.distrust(emission.sequence.blocks)
@@ -264,13 +268,14 @@ class Scheduler:
         if not is_short:
             self._make_room(worker)
         builder = worker.begin_plan()
-        prompts = []
+        prompts: list[Sequence] = []
+        decoding: list[Sequence] = []
         for sequence, blocks in extensions:
             builder.extend(sequence, blocks)
-            if sequence.num_to_compute > 1:
-                prompts.append(sequence)
-            else:
-                builder.compute(sequence, builder.budget)
+            (prompts if sequence.num_to_compute > 1 else decoding).append(sequence)
+        builder.share_budget(len(decoding))
+        for sequence in decoding:
+            builder.compute(sequence, builder.budget)
         prefills = Prefills(self._prefill_limits, worker, builder)
         prefills.add(prompts)
         if not is_short:
@@ -440,6 +445,8 @@ def _record(worker: WorkerState, result: StepResult, ids: list[int]) -> list[Emi
             emissions.append(Emission(sequence, index, row, position))
             if row.of_prompt:
                 sequence.tell(row)
+            elif row.of_drafts:
+                sequence.num_bytes += bytes_of(row)
             else:
                 sequence.emit(row, ids[start : start + row.num_tokens])
         start += row.num_tokens

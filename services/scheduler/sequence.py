@@ -1,6 +1,7 @@
 """One choice of one prompt, from admission to its end."""
 
 from array import array
+from collections import deque
 from dataclasses import dataclass, field
 from math import ceil
 from typing import TYPE_CHECKING
@@ -28,9 +29,10 @@ class Sequence:
     """What the scheduler knows of a sequence.
 
     It came at ``arrived_s``; ``order`` is its place among those that wait, kept when it has to wait
-    again; ``route`` the peer it belongs to. Plans in flight bring ``num_pending`` more ids than are
-    known, if they do not end it; ``num_computed`` of its ids have their KV in ``blocks`` once those
-    plans have run, the last of which is ``last_step``; the first ``num_indexed`` of these were
+    again; ``route`` the peer it belongs to. Plans in flight bring up to ``num_pending`` more ids
+    than are known, one for each of ``pending`` at least, if they do not end it; if they bring all,
+    ``num_computed`` of its ids have their KV in ``blocks`` once those plans have run, the last of
+    which is ``last_step``; the first ``num_indexed`` of these were
     offered to the worker's index. ``emitted`` begins with what an attempt before this one had
     emitted. ``last_worker_id`` is None as long as no worker has had it. ``num_cached`` of the
     prompt's ids were in the cache when it entered its first worker. The logprobs of ``num_told`` of
@@ -53,6 +55,7 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     num_computed: int = 0
     num_pending: int = 0
+    pending: deque[int] = field(default_factory=deque)
     last_step: int = 0
     num_indexed: int = 0
     num_cached: int = 0
@@ -84,7 +87,7 @@ class Sequence:
 
     @property
     def num_expected(self) -> int:
-        """Ids that are known when the plans in flight have run, if they do not end it."""
+        """Ids that may be known when the plans in flight have run."""
         return len(self.prompt) + len(self.emitted) + self.num_pending
 
     @property
@@ -98,9 +101,9 @@ class Sequence:
 
     @property
     def may_bring_more(self) -> bool:
-        """Whether it has credit for what the plans in flight bring and for one token more, and may
-        have so many tokens. Its model's length is its worker's matter."""
-        num_emitted = len(self.emitted) + self.num_pending
+        """Whether it has credit for what the plans in flight bring at least and for one token more,
+        and may have so many tokens. Its model's length is its worker's matter."""
+        num_emitted = len(self.emitted) + len(self.pending)
         max_tokens = self.params.max_tokens
         return num_emitted < self.max_emitted and (max_tokens is None or num_emitted < max_tokens)
 
@@ -134,8 +137,16 @@ class Sequence:
         self.num_told += row.num_tokens
         self.num_bytes += bytes_of(row)
 
+    def expect(self, num_tokens: int) -> None:
+        """A plan samples up to so many, and computes what is between them."""
+        self.pending.append(num_tokens)
+        self.num_pending += num_tokens
+        self.num_computed += num_tokens - 1
+
     def emit(self, row: ResultRow, ids: list[int]) -> None:
-        self.num_pending -= 1
+        num_expected = self.pending.popleft()
+        self.num_pending -= num_expected
+        self.num_computed -= num_expected - len(ids)
         self.emitted.extend(ids)
         self.is_suspect = self.is_suspect and not ids
         self.num_bytes += bytes_of(row)
@@ -162,6 +173,7 @@ class Sequence:
         self.blocks = []
         self.num_computed = 0
         self.num_pending = 0
+        self.pending.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +205,11 @@ class Emission:
     @property
     def ends(self) -> bool:
         return self.row.finish is not None or self.row.error is not None
+
+    @property
+    def brings_text(self) -> bool:
+        """Whether its tokens are the sequence's own."""
+        return not (self.row.of_prompt or self.row.of_drafts)
 
     @property
     def end_reason(self) -> str:

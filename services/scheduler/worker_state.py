@@ -5,11 +5,12 @@ from math import ceil
 from typing import NamedTuple
 
 from services.scheduler.block_pool import BlockPool
+from services.scheduler.draft_depth import DraftDepth
 from services.scheduler.limits import fits
 from services.scheduler.plan_builder import PlanBuilder
 from services.scheduler.prefix_index import PrefixIndex
 from services.scheduler.sequence import Sequence
-from shared.messages import Capacity, StepPlan
+from shared.messages import Capacity, StepPlan, StepResult
 
 
 class Leaving(NamedTuple):
@@ -43,6 +44,8 @@ class WorkerState:
         self.admits = True
         self.is_leaving = False
         self.was_alone = False
+        self.draft_depth = DraftDepth(capacity)
+        self._verify_depth = 0  # drafts that each sequence has, at most, when the last plan has run
         self._caches_prefixes = caches_prefixes
         self._free_slots = list(range(capacity.max_num_seqs - 1, -1, -1))
         self._released: list[int] = []
@@ -62,19 +65,22 @@ class WorkerState:
         self._num_steps += 1
         capacity = self.capacity
         budget, vocab_size = capacity.max_num_batched_tokens, capacity.vocab_size
-        return PlanBuilder(self._num_steps, budget, release, vocab_size)
+        depth = self.draft_depth.now
+        return PlanBuilder(self._num_steps, budget, release, vocab_size, self._verify_depth, depth)
 
     def send(self, plan: StepPlan, now: int) -> None:
         """``plan`` is in flight; ``now`` counts the results of all workers."""
         if not self.in_flight:
             self.in_flight_since = now
         self.in_flight.append(plan)
+        self._verify_depth = plan.draft_depth
 
-    def try_finish(self, step: int, now: int) -> bool:
-        """The result of ``step`` has come; False where it is not the next one that is expected."""
-        if not self.in_flight or step != self.in_flight[0].step:
+    def try_finish(self, result: StepResult, now: int) -> bool:
+        """``result`` has come; False where it is not the next one that is expected."""
+        if not self.in_flight or result.step != self.in_flight[0].step:
             return False
-        self.in_flight.popleft()
+        step = result.step
+        self.draft_depth.note(self.in_flight.popleft(), result)
         self.in_flight_since = now
         done = [each for each in self.leaving if each.last_step <= step]
         self.leaving = [each for each in self.leaving if each.last_step > step]
@@ -106,8 +112,10 @@ class WorkerState:
         return self.num_free_slots > 0 and self._has_blocks_for(sequence) and self.fits(sequence)
 
     def num_blocks_lacking(self, sequence: Sequence) -> int:
-        """Blocks to add so that the KV of all ids, those to come included, has a place."""
-        num_needed = ceil(sequence.num_expected / self.capacity.block_size)
+        """Blocks to add so that the KV of all ids, those to come included, has a place: with the
+        next plan's drafts, and those that it makes, but nothing beyond the sequence's end."""
+        num_places = min(sequence.num_expected + self._num_ahead, self._end(sequence))
+        num_needed = ceil(num_places / self.capacity.block_size)
         return max(0, num_needed - len(sequence.blocks))
 
     def cached_blocks(self, sequence: Sequence) -> list[int]:
@@ -183,11 +191,24 @@ class WorkerState:
         self._released.append(left.slot)
         self.pool.give_back(left.blocks)
 
+    @property
+    def _num_ahead(self) -> int:
+        """A drafter keeps up by writing one place ahead, even if it makes no draft."""
+        if not self.capacity.num_speculative_tokens:
+            return 0
+        return self._verify_depth + max(1, self.draft_depth.now)
+
+    def _end(self, sequence: Sequence) -> int:
+        """Ids with which it is full."""
+        limit, max_tokens = self.capacity.max_model_len, sequence.params.max_tokens
+        return limit if max_tokens is None else min(limit, len(sequence.prompt) + max_tokens)
+
     def _may_run(self, sequence: Sequence) -> bool:
-        """Nobody is computed beyond its last token, which the plans in flight may bring."""
+        """Nobody is computed beyond its last token, if the plans in flight are sure to bring it."""
         if sequence.is_suspect or not sequence.has_credit:
             return False
-        is_full = sequence.num_expected >= self.capacity.max_model_len
+        num_certain = sequence.num_known + len(sequence.pending)
+        is_full = num_certain >= self.capacity.max_model_len
         return not sequence.num_pending or (sequence.may_bring_more and not is_full)
 
     def _has_blocks_for(self, sequence: Sequence) -> bool:
