@@ -9,6 +9,7 @@ the faster server gets more of them.
 """
 
 import argparse
+from itertools import count
 from typing import Any
 
 import uvloop
@@ -43,17 +44,20 @@ async def measure(num_rounds: int, num_requests: int) -> dict[str, Any]:
     ):
         urls = {"with": cached, "without": plain}
         found = {
-            name: await _compare(urls, num_rounds, LOAD | kind | {"num_requests": num_requests})
-            for name, kind in LOADS.items()
+            name: await _compare(
+                urls, range(first, first + num_rounds), LOAD | kind | {"num_requests": num_requests}
+            )
+            for first, (name, kind) in zip(count(0, num_rounds), LOADS.items(), strict=False)
         }
     return {"shared share of a prompt": PREFIX_LEN / (PREFIX_LEN + OWN_LEN), **found}
 
 
-async def _compare(urls: dict[str, str], num_rounds: int, flags: dict[str, Any]) -> dict[str, Any]:
+async def _compare(urls: dict[str, str], seeds: range, flags: dict[str, Any]) -> dict[str, Any]:
+    """Each of the ``seeds`` makes prompts of its own."""
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in urls}
-    for number in range(num_rounds):
+    for seed in seeds:
         for name, url in urls.items():
-            runs[name].append(await load(url, seed=number, **flags))
+            runs[name].append(await load(url, seed=seed, **flags))
     pairs = list(zip(runs["without"], runs["with"], strict=True))
     return {
         **{f"{name}, TTFT ms, p50": spread([_ttft(run) for run in runs[name]]) for name in urls},

@@ -14,7 +14,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     BeforeValidator,
+    ConfigDict,
     Field,
     SecretStr,
     ValidationError,
@@ -316,6 +318,33 @@ class SchedulerConfig(Settings):
         return self
 
 
+class SpeculativeConfig(BaseModel):
+    """How a worker drafts tokens; the keys are vLLM's, but for ``adaptive``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    method: Literal["mtp", "ngram", "none"] | None = None
+    num_speculative_tokens: int | None = Field(default=None, ge=1, le=16)
+    adaptive: bool = True
+    prompt_lookup_min: int = Field(default=2, ge=1, le=64)
+    prompt_lookup_max: int = Field(default=4, ge=1, le=64)
+
+    @model_validator(mode="after")
+    def _check_lookup(self) -> Self:
+        low, high = self.prompt_lookup_min, self.prompt_lookup_max
+        if low > high:
+            raise ValueError(f"prompt_lookup_min {low} is above prompt_lookup_max {high}")
+        return self
+
+
+def _parse_json(value: Any) -> Any:
+    """From a file it comes parsed, else as text."""
+    return json.loads(value) if isinstance(value, str) else value
+
+
+Speculative = Annotated[SpeculativeConfig, NoDecode, BeforeValidator(_parse_json)]
+
+
 class WorkerConfig(Settings):
     scheduler_address: Addresses = Field(
         [],
@@ -354,6 +383,12 @@ class WorkerConfig(Settings):
     )
     gpu_memory_utilization: float = Field(
         0.9, gt=0, le=1, description="share of the device's memory for weights, KV cache and peak"
+    )
+    speculative_config: Speculative = Field(
+        SpeculativeConfig(),
+        description='JSON: "method" mtp (the model\'s own head; default where it has one), ngram'
+        ' (prompt lookup) or none, "num_speculative_tokens" (default: 3), "adaptive" (default:'
+        ' true, as many of these as pay), "prompt_lookup_min" and "prompt_lookup_max" (2, 4)',
     )
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = Field(
         "raw_logprobs",

@@ -21,6 +21,7 @@ struct Rows {
   const int64_t* num_keys;  // [num_rows], of the last token
   const int64_t* tables;    // [num_rows, table_stride], their blocks
   int table_stride;
+  int first_key;  // of all rows; nobody sees what is before it
 };
 
 // Some tokens of a row, and the splits of its keys that they are to see.
@@ -190,6 +191,8 @@ struct Attention {
       each_block(item, split, key,
                  [&](int head, int first, int num) { score(item, split, key, head, first, num); });
     for (int i = 0; i < num; i++) {
+      for (int key = 0; split == 0 && key < rows.first_key; key++)
+        item.scores[i * SPLIT + key] = -__builtin_inff();
       weigh(item.scores + i * SPLIT, num_seen(item, i, split), item.found[i],
             item.weights + i * SPLIT);
       memset(item.found[i].values, 0, dim * sizeof(float));

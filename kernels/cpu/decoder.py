@@ -56,6 +56,7 @@ class _Rows(ctypes.Structure):
         ("num_rows", _Int),
         *((name, _Pointer) for name in ("starts", "num_keys", "tables")),
         ("table_stride", _Int),
+        ("first_key", _Int),
     ]
 
 
@@ -211,6 +212,7 @@ class NativeDecoder:
         rows = _Rows(
             *(len(attention.num_keys), array_address(attention.token_starts)),
             *(array_address(attention.num_keys), array_address(tables), tables.shape[1]),
+            attention.first_key,
         )
         caches = (_Pointer * len(kv_caches))(*(cache.data_ptr() for cache in kv_caches))
         step = _Step(

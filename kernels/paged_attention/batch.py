@@ -27,7 +27,8 @@ class Group:
     @property
     def is_causal(self) -> bool:
         """A row whose tokens are all there are: the triangle says what they see."""
-        return self.num_rows == 1 < self.num_keys == self.end - self.start
+        num_tokens = self.end - self.start
+        return self.mask is None and self.num_rows == 1 < self.num_keys == num_tokens
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class AttentionBatch:
     block_size: int
     dtype: torch.dtype
     device: torch.device
+    first_key: int = 0  # keys before it are hidden from all
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -51,7 +53,7 @@ class AttentionBatch:
     def _group(self, first: int, last: int, num_blocks: np.ndarray) -> Group:
         start, end = self.token_starts[[first, last]].tolist()
         blocks = self.block_tables[first:last, : num_blocks[last - 1]]
-        mask = _mask(self.num_keys[first:last], end - start, self.dtype)
+        mask = _mask(self.num_keys[first:last], end - start, self.dtype, self.first_key)
         return Group(
             start,
             end,
@@ -69,10 +71,11 @@ def prepare_attention(
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
+    first_key: int = 0,
 ) -> AttentionBatch:
     """``num_tokens`` and ``num_keys`` [R], ``block_tables`` [R, max_blocks] int64, in row order."""
     starts = np.concatenate([[0], np.cumsum(num_tokens)])
-    return AttentionBatch(starts, num_keys, block_tables, block_size, dtype, device)
+    return AttentionBatch(starts, num_keys, block_tables, block_size, dtype, device, first_key)
 
 
 def _group_bounds(
@@ -93,18 +96,21 @@ def _group_bounds(
         yield first, num_rows
 
 
-def _mask(num_keys: np.ndarray, num_tokens: int, dtype: torch.dtype) -> Tensor | None:
+def _mask(
+    num_keys: np.ndarray, num_tokens: int, dtype: torch.dtype, first_key: int
+) -> Tensor | None:
     """0 where a token sees a key, else −inf; None where all see all or the triangle says it."""
     longest = num_keys[-1]
     if num_tokens == len(num_keys):
-        is_needed = num_keys[0] < longest
+        is_needed = bool(first_key or num_keys[0] < longest)
         last_seen = (num_keys - 1).reshape(-1, 1, 1, 1)
     else:
-        is_needed = num_tokens < longest
+        is_needed = bool(first_key or num_tokens < longest)
         last_seen = np.arange(longest - num_tokens, longest)[:, None]
     if not is_needed:
         return None
-    is_hidden = np.arange(longest) > last_seen
+    keys = np.arange(longest)
+    is_hidden = (keys > last_seen) | (keys < first_key)
     return torch.zeros(is_hidden.shape, dtype=dtype).masked_fill_(
         torch.from_numpy(is_hidden), float("-inf")
     )

@@ -14,7 +14,8 @@ def paged_attention(query: Tensor, kv_cache: Tensor, batch: AttentionBatch, scal
         keys, values = _gather(kv_cache, batch.block_tables[row].tolist(), num_keys)
         for token in range(start, end):
             num_seen = num_keys - (end - 1 - token)
-            out[token] = _attend(query[token], keys[:num_seen], values[:num_seen], scale)
+            seen = slice(batch.first_key, num_seen)
+            out[token] = _attend(query[token], keys[seen], values[seen], scale)
     return out
 
 

@@ -72,7 +72,7 @@ class PlanBuilder:
                 len(ids),
                 sequence.num_computed,
                 sequence.params,
-                sequence.blocks,
+                list(sequence.blocks),  # they grow while the plan may lie unread
                 sequence.num_told,
             )
         )

@@ -69,10 +69,19 @@ def wishes_of(params: SamplingParams, ids: np.ndarray, prompt_len: int) -> Wishe
 
 
 def row_change(
-    row: int, wishes: Wishes, ids: np.ndarray, prompt_len: int, eos_ids: np.ndarray
+    row: int,
+    wishes: Wishes,
+    ids: np.ndarray,
+    num_drafts: int,
+    prompt_len: int,
+    eos_ids: np.ndarray,
 ) -> RowChange:
-    """For the token after ``ids``, all that are known, of which ``prompt_len`` are the prompt."""
-    params, known, emitted = wishes.params, wishes.known, wishes.emitted
+    """For the token after ``ids``, the last ``num_drafts`` of which are not certain; ``prompt_len``
+    are the prompt."""
+    params = wishes.params
+    drafts = ids[len(ids) - num_drafts :]
+    known = wishes.known and wishes.known.with_more(drafts)
+    emitted = wishes.emitted and wishes.emitted.with_more(drafts)
     hidden = [_word_ends(wishes, ids[prompt_len:])]
     if len(ids) - prompt_len < params.min_tokens:
         hidden += [wishes.stop_ids, eos_ids]

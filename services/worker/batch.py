@@ -1,6 +1,7 @@
-"""A plan's rows as tensors: one flat batch of decode tokens and prompt chunks."""
+"""A plan's rows as tensors: one flat batch of decode tokens, drafts and prompt chunks."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,41 +16,83 @@ from services.worker.slots import SlotTable
 from shared.messages import StepPlan
 
 
+class Sampled(NamedTuple):
+    """Positions to sample a token for, one for each row of logits, and how."""
+
+    slots: np.ndarray  # [S] int64
+    positions: np.ndarray  # [S] int64, in the whole sequence
+    adjustments: Adjustments | None
+    random: RandomRows | None
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """T tokens of R rows, of which S sample a token: those that have computed all they know, and
-    may have more.
+    """T tokens of R rows, of which Q sample: those that have computed all they know, and may have
+    more. Each samples a token after the last one it knows, and one after each of its drafts.
 
     Those that sample are ordered by (route, slot), as the rows of the result are.
     """
 
     slots: np.ndarray  # [R] int64
     num_tokens: np.ndarray  # [R] int64
-    sampling_slots: np.ndarray  # [S] int64
+    num_drafts: np.ndarray  # [R] int64, among the tokens, at the end
+    num_repeated: np.ndarray  # [R] int64, among the tokens, at the start: for their states alone
+    rows: np.ndarray  # [T] int64, of each token
+    sampling_rows: np.ndarray  # [Q] int64, indices into R
+    sampled: Sampled  # of S = sum of 1 + num_drafts of those
     input_ids: Tensor  # [T] int32
     positions: Tensor  # [T] int64
+    host_positions: np.ndarray  # the same
     sampling_tokens: Tensor  # [S] int64, indices into T
-    adjustments: Adjustments | None
-    random: RandomRows | None
     context: ForwardContext
+
+    @property
+    def sampling_slots(self) -> np.ndarray:
+        """[Q] int64"""
+        slots: np.ndarray = self.slots[self.sampling_rows]
+        return slots
+
+
+class _Rows(NamedTuple):
+    """Of a plan, whose sequences still run; each [R] int64."""
+
+    slots: np.ndarray
+    num_tokens: np.ndarray
+    num_drafts: np.ndarray
+    num_repeated: np.ndarray
+    num_keys: np.ndarray
 
 
 def prepare_batch(
-    table: SlotTable, plan: StepPlan, kv_cache: KVCache, eos_ids: np.ndarray
+    table: SlotTable,
+    plan: StepPlan,
+    kv_cache: KVCache,
+    eos_ids: np.ndarray,
+    repeats_states: bool = False,
 ) -> Batch:
-    """The batch of the plan's rows whose sequences still run."""
-    slots, num_tokens = _planned_rows(table, plan)
-    ends = table.num_computed[slots] + num_tokens
+    """The batch of the plan's rows whose sequences still run.
+
+    ``repeats_states``: where the ids before the first one of a row were cached, the last of them is
+    computed once more, since somebody wants its hidden state.
+    """
+    planned = _planned_rows(table, plan, repeats_states)
+    slots, num_tokens, num_drafts, num_repeated, ends = planned
     device = kv_cache.layers[0].device
     rows = np.repeat(np.arange(len(slots)), num_tokens)  # [T]
     token_ends = np.cumsum(num_tokens)
     positions = np.arange(len(rows)) + (ends - token_ends)[rows]
     is_full = table.num_tokens[slots] >= table.end[slots]
-    sampling_rows = np.flatnonzero((ends == table.num_tokens[slots]) & ~is_full)
+    sampling_rows = np.flatnonzero((ends - num_drafts == table.num_tokens[slots]) & ~is_full)
     sampling_rows = sampling_rows[
         np.lexsort((slots[sampling_rows], table.routes[slots[sampling_rows]]))
     ]
-    sampling_slots = slots[sampling_rows]
+    sampling_tokens = _last_tokens(token_ends[sampling_rows], 1 + num_drafts[sampling_rows])
+    sampled = prepare_sampled(
+        table, slots[rows[sampling_tokens]], positions[sampling_tokens] + 1, eos_ids, device
+    )
+    places = table.places(slots[rows], positions)
+    is_repeated = np.arange(len(rows)) - (token_ends - num_tokens)[rows] < num_repeated[rows]
+    places[is_repeated] = table.null_block * table.block_size  # it is in the cache already
 
     def upload(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(device, non_blocking=True)
@@ -57,70 +100,96 @@ def prepare_batch(
     return Batch(
         slots,
         num_tokens,
-        sampling_slots,
+        num_drafts,
+        num_repeated,
+        rows,
+        sampling_rows,
+        sampled,
         upload(table.ids[slots[rows], positions]),
         upload(positions),
-        upload(token_ends[sampling_rows] - 1),
-        _adjustments(table, sampling_slots, eos_ids, device),
-        _random_rows(table, sampling_slots, device),
-        _context(table, slots, num_tokens, slots[rows], positions, kv_cache),
+        positions,
+        upload(sampling_tokens),
+        make_context(table, slots, num_tokens, ends, places, kv_cache),
     )
 
 
-def _planned_rows(table: SlotTable, plan: StepPlan) -> tuple[np.ndarray, np.ndarray]:
-    """Slots and token counts in the order attention wants: one token first, then by length."""
-    rows = [(row.slot, 1) for row in plan.decode]
-    rows += [(row.slot, row.num_tokens) for row in plan.prefill]
-    slots, num_tokens = np.array(rows, np.int64).reshape(-1, 2).T
-    is_open = table.is_open[slots]
-    slots, num_tokens = slots[is_open], num_tokens[is_open]
-    num_keys = table.num_computed[slots] + num_tokens
-    if (num_keys > table.num_tokens[slots]).any():
-        raise ValueError(f"plan {plan.step} gives a slot more tokens than it lacks")
-    order = np.lexsort((num_keys, num_tokens > 1))
-    return slots[order], num_tokens[order]
-
-
-def _context(
+def prepare_sampled(
     table: SlotTable,
     slots: np.ndarray,
-    num_tokens: np.ndarray,
-    token_slots: np.ndarray,
     positions: np.ndarray,
-    kv_cache: KVCache,
-) -> ForwardContext:
-    dtype, device = kv_cache.layers[0].dtype, kv_cache.layers[0].device
-    block_size = kv_cache.block_size
-    blocks = table.block_tables[token_slots, positions // block_size]
-    num_keys = table.num_computed[slots] + num_tokens
-    block_tables = table.block_tables[slots]
-    return ForwardContext(
-        kv_cache.layers,
-        torch.from_numpy(blocks * block_size + positions % block_size).to(device),
-        prepare_attention(num_tokens, num_keys, block_tables, block_size, dtype, device),
-    )
-
-
-def _adjustments(
-    table: SlotTable, slots: np.ndarray, eos_ids: np.ndarray, device: torch.device
-) -> Adjustments | None:
+    eos_ids: np.ndarray,
+    device: torch.device,
+) -> Sampled:
+    """Of ``slots`` [S], whose ids before ``positions`` [S] are what the table has there, drafts
+    included."""
     changes = []
     for row in np.flatnonzero(table.has_wishes[slots]).tolist():
-        slot = slots[row]
-        ids = table.ids[slot, : table.num_tokens[slot]]
+        slot, position = slots[row], positions[row]
+        num_drafts = int(position - table.num_tokens[slot])
+        ids = table.ids[slot, :position]
         if (wishes := table.wishes[slot]) is not None:
-            changes.append(row_change(row, wishes, ids, table.prompt_lens[slot], eos_ids))
-    return prepare_adjustments(changes, device)
-
-
-def _random_rows(table: SlotTable, slots: np.ndarray, device: torch.device) -> RandomRows | None:
-    return prepare_random_rows(
+            prompt_len = table.prompt_lens[slot]
+            changes.append(row_change(row, wishes, ids, num_drafts, prompt_len, eos_ids))
+    random = prepare_random_rows(
         table.temperature[slots],
         table.top_k[slots],
         table.top_p[slots],
         table.min_p[slots],
         table.seeds[slots],
-        table.num_tokens[slots],
+        positions,
         table.choices[slots],
         device,
     )
+    return Sampled(slots, positions, prepare_adjustments(changes, device), random)
+
+
+def make_context(
+    table: SlotTable,
+    slots: np.ndarray,
+    num_tokens: np.ndarray,
+    num_keys: np.ndarray,
+    places: np.ndarray,
+    kv_cache: KVCache,
+    first_key: int = 0,
+) -> ForwardContext:
+    """Of rows [R] in the order attention wants: one token first, then by length. ``places`` [T] are
+    those where the KV of their tokens goes; keys before ``first_key`` are hidden."""
+    cache = kv_cache.layers[0]
+    return ForwardContext(
+        kv_cache.layers,
+        torch.from_numpy(places).to(cache.device),
+        prepare_attention(
+            num_tokens,
+            num_keys,
+            table.block_tables[slots],
+            kv_cache.block_size,
+            cache.dtype,
+            cache.device,
+            first_key,
+        ),
+    )
+
+
+def _planned_rows(table: SlotTable, plan: StepPlan, repeats_states: bool) -> _Rows:
+    rows = [(row.slot, 1, row.verify_depth) for row in plan.decode]
+    rows += [(row.slot, row.num_tokens, 0) for row in plan.prefill]
+    slots, num_tokens, num_drafts = np.array(rows, np.int64).reshape(-1, 3).T
+    is_open = table.is_open[slots]
+    slots, num_tokens, num_drafts = slots[is_open], num_tokens[is_open], num_drafts[is_open]
+    num_keys = table.num_computed[slots] + num_tokens
+    if (num_keys > table.num_tokens[slots]).any():
+        raise ValueError(f"plan {plan.step} gives a slot more tokens than it lacks")
+    num_drafts = np.minimum(num_drafts, table.num_drafts[slots])
+    num_repeated = (table.lacks_state[slots] & repeats_states).astype(np.int64)
+    num_tokens, num_keys = num_tokens + num_drafts + num_repeated, num_keys + num_drafts
+    order = np.lexsort((num_keys, num_tokens > 1))
+    return _Rows(
+        slots[order], num_tokens[order], num_drafts[order], num_repeated[order], num_keys[order]
+    )
+
+
+def _last_tokens(ends: np.ndarray, nums: np.ndarray) -> np.ndarray:
+    """The last ``nums`` [Q] of the tokens before ``ends`` [Q], one after the other."""
+    starts = np.cumsum(nums) - nums
+    tokens: np.ndarray = np.arange(int(nums.sum())) + np.repeat(ends - nums - starts, nums)
+    return tokens

@@ -10,7 +10,7 @@ from services.worker.model_config import ModelConfig
 
 
 class KVCache:
-    """Keys and values of all layers of the trunk, in blocks that the scheduler hands out.
+    """Keys and values of ``num_layers``, in blocks that the scheduler hands out.
 
     ``layers`` has [num_blocks + 1, block_size, 2, num_kv_heads, head_dim] for each. The last block
     is nobody's: block tables are filled up with it, and it takes writes for which nothing was
@@ -20,13 +20,14 @@ class KVCache:
     def __init__(
         self,
         config: ModelConfig,
+        num_layers: int,
         num_blocks: int,
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         place = (2, config.num_key_value_heads, config.head_dim)
-        shape = (config.num_hidden_layers, num_blocks + 1, block_size, *place)
+        shape = (num_layers, num_blocks + 1, block_size, *place)
         self._all = _zeros(shape, dtype, device)
         self.layers = self._all.unbind()
         self.block_size = block_size

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from services.worker.sampler import Sampler
 from services.worker.slots import NO_LOGPROBS, SlotTable
+from services.worker.verify import Verdict
 from shared.messages import ALL_TOKENS
 
 # Logits that are worked on at a time, so that what stays on the device for it is bounded.
@@ -28,19 +29,19 @@ class RowTold(NamedTuple):
 
 
 class Told:
-    """By row of the logits; rows that did not ask are missing."""
+    """By index of the token; those of which nobody asked are missing."""
 
-    def __init__(self, rows: dict[int, RowTold]) -> None:
-        self._rows = rows
+    def __init__(self, tokens: dict[int, RowTold]) -> None:
+        self._tokens = tokens
 
-    def widths(self, row: int) -> tuple[int, int]:
-        """``num_values`` and ``num_top_ids`` of a ResultRow."""
-        told = self._rows.get(row)
+    def widths(self, index: int) -> tuple[int, int]:
+        """``num_values`` and ``num_top_ids`` of the ResultRow that the token is of."""
+        told = self._tokens.get(index)
         return (len(told.values), len(told.top_ids)) if told is not None else (0, 0)
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Values, ids of the likeliest and ranks of all rows in order, concatenated."""
-        told = [self._rows[row] for row in sorted(self._rows)]
+        """Values, ids of the likeliest and ranks of all tokens in order, concatenated."""
+        told = [self._tokens[index] for index in sorted(self._tokens)]
         if not told:
             return _NO_FLOATS, _NO_IDS, _NO_IDS
         values = np.concatenate([each.values for each in told])
@@ -49,19 +50,26 @@ class Told:
 
 
 def tell_logprobs(
-    table: SlotTable, slots: np.ndarray, logits: Tensor, tokens: np.ndarray, sampler: Sampler
+    table: SlotTable,
+    slots: np.ndarray,
+    verdict: Verdict,
+    logits: Tensor,
+    sampler: Sampler,
 ) -> Told:
-    """``slots`` and ``tokens`` [S] are those of the rows of ``logits`` [S, V], as the model
-    computed them or as they were processed; rows whose token is an error tell nothing."""
+    """Of the E tokens that are emitted; ``slots`` [S] are those of the rows of ``logits`` [S, V],
+    as the model computed them or as they were processed."""
+    rows = verdict.rows
+    slots, tokens = slots[rows], verdict.emitted
     asked, vocab_size = table.num_logprobs[slots], logits.shape[-1]
-    is_asking = (asked != NO_LOGPROBS) & (tokens >= 0)
+    is_asking = asked != NO_LOGPROBS
     if not is_asking.any():
         return Told({})
     nums = np.where(asked == ALL_TOKENS, vocab_size, np.minimum(asked, vocab_size))
     told: dict[int, RowTold] = {}
     for is_of_kind in (nums < vocab_size, nums == vocab_size):
-        for rows in pieces(np.flatnonzero(is_asking & is_of_kind), vocab_size):
-            told |= _tell(logits, tokens, rows, nums[rows], sampler)
+        for some in pieces(np.flatnonzero(is_asking & is_of_kind), vocab_size):
+            found = _tell(logits, rows[some], tokens[some], nums[some], sampler)
+            told |= zip(some.tolist(), found, strict=True)
     return Told(told)
 
 
@@ -72,16 +80,14 @@ def pieces(rows: np.ndarray, vocab_size: int) -> Iterator[np.ndarray]:
 
 
 def _tell(
-    logits: Tensor, tokens: np.ndarray, rows: np.ndarray, nums: np.ndarray, sampler: Sampler
-) -> dict[int, RowTold]:
+    logits: Tensor, rows: np.ndarray, tokens: np.ndarray, nums: np.ndarray, sampler: Sampler
+) -> list[RowTold]:
     """Of ``rows`` [N] of the logits; all or none of the ``nums`` [N] of likeliest tokens are V."""
     num_top = int(nums.max())
-    found = sampler.logprobs(
-        logits, rows, tokens[rows], num_top if num_top < logits.shape[-1] else None
-    )
+    found = sampler.logprobs(logits, rows, tokens, num_top if num_top < logits.shape[-1] else None)
     values, top_ids = found.values.clamp(min=LOWEST).cpu().numpy(), found.top_ids.cpu().numpy()
     ranks = found.ranks.tolist()
-    return {
-        row: RowTold(values[index, : 1 + num], top_ids[index, :num], ranks[index])
-        for index, (row, num) in enumerate(zip(rows.tolist(), nums.tolist(), strict=True))
-    }
+    return [
+        RowTold(values[index, : 1 + num], top_ids[index, :num], ranks[index])
+        for index, num in enumerate(nums.tolist())
+    ]

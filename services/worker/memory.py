@@ -9,6 +9,7 @@ from kernels.paged_attention.batch import MAX_GATHERED_TOKENS
 from services.worker.hardware import Memory
 from services.worker.logprobs import PIECE_LOGITS
 from services.worker.model_config import ModelConfig
+from services.worker.speculation import Speculation
 from shared.config import WorkerConfig
 from shared.errors import ConfigError
 from shared.messages import WINDOW_BYTES
@@ -73,22 +74,29 @@ def measure_needs(
     settings: WorkerConfig,
     max_num_batched_tokens: int,
     max_model_len: int,
+    speculation: Speculation,
 ) -> Needs:
     """The weights as they lie in memory, and an upper estimate of a step's tensors."""
     place = 2 * config.num_key_value_heads * config.head_dim * dtype.itemsize
     activations = max_num_batched_tokens * numbers_per_token(config) * torch.float32.itemsize
     gathered = max(MAX_GATHERED_TOKENS, max_model_len) * place
     masks = max_num_batched_tokens * max_model_len * (dtype.itemsize + 1)
-    logits = settings.max_num_seqs * config.vocab_size * SAMPLER_BYTES
+    num_sampled = min((1 + speculation.num_drafts) * settings.max_num_seqs, max_num_batched_tokens)
+    logits = num_sampled * config.vocab_size * SAMPLER_BYTES
     prompts = prompt_logprob_bytes(settings.max_num_seqs, max_num_batched_tokens, config.vocab_size)
     return Needs(
         weights=sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())),
         peak=activations + gathered + masks + max(logits, prompts),
-        block=config.num_hidden_layers * settings.block_size * place,
+        block=num_kv_layers(config, speculation) * settings.block_size * place,
         block_size=settings.block_size,
         max_num_seqs=settings.max_num_seqs,
         max_model_len=max_model_len,
     )
+
+
+def num_kv_layers(config: ModelConfig, speculation: Speculation) -> int:
+    """The trunk's, and that of an MTP head that drafts."""
+    return config.num_hidden_layers + (speculation.method == "mtp")
 
 
 def numbers_per_token(config: ModelConfig) -> int:

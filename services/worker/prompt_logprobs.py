@@ -5,7 +5,6 @@ them. Logits of all positions never exist at once.
 """
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,20 +13,13 @@ from torch import Tensor
 from kernels.sample import NOT_FINITE
 from services.worker.batch import Batch
 from services.worker.logprobs import LOWEST, pieces
-from services.worker.results import ERRORS
+from services.worker.results import ERRORS, Part
 from services.worker.sampler import Sampler
 from services.worker.slots import NO_LOGPROBS, SlotTable
 from shared.messages import ALL_TOKENS, FinishReason, ResultRow
-from shared.token_arrays import Layout, TokenArrays, join
+from shared.token_arrays import TokenArrays, join
 
 LogitsOf = Callable[[Tensor], Tensor]
-
-
-class Part(NamedTuple):
-    """A row and its part of the buffers."""
-
-    row: ResultRow
-    arrays: TokenArrays
 
 
 def tell_prompts(
@@ -55,26 +47,6 @@ def tell_prompts(
             arrays = _tell(table, slot, states, logits_of, vocab_size, sampler)
         parts.append(_part(table, slot, arrays, bool(is_over[index])))
     return parts
-
-
-def with_prompts(
-    table: SlotTable, rows: list[ResultRow], arrays: TokenArrays, prompts: list[Part]
-) -> tuple[list[ResultRow], TokenArrays]:
-    """``prompts`` among the rows of a result, each before its slot's token, if its prompt did not
-    fail."""
-    if not prompts:
-        return rows, arrays
-    failed = {each.row.slot for each in prompts if each.row.error is not None}
-    layout = Layout(rows, arrays)
-    tokens = [
-        Part(row, layout.part(index, index + 1))
-        for index, row in enumerate(rows)
-        if row.slot not in failed
-    ]
-    parts = sorted(
-        [*prompts, *tokens], key=lambda each: (table.routes[each.row.slot], each.row.slot)
-    )
-    return [each.row for each in parts], join([each.arrays for each in parts])
 
 
 def _tell(

@@ -1,12 +1,16 @@
 """What a step did to the slots, and what it tells the scheduler."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from kernels.sample import NOT_FINITE, NOTHING_LEFT
 from services.worker.batch import Batch
 from services.worker.logprobs import Told
 from services.worker.slots import SlotTable
+from services.worker.verify import Verdict
 from shared.messages import FinishReason, ResultRow
+from shared.token_arrays import Layout, TokenArrays, join
 
 ERRORS = {
     NOT_FINITE: "the model computed logits that are not finite numbers (NaN or infinity)",
@@ -15,42 +19,95 @@ ERRORS = {
 }
 
 
+class Part(NamedTuple):
+    """A row and its part of the buffers."""
+
+    row: ResultRow
+    arrays: TokenArrays
+
+
 def record(
-    table: SlotTable, batch: Batch, tokens: np.ndarray, told: Told, eos_ids: np.ndarray
+    table: SlotTable, batch: Batch, verdict: Verdict, told: Told
 ) -> tuple[list[ResultRow], np.ndarray]:
-    """Adds ``tokens`` [S] to their slots and closes those that ended.
+    """Adds what is emitted to the slots, which lose their drafts, and closes those that ended.
+    ``told`` is of the emitted tokens in order.
 
     Returns one row per sampling slot, and the int32 ids of all of them.
     """
-    table.num_computed[batch.slots] += batch.num_tokens
-    slots = batch.sampling_slots
-    is_good = tokens >= 0
-    table.append(slots[is_good], tokens[is_good])
-    is_stopped = (tokens[:, None] == eos_ids).any(1) & ~table.ignore_eos[slots]
-    for row in np.flatnonzero(table.has_stop_ids[slots]):
-        is_stopped[row] |= int(tokens[row]) in table.params[slots[row]].stop_token_ids
-    is_full = table.num_tokens[slots] >= table.end[slots]
-    table.is_open[slots[is_stopped | is_full | ~is_good]] = False
-    rows = [
-        _row(table, slot, token, told.widths(index), _finish(stops, fills))
-        for index, (slot, token, stops, fills) in enumerate(
-            zip(slots.tolist(), tokens.tolist(), is_stopped.tolist(), is_full.tolist(), strict=True)
-        )
-    ]
-    return rows, tokens[is_good].astype(np.int32)
+    slots, num_drafts = batch.sampling_slots, batch.num_drafts[batch.sampling_rows]
+    num_computed = batch.num_tokens - batch.num_drafts - batch.num_repeated
+    num_computed[batch.sampling_rows] += verdict.num_emitted - 1
+    table.num_computed[batch.slots] += num_computed
+    table.lacks_state[batch.slots] = False
+    table.append(slots, verdict.tokens, verdict.num_emitted)
+    table.is_open[slots[verdict.has_ended]] = False
+    starts = np.cumsum(verdict.num_emitted) - verdict.num_emitted
+    counts = [slots, starts, num_drafts, verdict.num_emitted, verdict.num_accepted]
+    ends = [verdict.errors, verdict.is_stopped, verdict.is_full]
+    columns = [each.tolist() for each in counts + ends]
+    rows = [_row(table, told, *values) for values in zip(*columns, strict=True)]
+    return rows, verdict.emitted.astype(np.int32)
 
 
 def _row(
-    table: SlotTable, slot: int, token: int, widths: tuple[int, int], finish: FinishReason | None
+    table: SlotTable,
+    told: Told,
+    slot: int,
+    start: int,
+    num_drafts: int,
+    num_emitted: int,
+    num_accepted: int,
+    error: int,
+    stops: bool,
+    fills: bool,
 ) -> ResultRow:
+    """Of a slot whose first token is number ``start`` of those that are emitted."""
     request, attempt = table.requests[slot]
-    if token < 0:
-        return ResultRow(slot, request, attempt, 0, error=ERRORS[token])
-    num_values, num_top_ids = widths
-    return ResultRow(slot, request, attempt, 1, finish, None, num_values, num_top_ids)
+    if error:
+        return ResultRow(slot, request, attempt, 0, error=ERRORS[error])
+    finish: FinishReason | None = "stop" if stops else "length" if fills else None
+    num_values, num_top_ids = told.widths(start)
+    return ResultRow(
+        slot, request, attempt, num_emitted, finish, None, num_values, num_top_ids,
+        num_drafts=num_drafts, num_accepted=num_accepted,
+    )  # fmt: skip
 
 
-def _finish(stops: bool, fills: bool) -> FinishReason | None:
-    if stops:
-        return "stop"
-    return "length" if fills else None
+def tell_drafts(table: SlotTable, batch: Batch, verdict: Verdict) -> list[Part]:
+    """The drafts of those that asked, before the step is recorded."""
+    slots = batch.sampling_slots
+    num_drafts = batch.num_drafts[batch.sampling_rows]
+    parts = []
+    for row in np.flatnonzero(table.tells_drafts[slots] & (num_drafts > 0)).tolist():
+        slot, num, accepted = slots[row], num_drafts[row], verdict.num_accepted[row]
+        arrays = TokenArrays(
+            verdict.drafts[row, :num].astype(np.int32),
+            table.draft_logprobs[slot, :num].copy(),
+            ranks=table.draft_ranks[slot, :num].copy(),
+        )
+        request, attempt = table.requests[slot]
+        told = ResultRow(
+            int(slot), request, attempt, int(num), num_values=1, of_drafts=True,
+            num_accepted=int(accepted),
+        )  # fmt: skip
+        parts.append(Part(told, arrays))
+    return parts
+
+
+def with_parts(
+    table: SlotTable, rows: list[ResultRow], arrays: TokenArrays, parts: list[Part]
+) -> tuple[list[ResultRow], TokenArrays]:
+    """``parts`` among the rows of a result, each before its slot's tokens, unless it fails: then
+    nothing else is told of its slot."""
+    if not parts:
+        return rows, arrays
+    failed = {each.row.slot for each in parts if each.row.error is not None}
+    layout = Layout(rows, arrays)
+    tokens = [Part(row, layout.part(index, index + 1)) for index, row in enumerate(rows)]
+    kept = [
+        each
+        for each in [*parts, *tokens]
+        if each.row.error is not None or each.row.slot not in failed
+    ]
+    kept.sort(key=lambda each: (table.routes[each.row.slot], each.row.slot))
+    return [each.row for each in kept], join([each.arrays for each in kept])

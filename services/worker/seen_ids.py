@@ -1,5 +1,7 @@
 """How often each id occurs in a list that grows, without looking through it again."""
 
+from copy import copy
+
 import numpy as np
 
 
@@ -23,6 +25,17 @@ class SeenIds:
     def counts(self) -> np.ndarray:
         """[n] int64, of ``ids``; a view that ``add`` changes."""
         return self._counts[: self._num]
+
+    def with_more(self, ids: np.ndarray) -> "SeenIds":
+        """Of the list with ``ids`` [n] at its end, which itself stays as it is."""
+        if not len(ids):
+            return self
+        other = copy(self)
+        other._ids, other._counts = self._ids.copy(), self._counts.copy()
+        other._places = self._places.copy()
+        for token_id in ids.tolist():
+            other.add(token_id)
+        return other
 
     def add(self, token_id: int) -> None:
         place = self._places.setdefault(token_id, self._num)

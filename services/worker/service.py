@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from services.worker.idle import IdleTime
@@ -51,6 +52,9 @@ class Engine(Protocol):
 
     def step(self, plan: StepPlan, ids: np.ndarray) -> StepOutput:
         """Applies a plan, whose int32 buffer is ``ids``; the result and its buffers."""
+
+    def draft(self) -> None:
+        """What is left to do when the result of the last step is on its way."""
 
     def reset(self) -> None:
         """Forgets all sequences."""
@@ -163,14 +167,16 @@ class WorkerService:
         self, peer: Peer, plan: StepPlan, ids: np.ndarray, loop: asyncio.AbstractEventLoop
     ) -> None:
         """On the step thread; what breaks there breaks the service."""
-        STEP_IDLE_SECONDS.inc(self._idle_time.begin_step(time.monotonic()))
+        idle_s = self._idle_time.begin_step(time.monotonic())
+        STEP_IDLE_SECONDS.inc(idle_s)
         try:
             result, arrays = self._engine.step(plan, ids)
+            result = msgspec.structs.replace(result, idle_s=idle_s)
+            loop.call_soon_threadsafe(self._send_result, peer, result, arrays)
+            self._engine.draft()
             self._idle_time.end_step(time.monotonic(), self._engine.num_running)
         except Exception as error:
             loop.call_soon_threadsafe(_raise, error)
-        else:
-            loop.call_soon_threadsafe(self._send_result, peer, result, arrays)
 
     def _send_result(self, peer: Peer, result: StepResult, arrays: TokenArrays) -> None:
         peer.send(result, *arrays)

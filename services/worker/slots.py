@@ -20,15 +20,22 @@ class SlotTable:
 
     def __init__(self, capacity: Capacity) -> None:
         num_slots, max_len = capacity.max_num_seqs, capacity.max_model_len
-        max_blocks = -(-max_len // capacity.block_size)
+        max_blocks = max_len // capacity.block_size + 1  # a drafter looks one place ahead
         self.null_block = capacity.num_blocks
         self.block_size = capacity.block_size
         self.max_len = max_len
         self.requests = [("", 0)] * num_slots  # (request, attempt)
         self.routes = np.zeros(num_slots, np.int64)
         self.is_open = np.zeros(num_slots, bool)
-        self.ids = np.zeros((num_slots, max_len), np.int32)
+        self.ids = np.zeros((num_slots, max_len + 1), np.int32)  # what is known, then drafts
         self.num_tokens = np.zeros(num_slots, np.int64)  # known ids
+        self.num_drafts = np.zeros(num_slots, np.int64)
+        max_drafts = max(1, capacity.num_speculative_tokens)
+        self.draft_logprobs = np.zeros((num_slots, max_drafts), np.float32)
+        self.draft_ranks = np.zeros((num_slots, max_drafts), np.int32)
+        self.tells_drafts = np.zeros(num_slots, bool)
+        # Whether a drafter lacks the hidden state before the first id to compute, which is cached.
+        self.lacks_state = np.zeros(num_slots, bool)
         self.num_computed = np.zeros(num_slots, np.int64)  # of them, with their KV in the cache
         self.end = np.zeros(num_slots, np.int64)  # known ids at which the sequence is full
         self.num_blocks = np.zeros(num_slots, np.int64)
@@ -66,13 +73,25 @@ class SlotTable:
             fresh += extend.blocks
         return np.array(fresh, np.int64)
 
-    def append(self, slots: np.ndarray, tokens: np.ndarray) -> None:
-        """One sampled token for each of ``slots``."""
-        self.ids[slots, self.num_tokens[slots]] = tokens
-        self.num_tokens[slots] += 1
+    def places(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """block * block_size + offset [T] of ``positions`` [T] of ``slots`` [T]; nobody's block
+        takes what has none."""
+        blocks = self.block_tables[slots, positions // self.block_size]
+        places: np.ndarray = blocks * self.block_size + positions % self.block_size
+        return places
+
+    def append(self, slots: np.ndarray, tokens: np.ndarray, nums: np.ndarray) -> None:
+        """The first ``nums`` [Q] of ``tokens`` [Q, w] for each of ``slots``, which lose their
+        drafts."""
+        for column in range(tokens.shape[1]):
+            rows = np.flatnonzero(nums > column)
+            self.ids[slots[rows], self.num_tokens[slots[rows]] + column] = tokens[rows, column]
+        self.num_tokens[slots] += nums
+        self.num_drafts[slots] = 0
         for row in np.flatnonzero(self.has_wishes[slots]).tolist():
             if (wishes := self.wishes[slots[row]]) is not None:
-                wishes.note(int(tokens[row]))
+                for token_id in tokens[row, : nums[row]].tolist():
+                    wishes.note(token_id)
 
     def _admit(self, row: Admit, ids: np.ndarray) -> None:
         slot, params = row.slot, row.params
@@ -82,6 +101,9 @@ class SlotTable:
         self.ids[slot, : row.num_ids] = ids
         self.num_tokens[slot] = row.num_ids
         self.num_computed[slot] = row.num_cached
+        self.num_drafts[slot] = 0
+        self.tells_drafts[slot] = params.draft_logprobs
+        self.lacks_state[slot] = row.num_cached > 0
         max_tokens = self.max_len if params.max_tokens is None else params.max_tokens
         self.end[slot] = min(row.prompt_len + max_tokens, self.max_len)
         self.block_tables[slot] = self.null_block

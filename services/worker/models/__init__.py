@@ -14,6 +14,7 @@ class CausalLM(nn.Module, ABC):
     """
 
     clears_blocks = True  # blocks of the KV cache must be zeroed before a sequence gets them
+    has_mtp = False  # it has ``mtp``, with a layer of the KV cache behind those of the trunk
 
     @abstractmethod
     def __init__(self, config: ModelConfig) -> None:
@@ -26,3 +27,12 @@ class CausalLM(nn.Module, ABC):
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """[S, hidden], the states of some of the tokens → [S, vocab_size] float32."""
+
+    def mtp(self, hidden: Tensor, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """What the MTP head makes of T pairs: hidden [T, hidden], a token's state or what the head
+        made of it; input_ids [T], the token after it; positions [T] of the former → [T, hidden]."""
+        raise NotImplementedError
+
+    def mtp_logits(self, out: Tensor) -> Tensor:
+        """[N, hidden], some of what ``mtp`` gave → [N, vocab_size] float32."""
+        raise NotImplementedError

@@ -22,6 +22,7 @@ from services.worker.layers.linear import Linear
 from services.worker.model_config import ModelConfig
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLayer, DecoderLM
+from services.worker.models.mimo import MiMoForCausalLM, MtpLayer
 
 
 def decoder_shape(model: DecoderLM, config: ModelConfig, block_size: int) -> DecoderShape:
@@ -60,10 +61,15 @@ class NativeLM(CausalLM):
         while len(trunk.layers):
             layer = cast(DecoderLayer, trunk.layers.pop(0))
             layers.append(_pack_layer(library, layer, shape.intermediate_size))
+        self._num_layers = len(layers)
         self._decoder = NativeDecoder(library, shape, layers)
         self._keep([self._norm, shape.cos, shape.sin, *self._head.tensors])
         for packed in layers:
             self._keep(packed.tensors)
+        self.has_mtp = isinstance(model, MiMoForCausalLM) and model.has_mtp
+        if isinstance(model, MiMoForCausalLM) and model.has_mtp:
+            self._mtp = _Mtp(library, shape, model.mtp_layer)
+            self._keep(self._mtp.tensors)
 
     def _keep(self, tensors: list[Tensor]) -> None:
         """As buffers, so that they are counted as the model's."""
@@ -72,24 +78,62 @@ class NativeLM(CausalLM):
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """Hidden states are float32."""
-        if self.embedding is None:
-            x = torch.empty(len(input_ids), self._shape.hidden_size)
-            head = ctypes.byref(self._head.struct)
-            self._library.unpack(head, address(input_ids), len(input_ids), address(x))
-        else:
-            x = embedding(input_ids, self.embedding).float()
+        x = self._embed(input_ids)
         context = current_context()
-        self._decoder.run(x, positions, context.slot_mapping, context.attention, context.kv_caches)
+        caches = context.kv_caches[: self._num_layers]
+        self._decoder.run(x, positions, context.slot_mapping, context.attention, caches)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
-        normed = torch.empty(hidden.shape, dtype=self._library.dtype)
-        logits = torch.empty(len(hidden), self._head.struct.n)
+        return self._product(hidden, self._norm, self._head)
+
+    def mtp(self, hidden: Tensor, input_ids: Tensor, positions: Tensor) -> Tensor:
+        mtp, embedded = self._mtp, self._embed(input_ids)
+        x = self._product(hidden, mtp.hidden_norm, mtp.hidden_proj)
+        x += self._product(embedded, mtp.token_norm, mtp.token_proj)
+        context = current_context()
+        caches = context.kv_caches[self._num_layers :]
+        mtp.decoder.run(x, positions, context.slot_mapping, context.attention, caches)
+        return x
+
+    def mtp_logits(self, out: Tensor) -> Tensor:
+        return self._product(out, self._mtp.final_norm, self._head)
+
+    def _embed(self, input_ids: Tensor) -> Tensor:
+        """[T, hidden] float32"""
+        if self.embedding is not None:
+            return embedding(input_ids, self.embedding).float()
+        x = torch.empty(len(input_ids), self._shape.hidden_size)
+        head = ctypes.byref(self._head.struct)
+        self._library.unpack(head, address(input_ids), len(input_ids), address(x))
+        return x
+
+    def _product(self, x: Tensor, norm: Tensor, matrix: PackedMatrix) -> Tensor:
+        """x [N, k] float32, normed, with a matrix [n, k] → [N, n] float32."""
+        normed = torch.empty(x.shape, dtype=self._library.dtype)
+        out = torch.empty(len(x), matrix.struct.n)
         self._library.head(
-            *(address(hidden), len(hidden), address(self._norm), ctypes.c_float(self._shape.eps)),
-            *(ctypes.byref(self._head.struct), address(normed), address(logits)),
+            *(address(x), len(x), address(norm), ctypes.c_float(self._shape.eps)),
+            *(ctypes.byref(matrix.struct), address(normed), address(out)),
         )
-        return logits
+        return out
+
+
+class _Mtp:
+    """An MTP layer. The product with hidden state and embedding, one behind the other, is the sum
+    of the products with either."""
+
+    def __init__(self, library: NativeLibrary, shape: DecoderShape, layer: MtpLayer) -> None:
+        hidden, token = torch.split(layer.input_proj.weight, shape.hidden_size, 1)
+        self.hidden_norm = layer.hidden_layernorm.weight.float()
+        self.token_norm = layer.token_layernorm.weight.float()
+        self.final_norm = layer.final_layernorm.weight.float()
+        self.hidden_proj, self.token_proj = library.pack(hidden), library.pack(token)
+        weights = _pack_layer(library, layer, shape.intermediate_size)
+        self.decoder = NativeDecoder(library, shape, [weights])
+        norms = [self.hidden_norm, self.token_norm, self.final_norm]
+        products = [*self.hidden_proj.tensors, *self.token_proj.tensors]
+        self.tensors = norms + products + weights.tensors
 
 
 def _pack_layer(

@@ -102,7 +102,7 @@ def run(
     each prompt the first chunk is longer by one token than of the one before it."""
     num_blocks = NUM_BLOCKS * 16 // block_size
     table = SlotTable(Capacity(num_blocks, block_size, len(prompts), MAX_LEN, MAX_LEN))
-    cache = KVCache(config, num_blocks, block_size, dtype, CPU)
+    cache = KVCache(config, config.num_hidden_layers, num_blocks, block_size, dtype, CPU)
     if not model.clears_blocks:
         cache._all.fill_(float("nan"))
     free = np.random.default_rng(0).permutation(num_blocks).tolist()

@@ -1,0 +1,53 @@
+"""What makes drafts: the tokens that a sequence may go on with, for the next step to verify.
+
+Whatever a drafter does, the text stays what it is (see ``verify.py``); a good one makes it faster.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from services.worker.batch import Batch
+from services.worker.slots import SlotTable
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """A step that was recorded: its hidden states [T, hidden], and how many drafts to make of each
+    sequence that sampled and runs on."""
+
+    batch: Batch
+    hidden: Tensor
+    depth: int
+
+
+class Drafter(Protocol):
+    """``repeats_states``: it wants the state before the first id that a row computes, even where
+    that one's KV was cached."""
+
+    repeats_states: bool
+
+    def draft(self, table: SlotTable, done: StepDone) -> None:
+        """Puts drafts into ``table``: ids behind those that are known, and how many."""
+
+
+class NoDrafter:
+    repeats_states = False
+
+    def draft(self, table: SlotTable, done: StepDone) -> None:
+        pass
+
+
+def open_slots(table: SlotTable, done: StepDone) -> np.ndarray:
+    """Those that sampled in the step and run on [N] int64."""
+    slots = done.batch.sampling_slots
+    still: np.ndarray = slots[table.is_open[slots]]
+    return still
+
+
+def rooms(table: SlotTable, slots: np.ndarray, depth: int) -> np.ndarray:
+    """How many drafts each may have [N]: what follows them has to be a token too."""
+    nums: np.ndarray = np.clip(table.end[slots] - table.num_tokens[slots] - 1, 0, depth)
+    return nums

@@ -1,0 +1,128 @@
+"""Drafts by a model's MTP head (multi-token prediction), in MiMo's layout (arXiv 2505.07608).
+
+The head is one decoder layer on pairs (h, t): the trunk's hidden state of a token, before the last
+norm, and the token after it; what it makes of a pair predicts the token after that. For the next
+draft it is fed its own output in place of h, with the draft as t.
+
+**Its KV.** The entry of the pair (h of q − 1, t of q) lies in place q of its layer's cache, so that
+a block depends on what is before it alone, and may be shared like the trunk's. Place 0 has none.
+Its rotary position is that of h. After each step the pairs of all tokens of the step are computed,
+drafts included, since what was known of the ones before was a draft too; what is beyond the tokens
+that were right is written again before anybody sees it.
+
+**Prefix hits.** The first pair wants the state of the last cached token, which is computed once
+more for it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.sample import adjust
+from services.worker.batch import make_context, prepare_sampled
+from services.worker.context import forward_context
+from services.worker.drafters import StepDone, open_slots, rooms
+from services.worker.kv_cache import KVCache
+from services.worker.models import CausalLM
+from services.worker.sampler import Sampler
+from services.worker.slots import SlotTable
+
+FIRST_KEY = 1  # there is no pair before the first token
+
+
+@dataclass(slots=True)
+class _Drafts:
+    """What is drafted for N sequences, of which the last draft was made from ``out`` [N, hidden]
+    and is the ``num``-th."""
+
+    slots: np.ndarray  # [N] int64
+    rooms: np.ndarray  # [N] int64
+    out: Tensor
+    num: int = 0
+
+
+class MtpDrafter:
+    """Drafts are drawn with the coins of the positions they are for, and by the request's own
+    temperature and filters: so they are right as often as can be."""
+
+    repeats_states = True
+
+    def __init__(
+        self, model: CausalLM, sampler: Sampler, kv_cache: KVCache, eos_ids: np.ndarray
+    ) -> None:
+        self._model = model
+        self._sampler = sampler
+        self._kv_cache = kv_cache
+        self._eos_ids = eos_ids
+
+    def draft(self, table: SlotTable, done: StepDone) -> None:
+        out = self._catch_up(table, done)
+        slots = open_slots(table, done)
+        slots = slots[np.argsort(table.num_tokens[slots], kind="stable")]
+        table.num_drafts[slots] = 0
+        if not done.depth or not len(slots):
+            return
+        last = torch.from_numpy(_last_tokens(table, done, slots))
+        drafts = _Drafts(slots, rooms(table, slots, done.depth), out.index_select(0, last))
+        self._draw(table, drafts)
+        while drafts.num < min(done.depth, int(drafts.rooms.max(initial=0))):
+            self._go_on(table, drafts)
+            self._draw(table, drafts)
+
+    def _catch_up(self, table: SlotTable, done: StepDone) -> Tensor:
+        """The pairs of all tokens of the step: [T, hidden]."""
+        batch = done.batch
+        slots = batch.slots[batch.rows]
+        places = batch.host_positions + 1
+        ids = torch.from_numpy(table.ids[slots, places]).to(done.hidden.device)
+        num_keys = places[np.cumsum(batch.num_tokens) - 1] + 1
+        where = table.places(slots, places)
+        context = make_context(
+            table, batch.slots, batch.num_tokens, num_keys, where, self._kv_cache, FIRST_KEY
+        )
+        with forward_context(context):
+            return self._model.mtp(done.hidden, ids, batch.positions)
+
+    def _go_on(self, table: SlotTable, drafts: _Drafts) -> None:
+        """One pair more of each: what was made of the last one, and the draft from it."""
+        slots = drafts.slots
+        places = np.minimum(table.num_tokens[slots] + drafts.num - 1, table.max_len)
+        ids = torch.from_numpy(table.ids[slots, places]).to(drafts.out.device)
+        positions = torch.from_numpy(places - 1).to(drafts.out.device)
+        ones = np.ones(len(slots), np.int64)
+        where = table.places(slots, places)
+        context = make_context(table, slots, ones, places + 1, where, self._kv_cache, FIRST_KEY)
+        with forward_context(context):
+            drafts.out = self._model.mtp(drafts.out, ids, positions)
+
+    def _draw(self, table: SlotTable, drafts: _Drafts) -> None:
+        """One draft more of each that has room, unless one before it could not be drawn."""
+        slots, num = drafts.slots, drafts.num
+        logits = self._model.mtp_logits(drafts.out)
+        positions = np.minimum(table.num_tokens[slots] + num, table.max_len)
+        sampled = prepare_sampled(table, slots, positions, self._eos_ids, logits.device)
+        adjusted = logits
+        if sampled.adjustments is not None:
+            adjusted = adjust(logits, sampled.adjustments)
+        tokens = self._sampler.sample(logits, adjusted, sampled.random)
+        is_drawn = (tokens >= 0) & (num < drafts.rooms) & (table.num_drafts[slots] == num)
+        table.ids[slots[is_drawn], positions[is_drawn]] = tokens[is_drawn]
+        table.num_drafts[slots[is_drawn]] += 1
+        drafts.num += 1
+        if table.tells_drafts[slots].any():
+            rows = np.arange(len(slots))
+            told = self._sampler.logprobs(logits, rows, np.maximum(tokens, 0), 0)
+            table.draft_logprobs[slots, num] = told.values[:, 0].cpu().numpy()
+            table.draft_ranks[slots, num] = told.ranks.cpu().numpy()
+
+
+def _last_tokens(table: SlotTable, done: StepDone, slots: np.ndarray) -> np.ndarray:
+    """The token of the step before the last known id of each slot: its index in T [N]."""
+    batch = done.batch
+    lasts = np.cumsum(batch.num_tokens) - 1
+    origins = np.zeros(len(table.is_open), np.int64)  # of position 0, were it in the step
+    origins[batch.slots] = lasts - batch.host_positions[lasts]
+    found: np.ndarray = origins[slots] + table.num_tokens[slots] - 2
+    return found

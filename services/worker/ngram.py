@@ -1,0 +1,53 @@
+"""Drafts by prompt lookup: what followed the last ids when they occurred before.
+
+Saxena, "Prompt Lookup Decoding", 2023: texts that are edited, summarised or quoted repeat
+themselves, and no model is needed to see it.
+"""
+
+import numpy as np
+
+from services.worker.drafters import StepDone, open_slots, rooms
+from services.worker.slots import SlotTable
+
+
+class NgramDrafter:
+    """The longest of the last ``max_len`` … ``min_len`` ids that occurred before, and there the
+    latest time. A draft is certain to its drafter: its logprob is 0."""
+
+    repeats_states = False
+
+    def __init__(self, min_len: int, max_len: int) -> None:
+        self._lengths = range(max_len, min_len - 1, -1)
+
+    def draft(self, table: SlotTable, done: StepDone) -> None:
+        slots = open_slots(table, done)
+        for slot, room in zip(
+            slots.tolist(), rooms(table, slots, done.depth).tolist(), strict=True
+        ):
+            num = table.num_tokens[slot]
+            found = self._continue(table.ids[slot, :num], room)
+            table.ids[slot, num : num + len(found)] = found
+            table.num_drafts[slot] = len(found)
+            table.draft_logprobs[slot, : len(found)] = 0.0
+            table.draft_ranks[slot, : len(found)] = 1
+
+    def _continue(self, ids: np.ndarray, num: int) -> np.ndarray:
+        """Up to ``num`` ids that followed."""
+        text = ids.tobytes()
+        for length in self._lengths:
+            if num and length < len(ids):
+                end = _find_last(text, length * ids.itemsize, ids.itemsize)
+                if end is not None:
+                    return ids[end // ids.itemsize :][:num]
+        return ids[:0]
+
+
+def _find_last(text: bytes, length: int, itemsize: int) -> int | None:
+    """Where the last occurrence before it of the last ``length`` bytes of ``text`` ends."""
+    wanted = text[-length:]
+    end = len(text) - 1
+    while (start := text.rfind(wanted, 0, end)) >= 0:
+        if start % itemsize == 0:
+            return start + length
+        end = start + length - 1
+    return None

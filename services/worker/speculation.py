@@ -1,0 +1,49 @@
+"""What drafts are made by, and how many, as settings and model allow."""
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from services.worker.drafters import Drafter, NoDrafter
+from services.worker.kv_cache import KVCache
+from services.worker.models import CausalLM
+from services.worker.mtp import MtpDrafter
+from services.worker.ngram import NgramDrafter
+from services.worker.sampler import Sampler
+from shared.config import SpeculativeConfig
+from shared.errors import ConfigError
+
+DEFAULT_DRAFTS = 3
+
+
+class Speculation(NamedTuple):
+    """Up to ``num_drafts`` of a sequence in a step, as many as pay if it ``adapts``."""
+
+    method: Literal["mtp", "ngram", "none"]
+    num_drafts: int
+    adapts: bool
+
+
+def choose_speculation(wanted: SpeculativeConfig, model: CausalLM) -> Speculation:
+    """Raises ConfigError where the model lacks what is wanted."""
+    method = wanted.method or ("mtp" if model.has_mtp else "none")
+    if method == "none":
+        return Speculation("none", 0, False)
+    if method == "mtp" and not model.has_mtp:
+        raise ConfigError("speculative-config: method mtp: the model has no MTP head")
+    return Speculation(method, wanted.num_speculative_tokens or DEFAULT_DRAFTS, wanted.adaptive)
+
+
+def make_drafter(
+    speculation: Speculation,
+    wanted: SpeculativeConfig,
+    model: CausalLM,
+    sampler: Sampler,
+    kv_cache: KVCache,
+    eos_ids: np.ndarray,
+) -> Drafter:
+    if speculation.method == "mtp":
+        return MtpDrafter(model, sampler, kv_cache, eos_ids)
+    if speculation.method == "ngram":
+        return NgramDrafter(wanted.prompt_lookup_min, wanted.prompt_lookup_max)
+    return NoDrafter()

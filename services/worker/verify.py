@@ -1,0 +1,90 @@
+"""Which of the sampled tokens are the text's: speculation never changes it.
+
+A draft is right if it is the token that was sampled in its place, so what was sampled after the
+drafts that are right, and after no other, is what would have been sampled without drafts.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.worker.batch import Batch
+from services.worker.slots import SlotTable
+
+NO_TOKEN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Of the Q rows of a batch that sample; w is one more than the most drafts of a row."""
+
+    tokens: np.ndarray  # [Q, w] int64: what was sampled, or in its place what is wrong
+    drafts: np.ndarray  # [Q, w - 1] int64, NO_TOKEN where there is none
+    num_emitted: np.ndarray  # [Q] int64: the first of the tokens
+    num_accepted: np.ndarray  # [Q] int64: the first of the drafts, which are emitted
+    errors: np.ndarray  # [Q] int64: what is wrong, below 0
+    is_stopped: np.ndarray  # [Q] bool: the last one emitted ends the text
+    is_full: np.ndarray  # [Q] bool: there is no room for more
+    emitted: np.ndarray  # [E] int64: all tokens that are emitted, in order
+    rows: np.ndarray  # [E] int64: the rows of the logits that they are from
+
+    @property
+    def has_ended(self) -> np.ndarray:
+        """[Q] bool"""
+        ended: np.ndarray = self.is_stopped | self.is_full | (self.errors < 0)
+        return ended
+
+
+def verify(table: SlotTable, batch: Batch, sampled: np.ndarray, eos_ids: np.ndarray) -> Verdict:
+    """``sampled`` [S] int64, token ids or below 0 what is wrong with the row. A row fails if its
+    first one is wrong; a later one is sampled again in the next step."""
+    slots, num_drafts = batch.sampling_slots, batch.num_drafts[batch.sampling_rows]
+    starts = np.cumsum(1 + num_drafts) - 1 - num_drafts
+    columns = np.arange(1 + int(num_drafts.max(initial=0)))
+    is_there = columns <= num_drafts[:, None]
+    tokens = sampled[np.where(is_there, starts[:, None] + columns, 0)]
+    drafts = _drafts(table, slots, num_drafts, columns[:-1])
+    is_right = np.cumprod(drafts == tokens[:, :-1], 1)
+    nums = 1 + is_right.sum(1)  # of each row, if nothing ends it before
+    wrong = _first(tokens < 0)
+    is_last = _ends_text(table, slots, tokens, eos_ids)
+    rooms = table.end[slots] - table.num_tokens[slots]
+    ends = _first(is_last) + 1
+    num_emitted = np.minimum(np.minimum(nums, wrong), np.minimum(ends, rooms))
+    is_emitted = columns < num_emitted[:, None]
+    return Verdict(
+        tokens,
+        drafts,
+        num_emitted,
+        np.minimum(nums - 1, num_emitted),
+        np.where(wrong == 0, tokens[:, 0], 0),
+        ends == num_emitted,
+        rooms == num_emitted,
+        tokens[is_emitted],
+        (starts[:, None] + columns)[is_emitted],
+    )
+
+
+def _drafts(
+    table: SlotTable, slots: np.ndarray, num_drafts: np.ndarray, columns: np.ndarray
+) -> np.ndarray:
+    places = np.minimum(table.num_tokens[slots][:, None] + columns, table.max_len)
+    found = table.ids[slots[:, None], places].astype(np.int64)
+    drafts: np.ndarray = np.where(columns < num_drafts[:, None], found, NO_TOKEN)
+    return drafts
+
+
+def _ends_text(
+    table: SlotTable, slots: np.ndarray, tokens: np.ndarray, eos_ids: np.ndarray
+) -> np.ndarray:
+    is_end = (tokens[:, :, None] == eos_ids).any(2) & ~table.ignore_eos[slots, None]
+    for row in np.flatnonzero(table.has_stop_ids[slots]):
+        is_end[row] |= np.isin(tokens[row], table.params[slots[row]].stop_token_ids)
+    ends: np.ndarray = is_end
+    return ends
+
+
+def _first(flags: np.ndarray) -> np.ndarray:
+    """The first true column of each row [Q, w], or one beyond what a row may have."""
+    first: np.ndarray = np.where(flags.any(1), flags.argmax(1), flags.shape[1] + 1)
+    return first
