@@ -30,7 +30,9 @@ def prepare(
         native_kernels=kernels == "native", num_threads=1, block_size=CAPACITY.block_size
     )
     model, _ = choose_kernels(model, config, settings, dtype, CPU)
-    cache = KVCache(config, config.num_hidden_layers, CAPACITY.num_blocks, CAPACITY.block_size, dtype, CPU)
+    cache = KVCache(
+        config, config.num_hidden_layers, CAPACITY.num_blocks, CAPACITY.block_size, dtype, CPU
+    )
     table = SlotTable(CAPACITY)
     params = SamplingParams(seed=0)
     tables = np.arange(CAPACITY.num_blocks).reshape(CAPACITY.max_num_seqs, -1).tolist()

@@ -1,16 +1,14 @@
 """A text that begins in the cache is the one that is computed from its first token on."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 
-from services.scheduler.scheduler import Scheduler
 from services.worker.engine import Engine
 from shared.config import EMBEDDED_MODEL
-from shared.messages import Generate, SamplingParams
-from shared.token_arrays import Layout
+from shared.messages import SamplingParams
+from tests.services.worker import scheduled
 from tests.services.worker.driver import KERNELS, make_engine
+from tests.services.worker.scheduled import Run
 
 PARAMS = SamplingParams(seed=0, temperature=0.0, max_tokens=24, ignore_eos=True)
 
@@ -25,39 +23,14 @@ def engine(request: pytest.FixtureRequest) -> Engine:
         max_model_len=128,
         max_num_batched_tokens=7,
         num_gpu_blocks_override=num_blocks,
+        speculative_config={"method": "none"},
     )
 
 
-@dataclass
-class Run:
-    """The texts of ``prompts``, one after another of which comes while others run."""
-
-    texts: list[list[int]]
-    num_hits: int = 0  # sequences that began in the cache
-    num_resumed: int = 0  # of them, those that had been preempted
-
-
 def run(engine: Engine, prompts: list[list[int]], caches_prefixes: bool) -> Run:
-    core = Scheduler(100, 10, caches_prefixes)
-    core.add_worker("w", engine.capacity)
-    done, waiting = Run([[] for _ in prompts]), list(enumerate(prompts))
-    while waiting or core.sequences:
-        if waiting and len(core.sequences) < 4:
-            index, prompt = waiting.pop(0)
-            ids = np.array(prompt, np.int32)
-            core.add(Generate(str(index), 1, 0, len(ids), PARAMS), ids, 0, float(index))
-        planned = core.plan("w")
-        assert planned is not None
-        for row in planned.plan.admit:
-            done.num_hits += row.num_cached > 0
-            done.num_resumed += row.num_cached > 0 and row.num_ids > row.prompt_len
-        result, arrays = engine.step(planned.plan, planned.ids)
-        layout = Layout(result.rows, arrays)
-        for each in core.absorb("w", result, arrays):
-            ids = layout.part(each.index, each.index + 1).ids
-            done.texts[int(each.sequence.request)] += ids.tolist()
-    engine.reset()
-    return done
+    return scheduled.run(
+        engine, prompts, PARAMS, caches_prefixes=caches_prefixes, pipeline_depth=1, max_open=4
+    )
 
 
 def random_ids(num: int, length: int, seed: int) -> list[list[int]]:

@@ -1,0 +1,87 @@
+"""The engine under the scheduler's own core: texts, and all that is told of them. No sockets."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.scheduler.scheduler import Scheduler
+from services.worker.engine import Engine
+from shared.messages import Generate, Grant, ResultRow, SamplingParams, StepPlan
+from shared.token_arrays import Layout, TokenArrays
+
+UNLIMITED_BYTES = 1 << 40
+
+
+@dataclass
+class Run:
+    """By request; rows in the order they came. ``num_hits`` sequences began in the cache, of which
+    ``num_resumed`` had been preempted."""
+
+    texts: list[list[int]]
+    told: list[list[np.ndarray]]  # values of each token
+    verified: list[list[tuple[int, int]]]  # of each row: drafts, and how many of them were right
+    drafts: list[list[tuple[ResultRow, TokenArrays]]]
+    ends: list[str]
+    num_hits: int = 0
+    num_resumed: int = 0
+
+    @classmethod
+    def of(cls, num: int) -> "Run":
+        lists = [[[] for _ in range(num)] for _ in range(4)]
+        return cls(*lists, ends=[""] * num)
+
+    @property
+    def num_accepted(self) -> int:
+        return sum(accepted for rows in self.verified for _, accepted in rows)
+
+    def note_plan(self, plan: StepPlan) -> None:
+        for row in plan.admit:
+            self.num_hits += row.num_cached > 0
+            self.num_resumed += row.num_cached > 0 and row.num_ids > row.prompt_len
+
+    def note(self, row: ResultRow, part: TokenArrays) -> None:
+        index = int(row.request)
+        if row.of_drafts:
+            self.drafts[index].append((row, part))
+        elif not row.of_prompt:
+            self.texts[index] += part.ids.tolist()
+            self.told[index] += list(part.values.reshape(row.num_tokens, row.num_values))
+            self.verified[index].append((row.num_drafts, row.num_accepted))
+        if row.finish or row.error:
+            self.ends[index] = row.finish or "error"
+
+
+def run(
+    engine: Engine,
+    prompts: Sequence[list[int]],
+    params: Sequence[SamplingParams] | SamplingParams,
+    *,
+    caches_prefixes: bool = False,
+    pipeline_depth: int = 2,
+    max_open: int = 1000,
+) -> Run:
+    """All ``prompts``, one after another of which comes while up to ``max_open`` run."""
+    core = Scheduler(1000, 10, caches_prefixes, pipeline_depth)
+    core.add_worker("w", engine.capacity)
+    each_params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+    done, waiting = Run.of(len(prompts)), deque(enumerate(prompts))
+    in_flight = deque()
+    while waiting or core.sequences:
+        while waiting and len(core.sequences) < max_open:
+            index, prompt = waiting.popleft()
+            ids = np.array(prompt, np.int32)
+            generate = Generate(str(index), 1, 0, len(ids), each_params[index])
+            core.add(generate, ids, 0, float(index))
+            core.grant(Grant(str(index), 1, engine.capacity.max_model_len, UNLIMITED_BYTES))
+        while (planned := core.plan("w")) is not None:
+            done.note_plan(planned.plan)
+            in_flight.append(planned)
+        planned = in_flight.popleft()
+        result, arrays = engine.step(planned.plan, planned.ids)
+        layout = Layout(result.rows, arrays)
+        for each in core.absorb("w", result, arrays):
+            done.note(each.row, layout.part(each.index, each.index + 1))
+    engine.reset()
+    return done
