@@ -1,7 +1,7 @@
 """Builds a model and fills it from safetensors files, which are mapped and never read whole.
 
 Knows no architecture: each module says which tensors of a checkpoint its parameters are made of,
-by default one each under the parameter's own name.
+by default one each under the parameter's own name. For MTP heads ``mtp_layouts`` says more.
 """
 
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from services.worker.model_config import ModelConfig
 from services.worker.models import CausalLM
+from services.worker.mtp_layouts import MappedTensor, MtpLayout, mtp_layout
 from services.worker.progress import Progress
 from services.worker.registry import find_model
 from shared.errors import ConfigError
@@ -40,12 +41,12 @@ def load_model(
 ) -> CausalLM:
     """The model of ``config`` with the folder's weights. Raises ConfigError naming the tensor."""
     model = build_model(config, dtype, device)
-    fill(model, weight_files(folder), progress)
+    fill(model, weight_files(folder), mtp_layout(config), progress)
     return model
 
 
-def fill(model: nn.Module, files: list[Path], progress: Progress) -> None:
-    """Copies every tensor of ``files`` to where it belongs."""
+def fill(model: nn.Module, files: list[Path], layout: MtpLayout | None, progress: Progress) -> None:
+    """Copies every tensor of ``files`` to where it belongs; ``layout`` is that of an MTP head."""
     wanted = _destinations(model)
     lacking = set(wanted)
     num_bytes, done_bytes = sum(file.stat().st_size for file in files), 0
@@ -53,11 +54,14 @@ def fill(model: nn.Module, files: list[Path], progress: Progress) -> None:
         for name, tensor in _tensors(file):
             progress(f"loading {file.name}", done_bytes / num_bytes)
             done_bytes += tensor.nbytes
-            for destination in wanted.get(name, ()):
-                _copy(file, name, tensor, destination)
-            if name not in wanted and not name.endswith(IGNORED):
+            ours = _as_ours(name, layout)
+            if ours.is_copy:
+                continue
+            for destination in wanted.get(ours.name, ()):
+                _copy(file, name, ours.transform(tensor), destination)
+            if ours.name not in wanted and not ours.name.endswith(IGNORED):
                 raise ConfigError(f"model: {file}: the architecture has no tensor {name}")
-            lacking.discard(name)
+            lacking.discard(ours.name)
     if lacking:
         raise ConfigError(f"model: {files[0].parent} lacks {_some(sorted(lacking))}")
     progress("weights are loaded", 1.0)
@@ -91,6 +95,11 @@ def _pieces(path: str, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     else:
         for name, parameter in module.named_parameters(recurse=False):
             yield f"{path}.{name}", parameter
+
+
+def _as_ours(name: str, layout: MtpLayout | None) -> MappedTensor:
+    of_head = layout.renamed(name) if layout else None
+    return of_head or MappedTensor(name)
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
