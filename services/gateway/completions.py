@@ -38,6 +38,8 @@ JSON_HEADERS = {"Content-Type": "application/json"}
 
 TOKEN_BYTES = 16  # what is kept around the text of a token, when many have become one
 ID_BYTES = 48  # of a token id in a reply: int32, then a number of Python's in a list, then text
+DRAFT_BYTES = 20  # id, logprob, rank, position, whether it was right
+NUM_DRAFTS = 8  # reckoned for a token; how many come is a matter of the worker
 
 _NO_IDS = np.zeros(0, np.int32)
 
@@ -195,12 +197,12 @@ class Completions:
 
 def token_bytes(job: Job, model: ModelInfo) -> int:
     """What may be held, beside the text, of all the choices: of each token and alternative an id
-    and a float32, and a rank; and the ids for the client. A whole reply holds all its tokens, a
-    streamed one what may be sent before its client has read."""
+    and a float32, and a rank; the drafts for it; and the ids for the client. A whole reply holds
+    all its tokens, a streamed one what may be sent before its client has read."""
     logprobs = job.params.logprobs
     if logprobs is None and not job.returns_ids:
         return 0
-    per_token = ID_BYTES * job.returns_ids
+    per_token = ID_BYTES * job.returns_ids + NUM_DRAFTS * DRAFT_BYTES * job.params.draft_logprobs
     if logprobs is not None:
         per_token += _logprob_bytes(logprobs, model)
     max_tokens = job.params.max_tokens

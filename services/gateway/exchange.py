@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
+from services.gateway.drafts import NO_DRAFTS, Drafts, drafts_of, joined
 from shared.codec import Array
 from shared.errors import RequestError
 from shared.messages import Delta, Finished
@@ -18,6 +19,9 @@ class Progress:
     ``index`` numbers the choices of all prompts through. ``num_values`` and ``num_top_ids`` say how
     ``arrays`` is laid out, as in TokenRow. ``of_prompt``: the tokens are those of its prompt, from
     the second one on; ``index`` is the first choice of several that have it.
+
+    ``num_drafts`` were verified beside the tokens and ``num_accepted`` are among them; ``drafts``
+    tells of each, if the client asked.
     """
 
     index: int
@@ -27,10 +31,23 @@ class Progress:
     num_top_ids: int
     finished: Finished | None
     of_prompt: bool = False
+    num_drafts: int = 0
+    num_accepted: int = 0
+    drafts: Drafts = NO_DRAFTS
 
     @property
     def num_tokens(self) -> int:
         return len(self.arrays.ids)
+
+    @property
+    def num_entries(self) -> int:
+        """How many logprobs a reply tells of it."""
+        return len(self.arrays.values) + self.drafts.num
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the arrays that came."""
+        return self.arrays.num_bytes + self.drafts.arrays.num_bytes
 
 
 def merged(progresses: Sequence[Progress]) -> Progress:
@@ -41,6 +58,9 @@ def merged(progresses: Sequence[Progress]) -> Progress:
         text="".join(each.text for each in progresses),
         arrays=join([each.arrays for each in progresses]),
         finished=progresses[-1].finished,
+        num_drafts=sum(each.num_drafts for each in progresses),
+        num_accepted=sum(each.num_accepted for each in progresses),
+        drafts=joined(each.drafts for each in progresses),
     )
 
 
@@ -50,14 +70,28 @@ class _Pending:
     def __init__(self) -> None:
         self.rows: list[Delta] = []
         self.parts: list[TokenArrays] = []
+        self.drafts: list[Drafts] = []
         self.finished: Finished | None = None
+
+    def add(self, row: Delta, part: TokenArrays) -> None:
+        if row.of_drafts:
+            self.drafts.append(drafts_of(row, part))
+            return
+        self.rows.append(row)
+        if row.num_tokens:
+            self.parts.append(part.copied())
 
     def take(self, index: int, of_prompt: bool = False) -> Progress:
         text = "".join(row.text for row in self.rows)
         widths = [(row.num_values, row.num_top_ids) for row in self.rows if row.num_tokens]
         arrays = join(self.parts) if self.parts else TokenArrays()
         num_values, num_top_ids = widths[0] if widths else (0, 0)
-        return Progress(index, text, arrays, num_values, num_top_ids, self.finished, of_prompt)
+        return Progress(
+            index, text, arrays, num_values, num_top_ids, self.finished, of_prompt,
+            sum(row.num_drafts for row in self.rows),
+            sum(row.num_accepted for row in self.rows),
+            joined(self.drafts),
+        )  # fmt: skip
 
 
 class Exchange:
@@ -102,9 +136,7 @@ class Exchange:
             self._note_told(prompt, row.num_tokens)
         else:
             pending = self._pending.setdefault(index, _Pending())
-        pending.rows.append(row)
-        if row.num_tokens:
-            pending.parts.append(part.copied())
+        pending.add(row, part)
         self._changed.set()
 
     def finish(self, index: int, finished: Finished) -> None:

@@ -35,6 +35,7 @@ class Output:
     finished: Finished | None
     token_ids: TokenIds
     prompt_token_ids: TokenIds
+    draft_logprobs: Raw | UnsetType
     prompt_logprobs: Raw | UnsetType = UNSET
 
     @property
@@ -80,6 +81,7 @@ class ChatFormat:
             output.finish_reason,
             output.stop_reason,
             output.token_ids,
+            output.draft_logprobs,
         )
 
     def whole(self, output: Output) -> Choice:
@@ -90,6 +92,7 @@ class ChatFormat:
             output.finish_reason,
             output.stop_reason,
             output.token_ids,
+            output.draft_logprobs,
         )
 
     def logprobs(self, spelling: Spelling, echo: EchoedPrompt | None) -> LogprobWriter:
@@ -112,6 +115,7 @@ class TextFormat:
             output.stop_reason,
             output.token_ids,
             output.prompt_token_ids,
+            output.draft_logprobs,
             output.prompt_logprobs,
         )
 

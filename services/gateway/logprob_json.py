@@ -155,10 +155,10 @@ def pieces_of(token: Token) -> Iterator[tuple[list[int], list[bytes]]]:
     ids, values = ids[:num_top], values[:num_top]
     for start in range(0, len(ids), PIECE_ENTRIES):
         end = start + PIECE_ENTRIES
-        yield ids[start:end].tolist(), _numbers(values[start:end])
+        yield ids[start:end].tolist(), numbers(values[start:end])
 
 
-def _numbers(values: Array) -> list[bytes]:
+def numbers(values: Array) -> list[bytes]:
     """The shortest digits that give the same float32."""
     return orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")
 

@@ -10,11 +10,19 @@ class PromptTokensDetails(Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Struct):
+    """Of the drafts that were verified, those that the completion has and those that it has not."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class Usage(Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class ChatDelta(Struct, omit_defaults=True):
@@ -35,6 +43,7 @@ class ChunkChoice(Struct):
     finish_reason: str | None = None
     stop_reason: StopReason = UNSET
     token_ids: TokenIds = UNSET
+    draft_logprobs: Raw | UnsetType = UNSET
 
 
 class ChatChoice(Struct):
@@ -44,6 +53,7 @@ class ChatChoice(Struct):
     finish_reason: str | None
     stop_reason: StopReason
     token_ids: TokenIds
+    draft_logprobs: Raw | UnsetType
 
 
 class TextChoice(Struct):
@@ -54,6 +64,7 @@ class TextChoice(Struct):
     stop_reason: StopReason
     token_ids: TokenIds
     prompt_token_ids: TokenIds
+    draft_logprobs: Raw | UnsetType
     prompt_logprobs: Raw | UnsetType = UNSET
 
 

@@ -78,6 +78,7 @@ def _job(
     text: TextOptions,
 ) -> Job:
     _check_stream(request)
+    _check_drafts(request, logprobs)
     asked = request.prompt_logprobs
     prompt_logprobs = num_logprobs(asked, "prompt_logprobs", limits.max_logprobs, model)
     return Job(
@@ -107,6 +108,14 @@ def _check_stream(request: GenerationRequest) -> None:
         raise InvalidRequest(
             f"prompt_logprobs is {request.prompt_logprobs}; it is allowed without stream only",
             param="prompt_logprobs",
+        )
+
+
+def _check_drafts(request: GenerationRequest, logprobs: int | None) -> None:
+    if request.include_draft_logprobs and logprobs is None:
+        raise InvalidRequest(
+            "include_draft_logprobs is true; it is allowed with logprobs only",
+            param="include_draft_logprobs",
         )
 
 

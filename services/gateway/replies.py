@@ -44,16 +44,15 @@ class WholeWriter:
             return
         if not self._reply.shows_tokens:
             progress = replace(progress, arrays=TokenArrays())
-        self._num_entries += len(progress.arrays.values)
+        self._num_entries += progress.num_entries
         self._num_entries += progress.num_tokens if self._reply.job.returns_ids else 0
         self._keep(progress.index, progress)
-        if progress.finished is not None:
-            self._tally.add(progress.index, progress.finished)
+        self._tally.add(progress)
 
     def _keep(self, index: int, progress: Progress) -> None:
         kept = self._progresses[index]
         kept.append(progress)
-        is_small = progress.arrays.num_bytes <= _MAX_MERGED_BYTES
+        is_small = progress.num_bytes <= _MAX_MERGED_BYTES
         self._num_loose[index] = self._num_loose[index] + 1 if is_small else 0
         if self._num_loose[index] == _NUM_MERGED:
             kept[-_NUM_MERGED:] = [merged(kept[-_NUM_MERGED:])]
@@ -89,6 +88,7 @@ class WholeWriter:
             progresses[-1].finished,
             reply.token_ids(progresses),
             reply.prompt_token_ids(index),
+            _LOGPROBS if reply.job.params.draft_logprobs else UNSET,
             self._prompt_hole(),
         )
 
@@ -97,12 +97,14 @@ class WholeWriter:
 
     def _logprobs(self) -> Iterator[Iterator[bytes]]:
         """For the holes, in order."""
-        reply = self._reply
+        reply, drafts = self._reply, self._reply.draft_logprobs()
         for index, progresses in enumerate(self._progresses):
             of_prompt = self._of_prompts[index // reply.job.num_choices]
             if (writer := reply.logprobs(index)) is not None:
                 echoed = of_prompt if reply.job.echoes else []
                 yield writer.write([*echoed, *progresses])
+            if drafts is not None:
+                yield drafts.write(each.drafts for each in progresses)
             is_last = index + 1 == len(self._progresses)
             prompts = reply.prompt_logprobs()
             if prompts is not None and (is_last or not reply.format.prompt_on_top):
@@ -118,6 +120,7 @@ class EventWriter:
         self._reply = reply
         self._no_usage = None if reply.job.includes_usage else UNSET
         self._logprobs = [reply.logprobs(index) for index in range(num_choices)]
+        self._draft_logprobs = reply.draft_logprobs()
         self._unbegun = set(range(num_choices))
         self._num_open = num_choices
         self._tally = Tally(reply)
@@ -125,6 +128,7 @@ class EventWriter:
     def write(self, progress: Progress) -> Iterator[bytes]:
         """All that ``progress`` gives to send; nothing while no whole character is there. What is
         told of a prompt goes to each of its choices."""
+        self._tally.add(progress)
         if not progress.of_prompt:
             yield from self._write(progress)
             return
@@ -141,7 +145,6 @@ class EventWriter:
         yield from self._chunk(progress, is_first)
         if progress.finished is not None:
             self._num_open -= 1
-            self._tally.add(progress.index, progress.finished)
             if not self._num_open:
                 yield from self._closing()
 
@@ -153,6 +156,7 @@ class EventWriter:
         reply, index = self._reply, progress.index
         begins_prompt = is_first and reply.echoed_prompt(index) is not None
         writer = self._logprobs[index] if progress.num_tokens or begins_prompt else None
+        drafts = self._draft_logprobs if progress.drafts.num else None
         output = Output(
             index,
             (reply.echo(index) if is_first else "") + progress.text,
@@ -160,8 +164,10 @@ class EventWriter:
             progress.finished,
             reply.token_ids([progress]),
             reply.prompt_token_ids(index) if is_first else UNSET,
+            _LOGPROBS if drafts is not None else UNSET,
         )
         logprobs = [writer.write([progress])] if writer is not None else []
+        logprobs += [drafts.write([progress.drafts])] if drafts is not None else []
         yield from self._event([reply.format.chunk(output)], UNSET, logprobs)
 
     def _closing(self) -> Iterator[bytes]:
@@ -185,7 +191,7 @@ class EventWriter:
 
 def is_large(progress: Progress) -> bool:
     """Whether its events are better made in pieces."""
-    return len(progress.arrays.values) > PIECE_ENTRIES
+    return progress.num_entries > PIECE_ENTRIES
 
 
 def _filled(encoded: bytes, logprobs: Iterable[Iterator[bytes]]) -> Iterator[bytes]:

@@ -6,6 +6,7 @@ from itertools import chain
 
 from msgspec import UNSET, Raw, UnsetType
 
+from services.gateway.draft_logprob_json import DraftLogprobs
 from services.gateway.exchange import Progress
 from services.gateway.formats import Format
 from services.gateway.job import Job
@@ -13,6 +14,7 @@ from services.gateway.logprob_json import EchoedPrompt, LogprobWriter
 from services.gateway.openai import (
     Choice,
     Completion,
+    CompletionTokensDetails,
     PromptTokensDetails,
     TokenIds,
     Usage,
@@ -63,6 +65,12 @@ class Reply:
             return None
         return self.format.logprobs(self.spelling, self.echoed_prompt(index))
 
+    def draft_logprobs(self) -> DraftLogprobs | None:
+        """For the drafts of every choice."""
+        if self.spelling is None or not self.job.params.draft_logprobs:
+            return None
+        return DraftLogprobs(self.spelling)
+
     def prompt_logprobs(self) -> PromptLogprobs | None:
         """For the tokens of a prompt by themselves."""
         num_top = self.job.num_prompt_logprobs
@@ -110,7 +118,7 @@ class Reply:
 
 
 class Tally:
-    """The tokens of a reply, added up as its choices end.
+    """The tokens of a reply, added up as its choices end, and the drafts as they come.
 
     Of a prompt's choices the first tells how much of the prompt was cached: what the others found
     the first one had just computed.
@@ -119,13 +127,30 @@ class Tally:
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
         self._num_tokens = self._num_cached = 0
+        self._num_drafts = self._num_accepted = 0
 
-    def add(self, index: int, finished: Finished) -> None:
+    def add(self, progress: Progress) -> None:
+        self._num_drafts += progress.num_drafts
+        self._num_accepted += progress.num_accepted
+        if progress.finished is not None:
+            self._add_end(progress.index, progress.finished)
+
+    def _add_end(self, index: int, finished: Finished) -> None:
         self._num_tokens += finished.num_tokens
         if index % self._reply.job.num_choices == 0:
             self._num_cached += finished.num_cached
 
     def usage(self) -> Usage:
         num_prompt = sum(map(len, self._reply.prompt_ids))
-        details = PromptTokensDetails(self._num_cached)
-        return Usage(num_prompt, self._num_tokens, num_prompt + self._num_tokens, details)
+        return Usage(
+            num_prompt,
+            self._num_tokens,
+            num_prompt + self._num_tokens,
+            PromptTokensDetails(self._num_cached),
+            self._of_drafts(),
+        )
+
+    def _of_drafts(self) -> CompletionTokensDetails | UnsetType:
+        if not self._num_drafts:
+            return UNSET
+        return CompletionTokensDetails(self._num_accepted, self._num_drafts - self._num_accepted)

@@ -48,6 +48,7 @@ def sampling_params(
         logit_bias=_biases(request.logit_bias or {}, model.vocab_size),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        draft_logprobs=bool(request.include_draft_logprobs),
     )
 
 

@@ -76,6 +76,7 @@ class GenerationRequest(Struct, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     prompt_logprobs: NumLogprobs | None = None
+    include_draft_logprobs: bool | None = None
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
     request_id: RequestId | None = None

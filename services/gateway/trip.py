@@ -47,7 +47,7 @@ class _Choice:
     def add(self, row: Delta, part: TokenArrays) -> None:
         if row.of_prompt:
             self.num_told += row.num_tokens
-        else:
+        elif not row.of_drafts:
             self.ids.frombytes(part.ids.tobytes())
         self.num_chars += len(row.text)
         self._num_bytes += part.num_bytes
@@ -56,7 +56,7 @@ class _Choice:
     def take(self, progress: Progress) -> tuple[int, int] | None:
         """The tokens and bytes to grant, once half a window has been taken."""
         self.num_taken += 0 if progress.of_prompt else progress.num_tokens
-        self._num_untaken_bytes -= progress.arrays.num_bytes
+        self._num_untaken_bytes -= progress.num_bytes
         num_tokens = self.num_taken + WINDOW_TOKENS
         num_bytes = self._num_bytes - self._num_untaken_bytes + WINDOW_BYTES
         is_due = (

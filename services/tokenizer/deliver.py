@@ -1,5 +1,7 @@
 """Ids up to text: what one Tokens brings to open requests."""
 
+import msgspec
+
 from services.tokenizer.choice import Choice
 from services.tokenizer.metrics import DECODED_TOKENS
 from services.tokenizer.open_requests import OpenRequest, OpenRequests
@@ -22,6 +24,7 @@ def deliver(tokens: Tokens, arrays: TokenArrays, open_requests: OpenRequests) ->
     for index, row in enumerate(tokens.rows):
         delivery.push(index, row, ids[start : start + row.num_tokens])
         start += row.num_tokens
+    delivery.check_drafts()
     for finished in tokens.finished:
         delivery.finish(finished)
     outbox.send()
@@ -39,6 +42,7 @@ class _Delivery:
             (each.request, each.attempt) for each in finished if each.reason == "stop"
         }
         self._stop_ids: dict[tuple[str, int], int] = {}
+        self._drafts: dict[tuple[str, int], tuple[int, TokenRow]] = {}  # their tokens are to come
         self.ended: list[OpenRequest] = []
         self.num_tokens = 0
 
@@ -48,32 +52,44 @@ class _Delivery:
             return
         request, choice = found
         choice.num_cached = row.num_cached
+        _check_position(choice, row)
         if row.of_prompt:
-            self._push_prompt(request, choice, index, row)
-            return
+            choice.num_told += row.num_tokens
+            self._outbox.add_row(request, choice, index, row)
+        elif row.of_drafts:
+            self._drafts[row.request, row.attempt] = index, row
+        else:
+            self._push_tokens(request, choice, index, row, ids)
+
+    def check_drafts(self) -> None:
+        """When all rows are pushed."""
+        if self._drafts:
+            names = ", ".join(name for name, _ in self._drafts)
+            raise ValueError(f"drafts came without the tokens they are for: {names}")
+
+    def _push_tokens(
+        self, request: OpenRequest, choice: Choice, index: int, row: TokenRow, ids: list[int]
+    ) -> None:
         ends_text = (row.request, row.attempt) in self._stopping
         if ends_text and ids[-1] in request.submit.params.stop_token_ids:
             self._stop_ids[row.request, row.attempt] = ids[-1]
-        before = choice.num_tokens
-        if row.position != before:
-            raise ValueError(f"{row.request}: token {row.position} came where {before} belongs")
         text = choice.push(ids, last_is_mute=ends_text and not request.submit.text.includes_stop)
-        num_new = choice.num_tokens - before
-        self.num_tokens += num_new
-        self._outbox.add_row(request, choice, index, num_new, text)
+        row = _first_tokens(row, choice.num_tokens - row.position)
+        self.num_tokens += row.num_tokens
+        self._add_drafts(request, choice, row)
+        self._outbox.add_row(request, choice, index, row, text)
         if choice.stop is not None:
             request.cancel_choice(choice.index)
             self._outbox.add_end(request, choice, "", "stop", choice.stop)
             self._close(request, choice)
 
-    def _push_prompt(self, request: OpenRequest, choice: Choice, index: int, row: TokenRow) -> None:
-        if row.position != choice.num_told:
-            raise ValueError(
-                f"{row.request}: token {row.position} of the prompt came where {choice.num_told}"
-                " belongs"
-            )
-        choice.num_told += row.num_tokens
-        self._outbox.add_prompt(request, choice, index)
+    def _add_drafts(self, request: OpenRequest, choice: Choice, row: TokenRow) -> None:
+        """Those for the tokens of ``row``: what a stop string cut off was of no use."""
+        held = self._drafts.pop((row.request, row.attempt), None)
+        if held is not None:
+            index, drafts = held
+            drafts = msgspec.structs.replace(drafts, num_accepted=row.num_accepted)
+            self._outbox.add_row(request, choice, index, drafts)
 
     def finish(self, finished: Finished) -> None:
         found = self._open.by_sequence(finished.request, finished.attempt)
@@ -92,3 +108,19 @@ class _Delivery:
         if not request.choices:
             self._open.pop(request, "finished")
             self.ended.append(request)
+
+
+def _check_position(choice: Choice, row: TokenRow) -> None:
+    expected = choice.num_told if row.of_prompt else choice.num_tokens
+    if row.position != expected:
+        of_prompt = " of the prompt" if row.of_prompt else ""
+        raise ValueError(
+            f"{row.request}: token {row.position}{of_prompt} came where {expected} belongs"
+        )
+
+
+def _first_tokens(row: TokenRow, num: int) -> TokenRow:
+    if num == row.num_tokens:
+        return row
+    num_accepted = min(row.num_accepted, num)
+    return msgspec.structs.replace(row, num_tokens=num, num_accepted=num_accepted)

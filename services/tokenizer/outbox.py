@@ -2,7 +2,7 @@
 
 from services.tokenizer.choice import Choice
 from services.tokenizer.open_requests import OpenRequest
-from shared.messages import Delta, Deltas, Finished, FinishReason
+from shared.messages import Delta, Deltas, Finished, FinishReason, TokenRow
 from shared.peer import Peer
 from shared.token_arrays import Layout, Selection
 
@@ -21,26 +21,17 @@ class Outbox:
         self._letters: dict[Peer, _Letter] = {}
 
     def add_row(
-        self, request: OpenRequest, choice: Choice, index: int, num: int, text: str
+        self, request: OpenRequest, choice: Choice, index: int, row: TokenRow, text: str = ""
     ) -> None:
-        """The first ``num`` tokens of row ``index``, with the text that goes out."""
-        row = self._layout.rows[index]
+        """``row``, which is row ``index`` or the beginning of it, with the text that goes out."""
         letter = self._letter(request)
-        position = choice.num_tokens - num
-        widths = (row.num_values, row.num_top_ids)
-        delta = Delta(request.request, request.attempt, choice.index, position, num, text, *widths)
+        delta = Delta(
+            request.request, request.attempt, choice.index, row.position, row.num_tokens, text,
+            row.num_values, row.num_top_ids,
+            row.of_prompt, row.of_drafts, row.num_drafts, row.num_accepted,
+        )  # fmt: skip
         letter.deltas.rows.append(delta)
-        letter.selection.add(index, num)
-
-    def add_prompt(self, request: OpenRequest, choice: Choice, index: int) -> None:
-        """Row ``index``, which tells of the prompt."""
-        row = self._layout.rows[index]
-        letter = self._letter(request)
-        name = (request.request, request.attempt, choice.index)
-        widths = (row.num_values, row.num_top_ids)
-        position = choice.num_told - row.num_tokens
-        letter.deltas.rows.append(Delta(*name, position, row.num_tokens, "", *widths, True))
-        letter.selection.add(index)
+        letter.selection.add(index, row.num_tokens)
 
     def add_end(
         self,

@@ -1,0 +1,112 @@
+"""Drafts on their way up, beside the tokens they were for."""
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from services.tokenizer.deliver import deliver
+from services.tokenizer.metrics import DECODED_TOKENS
+from services.tokenizer.open_requests import OpenRequests
+from shared.messages import TokenRow, Tokens
+from shared.token_arrays import TokenArrays
+from tests.services.tokenizer.test_deliver import FakePeer, open_request
+
+NUM_DRAFTS, NUM_VALUES = 5, 21  # six tokens a row
+
+
+def speculated(ids: list[int], num_accepted: int) -> tuple[Tokens, TokenArrays]:
+    """What a step brings of ``a/0`` that verified five drafts: each number of the payload tells
+    where it lay."""
+    drafts = TokenRow("a/0", 1, 0, NUM_DRAFTS, 1, of_drafts=True, num_accepted=num_accepted)
+    text = TokenRow(
+        "a/0", 1, 0, len(ids), NUM_VALUES, NUM_VALUES - 1,
+        num_drafts=NUM_DRAFTS, num_accepted=num_accepted,
+    )  # fmt: skip
+    num = len(ids)
+    return Tokens([drafts, text], []), TokenArrays(
+        np.array([*range(NUM_DRAFTS), *ids], np.int32),
+        np.arange(NUM_DRAFTS + num * NUM_VALUES, dtype=np.float32),
+        np.arange(num * (NUM_VALUES - 1), dtype=np.int32),
+        np.arange(NUM_DRAFTS + num, dtype=np.int32),
+    )
+
+
+def test_drafts_go_before_the_tokens_they_were_for_and_are_no_text(tokenizer: Tokenizer):
+    table, gateway = OpenRequests(), FakePeer()
+    request = open_request(table, tokenizer, "a", gateway)
+    ids = tokenizer.encode("quick brown fox").ids[:6]
+    counted = DECODED_TOKENS._value.get()
+    message, sent = speculated(ids, num_accepted=5)
+    deliver(message, sent, table)
+    ((deltas, arrays),) = gateway.sent
+    drafts, text = deltas.rows
+    assert (drafts.of_drafts, drafts.position, drafts.num_tokens, drafts.text) == (True, 0, 5, "")
+    assert (drafts.num_drafts, drafts.num_accepted) == (0, 5)
+    assert (text.of_drafts, text.position, text.num_tokens) == (False, 0, 6)
+    assert (text.num_drafts, text.num_accepted) == (5, 5)
+    assert text.text == tokenizer.decode(ids)
+    assert all(np.array_equal(*pair) for pair in zip(arrays, sent, strict=True))
+    assert request.choices[0].num_tokens == 6
+    assert DECODED_TOKENS._value.get() == counted + 6
+
+
+def test_of_drafts_behind_a_stop_string_none_is_accepted(tokenizer: Tokenizer):
+    table, gateway = OpenRequests(), FakePeer()
+    open_request(table, tokenizer, "a", gateway, stop=("c",))
+    ids = tokenizer.encode("quick brown fox").ids[:6]
+    num = 1 + next(i for i, token in enumerate(ids) if "c" in tokenizer.decode([token]))
+    assert num < 5
+    message, sent = speculated(ids, num_accepted=5)
+    deliver(message, sent, table)
+    ((deltas, arrays),) = gateway.sent
+    drafts, text = deltas.rows
+    assert (drafts.num_tokens, drafts.num_accepted) == (5, num)
+    assert (text.num_tokens, text.num_drafts, text.num_accepted) == (num, 5, num)
+    assert deltas.finished[0].num_tokens == num
+    assert arrays.values.tolist() == [*range(NUM_DRAFTS + num * NUM_VALUES)]
+    assert arrays.top_ids.tolist() == [*range(num * (NUM_VALUES - 1))]
+    assert arrays.ranks.tolist() == [*range(NUM_DRAFTS + num)]
+
+
+def test_a_stop_string_behind_the_accepted_drafts_takes_none_of_them_away(tokenizer: Tokenizer):
+    table, gateway = OpenRequests(), FakePeer()
+    open_request(table, tokenizer, "a", gateway, stop=("c",))
+    ids = tokenizer.encode("quick brown fox").ids[:6]
+    deliver(*speculated(ids, num_accepted=1), table)
+    ((deltas, _),) = gateway.sent
+    assert [row.num_accepted for row in deltas.rows] == [1, 1]
+
+
+def test_each_choice_gets_the_drafts_of_its_own(tokenizer: Tokenizer):
+    table, gateway = OpenRequests(), FakePeer()
+    open_request(table, tokenizer, "a", gateway, num_choices=2)
+    rows = [
+        TokenRow("a/0", 1, 0, 1, 1, of_drafts=True),
+        TokenRow("a/0", 1, 0, 1, 1, num_drafts=1),
+        TokenRow("gone/0", 1, 7, 1, 1, of_drafts=True),
+        TokenRow("gone/0", 1, 7, 1, 1, num_drafts=1),
+        TokenRow("a/1", 1, 0, 1, 1),
+    ]
+    numbers = np.arange(5, dtype=np.int32)
+    arrays = TokenArrays(numbers, numbers.astype(np.float32), numbers[:0], numbers)
+    deliver(Tokens(rows, []), arrays, table)
+    ((deltas, sent),) = gateway.sent
+    assert [(row.choice, row.of_drafts) for row in deltas.rows] == [(0, True), (0, False), (1, 0)]
+    assert sent.ids.tolist() == [0, 1, 4]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([TokenRow("a/0", 1, 1, 1, 1, of_drafts=True)], "token 1 came where 0 belongs"),
+        ([TokenRow("a/0", 1, 0, 1, 1, of_drafts=True)], "without the tokens they are for: a/0"),
+    ],
+)
+def test_drafts_for_other_tokens_than_those_that_come_are_a_broken_promise(
+    tokenizer: Tokenizer, rows: list[TokenRow], words: str
+):
+    table = OpenRequests()
+    open_request(table, tokenizer, "a", FakePeer())
+    one = np.ones(1, np.int32)
+    with pytest.raises(ValueError, match=words):
+        deliver(Tokens(rows, []), TokenArrays(one, one.astype(np.float32), one[:0], one), table)
