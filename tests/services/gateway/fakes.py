@@ -118,6 +118,49 @@ class Submitted:
         )
         self.peer.send(Deltas([row], []), *arrays)
 
+    def speculate(
+        self,
+        text: str,
+        ids: list[int],
+        drafts: list[int],
+        num_accepted: int,
+        num_top: int = 0,
+        choice: int = 0,
+    ) -> None:
+        """``ids`` of a step that verified ``drafts``, which are told if the client asked.
+
+        Token and draft number i have the logprob −i / 8 and the rank i + 1; a token's alternatives
+        are the ids from 0 on, each less likely than the one before by an eighth.
+        """
+        asked = self.submit.params
+        position = self.num_sent[choice]
+        self.num_sent[choice] += len(ids)
+        told = drafts if asked.draft_logprobs else []
+        num_values = 0 if asked.logprobs is None else 1 + num_top
+        rows = [
+            Delta(
+                *self.key, choice, position, len(ids), text, num_values, num_top,
+                num_drafts=len(drafts), num_accepted=num_accepted,
+            )
+        ]  # fmt: skip
+        if told:
+            of_drafts = Delta(
+                *self.key, choice, position, len(told), "", 1,
+                of_drafts=True, num_accepted=num_accepted,
+            )  # fmt: skip
+            rows.insert(0, of_drafts)
+        own = [*range(len(told)), *(range(len(ids)) if num_values else ())]
+        eighths = [*range(len(told))]
+        for number in range(len(ids) if num_values else 0):
+            eighths += [number, *range(num_top)]
+        arrays = TokenArrays(
+            np.array([*told, *ids], np.int32),
+            np.array(eighths, np.float32) / -8,
+            np.tile(np.arange(num_top, dtype=np.int32), len(ids)),
+            np.array(own, np.int32) + 1,
+        )
+        self.peer.send(Deltas(rows, []), *arrays)
+
     def finish(
         self,
         reason: FinishReason = "stop",

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from services.gateway.exchange import Exchange
+from services.gateway.exchange import Exchange, merged
 from shared.errors import Unavailable
 from shared.messages import Delta, Finished
 from shared.token_arrays import TokenArrays
@@ -120,3 +120,34 @@ async def test_nobody_waits_for_a_prompt_of_one_token_nor_for_one_that_was_abort
     add(exchange, 3, 0, "d", 9)
     exchange.finish(2, Finished("a~b/1", 1, 0, "abort", 0))
     assert {(await anext(exchange)).index, (await anext(exchange)).index} == {2, 3}
+
+
+def verify(exchange: Exchange, position: int, drafts: list[int], num_accepted: int) -> None:
+    """A token more than were accepted, with the drafts beside."""
+    name = ("a~b/0", 1, 0, position)
+    numbers = np.array(drafts, np.int32)
+    values = numbers.astype(np.float32)
+    exchange.add(
+        0,
+        Delta(*name, len(drafts), "", 1, of_drafts=True, num_accepted=num_accepted),
+        TokenArrays(numbers, values, numbers[:0], numbers),
+    )
+    num = num_accepted + 1
+    row = Delta(*name, num, "x", num_drafts=len(drafts), num_accepted=num_accepted)
+    exchange.add(0, row, TokenArrays(np.arange(num, dtype=np.int32)))
+
+
+async def test_drafts_of_several_steps_are_one_beside_their_tokens() -> None:
+    exchange = Exchange(1, 1)
+    verify(exchange, 0, [7, 8, 9], 2)
+    verify(exchange, 3, [5], 0)
+    progress = await anext(exchange)
+    assert progress.arrays.ids.tolist() == [0, 1, 2, 0]
+    assert (progress.num_values, progress.num_drafts, progress.num_accepted) == (0, 4, 2)
+    assert progress.drafts.arrays.ids.tolist() == [7, 8, 9, 5]
+    assert progress.drafts.positions.tolist() == [0, 1, 2, 3]
+    assert progress.drafts.are_accepted.tolist() == [True, True, False, False]
+    verify(exchange, 4, [6], 1)
+    both = merged([progress, await anext(exchange)])
+    assert both.drafts.positions.tolist() == [0, 1, 2, 3, 4]
+    assert (both.num_tokens, both.num_drafts, both.num_accepted) == (6, 5, 3)

@@ -92,6 +92,14 @@ def test_a_chat_asks_for_logprobs_with_two_fields(
     assert chat(**fields).params.logprobs == expected
 
 
+def test_drafts_are_told_where_the_client_asks_for_them_and_for_logprobs() -> None:
+    asked: dict[str, Any] = {"include_draft_logprobs": True}
+    assert completion(logprobs=0, **asked).params.draft_logprobs
+    assert chat(logprobs=True, **asked).params.draft_logprobs
+    for other in (False, None):
+        assert not completion(include_draft_logprobs=other).params.draft_logprobs
+
+
 def test_a_completion_asks_for_logprobs_with_one_field() -> None:
     assert [completion(logprobs=asked).params.logprobs for asked in (None, 0, 5)] == [None, 0, 5]
 

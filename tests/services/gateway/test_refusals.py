@@ -83,6 +83,8 @@ def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
         ({"top_logprobs": 3}, "top_logprobs", ["3", "logprobs true"]),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", ["21", "0 to 20"]),
         ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", ["-1", "0 to 20"]),
+        ({"include_draft_logprobs": True}, "include_draft_logprobs", ["true", "with logprobs"]),
+        ({"include_draft_logprobs": 1}, "include_draft_logprobs", ["1", "bool"]),
         ({"messages": None}, "messages", ["null", "array"]),
         ({"messages": []}, "messages", ["[]", ">= 1"]),
         ({"messages": [3]}, "messages[0]", ["3", "object"]),

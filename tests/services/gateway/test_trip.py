@@ -161,3 +161,33 @@ async def test_what_is_told_of_a_prompt_counts_in_bytes_and_not_in_tokens():
     grant = await take(trip, exchange)
     assert grant.num_bytes == 12 * half + 4 * (1 + num_values + 1) + WINDOW_BYTES
     assert grant.num_tokens == WINDOW_TOKENS
+
+
+def draft(trip: Trip, position: int, num: int) -> None:
+    row = Delta(trip.request, trip.attempt, 0, position, num, "", 1, of_drafts=True)
+    numbers = np.arange(num, dtype=np.int32)
+    trip.add(row, TokenArrays(numbers, np.zeros(num, np.float32), IDS[:0], numbers))
+
+
+async def test_drafts_count_in_bytes_and_are_no_tokens():
+    trip, exchange = new_trip()
+    draft(trip, 0, 5)
+    add(trip, 0, "a", [1])
+    assert await take(trip, exchange) is None
+    num = WINDOW_BYTES // 24
+    draft(trip, 1, num)
+    add(trip, 1, "b", [2])
+    grant = await take(trip, exchange)
+    assert grant.num_bytes == 4 + 4 + 12 * (5 + num) + WINDOW_BYTES
+    assert grant.num_tokens == WINDOW_TOKENS + 2
+    trip.begin_replay()
+    submit, _, resumed = trip.submit()
+    assert submit.choices == [ChoiceStart(0, 2, 2)]
+    assert resumed.tolist() == [1, 2]
+
+
+def test_drafts_for_other_tokens_than_the_next_ones_are_an_error():
+    trip, _ = new_trip()
+    add(trip, 0, "a", [1])
+    with pytest.raises(InternalError, match="token 0 of choice 0 came where 1 belongs"):
+        draft(trip, 0, 2)
