@@ -47,7 +47,8 @@ class Progress:
     @property
     def num_bytes(self) -> int:
         """Of the arrays that came."""
-        return self.arrays.num_bytes + self.drafts.arrays.num_bytes
+        of_drafts = self.drafts.arrays.num_bytes if self.drafts.num else 0
+        return self.arrays.num_bytes + of_drafts
 
 
 def merged(progresses: Sequence[Progress]) -> Progress:
@@ -71,6 +72,7 @@ class _Pending:
         self.rows: list[Delta] = []
         self.parts: list[TokenArrays] = []
         self.drafts: list[Drafts] = []
+        self.num_drafts = self.num_accepted = 0
         self.finished: Finished | None = None
 
     def add(self, row: Delta, part: TokenArrays) -> None:
@@ -78,6 +80,8 @@ class _Pending:
             self.drafts.append(drafts_of(row, part))
             return
         self.rows.append(row)
+        self.num_drafts += row.num_drafts
+        self.num_accepted += row.num_accepted
         if row.num_tokens:
             self.parts.append(part.copied())
 
@@ -86,11 +90,10 @@ class _Pending:
         widths = [(row.num_values, row.num_top_ids) for row in self.rows if row.num_tokens]
         arrays = join(self.parts) if self.parts else TokenArrays()
         num_values, num_top_ids = widths[0] if widths else (0, 0)
+        drafts = joined(self.drafts) if self.drafts else NO_DRAFTS
         return Progress(
             index, text, arrays, num_values, num_top_ids, self.finished, of_prompt,
-            sum(row.num_drafts for row in self.rows),
-            sum(row.num_accepted for row in self.rows),
-            joined(self.drafts),
+            self.num_drafts, self.num_accepted, drafts,
         )  # fmt: skip
 
 
