@@ -1,6 +1,7 @@
-"""What a number of messages cost the two processes that exchanged them."""
+"""What a number of messages cost the processes that exchanged them."""
 
 import resource
+from pathlib import Path
 
 Figures = dict[str, float]
 
@@ -14,6 +15,18 @@ def cpu_s() -> float:
 def tell_cpu() -> None:
     """Prints ``cpu_s`` for the process that started this one."""
     print(cpu_s(), flush=True)
+
+
+def forget_peak(pid: int) -> None:
+    """From now on the process's peak is that of what follows."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def peak_bytes(pid: int) -> int:
+    """The most memory that the process has held at once, of pages that were resident."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith("VmHWM:"))
+    return int(line.split()[1]) << 10
 
 
 def figures(num: int, num_bytes: int, seconds: float, cpu_s: float, other_cpu_s: float) -> Figures:
