@@ -3,7 +3,8 @@
 StepResults of several sizes through the real link and codec over ipc, between two processes,
 against a System V message queue: at the kernel's default limits, where what is larger must be cut
 into pieces, and at raised limits. The queue carries ready-made bytes, the link encodes and decodes.
-Rounds of all of them alternate.
+Rounds of all of them alternate. What becomes of a message in one piece is told too, at default
+limits and where msgmax alone is raised, and how much memory the link's receiver needs for it.
 """
 
 import argparse
@@ -20,8 +21,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks import sysv
-from benchmarks.cost import Figures, cpu_s, figures, tell_cpu
+from benchmarks.cost import Figures, cpu_s, figures, forget_peak, peak_bytes, tell_cpu
 from benchmarks.report import spread, write
+from benchmarks.steps import Step, step_of, wide_step
 from shared.codec import Array
 from shared.link import Link
 from shared.messages import (
@@ -30,7 +32,6 @@ from shared.messages import (
     Heartbeat,
     Hello,
     Message,
-    ResultRow,
     ServiceName,
     State,
     StepPlan,
@@ -40,28 +41,13 @@ from shared.peer import Peer
 from shared.token_arrays import Layout, TokenArrays
 
 SIZES = (200, 133_136, 802_840, 8 << 20)
+STEPS = {f"{num_bytes} bytes": step_of(num_bytes) for num_bytes in SIZES} | {
+    f"512 rows x 6 tokens x {num} logprobs": wide_step(num) for num in (21, 210)
+}
 WINDOW = 16
+NUM_ONE_BY_ONE = 20
 ROUND_S = 0.5
 NO_IDS = np.zeros(0, np.int32)
-
-
-def step_result(num_bytes: int) -> tuple[StepResult, TokenArrays]:
-    """A step of up to 32 rows, each a token with logprobs; the arrays have ``num_bytes``, cut to
-    what the rows can share."""
-    num_rows = 32 if num_bytes > 32 * 64 else 1
-    num_values, num_top_ids = _halves(num_bytes // (4 * num_rows) - 2)
-    rows = [
-        ResultRow(slot, f"{slot:032x}/0/0", 1, 1, None, None, num_values, num_top_ids)
-        for slot in range(num_rows)
-    ]
-    ids = np.arange(num_rows, dtype=np.int32)
-    values = np.zeros(num_rows * num_values, np.float32)
-    top_ids = np.zeros(num_rows * num_top_ids, np.int32)
-    return StepResult(1, rows), TokenArrays(ids, values, top_ids, ids)
-
-
-def _halves(num: int) -> tuple[int, int]:
-    return num - num // 2, num // 2
 
 
 class End:
@@ -90,6 +76,12 @@ class End:
             Layout(message.rows, TokenArrays(*arrays))
             peer.send(StepPlan(self.num_received, [], [], [], [], []), NO_IDS)
         self.arrived.set()
+
+    async def until(self, num: int) -> None:
+        """So many messages have come in all."""
+        while self.num_received < num:
+            self.arrived.clear()
+            await self.arrived.wait()
 
 
 async def receive(directory: Path) -> None:
@@ -135,30 +127,36 @@ class LinkRun:
         self._process.wait()
         self._directory.cleanup()
 
-    async def measure(self, num_bytes: int) -> Figures:
+    async def measure(self, step: Step) -> Figures:
         """At most ``WINDOW`` messages are unread."""
         end, peer = self._end, await self._end.peer
-        result, arrays = step_result(num_bytes)
         num_sent = num_before = end.num_received
         before_s, other_before_s = cpu_s(), self._other_cpu_s()
         started_s = time.perf_counter()
         while time.perf_counter() - started_s < ROUND_S:
             while num_sent - end.num_received < WINDOW:
-                peer.send(result, *arrays)
+                peer.send(step.result, *step.arrays)
                 num_sent += 1
-            end.arrived.clear()
-            await end.arrived.wait()
-        while end.num_received < num_sent:
-            end.arrived.clear()
-            await end.arrived.wait()
+            await end.until(num_sent - WINDOW + 1)
+        await end.until(num_sent)
         seconds = time.perf_counter() - started_s
         return figures(
             num_sent - num_before,
-            num_bytes,
+            step.arrays.num_bytes,
             seconds,
             cpu_s() - before_s,
             self._other_cpu_s() - other_before_s,
         )
+
+    async def growth_bytes(self, step: Step) -> int:
+        """What the receiver needs beyond what it had, for messages one by one."""
+        end, peer = self._end, await self._end.peer
+        forget_peak(self._process.pid)
+        before = peak_bytes(self._process.pid)
+        for _ in range(NUM_ONE_BY_ONE):
+            peer.send(step.result, *step.arrays)
+            await end.until(end.num_received + 1)
+        return peak_bytes(self._process.pid) - before
 
     def _other_cpu_s(self) -> float:
         assert self._process.stdin is not None
@@ -170,16 +168,15 @@ class LinkRun:
 
 async def measure(num_rounds: int) -> dict[str, Any]:
     async with LinkRun() as link:
-        results = {
-            f"{num_bytes} bytes": await compare(link, num_bytes, num_rounds) for num_bytes in SIZES
-        }
+        results = {name: await compare(link, step, num_rounds) for name, step in STEPS.items()}
     return {"msgmax by default": sysv.max_message_bytes(), **results}
 
 
-async def compare(link: LinkRun, num_bytes: int, num_rounds: int) -> dict[str, Any]:
+async def compare(link: LinkRun, step: Step, num_rounds: int) -> dict[str, Any]:
     runs: dict[str, list[Figures]] = defaultdict(list)
+    num_bytes = step.arrays.num_bytes
     for _ in range(num_rounds):
-        runs["link"].append(await link.measure(num_bytes))
+        runs["link"].append(await link.measure(step))
         runs["queue, pieces of msgmax"].append(await queue(num_bytes))
         with sysv.raised_limits() as is_raised:
             if is_raised:
@@ -189,7 +186,20 @@ async def compare(link: LinkRun, num_bytes: int, num_rounds: int) -> dict[str, A
     ratios = {f"link / {name}": round(rates["link"] / rates[name], 3) for name in rates}
     ratios.pop("link / link")
     summary["messages/s"] = ratios
-    return {"queue by default": sysv.verdict(num_bytes), **summary}
+    return await in_one_piece(step) | summary
+
+
+async def in_one_piece(step: Step) -> dict[str, Any]:
+    """The receiver is a new one, which has no memory left over from other messages."""
+    num_bytes = step.num_wire_bytes
+    async with LinkRun() as link:
+        growth_bytes = await link.growth_bytes(step)
+    return {
+        "bytes on the wire": num_bytes,
+        "most MB that the link's receiver needs more": round(growth_bytes / 1e6, 3),
+        "queue by default": await asyncio.to_thread(sysv.verdict, num_bytes),
+        "queue, msgmax alone raised": await asyncio.to_thread(sysv.verdict, num_bytes, num_bytes),
+    }
 
 
 async def queue(num_bytes: int) -> Figures:

@@ -13,7 +13,9 @@ import aiohttp
 import numpy as np
 import pytest
 
+from benchmarks import sysv
 from benchmarks.cost import forget_peak, peak_bytes
+from benchmarks.steps import wide_step
 from shared.token_arrays import TokenArrays
 from tests.mesh.fleet import Fleet, Member, running_fleet
 from tests.mesh.load import TIMEOUT, body_of, stream
@@ -27,6 +29,7 @@ SETTINGS = {
     "ENABLE_PREFIX_CACHING": "false",  # else the other choices wait for what the first one computes
 }
 SLACK_BYTES = 4 << 20  # 0.5 MB, the smaller step, made the gateway grow by 3.8 MB
+DEFAULT_MSGMNB = 16_384
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 
 
@@ -131,3 +134,22 @@ async def test_a_wide_step_arrives_whole_in_bounded_memory_and_others_are_served
     assert num_bytes >= NUM_ROWS * NUM_TOKENS * 4 * (1 + 2 * num_logprobs)
     assert all(growth < 4 * num_bytes + SLACK_BYTES for growth in grown.values()), grown
     check(found, num_logprobs)
+
+
+def limits() -> list[str]:
+    return [path.read_text() for path in sorted(sysv.LIMITS.glob("msg*"))]
+
+
+@pytest.mark.parametrize("num_logprobs", [21, 210])
+def test_a_system_v_queue_refuses_such_a_step_and_with_msgmax_alone_raised_it_hangs(
+    num_logprobs: int,
+):
+    before, num_bytes = limits(), wide_step(num_logprobs).num_wire_bytes
+    at_default = sysv.verdict(num_bytes)
+    if at_default.startswith("not tried"):
+        pytest.skip(f"an IPC namespace of our own takes root: {at_default}")
+    assert at_default == "msgsnd fails: Invalid argument"
+    assert sysv.verdict(num_bytes, msgmax=num_bytes) == sysv.WAITS
+    assert sysv.verdict(DEFAULT_MSGMNB, msgmax=num_bytes) == sysv.SENT, "the limit is msgmnb"
+    assert sysv.verdict(DEFAULT_MSGMNB + 1, msgmax=num_bytes) == sysv.WAITS
+    assert limits() == before
