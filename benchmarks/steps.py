@@ -39,10 +39,17 @@ def wide_step(num_logprobs: int) -> Step:
 
 def _step(num_rows: int, num_values: int, num_top_ids: int, num_drafts: int = 0) -> Step:
     num_each = 1 + num_drafts
-    widths = {"num_values": num_values, "num_top_ids": num_top_ids}
-    drafts = {"num_drafts": num_drafts, "num_accepted": num_drafts}
     rows = [
-        ResultRow(slot, f"{slot:032x}/0/0", 1, num_each, **widths, **drafts)
+        ResultRow(
+            slot,
+            f"{slot:032x}/0/0",
+            1,
+            num_each,
+            num_values=num_values,
+            num_top_ids=num_top_ids,
+            num_drafts=num_drafts,
+            num_accepted=num_drafts,
+        )
         for slot in range(num_rows)
     ]
     num_tokens = num_rows * num_each

@@ -20,7 +20,7 @@ LIMITS = Path("/proc/sys/kernel")
 IPC_CREAT, IPC_RMID, MSG_TYPE = 0o1000, 0, 1
 CLONE_NEWIPC = 0x08000000
 RAISED = {"msgmax": 16 << 20, "msgmnb": 64 << 20}
-WAIT_S = 1.0  # a message of many megabytes is in the queue within milliseconds
+WAIT_S = 2.0  # a message of many megabytes is in a queue within milliseconds
 SENDING, SENT, WAITS = "sending", "sent", "msgsnd waits, and nothing else is in the queue"
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -30,8 +30,9 @@ class Queue:
     """Messages of at most msgmax bytes; a send waits while the queue holds msgmnb bytes."""
 
     def __init__(self, identifier: int | None = None) -> None:
-        is_new = identifier is None
-        self.identifier = _check(_libc.msgget(0, IPC_CREAT | 0o600)) if is_new else identifier
+        if identifier is None:
+            identifier = _check(_libc.msgget(0, IPC_CREAT | 0o600))
+        self.identifier = identifier
 
     def send(self, payload: bytes) -> None:
         """Raises OSError, EINVAL above msgmax."""
@@ -90,10 +91,11 @@ def verdict(num_bytes: int, msgmax: int = 0) -> str:
         if text != SENDING:
             return text
         try:
-            return process.communicate(timeout=WAIT_S)[0].decode().strip()
+            process.wait(WAIT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             return WAITS
+        return process.stdout.read().decode().strip()
 
 
 def send(num_bytes: int, msgmax: int) -> None:
