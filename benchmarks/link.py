@@ -3,8 +3,7 @@
 StepResults of several sizes through the real link and codec over ipc, between two processes,
 against a System V message queue: at the kernel's default limits, where what is larger must be cut
 into pieces, and at raised limits. The queue carries ready-made bytes, the link encodes and decodes.
-Rounds of all of them alternate. What becomes of a message in one piece is told too, at default
-limits and where msgmax alone is raised, and how much memory the link's receiver needs for it.
+Rounds of all of them alternate.
 """
 
 import argparse
@@ -23,7 +22,7 @@ import numpy as np
 from benchmarks import sysv
 from benchmarks.cost import Figures, cpu_s, figures, forget_peak, peak_bytes, tell_cpu
 from benchmarks.report import spread, write
-from benchmarks.steps import Step, step_of, wide_step
+from benchmarks.steps import Step, step_of
 from shared.codec import Array
 from shared.link import Link
 from shared.messages import (
@@ -41,11 +40,7 @@ from shared.peer import Peer
 from shared.token_arrays import Layout, TokenArrays
 
 SIZES = (200, 133_136, 802_840, 8 << 20)
-STEPS = {f"{num_bytes} bytes": step_of(num_bytes) for num_bytes in SIZES} | {
-    f"512 rows x 6 tokens x {num} logprobs": wide_step(num) for num in (21, 210)
-}
 WINDOW = 16
-NUM_ONE_BY_ONE = 20
 ROUND_S = 0.5
 NO_IDS = np.zeros(0, np.int32)
 
@@ -148,12 +143,12 @@ class LinkRun:
             self._other_cpu_s() - other_before_s,
         )
 
-    async def growth_bytes(self, step: Step) -> int:
-        """What the receiver needs beyond what it had, for messages one by one."""
+    async def growth_bytes(self, step: Step, num: int) -> int:
+        """What the receiver needs beyond what it had, for so many messages one by one."""
         end, peer = self._end, await self._end.peer
         forget_peak(self._process.pid)
         before = peak_bytes(self._process.pid)
-        for _ in range(NUM_ONE_BY_ONE):
+        for _ in range(num):
             peer.send(step.result, *step.arrays)
             await end.until(end.num_received + 1)
         return peak_bytes(self._process.pid) - before
@@ -168,13 +163,15 @@ class LinkRun:
 
 async def measure(num_rounds: int) -> dict[str, Any]:
     async with LinkRun() as link:
-        results = {name: await compare(link, step, num_rounds) for name, step in STEPS.items()}
+        results = {
+            f"{num_bytes} bytes": await compare(link, num_bytes, num_rounds) for num_bytes in SIZES
+        }
     return {"msgmax by default": sysv.max_message_bytes(), **results}
 
 
-async def compare(link: LinkRun, step: Step, num_rounds: int) -> dict[str, Any]:
+async def compare(link: LinkRun, num_bytes: int, num_rounds: int) -> dict[str, Any]:
     runs: dict[str, list[Figures]] = defaultdict(list)
-    num_bytes = step.arrays.num_bytes
+    step = step_of(num_bytes)
     for _ in range(num_rounds):
         runs["link"].append(await link.measure(step))
         runs["queue, pieces of msgmax"].append(await queue(num_bytes))
@@ -186,20 +183,7 @@ async def compare(link: LinkRun, step: Step, num_rounds: int) -> dict[str, Any]:
     ratios = {f"link / {name}": round(rates["link"] / rates[name], 3) for name in rates}
     ratios.pop("link / link")
     summary["messages/s"] = ratios
-    return await in_one_piece(step) | summary
-
-
-async def in_one_piece(step: Step) -> dict[str, Any]:
-    """The receiver is a new one, which has no memory left over from other messages."""
-    num_bytes = step.num_wire_bytes
-    async with LinkRun() as link:
-        growth_bytes = await link.growth_bytes(step)
-    return {
-        "bytes on the wire": num_bytes,
-        "most MB that the link's receiver needs more": round(growth_bytes / 1e6, 3),
-        "queue by default": await asyncio.to_thread(sysv.verdict, num_bytes),
-        "queue, msgmax alone raised": await asyncio.to_thread(sysv.verdict, num_bytes, num_bytes),
-    }
+    return {"queue by default": await asyncio.to_thread(sysv.verdict, num_bytes), **summary}
 
 
 async def queue(num_bytes: int) -> Figures:
