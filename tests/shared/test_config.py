@@ -9,6 +9,7 @@ from shared.config import (
     GatewayConfig,
     SchedulerConfig,
     ServeConfig,
+    SpeculativeConfig,
     TokenizerConfig,
     WorkerConfig,
 )
@@ -211,3 +212,30 @@ def test_settings_in_a_line_show_no_key():
 def test_a_switch_that_is_on_is_turned_off_by_its_no():
     assert SchedulerConfig.load([], "shoal").enable_prefix_caching
     assert not SchedulerConfig.load(["--no-enable-prefix-caching"], "shoal").enable_prefix_caching
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"method": "eagle"}', "speculative_config.method"),
+        ('{"num_speculative_tokens": 17}', "less than or equal to 16"),
+        ('{"prompt_lookup_min": 5}', "prompt_lookup_min 5 is above prompt_lookup_max 4"),
+        ('{"depth": 3}', "speculative_config.depth"),
+        ("mtp", "speculative_config"),
+    ],
+)
+def test_a_wrong_speculative_config_is_refused_by_name(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        WorkerConfig.load([f"--speculative-config={text}"], "test")
+    assert message.replace("_", "-") in str(error.value).replace("_", "-")
+
+
+def test_a_speculative_config_is_json_as_a_flag_and_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = '{"method": "ngram", "num_speculative_tokens": 4}'
+    wanted = SpeculativeConfig(method="ngram", num_speculative_tokens=4)
+    loaded = WorkerConfig.load([f"--speculative-config={text}"], "test")
+    assert loaded.speculative_config == wanted
+    monkeypatch.setenv("SHOAL_SPECULATIVE_CONFIG", text)
+    assert WorkerConfig.load([], "test").speculative_config == wanted

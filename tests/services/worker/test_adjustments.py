@@ -44,15 +44,16 @@ def test_a_row_asks_what_its_request_asks(
 ) -> None:
     prompt_len = data.draw(st.integers(1, len(ids)))
     num_admitted = data.draw(st.integers(prompt_len, len(ids)))
+    num_drafts = data.draw(st.integers(0, len(ids) - num_admitted))
     wishes = wishes_of(params, np.array(ids[:num_admitted], np.int32), prompt_len)
     if wishes is None:
         assert params == SamplingParams(
             seed=0, ignore_eos=params.ignore_eos, stop_token_ids=params.stop_token_ids
         )
         return
-    for token_id in ids[num_admitted:]:
+    for token_id in ids[num_admitted : len(ids) - num_drafts]:
         wishes.note(token_id)
-    change = row_change(3, wishes, np.array(ids, np.int32), prompt_len, EOS_IDS)
+    change = row_change(3, wishes, np.array(ids, np.int32), num_drafts, prompt_len, EOS_IDS)
     output = ids[prompt_len:]
     assert change.row == 3
     assert change.allowed.tolist() == sorted(set(params.allowed_token_ids))

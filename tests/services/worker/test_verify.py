@@ -1,0 +1,87 @@
+"""Which sampled tokens are the text's, against a loop that says so in plain words."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernels.sample import NOT_FINITE, NOTHING_LEFT
+from services.worker.batch import Batch
+from services.worker.slots import SlotTable
+from services.worker.verify import Verdict, verify
+from shared.messages import Capacity, SamplingParams
+
+EOS_IDS = np.array([0])
+IDS = st.integers(0, 3)  # so few that drafts are right and texts end
+KNOWN = 4
+
+ROWS = st.fixed_dictionaries(
+    {
+        "drafts": st.lists(IDS, max_size=4),
+        "sampled": st.lists(
+            st.one_of(IDS, st.sampled_from([NOT_FINITE, NOTHING_LEFT])), min_size=5, max_size=5
+        ),
+        "room": st.integers(1, 6),
+        "ignore_eos": st.booleans(),
+        "stop_token_ids": st.lists(IDS, max_size=1),
+    }
+)
+
+
+def told(row: dict[str, Any]) -> tuple[list[int], int, int, bool]:
+    """Tokens, right drafts among them, the error, and whether the last one ends the text."""
+    tokens: list[int] = []
+    num_right = 0
+    for place, token in enumerate(row["sampled"][: 1 + len(row["drafts"])]):
+        if token < 0:
+            return tokens, num_right, 0 if tokens else token, False
+        tokens.append(token)
+        is_right = place < len(row["drafts"]) and row["drafts"][place] == token
+        num_right += is_right
+        stops = token in row["stop_token_ids"] or (token in EOS_IDS and not row["ignore_eos"])
+        if stops or len(tokens) == row["room"] or not is_right:
+            return tokens, num_right, 0, stops
+    return tokens, num_right, 0, False
+
+
+@given(st.lists(ROWS, min_size=1, max_size=5))
+def test_tokens_are_taken_as_far_as_drafts_are_right_and_nothing_ends_them(
+    rows: list[dict[str, Any]],
+) -> None:
+    verdict = judge(rows)
+    start = 0
+    for index, row in enumerate(rows):
+        tokens, num_right, error, stops = told(row)
+        num = len(tokens)
+        assert verdict.num_emitted[index] == num
+        assert verdict.tokens[index, :num].tolist() == tokens
+        assert verdict.num_accepted[index] == num_right
+        assert verdict.errors[index] == error
+        assert verdict.is_stopped[index] == stops
+        assert verdict.is_full[index] == (num == row["room"])
+        assert verdict.emitted[start : start + num].tolist() == tokens
+        start += num
+    assert len(verdict.emitted) == len(verdict.rows) == start
+    sampled = np.concatenate([row["sampled"][: 1 + len(row["drafts"])] for row in rows])
+    assert sampled[verdict.rows].tolist() == verdict.emitted.tolist()
+
+
+def judge(rows: list[dict[str, Any]]) -> Verdict:
+    table = SlotTable(Capacity(8, 4, len(rows), 64, 12, 10, 4))
+    slots = np.arange(len(rows))[::-1].copy()
+    for slot, row in zip(slots.tolist(), rows, strict=True):
+        drafts = row["drafts"]
+        table.num_tokens[slot] = KNOWN
+        table.ids[slot, KNOWN : KNOWN + len(drafts)] = drafts
+        table.end[slot] = KNOWN + row["room"]
+        table.ignore_eos[slot] = row["ignore_eos"]
+        table.params[slot] = SamplingParams(0, stop_token_ids=row["stop_token_ids"])
+        table.has_stop_ids[slot] = bool(row["stop_token_ids"])
+    nums = np.array([len(row["drafts"]) for row in rows])
+    batch = SimpleNamespace(
+        slots=slots, sampling_slots=slots, num_drafts=nums, sampling_rows=np.arange(len(rows))
+    )
+    sampled = np.concatenate([row["sampled"][: 1 + len(row["drafts"])] for row in rows])
+    return verify(table, cast(Batch, batch), sampled, EOS_IDS)
