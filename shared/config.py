@@ -338,8 +338,13 @@ class SpeculativeConfig(BaseModel):
 
 
 def _parse_json(value: Any) -> Any:
-    """From a file it comes parsed, else as text."""
-    return json.loads(value) if isinstance(value, str) else value
+    """From a file it comes parsed, else as text. Raises ValueError."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        raise ValueError('expected JSON, such as {"method": "ngram"}') from None
 
 
 Speculative = Annotated[SpeculativeConfig, NoDecode, BeforeValidator(_parse_json)]

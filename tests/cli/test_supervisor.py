@@ -12,7 +12,7 @@ from cli import supervisor as module
 from cli.child import Child
 from cli.run_directory import RunDirectory
 from cli.supervisor import StartFailedError, Supervisor, child_environment
-from shared.config import GatewayConfig, ServeConfig
+from shared.config import GatewayConfig, ServeConfig, SpeculativeConfig
 
 
 class FakeChild:
@@ -196,3 +196,10 @@ def test_the_sockets_of_one_process_are_swept_and_no_others(tmp_path: Path):
         (directory.path / name).touch()
     directory.sweep("scheduler", "0.1")
     assert {path.name for path in directory.path.iterdir()} == kept
+
+
+def test_a_speculative_config_reaches_the_worker_as_it_was_given() -> None:
+    given = SpeculativeConfig(method="ngram", num_speculative_tokens=4)
+    environment = child_environment(ServeConfig(speculative_config=given))
+    found = SpeculativeConfig.model_validate_json(environment["SHOAL_SPECULATIVE_CONFIG"])
+    assert found == given
