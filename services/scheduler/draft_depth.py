@@ -1,6 +1,146 @@
-"""How many drafts a worker makes of each sequence."""
+"""How many drafts a worker makes of each sequence: always as many, or as many as pay.
+
+**What pays.** The depth d at which a row's tokens per second are most: the tokens that it brings,
+1 + p₁ + p₁p₂ + … + p₁⋯p_d, over the time of a step. pᵢ, the chance that draft i is right if those
+before it were, is counted over all rows of the worker, and what is older counts less; a draft that
+was asked for and not there counts as wrong, since it brings nothing. Of a position that was not
+tried lately the one before it is assumed. Step times are kept for each depth and each size of
+batch, in powers of two, from steps that compute no prompts. A batch of a size that is new first
+goes through the depths, twice, a few steps each. From then on the depth is decided every 32 steps,
+and another one has to promise 3 % more. On 4 of 224 steps another depth is tried, by turns those
+beside it and none. Where the machine is slower for a while that must not look like the depth: so a
+step at the depth that was decided tells the pace of the machine, once its own cost is known, and
+that of a step at another depth is its time at this pace. All times are medians. A step that
+computes prompts too counts for an eighth of a step: where there are hardly any others, times are
+those of the nearest size, or guessed.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from itertools import pairwise
+from statistics import median
 
 from shared.messages import Capacity, StepPlan, StepResult
+
+HORIZON = 256  # steps after which what was accepted counts 1/e
+PRIOR = 0.5  # what is assumed of the first draft, as if it had been tried once
+SWEEP_RUN = 3  # steps
+NUM_SWEEPS = 2
+DECIDED_EVERY = 32
+PROBED_EVERY = 7 * DECIDED_EVERY
+PROBE_RUN = 4
+HYSTERESIS = 1.03
+WINDOW = 16  # times of which a median is taken
+MIXED = 1 / 8
+GUESS = 1 / 8  # of a step: what a draft may cost where nothing is known
+
+
+class Acceptance:
+    """Of the drafts of all rows, by their position."""
+
+    def __init__(self, max_depth: int) -> None:
+        self._tried = [0.0] * max_depth
+        self._right = [0.0] * max_depth
+
+    def note(self, rows: list[tuple[int, int]]) -> None:
+        """A step: how many drafts each row was to verify, and how many of them were accepted."""
+        kept = 1 - 1 / HORIZON
+        self._tried = [kept * each for each in self._tried]
+        self._right = [kept * each for each in self._right]
+        for depth, num_accepted in rows:
+            for i in range(min(depth, num_accepted + 1)):
+                self._tried[i] += 1
+                self._right[i] += i < num_accepted
+
+    def num_tokens(self, depth: int) -> float:
+        """What a row brings on average."""
+        rate, reached, num = PRIOR, 1.0, 1.0
+        for tried, right in zip(self._tried[:depth], self._right, strict=False):
+            rate = (right + rate) / (tried + 1)
+            reached *= rate
+            num += reached
+        return num
+
+
+class StepTimes:
+    """What a step costs at each depth: its seconds, at the pace that the machine has at first.
+
+    ``depth`` is the one that was decided.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self._num_own = 0  # steps since it was decided
+        self._times: dict[int, deque[float]] = {}
+        self._paces: deque[float] = deque(maxlen=WINDOW)
+
+    @property
+    def is_known(self) -> bool:
+        return len(self._times) > 1
+
+    def decide(self, depth: int) -> None:
+        if depth != self.depth:
+            self.depth, self._num_own = depth, 0
+
+    def note(self, depth: int, time_s: float) -> None:
+        if depth == self.depth and self._num_own >= WINDOW:
+            self._paces.append(time_s / median(self._times[depth]))
+            return
+        self._num_own += depth == self.depth
+        times = self._times.setdefault(depth, deque(maxlen=WINDOW))
+        times.append(time_s / (median(self._paces) if self._paces else 1.0))
+
+    def cost(self, depth: int) -> float:
+        """Between depths that are known, and beyond them, on a line, but not below all of them."""
+        points = sorted((known, median(times)) for known, times in self._times.items())
+        lines = list(pairwise(points))
+        (x0, y0), (x1, y1) = next((line for line in lines if depth <= line[1][0]), lines[-1])
+        return max(y0 + (y1 - y0) * (depth - x0) / (x1 - x0), min(y for _, y in points))
+
+
+class BatchSize:
+    """The depths of batches that are about as large: each ``turn`` of them is a step."""
+
+    def __init__(self, size: int, deepest: int, depth: int) -> None:
+        self.size = size
+        self.times = StepTimes(min(depth, deepest))
+        self._deepest = deepest
+        spread = {0, deepest} | {1 << i for i in range(deepest.bit_length())}
+        self._sweep = sorted(spread, reverse=True) * NUM_SWEEPS
+        self._turn = 0.0
+
+    def advance(self, turns: float) -> bool:
+        """Whether it is time to decide."""
+        before, self._turn = int(self._turn), self._turn + turns
+        since = self._num_since_sweep
+        return int(self._turn) > before and since >= 0 and since % PROBED_EVERY % DECIDED_EVERY == 0
+
+    @property
+    def depth(self) -> int:
+        """That of the plan made next."""
+        since = self._num_since_sweep
+        if since < 0:
+            return self._sweep[int(self._turn) // SWEEP_RUN]
+        cycle, step = divmod(since, PROBED_EVERY)
+        if step < PROBED_EVERY - PROBE_RUN:
+            return self.times.depth
+        return self._others[cycle % len(self._others)]
+
+    def decide(self, payoff: Callable[[int], float]) -> None:
+        best = max(range(self._deepest + 1), key=payoff)
+        if payoff(best) > HYSTERESIS * payoff(self.times.depth):
+            self.times.decide(best)
+
+    @property
+    def _num_since_sweep(self) -> int:
+        return int(self._turn) - SWEEP_RUN * len(self._sweep)
+
+    @property
+    def _others(self) -> list[int]:
+        """Depths to try beside the one that was decided."""
+        depth = self.times.depth
+        others = (depth + 1, depth - 1, 0)
+        return [each for each in dict.fromkeys(others) if 0 <= each <= self._deepest] or [depth]
 
 
 class DraftDepth:
@@ -8,6 +148,43 @@ class DraftDepth:
 
     def __init__(self, capacity: Capacity) -> None:
         self.now = capacity.num_speculative_tokens
+        self._capacity = capacity
+        self._acceptance = Acceptance(capacity.num_speculative_tokens)
+        self._sizes: dict[int, BatchSize] = {}
 
     def note(self, plan: StepPlan, result: StepResult) -> None:
         """``plan`` has brought ``result``."""
+        if not self._capacity.adapts_depth or not plan.decode:
+            return
+        depths = {row.slot: row.verify_depth for row in plan.decode}
+        drawn = [row for row in result.rows if not (row.of_prompt or row.of_drafts)]
+        rows = [(depths[row.slot], row.num_accepted) for row in drawn if row.slot in depths]
+        self._acceptance.note(rows)
+        size = self._size(len(plan.decode))
+        is_plain = not plan.prefill and len(set(depths.values())) == 1
+        if is_plain:
+            size.times.note(plan.decode[0].verify_depth, result.step_s + result.idle_s)
+        if size.advance(1 if is_plain else MIXED):
+            self._decide(size)
+        self.now = size.depth
+
+    def _size(self, num_rows: int) -> BatchSize:
+        key = (num_rows - 1).bit_length()
+        if key not in self._sizes:
+            room = self._capacity.max_num_batched_tokens // (1 << key) - 1
+            deepest = max(0, min(self._capacity.num_speculative_tokens, room))
+            near = min(self._sizes.values(), key=lambda each: abs(each.size - key), default=None)
+            depth = near.times.depth if near else deepest
+            self._sizes[key] = BatchSize(key, deepest, depth)
+        return self._sizes[key]
+
+    def _decide(self, size: BatchSize) -> None:
+        """By the step times of the nearest size of which they are known."""
+        known = [each for each in self._sizes.values() if each.times.is_known]
+        near = min(known, key=lambda each: abs(each.size - size.size), default=None)
+        cost = near.times.cost if near else _guess
+        size.decide(lambda depth: self._acceptance.num_tokens(depth) / cost(depth))
+
+
+def _guess(depth: int) -> float:
+    return 1 + depth * GUESS
