@@ -23,7 +23,8 @@ from statistics import median
 from shared.messages import Capacity, StepPlan, StepResult
 
 HORIZON = 256  # steps after which what was accepted counts 1/e
-PRIOR = 0.5  # what is assumed of the first draft, as if it had been tried once
+PRIOR = 0.5  # of the first draft, of which nothing is known
+PRIOR_WEIGHT = 0.1  # in tries; that of the draft before weighs as much as one
 SWEEP_RUN = 3  # steps
 NUM_SWEEPS = 2
 DECIDED_EVERY = 32
@@ -42,9 +43,9 @@ class Acceptance:
         self._tried = [0.0] * max_depth
         self._right = [0.0] * max_depth
 
-    def note(self, rows: list[tuple[int, int]]) -> None:
+    def note(self, rows: list[tuple[int, int]], turns: float) -> None:
         """A step: how many drafts each row was to verify, and how many of them were accepted."""
-        kept = 1 - 1 / HORIZON
+        kept = 1 - turns / HORIZON
         self._tried = [kept * each for each in self._tried]
         self._right = [kept * each for each in self._right]
         for depth, num_accepted in rows:
@@ -54,9 +55,9 @@ class Acceptance:
 
     def num_tokens(self, depth: int) -> float:
         """What a row brings on average."""
-        rate, reached, num = PRIOR, 1.0, 1.0
+        rate, weight, reached, num = PRIOR, PRIOR_WEIGHT, 1.0, 1.0
         for tried, right in zip(self._tried[:depth], self._right, strict=False):
-            rate = (right + rate) / (tried + 1)
+            rate, weight = (right + weight * rate) / (tried + weight), 1.0
             reached *= rate
             num += reached
         return num
@@ -139,8 +140,8 @@ class BatchSize:
     def _others(self) -> list[int]:
         """Depths to try beside the one that was decided."""
         depth = self.times.depth
-        others = (depth + 1, depth - 1, 0)
-        return [each for each in dict.fromkeys(others) if 0 <= each <= self._deepest] or [depth]
+        others = {each for each in (depth + 1, depth - 1, 0) if 0 <= each <= self._deepest}
+        return sorted(others - {depth}) or [depth]
 
 
 class DraftDepth:
@@ -159,12 +160,13 @@ class DraftDepth:
         depths = {row.slot: row.verify_depth for row in plan.decode}
         drawn = [row for row in result.rows if not (row.of_prompt or row.of_drafts)]
         rows = [(depths[row.slot], row.num_accepted) for row in drawn if row.slot in depths]
-        self._acceptance.note(rows)
         size = self._size(len(plan.decode))
         is_plain = not plan.prefill and len(set(depths.values())) == 1
+        turns = 1 if is_plain else MIXED
+        self._acceptance.note(rows, turns)
         if is_plain:
             size.times.note(plan.decode[0].verify_depth, result.step_s + result.idle_s)
-        if size.advance(1 if is_plain else MIXED):
+        if size.advance(turns):
             self._decide(size)
         self.now = size.depth
 

@@ -1,0 +1,224 @@
+"""The depth that pays is found, kept, and found again, on workers that are made up."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from random import Random
+
+import msgspec
+import pytest
+
+from services.scheduler.draft_depth import DraftDepth
+from shared.messages import Capacity, Decode, Prefill, ResultRow, StepPlan, StepResult
+
+CAPACITY = Capacity(num_blocks=64, block_size=16, max_num_seqs=64, max_num_batched_tokens=512,
+                    max_model_len=2048, num_speculative_tokens=3, adapts_depth=True)  # fmt: skip
+WARM_UP = 200
+PREFILL_S = 0.05
+GOOD, MEDIUM, USELESS = (0.9, 0.9, 0.9), (0.7, 0.55, 0.5), (0.0, 0.0, 0.0)
+SEEDS = range(3)
+
+Rates = tuple[float, ...]
+Costs = Callable[[int, int], float]  # seconds of a step, by its number of rows and their depth
+
+
+def cpu(num_rows: int, depth: int) -> float:
+    """A step, each id that it computes, and each pass that drafts cost something."""
+    return 0.01 + 0.0005 * num_rows * (1 + depth) + 0.001 * depth
+
+
+def free(num_rows: int, depth: int) -> float:
+    return 0.01
+
+
+@dataclass
+class Worker:
+    """Runs plans as they would be made, two in flight. ``rates`` are the chances of the drafts;
+    times are up to some 20 % too long, and now and then three times as long; a row lacks its
+    drafts now and then. Functions take the number of the step."""
+
+    rates: Callable[[int], Rates]
+    num_rows: Callable[[int], int] = lambda step: 1
+    costs: Costs = cpu
+    has_prefill: Callable[[int], bool] = lambda step: False
+    slowness: Callable[[int], float] = lambda step: 1.0
+    lacking: float = 0.0
+    capacity: Capacity = CAPACITY
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.random = Random(self.seed)
+        self.draft_depth = DraftDepth(self.capacity)
+        self.plans: deque[StepPlan] = deque()
+        self.depths: list[int] = []  # that were verified, by the number of the step
+        self._next_depth = 0
+
+    def run(self, num_steps: int) -> "Worker":
+        for _ in range(num_steps):
+            while len(self.plans) < 2:
+                self._plan()
+            plan = self.plans.popleft()
+            self.draft_depth.note(plan, self._step(plan))
+        return self
+
+    def throughput(self, start: int, end: int) -> float:
+        """Of the depths that ran in these steps, as a part of what the best one brings."""
+        fixed = [
+            [depth] * (end - start) for depth in range(self.capacity.num_speculative_tokens + 1)
+        ]
+        best = max(self._rate(start, depths) for depths in fixed)
+        return self._rate(start, self.depths[start:end]) / best
+
+    def share(self, depth: int, start: int, end: int) -> float:
+        return self.depths[start:end].count(depth) / (end - start)
+
+    def _plan(self) -> None:
+        step = len(self.depths) + len(self.plans)
+        prefill = [Prefill(self.capacity.max_num_seqs, 100)] if self.has_prefill(step) else []
+        decode = [Decode(slot, self._next_depth) for slot in range(self.num_rows(step))]
+        self._next_depth = self.draft_depth.now
+        self.plans.append(StepPlan(step, [], [], [], prefill, decode, self._next_depth))
+
+    def _step(self, plan: StepPlan) -> StepResult:
+        step, depth = plan.step, plan.decode[0].verify_depth
+        self.depths.append(depth)
+        time_s = self.costs(len(plan.decode), depth) * self.slowness(step)
+        time_s *= 1 + abs(self.random.gauss(0, 0.1))
+        time_s *= self.random.choice([1] * 30 + [3])
+        rows = [self._row(row, self.rates(step)) for row in plan.decode]
+        return StepResult(step, rows, time_s + PREFILL_S * len(plan.prefill), idle_s=0.001)
+
+    def _row(self, row: Decode, rates: Rates) -> ResultRow:
+        num_drafts = 0 if self.random.random() < self.lacking else row.verify_depth
+        wrong = (i for i in range(num_drafts) if self.random.random() >= rates[i])
+        num_accepted = next(wrong, num_drafts)
+        return ResultRow(row.slot, "r", 1, num_accepted + 1, num_drafts=num_drafts,
+                         num_accepted=num_accepted)  # fmt: skip
+
+    def _rate(self, start: int, depths: list[int]) -> float:
+        """Tokens a second that may be expected of steps at these depths."""
+        num_tokens = time_s = 0.0
+        for step, depth in enumerate(depths, start):
+            num_rows, reached = self.num_rows(step), 1 - self.lacking
+            num_tokens += num_rows
+            for rate in self.rates(step)[:depth]:
+                reached *= rate
+                num_tokens += num_rows * reached
+            time_s += self.costs(num_rows, depth) + 0.001
+        return num_tokens / time_s
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("num_rows", [1, 8, 32])
+@pytest.mark.parametrize("rates", [GOOD, MEDIUM, (0.4, 0.3, 0.3), (0.2, 0.1, 0.1), USELESS])
+def test_what_runs_is_within_5_percent_of_the_best_depth(rates: Rates, num_rows: int, seed: int):
+    worker = Worker(lambda step: rates, lambda step: num_rows, seed=seed).run(2000)
+    assert worker.throughput(0, WARM_UP) > 0.85
+    assert worker.throughput(WARM_UP, 2000) > 0.95
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_good_drafts_that_cost_nothing_are_made_as_deep_as_may_be(seed: int):
+    worker = Worker(lambda step: GOOD, costs=free, seed=seed).run(2000)
+    assert worker.share(3, WARM_UP, 2000) > 0.97
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_useless_drafts_are_made_in_at_most_2_percent_of_the_steps_but_not_in_none(seed: int):
+    worker = Worker(lambda step: USELESS, seed=seed).run(5000)
+    assert 0.01 < 1 - worker.share(0, WARM_UP, 5000) <= 0.02
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_other_depths_are_probed_in_at_most_2_percent_of_the_steps(seed: int):
+    worker = Worker(lambda step: GOOD, seed=seed).run(5000)
+    assert 0.01 < 1 - worker.share(3, WARM_UP, 5000) <= 0.02
+    assert set(worker.depths[WARM_UP:]) == {0, 2, 3}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_each_size_of_batch_has_its_own_depth_which_it_keeps(seed: int):
+    num_rows = (1, 32, 8, 1, 32, 32)
+
+    def costs(num_rows: int, depth: int) -> float:
+        return cpu(num_rows, depth) if num_rows < 32 else 0.02 * (1 + 2 * depth)
+
+    worker = Worker(lambda step: GOOD, lambda step: num_rows[step // 500], costs, seed=seed)
+    worker.run(2500)
+    for start in range(0, 2500, 500):
+        assert worker.throughput(start + 100, start + 500) > 0.95
+    assert worker.share(3, 1510, 2000) > 0.97, "known from before"
+    assert worker.share(0, 2010, 2500) > 0.97
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("rates", [(USELESS, GOOD), (GOOD, USELESS)])
+def test_a_change_of_acceptance_is_noticed_in_both_directions(
+    rates: tuple[Rates, Rates], seed: int
+):
+    worker = Worker(lambda step: rates[step >= 2000], seed=seed).run(4500)
+    assert worker.throughput(WARM_UP, 2000) > 0.95
+    assert worker.throughput(3000, 4500) > 0.95
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_machine_that_is_slow_for_a_while_changes_nothing(seed: int):
+    worker = Worker(lambda step: GOOD, slowness=lambda step: 1 + step // 150 % 2, seed=seed)
+    assert worker.run(4000).share(3, WARM_UP, 4000) > 0.97
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_steps_that_compute_prompts_tell_nothing_of_the_time(seed: int):
+    """Those without are few here, and no more than each third."""
+    worker = Worker(lambda step: MEDIUM, lambda step: 8, seed=seed)
+    worker.has_prefill = lambda step: step % 3 > 0
+    assert worker.run(3000).throughput(1000, 3000) > 0.95
+
+
+def test_without_a_step_that_computes_no_prompt_useless_drafts_end_too():
+    worker = Worker(lambda step: USELESS, lambda step: 8, has_prefill=lambda step: True).run(2000)
+    assert worker.share(0, 1000, 2000) > 0.9
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_drafts_that_are_not_there_bring_nothing(seed: int):
+    worker = Worker(lambda step: GOOD, lambda step: 32, lacking=0.7, seed=seed).run(2000)
+    assert worker.throughput(WARM_UP, 2000) > 0.95
+    assert worker.share(0, WARM_UP, 2000) > 0.9
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_depths_that_pay_the_same_do_not_take_turns(seed: int):
+    def costs(num_rows: int, depth: int) -> float:
+        return 0.01 * (1, 1.5, 1.75, 1.875)[depth] - 0.001
+
+    worker = Worker(lambda step: (0.5, 0.5, 0.5), costs=costs, seed=seed).run(5000)
+    changes = sum(one != other for one, other in pairwise(worker.depths[WARM_UP:]))
+    probes = 2 * (5000 - WARM_UP) / 224
+    assert changes <= probes + 20
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_of_many_depths_a_good_one_is_found(seed: int):
+    deep = msgspec.structs.replace(CAPACITY, num_speculative_tokens=10)
+    worker = Worker(lambda step: (0.8,) * 10, capacity=deep, seed=seed).run(3000)
+    assert worker.throughput(WARM_UP, 3000) > 0.95
+
+
+def test_no_more_drafts_are_asked_for_than_a_step_has_room_for():
+    small = msgspec.structs.replace(CAPACITY, max_num_batched_tokens=16)
+    worker = Worker(lambda step: GOOD, lambda step: 8, costs=free, capacity=small).run(500)
+    assert max(worker.depths[WARM_UP:]) == 1
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_pinned_depth_never_changes(depth: int):
+    pinned = msgspec.structs.replace(CAPACITY, num_speculative_tokens=depth, adapts_depth=False)
+    worker = Worker(lambda step: USELESS, lambda step: 32, capacity=pinned).run(500)
+    assert set(worker.depths[1:]) == {depth}
+
+
+def test_equal_results_give_equal_depths():
+    depths = [Worker(lambda step: MEDIUM, seed=7).run(1000).depths for _ in range(2)]
+    assert depths[0] == depths[1]
