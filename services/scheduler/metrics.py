@@ -5,7 +5,7 @@ import time
 from prometheus_client import Counter, Gauge, Histogram
 
 from services.scheduler.scheduler import Planned, Scheduler
-from shared.messages import Overview
+from shared.messages import Overview, ResultRow, StepResult
 
 RUNNING = Gauge("vllm:num_requests_running", "Sequences that have a slot")
 WAITING = Gauge("vllm:num_requests_waiting", "Sequences that wait for a slot")
@@ -40,7 +40,7 @@ STEP_SEQUENCES = Histogram(
 )
 STEP_TOKENS = Histogram(
     "vllm:iteration_tokens_total",
-    "Tokens that a step computes, of prompts and others",
+    "Tokens that a step computes, of prompts and others, with the drafts that it is to verify",
     buckets=(0, 1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),
 )
 QUEUE_SECONDS = Histogram(
@@ -49,6 +49,17 @@ QUEUE_SECONDS = Histogram(
     buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40,
              50, 60, 120, 240, 480, 960, 1920, 7680),
 )  # fmt: skip
+DRAFTS = Counter("vllm:spec_decode_num_drafts", "Times that drafts of a sequence were verified")
+DRAFT_TOKENS = Counter("vllm:spec_decode_num_draft_tokens", "Drafts that were verified")
+ACCEPTED_TOKENS = Counter("vllm:spec_decode_num_accepted_tokens", "Drafts that were accepted")
+ACCEPTED_PER_POSITION = Counter(
+    "vllm:spec_decode_num_accepted_tokens_per_pos",
+    "Drafts that were accepted, by their place among those verified together; the first is 0",
+    ["position"],
+)
+DRAFT_DEPTH = Gauge(
+    "shoal_draft_depth", "Drafts to make of each sequence, as of the last plan", ["worker"]
+)
 
 
 class CoreMetrics:
@@ -134,19 +145,34 @@ class StepMetrics:
         plan = planned.plan
         PLAN_SECONDS.observe(planned_s - started_s)
         STEP_SEQUENCES.observe(len(plan.prefill) + len(plan.decode))
-        STEP_TOKENS.observe(sum(row.num_tokens for row in plan.prefill) + len(plan.decode))
+        num_decoded = sum(1 + row.verify_depth for row in plan.decode)
+        STEP_TOKENS.observe(sum(row.num_tokens for row in plan.prefill) + num_decoded)
+        DRAFT_DEPTH.labels(worker_id).set(plan.draft_depth)
         for sequence in planned.newcomers:
             QUEUE_SECONDS.observe(planned_s - sequence.arrived_s)
 
-    def end(self, worker_id: str, now_s: float) -> None:
-        """A result has come; the next plan in flight is computed from here on."""
+    def end(self, worker_id: str, result: StepResult, now_s: float) -> None:
+        """``result`` has come; the next plan in flight is computed from here on."""
         self._since_s[worker_id] = now_s
+        STEP_SECONDS.observe(result.step_s)
+        _count_drafts([row for row in result.rows if row.num_drafts and not row.of_drafts])
 
     def forget(self, worker_id: str) -> None:
         self._since_s.pop(worker_id, None)
+        DRAFT_DEPTH.remove(worker_id)
 
     def _age_s(self, now_s: float) -> float:
         """The longest time for which a plan has been due."""
         workers = self._core.workers.items()
         out = [self._since_s[key] for key, worker in workers if worker.in_flight]
         return now_s - min(out) if out else 0.0
+
+
+def _count_drafts(rows: list[ResultRow]) -> None:
+    """Of rows that had some verified."""
+    DRAFTS.inc(len(rows))
+    DRAFT_TOKENS.inc(sum(row.num_drafts for row in rows))
+    ACCEPTED_TOKENS.inc(sum(row.num_accepted for row in rows))
+    for position in range(max((row.num_accepted for row in rows), default=0)):
+        num_accepted = sum(row.num_accepted > position for row in rows)
+        ACCEPTED_PER_POSITION.labels(position).inc(num_accepted)

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from services.scheduler.forward import tokens_of
-from services.scheduler.metrics import STEP_SECONDS, CoreMetrics, StepMetrics
+from services.scheduler.metrics import CoreMetrics, StepMetrics
 from services.scheduler.prefills import PrefillLimits
 from services.scheduler.request_log import RequestLog
 from services.scheduler.scheduler import Refusal, Scheduler
@@ -175,8 +175,7 @@ class SchedulerService:
         emissions = self._core.absorb(worker_id, result, arrays)
         self._plan_for(worker_id, peer)  # first of all: the worker idles until it has a plan
         self._num_steps += 1
-        self._steps.end(worker_id, time.monotonic())
-        STEP_SECONDS.observe(result.step_s)
+        self._steps.end(worker_id, result, time.monotonic())
         self._ends.note(sum(each.ends for each in emissions), time.monotonic())
         for route, group in groupby(emissions, key=lambda each: each.sequence.route):
             self._forward(route, list(group), layout)

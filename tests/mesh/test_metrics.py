@@ -71,6 +71,9 @@ NAMES: dict[ServiceName, list[str]] = {
         "vllm:num_requests_running",
         "vllm:num_requests_waiting",
         "vllm:request_queue_time_seconds_count",
+        "vllm:spec_decode_num_accepted_tokens_total",
+        "vllm:spec_decode_num_draft_tokens_total",
+        "vllm:spec_decode_num_drafts_total",
     ],
     "worker": [
         'shoal_memory_bytes{kind="kv_cache"}',

@@ -3,13 +3,21 @@
 import time
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import pytest
 from prometheus_client import REGISTRY
 
 from services.scheduler.metrics import CoreMetrics, StepMetrics
 from services.scheduler.scheduler import Planned, Scheduler
-from shared.messages import Capacity, Generate, Overview, SamplingParams
+from shared.messages import (
+    Capacity,
+    Generate,
+    Overview,
+    ResultRow,
+    SamplingParams,
+    StepResult,
+)
 from tests.services.scheduler.simulated_worker import SimulatedWorker
 
 CAPACITY = Capacity(num_blocks=16, block_size=4, max_num_seqs=2, max_num_batched_tokens=8,
@@ -49,6 +57,54 @@ def test_a_step_counts_its_sequences_and_tokens_and_the_time_its_plan_took(
     assert change("shoal_step_sequences_sum") == 1 + 2
     assert change("vllm:iteration_tokens_total_sum") == 3 + (1 + 4)
     assert change("shoal_plan_seconds_sum") == 2 * 0.5
+
+
+def test_drafts_to_verify_count_among_the_tokens_of_a_step(change: Change):
+    core = Scheduler(max_waiting=10, priority_step_s=10)
+    capacity = msgspec.structs.replace(CAPACITY, num_speculative_tokens=2)
+    core.add_worker("w", capacity)
+    steps, worker = StepMetrics(core), SimulatedWorker(capacity)
+    add(core, "a", prompt_len=3, now_s=0)
+    core.absorb("w", *worker.step(begin(core, steps, 1)))
+    begin(core, steps, 2)
+    assert change("vllm:iteration_tokens_total_sum") == 3 + (1 + 2)
+
+
+def test_drafts_are_counted_as_verified_and_as_accepted_at_each_position(
+    core: Scheduler, change: Change
+):
+    def accepted(position: int) -> float:
+        name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+        return REGISTRY.get_sample_value(name, {"position": str(position)}) or 0
+
+    before = [accepted(position) for position in range(3)]
+    verified = [
+        ResultRow(slot, "r", 1, 1 + num_accepted, num_drafts=num_drafts, num_accepted=num_accepted)
+        for slot, (num_drafts, num_accepted) in enumerate([(3, 3), (3, 1), (1, 0), (0, 0)])
+    ]
+    told = ResultRow(0, "r", 1, 3, of_drafts=True, num_drafts=3, num_accepted=3)
+    result = StepResult(1, [told, *verified], step_s=2.5)
+    StepMetrics(core).end("w", result, now_s=10)
+    assert change("vllm:spec_decode_num_drafts_total") == 3
+    assert change("vllm:spec_decode_num_draft_tokens_total") == 3 + 3 + 1
+    assert change("vllm:spec_decode_num_accepted_tokens_total") == 3 + 1
+    assert [accepted(position) - before[position] for position in range(3)] == [2, 1, 1]
+    assert change("shoal_step_seconds_sum") == 2.5
+
+
+def test_the_draft_depth_of_each_worker_is_told_as_long_as_it_is_there():
+    def depth(worker_id: str) -> float | None:
+        return REGISTRY.get_sample_value("shoal_draft_depth", {"worker": worker_id})
+
+    core = Scheduler(max_waiting=10, priority_step_s=10)
+    core.add_worker("w", msgspec.structs.replace(CAPACITY, num_speculative_tokens=2))
+    steps = StepMetrics(core)
+    add(core, "a", prompt_len=3, now_s=0)
+    begin(core, steps, 1)
+    assert depth("w") == 2
+    core.remove_worker("w")
+    steps.forget("w")
+    assert depth("w") is None
 
 
 def test_a_sequence_waits_from_its_arrival_until_its_first_step_and_once(
