@@ -37,7 +37,7 @@ class PlanBuilder:
     @property
     def is_empty(self) -> bool:
         plan = self.plan
-        return not (plan.release or plan.prefill or plan.decode)
+        return not (plan.release or plan.extend or plan.prefill or plan.decode)
 
     @property
     def is_full(self) -> bool:

@@ -447,7 +447,7 @@ def _record(worker: WorkerState, result: StepResult, ids: list[int]) -> list[Emi
                 sequence.tell(row)
             elif row.of_drafts:
                 sequence.num_bytes += bytes_of(row)
-            else:
+            elif row.error is None:
                 sequence.emit(row, ids[start : start + row.num_tokens])
         start += row.num_tokens
     return emissions

@@ -103,6 +103,8 @@ class Mesh:
             max_num_seqs=random.randint(1, 6),
             max_num_batched_tokens=random.randint(6, 24),
             max_model_len=MAX_LEN,
+            num_speculative_tokens=random.choice([0, 0, 1, 2, 3, 5]),
+            adapts_depth=random.choice([False, True]),
         )
         max_partial = random.randint(1, 4)
         max_long, threshold = random.randint(1, max_partial), random.choice([0, 1, 5, 12, MAX_LEN])
@@ -124,7 +126,7 @@ class Mesh:
         self.num_bytes: Counter[str] = Counter()
         self.open: set[str] = set()
         self.num_requests = self.num_workers = self.num_overtaken = self.num_given_up = 0
-        self.num_siblings = 0
+        self.num_siblings = self.num_accepted = self.num_rejected = 0
         self.join()
 
     def join(self) -> None:
@@ -239,6 +241,7 @@ class Mesh:
         """Nobody enters beyond the limits, and nothing of the budget is left while somebody is in
         the middle of a prompt; the long ones have their part of it."""
         limits, budget = self.limits, self.capacity.max_num_batched_tokens
+        num_drafts = sum(row.verify_depth for row in plan.decode)
         running = [each for each in worker.runnable() if not each.num_pending]
         halfway = {each.slot for each in running if each.num_to_compute > 1}
         threshold = limits.long_threshold or budget
@@ -253,10 +256,10 @@ class Mesh:
         assert not new & long or len(long) <= limits.max_long
         if any(each.max_chunk(0) < each.num_to_compute for each in running):
             return  # somebody's client has to read first
-        assert not halfway or sum(tokens.values()) == budget
-        part = (budget - len(plan.decode)) // limits.max_partial
-        due = sum(min(part, lacking[slot]) for slot in long - new) if halfway else 0
-        assert sum(tokens.get(slot, 0) for slot in long) >= min(due, budget - len(plan.decode))
+        assert not halfway or sum(tokens.values()) + num_drafts == budget
+        room = budget - len(plan.decode) - num_drafts
+        due = sum(min(room // limits.max_partial, lacking[slot]) for slot in long - new)
+        assert not halfway or sum(tokens.get(slot, 0) for slot in long) >= min(due, room)
         self.num_overtaken += bool(long) and bool(new - long)
 
     def run(self) -> None:
@@ -279,6 +282,8 @@ class Mesh:
             assert name in self.open
             ids = layout.part(emission.index, emission.index + 1).ids.tolist()
             self.num_bytes[name] += bytes_of(emission.row)
+            self.num_accepted += emission.row.num_accepted
+            self.num_rejected += emission.row.num_drafts - emission.row.num_accepted
             if emission.row.of_prompt:
                 self.check_told(emission, ids)
             else:

@@ -6,7 +6,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from services.scheduler.scheduler import Planned
-from shared.messages import Admit, Capacity, ResultRow, StepResult
+from shared.messages import (
+    Admit,
+    Capacity,
+    Decode,
+    FinishReason,
+    Prefill,
+    ResultRow,
+    StepPlan,
+    StepResult,
+)
 from shared.token_arrays import TokenArrays, join
 
 Part = tuple[ResultRow, TokenArrays]
@@ -15,6 +24,12 @@ Part = tuple[ResultRow, TokenArrays]
 def next_token(ids: list[int]) -> int:
     """What this model writes: depends on all known ids, so a wrong resumption shows."""
     return (sum(ids) * 31 + len(ids)) % 1000
+
+
+def next_draft(ids: list[int]) -> int:
+    """What its drafter believes comes next: now and then something else."""
+    token_id = next_token(ids)
+    return token_id if (sum(ids) + 7 * len(ids)) % 10 < 7 else token_id + 1
 
 
 def is_stop_id(token_id: int, stop: int) -> bool:
@@ -30,6 +45,7 @@ class Slot:
     context: int = 0  # a hash of the ids that are computed
     num_told: int = 0
     has_finished: bool = False
+    drafts: list[int] = field(default_factory=list)  # for what follows ``ids``
 
 
 @dataclass
@@ -37,13 +53,15 @@ class SimulatedWorker:
     """Raises AssertionError for a plan that breaks the step contract.
 
     ``kv`` has, for each place of each block, what its KV depends on: a hash of all ids up to it.
-    A text ends with the first multiple of ``stop``; 0: none does.
+    Where drafts were rejected it is of no use until it is overwritten. ``draft_depth`` is that of
+    the last plan. A text ends with the first multiple of ``stop``; 0: none does.
     """
 
     capacity: Capacity
     stop: int = 0
     slots: dict[int, Slot] = field(default_factory=dict)
     kv: dict[int, list[int]] = field(default_factory=dict)
+    draft_depth: int = 0
 
     def step(self, planned: Planned) -> tuple[StepResult, TokenArrays]:
         plan = planned.plan
@@ -55,14 +73,25 @@ class SimulatedWorker:
             self._clear(extend.blocks)
         for admit in plan.admit:
             self._find_cached(self.slots[admit.slot])
-        rows = [(prefill.slot, prefill.num_tokens) for prefill in plan.prefill]
-        rows += [(decode.slot, 1) for decode in plan.decode]
-        assert len({slot for slot, _ in rows}) == len(rows)
-        assert sum(num for _, num in rows) <= self.capacity.max_num_batched_tokens
-        parts = [part for slot, num in rows for part in self._compute(slot, num)]
+        num_tokens = self._check_rows(plan)
+        parts = [part for row in plan.prefill for part in self._prefill(row, plan.draft_depth)]
+        parts += [part for row in plan.decode for part in self._decode(row, plan.draft_depth)]
+        self.draft_depth = plan.draft_depth
         parts.sort(key=lambda part: (self.slots[part[0].slot].admit.route, part[0].slot))
-        result = StepResult(plan.step, [row for row, _ in parts])
+        result = StepResult(plan.step, [row for row, _ in parts], step_s=10 + num_tokens)
         return result, join([arrays for _, arrays in parts]) if parts else TokenArrays()
+
+    def _check_rows(self, plan: StepPlan) -> int:
+        """Returns the number of tokens."""
+        slots = [row.slot for row in (*plan.prefill, *plan.decode)]
+        assert len(set(slots)) == len(slots)
+        assert all(row.num_tokens > 0 for row in plan.prefill)
+        assert all(0 <= row.verify_depth <= self.draft_depth for row in plan.decode)
+        assert 0 <= plan.draft_depth <= self.capacity.num_speculative_tokens
+        num_tokens = sum(row.num_tokens for row in plan.prefill)
+        num_tokens += sum(1 + row.verify_depth for row in plan.decode)
+        assert num_tokens <= self.capacity.max_num_batched_tokens
+        return num_tokens
 
     def _admit(self, planned: Planned) -> None:
         start = 0
@@ -90,28 +119,99 @@ class SimulatedWorker:
             assert slot.context == found.pop(0), "the KV of other ids"
         assert not found
 
-    def _write(self, slot: Slot, num: int) -> None:
-        for position in range(slot.num_computed, slot.num_computed + num):
-            block = slot.blocks[position // self.capacity.block_size]
-            slot.context = hash((slot.context, slot.ids[position]))
-            assert len(self.kv[block]) == position % self.capacity.block_size
-            self.kv[block].append(slot.context)
+    def _write(self, slot: Slot, ids: list[int]) -> None:
+        """Those that follow what is computed."""
+        size, context = self.capacity.block_size, slot.context
+        assert slot.num_computed + len(ids) <= len(slot.blocks) * size
+        for position, token_id in enumerate(ids, slot.num_computed):
+            context = hash((context, token_id))
+            number, place = divmod(position, size)
+            block = slot.blocks[number]
+            if place < len(self.kv[block]):
+                assert self.capacity.num_speculative_tokens
+                owners = [each for each in self.slots.values() if block in each.blocks]
+                assert owners == [slot], "what is overwritten has two owners"
+            else:
+                assert place == len(self.kv[block])
+            self.kv[block][place : place + 1] = [context]
+
+    def _keep(self, slot: Slot, num: int) -> None:
+        """So many of those that were written are the slot's ids."""
+        for token_id in slot.ids[slot.num_computed : slot.num_computed + num]:
+            slot.context = hash((slot.context, token_id))
         slot.num_computed += num
 
-    def _compute(self, slot_id: int, num: int) -> list[Part]:
+    def _prefill(self, row: Prefill, draft_depth: int) -> list[Part]:
         """What is told of the prompt, and the token where the row has computed all ids."""
-        slot = self.slots[slot_id]
-        assert num > 0
+        slot = self.slots[row.slot]
         if slot.has_finished:
             return []
-        assert slot.num_computed + num <= len(slot.ids)
-        assert slot.num_computed + num <= len(slot.blocks) * self.capacity.block_size
-        self._write(slot, num)
-        parts = self._tell(slot_id, num)
+        end = slot.num_computed + row.num_tokens
+        assert end <= len(slot.ids)
+        self._write(slot, slot.ids[slot.num_computed : end])
+        self._keep(slot, row.num_tokens)
+        parts = self._tell(row.slot, row.num_tokens)
         if slot.num_computed == len(slot.ids) and not slot.has_finished:
-            slot.ids.append(next_token(slot.ids))
-            parts.append((self._row(slot_id), TokenArrays(np.array(slot.ids[-1:], np.int32))))
+            parts.append(self._sample(row.slot, [], draft_depth))
         return parts
+
+    def _decode(self, row: Decode, draft_depth: int) -> list[Part]:
+        """What is told of the prompt, if the row is its last id, and the tokens."""
+        slot = self.slots[row.slot]
+        if slot.has_finished:
+            return []
+        assert slot.num_computed + 1 == len(slot.ids)
+        drafts = slot.drafts[: min(row.verify_depth, self._num_left(slot) - 1)]
+        self._write(slot, [slot.ids[-1], *drafts])
+        self._keep(slot, 1)
+        parts = self._tell(row.slot, 1)
+        if not slot.has_finished:
+            parts.append(self._sample(row.slot, drafts, draft_depth))
+            self._keep(slot, len(slot.ids) - 1 - slot.num_computed)
+        return parts
+
+    def _num_left(self, slot: Slot) -> int:
+        """Tokens until it is full."""
+        limit, asked = self.capacity.max_model_len, slot.admit.params.max_tokens
+        end = limit if asked is None else min(limit, slot.admit.prompt_len + asked)
+        return end - len(slot.ids)
+
+    def _sample(self, slot_id: int, drafts: list[int], draft_depth: int) -> Part:
+        """Tokens as long as they are what was drafted, and one more."""
+        slot = self.slots[slot_id]
+        self._check_places(slot, len(drafts) + max(1, draft_depth))
+        start = len(slot.ids)
+        for draft in (*drafts, None):
+            slot.ids.append(next_token(slot.ids))
+            if self._finish(slot) or slot.ids[-1] != draft:
+                break
+        tokens, finish = slot.ids[start:], self._finish(slot)
+        slot.has_finished = finish is not None
+        self._draft(slot, draft_depth)
+        num_accepted = sum(token == draft for token, draft in zip(tokens, drafts, strict=False))
+        name = (slot_id, slot.admit.request, slot.admit.attempt)
+        row = ResultRow(
+            *name, len(tokens), finish, num_drafts=len(drafts), num_accepted=num_accepted
+        )
+        return row, TokenArrays(np.array(tokens, np.int32))
+
+    def _check_places(self, slot: Slot, num_ahead: int) -> None:
+        """Drafts have KV too, of which the drafter writes one place ahead at least."""
+        if self.capacity.num_speculative_tokens:
+            num_places = len(slot.ids) + min(num_ahead, self._num_left(slot))
+            assert num_places <= len(slot.blocks) * self.capacity.block_size
+
+    def _draft(self, slot: Slot, num: int) -> None:
+        """The last token is not worth it: whoever has one to go needs no draft."""
+        ids = list(slot.ids)
+        for _ in range(min(num, self._num_left(slot) - 1)):
+            ids.append(next_draft(ids))
+        slot.drafts = ids[len(slot.ids) :]
+
+    def _finish(self, slot: Slot) -> FinishReason | None:
+        if is_stop_id(slot.ids[-1], self.stop):
+            return "stop"
+        return "length" if self._num_left(slot) <= 0 else None
 
     def _tell(self, slot_id: int, num: int) -> list[Part]:
         """Of the ids that follow the ``num`` that were computed last, where they are lacking."""
@@ -131,14 +231,3 @@ class SimulatedWorker:
         top_ids, ranks = numbers[: len(ids) * num_top], numbers[: len(ids)]
         arrays = TokenArrays(np.array(ids, np.int32), numbers.astype(np.float32), top_ids, ranks)
         return [(row, arrays)]
-
-    def _row(self, slot_id: int) -> ResultRow:
-        slot = self.slots[slot_id]
-        num_emitted = len(slot.ids) - slot.admit.prompt_len
-        asked = slot.admit.params.max_tokens
-        max_tokens = self.capacity.max_model_len if asked is None else asked
-        is_over = num_emitted >= max_tokens or len(slot.ids) >= self.capacity.max_model_len
-        is_stop = is_stop_id(slot.ids[-1], self.stop)
-        slot.has_finished = is_over or is_stop
-        finish = "stop" if is_stop else "length" if is_over else None
-        return ResultRow(slot_id, slot.admit.request, slot.admit.attempt, 1, finish)

@@ -8,7 +8,15 @@ from services.scheduler.placement import MAX_LAG_STEPS
 from services.scheduler.scheduler import MAX_WORKER_DEATHS, Planned, Scheduler
 from services.scheduler.sequence import Emission
 from shared.errors import InternalError, InvalidRequest
-from shared.messages import WINDOW_BYTES, Capacity, Generate, Grant, SamplingParams, StepResult
+from shared.messages import (
+    WINDOW_BYTES,
+    Capacity,
+    Generate,
+    Grant,
+    ResultRow,
+    SamplingParams,
+    StepResult,
+)
 from shared.token_arrays import TokenArrays
 from tests.services.scheduler.simulated_worker import SimulatedWorker
 
@@ -313,6 +321,16 @@ def test_a_row_that_is_wrong_ends_its_sequence_as_an_error():
     result, arrays = worker.step(core.plan("w"))
     row = msgspec.structs.replace(result.rows[0], num_tokens=0, error="not finite")
     core.absorb("w", StepResult(result.step, [row]), TokenArrays(arrays.ids[:0]))
+    (ended,) = core.take_ended()
+    assert ended.reason == "internal_error"
+
+
+def test_a_row_that_is_wrong_in_the_middle_of_its_prompt_ends_its_sequence_too():
+    core = scheduler()
+    add(core, "odd", prompt_len=20)
+    planned = core.plan("w")
+    row = ResultRow(planned.plan.admit[0].slot, "odd", 1, 0, error="not finite")
+    core.absorb("w", StepResult(planned.plan.step, [row]), TokenArrays())
     (ended,) = core.take_ended()
     assert ended.reason == "internal_error"
 

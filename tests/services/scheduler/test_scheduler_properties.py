@@ -40,9 +40,11 @@ def test_random_schedules_keep_the_contract_and_meet_what_they_are_for() -> None
             given_up=mesh.num_given_up,
             siblings=mesh.num_siblings,
             overtaken=mesh.num_overtaken,
+            accepted=mesh.num_accepted,
+            rejected=mesh.num_rejected,
         )
         met[f"depth {mesh.depth}"] += 1
-    assert len(met) == 8
+    assert len(met) == 10
     assert all(met.values()), met
 
 
