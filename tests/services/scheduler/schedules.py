@@ -238,8 +238,9 @@ class Mesh:
             self.check_prefills(worker, plan, tokens)
 
     def check_prefills(self, worker: WorkerState, plan: StepPlan, tokens: dict[int, int]) -> None:
-        """Nobody enters beyond the limits, and nothing of the budget is left while somebody is in
-        the middle of a prompt; the long ones have their part of it."""
+        """Everybody who decodes gets a token. Nobody enters beyond the limits, and nothing of the
+        budget is left while somebody is in the middle of a prompt; the long ones have their part
+        of it."""
         limits, budget = self.limits, self.capacity.max_num_batched_tokens
         num_drafts = sum(row.verify_depth for row in plan.decode)
         running = [each for each in worker.runnable() if not each.num_pending]
@@ -256,6 +257,7 @@ class Mesh:
         assert not new & long or len(long) <= limits.max_long
         if any(each.max_chunk(0) < each.num_to_compute for each in running):
             return  # somebody's client has to read first
+        assert all(each.num_to_compute > 1 or each.slot in tokens for each in running)
         assert not halfway or sum(tokens.values()) + num_drafts == budget
         room = budget - len(plan.decode) - num_drafts
         due = sum(min(room // limits.max_partial, lacking[slot]) for slot in long - new)
