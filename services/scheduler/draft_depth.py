@@ -10,93 +10,26 @@ goes through the depths, twice, a few steps each. From then on the depth is deci
 and another one has to promise 3 % more. On 4 of 224 steps another depth is tried, by turns those
 beside it and none. Where the machine is slower for a while that must not look like the depth: so a
 step at the depth that was decided tells the pace of the machine, once its own cost is known, and
-that of a step at another depth is its time at this pace. All times are medians. A step that
-computes prompts too counts for an eighth of a step: where there are hardly any others, times are
-those of the nearest size, or guessed.
+that of a step at another depth is its time at this pace. Of several times the lower quartile
+counts, since what disturbs a step makes it longer. A step that computes prompts too counts for an
+eighth of a step: where there are hardly any others, times are those of the nearest size, or
+guessed.
 """
 
-from collections import deque
 from collections.abc import Callable
-from itertools import pairwise
-from statistics import median
 
+from services.scheduler.acceptance import Acceptance
+from services.scheduler.step_times import StepTimes
 from shared.messages import Capacity, StepPlan, StepResult
 
-HORIZON = 256  # steps after which what was accepted counts 1/e
-PRIOR = 0.5  # of the first draft, of which nothing is known
-PRIOR_WEIGHT = 0.1  # in tries; that of the draft before weighs as much as one
 SWEEP_RUN = 3  # steps
 NUM_SWEEPS = 2
 DECIDED_EVERY = 32
 PROBED_EVERY = 7 * DECIDED_EVERY
 PROBE_RUN = 4
 HYSTERESIS = 1.03
-WINDOW = 16  # times of which a median is taken
 MIXED = 1 / 8
 GUESS = 1 / 8  # of a step: what a draft may cost where nothing is known
-
-
-class Acceptance:
-    """Of the drafts of all rows, by their position."""
-
-    def __init__(self, max_depth: int) -> None:
-        self._tried = [0.0] * max_depth
-        self._right = [0.0] * max_depth
-
-    def note(self, rows: list[tuple[int, int]], turns: float) -> None:
-        """A step: how many drafts each row was to verify, and how many of them were accepted."""
-        kept = 1 - turns / HORIZON
-        self._tried = [kept * each for each in self._tried]
-        self._right = [kept * each for each in self._right]
-        for depth, num_accepted in rows:
-            for i in range(min(depth, num_accepted + 1)):
-                self._tried[i] += 1
-                self._right[i] += i < num_accepted
-
-    def num_tokens(self, depth: int) -> float:
-        """What a row brings on average."""
-        rate, weight, reached, num = PRIOR, PRIOR_WEIGHT, 1.0, 1.0
-        for tried, right in zip(self._tried[:depth], self._right, strict=False):
-            rate, weight = (right + weight * rate) / (tried + weight), 1.0
-            reached *= rate
-            num += reached
-        return num
-
-
-class StepTimes:
-    """What a step costs at each depth: its seconds, at the pace that the machine has at first.
-
-    ``depth`` is the one that was decided.
-    """
-
-    def __init__(self, depth: int) -> None:
-        self.depth = depth
-        self._num_own = 0  # steps since it was decided
-        self._times: dict[int, deque[float]] = {}
-        self._paces: deque[float] = deque(maxlen=WINDOW)
-
-    @property
-    def is_known(self) -> bool:
-        return len(self._times) > 1
-
-    def decide(self, depth: int) -> None:
-        if depth != self.depth:
-            self.depth, self._num_own = depth, 0
-
-    def note(self, depth: int, time_s: float) -> None:
-        if depth == self.depth and self._num_own >= WINDOW:
-            self._paces.append(time_s / median(self._times[depth]))
-            return
-        self._num_own += depth == self.depth
-        times = self._times.setdefault(depth, deque(maxlen=WINDOW))
-        times.append(time_s / (median(self._paces) if self._paces else 1.0))
-
-    def cost(self, depth: int) -> float:
-        """Between depths that are known, and beyond them, on a line, but not below all of them."""
-        points = sorted((known, median(times)) for known, times in self._times.items())
-        lines = list(pairwise(points))
-        (x0, y0), (x1, y1) = next((line for line in lines if depth <= line[1][0]), lines[-1])
-        return max(y0 + (y1 - y0) * (depth - x0) / (x1 - x0), min(y for _, y in points))
 
 
 class BatchSize:
@@ -114,7 +47,7 @@ class BatchSize:
         """Whether it is time to decide."""
         before, self._turn = int(self._turn), self._turn + turns
         since = self._num_since_sweep
-        return int(self._turn) > before and since >= 0 and since % PROBED_EVERY % DECIDED_EVERY == 0
+        return int(self._turn) > before and since >= 0 and since % DECIDED_EVERY == 0
 
     @property
     def depth(self) -> int:
@@ -161,11 +94,12 @@ class DraftDepth:
         drawn = [row for row in result.rows if not (row.of_prompt or row.of_drafts)]
         rows = [(depths[row.slot], row.num_accepted) for row in drawn if row.slot in depths]
         size = self._size(len(plan.decode))
-        is_plain = not plan.prefill and len(set(depths.values())) == 1
+        time_s = result.step_s + result.idle_s
+        is_plain = not plan.prefill and len(set(depths.values())) == 1 and time_s > 0
         turns = 1 if is_plain else MIXED
         self._acceptance.note(rows, turns)
         if is_plain:
-            size.times.note(plan.decode[0].verify_depth, result.step_s + result.idle_s)
+            size.times.note(plan.decode[0].verify_depth, time_s)
         if size.advance(turns):
             self._decide(size)
         self.now = size.depth

@@ -45,6 +45,7 @@ class Worker:
     has_prefill: Callable[[int], bool] = lambda step: False
     slowness: Callable[[int], float] = lambda step: 1.0
     lacking: float = 0.0
+    idle_s: float = 0.001
     capacity: Capacity = CAPACITY
     seed: int = 0
 
@@ -88,7 +89,7 @@ class Worker:
         time_s *= 1 + abs(self.random.gauss(0, 0.1))
         time_s *= self.random.choice([1] * 30 + [3])
         rows = [self._row(row, self.rates(step)) for row in plan.decode]
-        return StepResult(step, rows, time_s + PREFILL_S * len(plan.prefill), idle_s=0.001)
+        return StepResult(step, rows, time_s + PREFILL_S * len(plan.prefill), self.idle_s)
 
     def _row(self, row: Decode, rates: Rates) -> ResultRow:
         num_drafts = 0 if self.random.random() < self.lacking else row.verify_depth
@@ -106,7 +107,7 @@ class Worker:
             for rate in self.rates(step)[:depth]:
                 reached *= rate
                 num_tokens += num_rows * reached
-            time_s += self.costs(num_rows, depth) + 0.001
+            time_s += self.costs(num_rows, depth) + self.idle_s
         return num_tokens / time_s
 
 
@@ -222,6 +223,11 @@ def test_a_pinned_depth_never_changes(depth: int):
     pinned = msgspec.structs.replace(CAPACITY, num_speculative_tokens=depth, adapts_depth=False)
     worker = Worker(lambda step: USELESS, lambda step: 32, capacity=pinned).run(500)
     assert set(worker.depths[1:]) == {depth}
+
+
+def test_a_worker_that_tells_no_times_is_no_problem():
+    worker = Worker(lambda step: USELESS, costs=lambda num_rows, depth: 0, idle_s=0).run(500)
+    assert set(worker.depths) <= {0, 1, 2, 3}
 
 
 def test_equal_results_give_equal_depths():

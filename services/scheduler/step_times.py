@@ -1,0 +1,48 @@
+"""How long a step takes, by the depth that it verifies."""
+
+from collections import deque
+from collections.abc import Iterable
+from itertools import pairwise
+
+WINDOW = 16  # times that are kept
+
+
+class StepTimes:
+    """What a step costs at each depth: its seconds, at the pace that the machine has at first.
+
+    ``depth`` is the one that was decided.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self._num_own = 0  # steps since it was decided
+        self._times: dict[int, deque[float]] = {}
+        self._paces: deque[float] = deque(maxlen=WINDOW)
+
+    @property
+    def is_known(self) -> bool:
+        return len(self._times) > 1
+
+    def decide(self, depth: int) -> None:
+        if depth != self.depth:
+            self.depth, self._num_own = depth, 0
+
+    def note(self, depth: int, time_s: float) -> None:
+        if depth == self.depth and self._num_own >= WINDOW:
+            self._paces.append(time_s / _typical(self._times[depth]))
+            return
+        self._num_own += depth == self.depth
+        times = self._times.setdefault(depth, deque(maxlen=WINDOW))
+        times.append(time_s / (_typical(self._paces) if self._paces else 1.0))
+
+    def cost(self, depth: int) -> float:
+        """Between depths that are known, and beyond them, on a line, but not below all of them."""
+        points = sorted((known, _typical(times)) for known, times in self._times.items())
+        lines = list(pairwise(points))
+        (x0, y0), (x1, y1) = next((line for line in lines if depth <= line[1][0]), lines[-1])
+        return max(y0 + (y1 - y0) * (depth - x0) / (x1 - x0), min(y for _, y in points))
+
+
+def _typical(times: Iterable[float]) -> float:
+    ordered = sorted(times)
+    return ordered[len(ordered) // 4]
