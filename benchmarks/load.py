@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from cli.bench.command import measure
+from cli.bench.command import measure, what_to_send
 from cli.bench.options import parse
 
 
@@ -19,7 +19,7 @@ async def load(url: str, **flags: Any) -> dict[str, Any]:
     ]
     settings = parse(["--url", url, *words])
     console = Console(file=StringIO())  # no terminal, so no bar
-    result = await measure(settings, None, settings.num_measured(None), console)
+    result = await measure(settings, *what_to_send(settings), console)
     figures = result.figures
     if figures["num_failed"] or figures["num_short"]:
         raise RuntimeError(

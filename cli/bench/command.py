@@ -55,10 +55,7 @@ def main(arguments: list[str]) -> int:
 
 def _serve(arguments: list[str]) -> int:
     settings = parse(arguments)
-    lines = None
-    if settings.trace is not None:
-        lines = trace.read(settings.trace, settings.endpoint, settings.replay)
-    num = settings.num_measured(None if lines is None else len(lines))
+    lines, num = what_to_send(settings)
     console = Console(highlight=False, emoji=False, markup=False)
     _allow_many_sockets()
     result = uvloop.run(measure(settings, lines, num, console))
@@ -67,6 +64,14 @@ def _serve(arguments: list[str]) -> int:
         write(result.told(arguments), settings.json)
     is_refused = result.verdict is not None and not result.verdict["keeps_up"]
     return int(is_refused or result.figures["num_failed"] == num)
+
+
+def what_to_send(settings: Settings) -> tuple[list[trace.Line] | None, int]:
+    """The lines of a trace, and how many requests count. Raises ConfigError."""
+    lines = None
+    if settings.trace is not None:
+        lines = trace.read(settings.trace, settings.endpoint, settings.replay)
+    return lines, settings.num_measured(None if lines is None else len(lines))
 
 
 async def measure(
