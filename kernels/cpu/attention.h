@@ -21,7 +21,7 @@ struct Rows {
   const int64_t* num_keys;  // [num_rows], of the last token
   const int64_t* tables;    // [num_rows, table_stride], their blocks
   int table_stride;
-  int first_key;  // of all rows; nobody sees what is before it
+  const int64_t* first_keys;  // [num_rows]: what is before them nobody sees; or null
 };
 
 // Some tokens of a row, and the splits of its keys that they are to see.
@@ -182,6 +182,13 @@ struct Attention {
     return seen < 0 ? 0 : seen < SPLIT ? seen : SPLIT;
   }
 
+  // How many keys at the beginning of the split the row does not see.
+  int num_hidden(const Item& item, int split) const {
+    if (!rows.first_keys) return 0;
+    int hidden = (int)rows.first_keys[item.unit.row] - split * SPLIT;
+    return hidden < 0 ? 0 : hidden < SPLIT ? hidden : SPLIT;
+  }
+
   // Adds what the queries see in one split. Some keys at a time are multiplied with the queries of
   // all heads before the next, and their values likewise.
   void attend(Item& item, int split) {
@@ -191,9 +198,9 @@ struct Attention {
       each_block(item, split, key,
                  [&](int head, int first, int num) { score(item, split, key, head, first, num); });
     for (int i = 0; i < num; i++) {
-      for (int key = 0; split == 0 && key < rows.first_key; key++)
-        item.scores[i * SPLIT + key] = -__builtin_inff();
-      weigh(item.scores + i * SPLIT, num_seen(item, i, split), item.found[i],
+      int seen = num_seen(item, i, split), hidden = num_hidden(item, split);
+      for (int key = 0; key < hidden; key++) item.scores[i * SPLIT + key] = -__builtin_inff();
+      weigh(item.scores + i * SPLIT, hidden < seen ? seen : 0, item.found[i],
             item.weights + i * SPLIT);
       memset(item.found[i].values, 0, dim * sizeof(float));
     }

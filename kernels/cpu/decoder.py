@@ -56,7 +56,7 @@ class _Rows(ctypes.Structure):
         ("num_rows", _Int),
         *((name, _Pointer) for name in ("starts", "num_keys", "tables")),
         ("table_stride", _Int),
-        ("first_key", _Int),
+        ("first_keys", _Pointer),
     ]
 
 
@@ -212,7 +212,7 @@ class NativeDecoder:
         rows = _Rows(
             *(len(attention.num_keys), array_address(attention.token_starts)),
             *(array_address(attention.num_keys), array_address(tables), tables.shape[1]),
-            attention.first_key,
+            None if attention.first_keys is None else array_address(attention.first_keys),
         )
         caches = (_Pointer * len(kv_caches))(*(cache.data_ptr() for cache in kv_caches))
         step = _Step(

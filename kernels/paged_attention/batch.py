@@ -41,7 +41,7 @@ class AttentionBatch:
     block_size: int
     dtype: torch.dtype
     device: torch.device
-    first_key: int = 0  # keys before it are hidden from all
+    first_keys: np.ndarray | None = None  # [R] int64: keys before them are hidden; None: none is
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -53,7 +53,8 @@ class AttentionBatch:
     def _group(self, first: int, last: int, num_blocks: np.ndarray) -> Group:
         start, end = self.token_starts[[first, last]].tolist()
         blocks = self.block_tables[first:last, : num_blocks[last - 1]]
-        mask = _mask(self.num_keys[first:last], end - start, self.dtype, self.first_key)
+        first_keys = None if self.first_keys is None else self.first_keys[first:last]
+        mask = _mask(self.num_keys[first:last], end - start, self.dtype, first_keys)
         return Group(
             start,
             end,
@@ -71,11 +72,12 @@ def prepare_attention(
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
-    first_key: int = 0,
+    first_keys: np.ndarray | None = None,
 ) -> AttentionBatch:
-    """``num_tokens`` and ``num_keys`` [R], ``block_tables`` [R, max_blocks] int64, in row order."""
+    """``num_tokens``, ``num_keys`` and ``first_keys`` [R], ``block_tables`` [R, max_blocks] int64,
+    in row order."""
     starts = np.concatenate([[0], np.cumsum(num_tokens)])
-    return AttentionBatch(starts, num_keys, block_tables, block_size, dtype, device, first_key)
+    return AttentionBatch(starts, num_keys, block_tables, block_size, dtype, device, first_keys)
 
 
 def _group_bounds(
@@ -97,20 +99,23 @@ def _group_bounds(
 
 
 def _mask(
-    num_keys: np.ndarray, num_tokens: int, dtype: torch.dtype, first_key: int
+    num_keys: np.ndarray, num_tokens: int, dtype: torch.dtype, first_keys: np.ndarray | None
 ) -> Tensor | None:
     """0 where a token sees a key, else −inf; None where all see all or the triangle says it."""
     longest = num_keys[-1]
     if num_tokens == len(num_keys):
-        is_needed = bool(first_key or num_keys[0] < longest)
+        is_needed = num_keys[0] < longest
         last_seen = (num_keys - 1).reshape(-1, 1, 1, 1)
     else:
-        is_needed = bool(first_key or num_tokens < longest)
+        is_needed = num_tokens < longest
         last_seen = np.arange(longest - num_tokens, longest)[:, None]
-    if not is_needed:
+    if first_keys is None and not is_needed:
         return None
     keys = np.arange(longest)
-    is_hidden = (keys > last_seen) | (keys < first_key)
+    is_hidden = keys > last_seen
+    if first_keys is not None:
+        shape = (-1, 1) if last_seen.ndim == 2 else last_seen.shape
+        is_hidden |= keys < first_keys.reshape(shape)
     return torch.zeros(is_hidden.shape, dtype=dtype).masked_fill_(
         torch.from_numpy(is_hidden), float("-inf")
     )

@@ -14,7 +14,8 @@ def paged_attention(query: Tensor, kv_cache: Tensor, batch: AttentionBatch, scal
         keys, values = _gather(kv_cache, batch.block_tables[row].tolist(), num_keys)
         for token in range(start, end):
             num_seen = num_keys - (end - 1 - token)
-            seen = slice(batch.first_key, num_seen)
+            first_key = 0 if batch.first_keys is None else int(batch.first_keys[row])
+            seen = slice(first_key, num_seen)
             out[token] = _attend(query[token], keys[seen], values[seen], scale)
     return out
 

@@ -19,6 +19,7 @@ guessed.
 from collections.abc import Callable
 
 from services.scheduler.acceptance import Acceptance
+from services.scheduler.plan_builder import room_for_drafts
 from services.scheduler.step_times import StepTimes
 from shared.messages import Capacity, StepPlan, StepResult
 
@@ -107,8 +108,8 @@ class DraftDepth:
     def _size(self, num_rows: int) -> BatchSize:
         key = (num_rows - 1).bit_length()
         if key not in self._sizes:
-            room = self._capacity.max_num_batched_tokens // (1 << key) - 1
-            deepest = max(0, min(self._capacity.num_speculative_tokens, room))
+            room = room_for_drafts(self._capacity.max_num_batched_tokens, 1 << key)
+            deepest = min(self._capacity.num_speculative_tokens, room)
             near = min(self._sizes.values(), key=lambda each: abs(each.size - key), default=None)
             depth = near.times.depth if near else deepest
             self._sizes[key] = BatchSize(key, deepest, depth)

@@ -49,9 +49,9 @@ class PlanBuilder:
         return np.concatenate(self._known) if self._known else np.zeros(0, np.int32)
 
     def share_budget(self, num_decoding: int) -> None:
-        """Each of so many sequences gets one token, and drafts as far as there is budget."""
+        """Each of so many sequences gets one token, and drafts as far as there is room."""
         if num_decoding:
-            self.verify_depth = min(self.verify_depth, self.budget // num_decoding - 1)
+            self.verify_depth = min(self.verify_depth, room_for_drafts(self.budget, num_decoding))
 
     def admit(self, sequence: Sequence) -> None:
         if not sequence.has_run:
@@ -101,6 +101,12 @@ class PlanBuilder:
             sequence.expect(1 + verify_depth)
         sequence.last_step = self.plan.step
         self.budget -= num_tokens + verify_depth
+
+
+def room_for_drafts(budget: int, num_decoding: int) -> int:
+    """How many drafts each of so many sequences may verify: half of what their tokens leave is kept
+    for prompts."""
+    return max(0, (budget - num_decoding) // (2 * num_decoding))
 
 
 def _num_bytes(params: SamplingParams) -> int:

@@ -193,10 +193,8 @@ class WorkerState:
 
     @property
     def _num_ahead(self) -> int:
-        """A drafter keeps up by writing one place ahead, even if it makes no draft."""
-        if not self.capacity.num_speculative_tokens:
-            return 0
-        return self._verify_depth + max(1, self.draft_depth.now)
+        """Drafts that the next plan verifies, and those that it makes."""
+        return self._verify_depth + self.draft_depth.now
 
     def _end(self, sequence: Sequence) -> int:
         """Ids with which it is full."""

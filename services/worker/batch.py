@@ -150,10 +150,10 @@ def make_context(
     num_keys: np.ndarray,
     places: np.ndarray,
     kv_cache: KVCache,
-    first_key: int = 0,
+    first_keys: np.ndarray | None = None,
 ) -> ForwardContext:
     """Of rows [R] in the order attention wants: one token first, then by length. ``places`` [T] are
-    those where the KV of their tokens goes; keys before ``first_key`` are hidden."""
+    those where the KV of their tokens goes; keys before ``first_keys`` [R] are hidden."""
     cache = kv_cache.layers[0]
     return ForwardContext(
         kv_cache.layers,
@@ -165,7 +165,7 @@ def make_context(
             kv_cache.block_size,
             cache.dtype,
             cache.device,
-            first_key,
+            first_keys,
         ),
     )
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from services.worker.batch import Batch
 from services.worker.slots import SlotTable
+from shared.messages import StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +30,21 @@ class Drafter(Protocol):
 
     repeats_states: bool
 
+    def begin(self, table: SlotTable, plan: StepPlan, fresh_blocks: np.ndarray) -> None:
+        """``plan`` was applied to ``table``; ``fresh_blocks`` [N] int64 have new owners."""
+
     def draft(self, table: SlotTable, done: StepDone) -> None:
-        """Puts drafts into ``table``: ids behind those that are known, and how many."""
+        """Puts drafts into ``table``, where the slots that sampled have none: ids behind those that
+        are known, and how many."""
 
 
 class NoDrafter:
+    """Makes none; what a drafter without a state of its own need not do."""
+
     repeats_states = False
+
+    def begin(self, table: SlotTable, plan: StepPlan, fresh_blocks: np.ndarray) -> None:
+        pass
 
     def draft(self, table: SlotTable, done: StepDone) -> None:
         pass

@@ -89,7 +89,8 @@ class Engine:
             config, num_layers, report.num_blocks, settings.block_size, dtype, device
         )
         self._drafter = make_drafter(
-            self._speculation, wanted, self._model, self._sampler, self._kv_cache, self._eos_ids
+            *(self._speculation, wanted, self._model, self._sampler),
+            *(self._kv_cache, self._eos_ids, self.capacity),
         )
         self._undrafted: StepDone | None = None
         self._draft_s = 0.0
@@ -117,7 +118,8 @@ class Engine:
         fresh_blocks = self._slots.apply(plan, ids)
         if self._model.clears_blocks:
             self._kv_cache.clear(fresh_blocks)
-        repeats_states = self._drafter.repeats_states
+        self._drafter.begin(self._slots, plan, fresh_blocks)
+        repeats_states = self._drafter.repeats_states and plan.draft_depth > 0
         batch = prepare_batch(self._slots, plan, self._kv_cache, self._eos_ids, repeats_states)
         rows, arrays = (
             self._run(batch, plan.draft_depth) if len(batch.slots) else ([], TokenArrays())

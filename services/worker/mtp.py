@@ -6,12 +6,15 @@ draft it is fed its own output in place of h, with the draft as t.
 
 **Its KV.** The entry of the pair (h of q − 1, t of q) lies in place q of its layer's cache, so that
 a block depends on what is before it alone, and may be shared like the trunk's. Place 0 has none.
-Its rotary position is that of h. After each step the pairs of all tokens of the step are computed,
-drafts included, since what was known of the ones before was a draft too; what is beyond the tokens
-that were right is written again before anybody sees it.
+Its rotary position is that of h. After a step the pairs of all its tokens are computed, drafts
+included, since what was known of the ones before was a draft too; what is beyond the tokens that
+were right is written again before anybody sees it.
 
 **Prefix hits.** The first pair wants the state of the last cached token, which is computed once
 more for it.
+
+**Pauses.** Where no drafts are wanted nothing is done, and pairs are missing from then on. Each
+sequence remembers from which place on it has them all, and sees no others; so does each block.
 """
 
 from dataclasses import dataclass
@@ -28,8 +31,9 @@ from services.worker.kv_cache import KVCache
 from services.worker.models import CausalLM
 from services.worker.sampler import Sampler
 from services.worker.slots import SlotTable
+from shared.messages import Capacity, StepPlan
 
-FIRST_KEY = 1  # there is no pair before the first token
+FIRST_PLACE = 1  # there is no pair before the first token
 
 
 @dataclass(slots=True)
@@ -50,21 +54,40 @@ class MtpDrafter:
     repeats_states = True
 
     def __init__(
-        self, model: CausalLM, sampler: Sampler, kv_cache: KVCache, eos_ids: np.ndarray
+        self,
+        model: CausalLM,
+        sampler: Sampler,
+        kv_cache: KVCache,
+        eos_ids: np.ndarray,
+        capacity: Capacity,
     ) -> None:
         self._model = model
         self._sampler = sampler
         self._kv_cache = kv_cache
         self._eos_ids = eos_ids
+        self._is_whole = np.zeros(capacity.num_blocks + 1, bool)  # blocks with all their pairs
+        # A slot has the pairs of the places from the one up to the other, which is not included.
+        self._starts = np.zeros(capacity.max_num_seqs, np.int64)
+        self._ends = np.zeros(capacity.max_num_seqs, np.int64)
+
+    def begin(self, table: SlotTable, plan: StepPlan, fresh_blocks: np.ndarray) -> None:
+        self._is_whole[fresh_blocks] = False
+        for row in plan.admit:
+            num_cached = row.num_cached // table.block_size
+            is_lacking = np.flatnonzero(~self._is_whole[row.blocks[:num_cached]])
+            num_lacking = is_lacking[-1] + 1 if len(is_lacking) else 0
+            self._starts[row.slot] = max(FIRST_PLACE, num_lacking * table.block_size)
+            self._ends[row.slot] = max(FIRST_PLACE, row.num_cached)
 
     def draft(self, table: SlotTable, done: StepDone) -> None:
+        if not done.depth:
+            return
         out = self._catch_up(table, done)
         slots = open_slots(table, done)
         slots = slots[np.argsort(table.num_tokens[slots], kind="stable")]
-        table.num_drafts[slots] = 0
-        if not done.depth or not len(slots):
+        if not len(slots):
             return
-        last = torch.from_numpy(_last_tokens(table, done, slots))
+        last = torch.from_numpy(_last_tokens(table, done, slots)).to(out.device)
         drafts = _Drafts(slots, rooms(table, slots, done.depth), out.index_select(0, last))
         self._draw(table, drafts)
         while drafts.num < min(done.depth, int(drafts.rooms.max(initial=0))):
@@ -77,13 +100,29 @@ class MtpDrafter:
         slots = batch.slots[batch.rows]
         places = batch.host_positions + 1
         ids = torch.from_numpy(table.ids[slots, places]).to(done.hidden.device)
-        num_keys = places[np.cumsum(batch.num_tokens) - 1] + 1
+        ends = np.cumsum(batch.num_tokens)
+        first, last = places[ends - batch.num_tokens], places[ends - 1]
+        self._note(table, batch.slots, first, last)
         where = table.places(slots, places)
         context = make_context(
-            table, batch.slots, batch.num_tokens, num_keys, where, self._kv_cache, FIRST_KEY
-        )
+            table, batch.slots, batch.num_tokens, last + 1, where, self._kv_cache,
+            self._starts[batch.slots],
+        )  # fmt: skip
         with forward_context(context):
             return self._model.mtp(done.hidden, ids, batch.positions)
+
+    def _note(
+        self, table: SlotTable, slots: np.ndarray, first: np.ndarray, last: np.ndarray
+    ) -> None:
+        """``slots`` [R] get the pairs of the places ``first`` to ``last`` [R], which stay as far as
+        ids are known."""
+        self._starts[slots] = np.where(self._ends[slots] == first, self._starts[slots], first)
+        self._ends[slots] = np.minimum(last + 1, table.num_tokens[slots])
+        starts, size = self._starts[slots], table.block_size
+        lows = np.maximum(first // size, np.where(starts > FIRST_PLACE, -(-starts // size), 0))
+        highs = self._ends[slots] // size
+        for row in np.flatnonzero(highs > lows).tolist():
+            self._is_whole[table.block_tables[slots[row], lows[row] : highs[row]]] = True
 
     def _go_on(self, table: SlotTable, drafts: _Drafts) -> None:
         """One pair more of each: what was made of the last one, and the draft from it."""
@@ -93,7 +132,9 @@ class MtpDrafter:
         positions = torch.from_numpy(places - 1).to(drafts.out.device)
         ones = np.ones(len(slots), np.int64)
         where = table.places(slots, places)
-        context = make_context(table, slots, ones, places + 1, where, self._kv_cache, FIRST_KEY)
+        context = make_context(
+            table, slots, ones, places + 1, where, self._kv_cache, self._starts[slots]
+        )
         with forward_context(context):
             drafts.out = self._model.mtp(drafts.out, ids, positions)
 

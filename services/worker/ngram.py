@@ -6,15 +6,13 @@ themselves, and no model is needed to see it.
 
 import numpy as np
 
-from services.worker.drafters import StepDone, open_slots, rooms
+from services.worker.drafters import NoDrafter, StepDone, open_slots, rooms
 from services.worker.slots import SlotTable
 
 
-class NgramDrafter:
+class NgramDrafter(NoDrafter):
     """The longest of the last ``max_len`` … ``min_len`` ids that occurred before, and there the
     latest time. A draft is certain to its drafter: its logprob is 0."""
-
-    repeats_states = False
 
     def __init__(self, min_len: int, max_len: int) -> None:
         self._lengths = range(max_len, min_len - 1, -1)

@@ -12,6 +12,7 @@ from services.worker.ngram import NgramDrafter
 from services.worker.sampler import Sampler
 from shared.config import SpeculativeConfig
 from shared.errors import ConfigError
+from shared.messages import Capacity
 
 DEFAULT_DRAFTS = 3
 
@@ -41,9 +42,10 @@ def make_drafter(
     sampler: Sampler,
     kv_cache: KVCache,
     eos_ids: np.ndarray,
+    capacity: Capacity,
 ) -> Drafter:
     if speculation.method == "mtp":
-        return MtpDrafter(model, sampler, kv_cache, eos_ids)
+        return MtpDrafter(model, sampler, kv_cache, eos_ids, capacity)
     if speculation.method == "ngram":
         return NgramDrafter(wanted.prompt_lookup_min, wanted.prompt_lookup_max)
     return NoDrafter()

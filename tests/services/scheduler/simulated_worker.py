@@ -179,7 +179,7 @@ class SimulatedWorker:
     def _sample(self, slot_id: int, drafts: list[int], draft_depth: int) -> Part:
         """Tokens as long as they are what was drafted, and one more."""
         slot = self.slots[slot_id]
-        self._check_places(slot, len(drafts) + max(1, draft_depth))
+        self._check_places(slot, len(drafts) + draft_depth)
         start = len(slot.ids)
         for draft in (*drafts, None):
             slot.ids.append(next_token(slot.ids))

@@ -1,12 +1,12 @@
 """The engine under the scheduler's own core: texts, and all that is told of them. No sockets."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from services.scheduler.scheduler import Scheduler
+from services.scheduler.scheduler import Planned, Scheduler
 from services.worker.engine import Engine
 from shared.messages import Generate, Grant, ResultRow, SamplingParams, StepPlan
 from shared.token_arrays import Layout, TokenArrays
@@ -61,13 +61,16 @@ def run(
     caches_prefixes: bool = False,
     pipeline_depth: int = 2,
     max_open: int = 1000,
+    depths: Iterable[int] = (),
 ) -> Run:
-    """All ``prompts``, one after another of which comes while up to ``max_open`` run."""
+    """All ``prompts``, one after another of which comes while up to ``max_open`` run. ``depths``
+    are those of the plans, one after the other, if the engine's own is not meant."""
     core = Scheduler(1000, 10, caches_prefixes, pipeline_depth)
     core.add_worker("w", engine.capacity)
     each_params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
     done, waiting = Run.of(len(prompts)), deque(enumerate(prompts))
     in_flight = deque()
+    each_depth = iter(depths)
     while waiting or core.sequences:
         while waiting and len(core.sequences) < max_open:
             index, prompt = waiting.popleft()
@@ -75,7 +78,7 @@ def run(
             generate = Generate(str(index), 1, 0, len(ids), each_params[index])
             core.add(generate, ids, 0, float(index))
             core.grant(Grant(str(index), 1, engine.capacity.max_model_len, UNLIMITED_BYTES))
-        while (planned := core.plan("w")) is not None:
+        while (planned := _plan(core, each_depth)) is not None:
             done.note_plan(planned.plan)
             in_flight.append(planned)
         planned = in_flight.popleft()
@@ -85,3 +88,9 @@ def run(
             done.note(each.row, layout.part(each.index, each.index + 1))
     engine.reset()
     return done
+
+
+def _plan(core: Scheduler, depths: Iterator[int]) -> Planned | None:
+    depth = core.workers["w"].draft_depth
+    depth.now = next(depths, depth.now)
+    return core.plan("w")

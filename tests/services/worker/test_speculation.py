@@ -1,6 +1,7 @@
 """With drafts the text is what it is without, however they are made and whatever else is asked."""
 
 from functools import cache
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -171,6 +172,24 @@ def test_preempted_sequences_go_on_with_the_same_text(kernels: str, pipeline_dep
     )
     assert squeezed.texts == scheduled.run(plain(kernels), prompts(), params).texts
     assert squeezed.num_resumed > 0
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_drafts_come_back_after_a_pause_and_caches_with_gaps_do_no_harm(kernels: str) -> None:
+    """The head sees what it has of a text since it went on, and of cached blocks the last ones that
+    it has as a whole."""
+    some = prompts()[9:15]
+    twice = [*some, *([*prompt, 262, 14] for prompt in some), *some]
+    params = SamplingParams(seed=3, temperature=0.7, max_tokens=40, ignore_eos=True)
+    engine = engine_of(kernels, "mtp", 3)
+    without = scheduled.run(plain(kernels), twice, params)
+    for pauses in ([3, 0, 0, 0, 2], [0] * 9 + [3] * 9, [1, 0]):
+        done = scheduled.run(
+            engine, twice, params, caches_prefixes=True, max_open=4, depths=cycle(pauses)
+        )
+        assert done.texts == without.texts
+        assert done.num_hits > 6
+        assert done.num_accepted > 0
 
 
 @pytest.mark.parametrize("method", METHODS)

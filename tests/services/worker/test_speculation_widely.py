@@ -1,0 +1,22 @@
+"""Two hundred texts at every depth: the same as without drafts, as the equality rule has it."""
+
+import pytest
+
+from tests.services.worker.checkpoints import SETTLED
+from tests.services.worker.equality import DTYPES, METHODS, TEMPERATURES, compare, prompts_of
+
+CLOSE = {"float32": SETTLED, "bfloat16": 0.25}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_two_hundred_texts_are_those_without_drafts_at_every_depth(
+    dtype: str, method: str, temperature: float
+) -> None:
+    found = compare(prompts_of(200), dtype, method, temperature, [1, 2, 3, 4, 5], 32)
+    for each in found.values():
+        assert each["right drafts"] > 0
+        assert all(gap < CLOSE[dtype] for gap in each["gaps"])
+        assert each["same"] >= (0.999 if dtype == "float32" else 0.9) * each["texts"]
