@@ -1,8 +1,8 @@
 """Does speculation pay, and does the depth that is chosen come near the best that is pinned?
 
 Whole servers of the embedded model, without drafts, with one to three of its MTP head, and with as
-many as pay, loaded in turns over HTTP with beginnings of texts that it has not seen; in float32,
-where texts do not depend on the depth, so that all of them write the same.
+many as pay, loaded in turns over HTTP with beginnings of texts that it has not seen. All of them
+write the same texts.
 """
 
 import argparse

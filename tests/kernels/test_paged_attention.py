@@ -22,15 +22,23 @@ class Row(NamedTuple):
     num_before: int
 
 
-def compare(rows: list[Row], num_heads: int, num_kv_heads: int, dtype: torch.dtype) -> int:
-    """Asserts that both agree; returns the number of groups."""
+def compare(
+    rows: list[Row],
+    num_heads: int,
+    num_kv_heads: int,
+    dtype: torch.dtype,
+    hides: bool = False,
+) -> int:
+    """Asserts that both agree; returns the number of groups. With ``hides`` each row sees no key
+    before one that its first token sees."""
     rows = sorted(rows, key=lambda row: (row.num_tokens > 1, sum(row)))
     num_tokens = np.array([row.num_tokens for row in rows])
     num_keys = np.array([sum(row) for row in rows])
     tables = np.random.default_rng(len(rows)).integers(0, NUM_BLOCKS, (len(rows), 16))
     cache = torch.randn(NUM_BLOCKS + 1, BLOCK_SIZE, 2, num_kv_heads, HEAD_DIM).to(dtype)
     query = torch.randn(int(num_tokens.sum()), num_heads, HEAD_DIM).to(dtype)
-    batch = prepare_attention(num_tokens, num_keys, tables, BLOCK_SIZE, dtype, CPU)
+    first_keys = np.arange(len(rows)) % (num_keys - num_tokens + 1) if hides else None
+    batch = prepare_attention(num_tokens, num_keys, tables, BLOCK_SIZE, dtype, CPU, first_keys)
     expected = reference.paged_attention(query, cache, batch, HEAD_DIM**-0.5)
     actual = paged_attention(query, cache, batch, HEAD_DIM**-0.5)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
@@ -42,9 +50,10 @@ def compare(rows: list[Row], num_heads: int, num_kv_heads: int, dtype: torch.dty
 @given(
     rows=st.lists(st.builds(Row, st.integers(1, 12), st.integers(0, 50)), min_size=1, max_size=8),
     heads=st.sampled_from([(4, 4), (4, 2), (6, 2), (3, 1)]),
+    hides=st.booleans(),
 )
-def test_any_mixture_of_rows_agrees(rows: list[Row], heads: tuple[int, int]) -> None:
-    compare(rows, *heads, torch.float32)
+def test_any_mixture_of_rows_agrees(rows: list[Row], heads: tuple[int, int], hides: bool) -> None:
+    compare(rows, *heads, torch.float32, hides)
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 9])

@@ -1,6 +1,7 @@
 """Native code beside torch's operators, for every build that this CPU can run."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -97,9 +98,11 @@ def run(
     prompts: list[np.ndarray],
     chunk_size: int,
     block_size: int = 16,
+    first_key: int | None = None,
 ) -> list[Tensor]:
     """Logits [len(prompt), V] after every token of each prompt, ``chunk_size`` tokens a step; of
-    each prompt the first chunk is longer by one token than of the one before it."""
+    each prompt the first chunk is longer by one token than of the one before it. Tokens of a later
+    chunk see no key before ``first_key``."""
     num_blocks = NUM_BLOCKS * 16 // block_size
     table = SlotTable(Capacity(num_blocks, block_size, len(prompts), MAX_LEN, MAX_LEN))
     cache = KVCache(config, config.num_hidden_layers, num_blocks, block_size, dtype, CPU)
@@ -124,7 +127,13 @@ def run(
         plan = StepPlan(step, [], [] if step else admits, [], prefill, decode)
         table.apply(plan, ids)
         batch = prepare_batch(table, plan, cache, np.zeros(0, np.int64))
-        with forward_context(batch.context):
+        context = batch.context
+        if first_key is not None:
+            attention = context.attention
+            nums_before = attention.num_keys - batch.num_tokens
+            first_keys = np.minimum(first_key, nums_before)
+            context = replace(context, attention=replace(attention, first_keys=first_keys))
+        with forward_context(context):
             hidden = model(batch.input_ids, batch.positions)
         parts = model.logits(hidden).split(batch.num_tokens.tolist())
         for slot, part in zip(batch.slots.tolist(), parts, strict=True):
@@ -143,6 +152,19 @@ def random_prompts(*lengths: int) -> list[np.ndarray]:
 def furthest(found: list[Tensor], expected: list[Tensor], measure: Callable = Tensor.max) -> float:
     pairs = zip(found, expected, strict=True)
     return max(float(measure((one - other).abs())) for one, other in pairs)
+
+
+@pytest.mark.parametrize("variant", variants())
+@pytest.mark.parametrize("first_key", [1, 40, 290])
+def test_keys_that_are_hidden_are_as_if_not_there(variant: str, first_key: int) -> None:
+    """One, some of a tile, and more than are taken at a time."""
+    config, prompts = make_config("Qwen2, biases"), random_prompts(400, 330, 9)
+    float32, native = torch.float32, make_native(config, torch.float32, variant, 16, 2)
+    expected = run(make_model(config, float32), config, float32, prompts, 64, 16, first_key)
+    found = run(native, config, float32, prompts, 64, 16, first_key)
+    assert furthest(found, expected) < 1e-3
+    seen = run(native, config, float32, prompts, 64, 16)
+    assert furthest(found, seen) > 0.01
 
 
 @pytest.mark.parametrize("variant", variants())
