@@ -213,7 +213,7 @@ def test_of_many_depths_a_good_one_is_found(seed: int):
 
 
 def test_no_more_drafts_are_asked_for_than_a_step_has_room_for():
-    small = msgspec.structs.replace(CAPACITY, max_num_batched_tokens=16)
+    small = msgspec.structs.replace(CAPACITY, max_num_batched_tokens=24)
     worker = Worker(lambda step: GOOD, lambda step: 8, costs=free, capacity=small).run(500)
     assert max(worker.depths[WARM_UP:]) == 1
 
