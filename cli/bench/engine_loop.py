@@ -12,7 +12,7 @@ from services.worker.engine import Engine
 from services.worker.metrics import MEMORY
 from shared.config import WorkerConfig
 from shared.errors import ConfigError, RequestError
-from shared.messages import Generate, Grant, SamplingParams
+from shared.messages import Generate, Grant, SamplingParams, StepResult
 
 WORKER = "engine"
 UNLIMITED_BYTES = 1 << 60
@@ -27,8 +27,8 @@ class Job:
 
 @dataclass(frozen=True)
 class Step:
-    """``num_prompt_tokens`` were computed of prompts, ``num_decoded`` rows beside them had one
-    token each. ``engine_s`` is the step itself, ``scheduling_s`` what surrounds it."""
+    """``num_prompt_tokens`` were computed of prompts, and ``num_decoded`` tokens drawn.
+    ``engine_s`` is the step itself, ``scheduling_s`` what surrounds it."""
 
     num_prompt_tokens: int
     num_decoded: int
@@ -76,7 +76,7 @@ class EngineLoop:
             self._core.absorb(WORKER, result, arrays)
             self._check_ends()
             engine_s = computed_s - planned_s
-            steps.append(_step(planned, engine_s, perf_counter() - started_s - engine_s))
+            steps.append(_step(planned, result, engine_s, perf_counter() - started_s - engine_s))
         return steps
 
     def _add(self, job: Job, logprobs: int | None) -> None:
@@ -98,6 +98,7 @@ class EngineLoop:
                 raise RuntimeError(f"a sequence ended with {ended.reason}")
 
 
-def _step(planned: Planned, engine_s: float, scheduling_s: float) -> Step:
+def _step(planned: Planned, result: StepResult, engine_s: float, scheduling_s: float) -> Step:
     num_prompt_tokens = sum(row.num_tokens for row in planned.plan.prefill)
-    return Step(num_prompt_tokens, len(planned.plan.decode), engine_s, scheduling_s)
+    num_decoded = sum(row.num_tokens for row in result.rows)
+    return Step(num_prompt_tokens, num_decoded, engine_s, scheduling_s)

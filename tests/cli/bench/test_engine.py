@@ -51,8 +51,7 @@ def test_every_token_is_computed_in_some_step():
     ids = torch.arange(20, 40, dtype=torch.int32).numpy()
     steps = loop.run([Job(ids, 3), Job(ids[:10], 5), Job(ids, 2)], 2, None)
     assert sum(step.num_prompt_tokens for step in steps) == 50
-    assert sum(step.num_decoded for step in steps) == 2 + 4 + 1
-    assert max(step.num_decoded for step in steps) == 2
+    assert sum(step.num_decoded for step in steps) == 3 + 5 + 2
     assert all(step.engine_s > 0 and step.scheduling_s > 0 for step in steps)
 
 
