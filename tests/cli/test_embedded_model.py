@@ -1,7 +1,9 @@
 """Real text from the real model, from the HTTP request to the weights and back."""
 
 import asyncio
+import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from openai import AsyncOpenAI
@@ -132,4 +134,47 @@ async def test_chat_answers_what_it_was_taught_streaming_or_not(tmp_path: Path):
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == text
     assert [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason]
     assert chunks[-1].choices == []
-    assert chunks[-1].usage == whole.usage
+    for usage in (whole.usage, chunks[-1].usage):
+        assert usage is not None
+        assert usage.completion_tokens == whole.usage.completion_tokens
+        assert usage.completion_tokens_details is not None, "it drafts unless told otherwise"
+        assert usage.completion_tokens_details.accepted_prediction_tokens > 0
+
+
+async def test_texts_over_http_are_the_same_with_drafts_and_without(tmp_path: Path):
+    """Sampled, with logprobs, 20 at once."""
+    tokenizer = Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
+    prompts = [tokenizer.encode(prompt).ids for prompt in PROMPTS]
+
+    async def ask(client: AsyncOpenAI, seed: int, ids: list[int]) -> dict[str, Any]:
+        done = await client.completions.create(
+            model="shoal-tiny",
+            prompt=ids,
+            max_tokens=NUM_TOKENS,
+            temperature=0.7,
+            seed=seed,
+            logprobs=2,
+            extra_body={"include_draft_logprobs": True, "return_token_ids": True},
+        )
+        return done.model_dump()["choices"][0]
+
+    found = []
+    for method in ("none", "mtp", "ngram"):
+        flags = ("--speculative-config", json.dumps({"method": method, "adaptive": False}))
+        async with serving(tmp_path, "--dtype", "float32", *flags) as shoal:
+            await shoal.until_ready()
+            async with AsyncOpenAI(base_url=f"{shoal.url}/v1", api_key="none") as client:
+                asked = (ask(client, seed, ids) for seed, ids in enumerate(prompts))
+                found.append(await asyncio.gather(*asked))
+    none, *others = found
+    for choices in others:
+        num_right = 0
+        for one, other in zip(none, choices, strict=True):
+            assert other["token_ids"] == one["token_ids"]
+            assert len(other["logprobs"]["tokens"]) == len(one["token_ids"])
+            drafts = other["draft_logprobs"]["content"]
+            num_right += sum(each["accepted"] for each in drafts)
+            for each in drafts:
+                assert not each["accepted"] or each["position"] < len(one["token_ids"])
+        assert num_right > 0
+    assert all(choice["draft_logprobs"]["content"] == [] for choice in none)
