@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from pydantic import BaseModel, SecretStr
+from pydantic import SecretStr
 
 from cli.child import Child, exit_text
 from cli.run_directory import RunDirectory
@@ -162,6 +162,4 @@ def _text(value: Any) -> str:
     """A setting as the environment holds it."""
     if isinstance(value, list):
         return json.dumps(value, default=SecretStr.get_secret_value)
-    if isinstance(value, BaseModel):
-        return value.model_dump_json(exclude_none=True)
     return str(value)

@@ -1,19 +1,19 @@
 """How many drafts a worker makes of each sequence: always as many, or as many as pay.
 
-**What pays.** The depth d at which a row's tokens per second are most: the tokens that it brings,
-1 + p₁ + p₁p₂ + … + p₁⋯p_d, over the time of a step. pᵢ, the chance that draft i is right if those
+**What pays.** The depth d at which a row's tokens per second are most: the tokens that it brings, 1
++ p₁ + p₁p₂ + … + p₁⋯p_d, over the time of a step. pᵢ, the chance that draft i is right if those
 before it were, is counted over all rows of the worker, and what is older counts less; a draft that
 was asked for and not there counts as wrong, since it brings nothing. Of a position that was not
 tried lately the one before it is assumed. Step times are kept for each depth and each size of
 batch, in powers of two, from steps that compute no prompts. A batch of a size that is new first
-goes through the depths, twice, a few steps each. From then on the depth is decided every 32 steps,
-and another one has to promise 3 % more. On 4 of 224 steps another depth is tried, by turns those
-beside it and none. Where the machine is slower for a while that must not look like the depth: so a
-step at the depth that was decided tells the pace of the machine, once its own cost is known, and
-that of a step at another depth is its time at this pace. Of several times the lower quartile
-counts, since what disturbs a step makes it longer. A step that computes prompts too counts for an
-eighth of a step: where there are hardly any others, times are those of the nearest size, or
-guessed.
+goes through the depths 0, 1, 2, 4 … and the deepest, twice, a few steps each. From then on the
+depth is decided every 32 steps, and another one has to promise 3 % more. On 4 of 224 steps another
+depth is tried, by turns those beside it and none. Where the machine is slower for a while that must
+not look like the depth: so a step at the depth that was decided tells the pace of the machine, once
+its own cost is known, and that of a step at another depth is its time at this pace. Of several
+times the lower quartile counts, since what disturbs a step makes it longer. A step that computes
+prompts too counts for an eighth of a step: where there are hardly any others, times are those of
+the nearest size, or guessed.
 """
 
 from collections.abc import Callable

@@ -49,7 +49,7 @@ class PlanBuilder:
         return np.concatenate(self._known) if self._known else np.zeros(0, np.int32)
 
     def share_budget(self, num_decoding: int) -> None:
-        """Each of so many sequences gets one token, and drafts as far as there is room."""
+        """Each of so many sequences gets one token, and as many drafts as there is room for."""
         if num_decoding:
             self.verify_depth = min(self.verify_depth, room_for_drafts(self.budget, num_decoding))
 
@@ -92,7 +92,8 @@ class PlanBuilder:
             return
         verify_depth = 0
         if sequence.num_to_compute == 1:
-            verify_depth = min(self.verify_depth, self.budget - 1)
+            if sequence.may_have_drafts:
+                verify_depth = min(self.verify_depth, self.budget - 1)
             self.plan.decode.append(Decode(sequence.slot, verify_depth))
         else:
             self.plan.prefill.append(Prefill(sequence.slot, num_tokens))

@@ -56,6 +56,7 @@ class Sequence:
     num_computed: int = 0
     num_pending: int = 0
     pending: deque[int] = field(default_factory=deque)
+    may_have_drafts: bool = False  # a plan has sampled for it where it is now
     last_step: int = 0
     num_indexed: int = 0
     num_cached: int = 0
@@ -139,6 +140,7 @@ class Sequence:
 
     def expect(self, num_tokens: int) -> None:
         """A plan samples up to so many, and computes what is between them."""
+        self.may_have_drafts = True
         self.pending.append(num_tokens)
         self.num_pending += num_tokens
         self.num_computed += num_tokens - 1
@@ -174,6 +176,7 @@ class Sequence:
         self.num_computed = 0
         self.num_pending = 0
         self.pending.clear()
+        self.may_have_drafts = False
 
 
 @dataclass(frozen=True, slots=True)

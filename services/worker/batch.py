@@ -46,6 +46,11 @@ class Batch:
     sampling_tokens: Tensor  # [S] int64, indices into T
     context: ForwardContext
 
+    def places_of(self, is_chosen: np.ndarray) -> Tensor:
+        """Where the KV of those lies of the rows that sample: of ``is_chosen`` [Q] bool."""
+        tokens = np.isin(self.rows, self.sampling_rows[is_chosen])
+        return self.context.slot_mapping[torch.from_numpy(tokens)]
+
     @property
     def sampling_slots(self) -> np.ndarray:
         """[Q] int64"""

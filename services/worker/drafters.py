@@ -17,10 +17,11 @@ from shared.messages import StepPlan
 @dataclass(frozen=True, slots=True)
 class StepDone:
     """A step that was recorded: its hidden states [T, hidden], and how many drafts to make of each
-    sequence that sampled and runs on."""
+    of ``slots`` [N] int64, which emitted something and run on."""
 
     batch: Batch
     hidden: Tensor
+    slots: np.ndarray
     depth: int
 
 
@@ -48,13 +49,6 @@ class NoDrafter:
 
     def draft(self, table: SlotTable, done: StepDone) -> None:
         pass
-
-
-def open_slots(table: SlotTable, done: StepDone) -> np.ndarray:
-    """Those that sampled in the step and run on [N] int64."""
-    slots = done.batch.sampling_slots
-    still: np.ndarray = slots[table.is_open[slots]]
-    return still
 
 
 def rooms(table: SlotTable, slots: np.ndarray, depth: int) -> np.ndarray:

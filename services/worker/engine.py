@@ -104,6 +104,7 @@ class Engine:
         """Forgets every sequence: their scheduler is gone."""
         self._slots.is_open[:] = False
         self._undrafted = None
+        self._draft_s = 0.0
 
     @torch.inference_mode()
     def step(self, plan: StepPlan, ids: np.ndarray) -> tuple[StepResult, TokenArrays]:
@@ -149,8 +150,12 @@ class Engine:
         told = tell_logprobs(table, slots, verdict, told_of, sampler)
         drafts = tell_drafts(table, batch, verdict)
         rows, emitted = record(table, batch, verdict, told)
+        if self._model.clears_blocks and verdict.is_retried.any():
+            self._kv_cache.clear_places(batch.places_of(verdict.is_retried))
         vocab_size = self.model_info.vocab_size
         prompts = tell_prompts(table, batch, hidden, self._model.logits, vocab_size, sampler)
-        self._undrafted = StepDone(batch, hidden, min(draft_depth, self._speculation.num_drafts))
+        go_on = batch.sampling_slots[~verdict.has_ended & (verdict.num_emitted > 0)]
+        depth = min(draft_depth, self._speculation.num_drafts)
+        self._undrafted = StepDone(batch, hidden, go_on, depth)
         arrays = TokenArrays(emitted, *told.arrays())
         return with_parts(table, rows, arrays, prompts + drafts)

@@ -40,6 +40,10 @@ class KVCache:
         if len(blocks):
             self._all.index_fill_(1, torch.from_numpy(blocks).to(self._all.device), 0)
 
+    def clear_places(self, places: torch.Tensor) -> None:
+        """Zeroes single ``places`` [N] int64, block · block_size + offset, in all layers."""
+        self._all.flatten(1, 2).index_fill_(1, places, 0)
+
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """On a CPU, huge pages that the kernel hands out zeroed when they are first written."""

@@ -26,7 +26,7 @@ from torch import Tensor
 from kernels.sample import adjust
 from services.worker.batch import make_context, prepare_sampled
 from services.worker.context import forward_context
-from services.worker.drafters import StepDone, open_slots, rooms
+from services.worker.drafters import StepDone, rooms
 from services.worker.kv_cache import KVCache
 from services.worker.models import CausalLM
 from services.worker.sampler import Sampler
@@ -64,6 +64,7 @@ class MtpDrafter:
         self._model = model
         self._sampler = sampler
         self._kv_cache = kv_cache
+        self._cache = kv_cache.layers[-1]
         self._eos_ids = eos_ids
         self._is_whole = np.zeros(capacity.num_blocks + 1, bool)  # blocks with all their pairs
         # A slot has the pairs of the places from the one up to the other, which is not included.
@@ -71,7 +72,10 @@ class MtpDrafter:
         self._ends = np.zeros(capacity.max_num_seqs, np.int64)
 
     def begin(self, table: SlotTable, plan: StepPlan, fresh_blocks: np.ndarray) -> None:
-        self._is_whole[fresh_blocks] = False
+        if len(fresh_blocks):
+            self._is_whole[fresh_blocks] = False
+            blocks = torch.from_numpy(fresh_blocks).to(self._cache.device)
+            self._cache.index_fill_(0, blocks, 0)  # what is hidden is multiplied by 0: no NaN
         for row in plan.admit:
             num_cached = row.num_cached // table.block_size
             is_lacking = np.flatnonzero(~self._is_whole[row.blocks[:num_cached]])
@@ -83,8 +87,8 @@ class MtpDrafter:
         if not done.depth:
             return
         out = self._catch_up(table, done)
-        slots = open_slots(table, done)
-        slots = slots[np.argsort(table.num_tokens[slots], kind="stable")]
+        slots = done.slots[np.argsort(table.num_tokens[done.slots], kind="stable")]
+        slots = slots[rooms(table, slots, done.depth) > 0]
         if not len(slots):
             return
         last = torch.from_numpy(_last_tokens(table, done, slots)).to(out.device)

@@ -6,7 +6,7 @@ themselves, and no model is needed to see it.
 
 import numpy as np
 
-from services.worker.drafters import NoDrafter, StepDone, open_slots, rooms
+from services.worker.drafters import NoDrafter, StepDone, rooms
 from services.worker.slots import SlotTable
 
 
@@ -18,10 +18,10 @@ class NgramDrafter(NoDrafter):
         self._lengths = range(max_len, min_len - 1, -1)
 
     def draft(self, table: SlotTable, done: StepDone) -> None:
-        slots = open_slots(table, done)
-        for slot, room in zip(
-            slots.tolist(), rooms(table, slots, done.depth).tolist(), strict=True
-        ):
+        if not done.depth:
+            return
+        nums = rooms(table, done.slots, done.depth)
+        for slot, room in zip(done.slots.tolist(), nums.tolist(), strict=True):
             num = table.num_tokens[slot]
             found = self._continue(table.ids[slot, :num], room)
             table.ids[slot, num : num + len(found)] = found
@@ -33,7 +33,7 @@ class NgramDrafter(NoDrafter):
         """Up to ``num`` ids that followed."""
         text = ids.tobytes()
         for length in self._lengths:
-            if num and length < len(ids):
+            if length < len(ids):
                 end = _find_last(text, length * ids.itemsize, ids.itemsize)
                 if end is not None:
                     return ids[end // ids.itemsize :][:num]

@@ -36,7 +36,7 @@ def record(
     """
     slots, num_drafts = batch.sampling_slots, batch.num_drafts[batch.sampling_rows]
     num_computed = batch.num_tokens - batch.num_drafts - batch.num_repeated
-    num_computed[batch.sampling_rows] += verdict.num_emitted - 1
+    num_computed[batch.sampling_rows] += np.where(verdict.errors < 0, 0, verdict.num_emitted - 1)
     table.num_computed[batch.slots] += num_computed
     table.lacks_state[batch.slots] = False
     table.append(slots, verdict.tokens, verdict.num_emitted)

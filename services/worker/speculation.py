@@ -1,5 +1,6 @@
 """What drafts are made by, and how many, as settings and model allow."""
 
+import logging
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -14,7 +15,10 @@ from shared.config import SpeculativeConfig
 from shared.errors import ConfigError
 from shared.messages import Capacity
 
+log = logging.getLogger(__name__)
+
 DEFAULT_DRAFTS = 3
+DRAFTERS = {"mtp": "by the model's MTP head", "ngram": "by prompt lookup"}
 
 
 class Speculation(NamedTuple):
@@ -26,13 +30,17 @@ class Speculation(NamedTuple):
 
 
 def choose_speculation(wanted: SpeculativeConfig, model: CausalLM) -> Speculation:
-    """Raises ConfigError where the model lacks what is wanted."""
+    """Says what is chosen. Raises ConfigError where the model lacks what is wanted."""
     method = wanted.method or ("mtp" if model.has_mtp else "none")
     if method == "none":
+        log.info("drafts: none%s", "" if wanted.method else " (the model has no MTP head)")
         return Speculation("none", 0, False)
     if method == "mtp" and not model.has_mtp:
         raise ConfigError("speculative-config: method mtp: the model has no MTP head")
-    return Speculation(method, wanted.num_speculative_tokens or DEFAULT_DRAFTS, wanted.adaptive)
+    num_drafts = wanted.num_speculative_tokens or DEFAULT_DRAFTS
+    depth = "as many as pay, up to" if wanted.adaptive else "always"
+    log.info("drafts: %s, %s %d a step", DRAFTERS[method], depth, num_drafts)
+    return Speculation(method, num_drafts, wanted.adaptive)
 
 
 def make_drafter(
@@ -47,5 +55,5 @@ def make_drafter(
     if speculation.method == "mtp":
         return MtpDrafter(model, sampler, kv_cache, eos_ids, capacity)
     if speculation.method == "ngram":
-        return NgramDrafter(wanted.prompt_lookup_min, wanted.prompt_lookup_max)
+        return NgramDrafter(*wanted.lookup_lens)
     return NoDrafter()

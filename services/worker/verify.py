@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kernels.sample import NOT_FINITE
 from services.worker.batch import Batch
 from services.worker.slots import SlotTable
 
@@ -29,6 +30,12 @@ class Verdict:
     rows: np.ndarray  # [E] int64: the rows of the logits that they are from
 
     @property
+    def is_retried(self) -> np.ndarray:
+        """[Q] bool: its numbers were not finite, maybe for its drafts."""
+        retried: np.ndarray = (self.num_emitted == 0) & (self.errors == 0)
+        return retried
+
+    @property
     def has_ended(self) -> np.ndarray:
         """[Q] bool"""
         ended: np.ndarray = self.is_stopped | self.is_full | (self.errors < 0)
@@ -37,7 +44,11 @@ class Verdict:
 
 def verify(table: SlotTable, batch: Batch, sampled: np.ndarray, eos_ids: np.ndarray) -> Verdict:
     """``sampled`` [S] int64, token ids or below 0 what is wrong with the row. A row fails if its
-    first one is wrong; a later one is sampled again in the next step."""
+    first one is wrong; a later one is sampled again in the next step.
+
+    Numbers that are not finite may be a draft's, since 0 · NaN is NaN where it should be hidden:
+    such a row emits nothing, loses its drafts and is computed once more without.
+    """
     slots, num_drafts = batch.sampling_slots, batch.num_drafts[batch.sampling_rows]
     starts = np.cumsum(1 + num_drafts) - 1 - num_drafts
     columns = np.arange(1 + int(num_drafts.max(initial=0)))
@@ -47,6 +58,7 @@ def verify(table: SlotTable, batch: Batch, sampled: np.ndarray, eos_ids: np.ndar
     is_right = np.cumprod(drafts == tokens[:, :-1], 1)
     nums = 1 + is_right.sum(1)  # of each row, if nothing ends it before
     wrong = _first(tokens < 0)
+    is_retried = (tokens[:, 0] == NOT_FINITE) & (num_drafts > 0)
     is_last = _ends_text(table, slots, tokens, eos_ids)
     rooms = table.end[slots] - table.num_tokens[slots]
     ends = _first(is_last) + 1
@@ -57,7 +69,7 @@ def verify(table: SlotTable, batch: Batch, sampled: np.ndarray, eos_ids: np.ndar
         drafts,
         num_emitted,
         np.minimum(nums - 1, num_emitted),
-        np.where(wrong == 0, tokens[:, 0], 0),
+        np.where((wrong == 0) & ~is_retried, tokens[:, 0], 0),
         ends == num_emitted,
         rooms == num_emitted,
         tokens[is_emitted],

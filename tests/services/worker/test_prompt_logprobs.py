@@ -141,6 +141,18 @@ def test_a_text_scored_as_a_prompt_has_the_logprobs_it_was_written_with(engine: 
         )
 
 
+def test_a_prompt_is_told_even_where_no_token_can_follow_it(
+    engine: Engine, oracle: Qwen2ForCausalLM
+) -> None:
+    (prompt,) = random_prompts(4)[3:]
+    params = SamplingParams(0, 0.0, prompt_logprobs=2, allowed_token_ids=[5], bad_words=[[5]])
+    job = Job(prompt, params)
+    Driver(engine).run([job])
+    assert job.end is not None
+    assert job.end.error is not None
+    assert_true(oracle, job)
+
+
 def test_logits_that_are_no_numbers_fail_their_prompt_alone(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,9 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 
+from services.worker.drafters import StepDone
 from services.worker.engine import Engine
+from services.worker.slots import SlotTable
 from shared.config import EMBEDDED_MODEL
 from shared.messages import SamplingParams
 from tests.services.worker import scheduled
@@ -190,6 +194,62 @@ def test_drafts_come_back_after_a_pause_and_caches_with_gaps_do_no_harm(kernels:
         assert done.texts == without.texts
         assert done.num_hits > 6
         assert done.num_accepted > 0
+
+
+REPEATED = SamplingParams(seed=1, temperature=0.0, max_tokens=30, ignore_eos=True)
+
+
+def own_engine(kernels: str) -> Engine:
+    """Of which a test may change parts."""
+    return make_engine(
+        EMBEDDED_MODEL,
+        kernels,
+        max_model_len=160,
+        max_num_seqs=8,
+        speculative_config={"method": "mtp", "adaptive": False},
+    )
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_a_draft_that_breaks_the_numbers_costs_a_step_and_not_the_request(
+    kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Token 777 makes activations that are not finite, and is the second draft of each row."""
+    engine, some = own_engine(kernels), prompts()[9:15]
+    without = scheduled.run(plain(kernels), some, REPEATED)
+    draft, model = engine._drafter.draft, engine._model
+
+    def draft_777(table: SlotTable, done: StepDone) -> None:
+        draft(table, done)
+        slots = np.flatnonzero(table.num_drafts > 1)
+        table.ids[slots, table.num_tokens[slots] + 1] = 777
+
+    embed = model._embed if kernels == "native" else model.model.embed_tokens.forward
+
+    def embed_badly(ids: Tensor) -> Tensor:
+        return embed(ids).clone().masked_fill_((ids == 777)[:, None], torch.nan)
+
+    where = (model, "_embed") if kernels == "native" else (model.model.embed_tokens, "forward")
+    monkeypatch.setattr(engine._drafter, "draft", draft_777)
+    monkeypatch.setattr(*where, embed_badly)
+    done = scheduled.run(engine, some, REPEATED)
+    assert done.ends == without.ends
+    assert done.texts == without.texts
+    assert any((0, 0) in rows for rows in done.verified), "rows are computed again without drafts"
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_blocks_of_requests_that_failed_do_not_spoil_drafts(kernels: str) -> None:
+    engine, some = own_engine(kernels), prompts()[9:15]
+    before = scheduled.run(engine, some, REPEATED)
+    with pytest.MonkeyPatch.context() as patch:
+        forward = engine._model.forward
+        patch.setattr(engine._model, "forward", lambda *args: forward(*args) * torch.nan)
+        failed = scheduled.run(engine, [(20 * prompt)[:120] for prompt in some], REPEATED)
+    assert set(failed.ends) == {"error"}
+    after = scheduled.run(engine, some, REPEATED)
+    assert after.texts == before.texts
+    assert same_drafts(after, before)
 
 
 @pytest.mark.parametrize("method", METHODS)

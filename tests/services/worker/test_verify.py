@@ -36,7 +36,8 @@ def told(row: dict[str, Any]) -> tuple[list[int], int, int, bool]:
     num_right = 0
     for place, token in enumerate(row["sampled"][: 1 + len(row["drafts"])]):
         if token < 0:
-            return tokens, num_right, 0 if tokens else token, False
+            is_retried = token == NOT_FINITE and row["drafts"]
+            return tokens, num_right, 0 if tokens or is_retried else token, False
         tokens.append(token)
         is_right = place < len(row["drafts"]) and row["drafts"][place] == token
         num_right += is_right
