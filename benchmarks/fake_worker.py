@@ -43,6 +43,9 @@ class InstantEngine:
     def num_running(self) -> int:
         return len(self._slots)
 
+    def draft(self) -> None:
+        pass
+
     def reset(self) -> None:
         self._slots = {}
 

@@ -56,6 +56,9 @@ class FakeEngine:
     def num_running(self) -> int:
         return len(self._worker.slots)
 
+    def draft(self) -> None:
+        pass
+
     def reset(self) -> None:
         self._worker = SimulatedWorker(self.capacity)
 

@@ -85,6 +85,9 @@ class WideEngine:
     def num_running(self) -> int:
         return len(self._slots)
 
+    def draft(self) -> None:
+        pass
+
     def reset(self) -> None:
         self._slots = {}
 
