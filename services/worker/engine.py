@@ -140,8 +140,7 @@ class Engine:
 
     def _run(self, batch: Batch, draft_depth: int) -> tuple[list[ResultRow], TokenArrays]:
         table, sampler = self._slots, self._sampler
-        with forward_context(batch.context):
-            hidden: Tensor = self._model(batch.input_ids, batch.positions)
+        hidden = self._forward(batch)
         logits = self._model.logits(hidden.index_select(0, batch.sampling_tokens))
         slots, _, adjustments, random = batch.sampled
         adjusted = logits if adjustments is None else adjust(logits, adjustments)
@@ -159,3 +158,9 @@ class Engine:
         self._undrafted = StepDone(batch, hidden, go_on, depth)
         arrays = TokenArrays(emitted, *told.arrays())
         return with_parts(table, rows, arrays, prompts + drafts)
+
+    def _forward(self, batch: Batch) -> Tensor:
+        """Hidden states [T, hidden_size] of all tokens."""
+        with forward_context(batch.context):
+            hidden: Tensor = self._model(batch.input_ids, batch.positions)
+        return hidden

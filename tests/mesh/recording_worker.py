@@ -22,7 +22,9 @@ class RecordingEngine(Engine):
         result, arrays = super().step(plan, ids)
         layout = Layout(result.rows, arrays)
         parts = {
-            row.request.replace("/", ":"): layout.part(index, index + 1).values
+            row.request.replace("/", ":"): layout.part(index, index + 1).values.reshape(
+                row.num_tokens, row.num_values
+            )
             for index, row in enumerate(result.rows)
         }
         folder = Path(os.environ["SHOAL_TEST_RECORDS"])

@@ -77,7 +77,8 @@ def recorded(records: Path, number: int) -> list[np.ndarray]:
     rows = []
     for path in sorted(records.glob("*.npz")):
         with np.load(path) as step:
-            rows += [step[name][1:] for name in step if name.startswith(f"r{number}~")]
+            names = [name for name in step if name.startswith(f"r{number}~")]
+            rows += [values[1:] for name in names for values in step[name]]
     return rows
 
 
