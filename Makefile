@@ -3,7 +3,7 @@ ARGS ?=
 PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.ready
-BENCHMARKS := startup link wide_steps scheduler partial_prefills chain front prefix logprobs
+BENCHMARKS := startup link wide_steps scheduler partial_prefills chain front prefix logprobs idle acceptance speculation
 
 .PHONY: setup serve test test-compose test-all lint bench clean
 
