@@ -78,7 +78,10 @@ def measure_needs(
 ) -> Needs:
     """The weights as they lie in memory, and an upper estimate of a step's tensors."""
     place = 2 * config.num_key_value_heads * config.head_dim * dtype.itemsize
-    activations = max_num_batched_tokens * numbers_per_token(config) * torch.float32.itemsize
+    num_tokens, numbers = max_num_batched_tokens, numbers_per_token(config)
+    if speculation.method == "mtp":  # states are computed again, kept, and joined with embeddings
+        num_tokens, numbers = num_tokens + settings.max_num_seqs, numbers + 4 * config.hidden_size
+    activations = num_tokens * numbers * torch.float32.itemsize
     gathered = max(MAX_GATHERED_TOKENS, max_model_len) * place
     masks = max_num_batched_tokens * max_model_len * (dtype.itemsize + 1)
     num_sampled = min((1 + speculation.num_drafts) * settings.max_num_seqs, max_num_batched_tokens)
