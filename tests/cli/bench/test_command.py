@@ -171,6 +171,8 @@ async def test_ctrl_c_ends_it_at_once():
             *("bench", "serve", "--url", server.url),
             stderr=asyncio.subprocess.PIPE,
             cwd=ROOT,
+            # A shell lets what it runs in the background ignore it, tests included.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         while not server.bodies:
             await asyncio.sleep(0.01)
