@@ -17,6 +17,7 @@ from shared.messages import Failed
 
 MAX_MESSAGE_CHARS = 2000  # clients' words may be part of a message; it travels in a header
 RETRY_AFTER_S = 2.0  # where nothing is known that would tell better
+NO_SCHEDULER = "no_scheduler"  # as code: a tokenizer had lost it before its gateways knew
 
 
 class ShoalError(Exception):

@@ -14,7 +14,7 @@ from services.gateway.metrics import REPLAYS
 from services.gateway.token_table import TokenTable
 from services.gateway.trip import Trip
 from shared.codec import Array
-from shared.errors import RETRY_AFTER_S, RequestError, Unavailable
+from shared.errors import NO_SCHEDULER, RETRY_AFTER_S, RequestError, Unavailable
 from shared.messages import (
     Abort,
     Accepted,
@@ -237,12 +237,16 @@ class Mesh:
         self._lost.add(trip)
 
     def _fail(self, trip: Trip, error: RequestError) -> None:
-        """A replay that is refused for now tries again: the mesh is putting itself together."""
-        if trip.num_replays and not trip.is_accepted and error.status in TRANSIENT:
-            trip.begin_attempt()
-            self._lost.add(trip)
-        else:
+        """What is refused for now tries again while the mesh is putting itself together: a replay,
+        and a request whose tokenizer had lost its scheduler before we knew of it."""
+        is_early = error.code == NO_SCHEDULER
+        if trip.is_accepted or error.status not in TRANSIENT or not (trip.num_replays or is_early):
             trip.fail(error)
+            return
+        if not trip.replay_until_s:
+            trip.replay_until_s = time.monotonic() + self._ready_wait_s
+        trip.begin_attempt()
+        self._lost.add(trip)
 
     def _deliver(self, trips: OpenTrips, deltas: Deltas, arrays: TokenArrays) -> None:
         layout = Layout(deltas.rows, arrays)

@@ -17,7 +17,14 @@ from services.tokenizer.outbox import Outbox
 from services.tokenizer.prepare import Prepared, convert, prepare
 from services.tokenizer.text_model import TextModel
 from shared.codec import Array
-from shared.errors import RETRY_AFTER_S, InternalError, Overloaded, RequestError, Unavailable
+from shared.errors import (
+    NO_SCHEDULER,
+    RETRY_AFTER_S,
+    InternalError,
+    Overloaded,
+    RequestError,
+    Unavailable,
+)
 from shared.log import log_end
 from shared.messages import (
     Accepted,
@@ -168,7 +175,9 @@ class Requests:
     def _generate(self, request: OpenRequest, prepared: Prepared) -> None:
         scheduler = self._find_scheduler()
         if scheduler is None:
-            raise Unavailable("no scheduler is connected", retry_after_s=RETRY_AFTER_S)
+            raise Unavailable(
+                "no scheduler is connected", code=NO_SCHEDULER, retry_after_s=RETRY_AFTER_S
+            )
         request.scheduler = scheduler
         request.prompt_ids = prepared.ids
         for start in prepared.starts:

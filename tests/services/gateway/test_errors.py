@@ -15,6 +15,7 @@ from services.gateway.completions import Completions
 from services.gateway.job import Job
 from services.gateway.parse import parse_completion
 from services.gateway.service import GatewayService
+from shared.errors import NO_SCHEDULER
 from shared.messages import ModelInfo, State
 from tests.services.gateway.fakes import FakeTokenizer, fake_tokenizer, running_gateway, until
 
@@ -376,3 +377,32 @@ async def test_a_tokenizer_with_another_model_is_refused(
     async with fake_tokenizer(tmp_path, "t2", other) as stranger:
         await until(lambda: not stranger.link.peers)
         assert len(gateway.link.peers) == 1
+
+
+async def test_who_came_just_when_the_scheduler_was_lost_is_served_by_the_next(
+    tmp_path: Path, tokenizer: FakeTokenizer
+) -> None:
+    async with running_gateway(tmp_path, ready_wait_s=30) as gateway:
+        await until(lambda: gateway.status().state == State.READY)
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http:
+            asked = asyncio.create_task(http.post(TEXT, json={"prompt": "a"}).__aenter__())
+            refused = await tokenizer.submitted.get()
+            refused.fail(503, NO_SCHEDULER, "no scheduler is connected")
+            again = await tokenizer.answer("carp")
+            assert again.submit.attempt == refused.submit.attempt + 1
+            async with await asked as response:
+                assert (await response.json())["choices"][0]["text"] == "carp"
+
+
+async def test_who_finds_no_scheduler_for_too_long_is_told_so(
+    tmp_path: Path, tokenizer: FakeTokenizer
+) -> None:
+    async with running_gateway(tmp_path, ready_wait_s=0) as gateway:
+        await until(lambda: gateway.status().state == State.READY)
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http:
+            asked = asyncio.create_task(http.post(TEXT, json={"prompt": "a"}).__aenter__())
+            refused = await tokenizer.submitted.get()
+            refused.fail(503, NO_SCHEDULER, "no scheduler is connected")
+            async with await asked as response:
+                assert response.status == 503
+                assert (await error_of(response))["code"] == "unavailable"
