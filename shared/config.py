@@ -10,13 +10,11 @@ import os
 import re
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     SecretStr,
     ValidationError,
@@ -34,6 +32,7 @@ from pydantic_settings import (
 from shared.config_sources import advised, merging, one_line, warn_of_unread_variables
 from shared.endpoint import check_dialled, check_listened
 from shared.errors import ConfigError
+from shared.speculative_config import Speculative, SpeculativeConfig
 
 EMBEDDED_MODEL = Path(__file__).parent.parent / "models" / "shoal-tiny"
 
@@ -316,71 +315,6 @@ class SchedulerConfig(Settings):
                 f"max-long-partial-prefills: {num}: at most max-num-partial-prefills, {limit}"
             )
         return self
-
-
-class SpeculativeConfig(BaseModel):
-    """How a worker drafts tokens; the keys are vLLM's, and ``adaptive``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    method: Literal["mtp", "ngram", "none"] | None = None
-    num_speculative_tokens: int | None = Field(default=None, ge=1, le=16)
-    adaptive: bool = True
-    prompt_lookup_min: int | None = Field(default=None, ge=1, le=64)
-    prompt_lookup_max: int | None = Field(default=None, ge=1, le=64)
-
-    @model_validator(mode="after")
-    def _check_lookup(self) -> Self:
-        low, high = self.lookup_lens
-        if low > high:
-            raise ValueError(f"prompt_lookup_min {low} is above prompt_lookup_max {high}")
-        return self
-
-    def __str__(self) -> str:
-        return self.model_dump_json(exclude_unset=True)
-
-    @property
-    def lookup_lens(self) -> tuple[int, int]:
-        """The fewest and the most ids that have to match; one that is not given follows the
-        other."""
-        low, high = self.prompt_lookup_min, self.prompt_lookup_max
-        return low or min(2, high or 2), high or max(4, low or 4)
-
-
-def _read_speculative_config(value: Any) -> SpeculativeConfig:
-    """From a file it comes as a mapping, else as JSON. Raises ValueError, with every wrong key."""
-    if isinstance(value, SpeculativeConfig):
-        return value
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            value = None
-    if not isinstance(value, dict):
-        raise ValueError(
-            'expected a JSON object (in a file a mapping), such as {"method": "ngram"}'
-        )
-    try:
-        return SpeculativeConfig(
-            **{str(key).replace("-", "_"): each for key, each in value.items()}
-        )
-    except ValidationError as error:
-        raise ValueError("; ".join(map(_wrong_key, error.errors()))) from None
-
-
-def _wrong_key(detail: Any) -> str:
-    name = ".".join(map(str, detail["loc"]))
-    if detail["type"] == "extra_forbidden":
-        names = ", ".join(SpeculativeConfig.model_fields)
-        return f"{name}: there is no such key; those there are: {names}"
-    text: str = detail["msg"].removeprefix("Value error, ")
-    return f"{name}: {text}" if name else text
-
-
-if TYPE_CHECKING:
-    Speculative = SpeculativeConfig
-else:  # as a model its keys would be flags too, of which one would hide all of a file's
-    Speculative = Annotated[Any, NoDecode, BeforeValidator(_read_speculative_config)]
 
 
 class WorkerConfig(Settings):

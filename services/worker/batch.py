@@ -17,10 +17,9 @@ from shared.messages import StepPlan
 
 
 class Sampled(NamedTuple):
-    """Positions to sample a token for, one for each row of logits, and how."""
+    """Whom the rows of logits are of, and how a token is drawn from each."""
 
     slots: np.ndarray  # [S] int64
-    positions: np.ndarray  # [S] int64, in the whole sequence
     adjustments: Adjustments | None
     random: RandomRows | None
 
@@ -38,6 +37,7 @@ class Batch:
     num_drafts: np.ndarray  # [R] int64, among the tokens, at the end
     num_repeated: np.ndarray  # [R] int64, among the tokens, at the start: for their states alone
     rows: np.ndarray  # [T] int64, of each token
+    token_ends: np.ndarray  # [R] int64, of the rows' tokens in T
     sampling_rows: np.ndarray  # [Q] int64, indices into R
     sampled: Sampled  # of S = sum of 1 + num_drafts of those
     input_ids: Tensor  # [T] int32
@@ -108,6 +108,7 @@ def prepare_batch(
         num_drafts,
         num_repeated,
         rows,
+        token_ends,
         sampling_rows,
         sampled,
         upload(table.ids[slots[rows], positions]),
@@ -145,7 +146,7 @@ def prepare_sampled(
         table.choices[slots],
         device,
     )
-    return Sampled(slots, positions, prepare_adjustments(changes, device), random)
+    return Sampled(slots, prepare_adjustments(changes, device), random)
 
 
 def make_context(

@@ -142,7 +142,7 @@ class Engine:
         table, sampler = self._slots, self._sampler
         hidden = self._forward(batch)
         logits = self._model.logits(hidden.index_select(0, batch.sampling_tokens))
-        slots, _, adjustments, random = batch.sampled
+        slots, adjustments, random = batch.sampled
         adjusted = logits if adjustments is None else adjust(logits, adjustments)
         verdict = verify(table, batch, sampler.sample(logits, adjusted, random), self._eos_ids)
         told_of = sampler.process(adjusted, random) if self._tells_processed else logits

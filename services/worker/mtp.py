@@ -88,13 +88,14 @@ class MtpDrafter:
             return
         out = self._catch_up(table, done)
         slots = done.slots[np.argsort(table.num_tokens[done.slots], kind="stable")]
-        slots = slots[rooms(table, slots, done.depth) > 0]
+        nums = rooms(table, slots, done.depth)
+        slots, nums = slots[nums > 0], nums[nums > 0]
         if not len(slots):
             return
         last = torch.from_numpy(_last_tokens(table, done, slots)).to(out.device)
-        drafts = _Drafts(slots, rooms(table, slots, done.depth), out.index_select(0, last))
+        drafts = _Drafts(slots, nums, out.index_select(0, last))
         self._draw(table, drafts)
-        while drafts.num < min(done.depth, int(drafts.rooms.max(initial=0))):
+        while drafts.num < nums.max():
             self._go_on(table, drafts)
             self._draw(table, drafts)
 
@@ -104,7 +105,7 @@ class MtpDrafter:
         slots = batch.slots[batch.rows]
         places = batch.host_positions + 1
         ids = torch.from_numpy(table.ids[slots, places]).to(done.hidden.device)
-        ends = np.cumsum(batch.num_tokens)
+        ends = batch.token_ends
         first, last = places[ends - batch.num_tokens], places[ends - 1]
         self._note(table, batch.slots, first, last)
         where = table.places(slots, places)
@@ -166,7 +167,7 @@ class MtpDrafter:
 def _last_tokens(table: SlotTable, done: StepDone, slots: np.ndarray) -> np.ndarray:
     """The token of the step before the last known id of each slot: its index in T [N]."""
     batch = done.batch
-    lasts = np.cumsum(batch.num_tokens) - 1
+    lasts = batch.token_ends - 1
     origins = np.zeros(len(table.is_open), np.int64)  # of position 0, were it in the step
     origins[batch.slots] = lasts - batch.host_positions[lasts]
     found: np.ndarray = origins[slots] + table.num_tokens[slots] - 2

@@ -38,7 +38,7 @@ def tell_prompts(
     asks = table.num_prompt_logprobs[slots] != NO_LOGPROBS
     lacks = asks & (table.num_told[slots] < np.minimum(ends, prompt_lens - 1))
     is_over = (ends == prompt_lens) & (table.end[slots] == prompt_lens)
-    token_ends = np.cumsum(batch.num_tokens)
+    token_ends = batch.token_ends
     parts = []
     for index in np.flatnonzero(lacks | is_over).tolist():
         states = hidden[token_ends[index] - batch.num_tokens[index] : token_ends[index]]

@@ -11,9 +11,9 @@ from services.worker.models import CausalLM
 from services.worker.mtp import MtpDrafter
 from services.worker.ngram import NgramDrafter
 from services.worker.sampler import Sampler
-from shared.config import SpeculativeConfig
 from shared.errors import ConfigError
 from shared.messages import Capacity
+from shared.speculative_config import SpeculativeConfig
 
 log = logging.getLogger(__name__)
 

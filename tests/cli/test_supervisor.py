@@ -12,7 +12,8 @@ from cli import supervisor as module
 from cli.child import Child
 from cli.run_directory import RunDirectory
 from cli.supervisor import StartFailedError, Supervisor, child_environment
-from shared.config import GatewayConfig, ServeConfig, SpeculativeConfig
+from shared.config import GatewayConfig, ServeConfig
+from shared.speculative_config import SpeculativeConfig
 
 
 class FakeChild:

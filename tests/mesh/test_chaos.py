@@ -18,7 +18,6 @@ SETTINGS = {
     "MAX_MODEL_LEN": "512",
     "MAX_LOGPROBS": "-1",
     "DRAIN_TIMEOUT_S": "10",
-    "READY_WAIT_S": "30",  # two cores start several processes anew while they serve
 }
 NUM_STREAMS = 32
 MAX_SHARE_DIFFERENT = 0.001  # float32 sums in another order decide a near tie now and then

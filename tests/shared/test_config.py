@@ -9,11 +9,11 @@ from shared.config import (
     GatewayConfig,
     SchedulerConfig,
     ServeConfig,
-    SpeculativeConfig,
     TokenizerConfig,
     WorkerConfig,
 )
 from shared.errors import ConfigError
+from shared.speculative_config import SpeculativeConfig
 
 VLLM_FILE = """\
 model: /models/qwen

@@ -1,0 +1,72 @@
+"""The setting ``speculative-config``: who drafts tokens, and how many."""
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_settings import NoDecode
+
+
+class SpeculativeConfig(BaseModel):
+    """How a worker drafts tokens; the keys are vLLM's, and ``adaptive``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    method: Literal["mtp", "ngram", "none"] | None = None
+    num_speculative_tokens: int | None = Field(default=None, ge=1, le=16)
+    adaptive: bool = True
+    prompt_lookup_min: int | None = Field(default=None, ge=1, le=64)
+    prompt_lookup_max: int | None = Field(default=None, ge=1, le=64)
+
+    @model_validator(mode="after")
+    def _check_lookup(self) -> Self:
+        low, high = self.lookup_lens
+        if low > high:
+            raise ValueError(f"prompt_lookup_min {low} is above prompt_lookup_max {high}")
+        return self
+
+    def __str__(self) -> str:
+        return self.model_dump_json(exclude_unset=True)
+
+    @property
+    def lookup_lens(self) -> tuple[int, int]:
+        """The fewest and the most ids that have to match; one that is not given follows the
+        other."""
+        low, high = self.prompt_lookup_min, self.prompt_lookup_max
+        return low or min(2, high or 2), high or max(4, low or 4)
+
+
+def _read_speculative_config(value: Any) -> SpeculativeConfig:
+    """From a file it comes as a mapping, else as JSON. Raises ValueError, with every wrong key."""
+    if isinstance(value, SpeculativeConfig):
+        return value
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            value = None
+    if not isinstance(value, dict):
+        raise ValueError(
+            'expected a JSON object (in a file a mapping), such as {"method": "ngram"}'
+        )
+    try:
+        return SpeculativeConfig(
+            **{str(key).replace("-", "_"): each for key, each in value.items()}
+        )
+    except ValidationError as error:
+        raise ValueError("; ".join(map(_wrong_key, error.errors()))) from None
+
+
+def _wrong_key(detail: Any) -> str:
+    name = ".".join(map(str, detail["loc"]))
+    if detail["type"] == "extra_forbidden":
+        names = ", ".join(SpeculativeConfig.model_fields)
+        return f"{name}: there is no such key; those there are: {names}"
+    text: str = detail["msg"].removeprefix("Value error, ")
+    return f"{name}: {text}" if name else text
+
+
+if TYPE_CHECKING:
+    Speculative = SpeculativeConfig
+else:  # as a model its keys would be flags too, of which one would hide all of a file's
+    Speculative = Annotated[Any, NoDecode, BeforeValidator(_read_speculative_config)]
