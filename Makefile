@@ -19,6 +19,7 @@ serve: $(SETUP)
 
 test: $(SETUP)
 	$(BIN)/pytest -m 'not slow and not compose and not gpu' $(ARGS)
+	TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels/interpreted $(ARGS)
 
 test-compose: $(SETUP)
 	timeout --signal=INT --kill-after=90 900 $(BIN)/pytest -m compose $(ARGS)
