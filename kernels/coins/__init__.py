@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.coins.philox import philox4x32
 
-PURPOSE_SAMPLE = 0
+PURPOSE_SAMPLE, PURPOSE_ACCEPT = 0, 1
 
 
 def coins(

@@ -1,0 +1,103 @@
+"""Which of the sampled tokens are the text's, and what that changes in the slots.
+
+A draft is right if it is the token that was sampled in its place, so what was sampled after the
+drafts that are right, and after no other, is what would have been sampled without drafts.
+``reference.py`` says it row by row; torch serves CPUs, Triton CUDA devices.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels.coins import PURPOSE_ACCEPT, coins
+from kernels.sample import NOT_FINITE
+from kernels.slot_state import SlotState
+
+# What becomes of a row: it runs on, its text ended, there is no room for more, its numbers were not
+# finite and it is computed again without drafts, or its slot was closed before. Below 0: what is
+# wrong with its first token.
+RUNS, STOPPED, FULL, RETRIED, CLOSED = 0, 1, 2, 3, 4
+
+
+class Accepted(NamedTuple):
+    """Of R rows with up to w tokens each; all int32."""
+
+    num_emitted: Tensor  # [R]: the first of the tokens
+    num_accepted: Tensor  # [R]: the first of the drafts, which are emitted
+    codes: Tensor  # [R]
+    drafts: Tensor  # [R, w - 1]: what was verified
+
+
+def accept(
+    state: SlotState,
+    slots: Tensor,
+    num_valid: Tensor,
+    tokens: Tensor,
+    eos_ids: Tensor,
+    acceptance: float | None = None,
+) -> Accepted:
+    """``tokens`` [R, w] int64 were sampled for ``slots`` [R] int32, of which the first
+    ``num_valid`` [R] int32 count: the token after the last known id, and after each draft. Below 0
+    is what is wrong with a token.
+
+    Changes ids, num_tokens, num_drafts and is_open of the slots, each of which occurs once (but
+    nobody's). ``eos_ids`` [E] int32. ``acceptance``: for measurements, the share of drafts that
+    count as right, drawn from their own coins.
+    """
+    slots = slots.long()
+    width = tokens.shape[1]
+    columns = torch.arange(width, dtype=torch.int32, device=tokens.device)
+    is_valid = columns < num_valid[:, None]  # [R, w]
+    drafts = state.ids[slots, 1:width]  # [R, w - 1]
+    is_right = (
+        drafts == tokens[:, :-1] if acceptance is None else _drawn(state, slots, tokens, acceptance)
+    )
+    num_right = (is_right & is_valid[:, 1:]).int().cumprod(1).sum(1)
+    is_wrong = (tokens < 0) & is_valid
+    num_good = _first(is_wrong, columns)
+    is_retried = (tokens[:, 0] == NOT_FINITE) & (num_valid > 1)
+    is_eos = (tokens[:, :, None] == eos_ids).any(2) & (state.ignores_eos[slots, None] == 0)
+    is_stop = (tokens[:, :, None] == state.stop_ids[slots, None]).any(2) & (tokens >= 0)
+    num_to_end = _first((is_eos | is_stop) & is_valid, columns) + 1
+    rooms = state.ends[slots] - state.num_tokens[slots]
+    num_emitted = torch.stack((1 + num_right, num_good, num_to_end, rooms)).amin(0)
+    is_there = num_valid > 0
+    num_emitted = torch.where(is_there, num_emitted, 0)
+    fails = (num_good == 0) & ~is_retried
+    codes = torch.where(rooms == num_emitted, FULL, RUNS)
+    codes = torch.where(num_to_end == num_emitted, STOPPED, codes)
+    codes = torch.where(fails, tokens[:, 0], codes)
+    codes = torch.where(is_retried, RETRIED, codes)
+    codes = torch.where(is_there, codes, CLOSED)
+    _update(state, slots, tokens, num_emitted, codes)
+    return Accepted(
+        num_emitted.int(), torch.minimum(num_right, num_emitted).int(), codes.int(), drafts
+    )
+
+
+def _update(
+    state: SlotState, slots: Tensor, tokens: Tensor, num_emitted: Tensor, codes: Tensor
+) -> None:
+    last = tokens.gather(1, (num_emitted - 1).clamp(min=0).long()[:, None])[:, 0]
+    state.ids[slots, 0] = torch.where(num_emitted > 0, last.int(), state.ids[slots, 0])
+    state.num_tokens[slots] = (state.num_tokens[slots] + num_emitted).int()
+    state.num_drafts[slots] = 0
+    goes_on = (codes == RUNS) | (codes == RETRIED)
+    state.is_open[slots] = state.is_open[slots] * goes_on.int()
+
+
+def _first(flags: Tensor, columns: Tensor) -> Tensor:
+    """The first true column of each row [R, w], or one beyond what a row may have."""
+    return torch.where(flags, columns, len(columns) + 1).amin(1)
+
+
+def _drawn(state: SlotState, slots: Tensor, tokens: Tensor, acceptance: float) -> Tensor:
+    """[R, w - 1]: coins of the positions that the drafts are for."""
+    columns = torch.arange(tokens.shape[1] - 1, device=tokens.device)
+    positions = state.num_tokens[slots, None] + columns
+    drawn = coins(
+        state.seeds[slots, None], torch.zeros_like(positions), positions,
+        state.choices[slots, None], PURPOSE_ACCEPT,
+    )  # fmt: skip
+    return (drawn >> 8).float() * 2.0**-24 < acceptance

@@ -1,0 +1,44 @@
+"""What rows that decode put into the model: each its last known id, and its drafts behind it.
+
+``reference.py`` says it row by row; torch serves CPUs, Triton CUDA devices.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels.slot_state import SlotState
+
+
+class DecodeInputs(NamedTuple):
+    """Of B rows of w tokens; tokens that a row does not have are written to nobody's block."""
+
+    input_ids: Tensor  # [B * w] int32
+    positions: Tensor  # [B * w] int64
+    places: Tensor  # [B * w] int64: block * block_size + offset that a token's KV goes to
+    starts: Tensor  # [B] int32: the position of the first token
+    num_valid: Tensor  # [B] int32: the tokens that the row has; 0 of slots that are closed
+
+
+def decode_inputs(
+    state: SlotState, slots: Tensor, depths: Tensor, width: int, block_size: int, null_block: int
+) -> DecodeInputs:
+    """``slots`` [B] int32; of each at most ``depths`` [B] int32 drafts, which are < ``width``.
+
+    A token that a row does not have is id 0 at the position of the row's first.
+    """
+    slots = slots.long()
+    starts = state.num_tokens[slots] - 1  # [B]
+    num_drafts = torch.minimum(state.num_drafts[slots], depths)
+    num_valid = torch.where(state.is_open[slots] > 0, 1 + num_drafts, 0)
+    columns = torch.arange(width, dtype=torch.int32, device=slots.device)
+    is_valid = columns < num_valid[:, None]  # [B, w]
+    ids = torch.where(is_valid, state.ids[slots, :width], 0)
+    positions = torch.where(is_valid, starts[:, None] + columns, starts[:, None]).long()
+    blocks = state.block_tables[slots].gather(1, positions // block_size)
+    places = blocks * block_size + positions % block_size
+    places = torch.where(is_valid, places, null_block * block_size)
+    return DecodeInputs(
+        ids.flatten(), positions.flatten(), places.flatten(), starts, num_valid.int()
+    )

@@ -1,0 +1,34 @@
+"""The readable truth of ``decode_inputs``."""
+
+import torch
+from torch import Tensor
+
+from kernels.decode_inputs import DecodeInputs
+from kernels.slot_state import SlotState
+
+
+def decode_inputs(
+    state: SlotState, slots: Tensor, depths: Tensor, width: int, block_size: int, null_block: int
+) -> DecodeInputs:
+    """Row by row, token by token."""
+    ids, positions, places, starts, nums = [], [], [], [], []
+    for slot, depth in zip(slots.tolist(), depths.tolist(), strict=True):
+        start = int(state.num_tokens[slot]) - 1
+        num = 1 + min(int(state.num_drafts[slot]), depth) if state.is_open[slot] else 0
+        starts.append(start)
+        nums.append(num)
+        for column in range(width):
+            is_valid = column < num
+            position = start + column if is_valid else start
+            block = int(state.block_tables[slot, position // block_size])
+            ids.append(int(state.ids[slot, column]) if is_valid else 0)
+            positions.append(position)
+            place = block * block_size + position % block_size
+            places.append(place if is_valid else null_block * block_size)
+    return DecodeInputs(
+        torch.tensor(ids, dtype=torch.int32),
+        torch.tensor(positions),
+        torch.tensor(places),
+        torch.tensor(starts, dtype=torch.int32),
+        torch.tensor(nums, dtype=torch.int32),
+    )

@@ -1,0 +1,78 @@
+"""What a device knows of each slot, so that a step needs nothing of the last one from the host."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+NO_ID = -1
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """Arrays over N slots. The last slot is nobody's and never open: rows that only fill up a batch
+    are its. A slot that is not open emits nothing, whatever is computed for it.
+
+    Known ids are the prompt's and those that were emitted; all but the last have their KV in the
+    cache when a step decodes. Drafts follow the last known id.
+    """
+
+    ids: Tensor  # [N, 1 + max drafts] int32: the last known id, then drafts
+    num_tokens: Tensor  # [N] int32: known ids
+    num_drafts: Tensor  # [N] int32
+    ends: Tensor  # [N] int32: known ids at which the sequence is full
+    is_open: Tensor  # [N] int32, 1 or 0
+    block_tables: Tensor  # [N, max_blocks] int32, filled up with the null block
+    temperature: Tensor  # [N] float32
+    top_k: Tensor  # [N] int32
+    top_p: Tensor  # [N] float32
+    min_p: Tensor  # [N] float32
+    seeds: Tensor  # [N] int64
+    choices: Tensor  # [N] int32
+    ignores_eos: Tensor  # [N] int32, 1 or 0
+    stop_ids: Tensor  # [N, max stop ids] int32, filled up with NO_ID
+    num_logprobs: Tensor  # [N] int32: likeliest tokens to tell, −2: no logprobs
+    draft_logprobs: Tensor  # [N, max drafts] float32, of those in ids
+    draft_ranks: Tensor  # [N, max drafts] int32
+    # Of an MTP head: a slot has the pairs of the places from the one up to the other, not included.
+    mtp_starts: Tensor  # [N] int32
+    mtp_ends: Tensor  # [N] int32
+
+    @property
+    def max_drafts(self) -> int:
+        return self.ids.shape[1] - 1
+
+
+def empty_slots(
+    num_slots: int, max_drafts: int, max_blocks: int, null_block: int, max_stop_ids: int,
+    device: torch.device,
+) -> SlotState:  # fmt: skip
+    """Of ``num_slots`` and nobody's, all closed."""
+    num = num_slots + 1
+
+    def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    tables = zeros(num, max_blocks).fill_(null_block)
+    stop_ids = zeros(num, max_stop_ids).fill_(NO_ID)
+    return SlotState(
+        ids=zeros(num, 1 + max_drafts),
+        num_tokens=zeros(num).fill_(1),  # so that a row of nobody's has a token to look at
+        num_drafts=zeros(num),
+        ends=zeros(num),
+        is_open=zeros(num),
+        block_tables=tables,
+        temperature=zeros(num, dtype=torch.float32),
+        top_k=zeros(num),
+        top_p=zeros(num, dtype=torch.float32).fill_(1),
+        min_p=zeros(num, dtype=torch.float32),
+        seeds=zeros(num, dtype=torch.int64),
+        choices=zeros(num),
+        ignores_eos=zeros(num),
+        stop_ids=stop_ids,
+        num_logprobs=zeros(num).fill_(-2),
+        draft_logprobs=zeros(num, max(1, max_drafts), dtype=torch.float32),
+        draft_ranks=zeros(num, max(1, max_drafts)),
+        mtp_starts=zeros(num),
+        mtp_ends=zeros(num),
+    )
