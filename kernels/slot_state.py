@@ -32,6 +32,7 @@ class SlotState:
     ignores_eos: Tensor  # [N] int32, 1 or 0
     stop_ids: Tensor  # [N, max stop ids] int32, filled up with NO_ID
     num_logprobs: Tensor  # [N] int32: likeliest tokens to tell, −2: no logprobs
+    tells_drafts: Tensor  # [N] int32: 0 if drafts are told with their logprobs, else −2
     draft_logprobs: Tensor  # [N, max drafts] float32, of those in ids
     draft_ranks: Tensor  # [N, max drafts] int32
     # Of an MTP head: a slot has the pairs of the places from the one up to the other, not included.
@@ -71,6 +72,7 @@ def empty_slots(
         ignores_eos=zeros(num),
         stop_ids=stop_ids,
         num_logprobs=zeros(num).fill_(-2),
+        tells_drafts=zeros(num).fill_(-2),
         draft_logprobs=zeros(num, max(1, max_drafts), dtype=torch.float32),
         draft_ranks=zeros(num, max(1, max_drafts)),
         mtp_starts=zeros(num),

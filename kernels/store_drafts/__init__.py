@@ -1,29 +1,38 @@
-"""Puts the next draft of each row into its slot, where it has room and lacks none before it.
+"""Puts one draft more of each row into its slot, where there is room.
 
 ``reference.py`` says it row by row; torch serves CPUs, Triton CUDA devices.
 """
 
-import torch
 from torch import Tensor
 
 from kernels.slot_state import SlotState
 
 
 def store_drafts(
-    state: SlotState, slots: Tensor, num_emitted: Tensor, tokens: Tensor, index: int, depth: int
+    state: SlotState,
+    slots: Tensor,
+    counts: Tensor,
+    tokens: Tensor,
+    logprobs: Tensor,
+    ranks: Tensor,
 ) -> None:
-    """``tokens`` [R] int64 are the drafts number ``index`` (from 0) of ``slots`` [R] int32, below 0
-    where none could be drawn; each may have ``depth``, and what follows them has to be a token too.
-    Slots that emitted nothing (``num_emitted`` [R] int32) or are closed get none.
+    """``tokens`` [R] int64 for ``slots`` [R] int32, below 0 where none could be drawn, each with
+    what its drafter thinks of it: ``logprobs`` [R] float32 and ``ranks`` [R] int32.
+
+    Slots that are closed or have no ``counts`` [R] int32 get none: nothing was emitted, or there is
+    no draft before this one. What follows the drafts has to be a token too.
     """
     slots = slots.long()
-    rooms = (state.ends[slots] - state.num_tokens[slots] - 1).clamp(max=depth)
-    is_stored = (
-        (tokens >= 0)
-        & (index < rooms)
-        & (state.num_drafts[slots] == index)
-        & (state.is_open[slots] > 0)
-        & (num_emitted > 0)
-    )
-    state.ids[slots, 1 + index] = torch.where(is_stored, tokens.int(), state.ids[slots, 1 + index])
-    state.num_drafts[slots] = state.num_drafts[slots] + is_stored.int()
+    places = state.num_drafts[slots].long()
+    last = state.max_drafts - 1
+    rooms = (state.ends[slots] - state.num_tokens[slots] - 1).clamp(max=last + 1)
+    is_stored = (tokens >= 0) & (places < rooms) & (state.is_open[slots] > 0) & (counts > 0)
+    places = places.clamp(max=last)
+    for target, column, values in (
+        (state.ids, 1 + places, tokens),
+        (state.draft_logprobs, places, logprobs),
+        (state.draft_ranks, places, ranks),
+    ):
+        before = target[slots, column]
+        target[slots, column] = values.to(target.dtype).where(is_stored, before)
+    state.num_drafts[slots] += is_stored.int()

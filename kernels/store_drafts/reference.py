@@ -4,12 +4,14 @@ from kernels.slot_state import SlotState
 
 
 def store_draft(
-    state: SlotState, slot: int, num_emitted: int, token: int, index: int, depth: int
+    state: SlotState, slot: int, count: int, token: int, logprob: float, rank: int
 ) -> None:
     """Of one row."""
     room = int(state.ends[slot]) - int(state.num_tokens[slot]) - 1
-    if token < 0 or index >= min(room, depth) or not state.is_open[slot] or not num_emitted:
+    num = int(state.num_drafts[slot])
+    if token < 0 or num >= min(room, state.max_drafts) or not state.is_open[slot] or not count:
         return
-    if int(state.num_drafts[slot]) == index:
-        state.ids[slot, 1 + index] = token
-        state.num_drafts[slot] += 1
+    state.ids[slot, 1 + num] = token
+    state.draft_logprobs[slot, num] = logprob
+    state.draft_ranks[slot, num] = rank
+    state.num_drafts[slot] += 1

@@ -41,6 +41,8 @@ def random_slots(rng: np.random.Generator) -> SlotState:
     fill(state.stop_ids, -1, 2 * VOCAB_SIZE)
     fill(state.seeds, -(2**62), 2**62)
     fill(state.choices, 0, 3)
+    fill(state.mtp_starts, 1, 4)
+    state.mtp_ends.copy_(torch.maximum(state.num_tokens - 1, state.mtp_starts))
     return state
 
 

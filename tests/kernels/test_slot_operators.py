@@ -8,6 +8,8 @@ from kernels.accept import accept
 from kernels.accept.reference import accept_row
 from kernels.decode_inputs import decode_inputs
 from kernels.decode_inputs.reference import decode_inputs as decode_inputs_slowly
+from kernels.mtp_inputs import Pairs, draft_pairs, step_pairs
+from kernels.mtp_inputs.reference import draft_row, step_row
 from kernels.sample import NOT_FINITE, NOTHING_LEFT
 from kernels.slot_state import SlotState
 from kernels.store_drafts import store_drafts
@@ -39,6 +41,14 @@ def random_tokens(
     tokens[torch.from_numpy(rng.random(tokens.shape) < 0.05)] = NOT_FINITE
     tokens[torch.from_numpy(rng.random(tokens.shape) < 0.05)] = NOTHING_LEFT
     return tokens
+
+
+def random_drafts(rng: np.random.Generator, num: int) -> tuple[torch.Tensor, ...]:
+    """Counts, tokens, logprobs and ranks."""
+    counts, tokens = rng.integers(0, 3, num), rng.integers(-1, VOCAB_SIZE, num)
+    logprobs, ranks = -rng.random(num, np.float32), rng.integers(1, 9, num)
+    arrays = (counts.astype(np.int32), tokens, logprobs, ranks.astype(np.int32))
+    return tuple(torch.from_numpy(each) for each in arrays)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -75,13 +85,51 @@ def test_drafts_are_stored_where_there_is_room(seed: int) -> None:
     rng = np.random.default_rng(seed)
     state, (slots, _) = random_slots(rng), random_rows(rng, 1)
     wanted = copied(state)
-    for index in range(MAX_DRAFTS):
-        tokens = torch.from_numpy(rng.integers(-1, VOCAB_SIZE, len(slots)))
-        nums = torch.from_numpy(rng.integers(0, 3, len(slots))).int()
-        store_drafts(state, slots, nums, tokens, index, MAX_DRAFTS - 1)
-        for slot, num, token in zip(slots.tolist(), nums.tolist(), tokens.tolist(), strict=True):
-            store_draft(wanted, slot, num, token, index, MAX_DRAFTS - 1)
+    for _ in range(MAX_DRAFTS):
+        drafts = random_drafts(rng, len(slots))
+        store_drafts(state, slots, *drafts)
+        for slot, *row in zip(slots.tolist(), *(each.tolist() for each in drafts), strict=True):
+            store_draft(wanted, slot, *row)
     assert_same(state, wanted)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_pairs_of_a_step_follow_its_tokens(seed: int, width: int) -> None:
+    rng = np.random.default_rng(seed)
+    state, (slots, depths) = random_slots(rng), random_rows(rng, width)
+    inputs = decode_inputs(state, slots, depths, width, BLOCK_SIZE, NULL_BLOCK)
+    tokens = random_tokens(rng, state, slots.tolist(), width)
+    accept(state, slots, inputs.num_valid, tokens, EOS_IDS)
+    wanted_state = copied(state)
+    rows = zip(
+        *(each.tolist() for each in (slots, inputs.starts, inputs.num_valid, tokens)), strict=True
+    )
+    wanted = [step_row(wanted_state, *row, BLOCK_SIZE, NULL_BLOCK) for row in rows]
+    found = step_pairs(
+        state, slots, inputs.starts, inputs.num_valid, tokens, BLOCK_SIZE, NULL_BLOCK
+    )
+    pairs = [pair for row, _, _ in wanted for pair in row]
+    assert _as_pairs(found) == pairs
+    assert found.starts.tolist() == [first for _, first, _ in wanted]
+    assert found.first_keys.tolist() == [seen for _, _, seen in wanted]
+    assert_same(state, wanted_state)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_pair_more_is_that_of_the_last_draft(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    state, (slots, _) = random_slots(rng), random_rows(rng, 1)
+    wanted = [draft_row(state, slot, BLOCK_SIZE, NULL_BLOCK) for slot in slots.tolist()]
+    found = draft_pairs(state, slots, BLOCK_SIZE, NULL_BLOCK)
+    assert _as_pairs(found) == [pair for pair, _, _ in wanted]
+    assert found.starts.tolist() == [first for _, first, _ in wanted]
+    assert found.first_keys.tolist() == [seen for _, _, seen in wanted]
+
+
+def _as_pairs(found: Pairs) -> list[tuple[int, ...]]:
+    columns = (found.input_ids, found.positions, found.places)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def test_drafts_can_be_declared_right_as_often_as_a_measurement_wants() -> None:

@@ -1,0 +1,90 @@
+"""What an MTP head computes for rows that decode: pairs of a hidden state and the id after it.
+
+The entry of the pair (h of q − 1, t of q) lies in place q of the head's KV cache; its rotary
+position is that of h. ``reference.py`` says it row by row; torch serves CPUs, Triton CUDA devices.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels.slot_state import SlotState
+
+
+class Pairs(NamedTuple):
+    """Of R rows of w pairs; what a row does not have is written to nobody's block."""
+
+    input_ids: Tensor  # [R * w] int32
+    positions: Tensor  # [R * w] int64
+    places: Tensor  # [R * w] int64: block * block_size + offset that a pair's KV goes to
+    starts: Tensor  # [R] int32: the place, within the row, of its first pair
+    first_keys: Tensor  # [R] int32: places before it lack their pairs
+
+
+def step_pairs(
+    state: SlotState,
+    slots: Tensor,
+    starts: Tensor,
+    num_valid: Tensor,
+    tokens: Tensor,
+    block_size: int,
+    null_block: int,
+) -> Pairs:
+    """The pairs of what a step computed, after ``accept``: ``slots``, ``num_valid`` [R] int32,
+    ``starts`` [R] int32 the positions of the first tokens; ``tokens`` [R, w] int64 were sampled.
+
+    Notes in the slots which pairs they have from now on.
+    """
+    firsts = starts + 1
+    note_pairs(state, slots, firsts, num_valid)
+    columns = torch.arange(tokens.shape[1], dtype=torch.int32, device=tokens.device)
+    is_valid = columns < num_valid[:, None]  # [R, w]
+    ids = torch.where(is_valid, tokens, 0).clamp(min=0).int()
+    return _pairs(state, slots, firsts, ids, is_valid, block_size, null_block)
+
+
+def draft_pairs(state: SlotState, slots: Tensor, block_size: int, null_block: int) -> Pairs:
+    """One pair for each of ``slots`` [R] int32: what the head made of the last one, and the last
+    draft; of those that have drafts."""
+    longs = slots.long()
+    nums = state.num_drafts[longs]
+    ids = state.ids[longs].gather(1, nums[:, None].long())  # [R, 1]
+    firsts = state.num_tokens[longs] + nums - 1
+    has_drafts = ((nums > 0) & (state.is_open[longs] > 0))[:, None]
+    firsts = torch.where(has_drafts[:, 0], firsts, state.num_tokens[longs])
+    return _pairs(state, slots, firsts, ids, has_drafts, block_size, null_block)
+
+
+def note_pairs(state: SlotState, slots: Tensor, firsts: Tensor, nums: Tensor) -> None:
+    """``slots`` [R] int32 get ``nums`` [R] int32 pairs from the places ``firsts`` [R] int32 on,
+    which stay as far as ids are known. Those that get none keep what they have."""
+    slots = slots.long()
+    starts, ends = state.mtp_starts[slots], state.mtp_ends[slots]
+    has_some = nums > 0
+    state.mtp_starts[slots] = torch.where(has_some & (ends != firsts), firsts, starts)
+    lasts = torch.minimum(firsts + nums, state.num_tokens[slots])
+    state.mtp_ends[slots] = torch.where(has_some, lasts, ends)
+
+
+def _pairs(
+    state: SlotState,
+    slots: Tensor,
+    firsts: Tensor,
+    ids: Tensor,
+    is_valid: Tensor,
+    block_size: int,
+    null_block: int,
+) -> Pairs:
+    """``ids`` and ``is_valid`` [R, w]"""
+    columns = torch.arange(ids.shape[1], dtype=torch.int32, device=ids.device)
+    rows = torch.where(is_valid, firsts[:, None] + columns, firsts[:, None]).long()
+    blocks = state.block_tables[slots.long()].gather(1, rows // block_size)
+    places = torch.where(is_valid, blocks * block_size + rows % block_size, null_block * block_size)
+    return Pairs(
+        ids.flatten(),
+        (rows - 1).flatten(),
+        places.flatten(),
+        firsts,
+        state.mtp_starts[slots.long()],
+    )

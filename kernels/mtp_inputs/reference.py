@@ -1,0 +1,41 @@
+"""The readable truth of ``mtp_inputs``, row by row."""
+
+from kernels.slot_state import SlotState
+
+Pair = tuple[int, int, int]  # id, position, place
+
+
+def step_row(
+    state: SlotState, slot: int, start: int, num_valid: int, tokens: list[int], block_size: int,
+    null_block: int,
+) -> tuple[list[Pair], int, int]:  # fmt: skip
+    """The pairs of one row, the place of the first one, and the first that is seen."""
+    first = start + 1
+    if num_valid:
+        if int(state.mtp_ends[slot]) != first:
+            state.mtp_starts[slot] = first
+        state.mtp_ends[slot] = min(first + num_valid, int(state.num_tokens[slot]))
+    pairs = []
+    for column, token in enumerate(tokens):
+        if column < num_valid:
+            row = first + column
+            pairs.append((max(token, 0), row - 1, _place(state, slot, row, block_size)))
+        else:
+            pairs.append((0, first - 1, null_block * block_size))
+    return pairs, first, int(state.mtp_starts[slot])
+
+
+def draft_row(
+    state: SlotState, slot: int, block_size: int, null_block: int
+) -> tuple[Pair, int, int]:
+    """As ``step_row``, of the one pair with the last draft."""
+    num, known = int(state.num_drafts[slot]), int(state.num_tokens[slot])
+    token, seen = int(state.ids[slot, num]), int(state.mtp_starts[slot])
+    if not num or not state.is_open[slot]:
+        return (token, known - 1, null_block * block_size), known, seen
+    row = known + num - 1
+    return (token, row - 1, _place(state, slot, row, block_size)), row, seen
+
+
+def _place(state: SlotState, slot: int, row: int, block_size: int) -> int:
+    return int(state.block_tables[slot, row // block_size]) * block_size + row % block_size
