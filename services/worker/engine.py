@@ -1,6 +1,5 @@
 """The engine: one step after another, from a plan to the tokens it brought. No sockets."""
 
-import logging
 import time
 
 import numpy as np
@@ -11,31 +10,18 @@ from kernels.sample import adjust
 from services.worker.batch import Batch, prepare_batch
 from services.worker.context import forward_context
 from services.worker.drafters import StepDone
-from services.worker.dummy_weights import make_dummy
-from services.worker.hardware import choose_device, choose_dtype, read_memory
-from services.worker.kernel_choice import choose_kernels
-from services.worker.kv_cache import KVCache
-from services.worker.loader import load_model
+from services.worker.loaded import load
 from services.worker.logprobs import tell_logprobs
-from services.worker.memory import measure_needs, num_kv_layers, plan_memory
-from services.worker.metrics import show_memory
-from services.worker.model_config import read_eos_ids, read_model_config
+from services.worker.memory import measure_needs, plan_memory
 from services.worker.progress import Progress
 from services.worker.prompt_logprobs import tell_prompts
-from services.worker.registry import check_architecture
 from services.worker.results import record, tell_drafts, with_parts
 from services.worker.slots import SlotTable
-from services.worker.speculation import choose_speculation, make_drafter
+from services.worker.speculation import make_drafter
 from services.worker.verify import verify
 from shared.config import WorkerConfig
-from shared.messages import Capacity, ResultRow, StepPlan, StepResult
-from shared.model_folder import read_model_info
-from shared.model_location import locate_model
+from shared.messages import ResultRow, StepPlan, StepResult
 from shared.token_arrays import TokenArrays
-
-log = logging.getLogger(__name__)
-
-DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
 
 
 class Engine:
@@ -46,50 +32,17 @@ class Engine:
     """
 
     def __init__(self, settings: WorkerConfig, progress: Progress) -> None:
-        location = locate_model(settings.model)
-        check_architecture(location.folder)
-        self.model_info = read_model_info(location.folder, [], settings.max_model_len)
-        config = read_model_config(location.folder)
-        device = choose_device(settings.device, settings.gpu_claims)
-        dtype = choose_dtype(settings.dtype, device)
-        names = location.name, "/".join(config.architectures)
-        log.info("model %s (%s) in %s on %s", *names, dtype, device)
-        before = read_memory(device)
-        if settings.load_format == "dummy":
-            self._model = make_dummy(config, dtype, device)
-        else:
-            self._model = load_model(location.folder, config, dtype, device, progress)
-        self._model, self._sampler = choose_kernels(self._model, config, settings, dtype, device)
-        max_tokens = settings.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
-        max_len = self.model_info.max_model_len
-        wanted = settings.speculative_config
-        self._speculation = choose_speculation(wanted, self._model)
-        needs = measure_needs(
-            self._model, config, dtype, settings, max_tokens, max_len, self._speculation
-        )
-        report = plan_memory(settings, needs, before, device)
-        for line in report.lines():
-            log.info(line)
-        show_memory(needs.weights, report.kv_cache, needs.peak)
-        self.capacity = Capacity(
-            report.num_blocks,
-            settings.block_size,
-            min(settings.max_num_seqs, max_tokens),  # each may want a token in every step
-            max_tokens,
-            max_len,
-            self.model_info.vocab_size,
-            self._speculation.num_drafts,
-            self._speculation.adapts,
-        )
-        self._eos_ids = np.array(read_eos_ids(location.folder, config), np.int64)
+        loaded = load(settings, progress)
+        report = plan_memory(settings, measure_needs(loaded), loaded.before, loaded.device)
+        report.tell()
+        self.model_info, self.capacity = loaded.model_info, loaded.capacity(report.num_blocks)
+        self._model, self._sampler = loaded.model, loaded.sampler
+        self._speculation, self._eos_ids = loaded.speculation, loaded.eos_ids
         self._tells_processed = settings.logprobs_mode == "processed_logprobs"
         self._slots = SlotTable(self.capacity)
-        num_layers = num_kv_layers(config, self._speculation)
-        self._kv_cache = KVCache(
-            config, num_layers, report.num_blocks, settings.block_size, dtype, device
-        )
+        self._kv_cache = loaded.make_kv_cache(report.num_blocks)
         self._drafter = make_drafter(
-            *(self._speculation, wanted, self._model, self._sampler),
+            *(self._speculation, settings.speculative_config, self._model, self._sampler),
             *(self._kv_cache, self._eos_ids, self.capacity),
         )
         self._undrafted: StepDone | None = None

@@ -1,18 +1,21 @@
 """How many KV blocks fit: what there is, less others, weights and what a step needs as it runs."""
 
+import logging
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from kernels.paged_attention.batch import MAX_GATHERED_TOKENS
 from services.worker.hardware import Memory
+from services.worker.loaded import Loaded
 from services.worker.logprobs import PIECE_LOGITS
+from services.worker.metrics import show_memory
 from services.worker.model_config import ModelConfig
-from services.worker.speculation import Speculation
 from shared.config import WorkerConfig
 from shared.errors import ConfigError
 from shared.messages import WINDOW_BYTES
+
+log = logging.getLogger(__name__)
 
 CPU_MAX_KV_BYTES = 4 << 30
 # For each entry of the logits: scores, their filtered copies and indices, and the ids that requests
@@ -52,6 +55,11 @@ class MemoryReport:
         """Bytes of all blocks."""
         return self.num_blocks * self.needs.block
 
+    def tell(self) -> None:
+        for line in self.lines():
+            log.info(line)
+        show_memory(self.needs.weights, self.kv_cache, self.needs.peak)
+
     def lines(self) -> list[str]:
         """For the start-up log, one per item."""
         needs = self.needs
@@ -67,39 +75,33 @@ class MemoryReport:
         ]
 
 
-def measure_needs(
-    model: nn.Module,
-    config: ModelConfig,
-    dtype: torch.dtype,
-    settings: WorkerConfig,
-    max_num_batched_tokens: int,
-    max_model_len: int,
-    speculation: Speculation,
-) -> Needs:
+def measure_needs(loaded: Loaded) -> Needs:
     """The weights as they lie in memory, and an upper estimate of a step's tensors."""
-    place = 2 * config.num_key_value_heads * config.head_dim * dtype.itemsize
-    num_tokens, numbers = max_num_batched_tokens, numbers_per_token(config)
-    if speculation.method == "mtp":  # states are computed again, kept, and joined with embeddings
+    config, settings, dtype = loaded.config, loaded.settings, loaded.dtype
+    max_tokens, max_len = loaded.max_num_batched_tokens, loaded.model_info.max_model_len
+    num_tokens, numbers = max_tokens, numbers_per_token(config)
+    if loaded.speculation.method == "mtp":  # states are kept, computed again and joined with ids'
         num_tokens, numbers = num_tokens + settings.max_num_seqs, numbers + 4 * config.hidden_size
     activations = num_tokens * numbers * torch.float32.itemsize
-    gathered = max(MAX_GATHERED_TOKENS, max_model_len) * place
-    masks = max_num_batched_tokens * max_model_len * (dtype.itemsize + 1)
-    num_sampled = min((1 + speculation.num_drafts) * settings.max_num_seqs, max_num_batched_tokens)
+    gathered = max(MAX_GATHERED_TOKENS, max_len) * loaded.place_bytes
+    masks = max_tokens * max_len * (dtype.itemsize + 1)
+    num_sampled = min((1 + loaded.speculation.num_drafts) * settings.max_num_seqs, max_tokens)
     logits = num_sampled * config.vocab_size * SAMPLER_BYTES
-    prompts = prompt_logprob_bytes(settings.max_num_seqs, max_num_batched_tokens, config.vocab_size)
+    prompts = prompt_logprob_bytes(settings.max_num_seqs, max_tokens, config.vocab_size)
+    return needs_of(loaded, activations + gathered + masks + max(logits, prompts))
+
+
+def needs_of(loaded: Loaded, peak: int) -> Needs:
+    """With ``peak``, what a step takes beside weights and KV cache."""
+    model, settings = loaded.model, loaded.settings
     return Needs(
         weights=sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())),
-        peak=activations + gathered + masks + max(logits, prompts),
-        block=num_kv_layers(config, speculation) * settings.block_size * place,
+        peak=peak,
+        block=loaded.num_kv_layers * settings.block_size * loaded.place_bytes,
         block_size=settings.block_size,
         max_num_seqs=settings.max_num_seqs,
-        max_model_len=max_model_len,
+        max_model_len=loaded.model_info.max_model_len,
     )
-
-
-def num_kv_layers(config: ModelConfig, speculation: Speculation) -> int:
-    """The trunk's, and that of an MTP head that drafts."""
-    return config.num_hidden_layers + (speculation.method == "mtp")
 
 
 def numbers_per_token(config: ModelConfig) -> int:

@@ -1,0 +1,110 @@
+"""A model on its device, as the settings want it, before there is a cache for its sequences."""
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from services.worker.dummy_weights import make_dummy
+from services.worker.hardware import Memory, choose_device, choose_dtype, read_memory
+from services.worker.kernel_choice import choose_kernels
+from services.worker.kv_cache import KVCache
+from services.worker.loader import load_model
+from services.worker.model_config import ModelConfig, read_eos_ids, read_model_config
+from services.worker.models import CausalLM
+from services.worker.progress import Progress
+from services.worker.registry import check_architecture
+from services.worker.sampler import Sampler
+from services.worker.speculation import Speculation, choose_speculation
+from shared.config import WorkerConfig
+from shared.messages import Capacity, ModelInfo
+from shared.model_folder import read_model_info
+from shared.model_location import locate_model
+
+log = logging.getLogger(__name__)
+
+DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """``before`` is the memory that was there before the weights."""
+
+    settings: WorkerConfig
+    model_info: ModelInfo
+    config: ModelConfig
+    model: CausalLM
+    sampler: Sampler
+    device: torch.device
+    dtype: torch.dtype
+    speculation: Speculation
+    eos_ids: np.ndarray  # [E] int64
+    before: Memory
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        default = DEFAULT_BATCHED_TOKENS[self.device.type]
+        return self.settings.max_num_batched_tokens or default
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Each may want a token in every step."""
+        return min(self.settings.max_num_seqs, self.max_num_batched_tokens)
+
+    @property
+    def num_kv_layers(self) -> int:
+        """The trunk's, and that of an MTP head that drafts."""
+        return self.config.num_hidden_layers + (self.speculation.method == "mtp")
+
+    @property
+    def place_bytes(self) -> int:
+        """Of the key and the value of a token in one layer."""
+        return 2 * self.config.num_key_value_heads * self.config.head_dim * self.dtype.itemsize
+
+    def make_kv_cache(self, num_blocks: int) -> KVCache:
+        size = self.settings.block_size
+        return KVCache(self.config, self.num_kv_layers, num_blocks, size, self.dtype, self.device)
+
+    def capacity(self, num_blocks: int) -> Capacity:
+        return Capacity(
+            num_blocks,
+            self.settings.block_size,
+            self.max_num_seqs,
+            self.max_num_batched_tokens,
+            self.model_info.max_model_len,
+            self.model_info.vocab_size,
+            self.speculation.num_drafts,
+            self.speculation.adapts,
+        )
+
+
+def load(settings: WorkerConfig, progress: Progress) -> Loaded:
+    """``progress`` is told what loading does and how far it is, 0 … 1. Raises ConfigError where
+    model, machine and settings do not go together."""
+    location = locate_model(settings.model)
+    check_architecture(location.folder)
+    model_info = read_model_info(location.folder, [], settings.max_model_len)
+    config = read_model_config(location.folder)
+    device = choose_device(settings.device, settings.gpu_claims)
+    dtype = choose_dtype(settings.dtype, device)
+    names = location.name, "/".join(config.architectures)
+    log.info("model %s (%s) in %s on %s", *names, dtype, device)
+    before = read_memory(device)
+    if settings.load_format == "dummy":
+        model = make_dummy(config, dtype, device)
+    else:
+        model = load_model(location.folder, config, dtype, device, progress)
+    model, sampler = choose_kernels(model, config, settings, dtype, device)
+    return Loaded(
+        settings,
+        model_info,
+        config,
+        model,
+        sampler,
+        device,
+        dtype,
+        choose_speculation(settings.speculative_config, model),
+        np.array(read_eos_ids(location.folder, config), np.int64),
+        before,
+    )
