@@ -13,8 +13,8 @@ were right is written again before anybody sees it.
 **Prefix hits.** The first pair wants the state of the last cached token, which is computed once
 more for it.
 
-**Pauses.** Where no drafts are wanted nothing is done, and pairs are missing from then on. Each
-sequence remembers from which place on it has them all, and sees no others; so does each block.
+**Pauses.** Where no drafts are wanted nothing is done, and pairs are missing from then on: see
+``mtp_places.py``.
 """
 
 from dataclasses import dataclass
@@ -29,11 +29,10 @@ from services.worker.context import forward_context
 from services.worker.drafters import StepDone, rooms
 from services.worker.kv_cache import KVCache
 from services.worker.models import CausalLM
+from services.worker.mtp_places import MtpPlaces
 from services.worker.sampler import Sampler
 from services.worker.slots import SlotTable
 from shared.messages import Capacity, StepPlan
-
-FIRST_PLACE = 1  # there is no pair before the first token
 
 
 @dataclass(slots=True)
@@ -66,22 +65,13 @@ class MtpDrafter:
         self._kv_cache = kv_cache
         self._cache = kv_cache.layers[-1]
         self._eos_ids = eos_ids
-        self._is_whole = np.zeros(capacity.num_blocks + 1, bool)  # blocks with all their pairs
-        # A slot has the pairs of the places from the one up to the other, which is not included.
-        self._starts = np.zeros(capacity.max_num_seqs, np.int64)
-        self._ends = np.zeros(capacity.max_num_seqs, np.int64)
+        self._places = MtpPlaces(capacity)
 
     def begin(self, table: SlotTable, plan: StepPlan, fresh_blocks: np.ndarray) -> None:
         if len(fresh_blocks):
-            self._is_whole[fresh_blocks] = False
             blocks = torch.from_numpy(fresh_blocks).to(self._cache.device)
             self._cache.index_fill_(0, blocks, 0)  # what is hidden is multiplied by 0: no NaN
-        for row in plan.admit:
-            num_cached = row.num_cached // table.block_size
-            is_lacking = np.flatnonzero(~self._is_whole[row.blocks[:num_cached]])
-            num_lacking = is_lacking[-1] + 1 if len(is_lacking) else 0
-            self._starts[row.slot] = max(FIRST_PLACE, num_lacking * table.block_size)
-            self._ends[row.slot] = max(FIRST_PLACE, row.num_cached)
+        self._places.begin(table, plan, fresh_blocks)
 
     def draft(self, table: SlotTable, done: StepDone) -> None:
         if not done.depth:
@@ -107,27 +97,14 @@ class MtpDrafter:
         ids = torch.from_numpy(table.ids[slots, places]).to(done.hidden.device)
         ends = batch.token_ends
         first, last = places[ends - batch.num_tokens], places[ends - 1]
-        self._note(table, batch.slots, first, last)
+        self._places.note(table, batch.slots, first, last, table.num_tokens[batch.slots])
         where = table.places(slots, places)
         context = make_context(
             table, batch.slots, batch.num_tokens, last + 1, where, self._kv_cache,
-            self._starts[batch.slots],
+            self._places.starts[batch.slots],
         )  # fmt: skip
         with forward_context(context):
             return self._model.mtp(done.hidden, ids, batch.positions)
-
-    def _note(
-        self, table: SlotTable, slots: np.ndarray, first: np.ndarray, last: np.ndarray
-    ) -> None:
-        """``slots`` [R] get the pairs of the places ``first`` to ``last`` [R], which stay as far as
-        ids are known."""
-        self._starts[slots] = np.where(self._ends[slots] == first, self._starts[slots], first)
-        self._ends[slots] = np.minimum(last + 1, table.num_tokens[slots])
-        starts, size = self._starts[slots], table.block_size
-        lows = np.maximum(first // size, np.where(starts > FIRST_PLACE, -(-starts // size), 0))
-        highs = self._ends[slots] // size
-        for row in np.flatnonzero(highs > lows).tolist():
-            self._is_whole[table.block_tables[slots[row], lows[row] : highs[row]]] = True
 
     def _go_on(self, table: SlotTable, drafts: _Drafts) -> None:
         """One pair more of each: what was made of the last one, and the draft from it."""
@@ -138,7 +115,7 @@ class MtpDrafter:
         ones = np.ones(len(slots), np.int64)
         where = table.places(slots, places)
         context = make_context(
-            table, slots, ones, places + 1, where, self._kv_cache, self._starts[slots]
+            table, slots, ones, places + 1, where, self._kv_cache, self._places.starts[slots]
         )
         with forward_context(context):
             drafts.out = self._model.mtp(drafts.out, ids, positions)

@@ -1,0 +1,45 @@
+"""Which pairs an MTP head has in its KV cache: it pauses where no drafts are wanted.
+
+Each sequence remembers from which place on it has them all, and sees no others; so does each block,
+for those who find it in the prefix cache.
+"""
+
+import numpy as np
+
+from services.worker.slots import SlotTable
+from shared.messages import Capacity, StepPlan
+
+FIRST_PLACE = 1  # there is no pair before the first token
+
+
+class MtpPlaces:
+    """A slot has the pairs of the places ``starts`` up to ``ends``, not included; [S] int64."""
+
+    def __init__(self, capacity: Capacity) -> None:
+        self.starts = np.zeros(capacity.max_num_seqs, np.int64)
+        self.ends = np.zeros(capacity.max_num_seqs, np.int64)
+        self._is_whole = np.zeros(capacity.num_blocks + 1, bool)  # blocks with all their pairs
+
+    def begin(self, table: SlotTable, plan: StepPlan, fresh_blocks: np.ndarray) -> None:
+        """``plan`` was applied to ``table``; ``fresh_blocks`` [N] int64 have new owners."""
+        self._is_whole[fresh_blocks] = False
+        for row in plan.admit:
+            num_cached = row.num_cached // table.block_size
+            is_lacking = np.flatnonzero(~self._is_whole[row.blocks[:num_cached]])
+            num_lacking = is_lacking[-1] + 1 if len(is_lacking) else 0
+            self.starts[row.slot] = max(FIRST_PLACE, num_lacking * table.block_size)
+            self.ends[row.slot] = max(FIRST_PLACE, row.num_cached)
+
+    def note(
+        self, table: SlotTable, slots: np.ndarray, first: np.ndarray, last: np.ndarray,
+        num_known: np.ndarray,
+    ) -> None:  # fmt: skip
+        """``slots`` [R] get the pairs of the places ``first`` to ``last`` [R], which stay as far as
+        ids are known, ``num_known`` [R]."""
+        self.starts[slots] = np.where(self.ends[slots] == first, self.starts[slots], first)
+        self.ends[slots] = np.minimum(last + 1, num_known)
+        starts, size = self.starts[slots], table.block_size
+        lows = np.maximum(first // size, np.where(starts > FIRST_PLACE, -(-starts // size), 0))
+        highs = self.ends[slots] // size
+        for row in np.flatnonzero(highs > lows).tolist():
+            self._is_whole[table.block_tables[slots[row], lows[row] : highs[row]]] = True
