@@ -2,10 +2,38 @@
 
 Decode rows and prefill chunks share a call. ``AttentionBatch`` is prepared once a step, on the
 host; every layer then calls ``paged_attention`` with it. torch's fused attention serves every
-device.
+device. ``attend`` is for steps whose lengths only the device knows, which ``DeviceAttention`` has.
 """
 
+from torch import Tensor
+
+from kernels.paged_attention import gathered
 from kernels.paged_attention.batch import AttentionBatch, prepare_attention
+from kernels.paged_attention.device import (
+    TILE,
+    ChunkRows,
+    DecodeRows,
+    DeviceAttention,
+    make_tiles,
+)
 from kernels.paged_attention.grouped import paged_attention
 
-__all__ = ["AttentionBatch", "paged_attention", "prepare_attention"]
+__all__ = [
+    "TILE",
+    "AttentionBatch",
+    "ChunkRows",
+    "DecodeRows",
+    "DeviceAttention",
+    "attend",
+    "make_tiles",
+    "paged_attention",
+    "prepare_attention",
+]
+
+
+def attend(query: Tensor, kv_cache: Tensor, attention: DeviceAttention, scale: float) -> Tensor:
+    """query [T, H, D], kv_cache [num_blocks + 1, block_size, 2, H_kv, D] → [T, H, D].
+
+    The T tokens' own keys and values are in the cache already. Both tensors are contiguous.
+    """
+    return gathered.attend(query, kv_cache, attention, scale)

@@ -1,0 +1,67 @@
+"""``attend`` in torch: over a copy of each row's keys and values."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from kernels.paged_attention.device import ChunkRows, DecodeRows, DeviceAttention, seen_keys
+
+
+def attend(query: Tensor, kv_cache: Tensor, attention: DeviceAttention, scale: float) -> Tensor:
+    out = torch.empty_like(query)
+    decode, chunks = attention.decode, attention.chunks
+    num_decoded = 0 if decode is None else decode.num_tokens
+    if decode is not None:
+        rows = torch.unflatten(query[:num_decoded], 0, (-1, decode.width))
+        attended = _decode(rows, kv_cache, decode, attention.max_keys, scale)
+        out[:num_decoded] = attended.flatten(0, 1)
+    if chunks is not None:
+        _attend_chunks(out[num_decoded:], query[num_decoded:], kv_cache, chunks, scale)
+    return out
+
+
+def _decode(
+    query: Tensor, kv_cache: Tensor, rows: DecodeRows, max_keys: int, scale: float
+) -> Tensor:
+    """query [B, width, H, D] → the same shape."""
+    num_keys = min(max_keys, rows.tables.shape[1] * kv_cache.shape[1])
+    positions = rows.starts.unsqueeze(1) + torch.arange(rows.width, device=query.device)
+    is_seen = seen_keys(positions, num_keys, rows.first_keys)
+    return _attend(query, kv_cache, rows.tables[rows.slots], is_seen, scale)
+
+
+def _attend_chunks(
+    out: Tensor, query: Tensor, kv_cache: Tensor, chunks: ChunkRows, scale: float
+) -> None:
+    """query [chunk tokens, H, D] → out [chunk tokens, H, D]."""
+    end = 0
+    for row, (position, num_tokens) in enumerate(
+        zip(chunks.host_starts.tolist(), chunks.host_nums.tolist(), strict=True)
+    ):
+        start, end = end, end + num_tokens
+        num_keys = position + num_tokens
+        positions = torch.arange(position, num_keys, device=query.device).unsqueeze(0)
+        first_keys = None if chunks.first_keys is None else chunks.first_keys[row : row + 1]
+        is_seen = seen_keys(positions, num_keys, first_keys)
+        tables = chunks.tables[chunks.slots[row : row + 1]]
+        out[start:end] = _attend(query[None, start:end], kv_cache, tables, is_seen, scale)[0]
+
+
+def _attend(
+    query: Tensor, kv_cache: Tensor, tables: Tensor, is_seen: Tensor, scale: float
+) -> Tensor:
+    """query [R, tokens, H, D], tables [R, max_blocks], is_seen [R, tokens, num_keys] → as query.
+
+    NaN and ±inf are zeroed unless all tokens of their row see them: a product with them is NaN
+    whatever the weight.
+    """
+    num_keys, num_kv_heads = is_seen.shape[2], kv_cache.shape[3]
+    blocks = tables[:, : -(-num_keys // kv_cache.shape[1])]
+    gathered = kv_cache[blocks].flatten(1, 2)[:, :num_keys]  # [R, num_keys, 2, H_kv, D]
+    is_kept = is_seen.all(1)[:, :, None, None, None] | gathered.isfinite()
+    gathered = gathered.where(is_kept, 0)
+    key, value = gathered.permute(2, 0, 3, 1, 4)  # each [R, H_kv, num_keys, D]
+    shared = torch.unflatten(query, 2, (num_kv_heads, -1)).permute(0, 2, 3, 1, 4)
+    mask = is_seen[:, None].repeat(1, 1, shared.shape[2], 1)  # [R, 1, G * tokens, num_keys]
+    out = scaled_dot_product_attention(shared.flatten(2, 3), key, value, mask, scale=scale)
+    return torch.unflatten(out, 2, shared.shape[2:4]).permute(0, 3, 1, 2, 4).flatten(2, 3)

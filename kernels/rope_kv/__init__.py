@@ -1,0 +1,33 @@
+"""Between the product that makes queries, keys and values and the attention over them: norms of
+the heads (if the model has them), rotary positions, and writing keys and values to the cache."""
+
+from torch import Tensor
+
+from kernels.dispatch import runs_triton
+from kernels.rope_kv import plain
+
+
+def rope_kv(
+    heads: Tensor,
+    query_norm: Tensor | None,
+    key_norm: Tensor | None,
+    eps: float,
+    table: Tensor,
+    positions: Tensor,
+    slot_mapping: Tensor,
+    kv_cache: Tensor,
+    is_interleaved: bool,
+) -> Tensor:
+    """heads [T, (H + 2 H_kv) * D], queries before keys before values → queries [T, H, D].
+
+    Keys and values go to the places ``slot_mapping`` [T] int64 of ``kv_cache`` [num_blocks + 1,
+    block_size, 2, H_kv, D] (as in ``kv_write``). The norms [D] round to the heads' dtype before the
+    rotation does. table [2, P, D] float32: cosines and signed sines (as in ``rope``) of
+    ``positions`` [T] int64.
+    """
+    arguments = (table, positions, slot_mapping, kv_cache, is_interleaved)
+    if not runs_triton(heads):
+        return plain.rope_kv(heads, query_norm, key_norm, eps, *arguments)
+    from kernels.rope_kv import triton
+
+    return triton.rope_kv(heads, query_norm, key_norm, eps, *arguments)

@@ -1,0 +1,43 @@
+"""attend in torch against the reference of paged attention."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.paged_attention import TILE, make_tiles
+from tests.kernels.attended import Heads, Step, compare
+
+TOLERANCE = 1e-5
+
+
+@settings(max_examples=40)
+@given(
+    step=st.builds(
+        Step,
+        starts=st.lists(st.integers(0, 40), max_size=4),
+        width=st.integers(1, 5),
+        chunks=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 40)), max_size=3),
+        block_size=st.sampled_from([3, 4, 16]),
+        hides=st.booleans(),
+    ),
+    heads=st.sampled_from([Heads(4, 4, 8), Heads(4, 2, 8), Heads(6, 2, 16), Heads(3, 1, 8)]),
+)
+def test_any_step_agrees(step: Step, heads: Heads) -> None:
+    compare(step, heads, TOLERANCE)
+
+
+@pytest.mark.parametrize("start", [0, 3, 4, 5])
+def test_bfloat16_agrees(start: int) -> None:
+    compare(Step([start, 20], 2, [(start, 9)]), Heads(4, 2, 8), 2e-2, torch.bfloat16)
+
+
+def test_every_token_of_a_chunk_has_a_tile() -> None:
+    rows, starts = make_tiles(np.array([1, TILE, 2 * TILE + 1]))
+    assert rows.tolist() == [0, 1, 2, 2, 2]
+    assert starts.tolist() == [0, 0, 0, TILE, 2 * TILE]
+
+
+def test_no_chunks_have_no_tiles() -> None:
+    assert [len(tiles) for tiles in make_tiles(np.zeros(0, np.int64))] == [0, 0]
