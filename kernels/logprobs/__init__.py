@@ -9,6 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+MAX_TOP = 20  # of ``logprobs_slots``
+NO_LOGPROBS = -2
+
 
 @dataclass(frozen=True, slots=True)
 class RowLogprobs:
@@ -28,6 +31,19 @@ def logprobs(logits: Tensor, tokens: Tensor, num_top: int | None) -> RowLogprobs
     values = torch.cat((own, others), 1).sub_(logits.logsumexp(-1, keepdim=True))
     ranks = (logits > own).sum(-1, dtype=torch.int32) + 1
     return RowLogprobs(values, top_ids.int(), ranks)
+
+
+def logprobs_slots(
+    logits: Tensor, tokens: Tensor, wants: Tensor, slots: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The values [S, 1 + MAX_TOP], top ids [S, MAX_TOP] and ranks [S] of ``RowLogprobs``.
+
+    logits [S, V] float32 with V ≥ MAX_TOP, tokens [S] int64, ``wants`` [N] int32 by slot, slots [S]
+    int32. A row of which NO_LOGPROBS are wanted may hold anything; so may what is told of a token
+    < 0, but for the likeliest tokens.
+    """
+    told = logprobs(logits, tokens.clamp(min=0), MAX_TOP)
+    return told.values, told.top_ids, told.ranks
 
 
 def _highest(logits: Tensor, num_top: int) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ Gumbel-max. ``reference.py`` says the same row by row in numpy; torch serves eve
 ``kernels/cpu/sampler.cpp`` CPUs.
 """
 
+import torch
 from torch import Tensor
 
 from kernels.sample.adjust import Adjustments, RowChange, adjust, prepare_adjustments
@@ -20,6 +21,7 @@ __all__ = [
     "RandomRows",
     "RowChange",
     "adjust",
+    "checked",
     "prepare_adjustments",
     "prepare_random_rows",
     "process",
@@ -42,6 +44,16 @@ def sample(logits: Tensor, random: RandomRows | None) -> Tensor:
         return _draw(logits, random)
     tokens = logits.argmax(-1)
     return tokens.index_copy_(0, random.rows, _draw(logits[random.rows], random))
+
+
+def checked(tokens: Tensor, logits: Tensor, adjusted: Tensor) -> Tensor:
+    """``tokens`` [S], drawn from ``adjusted`` [S, V], with what is said where none can be drawn.
+
+    ``adjusted`` may be ``logits`` [S, V] themselves.
+    """
+    if adjusted is not logits:
+        tokens = torch.where(adjusted.amax(-1) == -torch.inf, NOTHING_LEFT, tokens)
+    return torch.where(logits.sum(-1).isfinite(), tokens, NOT_FINITE)
 
 
 def process(logits: Tensor, random: RandomRows | None) -> Tensor:

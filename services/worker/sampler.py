@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.logprobs import RowLogprobs, logprobs
-from kernels.sample import NOT_FINITE, NOTHING_LEFT, RandomRows, process, sample
+from kernels.sample import RandomRows, checked, process, sample
 
 
 class Sampler(Protocol):
@@ -38,10 +38,7 @@ class TorchSampler:
 
     def sample(self, logits: Tensor, adjusted: Tensor, random: RandomRows | None) -> np.ndarray:
         """Copies to the host once."""
-        tokens = sample(adjusted, random)
-        if adjusted is not logits:
-            tokens = torch.where(adjusted.amax(-1) == -torch.inf, NOTHING_LEFT, tokens)
-        return torch.where(logits.sum(-1).isfinite(), tokens, NOT_FINITE).cpu().numpy()
+        return checked(sample(adjusted, random), logits, adjusted).cpu().numpy()
 
     def process(self, logits: Tensor, random: RandomRows | None) -> Tensor:
         return process(logits, random)

@@ -1,0 +1,62 @@
+"""Drawing by parameters that lie by slot on the device, so that a CUDA graph can hold it.
+
+The host need not know which rows are greedy or which filters they ask for. ``triton.py`` serves
+GPUs; elsewhere ``sample`` does it.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.sample import checked, process, sample
+from kernels.sample.rows import RandomRows, prepare_random_rows
+
+
+class SlotParams(NamedTuple):
+    """How each of N slots draws."""
+
+    temperature: Tensor  # [N] float32, below MIN_TEMPERATURE greedy
+    top_k: Tensor  # [N] int32, 0 keeps all
+    top_p: Tensor  # [N] float32, 1 keeps all
+    min_p: Tensor  # [N] float32, 0 keeps all
+    seeds: Tensor  # [N] int64
+    choices: Tensor  # [N] int32
+
+
+def sample_slots(
+    logits: Tensor, adjusted: Tensor, params: SlotParams, slots: Tensor, positions: Tensor
+) -> Tensor:
+    """Token ids [S] int64 drawn from ``adjusted`` [S, V] float32, which may be ``logits`` itself.
+
+    ``slots`` [S] int32, ``positions`` [S] int64: the drawn token's index in the whole sequence. In
+    place of a token NOT_FINITE where the row of ``logits`` [S, V] float32 has a NaN or an infinity,
+    or NOTHING_LEFT where all of ``adjusted`` is −inf.
+    """
+    random = _random_rows(params, slots, positions)
+    return checked(sample(adjusted, random), logits, adjusted)
+
+
+def process_slots(logits: Tensor, params: SlotParams, slots: Tensor) -> Tensor:
+    """logits [S, V] float32, adjusted → the scores that are drawn from; what is filtered is −inf.
+
+    Greedy rows are as they were.
+    """
+    return process(logits, _random_rows(params, slots, torch.zeros_like(slots)))
+
+
+def _random_rows(params: SlotParams, slots: Tensor, positions: Tensor) -> RandomRows | None:
+    def take(values: Tensor) -> np.ndarray:
+        return values[slots].numpy()
+
+    return prepare_random_rows(
+        take(params.temperature),
+        take(params.top_k.long()),
+        take(params.top_p),
+        take(params.min_p),
+        take(params.seeds),
+        positions.long().numpy(),
+        take(params.choices.long()),
+        slots.device,
+    )
