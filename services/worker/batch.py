@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 from kernels.paged_attention import prepare_attention
-from kernels.sample import Adjustments, RandomRows, prepare_adjustments, prepare_random_rows
+from kernels.sample import (
+    Adjustments,
+    RandomRows,
+    RowChange,
+    prepare_adjustments,
+    prepare_random_rows,
+)
 from services.worker.adjustments import row_change
 from services.worker.context import ForwardContext
 from services.worker.kv_cache import KVCache
@@ -128,14 +134,8 @@ def prepare_sampled(
 ) -> Sampled:
     """Of ``slots`` [S], whose ids before ``positions`` [S] are what the table has there, drafts
     included."""
-    changes = []
-    for row in np.flatnonzero(table.has_wishes[slots]).tolist():
-        slot, position = slots[row], positions[row]
-        num_drafts = int(position - table.num_tokens[slot])
-        ids = table.ids[slot, :position]
-        if (wishes := table.wishes[slot]) is not None:
-            prompt_len = table.prompt_lens[slot]
-            changes.append(row_change(row, wishes, ids, num_drafts, prompt_len, eos_ids))
+    rows = np.flatnonzero(table.has_wishes[slots])
+    changes = changes_of(table, rows, slots[rows], positions[rows], eos_ids)
     random = prepare_random_rows(
         table.temperature[slots],
         table.top_k[slots],
@@ -147,6 +147,25 @@ def prepare_sampled(
         device,
     )
     return Sampled(slots, prepare_adjustments(changes, device), random)
+
+
+def changes_of(
+    table: SlotTable,
+    rows: np.ndarray,
+    slots: np.ndarray,
+    positions: np.ndarray,
+    eos_ids: np.ndarray,
+) -> list[RowChange]:
+    """What ``slots`` [n] ask to be changed in ``rows`` [n] of the logits, which are for
+    ``positions`` [n]."""
+    changes = []
+    for row, slot, position in zip(*(each.tolist() for each in (rows, slots, positions)), strict=True):
+        num_drafts = position - int(table.num_tokens[slot])
+        ids = table.ids[slot, :position]
+        if (wishes := table.wishes[slot]) is not None:
+            prompt_len = table.prompt_lens[slot]
+            changes.append(row_change(row, wishes, ids, num_drafts, prompt_len, eos_ids))
+    return changes
 
 
 def make_context(

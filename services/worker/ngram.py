@@ -18,10 +18,13 @@ class NgramDrafter(NoDrafter):
         self._lengths = range(max_len, min_len - 1, -1)
 
     def draft(self, table: SlotTable, done: StepDone) -> None:
-        if not done.depth:
-            return
-        nums = rooms(table, done.slots, done.depth)
-        for slot, room in zip(done.slots.tolist(), nums.tolist(), strict=True):
+        if done.depth:
+            self.look_up(table, done.slots, done.depth)
+
+    def look_up(self, table: SlotTable, slots: np.ndarray, depth: int) -> None:
+        """Up to ``depth`` drafts of each of ``slots`` [N]."""
+        nums = rooms(table, slots, depth)
+        for slot, room in zip(slots.tolist(), nums.tolist(), strict=True):
             num = table.num_tokens[slot]
             found = self._continue(table.ids[slot, :num], room)
             table.ids[slot, num : num + len(found)] = found

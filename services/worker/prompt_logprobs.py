@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from kernels.sample import NOT_FINITE
-from services.worker.batch import Batch
 from services.worker.logprobs import LOWEST, pieces
-from services.worker.results import ERRORS, Part
+from services.worker.results import ERRORS, ComputedRows, Part
 from services.worker.sampler import Sampler
 from services.worker.slots import NO_LOGPROBS, SlotTable
 from shared.messages import ALL_TOKENS, FinishReason, ResultRow
@@ -24,7 +23,7 @@ LogitsOf = Callable[[Tensor], Tensor]
 
 def tell_prompts(
     table: SlotTable,
-    batch: Batch,
+    computed: ComputedRows,
     hidden: Tensor,
     logits_of: LogitsOf,
     vocab_size: int,
@@ -33,15 +32,15 @@ def tell_prompts(
     """After the step was recorded. ``hidden`` [T, hidden_size] are its states, ``logits_of`` makes
     [n, vocab_size] float32 of n of them. Sequences that end with their prompt are closed.
     """
-    slots = batch.slots
+    slots = computed.slots
     prompt_lens, ends = table.prompt_lens[slots], table.num_computed[slots]
     asks = table.num_prompt_logprobs[slots] != NO_LOGPROBS
     lacks = asks & (table.num_told[slots] < np.minimum(ends, prompt_lens - 1))
     is_over = (ends == prompt_lens) & (table.end[slots] == prompt_lens)
-    token_ends = batch.token_ends
+    token_ends = computed.token_ends
     parts = []
     for index in np.flatnonzero(lacks | is_over).tolist():
-        states = hidden[token_ends[index] - batch.num_tokens[index] : token_ends[index]]
+        states = hidden[token_ends[index] - computed.num_tokens[index] : token_ends[index]]
         slot, arrays = int(slots[index]), TokenArrays()
         if lacks[index]:
             arrays = _tell(table, slot, states, logits_of, vocab_size, sampler)

@@ -1,11 +1,10 @@
 """What a step did to the slots, and what it tells the scheduler."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from kernels.sample import NOT_FINITE, NOTHING_LEFT
-from services.worker.batch import Batch
 from services.worker.logprobs import Told
 from services.worker.slots import SlotTable
 from services.worker.verify import Verdict
@@ -19,6 +18,25 @@ ERRORS = {
 }
 
 
+class ComputedRows(Protocol):
+    """R rows of a step, of which Q sample; see ``Batch``."""
+
+    @property
+    def slots(self) -> np.ndarray: ...
+    @property
+    def num_tokens(self) -> np.ndarray: ...
+    @property
+    def token_ends(self) -> np.ndarray: ...
+    @property
+    def num_drafts(self) -> np.ndarray: ...
+    @property
+    def num_repeated(self) -> np.ndarray: ...
+    @property
+    def sampling_rows(self) -> np.ndarray: ...
+    @property
+    def sampling_slots(self) -> np.ndarray: ...
+
+
 class Part(NamedTuple):
     """A row and its part of the buffers."""
 
@@ -27,18 +45,18 @@ class Part(NamedTuple):
 
 
 def record(
-    table: SlotTable, batch: Batch, verdict: Verdict, told: Told
+    table: SlotTable, computed: ComputedRows, verdict: Verdict, told: Told
 ) -> tuple[list[ResultRow], np.ndarray]:
     """Adds what is emitted to the slots, which lose their drafts, and closes those that ended.
     ``told`` is of the emitted tokens in order.
 
     Returns one row per sampling slot, and the int32 ids of all of them.
     """
-    slots, num_drafts = batch.sampling_slots, batch.num_drafts[batch.sampling_rows]
-    num_computed = batch.num_tokens - batch.num_drafts - batch.num_repeated
-    num_computed[batch.sampling_rows] += np.where(verdict.errors < 0, 0, verdict.num_emitted - 1)
-    table.num_computed[batch.slots] += num_computed
-    table.lacks_state[batch.slots] = False
+    slots, num_drafts = computed.sampling_slots, computed.num_drafts[computed.sampling_rows]
+    num_computed = computed.num_tokens - computed.num_drafts - computed.num_repeated
+    num_computed[computed.sampling_rows] += np.where(verdict.errors < 0, 0, verdict.num_emitted - 1)
+    table.num_computed[computed.slots] += num_computed
+    table.lacks_state[computed.slots] = False
     table.append(slots, verdict.tokens, verdict.num_emitted)
     table.is_open[slots[verdict.has_ended]] = False
     starts = np.cumsum(verdict.num_emitted) - verdict.num_emitted
@@ -73,10 +91,10 @@ def _row(
     )  # fmt: skip
 
 
-def tell_drafts(table: SlotTable, batch: Batch, verdict: Verdict) -> list[Part]:
+def tell_drafts(table: SlotTable, computed: ComputedRows, verdict: Verdict) -> list[Part]:
     """The drafts of those that asked, before the step is recorded."""
-    slots = batch.sampling_slots
-    num_drafts = batch.num_drafts[batch.sampling_rows]
+    slots = computed.sampling_slots
+    num_drafts = computed.num_drafts[computed.sampling_rows]
     parts = []
     for row in np.flatnonzero(table.tells_drafts[slots] & (num_drafts > 0)).tolist():
         slot, num, accepted = slots[row], num_drafts[row], verdict.num_accepted[row]

@@ -1,0 +1,75 @@
+"""Chunks of prompts as tensors: what the host knows of them is all there is to know."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.paged_attention import ChunkRows, make_tiles
+from kernels.slot_state import SlotState
+from services.worker.device.planned import PlannedRows
+from services.worker.device.streams import upload
+from services.worker.slots import SlotTable
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """C chunks with T tokens, P of which sample a token after their last."""
+
+    slots: Tensor  # [C] int32
+    nums: Tensor  # [C] int32: tokens of each
+    input_ids: Tensor  # [T] int32
+    positions: Tensor  # [T] int64
+    places: Tensor  # [T] int64: block * block_size + offset that a token's KV goes to
+    next_ids: Tensor  # [T] int32: what follows each token, as far as it is known
+    next_places: Tensor  # [T] int64
+    rows: ChunkRows
+    sampling_slots: Tensor  # [P] int32
+    last_tokens: Tensor  # [P] int64, indices into T: those that tokens are sampled after
+
+    def pair_rows(self, state: SlotState) -> ChunkRows:
+        """Of the pairs of an MTP head, each in the place after its token's."""
+        first_keys = state.mtp_starts[self.slots.long()]
+        return replace(
+            self.rows,
+            starts=self.rows.starts + 1,
+            host_starts=self.rows.host_starts + 1,
+            first_keys=first_keys,
+        )
+
+
+def prepare_chunks(
+    table: SlotTable, planned: PlannedRows, tables: Tensor
+) -> Chunks:
+    """``tables`` [N, max_blocks] int32 are those on the device."""
+    device = tables.device
+    slots, nums = planned.chunk_slots, planned.chunk_nums
+    rows = np.repeat(np.arange(len(slots)), nums)  # [T]
+    ends = np.cumsum(nums)
+    offsets = np.arange(len(rows)) - (ends - nums)[rows]
+    positions = offsets + planned.chunk_starts[rows]
+    places = table.places(slots[rows], positions)
+    places[offsets < planned.num_repeated[rows]] = table.null_block * table.block_size
+    next_places = table.places(slots[rows], positions + 1)
+    ids = table.ids[slots[rows], positions], table.ids[slots[rows], positions + 1]
+    longs = upload(np.stack((positions, places, next_places)), device)
+    ints = upload(np.stack(ids), device)
+    by_row = upload(np.stack((slots, nums, planned.chunk_starts)).astype(np.int32), device)
+    starts = upload(np.concatenate([[0], ends]).astype(np.int32), device)
+    tile_rows, tile_starts = upload(np.stack(make_tiles(nums)), device)
+    ending = planned.sampling_chunks
+    return Chunks(
+        by_row[0],
+        by_row[1],
+        ints[0],
+        longs[0],
+        longs[1],
+        ints[1],
+        longs[2],
+        ChunkRows(
+            tables, by_row[0], starts, by_row[2], tile_rows, tile_starts, planned.chunk_starts, nums
+        ),
+        upload(slots[ending].astype(np.int32), device),
+        upload(ends[ending] - 1, device),
+    )

@@ -1,0 +1,138 @@
+"""What a step brought: from the device to the table of slots, and to the scheduler."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from services.worker.device.planned import PlannedRows
+from services.worker.device.streams import Download, Mark
+from services.worker.device.told import ToldTokens
+from services.worker.device.verdicts import NO_ROWS, StepRows, unpack
+from services.worker.loaded import Loaded
+from services.worker.logprobs import Told
+from services.worker.mtp_places import MtpPlaces
+from services.worker.ngram import NgramDrafter
+from services.worker.prompt_logprobs import tell_prompts
+from services.worker.results import Part, record, tell_drafts, with_parts
+from services.worker.sampler import TorchSampler
+from services.worker.slots import SlotTable
+from services.worker.verify import Verdict
+from shared.messages import Capacity, StepPlan, StepResult
+from shared.token_arrays import TokenArrays
+
+StepOutput = tuple[StepResult, TokenArrays]
+
+
+@dataclass
+class Launched:
+    """A step that is on the device, and what comes back of it."""
+
+    plan: StepPlan
+    planned: PlannedRows
+    depth: int  # of its drafts
+    begins: Mark
+    decided: Mark | None = None
+    ends: Mark | None = None  # with its drafts
+    packed: Download | None = None
+    told: ToldTokens | None = None
+    draft_logprobs: Download | None = None  # of the drafts that are verified
+    drafts: Download | None = None  # that are made, where the host wants to know
+    hidden: Tensor | None = None  # [T, hidden]: the states of its chunks
+    failed: list[Part] = field(default_factory=list)
+
+
+class Collector:
+    """Knows the step before: what the device did after its result belongs to the next one."""
+
+    def __init__(self, table: SlotTable, loaded: Loaded, capacity: Capacity) -> None:
+        self.places = MtpPlaces(capacity)
+        self._table = table
+        self._model = loaded.model
+        self._vocab_size = capacity.vocab_size
+        self._method = loaded.speculation.method
+        self._ngram = NgramDrafter(*loaded.settings.speculative_config.lookup_lens)
+        self._sampler = TorchSampler()
+        self._last: Launched | None = None
+
+    def forget(self) -> None:
+        """No step was before the next one."""
+        self._last = None
+
+    def collect(self, launched: Launched) -> StepOutput:
+        """Waits until the device has decided."""
+        table = self._table
+        packed = NO_ROWS if launched.packed is None else launched.packed.wait()[0]
+        rows, verdict = unpack(table, launched.planned, packed)
+        told = Told({}) if launched.told is None else launched.told.told(verdict)
+        drafts = self._tell_drafts(launched, rows, verdict)
+        num_known = table.num_tokens[rows.slots]
+        result_rows, emitted = record(table, rows, verdict, told)
+        prompts = self._tell_prompts(launched)
+        if launched.depth:
+            self._note_drafts(launched, rows, verdict, num_known)
+        arrays = TokenArrays(emitted, *told.arrays())
+        parts = prompts + drafts + launched.failed
+        result_rows, arrays = with_parts(table, result_rows, arrays, parts)
+        step_s, idle_s = self._times(launched)
+        self._last = launched
+        return StepResult(launched.plan.step, result_rows, step_s, idle_s), arrays
+
+    def note_chunk_pairs(self, planned: PlannedRows) -> None:
+        """The pairs of chunks that are launched, so that who hits them in the cache knows."""
+        slots, starts = planned.chunk_slots, planned.chunk_starts
+        known = self._table.num_tokens[slots]
+        known[planned.sampling_chunks] += 1
+        self.places.note(self._table, slots, starts + 1, starts + planned.chunk_nums, known)
+
+    def _tell_drafts(self, launched: Launched, rows: StepRows, verdict: Verdict) -> list[Part]:
+        if launched.draft_logprobs is None:
+            return []
+        slots = launched.planned.slots
+        logprobs, ranks = launched.draft_logprobs.wait()
+        self._table.draft_logprobs[slots], self._table.draft_ranks[slots] = logprobs, ranks
+        return tell_drafts(self._table, rows, verdict)
+
+    def _tell_prompts(self, launched: Launched) -> list[Part]:
+        if launched.hidden is None:
+            return []
+        rows = StepRows.of_chunks(launched.planned)
+        return tell_prompts(
+            self._table, rows, launched.hidden, self._model.logits, self._vocab_size, self._sampler
+        )
+
+    def _note_drafts(
+        self, launched: Launched, rows: StepRows, verdict: Verdict, num_known: np.ndarray
+    ) -> None:
+        """What was drafted, or is now. ``num_known`` [R] are the lengths before the step."""
+        table = self._table
+        if self._method == "mtp":
+            is_decoding = ~np.isin(rows.slots, launched.planned.chunk_slots)
+            slots, first = rows.slots[is_decoding], num_known[is_decoding]
+            last = first + rows.num_tokens[is_decoding] - 1
+            self.places.note(table, slots, first, last, table.num_tokens[slots])
+        if launched.drafts is not None:
+            _note(table, launched.planned.slots, *launched.drafts.wait())
+        if self._method == "ngram":
+            goes_on = ~verdict.has_ended & (verdict.num_emitted > 0)
+            self._ngram.look_up(table, rows.sampling_slots[goes_on], launched.depth)
+
+    def _times(self, launched: Launched) -> tuple[float, float]:
+        """What the step took, with the drafts that it verified, and for how long the device had
+        nothing to do before it, while sequences were open."""
+        assert launched.decided is not None
+        launched.decided.wait()
+        step_s = launched.decided.since(launched.begins)
+        last = self._last
+        if last is None or last.decided is None or last.ends is None:
+            return step_s, 0.0
+        return step_s + last.ends.since(last.decided), launched.begins.since(last.ends)
+
+
+def _note(table: SlotTable, slots: np.ndarray, drafts: np.ndarray, nums: np.ndarray) -> None:
+    """``drafts`` [R, max drafts] of ``slots`` [R], ``nums`` [R] of each."""
+    for slot, row, num in zip(slots.tolist(), drafts, nums.tolist(), strict=True):
+        if table.is_open[slot]:
+            start = table.num_tokens[slot]
+            table.ids[slot, start : start + num] = row[:num]
+            table.num_drafts[slot] = num

@@ -1,0 +1,93 @@
+"""Keeps the slots on the device what the host's table says of those that come in or grow."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.slot_state import NO_ID, SlotState, empty_slots
+from services.worker.device.streams import upload
+from services.worker.slots import SlotTable
+from shared.limits import MAX_STOP_IDS
+from shared.messages import Capacity, StepPlan
+
+TELLS, TELLS_NOT = 0, -2
+
+
+class DeviceSlots:
+    """``state`` is changed by steps, and here in between."""
+
+    def __init__(self, capacity: Capacity, table: SlotTable, device: torch.device) -> None:
+        self._device = device
+        self.state: SlotState = empty_slots(
+            capacity.max_num_seqs,
+            capacity.num_speculative_tokens,
+            table.block_tables.shape[1],
+            table.null_block,
+            MAX_STOP_IDS,
+            device,
+        )
+
+    def update(self, table: SlotTable, plan: StepPlan) -> None:
+        """``plan`` was applied to ``table``."""
+        if plan.admit:
+            self._admit(table, np.array([row.slot for row in plan.admit]))
+        if plan.extend:
+            self._extend(table, plan)
+
+    def close(self) -> None:
+        self.state.is_open.zero_()
+
+    def set_pairs(self, slots: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> None:
+        """Which pairs of an MTP head ``slots`` [A] have."""
+        rows = upload(slots, self._device)
+        self._put(self.state.mtp_starts, rows, starts)
+        self._put(self.state.mtp_ends, rows, ends)
+
+    def set_drafts(self, table: SlotTable, slots: np.ndarray) -> None:
+        """The host made the drafts of ``slots`` [B]."""
+        rows = upload(slots, self._device)
+        columns = table.num_tokens[slots][:, None] + np.arange(self.state.max_drafts)
+        drafts = table.ids[slots[:, None], np.minimum(columns, table.max_len)]
+        self.state.ids[rows, 1:] = upload(drafts, self._device)
+        self._put(self.state.num_drafts, rows, table.num_drafts[slots])
+        self._put(self.state.draft_logprobs, rows, table.draft_logprobs[slots])
+        self._put(self.state.draft_ranks, rows, table.draft_ranks[slots])
+
+    def _admit(self, table: SlotTable, slots: np.ndarray) -> None:
+        state, rows = self.state, upload(slots, self._device)
+        last = table.ids[slots, table.num_tokens[slots] - 1]
+        self.state.ids[rows, 0] = upload(last, self._device)
+        for target, values in (
+            (state.num_tokens, table.num_tokens),
+            (state.num_drafts, table.num_drafts),
+            (state.ends, table.end),
+            (state.is_open, table.is_open),
+            (state.block_tables, table.block_tables),
+            (state.temperature, table.temperature),
+            (state.top_k, table.top_k),
+            (state.top_p, table.top_p),
+            (state.min_p, table.min_p),
+            (state.seeds, table.seeds),
+            (state.choices, table.choices),
+            (state.ignores_eos, table.ignore_eos),
+            (state.num_logprobs, table.num_logprobs),
+            (state.tells_drafts, np.where(table.tells_drafts, TELLS, TELLS_NOT)),
+        ):
+            self._put(target, rows, values[slots])
+        stop_ids = np.full((len(slots), MAX_STOP_IDS), NO_ID)
+        for row, slot in enumerate(slots.tolist()):
+            ids = table.params[slot].stop_token_ids
+            stop_ids[row, : len(ids)] = ids
+        self._put(state.stop_ids, rows, stop_ids)
+
+    def _put(self, target: Tensor, rows: Tensor, values: np.ndarray) -> None:
+        target[rows] = upload(values, self._device).to(target.dtype)
+
+    def _extend(self, table: SlotTable, plan: StepPlan) -> None:
+        slots = np.repeat([row.slot for row in plan.extend], [len(row.blocks) for row in plan.extend])
+        ends = np.concatenate(
+            [table.num_blocks[row.slot] - len(row.blocks) + np.arange(len(row.blocks)) for row in plan.extend]
+        )
+        blocks = np.concatenate([row.blocks for row in plan.extend])
+        rows, columns, values = upload(np.stack((slots, ends, blocks)), self._device)
+        self.state.block_tables[rows, columns] = values.int()

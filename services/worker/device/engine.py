@@ -1,0 +1,182 @@
+"""The engine on a device: launches steps without waiting for the ones before. No sockets."""
+
+import threading
+from collections import deque
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.sample import adjust, prepare_adjustments
+from services.worker.batch import changes_of
+from services.worker.device.chunks import prepare_chunks
+from services.worker.device.collector import Collector, Launched, StepOutput
+from services.worker.device.device_slots import DeviceSlots
+from services.worker.device.planned import HostLengths, PlannedRows
+from services.worker.device.segments import Segments
+from services.worker.device.steps import DecodeStep, MixedStep, Step
+from services.worker.device.streams import Download, Mark, upload
+from services.worker.device.told import ToldTokens
+from services.worker.loaded import load
+from services.worker.memory import measure_needs, plan_memory
+from services.worker.progress import Progress
+from services.worker.slots import SlotTable
+from shared.config import WorkerConfig
+from shared.messages import StepPlan
+
+
+class DeviceEngine:
+    """A model with its KV cache and the slots of its sequences, on a device that works by itself.
+
+    ``launch`` and ``reset`` are called by one thread, ``collect`` by one, which may be another: as
+    often as ``launch``, and in its order. The table is the launching thread's where a sequence is
+    admitted and gets blocks, and the collecting one's where it runs on and ends: the scheduler gives
+    a slot to nobody else before the results of all plans that name it have come.
+    """
+
+    def __init__(self, settings: WorkerConfig, progress: Progress) -> None:
+        loaded = load(settings, progress)
+        report = plan_memory(settings, measure_needs(loaded), loaded.before, loaded.device)
+        report.tell()
+        self.model_info, self.capacity = loaded.model_info, loaded.capacity(report.num_blocks)
+        self._device = loaded.device
+        self._model = loaded.model
+        self._method = loaded.speculation.method
+        self._eos_ids = loaded.eos_ids
+        self._table = SlotTable(self.capacity)
+        self._slots = DeviceSlots(self.capacity, self._table, self._device)
+        self._lengths = HostLengths(self.capacity)
+        self._segments = Segments(
+            self._model,
+            self._slots.state,
+            loaded.make_kv_cache(report.num_blocks),
+            upload(self._eos_ids.astype(np.int32), self._device),
+            settings.logprobs_mode == "processed_logprobs",
+        )
+        self._collector = Collector(self._table, loaded, self.capacity)
+        self._in_flight: deque[Launched] = deque()
+        self._is_collected = threading.Condition()
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that are admitted and have not ended, as far as results have come."""
+        return int(self._table.is_open.sum())
+
+    def reset(self) -> None:
+        """Forgets every sequence: their scheduler is gone."""
+        self._wait_for_results()
+        self._table.is_open[:] = False
+        self._slots.close()
+        self._collector.forget()
+
+    def step(self, plan: StepPlan, ids: np.ndarray) -> StepOutput:
+        """Both at once."""
+        self.launch(plan, ids)
+        return self.collect()
+
+    def draft(self) -> None:
+        """Drafts are a part of the step."""
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan, ids: np.ndarray) -> None:
+        """Puts ``plan`` on the device; ``ids`` [sum of num_ids] int32 are the known ids of the
+        admitted rows."""
+        fresh_blocks = self._table.apply(plan, ids)
+        self._lengths.admit(self._table, plan)
+        self._slots.update(self._table, plan)
+        depth = min(plan.draft_depth, self.capacity.num_speculative_tokens)
+        if self._method == "mtp":
+            self._begin_pairs(plan, fresh_blocks)
+        repeats_states = self._method == "mtp" and depth > 0
+        planned = self._lengths.rows_of(self._table, plan, repeats_states)
+        if self._method == "mtp" and depth:
+            self._collector.note_chunk_pairs(planned)
+        launched = Launched(plan, planned, depth, Mark(self._device))
+        self._run(launched)
+        with self._is_collected:
+            self._in_flight.append(launched)
+
+    @torch.inference_mode()
+    def collect(self) -> StepOutput:
+        """The result of the oldest step that was launched and not collected, when it is there."""
+        output = self._collector.collect(self._in_flight[0])
+        with self._is_collected:
+            self._in_flight.popleft()
+            self._is_collected.notify_all()
+        return output
+
+    def _run(self, launched: Launched) -> None:
+        planned = launched.planned
+        if planned.num_rows:
+            step = self._prepare(planned)
+            logits = step.forward()
+            if len(planned.slots):
+                self._judge(launched, step, logits)
+            if isinstance(step, MixedStep):
+                launched.hidden = step.hidden[step.num_decoded :]
+        launched.decided = Mark(self._device)
+        if planned.num_rows and self._method == "mtp" and launched.depth:
+            step.draft(launched.depth)
+            if self._table.has_wishes[planned.slots].any():
+                launched.drafts = self._download_drafts(planned.slots)
+        launched.ends = Mark(self._device)
+
+    def _prepare(self, planned: PlannedRows) -> Step:
+        if self._method == "ngram" and planned.depths.any():
+            self._wait_for_results()
+            self._slots.set_drafts(self._table, planned.decode_slots)
+        width = 1 + int(planned.depths.max(initial=0))
+        slots = upload(planned.decode_slots.astype(np.int32), self._device)
+        depths = upload(planned.depths.astype(np.int32), self._device)
+        max_keys = int(self._lengths.bounds[planned.decode_slots].max(initial=1))
+        if not len(planned.chunk_slots):
+            return DecodeStep(self._segments, slots, depths, width, max_keys)
+        chunks = prepare_chunks(self._table, planned, self._slots.state.block_tables)
+        return MixedStep(self._segments, slots, depths, width, max_keys, chunks)
+
+    def _judge(self, launched: Launched, step: Step, logits: Tensor) -> None:
+        slots = launched.planned.slots
+        if self._table.tells_drafts[slots].any():
+            launched.draft_logprobs = self._download_draft_logprobs(slots)
+        width = len(logits) // len(step.slots)
+        judged = step.judge(self._adjusted(launched.planned, logits, width))
+        launched.told = ToldTokens(self._table, slots, judged)
+        launched.packed = Download(judged.packed[: len(slots)])
+
+    def _adjusted(self, planned: PlannedRows, logits: Tensor, width: int) -> Tensor | None:
+        """The logits [R * width, V] with what requests ask to be changed in them, if any does. The
+        host looks at what was emitted before while the device computes them."""
+        table, slots = self._table, planned.slots
+        if not table.has_wishes[slots].any():
+            return None
+        self._wait_for_results()
+        nums = np.zeros(len(slots), np.int64)  # of the drafts that are verified
+        num_decoding = len(planned.decode_slots)
+        nums[:num_decoding] = np.minimum(planned.depths, table.num_drafts[planned.decode_slots])
+        rows = np.flatnonzero(table.has_wishes[slots] & table.is_open[slots])
+        rows = np.repeat(rows, 1 + nums[rows])
+        columns = np.concatenate([np.arange(1 + num) for num in nums[np.unique(rows)]])
+        positions = table.num_tokens[slots[rows]] + columns
+        changes = changes_of(table, rows * width + columns, slots[rows], positions, self._eos_ids)
+        adjustments = prepare_adjustments(changes, self._device)
+        return None if adjustments is None else adjust(logits, adjustments)
+
+    def _begin_pairs(self, plan: StepPlan, fresh_blocks: np.ndarray) -> None:
+        places = self._collector.places
+        places.begin(self._table, plan, fresh_blocks)
+        if plan.admit:
+            slots = np.array([row.slot for row in plan.admit])
+            self._slots.set_pairs(slots, places.starts[slots], places.ends[slots])
+
+    def _download_drafts(self, slots: np.ndarray) -> Download:
+        state, rows = self._slots.state, upload(slots, self._device)
+        return Download(state.ids[rows, 1:], state.num_drafts[rows])
+
+    def _download_draft_logprobs(self, slots: np.ndarray) -> Download:
+        state, rows = self._slots.state, upload(slots, self._device)
+        return Download(state.draft_logprobs[rows], state.draft_ranks[rows])
+
+    def _wait_for_results(self) -> None:
+        """Of all steps that were launched."""
+        with self._is_collected:
+            self._is_collected.wait_for(lambda: not self._in_flight)

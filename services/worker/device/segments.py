@@ -1,0 +1,148 @@
+"""What a step computes, as functions of what lies on the device: the parts that graphs are made of.
+
+forward → logits; judge: sample → accept; draft: the MTP head over what was computed → a draft, and
+then one draft more at a time. None of them makes the host wait, nor allocates for ever.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels.accept import Accepted, accept
+from kernels.decode_inputs import DecodeInputs, decode_inputs
+from kernels.logprobs import logprobs_slots
+from kernels.mtp_inputs import Pairs, draft_pairs, step_pairs
+from kernels.paged_attention import ChunkRows, DecodeRows, DeviceAttention
+from kernels.sample.slots import SlotParams, process_slots, sample_slots
+from kernels.slot_state import SlotState
+from kernels.store_drafts import store_drafts
+from services.worker.context import ForwardContext, forward_context
+from services.worker.kv_cache import KVCache
+from services.worker.models import CausalLM
+
+
+class Forwarded(NamedTuple):
+    """Of B rows of w tokens."""
+
+    inputs: DecodeInputs
+    hidden: Tensor  # [B * w, hidden]
+    logits: Tensor  # [B * w, V]
+
+
+class Judged(NamedTuple):
+    """Of R rows with up to w tokens each."""
+
+    tokens: Tensor  # [R, w] int64
+    accepted: Accepted
+    scores: Tensor  # [R * w, V]: what logprobs are told of
+    told: tuple[Tensor, Tensor, Tensor]  # of the R * w tokens, see ``logprobs_slots``
+    packed: Tensor  # [R, 4 + w + w - 1] int32: see ``verdicts.py``
+
+
+@dataclass(frozen=True)
+class Segments:
+    """``acceptance``: see ``accept``."""
+
+    model: CausalLM
+    state: SlotState
+    kv_cache: KVCache
+    eos_ids: Tensor  # [E] int32
+    tells_processed: bool
+    acceptance: float | None = None
+
+    @property
+    def null_block(self) -> int:
+        return len(self.kv_cache.layers[0]) - 1
+
+    @property
+    def params(self) -> SlotParams:
+        state = self.state
+        return SlotParams(
+            *(state.temperature, state.top_k, state.top_p, state.min_p),
+            *(state.seeds, state.choices),
+        )
+
+    def inputs(self, slots: Tensor, depths: Tensor, width: int) -> DecodeInputs:
+        """slots and depths [B] int32 → B rows of ``width`` tokens."""
+        size = self.kv_cache.block_size
+        return decode_inputs(self.state, slots, depths, width, size, self.null_block)
+
+    def forward(self, slots: Tensor, depths: Tensor, width: int, max_keys: int) -> Forwarded:
+        """Of rows that decode; none has more than ``max_keys`` keys."""
+        inputs = self.inputs(slots, depths, width)
+        attention = self.attention(self.decode_rows(slots, inputs.starts, width), max_keys)
+        with forward_context(ForwardContext(self.kv_cache.layers, inputs.places, attention)):
+            hidden: Tensor = self.model(inputs.input_ids, inputs.positions)
+        return Forwarded(inputs, hidden, self.model.logits(hidden))
+
+    def judge(
+        self, slots: Tensor, num_valid: Tensor, logits: Tensor, adjusted: Tensor
+    ) -> Judged:
+        """slots and num_valid [R] int32, logits and adjusted [R * w, V] float32."""
+        num_rows = len(slots)
+        width = len(logits) // num_rows
+        columns = torch.arange(width, dtype=torch.int32, device=slots.device)
+        positions = (self.state.num_tokens[slots.long(), None] + columns).flatten().long()
+        each_slot = slots[:, None].expand(-1, width).flatten()
+        tokens = sample_slots(logits, adjusted, self.params, each_slot, positions)
+        scores = process_slots(adjusted, self.params, each_slot) if self.tells_processed else logits
+        told = logprobs_slots(scores, tokens, self.state.num_logprobs, each_slot)
+        tokens = tokens.view(num_rows, width)
+        accepted = accept(self.state, slots, num_valid, tokens, self.eos_ids, self.acceptance)
+        numbers = (accepted.num_emitted, accepted.num_accepted, accepted.codes, num_valid)
+        parts = (torch.stack(numbers, 1), tokens.int(), accepted.drafts)
+        return Judged(tokens, accepted, scores, told, torch.cat(parts, 1))
+
+    def first_draft(
+        self, slots: Tensor, inputs: DecodeInputs, hidden: Tensor, judged: Judged, max_keys: int
+    ) -> Tensor:
+        """The pairs of all tokens of rows that decode, and a draft of each: what the head made of
+        the last pair of each [B, hidden]."""
+        num_rows, width = judged.tokens.shape
+        size = self.kv_cache.block_size
+        pairs = step_pairs(
+            self.state, slots, inputs.starts, inputs.num_valid, judged.tokens, size, self.null_block
+        )
+        out = self._mtp(slots, hidden, pairs, width, max_keys)
+        num_emitted = judged.accepted.num_emitted
+        rows = torch.arange(num_rows, device=slots.device)
+        last = out[rows * width + (num_emitted - 1).clamp(min=0)]
+        self.draw(slots, last, num_emitted)
+        return last
+
+    def next_draft(self, slots: Tensor, out: Tensor, max_keys: int) -> None:
+        """A draft more for each of ``slots`` [R] int32 that has one; ``out`` [R, hidden] is what
+        the head made of the last pair, and then of this one."""
+        counts = self.state.num_drafts[slots.long()]
+        pairs = draft_pairs(self.state, slots, self.kv_cache.block_size, self.null_block)
+        out.copy_(self._mtp(slots, out, pairs, 1, max_keys))
+        self.draw(slots, out, counts)
+
+    def draw(self, slots: Tensor, out: Tensor, counts: Tensor) -> None:
+        """Puts a draft more into each of ``slots`` [R] int32 that ``counts`` [R] int32."""
+        state = self.state
+        logits = self.model.mtp_logits(out)
+        positions = (state.num_tokens + state.num_drafts)[slots.long()].long()
+        tokens = sample_slots(logits, logits, self.params, slots, positions)
+        values, _, ranks = logprobs_slots(logits, tokens, state.tells_drafts, slots)
+        store_drafts(state, slots, counts, tokens, values[:, 0], ranks)
+
+    def decode_rows(
+        self, slots: Tensor, starts: Tensor, width: int, first_keys: Tensor | None = None
+    ) -> DecodeRows:
+        return DecodeRows(width, slots, self.state.block_tables, starts, first_keys)
+
+    def attention(
+        self, decode: DecodeRows | None, max_keys: int, chunks: ChunkRows | None = None
+    ) -> DeviceAttention:
+        return DeviceAttention(decode, chunks, self.kv_cache.block_size, max_keys)
+
+    def _mtp(
+        self, slots: Tensor, hidden: Tensor, pairs: Pairs, width: int, max_keys: int
+    ) -> Tensor:
+        rows = self.decode_rows(slots, pairs.starts, width, pairs.first_keys)
+        attention = self.attention(rows, max_keys + 1)
+        with forward_context(ForwardContext(self.kv_cache.layers, pairs.places, attention)):
+            return self.model.mtp(hidden, pairs.input_ids, pairs.positions)

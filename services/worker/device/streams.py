@@ -1,0 +1,56 @@
+"""What goes between host and device without making either wait."""
+
+import time
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def upload(array: np.ndarray, device: torch.device) -> Tensor:
+    """A copy that later work on the device finds there."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if device.type != "cuda":
+        return tensor.clone()
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+class Download:
+    """Copies of ``tensors`` as they are when the device comes so far."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self._copies = [_copy(tensor) for tensor in tensors]
+        self._mark = Mark(tensors[0].device)
+
+    def wait(self) -> list[np.ndarray]:
+        self._mark.wait()
+        return [copy.numpy() for copy in self._copies]
+
+
+class Mark:
+    """A moment in the device's work, told when it gets there; a CPU is there at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._at_s = time.perf_counter()
+        self._event: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event(enable_timing=True, blocking=True)
+            self._event.record()
+
+    def wait(self) -> None:
+        """Others run meanwhile."""
+        if self._event is not None:
+            self._event.synchronize()
+
+    def since(self, other: "Mark") -> float:
+        """Seconds, when both were waited for."""
+        if self._event is None or other._event is None:
+            return self._at_s - other._at_s
+        return other._event.elapsed_time(self._event) / 1000
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    if tensor.device.type != "cuda":
+        return tensor.clone()
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return pinned.copy_(tensor, non_blocking=True)

@@ -1,0 +1,74 @@
+"""The logprobs that a step's tokens were asked for, from the device to the result."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kernels.logprobs import MAX_TOP, logprobs
+from services.worker.device.segments import Judged
+from services.worker.device.streams import Download, upload
+from services.worker.logprobs import LOWEST, RowTold, Told
+from services.worker.slots import NO_LOGPROBS, SlotTable
+from services.worker.verify import Verdict
+from shared.messages import ALL_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class _Wide:
+    """What is told of rows of the logits that ask for more than a step tells by itself."""
+
+    rows: np.ndarray  # [N] int64
+    download: Download
+
+
+class ToldTokens:
+    """Of one step: begins the copies, and makes of them what was asked for."""
+
+    def __init__(self, table: SlotTable, slots: np.ndarray, judged: Judged) -> None:
+        """``slots`` [R] int64 are those of the rows that sample."""
+        self._width = judged.tokens.shape[1]
+        self._asked = _num_asked(table, slots, judged.scores.shape[1])
+        num = len(slots) * self._width
+        is_asking = self._asked != NO_LOGPROBS
+        self._narrow = Download(*(each[:num] for each in judged.told)) if is_asking.any() else None
+        self._wide = [
+            self._ask_wide(judged, np.flatnonzero(self._asked == num_top), num_top)
+            for num_top in np.unique(self._asked[self._asked > MAX_TOP]).tolist()
+        ]
+
+    def told(self, verdict: Verdict) -> Told:
+        if self._narrow is None:
+            return Told({})
+        values, top_ids, ranks = self._narrow.wait()
+        told: dict[int, RowTold] = {}
+        wide = {row: part for each in self._wide for row, part in _parts(each)}
+        for index, row in enumerate(verdict.rows.tolist()):
+            asked = int(self._asked[row // self._width])
+            if asked == NO_LOGPROBS:
+                continue
+            told[index] = wide.get(row) or RowTold(
+                np.maximum(values[row, : 1 + asked], LOWEST), top_ids[row, :asked], ranks[row]
+            )
+        return Told(told)
+
+    def _ask_wide(self, judged: Judged, rows: np.ndarray, num_top: int) -> _Wide:
+        """Of all tokens of ``rows`` [n]: which of them are emitted is not known yet."""
+        rows = (rows[:, None] * self._width + np.arange(self._width)).ravel()
+        where = upload(rows, judged.scores.device)
+        scores, tokens = judged.scores[where], judged.tokens.flatten()[where].clamp(min=0)
+        found = logprobs(scores, tokens, num_top if num_top < scores.shape[1] else None)
+        return _Wide(rows, Download(found.values.clamp(min=LOWEST), found.top_ids, found.ranks))
+
+
+def _num_asked(table: SlotTable, slots: np.ndarray, vocab_size: int) -> np.ndarray:
+    asked = table.num_logprobs[slots]
+    nums: np.ndarray = np.where(asked == ALL_TOKENS, vocab_size, np.minimum(asked, vocab_size))
+    return nums
+
+
+def _parts(wide: _Wide) -> list[tuple[int, RowTold]]:
+    values, top_ids, ranks = wide.download.wait()
+    return [
+        (row, RowTold(values[index], top_ids[index], int(ranks[index])))
+        for index, row in enumerate(wide.rows.tolist())
+    ]
