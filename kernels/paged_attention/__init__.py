@@ -7,6 +7,7 @@ device. ``attend`` is for steps whose lengths only the device knows, which ``Dev
 
 from torch import Tensor
 
+from kernels.dispatch import runs_triton
 from kernels.paged_attention import gathered
 from kernels.paged_attention.batch import AttentionBatch, prepare_attention
 from kernels.paged_attention.device import (
@@ -36,4 +37,8 @@ def attend(query: Tensor, kv_cache: Tensor, attention: DeviceAttention, scale: f
 
     The T tokens' own keys and values are in the cache already. Both tensors are contiguous.
     """
-    return gathered.attend(query, kv_cache, attention, scale)
+    if not runs_triton(query):
+        return gathered.attend(query, kv_cache, attention, scale)
+    from kernels.paged_attention import triton
+
+    return triton.attend(query, kv_cache, attention, scale)
