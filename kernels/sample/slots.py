@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.dispatch import runs_triton
 from kernels.sample import checked, process, sample
 from kernels.sample.rows import RandomRows, prepare_random_rows
 
@@ -34,6 +35,10 @@ def sample_slots(
     place of a token NOT_FINITE where the row of ``logits`` [S, V] float32 has a NaN or an infinity,
     or NOTHING_LEFT where all of ``adjusted`` is −inf.
     """
+    if runs_triton(logits):
+        from kernels.sample import triton
+
+        return triton.sample_slots(logits, adjusted, params, slots, positions)
     random = _random_rows(params, slots, positions)
     return checked(sample(adjusted, random), logits, adjusted)
 
@@ -43,6 +48,10 @@ def process_slots(logits: Tensor, params: SlotParams, slots: Tensor) -> Tensor:
 
     Greedy rows are as they were.
     """
+    if runs_triton(logits):
+        from kernels.sample import triton
+
+        return triton.process_slots(logits, params, slots)
     return process(logits, _random_rows(params, slots, torch.zeros_like(slots)))
 
 

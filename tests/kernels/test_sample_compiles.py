@@ -1,0 +1,49 @@
+"""Sampling's kernels compile for the cards we serve, and spill nothing."""
+
+from typing import Any
+
+import pytest
+
+from kernels.sample import triton as kernels
+from tests.kernels.compiled import AMPERE, HOPPER, MAX_SHARED_BYTES, compile_kernel
+
+FILTERS = {"slots": "*i32", "temperature": "*fp32", "top_k": "*i32", "top_p": "*fp32"}
+FILTERS |= {"min_p": "*fp32"}
+DRAWING = FILTERS | {"positions": "*i64", "seeds": "*i64", "choices": "*i32"}
+BRACKET = {"pivots": "*fp32", "counts": "*i32", "masses": "*i64"}
+LISTS = {"values": "*fp32", "ids": "*i32", "best": "*fp32", "best_id": "*i32"}
+PARTS = {"max": "*fp32", "max_id": "*i32", "min": "*fp32", "is_wrong": "*i32"}
+POINTERS = {"logits": "*fp32", "adjusted": "*fp32", "num_listed": "*i32", "threshold": "*fp32"}
+POINTERS |= {"tokens": "*i64", "scores": "*fp32"} | DRAWING | BRACKET | LISTS | PARTS
+
+
+def constants(vocab_size: int) -> dict[str, Any]:
+    num_chunks = -(-vocab_size // kernels.CHUNK)
+    return {
+        "IS_ADJUSTED": True,
+        "CHUNK": kernels.CHUNK,
+        "CHUNKS": 1 << (num_chunks - 1).bit_length(),
+        "PIVOTS": kernels.NUM_PIVOTS,
+        "TILE": kernels.PIVOT_TILE,
+        "LISTED": min(kernels.MAX_LISTED, vocab_size),
+        "BLOCK": kernels.BLOCK,
+    }
+
+
+@pytest.mark.parametrize("arch", [AMPERE, HOPPER])
+@pytest.mark.parametrize("vocab_size", [8192, 151936])
+@pytest.mark.parametrize("name", ["_stats", "_bins", "_gather", "_finish", "_scores"])
+def test_sampling_compiles_without_spills(name: str, vocab_size: int, arch: int) -> None:
+    kernel = getattr(kernels, name)
+    signature = {
+        each: POINTERS[each[2:]] if each.startswith("p_") else "i32" for each in kernel.arg_names
+    }
+    signature["vocab_size"] = "i32:16"
+    own = {each: value for each, value in constants(vocab_size).items() if each in signature}
+    num_warps = kernels.NUM_FINISH_WARPS if name == "_finish" else kernels.NUM_WARPS
+    signature = {each: kind for each, kind in signature.items() if each not in own}
+    signature = {each: kind for each, kind in signature.items() if each in kernel.arg_names}
+    taken = compile_kernel(kernel, signature, own, arch, num_warps=num_warps)
+    print(name, vocab_size, arch, taken)
+    assert taken.num_stack_bytes == 0
+    assert taken.shared_bytes <= MAX_SHARED_BYTES[arch]
