@@ -27,9 +27,9 @@ CHUNK = 2048  # of a row to a program; 75 of them make Qwen3's vocabulary, on 13
 NUM_PIVOTS = 16
 PIVOT_TILE = 256  # of a chunk at a time beside all pivots
 MAX_LISTED = 32768  # a bracket that holds more is searched in the row itself
-BLOCK = 2048  # of a list at a time
+BLOCK = 4096  # of a list at a time
 NUM_WARPS = 4
-NUM_FINISH_WARPS = 8
+NUM_FINISH_WARPS = 16
 
 HIDDEN = tl.constexpr(float("-inf"))
 NO_TOKEN = tl.constexpr(2**31 - 1)
@@ -266,9 +266,7 @@ def _gather(
             seed, choice = tl.load(p_seeds + slot), tl.load(p_choices + slot)
             position = tl.load(p_positions + i_row)
             best, best_id = _best(
-                _perturbed(
-                    values, o_token, is_drawn, highest, temperature, seed, position, choice
-                ),
+                _perturbed(values, o_token, is_drawn, highest, temperature, seed, position, choice),
                 o_token,
             )
         tl.store(p_best + i_row * num_chunks + i_chunk, best)
@@ -388,7 +386,16 @@ def _finish(
             threshold = low
             if top_k > 0:
                 threshold = _search(
-                    p_list, num, low, high, num_inside, top_k - num_above, 0.0, highest, scale, BLOCK
+                    p_list,
+                    num,
+                    low,
+                    high,
+                    num_inside,
+                    top_k - num_above,
+                    0.0,
+                    highest,
+                    scale,
+                    BLOCK,
                 )
             if top_p < 1:
                 num_kept, mass = _weigh(p_list, num, threshold, high, highest, scale, BLOCK)

@@ -35,15 +35,12 @@ def constants(vocab_size: int) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["_stats", "_bins", "_gather", "_finish", "_scores"])
 def test_sampling_compiles_without_spills(name: str, vocab_size: int, arch: int) -> None:
     kernel = getattr(kernels, name)
-    signature = {
-        each: POINTERS[each[2:]] if each.startswith("p_") else "i32" for each in kernel.arg_names
-    }
-    signature["vocab_size"] = "i32:16"
-    own = {each: value for each, value in constants(vocab_size).items() if each in signature}
+    names = set(kernel.arg_names)
+    own = {each: value for each, value in constants(vocab_size).items() if each in names}
+    kinds = {f"p_{each}": kind for each, kind in POINTERS.items()}
+    kinds |= {"vocab_size": "i32:16", "num_chunks": "i32"}
+    signature = {each: kinds[each] for each in names - set(own)}
     num_warps = kernels.NUM_FINISH_WARPS if name == "_finish" else kernels.NUM_WARPS
-    signature = {each: kind for each, kind in signature.items() if each not in own}
-    signature = {each: kind for each, kind in signature.items() if each in kernel.arg_names}
     taken = compile_kernel(kernel, signature, own, arch, num_warps=num_warps)
-    print(name, vocab_size, arch, taken)
     assert taken.num_stack_bytes == 0
     assert taken.shared_bytes <= MAX_SHARED_BYTES[arch]

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from kernels.coins import reference
 from kernels.coins.triton import coins as coins_on_device
+from kernels.sample import triton as kernels
 from tests.kernels.test_slots import (
     test_rows_draw_by_their_slots_what_the_reference_draws,
     test_scores_are_those_that_are_drawn_from,
@@ -22,6 +23,14 @@ __all__ = [
 
 # Numpy warns of what a device does in silence: logarithms of 0, differences of infinities.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+@pytest.fixture(autouse=True, params=[40, 4096])
+def max_listed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several chunks and blocks to a row, and brackets that fit in their list or do not."""
+    small = {"CHUNK": 512, "PIVOT_TILE": 128, "BLOCK": 256, "MAX_LISTED": request.param}
+    for name, value in small.items():
+        monkeypatch.setattr(kernels, name, value)
 
 
 @triton.jit
