@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.coins import PURPOSE_ACCEPT, coins
+from kernels.dispatch import runs_triton
 from kernels.sample import NOT_FINITE
 from kernels.slot_state import SlotState
 
@@ -45,6 +46,21 @@ def accept(
     nobody's). ``eos_ids`` [E] int32. ``acceptance``: for measurements, the share of drafts that
     count as right, drawn from their own coins.
     """
+    if runs_triton(slots):
+        from kernels.accept.triton import launch
+
+        return launch(state, slots, num_valid, tokens, eos_ids, acceptance)
+    return accept_with_torch(state, slots, num_valid, tokens, eos_ids, acceptance)
+
+
+def accept_with_torch(
+    state: SlotState,
+    slots: Tensor,
+    num_valid: Tensor,
+    tokens: Tensor,
+    eos_ids: Tensor,
+    acceptance: float | None,
+) -> Accepted:
     slots = slots.long()
     width = tokens.shape[1]
     columns = torch.arange(width, dtype=torch.int32, device=tokens.device)
@@ -98,6 +114,6 @@ def _drawn(state: SlotState, slots: Tensor, tokens: Tensor, acceptance: float) -
     positions = state.num_tokens[slots, None] + columns
     drawn = coins(
         state.seeds[slots, None], torch.zeros_like(positions), positions,
-        state.choices[slots, None], PURPOSE_ACCEPT,
+        state.choices[slots, None].long(), PURPOSE_ACCEPT,
     )  # fmt: skip
     return (drawn >> 8).float() * 2.0**-24 < acceptance

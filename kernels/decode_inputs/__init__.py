@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels.dispatch import runs_triton
 from kernels.slot_state import SlotState
 
 
@@ -28,6 +29,10 @@ def decode_inputs(
 
     A token that a row does not have is id 0 at the position of the row's first.
     """
+    if runs_triton(slots):
+        from kernels.decode_inputs.triton import launch
+
+        return launch(state, slots, depths, width, block_size, null_block)
     slots = slots.long()
     starts = state.num_tokens[slots] - 1  # [B]
     num_drafts = torch.minimum(state.num_drafts[slots], depths)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels.dispatch import runs_triton
 from kernels.slot_state import SlotState
 
 
@@ -36,6 +37,10 @@ def step_pairs(
 
     Notes in the slots which pairs they have from now on.
     """
+    if runs_triton(slots):
+        from kernels.mtp_inputs.triton import launch_step_pairs
+
+        return launch_step_pairs(state, slots, starts, num_valid, tokens, block_size, null_block)
     firsts = starts + 1
     note_pairs(state, slots, firsts, num_valid)
     columns = torch.arange(tokens.shape[1], dtype=torch.int32, device=tokens.device)
@@ -47,6 +52,10 @@ def step_pairs(
 def draft_pairs(state: SlotState, slots: Tensor, block_size: int, null_block: int) -> Pairs:
     """One pair for each of ``slots`` [R] int32: what the head made of the last one, and the last
     draft; of those that have drafts."""
+    if runs_triton(slots):
+        from kernels.mtp_inputs.triton import launch_draft_pairs
+
+        return launch_draft_pairs(state, slots, block_size, null_block)
     longs = slots.long()
     nums = state.num_drafts[longs]
     ids = state.ids[longs].gather(1, nums[:, None].long())  # [R, 1]

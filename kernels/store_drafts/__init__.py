@@ -5,6 +5,7 @@
 
 from torch import Tensor
 
+from kernels.dispatch import runs_triton
 from kernels.slot_state import SlotState
 
 
@@ -22,6 +23,11 @@ def store_drafts(
     Slots that are closed or have no ``counts`` [R] int32 get none: nothing was emitted, or there is
     no draft before this one. What follows the drafts has to be a token too.
     """
+    if runs_triton(slots):
+        from kernels.store_drafts.triton import launch
+
+        launch(state, slots, counts, tokens, logprobs, ranks)
+        return
     slots = slots.long()
     places = state.num_drafts[slots].long()
     last = state.max_drafts - 1

@@ -21,7 +21,7 @@ class Rows(NamedTuple):
 
 def random_slots(rng: np.random.Generator) -> SlotState:
     state = empty_slots(
-        NUM_SLOTS, MAX_DRAFTS, MAX_BLOCKS, NULL_BLOCK, max_stop_ids=2, device=torch.device("cpu")
+        NUM_SLOTS, MAX_DRAFTS, MAX_BLOCKS, NULL_BLOCK, max_stop_ids=3, device=torch.device("cpu")
     )
     some = slice(0, NUM_SLOTS)
 

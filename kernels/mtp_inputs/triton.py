@@ -1,0 +1,132 @@
+"""``mtp_inputs``: a program takes one row."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.decode_inputs.triton import places_of
+from kernels.mtp_inputs import Pairs
+from kernels.slot_state import SlotState
+
+
+def launch_step_pairs(
+    state: SlotState,
+    slots: Tensor,
+    starts: Tensor,
+    num_valid: Tensor,
+    tokens: Tensor,
+    block_size: int,
+    null_block: int,
+) -> Pairs:
+    width = tokens.shape[1]
+    pairs = _empty_pairs(slots, width)
+    step_pairs_kernel[len(slots),](
+        slots, starts, num_valid, tokens, state.num_tokens, state.block_tables, state.mtp_starts,
+        state.mtp_ends, *pairs, *tokens.stride(), null_block * block_size,
+        state.block_tables.shape[1], width, block_size, triton.next_power_of_2(width), num_warps=1,
+    )  # fmt: skip
+    return pairs
+
+
+def launch_draft_pairs(state: SlotState, slots: Tensor, block_size: int, null_block: int) -> Pairs:
+    pairs = _empty_pairs(slots, 1)
+    draft_pairs_kernel[len(slots),](
+        slots, state.ids, state.num_tokens, state.num_drafts, state.is_open, state.block_tables,
+        state.mtp_starts, *pairs, null_block * block_size, state.ids.shape[1],
+        state.block_tables.shape[1], block_size, num_warps=1,
+    )  # fmt: skip
+    return pairs
+
+
+def _empty_pairs(slots: Tensor, width: int) -> Pairs:
+    num_rows = len(slots)
+    return Pairs(
+        slots.new_empty(num_rows * width),
+        slots.new_empty(num_rows * width, dtype=torch.int64),
+        slots.new_empty(num_rows * width, dtype=torch.int64),
+        slots.new_empty(num_rows),
+        slots.new_empty(num_rows),
+    )
+
+
+@triton.jit
+def step_pairs_kernel(
+    p_slots,  # [R]
+    p_starts,  # [R]
+    p_num_valid,  # [R]
+    p_tokens,  # [R, WIDTH]
+    p_num_tokens,  # [N]
+    p_block_tables,  # [N, MAX_BLOCKS]
+    p_mtp_starts,  # [N]
+    p_mtp_ends,  # [N]
+    p_input_ids,  # [R, WIDTH]
+    p_positions,  # [R, WIDTH]
+    p_places,  # [R, WIDTH]
+    p_firsts,  # [R]
+    p_first_keys,  # [R]
+    token_stride,
+    token_step,
+    null_place,
+    MAX_BLOCKS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+):
+    i_row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(p_slots + i_row).to(tl.int64)
+    first = tl.load(p_starts + i_row) + 1
+    num_valid = tl.load(p_num_valid + i_row)
+    o_w = tl.arange(0, BLOCK_W)
+    is_valid = o_w < num_valid
+    b_tokens = tl.load(p_tokens + i_row * token_stride + o_w * token_step, mask=is_valid, other=0)
+    mtp_start, mtp_end = tl.load(p_mtp_starts + slot), tl.load(p_mtp_ends + slot)
+    num_tokens = tl.load(p_num_tokens + slot)
+    b_rows = tl.where(is_valid, first + o_w, first)
+    p_table = p_block_tables + slot * MAX_BLOCKS
+    b_places = places_of(p_table, b_rows, is_valid, null_place, BLOCK_SIZE)
+    mtp_start = tl.where((num_valid > 0) & (mtp_end != first), first, mtp_start)
+    o_out = i_row * WIDTH + o_w
+    tl.store(p_input_ids + o_out, tl.maximum(b_tokens, 0).to(tl.int32), mask=o_w < WIDTH)
+    tl.store(p_positions + o_out, (b_rows - 1).to(tl.int64), mask=o_w < WIDTH)
+    tl.store(p_places + o_out, b_places, mask=o_w < WIDTH)
+    tl.store(p_firsts + i_row, first)
+    tl.store(p_first_keys + i_row, mtp_start)
+    # Nobody's slot, which several programs may have, gets no pairs.
+    tl.store(p_mtp_starts + slot, mtp_start, mask=num_valid > 0)
+    tl.store(p_mtp_ends + slot, tl.minimum(first + num_valid, num_tokens), mask=num_valid > 0)
+
+
+@triton.jit
+def draft_pairs_kernel(
+    p_slots,  # [R]
+    p_ids,  # [N, MAX_IDS]
+    p_num_tokens,  # [N]
+    p_num_drafts,  # [N]
+    p_is_open,  # [N]
+    p_block_tables,  # [N, MAX_BLOCKS]
+    p_mtp_starts,  # [N]
+    p_input_ids,  # [R]
+    p_positions,  # [R]
+    p_places,  # [R]
+    p_firsts,  # [R]
+    p_first_keys,  # [R]
+    null_place,
+    MAX_IDS: tl.constexpr,
+    MAX_BLOCKS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    i_row = tl.program_id(0)
+    slot = tl.load(p_slots + i_row).to(tl.int64)
+    num_tokens, num_drafts = tl.load(p_num_tokens + slot), tl.load(p_num_drafts + slot)
+    has_drafts = (num_drafts > 0) & (tl.load(p_is_open + slot) > 0)
+    first_key = tl.load(p_mtp_starts + slot)
+    token = tl.load(p_ids + slot * MAX_IDS + num_drafts)
+    first = tl.where(has_drafts, num_tokens + num_drafts - 1, num_tokens)
+    p_table = p_block_tables + slot * MAX_BLOCKS
+    place = places_of(p_table, first, has_drafts, null_place, BLOCK_SIZE)
+    tl.store(p_input_ids + i_row, token)
+    tl.store(p_positions + i_row, (first - 1).to(tl.int64))
+    tl.store(p_places + i_row, place)
+    tl.store(p_firsts + i_row, first)
+    tl.store(p_first_keys + i_row, first_key)
