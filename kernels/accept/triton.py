@@ -1,4 +1,5 @@
-"""``accept``: a program takes one row."""
+"""``accept``: a program takes one row, with one warp, so that no other one reads of a slot what it
+has changed already."""
 
 import triton
 import triton.language as tl
@@ -32,7 +33,6 @@ def launch(
         slots.new_empty(num_rows),
         slots.new_empty(num_rows, width - 1),
     )
-    # One warp, so that no other one reads of a slot what this one has changed.
     accept_kernel[num_rows,](
         slots, num_valid, tokens, eos_ids, state.ids, state.num_tokens, state.num_drafts,
         state.ends, state.is_open, state.ignores_eos, state.stop_ids, state.seeds, state.choices,

@@ -1,4 +1,4 @@
-"""``decode_inputs``: a program takes one row."""
+"""``decode_inputs``: a program takes one row, whose tokens are fewer than a warp's threads."""
 
 import torch
 import triton

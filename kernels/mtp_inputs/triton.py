@@ -1,4 +1,4 @@
-"""``mtp_inputs``: a program takes one row."""
+"""``mtp_inputs``: a program takes one row, with one warp, for the reason ``accept`` has."""
 
 import torch
 import triton

@@ -1,4 +1,4 @@
-"""``store_drafts``: a program takes one row."""
+"""``store_drafts``: a program takes one row, with one warp, for the reason ``accept`` has."""
 
 import triton
 import triton.language as tl

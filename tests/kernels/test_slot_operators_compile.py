@@ -1,0 +1,78 @@
+"""The kernels of a step's slots, compiled for cards that are not there."""
+
+from typing import Any
+
+import pytest
+import triton
+
+from kernels.accept.triton import accept_kernel
+from kernels.decode_inputs.triton import decode_inputs_kernel
+from kernels.mtp_inputs.triton import draft_pairs_kernel, step_pairs_kernel
+from kernels.store_drafts.triton import store_drafts_kernel
+from tests.kernels.compiled import AMPERE, HOPPER, compile_kernel
+
+WIDTHS = [1, 4, 6, 17]
+MAX_BLOCKS = 2560  # of 16 tokens: all that Qwen3-8B may read
+INT64S = {"p_tokens", "p_positions", "p_places", "p_seeds"}
+FLOATS = {"p_logprobs", "p_draft_logprobs"}
+MAX_REGISTERS = 128  # of the 255 that a thread may have
+
+archs = pytest.mark.parametrize("arch", [AMPERE, HOPPER])
+widths = pytest.mark.parametrize("width", WIDTHS)
+
+
+def assert_fits(kernel: Any, constants: dict[str, Any], arch: int) -> None:
+    """One warp, that keeps all it has in registers. Tokens of a row lie side by side."""
+    if "token_step" in kernel.arg_names:
+        constants = constants | {"token_step": 1}
+    names = [name for name in kernel.arg_names if name not in constants]
+    signature = {name: _kind(name) for name in names}
+    found = compile_kernel(kernel, signature, constants, arch, num_warps=1)
+    assert found.num_stack_bytes == 0
+    assert found.num_registers <= MAX_REGISTERS
+    assert found.shared_bytes <= 1 << 10
+
+
+def _kind(name: str) -> str:
+    if name.startswith("p_"):
+        return "*i64" if name in INT64S else "*fp32" if name in FLOATS else "*i32"
+    return "fp32" if name == "acceptance" else "i32"
+
+
+def wide(width: int) -> dict[str, int]:
+    return {"WIDTH": width, "BLOCK_W": triton.next_power_of_2(width)}
+
+
+@archs
+@widths
+def test_inputs_of_rows_that_decode_fit(width: int, arch: int) -> None:
+    constants = {"MAX_IDS": width, "MAX_BLOCKS": MAX_BLOCKS, "BLOCK_SIZE": 16, **wide(width)}
+    assert_fits(decode_inputs_kernel, constants, arch)
+
+
+@archs
+@widths
+@pytest.mark.parametrize("acceptance", [{}, {"acceptance": None}], ids=["declared", "verified"])
+def test_acceptance_with_many_stop_ids_fits(
+    acceptance: dict[str, None], width: int, arch: int
+) -> None:
+    ids = {"MAX_IDS": width, "NUM_EOS": 3, "BLOCK_EOS": 4, "NUM_STOPS": 128, "BLOCK_STOPS": 128}
+    assert_fits(accept_kernel, {**acceptance, **ids, **wide(width)}, arch)
+
+
+@archs
+@widths
+def test_pairs_of_a_step_fit(width: int, arch: int) -> None:
+    constants = {"MAX_BLOCKS": MAX_BLOCKS, "BLOCK_SIZE": 16, **wide(width)}
+    assert_fits(step_pairs_kernel, constants, arch)
+
+
+@archs
+def test_pairs_of_drafts_fit(arch: int) -> None:
+    constants = {"MAX_IDS": 6, "MAX_BLOCKS": MAX_BLOCKS, "BLOCK_SIZE": 16}
+    assert_fits(draft_pairs_kernel, constants, arch)
+
+
+@archs
+def test_storing_drafts_fits(arch: int) -> None:
+    assert_fits(store_drafts_kernel, {"MAX_DRAFTS": 5, "LOGPROBS": 5}, arch)
