@@ -30,6 +30,7 @@ PromptKind = Literal["text", "ids", "chat"]
 # What a sequence may emit beyond what its client has taken; see Credit.
 WINDOW_TOKENS = 256
 WINDOW_BYTES = 4 << 20
+MAX_STOP_IDS = 128  # of a request
 ALL_TOKENS = -1  # as SamplingParams.logprobs: the whole vocabulary
 
 

@@ -4,10 +4,11 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+from shared.messages import MAX_STOP_IDS
+
 MAX_INT32 = 2**31 - 1
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1000
-MAX_STOP_IDS = 128
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARS = 100
 MAX_ALLOWED_IDS = 1024

@@ -159,7 +159,9 @@ def changes_of(
     """What ``slots`` [n] ask to be changed in ``rows`` [n] of the logits, which are for
     ``positions`` [n]."""
     changes = []
-    for row, slot, position in zip(*(each.tolist() for each in (rows, slots, positions)), strict=True):
+    for row, slot, position in zip(
+        *(each.tolist() for each in (rows, slots, positions)), strict=True
+    ):
         num_drafts = position - int(table.num_tokens[slot])
         ids = table.ids[slot, :position]
         if (wishes := table.wishes[slot]) is not None:

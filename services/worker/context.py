@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kernels.paged_attention import AttentionBatch
+from kernels.paged_attention import AttentionBatch, DeviceAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class ForwardContext:
 
     kv_caches: Sequence[Tensor]  # per layer [num_blocks + 1, block_size, 2, num_kv_heads, head_dim]
     slot_mapping: Tensor  # [T] int64: block * block_size + offset that a token's KV goes to
-    attention: AttentionBatch
+    attention: AttentionBatch | DeviceAttention
 
 
 _current: ForwardContext | None = None

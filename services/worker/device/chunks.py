@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from kernels.paged_attention import ChunkRows, make_tiles
@@ -39,9 +38,7 @@ class Chunks:
         )
 
 
-def prepare_chunks(
-    table: SlotTable, planned: PlannedRows, tables: Tensor
-) -> Chunks:
+def prepare_chunks(table: SlotTable, planned: PlannedRows, tables: Tensor) -> Chunks:
     """``tables`` [N, max_blocks] int32 are those on the device."""
     device = tables.device
     slots, nums = planned.chunk_slots, planned.chunk_nums

@@ -1,5 +1,7 @@
 """Keeps the slots on the device what the host's table says of those that come in or grow."""
 
+from itertools import count, repeat
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -7,8 +9,7 @@ from torch import Tensor
 from kernels.slot_state import NO_ID, SlotState, empty_slots
 from services.worker.device.streams import upload
 from services.worker.slots import SlotTable
-from shared.limits import MAX_STOP_IDS
-from shared.messages import Capacity, StepPlan
+from shared.messages import MAX_STOP_IDS, Capacity, StepPlan
 
 TELLS, TELLS_NOT = 0, -2
 
@@ -84,10 +85,11 @@ class DeviceSlots:
         target[rows] = upload(values, self._device).to(target.dtype)
 
     def _extend(self, table: SlotTable, plan: StepPlan) -> None:
-        slots = np.repeat([row.slot for row in plan.extend], [len(row.blocks) for row in plan.extend])
-        ends = np.concatenate(
-            [table.num_blocks[row.slot] - len(row.blocks) + np.arange(len(row.blocks)) for row in plan.extend]
-        )
-        blocks = np.concatenate([row.blocks for row in plan.extend])
-        rows, columns, values = upload(np.stack((slots, ends, blocks)), self._device)
-        self.state.block_tables[rows, columns] = values.int()
+        """What was added to the table last; a slot may occur more than once."""
+        ends = {row.slot: int(table.num_blocks[row.slot]) for row in plan.extend}
+        entries: list[tuple[int, int, int]] = []
+        for row in reversed(plan.extend):
+            ends[row.slot] -= len(row.blocks)
+            entries += zip(repeat(row.slot), count(ends[row.slot]), row.blocks)
+        rows, places, blocks = upload(np.array(entries).T, self._device)
+        self.state.block_tables[rows, places] = blocks.int()

@@ -77,9 +77,7 @@ class Segments:
             hidden: Tensor = self.model(inputs.input_ids, inputs.positions)
         return Forwarded(inputs, hidden, self.model.logits(hidden))
 
-    def judge(
-        self, slots: Tensor, num_valid: Tensor, logits: Tensor, adjusted: Tensor
-    ) -> Judged:
+    def judge(self, slots: Tensor, num_valid: Tensor, logits: Tensor, adjusted: Tensor) -> Judged:
         """slots and num_valid [R] int32, logits and adjusted [R * w, V] float32."""
         num_rows = len(slots)
         width = len(logits) // num_rows

@@ -41,9 +41,7 @@ class StepRows:
         return ends
 
 
-def unpack(
-    table: SlotTable, planned: PlannedRows, packed: np.ndarray
-) -> tuple[StepRows, Verdict]:
+def unpack(table: SlotTable, planned: PlannedRows, packed: np.ndarray) -> tuple[StepRows, Verdict]:
     """``packed`` [B + P, 3 + 2 w] int32 is of the rows that sample: those that decode, then those
     of chunks. Rows whose slots closed meanwhile are left out.
 

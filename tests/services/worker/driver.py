@@ -8,25 +8,29 @@ from typing import Any
 
 import numpy as np
 
+from services.worker.device.engine import DeviceEngine
 from services.worker.engine import Engine
 from shared.config import WorkerConfig
 from shared.messages import Admit, Decode, Prefill, ResultRow, SamplingParams, StepPlan
 from shared.token_arrays import Layout, TokenArrays
 
+AnyEngine = Engine | DeviceEngine
 GREEDY = SamplingParams(seed=0, temperature=0.0, max_tokens=12)
 
 
 KERNELS: dict[str, dict[str, Any]] = {
     "torch": {"native_kernels": False, "block_size": 4},
     "native": {"native_kernels": True, "block_size": 16},
+    "device": {"native_kernels": False, "block_size": 4},  # what GPUs run, here on the CPU
 }
 
 
-def make_engine(folder: Path, kernels: str = "torch", **settings: Any) -> Engine:
+def make_engine(folder: Path, kernels: str = "torch", **settings: Any) -> AnyEngine:
     """``kernels``: what computes the steps, one of ``KERNELS``."""
     defaults = {"dtype": "float32", "max_num_seqs": 24, "num_threads": 1, **KERNELS[kernels]}
     config = WorkerConfig(model=folder, device="cpu", **(defaults | settings))
-    return Engine(config, lambda text, fraction: None)
+    build = DeviceEngine if kernels == "device" else Engine
+    return build(config, lambda text, fraction: None)
 
 
 @dataclass
@@ -50,7 +54,9 @@ class Job:
 class Driver:
     """All ids of a job get blocks at admission, in an order drawn by ``seed``."""
 
-    def __init__(self, engine: Engine, chunk_sizes: Sequence[int] = (1000,), seed: int = 0) -> None:
+    def __init__(
+        self, engine: AnyEngine, chunk_sizes: Sequence[int] = (1000,), seed: int = 0
+    ) -> None:
         self.engine = engine
         self._chunk_sizes = cycle(chunk_sizes)
         self._rng = np.random.default_rng(seed)
