@@ -1,12 +1,24 @@
 """Root-mean-square norm (arXiv 1910.07467)."""
 
+from typing import NamedTuple
+
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.dispatch import runs_triton
+
+
+class Norm(NamedTuple):
+    """What a norm is made of, for operators that have it within."""
+
+    weight: Tensor  # [size]
+    eps: float
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [..., size], weight [size] → [..., size]; ``reference.py`` says what it computes.
+    """x [..., size], weight [size] → [..., size]; ``reference.py`` says what it computes."""
+    if runs_triton(x):
+        from kernels.rms_norm.triton import launch
 
-    torch's operator serves every device.
-    """
+        return launch(x, weight, eps)
     return functional.rms_norm(x, weight.shape, weight, eps)

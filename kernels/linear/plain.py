@@ -1,0 +1,35 @@
+"""``linear`` and ``gated`` by torch's products: for many rows, and without Triton."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.rms_norm import Norm, rms_norm
+from kernels.silu_mul import silu_mul
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm: Norm | None,
+    residual: Tensor | None,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    if norm is not None:
+        x = rms_norm(x, *norm)
+    if residual is None:
+        out = _product(x, weight, out_dtype)
+    else:  # added before the product is rounded
+        out = torch.addmm(residual, x, weight.t()).to(out_dtype)
+    return out if bias is None else out.add_(bias)
+
+
+def gated(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm) -> Tensor:
+    return silu_mul(functional.linear(rms_norm(x, *norm), weight, bias))
+
+
+def _product(x: Tensor, weight: Tensor, out_dtype: torch.dtype) -> Tensor:
+    if x.is_cuda and out_dtype != x.dtype:
+        return torch.mm(x, weight.t(), out_dtype=out_dtype)
+    return functional.linear(x.to(out_dtype), weight.to(out_dtype))

@@ -1,0 +1,28 @@
+"""The readable truth of ``linear`` and ``gated``."""
+
+from torch import Tensor
+
+from kernels.rms_norm import Norm
+from kernels.rms_norm.reference import rms_norm
+from kernels.silu_mul.reference import silu_mul
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    norm: Norm | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """All in float32, and [T, N] in float32."""
+    wide = x.float() if norm is None else rms_norm(x.float(), *norm)
+    out = wide @ weight.float().T
+    for term in (bias, residual):
+        out = out if term is None else out + term.float()
+    return out
+
+
+def gated(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, norm: Norm) -> Tensor:
+    """All in float32, and [T, I] in float32."""
+    return silu_mul(linear(x, weight, bias, norm=norm))
