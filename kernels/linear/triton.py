@@ -32,16 +32,17 @@ def config(num_rows: int, size: int, itemsize: int, num_tokens: int) -> Config:
 
     Everything that orders a sum depends on the weight alone, so that a token's result is the same
     bits whatever its step has besides. ``block_rows``: enough programs for 132 processors, at least
-    one each. ``block_k``: 512 bytes of each row at a time; float32 has no tensor cores, and its
+    one each. ``block_k``: 256 bytes of each row at a time; float32 has no tensor cores, and its
     operands stand in registers. ``num_stages``: some 100 KB, so that two programs share a
     processor, each with 40 KB or more on the way.
     """
     block_rows = 64 if num_rows >= 16384 else 32 if num_rows >= 2048 else 16
-    block_k = min(256 if itemsize == 2 else 32, triton.next_power_of_2(size))
+    block_k = min(128 if itemsize == 2 else 32, triton.next_power_of_2(size))
     block_t = max(16, triton.next_power_of_2(num_tokens))
     stage_bytes = (block_rows + block_t) * block_k * itemsize
-    num_stages = max(2, min(6, (100 << 10) // stage_bytes))
-    return Config(block_rows, block_k, block_t, 4, num_stages)
+    num_stages = max(3, min(8, (100 << 10) // stage_bytes))
+    num_warps = 4 if block_t < 64 else 8  # with 4, registers spill
+    return Config(block_rows, block_k, block_t, num_warps, num_stages)
 
 
 def launch_linear(

@@ -111,9 +111,7 @@ def test_many_tokens_have_another_way(dtype: torch.dtype) -> None:
     x, weight, bias = (torch.randn(*size).to(dtype) for size in ((num_tokens, 64), (24, 64), (24,)))
     norm, residual = norm_of(64, dtype), torch.randn(num_tokens, 24).to(dtype)
     terms = {"norm": norm, "residual": residual}
-    assert_near(
-        linear(x, weight, bias, **terms), reference.linear(x, weight, bias, **terms), dtype
-    )
+    assert_near(linear(x, weight, bias, **terms), reference.linear(x, weight, bias, **terms), dtype)
     small = weight / 8
     assert_near(gated(x, small, norm=norm), reference.gated(x, small, norm=norm), dtype)
 
