@@ -19,17 +19,18 @@ def linear(
     if norm is not None:
         x = rms_norm(x, *norm)
     if residual is None:
-        out = _product(x, weight, out_dtype)
-    else:  # added before the product is rounded
-        out = torch.addmm(residual, x, weight.t()).to(out_dtype)
-    return out if bias is None else out.add_(bias)
+        return _product(x, weight, bias, out_dtype)
+    out = torch.addmm(residual, x, weight.t())  # rounded once for both
+    return (out if bias is None else out.add_(bias)).to(out_dtype)
 
 
 def gated(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm) -> Tensor:
     return silu_mul(functional.linear(rms_norm(x, *norm), weight, bias))
 
 
-def _product(x: Tensor, weight: Tensor, out_dtype: torch.dtype) -> Tensor:
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
     if x.is_cuda and out_dtype != x.dtype:
-        return torch.mm(x, weight.t(), out_dtype=out_dtype)
-    return functional.linear(x.to(out_dtype), weight.to(out_dtype))
+        out = torch.mm(x, weight.t(), out_dtype=out_dtype)
+        return out if bias is None else out.add_(bias)
+    wide_bias = None if bias is None else bias.to(out_dtype)
+    return functional.linear(x.to(out_dtype), weight.to(out_dtype), wide_bias)

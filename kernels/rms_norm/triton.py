@@ -21,7 +21,7 @@ def launch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def num_warps(size: int, itemsize: int) -> int:
-    wanted = triton.next_power_of_2(size) * itemsize // ROW_BYTES_PER_WARP
+    wanted: int = triton.next_power_of_2(size) * itemsize // ROW_BYTES_PER_WARP
     return max(1, min(wanted, 8))
 
 

@@ -43,13 +43,9 @@ def compile_product(
 ) -> Resources:
     num_rows, size = shape
     chosen = config(num_rows, size, dtype.itemsize, num_tokens)
-    is_gated = kernel is gated_kernel
-    constants = {
-        **dict.fromkeys(absent),
-        "I" if is_gated else "N": num_rows // 2 if is_gated else num_rows,
-        **{"K": size, "STRIDE": size, "BLOCK_ROWS": chosen.block_rows},
-        **{"BLOCK_K": chosen.block_k, "BLOCK_T": chosen.block_t},
-    }
+    rows = {"I": num_rows // 2} if kernel is gated_kernel else {"N": num_rows}
+    blocks = dict(zip(("BLOCK_ROWS", "BLOCK_K", "BLOCK_T"), chosen[:3], strict=True))
+    constants = dict.fromkeys(absent) | rows | {"K": size, "STRIDE": size} | blocks
     signature = pointers | {"eps": "fp32", "num_tokens": "i32"}
     stages = {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
     return compile_kernel(kernel, signature, constants, arch, **stages)

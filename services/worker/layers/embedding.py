@@ -19,19 +19,22 @@ class Embedding(nn.Module):
 
 
 class LMHead(nn.Module):
-    """[S, hidden_size] → logits [S, vocab_size], accumulated and stored in float32.
+    """[S, hidden_size] → logits [S, vocab_size], accumulated and stored in float32: bfloat16 logits
+    tie too often.
 
-    bfloat16 logits tie too often, so the weight is float32 whatever the model's dtype is.
+    A CPU's products round to their operands' dtype, so there the weight is float32 whatever the
+    model's is; elsewhere it has the model's, as a copy twice as wide would be read in every step.
     ``source`` is the tensor in the checkpoint that fills it: tied heads copy the embedding's.
     """
 
     def __init__(self, vocab_size: int, hidden_size: int, source: str) -> None:
         super().__init__()
-        self.weight = empty_parameter(vocab_size, hidden_size, dtype=torch.float32)
+        dtype = torch.float32 if torch.get_default_device().type == "cpu" else None
+        self.weight = empty_parameter(vocab_size, hidden_size, dtype=dtype)
         self.source = source
 
     def share(self, embedding_weight: nn.Parameter) -> None:
-        """Is the embedding itself if that is float32 too."""
+        """Is the embedding itself if that has the same dtype."""
         if embedding_weight.dtype == self.weight.dtype:
             self.weight = embedding_weight
 
@@ -39,4 +42,6 @@ class LMHead(nn.Module):
         return {self.source: self.weight}
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x.float(), self.weight)
+        if self.weight.dtype == torch.float32:
+            return linear(x.float(), self.weight)
+        return torch.mm(x, self.weight.t(), out_dtype=torch.float32)

@@ -26,7 +26,8 @@ def assert_near(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 @dtypes
 @pytest.mark.parametrize("has_norm", [False, True])
 @pytest.mark.parametrize(
-    ("num_tokens", "num_rows", "size"), [(1, 16, 32), (3, 70, 264), (17, 33, 520), (64, 40, 8)]
+    ("num_tokens", "num_rows", "size"),
+    [(0, 8, 8), (1, 16, 32), (3, 70, 264), (17, 33, 520), (64, 40, 8)],
 )
 def test_it_is_the_product(
     num_tokens: int, num_rows: int, size: int, has_norm: bool, dtype: torch.dtype

@@ -1,0 +1,24 @@
+"""A model on interpreted kernels beside its layers."""
+
+import pytest
+import torch
+
+from services.worker.models.fused import FusedLM
+from tests.services.worker.device_contexts import OnDevice
+from tests.services.worker.test_native import (
+    SHAPES,
+    furthest,
+    make_config,
+    make_model,
+    random_prompts,
+    run,
+)
+
+
+@pytest.mark.parametrize("name", list(SHAPES)[:3])
+def test_float32_logits_are_those_of_the_layers(name: str) -> None:
+    config, prompts, dtype = make_config(name), random_prompts(1, 3, 9), torch.float32
+    expected = run(make_model(config, dtype), config, dtype, prompts, 6)
+    found = run(OnDevice(FusedLM(make_model(config, dtype))), config, dtype, prompts, 6)
+    assert all(logits.std() > 0.15 for logits in expected)
+    assert furthest(found, expected) < 1e-4

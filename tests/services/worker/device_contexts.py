@@ -1,0 +1,65 @@
+"""Steps that were prepared for other models, as FusedLM takes them."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from kernels.paged_attention import (
+    AttentionBatch,
+    ChunkRows,
+    DecodeRows,
+    DeviceAttention,
+    make_tiles,
+)
+from services.worker.context import current_context, forward_context
+from services.worker.models import CausalLM
+
+
+class OnDevice(CausalLM):
+    """``model`` with DeviceAttentions in place of the AttentionBatches that its context has."""
+
+    clears_blocks = False
+
+    def __init__(self, model: CausalLM) -> None:
+        nn.Module.__init__(self)
+        self._model = model
+
+    def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        context = current_context()
+        attention = _device_attention(context.attention)
+        with forward_context(replace(context, attention=attention)):
+            return self._model(input_ids, positions)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._model.logits(hidden)
+
+
+def _device_attention(batch: AttentionBatch) -> DeviceAttention:
+    num_tokens = np.diff(batch.token_starts)
+    starts = batch.num_keys - num_tokens
+    tables = _int32(batch.block_tables)
+    num_decoding = int((num_tokens == 1).sum())
+    slots = torch.arange(len(starts), dtype=torch.int32)
+    decode = DecodeRows(1, slots[:num_decoding], tables, _int32(starts[:num_decoding]))
+    chunk_starts, chunk_nums = starts[num_decoding:], num_tokens[num_decoding:]
+    chunks = ChunkRows(
+        tables,
+        slots[num_decoding:],
+        _int32(np.concatenate([[0], np.cumsum(chunk_nums)])),
+        _int32(chunk_starts),
+        *map(_int32, make_tiles(chunk_nums)),
+        chunk_starts,
+        chunk_nums,
+    )
+    return DeviceAttention(
+        decode if num_decoding else None,
+        chunks if len(chunk_nums) else None,
+        batch.block_size,
+        int(batch.num_keys[:num_decoding].max(initial=0)),
+    )
+
+
+def _int32(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(array.astype(np.int32))
