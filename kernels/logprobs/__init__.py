@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.dispatch import runs_triton
+
 MAX_TOP = 20  # of ``logprobs_slots``
 NO_LOGPROBS = -2
 
@@ -42,6 +44,10 @@ def logprobs_slots(
     int32. A row of which NO_LOGPROBS are wanted may hold anything; so may what is told of a token
     < 0, but for the likeliest tokens.
     """
+    if runs_triton(logits):
+        from kernels.logprobs import triton
+
+        return triton.logprobs_slots(logits, tokens, wants, slots)
     told = logprobs(logits, tokens.clamp(min=0), MAX_TOP)
     return told.values, told.top_ids, told.ranks
 

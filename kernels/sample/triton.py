@@ -260,7 +260,7 @@ def _gather(
                 o_list = i_row * LISTED + start + tl.cumsum(is_inside.to(tl.int32), 0) - 1
                 tl.store(p_values + o_list, values, is_inside)
                 tl.store(p_ids + o_list, o_token, is_inside)
-        is_drawn = (values >= high) & (values >= highest - GAP * temperature)
+        is_drawn = (values >= high) & (values >= highest - temperature * GAP)
         best, best_id = tl.full((), HIDDEN, tl.float32), tl.full((), NO_TOKEN, tl.int32)
         if tl.max(is_drawn.to(tl.int32)) > 0:
             seed, choice = tl.load(p_seeds + slot), tl.load(p_choices + slot)
@@ -410,7 +410,7 @@ def _finish(
                 o_list = start + tl.arange(0, BLOCK)
                 values = tl.load(p_list + o_list, o_list < num, HIDDEN)
                 is_drawn = (values >= threshold) & (values < high)
-                is_drawn &= values >= highest - GAP * temperature
+                is_drawn &= values >= highest - temperature * GAP
                 if tl.max(is_drawn.to(tl.int32)) > 0:
                     ids = o_list
                     if is_listed:

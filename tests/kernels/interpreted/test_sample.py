@@ -34,8 +34,8 @@ def max_listed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 @triton.jit
-def _throw(p_seed, p_token, p_position, p_choice, p_coins, N: tl.constexpr):
-    o_token = tl.arange(0, N)
+def _throw(p_seed, p_token, p_position, p_choice, p_coins, num: tl.constexpr):
+    o_token = tl.arange(0, num)
     drawn = coins_on_device(
         tl.load(p_seed), tl.load(p_token + o_token), tl.load(p_position), tl.load(p_choice), 0
     )
@@ -53,7 +53,7 @@ def test_coins_agree_bit_for_bit(seed: int) -> None:
         torch.tensor([position]),
         torch.tensor([choice], dtype=torch.int32),
         drawn,
-        N=64,
+        num=64,
     )
     expected = reference.coins(
         np.array(seed), tokens.numpy(), np.array(position), np.array(choice), 0
