@@ -16,6 +16,7 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    PositiveInt,
     SecretStr,
     ValidationError,
     model_validator,
@@ -74,6 +75,7 @@ def _check_origin(text: str) -> str:
 
 
 Names = Annotated[list[str], NoDecode, BeforeValidator(_split)]
+Sizes = Annotated[list[PositiveInt], NoDecode, BeforeValidator(_split)]
 Model = Annotated[str, BeforeValidator(_path_as_text)]
 ListenAddress = Annotated[str, AfterValidator(check_listened)]
 ApiKeys = Annotated[
@@ -347,6 +349,24 @@ class WorkerConfig(Settings):
     )
     native_kernels: bool = Field(
         True, description="on a CPU: compute with our native code where it can run the model"
+    )
+    attention_backend: Literal["triton", "sdpa"] = Field(
+        "triton",
+        description="on a GPU: our kernels, or torch's scaled_dot_product_attention over a copy of"
+        " keys and values, to compare with (slow, and without CUDA graphs)",
+    )
+    enforce_eager: bool = Field(False, description="on a GPU: no CUDA graphs")
+    cudagraph_capture_sizes: Sizes = Field(
+        [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256],
+        description="numbers of sequences whose steps are captured as CUDA graphs, with commas"
+        " between; a step that only decodes takes the next larger one, a larger step none",
+    )
+    draft_acceptance: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="for measurements on a GPU: the share of drafts that count as right, whatever"
+        " they are; the texts mean nothing",
     )
     block_size: int = Field(16, gt=0, le=256, description="tokens in one KV block")
     max_num_seqs: int = Field(128, gt=0, description="sequences that run at once")

@@ -37,7 +37,7 @@ def attend(query: Tensor, kv_cache: Tensor, attention: DeviceAttention, scale: f
 
     The T tokens' own keys and values are in the cache already. Both tensors are contiguous.
     """
-    if not runs_triton(query):
+    if attention.backend == "sdpa" or not runs_triton(query):
         return gathered.attend(query, kv_cache, attention, scale)
     from kernels.paged_attention import triton
 

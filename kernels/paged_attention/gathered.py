@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from kernels.paged_attention.batch import MAX_GATHERED_TOKENS
 from kernels.paged_attention.device import ChunkRows, DecodeRows, DeviceAttention, seen_keys
 
 
@@ -23,11 +24,16 @@ def attend(query: Tensor, kv_cache: Tensor, attention: DeviceAttention, scale: f
 def _decode(
     query: Tensor, kv_cache: Tensor, rows: DecodeRows, max_keys: int, scale: float
 ) -> Tensor:
-    """query [B, width, H, D] → the same shape."""
+    """query [B, width, H, D] → the same shape. So many rows at a time that their copies have a
+    bound."""
     num_keys = min(max_keys, rows.tables.shape[1] * kv_cache.shape[1])
     positions = rows.starts.unsqueeze(1) + torch.arange(rows.width, device=query.device)
     is_seen = seen_keys(positions, num_keys, rows.first_keys)
-    return _attend(query, kv_cache, rows.tables[rows.slots], is_seen, scale)
+    tables = rows.tables[rows.slots]
+    num_rows = max(1, MAX_GATHERED_TOKENS // num_keys)
+    parts = zip(*(torch.split(each, num_rows) for each in (query, tables, is_seen)), strict=True)
+    attended = [_attend(part, kv_cache, blocks, seen, scale) for part, blocks, seen in parts]
+    return torch.cat(attended)
 
 
 def _attend_chunks(

@@ -10,6 +10,7 @@ from kernels.sample import adjust
 from services.worker.batch import Batch, prepare_batch
 from services.worker.context import forward_context
 from services.worker.drafters import StepDone
+from services.worker.kernel_choice import choose_kernels
 from services.worker.loaded import load
 from services.worker.logprobs import tell_logprobs
 from services.worker.memory import measure_needs, plan_memory
@@ -32,7 +33,7 @@ class Engine:
     """
 
     def __init__(self, settings: WorkerConfig, progress: Progress) -> None:
-        loaded = load(settings, progress)
+        loaded = load(settings, progress, choose_kernels)
         report = plan_memory(settings, measure_needs(loaded), loaded.before, loaded.device)
         report.tell()
         self.model_info, self.capacity = loaded.model_info, loaded.capacity(report.num_blocks)

@@ -1,5 +1,5 @@
-"""What the steps of a model are computed with: our native CPU code where it can run the model, else
-torch's operators."""
+"""What the steps of a model are computed with: fused operators on GPUs; on CPUs our native code
+where it can run the model, else torch's operators."""
 
 import ctypes
 import logging
@@ -13,9 +13,11 @@ from services.worker.hardware import bound_kernel_caches, num_cores
 from services.worker.model_config import ModelConfig
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
+from services.worker.models.fused import FusedLM
 from services.worker.models.native import NativeLM, decoder_shape
 from services.worker.sampler import Sampler, TorchSampler
 from shared.config import WorkerConfig
+from shared.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -29,17 +31,13 @@ def choose_kernels(
     config: ModelConfig,
     settings: WorkerConfig,
     dtype: torch.dtype,
-    device: torch.device,
 ) -> tuple[CausalLM, Sampler]:
-    """``model``, or what computes the same with native code, and what samples from its logits; sets
-    the threads of either.
+    """On a CPU: ``model``, or what computes the same with native code, and what samples from its
+    logits; sets the threads of either.
 
     Torch's threads wait for each other, so that one which has to share its core holds up all: one
     core is left to the services around us. Native threads hand out their work piece by piece.
     """
-    if device.type != "cpu":
-        log.info("kernels: torch's operators on %s", device)
-        return model, TorchSampler()
     sampler: Sampler = TorchSampler()
     num_threads = settings.num_threads or num_cores()
     try:
@@ -57,6 +55,16 @@ def choose_kernels(
     torch.set_num_threads(1)
     log.info("kernels: native code for %s, %d threads", variant, num_threads)
     return native, sampler
+
+
+def fuse(
+    model: CausalLM, config: ModelConfig, settings: WorkerConfig, dtype: torch.dtype
+) -> tuple[CausalLM, Sampler]:
+    """As ``choose_kernels``, on a device whose engine samples by itself. Raises ConfigError."""
+    if not isinstance(model, DecoderLM):
+        raise ConfigError(f"model: {'/'.join(config.architectures)} does not run on GPUs")
+    log.info("kernels: Triton's, attention by %s", settings.attention_backend)
+    return FusedLM(model), TorchSampler()
 
 
 def _load(settings: WorkerConfig) -> tuple[str, ctypes.CDLL]:

@@ -1,6 +1,7 @@
 """A model on its device, as the settings want it, before there is a cache for its sequences."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +9,6 @@ import torch
 
 from services.worker.dummy_weights import make_dummy
 from services.worker.hardware import Memory, choose_device, choose_dtype, read_memory
-from services.worker.kernel_choice import choose_kernels
 from services.worker.kv_cache import KVCache
 from services.worker.loader import load_model
 from services.worker.model_config import ModelConfig, read_eos_ids, read_model_config
@@ -24,6 +24,7 @@ from shared.model_location import locate_model
 
 log = logging.getLogger(__name__)
 
+Choose = Callable[[CausalLM, ModelConfig, WorkerConfig, torch.dtype], tuple[CausalLM, Sampler]]
 DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
 
 
@@ -79,9 +80,9 @@ class Loaded:
         )
 
 
-def load(settings: WorkerConfig, progress: Progress) -> Loaded:
-    """``progress`` is told what loading does and how far it is, 0 … 1. Raises ConfigError where
-    model, machine and settings do not go together."""
+def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> Loaded:
+    """``choose``: what computes the model. ``progress`` is told what loading does and how far it
+    is, 0 … 1. Raises ConfigError where model, machine and settings do not go together."""
     location = locate_model(settings.model)
     check_architecture(location.folder)
     model_info = read_model_info(location.folder, [], settings.max_model_len)
@@ -95,7 +96,7 @@ def load(settings: WorkerConfig, progress: Progress) -> Loaded:
         model = make_dummy(config, dtype, device)
     else:
         model = load_model(location.folder, config, dtype, device, progress)
-    model, sampler = choose_kernels(model, config, settings, dtype, device)
+    model, sampler = choose(model, config, settings, dtype)
     return Loaded(
         settings,
         model_info,

@@ -17,6 +17,7 @@ from services.worker.device.segments import Segments
 from services.worker.device.steps import DecodeStep, MixedStep, Step
 from services.worker.device.streams import Download, Mark, upload
 from services.worker.device.told import ToldTokens
+from services.worker.kernel_choice import fuse
 from services.worker.loaded import load
 from services.worker.memory import measure_needs, plan_memory
 from services.worker.progress import Progress
@@ -35,7 +36,7 @@ class DeviceEngine:
     """
 
     def __init__(self, settings: WorkerConfig, progress: Progress) -> None:
-        loaded = load(settings, progress)
+        loaded = load(settings, progress, fuse)
         report = plan_memory(settings, measure_needs(loaded), loaded.before, loaded.device)
         report.tell()
         self.model_info, self.capacity = loaded.model_info, loaded.capacity(report.num_blocks)
@@ -52,6 +53,8 @@ class DeviceEngine:
             loaded.make_kv_cache(report.num_blocks),
             upload(self._eos_ids.astype(np.int32), self._device),
             settings.logprobs_mode == "processed_logprobs",
+            settings.attention_backend,
+            settings.draft_acceptance,
         )
         self._collector = Collector(self._table, loaded, self.capacity)
         self._in_flight: deque[Launched] = deque()

@@ -5,7 +5,7 @@ then one draft more at a time. None of them makes the host wait, nor allocates f
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,6 +50,7 @@ class Segments:
     kv_cache: KVCache
     eos_ids: Tensor  # [E] int32
     tells_processed: bool
+    attention_backend: Literal["triton", "sdpa"] = "triton"
     acceptance: float | None = None
 
     @property
@@ -135,7 +136,9 @@ class Segments:
     def attention(
         self, decode: DecodeRows | None, max_keys: int, chunks: ChunkRows | None = None
     ) -> DeviceAttention:
-        return DeviceAttention(decode, chunks, self.kv_cache.block_size, max_keys)
+        return DeviceAttention(
+            decode, chunks, self.kv_cache.block_size, max_keys, self.attention_backend
+        )
 
     def _mtp(
         self, slots: Tensor, hidden: Tensor, pairs: Pairs, width: int, max_keys: int

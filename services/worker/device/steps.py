@@ -146,7 +146,10 @@ class MixedStep:
         self._inputs = inputs
         ending = chunks.last_tokens[:, None].expand(-1, self._width).flatten()
         sampled = torch.cat((self._decoded(), self.num_decoded + ending))
-        self._logits = segments.model.logits(self.hidden[sampled])
+        if len(sampled):
+            self._logits = segments.model.logits(self.hidden[sampled])
+        else:
+            self._logits = self.hidden.new_zeros(0, 1)
         return self._logits
 
     def judge(self, adjusted: Tensor | None) -> Judged:

@@ -34,7 +34,7 @@ class Mark:
         self._at_s = time.perf_counter()
         self._event: torch.cuda.Event | None = None
         if device.type == "cuda":
-            self._event = torch.cuda.Event(enable_timing=True, blocking=True)
+            self._event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
             self._event.record()
 
     def wait(self) -> None:
@@ -46,7 +46,8 @@ class Mark:
         """Seconds, when both were waited for."""
         if self._event is None or other._event is None:
             return self._at_s - other._at_s
-        return other._event.elapsed_time(self._event) / 1000
+        elapsed_ms: float = other._event.elapsed_time(self._event)
+        return elapsed_ms / 1000
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -1,10 +1,12 @@
 """Attention over the paged KV cache."""
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
 from kernels.kv_write import kv_write
-from kernels.paged_attention import DeviceAttention, attend, paged_attention
+from kernels.paged_attention import AttentionBatch, paged_attention
 from kernels.rms_norm import rms_norm
 from services.worker.context import current_context
 from services.worker.layers.linear import Linear, MergedLinear, empty_parameter
@@ -73,9 +75,7 @@ class Attention(nn.Module):
         rotated = rotation(self.qk_norm(rotary))
         query, key = rotated[:, : self.num_heads], rotated[:, self.num_heads :]
         kv_write(kv_cache, key, value, context.slot_mapping)
-        if isinstance(context.attention, DeviceAttention):
-            attended = attend(query.contiguous(), kv_cache, context.attention, self.head_dim**-0.5)
-        else:
-            attended = paged_attention(query, kv_cache, context.attention, self.head_dim**-0.5)
+        rows = cast(AttentionBatch, context.attention)
+        attended = paged_attention(query, kv_cache, rows, self.head_dim**-0.5)
         out: Tensor = self.o_proj(attended.flatten(1))
         return out

@@ -16,6 +16,7 @@ from kernels.cpu.decoder import (
     address,
     gate_up_order,
 )
+from kernels.paged_attention import AttentionBatch
 from services.worker.context import current_context
 from services.worker.layers.attention import QKNorm
 from services.worker.layers.linear import Linear
@@ -80,8 +81,9 @@ class NativeLM(CausalLM):
         """Hidden states are float32."""
         x = self._embed(input_ids)
         context = current_context()
+        rows = cast(AttentionBatch, context.attention)
         caches = context.kv_caches[: self._num_layers]
-        self._decoder.run(x, positions, context.slot_mapping, context.attention, caches)
+        self._decoder.run(x, positions, context.slot_mapping, rows, caches)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -92,8 +94,9 @@ class NativeLM(CausalLM):
         x = self._product(hidden, mtp.hidden_norm, mtp.hidden_proj)
         x += self._product(embedded, mtp.token_norm, mtp.token_proj)
         context = current_context()
+        rows = cast(AttentionBatch, context.attention)
         caches = context.kv_caches[self._num_layers :]
-        mtp.decoder.run(x, positions, context.slot_mapping, context.attention, caches)
+        mtp.decoder.run(x, positions, context.slot_mapping, rows, caches)
         return x
 
     def mtp_logits(self, out: Tensor) -> Tensor:
