@@ -92,7 +92,7 @@ def _check(x: Tensor, weight: Tensor, residual: Tensor | None) -> None:
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def linear_kernel(
     p_x,  # [T, K]
     p_weight,  # [N, K]
@@ -125,7 +125,7 @@ def linear_kernel(
     tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=is_out)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def gated_kernel(
     p_x,  # [T, K]
     p_weight,  # [2 I, K]

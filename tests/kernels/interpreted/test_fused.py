@@ -1,5 +1,6 @@
 """A model on interpreted kernels beside its layers."""
 
+import msgspec
 import pytest
 import torch
 
@@ -17,8 +18,10 @@ from tests.services.worker.test_native import (
 
 @pytest.mark.parametrize("name", list(SHAPES)[:3])
 def test_float32_logits_are_those_of_the_layers(name: str) -> None:
-    config, prompts, dtype = make_config(name), random_prompts(1, 3, 9), torch.float32
+    sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1}
+    config = msgspec.structs.replace(make_config(name), **sizes)
+    prompts, dtype = random_prompts(1, 9), torch.float32
     expected = run(make_model(config, dtype), config, dtype, prompts, 6)
     found = run(OnDevice(FusedLM(make_model(config, dtype))), config, dtype, prompts, 6)
-    assert all(logits.std() > 0.15 for logits in expected)
+    assert all(logits.std() > 0.05 for logits in expected)
     assert furthest(found, expected) < 1e-4
