@@ -21,13 +21,14 @@ GREEDY = SamplingParams(seed=0, temperature=0.0, max_tokens=12)
 KERNELS: dict[str, dict[str, Any]] = {
     "torch": {"native_kernels": False, "block_size": 4},
     "native": {"native_kernels": True, "block_size": 16},
-    "device": {"native_kernels": False, "block_size": 4},  # what GPUs run, here on the CPU
 }
+# The engine of GPUs, here on the CPU with torch's operators.
+ENGINES = {**KERNELS, "device": {"native_kernels": False, "block_size": 4}}
 
 
 def make_engine(folder: Path, kernels: str = "torch", **settings: Any) -> AnyEngine:
-    """``kernels``: what computes the steps, one of ``KERNELS``."""
-    defaults = {"dtype": "float32", "max_num_seqs": 24, "num_threads": 1, **KERNELS[kernels]}
+    """``kernels``: what computes the steps, one of ``ENGINES``."""
+    defaults = {"dtype": "float32", "max_num_seqs": 24, "num_threads": 1, **ENGINES[kernels]}
     config = WorkerConfig(model=folder, device="cpu", **(defaults | settings))
     build = DeviceEngine if kernels == "device" else Engine
     return build(config, lambda text, fraction: None)

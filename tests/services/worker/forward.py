@@ -29,7 +29,7 @@ def prepare(
     settings = WorkerConfig(
         native_kernels=kernels == "native", num_threads=1, block_size=CAPACITY.block_size
     )
-    model, _ = choose_kernels(model, config, settings, dtype, CPU)
+    model, _ = choose_kernels(model, config, settings, dtype)
     cache = KVCache(
         config, config.num_hidden_layers, CAPACITY.num_blocks, CAPACITY.block_size, dtype, CPU
     )

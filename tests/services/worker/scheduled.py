@@ -1,15 +1,19 @@
 """The engine under the scheduler's own core: texts, and all that is told of them. No sockets."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from services.scheduler.scheduler import Planned, Scheduler
 from services.worker.engine import Engine
-from shared.messages import Generate, Grant, ResultRow, SamplingParams, StepPlan
+from shared.messages import Generate, Grant, ResultRow, SamplingParams, StepPlan, StepResult
 from shared.token_arrays import Layout, TokenArrays
+from tests.services.worker.driver import AnyEngine
 
 UNLIMITED_BYTES = 1 << 40
 
@@ -54,7 +58,7 @@ class Run:
 
 
 def run(
-    engine: Engine,
+    engine: AnyEngine,
     prompts: Sequence[list[int]],
     params: Sequence[SamplingParams] | SamplingParams,
     *,
@@ -69,25 +73,51 @@ def run(
     core.add_worker("w", engine.capacity)
     each_params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
     done, waiting = Run.of(len(prompts)), deque(enumerate(prompts))
-    in_flight = deque()
+    in_flight: deque[Collect] = deque()
     each_depth = iter(depths)
-    while waiting or core.sequences:
-        while waiting and len(core.sequences) < max_open:
-            index, prompt = waiting.popleft()
-            ids = np.array(prompt, np.int32)
-            generate = Generate(str(index), 1, 0, len(ids), each_params[index])
-            core.add(generate, ids, 0, float(index))
-            core.grant(Grant(str(index), 1, engine.capacity.max_model_len, UNLIMITED_BYTES))
-        while (planned := _plan(core, each_depth)) is not None:
-            done.note_plan(planned.plan)
-            in_flight.append(planned)
-        planned = in_flight.popleft()
-        result, arrays = engine.step(planned.plan, planned.ids)
-        layout = Layout(result.rows, arrays)
-        for each in core.absorb("w", result, arrays):
-            done.note(each.row, layout.part(each.index, each.index + 1))
+    with _launching(engine) as launch:
+        while waiting or core.sequences:
+            while waiting and len(core.sequences) < max_open:
+                index, prompt = waiting.popleft()
+                ids = np.array(prompt, np.int32)
+                generate = Generate(str(index), 1, 0, len(ids), each_params[index])
+                core.add(generate, ids, 0, float(index))
+                core.grant(Grant(str(index), 1, engine.capacity.max_model_len, UNLIMITED_BYTES))
+            while (planned := _plan(core, each_depth)) is not None:
+                done.note_plan(planned.plan)
+                in_flight.append(launch(planned.plan, planned.ids))
+            result, arrays = in_flight.popleft()()
+            layout = Layout(result.rows, arrays)
+            for each in core.absorb("w", result, arrays):
+                done.note(each.row, layout.part(each.index, each.index + 1))
+        for collect in in_flight:
+            collect()
     engine.reset()
     return done
+
+
+Collect = Callable[[], tuple[StepResult, TokenArrays]]
+Launch = Callable[[StepPlan, np.ndarray], Collect]
+
+
+@contextmanager
+def _launching(engine: AnyEngine) -> Iterator[Launch]:
+    """On a thread of its own where results may come later: launching may wait for them."""
+    if isinstance(engine, Engine):
+        yield lambda plan, ids: partial(engine.step, plan, ids)
+        return
+    with ThreadPoolExecutor(1) as thread:
+
+        def launch(plan: StepPlan, ids: np.ndarray) -> Collect:
+            launched = thread.submit(engine.launch, plan, ids)
+
+            def collect() -> tuple[StepResult, TokenArrays]:
+                launched.result()
+                return engine.collect()
+
+            return collect
+
+        yield launch
 
 
 def _plan(core: Scheduler, depths: Iterator[int]) -> Planned | None:

@@ -9,6 +9,7 @@ import pytest
 
 from services.worker.engine import Engine
 from services.worker.model_config import read_eos_ids, read_model_config
+from services.worker.models.fused import FusedLM
 from services.worker.models.native import NativeLM
 from shared.messages import (
     Admit,
@@ -28,13 +29,13 @@ from tests.services.worker.checkpoints import (
     random_prompts,
     save_qwen2,
 )
-from tests.services.worker.driver import KERNELS, Driver, Job, make_engine
+from tests.services.worker.driver import ENGINES, Driver, Job, make_engine
 
 NO_IDS = np.zeros(0, np.int32)
 FOREVER = SamplingParams(seed=0, temperature=0.0, ignore_eos=True)
 
 
-@pytest.fixture(scope="module", params=KERNELS)
+@pytest.fixture(scope="module", params=ENGINES)
 def engine(request: pytest.FixtureRequest, checkpoint: Path) -> Engine:
     return make_engine(checkpoint, request.param)
 
@@ -74,6 +75,8 @@ def ids(*lengths: int) -> np.ndarray:
 def poisoned(engine: Engine, token: int) -> Iterator[None]:
     """Gives NaN to whoever uses the token."""
     model = engine._model
+    if isinstance(model, FusedLM):
+        model = model.decoder
     is_native = isinstance(model, NativeLM)
     weight = model.embedding if is_native else model.get_parameter("model.embed_tokens.weight")
     saved = weight[token].clone()

@@ -26,7 +26,7 @@ from tests.services.worker.checkpoints import (
     save_qwen2,
     true_logits,
 )
-from tests.services.worker.driver import KERNELS, Driver, Job, make_engine
+from tests.services.worker.driver import ENGINES, Driver, Job, make_engine
 
 PARAMS = SamplingParams(seed=5, temperature=0.9, max_tokens=14, ignore_eos=True)
 CHANGES = {
@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=KERNELS)
+@pytest.fixture(scope="module", params=ENGINES)
 def engine(request: pytest.FixtureRequest, folder: Path) -> Engine:
     return make_engine(folder, request.param)
 
@@ -211,7 +211,7 @@ def test_logprobs_are_told_of_the_raw_logits(engine: Engine) -> None:
     np.testing.assert_allclose(first.values[1:], second.values[1:], atol=1e-5)
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kernels", ENGINES)
 def test_processed_logprobs_are_those_of_what_is_drawn_from(folder: Path, kernels: str) -> None:
     engine = make_engine(folder, kernels, logprobs_mode="processed_logprobs")
     (prompt,) = random_prompts(1)

@@ -9,10 +9,10 @@ from transformers import Qwen2ForCausalLM
 from services.worker.engine import Engine
 from shared.messages import SamplingParams
 from tests.services.worker.checkpoints import MAX_POSITIONS, assert_greedy, random_prompts
-from tests.services.worker.driver import KERNELS, Driver, Job, make_engine
+from tests.services.worker.driver import ENGINES, Driver, Job, make_engine
 
 
-@pytest.fixture(scope="module", params=KERNELS)
+@pytest.fixture(scope="module", params=ENGINES)
 def engine(request: pytest.FixtureRequest, checkpoint: Path) -> Engine:
     return make_engine(checkpoint, request.param)
 

@@ -7,16 +7,16 @@ from services.worker.engine import Engine
 from shared.config import EMBEDDED_MODEL
 from shared.messages import SamplingParams
 from tests.services.worker import scheduled
-from tests.services.worker.driver import KERNELS, make_engine
+from tests.services.worker.driver import ENGINES, make_engine
 from tests.services.worker.scheduled import Run
 
 PARAMS = SamplingParams(seed=0, temperature=0.0, max_tokens=24, ignore_eos=True)
 
 
-@pytest.fixture(scope="module", params=KERNELS)
+@pytest.fixture(scope="module", params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> Engine:
     """Steps of 7 tokens end inside blocks; these are for two or three sequences."""
-    num_blocks = 160 // KERNELS[request.param]["block_size"]
+    num_blocks = 160 // ENGINES[request.param]["block_size"]
     return make_engine(
         EMBEDDED_MODEL,
         request.param,

@@ -14,12 +14,12 @@ from services.worker.engine import Engine
 from shared.messages import ALL_TOKENS, Generate, SamplingParams
 from shared.token_arrays import Layout, TokenArrays, join
 from tests.services.worker.checkpoints import VOCAB_SIZE, random_prompts, true_logits
-from tests.services.worker.driver import KERNELS, Driver, Job, make_engine
+from tests.services.worker.driver import ENGINES, Driver, Job, make_engine
 
 TOLERANCE = 1e-3  # engine.md §2, of logprobs in float32
 
 
-@pytest.fixture(scope="module", params=KERNELS)
+@pytest.fixture(scope="module", params=ENGINES)
 def engine(request: pytest.FixtureRequest, checkpoint: Path) -> Engine:
     return make_engine(checkpoint, request.param)
 

@@ -16,7 +16,7 @@ from services.worker.slots import SlotTable
 from shared.config import EMBEDDED_MODEL
 from shared.messages import SamplingParams
 from tests.services.worker import scheduled
-from tests.services.worker.driver import KERNELS, make_engine
+from tests.services.worker.driver import ENGINES, KERNELS, make_engine
 from tests.services.worker.scheduled import Run
 
 BEGINNINGS = (
@@ -70,7 +70,7 @@ def params_of(temperature: float, num: int, **more: Any) -> list[SamplingParams]
 
 
 @pytest.mark.parametrize(
-    ("kernels", "depth"), [("native", 1), ("native", 3), ("torch", 2)], ids=str
+    ("kernels", "depth"), [("native", 1), ("native", 3), ("torch", 2), ("device", 3)], ids=str
 )
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
@@ -122,7 +122,7 @@ def test_what_else_is_asked_holds_for_each_token_of_a_run(wishes: dict[str, Any]
     assert with_drafts.num_accepted > 0
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kernels", ENGINES)
 def test_every_emitted_token_has_its_logprobs(kernels: str) -> None:
     params = params_of(0.7, 24, logprobs=4)
     with_drafts = scheduled.run(engine_of(kernels, "mtp", 3), prompts(), params)
@@ -137,7 +137,7 @@ def same_drafts(one: Run, other: Run) -> bool:
     return one.verified == other.verified
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kernels", ENGINES)
 def test_drafts_are_the_same_whether_a_prompt_is_cached_or_not(kernels: str) -> None:
     """The head's KV lies with the blocks: no hit, not even of a whole prompt, lacks any of it."""
     some = prompts()[9:15]
@@ -153,7 +153,7 @@ def test_drafts_are_the_same_whether_a_prompt_is_cached_or_not(kernels: str) -> 
     assert cached.num_accepted > 0
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kernels", ENGINES)
 def test_drafts_are_the_same_however_a_prompt_is_cut(kernels: str) -> None:
     params = SamplingParams(seed=3, temperature=0.0, max_tokens=24, ignore_eos=True)
     some = prompts()[9:15]
@@ -164,11 +164,11 @@ def test_drafts_are_the_same_however_a_prompt_is_cut(kernels: str) -> None:
     assert same_drafts(in_pieces, whole)
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kernels", ENGINES)
 @pytest.mark.parametrize("pipeline_depth", [1, 2])
 def test_preempted_sequences_go_on_with_the_same_text(kernels: str, pipeline_depth: int) -> None:
     """Blocks for two or three of the longest."""
-    num_blocks = 400 // KERNELS[kernels]["block_size"]
+    num_blocks = 400 // ENGINES[kernels]["block_size"]
     tight = engine_of(kernels, "mtp", 3, num_gpu_blocks_override=num_blocks)
     params = params_of(0.7, 24)
     squeezed = scheduled.run(
@@ -178,7 +178,7 @@ def test_preempted_sequences_go_on_with_the_same_text(kernels: str, pipeline_dep
     assert squeezed.num_resumed > 0
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kernels", ENGINES)
 def test_drafts_come_back_after_a_pause_and_caches_with_gaps_do_no_harm(kernels: str) -> None:
     """The head sees what it has of a text since it went on, and of cached blocks the last ones that
     it has as a whole."""
