@@ -19,29 +19,33 @@ LOG2_E = 1.4426950408889634
 NUM_SPLITS = 16
 # Rows of queries in a program that decodes: a product wants 16 and gets slow above 64.
 MIN_QUERIES, MAX_QUERIES = 16, 64
+# Blocks are looked up two stages before their keys are used, which are on their way for two more.
+NUM_STAGES = 5
 
 
 class Config(NamedTuple):
     num_queries: int  # rows of a program's product: tokens × heads that share keys, or tokens
     num_keys: int  # of a tile
     num_warps: int
-    num_stages: int
+    num_stages: int = NUM_STAGES
 
 
 def decode_config(num_queries: int, head_dim: int, dtype: torch.dtype) -> Config:
-    """``num_queries``: tokens of a row × heads that share a KV head. Unmeasured: tiles of 64 keys
-    of 128 in bfloat16 are 32 KiB, two of which are on their way while one is worked on."""
-    num_rows = min(max(triton.next_power_of_2(num_queries), MIN_QUERIES), MAX_QUERIES)
+    """``num_queries``: tokens of a row × heads that share a KV head. Unmeasured: 64 keys and
+    values of 128 in bfloat16 are 32 KiB, so that 64 KiB are on their way to a processor. More warps
+    where registers would spill; products in float32 have no tensor cores and take many."""
     if dtype == torch.float32:
-        return Config(num_rows, 16, 4, 2)
-    return Config(num_rows, 64 if head_dim <= 128 else 32, 4, 4)
+        return Config(MIN_QUERIES, 16, 4 if head_dim <= 128 else 8)
+    num_rows = min(max(triton.next_power_of_2(num_queries), MIN_QUERIES), MAX_QUERIES)
+    num_warps = 4 if num_rows == MIN_QUERIES and head_dim <= 128 else 8
+    return Config(num_rows, 64 if head_dim <= 128 else 32, num_warps)
 
 
 def chunk_config(head_dim: int, dtype: torch.dtype) -> Config:
-    """Unmeasured: what FlashAttention takes on such cards; float32 has no tensor cores."""
+    """Unmeasured: the largest products whose registers do not spill."""
     if dtype == torch.float32:
-        return Config(32, 16, 4, 2)
-    return Config(TILE, 64 if head_dim <= 128 else 32, 8, 3)
+        return Config(16, 16, 4 if head_dim <= 128 else 8)
+    return Config(TILE, 64, 8) if head_dim <= 128 else Config(64, 32, 8)
 
 
 def attend(query: Tensor, kv_cache: Tensor, attention: DeviceAttention, scale: float) -> Tensor:

@@ -1,6 +1,47 @@
 """Triton kernels in its interpreter, which has to be chosen before Triton is imported: these tests
-run in a process of their own, ``TRITON_INTERPRET=1 pytest tests/kernels/interpreted``."""
+run in a process of their own, ``TRITON_INTERPRET=1 pytest tests/kernels/interpreted``.
+
+The interpreter keeps a bfloat16 as its bits. Its products would multiply those, and its casts cut
+off where cards round to the nearest: here both do what cards do.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
 
 from kernels.dispatch import IS_INTERPRETED
 
 collect_ignore_glob = [] if IS_INTERPRETED else ["test_*.py"]
+
+if IS_INTERPRETED:
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    convert_float = interpreter._convert_float
+    create_dot = interpreter.InterpreterBuilder.create_dot
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _bfloat16_as_on_cards() -> None:
+    interpreter._convert_float = _convert_float
+    interpreter.InterpreterBuilder.create_dot = _create_dot
+
+
+def _convert_float(data: np.ndarray, source: Any, target: Any, rounding: Any) -> np.ndarray:
+    if source != tl.float32 or target != tl.bfloat16:
+        return convert_float(data, source, target, rounding)
+    rounded = torch.from_numpy(np.array(data, np.float32)).bfloat16()
+    return rounded.view(torch.uint16).numpy()
+
+
+def _create_dot(self: Any, left: Any, right: Any, *arguments: Any) -> Any:
+    return create_dot(self, _widen(left), _widen(right), *arguments)
+
+
+def _widen(handle: Any) -> Any:
+    if handle.dtype.scalar != tl.bfloat16:
+        return handle
+    wide = torch.from_numpy(np.array(handle.data)).view(torch.bfloat16).float()
+    return interpreter.TensorHandle(wide.numpy(), tl.float32)

@@ -3,12 +3,18 @@
 import pytest
 import torch
 
-from kernels.paged_attention import TILE
+from kernels.paged_attention import TILE, triton
 from tests.kernels.attended import Heads, Step, compare
 
 TOLERANCE = 1e-5
-BFLOAT16_TOLERANCE = 3e-2  # the interpreter cuts weights and results off
+BFLOAT16_TOLERANCE = 2e-2
 SMALL = Heads(4, 2, 16)
+
+
+@pytest.fixture(autouse=True)
+def _few_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program takes the interpreter half a millisecond, if it has no keys too."""
+    monkeypatch.setattr(triton, "NUM_SPLITS", 2)
 
 
 @pytest.mark.parametrize("start", [0, 1, 14, 15, 16, 31, 32, 63])
@@ -42,8 +48,12 @@ def test_any_block_size_agrees(block_size: int) -> None:
     compare(Step([20, 5], 3, [(2, 9)], block_size=block_size), SMALL, TOLERANCE)
 
 
-@pytest.mark.parametrize("start", [254, 255, 256, 280])
-def test_rows_of_more_tiles_than_splits_agree(start: int) -> None:
+@pytest.mark.parametrize("num_splits", [1, 4, 16])
+@pytest.mark.parametrize("start", [62, 63, 64, 200])
+def test_any_number_of_splits_agrees(
+    num_splits: int, start: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton, "NUM_SPLITS", num_splits)
     compare(Step([start, 3], 2, block_size=16), SMALL, TOLERANCE)
 
 

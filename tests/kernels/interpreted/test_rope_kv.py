@@ -9,8 +9,8 @@ from tests.kernels.rotations import rotation_table
 EPS = 1e-6
 NUM_POSITIONS = 50
 NUM_PLACES = 24
-# The interpreter cuts bfloat16 off, twice here, where cards and the reference round to the nearest.
-TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 2**-5}
+# Products are rounded in another order: a bfloat16 may become its neighbour.
+TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 2**-7}
 
 
 def compare(

@@ -1,0 +1,119 @@
+"""The kernels of attend compile for cards: registers do not spill, shared memory suffices."""
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import triton
+
+from kernels.paged_attention import TILE
+from kernels.paged_attention.triton import (
+    NUM_SPLITS,
+    Config,
+    chunk_config,
+    chunk_kernel,
+    combine_kernel,
+    decode_config,
+    decode_kernel,
+)
+from tests.kernels.compiled import AMPERE, HOPPER, MAX_SHARED_BYTES, Resources, compile_kernel
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+SCALARS = {"table_stride": "i32:16", "max_keys": "i32:16", "scale": "fp32"}
+FLOATS = {"p_partials": "*fp32", "p_weights": "*fp32"}
+BLOCK_SIZE = 16
+
+
+class Shape(NamedTuple):
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str = "bf16"
+
+
+QWEN3_8B = Shape(32, 8, 128)
+EMBEDDED = Shape(4, 2, 64)
+WIDE = Shape(16, 4, 256)
+ODD = Shape(8, 2, 96)
+
+
+def check(
+    kernel: Any, shape: Shape, config: Config, arch: int, hides: bool, **constants: int
+) -> None:
+    """Compiles; ``constants`` are those of this kernel alone."""
+    known = {
+        "NUM_HEADS": shape.num_heads,
+        "NUM_KV_HEADS": shape.num_kv_heads,
+        "HEAD_DIM": shape.head_dim,
+        "BLOCK_SIZE": BLOCK_SIZE,
+        "BLOCK_QUERIES": config.num_queries,
+        "BLOCK_KEYS": config.num_keys,
+        "BLOCK_DIM": triton.next_power_of_2(shape.head_dim),
+        **constants,
+        **({} if hides else {"p_first_keys": None}),
+    }
+    own = dict.fromkeys(("p_query", "p_kv_cache", "p_out"), f"*{shape.dtype}")
+    types = SCALARS | FLOATS | own
+    names = kernel.arg_names
+    resources = compile_kernel(
+        kernel,
+        {
+            name: types.get(name, "*i32")
+            for name in names
+            if name not in known and name[0].islower()
+        },
+        {name: value for name, value in known.items() if name in names},
+        arch,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    assert_fits(resources, arch)
+
+
+def assert_fits(resources: Resources, arch: int) -> None:
+    assert resources.num_stack_bytes == 0
+    assert resources.shared_bytes <= MAX_SHARED_BYTES[arch]
+
+
+@pytest.mark.parametrize("arch", [AMPERE, HOPPER])
+@pytest.mark.parametrize(
+    ("shape", "width", "hides"),
+    [
+        (QWEN3_8B, 1, False),
+        (QWEN3_8B, 5, True),
+        (QWEN3_8B, 17, False),
+        (EMBEDDED, 1, False),
+        (ODD, 3, False),
+        (WIDE, 17, False),
+        (QWEN3_8B._replace(dtype="fp32"), 5, False),
+    ],
+)
+def test_rows_that_decode(shape: Shape, width: int, hides: bool, arch: int) -> None:
+    num_queries = width * shape.num_heads // shape.num_kv_heads
+    config = decode_config(num_queries, shape.head_dim, DTYPES[shape.dtype])
+    sizes = {"WIDTH": width, "NUM_SPLITS": NUM_SPLITS}
+    num_tiles = triton.cdiv(num_queries, config.num_queries)
+    check(decode_kernel, shape, config, arch, hides, **sizes, NUM_TILES=num_tiles)
+
+
+@pytest.mark.parametrize("shape", [QWEN3_8B, EMBEDDED, WIDE])
+def test_their_splits(shape: Shape) -> None:
+    config = decode_config(4, shape.head_dim, DTYPES[shape.dtype])._replace(num_warps=2)
+    check(combine_kernel, shape, config, HOPPER, True, WIDTH=4, NUM_SPLITS=NUM_SPLITS)
+
+
+@pytest.mark.parametrize(
+    ("shape", "hides", "arch"),
+    [
+        (QWEN3_8B, False, HOPPER),
+        (QWEN3_8B, True, AMPERE),
+        (EMBEDDED, True, HOPPER),
+        (WIDE, False, HOPPER),
+        (ODD, False, HOPPER),
+        (QWEN3_8B._replace(dtype="fp32"), False, HOPPER),
+    ],
+)
+def test_chunks(shape: Shape, hides: bool, arch: int) -> None:
+    config = chunk_config(shape.head_dim, DTYPES[shape.dtype])
+    num_parts = TILE // config.num_queries
+    check(chunk_kernel, shape, config, arch, hides, NUM_PARTS=num_parts)

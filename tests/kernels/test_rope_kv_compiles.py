@@ -1,0 +1,45 @@
+"""The kernel of rope_kv compiles for cards without spilling."""
+
+import pytest
+
+from kernels.rope_kv.triton import BLOCK_HEADS, NUM_WARPS, rope_kv_kernel
+from tests.kernels.compiled import AMPERE, HOPPER, compile_kernel
+
+FLOATS = ("p_heads", "p_query_norm", "p_key_norm", "p_query", "p_kv_cache")
+
+
+@pytest.mark.parametrize("arch", [AMPERE, HOPPER])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "has_norm", "is_interleaved"),
+    [(32, 8, 128, True, False), (4, 2, 64, False, False), (16, 4, 256, False, True)],
+)
+def test_kernel(
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    has_norm: bool,
+    is_interleaved: bool,
+    dtype: str,
+    arch: int,
+) -> None:
+    signature = dict.fromkeys(FLOATS, f"*{dtype}") | {
+        "p_table": "*fp32",
+        "p_positions": "*i64",
+        "p_slot_mapping": "*i64",
+        "num_positions": "i32:16",
+        "eps": "fp32",
+    }
+    constants: dict[str, int | None] = {
+        "NUM_HEADS": num_heads,
+        "NUM_KV_HEADS": num_kv_heads,
+        "HEAD_DIM": head_dim,
+        "IS_INTERLEAVED": is_interleaved,
+        "BLOCK_HEADS": BLOCK_HEADS,
+        "BLOCK_DIM": head_dim,
+    }
+    if not has_norm:
+        constants |= dict.fromkeys(FLOATS[1:3])
+        signature = {name: kind for name, kind in signature.items() if name not in constants}
+    resources = compile_kernel(rope_kv_kernel, signature, constants, arch, num_warps=NUM_WARPS)
+    assert resources.num_stack_bytes == 0
