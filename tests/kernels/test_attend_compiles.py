@@ -75,17 +75,20 @@ def assert_fits(resources: Resources, arch: int) -> None:
     assert resources.shared_bytes <= MAX_SHARED_BYTES[arch]
 
 
-@pytest.mark.parametrize("arch", [AMPERE, HOPPER])
 @pytest.mark.parametrize(
-    ("shape", "width", "hides"),
+    ("shape", "width", "hides", "arch"),
     [
-        (QWEN3_8B, 1, False),
-        (QWEN3_8B, 5, True),
-        (QWEN3_8B, 17, False),
-        (EMBEDDED, 1, False),
-        (ODD, 3, False),
-        (WIDE, 17, False),
-        (QWEN3_8B._replace(dtype="fp32"), 5, False),
+        (QWEN3_8B, 1, False, HOPPER),
+        (QWEN3_8B, 1, True, AMPERE),
+        (QWEN3_8B, 5, True, HOPPER),
+        (QWEN3_8B, 17, False, HOPPER),
+        (QWEN3_8B, 17, False, AMPERE),
+        (EMBEDDED, 1, False, HOPPER),
+        (ODD, 3, False, HOPPER),
+        (WIDE, 1, False, HOPPER),
+        (WIDE, 17, False, HOPPER),
+        (QWEN3_8B._replace(dtype="fp32"), 5, False, HOPPER),
+        (WIDE._replace(dtype="fp32"), 1, False, HOPPER),
     ],
 )
 def test_rows_that_decode(shape: Shape, width: int, hides: bool, arch: int) -> None:
@@ -106,8 +109,10 @@ def test_their_splits(shape: Shape) -> None:
     ("shape", "hides", "arch"),
     [
         (QWEN3_8B, False, HOPPER),
-        (QWEN3_8B, True, AMPERE),
+        (QWEN3_8B, True, HOPPER),
+        (QWEN3_8B, False, AMPERE),
         (EMBEDDED, True, HOPPER),
+        (EMBEDDED, False, AMPERE),
         (WIDE, False, HOPPER),
         (ODD, False, HOPPER),
         (QWEN3_8B._replace(dtype="fp32"), False, HOPPER),
