@@ -16,7 +16,6 @@ from kernels.paged_attention import (
     reference,
 )
 
-NUM_BLOCKS = 40
 MAX_BLOCKS = 24
 CPU = torch.device("cpu")
 
@@ -48,18 +47,50 @@ class Step(NamedTuple):
         return np.arange(len(before)) % (before + 1) if self.hides else None
 
 
-def compare(step: Step, heads: Heads, tolerance: float, dtype: torch.dtype = torch.float32) -> None:
+def compare(
+    step: Step,
+    heads: Heads,
+    tolerance: float,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device = CPU,
+) -> None:
     """Asserts that ``attend`` and the reference agree where all that nobody sees is NaN."""
     starts, num_tokens = step.rows.T
-    tables, cache = _random_cache(step, heads, dtype)
+    tables, cache = random_cache(step, heads, dtype)
     query = torch.randn(int(num_tokens.sum()), *heads[::2]).to(dtype)
     num_keys = starts + num_tokens
     batch = prepare_attention(
         num_tokens, num_keys, tables, step.block_size, dtype, CPU, step.first_keys
     )
     expected = reference.paged_attention(query, cache, batch, heads.head_dim**-0.5)
-    actual = attend(query, cache, device_attention(step, tables), heads.head_dim**-0.5)
-    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
+    with device:
+        attention = device_attention(step, tables)
+    actual = attend(query.to(device), cache.to(device), attention, heads.head_dim**-0.5)
+    torch.testing.assert_close(actual.cpu(), expected, atol=tolerance, rtol=tolerance)
+
+
+def assert_later_tokens_do_not_matter(heads: Heads) -> None:
+    """NaN in the keys and values of a row's last token changes nothing of the tokens before it."""
+    step = Step([6, 30], 3, [(5, 4)])
+    last = step.rows.sum(1) - 1
+    tables, cache = random_cache(step, heads, torch.float32)
+    query = torch.randn(int(step.rows[:, 1].sum()), *heads[::2])
+    attention = device_attention(step, tables)
+    expected = attend(query, cache, attention, 1.0)
+    cache[tables[np.arange(3), last // step.block_size], last % step.block_size] = float("nan")
+    actual = attend(query, cache, attention, 1.0)
+    before = torch.tensor([0, 1, 3, 4, 6, 7, 8])
+    torch.testing.assert_close(actual[before], expected[before], atol=0, rtol=0)
+
+
+def assert_other_rows_do_not_matter(heads: Heads) -> None:
+    """A row alone has the same bits."""
+    step = Step([6, 70, 21], 2)
+    tables, cache = random_cache(step, heads, torch.float32)
+    query = torch.randn(6, *heads[::2])
+    together = attend(query, cache, device_attention(step, tables), 1.0)
+    alone = device_attention(Step(step.starts[1:2], 2), tables[1:2])
+    torch.testing.assert_close(attend(query[2:4], cache, alone, 1.0), together[2:4], atol=0, rtol=0)
 
 
 def device_attention(step: Step, tables: np.ndarray) -> DeviceAttention:
@@ -93,7 +124,7 @@ def device_attention(step: Step, tables: np.ndarray) -> DeviceAttention:
     )
 
 
-def _random_cache(step: Step, heads: Heads, dtype: torch.dtype) -> tuple[np.ndarray, Tensor]:
+def random_cache(step: Step, heads: Heads, dtype: torch.dtype) -> tuple[np.ndarray, Tensor]:
     """Block tables of the rows, and a cache that is NaN but for the keys that they see."""
     generator = np.random.default_rng()
     num_blocks = len(step.rows) * MAX_BLOCKS
@@ -109,4 +140,4 @@ def _random_cache(step: Step, heads: Heads, dtype: torch.dtype) -> tuple[np.ndar
 
 
 def _int32(array: np.ndarray) -> Tensor:
-    return torch.from_numpy(array.astype(np.int32))
+    return torch.tensor(array.astype(np.int32))

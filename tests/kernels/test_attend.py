@@ -7,7 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.paged_attention import TILE, make_tiles
-from tests.kernels.attended import Heads, Step, compare
+from tests.kernels.attended import (
+    Heads,
+    Step,
+    assert_later_tokens_do_not_matter,
+    compare,
+)
 
 TOLERANCE = 1e-5
 
@@ -31,6 +36,21 @@ def test_any_step_agrees(step: Step, heads: Heads) -> None:
 @pytest.mark.parametrize("start", [0, 3, 4, 5])
 def test_bfloat16_agrees(start: int) -> None:
     compare(Step([start, 20], 2, [(start, 9)]), Heads(4, 2, 8), 2e-2, torch.bfloat16)
+
+
+def test_what_later_tokens_are_does_not_matter() -> None:
+    assert_later_tokens_do_not_matter(Heads(4, 2, 8))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("heads", [Heads(32, 8, 128), Heads(4, 2, 64), Heads(8, 2, 96)])
+@pytest.mark.parametrize("width", [1, 3, 17])
+def test_cards_agree(heads: Heads, width: int, dtype: torch.dtype) -> None:
+    step = Step([0, 17, 300], width, [(0, 140), (130, 20)], block_size=16, hides=width == 3)
+    compare(
+        step, heads, 2e-2 if dtype == torch.bfloat16 else TOLERANCE, dtype, torch.device("cuda")
+    )
 
 
 def test_every_token_of_a_chunk_has_a_tile() -> None:
