@@ -1,7 +1,45 @@
-"""Tables of rotary positions for tests."""
+"""What ``rope_kv`` makes of random heads."""
 
 import torch
 from torch import Tensor
+
+from kernels.rope_kv import reference, rope_kv
+
+EPS = 1e-6
+NUM_POSITIONS = 50
+NUM_PLACES = 24
+# Products are rounded in another order: a bfloat16 may become its neighbour.
+TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 2**-7}
+CPU = torch.device("cpu")
+
+
+def compare(
+    num_tokens: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    *,
+    has_norm: bool = True,
+    is_interleaved: bool = False,
+    device: torch.device = CPU,
+) -> None:
+    """Asserts that queries and caches agree."""
+    heads = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim).to(dtype)
+    norms = [torch.rand(head_dim).to(dtype) + 0.5 if has_norm else None for _ in range(2)]
+    table = rotation_table(NUM_POSITIONS, head_dim, is_interleaved)
+    positions = torch.randint(0, NUM_POSITIONS, (num_tokens,))
+    places = torch.randperm(NUM_PLACES)[:num_tokens]
+    expected_cache = torch.randn(NUM_PLACES // 4, 4, 2, num_kv_heads, head_dim).to(dtype)
+    cache = expected_cache.clone()
+    arguments = (heads, *norms, EPS, table, positions, places)
+    expected = reference.rope_kv(*arguments, expected_cache, is_interleaved)
+    moved = [part.to(device) if isinstance(part, Tensor) else part for part in arguments]
+    cache = cache.to(device)
+    actual = rope_kv(*moved, cache, is_interleaved)
+    close = {"atol": TOLERANCES[dtype], "rtol": TOLERANCES[dtype]}
+    torch.testing.assert_close(actual.cpu(), expected, **close)
+    torch.testing.assert_close(cache.cpu(), expected_cache, **close)
 
 
 def rotation_table(num_positions: int, head_dim: int, is_interleaved: bool) -> Tensor:

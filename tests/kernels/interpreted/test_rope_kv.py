@@ -3,39 +3,8 @@
 import pytest
 import torch
 
-from kernels.rope_kv import reference, rope_kv
-from tests.kernels.rotations import rotation_table
-
-EPS = 1e-6
-NUM_POSITIONS = 50
-NUM_PLACES = 24
-# Products are rounded in another order: a bfloat16 may become its neighbour.
-TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 2**-7}
-
-
-def compare(
-    num_tokens: int,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    *,
-    has_norm: bool = True,
-    is_interleaved: bool = False,
-) -> None:
-    heads = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim).to(dtype)
-    norms = [torch.rand(head_dim).to(dtype) + 0.5 if has_norm else None for _ in range(2)]
-    table = rotation_table(NUM_POSITIONS, head_dim, is_interleaved)
-    positions = torch.randint(0, NUM_POSITIONS, (num_tokens,))
-    places = torch.randperm(NUM_PLACES)[:num_tokens]
-    expected_cache = torch.randn(NUM_PLACES // 4, 4, 2, num_kv_heads, head_dim).to(dtype)
-    cache = expected_cache.clone()
-    arguments = (heads, *norms, EPS, table, positions, places)
-    expected = reference.rope_kv(*arguments, expected_cache, is_interleaved)
-    actual = rope_kv(*arguments, cache, is_interleaved)
-    close = {"atol": TOLERANCES[dtype], "rtol": TOLERANCES[dtype]}
-    torch.testing.assert_close(actual, expected, **close)
-    torch.testing.assert_close(cache, expected_cache, **close)
+from kernels.rope_kv import rope_kv
+from tests.kernels.rotations import EPS, NUM_POSITIONS, compare
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
