@@ -2,7 +2,7 @@
 
 Philox4x32-10 (Salmon et al., SC 2011) with the seed as key and (token id, position in the whole
 sequence, choice, purpose) as counter. ``reference.py`` defines it in numpy; torch serves every
-device with the same bits, and ``kernels/cpu/noise.h`` CPUs.
+device with the same bits, ``kernels/cpu/noise.h`` CPUs and ``triton.py`` kernels.
 """
 
 from torch import Tensor

@@ -1,7 +1,7 @@
 """Logprobs of drawn tokens, and of the likeliest tokens or the whole vocabulary.
 
 ``reference.py`` says the same row by row in numpy; torch serves every device, and
-``kernels/cpu/logprobs.cpp`` CPUs.
+``kernels/cpu/logprobs.cpp`` CPUs. ``triton.py`` tells a CUDA graph's rows of their 20 likeliest.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Drawing by parameters that lie by slot on the device, so that a CUDA graph can hold it.
 
 The host need not know which rows are greedy or which filters they ask for. ``triton.py`` serves
-GPUs; elsewhere ``sample`` does it.
+CUDA devices, ``sample`` CPUs. All tensors are contiguous.
 """
 
 from typing import NamedTuple
