@@ -27,7 +27,7 @@ PIECE_BYTES = 32
 
 @dataclass(frozen=True)
 class Needs:
-    """Bytes that the model takes on its device, and the limits that the peak was estimated for."""
+    """Bytes that the model takes on its device, and the limits that the peak is for."""
 
     weights: int
     peak: int
@@ -35,6 +35,12 @@ class Needs:
     block_size: int
     max_num_seqs: int
     max_model_len: int
+    graphs: int | None = None  # None: the peak was estimated, and there are no graphs
+
+    @property
+    def total(self) -> int:
+        """Without the KV cache."""
+        return self.weights + self.peak + (self.graphs or 0)
 
     @property
     def blocks_per_request(self) -> int:
@@ -66,12 +72,21 @@ class MemoryReport:
         num_tokens = self.num_blocks * needs.block_size
         concurrency = num_tokens / needs.max_model_len
         return [
-            f"memory: {_mib(self.budget)} may be used, {_mib(self.others)} are used by others",
-            f"weights: {_mib(needs.weights)}, as they lie in memory",
-            f"peak of a step: {_mib(needs.peak)} (estimated)",
+            f"memory: {mib(self.budget)} may be used, {mib(self.others)} are used by others",
+            f"weights: {mib(needs.weights)}, as they lie in memory",
+            *self._peak_lines(),
             f"KV cache: {self.num_blocks} blocks of {needs.block_size} tokens = {num_tokens} tokens"
-            f" ({_mib(self.kv_cache)})",
+            f" ({mib(self.kv_cache)})",
             f"maximum concurrency for {needs.max_model_len} tokens per request: {concurrency:.2f}×",
+        ]
+
+    def _peak_lines(self) -> list[str]:
+        peak, graphs = self.needs.peak, self.needs.graphs
+        if graphs is None:
+            return [f"peak of a step: {mib(peak)} (estimated)"]
+        return [
+            f"peak of a step, slots and kernels: {mib(peak)} (measured)",
+            f"CUDA graphs: {mib(graphs)} (expected)",
         ]
 
 
@@ -91,7 +106,7 @@ def measure_needs(loaded: Loaded) -> Needs:
     return needs_of(loaded, activations + gathered + masks + max(logits, prompts))
 
 
-def needs_of(loaded: Loaded, peak: int) -> Needs:
+def needs_of(loaded: Loaded, peak: int, graphs: int | None = None) -> Needs:
     """With ``peak``, what a step takes beside weights and KV cache."""
     model, settings = loaded.model, loaded.settings
     return Needs(
@@ -101,6 +116,7 @@ def needs_of(loaded: Loaded, peak: int) -> Needs:
         block_size=settings.block_size,
         max_num_seqs=settings.max_num_seqs,
         max_model_len=loaded.model_info.max_model_len,
+        graphs=graphs,
     )
 
 
@@ -134,7 +150,7 @@ def plan_memory(
     """
     budget = int(before.total * settings.gpu_memory_utilization)
     others = before.total - before.free
-    room = _room(settings, budget - others - needs.weights - needs.peak, device)
+    room = _room(settings, budget - others - needs.total, device)
     num_blocks = min(room // needs.block, needs.max_num_seqs * needs.blocks_per_request)
     num_blocks = settings.num_gpu_blocks_override or num_blocks
     report = MemoryReport(num_blocks, budget, others, needs)
@@ -167,10 +183,11 @@ def _too_little(settings: WorkerConfig, needs: Needs, room: int, report: MemoryR
         )
     return (
         f"max-model-len: the KV cache of one request of {needs.max_model_len} tokens takes"
-        f" {_mib(wanted)} and {_mib(room)} are left for it; {remedy}. "
-        + "; ".join(report.lines()[:3])
+        f" {mib(wanted)} and {mib(room)} are left for it; {remedy}. "
+        + "; ".join(report.lines()[:-2])
     )
 
 
-def _mib(num_bytes: int) -> str:
+def mib(num_bytes: int) -> str:
+    """For people."""
     return f"{num_bytes / (1 << 20):.1f} MiB"

@@ -12,13 +12,15 @@ from services.worker.batch import changes_of
 from services.worker.device.chunks import prepare_chunks
 from services.worker.device.collector import Collector, Launched, StepOutput
 from services.worker.device.device_slots import DeviceSlots
+from services.worker.device.graphs import Shape, record_graphs, shapes
+from services.worker.device.measure import measure
 from services.worker.device.planned import HostLengths, PlannedRows
-from services.worker.device.segments import Segments
+from services.worker.device.segments import make_segments
 from services.worker.device.steps import DecodeStep, MixedStep, Step
 from services.worker.device.streams import Download, Mark, upload
 from services.worker.device.told import ToldTokens
 from services.worker.kernel_choice import fuse
-from services.worker.loaded import load
+from services.worker.loaded import Loaded, load
 from services.worker.memory import measure_needs, plan_memory
 from services.worker.progress import Progress
 from services.worker.slots import SlotTable
@@ -37,25 +39,20 @@ class DeviceEngine:
 
     def __init__(self, settings: WorkerConfig, progress: Progress) -> None:
         loaded = load(settings, progress, fuse)
-        report = plan_memory(settings, measure_needs(loaded), loaded.before, loaded.device)
+        wanted = _shapes(loaded)
+        is_cuda = loaded.device.type == "cuda"
+        needs = measure(loaded, wanted, progress) if is_cuda else measure_needs(loaded)
+        report = plan_memory(settings, needs, loaded.before, loaded.device)
         report.tell()
         self.model_info, self.capacity = loaded.model_info, loaded.capacity(report.num_blocks)
         self._device = loaded.device
-        self._model = loaded.model
         self._method = loaded.speculation.method
         self._eos_ids = loaded.eos_ids
         self._table = SlotTable(self.capacity)
         self._slots = DeviceSlots(self.capacity, self._table, self._device)
         self._lengths = HostLengths(self.capacity)
-        self._segments = Segments(
-            self._model,
-            self._slots.state,
-            loaded.make_kv_cache(report.num_blocks),
-            upload(self._eos_ids.astype(np.int32), self._device),
-            settings.logprobs_mode == "processed_logprobs",
-            settings.attention_backend,
-            settings.draft_acceptance,
-        )
+        self._segments = make_segments(loaded, self._slots.state, report.num_blocks)
+        self._graphs = record_graphs(self._segments, wanted, self.capacity, progress)
         self._collector = Collector(self._table, loaded, self.capacity)
         self._in_flight: deque[Launched] = deque()
         self._is_collected = threading.Condition()
@@ -128,6 +125,10 @@ class DeviceEngine:
         if self._method == "ngram" and planned.depths.any():
             self._wait_for_results()
             self._slots.set_drafts(self._table, planned.decode_slots)
+        if not len(planned.chunk_slots):
+            recorded = self._graphs.find(planned.decode_slots, planned.depths)
+            if recorded is not None:
+                return recorded
         width = 1 + int(planned.depths.max(initial=0))
         slots = upload(planned.decode_slots.astype(np.int32), self._device)
         depths = upload(planned.depths.astype(np.int32), self._device)
@@ -183,3 +184,16 @@ class DeviceEngine:
         """Of all steps that were launched."""
         with self._is_collected:
             self._is_collected.wait_for(lambda: not self._in_flight)
+
+
+def _shapes(loaded: Loaded) -> list[Shape]:
+    """Of the steps to record."""
+    settings = loaded.settings
+    if settings.enforce_eager or settings.attention_backend == "sdpa":
+        return []
+    return shapes(
+        settings.cudagraph_capture_sizes,
+        loaded.max_num_seqs,
+        loaded.max_num_batched_tokens,
+        loaded.speculation.num_drafts,
+    )

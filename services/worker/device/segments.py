@@ -20,6 +20,7 @@ from kernels.slot_state import SlotState
 from kernels.store_drafts import store_drafts
 from services.worker.context import ForwardContext, forward_context
 from services.worker.kv_cache import KVCache
+from services.worker.loaded import Loaded
 from services.worker.models import CausalLM
 
 
@@ -49,6 +50,7 @@ class Segments:
     state: SlotState
     kv_cache: KVCache
     eos_ids: Tensor  # [E] int32
+    drafts: bool  # the model's MTP head does
     tells_processed: bool
     attention_backend: Literal["triton", "sdpa"] = "triton"
     acceptance: float | None = None
@@ -147,3 +149,18 @@ class Segments:
         attention = self.attention(rows, max_keys + 1)
         with forward_context(ForwardContext(self.kv_cache.layers, pairs.places, attention)):
             return self.model.mtp(hidden, pairs.input_ids, pairs.positions)
+
+
+def make_segments(loaded: Loaded, state: SlotState, num_blocks: int) -> Segments:
+    """With a KV cache of ``num_blocks``."""
+    settings = loaded.settings
+    return Segments(
+        loaded.model,
+        state,
+        loaded.make_kv_cache(num_blocks),
+        torch.from_numpy(loaded.eos_ids).int().to(loaded.device),
+        loaded.speculation.method == "mtp",
+        settings.logprobs_mode == "processed_logprobs",
+        settings.attention_backend,
+        settings.draft_acceptance,
+    )

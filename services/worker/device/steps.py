@@ -14,7 +14,7 @@ from services.worker.device.chunks import Chunks
 from services.worker.device.segments import Forwarded, Judged, Segments
 
 Run = Callable[[], None]
-Record = Callable[[Run], Run]  # what is given back runs it again, on the same tensors
+Record = Callable[[Run], Run]  # runs it; what is given back runs it again, on the same tensors
 
 
 class Step(Protocol):
@@ -52,12 +52,12 @@ class DecodeStep:
         self._run_first: Run = self._first_draft
         self._run_next: Run = self._next_draft
 
-    def record(self, record: Record, drafts: bool) -> None:
+    def record(self, record: Record) -> None:
         """From now on its parts are replayed."""
         self._is_recorded = True
         self._run_forward = record(self._forward)
         self._run_judge = record(self._judge)
-        if drafts:
+        if self._segments.drafts:
             self._run_first = record(self._first_draft)
             self._run_next = record(self._next_draft)
 

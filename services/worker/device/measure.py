@@ -1,0 +1,93 @@
+"""What the largest steps of a model take on a GPU, by running them."""
+
+import logging
+
+import numpy as np
+import torch
+
+from services.worker.device.chunks import prepare_chunks
+from services.worker.device.device_slots import DeviceSlots
+from services.worker.device.graphs import CudaRecorder, Shape, StepGraphs
+from services.worker.device.out_of_memory import REMEDIES, too_little
+from services.worker.device.planned import PlannedRows
+from services.worker.device.segments import Segments, make_segments
+from services.worker.device.steps import MixedStep
+from services.worker.hardware import read_memory
+from services.worker.loaded import Loaded
+from services.worker.logprobs import PIECE_LOGITS
+from services.worker.memory import PIECE_BYTES, Needs, needs_of
+from services.worker.progress import Progress
+from services.worker.slots import SlotTable
+
+log = logging.getLogger(__name__)
+
+NO_BLOCKS = 0
+
+
+@torch.inference_mode()
+def measure(loaded: Loaded, shapes: list[Shape], progress: Progress) -> Needs:
+    """Over a cache that has nobody's block alone. ``shapes`` are those of the graphs to come: the
+    first and the last of them are captured. What was taken is given back.
+
+    Raises ConfigError where the memory does not suffice.
+    """
+    capacity = loaded.capacity(NO_BLOCKS)
+    table = SlotTable(capacity)
+    slots = DeviceSlots(capacity, table, loaded.device)
+    segments = make_segments(loaded, slots.state, NO_BLOCKS)
+    progress("measuring the largest step", 0.0)
+    try:
+        _run_largest(loaded, table, segments)
+        of_step = _num_used(loaded)
+        of_graphs = _measure_graphs(loaded, segments, shapes, progress)
+    except torch.OutOfMemoryError as error:
+        what = f"max-num-batched-tokens: a step of {capacity.max_num_batched_tokens} tokens and"
+        what += f" {capacity.max_num_seqs} sequences does not fit beside the weights; {REMEDIES}"
+        raise too_little(what, error) from None
+    needs = needs_of(loaded, 0)
+    pieces = PIECE_LOGITS * PIECE_BYTES  # of wide logprobs and those of prompts
+    del slots, segments
+    torch.cuda.empty_cache()
+    return needs_of(loaded, of_step - needs.weights + pieces, of_graphs)
+
+
+def _num_used(loaded: Loaded) -> int:
+    """Bytes since before the weights, with all that torch keeps for the next time."""
+    torch.cuda.synchronize()
+    return loaded.before.free - read_memory(loaded.device).free
+
+
+def _run_largest(loaded: Loaded, table: SlotTable, segments: Segments) -> None:
+    """A prompt's chunk of every sequence, all of which then sample, and draft."""
+    num_rows, num_tokens = loaded.max_num_seqs, loaded.max_num_batched_tokens
+    nums = np.full(num_rows, num_tokens // num_rows)
+    nums[: num_tokens % num_rows] += 1
+    nums = np.minimum(nums, table.max_len - 1 - segments.state.max_drafts)
+    rows, zeros, none = np.arange(num_rows), np.zeros(num_rows, np.int64), np.zeros(0, np.int64)
+    planned = PlannedRows(none, none, rows, nums, zeros, zeros, rows)
+    segments.state.num_tokens[:num_rows] = torch.from_numpy(nums).int().to(loaded.device)
+    segments.state.ends[:num_rows] = table.max_len
+    chunks = prepare_chunks(table, planned, segments.state.block_tables)
+    decoding = chunks.slots[:0]
+    width = 1 + segments.state.max_drafts
+    step = MixedStep(segments, decoding, decoding, width, table.max_len, chunks)
+    step.forward()
+    step.judge(None)
+    if segments.drafts:
+        step.draft(segments.state.max_drafts)
+
+
+def _measure_graphs(
+    loaded: Loaded, segments: Segments, shapes: list[Shape], progress: Progress
+) -> int:
+    """Bytes of all: the largest ones' memory is shared by the others, which add what they are."""
+    if not shapes:
+        return 0
+    graphs = StepGraphs(segments, shapes[0].num_rows, loaded.model_info.max_model_len)
+    recorder = CudaRecorder(loaded.device)
+    used = [_num_used(loaded)]
+    for shape in (shapes[0], shapes[-1]):
+        progress("measuring CUDA graphs", 0.0)
+        graphs.record(shape, recorder)
+        used.append(_num_used(loaded))
+    return (used[1] - used[0]) + (used[2] - used[1]) * (len(shapes) - 1)
