@@ -22,20 +22,23 @@ def linear(
     norm: Norm | None = None,
     residual: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """(rms_norm(x) or x) @ weight.T + bias + residual.
 
     x [T, K], weight [N, K] with contiguous rows, bias [N], residual [T, N] → [T, N] in
-    ``out_dtype``, by default x's. Triton's kernel accumulates in float32 and rounds once; a token's
-    result is the same bits for every T up to ``MAX_FEW_ROWS``. Its norm rounds x * norm.weight and
-    scales the product, where ``rms_norm`` rounds when it has scaled: as exact, not the same bits.
+    ``out_dtype``, by default x's, or in ``out``, which has it. Triton's kernel accumulates in
+    float32 and rounds once; a token's result is the same bits for every T up to ``MAX_FEW_ROWS``.
+    Its norm rounds x * norm.weight and scales the product, where ``rms_norm`` rounds when it has
+    scaled: as exact, not the same bits.
     """
     out_dtype = out_dtype or x.dtype
     if _is_for_triton(x):
         from kernels.linear.triton import launch_linear
 
-        return launch_linear(x, weight, bias, norm, residual, out_dtype)
-    return plain.linear(x, weight, bias, norm, residual, out_dtype)
+        return launch_linear(x, weight, bias, norm, residual, out_dtype, out)
+    made = plain.linear(x, weight, bias, norm, residual, out_dtype)
+    return made if out is None else out.copy_(made)
 
 
 def gated(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, norm: Norm) -> Tensor:

@@ -52,11 +52,13 @@ def launch_linear(
     norm: Norm | None,
     residual: Tensor | None,
     out_dtype: torch.dtype,
+    out: Tensor | None = None,
 ) -> Tensor:
     _check(x, weight, residual)
     num_tokens, size, num_rows = *x.shape, len(weight)
     chosen = config(num_rows, size, weight.element_size(), num_tokens)
-    out = torch.empty(num_tokens, num_rows, dtype=out_dtype, device=x.device)
+    if out is None:
+        out = torch.empty(num_tokens, num_rows, dtype=out_dtype, device=x.device)
     norm_weight, eps = norm or (None, 0.0)
     linear_kernel[triton.cdiv(num_rows, chosen.block_rows),](
         *(x, weight, bias, norm_weight, residual, out, eps, num_tokens),

@@ -1,5 +1,6 @@
 """The engine on a device: launches steps without waiting for the ones before. No sockets."""
 
+import logging
 import threading
 from collections import deque
 
@@ -14,6 +15,7 @@ from services.worker.device.collector import Collector, Launched, StepOutput
 from services.worker.device.device_slots import DeviceSlots
 from services.worker.device.graphs import Shape, record_graphs, shapes
 from services.worker.device.measure import measure
+from services.worker.device.out_of_memory import REMEDIES, LostBlocks, fail, told
 from services.worker.device.planned import HostLengths, PlannedRows
 from services.worker.device.segments import make_segments
 from services.worker.device.steps import DecodeStep, MixedStep, Step
@@ -26,6 +28,8 @@ from services.worker.progress import Progress
 from services.worker.slots import SlotTable
 from shared.config import WorkerConfig
 from shared.messages import StepPlan
+
+log = logging.getLogger(__name__)
 
 
 class DeviceEngine:
@@ -54,6 +58,7 @@ class DeviceEngine:
         self._segments = make_segments(loaded, self._slots.state, report.num_blocks)
         self._graphs = record_graphs(self._segments, wanted, self.capacity, progress)
         self._collector = Collector(self._table, loaded, self.capacity)
+        self._lost = LostBlocks()
         self._in_flight: deque[Launched] = deque()
         self._is_collected = threading.Condition()
 
@@ -82,8 +87,10 @@ class DeviceEngine:
         """Puts ``plan`` on the device; ``ids`` [sum of num_ids] int32 are the known ids of the
         admitted rows."""
         fresh_blocks = self._table.apply(plan, ids)
+        self._lost.release(fresh_blocks)
         self._lengths.admit(self._table, plan)
         self._slots.update(self._table, plan)
+        failed = fail(self._table, self._lost.readers(plan), "its prefix was not computed")
         depth = min(plan.draft_depth, self.capacity.num_speculative_tokens)
         if self._method == "mtp":
             self._begin_pairs(plan, fresh_blocks)
@@ -92,6 +99,7 @@ class DeviceEngine:
         if self._method == "mtp" and depth:
             self._collector.note_chunk_pairs(planned)
         launched = Launched(plan, planned, depth, Mark(self._device))
+        launched.failed += failed
         self._run(launched)
         with self._is_collected:
             self._in_flight.append(launched)
@@ -106,19 +114,50 @@ class DeviceEngine:
         return output
 
     def _run(self, launched: Launched) -> None:
-        planned = launched.planned
-        if planned.num_rows:
-            step = self._prepare(planned)
-            logits = step.forward()
-            if len(planned.slots):
-                self._judge(launched, step, logits)
-            if isinstance(step, MixedStep):
-                launched.hidden = step.hidden[step.num_decoded :]
+        step = self._forward(launched) if launched.planned.num_rows else None
+        if step is not None:
+            self._finish(launched, *step)
+        else:
+            launched.decided = launched.ends = Mark(self._device)
+
+    def _forward(self, launched: Launched) -> tuple[Step, Tensor] | None:
+        """Where the memory is short, once more with what torch has kept of it, and then without
+        what prompts take. Steps that only decode take what was there from the start."""
+        problem = ""
+        for _ in range(2):
+            try:
+                return self._try_forward(launched.planned)
+            except torch.OutOfMemoryError as error:
+                problem = told(error)
+            torch.cuda.empty_cache()  # here, since the error kept what its frames had made
+        self._fail_chunks(launched, problem)
+        return self._try_forward(launched.planned) if launched.planned.num_rows else None
+
+    def _try_forward(self, planned: PlannedRows) -> tuple[Step, Tensor]:
+        step = self._prepare(planned)
+        return step, step.forward()
+
+    def _fail_chunks(self, launched: Launched, problem: str) -> None:
+        """Raises torch.OutOfMemoryError where there are none."""
+        slots = launched.planned.chunk_slots
+        if not len(slots):
+            raise torch.OutOfMemoryError(f"a step that only decodes: {problem}; {REMEDIES}")
+        log.error("a step with %d prompts: %s; %s", len(slots), problem, REMEDIES)
+        self._lost.add(self._table, slots)
+        launched.failed += fail(self._table, slots, problem)
+        launched.planned = launched.planned.without_chunks()
+
+    def _finish(self, launched: Launched, step: Step, logits: Tensor) -> None:
+        slots = launched.planned.slots
+        if len(slots):
+            self._judge(launched, step, logits)
+        if isinstance(step, MixedStep):
+            launched.hidden = step.hidden[step.num_decoded :]
         launched.decided = Mark(self._device)
-        if planned.num_rows and self._method == "mtp" and launched.depth:
+        if self._segments.drafts and launched.depth:
             step.draft(launched.depth)
-            if self._table.has_wishes[planned.slots].any():
-                launched.drafts = self._download_drafts(planned.slots)
+            if self._table.has_wishes[slots].any():
+                launched.drafts = self._download_drafts(slots)
         launched.ends = Mark(self._device)
 
     def _prepare(self, planned: PlannedRows) -> Step:

@@ -37,22 +37,24 @@ class Shape(NamedTuple):
 def shapes(sizes: Sequence[int], max_rows: int, max_tokens: int, max_drafts: int) -> list[Shape]:
     """Those to record, the largest first: they need most memory, which the others then share.
 
-    None has more than ``max_tokens``, which no step has; ``max_rows`` always has a shape.
+    None has more than ``max_tokens``, which no step has.
     """
     found = {
         Shape(num_rows, 1 + depth)
-        for num_rows in {*(size for size in sizes if size < max_rows), max_rows}
+        for num_rows in {min(size, max_rows) for size in sizes}
         for depth in {0, max_drafts, min(max_drafts, num_rows <= MAX_ROWS_OF_ONE_DRAFT)}
     }
-    return sorted(
-        (each for each in found if each.num_rows * each.width <= max_tokens), reverse=True
-    )
+    fitting = [shape for shape in found if shape.num_rows * shape.width <= max_tokens]
+    return sorted(fitting, reverse=True)
 
 
 class StepGraphs:
     """Decode steps of several shapes, recorded, that run with any slots."""
 
-    def __init__(self, segments: Segments, max_rows: int, max_keys: int) -> None:
+    def __init__(
+        self, segments: Segments, wanted: Sequence[Shape], max_rows: int, max_keys: int
+    ) -> None:
+        """``wanted`` are the shapes that may be recorded, of ``max_rows`` at most."""
         device = segments.eos_ids.device
         self._segments = segments
         self._max_keys = max_keys
@@ -62,6 +64,10 @@ class StepGraphs:
         self._rows = np.zeros((2, max_rows), np.int32)
         self._rows[0] = self._null_slot
         self._inputs = upload(self._rows, device)
+        max_tokens = max((shape.num_rows * shape.width for shape in wanted), default=0)
+        vocab_size = len(segments.model.decoder.lm_head.weight)
+        # Of one step at a time; what graphs have of their own is small.
+        self._logits = torch.empty(max_tokens, vocab_size, device=device)
         self._steps: dict[Shape, DecodeStep] = {}
 
     def __len__(self) -> int:
@@ -70,7 +76,8 @@ class StepGraphs:
     def record(self, shape: Shape, record: Record) -> None:
         """Raises what ``record`` raises, torch.OutOfMemoryError above all."""
         slots, depths = self._inputs[:, : shape.num_rows]
-        step = DecodeStep(self._segments, slots, depths, shape.width, self._max_keys)
+        logits = self._logits[: shape.num_rows * shape.width]
+        step = DecodeStep(self._segments, slots, depths, shape.width, self._max_keys, logits)
         step.record(record)
         self._steps[shape] = step
 
@@ -102,7 +109,7 @@ def record_graphs(
 ) -> StepGraphs:
     """Says what was recorded, and what was not, where the memory is short."""
     device = segments.eos_ids.device
-    graphs = StepGraphs(segments, capacity.max_num_seqs, capacity.max_model_len)
+    graphs = StepGraphs(segments, wanted, capacity.max_num_seqs, capacity.max_model_len)
     record = CudaRecorder(device) if device.type == "cuda" else _run_and_return
     started_s, free = time.perf_counter(), read_memory(device).free
     for index, shape in enumerate(wanted):
@@ -129,7 +136,7 @@ class CudaRecorder:
 
     def __init__(self, device: torch.device) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, run: Run) -> Run:
         """Runs it before: kernels are compiled then, and libraries get their memory. And after: who

@@ -83,9 +83,9 @@ def _measure_graphs(
     """Bytes of all: the largest ones' memory is shared by the others, which add what they are."""
     if not shapes:
         return 0
-    graphs = StepGraphs(segments, shapes[0].num_rows, loaded.model_info.max_model_len)
-    recorder = CudaRecorder(loaded.device)
     used = [_num_used(loaded)]
+    graphs = StepGraphs(segments, shapes, shapes[0].num_rows, loaded.model_info.max_model_len)
+    recorder = CudaRecorder(loaded.device)
     for shape in (shapes[0], shapes[-1]):
         progress("measuring CUDA graphs", 0.0)
         graphs.record(shape, recorder)

@@ -24,6 +24,10 @@ class PlannedRows:
     num_repeated: np.ndarray  # [C] int64: of them, at the start: for their states alone
     sampling_chunks: np.ndarray  # [P] int64, indices into C
 
+    def without_chunks(self) -> "PlannedRows":
+        none = self.chunk_slots[:0]
+        return PlannedRows(self.decode_slots, self.depths, none, none, none, none, none)
+
     @property
     def num_rows(self) -> int:
         return len(self.decode_slots) + len(self.chunk_slots)

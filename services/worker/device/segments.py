@@ -5,7 +5,7 @@ then one draft more at a time. None of them makes the host wait, nor allocates f
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from kernels.store_drafts import store_drafts
 from services.worker.context import ForwardContext, forward_context
 from services.worker.kv_cache import KVCache
 from services.worker.loaded import Loaded
-from services.worker.models import CausalLM
+from services.worker.models.fused import FusedLM
 
 
 class Forwarded(NamedTuple):
@@ -46,7 +46,7 @@ class Judged(NamedTuple):
 class Segments:
     """``acceptance``: see ``accept``."""
 
-    model: CausalLM
+    model: FusedLM
     state: SlotState
     kv_cache: KVCache
     eos_ids: Tensor  # [E] int32
@@ -72,13 +72,21 @@ class Segments:
         size = self.kv_cache.block_size
         return decode_inputs(self.state, slots, depths, width, size, self.null_block)
 
-    def forward(self, slots: Tensor, depths: Tensor, width: int, max_keys: int) -> Forwarded:
-        """Of rows that decode; none has more than ``max_keys`` keys."""
+    def forward(
+        self,
+        slots: Tensor,
+        depths: Tensor,
+        width: int,
+        max_keys: int,
+        logits: Tensor | None = None,
+    ) -> Forwarded:
+        """Of rows that decode; none has more than ``max_keys`` keys. The logits come to ``logits``
+        [B * width, V], if there is such."""
         inputs = self.inputs(slots, depths, width)
         attention = self.attention(self.decode_rows(slots, inputs.starts, width), max_keys)
         with forward_context(ForwardContext(self.kv_cache.layers, inputs.places, attention)):
             hidden: Tensor = self.model(inputs.input_ids, inputs.positions)
-        return Forwarded(inputs, hidden, self.model.logits(hidden))
+        return Forwarded(inputs, hidden, self.model.logits(hidden, logits))
 
     def judge(self, slots: Tensor, num_valid: Tensor, logits: Tensor, adjusted: Tensor) -> Judged:
         """slots and num_valid [R] int32, logits and adjusted [R * w, V] float32."""
@@ -155,7 +163,7 @@ def make_segments(loaded: Loaded, state: SlotState, num_blocks: int) -> Segments
     """With a KV cache of ``num_blocks``."""
     settings = loaded.settings
     return Segments(
-        loaded.model,
+        cast(FusedLM, loaded.model),
         state,
         loaded.make_kv_cache(num_blocks),
         torch.from_numpy(loaded.eos_ids).int().to(loaded.device),

@@ -36,13 +36,21 @@ class DecodeStep:
     """B rows of w tokens; ``slots`` and ``depths`` [B] int32 are read anew each time."""
 
     def __init__(
-        self, segments: Segments, slots: Tensor, depths: Tensor, width: int, max_keys: int
+        self,
+        segments: Segments,
+        slots: Tensor,
+        depths: Tensor,
+        width: int,
+        max_keys: int,
+        logits: Tensor | None = None,
     ) -> None:
+        """``logits`` [B * w, V] are where these come, if that matters."""
         self.slots = slots
         self.width = width
         self._segments = segments
         self._depths = depths
         self._max_keys = max_keys
+        self._logits = logits
         self._forwarded: Forwarded
         self._judged: Judged
         self._out: Tensor  # [B, hidden]
@@ -85,7 +93,7 @@ class DecodeStep:
 
     def _forward(self) -> None:
         self._forwarded = self._segments.forward(
-            self.slots, self._depths, self.width, self._max_keys
+            self.slots, self._depths, self.width, self._max_keys, self._logits
         )
 
     def _judge(self) -> None:

@@ -1,5 +1,6 @@
 """The logprobs that a step's tokens were asked for, from the device to the result."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from kernels.logprobs import MAX_TOP, logprobs
 from services.worker.device.segments import Judged
 from services.worker.device.streams import Download, upload
-from services.worker.logprobs import LOWEST, RowTold, Told
+from services.worker.logprobs import LOWEST, RowTold, Told, pieces
 from services.worker.slots import NO_LOGPROBS, SlotTable
 from services.worker.verify import Verdict
 from shared.messages import ALL_TOKENS
@@ -32,8 +33,9 @@ class ToldTokens:
         is_asking = self._asked != NO_LOGPROBS
         self._narrow = Download(*(each[:num] for each in judged.told)) if is_asking.any() else None
         self._wide = [
-            self._ask_wide(judged, np.flatnonzero(self._asked == num_top), num_top)
+            self._ask_wide(judged, rows, num_top)
             for num_top in np.unique(self._asked[self._asked > MAX_TOP]).tolist()
+            for rows in self._rows_in_pieces(num_top, judged.scores.shape[1])
         ]
 
     def told(self, verdict: Verdict) -> Told:
@@ -51,9 +53,12 @@ class ToldTokens:
             )
         return Told(told)
 
+    def _rows_in_pieces(self, num_top: int, vocab_size: int) -> Iterator[np.ndarray]:
+        """Of all tokens of those that asked for ``num_top``: which are emitted is not known yet."""
+        rows = np.flatnonzero(self._asked == num_top)
+        return pieces((rows[:, None] * self._width + np.arange(self._width)).ravel(), vocab_size)
+
     def _ask_wide(self, judged: Judged, rows: np.ndarray, num_top: int) -> _Wide:
-        """Of all tokens of ``rows`` [n]: which of them are emitted is not known yet."""
-        rows = (rows[:, None] * self._width + np.arange(self._width)).ravel()
         where = upload(rows, judged.scores.device)
         scores, tokens = judged.scores[where], judged.tokens.flatten()[where].clamp(min=0)
         found = logprobs(scores, tokens, num_top if num_top < scores.shape[1] else None)

@@ -41,8 +41,9 @@ class FusedLM(CausalLM):
             x = self._layer(cast(DecoderLayer, layer), x, positions)
         return x
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self._logits(hidden, self.decoder.model.norm)
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """In ``out`` [S, vocab_size] float32, if there is one."""
+        return self._logits(hidden, self.decoder.model.norm, out)
 
     def mtp(self, hidden: Tensor, input_ids: Tensor, positions: Tensor) -> Tensor:
         """The product with hidden state and embedding, one behind the other, is the sum of the
@@ -84,8 +85,9 @@ class FusedLM(CausalLM):
         rows = cast(DeviceAttention, context.attention)
         return attend(query, kv_cache, rows, attention.head_dim**-0.5).flatten(1)
 
-    def _logits(self, x: Tensor, norm: RMSNorm) -> Tensor:
-        return linear(x, self.decoder.lm_head.weight, norm=_norm(norm), out_dtype=torch.float32)
+    def _logits(self, x: Tensor, norm: RMSNorm, out: Tensor | None = None) -> Tensor:
+        weight = self.decoder.lm_head.weight
+        return linear(x, weight, norm=_norm(norm), out_dtype=torch.float32, out=out)
 
 
 def _norm(norm: RMSNorm) -> Norm:

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from services.worker.device.engine import DeviceEngine
 from services.worker.engine import Engine
 from services.worker.model_config import read_eos_ids, read_model_config
-from services.worker.models.fused import FusedLM
 from services.worker.models.native import NativeLM
 from shared.messages import (
     Admit,
@@ -74,9 +74,8 @@ def ids(*lengths: int) -> np.ndarray:
 @contextmanager
 def poisoned(engine: Engine, token: int) -> Iterator[None]:
     """Gives NaN to whoever uses the token."""
-    model = engine._model
-    if isinstance(model, FusedLM):
-        model = model.decoder
+    is_on_device = isinstance(engine, DeviceEngine)
+    model = engine._segments.model.decoder if is_on_device else engine._model
     is_native = isinstance(model, NativeLM)
     weight = model.embedding if is_native else model.get_parameter("model.embed_tokens.weight")
     saved = weight[token].clone()
