@@ -1,4 +1,5 @@
-"""The engine and the scheduler's pure core in one loop: no sockets, one plan in flight."""
+"""The engine and the scheduler's pure core in one loop: no sockets. Where a device works by itself
+two plans are in flight, else one."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -8,11 +9,13 @@ from time import perf_counter
 import numpy as np
 
 from services.scheduler.scheduler import Planned, Scheduler
-from services.worker.engine import Engine
+from services.worker.build import build_engine
+from services.worker.device.engine import DeviceEngine
 from services.worker.metrics import MEMORY
 from shared.config import WorkerConfig
 from shared.errors import ConfigError, RequestError
 from shared.messages import Generate, Grant, SamplingParams, StepResult
+from shared.token_arrays import TokenArrays
 
 WORKER = "engine"
 UNLIMITED_BYTES = 1 << 60
@@ -36,14 +39,22 @@ class Step:
     scheduling_s: float
 
 
+@dataclass(frozen=True)
+class _InFlight:
+    planned: Planned
+    planned_s: float
+
+
 class EngineLoop:
     """Raises ConfigError where settings and machine do not go together, or jobs and engine."""
 
     def __init__(self, config: WorkerConfig) -> None:
-        self._engine = Engine(config, lambda text, fraction: None)
+        self._engine = build_engine(config, lambda text, fraction: None)
         self.capacity = self._engine.capacity
         self.model = self._engine.model_info
-        self._core = Scheduler(0, priority_step_s=0.0, caches_prefixes=False)
+        is_ahead = isinstance(self._engine, DeviceEngine)
+        depth = 2 if is_ahead else 1
+        self._core = Scheduler(0, 0.0, caches_prefixes=False, pipeline_depth=depth)
         self._core.add_worker(WORKER, self.capacity)
         self._num_added = 0
 
@@ -64,20 +75,36 @@ class EngineLoop:
     def run(self, jobs: Sequence[Job], concurrency: int, logprobs: int | None) -> list[Step]:
         """All ``jobs``, of which so many are open at once; greedy, and as long as asked for."""
         left, steps = deque(jobs), []
+        in_flight: deque[_InFlight] = deque()
+        computed_s = 0.0
         while left or self._core.sequences:
             started_s = perf_counter()
             while left and len(self._core.sequences) < concurrency:
                 self._add(left.popleft(), logprobs)
-            planned = self._core.plan(WORKER)
-            assert planned is not None
-            planned_s = perf_counter()
-            result, arrays = self._engine.step(planned.plan, planned.ids)
+            while (planned := self._core.plan(WORKER)) is not None:
+                in_flight.append(_InFlight(planned, perf_counter()))
+                self._launch(planned)
+            oldest = in_flight.popleft()
+            begun_s = max(oldest.planned_s, computed_s)
+            result, arrays = self._collect(oldest.planned)
             computed_s = perf_counter()
             self._core.absorb(WORKER, result, arrays)
             self._check_ends()
-            engine_s = computed_s - planned_s
-            steps.append(_step(planned, result, engine_s, perf_counter() - started_s - engine_s))
+            engine_s = computed_s - begun_s
+            scheduling_s = max(0.0, perf_counter() - started_s - engine_s)
+            steps.append(_step(oldest.planned, result, engine_s, scheduling_s))
+        for each in in_flight:
+            self._collect(each.planned)
         return steps
+
+    def _launch(self, planned: Planned) -> None:
+        if isinstance(self._engine, DeviceEngine):
+            self._engine.launch(planned.plan, planned.ids)
+
+    def _collect(self, planned: Planned) -> tuple[StepResult, TokenArrays]:
+        if isinstance(self._engine, DeviceEngine):
+            return self._engine.collect()
+        return self._engine.step(planned.plan, planned.ids)
 
     def _add(self, job: Job, logprobs: int | None) -> None:
         self._num_added += 1

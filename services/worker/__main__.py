@@ -1,15 +1,15 @@
 from services.worker.progress import Progress
-from services.worker.service import Engine, WorkerService
+from services.worker.service import AnyEngine, WorkerService
 from shared.config import WorkerConfig
 from shared.service import main
 
 
-def build_engine(config: WorkerConfig, progress: Progress) -> Engine:
+def build(config: WorkerConfig, progress: Progress) -> AnyEngine:
     """Imports torch, which takes seconds, on the step thread: the admin port is up by then."""
-    from services.worker.engine import Engine
+    from services.worker.build import build_engine
 
-    return Engine(config, progress)
+    return build_engine(config, progress)
 
 
 if __name__ == "__main__":
-    main("worker", WorkerConfig, lambda config: WorkerService(config, build_engine))
+    main("worker", WorkerConfig, lambda config: WorkerService(config, build))

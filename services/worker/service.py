@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -41,8 +41,8 @@ WATCH_S = 1.0
 StepOutput = tuple[StepResult, TokenArrays]
 
 
-class Engine(Protocol):
-    """A model that runs steps. It is built and used on the step thread alone."""
+class _AnyEngine(Protocol):
+    """A model that runs steps. It is built on the step thread."""
 
     model_info: ModelInfo
     capacity: Capacity
@@ -50,17 +50,34 @@ class Engine(Protocol):
     @property
     def num_running(self) -> int: ...
 
+    def reset(self) -> None:
+        """Forgets all sequences."""
+
+
+class Engine(_AnyEngine, Protocol):
+    """Used on the step thread alone."""
+
     def step(self, plan: StepPlan, ids: np.ndarray) -> StepOutput:
         """Applies a plan, whose int32 buffer is ``ids``; the result and its buffers."""
 
     def draft(self) -> None:
         """What is left to do when the result of the last step is on its way."""
 
-    def reset(self) -> None:
-        """Forgets all sequences."""
+
+@runtime_checkable
+class LaunchingEngine(_AnyEngine, Protocol):
+    """Whose device works by itself: the next step is launched before the result of one is there.
+    It tells for how long the device waited for a plan."""
+
+    def launch(self, plan: StepPlan, ids: np.ndarray) -> None:
+        """Begins a step, on the step thread; may wait for results."""
+
+    def collect(self) -> StepOutput:
+        """The result of the oldest step that was not collected, on the thread of the results."""
 
 
-BuildEngine = Callable[[WorkerConfig, Progress], Engine]
+AnyEngine = Engine | LaunchingEngine
+BuildEngine = Callable[[WorkerConfig, Progress], AnyEngine]
 
 
 class WorkerService:
@@ -70,6 +87,7 @@ class WorkerService:
         self._config = config
         self._build = build
         self._step_thread = ThreadPoolExecutor(1, "step")
+        self._result_thread = ThreadPoolExecutor(1, "results")
         self._progress = "starting"
         self._progress_lines = ProgressLines(time.monotonic())
         self._link: Link | None = None
@@ -167,14 +185,27 @@ class WorkerService:
         self, peer: Peer, plan: StepPlan, ids: np.ndarray, loop: asyncio.AbstractEventLoop
     ) -> None:
         """On the step thread; what breaks there breaks the service."""
-        idle_s = self._idle_time.begin_step(time.monotonic())
-        STEP_IDLE_SECONDS.inc(idle_s)
+        engine = self._engine
         try:
-            result, arrays = self._engine.step(plan, ids)
+            if isinstance(engine, LaunchingEngine):
+                engine.launch(plan, ids)
+                self._result_thread.submit(self._collect, engine, peer, loop)
+                return
+            idle_s = self._idle_time.begin_step(time.monotonic())
+            result, arrays = engine.step(plan, ids)
             result = msgspec.structs.replace(result, idle_s=idle_s)
             loop.call_soon_threadsafe(self._send_result, peer, result, arrays)
-            self._engine.draft()
-            self._idle_time.end_step(time.monotonic(), self._engine.num_running)
+            engine.draft()
+            self._idle_time.end_step(time.monotonic(), engine.num_running)
+        except Exception as error:
+            loop.call_soon_threadsafe(_raise, error)
+
+    def _collect(
+        self, engine: LaunchingEngine, peer: Peer, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """On the thread of the results."""
+        try:
+            loop.call_soon_threadsafe(self._send_result, peer, *engine.collect())
         except Exception as error:
             loop.call_soon_threadsafe(_raise, error)
 
@@ -185,6 +216,7 @@ class WorkerService:
         self._num_steps += 1
         STEPS.inc()
         STEP_BUSY_SECONDS.inc(result.step_s)
+        STEP_IDLE_SECONDS.inc(result.idle_s)
         if peer.is_up:
             self._load = self._engine.num_running
         self._note_load()

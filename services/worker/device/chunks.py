@@ -8,7 +8,7 @@ from torch import Tensor
 from kernels.paged_attention import ChunkRows, make_tiles
 from kernels.slot_state import SlotState
 from services.worker.device.planned import PlannedRows
-from services.worker.device.streams import upload
+from services.worker.device.streams import upload, upload_rows
 from services.worker.slots import SlotTable
 
 
@@ -50,11 +50,12 @@ def prepare_chunks(table: SlotTable, planned: PlannedRows, tables: Tensor) -> Ch
     places[offsets < planned.num_repeated[rows]] = table.null_block * table.block_size
     next_places = table.places(slots[rows], positions + 1)
     ids = table.ids[slots[rows], positions], table.ids[slots[rows], positions + 1]
-    longs = upload(np.stack((positions, places, next_places)), device)
-    ints = upload(np.stack(ids), device)
-    by_row = upload(np.stack((slots, nums, planned.chunk_starts)).astype(np.int32), device)
+    longs = upload_rows(positions, places, next_places, device=device)
+    ints = upload_rows(*ids, device=device)
+    numbers = (each.astype(np.int32) for each in (slots, nums, planned.chunk_starts))
+    by_row = upload_rows(*numbers, device=device)
     starts = upload(np.concatenate([[0], ends]).astype(np.int32), device)
-    tile_rows, tile_starts = upload(np.stack(make_tiles(nums)), device)
+    tile_rows, tile_starts = upload_rows(*make_tiles(nums), device=device)
     ending = planned.sampling_chunks
     return Chunks(
         by_row[0],

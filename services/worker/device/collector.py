@@ -54,6 +54,7 @@ class Collector:
         self._ngram = NgramDrafter(*loaded.settings.speculative_config.lookup_lens)
         self._sampler = TorchSampler()
         self._last: Launched | None = None
+        self._has_more = False  # sequences were open when the last step was collected
 
     def forget(self) -> None:
         """No step was before the next one."""
@@ -75,7 +76,7 @@ class Collector:
         parts = prompts + drafts + launched.failed
         result_rows, arrays = with_parts(table, result_rows, arrays, parts)
         step_s, idle_s = self._times(launched)
-        self._last = launched
+        self._last, self._has_more = launched, bool(table.is_open.any())
         return StepResult(launched.plan.step, result_rows, step_s, idle_s), arrays
 
     def note_chunk_pairs(self, planned: PlannedRows) -> None:
@@ -126,7 +127,8 @@ class Collector:
         last = self._last
         if last is None or last.decided is None or last.ends is None:
             return step_s, 0.0
-        return step_s + last.ends.since(last.decided), launched.begins.since(last.ends)
+        step_s += last.ends.since(last.decided)
+        return step_s, launched.begins.since(last.ends) if self._has_more else 0.0
 
 
 def _note(table: SlotTable, slots: np.ndarray, drafts: np.ndarray, nums: np.ndarray) -> None:

@@ -79,9 +79,6 @@ class DeviceEngine:
         self.launch(plan, ids)
         return self.collect()
 
-    def draft(self) -> None:
-        """Drafts are a part of the step."""
-
     @torch.inference_mode()
     def launch(self, plan: StepPlan, ids: np.ndarray) -> None:
         """Puts ``plan`` on the device; ``ids`` [sum of num_ids] int32 are the known ids of the
@@ -107,6 +104,8 @@ class DeviceEngine:
     @torch.inference_mode()
     def collect(self) -> StepOutput:
         """The result of the oldest step that was launched and not collected, when it is there."""
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # of this thread
         output = self._collector.collect(self._in_flight[0])
         with self._is_collected:
             self._in_flight.popleft()

@@ -16,7 +16,7 @@ import torch
 from services.worker.device.out_of_memory import told
 from services.worker.device.segments import Segments
 from services.worker.device.steps import DecodeStep, Record, Run
-from services.worker.device.streams import upload
+from services.worker.device.streams import ALIGNED, upload
 from services.worker.hardware import read_memory
 from services.worker.memory import mib
 from services.worker.progress import Progress
@@ -61,7 +61,7 @@ class StepGraphs:
         self._device = device
         self._null_slot = len(segments.state.is_open) - 1
         # Slots and depths of the rows, for all shapes in the same place.
-        self._rows = np.zeros((2, max_rows), np.int32)
+        self._rows = np.zeros((2, -(-max_rows // ALIGNED) * ALIGNED), np.int32)
         self._rows[0] = self._null_slot
         self._inputs = upload(self._rows, device)
         max_tokens = max((shape.num_rows * shape.width for shape in wanted), default=0)

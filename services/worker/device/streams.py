@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+ALIGNED = 4  # elements, 16 bytes or more
+
 
 def upload(array: np.ndarray, device: torch.device) -> Tensor:
     """A copy that later work on the device finds there."""
@@ -13,6 +15,15 @@ def upload(array: np.ndarray, device: torch.device) -> Tensor:
     if device.type != "cuda":
         return tensor.clone()
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def upload_rows(*rows: np.ndarray, device: torch.device) -> list[Tensor]:
+    """Arrays of one length and type in one copy. Each begins where Triton likes it, whatever their
+    length is: it compiles kernels anew for other places."""
+    length = len(rows[0])
+    padded = np.zeros((len(rows), -(-length // ALIGNED) * ALIGNED), rows[0].dtype)
+    padded[:, :length] = rows
+    return [row[:length] for row in upload(padded, device)]
 
 
 class Download:

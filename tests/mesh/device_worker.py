@@ -1,0 +1,9 @@
+"""A real worker with the engine of GPUs, on a CPU: ``python -m tests.mesh.device_worker``."""
+
+from services.worker.device.engine import DeviceEngine
+from services.worker.service import WorkerService
+from shared.config import WorkerConfig
+from shared.service import main
+
+if __name__ == "__main__":
+    main("worker", WorkerConfig, lambda config: WorkerService(config, DeviceEngine))
