@@ -1,0 +1,78 @@
+"""The engine of GPUs in a mesh of real processes, on a CPU: what it answers is what the other one
+does."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from tests.mesh.fleet import running_fleet
+from tests.mesh.load import TIMEOUT
+
+SETTINGS = {
+    "DTYPE": "float32",
+    "MAX_MODEL_LEN": "512",
+    "MAX_NUM_SEQS": "16",
+    "MAX_NUM_BATCHED_TOKENS": "96",
+    "SPECULATIVE_CONFIG": '{"num_speculative_tokens": 2, "adaptive": false}',
+}
+PROMPTS = (
+    "import os\nimport sys\n\n\nclass Server:\n    def __init__(self, ",
+    "def main():\n    parser = argparse.",
+    "if __name__ == '__main__':\n",
+    "x = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2, 3, 4, 5, 6",
+)
+ASKED: tuple[dict[str, Any], ...] = (
+    {"temperature": 0},
+    {"temperature": 0.8, "top_p": 0.9, "n": 2},
+    {"temperature": 0.7, "frequency_penalty": 0.5, "logit_bias": {"262": 2}},
+    {"temperature": 1.0, "top_k": 20, "min_p": 0.02, "max_tokens": 90},
+    {"temperature": 0, "logprobs": 3, "prompt_logprobs": 1, "max_tokens": 20},
+)
+
+
+def bodies() -> list[dict[str, Any]]:
+    return [
+        {"prompt": prompt * (1 + 2 * index), "max_tokens": 40, "seed": index} | asked
+        for index, prompt in enumerate(PROMPTS)
+        for asked in ASKED
+    ]
+
+
+async def answers(directory: Path, worker: str) -> list[dict[str, Any]]:
+    """To all requests, sent at once, and then once more, when their prompts are cached."""
+    directory.mkdir()
+    async with running_fleet(directory, SETTINGS) as fleet:
+        for kind in ("scheduler", "tokenizer"):
+            await fleet.start(kind)
+        await fleet.start("worker", worker)
+        gateway = await fleet.start("gateway")
+        await fleet.until_ready()
+        async with aiohttp.ClientSession(f"{gateway.url}/v1/", timeout=TIMEOUT) as session:
+            first = await asyncio.gather(*(answer(session, body) for body in bodies()))
+            again = await asyncio.gather(*(answer(session, body) for body in bodies()))
+    return first + again
+
+
+async def answer(session: aiohttp.ClientSession, body: dict[str, Any]) -> dict[str, Any]:
+    async with session.post("completions", json=body) as response:
+        told: dict[str, Any] = await response.json()
+        assert response.status == 200, told
+        return told
+
+
+async def test_answers_are_those_of_the_engine_of_cpus(tmp_path: Path) -> None:
+    found = await answers(tmp_path / "device", "tests.mesh.device_worker")
+    wanted = await answers(tmp_path / "host", "")
+    assert [texts(each) for each in found] == [texts(each) for each in wanted]
+    assert sum(num_accepted(each) for each in found) > 0
+
+
+def texts(told: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(choice["text"], choice["finish_reason"]) for choice in told["choices"]]
+
+
+def num_accepted(told: dict[str, Any]) -> int:
+    details: dict[str, int] = told["usage"]["completion_tokens_details"]
+    return details["accepted_prediction_tokens"]
