@@ -192,12 +192,12 @@ class DeviceEngine:
         if not table.has_wishes[slots].any():
             return None
         self._wait_for_results()
-        nums = np.zeros(len(slots), np.int64)  # of the drafts that are verified
+        nums = np.ones(len(slots), np.int64)  # the token after the last known one, and after drafts
         num_decoding = len(planned.decode_slots)
-        nums[:num_decoding] = np.minimum(planned.depths, table.num_drafts[planned.decode_slots])
-        rows = np.flatnonzero(table.has_wishes[slots] & table.is_open[slots])
-        rows = np.repeat(rows, 1 + nums[rows])
-        columns = np.concatenate([np.arange(1 + num) for num in nums[np.unique(rows)]])
+        nums[:num_decoding] += np.minimum(planned.depths, table.num_drafts[planned.decode_slots])
+        nums[~(table.has_wishes[slots] & table.is_open[slots])] = 0
+        rows = np.repeat(np.arange(len(slots)), nums)
+        columns = np.arange(len(rows)) - (np.cumsum(nums) - nums)[rows]
         positions = table.num_tokens[slots[rows]] + columns
         changes = changes_of(table, rows * width + columns, slots[rows], positions, self._eos_ids)
         adjustments = prepare_adjustments(changes, self._device)
