@@ -74,6 +74,12 @@ def read_memory(device: torch.device) -> Memory:
     return Memory(min(room.total for room in rooms), min(room.free for room in rooms))
 
 
+def why_out_of_memory(error: torch.OutOfMemoryError) -> str:
+    """What was asked of a GPU, and what was free."""
+    first, _, _ = str(error).partition(" Process")  # whose, and how the allocator may be set
+    return first.strip().rstrip(".")
+
+
 def _gpu_ids() -> list[str]:
     """In torch's order. An index, where a build of torch knows no UUIDs, is only good for workers
     that see the same GPUs."""

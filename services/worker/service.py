@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -88,6 +88,7 @@ class WorkerService:
         self._build = build
         self._step_thread = ThreadPoolExecutor(1, "step")
         self._result_thread = ThreadPoolExecutor(1, "results")
+        self._launching: LaunchingEngine | None = None
         self._progress = "starting"
         self._progress_lines = ProgressLines(time.monotonic())
         self._link: Link | None = None
@@ -104,6 +105,8 @@ class WorkerService:
         self._engine = await loop.run_in_executor(
             self._step_thread, self._build, self._config, self._note_progress
         )
+        if isinstance(self._engine, LaunchingEngine):
+            self._launching = self._engine
         instance = self._config.instance
         model, capacity = self._engine.model_info, self._engine.capacity
         hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "worker", instance, model, capacity)
@@ -173,7 +176,8 @@ class WorkerService:
         if self._num_pending == 0:
             self._last_progress_s = time.monotonic()
         self._num_pending += 1
-        self._step_thread.submit(self._run_step, peer, plan, ids, asyncio.get_running_loop())
+        run = self._run_step if self._launching is None else self._launch_step
+        self._step_thread.submit(run, peer, plan, ids, asyncio.get_running_loop())
         self._log.note(plan)
 
     def _reset(self) -> None:
@@ -185,12 +189,8 @@ class WorkerService:
         self, peer: Peer, plan: StepPlan, ids: np.ndarray, loop: asyncio.AbstractEventLoop
     ) -> None:
         """On the step thread; what breaks there breaks the service."""
-        engine = self._engine
+        engine = cast(Engine, self._engine)
         try:
-            if isinstance(engine, LaunchingEngine):
-                engine.launch(plan, ids)
-                self._result_thread.submit(self._collect, engine, peer, loop)
-                return
             idle_s = self._idle_time.begin_step(time.monotonic())
             result, arrays = engine.step(plan, ids)
             result = msgspec.structs.replace(result, idle_s=idle_s)
@@ -200,12 +200,21 @@ class WorkerService:
         except Exception as error:
             loop.call_soon_threadsafe(_raise, error)
 
-    def _collect(
-        self, engine: LaunchingEngine, peer: Peer, loop: asyncio.AbstractEventLoop
+    def _launch_step(
+        self, peer: Peer, plan: StepPlan, ids: np.ndarray, loop: asyncio.AbstractEventLoop
     ) -> None:
+        """As ``_run_step``."""
+        try:
+            cast(LaunchingEngine, self._launching).launch(plan, ids)
+            self._result_thread.submit(self._collect, peer, loop)
+        except Exception as error:
+            loop.call_soon_threadsafe(_raise, error)
+
+    def _collect(self, peer: Peer, loop: asyncio.AbstractEventLoop) -> None:
         """On the thread of the results."""
         try:
-            loop.call_soon_threadsafe(self._send_result, peer, *engine.collect())
+            result, arrays = cast(LaunchingEngine, self._launching).collect()
+            loop.call_soon_threadsafe(self._send_result, peer, result, arrays)
         except Exception as error:
             loop.call_soon_threadsafe(_raise, error)
 

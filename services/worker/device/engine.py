@@ -15,12 +15,13 @@ from services.worker.device.collector import Collector, Launched, StepOutput
 from services.worker.device.device_slots import DeviceSlots
 from services.worker.device.graphs import Shape, record_graphs, shapes
 from services.worker.device.measure import measure
-from services.worker.device.out_of_memory import REMEDIES, LostBlocks, fail, told
+from services.worker.device.out_of_memory import REMEDIES, LostBlocks, fail
 from services.worker.device.planned import HostLengths, PlannedRows
 from services.worker.device.segments import make_segments
 from services.worker.device.steps import DecodeStep, MixedStep, Step
 from services.worker.device.streams import Download, Mark, upload
 from services.worker.device.told import ToldTokens
+from services.worker.hardware import why_out_of_memory
 from services.worker.kernel_choice import fuse
 from services.worker.loaded import Loaded, load
 from services.worker.memory import measure_needs, plan_memory
@@ -127,7 +128,7 @@ class DeviceEngine:
             try:
                 return self._try_forward(launched.planned)
             except torch.OutOfMemoryError as error:
-                problem = told(error)
+                problem = why_out_of_memory(error)
             torch.cuda.empty_cache()  # here, since the error kept what its frames had made
         self._fail_chunks(launched, problem)
         return self._try_forward(launched.planned) if launched.planned.num_rows else None

@@ -13,11 +13,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from services.worker.device.out_of_memory import told
 from services.worker.device.segments import Segments
 from services.worker.device.steps import DecodeStep, Record, Run
 from services.worker.device.streams import ALIGNED, upload
-from services.worker.hardware import read_memory
+from services.worker.hardware import read_memory, why_out_of_memory
 from services.worker.memory import mib
 from services.worker.progress import Progress
 from shared.messages import Capacity
@@ -118,7 +117,9 @@ def record_graphs(
             graphs.record(shape, record)
         except torch.OutOfMemoryError as error:
             skipped = f"{shape.num_rows} sequences of {shape.width} tokens"
-            log.warning("CUDA graphs: none for %s, which run eagerly: %s", skipped, told(error))
+            log.warning(
+                "CUDA graphs: none for %s, which run eagerly: %s", skipped, why_out_of_memory(error)
+            )
     if wanted:
         seconds, taken = time.perf_counter() - started_s, free - read_memory(device).free
         log.info("CUDA graphs: %d of steps, %.1f s, %s", len(graphs), seconds, mib(taken))

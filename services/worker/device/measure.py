@@ -8,16 +8,17 @@ import torch
 from services.worker.device.chunks import prepare_chunks
 from services.worker.device.device_slots import DeviceSlots
 from services.worker.device.graphs import CudaRecorder, Shape, StepGraphs
-from services.worker.device.out_of_memory import REMEDIES, too_little
+from services.worker.device.out_of_memory import REMEDIES
 from services.worker.device.planned import PlannedRows
 from services.worker.device.segments import Segments, make_segments
 from services.worker.device.steps import MixedStep
-from services.worker.hardware import read_memory
+from services.worker.hardware import read_memory, why_out_of_memory
 from services.worker.loaded import Loaded
 from services.worker.logprobs import PIECE_LOGITS
 from services.worker.memory import PIECE_BYTES, Needs, needs_of
 from services.worker.progress import Progress
 from services.worker.slots import SlotTable
+from shared.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +42,11 @@ def measure(loaded: Loaded, shapes: list[Shape], progress: Progress) -> Needs:
         of_step = _num_used(loaded)
         of_graphs = _measure_graphs(loaded, segments, shapes, progress)
     except torch.OutOfMemoryError as error:
-        what = f"max-num-batched-tokens: a step of {capacity.max_num_batched_tokens} tokens and"
-        what += f" {capacity.max_num_seqs} sequences does not fit beside the weights; {REMEDIES}"
-        raise too_little(what, error) from None
+        raise ConfigError(
+            f"max-num-batched-tokens: a step of {capacity.max_num_batched_tokens} tokens and"
+            f" {capacity.max_num_seqs} sequences does not fit beside the weights:"
+            f" {why_out_of_memory(error)}; {REMEDIES}"
+        ) from None
     needs = needs_of(loaded, 0)
     pieces = PIECE_LOGITS * PIECE_BYTES  # of wide logprobs and those of prompts
     del slots, segments

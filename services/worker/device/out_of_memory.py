@@ -1,26 +1,13 @@
 """What is said where a GPU's memory is short."""
 
 import numpy as np
-import torch
 
 from services.worker.results import Part
 from services.worker.slots import SlotTable
-from shared.errors import ConfigError
 from shared.messages import ResultRow, StepPlan
 from shared.token_arrays import TokenArrays
 
 REMEDIES = "lower gpu-memory-utilization, max-num-batched-tokens or max-num-seqs"
-
-
-def told(error: torch.OutOfMemoryError) -> str:
-    """What was asked for, and what was free."""
-    first, _, _ = str(error).partition(" Process")  # whose, and how the allocator may be set
-    return first.strip()
-
-
-def too_little(what: str, error: torch.OutOfMemoryError) -> ConfigError:
-    """At the start; ``what`` begins with the setting that it is about."""
-    return ConfigError(f"{what}: {told(error)}")
 
 
 def fail(table: SlotTable, slots: np.ndarray, problem: str) -> list[Part]:
