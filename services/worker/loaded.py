@@ -8,7 +8,13 @@ import numpy as np
 import torch
 
 from services.worker.dummy_weights import make_dummy
-from services.worker.hardware import Memory, choose_device, choose_dtype, read_memory
+from services.worker.hardware import (
+    Memory,
+    choose_device,
+    choose_dtype,
+    read_memory,
+    why_out_of_memory,
+)
 from services.worker.kv_cache import KVCache
 from services.worker.loader import load_model
 from services.worker.model_config import ModelConfig, read_eos_ids, read_model_config
@@ -18,6 +24,7 @@ from services.worker.registry import check_architecture
 from services.worker.sampler import Sampler
 from services.worker.speculation import Speculation, choose_speculation
 from shared.config import WorkerConfig
+from shared.errors import ConfigError
 from shared.messages import Capacity, ModelInfo
 from shared.model_folder import read_model_info
 from shared.model_location import locate_model
@@ -64,8 +71,17 @@ class Loaded:
         return 2 * self.config.num_key_value_heads * self.config.head_dim * self.dtype.itemsize
 
     def make_kv_cache(self, num_blocks: int) -> KVCache:
+        """Raises ConfigError where the memory does not suffice."""
         size = self.settings.block_size
-        return KVCache(self.config, self.num_kv_layers, num_blocks, size, self.dtype, self.device)
+        shape = self.config, self.num_kv_layers, num_blocks, size
+        try:
+            return KVCache(*shape, self.dtype, self.device)
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"gpu-memory-utilization: {num_blocks} blocks of {size} tokens do not fit:"
+                f" {why_out_of_memory(error)}; lower it, or num-gpu-blocks-override or"
+                " kv-cache-memory-bytes"
+            ) from None
 
     def capacity(self, num_blocks: int) -> Capacity:
         return Capacity(
@@ -92,10 +108,14 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> Loaded:
     names = location.name, "/".join(config.architectures)
     log.info("model %s (%s) in %s on %s", *names, dtype, device)
     before = read_memory(device)
-    if settings.load_format == "dummy":
-        model = make_dummy(config, dtype, device)
-    else:
-        model = load_model(location.folder, config, dtype, device, progress)
+    try:
+        if settings.load_format == "dummy":
+            model = make_dummy(config, dtype, device)
+        else:
+            model = load_model(location.folder, config, dtype, device, progress)
+    except torch.OutOfMemoryError as error:
+        problem = why_out_of_memory(error)
+        raise ConfigError(f"model: its weights do not fit on {device}: {problem}") from None
     model, sampler = choose(model, config, settings, dtype)
     return Loaded(
         settings,
