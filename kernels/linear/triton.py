@@ -11,12 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.dispatch import IS_INTERPRETED
 from kernels.rms_norm import Norm
 from kernels.silu_mul.triton import silu
-
-# To the interpreter's product the bits of a bfloat16 are an integer.
-WIDENS = tl.constexpr(IS_INTERPRETED)
 
 
 class Config(NamedTuple):
@@ -195,14 +191,7 @@ def _multiply(
             b_wide = b_x.to(tl.float32)
             b_squares += b_wide * b_wide
             b_x = (b_wide * b_norm[:, None]).to(b_weight.dtype)
-        b_out = _dot(b_weight, b_x.to(b_weight.dtype), b_out)
+        b_out = tl.dot(b_weight, b_x.to(b_weight.dtype), b_out, input_precision="ieee")
     if p_norm is not None:
         b_out *= tl.rsqrt(tl.sum(b_squares, 0) / K + eps)[None, :]
     return b_out
-
-
-@triton.jit
-def _dot(b_left, b_right, b_sum):
-    if WIDENS:
-        b_left, b_right = b_left.to(tl.float32), b_right.to(tl.float32)
-    return tl.dot(b_left, b_right, b_sum, input_precision="ieee")

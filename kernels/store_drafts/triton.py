@@ -18,7 +18,7 @@ def launch(
     store_drafts_kernel[len(slots),](
         slots, counts, tokens, logprobs, ranks, state.ids, state.num_tokens, state.num_drafts,
         state.ends, state.is_open, state.draft_logprobs, state.draft_ranks, tokens.stride(0),
-        state.max_drafts, state.draft_ranks.shape[1], num_warps=1,
+        logprobs.stride(0), state.max_drafts, state.draft_ranks.shape[1], num_warps=1,
     )  # fmt: skip
 
 
@@ -37,6 +37,7 @@ def store_drafts_kernel(
     p_draft_logprobs,  # [N, LOGPROBS]
     p_draft_ranks,  # [N, LOGPROBS]
     token_stride,
+    logprob_stride,
     MAX_DRAFTS: tl.constexpr,
     LOGPROBS: tl.constexpr,
 ):
@@ -44,7 +45,8 @@ def store_drafts_kernel(
     slot = tl.load(p_slots + i_row).to(tl.int64)
     count = tl.load(p_counts + i_row)
     token = tl.load(p_tokens + i_row.to(tl.int64) * token_stride)
-    logprob, rank = tl.load(p_logprobs + i_row), tl.load(p_ranks + i_row)
+    logprob = tl.load(p_logprobs + i_row * logprob_stride)
+    rank = tl.load(p_ranks + i_row)
     place = tl.load(p_num_drafts + slot)
     room = tl.load(p_ends + slot) - tl.load(p_num_tokens + slot) - 1
     is_open = tl.load(p_is_open + slot) > 0

@@ -42,9 +42,9 @@ def random_tokens(
 
 
 def random_drafts(rng: np.random.Generator, num: int) -> tuple[torch.Tensor, ...]:
-    """Counts, tokens, logprobs and ranks."""
+    """Counts, tokens, logprobs, which are a column of more, and ranks."""
     counts, tokens = rng.integers(0, 3, num), rng.integers(-1, VOCAB_SIZE, num)
-    logprobs, ranks = -rng.random(num, np.float32), rng.integers(1, 9, num)
+    logprobs, ranks = np.log(rng.random((num, 3), np.float32))[:, 0], rng.integers(1, 9, num)
     arrays = (counts.astype(np.int32), tokens, logprobs, ranks.astype(np.int32))
     return tuple(torch.from_numpy(each) for each in arrays)
 

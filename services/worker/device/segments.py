@@ -94,7 +94,7 @@ class Segments:
         width = len(logits) // num_rows
         columns = torch.arange(width, dtype=torch.int32, device=slots.device)
         positions = (self.state.num_tokens[slots.long(), None] + columns).flatten().long()
-        each_slot = slots[:, None].expand(-1, width).flatten()
+        each_slot = slots.repeat_interleave(width)  # not a view of one row with stride 0
         tokens = sample_slots(logits, adjusted, self.params, each_slot, positions)
         scores = process_slots(adjusted, self.params, each_slot) if self.tells_processed else logits
         told = logprobs_slots(scores, tokens, self.state.num_logprobs, each_slot)

@@ -49,9 +49,9 @@ def save_model(
     (folder / "tokenizer.json").write_text("{}")
 
 
-def save_mimo(folder: Path, num_mtp_layers: int = 1) -> dict[str, torch.Tensor]:
+def save_mimo(folder: Path, num_mtp_layers: int = 1, **changes: Any) -> dict[str, torch.Tensor]:
     """A Qwen2 with MTP layers beside its own; returns the tensors of those."""
-    save_qwen2(folder, shard_size="10MB")
+    save_qwen2(folder, shard_size="10MB", **changes)
     (file,) = weight_files(folder)
     weights = load_file(file)
     mtp = {}

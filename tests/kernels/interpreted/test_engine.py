@@ -1,0 +1,110 @@
+"""The engine of GPUs with an interpreted kernel for every operator, beside the host's on torch."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernels import dispatch
+from shared.messages import ALL_TOKENS, SamplingParams
+from tests.services.worker import scheduled
+from tests.services.worker.checkpoints import save_mimo
+from tests.services.worker.driver import Driver, Job, make_engine
+
+LOGPROB_TOLERANCE = 1e-3  # engine.md §2, in float32
+# Of logprobs in bfloat16, on average, which spread by 1.6: they round at different places.
+BFLOAT16_TOLERANCE = 0.03
+VOCAB_SIZE = 160
+PROMPTS = [np.random.default_rng(num).integers(8, VOCAB_SIZE, num).tolist() for num in (1, 4, 11)]
+WISHES: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "filters": {"top_p": 0.7, "top_k": 30, "min_p": 0.01},
+    "penalty": {"presence_penalty": 2.0, "repetition_penalty": 1.5},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mimo")
+    save_mimo(folder, num_hidden_layers=1)
+    return folder
+
+
+@contextmanager
+def by_torch() -> Iterator[None]:
+    """No operator is interpreted."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dispatch, "IS_INTERPRETED", False)
+        yield
+
+
+def params_of(num: int, **wishes: Any) -> list[SamplingParams]:
+    common = {"temperature": 0.8, "max_tokens": 4, "ignore_eos": True}
+    return [SamplingParams(seed=seed, **(common | wishes)) for seed in range(num)]
+
+
+@pytest.mark.parametrize("wishes", WISHES.values(), ids=WISHES)
+def test_texts_and_logprobs_are_the_host_engines(folder: Path, wishes: dict[str, Any]) -> None:
+    """Prompts in chunks, beside rows that decode already."""
+    nums = {"logprobs": 3, "prompt_logprobs": 2}
+    params = params_of(len(PROMPTS), **nums, **wishes)
+    found = [Job(*each) for each in zip(PROMPTS, params, strict=True)]
+    expected = [Job(*each) for each in zip(PROMPTS, params, strict=True)]
+    Driver(make_engine(folder, "device", max_num_seqs=4), (3, 5)).run(found)
+    with by_torch():
+        Driver(make_engine(folder, max_num_seqs=4), (1000,)).run(expected)
+    for job, other in zip(found, expected, strict=True):
+        assert job.emitted == other.emitted
+        np.testing.assert_allclose(job.told, other.told, atol=LOGPROB_TOLERANCE)
+        np.testing.assert_allclose(of_prompt(job), of_prompt(other), atol=LOGPROB_TOLERANCE)
+
+
+def of_prompt(job: Job) -> list[float]:
+    return [value for _, part in job.prompt_told for value in part.values.tolist()]
+
+
+def test_bfloat16_logprobs_are_near_those_of_torch(folder: Path) -> None:
+    """Of prompts, and of rows that decode the one token that they are allowed."""
+    whole = {"logprobs": ALL_TOKENS, "prompt_logprobs": ALL_TOKENS}
+    params = params_of(len(PROMPTS), allowed_token_ids=[20], **whole)
+    found = [Job(*each) for each in zip(PROMPTS, params, strict=True)]
+    expected = [Job(*each) for each in zip(PROMPTS, params, strict=True)]
+    settings = {"dtype": "bfloat16", "max_num_seqs": 4}
+    Driver(make_engine(folder, "device", **settings), (3, 5)).run(found)
+    with by_torch():
+        Driver(make_engine(folder, **settings), (1000,)).run(expected)
+    for job, other in zip(found, expected, strict=True):
+        assert len(job.told) == job.params.max_tokens
+        for ours, theirs in ((job.told, other.told), (of_prompt(job), of_prompt(other))):
+            differences = np.abs(np.subtract(ours, theirs))
+            assert not differences.size or differences.mean() < BFLOAT16_TOLERANCE
+
+
+@pytest.mark.parametrize("temperature", [0.0, 6.0])
+def test_with_drafts_the_texts_are_the_host_engines_without(
+    folder: Path, temperature: float
+) -> None:
+    """At a high temperature drafts of a head that knows nothing are often right: its coins are
+    those of the model."""
+    told = {"logprobs": 0, "draft_logprobs": True}
+    params = params_of(len(PROMPTS), temperature=temperature, max_tokens=6, **told)
+    speculation = {"method": "mtp", "num_speculative_tokens": 2, "adaptive": False}
+    common = {"max_num_seqs": 4, "max_num_batched_tokens": 8}
+    engine = make_engine(folder, "device", speculative_config=speculation, **common)
+    found = scheduled.run(engine, PROMPTS, params)
+    with by_torch():
+        drafting = make_engine(folder, speculative_config=speculation, **common)
+        beside = scheduled.run(drafting, PROMPTS, params)
+        expected = scheduled.run(make_engine(folder, **common), PROMPTS, params)
+    assert found.texts == expected.texts
+    assert (found.num_accepted > 0) == (temperature > 0)
+    for one, other in zip(found.told, expected.told, strict=True):
+        np.testing.assert_allclose(one, other, atol=LOGPROB_TOLERANCE)
+    assert found.verified == beside.verified
+    for rows, others in zip(found.drafts, beside.drafts, strict=True):
+        for (_, one), (_, other) in zip(rows, others, strict=True):
+            np.testing.assert_array_equal([one.ids, one.ranks], [other.ids, other.ranks])
+            np.testing.assert_allclose(one.values, other.values, atol=LOGPROB_TOLERANCE)
