@@ -128,6 +128,8 @@ def logprobs_slots(
     logits: Tensor, tokens: Tensor, wants: Tensor, slots: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As in ``kernels.logprobs``."""
+    if not all(each.is_contiguous() for each in (logits, tokens, slots)):
+        raise ValueError("logprobs_slots takes contiguous tensors")
     num_rows, vocab_size = logits.shape
     num_chunks = triton.cdiv(vocab_size, CHUNK)
 

@@ -483,6 +483,8 @@ def _draw(
     logits: Tensor, adjusted: Tensor, params: SlotParams, slots: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor]:
     """→ tokens [S] int64, thresholds [S] float32."""
+    if not all(each.is_contiguous() for each in (logits, adjusted, slots, positions)):
+        raise ValueError("sample_slots takes contiguous tensors")
     num_rows, vocab_size = logits.shape
     num_chunks = triton.cdiv(vocab_size, CHUNK)
 

@@ -53,7 +53,8 @@ def test_texts_and_logprobs_are_the_host_engines(folder: Path, wishes: dict[str,
     params = params_of(len(PROMPTS), **nums, **wishes)
     found = [Job(*each) for each in zip(PROMPTS, params, strict=True)]
     expected = [Job(*each) for each in zip(PROMPTS, params, strict=True)]
-    Driver(make_engine(folder, "device", max_num_seqs=4), (3, 5)).run(found)
+    engine = make_engine(folder, "device", max_num_seqs=4, enforce_eager=True)
+    Driver(engine, (3, 5)).run(found)
     with by_torch():
         Driver(make_engine(folder, max_num_seqs=4), (1000,)).run(expected)
     for job, other in zip(found, expected, strict=True):
@@ -72,7 +73,7 @@ def test_bfloat16_logprobs_are_near_those_of_torch(folder: Path) -> None:
     params = params_of(len(PROMPTS), allowed_token_ids=[20], **whole)
     found = [Job(*each) for each in zip(PROMPTS, params, strict=True)]
     expected = [Job(*each) for each in zip(PROMPTS, params, strict=True)]
-    settings = {"dtype": "bfloat16", "max_num_seqs": 4}
+    settings = {"dtype": "bfloat16", "max_num_seqs": 4, "enforce_eager": True}
     Driver(make_engine(folder, "device", **settings), (3, 5)).run(found)
     with by_torch():
         Driver(make_engine(folder, **settings), (1000,)).run(expected)
@@ -83,9 +84,13 @@ def test_bfloat16_logprobs_are_near_those_of_torch(folder: Path) -> None:
             assert not differences.size or differences.mean() < BFLOAT16_TOLERANCE
 
 
-@pytest.mark.parametrize("temperature", [0.0, 6.0])
+@pytest.mark.parametrize(
+    ("temperature", "steps"),
+    [(0.0, {"enforce_eager": True}), (6.0, {"cudagraph_capture_sizes": [3]})],
+    ids=["greedy", "hot, in steps of three rows"],
+)
 def test_with_drafts_the_texts_are_the_host_engines_without(
-    folder: Path, temperature: float
+    folder: Path, temperature: float, steps: dict[str, Any]
 ) -> None:
     """At a high temperature drafts of a head that knows nothing are often right: its coins are
     those of the model."""
@@ -93,7 +98,7 @@ def test_with_drafts_the_texts_are_the_host_engines_without(
     params = params_of(len(PROMPTS), temperature=temperature, max_tokens=6, **told)
     speculation = {"method": "mtp", "num_speculative_tokens": 2, "adaptive": False}
     common = {"max_num_seqs": 4, "max_num_batched_tokens": 8}
-    engine = make_engine(folder, "device", speculative_config=speculation, **common)
+    engine = make_engine(folder, "device", speculative_config=speculation, **common, **steps)
     found = scheduled.run(engine, PROMPTS, params)
     with by_torch():
         drafting = make_engine(folder, speculative_config=speculation, **common)
