@@ -2,7 +2,7 @@
 two plans are in flight, else one."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -11,7 +11,9 @@ import numpy as np
 from services.scheduler.scheduler import Planned, Scheduler
 from services.worker.build import build_engine
 from services.worker.device.engine import DeviceEngine
+from services.worker.engine import Engine
 from services.worker.metrics import MEMORY
+from services.worker.progress import Progress
 from shared.config import WorkerConfig
 from shared.errors import ConfigError, RequestError
 from shared.messages import Generate, Grant, SamplingParams, StepResult
@@ -20,6 +22,8 @@ from shared.token_arrays import TokenArrays
 WORKER = "engine"
 UNLIMITED_BYTES = 1 << 60
 WARM_UP_TOKENS = 4
+
+Build = Callable[[WorkerConfig, Progress], Engine | DeviceEngine]
 
 
 @dataclass(frozen=True)
@@ -31,12 +35,16 @@ class Job:
 @dataclass(frozen=True)
 class Step:
     """``num_prompt_tokens`` were computed of prompts, and ``num_decoded`` tokens drawn.
-    ``engine_s`` is the step itself, ``scheduling_s`` what surrounds it."""
+    ``engine_s`` is the step itself, ``scheduling_s`` what surrounds it. ``device_s`` it took by the
+    device's clock, before which it had nothing to do for ``idle_s``."""
 
     num_prompt_tokens: int
     num_decoded: int
     engine_s: float
     scheduling_s: float
+    num_rows: int = 0
+    device_s: float = 0.0
+    idle_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -48,8 +56,8 @@ class _InFlight:
 class EngineLoop:
     """Raises ConfigError where settings and machine do not go together, or jobs and engine."""
 
-    def __init__(self, config: WorkerConfig) -> None:
-        self._engine = build_engine(config, lambda text, fraction: None)
+    def __init__(self, config: WorkerConfig, build: Build = build_engine) -> None:
+        self._engine = build(config, lambda text, fraction: None)
         self.capacity = self._engine.capacity
         self.model = self._engine.model_info
         is_ahead = isinstance(self._engine, DeviceEngine)
@@ -67,6 +75,14 @@ class EngineLoop:
         """As the worker tells it to those who watch it."""
         (samples,) = (metric.samples for metric in MEMORY.collect())
         return int(next(each.value for each in samples if each.labels["kind"] == "weights"))
+
+    def speculate(self, depth: int, acceptance: float) -> None:
+        """From the next run on; of an engine of GPUs that always drafts as many. Raises ValueError
+        where ``draft-acceptance`` is not set."""
+        if not isinstance(self._engine, DeviceEngine):
+            raise ValueError("only the engine of GPUs accepts drafts without a look")
+        self._engine.accept_drafts(acceptance)
+        self._core.workers[WORKER].draft_depth.now = depth
 
     def warm_up(self, jobs: Sequence[Job], logprobs: int | None) -> None:
         """As many rows at once as ``jobs``, for few steps."""
@@ -93,8 +109,8 @@ class EngineLoop:
             engine_s = computed_s - begun_s
             scheduling_s = max(0.0, perf_counter() - started_s - engine_s)
             steps.append(_step(oldest.planned, result, engine_s, scheduling_s))
-        for each in in_flight:
-            self._collect(each.planned)
+        for each in in_flight:  # planned before it was known that all had ended
+            self._core.absorb(WORKER, *self._collect(each.planned))
         return steps
 
     def _launch(self, planned: Planned) -> None:
@@ -109,7 +125,11 @@ class EngineLoop:
     def _add(self, job: Job, logprobs: int | None) -> None:
         self._num_added += 1
         params = SamplingParams(
-            0, temperature=0.0, max_tokens=job.max_tokens, ignore_eos=True, logprobs=logprobs
+            seed=self._num_added,
+            temperature=0.0,
+            max_tokens=job.max_tokens,
+            ignore_eos=True,
+            logprobs=logprobs,
         )
         generate = Generate(str(self._num_added), 1, 0, len(job.ids), params)
         try:
@@ -128,4 +148,6 @@ class EngineLoop:
 def _step(planned: Planned, result: StepResult, engine_s: float, scheduling_s: float) -> Step:
     num_prompt_tokens = sum(row.num_tokens for row in planned.plan.prefill)
     num_decoded = sum(row.num_tokens for row in result.rows)
-    return Step(num_prompt_tokens, num_decoded, engine_s, scheduling_s)
+    times = engine_s, scheduling_s
+    num_rows = len(planned.plan.decode) + len(planned.plan.prefill)
+    return Step(num_prompt_tokens, num_decoded, *times, num_rows, result.step_s, result.idle_s)

@@ -36,15 +36,15 @@ def accept(
     num_valid: Tensor,
     tokens: Tensor,
     eos_ids: Tensor,
-    acceptance: float | None = None,
+    acceptance: Tensor | None = None,
 ) -> Accepted:
     """``tokens`` [R, w] int64 were sampled for ``slots`` [R] int32, of which the first
     ``num_valid`` [R] int32 count: the token after the last known id, and after each draft. Below 0
     is what is wrong with a token.
 
     Changes ids, num_tokens, num_drafts and is_open of the slots, each of which occurs once (but
-    nobody's). ``eos_ids`` [E] int32. ``acceptance``: for measurements, the share of drafts that
-    count as right, drawn from their own coins.
+    nobody's). ``eos_ids`` [E] int32. ``acceptance`` [1] float32: for measurements, the share of
+    drafts that count as right, drawn from their own coins.
     """
     if runs_triton(slots):
         from kernels.accept.triton import launch
@@ -59,7 +59,7 @@ def accept_with_torch(
     num_valid: Tensor,
     tokens: Tensor,
     eos_ids: Tensor,
-    acceptance: float | None,
+    acceptance: Tensor | None,
 ) -> Accepted:
     slots = slots.long()
     width = tokens.shape[1]
@@ -108,7 +108,7 @@ def _first(flags: Tensor, columns: Tensor) -> Tensor:
     return torch.where(flags, columns, len(columns) + 1).amin(1)
 
 
-def _drawn(state: SlotState, slots: Tensor, tokens: Tensor, acceptance: float) -> Tensor:
+def _drawn(state: SlotState, slots: Tensor, tokens: Tensor, acceptance: Tensor) -> Tensor:
     """[R, w - 1]: coins of the positions that the drafts are for."""
     columns = torch.arange(tokens.shape[1] - 1, device=tokens.device)
     positions = state.num_tokens[slots, None] + columns

@@ -23,7 +23,7 @@ def launch(
     num_valid: Tensor,
     tokens: Tensor,
     eos_ids: Tensor,
-    acceptance: float | None,
+    acceptance: Tensor | None,
 ) -> Accepted:
     num_rows, width = tokens.shape
     num_stops = state.stop_ids.shape[1]
@@ -64,7 +64,7 @@ def accept_kernel(
     p_drafts,  # [R, WIDTH - 1]
     token_stride,
     token_step,
-    acceptance,  # or None
+    p_acceptance,  # [1] or None
     MAX_IDS: tl.constexpr,
     NUM_EOS: tl.constexpr,
     NUM_STOPS: tl.constexpr,
@@ -87,11 +87,11 @@ def accept_kernel(
     hears_eos = tl.load(p_ignores_eos + slot) == 0
     is_eos = is_among(b_tokens, p_eos_ids, NUM_EOS, BLOCK_EOS) & hears_eos
     is_stop = is_among(b_tokens, p_stop_ids + slot * NUM_STOPS, NUM_STOPS, BLOCK_STOPS)
-    if acceptance is None:
+    if p_acceptance is None:
         is_right = b_drafts == b_tokens
     else:
         seed, choice = tl.load(p_seeds + slot), tl.load(p_choices + slot)
-        is_right = is_drawn(seed, num_tokens + o_w, choice, acceptance)
+        is_right = is_drawn(seed, num_tokens + o_w, choice, tl.load(p_acceptance))
 
     num_right = first(~is_right | (o_w + 1 >= num_valid), o_w, BLOCK_W)
     num_good = first(b_tokens < 0, o_w, BLOCK_W)

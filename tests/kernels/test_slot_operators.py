@@ -62,7 +62,7 @@ def test_drafts_are_declared_right_by_coins_of_their_positions(seed: int) -> Non
     columns = (each[rows].numpy().astype(np.int64) for each in of_slots)
     is_right = (coins_slowly(*columns, PURPOSE_ACCEPT) >> np.uint64(8)) < 2**23
     nums = 2 * state.is_open[rows]
-    accepted = accept(state, slots, nums, tokens, EOS_IDS, acceptance=0.5)
+    accepted = accept(state, slots, nums, tokens, EOS_IDS, acceptance=torch.tensor([0.5]))
     assert accepted.num_accepted.tolist() == (is_right & (nums.numpy() > 0)).tolist()
 
 
@@ -76,7 +76,7 @@ def test_drafts_can_be_declared_right_as_often_as_a_measurement_wants() -> None:
         nums = 2 * state.is_open[slots.long()]
         tokens = torch.full((len(slots), 2), VOCAB_SIZE)  # no draft, no end
         state.stop_ids.fill_(-1)
-        accepted = accept(state, slots, nums, tokens, EOS_IDS, acceptance=0.8)
+        accepted = accept(state, slots, nums, tokens, EOS_IDS, acceptance=torch.tensor([0.8]))
         num_right += int(accepted.num_accepted.sum())
         num_rows += int((nums > 0).sum())
     assert num_right / num_rows == pytest.approx(0.8, abs=0.04)

@@ -14,7 +14,7 @@ from tests.kernels.compiled import AMPERE, HOPPER, compile_kernel
 WIDTHS = [1, 4, 6, 17]
 MAX_BLOCKS = 2560  # of 16 tokens: all that Qwen3-8B may read
 INT64S = {"p_tokens", "p_positions", "p_places", "p_seeds"}
-FLOATS = {"p_logprobs", "p_draft_logprobs"}
+FLOATS = {"p_logprobs", "p_draft_logprobs", "p_acceptance"}
 MAX_REGISTERS = 128  # of the 255 that a thread may have
 
 archs = pytest.mark.parametrize("arch", [AMPERE, HOPPER])
@@ -36,7 +36,7 @@ def assert_fits(kernel: Any, constants: dict[str, Any], arch: int) -> None:
 def _kind(name: str) -> str:
     if name.startswith("p_"):
         return "*i64" if name in INT64S else "*fp32" if name in FLOATS else "*i32"
-    return "fp32" if name == "acceptance" else "i32"
+    return "i32"
 
 
 def wide(width: int) -> dict[str, int]:
@@ -52,7 +52,7 @@ def test_inputs_of_rows_that_decode_fit(width: int, arch: int) -> None:
 
 @archs
 @widths
-@pytest.mark.parametrize("acceptance", [{}, {"acceptance": None}], ids=["declared", "verified"])
+@pytest.mark.parametrize("acceptance", [{}, {"p_acceptance": None}], ids=["declared", "verified"])
 def test_acceptance_with_many_stop_ids_fits(
     acceptance: dict[str, None], width: int, arch: int
 ) -> None:

@@ -75,6 +75,12 @@ class DeviceEngine:
         self._slots.close()
         self._collector.forget()
 
+    def accept_drafts(self, share: float) -> None:
+        """From the next step on. Raises ValueError where ``draft-acceptance`` is not set."""
+        if self._segments.acceptance is None:
+            raise ValueError("only with draft-acceptance are drafts accepted without a look")
+        self._segments.acceptance.fill_(share)
+
     def step(self, plan: StepPlan, ids: np.ndarray) -> StepOutput:
         """Both at once."""
         self.launch(plan, ids)

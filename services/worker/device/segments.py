@@ -53,7 +53,7 @@ class Segments:
     drafts: bool  # the model's MTP head does
     tells_processed: bool
     attention_backend: Literal["triton", "sdpa"] = "triton"
-    acceptance: float | None = None
+    acceptance: Tensor | None = None  # [1] float32
 
     @property
     def null_block(self) -> int:
@@ -161,7 +161,7 @@ class Segments:
 
 def make_segments(loaded: Loaded, state: SlotState, num_blocks: int) -> Segments:
     """With a KV cache of ``num_blocks``."""
-    settings = loaded.settings
+    settings, share = loaded.settings, loaded.settings.draft_acceptance
     return Segments(
         cast(FusedLM, loaded.model),
         state,
@@ -170,5 +170,5 @@ def make_segments(loaded: Loaded, state: SlotState, num_blocks: int) -> Segments
         loaded.speculation.method == "mtp",
         settings.logprobs_mode == "processed_logprobs",
         settings.attention_backend,
-        settings.draft_acceptance,
+        None if share is None else torch.tensor([share], device=loaded.device),
     )

@@ -68,8 +68,10 @@ def test_drafts_are_declared_right_by_the_coins_of_torch(seed: int, eos_ids: tor
     nums = decode_inputs(state, slots, depths, width, BLOCK_SIZE, NULL_BLOCK).num_valid
     tokens = random_tokens(rng, state, slots.tolist(), width)
     wanted_state = copied(state)
-    wanted = accept_with_torch(wanted_state, slots, nums, tokens, eos_ids, acceptance=0.5)
-    found = accept(state, slots, nums, tokens, eos_ids, acceptance=0.5)
+    wanted = accept_with_torch(
+        wanted_state, slots, nums, tokens, eos_ids, acceptance=torch.tensor([0.5])
+    )
+    found = accept(state, slots, nums, tokens, eos_ids, acceptance=torch.tensor([0.5]))
     for name, value in found._asdict().items():
         torch.testing.assert_close(value, getattr(wanted, name), rtol=0, atol=0, msg=name)
     assert_same(state, wanted_state)
