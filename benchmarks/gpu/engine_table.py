@@ -1,0 +1,146 @@
+"""Steps of the engine in this process, two plans in flight, under the scheduler's own core."""
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from benchmarks.gpu.floor import step_floor_s
+from benchmarks.gpu.shapes import write_model
+from benchmarks.gpu.suite import Suite
+from cli.bench.engine_loop import EngineLoop, Job, Step
+from services.worker.device.engine import DeviceEngine
+from shared.config import WorkerConfig
+
+MAX_DEPTH = 3
+SEED = 0
+# Kinds of engines: which of the suite's models they run, and settings beside those of all.
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "graphs": ("model", {}),
+    "eager": ("model", {"enforce_eager": True}),
+    "mtp": (
+        "mtp",
+        {
+            "draft_acceptance": 0.8,
+            "speculative_config": {
+                "method": "mtp",
+                "num_speculative_tokens": MAX_DEPTH,
+                "adaptive": False,
+            },
+        },
+    ),
+    "small": ("small", {}),
+}
+
+
+class Point(NamedTuple):
+    kind: str  # of the engine
+    num_rows: int
+    depth: int = 0
+    acceptance: float = 0.8
+    logprobs: int | None = None
+
+
+class Engines:
+    """Built when they are wanted first, and kept until they are in the way."""
+
+    def __init__(self, suite: Suite, folder: Path) -> None:
+        self.suite = suite
+        self._folders = {
+            name: write_model(folder / name, config) for name, config in suite.models.items()
+        }
+        self._loops: dict[str, EngineLoop] = {}
+
+    def folder(self, model: str) -> Path:
+        return self._folders[model]
+
+    def loop(self, kind: str) -> EngineLoop:
+        if kind not in self._loops:
+            model, changes = KINDS[kind]
+            self._loops[kind] = EngineLoop(self._settings(model, changes), DeviceEngine)
+        return self._loops[kind]
+
+    def close(self) -> None:
+        self._loops.clear()
+        gc.collect()
+        if self.suite.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _settings(self, model: str, changes: dict[str, Any]) -> WorkerConfig:
+        suite = self.suite
+        return WorkerConfig(
+            model=str(self._folders[model]),
+            load_format="dummy",
+            device=suite.device.type,
+            dtype=str(suite.dtype).removeprefix("torch."),
+            max_model_len=suite.max_model_len,
+            max_num_seqs=max(suite.batches),
+            cudagraph_capture_sizes=list(suite.batches),
+            num_gpu_blocks_override=suite.num_blocks,
+            **changes,
+        )
+
+
+def measure(engines: Engines, point: Point, read_gb_per_s: float | None) -> dict[str, Any]:
+    """Medians of the steps in which all rows decode; rates are of the time that the host sees."""
+    suite, loop = engines.suite, engines.loop(point.kind)
+    if point.kind == "mtp":
+        loop.speculate(point.depth, point.acceptance)
+    rng = np.random.default_rng(SEED)
+    prompts = rng.integers(0, loop.model.vocab_size, (point.num_rows, suite.prompt_len))
+    jobs = [Job(ids.astype(np.int32), suite.output_len) for ids in prompts]
+    loop.warm_up(jobs, point.logprobs)
+    steps = loop.run(jobs, point.num_rows, point.logprobs)
+    decoding = [s for s in steps if s.num_rows == point.num_rows and not s.num_prompt_tokens]
+    # A step may bring nothing that began before the one that ended all was known.
+    found = _figures(steps, [step for step in decoding if step.num_decoded], point)
+    if read_gb_per_s is not None:
+        config = suite.models[KINDS[point.kind][0]]
+        context = suite.prompt_len + suite.output_len / 2
+        floor_s = step_floor_s(config, suite.dtype.itemsize, point.num_rows, context, read_gb_per_s)
+        found |= {"floor_ms": floor_s * 1e3, "share_of_floor": floor_s * 1e3 / found["wall_ms"]}
+    return found
+
+
+def _figures(steps: list[Step], decoding: list[Step], point: Point) -> dict[str, Any]:
+    num_decoded, wall_ms = sum(each.num_decoded for each in decoding), _ms(decoding, "engine_s")
+    expected = sum(point.acceptance**draft for draft in range(point.depth + 1))
+    return point._asdict() | {
+        "num_steps": len(decoding),
+        "device_ms": _ms(decoding, "device_s"),
+        "idle_ms": _ms(decoding, "idle_s"),
+        "wall_ms": wall_ms,
+        "tokens_per_step": num_decoded / len(decoding) / point.num_rows,
+        # Of as many drafts right as are right in the long run.
+        "expected_tokens_per_s": point.num_rows * expected / wall_ms * 1e3,
+        "decode_tokens_per_s": num_decoded / sum(each.engine_s for each in decoding),
+        "tokens_per_s": sum(s.num_decoded for s in steps) / sum(s.engine_s for s in steps),
+    }
+
+
+def _ms(steps: list[Step], name: str) -> float:
+    return median(getattr(step, name) for step in steps) * 1e3
+
+
+def points(suite: Suite) -> Iterator[tuple[str, list[Point]]]:
+    """Named, the most valuable first."""
+    one, *more = suite.batches
+    depths = range(MAX_DEPTH + 1)
+    yield "batch 1", [Point("graphs", one)]
+    yield "batch 1, drafts", [Point("mtp", one, depth) for depth in depths]
+    yield "batches", [Point("graphs", batch) for batch in more]
+    yield (
+        "logprobs",
+        [Point("graphs", batch, logprobs=num) for batch in suite.batches for num in (0, 20)],
+    )
+    yield "batches, drafts", [Point("mtp", batch, depth) for batch in more for depth in depths]
+    yield "eager", [Point("eager", batch) for batch in suite.batches]
+    yield (
+        "other acceptances",
+        [Point("mtp", one, depth, share) for share in (0.6, 0.9) for depth in depths[1:]],
+    )
+    yield "small model", [Point("small", batch) for batch in suite.batches]

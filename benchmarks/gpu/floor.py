@@ -1,0 +1,50 @@
+"""How fast the card's memory is read, and how long a step takes that does nothing but read."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.shapes import Config, token_bytes, weights_bytes
+from benchmarks.gpu.suite import Suite
+from benchmarks.gpu.timing import seconds
+
+# Words of 4 bytes in a program, and its warps; the fastest counts.
+READ_CONFIGS = ((4096, 4), (8192, 4), (8192, 8), (16384, 8))
+
+
+def measure(suite: Suite) -> dict[str, Any]:
+    """GB/s. A kernel of ours reads; ``copied`` counts what torch's copy reads and writes."""
+    values = torch.ones(suite.read_bytes // 4, dtype=torch.int32, device=suite.device)
+    reads = {
+        f"{block} words, {num_warps} warps": _gb_per_s(
+            values.nbytes, [partial(_read, values, block, num_warps)], suite
+        )
+        for block, num_warps in READ_CONFIGS
+    }
+    other = torch.empty_like(values)
+    copied = _gb_per_s(2 * values.nbytes, [partial(other.copy_, values)], suite)
+    return {"read": max(reads.values()), "copied": copied, "GB": values.nbytes / 1e9} | reads
+
+
+def step_floor_s(
+    config: Config, itemsize: int, num_rows: int, context: float, read_gb_per_s: float
+) -> float:
+    """Of a step in which ``num_rows`` with so many known tokens each decode one."""
+    num_bytes = weights_bytes(config, itemsize) + num_rows * context * token_bytes(config, itemsize)
+    return num_bytes / (read_gb_per_s * 1e9)
+
+
+def _gb_per_s(num_bytes: int, runs: list[Any], suite: Suite) -> float:
+    return num_bytes / seconds(runs, suite.device) / 1e9
+
+
+def _read(values: Tensor, block: int, num_warps: int) -> None:
+    if not values.is_cuda:
+        values.sum()
+        return
+    from benchmarks.gpu import read_kernel
+
+    sums = torch.empty(len(values) // block, dtype=torch.int32, device=values.device)
+    read_kernel.launch(values, sums, block, num_warps)

@@ -1,0 +1,86 @@
+"""Models to measure by the shape of their config.json alone: their weights are random."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+Config = dict[str, Any]
+
+QWEN3_8B: Config = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000.0,
+    "tie_word_embeddings": False,
+    "eos_token_id": 151645,
+}
+LLAMA_1B: Config = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500_000.0,
+    "tie_word_embeddings": True,
+    "eos_token_id": 128001,
+}
+TINY: Config = QWEN3_8B | {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "eos_token_id": 511,
+}
+
+
+def with_mtp(config: Config) -> Config:
+    """MiMo's layout in the shape of ``config``: biases instead of norms, and a layer that drafts."""
+    of_mimo = {"architectures": ["MiMoForCausalLM"], "model_type": "mimo"}
+    return config | of_mimo | {"num_nextn_predict_layers": 1}
+
+
+def write_model(folder: Path, config: Config) -> Path:
+    """All that a server wants of a model but for its weights. Each id is a word."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    vocabulary = {f"w{token_id}": token_id for token_id in range(config["vocab_size"])}
+    Tokenizer(WordLevel(vocabulary, unk_token="w0")).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def weights_bytes(config: Config, itemsize: int) -> int:
+    """What a step reads of the weights: all but an embedding that is not the head as well, and the
+    layers that draft."""
+    hidden, size = config["hidden_size"], config["intermediate_size"]
+    num_heads, num_kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    heads = (2 * num_heads + 2 * num_kv_heads) * config["head_dim"]
+    layer = (heads + 3 * size + 2) * hidden
+    head = (config["vocab_size"] + 1) * hidden
+    return (config["num_hidden_layers"] * layer + head) * itemsize
+
+
+def token_bytes(config: Config, itemsize: int) -> int:
+    """Of a token's keys and values in all layers."""
+    places = 2 * config["num_key_value_heads"] * config["head_dim"]
+    return int(config["num_hidden_layers"] * places * itemsize)

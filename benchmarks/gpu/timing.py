@@ -1,0 +1,54 @@
+"""How long work takes on a device, without what the host takes to ask for it."""
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import torch
+
+Run = Callable[[], object]
+NUM_REPLAYS = 10
+MIN_RUNS = 20  # in a graph: its own start is a few microseconds
+
+
+def seconds(runs: Sequence[Run], device: torch.device) -> float:
+    """The median of one of ``runs``, which do the same with other memory, one after the other: as
+    a CUDA graph, so that nothing but the device's work counts."""
+    with torch.inference_mode():
+        if device.type != "cuda":
+            return median(_by_the_clock(run) for run in runs)
+        repeated = list(runs) * -(-MIN_RUNS // len(runs))
+        replay = _captured(repeated, device)
+        replay()
+        return median(_by_events(replay) for _ in range(NUM_REPLAYS)) / len(repeated)
+
+
+def _captured(runs: Sequence[Run], device: torch.device) -> Run:
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):  # kernels are compiled, and libraries get their memory
+            runs[0]()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for run in runs:
+            run()
+    return graph.replay
+
+
+def _by_events(run: Run) -> float:
+    begins, ends = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begins.record()
+    run()
+    ends.record()
+    ends.synchronize()
+    return begins.elapsed_time(ends) / 1e3
+
+
+def _by_the_clock(run: Run) -> float:
+    run()
+    started_s = time.perf_counter()
+    run()
+    return time.perf_counter() - started_s
