@@ -17,6 +17,7 @@ from services.worker.device.engine import DeviceEngine
 from shared.config import WorkerConfig
 
 MAX_DEPTH = 3
+MAX_KEPT = 2  # engines: three of Qwen3-8B would fill a card
 SEED = 0
 # Kinds of engines: which of the suite's models they run, and settings beside those of all.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -46,7 +47,7 @@ class Point(NamedTuple):
 
 
 class Engines:
-    """Built when they are wanted first, and kept until they are in the way."""
+    """Built when they are wanted, and kept until others are."""
 
     def __init__(self, suite: Suite, folder: Path) -> None:
         self.suite = suite
@@ -59,13 +60,18 @@ class Engines:
         return self._folders[model]
 
     def loop(self, kind: str) -> EngineLoop:
-        if kind not in self._loops:
+        loop = self._loops.pop(kind, None)
+        if loop is None:
+            self.close(MAX_KEPT - 1)
             model, changes = KINDS[kind]
-            self._loops[kind] = EngineLoop(self._settings(model, changes), DeviceEngine)
-        return self._loops[kind]
+            loop = EngineLoop(self._settings(model, changes), DeviceEngine)
+        self._loops[kind] = loop  # behind the others
+        return loop
 
-    def close(self) -> None:
-        self._loops.clear()
+    def close(self, num_kept: int = 0) -> None:
+        """But for so many that were wanted last."""
+        for kind in list(self._loops)[: len(self._loops) - num_kept]:
+            del self._loops[kind]
         gc.collect()
         if self.suite.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -96,8 +102,7 @@ def measure(engines: Engines, point: Point, read_gb_per_s: float | None) -> dict
     loop.warm_up(jobs, point.logprobs)
     steps = loop.run(jobs, point.num_rows, point.logprobs)
     decoding = [s for s in steps if s.num_rows == point.num_rows and not s.num_prompt_tokens]
-    # A step may bring nothing that began before the one that ended all was known.
-    found = _figures(steps, [step for step in decoding if step.num_decoded], point)
+    found = _figures(steps, decoding, point)
     if read_gb_per_s is not None:
         config = suite.models[KINDS[point.kind][0]]
         context = suite.prompt_len + suite.output_len / 2

@@ -3,6 +3,7 @@
 
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -83,4 +84,4 @@ class Peer:
 
 def _between(timestamps: Sequence[float]) -> float:
     """The median time from one token of a request to the next."""
-    return median(b - a for a, b in zip(timestamps, timestamps[1:], strict=False))
+    return median(b - a for a, b in pairwise(timestamps))

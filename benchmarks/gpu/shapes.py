@@ -55,7 +55,7 @@ TINY: Config = QWEN3_8B | {
 
 
 def with_mtp(config: Config) -> Config:
-    """MiMo's layout in the shape of ``config``: biases instead of norms, and a layer that drafts."""
+    """``config`` in MiMo's layout: biases instead of norms of heads, and a layer that drafts."""
     of_mimo = {"architectures": ["MiMoForCausalLM"], "model_type": "mimo"}
     return config | of_mimo | {"num_nextn_predict_layers": 1}
 

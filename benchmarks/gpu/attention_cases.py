@@ -1,0 +1,111 @@
+"""Attention of rows that decode, and of chunks of prompts, beside torch's over one piece."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from benchmarks.gpu.rows import Case, num_copies
+from benchmarks.gpu.suite import Suite
+from benchmarks.gpu.timing import Run
+from kernels.paged_attention import ChunkRows, DecodeRows, DeviceAttention, attend, make_tiles
+
+BLOCK_SIZE = 16
+MAX_CACHE_BYTES = 24 << 30  # there are as many bytes of copies for torch
+
+
+def cases(suite: Suite) -> Iterator[Case]:
+    for num_rows in suite.batches:
+        for context in suite.contexts:
+            num_bytes = _cache_bytes(suite, num_rows * context)
+            if num_bytes <= MAX_CACHE_BYTES:
+                yield decode_case(suite, num_rows, context)
+    for num_tokens in suite.chunks:
+        yield _chunk_case(suite, num_tokens)
+
+
+def decode_case(suite: Suite, num_rows: int, context: int) -> Case:
+    num_bytes = _cache_bytes(suite, num_rows * context)
+    make = partial(_decode, suite, num_rows, context, num_copies(suite, num_bytes))
+    shape = f"{num_rows} × {context} keys"
+    return Case("decode attention", shape, make, num_bytes, peer="SDPA", compares=True)
+
+
+def _decode(suite: Suite, num_rows: int, context: int, copies: int) -> tuple[list[Run], list[Run]]:
+    num_heads, num_kv_heads, head_dim = _heads(suite)
+    cache, tables = _cache(suite, copies * num_rows, context)
+    query = torch.randn(num_rows, num_heads, head_dim, device=suite.device, dtype=suite.dtype)
+    starts = torch.full((num_rows,), context - 1, dtype=torch.int32, device=suite.device)
+    slots = torch.arange(copies * num_rows, dtype=torch.int32, device=suite.device)
+    scale = head_dim**-0.5
+    ours: list[Run] = []
+    theirs: list[Run] = []
+    grouped = query.unflatten(1, (num_kv_heads, -1))  # heads that share keys are its tokens
+    for rows in slots.split(num_rows):
+        decode = DecodeRows(1, rows, tables, starts)
+        attention = DeviceAttention(decode, None, BLOCK_SIZE, context)
+        ours.append(partial(attend, query, cache, attention, scale))
+        key, value = _in_one_piece(cache, tables[rows.long()])
+        theirs.append(partial(scaled_dot_product_attention, grouped, key, value, scale=scale))
+    return ours, theirs
+
+
+def _chunk_case(suite: Suite, num_tokens: int) -> Case:
+    num_heads, _, head_dim = _heads(suite)
+    num_flops = 2 * num_heads * head_dim * num_tokens * (num_tokens + 1)
+    shape = f"{num_tokens} tokens"
+    num_bytes = _cache_bytes(suite, num_tokens)
+    make = partial(_chunk, suite, num_tokens)
+    return Case("chunk attention", shape, make, num_bytes, num_flops, "SDPA", True)
+
+
+def _chunk(suite: Suite, num_tokens: int) -> tuple[list[Run], list[Run]]:
+    num_heads, _, head_dim = _heads(suite)
+    cache, tables = _cache(suite, 1, num_tokens)
+    query = torch.randn(num_tokens, num_heads, head_dim, device=suite.device, dtype=suite.dtype)
+    nums = np.array([num_tokens])
+    zeros = torch.zeros(1, dtype=torch.int32, device=suite.device)
+    tiles = (torch.from_numpy(each).to(suite.device) for each in make_tiles(nums))
+    ends = torch.tensor([0, num_tokens], dtype=torch.int32, device=suite.device)
+    chunks = ChunkRows(tables, zeros, ends, zeros, *tiles, np.zeros(1, np.int64), nums)
+    attention = DeviceAttention(None, chunks, BLOCK_SIZE, 1)
+    key, value = _in_one_piece(cache, tables)
+    by_head = query.transpose(0, 1)[None]
+    ours = partial(attend, query, cache, attention, head_dim**-0.5)
+    return [ours], [partial(_causal, by_head, key, value)]
+
+
+def _causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """query [1, H, T, D], key and value [1, H_kv, T, D] → [1, T, H, D]."""
+    out = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    return out.transpose(1, 2)
+
+
+def _cache(suite: Suite, num_rows: int, context: int) -> tuple[Tensor, Tensor]:
+    """A cache, and tables [num_rows, blocks of a row] int32 in no order."""
+    _, num_kv_heads, head_dim = _heads(suite)
+    num_blocks = -(-context // BLOCK_SIZE)
+    shape = (num_rows * num_blocks + 1, BLOCK_SIZE, 2, num_kv_heads, head_dim)
+    cache = torch.empty(shape, dtype=suite.dtype, device=suite.device).normal_()
+    tables = torch.randperm(num_rows * num_blocks, device=suite.device)
+    return cache, tables.int().view(num_rows, num_blocks)
+
+
+def _in_one_piece(cache: Tensor, tables: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values, each [rows, H_kv, blocks of a row * BLOCK_SIZE, D]."""
+    rows = cache[tables.long()].flatten(1, 2)
+    return rows[:, :, 0].transpose(1, 2).contiguous(), rows[:, :, 1].transpose(1, 2).contiguous()
+
+
+def _cache_bytes(suite: Suite, num_tokens: int) -> int:
+    _, num_kv_heads, head_dim = _heads(suite)
+    return num_tokens * 2 * num_kv_heads * head_dim * suite.dtype.itemsize
+
+
+def _heads(suite: Suite) -> tuple[int, int, int]:
+    names = ("num_attention_heads", "num_key_value_heads", "head_dim")
+    num_heads, num_kv_heads, head_dim = (suite.model[name] for name in names)
+    return num_heads, num_kv_heads, head_dim

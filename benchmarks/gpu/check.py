@@ -1,0 +1,85 @@
+"""What a card makes of us, in under eight minutes: the marked tests, the engine's steps beside the
+floor that memory sets, the same through the mesh, each kernel beside torch, and transformers.
+
+The most valuable figures come first, and all that was found is on disk at any time: results/
+gpu-<card>-<date>.json and .md. A section that fails says why, and the next one begins.
+"""
+
+import argparse
+import faulthandler
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu.machine import describe
+from benchmarks.gpu.results import Results
+from benchmarks.gpu.sections import Section, Sections
+from benchmarks.gpu.suite import of_card, of_test
+from benchmarks.report import RESULTS
+
+BUDGET_S = 480.0
+GRACE_S = 60.0  # then what hangs is told and ended
+
+
+def main(arguments: list[str]) -> int:
+    """The exit code."""
+    options = _parse(arguments)
+    if not options.tiny and not torch.cuda.is_available():
+        print("gpu-check: torch finds no CUDA device", file=sys.stderr)
+        return 2
+    suite = of_test() if options.tiny else of_card()
+    results = Results(options.results, describe(suite.device, arguments))
+    with tempfile.TemporaryDirectory() as folder:
+        sections = Sections(suite, Path(folder))
+        run(sections, results, time.monotonic() + options.seconds)
+        sections.close()
+    print(results.text())
+    return int(any("failed" in section for section in results.sections.values()))
+
+
+def run(sections: Iterable[Section], results: Results, ends_s: float) -> None:
+    """Until the clock ``time.monotonic`` says ``ends_s``."""
+    for section in sections:
+        left_s = ends_s - time.monotonic()
+        found = results.sections[section.name] = {"rows": []}
+        if left_s < section.needs_s:
+            found["left out"] = f"{left_s:.0f} s are left, and it takes {section.needs_s:.0f}"
+            results.save()
+            continue
+        print(f"{section.name}: {left_s:.0f} s are left", flush=True)
+        _run(section, min(left_s, section.limit_s), found, results)
+
+
+def _run(section: Section, limit_s: float, found: dict, results: Results) -> None:
+    started_s = time.monotonic()
+    try:
+        for row in section.run(limit_s):
+            found["rows"].append(row)
+            results.save()
+    except Exception as error:
+        found["failed"] = f"{type(error).__name__}: {error}"
+        print(f"{section.name}: {found['failed']}", file=sys.stderr, flush=True)
+    found["seconds"] = time.monotonic() - started_s
+    results.save()
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.gpu.check",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--seconds", type=float, default=BUDGET_S, help="for all of it (default: %(default)g)")
+    add("--results", type=Path, default=RESULTS, metavar="DIR", help="where files are written")
+    add("--tiny", action="store_true", help=argparse.SUPPRESS)  # on a CPU, for a test
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(_parse(sys.argv[1:]).seconds + GRACE_S, exit=True)
+    sys.exit(main(sys.argv[1:]))

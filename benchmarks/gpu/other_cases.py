@@ -1,0 +1,120 @@
+"""What stands between products and attention, and what decides on tokens: no peers."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.rows import Case, num_copies
+from benchmarks.gpu.suite import Suite
+from benchmarks.gpu.timing import Run
+from kernels.accept import accept
+from kernels.logprobs import MAX_TOP, logprobs_slots
+from kernels.rope_kv import rope_kv
+from kernels.sample.slots import SlotParams, sample_slots
+from kernels.slot_state import empty_slots
+
+BLOCK_SIZE = 16
+NUM_DRAFTS = 3
+FOREVER = 1 << 30
+Runs = tuple[list[Run], list[Run]]
+# Temperature, top_k, top_p.
+WAYS = {"greedy": (0.0, 0, 1.0), "top-k 50, top-p 0.9": (1.0, 50, 0.9), "plain": (1.0, 0, 1.0)}
+
+
+def cases(suite: Suite) -> Iterator[Case]:
+    for num_rows in suite.batches:
+        num_bytes = num_rows * suite.model["vocab_size"] * 4
+        rows = f"{num_rows} rows"
+        yield Case(
+            "rope_kv", rows, partial(_rope_kv, suite, num_rows), _heads_bytes(suite, num_rows)
+        )
+        for name in WAYS:
+            make = partial(_sample, suite, num_rows, name)
+            yield Case("sample", f"{rows}, {name}", make, num_bytes)
+        for num_top in (-2, MAX_TOP):
+            shape = f"{rows}, {'none' if num_top < 0 else num_top} asked"
+            yield Case("logprobs", shape, partial(_logprobs, suite, num_rows, num_top), num_bytes)
+        shape = f"{rows} of {NUM_DRAFTS} drafts"
+        yield Case("accept", shape, partial(_accept, suite, num_rows), 4 * num_rows)
+
+
+def _rope_kv(suite: Suite, num_rows: int) -> Runs:
+    config, device = suite.model, suite.device
+    num_kv_heads, head_dim = config["num_key_value_heads"], config["head_dim"]
+    width = (config["num_attention_heads"] + 2 * num_kv_heads) * head_dim
+    norm = torch.ones(head_dim, dtype=suite.dtype, device=device)
+    table = torch.randn(2, suite.max_model_len, head_dim, device=device)
+    positions = torch.arange(num_rows, device=device) % suite.max_model_len
+    shape = (num_rows + 1, BLOCK_SIZE, 2, num_kv_heads, head_dim)
+    cache = torch.zeros(shape, dtype=suite.dtype, device=device)
+    places = torch.arange(num_rows, device=device) * BLOCK_SIZE
+    copies = num_copies(suite, _heads_bytes(suite, num_rows))
+    heads = torch.randn(copies, num_rows, width, dtype=suite.dtype, device=device)
+    return [
+        partial(rope_kv, each, norm, norm, 1e-6, table, positions, places, cache, False)
+        for each in heads
+    ], []
+
+
+def _heads_bytes(suite: Suite, num_rows: int) -> int:
+    """Read, and written in other places."""
+    config = suite.model
+    num_heads = config["num_attention_heads"] + 2 * config["num_key_value_heads"]
+    return int(2 * num_rows * num_heads * config["head_dim"] * suite.dtype.itemsize)
+
+
+def _sample(suite: Suite, num_rows: int, way: str) -> Runs:
+    params, slots, positions = _params(suite, num_rows, way)
+    return [
+        partial(sample_slots, each, each, params, slots, positions)
+        for each in _logits(suite, num_rows)
+    ], []
+
+
+def _logprobs(suite: Suite, num_rows: int, num_top: int) -> Runs:
+    slots = torch.arange(num_rows, dtype=torch.int32, device=suite.device)
+    wants = torch.full_like(slots, num_top)
+    tokens = slots.long()
+    return [
+        partial(logprobs_slots, each, tokens, wants, slots) for each in _logits(suite, num_rows)
+    ], []
+
+
+def _accept(suite: Suite, num_rows: int) -> Runs:
+    device = suite.device
+    state = empty_slots(num_rows, NUM_DRAFTS, 1, 0, 1, device)
+    state.ends.fill_(FOREVER)
+    state.is_open.fill_(1)
+    slots = torch.arange(num_rows, dtype=torch.int32, device=device)
+    num_valid = torch.full_like(slots, 1 + NUM_DRAFTS)
+    tokens = torch.ones(num_rows, 1 + NUM_DRAFTS, dtype=torch.int64, device=device)
+    eos_ids = torch.zeros(1, dtype=torch.int32, device=device)
+    acceptance = torch.full((1,), 0.8, device=device)
+    return [partial(accept, state, slots, num_valid, tokens, eos_ids, acceptance)], []
+
+
+def _logits(suite: Suite, num_rows: int) -> Tensor:
+    """[copies, num_rows, V]: peaked somewhat, as a model's are."""
+    vocab_size = suite.model["vocab_size"]
+    copies = num_copies(suite, num_rows * vocab_size * 4)
+    return torch.randn(copies, num_rows, vocab_size, device=suite.device) * 3
+
+
+def _params(suite: Suite, num_rows: int, way: str) -> tuple[SlotParams, Tensor, Tensor]:
+    temperature, top_k, top_p = WAYS[way]
+    slots = torch.arange(num_rows, dtype=torch.int32, device=suite.device)
+
+    def full(value: float) -> Tensor:
+        return torch.full((num_rows,), value, dtype=torch.float32, device=suite.device)
+
+    params = SlotParams(
+        temperature=full(temperature),
+        top_k=torch.full_like(slots, top_k),
+        top_p=full(top_p),
+        min_p=full(0.0),
+        seeds=slots.long(),
+        choices=torch.zeros_like(slots),
+    )
+    return params, slots, slots.long()

@@ -1,0 +1,80 @@
+"""What was found so far, as files that are there whatever happens next."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.machine import slug
+from benchmarks.gpu.summary import aims
+
+LEFT_OUT = ("all", "output")  # of tables: what is long
+
+
+class Results:
+    """``gpu-<card>-<date>.json`` and ``.md`` in ``folder``; ``sections`` by name have their
+    rows, the seconds they took, and why they failed or were left out."""
+
+    def __init__(self, folder: Path, told: dict[str, Any]) -> None:
+        self.sections: dict[str, dict[str, Any]] = {}
+        self.path = folder / f"gpu-{slug(told)}-{told['date'][:10]}.json"
+        self._told = told
+
+    def save(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        found = self._told | {"aims": [aim._asdict() for aim in aims(self.sections)]}
+        _replace(self.path, json.dumps(found | {"results": self.sections}, indent=1) + "\n")
+        _replace(self.path.with_suffix(".md"), self.text())
+
+    def text(self) -> str:
+        """For people."""
+        card = ", ".join(f"{name} {value}" for name, value in self._told["card"].items())
+        versions = ", ".join(f"{name} {value}" for name, value in self._told["versions"].items())
+        lines = [f"# GPU check, {self._told['date']}", "", f"`{self._told['command']}`", ""]
+        lines += [f"{card}; {versions}", "", *self._aims()]
+        for name, section in self.sections.items():
+            lines += ["", f"## {name}", "", *_section(section)]
+        return "\n".join(lines) + "\n"
+
+    def _aims(self) -> list[str]:
+        rows = [
+            {"": aim.what, "found": aim.found, "aim": f"≥ {aim.aim}", "met": aim.is_met}
+            for aim in aims(self.sections)
+        ]
+        return _table(rows)
+
+
+def _section(section: dict[str, Any]) -> list[str]:
+    lines = [f"{section['seconds']:.1f} s"] if "seconds" in section else []
+    lines += [f"{word}: {section[word]}" for word in ("failed", "left out") if word in section]
+    for row in section["rows"]:
+        lines += ["", "```", *row["output"], "```"] if "output" in row else []
+    return [*lines, "", *_table(section["rows"])]
+
+
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    """Markdown, with all that any row has."""
+    names = [name for name in dict.fromkeys(key for row in rows for key in row)]
+    names = [name for name in names if name not in LEFT_OUT]
+    if not names:
+        return []
+    lines = [_line(names), _line(["---"] * len(names))]
+    return lines + [_line([_cell(row.get(name)) for name in names]) for row in rows]
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return text.replace("|", "/").replace("\n", " ")
+
+
+def _replace(path: Path, text: str) -> None:
+    """Whoever is killed leaves the old file or the new one."""
+    fresh = path.with_suffix(f"{path.suffix}.new")
+    fresh.write_text(text)
+    os.replace(fresh, path)
