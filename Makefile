@@ -5,7 +5,7 @@ BIN := .venv/bin
 SETUP := .venv/.ready
 BENCHMARKS := startup link wide_steps scheduler partial_prefills chain front prefix logprobs idle acceptance speculation
 
-.PHONY: setup serve test test-compose test-all lint bench clean
+.PHONY: setup serve test test-compose test-all lint bench gpu-check clean
 
 setup: $(SETUP)
 
@@ -35,6 +35,10 @@ lint: $(SETUP)
 
 bench: $(SETUP)
 	for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit; done
+
+# On a machine with a card, whose python may have torch and what else is needed by itself.
+gpu-check:
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu.check $(ARGS)
 
 clean:
 	rm -rf .venv .cache .mypy_cache .ruff_cache .hypothesis

@@ -35,7 +35,8 @@ def main(arguments: list[str]) -> int:
     results = Results(options.results, describe(suite.device, arguments))
     with tempfile.TemporaryDirectory() as folder:
         sections = Sections(suite, Path(folder))
-        run(sections, results, time.monotonic() + options.seconds)
+        chosen = (each for each in sections if _is_wanted(each, options.only))
+        run(chosen, results, time.monotonic() + options.seconds)
         sections.close()
     print(results.text())
     return int(any("failed" in section for section in results.sections.values()))
@@ -52,6 +53,10 @@ def run(sections: Iterable[Section], results: Results, ends_s: float) -> None:
             continue
         print(f"{section.name}: {left_s:.0f} s are left", flush=True)
         _run(section, min(left_s, section.limit_s), found, results)
+
+
+def _is_wanted(section: Section, words: list[str]) -> bool:
+    return any(word in section.name for word in words)
 
 
 def _run(section: Section, limit_s: float, found: dict, results: Results) -> None:
@@ -76,6 +81,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--seconds", type=float, default=BUDGET_S, help="for all of it (default: %(default)g)")
     add("--results", type=Path, default=RESULTS, metavar="DIR", help="where files are written")
+    text = "only sections whose names contain one of these, such as kernels or 'batch 1'"
+    add("--only", nargs="+", default=[""], metavar="WORD", help=text)
     add("--tiny", action="store_true", help=argparse.SUPPRESS)  # on a CPU, for a test
     return parser.parse_args(arguments)
 

@@ -17,6 +17,7 @@ from services.worker.device.engine import DeviceEngine
 from shared.config import WorkerConfig
 
 MAX_DEPTH = 3
+ACCEPTANCE = 0.8
 MAX_KEPT = 2  # engines: three of Qwen3-8B would fill a card
 SEED = 0
 # Kinds of engines: which of the suite's models they run, and settings beside those of all.
@@ -26,7 +27,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "mtp": (
         "mtp",
         {
-            "draft_acceptance": 0.8,
+            "draft_acceptance": ACCEPTANCE,
             "speculative_config": {
                 "method": "mtp",
                 "num_speculative_tokens": MAX_DEPTH,
@@ -42,7 +43,7 @@ class Point(NamedTuple):
     kind: str  # of the engine
     num_rows: int
     depth: int = 0
-    acceptance: float = 0.8
+    acceptance: float | None = None  # of drafts
     logprobs: int | None = None
 
 
@@ -95,6 +96,7 @@ def measure(engines: Engines, point: Point, read_gb_per_s: float | None) -> dict
     """Medians of the steps in which all rows decode; rates are of the time that the host sees."""
     suite, loop = engines.suite, engines.loop(point.kind)
     if point.kind == "mtp":
+        assert point.acceptance is not None
         loop.speculate(point.depth, point.acceptance)
     rng = np.random.default_rng(SEED)
     prompts = rng.integers(0, loop.model.vocab_size, (point.num_rows, suite.prompt_len))
@@ -103,7 +105,7 @@ def measure(engines: Engines, point: Point, read_gb_per_s: float | None) -> dict
     steps = loop.run(jobs, point.num_rows, point.logprobs)
     decoding = [s for s in steps if s.num_rows == point.num_rows and not s.num_prompt_tokens]
     found = _figures(steps, decoding, point)
-    if read_gb_per_s is not None:
+    if read_gb_per_s is not None and not point.depth:
         config = suite.models[KINDS[point.kind][0]]
         context = suite.prompt_len + suite.output_len / 2
         floor_s = step_floor_s(config, suite.dtype.itemsize, point.num_rows, context, read_gb_per_s)
@@ -113,7 +115,7 @@ def measure(engines: Engines, point: Point, read_gb_per_s: float | None) -> dict
 
 def _figures(steps: list[Step], decoding: list[Step], point: Point) -> dict[str, Any]:
     num_decoded, wall_ms = sum(each.num_decoded for each in decoding), _ms(decoding, "engine_s")
-    expected = sum(point.acceptance**draft for draft in range(point.depth + 1))
+    expected = sum((point.acceptance or 0.0) ** draft for draft in range(point.depth + 1))
     return point._asdict() | {
         "num_steps": len(decoding),
         "device_ms": _ms(decoding, "device_s"),
@@ -136,13 +138,16 @@ def points(suite: Suite) -> Iterator[tuple[str, list[Point]]]:
     one, *more = suite.batches
     depths = range(MAX_DEPTH + 1)
     yield "batch 1", [Point("graphs", one)]
-    yield "batch 1, drafts", [Point("mtp", one, depth) for depth in depths]
+    yield "batch 1, drafts", [Point("mtp", one, depth, ACCEPTANCE) for depth in depths]
     yield "batches", [Point("graphs", batch) for batch in more]
     yield (
         "logprobs",
         [Point("graphs", batch, logprobs=num) for batch in suite.batches for num in (0, 20)],
     )
-    yield "batches, drafts", [Point("mtp", batch, depth) for batch in more for depth in depths]
+    yield (
+        "batches, drafts",
+        [Point("mtp", batch, depth, ACCEPTANCE) for batch in more for depth in depths],
+    )
     yield "eager", [Point("eager", batch) for batch in suite.batches]
     yield (
         "other acceptances",

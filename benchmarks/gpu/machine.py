@@ -33,7 +33,7 @@ def _card(device: torch.device) -> dict[str, Any]:
         "name": properties.name,
         "GB": round(properties.total_memory / 1e9, 1),
         "processors": properties.multi_processor_count,
-        "L2 MB": round(properties.L2_cache_size / 1e6, 1),
+        "L2 MB": round(getattr(properties, "L2_cache_size", 0) / 1e6, 1),
         "driver": _driver(),
         "CUDA": torch.version.cuda,
     }

@@ -54,8 +54,8 @@ def _section(section: dict[str, Any]) -> list[str]:
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:
     """Markdown, with all that any row has."""
-    names = [name for name in dict.fromkeys(key for row in rows for key in row)]
-    names = [name for name in names if name not in LEFT_OUT]
+    keys = dict.fromkeys(key for row in rows for key in row)
+    names = [key for key in keys if key not in LEFT_OUT]
     if not names:
         return []
     lines = [_line(names), _line(["---"] * len(names))]

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from benchmarks.gpu.engine_table import ACCEPTANCE
+
 Row = dict[str, Any]
 FLOOR, DRAFTS, LOGPROBS, MESH = 0.70, 1.6, 0.95, 0.97
 
@@ -42,11 +44,11 @@ def aims(sections: dict[str, dict[str, Any]]) -> Iterator[Aim]:
 
 
 def _drafts(rows: list[Row]) -> Iterator[Aim]:
-    """The best depth at batch 1 and acceptance 0.8."""
+    """The best depth at batch 1."""
     rates = {
         row["depth"]: row["expected_tokens_per_s"]
         for row in rows
-        if row["num_rows"] == 1 and row["acceptance"] == 0.8
+        if row["num_rows"] == 1 and row["acceptance"] == ACCEPTANCE
     }
     if 0 in rates and len(rates) > 1:
         best = max((depth for depth in rates if depth), key=lambda depth: rates[depth])

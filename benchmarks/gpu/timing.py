@@ -17,23 +17,23 @@ def seconds(runs: Sequence[Run], device: torch.device) -> float:
     with torch.inference_mode():
         if device.type != "cuda":
             return median(_by_the_clock(run) for run in runs)
-        repeated = list(runs) * -(-MIN_RUNS // len(runs))
-        replay = _captured(repeated, device)
+        num_times = -(-MIN_RUNS // len(runs))
+        replay = _captured(runs, num_times, device)
         replay()
-        return median(_by_events(replay) for _ in range(NUM_REPLAYS)) / len(repeated)
+        times_s = [_by_events(replay) for _ in range(NUM_REPLAYS)]
+        return median(times_s) / (num_times * len(runs))
 
 
-def _captured(runs: Sequence[Run], device: torch.device) -> Run:
+def _captured(runs: Sequence[Run], num_times: int, device: torch.device) -> Run:
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(2):  # kernels are compiled, and libraries get their memory
-            runs[0]()
-    torch.cuda.current_stream().wait_stream(stream)
+        for run in runs:  # kernels are compiled, and libraries get their memory
+            run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        for run in runs:
+        for run in [*runs] * num_times:
             run()
     return graph.replay
 

@@ -1,0 +1,135 @@
+"""The check for cards, on a CPU: a slip in it would cost the time of one."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.gpu import check, kernel_table, machine
+from benchmarks.gpu.engine_table import Engines
+from benchmarks.gpu.results import Results
+from benchmarks.gpu.sections import ROOT, Section, marked_files, run_tests
+from benchmarks.gpu.shapes import QWEN3_8B, TINY, token_bytes, weights_bytes, write_model
+from benchmarks.gpu.suite import of_test
+from benchmarks.gpu.summary import aims
+from cli.bench.engine_loop import Job
+from services.worker.loader import build_model
+from services.worker.model_config import read_model_config
+
+ENGINE_ROWS = {
+    "batch 1": 1,
+    "batch 1, drafts": 4,
+    "batches": 1,
+    "logprobs": 4,
+    "batches, drafts": 4,
+    "eager": 2,
+    "other acceptances": 6,
+    "small model": 2,
+}
+
+
+def test_every_section_finds_something_and_all_of_it_is_written(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu.check", "--tiny", "--results", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("gpu-cpu-*.json")
+    told = json.loads(path.read_text())
+    found = {name: len(section["rows"]) for name, section in told["results"].items()}
+    engine = {f"engine, {name}": num for name, num in ENGINE_ROWS.items()}
+    num_kernels = found.pop("kernels")
+    others = {"bandwidth, GB/s": 1, "mesh": 1, "transformers": 1, "other configurations": 0}
+    assert found == engine | others
+    rows = told["results"]["kernels"]["rows"]
+    assert num_kernels == len(list(kernel_table._cases(of_test())))
+    assert not [row for row in rows if "failed" in row]
+    assert "decode_tokens_per_s" in told["results"]["transformers"]["rows"][0]
+    assert len(told["aims"]) == 5
+    assert {"card", "versions", "date", "command"} <= set(told)
+    text = path.with_suffix(".md").read_text()
+    assert "| of the floor, batch 1 |" in text
+    assert "## mesh" in text
+
+
+def test_what_fails_says_why_and_what_it_found_before_is_kept(tmp_path: Path) -> None:
+    results = Results(tmp_path, machine.describe(torch.device("cpu"), []))
+
+    def fails(limit_s: float) -> Iterator[dict[str, Any]]:
+        yield {"limit": limit_s}
+        raise ValueError("no such card")
+
+    def runs(limit_s: float) -> Iterator[dict[str, Any]]:
+        yield {"ran": True}
+
+    sections = [Section("one", 1, 3, fails), Section("two", 1000, 2000, runs)]
+    check.run([*sections, Section("three", 1, 3, runs)], results, time.monotonic() + 100)
+    told = json.loads(results.path.read_text())["results"]
+    assert told["one"]["rows"] == [{"limit": 3}]
+    assert told["one"]["failed"] == "ValueError: no such card"
+    assert told["two"]["left out"].endswith("s are left, and it takes 1000")
+    assert told["three"]["rows"] == [{"ran": True}]
+    text = results.path.with_suffix(".md").read_text()
+    assert "failed: ValueError: no such card" in text
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
+def test_without_a_card_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check.main([]) == 2
+    assert capsys.readouterr().err == "gpu-check: torch finds no CUDA device\n"
+
+
+def test_a_step_brings_as_many_tokens_as_drafts_are_said_to_be_right(tmp_path: Path) -> None:
+    loop = Engines(of_test(), tmp_path).loop("mtp")
+    ids = torch.arange(20, dtype=torch.int32).numpy()
+    for depth, share in ((3, 1.0), (1, 1.0), (3, 0.0), (0, 1.0)):
+        loop.speculate(depth, share)
+        steps = loop.run([Job(ids, 12)] * 2, 2, None)
+        assert sum(step.num_decoded for step in steps) == 24
+        second = [step for step in steps if not step.num_prompt_tokens][1]
+        assert second.num_decoded == 2 * (1 + depth * share)
+
+
+def test_the_bytes_of_a_step_are_those_of_the_weights_that_it_reads(tmp_path: Path) -> None:
+    config = read_model_config(write_model(tmp_path / "model", TINY))
+    model = build_model(config, torch.float32, torch.device("cpu"))
+    sizes = {name: parameter.nbytes for name, parameter in model.named_parameters()}
+    del sizes["model.embed_tokens.weight"]
+    sizes = {name: size for name, size in sizes.items() if "qk_norm" not in name}  # next to nothing
+    assert weights_bytes(TINY, 4) == sum(sizes.values())
+    assert weights_bytes(QWEN3_8B, 2) / 1e9 == pytest.approx(15.14, abs=0.01)
+    assert token_bytes(QWEN3_8B, 2) == 147456
+
+
+def test_the_marked_tests_are_run_from_the_files_that_have_such() -> None:
+    claims = ROOT / "tests" / "gpu" / "test_gpu_claims.py"
+    assert claims in marked_files()
+    assert Path(__file__) not in marked_files()
+    (row,) = run_tests([claims], 60)
+    assert row["exit code"] == 0
+
+
+def test_aims_are_ratios_of_like_to_like() -> None:
+    def row(kind: str, rate: float, **more: Any) -> dict[str, Any]:
+        point = {"kind": kind, "num_rows": 1, "depth": 0, "acceptance": None, "logprobs": None}
+        return point | {"decode_tokens_per_s": rate, "expected_tokens_per_s": rate} | more
+
+    drafts = [row("mtp", 90 + 30 * depth, depth=depth, acceptance=0.8) for depth in range(3)]
+    sections = {
+        "engine, batch 1": {"rows": [row("graphs", 100.0, share_of_floor=0.8)]},
+        "engine, drafts": {"rows": [*drafts, row("mtp", 500, depth=3, acceptance=0.9)]},
+        "engine, logprobs": {"rows": [row("graphs", 90.0, logprobs=20)]},
+        "mesh": {"rows": [{"num_rows": 1, "decode_tokens_per_s": 98.0}]},
+    }
+    found = {aim.what: (round(aim.found, 3), aim.is_met) for aim in aims(sections)}
+    assert found == {
+        "of the floor, batch 1": (0.8, True),
+        "speed with 2 drafts, batch 1": (1.667, True),
+        "speed with logprobs=20, batch 1": (0.9, False),
+        "speed through the mesh, batch 1": (0.98, True),
+    }
+    assert list(aims({})) == []
