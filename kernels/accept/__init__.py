@@ -21,13 +21,30 @@ from kernels.slot_state import SlotState
 RUNS, STOPPED, FULL, RETRIED, CLOSED = 0, 1, 2, 3, 4
 
 
+NUM_EMITTED, NUM_ACCEPTED, CODE, NUM_VALID, TOKENS = range(5)  # columns of what is packed
+
+
 class Accepted(NamedTuple):
-    """Of R rows with up to w tokens each; all int32."""
+    """Of R rows with up to w tokens each; all int32. ``packed`` is for the host, in one copy."""
 
     num_emitted: Tensor  # [R]: the first of the tokens
-    num_accepted: Tensor  # [R]: the first of the drafts, which are emitted
-    codes: Tensor  # [R]
-    drafts: Tensor  # [R, w - 1]: what was verified
+    packed: Tensor  # [R, 4 + w + w - 1]: the columns above, tokens (0: none), drafts
+
+    @property
+    def num_accepted(self) -> Tensor:
+        """[R]: the first of the drafts, which are emitted."""
+        return self.packed[:, NUM_ACCEPTED]
+
+    @property
+    def codes(self) -> Tensor:
+        """[R]"""
+        return self.packed[:, CODE]
+
+    @property
+    def drafts(self) -> Tensor:
+        """[R, w - 1]: what was verified."""
+        width = (self.packed.shape[1] - TOKENS + 1) // 2
+        return self.packed[:, TOKENS + width :]
 
 
 def accept(
@@ -87,9 +104,10 @@ def accept_with_torch(
     codes = torch.where(is_retried, RETRIED, codes)
     codes = torch.where(is_there, codes, CLOSED)
     _update(state, slots, tokens, num_emitted, codes)
-    return Accepted(
-        num_emitted.int(), torch.minimum(num_right, num_emitted).int(), codes.int(), drafts
-    )
+    num_accepted = torch.minimum(num_right, num_emitted)
+    columns = torch.stack((num_emitted, num_accepted, codes, num_valid), 1)
+    packed = torch.cat((columns, tokens.where(is_valid, 0), drafts), 1).int()
+    return Accepted(num_emitted.int(), packed)
 
 
 def _update(

@@ -5,13 +5,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.accept import CLOSED, FULL, RETRIED, RUNS, STOPPED, Accepted
+from kernels.accept import CLOSED, FULL, RETRIED, RUNS, STOPPED, TOKENS, Accepted
 from kernels.coins import PURPOSE_ACCEPT
 from kernels.coins.triton import coins
 from kernels.sample import NOT_FINITE
 from kernels.slot_state import NO_ID, SlotState
 
 CODE_RUNS, CODE_STOPPED, CODE_FULL = tl.constexpr(RUNS), tl.constexpr(STOPPED), tl.constexpr(FULL)
+FIRST_TOKEN = tl.constexpr(TOKENS)
 CODE_RETRIED, CODE_CLOSED = tl.constexpr(RETRIED), tl.constexpr(CLOSED)
 NOT_FINITE_TOKEN, NO_TOKEN = tl.constexpr(NOT_FINITE), tl.constexpr(NO_ID)
 ACCEPT = tl.constexpr(PURPOSE_ACCEPT)
@@ -28,10 +29,7 @@ def launch(
     num_rows, width = tokens.shape
     num_stops = state.stop_ids.shape[1]
     accepted = Accepted(
-        slots.new_empty(num_rows),
-        slots.new_empty(num_rows),
-        slots.new_empty(num_rows),
-        slots.new_empty(num_rows, width - 1),
+        slots.new_empty(num_rows), slots.new_empty(num_rows, TOKENS + 2 * width - 1)
     )
     accept_kernel[num_rows,](
         slots, num_valid, tokens, eos_ids, state.ids, state.num_tokens, state.num_drafts,
@@ -59,9 +57,7 @@ def accept_kernel(
     p_seeds,  # [N]
     p_choices,  # [N]
     p_num_emitted,  # [R]
-    p_num_accepted,  # [R]
-    p_codes,  # [R]
-    p_drafts,  # [R, WIDTH - 1]
+    p_packed,  # [R, 4 + WIDTH + WIDTH - 1]
     token_stride,
     token_step,
     p_acceptance,  # [1] or None
@@ -109,9 +105,13 @@ def accept_kernel(
     last_token = tl.sum(tl.where(o_w == num_emitted - 1, b_tokens, 0), 0)
 
     tl.store(p_num_emitted + i_row, num_emitted)
-    tl.store(p_num_accepted + i_row, tl.minimum(num_right, num_emitted))
-    tl.store(p_codes + i_row, code)
-    tl.store(p_drafts + i_row * (WIDTH - 1) + o_w, b_drafts, mask=o_w < WIDTH - 1)
+    p_packed += i_row * (FIRST_TOKEN + 2 * WIDTH - 1)
+    tl.store(p_packed, num_emitted)
+    tl.store(p_packed + 1, tl.minimum(num_right, num_emitted))
+    tl.store(p_packed + 2, code)
+    tl.store(p_packed + 3, num_valid)
+    tl.store(p_packed + FIRST_TOKEN + o_w, b_tokens, mask=o_w < WIDTH)
+    tl.store(p_packed + FIRST_TOKEN + WIDTH + o_w, b_drafts, mask=o_w < WIDTH - 1)
     # Of nobody's slot, which several programs may have, what they store is equal.
     tl.store(p_ids + slot * MAX_IDS, last_token, mask=num_emitted > 0)
     tl.store(p_num_tokens + slot, num_tokens + num_emitted)

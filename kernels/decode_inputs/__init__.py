@@ -20,6 +20,8 @@ class DecodeInputs(NamedTuple):
     places: Tensor  # [B * w] int64: block * block_size + offset that a token's KV goes to
     starts: Tensor  # [B] int32: the position of the first token
     num_valid: Tensor  # [B] int32: the tokens that the row has; 0 of slots that are closed
+    token_slots: Tensor  # [B * w] int32
+    next_positions: Tensor  # [B * w] int64: of what is sampled after each token
 
 
 def decode_inputs(
@@ -45,5 +47,11 @@ def decode_inputs(
     places = blocks * block_size + positions % block_size
     places = torch.where(is_valid, places, null_block * block_size)
     return DecodeInputs(
-        ids.flatten(), positions.flatten(), places.flatten(), starts, num_valid.int()
+        ids.flatten(),
+        positions.flatten(),
+        places.flatten(),
+        starts,
+        num_valid.int(),
+        slots.int().repeat_interleave(width),
+        positions.flatten() + 1,
     )

@@ -31,4 +31,6 @@ def decode_inputs(
         torch.tensor(places),
         torch.tensor(starts, dtype=torch.int32),
         torch.tensor(nums, dtype=torch.int32),
+        torch.tensor([slot for slot in slots.tolist() for _ in range(width)], dtype=torch.int32),
+        torch.tensor(positions) + 1,
     )

@@ -19,6 +19,8 @@ def launch(
         slots.new_empty(num_rows * width, dtype=torch.int64),
         slots.new_empty(num_rows),
         slots.new_empty(num_rows),
+        slots.new_empty(num_rows * width),
+        slots.new_empty(num_rows * width, dtype=torch.int64),
     )
     decode_inputs_kernel[num_rows,](
         slots, depths, state.ids, state.num_tokens, state.num_drafts, state.is_open,
@@ -42,6 +44,8 @@ def decode_inputs_kernel(
     p_places,  # [B, WIDTH]
     p_starts,  # [B]
     p_num_valid,  # [B]
+    p_token_slots,  # [B, WIDTH]
+    p_next_positions,  # [B, WIDTH]
     null_place,
     MAX_IDS: tl.constexpr,
     MAX_BLOCKS: tl.constexpr,
@@ -66,6 +70,8 @@ def decode_inputs_kernel(
     tl.store(p_places + o_out, b_places, mask=o_w < WIDTH)
     tl.store(p_starts + i_row, start)
     tl.store(p_num_valid + i_row, num_valid)
+    tl.store(p_token_slots + o_out, slot.to(tl.int32), mask=o_w < WIDTH)
+    tl.store(p_next_positions + o_out, b_positions.to(tl.int64) + 1, mask=o_w < WIDTH)
 
 
 @triton.jit

@@ -190,7 +190,7 @@ class DeviceEngine:
         width = len(logits) // len(step.slots)
         judged = step.judge(self._adjusted(launched.planned, logits, width))
         launched.told = ToldTokens(self._table, slots, judged)
-        launched.packed = Download(judged.packed[: len(slots)])
+        launched.packed = Download(judged.accepted.packed[: len(slots)])
 
     def _adjusted(self, planned: PlannedRows, logits: Tensor, width: int) -> Tensor | None:
         """The logits [R * width, V] with what requests ask to be changed in them, if any does. The

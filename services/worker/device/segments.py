@@ -32,6 +32,15 @@ class Forwarded(NamedTuple):
     logits: Tensor  # [B * w, V]
 
 
+class SampledRows(NamedTuple):
+    """R rows with up to w tokens each, one after the last known id and one after each draft."""
+
+    slots: Tensor  # [R] int32
+    token_slots: Tensor  # [R * w] int32
+    positions: Tensor  # [R * w] int64, in the whole sequence
+    num_valid: Tensor  # [R] int32: the tokens that count
+
+
 class Judged(NamedTuple):
     """Of R rows with up to w tokens each."""
 
@@ -39,7 +48,6 @@ class Judged(NamedTuple):
     accepted: Accepted
     scores: Tensor  # [R * w, V]: what logprobs are told of
     told: tuple[Tensor, Tensor, Tensor]  # of the R * w tokens, see ``logprobs_slots``
-    packed: Tensor  # [R, 4 + w + w - 1] int32: see ``verdicts.py``
 
 
 @dataclass(frozen=True)
@@ -88,21 +96,18 @@ class Segments:
             hidden: Tensor = self.model(inputs.input_ids, inputs.positions)
         return Forwarded(inputs, hidden, self.model.logits(hidden, logits))
 
-    def judge(self, slots: Tensor, num_valid: Tensor, logits: Tensor, adjusted: Tensor) -> Judged:
-        """slots and num_valid [R] int32, logits and adjusted [R * w, V] float32."""
-        num_rows = len(slots)
-        width = len(logits) // num_rows
-        columns = torch.arange(width, dtype=torch.int32, device=slots.device)
-        positions = (self.state.num_tokens[slots.long(), None] + columns).flatten().long()
-        each_slot = slots.repeat_interleave(width)  # not a view of one row with stride 0
-        tokens = sample_slots(logits, adjusted, self.params, each_slot, positions)
-        scores = process_slots(adjusted, self.params, each_slot) if self.tells_processed else logits
-        told = logprobs_slots(scores, tokens, self.state.num_logprobs, each_slot)
-        tokens = tokens.view(num_rows, width)
-        accepted = accept(self.state, slots, num_valid, tokens, self.eos_ids, self.acceptance)
-        numbers = (accepted.num_emitted, accepted.num_accepted, accepted.codes, num_valid)
-        parts = (torch.stack(numbers, 1), tokens.int(), accepted.drafts)
-        return Judged(tokens, accepted, scores, told, torch.cat(parts, 1))
+    def judge(self, sampled: SampledRows, logits: Tensor, adjusted: Tensor) -> Judged:
+        """logits and adjusted [R * w, V] float32."""
+        _, token_slots, positions, num_valid = sampled
+        tokens = sample_slots(logits, adjusted, self.params, token_slots, positions)
+        scores = logits
+        if self.tells_processed:
+            scores = process_slots(adjusted, self.params, token_slots)
+        told = logprobs_slots(scores, tokens, self.state.num_logprobs, token_slots)
+        tokens = tokens.view(len(num_valid), -1)
+        ends = self.eos_ids, self.acceptance
+        accepted = accept(self.state, sampled.slots, num_valid, tokens, *ends)
+        return Judged(tokens, accepted, scores, told)
 
     def first_draft(
         self, slots: Tensor, inputs: DecodeInputs, hidden: Tensor, judged: Judged, max_keys: int

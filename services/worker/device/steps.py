@@ -11,7 +11,7 @@ from kernels.mtp_inputs import note_pairs, step_pairs
 from kernels.paged_attention import DecodeRows
 from services.worker.context import ForwardContext, forward_context
 from services.worker.device.chunks import Chunks
-from services.worker.device.segments import Forwarded, Judged, Segments
+from services.worker.device.segments import Forwarded, Judged, SampledRows, Segments
 
 Run = Callable[[], None]
 Record = Callable[[Run], Run]  # runs it; what is given back runs it again, on the same tensors
@@ -77,8 +77,7 @@ class DecodeStep:
         if adjusted is None:
             self._run_judge()
             return self._judged
-        inputs, logits = self._forwarded.inputs, self._forwarded.logits
-        judged = self._segments.judge(self.slots, inputs.num_valid, logits, adjusted)
+        judged = self._segments.judge(self._sampled(), self._forwarded.logits, adjusted)
         if self._is_recorded:  # what was recorded goes on with its own tensors
             for ours, theirs in zip(_tensors(self._judged), _tensors(judged), strict=True):
                 ours.copy_(theirs)
@@ -97,8 +96,12 @@ class DecodeStep:
         )
 
     def _judge(self) -> None:
-        inputs, logits = self._forwarded.inputs, self._forwarded.logits
-        self._judged = self._segments.judge(self.slots, inputs.num_valid, logits, logits)
+        logits = self._forwarded.logits
+        self._judged = self._segments.judge(self._sampled(), logits, logits)
+
+    def _sampled(self) -> SampledRows:
+        inputs = self._forwarded.inputs
+        return SampledRows(self.slots, inputs.token_slots, inputs.next_positions, inputs.num_valid)
 
     def _first_draft(self) -> None:
         inputs, hidden = self._forwarded.inputs, self._forwarded.hidden
@@ -161,11 +164,16 @@ class MixedStep:
         return self._logits
 
     def judge(self, adjusted: Tensor | None) -> Judged:
-        ones = torch.ones_like(self._chunks.sampling_slots)
-        num_valid = torch.cat((self._inputs.num_valid, ones))
-        logits = self._logits
-        scores = logits if adjusted is None else adjusted
-        self._judged = self._segments.judge(self.slots, num_valid, logits, scores)
+        inputs, chunks, width = self._inputs, self._chunks, self._width
+        positions = chunks.positions[chunks.last_tokens] + 1
+        sampled = SampledRows(
+            self.slots,
+            torch.cat((inputs.token_slots, chunks.sampling_slots.repeat_interleave(width))),
+            torch.cat((inputs.next_positions, positions.repeat_interleave(width))),
+            torch.cat((inputs.num_valid, torch.ones_like(chunks.sampling_slots))),
+        )
+        scores = self._logits if adjusted is None else adjusted
+        self._judged = self._segments.judge(sampled, self._logits, scores)
         return self._judged
 
     def draft(self, depth: int) -> None:

@@ -4,12 +4,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kernels.accept import CLOSED, FULL, STOPPED
+from kernels.accept import (
+    CLOSED,
+    CODE,
+    FULL,
+    NUM_ACCEPTED,
+    NUM_EMITTED,
+    NUM_VALID,
+    STOPPED,
+    TOKENS,
+)
 from services.worker.device.planned import PlannedRows
 from services.worker.slots import SlotTable
 from services.worker.verify import NO_TOKEN, Verdict
 
-NUM_EMITTED, NUM_ACCEPTED, CODES, NUM_VALID, TOKENS = range(5)  # columns of what is packed
 NO_ROWS = np.zeros((0, TOKENS + 1), np.int32)
 
 
@@ -48,7 +56,7 @@ def unpack(table: SlotTable, planned: PlannedRows, packed: np.ndarray) -> tuple[
     Those that sample are ordered by (route, slot); ``rows`` of the verdict count the step's logits.
     """
     slots = planned.slots
-    kept = np.flatnonzero((packed[:, CODES] != CLOSED) & table.is_open[slots])
+    kept = np.flatnonzero((packed[:, CODE] != CLOSED) & table.is_open[slots])
     kept = kept[np.lexsort((slots[kept], table.routes[slots[kept]]))]
     chunks = np.flatnonzero(table.is_open[planned.chunk_slots])
     return _rows(planned, packed, kept, chunks), _verdict(packed, kept)
@@ -78,7 +86,7 @@ def _verdict(packed: np.ndarray, kept: np.ndarray) -> Verdict:
     numbers = packed[kept].astype(np.int64)
     tokens, drafts = numbers[:, TOKENS : TOKENS + width], numbers[:, TOKENS + width :]
     columns = np.arange(width)
-    num_emitted, codes = numbers[:, NUM_EMITTED], numbers[:, CODES]
+    num_emitted, codes = numbers[:, NUM_EMITTED], numbers[:, CODE]
     is_emitted = columns < num_emitted[:, None]
     is_draft = columns[:-1] < numbers[:, NUM_VALID, None] - 1
     return Verdict(
