@@ -177,7 +177,7 @@ class DeviceEngine:
         width = 1 + int(planned.depths.max(initial=0))
         slots = upload(planned.decode_slots.astype(np.int32), self._device)
         depths = upload(planned.depths.astype(np.int32), self._device)
-        max_keys = int(self._lengths.bounds[planned.decode_slots].max(initial=1))
+        max_keys = int(self._lengths.bounds[planned.slots].max(initial=1))
         if not len(planned.chunk_slots):
             return DecodeStep(self._segments, slots, depths, width, max_keys)
         chunks = prepare_chunks(self._table, planned, self._slots.state.block_tables)

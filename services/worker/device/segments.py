@@ -159,7 +159,7 @@ class Segments:
         self, slots: Tensor, hidden: Tensor, pairs: Pairs, width: int, max_keys: int
     ) -> Tensor:
         rows = self.decode_rows(slots, pairs.starts, width, pairs.first_keys)
-        attention = self.attention(rows, max_keys + 1)
+        attention = self.attention(rows, max_keys + self.state.max_drafts)
         with forward_context(ForwardContext(self.kv_cache.layers, pairs.places, attention)):
             return self.model.mtp(hidden, pairs.input_ids, pairs.positions)
 

@@ -1,0 +1,186 @@
+"""What only the engine of GPUs does: it launches steps before the results of others are known."""
+
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.worker.device.engine import DeviceEngine
+from shared.config import EMBEDDED_MODEL
+from shared.messages import ALL_TOKENS, Admit, Prefill, SamplingParams, StepPlan, StepResult
+from shared.token_arrays import TokenArrays
+from tests.services.worker import scheduled
+from tests.services.worker.checkpoints import random_prompts, save_mimo
+from tests.services.worker.driver import AnyEngine, make_engine
+from tests.services.worker.test_engine_contract import NO_IDS, admit, ids, plan
+
+TOLERANCE = 1e-3  # engine.md §2, of logprobs in float32
+GREEDY = {"seed": 0, "temperature": 0.0, "ignore_eos": True}
+Step = tuple[StepPlan, np.ndarray]
+Output = tuple[StepResult, TokenArrays]
+
+
+@pytest.fixture
+def engine(checkpoint: Path) -> DeviceEngine:
+    return make_engine(checkpoint, "device", cudagraph_capture_sizes=[1, 4])
+
+
+def admitted(slot: int, num_ids: int, **wishes: Any) -> Admit:
+    return admit(slot, num_ids, SamplingParams(**(GREEDY | wishes)))
+
+
+def steps_of(**wishes: Any) -> list[Step]:
+    """Slot 0 has a prompt in two chunks, slot 1 one in one, and slot 2 comes later. Slots 0 and 2
+    wish something."""
+    first = [admitted(0, 9, **wishes), admitted(1, 5)]
+    last = [admitted(2, 3, **wishes)]
+    return [
+        (plan(admit=first, prefill=[Prefill(0, 4), Prefill(1, 5)]), ids(9, 5)),
+        (plan(prefill=[Prefill(0, 5)], decode=[1]), NO_IDS),
+        (plan(decode=[0, 1]), NO_IDS),
+        (plan(admit=last, prefill=[Prefill(2, 3)], decode=[0, 1]), ids(3)),
+        (plan(decode=[0, 1, 2]), NO_IDS),
+    ]
+
+
+def launched_ahead(engine: DeviceEngine, steps: list[Step]) -> list[Output]:
+    """No result is looked at before all of ``steps`` are launched."""
+    for step in steps:
+        engine.launch(*step)
+    return [engine.collect() for _ in steps]
+
+
+def one_by_one(engine: AnyEngine, steps: list[Step]) -> list[Output]:
+    return [engine.step(*step) for step in steps]
+
+
+def assert_same(found: list[Output], wanted: list[Output]) -> None:
+    for (result, arrays), (other, others) in zip(found, wanted, strict=True):
+        assert result.rows == other.rows
+        for name in ("ids", "top_ids", "ranks"):
+            np.testing.assert_array_equal(getattr(arrays, name), getattr(others, name))
+        np.testing.assert_allclose(arrays.values, others.values, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {},
+        {"temperature": 0.9, "top_p": 0.8, "min_p": 0.01},
+        {"max_tokens": 2},
+        {"logprobs": 3},
+        {"logprobs": 25},
+        {"logprobs": ALL_TOKENS},
+        {"logprobs": 40, "temperature": 0.9, "seed": 3},
+        {"prompt_logprobs": 2},
+        {"prompt_logprobs": ALL_TOKENS},
+    ],
+    ids=str,
+)
+def test_steps_launched_ahead_bring_what_the_host_engine_brings(
+    checkpoint: Path, engine: DeviceEngine, wishes: dict[str, Any]
+) -> None:
+    wanted = one_by_one(make_engine(checkpoint), steps_of(**wishes))
+    assert_same(launched_ahead(engine, steps_of(**wishes)), wanted)
+
+
+def test_a_text_that_ends_emits_nothing_in_steps_that_were_launched_already(
+    engine: DeviceEngine,
+) -> None:
+    """Slot 0 ends with its second token, which nobody knew when two plans more named it."""
+    texts = launched_ahead(engine, steps_of())
+    second = int(texts[2][1].ids[0])
+    engine.reset()
+    found = launched_ahead(engine, steps_of(stop_token_ids=[second]))
+    assert [[row.slot for row in result.rows] for result, _ in found[1:4]] == [
+        [0, 1],
+        [0, 1],
+        [1, 2],
+    ]
+    assert found[2][0].rows[0].finish == "stop"
+    for (_, arrays), (_, others) in zip(found[3:], texts[3:], strict=True):
+        assert set(arrays.ids.tolist()) <= set(others.ids.tolist())
+    assert engine.num_running == 2
+
+
+def test_who_is_penalised_waits_for_what_was_emitted_before(
+    checkpoint: Path, engine: DeviceEngine
+) -> None:
+    wishes = {"presence_penalty": 2.0, "repetition_penalty": 1.6}
+    first, *others = steps_of(**wishes)
+    found: list[Output] = []
+    with ThreadPoolExecutor(1) as thread:
+        engine.launch(*first)
+        launching = [thread.submit(engine.launch, *step) for step in others]
+        assert wait(launching[:1], timeout=0.1).not_done
+        for each in launching:
+            found.append(engine.collect())
+            each.result()
+        found.append(engine.collect())
+    assert_same(found, one_by_one(make_engine(checkpoint), steps_of(**wishes)))
+
+
+@pytest.mark.parametrize("method", ["mtp", "ngram"])
+@pytest.mark.parametrize("pipeline_depth", [1, 3])
+def test_drafts_are_those_of_the_host_engine(method: str, pipeline_depth: int) -> None:
+    """Those that were verified, and how many of them were right."""
+    speculation = {"method": method, "num_speculative_tokens": 2, "adaptive": False}
+    settings = {"speculative_config": speculation, "max_model_len": 96, "max_num_seqs": 4}
+    prompts = [[300 + num, 301, 302, 14, 300 + num, 301] for num in range(4)]
+    params = SamplingParams(seed=1, temperature=0.0, max_tokens=24, ignore_eos=True)
+    found, wanted = (
+        scheduled.run(
+            make_engine(EMBEDDED_MODEL, kernels, **settings),
+            *(prompts, params),
+            pipeline_depth=pipeline_depth,
+        )
+        for kernels in ("device", "torch")
+    )
+    assert found.texts == wanted.texts
+    assert found.verified == wanted.verified
+    assert found.num_accepted > 0
+
+
+@pytest.mark.parametrize("num_logprobs", [3, 30, ALL_TOKENS])
+def test_logprobs_of_tokens_that_were_drafts_are_those_without_drafts(
+    tmp_path: Path, num_logprobs: int
+) -> None:
+    """Hot, so that drafts of a random head are often right: its coins are those of the model."""
+    save_mimo(tmp_path)
+    params = SamplingParams(seed=1, temperature=6.0, max_tokens=12, logprobs=num_logprobs)
+    speculation = {"method": "mtp", "num_speculative_tokens": 3, "adaptive": False}
+    engine = make_engine(tmp_path, "device", speculative_config=speculation)
+    found = scheduled.run(engine, random_prompts(6), params, pipeline_depth=3)
+    wanted = scheduled.run(make_engine(tmp_path), random_prompts(6), params)
+    assert found.texts == wanted.texts
+    assert found.num_accepted > 0
+    for told, others in zip(found.told, wanted.told, strict=True):
+        np.testing.assert_allclose(told, others, atol=TOLERANCE)
+
+
+def test_a_reset_waits_for_results_and_forgets_all_sequences(engine: DeviceEngine) -> None:
+    wanted = launched_ahead(engine, steps_of())
+    engine.reset()
+    with ThreadPoolExecutor(1) as thread:
+        engine.launch(*steps_of(max_tokens=30)[0])
+        resetting = thread.submit(engine.reset)
+        assert wait([resetting], timeout=0.1).not_done
+        assert engine.collect()[0].rows
+        resetting.result()
+    assert engine.num_running == 0
+    result, arrays = engine.step(plan(prefill=[Prefill(0, 5)], decode=[1]), NO_IDS)
+    assert (result.rows, len(arrays.ids)) == ([], 0)
+    engine.reset()
+    found = launched_ahead(engine, steps_of())
+    assert_same(found, wanted)
+    assert found[0][0].idle_s == 0.0
+
+
+def test_recorded_steps_bring_what_others_bring(checkpoint: Path, engine: DeviceEngine) -> None:
+    """Four rows, some of which are nobody's, as here, or as many as there are."""
+    eager = make_engine(checkpoint, "device", enforce_eager=True)
+    wishes = {"logprobs": 2, "temperature": 0.9}
+    found = launched_ahead(engine, steps_of(**wishes))
+    assert_same(found, launched_ahead(eager, steps_of(**wishes)))
