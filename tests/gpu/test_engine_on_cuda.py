@@ -1,28 +1,64 @@
-"""The engine on a CUDA device writes what it writes on the CPU. Needs a card: `pytest -m gpu`."""
+"""The engine on a CUDA device writes what it writes on the CPU, recorded or not and with drafts or
+without. Needs a card: `pytest -m gpu`."""
 
+from typing import Any
+
+import numpy as np
 import pytest
-import torch
-from tokenizers import Tokenizer
 
-from services.worker.engine import Engine
-from shared.config import EMBEDDED_MODEL, WorkerConfig
-from tests.services.worker.driver import Driver, Job
+from shared.config import EMBEDDED_MODEL
+from shared.messages import SamplingParams
+from tests.gpu.engines import drafting, make_cuda_engine, on_a_card, prompts
+from tests.services.worker import scheduled
+from tests.services.worker.driver import make_engine
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device"),
-]
-
-PROMPTS = ["import os\n", "def main(", "The gateway", "class Queue:\n    "]
+pytestmark = on_a_card
+TEMPERATURES = [0.0, 0.8]
+STEPS = {"graphs": {}, "eager": {"enforce_eager": True}}
 
 
-def texts(device: str, prompts: list[list[int]]) -> list[list[int]]:
-    config = WorkerConfig(model=EMBEDDED_MODEL, device=device, dtype="float32", max_num_seqs=8)
-    engine = Engine(config, lambda text, fraction: None)
-    return Driver(engine, chunk_sizes=(5, 1000)).run([Job(list(ids)) for ids in prompts])
+def params_of(temperature: float, **wishes: Any) -> list[SamplingParams]:
+    common = {"temperature": temperature, "max_tokens": 40}
+    return [SamplingParams(seed=seed, **(common | wishes)) for seed in range(len(prompts()))]
 
 
-def test_greedy_text_in_float32_is_the_cpus() -> None:
-    tokenizer = Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
-    prompts = [tokenizer.encode(prompt).ids for prompt in PROMPTS]
-    assert texts("cuda", prompts) == texts("cpu", prompts)
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_texts_in_float32_are_the_cpus(temperature: float, steps: dict[str, Any]) -> None:
+    engine = make_cuda_engine(speculative_config=drafting(0), **steps)
+    host = make_engine(EMBEDDED_MODEL, speculative_config=drafting(0), max_num_seqs=8)
+    found = scheduled.run(engine, prompts(), params_of(temperature))
+    assert found.texts == scheduled.run(host, prompts(), params_of(temperature)).texts
+
+
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_texts_in_float32_are_the_same_at_every_depth(
+    temperature: float, steps: dict[str, Any]
+) -> None:
+    without, *others = (
+        scheduled.run(
+            make_cuda_engine(speculative_config=drafting(depth), **steps),
+            *(prompts(), params_of(temperature)),
+        )
+        for depth in range(4)
+    )
+    for with_drafts in others:
+        assert with_drafts.texts == without.texts
+        assert with_drafts.num_accepted > 0
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 8])
+@pytest.mark.parametrize("depth", [0, 2])
+def test_recorded_steps_bring_the_bits_that_others_bring(num_rows: int, depth: int) -> None:
+    """In bfloat16, with rows that are nobody's where there are three."""
+    settings = {"dtype": "bfloat16", "speculative_config": drafting(depth)}
+    params = params_of(0.8, logprobs=5)[:num_rows]
+    recorded, eager = (
+        scheduled.run(make_cuda_engine(**settings, **steps), prompts()[:num_rows], params)
+        for steps in STEPS.values()
+    )
+    assert recorded.texts == eager.texts
+    assert recorded.verified == eager.verified
+    for one, other in zip(recorded.told, eager.told, strict=True):
+        np.testing.assert_array_equal(one, other)

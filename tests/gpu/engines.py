@@ -1,0 +1,44 @@
+"""Engines on a card, for tests that need one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from services.worker.device.engine import DeviceEngine
+from shared.config import EMBEDDED_MODEL, WorkerConfig
+
+on_a_card = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device"),
+]
+
+TEXTS = (
+    "import os\n",
+    "def main(",
+    "The gateway",
+    "class Queue:\n    ",
+    "x = [1, 2, 3, 1, 2, 3, 1",
+)
+
+
+def make_cuda_engine(model: Path = EMBEDDED_MODEL, **settings: Any) -> DeviceEngine:
+    defaults = {"dtype": "float32", "max_num_seqs": 8, "gpu_memory_utilization": 0.5}
+    config = WorkerConfig(model=model, device="cuda", **(defaults | settings))
+    return DeviceEngine(config, lambda text, fraction: None)
+
+
+def drafting(depth: int) -> dict[str, Any]:
+    """As ``speculative_config``."""
+    if not depth:
+        return {"method": "none"}
+    return {"method": "mtp", "num_speculative_tokens": depth, "adaptive": False}
+
+
+def prompts() -> list[list[int]]:
+    """Of the embedded model, short and long."""
+    tokenizer = Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
+    ids = [tokenizer.encode(text).ids for text in TEXTS]
+    return [*ids, 8 * (ids[0] + ids[3]), 20 * (ids[1] + ids[4]), ids[2][:1]]

@@ -1,0 +1,78 @@
+"""What an engine takes of a card's memory, and what happens where it does not suffice."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from services.worker.device.engine import DeviceEngine
+from shared.messages import Admit, Decode, Prefill, SamplingParams, StepPlan
+from tests.gpu.engines import make_cuda_engine, on_a_card
+from tests.services.worker import scheduled
+
+pytestmark = on_a_card
+BUDGET_BYTES = 4 << 30  # little enough that not all slots can be full
+MAX_LEN = 2048
+PARAMS = SamplingParams(seed=1, temperature=0.8, ignore_eos=True, max_tokens=40)
+
+
+def long_prompts(num: int, length: int) -> list[list[int]]:
+    return np.random.default_rng(0).integers(300, 8000, (num, length)).tolist()
+
+
+def test_the_largest_steps_fit_what_may_be_used() -> None:
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    budget = total - free + BUDGET_BYTES
+    engine = make_cuda_engine(
+        gpu_memory_utilization=budget / total, max_num_seqs=1024, max_num_batched_tokens=8192
+    )
+    capacity = engine.capacity
+    num_wanted = capacity.max_num_seqs * -(-capacity.max_model_len // capacity.block_size)
+    assert capacity.num_blocks < num_wanted, "the budget is what limits the cache"
+    scheduled.run(engine, long_prompts(8, MAX_LEN - 50), PARAMS)
+    scheduled.run(engine, long_prompts(1024, 8), PARAMS)
+    torch.cuda.synchronize()
+    left, _ = torch.cuda.mem_get_info()
+    assert total - left <= budget
+
+
+@pytest.fixture
+def fill_card() -> Iterator[Callable[[], None]]:
+    """To leave torch next to nothing until the test ends."""
+
+    def fill() -> None:
+        torch.cuda.empty_cache()
+        _, total = torch.cuda.mem_get_info()
+        room = torch.cuda.memory_reserved() + (16 << 20)
+        torch.cuda.set_per_process_memory_fraction(room / total)
+
+    yield fill
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def admit(engine: DeviceEngine, slot: int, num_ids: int) -> Admit:
+    num_blocks = engine.capacity.max_model_len // engine.capacity.block_size
+    blocks = list(range(slot * num_blocks, (slot + 1) * num_blocks))
+    return Admit(slot, f"r{slot}", 1, 0, 0, num_ids, num_ids, 0, PARAMS, blocks)
+
+
+def test_prompts_that_find_no_memory_fail_and_rows_that_decode_go_on(
+    fill_card: Callable[[], None],
+) -> None:
+    engine = make_cuda_engine(max_model_len=MAX_LEN, max_num_batched_tokens=8192)
+    first = admit(engine, 0, 10)
+    engine.step(StepPlan(1, [], [first], [], [Prefill(0, 10)], []), np.arange(300, 310, dtype="i4"))
+    fill_card()
+    length = 2000
+    admits = [admit(engine, slot, length) for slot in range(1, 5)]
+    rows = [Prefill(slot, length) for slot in range(1, 5)]
+    ids = np.concatenate(long_prompts(4, length)).astype(np.int32)
+    result, _ = engine.step(StepPlan(2, [], admits, [], rows, [Decode(0)]), ids)
+    by_slot = {row.slot: row for row in result.rows}
+    assert by_slot[0].num_tokens == 1
+    for slot in range(1, 5):
+        assert "memory does not suffice" in str(by_slot[slot].error)
+    result, _ = engine.step(StepPlan(3, [], [], [], [], [Decode(0)]), np.zeros(0, np.int32))
+    assert [(row.slot, row.num_tokens) for row in result.rows] == [(0, 1)]

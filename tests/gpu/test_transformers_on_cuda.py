@@ -1,0 +1,81 @@
+"""Logprobs on a card beside transformers' on the same card, of prompts and of what follows."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel, Qwen3ForCausalLM
+
+from services.worker.device.engine import DeviceEngine
+from shared.config import EMBEDDED_MODEL
+from shared.messages import ALL_TOKENS, SamplingParams
+from tests.gpu.engines import make_cuda_engine, on_a_card
+from tests.services.worker.checkpoints import load_as_qwen2, save_model
+from tests.services.worker.driver import Driver, Job
+
+pytestmark = on_a_card
+FLOAT32_TOLERANCE = 1e-3  # engine.md §2, of each logprob
+BFLOAT16_TOLERANCE = 0.03  # of the logprobs' spread, on average
+VOCAB_SIZE = 8192  # of both
+PROMPTS = [np.random.default_rng(num).integers(8, VOCAB_SIZE, num).tolist() for num in (2, 17, 90)]
+QWEN3 = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "initializer_range": 0.02,
+}
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("qwen3")
+    save_model(folder, Qwen3ForCausalLM, "2GB", **QWEN3)
+    return folder
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_embedded_model_has_the_logprobs_of_transformers(dtype: torch.dtype) -> None:
+    engine = make_cuda_engine(EMBEDDED_MODEL, dtype=name_of(dtype))
+    assert_near(engine, load_as_qwen2(EMBEDDED_MODEL), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_qwen3_of_random_weights_has_the_logprobs_of_transformers(
+    qwen3: Path, dtype: torch.dtype
+) -> None:
+    engine = make_cuda_engine(qwen3, dtype=name_of(dtype))
+    assert_near(engine, Qwen3ForCausalLM.from_pretrained(qwen3).eval(), dtype)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def assert_near(engine: DeviceEngine, oracle: PreTrainedModel, dtype: torch.dtype) -> None:
+    """``oracle`` computes in float32 with weights that are rounded to ``dtype``."""
+    oracle = oracle.to(dtype).float().cuda()
+    told = {"logprobs": ALL_TOKENS, "prompt_logprobs": ALL_TOKENS}
+    params = SamplingParams(seed=3, temperature=0.8, max_tokens=6, ignore_eos=True, **told)
+    jobs = [Job(prompt, params) for prompt in PROMPTS]
+    Driver(engine, chunk_sizes=(13, 1000)).run(jobs)
+    for job in jobs:
+        of_prompt = [part.values for _, part in job.prompt_told]
+        found = np.concatenate([*of_prompt, *job.told]).reshape(-1, 1 + VOCAB_SIZE)[:, 1:]
+        wanted = true_logprobs(oracle, job.prompt + job.emitted)
+        differences = np.abs(found - wanted)
+        if dtype == torch.float32:
+            assert differences.max() < FLOAT32_TOLERANCE
+        else:
+            assert differences.mean() < BFLOAT16_TOLERANCE * wanted.std()
+
+
+@torch.inference_mode()
+def true_logprobs(oracle: PreTrainedModel, ids: list[int]) -> np.ndarray:
+    """[len(ids) - 1, VOCAB_SIZE]: of what follows each of ``ids`` but the last."""
+    logits = oracle(torch.tensor([ids], device="cuda")).logits[0, :-1]
+    return logits.float().log_softmax(-1).cpu().numpy()
