@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -38,7 +39,7 @@ def main(arguments: list[str]) -> int:
         chosen = (each for each in sections if _is_wanted(each, options.only))
         run(chosen, results, time.monotonic() + options.seconds)
         sections.close()
-    print(results.text())
+    print(results.text(), *results.aims(), sep="\n")  # once more, where it is seen first
     return int(any("failed" in section for section in results.sections.values()))
 
 
@@ -46,7 +47,8 @@ def run(sections: Iterable[Section], results: Results, ends_s: float) -> None:
     """Until the clock ``time.monotonic`` says ``ends_s``."""
     for section in sections:
         left_s = ends_s - time.monotonic()
-        found = results.sections[section.name] = {"rows": []}
+        found: dict[str, Any] = {"rows": []}
+        results.sections[section.name] = found
         if left_s < section.needs_s:
             found["left out"] = f"{left_s:.0f} s are left, and it takes {section.needs_s:.0f}"
             results.save()
@@ -59,7 +61,7 @@ def _is_wanted(section: Section, words: list[str]) -> bool:
     return any(word in section.name for word in words)
 
 
-def _run(section: Section, limit_s: float, found: dict, results: Results) -> None:
+def _run(section: Section, limit_s: float, found: dict[str, Any], results: Results) -> None:
     started_s = time.monotonic()
     try:
         for row in section.run(limit_s):

@@ -31,12 +31,13 @@ class Results:
         card = ", ".join(f"{name} {value}" for name, value in self._told["card"].items())
         versions = ", ".join(f"{name} {value}" for name, value in self._told["versions"].items())
         lines = [f"# GPU check, {self._told['date']}", "", f"`{self._told['command']}`", ""]
-        lines += [f"{card}; {versions}", "", *self._aims()]
+        lines += [f"{card}; {versions}", "", *self.aims()]
         for name, section in self.sections.items():
             lines += ["", f"## {name}", "", *_section(section)]
         return "\n".join(lines) + "\n"
 
-    def _aims(self) -> list[str]:
+    def aims(self) -> list[str]:
+        """A table's lines."""
         rows = [
             {"": aim.what, "found": aim.found, "aim": f"≥ {aim.aim}", "met": aim.is_met}
             for aim in aims(self.sections)
