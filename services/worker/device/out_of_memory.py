@@ -13,7 +13,7 @@ REMEDIES = "lower gpu-memory-utilization, max-num-batched-tokens or max-num-seqs
 def fail(table: SlotTable, slots: np.ndarray, problem: str) -> list[Part]:
     """Closes ``slots`` [n], and what is told of them."""
     table.is_open[slots] = False
-    error = f"the GPU's memory does not suffice: {problem}"
+    error = f"the GPU's memory does not suffice: {problem}; {REMEDIES}"
     requests = [table.requests[slot] for slot in slots.tolist()]
     return [
         Part(ResultRow(slot, request, attempt, 0, error=error), TokenArrays())

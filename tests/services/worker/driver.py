@@ -23,7 +23,8 @@ KERNELS: dict[str, dict[str, Any]] = {
     "native": {"native_kernels": True, "block_size": 16},
 }
 # The engine of GPUs, here on the CPU with torch's operators.
-ENGINES = {**KERNELS, "device": {"native_kernels": False, "block_size": 4}}
+DEVICE = {"native_kernels": False, "block_size": 4, "cudagraph_capture_sizes": [1, 4, 16]}
+ENGINES = {**KERNELS, "device": DEVICE}
 
 
 def make_engine(folder: Path, kernels: str = "torch", **settings: Any) -> AnyEngine:

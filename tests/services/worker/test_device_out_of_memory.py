@@ -50,6 +50,7 @@ def test_prompts_fail_and_rows_that_decode_go_on(
     assert (goes_on.slot, goes_on.num_tokens, goes_on.error) == (0, 1, None)
     assert (failed.slot, failed.request, failed.num_tokens) == (1, "r1", 0)
     assert "memory does not suffice" in str(failed.error)
+    assert "max-num-batched-tokens" in str(failed.error)
     assert "Tried to allocate 9.00 GiB" in str(failed.error)
     assert "max-num-batched-tokens" in caplog.text
     assert (len(tokens), tried, engine.num_running) == (1, [10, 10, 1], 1)
