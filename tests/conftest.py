@@ -15,6 +15,14 @@ settings.register_profile("shoal", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("shoal")
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu"):
+        import torch  # takes a second, which most tests need not wait for
+
+        if not torch.cuda.is_available():
+            pytest.skip("torch finds no CUDA device")
+
+
 @pytest.fixture
 def change() -> Callable[[str], float]:
     """By how much a sample without labels has grown since the test began, by its name."""

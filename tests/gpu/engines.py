@@ -3,17 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-import torch
 from tokenizers import Tokenizer
 
 from services.worker.device.engine import DeviceEngine
 from shared.config import EMBEDDED_MODEL, WorkerConfig
-
-on_a_card = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device"),
-]
 
 TEXTS = (
     "import os\n",

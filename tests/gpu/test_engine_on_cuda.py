@@ -8,11 +8,11 @@ import pytest
 
 from shared.config import EMBEDDED_MODEL
 from shared.messages import SamplingParams
-from tests.gpu.engines import drafting, make_cuda_engine, on_a_card, prompts
+from tests.gpu.engines import drafting, make_cuda_engine, prompts
 from tests.services.worker import scheduled
 from tests.services.worker.driver import make_engine
 
-pytestmark = on_a_card
+pytestmark = pytest.mark.gpu
 TEMPERATURES = [0.0, 0.8]
 STEPS = {"graphs": {}, "eager": {"enforce_eager": True}}
 

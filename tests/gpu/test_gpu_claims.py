@@ -8,10 +8,7 @@ import torch
 from services.worker.hardware import choose_device
 from shared.errors import ConfigError
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 def test_each_gpu_is_taken_once_by_its_uuid(tmp_path: Path) -> None:

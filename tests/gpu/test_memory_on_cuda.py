@@ -8,10 +8,10 @@ import torch
 
 from services.worker.device.engine import DeviceEngine
 from shared.messages import Admit, Decode, Prefill, SamplingParams, StepPlan
-from tests.gpu.engines import make_cuda_engine, on_a_card
+from tests.gpu.engines import make_cuda_engine
 from tests.services.worker import scheduled
 
-pytestmark = on_a_card
+pytestmark = pytest.mark.gpu
 BUDGET_BYTES = 4 << 30  # little enough that not all slots can be full
 MAX_LEN = 2048
 PARAMS = SamplingParams(seed=1, temperature=0.8, ignore_eos=True, max_tokens=40)

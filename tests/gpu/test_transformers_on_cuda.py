@@ -10,11 +10,11 @@ from transformers import PreTrainedModel, Qwen3ForCausalLM
 from services.worker.device.engine import DeviceEngine
 from shared.config import EMBEDDED_MODEL
 from shared.messages import ALL_TOKENS, SamplingParams
-from tests.gpu.engines import make_cuda_engine, on_a_card
+from tests.gpu.engines import make_cuda_engine
 from tests.services.worker.checkpoints import load_as_qwen2, save_model
 from tests.services.worker.driver import Driver, Job
 
-pytestmark = on_a_card
+pytestmark = pytest.mark.gpu
 FLOAT32_TOLERANCE = 1e-3  # engine.md §2, of each logprob
 BFLOAT16_TOLERANCE = 0.03  # of the logprobs' spread, on average
 VOCAB_SIZE = 8192  # of both
