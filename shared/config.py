@@ -74,8 +74,15 @@ def _check_origin(text: str) -> str:
     return text
 
 
+def _split_sizes(value: Any) -> Any:
+    """One alone, too; no text is no size."""
+    if isinstance(value, int):
+        return [value]
+    return [] if value == "" else _split(value)
+
+
 Names = Annotated[list[str], NoDecode, BeforeValidator(_split)]
-Sizes = Annotated[list[PositiveInt], NoDecode, BeforeValidator(_split)]
+Sizes = Annotated[list[PositiveInt], Field(min_length=1), NoDecode, BeforeValidator(_split_sizes)]
 Model = Annotated[str, BeforeValidator(_path_as_text)]
 ListenAddress = Annotated[str, AfterValidator(check_listened)]
 ApiKeys = Annotated[
@@ -358,15 +365,15 @@ class WorkerConfig(Settings):
     enforce_eager: bool = Field(False, description="on a GPU: no CUDA graphs")
     cudagraph_capture_sizes: Sizes = Field(
         [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256],
-        description="numbers of sequences whose steps are captured as CUDA graphs, with commas"
-        " between; a step that only decodes takes the next larger one, a larger step none",
+        description="on a GPU: numbers of sequences whose steps are captured as CUDA graphs, with"
+        " commas between, up to max-num-seqs; a step that only decodes takes the next larger one",
     )
     draft_acceptance: float | None = Field(
         None,
         ge=0,
         le=1,
-        description="for measurements on a GPU: the share of drafts that count as right, whatever"
-        " they are; the texts mean nothing",
+        description="for measurements on a GPU: how likely a draft counts as right if those before"
+        " it did, whatever it is; the texts mean nothing",
     )
     block_size: int = Field(16, gt=0, le=256, description="tokens in one KV block")
     max_num_seqs: int = Field(128, gt=0, description="sequences that run at once")

@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
     """The exit code."""
     options = _parse(arguments)
     if not options.tiny and not torch.cuda.is_available():
-        print("gpu-check: torch finds no CUDA device", file=sys.stderr)
+        print(f"gpu-check: torch {torch.__version__} finds no CUDA device", file=sys.stderr)
         return 2
     suite = of_test() if options.tiny else of_card()
     results = Results(options.results, describe(suite.device, arguments))
@@ -39,6 +39,9 @@ def main(arguments: list[str]) -> int:
         chosen = (each for each in sections if _is_wanted(each, options.only))
         run(chosen, results, time.monotonic() + options.seconds)
         sections.close()
+    if not results.sections:
+        print(f"gpu-check: --only: no section has {' or '.join(options.only)}", file=sys.stderr)
+        return 2
     print(results.text(), *results.aims(), sep="\n")  # once more, where it is seen first
     return int(any("failed" in section for section in results.sections.values()))
 

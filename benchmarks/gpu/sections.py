@@ -94,7 +94,7 @@ def marked_files() -> list[Path]:
 
 def run_tests(files: list[Path], limit_s: float) -> Rows:
     """Raises RuntimeError where one fails, and subprocess.TimeoutExpired."""
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-x", "-q", *map(str, files)]
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", *map(str, files)]
     try:
         done = subprocess.run(
             command, cwd=ROOT, capture_output=True, text=True, timeout=limit_s, check=False

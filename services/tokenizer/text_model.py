@@ -92,7 +92,10 @@ def _load_tokenizer(folder: Path) -> Tokenizer:
         loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model: {folder} holds no tokenizer that loads: {error}") from None
-    return loaded.backend_tokenizer
+    tokenizer: Tokenizer = loaded.backend_tokenizer
+    if not tokenizer.get_vocab_size():  # what transformers makes of nothing
+        raise ConfigError(f"model: {folder} holds no tokenizer")
+    return tokenizer
 
 
 def _load_template(folder: Path, config: dict[str, Any]) -> ChatTemplate | None:

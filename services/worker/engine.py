@@ -21,6 +21,7 @@ from services.worker.slots import SlotTable
 from services.worker.speculation import make_drafter
 from services.worker.verify import verify
 from shared.config import WorkerConfig
+from shared.errors import ConfigError
 from shared.messages import ResultRow, StepPlan, StepResult
 from shared.token_arrays import TokenArrays
 
@@ -33,6 +34,8 @@ class Engine:
     """
 
     def __init__(self, settings: WorkerConfig, progress: Progress) -> None:
+        if settings.draft_acceptance is not None:
+            raise ConfigError("draft-acceptance: a CPU's engine has no such thing, a GPU's has")
         loaded = load(settings, progress, choose_kernels)
         report = plan_memory(settings, measure_needs(loaded), loaded.before, loaded.device)
         report.tell()

@@ -94,7 +94,7 @@ def test_what_fails_says_why_and_what_it_found_before_is_kept(tmp_path: Path) ->
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
 def test_without_a_card_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert check.main([]) == 2
-    assert capsys.readouterr().err == "gpu-check: torch finds no CUDA device\n"
+    assert capsys.readouterr().err == f"gpu-check: torch {torch.__version__} finds no CUDA device\n"
 
 
 def test_a_step_brings_as_many_tokens_as_drafts_are_said_to_be_right(tmp_path: Path) -> None:

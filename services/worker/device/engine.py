@@ -28,6 +28,7 @@ from services.worker.memory import measure_needs, plan_memory
 from services.worker.progress import Progress
 from services.worker.slots import SlotTable
 from shared.config import WorkerConfig
+from shared.errors import ConfigError
 from shared.messages import StepPlan
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class DeviceEngine:
 
     def __init__(self, settings: WorkerConfig, progress: Progress) -> None:
         loaded = load(settings, progress, fuse)
+        _warn_of_acceptance(loaded)
         wanted = _shapes(loaded)
         is_cuda = loaded.device.type == "cuda"
         needs = measure(loaded, wanted, progress) if is_cuda else measure_needs(loaded)
@@ -229,6 +231,16 @@ class DeviceEngine:
         """Of all steps that were launched."""
         with self._is_collected:
             self._is_collected.wait_for(lambda: not self._in_flight)
+
+
+def _warn_of_acceptance(loaded: Loaded) -> None:
+    """Raises ConfigError where there are no drafts."""
+    share = loaded.settings.draft_acceptance
+    if share is None:
+        return
+    if not loaded.speculation.num_drafts:
+        raise ConfigError(f"draft-acceptance: {share}: there are no drafts (speculative-config)")
+    log.warning("draft-acceptance = %s: drafts count as right by chance, texts mean nothing", share)
 
 
 def _shapes(loaded: Loaded) -> list[Shape]:

@@ -9,6 +9,7 @@ import pytest
 
 from services.worker.device.engine import DeviceEngine
 from shared.config import EMBEDDED_MODEL
+from shared.errors import ConfigError
 from shared.messages import ALL_TOKENS, Admit, Prefill, SamplingParams, StepPlan, StepResult
 from shared.token_arrays import TokenArrays
 from tests.services.worker import scheduled
@@ -184,3 +185,15 @@ def test_recorded_steps_bring_what_others_bring(checkpoint: Path, engine: Device
     wishes = {"logprobs": 2, "temperature": 0.9}
     found = launched_ahead(engine, steps_of(**wishes))
     assert_same(found, launched_ahead(eager, steps_of(**wishes)))
+
+
+def test_declared_acceptance_wants_drafts_and_the_engine_of_gpus() -> None:
+    for kernels in ("torch", "device"):
+        with pytest.raises(ConfigError, match="draft-acceptance"):
+            make_engine(
+                EMBEDDED_MODEL,
+                kernels,
+                draft_acceptance=0.5,
+                max_model_len=64,
+                speculative_config={"method": "none"},
+            )
