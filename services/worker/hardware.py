@@ -36,7 +36,7 @@ def choose_device(wanted: str, gpu_claims: Path | None) -> torch.device:
     if not has_cuda or wanted == "cpu":
         return torch.device("cpu")
     if gpu_claims is None:
-        return torch.device("cuda")
+        return torch.device("cuda", torch.cuda.current_device())
     device = torch.device("cuda", claim_gpu(gpu_claims, _gpu_ids()).index)
     torch.cuda.set_device(device)  # where kernels run that are not told
     return device

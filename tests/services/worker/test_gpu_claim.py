@@ -120,8 +120,12 @@ def test_a_worker_computes_on_the_gpu_that_it_claimed(
         choose_device("auto", tmp_path)
 
 
-def test_without_a_folder_it_is_torchs_current_gpu(current: list[torch.device]) -> None:
-    assert [choose_device("auto", None), choose_device("auto", None)] == [torch.device("cuda")] * 2
+def test_without_a_folder_it_is_torchs_current_gpu_by_its_number(
+    monkeypatch: pytest.MonkeyPatch, current: list[torch.device]
+) -> None:
+    """Other threads make it theirs, which torch refuses where there is no number."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert [choose_device("auto", None), choose_device("cuda", None)] == [torch.device("cuda:1")] * 2
     assert not current
 
 
