@@ -30,7 +30,7 @@ def launch(
     return outputs
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["null_place"])
 def decode_inputs_kernel(
     p_slots,  # [B]
     p_depths,  # [B]

@@ -50,7 +50,7 @@ def _empty_pairs(slots: Tensor, width: int) -> Pairs:
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["null_place"])
 def step_pairs_kernel(
     p_slots,  # [R]
     p_starts,  # [R]
@@ -97,7 +97,7 @@ def step_pairs_kernel(
     tl.store(p_mtp_ends + slot, tl.minimum(first + num_valid, num_tokens), mask=num_valid > 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["null_place"])
 def draft_pairs_kernel(
     p_slots,  # [R]
     p_ids,  # [N, MAX_IDS]

@@ -21,6 +21,9 @@ NUM_SPLITS = 16
 MIN_QUERIES, MAX_QUERIES = 16, 64
 # Blocks are looked up two stages before their keys are used, which are on their way for two more.
 NUM_STAGES = 5
+# All that a thread may have. By itself ptxas stops at 168 and spills, so that one block more would
+# fit, for which there is no shared memory.
+MAX_REGISTERS = 255
 
 
 class Config(NamedTuple):
@@ -97,6 +100,7 @@ def _decode(out: Tensor, query: Tensor, kv_cache: Tensor, rows: DecodeRows, scal
         BLOCK_QUERIES=config.num_queries,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
+        maxnreg=MAX_REGISTERS,
     )
     combine_kernel[(num_tokens, num_heads)](partials, weights, *lengths, out, **sizes, num_warps=2)
 

@@ -46,10 +46,10 @@ def compile_kernel(
     source = ASTSource(kernel, types, constexprs, aligned)
     options = {"num_warps": num_warps, "num_stages": num_stages}
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
-    return _resources(compiled.asm["cubin"], compiled.metadata.shared)
+    return resources(compiled.asm["cubin"], compiled.metadata.shared)
 
 
-def _resources(cubin: bytes, shared_bytes: int) -> Resources:
+def resources(cubin: bytes, shared_bytes: int) -> Resources:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()

@@ -1,17 +1,15 @@
 """What the largest steps of a model take on a GPU, by running them."""
 
+import gc
 import logging
 
-import numpy as np
 import torch
 
-from services.worker.device.chunks import prepare_chunks
 from services.worker.device.device_slots import DeviceSlots
 from services.worker.device.graphs import CudaRecorder, Shape, StepGraphs
 from services.worker.device.out_of_memory import REMEDIES
-from services.worker.device.planned import PlannedRows
 from services.worker.device.segments import Segments, make_segments
-from services.worker.device.steps import MixedStep
+from services.worker.device.warm_up import warm_up
 from services.worker.hardware import read_memory, why_out_of_memory
 from services.worker.loaded import Loaded
 from services.worker.logprobs import PIECE_LOGITS
@@ -36,9 +34,8 @@ def measure(loaded: Loaded, shapes: list[Shape], progress: Progress) -> Needs:
     table = SlotTable(capacity)
     slots = DeviceSlots(capacity, table, loaded.device)
     segments = make_segments(loaded, slots.state, NO_BLOCKS)
-    progress("measuring the largest step", 0.0)
     try:
-        _run_largest(loaded, table, segments)
+        warm_up(segments, table, capacity, progress)
         of_step = _num_used(loaded)
         of_graphs = _measure_graphs(loaded, segments, shapes, progress)
     except torch.OutOfMemoryError as error:
@@ -50,6 +47,7 @@ def measure(loaded: Loaded, shapes: list[Shape], progress: Progress) -> Needs:
     needs = needs_of(loaded, 0)
     pieces = PIECE_LOGITS * PIECE_BYTES  # of wide logprobs and those of prompts
     del slots, segments
+    gc.collect()  # of graphs, whose steps know themselves
     torch.cuda.empty_cache()
     return needs_of(loaded, of_step - needs.weights + pieces, of_graphs)
 
@@ -58,26 +56,6 @@ def _num_used(loaded: Loaded) -> int:
     """Bytes since before the weights, with all that torch keeps for the next time."""
     torch.cuda.synchronize()
     return loaded.before.free - read_memory(loaded.device).free
-
-
-def _run_largest(loaded: Loaded, table: SlotTable, segments: Segments) -> None:
-    """A prompt's chunk of every sequence, all of which then sample, and draft."""
-    num_rows, num_tokens = loaded.max_num_seqs, loaded.max_num_batched_tokens
-    nums = np.full(num_rows, num_tokens // num_rows)
-    nums[: num_tokens % num_rows] += 1
-    nums = np.minimum(nums, table.max_len - 1 - segments.state.max_drafts)
-    rows, zeros, none = np.arange(num_rows), np.zeros(num_rows, np.int64), np.zeros(0, np.int64)
-    planned = PlannedRows(none, none, rows, nums, zeros, zeros, rows)
-    segments.state.num_tokens[:num_rows] = torch.from_numpy(nums).int().to(loaded.device)
-    segments.state.ends[:num_rows] = table.max_len
-    chunks = prepare_chunks(table, planned, segments.state.block_tables)
-    decoding = chunks.slots[:0]
-    width = 1 + segments.state.max_drafts
-    step = MixedStep(segments, decoding, decoding, width, table.max_len, chunks)
-    step.forward()
-    step.judge(None)
-    if segments.drafts:
-        step.draft(segments.state.max_drafts)
 
 
 def _measure_graphs(

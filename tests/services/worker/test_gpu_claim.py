@@ -125,7 +125,9 @@ def test_without_a_folder_it_is_torchs_current_gpu_by_its_number(
 ) -> None:
     """Other threads make it theirs, which torch refuses where there is no number."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    assert [choose_device("auto", None), choose_device("cuda", None)] == [torch.device("cuda:1")] * 2
+    assert [choose_device("auto", None), choose_device("cuda", None)] == [
+        torch.device("cuda:1")
+    ] * 2
     assert not current
 
 

@@ -1,0 +1,63 @@
+"""Steps of all kinds before there is work, so that no kernel is left to compile: a step that meets
+one holds all sequences up for a second or more."""
+
+import numpy as np
+import torch
+
+from kernels.linear import MAX_FEW_ROWS
+from services.worker.device.chunks import prepare_chunks
+from services.worker.device.planned import PlannedRows
+from services.worker.device.segments import Segments
+from services.worker.device.steps import DecodeStep, MixedStep
+from services.worker.progress import Progress
+from services.worker.slots import SlotTable
+from shared.messages import Capacity
+
+
+def warm_up(segments: Segments, table: SlotTable, capacity: Capacity, progress: Progress) -> None:
+    """``table`` has nobody's block alone. Of the steps the first is the largest there may be."""
+    progress("measuring the largest step", 0.0)
+    _run_largest(segments, table, capacity)
+    shapes = _small_shapes(segments.state.max_drafts)
+    for index, (num_rows, width) in enumerate(shapes):
+        progress("compiling kernels", index / len(shapes))
+        _decode(segments, num_rows, width)
+
+
+def _small_shapes(max_drafts: int) -> list[tuple[int, int]]:
+    """Rows and tokens of each: products of few tokens are compiled for some numbers of them, which
+    are powers of two, and what looks at a row's tokens for each number of these."""
+    widths = [(1, 1 + depth) for depth in range(1, 1 + max_drafts)]
+    return [(1 << power, 1) for power in range(MAX_FEW_ROWS.bit_length())] + widths
+
+
+def _decode(segments: Segments, num_rows: int, width: int) -> None:
+    """Of rows that are nobody's."""
+    nobody = len(segments.state.is_open) - 1
+    slots = torch.full_like(segments.state.is_open[:1], nobody).repeat(num_rows)
+    step = DecodeStep(segments, slots, torch.zeros_like(slots), width, width)
+    step.forward()
+    step.judge(None)
+    if segments.drafts:
+        step.draft(segments.state.max_drafts)
+
+
+def _run_largest(segments: Segments, table: SlotTable, capacity: Capacity) -> None:
+    """A prompt's chunk of every sequence, all of which then sample as requests may wish, and
+    draft."""
+    state = segments.state
+    num_rows, num_tokens = capacity.max_num_seqs, capacity.max_num_batched_tokens
+    nums = np.full(num_rows, num_tokens // num_rows)
+    nums[: num_tokens % num_rows] += 1
+    nums = np.minimum(nums, table.max_len - 1 - state.max_drafts)
+    rows, zeros, none = np.arange(num_rows), np.zeros(num_rows, np.int64), np.zeros(0, np.int64)
+    planned = PlannedRows(none, none, rows, nums, zeros, zeros, rows)
+    chunks = prepare_chunks(table, planned, state.block_tables)
+    state.num_tokens[:num_rows] = chunks.nums
+    state.ends[:num_rows] = table.max_len
+    decoding = chunks.slots[:0]
+    step = MixedStep(segments, decoding, decoding, 1 + state.max_drafts, table.max_len, chunks)
+    logits = step.forward()
+    step.judge(logits.clone())
+    if segments.drafts:
+        step.draft(state.max_drafts)

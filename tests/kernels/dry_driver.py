@@ -1,0 +1,103 @@
+"""A card that is not there: Triton's JIT binds, specialises and compiles for it, nothing is run.
+
+What kernels would have written is 0 where torch was asked for memory that holds anything.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+
+import kernels.linear.triton  # noqa: F401 - asks, when it is imported, whether it is interpreted
+from kernels import dispatch
+from tests.kernels.compiled import HOPPER, MAX_SHARED_BYTES, resources
+
+ALIGNED_BYTES = 16
+MAX_GRID = (2**31 - 1, 2**16 - 1, 2**16 - 1)
+NUM_REGISTERS = 1 << 16  # of a multiprocessor
+WARP_SIZE = 32
+
+
+class Loaded(NamedTuple):
+    """A kernel, in one of its variants."""
+
+    name: str
+    num_stack_bytes: int  # of a thread: what was spilled, mostly
+
+
+class DryDriver:
+    """Triton's driver, its ``utils``, and a device of its own: what was compiled for another one is
+    compiled, or found on disk, once more."""
+
+    def __init__(self, arch: int = HOPPER) -> None:
+        self.loaded: list[Loaded] = []
+        self.num_launches = 0
+        self.utils = self
+        self._arch = arch
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._arch, WARP_SIZE)
+
+    def get_current_device(self) -> object:
+        return self
+
+    def get_current_stream(self, device: object) -> int:
+        return 0
+
+    def get_device_properties(self, device: object) -> dict[str, int]:
+        return {"max_shared_mem": MAX_SHARED_BYTES[self._arch]}
+
+    def load_binary(
+        self, name: str, binary: bytes, shared_bytes: int, device: object
+    ) -> tuple[int, int, int, int, int]:
+        """Module, function, registers, spills and the most threads of a block."""
+        found = resources(binary, shared_bytes)
+        self.loaded.append(Loaded(name, found.num_stack_bytes))
+        max_threads = NUM_REGISTERS // max(1, found.num_registers)
+        return 0, 0, found.num_registers, found.num_stack_bytes, max_threads
+
+    def unload_module(self, module: int) -> None:
+        pass
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
+        """Checks what a card would be given. Raises ValueError."""
+        types = list(source.signature.items())
+        if metadata.global_scratch_size:
+            raise ValueError(f"{metadata.name} wants memory of its own")
+
+        def launch(*arguments: Any) -> None:
+            self.num_launches += 1
+            grid, values = arguments[:3], arguments[9:]
+            if any(size > most for size, most in zip(grid, MAX_GRID, strict=True)):
+                raise ValueError(f"{metadata.name}: a card has no grid {grid}")
+            for (name, kind), value in zip(types, values, strict=True):
+                _check(f"{metadata.name}: {name}", kind, value)
+
+        return launch
+
+
+@contextmanager
+def dry_card(arch: int = HOPPER) -> Iterator[DryDriver]:
+    """Within, operators launch their kernels on it, whatever device the tensors are on."""
+    card = DryDriver(arch)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton.runtime.driver, "_active", card)
+        patch.setattr(dispatch, "IS_INTERPRETED", True)
+        patch.setattr(torch, "empty", torch.zeros)
+        patch.setattr(torch, "empty_like", torch.zeros_like)
+        patch.setattr(Tensor, "new_empty", Tensor.new_zeros)
+        yield card
+
+
+def _check(name: str, kind: Any, value: Any) -> None:
+    """Elsewhere than on such a place Triton compiles a kernel anew."""
+    if isinstance(kind, str) and kind.startswith("*"):
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{name} is {value!r}, no tensor")
+        if value.data_ptr() % ALIGNED_BYTES:
+            raise ValueError(f"{name} does not begin at a multiple of {ALIGNED_BYTES} bytes")

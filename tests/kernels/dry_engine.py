@@ -1,0 +1,84 @@
+"""What a worker has on its device, without its weights' meaning and on the CPU."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from services.worker.device.chunks import prepare_chunks
+from services.worker.device.device_slots import DeviceSlots
+from services.worker.device.planned import PlannedRows
+from services.worker.device.segments import Segments
+from services.worker.device.steps import DecodeStep, MixedStep, Step
+from services.worker.device.streams import upload
+from services.worker.device.warm_up import warm_up
+from services.worker.kv_cache import KVCache
+from services.worker.loader import build_model
+from services.worker.model_config import ModelConfig
+from services.worker.models.decoder import DecoderLM
+from services.worker.models.fused import FusedLM
+from services.worker.slots import SlotTable
+from shared.messages import Capacity
+
+CPU = torch.device("cpu")
+VOCAB_SIZE, MAX_LEN = 32000, 2048
+MAX_ROWS, MAX_TOKENS, NUM_BLOCKS = 48, 256, 301
+
+
+@dataclass
+class DryEngine:
+    segments: Segments
+    table: SlotTable
+
+    def decode(self, num_rows: int, depths: list[int]) -> Step:
+        """Of the last slots; the most of ``depths``, which rows have in turn, widens the step."""
+        slots = np.arange(MAX_ROWS)[-num_rows:].astype(np.int32)
+        drafts = np.resize(np.array(depths, np.int32), num_rows)
+        rows = upload(slots, CPU), upload(drafts, CPU)
+        return DecodeStep(self.segments, *rows, 1 + max(depths), MAX_LEN)
+
+    def mix(self, num_rows: int, depth: int, nums: list[int]) -> Step:
+        """Chunks of ``nums`` tokens, of which all but the second sample."""
+        slots, ints = np.arange(num_rows, dtype=np.int32), np.array(nums)
+        chunk_slots = num_rows + np.arange(len(nums))
+        starts = 7 * np.arange(len(nums))
+        ending = np.delete(np.arange(len(nums)), slice(1, 2))
+        depths = np.full(num_rows, depth)
+        planned = PlannedRows(slots, depths, chunk_slots, ints, starts, 0 * starts, ending)
+        chunks = prepare_chunks(self.table, planned, self.segments.state.block_tables)
+        rows = upload(slots, CPU), upload(depths.astype(np.int32), CPU)
+        return MixedStep(self.segments, *rows, 1 + depth, MAX_LEN, chunks)
+
+    def run(self, step: Step, is_adjusted: bool = False) -> None:
+        """All of it, whatever comes of that."""
+        logits = step.forward()
+        if len(step.slots):
+            step.judge(logits.clone() if is_adjusted else None)
+        if self.segments.drafts:
+            step.draft(self.segments.state.max_drafts)
+
+
+def start(
+    config: ModelConfig, dtype: torch.dtype, num_drafts: int, block_size: int, **changes: Any
+) -> DryEngine:
+    """As a worker does: what it has when it is ready."""
+    model = build_model(config, dtype, CPU)
+    assert isinstance(model, DecoderLM)
+    model.lm_head.to(dtype)
+    limits = (block_size, MAX_ROWS, MAX_TOKENS, MAX_LEN, VOCAB_SIZE, num_drafts)
+    for num_blocks in (0, NUM_BLOCKS):
+        capacity = Capacity(num_blocks, *limits)
+        table = SlotTable(capacity)
+        segments = Segments(
+            FusedLM(model),
+            DeviceSlots(capacity, table, CPU).state,
+            KVCache(config, config.num_hidden_layers + 1, num_blocks, block_size, dtype, CPU),
+            torch.zeros(2, dtype=torch.int32),
+            drafts=model.has_mtp,
+            tells_processed=False,
+        )
+        segments = replace(segments, **changes)
+        if not num_blocks:
+            warm_up(segments, table, capacity, lambda text, fraction: None)
+    return DryEngine(segments, table)

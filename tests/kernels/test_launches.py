@@ -1,0 +1,78 @@
+"""What the JIT makes of the engine's calls: all of them, for a card that is not there."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from services.worker.model_config import ModelConfig
+from tests.kernels.dry_driver import DryDriver, dry_card
+from tests.kernels.dry_engine import MAX_LEN, VOCAB_SIZE, DryEngine, start
+
+MIMO: dict[str, Any] = {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
+MODELS: dict[str, dict[str, Any]] = {
+    "Qwen3, bfloat16, heads of 128": {"architectures": ["Qwen3ForCausalLM"], "head_size": 128},
+    "MiMo, bfloat16, heads of 128": {**MIMO, "head_size": 128},
+    "MiMo, float32, heads of 64": {**MIMO, "head_size": 64},
+}
+ASKED = {"tells_processed": True, "acceptance": 0.7}
+
+
+class Started(NamedTuple):
+    card: DryDriver
+    engine: DryEngine
+    num_drafts: int
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def started(request: pytest.FixtureRequest) -> Iterator[Started]:
+    name = request.param
+    dtype = torch.float32 if "float32" in name else torch.bfloat16
+    config = ModelConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_kv_heads=2,
+        max_position_embeddings=MAX_LEN,
+        rms_norm_eps=1e-6,
+        **MODELS[name],
+    )
+    num_drafts = 2 if "MiMo" in name else 0
+    block_size, changes = (8, ASKED) if dtype == torch.float32 else (16, {})
+    with dry_card() as card, torch.inference_mode():
+        engine = start(config, dtype, num_drafts, block_size, **changes)
+        yield Started(card, engine, num_drafts)
+
+
+def test_no_kernel_spills(started: Started) -> None:
+    assert [each for each in started.card.loaded if each.num_stack_bytes] == []
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 16, 17, 40])
+def test_a_ready_worker_compiles_nothing_to_decode(started: Started, num_rows: int) -> None:
+    compiled, num_launches = list(started.card.loaded), started.card.num_launches
+    for depth in range(1 + started.num_drafts):
+        started.engine.run(started.engine.decode(num_rows, [0, depth]))
+    assert started.card.loaded[len(compiled) :] == []
+    assert started.card.num_launches > num_launches
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 5])
+@pytest.mark.parametrize("nums", [[1], [3, 2], [16], [15, 1, 20], [129, 3, 70]], ids=str)
+def test_a_ready_worker_compiles_nothing_for_prompts(
+    started: Started, num_rows: int, nums: list[int]
+) -> None:
+    compiled = list(started.card.loaded)
+    for depth in range(1 + started.num_drafts if num_rows else 1):
+        started.engine.run(started.engine.mix(num_rows, depth, nums))
+    assert started.card.loaded[len(compiled) :] == []
+
+
+def test_a_ready_worker_compiles_nothing_for_what_requests_wish(started: Started) -> None:
+    compiled = list(started.card.loaded)
+    for step in (started.engine.decode(3, [started.num_drafts]), started.engine.mix(2, 0, [9, 8])):
+        started.engine.run(step, is_adjusted=True)
+    assert started.card.loaded[len(compiled) :] == []
