@@ -1,5 +1,6 @@
 """What the JIT makes of the engine's calls: all of them, for a card that is not there."""
 
+import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -76,3 +77,12 @@ def test_a_ready_worker_compiles_nothing_for_what_requests_wish(started: Started
     for step in (started.engine.decode(3, [started.num_drafts]), started.engine.mix(2, 0, [9, 8])):
         started.engine.run(step, is_adjusted=True)
     assert started.card.loaded[len(compiled) :] == []
+
+
+def test_what_a_step_computed_goes_with_it(started: Started) -> None:
+    """And does not wait for the garbage collector: nothing that it holds knows it."""
+    step = started.engine.decode(2, [0])
+    logits = weakref.ref(step.forward())
+    assert logits() is not None
+    del step
+    assert logits() is None

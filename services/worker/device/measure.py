@@ -1,6 +1,5 @@
 """What the largest steps of a model take on a GPU, by running them."""
 
-import gc
 import logging
 
 import torch
@@ -47,7 +46,6 @@ def measure(loaded: Loaded, shapes: list[Shape], progress: Progress) -> Needs:
     needs = needs_of(loaded, 0)
     pieces = PIECE_LOGITS * PIECE_BYTES  # of wide logprobs and those of prompts
     del slots, segments
-    gc.collect()  # of graphs, whose steps know themselves
     torch.cuda.empty_cache()
     return needs_of(loaded, of_step - needs.weights + pieces, of_graphs)
 

@@ -54,31 +54,27 @@ class DecodeStep:
         self._forwarded: Forwarded
         self._judged: Judged
         self._out: Tensor  # [B, hidden]
-        self._is_recorded = False
-        self._run_forward: Run = self._forward
-        self._run_judge: Run = self._judge
-        self._run_first: Run = self._first_draft
-        self._run_next: Run = self._next_draft
+        # By name. A part that is not there is run: if it were kept as it is, the step would know
+        # itself, and its tensors would wait for the garbage collector.
+        self._recorded: dict[str, Run] = {}
 
     def record(self, record: Record) -> None:
         """From now on its parts are replayed."""
-        self._is_recorded = True
-        self._run_forward = record(self._forward)
-        self._run_judge = record(self._judge)
+        parts = [self._forward, self._judge]
         if self._segments.drafts:
-            self._run_first = record(self._first_draft)
-            self._run_next = record(self._next_draft)
+            parts += [self._first_draft, self._next_draft]
+        self._recorded = {part.__name__: record(part) for part in parts}
 
     def forward(self) -> Tensor:
-        self._run_forward()
+        self._run(self._forward)
         return self._forwarded.logits
 
     def judge(self, adjusted: Tensor | None) -> Judged:
         if adjusted is None:
-            self._run_judge()
+            self._run(self._judge)
             return self._judged
         judged = self._segments.judge(self._sampled(), self._forwarded.logits, adjusted)
-        if self._is_recorded:  # what was recorded goes on with its own tensors
+        if self._recorded:  # what was recorded goes on with its own tensors
             for ours, theirs in zip(_tensors(self._judged), _tensors(judged), strict=True):
                 ours.copy_(theirs)
         else:
@@ -86,9 +82,12 @@ class DecodeStep:
         return self._judged
 
     def draft(self, depth: int) -> None:
-        self._run_first()
+        self._run(self._first_draft)
         for _ in range(depth - 1):
-            self._run_next()
+            self._run(self._next_draft)
+
+    def _run(self, part: Run) -> None:
+        self._recorded.get(part.__name__, part)()
 
     def _forward(self) -> None:
         self._forwarded = self._segments.forward(
