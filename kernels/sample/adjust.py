@@ -3,7 +3,7 @@
 The order is: allowed ids → hidden ids (bad words, ends before min_tokens) → bias → penalties.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,7 +54,10 @@ class Adjustments:
     penalties: Points | None
 
 
-def prepare_adjustments(changes: Sequence[RowChange], device: torch.device) -> Adjustments | None:
+def prepare_adjustments(
+    changes: Sequence[RowChange], upload: Callable[[np.ndarray], Tensor]
+) -> Adjustments | None:
+    """``upload`` brings an array to where the logits are."""
     if not changes:
         return None
 
@@ -63,9 +66,9 @@ def prepare_adjustments(changes: Sequence[RowChange], device: torch.device) -> A
         if not len(rows):
             return None
         return Points(
-            torch.from_numpy(rows).to(device),
-            torch.from_numpy(np.concatenate(ids)).to(device),
-            torch.from_numpy(np.concatenate(values).astype(np.float32)).to(device),
+            upload(rows),
+            upload(np.concatenate(ids)),
+            upload(np.concatenate(values).astype(np.float32)),
         )
 
     def constant(ids: Sequence[np.ndarray], values: Sequence[float]) -> Points | None:

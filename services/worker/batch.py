@@ -134,6 +134,10 @@ def prepare_sampled(
 ) -> Sampled:
     """Of ``slots`` [S], whose ids before ``positions`` [S] are what the table has there, drafts
     included."""
+
+    def upload(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(device)
+
     rows = np.flatnonzero(table.has_wishes[slots])
     changes = changes_of(table, rows, slots[rows], positions[rows], eos_ids)
     random = prepare_random_rows(
@@ -146,7 +150,7 @@ def prepare_sampled(
         table.choices[slots],
         device,
     )
-    return Sampled(slots, prepare_adjustments(changes, device), random)
+    return Sampled(slots, prepare_adjustments(changes, upload), random)
 
 
 def changes_of(

@@ -40,7 +40,7 @@ def test_a_mixed_batch_is_adjusted_as_the_reference_adjusts_row_by_row(seed: int
     logits = torch.from_numpy(rng.normal(size=(num, VOCAB_SIZE)).astype(np.float32) * 5)
     before = logits.clone()
     changes = [random_change(rng, row) for row in range(num) if rng.integers(2)]
-    adjustments = prepare_adjustments(changes, CPU)
+    adjustments = prepare_adjustments(changes, torch.from_numpy)
     assert (adjustments is None) == (not changes)
     if adjustments is None:
         return
@@ -67,7 +67,7 @@ def test_what_is_drawn_of_adjusted_rows_is_what_the_reference_draws(seed: int, n
         "positions": rng.integers(0, 10**6, num),
         "choices": rng.integers(0, 9, num),
     }
-    adjustments = prepare_adjustments(changes, CPU)
+    adjustments = prepare_adjustments(changes, torch.from_numpy)
     assert adjustments is not None
     adjusted = adjust(torch.from_numpy(logits), adjustments)
     tokens = sample(adjusted, prepare_random_rows(**values, device=CPU)).tolist()

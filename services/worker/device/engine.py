@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections import deque
+from functools import partial
 
 import numpy as np
 import torch
@@ -209,7 +210,7 @@ class DeviceEngine:
         columns = np.arange(len(rows)) - (np.cumsum(nums) - nums)[rows]
         positions = table.num_tokens[slots[rows]] + columns
         changes = changes_of(table, rows * width + columns, slots[rows], positions, self._eos_ids)
-        adjustments = prepare_adjustments(changes, self._device)
+        adjustments = prepare_adjustments(changes, partial(upload, device=self._device))
         return None if adjustments is None else adjust(logits, adjustments)
 
     def _begin_pairs(self, plan: StepPlan, fresh_blocks: np.ndarray) -> None:
