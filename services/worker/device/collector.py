@@ -70,6 +70,7 @@ class Collector:
         num_known = table.num_tokens[rows.slots]
         result_rows, emitted = record(table, rows, verdict, told)
         prompts = self._tell_prompts(launched)
+        launched.hidden = None  # its memory is the next step's
         if launched.depth:
             self._note_drafts(launched, rows, verdict, num_known)
         arrays = TokenArrays(emitted, *told.arrays())
