@@ -3,6 +3,7 @@ two plans are in flight, else one."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -51,6 +52,7 @@ class Step:
 class _InFlight:
     planned: Planned
     planned_s: float
+    launched: Future[None] | None
 
 
 class EngineLoop:
@@ -64,6 +66,7 @@ class EngineLoop:
         depth = 2 if is_ahead else 1
         self._core = Scheduler(0, 0.0, caches_prefixes=False, pipeline_depth=depth)
         self._core.add_worker(WORKER, self.capacity)
+        self._launching = ThreadPoolExecutor(1)  # launches may wait for results, which we collect
         self._num_added = 0
 
     @property
@@ -98,11 +101,10 @@ class EngineLoop:
             while left and len(self._core.sequences) < concurrency:
                 self._add(left.popleft(), logprobs)
             while (planned := self._core.plan(WORKER)) is not None:
-                in_flight.append(_InFlight(planned, perf_counter()))
-                self._launch(planned)
+                in_flight.append(_InFlight(planned, perf_counter(), self._launch(planned)))
             oldest = in_flight.popleft()
             begun_s = max(oldest.planned_s, computed_s)
-            result, arrays = self._collect(oldest.planned)
+            result, arrays = self._collect(oldest)
             computed_s = perf_counter()
             self._core.absorb(WORKER, result, arrays)
             self._check_ends()
@@ -110,17 +112,19 @@ class EngineLoop:
             scheduling_s = max(0.0, perf_counter() - started_s - engine_s)
             steps.append(_step(oldest.planned, result, engine_s, scheduling_s))
         for each in in_flight:  # planned before it was known that all had ended
-            self._core.absorb(WORKER, *self._collect(each.planned))
+            self._core.absorb(WORKER, *self._collect(each))
         return steps
 
-    def _launch(self, planned: Planned) -> None:
-        if isinstance(self._engine, DeviceEngine):
-            self._engine.launch(planned.plan, planned.ids)
+    def _launch(self, planned: Planned) -> Future[None] | None:
+        if not isinstance(self._engine, DeviceEngine):
+            return None
+        return self._launching.submit(self._engine.launch, planned.plan, planned.ids)
 
-    def _collect(self, planned: Planned) -> tuple[StepResult, TokenArrays]:
-        if isinstance(self._engine, DeviceEngine):
-            return self._engine.collect()
-        return self._engine.step(planned.plan, planned.ids)
+    def _collect(self, step: _InFlight) -> tuple[StepResult, TokenArrays]:
+        if not isinstance(self._engine, DeviceEngine) or step.launched is None:
+            return self._engine.step(step.planned.plan, step.planned.ids)
+        step.launched.result()
+        return self._engine.collect()
 
     def _add(self, job: Job, logprobs: int | None) -> None:
         self._num_added += 1

@@ -37,8 +37,7 @@ def linear(
         from kernels.linear.triton import launch_linear
 
         return launch_linear(x, weight, bias, norm, residual, out_dtype, out)
-    made = plain.linear(x, weight, bias, norm, residual, out_dtype)
-    return made if out is None else out.copy_(made)
+    return plain.linear(x, weight, bias, norm, residual, out_dtype, out)
 
 
 def gated(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, norm: Norm) -> Tensor:

@@ -15,22 +15,31 @@ def linear(
     norm: Norm | None,
     residual: Tensor | None,
     out_dtype: torch.dtype,
+    into: Tensor | None = None,
 ) -> Tensor:
     if norm is not None:
         x = rms_norm(x, *norm)
     if residual is None:
-        return _product(x, weight, bias, out_dtype)
+        return _product(x, weight, bias, out_dtype, into)
     out = torch.addmm(residual, x, weight.t())  # rounded once for both
-    return (out if bias is None else out.add_(bias)).to(out_dtype)
+    out = (out if bias is None else out.add_(bias)).to(out_dtype)
+    return out if into is None else into.copy_(out)
 
 
 def gated(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm) -> Tensor:
     return silu_mul(functional.linear(rms_norm(x, *norm), weight, bias))
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+def _product(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+    into: Tensor | None,
+) -> Tensor:
     if x.is_cuda and out_dtype != x.dtype:
-        out = torch.mm(x, weight.t(), out_dtype=out_dtype)
+        out = torch.mm(x, weight.t(), out_dtype=out_dtype, out=into)
         return out if bias is None else out.add_(bias)
     wide_bias = None if bias is None else bias.to(out_dtype)
-    return functional.linear(x.to(out_dtype), weight.to(out_dtype), wide_bias)
+    out = functional.linear(x.to(out_dtype), weight.to(out_dtype), wide_bias)
+    return out if into is None else into.copy_(out)

@@ -53,7 +53,11 @@ def logprobs_slots(
 
 
 def _highest(logits: Tensor, num_top: int) -> tuple[Tensor, Tensor]:
-    """``topk`` takes any of equal ones, so where there are such at the end all are sorted."""
+    """``topk`` takes any of equal ones, so where there are such at the end all are sorted; on a
+    GPU always, for which the host would have to wait."""
+    if logits.is_cuda:
+        values, ids = logits.sort(dim=-1, descending=True, stable=True)
+        return values[:, :num_top], ids[:, :num_top]
     values, ids = logits.topk(num_top)
     if num_top and bool(((logits >= values[:, -1:]).sum(-1) > num_top).any()):
         values, ids = logits.sort(dim=-1, descending=True, stable=True)

@@ -172,7 +172,7 @@ def decode_kernel(
         start, p_first_keys, i_row, max_keys, WIDTH, NUM_SPLITS, BLOCK_KEYS
     )
     split_first = first + i_split * split_size
-    split_end = min(split_first + split_size, end)
+    split_end = end if i_split == NUM_SPLITS - 1 else min(split_first + split_size, end)
     if split_first >= end:
         return
 
@@ -327,10 +327,12 @@ def _splits(
     BLOCK_KEYS: tl.constexpr,
 ):
     """A row's first key, the end of its keys, and the keys of a split: whole tiles, so that a
-    row's splits change once in NUM_SPLITS tiles only."""
+    row's splits change once in NUM_SPLITS tiles only. They follow from the first token's keys,
+    since how many more tokens the row has is not its own business: the last split takes the rest.
+    """
     first = 0 if p_first_keys is None else tl.load(p_first_keys + i_row)
     end = min(start + WIDTH, max_keys)
-    num_tiles = tl.cdiv(end - first, BLOCK_KEYS)
+    num_tiles = tl.cdiv(max(start + 1 - first, 1), BLOCK_KEYS)
     return first, end, tl.cdiv(num_tiles, NUM_SPLITS) * BLOCK_KEYS
 
 

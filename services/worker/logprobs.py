@@ -6,8 +6,9 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from kernels.logprobs import NO_LOGPROBS
 from services.worker.sampler import Sampler
-from services.worker.slots import NO_LOGPROBS, SlotTable
+from services.worker.slots import SlotTable
 from services.worker.verify import Verdict
 from shared.messages import ALL_TOKENS
 
@@ -64,13 +65,20 @@ def tell_logprobs(
     is_asking = asked != NO_LOGPROBS
     if not is_asking.any():
         return Told({})
-    nums = np.where(asked == ALL_TOKENS, vocab_size, np.minimum(asked, vocab_size))
+    nums = num_told(asked, vocab_size)
     told: dict[int, RowTold] = {}
     for is_of_kind in (nums < vocab_size, nums == vocab_size):
         for some in pieces(np.flatnonzero(is_asking & is_of_kind), vocab_size):
             found = _tell(logits, rows[some], tokens[some], nums[some], sampler)
             told |= zip(some.tolist(), found, strict=True)
     return Told(told)
+
+
+def num_told(asked: np.ndarray, vocab_size: int) -> np.ndarray:
+    """How many of the likeliest tokens are told where ``asked`` [n] are wanted: V means all; who
+    wants none stays as he is."""
+    nums: np.ndarray = np.where(asked == ALL_TOKENS, vocab_size, np.minimum(asked, vocab_size))
+    return nums
 
 
 def pieces(rows: np.ndarray, vocab_size: int) -> Iterator[np.ndarray]:

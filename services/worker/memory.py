@@ -92,17 +92,17 @@ class MemoryReport:
 
 def measure_needs(loaded: Loaded) -> Needs:
     """The weights as they lie in memory, and an upper estimate of a step's tensors."""
-    config, settings, dtype = loaded.config, loaded.settings, loaded.dtype
+    config, dtype = loaded.config, loaded.dtype
     max_tokens, max_len = loaded.max_num_batched_tokens, loaded.model_info.max_model_len
     num_tokens, numbers = max_tokens, numbers_per_token(config)
     if loaded.speculation.method == "mtp":  # states are kept, computed again and joined with ids'
-        num_tokens, numbers = num_tokens + settings.max_num_seqs, numbers + 4 * config.hidden_size
+        num_tokens, numbers = num_tokens + loaded.max_num_seqs, numbers + 4 * config.hidden_size
     activations = num_tokens * numbers * torch.float32.itemsize
     gathered = max(MAX_GATHERED_TOKENS, max_len) * loaded.place_bytes
     masks = max_tokens * max_len * (dtype.itemsize + 1)
-    num_sampled = min((1 + loaded.speculation.num_drafts) * settings.max_num_seqs, max_tokens)
+    num_sampled = min((1 + loaded.speculation.num_drafts) * loaded.max_num_seqs, max_tokens)
     logits = num_sampled * config.vocab_size * SAMPLER_BYTES
-    prompts = prompt_logprob_bytes(settings.max_num_seqs, max_tokens, config.vocab_size)
+    prompts = prompt_logprob_bytes(loaded.max_num_seqs, max_tokens, config.vocab_size)
     return needs_of(loaded, activations + gathered + masks + max(logits, prompts))
 
 
@@ -114,7 +114,7 @@ def needs_of(loaded: Loaded, peak: int, graphs: int | None = None) -> Needs:
         peak=peak,
         block=loaded.num_kv_layers * settings.block_size * loaded.place_bytes,
         block_size=settings.block_size,
-        max_num_seqs=settings.max_num_seqs,
+        max_num_seqs=loaded.max_num_seqs,
         max_model_len=loaded.model_info.max_model_len,
         graphs=graphs,
     )

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.logprobs import NO_LOGPROBS
 from kernels.sample import NOT_FINITE
 from services.worker.logprobs import LOWEST, pieces
 from services.worker.results import ERRORS, ComputedRows, Part
 from services.worker.sampler import Sampler
-from services.worker.slots import NO_LOGPROBS, SlotTable
+from services.worker.slots import SlotTable
 from shared.messages import ALL_TOKENS, FinishReason, ResultRow
 from shared.token_arrays import TokenArrays, join
 
@@ -24,13 +25,14 @@ LogitsOf = Callable[[Tensor], Tensor]
 def tell_prompts(
     table: SlotTable,
     computed: ComputedRows,
-    hidden: Tensor,
+    hidden: Tensor | None,
     logits_of: LogitsOf,
     vocab_size: int,
     sampler: Sampler,
 ) -> list[Part]:
-    """After the step was recorded. ``hidden`` [T, hidden_size] are its states, ``logits_of`` makes
-    [n, vocab_size] float32 of n of them. Sequences that end with their prompt are closed.
+    """After the step was recorded. ``hidden`` [T, hidden_size] are its states, which may be missing
+    where nobody asks; ``logits_of`` makes [n, vocab_size] float32 of n of them. Sequences that end
+    with their prompt are closed.
     """
     slots = computed.slots
     prompt_lens, ends = table.prompt_lens[slots], table.num_computed[slots]
@@ -40,9 +42,10 @@ def tell_prompts(
     token_ends = computed.token_ends
     parts = []
     for index in np.flatnonzero(lacks | is_over).tolist():
-        states = hidden[token_ends[index] - computed.num_tokens[index] : token_ends[index]]
         slot, arrays = int(slots[index]), TokenArrays()
-        if lacks[index]:
+        if lacks[index] and hidden is not None:
+            start = token_ends[index] - computed.num_tokens[index]
+            states = hidden[start : token_ends[index]]
             arrays = _tell(table, slot, states, logits_of, vocab_size, sampler)
         parts.append(_part(table, slot, arrays, bool(is_over[index])))
     return parts
@@ -100,6 +103,7 @@ def _part(table: SlotTable, slot: int, arrays: TokenArrays, is_over: bool) -> Pa
     if is_over or is_wrong:
         table.is_open[slot] = False
     if is_wrong:
+        table.num_prompt_logprobs[slot] = NO_LOGPROBS  # steps may be under way
         error = ERRORS[NOT_FINITE]
         return Part(ResultRow(slot, request, attempt, 0, error=error), TokenArrays())
     num = len(arrays.ids)

@@ -119,13 +119,9 @@ def with_parts(
     nothing else is told of its slot."""
     if not parts:
         return rows, arrays
-    failed = {each.row.slot for each in parts if each.row.error is not None}
+    failed = {each.row.slot: each for each in parts if each.row.error is not None}
     layout = Layout(rows, arrays)
     tokens = [Part(row, layout.part(index, index + 1)) for index, row in enumerate(rows)]
-    kept = [
-        each
-        for each in [*parts, *tokens]
-        if each.row.error is not None or each.row.slot not in failed
-    ]
+    kept = [each for each in [*parts, *tokens] if failed.get(each.row.slot, each) is each]
     kept.sort(key=lambda each: (table.routes[each.row.slot], each.row.slot))
     return [each.row for each in kept], join([each.arrays for each in kept])

@@ -5,10 +5,9 @@ Everything is an array over slots, so that preparing a batch is a few array oper
 
 import numpy as np
 
+from kernels.logprobs import NO_LOGPROBS
 from services.worker.adjustments import Wishes, wishes_of
 from shared.messages import Admit, Capacity, SamplingParams, StepPlan
-
-NO_LOGPROBS = -2
 
 
 class SlotTable:

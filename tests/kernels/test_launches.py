@@ -17,7 +17,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "MiMo, bfloat16, heads of 128": {**MIMO, "head_size": 128},
     "MiMo, float32, heads of 64": {**MIMO, "head_size": 64},
 }
-ASKED = {"tells_processed": True, "acceptance": 0.7}
+ASKED = {"tells_processed": True, "acceptance": torch.tensor([0.7])}
 
 
 class Started(NamedTuple):

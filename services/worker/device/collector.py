@@ -15,7 +15,6 @@ from services.worker.mtp_places import MtpPlaces
 from services.worker.ngram import NgramDrafter
 from services.worker.prompt_logprobs import tell_prompts
 from services.worker.results import Part, record, tell_drafts, with_parts
-from services.worker.sampler import TorchSampler
 from services.worker.slots import SlotTable
 from services.worker.verify import Verdict
 from shared.messages import Capacity, StepPlan, StepResult
@@ -38,7 +37,7 @@ class Launched:
     told: ToldTokens | None = None
     draft_logprobs: Download | None = None  # of the drafts that are verified
     drafts: Download | None = None  # that are made, where the host wants to know
-    hidden: Tensor | None = None  # [T, hidden]: the states of its chunks
+    hidden: Tensor | None = None  # [T, hidden]: the states of its chunks, where logprobs are told
     failed: list[Part] = field(default_factory=list)
 
 
@@ -52,7 +51,7 @@ class Collector:
         self._vocab_size = capacity.vocab_size
         self._method = loaded.speculation.method
         self._ngram = NgramDrafter(*loaded.settings.speculative_config.lookup_lens)
-        self._sampler = TorchSampler()
+        self._sampler = loaded.sampler
         self._last: Launched | None = None
         self._has_more = False  # sequences were open when the last step was collected
 
@@ -96,8 +95,6 @@ class Collector:
         return tell_drafts(self._table, rows, verdict)
 
     def _tell_prompts(self, launched: Launched) -> list[Part]:
-        if launched.hidden is None:
-            return []
         rows = StepRows.of_chunks(launched.planned)
         return tell_prompts(
             self._table, rows, launched.hidden, self._model.logits, self._vocab_size, self._sampler

@@ -6,12 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.logprobs import NO_LOGPROBS
 from kernels.slot_state import NO_ID, SlotState, empty_slots
 from services.worker.device.streams import upload
 from services.worker.slots import SlotTable
 from shared.messages import MAX_STOP_IDS, Capacity, StepPlan
 
-TELLS, TELLS_NOT = 0, -2
+TELLS = 0
 
 
 class DeviceSlots:
@@ -72,7 +73,7 @@ class DeviceSlots:
             (state.choices, table.choices),
             (state.ignores_eos, table.ignore_eos),
             (state.num_logprobs, table.num_logprobs),
-            (state.tells_drafts, np.where(table.tells_drafts, TELLS, TELLS_NOT)),
+            (state.tells_drafts, np.where(table.tells_drafts, TELLS, NO_LOGPROBS)),
         ):
             self._put(target, rows, values[slots])
         stop_ids = np.full((len(slots), MAX_STOP_IDS), NO_ID)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.logprobs import NO_LOGPROBS
 from kernels.sample import adjust, prepare_adjustments
 from services.worker.batch import changes_of
 from services.worker.device.chunks import prepare_chunks
@@ -97,7 +98,9 @@ class DeviceEngine:
         self._lost.release(fresh_blocks)
         self._lengths.admit(self._table, plan)
         self._slots.update(self._table, plan)
-        failed = fail(self._table, self._lost.readers(plan), "its prefix was not computed")
+        failed = fail(
+            self._table, self._lost.readers(self._table, plan), "its prefix was not computed"
+        )
         depth = min(plan.draft_depth, self.capacity.num_speculative_tokens)
         if self._method == "mtp":
             self._begin_pairs(plan, fresh_blocks)
@@ -148,19 +151,21 @@ class DeviceEngine:
 
     def _fail_chunks(self, launched: Launched, problem: str) -> None:
         """Raises torch.OutOfMemoryError where there are none."""
-        slots = launched.planned.chunk_slots
+        planned = launched.planned
+        slots = planned.chunk_slots
         if not len(slots):
             raise torch.OutOfMemoryError(f"a step that only decodes: {problem}; {REMEDIES}")
         log.error("a step with %d prompts: %s; %s", len(slots), problem, REMEDIES)
-        self._lost.add(self._table, slots)
+        self._lost.add(self._table, slots, planned.chunk_starts + planned.num_repeated)
         launched.failed += fail(self._table, slots, problem)
-        launched.planned = launched.planned.without_chunks()
+        launched.planned = planned.without_chunks()
 
     def _finish(self, launched: Launched, step: Step, logits: Tensor) -> None:
         slots = launched.planned.slots
         if len(slots):
             self._judge(launched, step, logits)
-        if isinstance(step, MixedStep):
+        asked = self._table.num_prompt_logprobs[launched.planned.chunk_slots]
+        if isinstance(step, MixedStep) and (asked != NO_LOGPROBS).any():
             launched.hidden = step.hidden[step.num_decoded :]
         launched.decided = Mark(self._device)
         if self._segments.drafts and launched.depth:

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from kernels.logprobs import NO_LOGPROBS
 from services.worker.results import Part
 from services.worker.slots import SlotTable
 from shared.messages import ResultRow, StepPlan
@@ -13,6 +14,7 @@ REMEDIES = "lower gpu-memory-utilization, max-num-batched-tokens or max-num-seqs
 def fail(table: SlotTable, slots: np.ndarray, problem: str) -> list[Part]:
     """Closes ``slots`` [n], and what is told of them."""
     table.is_open[slots] = False
+    table.num_prompt_logprobs[slots] = NO_LOGPROBS  # nor is more told of the step before
     error = f"the GPU's memory does not suffice: {problem}; {REMEDIES}"
     requests = [table.requests[slot] for slot in slots.tolist()]
     return [
@@ -28,8 +30,11 @@ class LostBlocks:
     def __init__(self) -> None:
         self._blocks: set[int] = set()
 
-    def add(self, table: SlotTable, slots: np.ndarray) -> None:
-        self._blocks.update(table.block_tables[slots].ravel().tolist())
+    def add(self, table: SlotTable, slots: np.ndarray, starts: np.ndarray) -> None:
+        """Those of ``slots`` [n] from the positions ``starts`` [n] on."""
+        firsts = starts // table.block_size
+        for slot, first in zip(slots.tolist(), firsts.tolist(), strict=True):
+            self._blocks.update(table.block_tables[slot, first:].tolist())
         self._blocks.discard(table.null_block)
 
     def release(self, fresh_blocks: np.ndarray) -> None:
@@ -37,7 +42,9 @@ class LostBlocks:
         if self._blocks:
             self._blocks.difference_update(fresh_blocks.tolist())
 
-    def readers(self, plan: StepPlan) -> np.ndarray:
-        """Slots [n] that are admitted on such blocks."""
-        found = [row.slot for row in plan.admit if not self._blocks.isdisjoint(row.blocks)]
-        return np.array(found, np.int64)
+    def readers(self, table: SlotTable, plan: StepPlan) -> np.ndarray:
+        """Slots [n] that are admitted on such blocks: what they were to compute is lost as well."""
+        found = [row for row in plan.admit if not self._blocks.isdisjoint(row.blocks)]
+        slots = np.array([row.slot for row in found], np.int64)
+        self.add(table, slots, np.array([row.num_cached for row in found], np.int64))
+        return slots

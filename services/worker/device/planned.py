@@ -1,7 +1,7 @@
 """A plan's rows as the device takes them: some whose lengths it alone knows, and prompt chunks.
 
 A slot is the host's until the ids that it was admitted with are computed. From then on the host
-knows bounds, and the true lengths when results come.
+knows bounds.
 """
 
 from dataclasses import dataclass
@@ -44,6 +44,7 @@ class HostLengths:
     """What the host knows of the lengths of slots when a plan comes."""
 
     def __init__(self, capacity: Capacity) -> None:
+        self._max_drafts = capacity.num_speculative_tokens
         self._num_computed = np.zeros(capacity.max_num_seqs, np.int64)
         self._decodes = np.zeros(capacity.max_num_seqs, bool)
         self.bounds = np.zeros(capacity.max_num_seqs, np.int64)  # ids that may be known at most
@@ -61,6 +62,7 @@ class HostLengths:
         rows = [(row.slot, 1, row.verify_depth) for row in plan.decode]
         rows += [(row.slot, row.num_tokens, 0) for row in plan.prefill]
         slots, nums, depths = np.array(rows, np.int64).reshape(-1, 3).T
+        depths = np.minimum(depths, self._max_drafts)
         decodes = self._decodes[slots]
         is_open = table.is_open[slots]
         decoding, chunks = np.flatnonzero(decodes & is_open), np.flatnonzero(~decodes & is_open)

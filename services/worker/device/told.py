@@ -5,13 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kernels.logprobs import MAX_TOP, logprobs
+from kernels.logprobs import MAX_TOP, NO_LOGPROBS, logprobs
 from services.worker.device.segments import Judged
 from services.worker.device.streams import Download, upload
-from services.worker.logprobs import LOWEST, RowTold, Told, pieces
-from services.worker.slots import NO_LOGPROBS, SlotTable
+from services.worker.logprobs import LOWEST, RowTold, Told, num_told, pieces
+from services.worker.slots import SlotTable
 from services.worker.verify import Verdict
-from shared.messages import ALL_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +27,10 @@ class ToldTokens:
     def __init__(self, table: SlotTable, slots: np.ndarray, judged: Judged) -> None:
         """``slots`` [R] int64 are those of the rows that sample."""
         self._width = judged.tokens.shape[1]
-        self._asked = _num_asked(table, slots, judged.scores.shape[1])
+        self._asked = num_told(table.num_logprobs[slots], judged.scores.shape[1])
         num = len(slots) * self._width
-        is_asking = self._asked != NO_LOGPROBS
-        self._narrow = Download(*(each[:num] for each in judged.told)) if is_asking.any() else None
+        is_narrow = (self._asked != NO_LOGPROBS) & (self._asked <= MAX_TOP)
+        self._narrow = Download(*(each[:num] for each in judged.told)) if is_narrow.any() else None
         self._wide = [
             self._ask_wide(judged, rows, num_top)
             for num_top in np.unique(self._asked[self._asked > MAX_TOP]).tolist()
@@ -39,18 +38,17 @@ class ToldTokens:
         ]
 
     def told(self, verdict: Verdict) -> Told:
-        if self._narrow is None:
-            return Told({})
-        values, top_ids, ranks = self._narrow.wait()
         told: dict[int, RowTold] = {}
+        narrow = self._narrow.wait() if self._narrow is not None else []
         wide = {row: part for each in self._wide for row, part in _parts(each)}
         for index, row in enumerate(verdict.rows.tolist()):
             asked = int(self._asked[row // self._width])
-            if asked == NO_LOGPROBS:
-                continue
-            told[index] = wide.get(row) or RowTold(
-                np.maximum(values[row, : 1 + asked], LOWEST), top_ids[row, :asked], ranks[row]
-            )
+            if asked > MAX_TOP:
+                told[index] = wide[row]
+            elif asked != NO_LOGPROBS:
+                values, top_ids, ranks = (each[row] for each in narrow)
+                own = np.maximum(values[: 1 + asked], LOWEST)
+                told[index] = RowTold(own, top_ids[:asked], int(ranks))
         return Told(told)
 
     def _rows_in_pieces(self, num_top: int, vocab_size: int) -> Iterator[np.ndarray]:
@@ -63,12 +61,6 @@ class ToldTokens:
         scores, tokens = judged.scores[where], judged.tokens.flatten()[where].clamp(min=0)
         found = logprobs(scores, tokens, num_top if num_top < scores.shape[1] else None)
         return _Wide(rows, Download(found.values.clamp(min=LOWEST), found.top_ids, found.ranks))
-
-
-def _num_asked(table: SlotTable, slots: np.ndarray, vocab_size: int) -> np.ndarray:
-    asked = table.num_logprobs[slots]
-    nums: np.ndarray = np.where(asked == ALL_TOKENS, vocab_size, np.minimum(asked, vocab_size))
-    return nums
 
 
 def _parts(wide: _Wide) -> list[tuple[int, RowTold]]:

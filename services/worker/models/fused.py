@@ -1,7 +1,7 @@
 """A decoder on fused operators, for GPUs: the weights of a DecoderLM where they lie.
 
-The five of a layer leave the host nothing to know but how many tokens there are, so that a graph of
-them can be captured.
+They leave the host nothing to know but how many tokens there are, so that a graph of them can be
+captured.
 """
 
 from typing import cast

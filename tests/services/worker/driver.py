@@ -10,6 +10,7 @@ import numpy as np
 
 from services.worker.device.engine import DeviceEngine
 from services.worker.engine import Engine
+from services.worker.models import CausalLM
 from shared.config import WorkerConfig
 from shared.messages import Admit, Decode, Prefill, ResultRow, SamplingParams, StepPlan
 from shared.token_arrays import Layout, TokenArrays
@@ -33,6 +34,11 @@ def make_engine(folder: Path, kernels: str = "torch", **settings: Any) -> AnyEng
     config = WorkerConfig(model=folder, device="cpu", **(defaults | settings))
     build = DeviceEngine if kernels == "device" else Engine
     return build(config, lambda text, fraction: None)
+
+
+def model_of(engine: AnyEngine) -> CausalLM:
+    """What computes the steps."""
+    return engine._segments.model if isinstance(engine, DeviceEngine) else engine._model
 
 
 @dataclass

@@ -14,7 +14,7 @@ from services.worker.engine import Engine
 from shared.messages import ALL_TOKENS, Generate, SamplingParams
 from shared.token_arrays import Layout, TokenArrays, join
 from tests.services.worker.checkpoints import VOCAB_SIZE, random_prompts, true_logits
-from tests.services.worker.driver import ENGINES, Driver, Job, make_engine
+from tests.services.worker.driver import ENGINES, Driver, Job, make_engine, model_of
 
 TOLERANCE = 1e-3  # engine.md §2, of logprobs in float32
 
@@ -65,8 +65,9 @@ def test_no_more_logits_exist_at_once_than_may_be_worked_on(
     engine: Engine, oracle: Qwen2ForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logprobs, "PIECE_LOGITS", 5 * VOCAB_SIZE)
-    sizes, head = [], engine._model.logits
-    monkeypatch.setattr(engine._model, "logits", lambda x: (sizes.append(len(x)), head(x))[1])
+    model = model_of(engine)
+    sizes, head = [], model.logits
+    monkeypatch.setattr(model, "logits", lambda x: (sizes.append(len(x)), head(x))[1])
     jobs = [Job(prompt, asking(2, max_tokens=0)) for prompt in random_prompts(6, seed=4)]
     Driver(engine).run(jobs)
     for job in jobs[1:]:
@@ -156,14 +157,15 @@ def test_a_prompt_is_told_even_where_no_token_can_follow_it(
 def test_logits_that_are_no_numbers_fail_their_prompt_alone(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    head = engine._model.logits
+    model = model_of(engine)
+    head = model.logits
 
-    def broken(x: object) -> object:
-        logits = head(x)
+    def broken(*arguments: object) -> object:
+        logits = head(*arguments)
         logits[logits.isfinite().all(-1) & (len(logits) == 6)] = float("nan")
         return logits
 
-    monkeypatch.setattr(engine._model, "logits", broken)
+    monkeypatch.setattr(model, "logits", broken)
     bad, good = [9] * 7, [9] * 9
     jobs = [Job(bad, asking(1)), Job(good, asking(1)), Job(bad, asking(1, max_tokens=0))]
     Driver(engine).run(jobs)
