@@ -8,6 +8,7 @@ many are nobody's, and drafts too many are masked.
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -150,8 +151,11 @@ class CudaRecorder:
             graph.capture_begin(pool=self._pool)
             try:
                 run()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # what went wrong is the error to tell
+                    graph.capture_end()
+                raise
+            graph.capture_end()
             graph.replay()
         torch.cuda.current_stream().wait_stream(self._stream)
         return graph.replay

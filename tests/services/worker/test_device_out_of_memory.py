@@ -97,6 +97,25 @@ def test_who_was_admitted_on_blocks_that_were_not_computed_fails_too(
     assert len(tokens) == 1
 
 
+def test_a_prefix_that_was_computed_is_not_lost_with_a_prompt_that_went_on_from_it(
+    engine: DeviceEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step(engine, plan(admit=[admit(1, 9)], prefill=[Prefill(1, 9)]), ids(9))
+    prefix = admit(1, 9).blocks[:2]
+    hits = [
+        Admit(slot, f"r{slot}", 1, 0, 0, 19, 19, 8, FOREVER, [*prefix, *admit(slot, 19).blocks[2:]])
+        for slot in (2, 3)
+    ]
+    prompt = ids(19)
+    with monkeypatch.context() as patch:
+        run_short(engine, patch, lambda num: num >= NUM_TOO_MANY)
+        result, _ = step(engine, plan(admit=hits[:1], prefill=[Prefill(2, 11)]), prompt)
+    assert "memory does not suffice" in str(result.rows[0].error)
+    result, tokens = step(engine, plan(admit=hits[1:], prefill=[Prefill(3, 11)]), prompt)
+    assert [(row.slot, row.error) for row in result.rows] == [(3, None)]
+    assert len(tokens) == 1
+
+
 def test_a_step_that_only_decodes_has_nobody_to_fail(
     engine: DeviceEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

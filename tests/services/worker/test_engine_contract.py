@@ -262,6 +262,20 @@ def test_a_row_with_bad_logits_fails_alone(engine: Engine) -> None:
     assert engine.num_running == 1
 
 
+def test_a_sequence_fails_once_whatever_it_asked_to_be_told(engine: Engine) -> None:
+    params = SamplingParams(seed=0, temperature=0.0, logprobs=1, prompt_logprobs=1)
+    with poisoned(engine, 12):
+        result, _ = step(engine, plan(admit=[admit(0, 5, params)], prefill=[Prefill(0, 5)]), ids(5))
+    assert [(row.slot, "not finite" in str(row.error)) for row in result.rows] == [(0, True)]
+
+
+def test_drafts_that_were_not_made_are_not_verified(engine: Engine) -> None:
+    step(engine, plan(admit=[admit(0, 5)], prefill=[Prefill(0, 5)]), ids(5))
+    result, tokens = step(engine, StepPlan(2, [], [], [], [], [Decode(0, 5)]), NO_IDS)
+    assert [(row.num_tokens, row.num_drafts) for row in result.rows] == [(1, 0)]
+    assert len(tokens) == 1
+
+
 def test_what_a_failed_sequence_left_in_its_blocks_harms_nobody(engine: Engine) -> None:
     """Ragged rows are attended to together, so the shorter one's last block is read to its end."""
     rows = plan(admit=[admit(0, 9), admit(1, 13)], prefill=[Prefill(0, 9), Prefill(1, 13)])
