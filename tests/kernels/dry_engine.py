@@ -8,9 +8,10 @@ import torch
 
 from services.worker.device.chunks import prepare_chunks
 from services.worker.device.device_slots import DeviceSlots
+from services.worker.device.mixed_step import MixedStep
 from services.worker.device.planned import PlannedRows
 from services.worker.device.segments import Segments
-from services.worker.device.steps import DecodeStep, MixedStep, Step
+from services.worker.device.steps import DecodeStep, Step
 from services.worker.device.streams import upload
 from services.worker.device.warm_up import warm_up
 from services.worker.kv_cache import KVCache

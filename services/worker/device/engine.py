@@ -3,24 +3,23 @@
 import logging
 import threading
 from collections import deque
-from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kernels.logprobs import NO_LOGPROBS
-from kernels.sample import adjust, prepare_adjustments
-from services.worker.batch import changes_of
+from services.worker.device.adjusted import adjusted
 from services.worker.device.chunks import prepare_chunks
 from services.worker.device.collector import Collector, Launched, StepOutput
 from services.worker.device.device_slots import DeviceSlots
 from services.worker.device.graphs import Shape, record_graphs, shapes
 from services.worker.device.measure import measure
+from services.worker.device.mixed_step import MixedStep
 from services.worker.device.out_of_memory import REMEDIES, LostBlocks, fail
 from services.worker.device.planned import HostLengths, PlannedRows
 from services.worker.device.segments import make_segments
-from services.worker.device.steps import DecodeStep, MixedStep, Step
+from services.worker.device.steps import DecodeStep, Step
 from services.worker.device.streams import Download, Mark, upload
 from services.worker.device.told import ToldTokens
 from services.worker.hardware import why_out_of_memory
@@ -195,28 +194,14 @@ class DeviceEngine:
         slots = launched.planned.slots
         if self._table.tells_drafts[slots].any():
             launched.draft_logprobs = self._download_draft_logprobs(slots)
-        width = len(logits) // len(step.slots)
-        judged = step.judge(self._adjusted(launched.planned, logits, width))
+        changed = None
+        if self._table.has_wishes[slots].any():
+            self._wait_for_results()  # while the device computes the logits
+            width = len(logits) // len(step.slots)
+            changed = adjusted(self._table, launched.planned, logits, width, self._eos_ids)
+        judged = step.judge(changed)
         launched.told = ToldTokens(self._table, slots, judged)
         launched.packed = Download(judged.accepted.packed[: len(slots)])
-
-    def _adjusted(self, planned: PlannedRows, logits: Tensor, width: int) -> Tensor | None:
-        """The logits [R * width, V] with what requests ask to be changed in them, if any does. The
-        host looks at what was emitted before while the device computes them."""
-        table, slots = self._table, planned.slots
-        if not table.has_wishes[slots].any():
-            return None
-        self._wait_for_results()
-        nums = np.ones(len(slots), np.int64)  # the token after the last known one, and after drafts
-        num_decoding = len(planned.decode_slots)
-        nums[:num_decoding] += np.minimum(planned.depths, table.num_drafts[planned.decode_slots])
-        nums[~(table.has_wishes[slots] & table.is_open[slots])] = 0
-        rows = np.repeat(np.arange(len(slots)), nums)
-        columns = np.arange(len(rows)) - (np.cumsum(nums) - nums)[rows]
-        positions = table.num_tokens[slots[rows]] + columns
-        changes = changes_of(table, rows * width + columns, slots[rows], positions, self._eos_ids)
-        adjustments = prepare_adjustments(changes, partial(upload, device=self._device))
-        return None if adjustments is None else adjust(logits, adjustments)
 
     def _begin_pairs(self, plan: StepPlan, fresh_blocks: np.ndarray) -> None:
         places = self._collector.places

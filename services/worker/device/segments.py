@@ -114,17 +114,18 @@ class Segments:
     ) -> Tensor:
         """The pairs of all tokens of rows that decode, and a draft of each: what the head made of
         the last pair of each [B, hidden]."""
-        num_rows, width = judged.tokens.shape
-        size = self.kv_cache.block_size
-        pairs = step_pairs(
-            self.state, slots, inputs.starts, inputs.num_valid, judged.tokens, size, self.null_block
-        )
+        width, num_emitted = judged.tokens.shape[1], judged.accepted.num_emitted
+        pairs = self.pairs(slots, inputs, judged.tokens)
         out = self._mtp(slots, hidden, pairs, width, max_keys)
-        num_emitted = judged.accepted.num_emitted
-        rows = torch.arange(num_rows, device=slots.device)
-        last = out[rows * width + (num_emitted - 1).clamp(min=0)]
+        last = out[last_tokens(num_emitted, width)]
         self.draw(slots, last, num_emitted)
         return last
+
+    def pairs(self, slots: Tensor, inputs: DecodeInputs, tokens: Tensor) -> Pairs:
+        """Of rows that decode, of which ``tokens`` [B, w] were sampled and accepted."""
+        size = self.kv_cache.block_size
+        rows = self.state, slots, inputs.starts, inputs.num_valid, tokens
+        return step_pairs(*rows, size, self.null_block)
 
     def next_draft(self, slots: Tensor, out: Tensor, max_keys: int) -> None:
         """A draft more for each of ``slots`` [R] int32 that has one; ``out`` [R, hidden] is what
@@ -162,6 +163,12 @@ class Segments:
         attention = self.attention(rows, max_keys + self.state.max_drafts)
         with forward_context(ForwardContext(self.kv_cache.layers, pairs.places, attention)):
             return self.model.mtp(hidden, pairs.input_ids, pairs.positions)
+
+
+def last_tokens(num_emitted: Tensor, width: int) -> Tensor:
+    """[B]: of B rows of ``width`` tokens the ones that the last emitted tokens came of."""
+    rows = torch.arange(len(num_emitted), device=num_emitted.device)
+    return rows * width + (num_emitted - 1).clamp(min=0)
 
 
 def make_segments(loaded: Loaded, state: SlotState, num_blocks: int) -> Segments:

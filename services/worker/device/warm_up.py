@@ -6,9 +6,10 @@ import torch
 
 from kernels.linear import MAX_FEW_ROWS
 from services.worker.device.chunks import prepare_chunks
+from services.worker.device.mixed_step import MixedStep
 from services.worker.device.planned import PlannedRows
 from services.worker.device.segments import Segments
-from services.worker.device.steps import DecodeStep, MixedStep
+from services.worker.device.steps import DecodeStep
 from services.worker.progress import Progress
 from services.worker.slots import SlotTable
 from shared.messages import Capacity

@@ -1,0 +1,118 @@
+"""A step with prompt chunks."""
+
+import torch
+from torch import Tensor
+
+from kernels.decode_inputs import DecodeInputs
+from kernels.mtp_inputs import note_pairs
+from kernels.paged_attention import DecodeRows
+from services.worker.context import ForwardContext, forward_context
+from services.worker.device.chunks import Chunks
+from services.worker.device.segments import Judged, SampledRows, Segments, last_tokens
+
+
+class MixedStep:
+    """Rows that decode, B of w tokens, if any, and prompt chunks: as it comes, never recorded."""
+
+    def __init__(
+        self,
+        segments: Segments,
+        decoding: Tensor,
+        depths: Tensor,
+        width: int,
+        max_keys: int,
+        chunks: Chunks,
+    ) -> None:
+        """``decoding`` and ``depths`` [B] int32."""
+        self.slots = torch.cat((decoding, chunks.sampling_slots))
+        self.hidden: Tensor  # [B * w + T, hidden]
+        self._segments = segments
+        self._decoding = decoding
+        self._depths = depths
+        self._width = width
+        self._max_keys = max_keys
+        self._chunks = chunks
+        self._inputs: DecodeInputs
+        self._logits: Tensor
+        self._judged: Judged
+
+    @property
+    def num_decoded(self) -> int:
+        """Tokens of rows that decode."""
+        return len(self._decoding) * self._width
+
+    def forward(self) -> Tensor:
+        segments, chunks = self._segments, self._chunks
+        inputs = segments.inputs(self._decoding, self._depths, self._width)
+        rows = segments.decode_rows(self._decoding, inputs.starts, self._width)
+        attention = segments.attention(self._if_any(rows), self._max_keys, chunks.rows)
+        places = torch.cat((inputs.places, chunks.places))
+        with forward_context(ForwardContext(segments.kv_cache.layers, places, attention)):
+            self.hidden = segments.model(
+                torch.cat((inputs.input_ids, chunks.input_ids)),
+                torch.cat((inputs.positions, chunks.positions)),
+            )
+        self._inputs = inputs
+        ending = chunks.last_tokens[:, None].expand(-1, self._width).flatten()
+        sampled = torch.cat((self._decoded(), self.num_decoded + ending))
+        if len(sampled):
+            self._logits = segments.model.logits(self.hidden[sampled])
+        else:
+            self._logits = self.hidden.new_zeros(0, 1)
+        return self._logits
+
+    def judge(self, adjusted: Tensor | None) -> Judged:
+        inputs, chunks, width = self._inputs, self._chunks, self._width
+        positions = chunks.positions[chunks.last_tokens] + 1
+        sampled = SampledRows(
+            self.slots,
+            torch.cat((inputs.token_slots, chunks.sampling_slots.repeat_interleave(width))),
+            torch.cat((inputs.next_positions, positions.repeat_interleave(width))),
+            torch.cat((inputs.num_valid, torch.ones_like(chunks.sampling_slots))),
+        )
+        scores = self._logits if adjusted is None else adjusted
+        self._judged = self._segments.judge(sampled, self._logits, scores)
+        return self._judged
+
+    def draft(self, depth: int) -> None:
+        """Where no row samples, the pairs alone are computed."""
+        out = self._pair()
+        if not len(self.slots):
+            return
+        num_emitted = self._judged.accepted.num_emitted
+        decoded = last_tokens(num_emitted[: len(self._decoding)], self._width)
+        last = out[torch.cat((decoded, self.num_decoded + self._chunks.last_tokens))]
+        self._segments.draw(self.slots, last, num_emitted)
+        for _ in range(depth - 1):
+            self._segments.next_draft(self.slots, last, self._max_keys)
+
+    def _pair(self) -> Tensor:
+        """The pairs of all tokens of the step: [B * w + T, hidden]."""
+        segments, chunks, num_rows = self._segments, self._chunks, len(self._decoding)
+        tokens = self._sampled()
+        pairs = segments.pairs(self._decoding, self._inputs, tokens[:num_rows])
+        note_pairs(segments.state, chunks.slots, chunks.rows.starts + 1, chunks.nums)
+        ending = tokens[num_rows:, 0].clamp(min=0).int()
+        next_ids = chunks.next_ids.index_copy(0, chunks.last_tokens, ending)
+        rows = segments.decode_rows(self._decoding, pairs.starts, self._width, pairs.first_keys)
+        pair_rows = chunks.pair_rows(segments.state)
+        attention = segments.attention(self._if_any(rows), self._max_keys + 1, pair_rows)
+        places = torch.cat((pairs.places, chunks.next_places))
+        with forward_context(ForwardContext(segments.kv_cache.layers, places, attention)):
+            return segments.model.mtp(
+                self.hidden,
+                torch.cat((pairs.input_ids, next_ids)),
+                torch.cat((pairs.positions, chunks.positions)),
+            )
+
+    def _sampled(self) -> Tensor:
+        """Tokens [R, w], of which there may be none."""
+        if len(self.slots):
+            return self._judged.tokens
+        return self._chunks.last_tokens.new_zeros(0, self._width)
+
+    def _decoded(self) -> Tensor:
+        return torch.arange(self.num_decoded, device=self.slots.device)
+
+    def _if_any(self, rows: DecodeRows) -> DecodeRows | None:
+        return rows if len(rows.slots) else None
