@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.dispatch import runs_triton
 from kernels.linear import plain
-from kernels.rms_norm import Norm
+from kernels.rms_norm import Norm, rms_norm
 
 MAX_FEW_ROWS = 64  # not measured yet
 
@@ -36,6 +36,7 @@ def linear(
     if _is_for_triton(x):
         from kernels.linear.triton import launch_linear
 
+        x, norm = _normed(x, norm)
         return launch_linear(x, weight, bias, norm, residual, out_dtype, out)
     return plain.linear(x, weight, bias, norm, residual, out_dtype, out)
 
@@ -48,8 +49,15 @@ def gated(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, norm: Norm) 
     if _is_for_triton(x):
         from kernels.linear.triton import launch_gated
 
-        return launch_gated(x, weight, bias, norm)
+        return launch_gated(*_normed(x, norm), weight, bias)
     return plain.gated(x, weight, bias, norm)
+
+
+def _normed(x: Tensor, norm: Norm | None) -> tuple[Tensor, Norm | None]:
+    """Normed already where it is float16: what is scaled after the product would overflow in it."""
+    if norm is None or x.dtype != torch.float16:
+        return x, norm
+    return rms_norm(x, *norm), None
 
 
 def _is_for_triton(x: Tensor) -> bool:

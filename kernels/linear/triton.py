@@ -65,13 +65,14 @@ def launch_linear(
     return out
 
 
-def launch_gated(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm) -> Tensor:
+def launch_gated(x: Tensor, norm: Norm | None, weight: Tensor, bias: Tensor | None) -> Tensor:
     _check(x, weight, None)
+    norm_weight, eps = norm or (None, 0.0)
     num_tokens, size, num_gates = *x.shape, len(weight) // 2
     chosen = config(len(weight), size, weight.element_size(), num_tokens)
     out = x.new_empty(num_tokens, num_gates)
     gated_kernel[triton.cdiv(2 * num_gates, chosen.block_rows),](
-        *(x, weight, bias, norm.weight, out, norm.eps, num_tokens),
+        *(x, weight, bias, norm_weight, out, eps, num_tokens),
         *(num_gates, size, weight.stride(0), *chosen[:3]),
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
@@ -128,7 +129,7 @@ def gated_kernel(
     p_x,  # [T, K]
     p_weight,  # [2 I, K]
     p_bias,  # [2 I] or None
-    p_norm,  # [K]
+    p_norm,  # [K] or None
     p_out,  # [T, I]
     eps,
     num_tokens,

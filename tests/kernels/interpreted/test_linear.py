@@ -52,6 +52,17 @@ def test_bias_and_residual_are_added(
     assert_near(found, reference.linear(x, weight, bias, residual=residual), dtype)
 
 
+def test_large_states_do_not_overflow_in_float16() -> None:
+    x, norm = (1e4 * torch.randn(3, 64)).half(), Norm(torch.full((64,), 20.0).half(), 1e-5)
+    weight = (0.02 * torch.randn(32, 64)).half()
+    tolerance = {"atol": 0.02, "rtol": 2**-9}
+    for found, expected in (
+        (linear(x, weight, norm=norm), reference.linear(x, weight, norm=norm)),
+        (gated(x, weight, norm=norm), reference.gated(x, weight, norm=norm)),
+    ):
+        torch.testing.assert_close(found.float(), expected, **tolerance)
+
+
 def test_a_float32_result_is_not_rounded() -> None:
     x, weight = torch.randn(2, 128).bfloat16(), torch.randn(48, 128).bfloat16()
     found = linear(x, weight, out_dtype=torch.float32)
