@@ -3,6 +3,8 @@ ARGS ?=
 PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.ready
+# Triton's interpreter has to be chosen before Triton is imported; ARGS are for the other tests.
+INTERPRETED = $(if $(ARGS),,TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels/interpreted)
 BENCHMARKS := startup link wide_steps scheduler partial_prefills chain front prefix logprobs idle acceptance speculation
 
 .PHONY: setup serve test test-compose test-all lint bench gpu-check clean
@@ -19,13 +21,14 @@ serve: $(SETUP)
 
 test: $(SETUP)
 	$(BIN)/pytest -m 'not slow and not compose and not gpu' $(ARGS)
-	TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels/interpreted $(ARGS)
+	$(INTERPRETED)
 
 test-compose: $(SETUP)
 	timeout --signal=INT --kill-after=90 900 $(BIN)/pytest -m compose $(ARGS)
 
 test-all: $(SETUP)
 	$(BIN)/pytest -m 'not gpu' $(ARGS)
+	$(INTERPRETED)
 
 lint: $(SETUP)
 	$(BIN)/ruff check .
