@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -14,6 +15,7 @@ from triton.compiler import ASTSource
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 ALIGNED = [["tt.divisibility", 16]]
 AMPERE, HOPPER = 80, 90
+ARCHS = [pytest.param(AMPERE, marks=pytest.mark.slow), HOPPER]
 MAX_SHARED_BYTES = {AMPERE: 163 << 10, HOPPER: 227 << 10}
 
 

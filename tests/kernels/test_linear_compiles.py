@@ -9,7 +9,7 @@ import triton
 from kernels.linear.triton import config, gated_kernel, linear_kernel
 from kernels.rms_norm.triton import num_warps, rms_norm_kernel
 from kernels.silu_mul.triton import BLOCK, silu_mul_kernel
-from tests.kernels.compiled import AMPERE, HOPPER, MAX_SHARED_BYTES, Resources, compile_kernel
+from tests.kernels.compiled import ARCHS, MAX_SHARED_BYTES, Resources, compile_kernel
 
 TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
 # [rows, columns] of the weights of Qwen3-8B and of the embedded model.
@@ -23,7 +23,7 @@ PRODUCTS = [
     for shape in (QKV, OUT, DOWN, HEAD, TINY_QKV, TINY_DOWN)
     for num_tokens in (1, 32, 64)
 ]
-archs = pytest.mark.parametrize("arch", [AMPERE, HOPPER])
+archs = pytest.mark.parametrize("arch", ARCHS)
 dtypes = pytest.mark.parametrize("dtype", TYPES, ids=str)
 
 

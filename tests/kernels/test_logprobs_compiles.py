@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kernels.logprobs import triton as kernels
-from tests.kernels.compiled import AMPERE, HOPPER, MAX_SHARED_BYTES, compile_kernel
+from tests.kernels.compiled import ARCHS, MAX_SHARED_BYTES, compile_kernel
 
 KINDS = {"p_logits": "*fp32", "p_tokens": "*i64", "p_wants": "*i32", "p_slots": "*i32"}
 KINDS |= {"p_max": "*fp32", "p_sum": "*fp32", "p_num_likelier": "*i32", "p_keys": "*i64"}
@@ -13,7 +13,7 @@ JOINED = {"p_values": "*fp32", "p_top_ids": "*i32", "p_ranks": "*i32", "num_chun
 VOCAB = {"vocab_size": "i32:16"}
 
 
-@pytest.mark.parametrize("arch", [AMPERE, HOPPER])
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("vocab_size", [8192, 151936])
 def test_logprobs_compile_without_spills(vocab_size: int, arch: int) -> None:
     num_chunks = -(-vocab_size // kernels.CHUNK)

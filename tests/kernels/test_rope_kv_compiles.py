@@ -3,12 +3,12 @@
 import pytest
 
 from kernels.rope_kv.triton import BLOCK_HEADS, NUM_WARPS, rope_kv_kernel
-from tests.kernels.compiled import AMPERE, HOPPER, compile_kernel
+from tests.kernels.compiled import ARCHS, compile_kernel
 
 FLOATS = ("p_heads", "p_query_norm", "p_key_norm", "p_query", "p_kv_cache")
 
 
-@pytest.mark.parametrize("arch", [AMPERE, HOPPER])
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim", "has_norm", "is_interleaved"),

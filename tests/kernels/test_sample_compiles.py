@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kernels.sample import triton as kernels
-from tests.kernels.compiled import AMPERE, HOPPER, MAX_SHARED_BYTES, compile_kernel
+from tests.kernels.compiled import ARCHS, MAX_SHARED_BYTES, compile_kernel
 
 FILTERS = {"slots": "*i32", "temperature": "*fp32", "top_k": "*i32", "top_p": "*fp32"}
 FILTERS |= {"min_p": "*fp32"}
@@ -30,7 +30,7 @@ def constants(vocab_size: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("arch", [AMPERE, HOPPER])
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("vocab_size", [8192, 151936])
 @pytest.mark.parametrize("name", ["_stats", "_bins", "_gather", "_finish", "_scores"])
 def test_sampling_compiles_without_spills(name: str, vocab_size: int, arch: int) -> None:

@@ -9,7 +9,7 @@ from kernels.accept.triton import accept_kernel
 from kernels.decode_inputs.triton import decode_inputs_kernel
 from kernels.mtp_inputs.triton import draft_pairs_kernel, step_pairs_kernel
 from kernels.store_drafts.triton import store_drafts_kernel
-from tests.kernels.compiled import AMPERE, HOPPER, compile_kernel
+from tests.kernels.compiled import ARCHS, compile_kernel
 
 WIDTHS = [1, 4, 6, 17]
 MAX_BLOCKS = 2560  # of 16 tokens: all that Qwen3-8B may read
@@ -17,7 +17,7 @@ INT64S = {"p_tokens", "p_positions", "p_places", "p_seeds"}
 FLOATS = {"p_logprobs", "p_draft_logprobs", "p_acceptance"}
 MAX_REGISTERS = 128  # of the 255 that a thread may have
 
-archs = pytest.mark.parametrize("arch", [AMPERE, HOPPER])
+archs = pytest.mark.parametrize("arch", ARCHS)
 widths = pytest.mark.parametrize("width", WIDTHS)
 
 

@@ -70,7 +70,7 @@ def params_of(temperature: float, num: int, **more: Any) -> list[SamplingParams]
 
 
 @pytest.mark.parametrize(
-    ("kernels", "depth"), [("native", 1), ("native", 3), ("torch", 2), ("device", 3)], ids=str
+    ("kernels", "depth"), [("native", 1), ("native", 3), ("torch", 2)], ids=str
 )
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
