@@ -95,6 +95,8 @@ class Collector:
         return tell_drafts(self._table, rows, verdict)
 
     def _tell_prompts(self, launched: Launched) -> list[Part]:
+        if not len(launched.planned.chunk_slots):
+            return []
         rows = StepRows.of_chunks(launched.planned)
         return tell_prompts(
             self._table, rows, launched.hidden, self._model.logits, self._vocab_size, self._sampler

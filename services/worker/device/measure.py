@@ -1,7 +1,5 @@
 """What the largest steps of a model take on a GPU, by running them."""
 
-import logging
-
 import torch
 
 from services.worker.device.device_slots import DeviceSlots
@@ -16,8 +14,6 @@ from services.worker.memory import PIECE_BYTES, Needs, needs_of
 from services.worker.progress import Progress
 from services.worker.slots import SlotTable
 from shared.errors import ConfigError
-
-log = logging.getLogger(__name__)
 
 NO_BLOCKS = 0
 

@@ -44,6 +44,8 @@ class LostBlocks:
 
     def readers(self, table: SlotTable, plan: StepPlan) -> np.ndarray:
         """Slots [n] that are admitted on such blocks: what they were to compute is lost as well."""
+        if not self._blocks:
+            return np.zeros(0, np.int64)
         found = [row for row in plan.admit if not self._blocks.isdisjoint(row.blocks)]
         slots = np.array([row.slot for row in found], np.int64)
         self.add(table, slots, np.array([row.num_cached for row in found], np.int64))

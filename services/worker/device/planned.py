@@ -5,6 +5,7 @@ knows bounds.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from services.worker.slots import SlotTable
 from shared.messages import Capacity, StepPlan
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PlannedRows:
     """B rows that decode, and C chunks, P of which end with the last id that is known."""
 
@@ -32,7 +33,7 @@ class PlannedRows:
     def num_rows(self) -> int:
         return len(self.decode_slots) + len(self.chunk_slots)
 
-    @property
+    @cached_property
     def slots(self) -> np.ndarray:
         """[B + P] int64: of the rows that sample."""
         ending = self.chunk_slots[self.sampling_chunks]
