@@ -9,11 +9,10 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.gpu.rows import Case, num_copies
-from benchmarks.gpu.suite import Suite
+from benchmarks.gpu.suite import BLOCK_SIZE, Suite
 from benchmarks.gpu.timing import Run
 from kernels.paged_attention import ChunkRows, DecodeRows, DeviceAttention, attend, make_tiles
 
-BLOCK_SIZE = 16
 MAX_CACHE_BYTES = 24 << 30  # there are as many bytes of copies for torch
 
 

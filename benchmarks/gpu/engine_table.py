@@ -63,7 +63,8 @@ class Engines:
 
     def loop(self, kind: str) -> EngineLoop:
         loop = self._loops.pop(kind, None)
-        if loop is None:
+        if loop is None or not loop.is_idle:
+            loop = None  # its memory is the next one's
             self.close(MAX_KEPT - 1)
             model, changes = KINDS[kind]
             loop = EngineLoop(self._settings(model, changes), DeviceEngine)
@@ -93,8 +94,8 @@ class Engines:
         )
 
 
-def measure(engines: Engines, point: Point, read_gb_per_s: float | None) -> dict[str, Any]:
-    """Medians of the steps in which all rows decode; rates are of the time that the host sees."""
+def run_point(engines: Engines, point: Point) -> list[Step]:
+    """All steps of it, prompts' as well."""
     suite, loop = engines.suite, engines.loop(point.kind)
     if point.kind == "mtp":
         assert point.acceptance is not None
@@ -103,7 +104,12 @@ def measure(engines: Engines, point: Point, read_gb_per_s: float | None) -> dict
     prompts = rng.integers(0, loop.model.vocab_size, (point.num_rows, suite.prompt_len))
     jobs = [Job(ids.astype(np.int32), suite.output_len) for ids in prompts]
     loop.warm_up([Job(job.ids[:WARM_UP_IDS], job.max_tokens) for job in jobs], point.logprobs)
-    steps = loop.run(jobs, point.num_rows, point.logprobs)
+    return loop.run(jobs, point.num_rows, point.logprobs)
+
+
+def measure(engines: Engines, point: Point, read_gb_per_s: float | None) -> dict[str, Any]:
+    """Medians of the steps in which all rows decode; rates are of the time that the host sees."""
+    suite, steps = engines.suite, run_point(engines, point)
     decoding = [s for s in steps if s.num_rows == point.num_rows and not s.num_prompt_tokens]
     found = _figures(steps, decoding, point)
     if read_gb_per_s is not None and not point.depth:
@@ -122,6 +128,7 @@ def _figures(steps: list[Step], decoding: list[Step], point: Point) -> dict[str,
         "device_ms": _ms(decoding, "device_s"),
         "idle_ms": _ms(decoding, "idle_s"),
         "wall_ms": wall_ms,
+        "wall_p99_ms": float(np.percentile([each.engine_s for each in decoding], 99)) * 1e3,
         "tokens_per_step": num_decoded / len(decoding) / point.num_rows,
         # Of as many drafts right as are right in the long run.
         "expected_tokens_per_s": point.num_rows * expected / wall_ms * 1e3,

@@ -1,4 +1,4 @@
-"""How fast the card's memory is read, and how long a step takes that does nothing but read."""
+"""What bounds a step: how fast the card reads its memory, and how fast it multiplies."""
 
 from functools import partial
 from typing import Any
@@ -15,8 +15,14 @@ READ_CONFIGS = ((4096, 4), (8192, 4), (8192, 8), (16384, 8))
 
 
 def measure(suite: Suite) -> dict[str, Any]:
-    """GB/s. A kernel of ours reads; ``copied`` counts what torch's copy reads and writes."""
-    values = torch.ones(suite.read_bytes // 4, dtype=torch.int32, device=suite.device)
+    """GB/s and TFLOP/s, of random data: what is constant draws less power, and may clock higher.
+    A kernel of ours reads; ``copied`` counts what torch's copy reads and writes."""
+    return _bandwidth(suite) | {"product_tflop_per_s": _product_tflop_per_s(suite)}
+
+
+def _bandwidth(suite: Suite) -> dict[str, Any]:
+    shape = (suite.read_bytes // 4,)
+    values = torch.randint(-(1 << 31), 1 << 31, shape, dtype=torch.int32, device=suite.device)
     reads = {
         f"{block} words, {num_warps} warps": _gb_per_s(
             values.nbytes, [partial(_read, values, block, num_warps)], suite
@@ -26,6 +32,15 @@ def measure(suite: Suite) -> dict[str, Any]:
     other = torch.empty_like(values)
     copied = _gb_per_s(2 * values.nbytes, [partial(other.copy_, values)], suite)
     return {"read": max(reads.values()), "copied": copied, "GB": values.nbytes / 1e9} | reads
+
+
+def _product_tflop_per_s(suite: Suite) -> float:
+    """Of a large square product by torch's library."""
+    size = suite.product_size
+    one, other = (
+        torch.empty(size, size, dtype=suite.dtype, device=suite.device).normal_() for _ in range(2)
+    )
+    return 2 * size**3 / seconds([partial(torch.mm, one, other)], suite.device) / 1e12
 
 
 def step_floor_s(

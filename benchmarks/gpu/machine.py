@@ -1,23 +1,32 @@
 """The card and what runs on it, beside what all benchmarks tell of a machine."""
 
+import os
 import re
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
+from benchmarks.gpu.precision import OF_TORCH
 from cli.bench.origin import described
 
-PACKAGES = ("shoal", "torch", "triton", "transformers", "pyzmq", "msgspec", "numpy", "aiohttp")
+PACKAGES = ("torch", "triton", "transformers", "pyzmq", "msgspec", "numpy", "aiohttp")
 DRIVER = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+PREFIXES = (
+    "CUDA_",
+    "CUBLAS_",
+    "NVIDIA_",
+    "PYTORCH_",
+    "TORCH_",
+    "TRITON_",
+)  # of variables that matter
 
 
 def describe(device: torch.device, arguments: list[str]) -> dict[str, Any]:
     command = " ".join(["python -m benchmarks.gpu.check", *arguments])
-    packages = [name for name in PACKAGES if _is_installed(name)]
-    return described("gpu", command, packages) | {"card": _card(device)}
+    told = described("gpu", command, PACKAGES) | {"card": _card(device)}
+    return told | {"torch's precision": OF_TORCH, "environment": _environment()}
 
 
 def slug(told: dict[str, Any]) -> str:
@@ -39,6 +48,10 @@ def _card(device: torch.device) -> dict[str, Any]:
     }
 
 
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(PREFIXES)}
+
+
 def _driver() -> str:
     try:
         told = subprocess.run(DRIVER, capture_output=True, text=True, check=True, timeout=30)
@@ -46,12 +59,3 @@ def _driver() -> str:
         print(f"no driver's version: {error}", file=sys.stderr)
         return "unknown"
     return told.stdout.strip()
-
-
-def _is_installed(package: str) -> bool:
-    """A checkout that is run where it lies is not."""
-    try:
-        version(package)
-    except PackageNotFoundError:
-        return False
-    return True

@@ -1,6 +1,8 @@
 """The same decode through a whole server, beside what the engine does in this process."""
 
 import asyncio
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +11,25 @@ from benchmarks.gpu.suite import Suite
 from benchmarks.load import load
 
 
-def measure(suite: Suite, folder: Path, limit_s: float) -> list[dict[str, Any]]:
+def measure(suite: Suite, folder: Path, limit_s: float) -> Iterator[dict[str, Any]]:
     """Of the model in ``folder``. Raises TimeoutError, when the server is gone."""
+    rows: list[dict[str, Any]] = []
 
-    async def within() -> list[dict[str, Any]]:
+    async def within() -> None:
         async with asyncio.timeout(limit_s):
-            return await _measure(suite, folder)
+            await _measure(suite, folder, rows)
 
-    return asyncio.run(within())
+    try:
+        asyncio.run(within())
+    finally:
+        yield from rows
 
 
-async def _measure(suite: Suite, folder: Path) -> list[dict[str, Any]]:
-    rows = []
+async def _measure(suite: Suite, folder: Path, rows: list[dict[str, Any]]) -> None:
+    """Adds to ``rows``."""
+    started_s = time.monotonic()
     async with servers.running(_server(suite, folder)) as url:
+        ready_s = time.monotonic() - started_s
         for num in suite.mesh_batches:
             found = await load(
                 url,
@@ -36,13 +44,13 @@ async def _measure(suite: Suite, folder: Path) -> list[dict[str, Any]]:
             rows.append(
                 {
                     "num_rows": num,
+                    "ready_s": ready_s,
                     "ttft_ms": found["ttft_ms"]["p50"],
                     "tpot_ms": found["tpot_ms"]["p50"],
                     "decode_tokens_per_s": num / found["tpot_ms"]["p50"] * 1e3,
                     "tokens_per_s": found["output_tokens_per_s"],
                 }
             )
-    return rows
 
 
 def _server(suite: Suite, folder: Path) -> servers.Server:

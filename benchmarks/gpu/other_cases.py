@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.rows import Case, num_copies
-from benchmarks.gpu.suite import Suite
+from benchmarks.gpu.suite import BLOCK_SIZE, Suite
 from benchmarks.gpu.timing import Run
 from kernels.accept import accept
 from kernels.logprobs import MAX_TOP, logprobs_slots
@@ -15,7 +15,6 @@ from kernels.rope_kv import rope_kv
 from kernels.sample.slots import SlotParams, sample_slots
 from kernels.slot_state import empty_slots
 
-BLOCK_SIZE = 16
 NUM_DRAFTS = 3
 FOREVER = 1 << 30
 Runs = tuple[list[Run], list[Run]]

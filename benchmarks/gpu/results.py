@@ -9,15 +9,19 @@ from benchmarks.gpu.machine import slug
 from benchmarks.gpu.summary import aims
 
 LEFT_OUT = ("all", "output")  # of tables: what is long
+TOLD = ("failed", "left out", "clocks")  # of a section, before its table
 
 
 class Results:
     """``gpu-<card>-<date>.json`` and ``.md`` in ``folder``; ``sections`` by name have their
-    rows, the seconds they took, and why they failed or were left out."""
+    rows, the seconds they took, the card's clocks, and why they failed or were left out. Sections
+    that were written on the same day and card stay until they are measured again."""
 
     def __init__(self, folder: Path, told: dict[str, Any]) -> None:
-        self.sections: dict[str, dict[str, Any]] = {}
         self.path = folder / f"gpu-{slug(told)}-{told['date'][:10]}.json"
+        self.sections: dict[str, dict[str, Any]] = {}
+        if self.path.exists():
+            self.sections = json.loads(self.path.read_text())["results"]
         self._told = told
 
     def save(self) -> None:
@@ -47,7 +51,7 @@ class Results:
 
 def _section(section: dict[str, Any]) -> list[str]:
     lines = [f"{section['seconds']:.1f} s"] if "seconds" in section else []
-    lines += [f"{word}: {section[word]}" for word in ("failed", "left out") if word in section]
+    lines += [f"{word}: {section[word]}" for word in TOLD if section.get(word)]
     for row in section["rows"]:
         lines += ["", "```", *row["output"], "```"] if "output" in row else []
     return [*lines, "", *_table(section["rows"])]

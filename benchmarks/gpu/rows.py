@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.precision import as_torch_has_it
 from benchmarks.gpu.suite import Suite
 from benchmarks.gpu.timing import Run, seconds
 
@@ -37,7 +38,8 @@ def measure(case: Case, suite: Suite, read_gb_per_s: float | None) -> dict[str, 
     if case.compares:
         found["difference"] = _difference(ours[0], theirs[0])
     if theirs:
-        peer_s = seconds(theirs, suite.device)
+        with as_torch_has_it():
+            peer_s = seconds(theirs, suite.device)
         found |= {"peer_us": peer_s * 1e6, "times_the_peer": peer_s / time_s}
     return found
 

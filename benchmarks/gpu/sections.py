@@ -9,12 +9,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.gpu import engine_table, floor, kernel_table, mesh_table
+from benchmarks.gpu import (
+    engine_table,
+    floor,
+    kernel_table,
+    mesh_table,
+    prompt_table,
+    start,
+    timeline,
+)
 from benchmarks.gpu.engine_table import Engines, Point
-from benchmarks.gpu.suite import Suite
+from benchmarks.gpu.precision import as_torch_has_it
+from benchmarks.gpu.suite import Suite, of_launches
 
 ROOT = Path(__file__).parent.parent.parent
-NUM_LINES_TOLD = 30
+NUM_LINES_TOLD = 3000  # of pytest: why tests failed, and which took long
+TOLD_S = 45.0  # that it has to say so when its time is over
+CEILINGS = "ceilings"
 Rows = Iterator[dict[str, Any]]
 
 
@@ -29,38 +40,63 @@ class Section(NamedTuple):
 
 
 class Sections:
-    """Later ones use the bandwidth that an earlier one found."""
+    """``ceilings`` are those that were found before; else the first section finds them."""
 
-    def __init__(self, suite: Suite, folder: Path) -> None:
+    def __init__(self, suite: Suite, folder: Path, ceilings: dict[str, float]) -> None:
         self._suite = suite
+        self._folder = folder
         self._engines = Engines(suite, folder)
-        self._read_gb_per_s: float | None = None
+        self.ceilings = ceilings
 
     def __iter__(self) -> Iterator[Section]:
-        if self._suite.device.type == "cuda":
-            yield Section("tests", 20, 120, partial(run_tests, marked_files()))
-        yield Section("bandwidth, GB/s", 10, 30, self._floor)
-        for name, points in engine_table.points(self._suite):
-            yield Section(f"engine, {name}", 30, 120, partial(self._engine, points))
+        engine = {
+            name: Section(f"engine, {name}", 30, 120, partial(self._engine, points))
+            for name, points in engine_table.points(self._suite)
+        }
+        first = ("batch 1", "batch 1, drafts", "batches")
+        yield Section(CEILINGS, 10, 30, self._find_ceilings)
+        yield from (engine.pop(name) for name in first)
+        yield Section("prompts", 20, 60, self._prompts)
+        yield engine.pop("logprobs")
+        yield Section("prompts that join", 20, 60, self._mixed)
+        yield Section("timeline of a step", 60, 120, self._timeline)
         yield Section("mesh", 60, 120, self._mesh)
         yield Section("kernels", 20, 100, self._kernels)
+        yield from engine.values()
         yield Section("other configurations", 20, 60, self._sweeps)
         yield Section("transformers", 45, 120, self._peers)
+        yield Section("start", 180, 240, self._start)
+
+    def by_name_only(self) -> Iterator[Section]:
+        """Those that want a call of their own."""
+        if self._suite.device.type == "cuda":
+            yield Section("tests", 60, 540, partial(run_tests, marked_files()))
+        else:
+            yield Section("launches", 0, 3600, self._launches)
 
     def close(self) -> None:
         self._engines.close()
 
-    def _floor(self, limit_s: float) -> Rows:
-        found = floor.measure(self._suite)
-        self._read_gb_per_s = found["read"]
-        yield found
+    def _find_ceilings(self, limit_s: float) -> Rows:
+        self.ceilings = floor.measure(self._suite)
+        yield self.ceilings
 
     def _engine(self, points: list[Point], limit_s: float) -> Rows:
         ends_s = time.monotonic() + limit_s
         for point in points:
             if time.monotonic() > ends_s:
                 return
-            yield engine_table.measure(self._engines, point, self._read_gb_per_s)
+            yield engine_table.measure(self._engines, point, self.ceilings.get("read"))
+
+    def _timeline(self, limit_s: float) -> Rows:
+        self._engines.close()
+        yield from timeline.measure(self._suite.device.type, limit_s)
+
+    def _prompts(self, limit_s: float) -> Rows:
+        yield from prompt_table.prefill(self._engines, self.ceilings.get("product_tflop_per_s"))
+
+    def _mixed(self, limit_s: float) -> Rows:
+        yield from prompt_table.mixed(self._engines)
 
     def _mesh(self, limit_s: float) -> Rows:
         self._engines.close()
@@ -69,7 +105,11 @@ class Sections:
     def _kernels(self, limit_s: float) -> Rows:
         self._engines.close()
         ends_s = time.monotonic() + limit_s
-        yield from kernel_table.rows(self._suite, self._read_gb_per_s, ends_s)
+        yield from kernel_table.rows(self._suite, self.ceilings.get("read"), ends_s)
+
+    def _start(self, limit_s: float) -> Rows:
+        self._engines.close()
+        yield from start.measure(self._engines.folder("mtp"), self._suite.device.type, limit_s)
 
     def _sweeps(self, limit_s: float) -> Rows:
         yield from kernel_table.sweeps(self._suite, time.monotonic() + limit_s)
@@ -78,23 +118,33 @@ class Sections:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # it would look for kernels there
         from benchmarks.gpu.peers import Peer  # transformers takes seconds, and may be missing
 
+        self._engines.close()
         ends_s = time.monotonic() + limit_s
-        peer = Peer(self._suite, self._engines.folder("model"))
-        for num_rows in self._suite.mesh_batches:
-            if time.monotonic() > ends_s:
-                return
-            yield peer.measure(num_rows)
+        with as_torch_has_it():
+            peer = Peer(self._suite, self._engines.folder("model"))
+            for num_rows in self._suite.mesh_batches:
+                if time.monotonic() > ends_s:
+                    return
+                yield peer.measure(num_rows)
+
+    def _launches(self, limit_s: float) -> Rows:
+        from benchmarks.gpu import launches  # it wants Triton, which a CPU may lack
+
+        yield from launches.measure(of_launches(), self._folder)
 
 
 def marked_files() -> list[Path]:
-    """Those with tests for cards: others may want what is not on a machine that has one."""
-    files = sorted(ROOT.glob("tests/**/test_*.py"))
-    return [path for path in files if "pytest.mark.gpu" in path.read_text()]
+    """Those with tests for cards, by themselves or by fixtures, operators before engines: others
+    may want what is not on a machine that has one."""
+    folders = (ROOT / "tests" / name for name in ("kernels", "gpu"))
+    return [path for folder in folders for path in sorted(folder.glob("test_*.py"))]
 
 
 def run_tests(files: list[Path], limit_s: float) -> Rows:
     """Raises RuntimeError where one fails, and subprocess.TimeoutExpired."""
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", *map(str, files)]
+    how = ["-m", "gpu", "-v", "--tb=short", "--durations=15"]
+    how.append(f"--session-timeout={max(TOLD_S, limit_s - TOLD_S):.0f}")
+    command = [sys.executable, "-m", "pytest", *how, *map(str, files)]
     try:
         done = subprocess.run(
             command, cwd=ROOT, capture_output=True, text=True, timeout=limit_s, check=False

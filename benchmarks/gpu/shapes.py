@@ -72,15 +72,27 @@ def write_model(folder: Path, config: Config) -> Path:
 def weights_bytes(config: Config, itemsize: int) -> int:
     """What a step reads of the weights: all but an embedding that is not the head as well, and the
     layers that draft."""
-    hidden, size = config["hidden_size"], config["intermediate_size"]
-    num_heads, num_kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    heads = (2 * num_heads + 2 * num_kv_heads) * config["head_dim"]
-    layer = (heads + 3 * size + 2) * hidden
-    head = (config["vocab_size"] + 1) * hidden
-    return (config["num_hidden_layers"] * layer + head) * itemsize
+    head = (config["vocab_size"] + 1) * config["hidden_size"]
+    return (config["num_hidden_layers"] * _layer_size(config) + head) * itemsize
 
 
 def token_bytes(config: Config, itemsize: int) -> int:
     """Of a token's keys and values in all layers."""
     places = 2 * config["num_key_value_heads"] * config["head_dim"]
     return int(config["num_hidden_layers"] * places * itemsize)
+
+
+def prompt_flops(config: Config, num_tokens: int) -> int:
+    """Of a prompt that is computed at once: products with the weights, causal attention, and the
+    logits of its last token."""
+    attention = 2 * config["num_attention_heads"] * config["head_dim"] * (num_tokens + 1)
+    layer = num_tokens * (2 * _layer_size(config) + attention)
+    head = 2 * config["vocab_size"] * config["hidden_size"]
+    return int(config["num_hidden_layers"] * layer + head)
+
+
+def _layer_size(config: Config) -> int:
+    """Numbers in the weights of a layer."""
+    hidden, num_heads = config["hidden_size"], config["num_attention_heads"]
+    heads = (2 * num_heads + 2 * config["num_key_value_heads"]) * config["head_dim"]
+    return int((heads + 3 * config["intermediate_size"] + 2) * hidden)

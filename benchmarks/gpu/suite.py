@@ -6,6 +6,8 @@ import torch
 
 from benchmarks.gpu.shapes import LLAMA_1B, QWEN3_8B, TINY, Config, with_mtp
 
+BLOCK_SIZE = 16  # tokens
+
 
 @dataclass(frozen=True)
 class Suite:
@@ -17,6 +19,7 @@ class Suite:
     dtype: torch.dtype
     prompt_len: int
     output_len: int
+    prompts: tuple[int, ...]  # tokens of those that are measured alone
     batches: tuple[int, ...]
     mesh_batches: tuple[int, ...]
     contexts: tuple[int, ...]  # of rows that decode, for the kernels
@@ -24,6 +27,7 @@ class Suite:
     nums_tokens: tuple[int, ...]  # of products, for the kernels
     read_bytes: int  # for the bandwidth
     rotated_bytes: int  # what a kernel reads before it reads the same once more
+    product_size: int  # of the square matrices whose product is the ceiling of all
 
     @property
     def models(self) -> dict[str, Config]:
@@ -31,13 +35,22 @@ class Suite:
 
     @property
     def max_model_len(self) -> int:
-        """A block more than needed, and drafts."""
-        return -(-(self.prompt_len + self.output_len + 16) // 16) * 16
+        return max(self._decoded_len, _in_blocks(max(self.prompts) + 1) * BLOCK_SIZE)
 
     @property
     def num_blocks(self) -> int:
-        """Of 16 tokens: room for every sequence of the largest batch."""
-        return max(self.batches) * self.max_model_len // 16
+        """Room for every sequence of the largest batch, and for the longest prompt."""
+        num_tokens = max(max(self.batches) * self._decoded_len, self.max_model_len)
+        return num_tokens // BLOCK_SIZE
+
+    @property
+    def _decoded_len(self) -> int:
+        """Of a sequence of a batch: a block more than needed, for drafts."""
+        return (_in_blocks(self.prompt_len + self.output_len) + 1) * BLOCK_SIZE
+
+
+def _in_blocks(num_tokens: int) -> int:
+    return -(-num_tokens // BLOCK_SIZE)
 
 
 def of_card() -> Suite:
@@ -48,6 +61,7 @@ def of_card() -> Suite:
         dtype=torch.bfloat16,
         prompt_len=512,
         output_len=256,
+        prompts=(512, 2048, 8192),
         batches=(1, 8, 32, 128),
         mesh_batches=(1, 8, 32),
         contexts=(512, 4096, 32768),
@@ -55,6 +69,7 @@ def of_card() -> Suite:
         nums_tokens=(1, 8, 32, 64),
         read_bytes=8 << 30,
         rotated_bytes=512 << 20,  # eight times the L2 of an H200
+        product_size=8192,
     )
 
 
@@ -67,6 +82,7 @@ def of_test() -> Suite:
         dtype=torch.float32,
         prompt_len=20,
         output_len=12,
+        prompts=(16, 48),
         batches=(1, 2),
         mesh_batches=(2,),
         contexts=(64,),
@@ -74,4 +90,26 @@ def of_test() -> Suite:
         nums_tokens=(1, 2),
         read_bytes=1 << 20,
         rotated_bytes=1 << 10,
+        product_size=64,
+    )
+
+
+def of_launches() -> Suite:
+    """One layer of each model in its own sizes, on a CPU: what kernels are compiled for."""
+    return Suite(
+        model=QWEN3_8B | {"num_hidden_layers": 1},
+        small=LLAMA_1B | {"num_hidden_layers": 1},
+        device=torch.device("cpu"),
+        dtype=torch.bfloat16,
+        prompt_len=32,
+        output_len=16,
+        prompts=(128,),
+        batches=(1, 32),
+        mesh_batches=(1,),
+        contexts=(512,),
+        chunks=(256,),
+        nums_tokens=(1, 8, 32, 64),
+        read_bytes=1 << 20,
+        rotated_bytes=1,
+        product_size=64,
     )

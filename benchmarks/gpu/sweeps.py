@@ -12,17 +12,21 @@ from benchmarks.gpu.suite import Suite
 from benchmarks.gpu.timing import seconds
 
 NUMS_SPLITS = (4, 8, 16, 32, 64)
-# Beside the configuration that is chosen: factors of its rows and of its columns, more stages.
+# Beside the configuration that is chosen: factors of its rows, parts and columns, more stages. The
+# last four are what was chosen before any card: of 16 rows, of 64 rows, of two parts.
 VARIANTS = (
-    (1, 1, 0),
-    (0.5, 1, 0),
-    (2, 1, 0),
-    (1, 0.5, 0),
-    (1, 2, 0),
-    (1, 1, -2),
-    (1, 1, 2),
-    (0.5, 2, 0),
-    (2, 0.5, 0),
+    (1, 1, 1, 0),
+    (0.5, 1, 1, 0),
+    (2, 1, 1, 0),
+    (1, 2, 1, 0),
+    (1, 1, 0.5, 0),
+    (1, 1, 2, 0),
+    (1, 1, 1, -2),
+    (0.5, 1, 2, 0),
+    (2, 1, 0.5, 2),
+    (1, 1, 1, 2),
+    (1, 0.5, 1, 1),
+    (1, 0.5, 1, -1),
 )
 
 
@@ -30,8 +34,9 @@ def sweep(suite: Suite) -> Iterator[dict[str, Any]]:
     """A row for each operator and shape: microseconds by configuration."""
     for context in suite.contexts:
         yield _splits(suite, context)
-    for product in product_cases.products(suite):
-        yield _configs(suite, product, suite.nums_tokens[0])
+    for num_tokens in (suite.nums_tokens[0], suite.nums_tokens[-1]):
+        for product in product_cases.products(suite):
+            yield _configs(suite, product, num_tokens)
 
 
 def _splits(suite: Suite, context: int) -> dict[str, Any]:
@@ -49,17 +54,20 @@ def _configs(suite: Suite, product: Product, num_tokens: int) -> dict[str, Any]:
     from kernels.linear import triton
 
     itemsize = suite.dtype.itemsize
-    chosen = triton.config(product.num_rows, product.size, itemsize, num_tokens)
+    shape = product.num_rows, product.size
+    chosen = triton.config(*shape, itemsize, num_tokens, product.is_normed)
     case = product_cases.case(suite, product, num_tokens)
     found = {}
-    for rows, columns, stages in VARIANTS:
+    for rows, parts, columns, stages in VARIANTS:
         config = chosen._replace(
             block_rows=int(chosen.block_rows * rows),
+            num_parts=min(2, max(1, int(chosen.num_parts * parts))),
             block_k=int(chosen.block_k * columns),
-            num_stages=chosen.num_stages + stages,
+            num_stages=max(1, chosen.num_stages + stages),
         )
-        with patch.object(triton, "config", partial(_given, config)):
-            found[_told(config)] = _us(suite, case)
+        if _told(config) not in found:
+            with patch.object(triton, "config", partial(_given, config)):
+                found[_told(config)] = _us(suite, case)
     return _row(case, _told(chosen), found)
 
 
@@ -68,7 +76,8 @@ def _given(config: Any, *_: int) -> Any:
 
 
 def _told(config: Any) -> str:
-    return f"{config.block_rows} × {config.block_k}, {config.num_stages} stages"
+    rows = f"{config.num_parts} × {config.block_rows}"
+    return f"{rows} × {config.block_k}, {config.num_stages} stages"
 
 
 def _us(suite: Suite, case: Case) -> float | str:

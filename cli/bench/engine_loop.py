@@ -74,6 +74,11 @@ class EngineLoop:
         return self._core.num_preemptions
 
     @property
+    def is_idle(self) -> bool:
+        """Whether the last run has ended as it should."""
+        return not self._core.sequences
+
+    @property
     def weights_bytes(self) -> int:
         """As the worker tells it to those who watch it."""
         (samples,) = (metric.samples for metric in MEMORY.collect())

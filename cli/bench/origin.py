@@ -4,14 +4,16 @@ import os
 import platform
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from shared.errors import ConfigError
+from shared.version import VERSION
 
 
 def origin(benchmark: str, arguments: list[str], packages: Sequence[str]) -> dict[str, Any]:
@@ -21,14 +23,14 @@ def origin(benchmark: str, arguments: list[str], packages: Sequence[str]) -> dic
 
 
 def described(benchmark: str, command: str, packages: Sequence[str]) -> dict[str, Any]:
-    """What is needed to judge a result: machine, versions, date, command."""
+    """What is needed to judge a result: machine, versions of those ``packages`` that are installed,
+    date, command."""
     return {
         "benchmark": benchmark,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command,
         "machine": _machine(),
-        "versions": {"python": platform.python_version()}
-        | {package: version(package) for package in packages},
+        "versions": {"python": platform.python_version(), "shoal": VERSION} | _versions(packages),
     }
 
 
@@ -46,6 +48,14 @@ def _without_key(arguments: list[str]) -> list[str]:
         for before, word in zip(["", *arguments], arguments, strict=False)
     ]
     return ["--api-key=***" if word.startswith("--api-key=") else word for word in words]
+
+
+def _versions(packages: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for package in packages:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def _machine() -> dict[str, Any]:

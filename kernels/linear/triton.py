@@ -14,31 +14,55 @@ from torch import Tensor
 from kernels.rms_norm import Norm
 from kernels.silu_mul.triton import silu
 
+NUM_PROCESSORS = 132  # of an H100 or H200
+MIN_PROGRAMS = 64  # fewer cannot draw all that memory gives
+SHARED_BYTES = 227 << 10  # of a processor
+MAX_SHARED_BYTES = 163 << 10  # of a program, on cards of compute capability 8.0
+RESERVED_BYTES = 2 << 10  # of a program: 1 KB is the driver's, and kernels exchange some
+
 
 class Config(NamedTuple):
-    block_rows: int  # rows of the weight in a program
+    block_rows: int  # rows of the weight in a part
+    num_parts: int  # of a program: products with the same tokens
     block_k: int
     block_t: int
     num_warps: int
     num_stages: int
 
 
-def config(num_rows: int, size: int, itemsize: int, num_tokens: int) -> Config:
-    """For a weight [num_rows, size]. None of it is measured yet.
+def config(num_rows: int, size: int, itemsize: int, num_tokens: int, is_normed: bool) -> Config:
+    """For a weight [num_rows, size]. All of it is arithmetic, none of it is measured yet.
 
-    Everything that orders a sum depends on the weight alone, so that a token's result is the same
-    bits whatever its step has besides. ``block_rows``: enough programs for 132 processors, at least
-    one each. ``block_k``: 256 bytes of each row at a time; float32 has no tensor cores, and its
-    operands stand in registers. ``num_stages``: some 100 KB, so that two programs share a
-    processor, each with 40 KB or more on the way.
+    ``block_rows``: so few that there are more programs than processors. Each program reads all
+    tokens, and the L2 cache gives hardly twice what memory gives: so more than 8 tokens get 32
+    rows, and more than 32 get two parts. (2 * 32 rows by 32 tokens would be multiplied by two warps
+    each.) ``block_k``: 8 KB of the weight, or 256 bytes of each row; float32 has no tensor cores,
+    and its operands stand in registers.
+
+    What orders a sum depends on the weight alone, so that a token's result is the same bits
+    whatever its step has besides: the instruction, which is another one for 64 rows than for 32 or
+    16, and with a norm ``block_k``, over which squares are summed.
     """
-    block_rows = 64 if num_rows >= 16384 else 32 if num_rows >= 2048 else 16
-    block_k = min(128 if itemsize == 2 else 32, triton.next_power_of_2(size))
+    alone = next((rows for rows in (64, 32) if num_rows > rows * NUM_PROCESSORS), 16)
+    has_more = num_tokens > 8 and num_rows >= 32 * MIN_PROGRAMS
+    block_rows = max(alone, 32) if has_more else alone
+    num_parts = 2 if num_tokens > 32 and num_rows >= 2 * block_rows * MIN_PROGRAMS else 1
+    block_k = (256 if block_rows == 16 and not is_normed else 128) if itemsize == 2 else 32
+    block_k = min(block_k, triton.next_power_of_2(size))
     block_t = max(16, triton.next_power_of_2(num_tokens))
-    stage_bytes = (block_rows + block_t) * block_k * itemsize
-    num_stages = max(3, min(8, (100 << 10) // stage_bytes))
     num_warps = 4 if block_t < 64 else 8  # with 4, registers spill
-    return Config(block_rows, block_k, block_t, num_warps, num_stages)
+    stage_bytes = (block_rows * num_parts + block_t) * block_k * itemsize
+    num_stages = _num_stages(triton.cdiv(num_rows, block_rows * num_parts), stage_bytes)
+    return Config(block_rows, num_parts, block_k, block_t, num_warps, num_stages)
+
+
+def _num_stages(num_programs: int, stage_bytes: int) -> int:
+    """As many as fit where all programs are on a card at once, up to three on a processor; where
+    they are more, two are."""
+    num_residents = triton.cdiv(num_programs, NUM_PROCESSORS)
+    num_residents = num_residents if num_residents <= 3 else 2
+    room = min(MAX_SHARED_BYTES, SHARED_BYTES // num_residents) - RESERVED_BYTES
+    return max(2, min(8, room // stage_bytes))
 
 
 def launch_linear(
@@ -52,13 +76,13 @@ def launch_linear(
 ) -> Tensor:
     _check(x, weight, residual)
     num_tokens, size, num_rows = *x.shape, len(weight)
-    chosen = config(num_rows, size, weight.element_size(), num_tokens)
+    chosen = config(num_rows, size, weight.element_size(), num_tokens, norm is not None)
     if out is None:
         out = torch.empty(num_tokens, num_rows, dtype=out_dtype, device=x.device)
     norm_weight, eps = norm or (None, 0.0)
-    linear_kernel[triton.cdiv(num_rows, chosen.block_rows),](
+    linear_kernel[triton.cdiv(num_rows, chosen.block_rows * chosen.num_parts),](
         *(x, weight, bias, norm_weight, residual, out, eps, num_tokens),
-        *(num_rows, size, weight.stride(0), *chosen[:3]),
+        *(num_rows, size, weight.stride(0), *chosen[:4]),
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
     )
@@ -69,11 +93,11 @@ def launch_gated(x: Tensor, norm: Norm | None, weight: Tensor, bias: Tensor | No
     _check(x, weight, None)
     norm_weight, eps = norm or (None, 0.0)
     num_tokens, size, num_gates = *x.shape, len(weight) // 2
-    chosen = config(len(weight), size, weight.element_size(), num_tokens)
+    chosen = config(len(weight), size, weight.element_size(), num_tokens, norm is not None)
     out = x.new_empty(num_tokens, num_gates)
-    gated_kernel[triton.cdiv(2 * num_gates, chosen.block_rows),](
+    gated_kernel[triton.cdiv(2 * num_gates, chosen.block_rows * chosen.num_parts),](
         *(x, weight, bias, norm_weight, out, eps, num_tokens),
-        *(num_gates, size, weight.stride(0), *chosen[:3]),
+        *(num_gates, size, weight.stride(0), *chosen[:4]),
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
     )
@@ -105,16 +129,34 @@ def linear_kernel(
     K: tl.constexpr,
     STRIDE: tl.constexpr,  # of the weight's rows
     BLOCK_ROWS: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
-    o_n = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    o_n = tl.program_id(0) * (BLOCK_ROWS * NUM_PARTS) + tl.arange(0, BLOCK_ROWS)
+    b_out, b_second = _multiply(
+        p_x, p_weight, p_norm, eps, num_tokens,
+        tl.minimum(o_n, N - 1), tl.minimum(o_n + BLOCK_ROWS, N - 1),
+        K, STRIDE, BLOCK_ROWS, NUM_PARTS, BLOCK_K, BLOCK_T,
+    )  # fmt: skip
+    _store_sums(p_bias, p_residual, p_out, b_out, o_n, num_tokens, N, BLOCK_T)
+    if NUM_PARTS == 2:
+        _store_sums(p_bias, p_residual, p_out, b_second, o_n + BLOCK_ROWS, num_tokens, N, BLOCK_T)
+
+
+@triton.jit
+def _store_sums(
+    p_bias,
+    p_residual,
+    p_out,
+    b_out,  # [BLOCK_ROWS, BLOCK_T]
+    o_n,  # [BLOCK_ROWS]
+    num_tokens,
+    N: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):
     o_t = tl.arange(0, BLOCK_T)
     is_n = o_n < N
-    b_out = _multiply(
-        p_x, p_weight, p_norm, eps, num_tokens, tl.minimum(o_n, N - 1),
-        K, STRIDE, BLOCK_ROWS, BLOCK_K, BLOCK_T,
-    )  # fmt: skip
     is_out = is_n[:, None] & (o_t < num_tokens)[None, :]
     o_out = o_t[None, :] * N + o_n[:, None]
     if p_bias is not None:
@@ -137,26 +179,47 @@ def gated_kernel(
     K: tl.constexpr,
     STRIDE: tl.constexpr,  # of the weight's rows
     BLOCK_ROWS: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
-    """Half of a program's rows are gates, and the other half their ups."""
+    """Half of a part's rows are gates, and the other half their ups."""
     BLOCK_I: tl.constexpr = BLOCK_ROWS // 2
-    first = tl.program_id(0) * BLOCK_I
     o_row = tl.arange(0, BLOCK_ROWS)
-    o_gate = tl.minimum(first + o_row % BLOCK_I, I - 1)
-    b_both = _multiply(
-        p_x, p_weight, p_norm, eps, num_tokens, o_gate + (o_row // BLOCK_I) * I,
-        K, STRIDE, BLOCK_ROWS, BLOCK_K, BLOCK_T,
+    o_gate = tl.program_id(0) * (BLOCK_I * NUM_PARTS) + o_row % BLOCK_I
+    o_up = (o_row // BLOCK_I) * I
+    b_both, b_second = _multiply(
+        p_x, p_weight, p_norm, eps, num_tokens,
+        tl.minimum(o_gate, I - 1) + o_up, tl.minimum(o_gate + BLOCK_I, I - 1) + o_up,
+        K, STRIDE, BLOCK_ROWS, NUM_PARTS, BLOCK_K, BLOCK_T,
     )  # fmt: skip
-    if p_bias is not None:
-        b_both += tl.load(p_bias + o_gate + (o_row // BLOCK_I) * I).to(tl.float32)[:, None]
-    b_pairs = tl.permute(tl.reshape(b_both, [2, BLOCK_I, BLOCK_T]), [1, 2, 0])
-    b_gate, b_up = tl.split(b_pairs)  # [BLOCK_I, BLOCK_T]
-    b_out = silu(b_gate) * b_up
+    first = tl.program_id(0) * (BLOCK_I * NUM_PARTS)
+    _store_gated(p_bias, p_out, b_both, first, num_tokens, I, BLOCK_I, BLOCK_T)
+    if NUM_PARTS == 2:
+        _store_gated(p_bias, p_out, b_second, first + BLOCK_I, num_tokens, I, BLOCK_I, BLOCK_T)
+
+
+@triton.jit
+def _store_gated(
+    p_bias,
+    p_out,
+    b_both,  # [2 BLOCK_I, BLOCK_T]
+    first,
+    num_tokens,
+    I: tl.constexpr,  # noqa: E741
+    BLOCK_I: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):
     o_i = first + tl.arange(0, BLOCK_I)
     o_t = tl.arange(0, BLOCK_T)
-    is_out = (o_i < I)[:, None] & (o_t < num_tokens)[None, :]
+    is_i = o_i < I
+    b_pairs = tl.permute(tl.reshape(b_both, [2, BLOCK_I, BLOCK_T]), [1, 2, 0])
+    b_gate, b_up = tl.split(b_pairs)  # [BLOCK_I, BLOCK_T]
+    if p_bias is not None:
+        b_gate += tl.load(p_bias + o_i, mask=is_i, other=0).to(tl.float32)[:, None]
+        b_up += tl.load(p_bias + I + o_i, mask=is_i, other=0).to(tl.float32)[:, None]
+    b_out = silu(b_gate) * b_up
+    is_out = is_i[:, None] & (o_t < num_tokens)[None, :]
     o_out = o_t[None, :] * I + o_i[:, None]
     tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=is_out)
 
@@ -169,30 +232,46 @@ def _multiply(
     eps,
     num_tokens,
     o_row,  # [BLOCK_ROWS]
+    o_second,  # [BLOCK_ROWS], of the second part
     K: tl.constexpr,
     STRIDE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
-    """Rows of the weight with all tokens, normed if ``p_norm``: [BLOCK_ROWS, BLOCK_T] float32."""
+    """Two parts of the weight's rows with all tokens, normed if ``p_norm``: [BLOCK_ROWS, BLOCK_T]
+    in float32 each. The second is zeros if there is one part."""
+    tl.static_assert(NUM_PARTS <= 2)
     o_k = tl.arange(0, BLOCK_K)
     o_t = tl.arange(0, BLOCK_T)
     p_rows = p_weight + o_row.to(tl.int64)[:, None] * STRIDE + o_k[None, :]
+    p_second = p_weight + o_second.to(tl.int64)[:, None] * STRIDE + o_k[None, :]
     p_tokens = p_x + o_t[None, :] * K + o_k[:, None]
     is_token = (o_t < num_tokens)[None, :]
     b_out = tl.zeros([BLOCK_ROWS, BLOCK_T], tl.float32)
+    b_second = tl.zeros([BLOCK_ROWS, BLOCK_T], tl.float32)
     b_squares = tl.zeros([BLOCK_K, BLOCK_T], tl.float32)
+    if p_norm is not None:
+        b_norm = tl.load(p_norm + o_k, mask=o_k < K, other=0)
     for start in tl.range(0, K, BLOCK_K):
         is_k = o_k < K - start
         b_weight = tl.load(p_rows + start, mask=is_k[None, :], other=0)
         b_x = tl.load(p_tokens + start, mask=is_k[:, None] & is_token, other=0)
         if p_norm is not None:
-            b_norm = tl.load(p_norm + start + o_k, mask=is_k, other=0).to(tl.float32)
             b_wide = b_x.to(tl.float32)
             b_squares += b_wide * b_wide
-            b_x = (b_wide * b_norm[:, None]).to(b_weight.dtype)
-        b_out = tl.dot(b_weight, b_x.to(b_weight.dtype), b_out, input_precision="ieee")
+            b_x = b_wide * b_norm[:, None].to(tl.float32)
+            # The next step's: 2 bytes a thread are too few for the copies that Triton runs ahead.
+            is_next = o_k < K - BLOCK_K - start
+            b_norm = tl.load(p_norm + start + BLOCK_K + o_k, mask=is_next, other=0)
+        b_x = b_x.to(b_weight.dtype)
+        b_out = tl.dot(b_weight, b_x, b_out, input_precision="ieee")
+        if NUM_PARTS == 2:
+            b_weight = tl.load(p_second + start, mask=is_k[None, :], other=0)
+            b_second = tl.dot(b_weight, b_x, b_second, input_precision="ieee")
     if p_norm is not None:
-        b_out *= tl.rsqrt(tl.sum(b_squares, 0) / K + eps)[None, :]
-    return b_out
+        b_scale = tl.rsqrt(tl.sum(b_squares, 0) / K + eps)[None, :]
+        b_out *= b_scale
+        b_second *= b_scale
+    return b_out, b_second

@@ -63,6 +63,16 @@ def bound_kernel_caches() -> None:
         os.environ.setdefault(name, size)
 
 
+def compute_exactly() -> None:
+    """Products on GPUs neither round float32 to TF32 nor add parts of a sum in 16 bits, as torch
+    does by itself or because the environment says so."""
+    products = torch.backends.cuda.matmul
+    products.allow_tf32 = False
+    # Both within a product, and between the parts that cuBLAS splits one into.
+    products.allow_bf16_reduced_precision_reduction = (False, False)
+    products.allow_fp16_reduced_precision_reduction = (False, False)
+
+
 def read_memory(device: torch.device) -> Memory:
     """A CPU's memory is the smallest of the machine's and of the cgroups' around us."""
     if device.type == "cuda":

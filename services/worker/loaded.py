@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import torch
 
@@ -12,6 +13,7 @@ from services.worker.hardware import (
     Memory,
     choose_device,
     choose_dtype,
+    compute_exactly,
     read_memory,
     why_out_of_memory,
 )
@@ -93,6 +95,7 @@ class Loaded:
             self.model_info.vocab_size,
             self.speculation.num_drafts,
             self.speculation.adapts,
+            self.settings.stall_s,
         )
 
 
@@ -105,6 +108,13 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> Loaded:
     config = read_model_config(location.folder)
     device = choose_device(settings.device, settings.gpu_claims)
     dtype = choose_dtype(settings.dtype, device)
+    compute_exactly()
+    model_info = msgspec.structs.replace(
+        model_info,
+        dtype=str(dtype).removeprefix("torch."),
+        load_format="dummy" if settings.load_format == "dummy" else "safetensors",
+        logprobs_mode=settings.logprobs_mode,
+    )
     names = location.name, "/".join(config.architectures)
     log.info("model %s (%s) in %s on %s", *names, dtype, device)
     before = read_memory(device)

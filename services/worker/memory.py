@@ -13,7 +13,7 @@ from services.worker.metrics import show_memory
 from services.worker.model_config import ModelConfig
 from shared.config import WorkerConfig
 from shared.errors import ConfigError
-from shared.messages import WINDOW_BYTES
+from shared.messages import MAX_BLOCKS, WINDOW_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +36,12 @@ class Needs:
     max_num_seqs: int
     max_model_len: int
     graphs: int | None = None  # None: the peak was estimated, and there are no graphs
+    slack: int = 0  # for what measuring the peak may have missed
 
     @property
     def total(self) -> int:
         """Without the KV cache."""
-        return self.weights + self.peak + (self.graphs or 0)
+        return self.weights + self.peak + (self.graphs or 0) + self.slack
 
     @property
     def blocks_per_request(self) -> int:
@@ -87,6 +88,7 @@ class MemoryReport:
         return [
             f"peak of a step, slots and kernels: {mib(peak)} (measured)",
             f"CUDA graphs: {mib(graphs)} (expected)",
+            f"slack: {mib(self.needs.slack)}, for libraries and fragments that come later",
         ]
 
 
@@ -106,7 +108,7 @@ def measure_needs(loaded: Loaded) -> Needs:
     return needs_of(loaded, activations + gathered + masks + max(logits, prompts))
 
 
-def needs_of(loaded: Loaded, peak: int, graphs: int | None = None) -> Needs:
+def needs_of(loaded: Loaded, peak: int, graphs: int | None = None, slack: int = 0) -> Needs:
     """With ``peak``, what a step takes beside weights and KV cache."""
     model, settings = loaded.model, loaded.settings
     return Needs(
@@ -117,6 +119,7 @@ def needs_of(loaded: Loaded, peak: int, graphs: int | None = None) -> Needs:
         max_num_seqs=loaded.max_num_seqs,
         max_model_len=loaded.model_info.max_model_len,
         graphs=graphs,
+        slack=slack,
     )
 
 
@@ -151,7 +154,8 @@ def plan_memory(
     budget = int(before.total * settings.gpu_memory_utilization)
     others = before.total - before.free
     room = _room(settings, budget - others - needs.total, device)
-    num_blocks = min(room // needs.block, needs.max_num_seqs * needs.blocks_per_request)
+    num_wanted = min(needs.max_num_seqs * needs.blocks_per_request, MAX_BLOCKS)
+    num_blocks = min(room // needs.block, num_wanted)
     num_blocks = settings.num_gpu_blocks_override or num_blocks
     report = MemoryReport(num_blocks, budget, others, needs)
     if num_blocks < needs.blocks_per_request:

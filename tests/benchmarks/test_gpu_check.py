@@ -5,17 +5,18 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu import check, kernel_table, machine
+from benchmarks.gpu import check, kernel_table, machine, precision
 from benchmarks.gpu.engine_table import Engines
 from benchmarks.gpu.results import Results
-from benchmarks.gpu.sections import ROOT, Section, marked_files, run_tests
+from benchmarks.gpu.sections import ROOT, Section, Sections, marked_files, run_tests
 from benchmarks.gpu.shapes import QWEN3_8B, TINY, token_bytes, weights_bytes, write_model
 from benchmarks.gpu.suite import of_test
 from benchmarks.gpu.summary import aims
@@ -45,8 +46,22 @@ ENGINE_ROWS = {
 }
 
 
+OTHER_ROWS = {
+    "ceilings": 1,
+    "prompts": 2,
+    "mesh": 1,
+    "prompts that join": 1,
+    "start": 2,
+    "other configurations": 0,
+    "transformers": 1,
+}
+# All but what takes minutes.
+WORDS = ("ceilings", "engine", "timeline", "prompts", "mesh", "kernels", "start", "other", "transf")
+
+
 def test_every_section_finds_something_and_all_of_it_is_written(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.gpu.check", "--tiny", "--results", str(tmp_path)]
+    command = [sys.executable, "-m", "benchmarks.gpu.check", "--dry", "--results", str(tmp_path)]
+    command += ["--only", *WORDS]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
@@ -57,10 +72,10 @@ def test_every_section_finds_something_and_all_of_it_is_written(tmp_path: Path) 
     found = {name: len(section["rows"]) for name, section in told["results"].items()}
     engine = {f"engine, {name}": num for name, num in ENGINE_ROWS.items()}
     num_kernels = found.pop("kernels")
-    others = {"bandwidth, GB/s": 1, "mesh": 1, "transformers": 1, "other configurations": 0}
-    assert found == engine | others
+    assert found.pop("timeline of a step") > 2
+    assert found == engine | OTHER_ROWS
     rows = told["results"]["kernels"]["rows"]
-    assert num_kernels == len(list(kernel_table._cases(of_test())))
+    assert num_kernels == len(list(kernel_table.cases(of_test())))
     assert not [row for row in rows if "failed" in row]
     assert "decode_tokens_per_s" in told["results"]["transformers"]["rows"][0]
     assert len(told["aims"]) == 5
@@ -81,7 +96,12 @@ def test_what_fails_says_why_and_what_it_found_before_is_kept(tmp_path: Path) ->
         yield {"ran": True}
 
     sections = [Section("one", 1, 3, fails), Section("two", 1000, 2000, runs)]
-    check.run([*sections, Section("three", 1, 3, runs)], results, time.monotonic() + 100)
+    check.run(
+        [*sections, Section("three", 1, 3, runs)],
+        results,
+        time.monotonic() + 100,
+        torch.device("cpu"),
+    )
     told = json.loads(results.path.read_text())["results"]
     assert told["one"]["rows"] == [{"limit": 3}]
     assert told["one"]["failed"] == "ValueError: no such card"
@@ -125,6 +145,47 @@ def test_the_marked_tests_are_run_from_the_files_that_have_such() -> None:
     assert Path(__file__) not in marked_files()
     (row,) = run_tests([claims], 60)
     assert row["exit code"] == 0
+
+
+def test_an_engine_whose_run_broke_off_is_built_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = Engines(of_test(), tmp_path)
+    loop, jobs = engines.loop("graphs"), [Job(np.arange(20, dtype=np.int32), 12)]
+    monkeypatch.setattr(loop, "_check_ends", raising(RuntimeError("NaN")))
+    with pytest.raises(RuntimeError, match="NaN"):
+        loop.run(jobs, 1, None)
+    assert engines.loop("graphs") is not loop
+    assert sum(step.num_decoded for step in engines.loop("graphs").run(jobs, 1, None)) == 12
+
+
+def raising(error: Exception) -> Callable[[], None]:
+    def run() -> None:
+        raise error
+
+    return run
+
+
+def test_parts_are_measured_with_the_ceilings_that_are_known(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    def names(ceilings: dict[str, float], *words: str) -> list[str]:
+        sections = Sections(of_test(), tmp_path_factory.mktemp("models"), ceilings)
+        return [section.name for section in check._chosen(sections, list(words), is_dry=False)]
+
+    assert names({}, "mesh") == ["ceilings", "mesh"]
+    assert names({"read": 3000.0}, "mesh") == ["mesh"]
+    assert names({}, "launches") == ["launches"]
+    assert names({}, "ceilings") == ["ceilings"]
+    assert names({}, "no such thing") == []
+    assert "launches" not in names({})
+
+
+def test_peers_are_measured_as_torch_has_them_by_itself() -> None:
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (False, False)
+    with precision.as_torch_has_it():
+        assert precision.flags() == precision.OF_TORCH
+    assert not precision.flags()["allow_bf16_reduced_precision_reduction"]
 
 
 def test_aims_are_ratios_of_like_to_like() -> None:

@@ -1,6 +1,7 @@
 """The engine on a CUDA device writes what it writes on the CPU, recorded or not and with drafts or
 without. Needs a card: `pytest -m gpu`."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from tests.services.worker.driver import make_engine
 
 pytestmark = pytest.mark.gpu
 TEMPERATURES = [0.0, 0.8]
+LOGPROB_TOLERANCE = 1e-3  # engine.md §2, in float32
 STEPS = {"graphs": {}, "eager": {"enforce_eager": True}}
 
 
@@ -29,6 +31,28 @@ def test_texts_in_float32_are_the_cpus(temperature: float, steps: dict[str, Any]
     host = make_engine(EMBEDDED_MODEL, speculative_config=drafting(0), max_num_seqs=8)
     found = scheduled.run(engine, prompts(), params_of(temperature))
     assert found.texts == scheduled.run(host, prompts(), params_of(temperature)).texts
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_rows_with_filters_of_their_own_draw_what_the_cpu_draws(depth: int) -> None:
+    """Every mixture of them, beside rows that are greedy, and as likely."""
+    filters = {"temperature": [0.0, 0.8, 1.3], "top_k": [0, 20], "top_p": [1.0, 0.7]}
+    filters |= {"min_p": [0.0, 0.05]}
+    wishes = [
+        dict(zip(filters, values, strict=True)) for values in itertools.product(*filters.values())
+    ]
+    params = [
+        SamplingParams(seed=seed, max_tokens=20, logprobs=seed % 21, **each)
+        for seed, each in enumerate(wishes)
+    ]
+    texts = [prompt for _, prompt in zip(params, itertools.cycle(prompts()), strict=False)]
+    speculation = {"speculative_config": drafting(depth)}
+    found = scheduled.run(make_cuda_engine(**speculation), texts, params)
+    host = make_engine(EMBEDDED_MODEL, max_num_seqs=8, **speculation)
+    expected = scheduled.run(host, texts, params)
+    assert found.texts == expected.texts
+    for one, other in zip(found.told, expected.told, strict=True):
+        np.testing.assert_allclose(one, other, atol=LOGPROB_TOLERANCE)
 
 
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)

@@ -1,5 +1,7 @@
 """Steps of rows whose lengths are on the device, and what ``attend`` makes of them."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -83,14 +85,24 @@ def assert_later_tokens_do_not_matter(heads: Heads) -> None:
     torch.testing.assert_close(actual[before], expected[before], atol=0, rtol=0)
 
 
-def assert_other_rows_do_not_matter(heads: Heads) -> None:
-    """A row alone has the same bits."""
-    step = Step([6, 70, 21], 2)
-    tables, cache = random_cache(step, heads, torch.float32)
-    query = torch.randn(6, *heads[::2])
-    together = attend(query, cache, device_attention(step, tables), 1.0)
-    alone = device_attention(Step(step.starts[1:2], 2), tables[1:2])
-    torch.testing.assert_close(attend(query[2:4], cache, alone, 1.0), together[2:4], atol=0, rtol=0)
+def decoded_rows(
+    heads: Heads, width: int, num_rows: int, dtype: torch.dtype, device: torch.device
+) -> Callable[[int], Tensor]:
+    """What comes out for the first so many of ``num_rows`` rows of any length."""
+    starts = np.random.default_rng(width).integers(0, 300, num_rows).tolist()
+    step = Step(starts, width, block_size=16)
+    tables, cache = random_cache(step, heads, dtype)
+    cache, query = cache.to(device), torch.randn(num_rows * width, *heads[::2]).to(dtype).to(device)
+    with device:
+        whole = device_attention(step, tables).decode
+    assert whole is not None
+
+    def decode(num: int) -> Tensor:
+        rows = replace(whole, slots=whole.slots[:num], starts=whole.starts[:num])
+        attention = DeviceAttention(rows, None, step.block_size, max(starts) + width)
+        return attend(query[: num * width], cache, attention, 1.0).unflatten(0, (num, width))
+
+    return decode
 
 
 def device_attention(step: Step, tables: np.ndarray) -> DeviceAttention:

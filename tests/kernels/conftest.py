@@ -1,10 +1,26 @@
-"""Everything that samples: torch, and every build of the native code that this CPU can run."""
+"""What operators run on, and everything that samples: torch, and every build of the native code
+that this CPU can run."""
 
 import pytest
+import torch
 
 from kernels.cpu.library import load_library, variants
 from kernels.cpu.sampler import NativeSampler
 from services.worker.sampler import Sampler, TorchSampler
+
+CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
+
+
+@pytest.fixture(scope="session", params=["cpu", CUDA])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Torch's form of an operator runs here, Triton's on a card."""
+    return torch.device(request.param)
+
+
+@pytest.fixture(scope="session", params=[CUDA])
+def triton_device(request: pytest.FixtureRequest) -> torch.device:
+    """For what only Triton's kernels have."""
+    return torch.device(request.param)
 
 
 @pytest.fixture(scope="session", params=["torch", *variants()])

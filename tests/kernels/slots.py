@@ -7,9 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.sample import NOT_FINITE, NOTHING_LEFT
 from kernels.slot_state import SlotState, empty_slots
 
-NUM_SLOTS, MAX_DRAFTS, BLOCK_SIZE, MAX_BLOCKS, NULL_BLOCK = 12, 3, 4, 8, 40
+MAX_DRAFTS, BLOCK_SIZE, MAX_BLOCKS, NULL_BLOCK = 3, 4, 8, 40
 VOCAB_SIZE = 5  # so that drafts are often right, and texts often end
 MAX_LEN = MAX_BLOCKS * BLOCK_SIZE - 1
 
@@ -19,11 +20,11 @@ class Rows(NamedTuple):
     depths: Tensor  # [R] int32
 
 
-def random_slots(rng: np.random.Generator) -> SlotState:
+def random_slots(rng: np.random.Generator, num_slots: int) -> SlotState:
     state = empty_slots(
-        NUM_SLOTS, MAX_DRAFTS, MAX_BLOCKS, NULL_BLOCK, max_stop_ids=3, device=torch.device("cpu")
+        num_slots, MAX_DRAFTS, MAX_BLOCKS, NULL_BLOCK, max_stop_ids=3, device=torch.device("cpu")
     )
-    some = slice(0, NUM_SLOTS)
+    some = slice(0, num_slots)
 
     def fill(target: Tensor, low: int, high: int) -> None:
         drawn = rng.integers(low, high, target[some].shape)
@@ -32,7 +33,7 @@ def random_slots(rng: np.random.Generator) -> SlotState:
     fill(state.ids, 0, VOCAB_SIZE)
     fill(state.num_tokens, 1, MAX_LEN - MAX_DRAFTS)
     fill(state.num_drafts, 0, MAX_DRAFTS + 1)
-    state.ends[some] = state.num_tokens[some] + torch.from_numpy(rng.integers(1, 6, NUM_SLOTS))
+    state.ends[some] = state.num_tokens[some] + torch.from_numpy(rng.integers(1, 6, num_slots))
     state.ends.clamp_(max=MAX_LEN)
     fill(state.is_open, 0, 5)
     state.is_open.clamp_(max=1)
@@ -46,19 +47,49 @@ def random_slots(rng: np.random.Generator) -> SlotState:
     return state
 
 
-def random_rows(rng: np.random.Generator, width: int) -> Rows:
-    slots = rng.permutation(NUM_SLOTS)[: rng.integers(1, NUM_SLOTS)].tolist()
-    slots += [NUM_SLOTS, NUM_SLOTS]
+def random_rows(rng: np.random.Generator, width: int, num_slots: int) -> Rows:
+    slots = rng.permutation(num_slots)[: rng.integers((num_slots + 1) // 2, num_slots + 1)].tolist()
+    slots += [num_slots, num_slots]
     depths = rng.integers(0, width, len(slots))
     return Rows(torch.tensor(slots, dtype=torch.int32), torch.from_numpy(depths).int())
 
 
-def copied(state: SlotState) -> SlotState:
-    return SlotState(*(getattr(state, field.name).clone() for field in fields(state)))
+def random_tokens(
+    rng: np.random.Generator, state: SlotState, slots: list[int], width: int
+) -> Tensor:
+    """[R, w] of a wider tensor: often what was drafted, sometimes wrong."""
+    tokens = torch.from_numpy(rng.integers(0, VOCAB_SIZE, (len(slots), width + 2)))[:, 1:-1]
+    is_drafted = torch.from_numpy(rng.random((len(slots), width - 1)) < 0.7)
+    drafts = state.ids[slots, 1:width].long()
+    tokens[:, :-1] = torch.where(is_drafted, drafts, tokens[:, :-1])
+    tokens[torch.from_numpy(rng.random(tokens.shape) < 0.05)] = NOT_FINITE
+    tokens[torch.from_numpy(rng.random(tokens.shape) < 0.05)] = NOTHING_LEFT
+    return tokens
 
 
-def assert_same(one: SlotState, other: SlotState) -> None:
-    for field in fields(one):
-        torch.testing.assert_close(
-            getattr(one, field.name), getattr(other, field.name), rtol=0, atol=0, msg=field.name
-        )
+def random_drafts(rng: np.random.Generator, num: int) -> tuple[Tensor, ...]:
+    """Counts, tokens, logprobs, which are a column of more, and ranks."""
+    counts, tokens = rng.integers(0, 3, num), rng.integers(-1, VOCAB_SIZE, num)
+    logprobs, ranks = np.log(rng.random((num, 3), np.float32))[:, 0], rng.integers(1, 9, num)
+    arrays = (counts.astype(np.int32), tokens, logprobs, ranks.astype(np.int32))
+    return tuple(torch.from_numpy(each) for each in arrays)
+
+
+def moved(view: Tensor, device: torch.device) -> Tensor:
+    """With its strides."""
+    there = torch.empty_strided(view.shape, view.stride(), dtype=view.dtype, device=device)
+    return there.copy_(view)
+
+
+def copied(state: SlotState, device: torch.device) -> SlotState:
+    columns = (getattr(state, field.name) for field in fields(state))
+    return SlotState(*(column.to(device, copy=True) for column in columns))
+
+
+def assert_same(found: SlotState, wanted: SlotState) -> None:
+    for field in fields(found):
+        assert_equal(getattr(found, field.name), getattr(wanted, field.name), field.name)
+
+
+def assert_equal(found: Tensor, wanted: Tensor, name: str) -> None:
+    torch.testing.assert_close(found.cpu(), wanted, rtol=0, atol=0, msg=name)

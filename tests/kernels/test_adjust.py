@@ -1,5 +1,7 @@
 """What requests ask to be changed, against the reference row by row."""
 
+from functools import partial
+
 import numpy as np
 import torch
 from hypothesis import given, settings
@@ -35,16 +37,20 @@ def random_change(rng: np.random.Generator, row: int) -> RowChange:
 
 @settings(max_examples=200)
 @given(st.integers(0, 10**9), st.integers(1, 6))
-def test_a_mixed_batch_is_adjusted_as_the_reference_adjusts_row_by_row(seed: int, num: int) -> None:
+def test_a_mixed_batch_is_adjusted_as_the_reference_adjusts_row_by_row(
+    device: torch.device, seed: int, num: int
+) -> None:
     rng = np.random.default_rng(seed)
     logits = torch.from_numpy(rng.normal(size=(num, VOCAB_SIZE)).astype(np.float32) * 5)
     before = logits.clone()
     changes = [random_change(rng, row) for row in range(num) if rng.integers(2)]
-    adjustments = prepare_adjustments(changes, torch.from_numpy)
+    adjustments = prepare_adjustments(changes, partial(torch.as_tensor, device=device))
     assert (adjustments is None) == (not changes)
     if adjustments is None:
         return
-    adjusted = adjust(logits, adjustments)
+    raw_logits = logits.to(device)
+    adjusted = adjust(raw_logits, adjustments).cpu()
+    logits = raw_logits.cpu()
     assert logits.equal(before), "the raw logits are told to clients"
     by_row = {change.row: change for change in changes}
     for row, raw in enumerate(before.numpy()):

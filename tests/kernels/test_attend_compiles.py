@@ -6,6 +6,7 @@ import pytest
 import torch
 import triton
 
+from benchmarks.gpu.dry_card import AMPERE, HOPPER, MAX_SHARED_BYTES, Resources
 from kernels.paged_attention import TILE
 from kernels.paged_attention.triton import (
     NUM_SPLITS,
@@ -16,7 +17,7 @@ from kernels.paged_attention.triton import (
     decode_config,
     decode_kernel,
 )
-from tests.kernels.compiled import AMPERE, HOPPER, MAX_SHARED_BYTES, Resources, compile_kernel
+from tests.kernels.compiled import compile_kernel
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 SCALARS = {"table_stride": "i32:16", "max_keys": "i32:16", "scale": "fp32"}

@@ -5,11 +5,17 @@ import ctypes
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.coins import coins, philox, reference
+from kernels.coins.triton import coins as coins_in_kernels
 from kernels.cpu.library import load_library, variants
+from kernels.dispatch import IS_INTERPRETED
+from kernels.sample.reference import noise
+from kernels.sample.triton import _perturbed as perturbed
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 WORD = st.integers(0, 2**32 - 1)
@@ -31,12 +37,14 @@ VECTORS = [
 
 
 @pytest.mark.parametrize(("counter", "key", "expected"), VECTORS)
-def test_known_answers(counter: tuple[int, ...], key: int, expected: tuple[int, ...]) -> None:
+def test_known_answers(
+    device: torch.device, counter: tuple[int, ...], key: int, expected: tuple[int, ...]
+) -> None:
     words = [np.array([word], np.uint64) for word in counter]
     ours = reference.philox4x32(tuple(words), np.array([key], np.uint64))  # type: ignore[arg-type]
     assert tuple(int(word[0]) for word in ours) == expected
-    tensors = [torch.from_numpy(word.view(np.int64)) for word in words]
-    seeds = torch.from_numpy(np.array([key], np.uint64).view(np.int64))
+    tensors = [torch.from_numpy(word.view(np.int64)).to(device) for word in words]
+    seeds = torch.from_numpy(np.array([key], np.uint64).view(np.int64)).to(device)
     theirs = philox.philox4x32(tuple(tensors), seeds)  # type: ignore[arg-type]
     assert tuple(int(word) for word in theirs) == expected
 
@@ -88,6 +96,41 @@ def test_native_noise_is_exact_to_the_last_places_of_float32(variant: str) -> No
     load_library(variant)["shoal_noise"](places[0], len(coins), places[1])
     exact = -np.log(-np.log(np.maximum(coins >> 8, 0.5) * 2.0**-24))
     np.testing.assert_allclose(noise, exact, rtol=2.5e-7, atol=2.5e-7)
+
+
+@triton.jit
+def _throw(p_seed, p_position, p_choice, p_coins, p_noise, num: tl.constexpr):
+    """The coins of ``num`` tokens, and the noise that they are for scores that are 0."""
+    o_token = tl.program_id(0) * num + tl.arange(0, num)
+    seed, position, choice = tl.load(p_seed), tl.load(p_position), tl.load(p_choice)
+    drawn = coins_in_kernels(seed, o_token, position, choice, 0)
+    zeros, is_kept = tl.zeros([num], tl.float32), o_token >= 0
+    tl.store(p_coins + o_token, drawn.to(tl.int64))
+    tl.store(
+        p_noise + o_token, perturbed(zeros, o_token, is_kept, 0.0, 1.0, seed, position, choice)
+    )
+
+
+@pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(2**63), 12345678901234])
+def test_kernels_throw_the_same_coins_and_make_their_noise(
+    triton_device: torch.device, seed: int
+) -> None:
+    """On a card of a million tokens, so that the ends of the noise are among them."""
+    position, choice, block = 2**31 + seed % 1000, seed % 7, 1 << 12
+    num_tokens = block << (2 if IS_INTERPRETED else 8)
+    words = (
+        torch.tensor([value], dtype=dtype, device=triton_device)
+        for value, dtype in ((seed, torch.int64), (position, torch.int64), (choice, torch.int32))
+    )
+    drawn = torch.empty(num_tokens, dtype=torch.int64, device=triton_device)
+    found = torch.empty(num_tokens, dtype=torch.float32, device=triton_device)
+    _throw[(num_tokens // block,)](*words, drawn, found, num=block)
+    expected = reference.coins(
+        np.array(seed), np.arange(num_tokens), np.array(position), np.array(choice), 0
+    )
+    np.testing.assert_array_equal(drawn.cpu().numpy(), expected.astype(np.int64))
+    exact = noise(num_tokens, seed, position, choice)
+    np.testing.assert_allclose(found.cpu().numpy(), exact, rtol=1e-6, atol=1e-6)
 
 
 def test_every_argument_matters() -> None:

@@ -1,26 +1,30 @@
 """Products with few rows, norms and gates, compiled for cards that are not there."""
 
+import re
 from typing import Any
 
 import pytest
 import torch
 import triton
 
+from benchmarks.gpu.dry_card import HOPPER, MAX_SHARED_BYTES, Resources, resources
 from kernels.linear.triton import config, gated_kernel, linear_kernel
 from kernels.rms_norm.triton import num_warps, rms_norm_kernel
 from kernels.silu_mul.triton import BLOCK, silu_mul_kernel
-from tests.kernels.compiled import ARCHS, MAX_SHARED_BYTES, Resources, compile_kernel
+from tests.kernels.compiled import ARCHS, compile_kernel, compiled
 
 TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
-# [rows, columns] of the weights of Qwen3-8B and of the embedded model.
+# [rows, columns] of the weights of Qwen3-8B, of a Llama of 1B and of the embedded model.
 QKV, OUT, DOWN, HEAD = (6144, 4096), (4096, 4096), (4096, 12288), (151936, 4096)
+SMALL_QKV, SMALL_DOWN = (3072, 2048), (2048, 8192)
 TINY_QKV, TINY_DOWN = (512, 256), (256, 768)
+NORMED = (QKV, HEAD, SMALL_QKV, TINY_QKV)
 GATED = [(24576, 4096), (1536, 256)]
 # float32 has no tensor cores and takes the most registers.
 WIDEST = [(HEAD, 64, torch.float32), (TINY_QKV, 64, torch.float32)]
 PRODUCTS = [
     (shape, num_tokens, torch.bfloat16)
-    for shape in (QKV, OUT, DOWN, HEAD, TINY_QKV, TINY_DOWN)
+    for shape in (QKV, OUT, DOWN, HEAD, SMALL_QKV, SMALL_DOWN, TINY_QKV, TINY_DOWN)
     for num_tokens in (1, 32, 64)
 ]
 archs = pytest.mark.parametrize("arch", ARCHS)
@@ -32,23 +36,30 @@ def assert_fits(resources: Resources, arch: int) -> None:
     assert resources.shared_bytes <= MAX_SHARED_BYTES[arch]
 
 
-def compile_product(
-    kernel: Any,
-    pointers: dict[str, str],
-    absent: list[str],
-    shape: tuple[int, int],
-    dtype: torch.dtype,
-    num_tokens: int,
-    arch: int,
-) -> Resources:
+def compiled_product(
+    kernel: Any, shape: tuple[int, int], dtype: torch.dtype, num_tokens: int, arch: int
+) -> Any:
+    """After a norm where the model has it, else with a residual."""
+    is_gated, is_normed = kernel is gated_kernel, kernel is gated_kernel or shape in NORMED
     num_rows, size = shape
-    chosen = config(num_rows, size, dtype.itemsize, num_tokens)
-    rows = {"I": num_rows // 2} if kernel is gated_kernel else {"N": num_rows}
-    blocks = dict(zip(("BLOCK_ROWS", "BLOCK_K", "BLOCK_T"), chosen[:3], strict=True))
+    chosen = config(num_rows, size, dtype.itemsize, num_tokens, is_normed)
+    there, absent = ["p_x", "p_weight", "p_out"], ["p_bias"]
+    (there if is_normed else absent).append("p_norm")
+    if not is_gated:
+        (absent if is_normed else there).append("p_residual")
+    pointers = dict.fromkeys(there, TYPES[dtype])
+    if shape == HEAD:
+        pointers["p_out"] = "*fp32"
+    rows = {"I": num_rows // 2} if is_gated else {"N": num_rows}
+    names = ("BLOCK_ROWS", "NUM_PARTS", "BLOCK_K", "BLOCK_T")
+    blocks = dict(zip(names, chosen[:4], strict=True))
     constants = dict.fromkeys(absent) | rows | {"K": size, "STRIDE": size} | blocks
     signature = pointers | {"eps": "fp32", "num_tokens": "i32"}
-    stages = {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
-    return compile_kernel(kernel, signature, constants, arch, **stages)
+    return compiled(kernel, signature, constants, arch, chosen.num_warps, chosen.num_stages)
+
+
+def taken(found: Any) -> Resources:
+    return resources(found.asm["cubin"], found.metadata.shared)
 
 
 @archs
@@ -56,16 +67,8 @@ def compile_product(
 def test_a_product_fits(
     shape: tuple[int, int], num_tokens: int, dtype: torch.dtype, arch: int
 ) -> None:
-    """After a norm where the model has it, else with a residual."""
-    has_norm = shape in (QKV, HEAD, TINY_QKV)
-    there, absent = ("p_norm", "p_residual") if has_norm else ("p_residual", "p_norm")
-    pointers = dict.fromkeys(["p_x", "p_weight", there, "p_out"], TYPES[dtype])
-    if shape == HEAD:
-        pointers["p_out"] = "*fp32"
-    resources = compile_product(
-        linear_kernel, pointers, ["p_bias", absent], shape, dtype, num_tokens, arch
-    )
-    assert_fits(resources, arch)
+    found = compiled_product(linear_kernel, shape, dtype, num_tokens, arch)
+    assert_fits(taken(found), arch)
 
 
 @archs
@@ -76,9 +79,53 @@ def test_a_product_fits(
 def test_gates_and_ups_fit(
     shape: tuple[int, int], num_tokens: int, dtype: torch.dtype, arch: int
 ) -> None:
-    pointers = dict.fromkeys(["p_x", "p_weight", "p_norm", "p_out"], TYPES[dtype])
-    resources = compile_product(gated_kernel, pointers, ["p_bias"], shape, dtype, num_tokens, arch)
-    assert_fits(resources, arch)
+    found = compiled_product(gated_kernel, shape, dtype, num_tokens, arch)
+    assert_fits(taken(found), arch)
+
+
+products = pytest.mark.parametrize(
+    ("kernel", "shape"),
+    [(gated_kernel, GATED[0]), *((linear_kernel, shape) for shape in (QKV, OUT, SMALL_QKV))],
+    ids=["gate_up", "qkv", "out", "small qkv"],
+)
+
+
+@products
+@pytest.mark.parametrize("num_tokens", [1, 32, 64])
+def test_no_step_waits_for_what_it_loads_itself(
+    kernel: Any, shape: tuple[int, int], num_tokens: int
+) -> None:
+    """Weights and tokens are copied ahead; what is loaded into registers is the next step's."""
+    text = compiled_product(kernel, shape, torch.bfloat16, num_tokens, HOPPER).asm["ttgir"]
+    loop = re.search(r"scf\.for .*?\n(.*?scf\.yield.*?)\n", text, re.DOTALL)
+    assert loop is not None
+    lines = loop[1].splitlines()
+    assert sum("async_copy_global_to_local" in line for line in lines) >= 2
+    loaded = [line.split()[0] for line in lines if "= tt.load " in line]
+    for name in loaded:
+        used = [line for line in lines if re.search(rf"{re.escape(name)}\b", line)]
+        assert [line.split()[0] for line in used] == [name, "scf.yield"]
+    assert len(loaded) == (kernel is gated_kernel or shape in NORMED)
+
+
+@products
+def test_a_sum_has_the_same_order_for_all_numbers_of_tokens(
+    kernel: Any, shape: tuple[int, int]
+) -> None:
+    """Which instruction multiplies, and what of K a thread and a warp sum of the squares."""
+    orders = set()
+    for num_tokens in (1, 16, 32, 64):
+        text = compiled_product(kernel, shape, torch.bfloat16, num_tokens, HOPPER).asm["ttgir"]
+        layouts = dict(re.findall(r"^(#\w+) = #ttg\.(.*)$", text, re.MULTILINE))
+        (version,) = re.findall(r"nvidia_mma<\{versionMajor = (\d)", text)
+        squares = re.findall(r"axis = 0.*?\}\) : \(tensor<(\d+)x\d+xf32, (#\w+)>", text, re.DOTALL)
+        assert len(squares) == (kernel is gated_kernel or shape in NORMED)
+        along_k = [
+            (block_k, *re.findall(r"(\w+) = \[(\d+), \d+\]", layouts[layout]))
+            for block_k, layout in squares
+        ]
+        orders.add((version, *along_k))
+    assert len(orders) == 1
 
 
 @archs

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels.logprobs import logprobs
 from kernels.logprobs.reference import logprobs_row
 from services.worker.sampler import Sampler
 
@@ -55,6 +56,21 @@ def test_a_large_vocabulary_is_told_by_the_same_bits_alone_and_among_others(
         assert told.top_ids[row].tolist() == top_ids
         alone = sampler.logprobs(logits, np.array([row]), tokens[row : row + 1], num_top)
         assert alone.values[0].equal(told.values[row])
+
+
+@pytest.mark.parametrize("num_top", [0, 1, 200, None])
+def test_prompts_and_wide_wishes_are_told_with_ties_on_every_device(
+    device: torch.device, num_top: int | None
+) -> None:
+    rng = np.random.default_rng(4)
+    logits = torch.from_numpy((rng.integers(-20, 20, (9, 40_001)) / 4).astype(np.float32))
+    tokens = torch.from_numpy(rng.integers(0, 40_001, 9))
+    told = logprobs(logits.to(device), tokens.to(device), num_top)
+    for row in range(9):
+        own, rank, values, top_ids = logprobs_row(logits[row].numpy(), int(tokens[row]), num_top)
+        np.testing.assert_allclose(told.values[row].cpu(), [own, *values], atol=TOLERANCE)
+        assert int(told.ranks[row]) == rank
+        assert told.top_ids[row].tolist() == top_ids
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])

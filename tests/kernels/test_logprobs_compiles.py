@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.gpu.dry_card import MAX_SHARED_BYTES
 from kernels.logprobs import triton as kernels
-from tests.kernels.compiled import ARCHS, MAX_SHARED_BYTES, compile_kernel
+from tests.kernels.compiled import ARCHS, compile_kernel
 
 KINDS = {"p_logits": "*fp32", "p_tokens": "*i64", "p_wants": "*i32", "p_slots": "*i32"}
 KINDS |= {"p_max": "*fp32", "p_sum": "*fp32", "p_num_likelier": "*i32", "p_keys": "*i64"}

@@ -26,7 +26,7 @@ def test_without_a_build_of_these_sources_there_is_none(
     [
         ("fpu abm avx avx2 bmi1 bmi2 f16c fma movbe", ["avx2"]),
         ("fpu sse2", []),
-        (" ".join(library.NEEDS["avx512"]), ["avx512", "avx2"]),
+        (" ".join(sorted(library.NEEDS["avx512"])), ["avx512", "avx2"]),
     ],
 )
 def test_a_cpu_gets_what_it_can_run(

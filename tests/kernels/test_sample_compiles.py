@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.gpu.dry_card import MAX_SHARED_BYTES
 from kernels.sample import triton as kernels
-from tests.kernels.compiled import ARCHS, MAX_SHARED_BYTES, compile_kernel
+from tests.kernels.compiled import ARCHS, compile_kernel
 
 FILTERS = {"slots": "*i32", "temperature": "*fp32", "top_k": "*i32", "top_p": "*fp32"}
 FILTERS |= {"min_p": "*fp32"}

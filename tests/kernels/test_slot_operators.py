@@ -1,59 +1,172 @@
-"""What a step reads and writes of its slots."""
+"""What a step reads and writes of its slots, against loops over rows."""
 
 import numpy as np
 import pytest
 import torch
 
-from kernels.accept import accept
+from kernels.accept import accept, accept_with_torch
+from kernels.accept.reference import accept_row
 from kernels.coins import PURPOSE_ACCEPT
 from kernels.coins.reference import coins as coins_slowly
-from tests.kernels.slot_checks import (
-    EOS_IDS,
-    WIDTHS,
-    check_accept,
-    check_decode_inputs,
-    check_draft_pairs,
-    check_step_pairs,
-    check_store_drafts,
+from kernels.decode_inputs import DecodeInputs, decode_inputs
+from kernels.decode_inputs.reference import decode_inputs as decode_inputs_slowly
+from kernels.dispatch import IS_INTERPRETED
+from kernels.mtp_inputs import Pairs, draft_pairs, step_pairs
+from kernels.mtp_inputs.reference import draft_row, step_row
+from kernels.slot_state import SlotState
+from kernels.store_drafts import store_drafts
+from kernels.store_drafts.reference import store_draft
+from tests.kernels.slots import (
+    BLOCK_SIZE,
+    MAX_DRAFTS,
+    NULL_BLOCK,
+    VOCAB_SIZE,
+    Rows,
+    assert_equal,
+    assert_same,
+    copied,
+    moved,
+    random_drafts,
+    random_rows,
+    random_slots,
+    random_tokens,
 )
-from tests.kernels.slots import VOCAB_SIZE, random_rows, random_slots
 
-seeds = pytest.mark.parametrize("seed", range(40))
-widths = pytest.mark.parametrize("width", WIDTHS)
+EOS_IDS = torch.tensor([3, 7, 8], dtype=torch.int32)  # only the first of them is ever drawn
+NO_EOS = torch.empty(0, dtype=torch.int32)
+MANY = 40 if IS_INTERPRETED else 200
+SIZES = [(0, 1), (0, 8), (0, MANY), *((seed, 12) for seed in range(10))]
+sizes = pytest.mark.parametrize(("seed", "num_slots"), SIZES)
+widths = pytest.mark.parametrize("width", range(1, MAX_DRAFTS + 2))
 
 
-@seeds
+def inputs_of(state: SlotState, rows: Rows, width: int) -> DecodeInputs:
+    return decode_inputs(state, *rows, width, BLOCK_SIZE, NULL_BLOCK)
+
+
+@sizes
 @widths
-def test_rows_that_decode_put_their_last_id_and_their_drafts_in(seed: int, width: int) -> None:
-    check_decode_inputs(seed, width)
-
-
-@seeds
-@widths
-def test_tokens_are_accepted_as_row_by_row(seed: int, width: int) -> None:
-    check_accept(seed, width)
-
-
-@seeds
-def test_drafts_are_stored_where_there_is_room(seed: int) -> None:
-    check_store_drafts(seed)
-
-
-@seeds
-@widths
-def test_the_pairs_of_a_step_follow_its_tokens(seed: int, width: int) -> None:
-    check_step_pairs(seed, width)
-
-
-@seeds
-def test_a_pair_more_is_that_of_the_last_draft(seed: int) -> None:
-    check_draft_pairs(seed)
-
-
-@seeds
-def test_drafts_are_declared_right_by_coins_of_their_positions(seed: int) -> None:
+def test_rows_that_decode_put_their_last_id_and_their_drafts_in(
+    device: torch.device, seed: int, num_slots: int, width: int
+) -> None:
     rng = np.random.default_rng(seed)
-    state, (slots, _) = random_slots(rng), random_rows(rng, 2)
+    state, rows = random_slots(rng, num_slots), random_rows(rng, width, num_slots)
+    wanted = decode_inputs_slowly(state, *rows, width, BLOCK_SIZE, NULL_BLOCK)
+    there = Rows(*(each.to(device) for each in rows))
+    found = inputs_of(copied(state, device), there, width)
+    for name, value in found._asdict().items():
+        assert_equal(value, getattr(wanted, name), name)
+
+
+@sizes
+@widths
+def test_tokens_are_accepted_as_row_by_row(
+    device: torch.device, seed: int, num_slots: int, width: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    state, rows = random_slots(rng, num_slots), random_rows(rng, width, num_slots)
+    slots = rows.slots.tolist()
+    nums = decode_inputs_slowly(state, *rows, width, BLOCK_SIZE, NULL_BLOCK).num_valid
+    tokens = random_tokens(rng, state, slots, width)
+    drafts = state.ids[slots, 1:width]
+    on_device = copied(state, device)
+    wanted = [
+        accept_row(state, slot, num, row, EOS_IDS)
+        for slot, num, row in zip(slots, nums.tolist(), tokens.tolist(), strict=True)
+    ]
+    found = accept(
+        on_device,
+        *(rows.slots.to(device), nums.to(device), moved(tokens, device), EOS_IDS.to(device)),
+    )
+    columns = (found.num_emitted.tolist(), found.num_accepted.tolist(), found.codes.tolist())
+    assert list(zip(*columns, strict=True)) == wanted
+    assert_equal(found.drafts, drafts, "drafts")
+    assert_same(on_device, state)
+
+
+@sizes
+def test_drafts_are_stored_where_there_is_room(
+    device: torch.device, seed: int, num_slots: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    state, (slots, _) = random_slots(rng, num_slots), random_rows(rng, 1, num_slots)
+    on_device = copied(state, device)
+    for _ in range(MAX_DRAFTS):
+        drafts = random_drafts(rng, len(slots))
+        store_drafts(on_device, slots.to(device), *(moved(each, device) for each in drafts))
+        for slot, *row in zip(slots.tolist(), *(each.tolist() for each in drafts), strict=True):
+            store_draft(state, slot, *row)
+    assert_same(on_device, state)
+
+
+@sizes
+@widths
+def test_the_pairs_of_a_step_follow_its_tokens(
+    device: torch.device, seed: int, num_slots: int, width: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    state, rows = random_slots(rng, num_slots), random_rows(rng, width, num_slots)
+    inputs = decode_inputs_slowly(state, *rows, width, BLOCK_SIZE, NULL_BLOCK)
+    tokens = random_tokens(rng, state, rows.slots.tolist(), width)
+    columns = (rows.slots, inputs.starts, inputs.num_valid, tokens)
+    for slot, _, num_valid, row in zip(*(each.tolist() for each in columns), strict=True):
+        accept_row(state, slot, num_valid, row, EOS_IDS)
+    on_device = copied(state, device)
+    found = step_pairs(
+        on_device, *(moved(each, device) for each in columns), BLOCK_SIZE, NULL_BLOCK
+    )
+    wanted = [
+        step_row(state, *row, BLOCK_SIZE, NULL_BLOCK)
+        for row in zip(*(each.tolist() for each in columns), strict=True)
+    ]
+    assert_pairs(found, [pair for row, _, _ in wanted for pair in row])
+    assert found.starts.tolist() == [first for _, first, _ in wanted]
+    assert found.first_keys.tolist() == [seen for _, _, seen in wanted]
+    assert_same(on_device, state)
+
+
+@sizes
+def test_a_pair_more_is_that_of_the_last_draft(
+    device: torch.device, seed: int, num_slots: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    state, (slots, _) = random_slots(rng, num_slots), random_rows(rng, 1, num_slots)
+    wanted = [draft_row(state, slot, BLOCK_SIZE, NULL_BLOCK) for slot in slots.tolist()]
+    found = draft_pairs(copied(state, device), slots.to(device), BLOCK_SIZE, NULL_BLOCK)
+    assert_pairs(found, [pair for pair, _, _ in wanted])
+    assert found.starts.tolist() == [first for _, first, _ in wanted]
+    assert found.first_keys.tolist() == [seen for _, _, seen in wanted]
+
+
+def assert_pairs(found: Pairs, wanted: list[tuple[int, ...]]) -> None:
+    columns = (found.input_ids, found.positions, found.places)
+    assert list(zip(*(column.tolist() for column in columns), strict=True)) == wanted
+
+
+@sizes
+@pytest.mark.parametrize("eos_ids", [EOS_IDS, NO_EOS], ids=["eos", "no eos"])
+def test_drafts_are_declared_right_by_the_coins_of_torch(
+    triton_device: torch.device, seed: int, num_slots: int, eos_ids: torch.Tensor
+) -> None:
+    rng, width = np.random.default_rng(seed), MAX_DRAFTS + 1
+    state, rows = random_slots(rng, num_slots), random_rows(rng, width, num_slots)
+    nums = decode_inputs_slowly(state, *rows, width, BLOCK_SIZE, NULL_BLOCK).num_valid
+    tokens = random_tokens(rng, state, rows.slots.tolist(), width)
+    on_device, acceptance = copied(state, triton_device), torch.tensor([0.5])
+    arguments = (rows.slots, nums, tokens, eos_ids, acceptance)
+    found = accept(on_device, *(moved(each, triton_device) for each in arguments))
+    wanted = accept_with_torch(state, *arguments)
+    for name, value in found._asdict().items():
+        assert_equal(value, getattr(wanted, name), name)
+    assert_same(on_device, state)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_drafts_are_declared_right_by_coins_of_their_positions(
+    device: torch.device, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    state, (slots, _) = random_slots(rng, 12), random_rows(rng, 2, 12)
     rows = slots.long()
     state.ends.fill_(1000)
     state.stop_ids.fill_(-1)
@@ -62,7 +175,8 @@ def test_drafts_are_declared_right_by_coins_of_their_positions(seed: int) -> Non
     columns = (each[rows].numpy().astype(np.int64) for each in of_slots)
     is_right = (coins_slowly(*columns, PURPOSE_ACCEPT) >> np.uint64(8)) < 2**23
     nums = 2 * state.is_open[rows]
-    accepted = accept(state, slots, nums, tokens, EOS_IDS, acceptance=torch.tensor([0.5]))
+    arguments = (slots, nums, tokens, EOS_IDS, torch.tensor([0.5]))
+    accepted = accept(copied(state, device), *(each.to(device) for each in arguments))
     assert accepted.num_accepted.tolist() == (is_right & (nums.numpy() > 0)).tolist()
 
 
@@ -70,7 +184,7 @@ def test_drafts_can_be_declared_right_as_often_as_a_measurement_wants() -> None:
     rng = np.random.default_rng(0)
     num_right = num_rows = 0
     for _ in range(400):
-        state, (slots, _) = random_slots(rng), random_rows(rng, 2)
+        state, (slots, _) = random_slots(rng, 12), random_rows(rng, 2, 12)
         state.num_drafts.fill_(1)
         state.ends.fill_(1000)
         nums = 2 * state.is_open[slots.long()]

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 import numpy as np
-from torch import Tensor
 
 from services.worker.device.planned import PlannedRows
 from services.worker.device.streams import Download, Mark
@@ -13,7 +12,7 @@ from services.worker.loaded import Loaded
 from services.worker.logprobs import Told
 from services.worker.mtp_places import MtpPlaces
 from services.worker.ngram import NgramDrafter
-from services.worker.prompt_logprobs import tell_prompts
+from services.worker.prompt_logprobs import PromptPart, tell_prompts
 from services.worker.results import Part, record, tell_drafts, with_parts
 from services.worker.slots import SlotTable
 from services.worker.verify import Verdict
@@ -37,7 +36,7 @@ class Launched:
     told: ToldTokens | None = None
     draft_logprobs: Download | None = None  # of the drafts that are verified
     drafts: Download | None = None  # that are made, where the host wants to know
-    hidden: Tensor | None = None  # [T, hidden]: the states of its chunks, where logprobs are told
+    prompts: dict[int, PromptPart] = field(default_factory=dict)  # by slot
     failed: list[Part] = field(default_factory=list)
 
 
@@ -47,11 +46,8 @@ class Collector:
     def __init__(self, table: SlotTable, loaded: Loaded, capacity: Capacity) -> None:
         self.places = MtpPlaces(capacity)
         self._table = table
-        self._model = loaded.model
-        self._vocab_size = capacity.vocab_size
         self._method = loaded.speculation.method
         self._ngram = NgramDrafter(*loaded.settings.speculative_config.lookup_lens)
-        self._sampler = loaded.sampler
         self._last: Launched | None = None
         self._has_more = False  # sequences were open when the last step was collected
 
@@ -69,7 +65,6 @@ class Collector:
         num_known = table.num_tokens[rows.slots]
         result_rows, emitted = record(table, rows, verdict, told)
         prompts = self._tell_prompts(launched)
-        launched.hidden = None  # its memory is the next step's
         if launched.depth:
             self._note_drafts(launched, rows, verdict, num_known)
         arrays = TokenArrays(emitted, *told.arrays())
@@ -98,9 +93,7 @@ class Collector:
         if not len(launched.planned.chunk_slots):
             return []
         rows = StepRows.of_chunks(launched.planned)
-        return tell_prompts(
-            self._table, rows, launched.hidden, self._model.logits, self._vocab_size, self._sampler
-        )
+        return tell_prompts(self._table, rows, launched.prompts)
 
     def _note_drafts(
         self, launched: Launched, rows: StepRows, verdict: Verdict, num_known: np.ndarray

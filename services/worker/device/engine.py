@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.logprobs import NO_LOGPROBS
+from kernels.logprobs import RowLogprobs, logprobs
 from services.worker.device.adjusted import adjusted
 from services.worker.device.chunks import prepare_chunks
 from services.worker.device.collector import Collector, Launched, StepOutput
@@ -16,7 +16,7 @@ from services.worker.device.device_slots import DeviceSlots
 from services.worker.device.graphs import Shape, record_graphs, shapes
 from services.worker.device.measure import measure
 from services.worker.device.mixed_step import MixedStep
-from services.worker.device.out_of_memory import REMEDIES, LostBlocks, fail
+from services.worker.device.out_of_memory import REMEDIES, fail
 from services.worker.device.planned import HostLengths, PlannedRows
 from services.worker.device.segments import make_segments
 from services.worker.device.steps import DecodeStep, Step
@@ -27,6 +27,8 @@ from services.worker.kernel_choice import fuse
 from services.worker.loaded import Loaded, load
 from services.worker.memory import measure_needs, plan_memory
 from services.worker.progress import Progress
+from services.worker.prompt_logprobs import PromptPart, ask_prompts
+from services.worker.results import Part
 from services.worker.slots import SlotTable
 from shared.config import WorkerConfig
 from shared.errors import ConfigError
@@ -62,7 +64,7 @@ class DeviceEngine:
         self._segments = make_segments(loaded, self._slots.state, report.num_blocks)
         self._graphs = record_graphs(self._segments, wanted, self.capacity, progress)
         self._collector = Collector(self._table, loaded, self.capacity)
-        self._lost = LostBlocks()
+        self._has_failed = False  # prompts of the step before, for want of memory
         self._in_flight: deque[Launched] = deque()
         self._is_collected = threading.Condition()
 
@@ -94,12 +96,9 @@ class DeviceEngine:
         """Puts ``plan`` on the device; ``ids`` [sum of num_ids] int32 are the known ids of the
         admitted rows."""
         fresh_blocks = self._table.apply(plan, ids)
-        self._lost.release(fresh_blocks)
         self._lengths.admit(self._table, plan)
         self._slots.update(self._table, plan)
-        failed = fail(
-            self._table, self._lost.readers(self._table, plan), "its prefix was not computed"
-        )
+        failed = self._fail_hits(plan) if self._has_failed else []
         depth = min(plan.draft_depth, self.capacity.num_speculative_tokens)
         if self._method == "mtp":
             self._begin_pairs(plan, fresh_blocks)
@@ -110,6 +109,7 @@ class DeviceEngine:
         launched = Launched(plan, planned, depth, Mark(self._device))
         launched.failed += failed
         self._run(launched)
+        self._has_failed = bool(launched.failed)
         with self._is_collected:
             self._in_flight.append(launched)
 
@@ -132,15 +132,12 @@ class DeviceEngine:
             launched.decided = launched.ends = Mark(self._device)
 
     def _forward(self, launched: Launched) -> tuple[Step, Tensor] | None:
-        """Where the memory is short, once more with what torch has kept of it, and then without
-        what prompts take. Steps that only decode take what was there from the start."""
-        problem = ""
-        for _ in range(2):
-            try:
-                return self._try_forward(launched.planned)
-            except torch.OutOfMemoryError as error:
-                problem = why_out_of_memory(error)
-            torch.cuda.empty_cache()  # here, since the error kept what its frames had made
+        """Where the memory is short, without what prompts take. Steps that only decode take what
+        was there from the start."""
+        try:
+            return self._try_forward(launched.planned)
+        except torch.OutOfMemoryError as error:
+            problem = why_out_of_memory(error)
         self._fail_chunks(launched, problem)
         return self._try_forward(launched.planned) if launched.planned.num_rows else None
 
@@ -155,23 +152,37 @@ class DeviceEngine:
         if not len(slots):
             raise torch.OutOfMemoryError(f"a step that only decodes: {problem}; {REMEDIES}")
         log.error("a step with %d prompts: %s; %s", len(slots), problem, REMEDIES)
-        self._lost.add(self._table, slots, planned.chunk_starts + planned.num_repeated)
         launched.failed += fail(self._table, slots, problem)
         launched.planned = planned.without_chunks()
+
+    def _fail_hits(self, plan: StepPlan) -> list[Part]:
+        """``plan`` was made before the scheduler learnt that prompts failed, and may take their
+        blocks, or those of who took them, for a prefix that is cached."""
+        slots = np.array([row.slot for row in plan.admit if row.num_cached], np.int64)
+        return fail(self._table, slots, "a prefix of its prompt was not computed")
 
     def _finish(self, launched: Launched, step: Step, logits: Tensor) -> None:
         slots = launched.planned.slots
         if len(slots):
             self._judge(launched, step, logits)
-        asked = self._table.num_prompt_logprobs[launched.planned.chunk_slots]
-        if isinstance(step, MixedStep) and (asked != NO_LOGPROBS).any():
-            launched.hidden = step.hidden[step.num_decoded :]
+        if isinstance(step, MixedStep):
+            launched.prompts = self._ask_prompts(launched.planned, step)
         launched.decided = Mark(self._device)
         if self._segments.drafts and launched.depth:
             step.draft(launched.depth)
             if self._table.has_wishes[slots].any():
                 launched.drafts = self._download_drafts(slots)
         launched.ends = Mark(self._device)
+
+    def _ask_prompts(self, planned: PlannedRows, step: MixedStep) -> dict[int, PromptPart]:
+        return ask_prompts(
+            *(self._table, planned.chunk_slots, planned.chunk_starts, planned.chunk_nums),
+            *(step.hidden[step.num_decoded :], self.capacity.vocab_size),
+            *(self._segments.model.logits, self._score),
+        )
+
+    def _score(self, logits: Tensor, tokens: np.ndarray, num_top: int | None) -> RowLogprobs:
+        return logprobs(logits, upload(tokens, self._device), num_top)
 
     def _prepare(self, planned: PlannedRows) -> Step:
         if self._method == "ngram" and planned.depths.any():

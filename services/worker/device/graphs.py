@@ -1,14 +1,15 @@
 """Steps that only decode, as CUDA graphs: the host replays hundreds of kernels with one call.
 
-There is one set of graphs for each number of rows and each number of tokens of a row: one, as many
-as the most drafts want, and two where few sequences run. A step takes the next larger set; rows too
-many are nobody's, and drafts too many are masked.
+There is one set of graphs for each number of rows and either number of tokens of a row: one, or as
+many as the most drafts want. A step takes the next larger set; rows too many are nobody's, and
+drafts too many are masked.
 """
 
+import gc
 import logging
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -24,10 +25,6 @@ from shared.messages import Capacity
 
 log = logging.getLogger(__name__)
 
-# Up to so many rows a step with one draft has graphs of its own: with more rows a sequence mostly
-# drafts nothing or as much as it may, and each set takes time and memory.
-MAX_ROWS_OF_ONE_DRAFT = 32
-
 
 class Shape(NamedTuple):
     num_rows: int
@@ -42,7 +39,7 @@ def shapes(sizes: Sequence[int], max_rows: int, max_tokens: int, max_drafts: int
     found = {
         Shape(num_rows, 1 + depth)
         for num_rows in {min(size, max_rows) for size in sizes}
-        for depth in {0, max_drafts, min(max_drafts, num_rows <= MAX_ROWS_OF_ONE_DRAFT)}
+        for depth in {0, max_drafts}
     }
     fitting = [shape for shape in found if shape.num_rows * shape.width <= max_tokens]
     return sorted(fitting, reverse=True)
@@ -65,9 +62,11 @@ class StepGraphs:
         self._rows[0] = self._null_slot
         self._inputs = upload(self._rows, device)
         max_tokens = max((shape.num_rows * shape.width for shape in wanted), default=0)
-        vocab_size = len(segments.model.decoder.lm_head.weight)
+        decoder = segments.model.decoder
         # Of one step at a time; what graphs have of their own is small.
-        self._logits = torch.empty(max_tokens, vocab_size, device=device)
+        self._logits = torch.empty(max_tokens, len(decoder.lm_head.weight), device=device)
+        embeddings = decoder.model.embed_tokens.weight
+        self._out = embeddings.new_empty(max_rows, embeddings.shape[1])
         self._steps: dict[Shape, DecodeStep] = {}
 
     def __len__(self) -> int:
@@ -76,9 +75,11 @@ class StepGraphs:
     def record(self, shape: Shape, record: Record) -> None:
         """Raises what ``record`` raises, torch.OutOfMemoryError above all."""
         slots, depths = self._inputs[:, : shape.num_rows]
-        logits = self._logits[: shape.num_rows * shape.width]
-        step = DecodeStep(self._segments, slots, depths, shape.width, self._max_keys, logits)
-        step.record(record)
+        where = self._logits[: shape.num_rows * shape.width], self._out[: shape.num_rows]
+        step = DecodeStep(self._segments, slots, depths, shape.width, self._max_keys, *where)
+        alike = (each for each in self._steps if each.num_rows == shape.num_rows)
+        other = next(alike, None)
+        step.record(record, None if other is None else self._steps[other].next_draft)
         self._steps[shape] = step
 
     def find(self, slots: np.ndarray, depths: np.ndarray) -> DecodeStep | None:
@@ -110,33 +111,43 @@ def record_graphs(
     """Says what was recorded, and what was not, where the memory is short."""
     device = segments.eos_ids.device
     graphs = StepGraphs(segments, wanted, capacity.max_num_seqs, capacity.max_model_len)
-    record = CudaRecorder(device) if device.type == "cuda" else _run_and_return
+    record = CudaRecorder(device) if device.type == "cuda" else CpuRecorder()
     started_s, free = time.perf_counter(), read_memory(device).free
-    for index, shape in enumerate(wanted):
-        progress("capturing CUDA graphs", index / len(wanted))
-        try:
-            graphs.record(shape, record)
-        except torch.OutOfMemoryError as error:
-            skipped = f"{shape.num_rows} sequences of {shape.width} tokens"
-            log.warning(
-                "CUDA graphs: none for %s, which run eagerly: %s", skipped, why_out_of_memory(error)
-            )
+    with without_garbage_collection():
+        for index, shape in enumerate(wanted):
+            progress("capturing CUDA graphs", index / len(wanted))
+            try:
+                graphs.record(shape, record)
+            except torch.OutOfMemoryError as error:
+                skipped = f"{shape.num_rows} sequences of {shape.width} tokens"
+                why = why_out_of_memory(error)
+                log.warning("CUDA graphs: none for %s, which run eagerly: %s", skipped, why)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # of what ran before each capture, on a stream that is not used
     if wanted:
         seconds, taken = time.perf_counter() - started_s, free - read_memory(device).free
-        log.info("CUDA graphs: %d of steps, %.1f s, %s", len(graphs), seconds, mib(taken))
+        told = len(graphs), record.num_recorded, seconds, mib(taken)
+        log.info("CUDA graphs: %d kinds of steps, %d graphs, %.1f s, %s", *told)
     return graphs
 
 
-def _run_and_return(run: Run) -> Run:
-    """On a CPU, which has no graphs."""
-    run()
-    return run
+class CpuRecorder:
+    """Runs functions where there are no graphs."""
+
+    def __init__(self) -> None:
+        self.num_recorded = 0
+
+    def __call__(self, run: Run) -> Run:
+        run()
+        self.num_recorded += 1
+        return run
 
 
 class CudaRecorder:
     """Captures functions as graphs that share their memory: they run one after the other."""
 
     def __init__(self, device: torch.device) -> None:
+        self.num_recorded = 0
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
@@ -148,14 +159,32 @@ class CudaRecorder:
         with torch.cuda.stream(self._stream):
             run()
             self._stream.synchronize()
-            graph.capture_begin(pool=self._pool)
-            try:
-                run()
-            except BaseException:
-                with suppress(RuntimeError):  # what went wrong is the error to tell
-                    graph.capture_end()
-                raise
-            graph.capture_end()
+            self._capture(graph, run)
             graph.replay()
         torch.cuda.current_stream().wait_stream(self._stream)
+        self.num_recorded += 1
         return graph.replay
+
+    def _capture(self, graph: torch.cuda.CUDAGraph, run: Run) -> None:
+        """What other threads do meanwhile does not end it."""
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
+            run()
+        except BaseException:
+            with suppress(RuntimeError):  # what went wrong is the error to tell
+                graph.capture_end()
+            raise
+        graph.capture_end()
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """An old engine that is found then would free its graphs and memory inside a capture."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

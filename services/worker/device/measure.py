@@ -3,7 +3,12 @@
 import torch
 
 from services.worker.device.device_slots import DeviceSlots
-from services.worker.device.graphs import CudaRecorder, Shape, StepGraphs
+from services.worker.device.graphs import (
+    CudaRecorder,
+    Shape,
+    StepGraphs,
+    without_garbage_collection,
+)
 from services.worker.device.out_of_memory import REMEDIES
 from services.worker.device.segments import Segments, make_segments
 from services.worker.device.warm_up import warm_up
@@ -16,6 +21,7 @@ from services.worker.slots import SlotTable
 from shared.errors import ConfigError
 
 NO_BLOCKS = 0
+MIN_SLACK_BYTES, SLACK_SHARE = 256 << 20, 0.02  # of the card's memory; not measured yet
 
 
 @torch.inference_mode()
@@ -43,7 +49,8 @@ def measure(loaded: Loaded, shapes: list[Shape], progress: Progress) -> Needs:
     pieces = PIECE_LOGITS * PIECE_BYTES  # of wide logprobs and those of prompts
     del slots, segments
     torch.cuda.empty_cache()
-    return needs_of(loaded, of_step - needs.weights + pieces, of_graphs)
+    slack = max(MIN_SLACK_BYTES, int(loaded.before.total * SLACK_SHARE))
+    return needs_of(loaded, of_step - needs.weights + pieces, of_graphs, slack)
 
 
 def _num_used(loaded: Loaded) -> int:
@@ -61,8 +68,9 @@ def _measure_graphs(
     used = [_num_used(loaded)]
     graphs = StepGraphs(segments, shapes, shapes[0].num_rows, loaded.model_info.max_model_len)
     recorder = CudaRecorder(loaded.device)
-    for shape in (shapes[0], shapes[-1]):
-        progress("measuring CUDA graphs", 0.0)
-        graphs.record(shape, recorder)
-        used.append(_num_used(loaded))
+    with without_garbage_collection():
+        for shape in (shapes[0], shapes[-1]):
+            progress("measuring CUDA graphs", 0.0)
+            graphs.record(shape, recorder)
+            used.append(_num_used(loaded))
     return (used[1] - used[0]) + (used[2] - used[1]) * (len(shapes) - 1)

@@ -110,14 +110,20 @@ class Segments:
         return Judged(tokens, accepted, scores, told)
 
     def first_draft(
-        self, slots: Tensor, inputs: DecodeInputs, hidden: Tensor, judged: Judged, max_keys: int
+        self,
+        slots: Tensor,
+        inputs: DecodeInputs,
+        hidden: Tensor,
+        judged: Judged,
+        max_keys: int,
+        into: Tensor | None = None,
     ) -> Tensor:
         """The pairs of all tokens of rows that decode, and a draft of each: what the head made of
-        the last pair of each [B, hidden]."""
+        the last pair of each [B, hidden], in ``into``, if there is such."""
         width, num_emitted = judged.tokens.shape[1], judged.accepted.num_emitted
         pairs = self.pairs(slots, inputs, judged.tokens)
         out = self._mtp(slots, hidden, pairs, width, max_keys)
-        last = out[last_tokens(num_emitted, width)]
+        last = torch.index_select(out, 0, last_tokens(num_emitted, width), out=into)
         self.draw(slots, last, num_emitted)
         return last
 

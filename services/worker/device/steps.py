@@ -37,27 +37,38 @@ class DecodeStep:
         width: int,
         max_keys: int,
         logits: Tensor | None = None,
+        out: Tensor | None = None,
     ) -> None:
-        """``logits`` [B * w, V] are where these come, if that matters."""
+        """``logits`` [B * w, V] and ``out`` [B, hidden], what the MTP head makes of the last pair
+        of each row, are where these come, if that matters."""
         self.slots = slots
         self.width = width
         self._segments = segments
         self._depths = depths
         self._max_keys = max_keys
         self._logits = logits
+        self._out = out
         self._forwarded: Forwarded
         self._judged: Judged
-        self._out: Tensor  # [B, hidden]
         # By name. A part that is not there is run: if it were kept as it is, the step would know
         # itself, and its tensors would wait for the garbage collector.
         self._recorded: dict[str, Run] = {}
 
-    def record(self, record: Record) -> None:
-        """From now on its parts are replayed."""
+    def record(self, record: Record, next_draft: Run | None = None) -> None:
+        """From now on its parts are replayed. ``next_draft``, if there is such, was recorded by a
+        step with the same ``slots`` and ``out``: it does not depend on the tokens of a row."""
         parts = [self._forward, self._judge]
         if self._segments.drafts:
-            parts += [self._first_draft, self._next_draft]
+            parts.append(self._first_draft)
         self._recorded = {part.__name__: record(part) for part in parts}
+        if self._segments.drafts and self._segments.state.max_drafts > 1:
+            name = self._next_draft.__name__
+            self._recorded[name] = next_draft or record(self._next_draft)
+
+    @property
+    def next_draft(self) -> Run | None:
+        """If it was recorded."""
+        return self._recorded.get(self._next_draft.__name__)
 
     def forward(self) -> Tensor:
         self._run(self._forward)
@@ -99,10 +110,11 @@ class DecodeStep:
     def _first_draft(self) -> None:
         inputs, hidden = self._forwarded.inputs, self._forwarded.hidden
         self._out = self._segments.first_draft(
-            self.slots, inputs, hidden, self._judged, self._max_keys
+            self.slots, inputs, hidden, self._judged, self._max_keys, self._out
         )
 
     def _next_draft(self) -> None:
+        assert self._out is not None
         self._segments.next_draft(self.slots, self._out, self._max_keys)
 
 

@@ -23,6 +23,16 @@ if IS_INTERPRETED:
     create_dot = interpreter.InterpreterBuilder.create_dot
 
 
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    return torch.device("cpu")
+
+
+@pytest.fixture(scope="session")
+def triton_device(device: torch.device) -> torch.device:
+    return device
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _bfloat16_as_on_cards() -> None:
     interpreter._convert_float = _convert_float

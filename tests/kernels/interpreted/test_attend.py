@@ -8,7 +8,6 @@ from tests.kernels.attended import (
     Heads,
     Step,
     assert_later_tokens_do_not_matter,
-    assert_other_rows_do_not_matter,
     compare,
 )
 
@@ -78,10 +77,6 @@ def test_chunks_in_bfloat16_agree() -> None:
 @pytest.mark.filterwarnings("ignore:invalid value")  # of the last token, which sees them
 def test_what_later_tokens_are_does_not_matter() -> None:
     assert_later_tokens_do_not_matter(SMALL)
-
-
-def test_other_rows_do_not_matter() -> None:
-    assert_other_rows_do_not_matter(SMALL)
 
 
 def test_nothing_has_no_result() -> None:

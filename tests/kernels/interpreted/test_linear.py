@@ -105,15 +105,25 @@ def test_gates_open_for_ups(
 
 
 @dtypes
-def test_a_tokens_result_is_the_same_bits_whatever_is_beside_it(dtype: torch.dtype) -> None:
-    x, weight = torch.randn(MAX_FEW_ROWS, 272).to(dtype), torch.randn(32, 272).to(dtype)
-    norm, residual = norm_of(272, dtype), torch.randn(MAX_FEW_ROWS, 32).to(dtype)
-    wide = linear(x, weight, norm=norm, residual=residual)
+@pytest.mark.parametrize(("num_rows", "size"), [(24, 272), (72, 272), (200, 40)])
+def test_a_tokens_result_is_the_same_bits_whatever_is_beside_it(
+    num_rows: int, size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one part of 16 rows, in 16 rows to two parts of 32, in one and two parts of 64."""
+    monkeypatch.setattr("kernels.linear.triton.NUM_PROCESSORS", 3)
+    monkeypatch.setattr("kernels.linear.triton.MIN_PROGRAMS", 1)
+    x, weight = torch.randn(MAX_FEW_ROWS, size).to(dtype), torch.randn(num_rows, size).to(dtype)
+    norm, residual = norm_of(size, dtype), torch.randn(MAX_FEW_ROWS, num_rows).to(dtype)
+    wide = linear(x, weight, residual=residual)
+    normed = linear(x, weight, norm=norm)
     gates = gated(x, weight, norm=norm)
-    for num_tokens in (1, 2, 16, 17, 33):
+    assert_near(wide, reference.linear(x, weight, residual=residual), dtype)
+    assert_near(normed, reference.linear(x, weight, norm=norm), dtype)
+    for num_tokens in (1, 2, 9, 16, 17, 33):
         few = x[:num_tokens]
-        found = linear(few, weight, norm=norm, residual=residual[:num_tokens])
+        found = linear(few, weight, residual=residual[:num_tokens])
         assert torch.equal(found, wide[:num_tokens]), num_tokens
+        assert torch.equal(linear(few, weight, norm=norm), normed[:num_tokens]), num_tokens
         assert torch.equal(gated(few, weight, norm=norm), gates[:num_tokens]), num_tokens
 
 

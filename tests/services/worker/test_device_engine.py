@@ -87,6 +87,33 @@ def test_steps_launched_ahead_bring_what_the_host_engine_brings(
     assert_same(launched_ahead(engine, steps_of(**wishes)), wanted)
 
 
+def test_prompts_logprobs_are_computed_in_the_step_not_behind_those_that_were_launched_after_it(
+    engine: DeviceEngine,
+) -> None:
+    first, second, *_ = steps_of(prompt_logprobs=2)
+    engine.launch(*first)
+    calls = count_calls(engine)
+    engine.launch(*second)
+    num_launched = len(calls)
+    assert num_launched > 0
+    engine.collect()
+    engine.collect()
+    assert len(calls) == num_launched, "the model is not asked again when results are collected"
+
+
+def count_calls(engine: DeviceEngine) -> list[str]:
+    """Of the head, from now on."""
+    model, calls = engine._segments.model, []
+    logits = model.logits
+
+    def counted(*arguments: Any) -> Any:
+        calls.append("logits")
+        return logits(*arguments)
+
+    model.logits = counted
+    return calls
+
+
 def test_a_text_that_ends_emits_nothing_in_steps_that_were_launched_already(
     engine: DeviceEngine,
 ) -> None:

@@ -70,6 +70,13 @@ def test_blocks_take_what_is_left_of_the_share() -> None:
     ]
 
 
+def test_slack_is_kept_from_the_cache_and_told() -> None:
+    needs = replace(NEEDS, graphs=GIB // 4, slack=GIB // 4)
+    report = plan_memory(settings(gpu_memory_utilization=0.5), needs, MACHINE, CUDA)
+    assert report.num_blocks == (10 - 5 - 2 - 1) * GIB // NEEDS.block - GIB // 2 // NEEDS.block
+    assert "slack: 256.0 MiB, for libraries and fragments that come later" in report.lines()
+
+
 def test_a_cpu_gives_four_gibibytes_at_most_unless_told() -> None:
     roomy = Memory(total=100 * GIB, free=90 * GIB)
     assert plan_memory(settings(), NEEDS, roomy, CPU).num_blocks == CPU_MAX_KV_BYTES >> 20
@@ -113,7 +120,9 @@ def test_an_engine_has_the_capacity_that_was_asked_for_and_tells_its_memory(
     capacity = engine.capacity
     assert (capacity.num_blocks, capacity.block_size, capacity.max_num_seqs) == (13, 4, 24)
     assert (capacity.max_num_batched_tokens, capacity.max_model_len) == (77, 50)
-    assert engine.model_info.max_model_len == 50
+    model = engine.model_info
+    assert (model.max_model_len, model.dtype, model.load_format) == (50, "float32", "safetensors")
+    assert model.logprobs_mode == "raw_logprobs"
     place = 2 * sum(layer[0, 0, 0].nbytes for layer in engine._kv_cache.layers)
     assert planned_bytes("kv_cache") == 13 * 4 * place
     parts = (*engine._model.parameters(), *engine._model.buffers())

@@ -3,11 +3,15 @@
 What kernels would have written is 0 where torch was asked for memory that holds anything.
 """
 
+import re
+import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
-import pytest
 import torch
 import triton
 from torch import Tensor
@@ -15,12 +19,20 @@ from triton.backends.compiler import GPUTarget
 
 import kernels.linear.triton  # noqa: F401 - asks, when it is imported, whether it is interpreted
 from kernels import dispatch
-from tests.kernels.compiled import HOPPER, MAX_SHARED_BYTES, resources
 
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+AMPERE, HOPPER = 80, 90
+MAX_SHARED_BYTES = {AMPERE: 163 << 10, HOPPER: 227 << 10}
 ALIGNED_BYTES = 16
 MAX_GRID = (2**31 - 1, 2**16 - 1, 2**16 - 1)
 NUM_REGISTERS = 1 << 16  # of a multiprocessor
 WARP_SIZE = 32
+
+
+class Resources(NamedTuple):
+    num_registers: int
+    num_stack_bytes: int  # local memory of a thread: what was spilled, mostly
+    shared_bytes: int
 
 
 class Loaded(NamedTuple):
@@ -85,13 +97,29 @@ class DryDriver:
 def dry_card(arch: int = HOPPER) -> Iterator[DryDriver]:
     """Within, operators launch their kernels on it, whatever device the tensors are on."""
     card = DryDriver(arch)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton.runtime.driver, "_active", card)
-        patch.setattr(dispatch, "IS_INTERPRETED", True)
-        patch.setattr(torch, "empty", torch.zeros)
-        patch.setattr(torch, "empty_like", torch.zeros_like)
-        patch.setattr(Tensor, "new_empty", Tensor.new_zeros)
+    with ExitStack() as stack:
+        for where, name, value in (
+            (triton.runtime.driver, "_active", card),
+            (dispatch, "IS_INTERPRETED", True),
+            (torch, "empty", torch.zeros),
+            (torch, "empty_like", torch.zeros_like),
+            (Tensor, "new_empty", Tensor.new_zeros),
+        ):
+            stack.enter_context(patch.object(where, name, value))
         yield card
+
+
+def resources(cubin: bytes, shared_bytes: int) -> Resources:
+    """What a kernel takes of a multiprocessor."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [CUOBJDUMP, "--dump-resource-usage", file.name]
+        told = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", told)
+    if found is None:
+        raise ValueError(f"cuobjdump said {told}")
+    return Resources(int(found[1]), int(found[2]), shared_bytes)
 
 
 def _check(name: str, kind: Any, value: Any) -> None:

@@ -1,0 +1,83 @@
+"""What the JIT makes of a worker's launches where there is no card: everything that is compiled
+before a worker is ready, and every kernel that the check times, in the sizes of the real models."""
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu import kernel_table, read_kernel
+from benchmarks.gpu.dry_card import DryDriver, dry_card
+from benchmarks.gpu.engine_table import MAX_DEPTH
+from benchmarks.gpu.floor import READ_CONFIGS
+from benchmarks.gpu.shapes import write_model
+from benchmarks.gpu.suite import Suite
+from services.worker.device.device_slots import DeviceSlots
+from services.worker.device.segments import make_segments
+from services.worker.device.warm_up import warm_up
+from services.worker.kernel_choice import fuse
+from services.worker.loaded import load
+from services.worker.slots import SlotTable
+from shared.config import WorkerConfig
+
+MAX_NUM_SEQS, MAX_BATCHED_TOKENS = 16, 256  # of the CPU's patience: they are not compiled for
+NUM_BLOCKS = 0
+
+
+def measure(suite: Suite, folder: Path) -> Iterator[dict[str, Any]]:
+    """A row for each model and for the kernels alone. Raises RuntimeError where one spills."""
+    with dry_card() as card, torch.inference_mode():
+        for name, config in suite.models.items():
+            model = write_model(folder / f"launches-{name}", config)
+            yield _row(card, f"engine, {name}", partial(_start, suite, model, "mtp" in name))
+        yield _row(card, "kernels", partial(_run_cases, suite))
+
+
+def _row(card: DryDriver, what: str, run: Callable[[], None]) -> dict[str, Any]:
+    started_s, num_loaded, num_launches = time.monotonic(), len(card.loaded), card.num_launches
+    run()
+    fresh = card.loaded[num_loaded:]
+    if spilled := [each.name for each in fresh if each.num_stack_bytes]:
+        raise RuntimeError(f"{what}: registers spill in {', '.join(spilled)}")
+    return {
+        "what": what,
+        "compiled": len(fresh),
+        "launches": card.num_launches - num_launches,
+        "seconds": time.monotonic() - started_s,
+    }
+
+
+def _start(suite: Suite, model: Path, drafts: bool) -> None:
+    """As far as a worker gets until it measures its memory."""
+    speculation = {"method": "mtp" if drafts else "none", "num_speculative_tokens": MAX_DEPTH}
+    settings = WorkerConfig(
+        model=str(model),
+        load_format="dummy",
+        device="cpu",
+        dtype=str(suite.dtype).removeprefix("torch."),
+        max_model_len=suite.max_model_len,
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=MAX_BATCHED_TOKENS,
+        speculative_config=speculation,
+    )
+    loaded = load(settings, _be_silent, fuse)
+    capacity = loaded.capacity(NUM_BLOCKS)
+    table = SlotTable(capacity)
+    state = DeviceSlots(capacity, table, loaded.device).state
+    warm_up(make_segments(loaded, state, NUM_BLOCKS), table, capacity, _be_silent)
+
+
+def _run_cases(suite: Suite) -> None:
+    for block, num_warps in READ_CONFIGS:
+        values = torch.zeros(block, dtype=torch.int32)
+        read_kernel.launch(values, values[:1].clone(), block, num_warps)
+    for case in kernel_table.cases(suite):
+        ours, _ = case.make()
+        ours[0]()
+
+
+def _be_silent(text: str, fraction: float) -> None:
+    pass

@@ -1,0 +1,37 @@
+"""How torch's products may round: as torch has it by itself, and as a worker wants it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+_PRODUCTS = torch.backends.cuda.matmul
+FLAGS = (
+    "allow_tf32",
+    "allow_bf16_reduced_precision_reduction",
+    "allow_fp16_reduced_precision_reduction",
+)
+
+
+def flags() -> dict[str, bool]:
+    return {name: getattr(_PRODUCTS, name) for name in FLAGS}
+
+
+OF_TORCH = flags()  # before any worker was built in this process
+
+
+@contextmanager
+def as_torch_has_it() -> Iterator[None]:
+    """For what is compared with us: an engine sets these for the whole process."""
+    before = flags()
+    _set(OF_TORCH)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(values: dict[str, bool]) -> None:
+    for name, value in values.items():
+        # Of 16 bits there are two: within a product, and between the parts that one is split into.
+        setattr(_PRODUCTS, name, value if name == "allow_tf32" else (value, value))

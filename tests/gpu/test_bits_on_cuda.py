@@ -1,0 +1,43 @@
+"""On a card a token's result is the same bits for every number of tokens beside it."""
+
+import pytest
+import torch
+
+from kernels.linear import MAX_FEW_ROWS
+from tests.kernels import bits
+from tests.kernels.attended import Heads, decoded_rows
+
+pytestmark = pytest.mark.gpu
+CUDA = torch.device("cuda")
+MAX_DECODING = 128
+QWEN3_HEADS = Heads(32, 8, 128)
+SMALL, DOWN, GATE_UP = (512, 264), (4096, 12288), (24576, 4096)  # one of each size of a block
+PRODUCTS = [(kind, SMALL, torch.bfloat16) for kind in bits.KINDS]
+PRODUCTS += [(kind, SMALL, torch.float32) for kind in ("all", "gated")]
+PRODUCTS += [("residual", DOWN, torch.bfloat16), ("norm", DOWN, torch.bfloat16)]
+PRODUCTS += [(kind, GATE_UP, torch.bfloat16) for kind in ("gated", "logits")]
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+
+
+@pytest.mark.parametrize(("kind", "shape", "dtype"), PRODUCTS, ids=str)
+def test_of_products(kind: str, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    compute = bits.products(kind, shape, MAX_FEW_ROWS, dtype, CUDA)
+    bits.assert_rows_stand_alone(compute, MAX_FEW_ROWS, range(1, MAX_FEW_ROWS))
+
+
+@dtypes
+def test_of_norms(dtype: torch.dtype) -> None:
+    compute = bits.norms(4096, MAX_FEW_ROWS, dtype, CUDA)
+    bits.assert_rows_stand_alone(compute, MAX_FEW_ROWS, range(1, MAX_FEW_ROWS))
+
+
+@dtypes
+def test_of_rotations(dtype: torch.dtype) -> None:
+    compute = bits.rotations(QWEN3_HEADS, MAX_FEW_ROWS, dtype, CUDA)
+    bits.assert_rows_stand_alone(compute, MAX_FEW_ROWS, range(1, MAX_FEW_ROWS))
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_of_rows_that_decode(width: int) -> None:
+    compute = decoded_rows(QWEN3_HEADS, width, MAX_DECODING, torch.bfloat16, CUDA)
+    bits.assert_rows_stand_alone(compute, MAX_DECODING, range(1, MAX_DECODING))

@@ -1,0 +1,37 @@
+"""A token's result is the same bits whatever its step has besides: with numbers of tokens on both
+sides of each size of a block."""
+
+import pytest
+import torch
+
+from kernels.linear import MAX_FEW_ROWS
+from kernels.paged_attention import triton
+from tests.kernels import bits
+from tests.kernels.attended import Heads, decoded_rows
+
+CPU = torch.device("cpu")
+NUMS = [1, 2, 16, 17, 33]
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+
+
+@dtypes
+@pytest.mark.parametrize("kind", bits.KINDS)
+def test_of_products(kind: str, dtype: torch.dtype) -> None:
+    compute = bits.products(kind, (32, 272), MAX_FEW_ROWS, dtype, CPU)
+    bits.assert_rows_stand_alone(compute, MAX_FEW_ROWS, NUMS)
+
+
+@dtypes
+def test_of_norms_and_rotations(dtype: torch.dtype) -> None:
+    bits.assert_rows_stand_alone(bits.norms(272, 20, dtype, CPU), 20, NUMS[:-1])
+    bits.assert_rows_stand_alone(bits.rotations((4, 2, 16), 20, dtype, CPU), 20, NUMS[:-1])
+
+
+@dtypes
+@pytest.mark.parametrize("width", [1, 3])
+def test_of_rows_that_decode(
+    width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton, "NUM_SPLITS", 2)
+    compute = decoded_rows(Heads(4, 2, 16), width, 4, dtype, CPU)
+    bits.assert_rows_stand_alone(compute, 4, [1, 2, 3])

@@ -1,0 +1,22 @@
+"""What the worker makes of its machine."""
+
+import os
+import subprocess
+import sys
+
+CODE = """
+import torch
+from services.worker.hardware import compute_exactly
+products = torch.backends.cuda.matmul
+assert products.allow_tf32, "the environment asks for it"
+compute_exactly()
+print(products.allow_tf32, products.allow_bf16_reduced_precision_reduction)
+"""
+
+
+def test_products_are_exact_whatever_the_environment_says() -> None:
+    """As images with PyTorch say it, whose users train."""
+    environment = os.environ | {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
+    command = [sys.executable, "-c", CODE]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
