@@ -1,12 +1,13 @@
 """One supervised process at a time for one replica of a service."""
 
 import asyncio
-import os
 import signal
+import socket
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +17,31 @@ from shared.address import admin_path
 from shared.config_sources import SUPERVISOR_FD
 from shared.messages import ServiceName
 
-ASK_TIMEOUT = aiohttp.ClientTimeout(total=1)
+ASK_S = 1.0
 MAX_LINE_BYTES = 64 << 10
 MAX_LAST_LINES = 50
 
 
 class Child:
-    """A service's process. It dies with us: it watches the read end of a pipe we hold."""
+    """A service's process. A pair of sockets connects us: it tells that it is ready, and dies when
+    our end closes, with us.
+
+    ``num_unanswered`` counts how often in a row it had a second and did not answer; while it is
+    starting, only if it listens.
+    """
 
     def __init__(self, service: ServiceName, instance: str, directory: Path) -> None:
         self.service = service
         self.instance = instance
         self.was_ready = False
+        self.num_unanswered = 0
         self.status: dict[str, Any] = {"state": "starting", "reason": ""}
         self._last_lines: deque[str] = deque(maxlen=MAX_LAST_LINES)
         self._ended = asyncio.Event()
         self._process: Process | None = None
         self._signal: signal.Signals | None = None
         self._admin = admin_path(directory, service, instance)
+        self._session: aiohttp.ClientSession | None = None
 
     def __str__(self) -> str:
         return f"{self.service} {self.instance}"
@@ -48,48 +56,66 @@ class Child:
     async def run(self, environment: dict[str, str], on_line: Callable[[str], None]) -> int:
         """Starts the process and returns its exit code; ``on_line`` gets what it prints. The
         process is gone when this ends, also where it is cancelled."""
-        read_end, write_end = os.pipe()
+        self._ours, theirs = socket.socketpair()
+        self._ours.setblocking(False)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.UnixConnector(str(self._admin)),
+            timeout=aiohttp.ClientTimeout(total=ASK_S),
+        )
         try:
-            self._process = await self._start(
-                environment | {SUPERVISOR_FD: str(read_end)}, read_end
-            )
-            os.close(read_end)
+            with theirs:
+                told = {SUPERVISOR_FD: str(theirs.fileno())}
+                self._process = await self._start(environment | told, theirs.fileno())
             if self._signal is not None:
                 self._process.send_signal(self._signal)
             await self._read_lines(self._process, on_line)
             code = await self._process.wait()
+            self._hear()
             self.status = {"state": "ended", "reason": exit_text(code)}
             return code
         finally:
-            os.close(write_end)
-            if self._process is not None and self._process.returncode is None:
+            if self._process is not None and self._is_running:
                 self._process.kill()
                 await self._process.wait()
+            self._ours.close()  # whoever asks meanwhile may still hear from it
+            await self._session.close()
             self._ended.set()
 
     def signal(self, number: signal.Signals) -> None:
         """Also reaches a process that is only being started."""
         self._signal = number
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None and self._is_running:
             self._process.send_signal(number)
 
     async def wait(self) -> None:
         await self._ended.wait()
 
     async def ask_status(self) -> None:
-        """Refreshes ``status`` from the admin port; without an answer the last one stays."""
-        connector = aiohttp.UnixConnector(str(self._admin))
-        try:
-            async with (
-                aiohttp.ClientSession(connector=connector, timeout=ASK_TIMEOUT) as session,
-                session.get("http://admin/status") as response,
-            ):
-                status = await response.json()
-        except (aiohttp.ClientError, TimeoutError):
+        """Refreshes ``status`` from the admin port of a process that runs."""
+        if self._session is None or not self._is_running:
             return
-        if not self._ended.is_set():
+        self._hear()
+        status = self.status
+        try:
+            async with self._session.get("http://admin/status") as response:
+                status = await response.json()
+            self.num_unanswered = 0
+        except TimeoutError:
+            self.num_unanswered += 1
+            status = {**status, "state": "unresponsive", "reason": "it does not answer"}
+        except aiohttp.ClientError:  # nobody listens: it begins, or ends
+            self.num_unanswered += self.was_ready
+        if self._is_running:
             self.status = status
-            self.was_ready = self.was_ready or status["state"] == "ready"
+
+    @property
+    def _is_running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    def _hear(self) -> None:
+        """What the process has told by itself: one byte, when it is ready."""
+        with suppress(BlockingIOError):
+            self.was_ready = self.was_ready or self._ours.recv(1) != b""
 
     async def _start(self, environment: dict[str, str], inherited: int) -> Process:
         """``-P``: the directory we were started in is no place to import from."""

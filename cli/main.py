@@ -2,7 +2,8 @@
 
 import os
 import sys
-from importlib.metadata import version
+
+from shared.version import VERSION
 
 SERVICES = ("gateway", "tokenizer", "scheduler", "worker")
 USAGE = """\
@@ -46,7 +47,7 @@ def main() -> None:
         print(USAGE)
         sys.exit(0)
     if command == "--version":
-        print(f"shoal {version('shoal')}")
+        print(f"shoal {VERSION}")
         sys.exit(0)
     print(f"shoal: no such command: {command}\n\n{USAGE}", file=sys.stderr)
     sys.exit(2)

@@ -5,12 +5,14 @@ import contextlib
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Iterable, Iterator
+from math import ceil
 from typing import Any
 
 from pydantic import SecretStr
 
-from cli.child import Child, exit_text
+from cli.child import ASK_S, Child, exit_text
 from cli.run_directory import RunDirectory
 from shared.config import ServeConfig
 from shared.config_sources import unread_variables
@@ -23,9 +25,17 @@ WRONG_SETTING = 2
 FIRST_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 5.0
 POLL_S = 0.2
+START_PATIENCE = 6  # loading may hold the interpreter for much longer than serving ever does
 KILL_AFTER_S = 5.0
 SECRETS_OF_GATEWAYS = {"SHOAL_API_KEY", "SHOAL_API_KEY_FILE"}
-NOT_PASSED_ON = {"config", "admin_port", "gateways", "tokenizers", "workers"}
+NOT_PASSED_ON = {
+    "config",
+    "admin_port",
+    "gateways",
+    "tokenizers",
+    "workers",
+    "liveness_timeout_s",
+}
 
 
 class StartFailedError(ShoalError):
@@ -43,21 +53,18 @@ class Supervisor:
         self._on_line = on_line
         self._environment = child_environment(config)
         self._stop = asyncio.Event()
+        self._on_change: Callable[[], None] = lambda: None
         self.children: dict[str, Child] = {}  # by replica
 
     async def run(self, on_change: Callable[[], None]) -> None:
         """Until ``stop``. Raises StartFailedError for a service that never becomes ready."""
+        self._on_change = on_change
         async with asyncio.TaskGroup() as tasks:
-            background = [
-                tasks.create_task(self._poll(on_change)),
-                tasks.create_task(self._drain()),
-            ]
+            draining = tasks.create_task(self._drain())
             await asyncio.wait(
                 [tasks.create_task(self._keep_alive(*each)) for each in self._replicas()]
             )
-            for task in background:
-                task.cancel()
-            on_change()
+            draining.cancel()
 
     def _replicas(self) -> Iterator[tuple[ServiceName, int]]:
         nums = {
@@ -101,7 +108,7 @@ class Supervisor:
             num_starts += 1
             child = Child(service, f"{index}.{num_starts}", self._directory.path)
             self.children[replica] = child
-            code = await child.run(self._environment_of(child), self._on_line)
+            code = await self._run(child)
             self._directory.sweep(service, child.instance)
             if self._stop.is_set():
                 return
@@ -111,6 +118,30 @@ class Supervisor:
             if is_hopeless and not was_ever_ready:
                 raise StartFailedError(child.last_words or f"{service} ended with code {code}")
             await self._pause(child, code, num_failed)
+
+    async def _run(self, child: Child) -> int:
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(self._watch(child))
+            code = await child.run(self._environment_of(child), self._on_line)
+            watching.cancel()
+        self._on_change()
+        return code
+
+    async def _watch(self, child: Child) -> None:
+        """Kills it when it hangs. Asks are counted, not seconds: in those we may have stood still
+        ourselves."""
+        while child.num_unanswered < self._max_unanswered(child) or self._stop.is_set():
+            asked_s = time.monotonic()
+            await child.ask_status()
+            self._on_change()
+            next_s = asked_s + (ASK_S if child.was_ready else POLL_S)
+            await asyncio.sleep(max(0.0, next_s - time.monotonic()))
+        self._on_line(f"{child} did not answer {child.num_unanswered} times; it is killed")
+        child.signal(signal.SIGKILL)
+
+    def _max_unanswered(self, child: Child) -> int:
+        timeout_s = self._config.liveness_timeout_s
+        return ceil((timeout_s if child.was_ready else START_PATIENCE * timeout_s) / ASK_S)
 
     async def _pause(self, child: Child, code: int, num_failed: int) -> None:
         backoff_s = min(FIRST_BACKOFF_S * 2**num_failed, MAX_BACKOFF_S)
@@ -128,12 +159,6 @@ class Supervisor:
             "SHOAL_MESH_DIR": str(directory),
             "SHOAL_INSTANCE": child.instance,
         }
-
-    async def _poll(self, on_change: Callable[[], None]) -> None:
-        while True:
-            await asyncio.gather(*(child.ask_status() for child in self.children.values()))
-            on_change()
-            await asyncio.sleep(POLL_S)
 
 
 def child_environment(config: ServeConfig) -> dict[str, str]:
@@ -160,6 +185,8 @@ def child_environment(config: ServeConfig) -> dict[str, str]:
 
 def _text(value: Any) -> str:
     """A setting as the environment holds it."""
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
     if isinstance(value, list):
         return json.dumps(value, default=SecretStr.get_secret_value)
     return str(value)

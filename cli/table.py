@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import IO, cast
 
 from rich.console import Console
 from rich.live import Live
@@ -9,8 +10,11 @@ from rich.table import Table
 
 from cli.child import Child
 from shared.config import ServeConfig
+from shared.output import Output
 
-STYLES = {"ready": "green", "ended": "red", "draining": "yellow"}
+STDOUT = 1
+LAST_LINES_S = 1.0
+STYLES = {"ready": "green", "ended": "red", "unresponsive": "red", "draining": "yellow"}
 
 
 class Screen:
@@ -19,7 +23,10 @@ class Screen:
     def __init__(self, config: ServeConfig, directory: Path) -> None:
         self._config = config
         self._directory = directory
-        self._console = Console(highlight=False, soft_wrap=True, emoji=False)
+        self._output = Output(STDOUT, self._tell_dropped)
+        self._console = Console(
+            file=cast(IO[str], self._output), highlight=False, soft_wrap=True, emoji=False
+        )
         self._live = Live(console=self._console, refresh_per_second=4, auto_refresh=False)
         self._seen: dict[str, str] = {}
         self._started_s = time.monotonic()
@@ -32,9 +39,13 @@ class Screen:
 
     def __exit__(self, *_: object) -> None:
         self._live.stop()
+        self._output.wait_written(LAST_LINES_S)
 
     def print(self, line: str) -> None:
         self._console.print(line, markup=False)
+
+    def _tell_dropped(self, num: int) -> None:
+        self.print(f"{num} lines were dropped here: they could not be written, or not fast enough")
 
     def show(self, children: dict[str, Child]) -> None:
         if self._console.is_terminal:

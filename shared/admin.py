@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Awaitable, Callable
+from hmac import compare_digest
 from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
@@ -15,6 +16,7 @@ from shared.metrics import show_service
 from shared.peer import Handler
 
 Command = Callable[[], None]
+COMMAND_HEADER = "X-Shoal-Admin"  # which no page makes a browser send to another site unasked
 
 
 @runtime_checkable
@@ -30,14 +32,15 @@ class AdminServer:
 
     ``/ready`` is 503 with the reason while the service cannot do its work; ``/health`` only until
     it could for the first time, and then answers while the event loop does; ``/status`` is JSON;
-    ``/metrics`` is Prometheus text. A service may have commands.
+    ``/metrics`` is Prometheus text. A service may have commands, for which ``admin_token`` is
+    needed where there is one.
     """
 
     def __init__(self, handler: Handler, service: ServiceName, config: Settings) -> None:
         self._handler = handler
         self._service = service
         self._config = config
-        self._has_started = False
+        self.has_started = False
         self._path = admin_path(config.mesh_dir, service, config.instance)
         app = web.Application()
         app.router.add_get("/health", self._health)
@@ -46,7 +49,7 @@ class AdminServer:
         app.router.add_get("/metrics", self._metrics)
         if isinstance(handler, Commanded):
             for name, command in handler.commands().items():
-                app.router.add_post(f"/{name}", _obeying(command))
+                app.router.add_post(f"/{name}", self._obeying(command))
         self._runner = web.AppRunner(app, access_log=None)
         show_service(service, config.instance, lambda: handler.status().state == State.READY)
 
@@ -71,8 +74,7 @@ class AdminServer:
 
     async def _health(self, request: web.Request) -> web.Response:
         status = self._handler.status()
-        self._has_started = self._has_started or status.state == State.READY
-        if self._has_started:
+        if self.has_started or status.state == State.READY:
             return web.json_response({"status": "ok"})
         return web.json_response({"status": "starting", "reason": status.reason}, status=503)
 
@@ -96,13 +98,23 @@ class AdminServer:
             }
         )
 
+    def _obeying(self, command: Command) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def handle(request: web.Request) -> web.Response:
+            refusal = self._refusal(request)
+            if refusal is None:
+                command()
+            return refusal or web.Response()
+
+        return handle
+
+    def _refusal(self, request: web.Request) -> web.Response | None:
+        if request.headers.get(COMMAND_HEADER) != "1":
+            return web.json_response({"error": f"{COMMAND_HEADER}: 1 is missing"}, status=403)
+        token = self._config.admin_token
+        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+        if token and not compare_digest(given, f"Bearer {token.get_secret_value()}".encode()):
+            return web.json_response({"error": "the admin-token is missing"}, status=401)
+        return None
+
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-
-def _obeying(command: Command) -> Callable[[web.Request], Awaitable[web.Response]]:
-    async def handle(request: web.Request) -> web.Response:
-        command()
-        return web.Response()
-
-    return handle

@@ -33,6 +33,15 @@ from pydantic_settings import (
 from shared.config_sources import advised, merging, one_line, warn_of_unread_variables
 from shared.endpoint import check_dialled, check_listened
 from shared.errors import ConfigError
+from shared.messages import (
+    INSTANCE,
+    MAX_BATCHED_TOKENS,
+    MAX_BLOCK_SIZE,
+    MAX_BLOCKS,
+    MAX_CHOICES,
+    MAX_SEQS,
+    MAX_STALL_S,
+)
 from shared.speculative_config import Speculative, SpeculativeConfig
 
 EMBEDDED_MODEL = Path(__file__).parent.parent / "models" / "shoal-tiny"
@@ -118,7 +127,7 @@ class Settings(BaseSettings):
     )
     instance: str = Field(
         default_factory=lambda: secrets.token_hex(4),
-        pattern=r"^[A-Za-z0-9._-]{1,32}$",
+        pattern=f"^{INSTANCE}$",
         description="name of this process in logs and in its sockets' paths",
     )
     admin_host: str = Field("127.0.0.1", description="address of the admin port")
@@ -127,6 +136,9 @@ class Settings(BaseSettings):
         ge=0,
         le=65535,
         description="tcp admin port (none: a unix socket in the mesh directory)",
+    )
+    admin_token: Annotated[SecretStr, AfterValidator(check_api_key)] | None = Field(
+        None, description="token without which the admin port does nothing that changes something"
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = Field(
@@ -219,10 +231,43 @@ class GatewayConfig(Settings):
         20, ge=-1, description="most logprobs of a token that clients may ask; -1: the vocabulary"
     )
     max_choices: int = Field(
-        128, gt=0, description="most choices of a request, n times its number of prompts"
+        128,
+        gt=0,
+        le=MAX_CHOICES,
+        description="most choices of a request, n times its number of prompts",
+    )
+    max_open_requests_per_key: int | None = Field(
+        None, gt=0, description="generation requests that an API key may have open; above it 429"
+    )
+    max_tokens_per_minute_per_key: int | None = Field(
+        None,
+        gt=0,
+        description="tokens, of prompts and generated, that an API key may use in a minute; when"
+        " they are used up 429",
+    )
+    max_priority_boost: int = Field(
+        0,
+        ge=0,
+        le=1000,
+        description="how far below 0, which is sooner, clients may set a request's priority",
     )
     slow_client_s: float = Field(
         60.0, gt=0, description="seconds for which a client may not read; then its request ends"
+    )
+    stream_heartbeat_s: float = Field(
+        15.0,
+        gt=0,
+        description="seconds without a token after which a stream gets a comment, so that proxies"
+        " keep it",
+    )
+    header_timeout_s: float = Field(
+        20.0,
+        gt=0,
+        description="seconds to send the head of a request, from the connection or from the first"
+        " byte of a later one, and for the handshake of TLS; then the connection is closed",
+    )
+    keep_alive_timeout_s: float = Field(
+        75.0, gt=0, description="seconds without a request after which a connection is closed"
     )
     replay_s: float = Field(
         30.0,
@@ -241,6 +286,14 @@ class GatewayConfig(Settings):
     def _check_tls(self) -> Self:
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise ValueError("ssl-keyfile: there is no ssl-certfile for it")
+        return self
+
+    @model_validator(mode="after")
+    def _check_key_limits(self) -> Self:
+        for name in ("max_open_requests_per_key", "max_tokens_per_minute_per_key"):
+            has_keys = self.api_key or self.api_key_file is not None
+            if getattr(self, name) is not None and not has_keys:
+                raise ValueError(f"{name.replace('_', '-')} needs api-key or api-key-file")
         return self
 
     @model_validator(mode="after")
@@ -315,6 +368,11 @@ class SchedulerConfig(Settings):
     worker_grace_s: float = Field(
         60.0, ge=0, description="seconds that requests wait for a lost worker's replacement"
     )
+    quarantine_s: float = Field(
+        600.0,
+        ge=0,
+        description="seconds for which a request that workers died of is refused; 0: not at all",
+    )
 
     @model_validator(mode="after")
     def _check_partial_prefills(self) -> Self:
@@ -364,7 +422,7 @@ class WorkerConfig(Settings):
     )
     enforce_eager: bool = Field(False, description="on a GPU: no CUDA graphs")
     cudagraph_capture_sizes: Sizes = Field(
-        [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256],
+        [1, 4, 16, 32, 64, 96, 128, 256],
         description="on a GPU: numbers of sequences whose steps are captured as CUDA graphs, with"
         " commas between, up to max-num-seqs; a step that only decodes takes the next larger one",
     )
@@ -375,10 +433,13 @@ class WorkerConfig(Settings):
         description="for measurements on a GPU: how likely a draft counts as right if those before"
         " it did, whatever it is; the texts mean nothing",
     )
-    block_size: int = Field(16, gt=0, le=256, description="tokens in one KV block")
-    max_num_seqs: int = Field(128, gt=0, description="sequences that run at once")
+    block_size: int = Field(16, gt=0, le=MAX_BLOCK_SIZE, description="tokens in one KV block")
+    max_num_seqs: int = Field(128, gt=0, le=MAX_SEQS, description="sequences that run at once")
     max_num_batched_tokens: int | None = Field(
-        None, gt=0, description="tokens a step computes (default: 512 on a CPU, 8192 on a GPU)"
+        None,
+        gt=0,
+        le=MAX_BATCHED_TOKENS,
+        description="tokens a step computes (default: 512 on a CPU, 8192 on a GPU)",
     )
     gpu_memory_utilization: float = Field(
         0.9, gt=0, le=1, description="share of the device's memory for weights, KV cache and peak"
@@ -395,7 +456,7 @@ class WorkerConfig(Settings):
         " filters, of what is drawn from",
     )
     num_gpu_blocks_override: int | None = Field(
-        None, gt=0, description="KV blocks, instead of profiling"
+        None, gt=0, le=MAX_BLOCKS, description="KV blocks, instead of profiling"
     )
     kv_cache_memory_bytes: int | None = Field(
         None, gt=0, description="memory of the KV cache, instead of profiling (CPU: at most 4 GiB)"
@@ -406,7 +467,10 @@ class WorkerConfig(Settings):
         description="CPU threads (default: the cores we may use; but one for torch's operators)",
     )
     stall_s: float = Field(
-        60.0, gt=0, description="work pending and no step for so long: not ready; twice: exit"
+        60.0,
+        gt=0,
+        le=MAX_STALL_S,
+        description="work pending and no step for so long: not ready; twice: exit",
     )
 
 
@@ -416,6 +480,13 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, WorkerConfig)
     gateways: int = Field(1, ge=1, le=64, description="gateways, which share the port")
     tokenizers: int = Field(1, ge=1, le=64, description="tokenizers")
     workers: int = Field(1, ge=1, le=64, description="workers, each with the whole model")
+
+    liveness_timeout_s: float = Field(
+        10.0,
+        gt=0,
+        description="seconds that a service may leave unanswered whether it is alive, six times"
+        " as many while it is starting; then it is killed and started again",
+    )
 
     instance: CliSuppress[str] = ""
     admin_host: CliSuppress[str] = ""

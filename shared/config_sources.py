@@ -28,7 +28,7 @@ PREFIX = "SHOAL_"
 SUPERVISOR_FD = f"{PREFIX}SUPERVISOR_FD"
 
 # Whose values nobody may read in an error.
-SECRET_SETTINGS = {"api_key"}
+SECRET_SETTINGS = {"api_key", "admin_token"}
 
 
 class YamlSource(YamlConfigSettingsSource):

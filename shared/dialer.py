@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from shared.codec import Array, encode
+from shared.log import peer_text
 from shared.messages import Bye, Hello, Message, Refused, ServiceName
-from shared.metrics import PEERS_REFUSED
+from shared.metrics import DIALS_FAILED, PEERS_REFUSED
 from shared.once import Once
-from shared.peer import SILENCE_S, Peer, PeerEvents, count_sent, try_decode
+from shared.peer import Peer, PeerEvents, count_sent, try_decode
 from shared.sockets import Context, Frame, PeerGone, Socket
 from shared.sources import Source
 
@@ -18,6 +19,7 @@ log = logging.getLogger(__name__)
 
 TURN_S = 0.2
 MAX_BACKOFF_S = 2.0
+GREETING_S = 5.0
 
 
 class Dialer:
@@ -57,20 +59,34 @@ class Dialer:
         addresses = set().union(*(source.addresses for source in self._sources))
         known = addresses | self._connections.keys()
         self._attempts = {key: each for key, each in self._attempts.items() if key in known}
+        connected = {each.peer.hello.instance for each in self._connections.values() if each.peer}
         for address in addresses - self._connections.keys():
-            if now_s >= self._attempts.setdefault(address, _Attempts()).pause_until_s:
-                self._connections[address] = _Connection(self, address)
+            attempts = self._attempts.setdefault(address, _Attempts())
+            if attempts.refused_by not in connected and now_s >= attempts.pause_until_s:
+                self._dial(address)
+
+    def _dial(self, address: str) -> None:
+        try:
+            self._connections[address] = _Connection(self, address)
+        except OSError as error:
+            self.ended(address, was_up=False, reason=f"cannot be dialled: {error.strerror}")
 
     def drop(self, peer: Peer, reason: str, is_lost: bool = True) -> None:
         for connection in list(self._connections.values()):
             if connection.peer is peer:
                 connection.end(reason, is_lost)
 
+    def refused(self, address: str, instance: str) -> None:
+        """While we are connected to that process by another address, this one is left alone."""
+        self._attempts[address].refused_by = instance
+
     def ended(self, address: str, was_up: bool, reason: str) -> None:
         self._connections.pop(address, None)
         attempts = self._attempts[address]
-        if not was_up and attempts.failures.is_new(reason):
-            log.warning("%s: %s", address, reason)
+        if not was_up:
+            DIALS_FAILED.inc()
+            if attempts.failures.is_new(reason):
+                log.warning("%s: %s", address, reason)
         attempts.ended(time.monotonic(), was_up)
 
     def close(self) -> None:
@@ -84,6 +100,7 @@ class _Attempts:
     def __init__(self) -> None:
         self.pause_until_s = 0.0
         self.failures = Once()
+        self.refused_by = ""  # the instance that last did
         self._pause_s = TURN_S
 
     def ended(self, now_s: float, was_up: bool) -> None:
@@ -110,7 +127,7 @@ class _Connection:
             self._socket.send(encode(dialer.events.hello))
 
     def check_greeting(self, now_s: float) -> None:
-        if self.peer is None and now_s - self._started_s > SILENCE_S:
+        if self.peer is None and now_s - self._started_s > GREETING_S:
             self.end("no Hello")
 
     def end(self, reason: str, is_lost: bool = True) -> None:
@@ -137,10 +154,11 @@ class _Connection:
             self.end("a bad message")
             return
         match decoded[0]:
-            case Refused(reason):
-                self.end(f"refused us: {reason}")
+            case Refused(reason, instance):
+                self._dialer.refused(self._address, instance)
+                self.end(f"refused us: {peer_text(reason)}")
             case Bye(reason):
-                self.end(reason, is_lost=False)
+                self.end(peer_text(reason), is_lost=False)
             case first if self.peer is None:
                 self._greet(first)
             case _:

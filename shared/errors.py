@@ -19,6 +19,12 @@ MAX_MESSAGE_CHARS = 2000  # clients' words may be part of a message; it travels 
 RETRY_AFTER_S = 2.0  # where nothing is known that would tell better
 NO_SCHEDULER = "no_scheduler"  # as code: a tokenizer had lost it before its gateways knew
 
+# Codes of requests that services died of: who tries again takes more of them.
+WORKER_DIED = "worker_died"
+TOO_MANY_REPLAYS = "too_many_replays"
+QUARANTINED = "quarantined"
+DEADLY = {WORKER_DIED, TOO_MANY_REPLAYS, QUARANTINED}
+
 
 class ShoalError(Exception):
     """Base of everything Shoal raises on purpose."""

@@ -4,11 +4,12 @@ Whoever is below listens with a ROUTER; whoever is above dials every address wit
 own. One connection is one epoch: Hello is the first message either way, no routing id is set,
 nothing reconnects by itself, and whatever ends (a disconnect, silence, a bad message, Bye, Refused)
 takes its Peer and its queued messages with it. Nothing blocks and nothing is dropped: admission
-bounds memory.
+bounds memory, and who sends more than we read has to wait.
 """
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,7 +22,9 @@ from shared.endpoint import Endpoint, tcp_address
 from shared.errors import CodecError
 from shared.keys import Keys
 from shared.listener import Listener
+from shared.log import peer_text
 from shared.messages import (
+    INSTANCE,
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
     Bye,
@@ -39,7 +42,7 @@ from shared.zap import Gatekeeper
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_S = 1.0
+HEARTBEAT_S = 0.5
 BYE_S = 0.1
 
 
@@ -61,6 +64,7 @@ class Link:
         self._listeners: list[Listener] = []
         self._dialers: list[Dialer] = []
         self._last_state: State | None = None
+        self._is_closing = False
 
     @property
     def addresses(self) -> list[str]:
@@ -111,11 +115,12 @@ class Link:
                 tasks.create_task(dialer.run())
 
     async def close(self, reason: str) -> None:
-        """Says Bye to everybody; nothing more is received.
+        """Says Bye to everybody and welcomes nobody; nothing more is received.
 
         zmq throws away what a peer has not read yet when the connection ends, so it ends a little
         later.
         """
+        self._is_closing = True
         for peer in self.peers:
             peer.send(Bye(reason))
             peer.is_up = False
@@ -136,9 +141,14 @@ class Link:
             return f"protocol {hello.major} is not {PROTOCOL_MAJOR}"
         if hello.service != service:
             return f"a {hello.service} where only a {service} may be"
+        if not re.fullmatch(INSTANCE, hello.instance):
+            return f"an instance whose name is not {INSTANCE}"
+        if self._is_closing:
+            return f"{self.hello.service} {self.hello.instance} leaves"
         if any(_is_same(peer.hello, hello) for peer in self.peers):
             return f"{hello.service} {hello.instance} is connected already"
-        return self.handler.refusal(hello)
+        reason = self.handler.refusal(hello)
+        return None if reason is None else peer_text(reason)
 
     def up(self, peer: Peer) -> None:
         self.peers.add(peer)
@@ -152,22 +162,25 @@ class Link:
 
     def received(self, peer: Peer, message: Message, arrays: list[Array], num_bytes: int) -> None:
         peer.last_seen_s = time.monotonic()
-        if isinstance(message, Heartbeat):
-            peer.hear(message)
-            self.tell_status(only_changes=True)
-            return
-        peer.count("in", num_bytes)
         try:
-            self.handler.on_message(peer, message, arrays)
+            if isinstance(message, Heartbeat):
+                self._hear(peer, message)
+            else:
+                peer.count("in", num_bytes)
+                self.handler.on_message(peer, message, arrays)
         except CodecError as error:
             count_bad(repr(peer), error)
-            self._drop(peer, f"a bad message: {error}")
+            self.drop(peer, f"a bad message: {peer_text(str(error))}")
+
+    def _hear(self, peer: Peer, heartbeat: Heartbeat) -> None:
+        if peer.hear(heartbeat):
+            self.tell_status(only_changes=True)
 
     def down(self, peer: Peer, reason: str, is_lost: bool) -> None:
         self.peers.discard(peer)
         if not peer.is_up:  # we said Bye
             return
-        peer.is_up = False
+        peer.is_up, peer.said_bye = False, not is_lost
         PEERS.labels(peer.hello.service).dec()
         if is_lost:
             PEERS_LOST.labels(peer.hello.service).inc()
@@ -186,26 +199,25 @@ class Link:
 
     async def _send_heartbeats(self) -> None:
         while True:
-            before_s = time.monotonic()
+            due_s = time.monotonic() + HEARTBEAT_S
             await asyncio.sleep(HEARTBEAT_S)
             now_s = time.monotonic()
-            if now_s - before_s > SILENCE_S / 2:
-                self._forgive_silence(now_s)
+            self._forgive_silence(now_s, now_s - due_s)
             self._drop_silent(now_s)
             self.tell_status()
 
-    def _forgive_silence(self, now_s: float) -> None:
-        """We were not running ourselves, so what the peers sent is still unread."""
+    def _forgive_silence(self, now_s: float, late_s: float) -> None:
+        """For so long we stood still ourselves, and what the peers sent may still be unread."""
         for peer in self.peers:
-            peer.last_seen_s = now_s
+            peer.last_seen_s = min(peer.last_seen_s + late_s, now_s)
 
     def _drop_silent(self, now_s: float) -> None:
         for peer in list(self.peers):
             if now_s - peer.last_seen_s > SILENCE_S:
-                self._drop(peer, f"silent for {SILENCE_S:g} s")
+                self.drop(peer, f"silent for {SILENCE_S:g} s")
 
-    def _drop(self, peer: Peer, reason: str) -> None:
-        """Whichever endpoint it came through."""
+    def drop(self, peer: Peer, reason: str) -> None:
+        """Ends the epoch of ``peer``, whichever endpoint it came through."""
         for endpoint in self._endpoints():
             endpoint.drop(peer, reason)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from shared.codec import Array, encode
 from shared.connections import Connection, Connections
+from shared.log import peer_text
 from shared.messages import Bye, Hello, Message, Refused, ServiceName
 from shared.metrics import PEERS_REFUSED
 from shared.once import Once
@@ -63,7 +64,7 @@ class Listener:
         if decoded is None:
             self.drop(peer, "a bad message")
         elif isinstance(decoded[0], Bye):
-            self.drop(peer, decoded[0].reason, is_lost=False)
+            self.drop(peer, peer_text(decoded[0].reason), is_lost=False)
         else:
             self._events.received(peer, *decoded, sum(map(len, views)))
 
@@ -83,7 +84,7 @@ class Listener:
         else:
             connection.refused_route = route.bytes
             self._count_refused(connection, reason or "")
-            self._answer(route.bytes, Refused(reason or ""))
+            self._answer(route.bytes, Refused(reason or "", self._events.hello.instance))
 
     def _greet(self, route: bytes, hello: Hello) -> None:
         peer = Peer(hello, self._send)

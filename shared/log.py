@@ -5,27 +5,67 @@ A line has a message and, beside it, ``fields``. Strings that clients chose are 
 
 import logging
 import re
-import sys
 import time
 from typing import Any
 
 import msgspec
 
 from shared.config import Settings
+from shared.output import Output
 
 MAX_CLIENT_TEXT = 80
+MAX_PEER_TEXT = 500
 ONE_WORD = r"[!-~]{1,160}"  # enough for a client's id of 128 with what the mesh adds to it
 
+STDERR = 2
+FLUSH_S = 1.0
+
 REQUESTS = logging.getLogger("shoal.requests")
+log = logging.getLogger(__name__)
 
 
 def set_up(service: str, config: Settings) -> None:
     """``log-requests`` false silences REQUESTS alone."""
     formatter = JsonFormatter if config.log_format == "json" else TextFormatter
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Handler(Output(STDERR, _tell_dropped))
     handler.setFormatter(formatter(service, config.instance))
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler], force=True)
     REQUESTS.setLevel(logging.NOTSET if config.log_requests else logging.WARNING)
+
+
+def _tell_dropped(num: int) -> None:
+    log.warning("%d lines were dropped here: they could not be written, or not fast enough", num)
+
+
+class _Handler(logging.Handler):
+    """Leaves writing to the thread of an Output, so that a log which nobody reads stops nobody."""
+
+    def __init__(self, output: Output) -> None:
+        super().__init__()
+        self._output = output
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._output.write(self.format(record) + "\n")
+        except Exception:  # a line whose arguments do not fit
+            self.handleError(record)
+
+    def flush(self) -> None:
+        self._output.wait_written(FLUSH_S)
+
+    def close(self) -> None:
+        self._output.close()
+        super().close()
+
+
+def say(text: str) -> None:
+    """Writes ``text`` as it is to standard error, behind what was logged."""
+    for handler in logging.root.handlers:
+        handler.flush()
+    output = Output(STDERR, _tell_dropped)
+    output.write(f"{text}\n")
+    output.wait_written(FLUSH_S)
+    output.close()
 
 
 def fields(**values: Any) -> dict[str, Any]:
@@ -108,3 +148,12 @@ def _encodable(line: dict[str, Any]) -> dict[str, Any]:
 def client_text(text: str) -> str:
     """``text`` safe for one line of a log."""
     return ascii(text if len(text) <= MAX_CLIENT_TEXT else text[:MAX_CLIENT_TEXT] + "…")
+
+
+def peer_text(text: str) -> str:
+    """What a peer wrote for people, on one line and of bounded length."""
+    escaped = "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text[:MAX_PEER_TEXT]
+    )
+    return escaped[:MAX_PEER_TEXT]

@@ -11,14 +11,18 @@ nouns.
     ← Deltas           ← Tokens              ← StepResult
     Cancel and Credit walk down. Accepted, then Finished (in Tokens and Deltas) or Failed, comes up.
 
+Every number and every name has its range here, and ``decode`` refuses what is outside: a receiver
+compares ids and counts only with what it holds itself.
+
 A request of a client is named ``id~nonce``, each of its prompts ``id~nonce/prompt``, and each
 choice of a prompt, which is one sequence, ``id~nonce/prompt/choice``.
 """
 
 from enum import IntEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 PROTOCOL_MAJOR = 1
 PROTOCOL_MINOR = 0
@@ -31,7 +35,33 @@ PromptKind = Literal["text", "ids", "chat"]
 WINDOW_TOKENS = 256
 WINDOW_BYTES = 4 << 20
 MAX_STOP_IDS = 128  # of a request
+# Bounds of Capacity: a scheduler keeps something for each of these.
+MAX_BLOCKS = 1 << 24
+MAX_BLOCK_SIZE = 256
+MAX_SEQS = 1 << 16
+MAX_BATCHED_TOKENS = 1 << 20
+MAX_MODEL_LEN = 1 << 24
+MAX_VOCAB_SIZE = 1 << 24
+MAX_SPECULATIVE_TOKENS = 16
+MAX_STALL_S = 86_400.0
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1000
+MAX_BAD_WORDS = 128
+MAX_CHOICES = 4096
 ALL_TOKENS = -1  # as SamplingParams.logprobs: the whole vocabulary
+MAX_REASON_CHARS = 4000
+MAX_NAME_CHARS = 256
+
+Int32 = Annotated[int, Meta(ge=0, le=2**31 - 1)]  # a count, an index or an id
+Int64 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+NumLogprobs = Annotated[int, Meta(ge=ALL_TOKENS, le=2**31 - 1)]
+Penalty = Annotated[float, Meta(ge=-1e3, le=1e3)]
+Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
+StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
+Reason = Annotated[str, Meta(max_length=MAX_REASON_CHARS)]
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -44,53 +74,61 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class SamplingDefaults(Row, frozen=True):
     """What holds where a client says nothing: generation_config.json's values, else OpenAI's."""
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    temperature: Annotated[float, Meta(ge=0, le=1e3)] = 1.0
+    top_k: Int32 = 0
+    top_p: Share = 1.0
+    min_p: Share = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
 
 
 class ModelInfo(Row, frozen=True):
     """What the mesh tells about its model; clients see it in ``/v1/models``.
 
     ``fingerprint`` identifies the weights and the vocabulary: peers with different ones refuse
-    each other. ``defaults`` are a tokenizer's; a worker needs none.
+    each other. ``names`` and ``defaults`` are a tokenizer's, what is below them a worker's: with
+    others it would write other texts.
     """
 
-    names: list[str]
-    fingerprint: str
-    vocab_size: int
-    max_model_len: int
-    created: int
+    names: list[Reason]
+    fingerprint: Name
+    vocab_size: Int32
+    max_model_len: Int32
+    created: Int64
     defaults: SamplingDefaults = SamplingDefaults()
+    dtype: Name = ""
+    load_format: Name = ""
+    logprobs_mode: Name = ""
 
 
 class Capacity(Row, frozen=True):
     """What one worker holds: cache blocks, slots and tokens a step; entries of its logits.
 
     It drafts up to ``num_speculative_tokens`` of a sequence in a step, always as many unless
-    ``adapts_depth``: then as many as pay.
+    ``adapts_depth``: then as many as pay. A step that has not ended after ``stall_s`` hangs.
     """
 
-    num_blocks: int
-    block_size: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    vocab_size: int = 0
-    num_speculative_tokens: int = 0
+    num_blocks: Int32
+    block_size: Int32
+    max_num_seqs: Int32
+    max_num_batched_tokens: Int32
+    max_model_len: Int32
+    vocab_size: Int32 = 0
+    num_speculative_tokens: Int32 = 0
     adapts_depth: bool = False
+    stall_s: Seconds = 60.0
+
+
+INSTANCE = r"[A-Za-z0-9._-]{1,32}"  # what a process may be called
 
 
 class Hello(Row, tag=1, frozen=True):
     """First message of either side. A tokenizer and a worker tell their model, a worker its
     capacity."""
 
-    major: int
-    minor: int
+    major: Int32
+    minor: Int32
     service: ServiceName
-    instance: str
+    instance: Name
     model: ModelInfo | None = None
     capacity: Capacity | None = None
 
@@ -106,16 +144,16 @@ class State(IntEnum):
 class Overview(Row, frozen=True):
     """The mesh at a glance, as its scheduler ``scheduler`` (an instance) sees it."""
 
-    scheduler: str
-    num_workers: int
-    num_running: int
-    num_waiting: int
-    num_blocks: int
-    num_free_blocks: int
+    scheduler: Name
+    num_workers: Int64
+    num_running: Int64
+    num_waiting: Int64
+    num_blocks: Int64
+    num_free_blocks: Int64
 
 
 class Heartbeat(Row, tag=2, frozen=True):
-    """Sent every second by the IO thread, and at once when ``state`` changes.
+    """Sent twice a second by the IO thread, and at once when ``state`` changes.
 
     ``load`` is the number of open requests (worker: sequences); ``num_steps`` counts finished steps
     of the step thread, so that a peer sees progress and not merely life.
@@ -126,25 +164,26 @@ class Heartbeat(Row, tag=2, frozen=True):
     """
 
     state: State
-    reason: str
-    load: int
-    num_steps: int
-    sent_s: float = 0.0
-    echo_s: float = 0.0
-    held_s: float = 0.0
+    reason: Reason
+    load: Int64
+    num_steps: Int64
+    sent_s: Seconds = 0.0
+    echo_s: Seconds = 0.0
+    held_s: Seconds = 0.0
     overview: Overview | None = None
 
 
 class Bye(Row, tag=3, frozen=True):
     """The sender leaves on purpose; nothing follows."""
 
-    reason: str
+    reason: Reason
 
 
 class Refused(Row, tag=4, frozen=True):
-    """The answer to a first message that is no acceptable Hello."""
+    """The answer to a first message that is no acceptable Hello, by the process ``instance``."""
 
-    reason: str
+    reason: Reason
+    instance: Name = ""
 
 
 # --- going down -----------------------------------------------------------------------------------
@@ -160,31 +199,31 @@ class SamplingParams(Row, frozen=True):
     ``draft_logprobs``: each draft is told, with the logprob that its drafter gave it.
     """
 
-    seed: int
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    max_tokens: int | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+    temperature: Annotated[float, Meta(ge=0, le=1e3)] = 1.0
+    top_k: Int32 = 0
+    top_p: Share = 1.0
+    max_tokens: Int32 | None = None
     ignore_eos: bool = False
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    min_tokens: int = 0
-    stop_token_ids: list[int] = []
-    allowed_token_ids: list[int] = []
-    logit_bias: list[tuple[int, float]] = []
-    bad_words: list[list[int]] = []
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    min_p: Share = 0.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+    min_tokens: Int32 = 0
+    stop_token_ids: Annotated[list[Int32], Meta(max_length=MAX_STOP_IDS)] = []
+    allowed_token_ids: list[Int32] = []
+    logit_bias: list[tuple[Int32, Penalty]] = []
+    bad_words: list[list[Int32]] = []
+    logprobs: NumLogprobs | None = None
+    prompt_logprobs: NumLogprobs | None = None
     draft_logprobs: bool = False
 
 
 class TextOptions(Row, frozen=True):
     """What the tokenizer does with the text. ``bad_words`` end up in SamplingParams, as ids."""
 
-    stop: list[str] = []
-    bad_words: list[str] = []
+    stop: Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] = []
+    bad_words: Annotated[list[StopString], Meta(max_length=MAX_BAD_WORDS)] = []
     includes_stop: bool = False
     skips_special_tokens: bool = True
     adds_special_tokens: bool = True
@@ -197,26 +236,28 @@ class ChoiceStart(Row, frozen=True):
     the prompt whose logprobs are there.
     """
 
-    choice: int
-    num_ids: int = 0
-    num_chars: int = 0
-    num_told: int = 0
+    choice: Int32
+    num_ids: Int32 = 0
+    num_chars: Int64 = 0
+    num_told: Int32 = 0
 
 
 class Submit(Row, tag=10, frozen=True):
     """Gateway → tokenizer: one prompt. Buffers: the prompt; int32 ids that its choices have.
 
     ``kind`` text: UTF-8 bytes; ids: int32 token ids; chat: the JSON array of messages, UTF-8.
+    ``owner`` names the API key it came with; empty: there are no keys.
     """
 
-    request: str
-    attempt: int
+    request: Name
+    attempt: Int32
     kind: PromptKind
     params: SamplingParams
     text: TextOptions
-    choices: list[ChoiceStart]
-    priority: int = 0
-    cache_salt: str = ""
+    choices: Annotated[list[ChoiceStart], Meta(min_length=1, max_length=MAX_CHOICES)]
+    priority: Priority = 0
+    cache_salt: Name = ""
+    owner: Name = ""
 
 
 class Generate(Row, tag=11, frozen=True):
@@ -227,19 +268,19 @@ class Generate(Row, tag=11, frozen=True):
     ``cache_salt`` share what is cached. ``num_told``: as in ChoiceStart.
     """
 
-    request: str
-    attempt: int
-    choice: int
-    prompt_len: int
+    request: Name
+    attempt: Int32
+    choice: Int32
+    prompt_len: Int32
     params: SamplingParams
-    priority: int = 0
-    cache_salt: str = ""
-    num_told: int = 0
+    priority: Priority = 0
+    cache_salt: Name = ""
+    num_told: Int32 = 0
 
 
 class RequestKey(Row, frozen=True):
-    request: str
-    attempt: int
+    request: Name
+    attempt: Int32
 
 
 class Cancel(Row, tag=12, frozen=True):
@@ -251,10 +292,10 @@ class Cancel(Row, tag=12, frozen=True):
 class Grant(Row, frozen=True):
     """One sequence may emit up to ``num_tokens`` tokens and ``num_bytes`` bytes in all."""
 
-    request: str
-    attempt: int
-    num_tokens: int
-    num_bytes: int
+    request: Name
+    attempt: Int32
+    num_tokens: Int64
+    num_bytes: Int64
 
 
 class Credit(Row, tag=14, frozen=True):
@@ -271,15 +312,16 @@ class Convert(Row, tag=15, frozen=True):
     """Gateway → tokenizer, beside the data path: what are the ids of this text, or the text of
     these ids? Buffer: as in Submit. Answered by Converted, or Failed with attempt 0."""
 
-    request: str
+    request: Name
     kind: PromptKind
     adds_special_tokens: bool
 
 
 class Abort(Row, tag=16, frozen=True):
-    """Gateway → every tokenizer: ends the requests that clients know by these ids."""
+    """Gateway → every tokenizer: ends the requests that ``owner`` knows by these ids."""
 
-    ids: list[str]
+    ids: list[Name]
+    owner: Name = ""
 
 
 class Admit(Row, frozen=True):
@@ -290,34 +332,34 @@ class Admit(Row, frozen=True):
     them have their KV in ``blocks`` already. ``num_told``: as in ChoiceStart.
     """
 
-    slot: int
-    request: str
-    attempt: int
-    route: int
-    choice: int
-    prompt_len: int
-    num_ids: int
-    num_cached: int
+    slot: Int32
+    request: Name
+    attempt: Int32
+    route: Int64
+    choice: Int32
+    prompt_len: Int32
+    num_ids: Int32
+    num_cached: Int32
     params: SamplingParams
-    blocks: list[int]
-    num_told: int = 0
+    blocks: list[Int32]
+    num_told: Int32 = 0
 
 
 class Extend(Row, frozen=True):
-    slot: int
-    blocks: list[int]
+    slot: Int32
+    blocks: list[Int32]
 
 
 class Prefill(Row, frozen=True):
-    slot: int
-    num_tokens: int
+    slot: Int32
+    num_tokens: Int32
 
 
 class Decode(Row, frozen=True):
     """One token, and up to ``verify_depth`` of the slot's drafts are verified beside it."""
 
-    slot: int
-    verify_depth: int = 0
+    slot: Int32
+    verify_depth: Int32 = 0
 
 
 class StepPlan(Row, tag=13, frozen=True):
@@ -328,13 +370,13 @@ class StepPlan(Row, tag=13, frozen=True):
     Buffer 0: int32 known ids of all ``admit`` rows, concatenated.
     """
 
-    step: int
-    release: list[int]
+    step: Int64
+    release: list[Int32]
     admit: list[Admit]
     extend: list[Extend]
     prefill: list[Prefill]
     decode: list[Decode]
-    draft_depth: int = 0
+    draft_depth: Int32 = 0
 
 
 # --- coming up ------------------------------------------------------------------------------------
@@ -346,8 +388,8 @@ class Accepted(Row, tag=20, frozen=True):
     Buffer: int32 ids of the prompt; a scheduler, whose peer knows them, sends none.
     """
 
-    request: str
-    attempt: int
+    request: Name
+    attempt: Int32
 
 
 class Finished(Row, frozen=True):
@@ -357,13 +399,13 @@ class Finished(Row, frozen=True):
     in TokenRow. Both are a tokenizer's to tell.
     """
 
-    request: str
-    attempt: int
-    choice: int
+    request: Name
+    attempt: Int32
+    choice: Int32
     reason: FinishReason
-    num_tokens: int
-    stop_reason: int | str | None = None
-    num_cached: int = 0
+    num_tokens: Int32
+    stop_reason: Int32 | StopString | None = None
+    num_cached: Int32 = 0
 
 
 class TokenRow(Row, frozen=True):
@@ -381,17 +423,17 @@ class TokenRow(Row, frozen=True):
     among them.
     """
 
-    request: str
-    attempt: int
-    position: int
-    num_tokens: int
-    num_values: int = 0
-    num_top_ids: int = 0
-    num_cached: int = 0
+    request: Name
+    attempt: Int32
+    position: Int32
+    num_tokens: Int32
+    num_values: Int32 = 0
+    num_top_ids: Int32 = 0
+    num_cached: Int32 = 0
     of_prompt: bool = False
     of_drafts: bool = False
-    num_drafts: int = 0
-    num_accepted: int = 0
+    num_drafts: Int32 = 0
+    num_accepted: Int32 = 0
 
 
 class Tokens(Row, tag=21, frozen=True):
@@ -408,21 +450,23 @@ class Tokens(Row, tag=21, frozen=True):
 class Delta(Row, frozen=True):
     """A TokenRow of one choice, and the text that became certain with its tokens.
 
-    ``text`` may be empty while a character is incomplete, or come without a token.
+    ``text`` may be empty while a character is incomplete, or come without a token. ``num_cached``
+    is None where there is no token.
     """
 
-    request: str
-    attempt: int
-    choice: int
-    position: int
-    num_tokens: int
+    request: Name
+    attempt: Int32
+    choice: Int32
+    position: Int32
+    num_tokens: Int32
     text: str
-    num_values: int = 0
-    num_top_ids: int = 0
+    num_values: Int32 = 0
+    num_top_ids: Int32 = 0
     of_prompt: bool = False
     of_drafts: bool = False
-    num_drafts: int = 0
-    num_accepted: int = 0
+    num_drafts: Int32 = 0
+    num_accepted: Int32 = 0
+    num_cached: Int32 | None = None
 
 
 class Deltas(Row, tag=22, frozen=True):
@@ -439,18 +483,18 @@ class ResultRow(Row, frozen=True):
     several rows: of its prompt, of its drafts, then of its tokens.
     """
 
-    slot: int
-    request: str
-    attempt: int
-    num_tokens: int
+    slot: Int32
+    request: Name
+    attempt: Int32
+    num_tokens: Int32
     finish: FinishReason | None = None
-    error: str | None = None
-    num_values: int = 0
-    num_top_ids: int = 0
+    error: Reason | None = None
+    num_values: Int32 = 0
+    num_top_ids: Int32 = 0
     of_prompt: bool = False
     of_drafts: bool = False
-    num_drafts: int = 0
-    num_accepted: int = 0
+    num_drafts: Int32 = 0
+    num_accepted: Int32 = 0
 
 
 class StepResult(Row, tag=23, frozen=True):
@@ -459,10 +503,10 @@ class StepResult(Row, tag=23, frozen=True):
     The step took ``step_s``, after ``idle_s`` of waiting for its plan.
     """
 
-    step: int
+    step: Int64
     rows: list[ResultRow]
-    step_s: float = 0.0
-    idle_s: float = 0.0
+    step_s: Seconds = 0.0
+    idle_s: Seconds = 0.0
 
 
 class Release(Row, tag=25, frozen=True):
@@ -470,15 +514,21 @@ class Release(Row, tag=25, frozen=True):
 
 
 class Lost(Row, tag=26, frozen=True):
-    """Tokenizer → gateway: the scheduler that had these is gone; submit them anew. No terminal."""
+    """Tokenizer → gateway: the scheduler that had these is gone; submit them anew. No terminal.
+
+    ``is_planned``: it said Bye, so that none of them can have been the reason. ``scheduler``: its
+    instance.
+    """
 
     keys: list[RequestKey]
+    is_planned: bool = False
+    scheduler: Name = ""
 
 
 class Converted(Row, tag=27, frozen=True):
     """Tokenizer → gateway: the answer to Convert. Buffer: UTF-8 bytes of a text, or int32 ids."""
 
-    request: str
+    request: Name
 
 
 class Vocabulary(Row, tag=28, frozen=True):
@@ -492,14 +542,14 @@ class Failed(Row, tag=24, frozen=True):
     """The one bad terminal of a request, up every link; the fields are those of
     ``errors.RequestError``."""
 
-    request: str
-    attempt: int
-    status: int
-    error_type: str
-    code: str
-    message: str
-    param: str | None = None
-    retry_after_s: float | None = None
+    request: Name
+    attempt: Int32
+    status: Annotated[int, Meta(ge=400, le=599)]
+    error_type: Name
+    code: Name
+    message: Reason
+    param: Name | None = None
+    retry_after_s: Seconds | None = None
 
 
 Message = (

@@ -1,15 +1,19 @@
 """The metrics every service has; each service adds its own in its ``metrics.py``."""
 
 from collections.abc import Callable
-from importlib.metadata import version
 
 from prometheus_client import Counter, Gauge, Histogram
 
 from shared.messages import ServiceName
+from shared.version import VERSION
 
 PEERS = Gauge("shoal_peers", "Connected peers", ["service"])
 PEERS_LOST = Counter("shoal_peers_lost", "Connections that ended without a Bye", ["service"])
 PEERS_REFUSED = Counter("shoal_peers_refused", "Connections that got no further than Hello")
+DIALS_FAILED = Counter("shoal_dials_failed", "Attempts to connect that led to no peer")
+LOOKUPS_FAILED = Counter(
+    "shoal_lookups_failed", "Lookups of a name, or of the mesh directory, that failed"
+)
 MESSAGES = Counter("shoal_messages", "Messages by peer and direction", ["service", "direction"])
 MESSAGE_BYTES = Counter(
     "shoal_message_bytes", "Bytes in messages, by peer and direction", ["service", "direction"]
@@ -23,6 +27,9 @@ LINK_ROUND_TRIP = Histogram(
     ["service"],
     buckets=(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5),
 )
+LINES_DROPPED = Counter(
+    "shoal_log_lines_dropped", "Lines of the log that could not be written, or not fast enough"
+)
 READY = Gauge("shoal_ready", "1 while this service is ready, else 0")
 SERVICE_INFO = Gauge(
     "shoal_service_info", "Who this is; always 1", ["service", "instance", "version"]
@@ -31,5 +38,5 @@ SERVICE_INFO = Gauge(
 
 def show_service(service: ServiceName, instance: str, is_ready: Callable[[], bool]) -> None:
     """``is_ready`` is asked whenever the metrics are."""
-    SERVICE_INFO.labels(service, instance, version("shoal")).set(1)
+    SERVICE_INFO.labels(service, instance, VERSION).set(1)
     READY.set_function(is_ready)

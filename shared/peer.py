@@ -1,26 +1,31 @@
 """The other end of a link, and what services and links tell each other."""
 
 import logging
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
+import msgspec
+
 from shared.codec import Array, Frame, decode
 from shared.errors import CodecError
-from shared.messages import Heartbeat, Hello, Message, ServiceName, State
+from shared.log import peer_text
+from shared.messages import INSTANCE, Heartbeat, Hello, Message, ServiceName, State
 from shared.metrics import BAD_MESSAGES, LINK_ROUND_TRIP, MESSAGE_BYTES, MESSAGES
 from shared.once import Once
 from shared.round_trip import RoundTrip
 
 log = logging.getLogger(__name__)
 
-SILENCE_S = 5.0
+SILENCE_S = 2.0
 
 
 class Peer:
     """One connection to one process, from Hello to loss: an epoch. A reconnect is another Peer.
 
-    ``status`` is its last heartbeat.
+    ``status`` is its last heartbeat; ``on_state`` is called when that brings another state. A peer
+    that is down was lost, unless it ``said_bye``.
     """
 
     def __init__(
@@ -30,6 +35,8 @@ class Peer:
         self.status = Heartbeat(State.NOT_READY, "no heartbeat yet", 0, 0)
         self.last_seen_s = time.monotonic()
         self.is_up = True
+        self.said_bye = False
+        self.on_state: Callable[[], None] = lambda: None
         self._send = send
         self._round_trip = RoundTrip()
         self._round_trip_seconds = LINK_ROUND_TRIP.labels(hello.service)
@@ -53,11 +60,19 @@ class Peer:
         messages.inc()
         message_bytes.inc(num_bytes)
 
-    def hear(self, heartbeat: Heartbeat) -> None:
-        self.status = heartbeat
+    def hear(self, heartbeat: Heartbeat) -> bool:
+        """Returns whether its state is another now. Raises CodecError for an overview by nobody."""
+        overview = heartbeat.overview
+        if overview is not None and not re.fullmatch(INSTANCE, overview.scheduler):
+            raise CodecError(f"an overview by {overview.scheduler!r}")
+        has_changed = heartbeat.state != self.status.state
+        self.status = msgspec.structs.replace(heartbeat, reason=peer_text(heartbeat.reason))
         round_trip_s = self._round_trip.hear(heartbeat, time.monotonic())
         if round_trip_s is not None:
             self._round_trip_seconds.observe(round_trip_s)
+        if has_changed:
+            self.on_state()
+        return has_changed
 
     def tell(self, status: Heartbeat) -> None:
         """Sends our heartbeat."""
@@ -84,7 +99,7 @@ class Handler(Protocol):
     epoch, since nobody knows what was lost with it."""
 
     def status(self) -> Heartbeat:
-        """What our heartbeats say; asked every second and whenever a peer's heartbeat came in."""
+        """What our heartbeats say; asked twice a second and whenever a peer's state changed."""
 
     def refusal(self, hello: Hello) -> str | None:
         """Why this peer is not welcome, or None."""
@@ -131,7 +146,7 @@ def count_bad(sender: str, error: CodecError) -> None:
     """A message that nobody can read; logged once for each sender."""
     BAD_MESSAGES.inc()
     if _bad_senders.is_new(sender):
-        log.warning("%s sent a bad message: %s", sender, error)
+        log.warning("%s sent a bad message: %s", sender, peer_text(str(error)))
 
 
 def count_sent(peer: Peer, message: Message, frames: Sequence[Frame]) -> None:

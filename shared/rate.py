@@ -1,4 +1,4 @@
-"""How fast something goes, for estimates of how long a line will take."""
+"""How fast something goes, for estimates of when there is a place again."""
 
 from math import exp
 
@@ -29,10 +29,10 @@ class Rate:
         seen = 1 - exp(-(now_s - self._started_s) / MEMORY_S)
         return self._decayed(now_s) / (MEMORY_S * seen) if seen > 0 else 0.0
 
-    def retry_after_s(self, num_before: int, now_s: float) -> float:
-        """When a place is likely to be free for somebody who comes after ``num_before`` others."""
+    def retry_after_s(self, now_s: float) -> float:
+        """When the next end is likely, and with it a free place."""
         per_s = self.per_s(now_s)
-        wait_s = num_before / per_s if per_s > 0 else UNKNOWN_RETRY_AFTER_S
+        wait_s = 1 / per_s if per_s > 0 else UNKNOWN_RETRY_AFTER_S
         return min(max(wait_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
 
     def _decayed(self, now_s: float) -> float:

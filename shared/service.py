@@ -7,10 +7,12 @@ import asyncio
 import ctypes
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 import uvloop
@@ -27,7 +29,8 @@ from shared.peer import Handler
 log = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
-LOOK_S = 0.1
+LOOK_S = 0.02
+SWITCH_S = 0.0005  # a busy thread keeps the event loop waiting for so long; with Python's own, 5 ms
 
 Config = TypeVar("Config", bound=Settings)
 
@@ -49,16 +52,23 @@ def main(name: ServiceName, config_class: type[Config], build: Callable[[Config]
         sys.exit(_refuse(name, error))
     logs.set_up(name, config)
     log.info("starting with %s", config.describe())
-    _watch_supervisor()
-    code = uvloop.run(_run(name, config, build))
+    on_ready = _watch_supervisor()
+    _raise_file_limit()
+    sys.setswitchinterval(SWITCH_S)
+    code = uvloop.run(_run(name, config, build, on_ready))
     logging.shutdown()
     os._exit(code)  # a thread that hangs in native code must not keep the process
 
 
-async def _run(name: ServiceName, config: Config, build: Callable[[Config], Service]) -> int:
+async def _run(
+    name: ServiceName,
+    config: Config,
+    build: Callable[[Config], Service],
+    on_ready: Callable[[], None],
+) -> int:
     code = 0
     try:
-        await _serve(build(config), name, config)
+        await _serve(build(config), name, config, on_ready)
     except* ConfigError as errors:
         code = _refuse(name, _first_leaf(errors))
     except* Exception:
@@ -67,13 +77,15 @@ async def _run(name: ServiceName, config: Config, build: Callable[[Config], Serv
     return code
 
 
-async def _serve(service: Service, name: ServiceName, config: Settings) -> None:
+async def _serve(
+    service: Service, name: ServiceName, config: Settings, on_ready: Callable[[], None]
+) -> None:
     """Until SIGTERM or SIGINT, then drains; raises what broke the service."""
-    async with AdminServer(service, name, config), asyncio.TaskGroup() as tasks:
+    async with AdminServer(service, name, config) as admin, asyncio.TaskGroup() as tasks:
         running = tasks.create_task(service.run())
         stop = tasks.create_task(_stop_signal())
         broken = tasks.create_task(_broken_callback())
-        telling = tasks.create_task(_tell_ready(service))
+        telling = tasks.create_task(_tell_ready(service, admin, on_ready))
         await asyncio.wait([running, stop, broken], return_when=asyncio.FIRST_COMPLETED)
         if stop.done():
             await _drain(service, config.drain_timeout_s)
@@ -91,12 +103,14 @@ async def _drain(service: Service, timeout_s: float) -> None:
         log.warning("drain-timeout-s = %g is over: %d open requests end now", timeout_s, num_open)
 
 
-async def _tell_ready(service: Service) -> None:
+async def _tell_ready(service: Service, admin: AdminServer, on_ready: Callable[[], None]) -> None:
     """Once: what comes and goes later is told by who comes and goes."""
     is_ready = False
     while not is_ready:
         await asyncio.sleep(LOOK_S)
         is_ready = service.status().state == State.READY
+    on_ready()
+    admin.has_started = True
     log.info("ready")
 
 
@@ -129,17 +143,34 @@ def _first_leaf(error: BaseException) -> BaseException:
 
 
 def _refuse(name: str, error: BaseException) -> int:
-    print(f"shoal {name}: {error}", file=sys.stderr)
+    logs.say(f"shoal {name}: {error}")
     return 2
 
 
-def _watch_supervisor() -> None:
-    """Exits soon after the supervisor is gone: its end of a pipe closes, or the kernel tells."""
-    descriptor = os.environ.pop(SUPERVISOR_FD, None)
-    if descriptor is None:
-        return
+def _raise_file_limit() -> None:
+    """Every connection takes a descriptor, and the usual soft limit is for programs with few."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError) as error:  # a kernel may allow less than the hard limit says
+        log.warning("the limit of open files stays as it is: %s", error)
+
+
+def _watch_supervisor() -> Callable[[], None]:
+    """Exits soon after the supervisor is gone: its end of a pair of sockets closes, or the kernel
+    tells. Returns how to tell it that we are ready."""
+    text = os.environ.pop(SUPERVISOR_FD, None)
+    if text is None:
+        return lambda: None
+    descriptor = int(text)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    threading.Thread(target=_exit_at_end_of, args=(int(descriptor),), daemon=True).start()
+    threading.Thread(target=_exit_at_end_of, args=(descriptor,), daemon=True).start()
+
+    def tell_ready() -> None:
+        with suppress(OSError):  # it has just gone
+            os.write(descriptor, b"r")
+
+    return tell_ready
 
 
 def _exit_at_end_of(descriptor: int) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Literal
 
 import zmq
@@ -14,6 +15,10 @@ from shared.errors import ConfigError
 
 LINGER_MS = 500
 MAX_MESSAGES_A_TURN = 64
+# Of one connection. What more it sends waits with the sender, and goes if that ends meanwhile; so
+# this is more than honest services send in the seconds for which a loop may stand still.
+MAX_UNREAD_MESSAGES = 1024
+MAX_MESSAGES_BEFORE_A_LOSS = 8 * MAX_UNREAD_MESSAGES
 TCP_OPTIONS = {
     zmq.CONNECT_TIMEOUT: 5000,
     zmq.HANDSHAKE_IVL: 5000,
@@ -41,6 +46,8 @@ class Context:
     def __init__(self) -> None:
         # Its one IO thread tells of a connection before it passes on what came through it.
         self._zmq: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        # Its threads begin with the first socket. Without files left they would end the process.
+        self._zmq.socket(zmq.PAIR).close()
 
     def socket(
         self,
@@ -49,14 +56,23 @@ class Context:
         on_lost: Callable[[int, str], None],
         on_accepted: Callable[[int], None] | None = None,
     ) -> "Socket":
-        return Socket(self._zmq.socket(KINDS[kind]), on_frames, on_lost, on_accepted)
+        """Raises OSError where the process has too many open files."""
+        try:
+            with ExitStack() as on_error:
+                socket = on_error.enter_context(self._zmq.socket(KINDS[kind]))
+                made = Socket(socket, on_frames, on_lost, on_accepted)
+                on_error.pop_all()
+                return made
+        except zmq.ZMQError as error:
+            raise OSError(error.errno, error.strerror) from None
 
     def close(self) -> None:
         self._zmq.destroy(linger=LINGER_MS)
 
 
 class Socket:
-    """One zmq socket that never reconnects and never blocks; high-water marks are off.
+    """One zmq socket that never reconnects and never blocks. Those who send to it take turns, so
+    that who sends too much waits, and nobody else does. What we send waits without limit.
 
     ``on_frames`` gets each message; ``on_accepted`` the descriptor of a connection that somebody
     made to us; ``on_lost`` the descriptor of one that ended or could not be made, and why its
@@ -70,7 +86,8 @@ class Socket:
         on_lost: Callable[[int, str], None],
         on_accepted: Callable[[int], None] | None,
     ) -> None:
-        socket.sndhwm = socket.rcvhwm = 0
+        socket.sndhwm = 0
+        socket.rcvhwm = MAX_UNREAD_MESSAGES
         socket.maxmsgsize = MAX_FRAME_BYTES
         socket.reconnect_ivl = -1
         socket.linger = LINGER_MS  # from now: a connection that fails waits as long as it says then
@@ -136,7 +153,8 @@ class Socket:
 
     def read_events(self) -> None:
         """``on_accepted`` hears of all connections that messages so far came through."""
-        self._events.drain()
+        while self._events.read(MAX_MESSAGES_A_TURN):
+            pass
 
     def close(self) -> None:
         if self.is_closed:
@@ -161,8 +179,8 @@ class Socket:
             asyncio.get_running_loop().call_soon(self._tell_lost)
 
     def _tell_lost(self) -> None:
-        """What arrived before the loss is delivered before it."""
-        self._messages.drain()
+        """What arrived before the loss is delivered before it, unless others send without end."""
+        self._messages.read(MAX_MESSAGES_BEFORE_A_LOSS)
         if not self.is_closed:
             self._on_lost(*self._lost.popleft())
 
@@ -192,16 +210,14 @@ class _Reader:
         self._is_stopped = True
         self._loop.remove_reader(self._descriptor)
 
-    def drain(self) -> None:
-        while self._read_one():
-            pass
+    def read(self, max_messages: int) -> bool:
+        """Whether there may be more."""
+        return all(self._read_one() for _ in range(max_messages))
 
     def _read(self) -> None:
         self._is_woken = False
-        for _ in range(MAX_MESSAGES_A_TURN):
-            if not self._read_one():
-                return
-        self.wake()
+        if self.read(MAX_MESSAGES_A_TURN):
+            self.wake()
 
     def _read_one(self) -> bool:
         if self._is_stopped:

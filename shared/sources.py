@@ -4,17 +4,20 @@ import asyncio
 import ipaddress
 import logging
 import socket
+import time
 from pathlib import Path
 from typing import Protocol
 
 from shared.address import find_sockets, ipc_address
 from shared.endpoint import tcp_address
 from shared.messages import ServiceName
+from shared.metrics import LOOKUPS_FAILED
 
 log = logging.getLogger(__name__)
 
 LIST_S = 0.2
 LOOKUP_S = 1.0
+SETTLED_NS = 1_000_000_000  # two changes in one tick of a file system's clock look like one
 
 
 class Source(Protocol):
@@ -25,20 +28,50 @@ class Source(Protocol):
     async def run(self) -> None: ...
 
 
+class _Failures:
+    """Counts those of one source; the first of those in a row is logged."""
+
+    def __init__(self) -> None:
+        self._is_failing = False
+
+    def count(self, text: str) -> None:
+        LOOKUPS_FAILED.inc()
+        if not self._is_failing:
+            log.warning("%s", text)
+        self._is_failing = True
+
+    def end(self) -> None:
+        self._is_failing = False
+
+
 class Directory:
-    """The sockets of a service in the mesh directory."""
+    """The sockets of a service in the mesh directory. While it cannot be read, those of the last
+    time."""
 
     def __init__(self, directory: Path, service: ServiceName, role: str) -> None:
         self.addresses: set[str] = set()
         self._directory = directory
         self._service = service
         self._role = role
+        self._listed_ns = 0  # the directory's last change, as the last listing shows it
+        self._failures = _Failures()
 
     async def run(self) -> None:
         while True:
-            paths = find_sockets(self._directory, self._service, self._role)
-            self.addresses = {ipc_address(path) for path in paths}
+            self._list()
             await asyncio.sleep(LIST_S)
+
+    def _list(self) -> None:
+        try:
+            changed_ns = self._directory.stat().st_mtime_ns
+            if changed_ns != self._listed_ns:
+                paths = find_sockets(self._directory, self._service, self._role)
+                self.addresses = {ipc_address(path) for path in paths}
+                self._listed_ns = changed_ns if time.time_ns() - changed_ns > SETTLED_NS else 0
+        except OSError as error:  # such as too many open files
+            self._failures.count(f"{self._directory}: {error.strerror}")
+        else:
+            self._failures.end()
 
 
 class Literal:
@@ -58,7 +91,7 @@ class Name:
         self.addresses: set[str] = set()
         self._host = host
         self._port = port
-        self._is_failing = False
+        self._failures = _Failures()
 
     async def run(self) -> None:
         while True:
@@ -70,12 +103,10 @@ class Name:
         try:
             found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:  # the latter: a label that no name can have
-            if not self._is_failing:
-                log.warning("%s: no lookup: %s", self._host, error)
-            self._is_failing = True
+            self._failures.count(f"{self._host}: no lookup: {error}")
         else:
             self.addresses = {tcp_address(str(each[4][0]), self._port) for each in found}
-            self._is_failing = False
+            self._failures.end()
 
 
 def source_of(host: str, port: int) -> Source:

@@ -2,6 +2,8 @@
 
 import logging
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,6 +26,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A short one: the path of a Unix socket has 107 bytes at most, of which pytest's own folders
+    take many where tests run side by side."""
+    with TemporaryDirectory(prefix="shoal-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
 def change() -> Callable[[str], float]:
     """By how much a sample without labels has grown since the test began, by its name."""
     before = {
@@ -37,12 +47,18 @@ def change() -> Callable[[str], float]:
 
 @pytest.fixture
 def log_lines(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Iterator[Lines]:
     """For tests that set up logging: what was written since the last call. Afterwards logging is
     as it was."""
     monkeypatch.setattr(logging.root, "handlers", [])
     levels = logging.root.level, REQUESTS.level
-    yield lambda: capsys.readouterr().err.removesuffix("\n").split("\n")
+
+    def lines() -> list[str]:
+        for handler in logging.root.handlers:
+            handler.flush()
+        return capfd.readouterr().err.removesuffix("\n").split("\n")
+
+    yield lines
     logging.root.setLevel(levels[0])
     REQUESTS.setLevel(levels[1])

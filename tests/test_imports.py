@@ -4,6 +4,7 @@ import ast
 import importlib.metadata
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,19 @@ def test_a_module_imports_only_what_its_place_allows(path: Path):
             assert name.startswith(may_import_ours(place)), f"{place} imports {name}"
         if top in ONLY_IN:
             assert place.startswith(ONLY_IN[top]), f"{place} imports {name}"
+
+
+def test_no_modules_of_the_mesh_import_each_other_in_a_circle():
+    """What is imported for types alone counts too."""
+    places = [path for path in SOURCES if path.relative_to(ROOT).parts[0] != "kernels"]
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in places}
+    graph = {name: modules_of(imports_of(path), set(modules)) for name, path in modules.items()}
+    TopologicalSorter(graph).prepare()
+
+
+def modules_of(names: set[str], modules: set[str]) -> set[str]:
+    """The modules in which ``names`` are, or which they are."""
+    return {name for name in names | {name.rpartition(".")[0] for name in names} if name in modules}
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("[!.]*/**/*.py")), ids=str)

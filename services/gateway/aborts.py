@@ -1,7 +1,12 @@
-"""``/abort_requests``: ends requests by the ids that their clients know."""
+"""``/abort_requests``: ends requests by the ids that their clients know.
+
+A client ends only what came with its own API key; what is another's it cannot tell from what does
+not exist.
+"""
 
 from aiohttp import web
 
+from services.gateway.account import owner_of
 from services.gateway.body import BodyReader
 from services.gateway.completions import CHAT, TEXT
 from services.gateway.json_body import check, decode
@@ -26,7 +31,8 @@ class Aborts:
     async def _abort(self, request: web.Request) -> web.Response:
         body = await self._bodies.read(request)
         asked = check(decode(body), AbortRequest, {}).request_ids
-        ours = self._mesh.abort({name for public_id in asked for name in _names(public_id)})
+        names = {name for public_id in asked for name in _names(public_id)}
+        ours = self._mesh.abort(names, owner_of(request))
         aborted = [public_id for public_id in asked if _names(public_id) & ours]
         forwarded = [public_id for public_id in asked if not _names(public_id) & ours]
         return json_response(AbortReply(aborted, forwarded))

@@ -25,8 +25,12 @@ class Place:
         self._admission.hold(num_bytes)
         self.num_bytes += num_bytes
 
+    def replace(self, before: int, after: int) -> None:
+        """What took so many bytes has become so many."""
+        self.grow(after - before)
+
     def grow(self, num_bytes: int) -> None:
-        """So many bytes more of a reply that has begun: nobody is refused now, but newcomers are
+        """So many bytes more of a request that has begun: nobody is refused now, but newcomers are
         sooner."""
         self._admission.grow(num_bytes)
         self.num_bytes += num_bytes
@@ -79,7 +83,7 @@ class Admission:
         await self._is_idle.wait()
 
     def _overloaded(self, message: str) -> Overloaded:
-        wait_s = self._ends.retry_after_s(self.num_open, time.monotonic())
+        wait_s = self._ends.retry_after_s(time.monotonic())
         return Overloaded(message, retry_after_s=wait_s)
 
     def _set_bytes(self, num_bytes: int) -> None:

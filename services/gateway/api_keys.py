@@ -1,7 +1,9 @@
 """Keys that clients must show, as OpenAI's do: ``Authorization: Bearer KEY``."""
 
 import hmac
-from collections.abc import Iterable
+import re
+from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 from pydantic import SecretStr
 
+from services.gateway.account import ACCOUNT, Account, KeyLimits
 from services.gateway.routes import route_of
 from shared.config import GatewayConfig, check_api_key
 from shared.errors import ConfigError, Unauthorized
@@ -16,23 +19,35 @@ from shared.errors import ConfigError, Unauthorized
 OPEN_ROUTES = {"/health", "/ready", "/ping"}
 """For whoever watches over the server and has no key."""
 
+LIMITED_ROUTES = {"/v1/chat/completions", "/v1/completions"}
+
+_LIMIT = re.compile(r"(max-open-requests|max-tokens-per-minute)=([1-9][0-9]{0,17}|none)")
+
 
 class Guard:
     """Compares digests: all have one length, and the time it takes tells nothing of a key."""
 
-    def __init__(self, keys: Iterable[SecretStr]) -> None:
-        self._digests = [sha256(key.get_secret_value().encode()).digest() for key in keys]
+    def __init__(self, accounts: Sequence[Account]) -> None:
+        self._accounts = accounts
 
     @web.middleware
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Raises Unauthorized, with the body unread."""
-        if route_of(request) not in OPEN_ROUTES and not self._knows(_shown_key(request)):
-            raise Unauthorized("the API key is not one of this server's")
-        return await handler(request)
+        """Raises Unauthorized, and Overloaded at a limit of the key, with the body unread."""
+        route = route_of(request)
+        if route in OPEN_ROUTES:
+            return await handler(request)
+        account = request[ACCOUNT] = self._account(_shown_key(request))
+        if route not in LIMITED_ROUTES:
+            return await handler(request)
+        with account.request():
+            return await handler(request)
 
-    def _knows(self, key: bytes) -> bool:
+    def _account(self, key: bytes) -> Account:
         digest = sha256(key).digest()
-        return sum(hmac.compare_digest(digest, each) for each in self._digests) > 0
+        found = [each for each in self._accounts if hmac.compare_digest(digest, each.digest)]
+        if not found:
+            raise Unauthorized("the API key is not one of this server's")
+        return found[0]
 
 
 def _shown_key(request: web.Request) -> bytes:
@@ -43,28 +58,45 @@ def _shown_key(request: web.Request) -> bytes:
     return key.strip().encode(errors="surrogateescape")
 
 
-def load_api_keys(config: GatewayConfig) -> list[SecretStr]:
-    """Those of the settings and those of the file; none: everybody may ask. Raises ConfigError."""
+def load_accounts(config: GatewayConfig) -> list[Account]:
+    """Of the keys of the file and of those of the settings; none: everybody may ask. Raises
+    ConfigError."""
     path = config.api_key_file
-    return [*config.api_key, *(_read_keys(path) if path is not None else [])]
+    limits = KeyLimits(config.max_open_requests_per_key, config.max_tokens_per_minute_per_key)
+    accounts = _read_accounts(path, limits) if path is not None else []
+    return accounts + [Account(key, limits) for key in config.api_key]
 
 
-def _read_keys(path: Path) -> list[SecretStr]:
+def _read_accounts(path: Path, limits: KeyLimits) -> list[Account]:
+    """``limits`` hold for a key whose line has none of its own."""
     try:
         lines = path.read_text("utf-8", errors="replace").split("\n")
     except OSError as error:
         raise ConfigError(f"api-key-file: {path}: {error.strerror}") from None
-    keys = []
+    accounts = []
     for number, line in enumerate(map(str.strip, lines), 1):
         if line and not line.startswith("#"):
-            keys.append(_checked(line, f"{path}, line {number}"))
-    if not keys:
+            try:
+                accounts.append(_account_of(line, limits))
+            except ValueError as error:
+                raise ConfigError(f"api-key-file: {path}, line {number}: {error}") from None
+    if not accounts:
         raise ConfigError(f"api-key-file: {path} holds no key; remove the setting to serve without")
-    return keys
+    return accounts
 
 
-def _checked(line: str, where: str) -> SecretStr:
-    try:
-        return check_api_key(SecretStr(line))
-    except ValueError as error:
-        raise ConfigError(f"api-key-file: {where}: {error}") from None
+def _account_of(line: str, limits: KeyLimits) -> Account:
+    """Raises ValueError, which does not tell the key."""
+    key, *words = line.split()
+    matches = [_LIMIT.fullmatch(word) for word in words]
+    if not all(matches):
+        raise ValueError(
+            "after the key only max-open-requests=N and max-tokens-per-minute=N may stand, where N"
+            " is a number from 1 or none; a key has no space"
+        )
+    own = {
+        match[1].replace("-", "_"): None if match[2] == "none" else int(match[2])
+        for match in matches
+        if match
+    }
+    return Account(check_api_key(SecretStr(key)), replace(limits, **own))

@@ -6,14 +6,15 @@ from aiohttp import web
 
 from services.gateway.aborts import Aborts
 from services.gateway.admission import Admission
-from services.gateway.api_keys import Guard, load_api_keys
-from services.gateway.body import BodyReader
+from services.gateway.api_keys import Guard, load_accounts
+from services.gateway.body import BodyParser, BodyReader
 from services.gateway.completions import Completions
 from services.gateway.cors import Cors
 from services.gateway.failures import answer_errors, count_requests
 from services.gateway.http_server import limit_headers
 from services.gateway.info import Info
 from services.gateway.mesh import Mesh
+from services.gateway.pieces import PieceMaker
 from services.gateway.request_id import name_response
 from services.gateway.tokenization import Tokenization
 from shared.config import GatewayConfig
@@ -24,18 +25,24 @@ def make_app(
     config: GatewayConfig, mesh: Mesh, admission: Admission, status: Callable[[], Heartbeat]
 ) -> web.Application:
     bodies = BodyReader(config.max_body_bytes)
-    completions = Completions(mesh, admission, bodies, config)
+    parser = BodyParser()
+    pieces = PieceMaker()
     cors = Cors(config.allowed_origins)
     middlewares = [count_requests, answer_errors, limit_headers, cors.preflight]
-    if keys := load_api_keys(config):
-        middlewares.append(Guard(keys).check)
+    if accounts := load_accounts(config):
+        middlewares.append(Guard(accounts).check)
     app = web.Application(middlewares=middlewares)
     app.on_response_prepare.append(name_response)
     app.on_response_prepare.append(cors.mark)
-    app.on_cleanup.append(completions.close)
+
+    async def close(app: web.Application) -> None:
+        parser.close()
+        pieces.close()
+
+    app.on_cleanup.append(close)
     for part in (
-        completions,
-        Tokenization(mesh, admission, bodies),
+        Completions(mesh, admission, bodies, parser, pieces, config),
+        Tokenization(mesh, admission, bodies, parser, pieces),
         Aborts(mesh),
         Info(mesh, status),
     ):

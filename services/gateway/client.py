@@ -2,16 +2,22 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from contextlib import asynccontextmanager, suppress
 
 from aiohttp import web
 from prometheus_client import Counter
 
+from services.gateway.log_limit import LogLimit
 from services.gateway.request_id import request_id
 
 log = logging.getLogger(__name__)
+log.addFilter(LogLimit())
 
 PIECE_BYTES = 64 << 10
+EVENT_STREAM = "text/event-stream"
+COMMENT = b": waiting\n\n"
 
 SLOW_CLIENTS = Counter(
     "shoal_slow_clients", "Clients that read nothing for slow-client-s; their requests ended"
@@ -25,16 +31,21 @@ class Client:
     def __init__(self, request: web.Request, slow_s: float) -> None:
         self._request = request
         self._slow_s = slow_s
+        self._written_s = 0.0  # when the last of it was
+        self._is_asked = asyncio.Event()
+        self.is_between_events = False
         self.response = web.StreamResponse()
 
     async def begin(self, headers: Mapping[str, str]) -> None:
         """Sends the status 200. From here on the request can only end as it began."""
+        self._written_s = time.monotonic()
         self.response.headers.update(headers)
         self._request[CLIENT] = self
         await self.response.prepare(self._request)
 
     async def write(self, data: bytes) -> None:
         """In pieces: whoever reads slowly but steadily reads one in time."""
+        self._written_s = time.monotonic()
         view = memoryview(data)
         for start in range(0, len(data), PIECE_BYTES):
             await self._in_time(self.response.write(view[start : start + PIECE_BYTES]))
@@ -43,21 +54,56 @@ class Client:
         await self._in_time(self.response.write_eof())
         return self.response
 
+    def cut_off(self) -> None:
+        """Of a reply that cannot be ended as it began its client learns by the connection."""
+        if self._request.transport is not None:
+            self._request.transport.abort()
+
+    @property
+    def is_stream(self) -> bool:
+        return self.response.content_type == EVENT_STREAM
+
+    @asynccontextmanager
+    async def commented(self, quiet_s: float) -> AsyncIterator[None]:
+        """A stream to which nothing is written for ``quiet_s`` gets a comment, while it
+        ``is_between_events``: proxies would take it for dead."""
+        commenting = asyncio.create_task(self._comment_while_quiet(quiet_s))
+        self.is_between_events = True
+        try:
+            yield
+        finally:
+            commenting.cancel()
+
+    def comment(self) -> None:
+        """Now."""
+        self._is_asked.set()
+
+    async def _comment_while_quiet(self, quiet_s: float) -> None:
+        while True:
+            left_s = self._written_s + quiet_s - time.monotonic()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s if left_s > 0 else quiet_s):
+                    await self._is_asked.wait()
+            is_due = self._is_asked.is_set() or time.monotonic() - self._written_s >= quiet_s
+            self._is_asked.clear()
+            if is_due and self.is_between_events and not self._request.protocol.writing_paused:
+                with suppress(ConnectionError):
+                    await self.write(COMMENT)
+
     async def _in_time(self, writing: Awaitable[None]) -> None:
         try:
             async with asyncio.timeout(self._slow_s):
                 await writing
         except TimeoutError:
-            self._cut_off()
+            self._end_slow()
 
-    def _cut_off(self) -> None:
+    def _end_slow(self) -> None:
         SLOW_CLIENTS.inc()
         log.warning(
             "%s is cut off: it read nothing of request %s for slow-client-s = %g s",
             *(self._request.remote, request_id(self._request), self._slow_s),
         )
-        if self._request.transport is not None:
-            self._request.transport.abort()
+        self.cut_off()
         raise ConnectionResetError("the client does not read")
 
 

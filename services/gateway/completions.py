@@ -3,15 +3,17 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 
 import numpy as np
 from aiohttp import web
 
+from services.gateway.account import ACCOUNT, owner_of
 from services.gateway.admission import Admission, Place
-from services.gateway.body import BodyReader, parsed
-from services.gateway.client import Client
+from services.gateway.body import Body, BodyParser, BodyReader
+from services.gateway.client import EVENT_STREAM, Client
 from services.gateway.exchange import Exchange
 from services.gateway.formats import ChatFormat, Format, TextFormat
 from services.gateway.job import Job, Prompt
@@ -30,7 +32,7 @@ from shared.errors import RETRY_AFTER_S, InvalidRequest, Unavailable
 from shared.messages import ALL_TOKENS, WINDOW_BYTES, WINDOW_TOKENS, ModelInfo
 
 STREAM_HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
+    "Content-Type": f"{EVENT_STREAM}; charset=utf-8",
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
 }
@@ -49,7 +51,7 @@ class Endpoint:
     """In what the two endpoints differ."""
 
     id_prefix: str
-    parse: Callable[[bytes, ModelInfo, Limits], Job]
+    parse: Callable[[Body, ModelInfo, Limits], Job]
     format: Format
 
 
@@ -61,15 +63,23 @@ class Completions:
     """Body → Job → mesh → reply. Nothing is sent to the client before the mesh has accepted."""
 
     def __init__(
-        self, mesh: Mesh, admission: Admission, bodies: BodyReader, config: GatewayConfig
+        self,
+        mesh: Mesh,
+        admission: Admission,
+        bodies: BodyReader,
+        parser: BodyParser,
+        pieces: PieceMaker,
+        config: GatewayConfig,
     ) -> None:
         self._mesh = mesh
         self._admission = admission
         self._bodies = bodies
+        self._parser = parser
         self._accept_timeout_s = config.accept_timeout_s
         self._slow_client_s = config.slow_client_s
-        self._limits = Limits(config.max_choices, config.max_logprobs)
-        self._pieces = PieceMaker()
+        self._stream_heartbeat_s = config.stream_heartbeat_s
+        self._limits = Limits(config.max_choices, config.max_logprobs, config.max_priority_boost)
+        self._pieces = pieces
 
     def routes(self) -> list[web.RouteDef]:
         expect = self._bodies.expect
@@ -77,9 +87,6 @@ class Completions:
             web.post("/v1/chat/completions", self.chat, expect_handler=expect),
             web.post("/v1/completions", self.text, expect_handler=expect),
         ]
-
-    async def close(self, app: web.Application) -> None:
-        self._pieces.close()
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         return await self._serve(request, CHAT)
@@ -91,16 +98,27 @@ class Completions:
         started_s = time.monotonic()
         check_request_id(request)
         with self._admission.admit() as place:
-            place.hold(self._bodies.bound(request))
-            body, model = await self._bodies.read(request), await self._mesh.ready_model()
-            job = await parsed(body, lambda body: endpoint.parse(body, model, self._limits))
+            job, model = await self._job(request, endpoint, place)
             take_request_id(request, job.request_id)
             param = "return_token_ids" if job.params.logprobs is None else "logprobs"
             self._hold(place, token_bytes(job, model), param)
+            job = replace(job, owner=owner_of(request))
             meter = request[METER] = RequestMeter(job.model, started_s)
+            if (account := request.get(ACCOUNT)) is not None:
+                meter.charge = account.charge
             place.is_served = True
             with client_names(job.field_names):
                 return await self._generate(request, endpoint, job, model, meter, place)
+
+    async def _job(
+        self, request: web.Request, endpoint: Endpoint, place: Place
+    ) -> tuple[Job, ModelInfo]:
+        """Of the body only the prompts are kept."""
+        body = await self._bodies.read(request, place)
+        model = await self._mesh.ready_model()
+        job = await self._parser.parse(body, lambda body: endpoint.parse(body, model, self._limits))
+        place.replace(len(body), job.prompt_bytes)
+        return job, model
 
     async def _generate(
         self,
@@ -113,7 +131,7 @@ class Completions:
     ) -> web.StreamResponse:
         has_logprobs = job.params.logprobs is not None or job.tells_prompts
         spelling = self._mesh.tokens.spelling(job.names_by_id) if has_logprobs else None
-        echoes = [await self._echo(prompt) for prompt in job.prompts if job.echoes]
+        echoes = await self._echoes(job.prompts) if job.echoes else []
         public_id = request_id(request)
         name = endpoint.id_prefix + public_id
         head = Head(name, int(time.time()), job.model, model.fingerprint)
@@ -121,6 +139,7 @@ class Completions:
         with self._mesh.exchange(f"{public_id}~{secrets.token_hex(4)}", job) as exchange:
             meter.follow(exchange)
             prompt_ids = await self._accepted(exchange)
+            self._keep_ids(job, prompt_ids, place)
             param = "logprobs" if job.num_prompt_logprobs is None else "prompt_logprobs"
             self._hold(place, prompt_bytes(job, model, prompt_ids), param)
             meter.accept()
@@ -132,6 +151,10 @@ class Completions:
             meter.end()
             return await client.end()
 
+    async def _echoes(self, prompts: Sequence[Prompt]) -> list[str]:
+        async with self._in_time():
+            return [await self._echo(prompt) for prompt in prompts]
+
     async def _echo(self, prompt: Prompt) -> str:
         data = prompt.data
         if prompt.kind == "ids":
@@ -140,28 +163,43 @@ class Completions:
 
     async def _accepted(self, exchange: Exchange) -> list[Array]:
         """The ids of the prompts, all of which will run, but for those aborted before."""
+        async with self._in_time():
+            await exchange.accepted()
+        return [_NO_IDS if ids is None else ids for ids in exchange.prompt_ids]
+
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        """Raises Unavailable after ``accept_timeout_s``."""
         try:
             async with asyncio.timeout(self._accept_timeout_s):
-                await exchange.accepted()
+                yield
         except TimeoutError:
             raise Unavailable(
                 f"not accepted within {self._accept_timeout_s:g} s", retry_after_s=RETRY_AFTER_S
             ) from None
-        return [_NO_IDS if ids is None else ids for ids in exchange.prompt_ids]
+
+    def _keep_ids(self, job: Job, prompt_ids: list[Array], place: Place) -> None:
+        """They are all that a replay needs of the prompts."""
+        num_bytes = job.prompt_bytes
+        job.prompts[:] = [Prompt("ids", ids) for ids in prompt_ids]
+        place.replace(num_bytes, job.prompt_bytes)
 
     async def _stream(
         self, client: Client, exchange: Exchange, reply: Reply, meter: RequestMeter
     ) -> None:
         writer = EventWriter(reply)
         await client.begin(STREAM_HEADERS)
-        async for progress in exchange:
-            meter.observe(progress)
-            events = writer.write(progress)
-            if is_large(progress):
-                await self._pieces.send(events, client.write)
-            elif data := b"".join(events):
-                await client.write(data)
-            exchange.took(progress)
+        async with client.commented(self._stream_heartbeat_s):
+            async for progress in exchange:
+                client.is_between_events = False
+                meter.observe(progress)
+                events = writer.write(progress)
+                if is_large(progress):
+                    await self._pieces.send(events, client.write)
+                elif data := b"".join(events):
+                    await client.write(data)
+                exchange.took(progress)
+                client.is_between_events = True
 
     async def _whole(
         self, client: Client, exchange: Exchange, reply: Reply, meter: RequestMeter, place: Place

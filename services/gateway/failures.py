@@ -12,24 +12,30 @@ from aiohttp.typedefs import Handler
 
 from services.gateway.client import CLIENT
 from services.gateway.json_reply import DONE, event, json_response
+from services.gateway.log_limit import LogLimit
 from services.gateway.metrics import HTTP_REQUESTS, STREAM_ERRORS
 from services.gateway.openai import Error, ErrorReply
 from services.gateway.request_id import request_id
 from services.gateway.request_log import ERROR_CODE, log_request
 from services.gateway.routes import route_of
 from services.gateway.violations import show
-from shared.errors import InternalError, RequestError
+from shared.errors import DEADLY, InternalError, RequestError
 from shared.log import client_text
 
 log = logging.getLogger(__name__)
+log.addFilter(LogLimit())
 
 CLIENT_LEFT = 499
+SHOULD_RETRY = "X-Should-Retry"
+"""OpenAI's clients do as it says; by themselves they try again after each 5xx."""
 
 
 def error_response(error: RequestError) -> web.Response:
     response = json_response(_reply(error), error.status)
     if error.retry_after_s is not None:
         response.headers[hdrs.RETRY_AFTER] = str(max(1, math.ceil(error.retry_after_s)))
+    if error.code in DEADLY:
+        response.headers[SHOULD_RETRY] = "false"
     if error.status == HTTPStatus.UNAUTHORIZED:
         response.headers[hdrs.WWW_AUTHENTICATE] = "Bearer"
     return response
@@ -70,13 +76,17 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 async def _answer(request: web.Request, error: RequestError) -> web.StreamResponse:
-    """The error as the response, or as the last event of the stream that has begun."""
+    """The error as the response, or as the last event of the stream that has begun. A reply that
+    is no stream and has begun is cut off: JSON has no place for an error behind its beginning."""
     request[ERROR_CODE] = error.code
     if CLIENT not in request:
         return error_response(error)
     client = request[CLIENT]
     STREAM_ERRORS.inc()
-    log.warning("stream %s failed: %s", request_id(request), client_text(error.message))
+    log.warning("reply %s failed: %s", request_id(request), client_text(error.message))
+    if not client.is_stream:
+        client.cut_off()
+        return client.response
     with suppress(ConnectionError):
         await client.write(event(_reply(error)) + DONE)
         await client.end()

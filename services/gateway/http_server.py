@@ -1,16 +1,15 @@
-"""aiohttp's server with our limits, and our error object for what is not even HTTP."""
+"""aiohttp's server with our limits, and our error object for what never gets to a route."""
 
 import asyncio
-import logging
+import ssl
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from services.gateway.connection import HttpConnection
+from services.gateway.connections import Connections
 from services.gateway.failures import error_response
-from shared.errors import InvalidRequest
-from shared.log import client_text
-
-log = logging.getLogger(__name__)
+from shared.config import GatewayConfig
 
 MAX_HEADER_BYTES = 8 << 10
 MAX_HEADERS = 64
@@ -33,43 +32,72 @@ class HttpRunner(web.AppRunner):
     """Runs ``app``. A handler is cancelled when its client leaves; ``cleanup`` gives those that
     still run ``CLEANUP_S``."""
 
-    def __init__(self, app: web.Application) -> None:
+    def __init__(self, app: web.Application, config: GatewayConfig) -> None:
         super().__init__(app, shutdown_timeout=CLEANUP_S, access_log=None)
+        self._config = config
 
     async def _make_server(self) -> web.Server:
-        server = await super()._make_server()
-        return _Server(
-            server.request_handler,
-            request_factory=server.request_factory,
-            handler_cancellation=True,
+        return _Server(await super()._make_server(), self._config)
+
+
+class HttpSite(web.TCPSite):
+    """Where ``runner`` listens. aiohttp's own leaves clients a minute for the handshake of TLS."""
+
+    def __init__(
+        self, runner: HttpRunner, config: GatewayConfig, tls: ssl.SSLContext | None
+    ) -> None:
+        super().__init__(
+            runner, config.host, config.port, ssl_context=tls, reuse_port=config.reuse_port
+        )
+        self._handshake_timeout_s = None if tls is None else config.header_timeout_s
+
+    async def start(self) -> None:
+        await web.BaseSite.start(self)
+        assert self._runner.server is not None
+        self._server = await asyncio.get_running_loop().create_server(
+            self._runner.server,
+            self._host,
+            self._port,
+            ssl=self._ssl_context,
+            backlog=self._backlog,
+            reuse_port=self._reuse_port,
+            ssl_handshake_timeout=self._handshake_timeout_s,
         )
 
 
 class _Server(web.Server):
+    """``server``, with connections of our kind."""
+
+    def __init__(self, server: web.Server, config: GatewayConfig) -> None:
+        super().__init__(
+            self._answer, request_factory=server.request_factory, handler_cancellation=True
+        )
+        self._handle = server.request_handler
+        self._config = config
+        self._open = Connections()
+
     def __call__(self) -> web.RequestHandler:
-        return _Connection(
+        return HttpConnection(
             self,
+            self._open,
+            self._config.header_timeout_s,
+            self._config.stream_heartbeat_s,
             loop=asyncio.get_running_loop(),
-            access_log=None,  # type: ignore[arg-type]  # None is how aiohttp turns it off
+            keepalive_timeout=self._config.keep_alive_timeout_s,
+            access_log=None,
             max_line_size=MAX_HEADER_BYTES,
             max_field_size=MAX_HEADER_BYTES,
             max_headers=MAX_HEADERS,
         )
 
-
-class _Connection(web.RequestHandler):
-    __slots__ = ()
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        if status != 400:
-            return super().handle_error(request, status, exc, message)
-        log.info("%s sent what is not HTTP: %s", request.remote, client_text(message or ""))
-        response = error_response(InvalidRequest(f"not HTTP: {message}", code="bad_request"))
-        response.force_close()
-        return response
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        connection = request.protocol
+        assert isinstance(connection, HttpConnection)
+        if connection.refusal is not None:
+            response = error_response(connection.refusal)
+            response.force_close()
+            return response
+        try:
+            return await self._handle(request)
+        finally:
+            connection.end_request()

@@ -1,7 +1,6 @@
 """What a gateway tells about itself and its model."""
 
 from collections.abc import Callable
-from importlib.metadata import version
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -11,6 +10,7 @@ from services.gateway.mesh import Mesh
 from services.gateway.openai import Model, ModelList
 from services.gateway.violations import unknown_model
 from shared.messages import Heartbeat, State
+from shared.version import VERSION
 
 
 class Info:
@@ -63,7 +63,7 @@ class Info:
         return json_response({"status": "alive"})
 
     async def _version(self, request: web.Request) -> web.Response:
-        return json_response({"version": version("shoal")})
+        return json_response({"version": VERSION})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})

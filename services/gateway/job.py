@@ -23,9 +23,10 @@ class Job:
     for jobs with the same ``cache_salt`` only. The reply ``echoes`` the prompt before the text and
     in its logprobs, ``returns_ids`` beside it, and names the tokens of logprobs by their text or
     ``names_by_id``; ``num_prompt_logprobs`` were asked for beside the prompt's own.
-    ``request_id`` is the client's own. ``field_names`` are the client's
-    words for what the mesh calls ``prompt`` and ``max_tokens``, where they differ. Unless it
-    ``is_seeded`` by the client each prompt has a seed of its own.
+    A prompt is replaced by its ids when the mesh has told them. ``request_id`` is the client's own,
+    ``owner`` whose API key it has shown. ``field_names`` are the client's words for what the mesh
+    calls ``prompt`` and ``max_tokens``, where they differ. Unless it ``is_seeded`` by the client
+    each prompt has a seed of its own.
     """
 
     model: str
@@ -43,12 +44,17 @@ class Job:
     names_by_id: bool = False
     num_prompt_logprobs: int | None = None
     request_id: str | None = None
+    owner: str = ""
     field_names: dict[str, str] = field(default_factory=dict)
 
     @property
     def tells_prompts(self) -> bool:
         """Whether the mesh brings the logprobs of the prompts."""
         return self.params.prompt_logprobs is not None
+
+    @property
+    def prompt_bytes(self) -> int:
+        return sum(prompt.data.nbytes for prompt in self.prompts)
 
     @property
     def total_choices(self) -> int:

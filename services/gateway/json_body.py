@@ -1,53 +1,126 @@
-"""The body of a request as a typed object, or InvalidRequest."""
+"""The body of a request as a typed object, or InvalidRequest.
+
+Of a body only the fields are found at first, each as the JSON it is. What a field may hold is
+bounded before anything is made of it, so that no body becomes many times its size.
+"""
 
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from itertools import count
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Raw, structs
 
 from services.gateway import unsupported
+from services.gateway.body import Body
+from services.gateway.log_limit import LogLimit
+from services.gateway.schema import MAX_FIELD_BYTES, MAX_FIELDS
 from services.gateway.unsupported import Neutral
-from services.gateway.violations import show, unknown_model, violation
+from services.gateway.violations import MAX_SHOWN_CHARS, unknown_model, violation
 from shared.errors import InvalidRequest
 from shared.log import client_text
 from shared.messages import ModelInfo
 
 log = logging.getLogger(__name__)
+log.addFilter(LogLimit())
 
+Fields = dict[str, Raw]
 Request = TypeVar("Request", bound=msgspec.Struct)
+Taken = TypeVar("Taken")
 
 
-def decode(body: bytes) -> dict[str, Any]:
+class _Key(str):
+    """The name of a field: msgspec hands us each key of a type of our own, so that we count."""
+
+    __slots__ = ()
+
+
+class _Item:
+    """An item of a list, which is counted in the same way."""
+
+
+_ITEM = _Item()
+
+
+@contextmanager
+def json_errors() -> Iterator[None]:
+    """What is no JSON is an InvalidRequest."""
     try:
-        fields = msgspec.json.decode(body)
+        yield
     except RecursionError:
-        raise _too_deep() from None
+        raise InvalidRequest("the body is nested too deeply", code="invalid_json") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the body is not JSON: {error}", code="invalid_json") from None
-    if not isinstance(fields, dict):
-        raise InvalidRequest(f"the body is {show(fields)}; expected an object")
-    return fields
 
 
-def encode(part: Any) -> bytes:
-    """A part of a body as JSON again."""
+@json_errors()
+def decode(body: Body) -> Fields:
+    """The fields of an object, which share the memory of ``body``."""
+    numbers = count(1)
+
+    def to_key(_: type, name: str) -> _Key:
+        if next(numbers) > MAX_FIELDS:
+            raise InvalidRequest(f"the body has more fields than the limit, {MAX_FIELDS}")
+        return _Key(name)
+
     try:
-        return msgspec.json.encode(part)
-    except RecursionError:
-        raise _too_deep() from None
-
-
-def check(fields: dict[str, Any], kind: type[Request], neutral: Neutral) -> Request:
-    """The typed request. What no client of OpenAI or vLLM knows is logged and ignored."""
-    unsupported.refuse_unsupported(fields, neutral)
-    try:
-        request = msgspec.convert(fields, kind)
+        fields = msgspec.json.decode(body, type=dict[_Key, Raw], dec_hook=to_key)
+        return {str(name): raw for name, raw in fields.items()}
     except msgspec.ValidationError as error:
-        raise violation(error, fields) from None
+        raise InvalidRequest(f"the body is no object: {error}") from None
+
+
+@json_errors()
+def items(
+    raw: Raw, param: str, limit: int, take: Callable[[int, Any], Taken], setting: str = ""
+) -> list[Taken]:
+    """What ``take`` makes of the number and the value of each item of a list, one by one. Raises
+    InvalidRequest for what is no list, and for an empty one or one of more than ``limit``, which
+    ``setting`` names."""
+    taken: list[Taken] = []
+
+    def to_item(_: type, value: Any) -> _Item:
+        if len(taken) == limit:
+            raise InvalidRequest(
+                f"{param} has more than {limit} items; the limit is {setting}{limit}", param=param
+            )
+        taken.append(take(len(taken), value))
+        return _ITEM
+
+    try:
+        msgspec.json.decode(raw, type=list[_Item], dec_hook=to_item)
+    except msgspec.ValidationError as error:
+        raise violation(error, param, plain(raw)) from None
+    if not taken:
+        raise InvalidRequest(f"{param} is []; expected array of length >= 1", param=param)
+    return taken
+
+
+@json_errors()
+def check(fields: Fields, kind: type[Request], neutral: Neutral) -> Request:
+    """The typed request; fields of type Raw are left as they are. What no client of OpenAI or vLLM
+    knows is logged and ignored."""
+    unbuilt = {name: plain(raw) for name, raw in fields.items() if name in neutral}
+    unsupported.refuse_unsupported(unbuilt, neutral)
+    values: dict[str, Any] = {}
+    for field in _fields_of(kind):
+        if field.name in fields:
+            values[field.name] = field.read(fields[field.name])
+        elif field.is_required:
+            raise InvalidRequest(f"{field.name} is required", param=field.name)
     known = {*kind.__struct_fields__, *neutral, *unsupported.WITHOUT_EFFECT}
     if unknown := fields.keys() - known:
-        log.info("ignored unknown fields of a request: %s", client_text(", ".join(sorted(unknown))))
-    return request
+        names = ", ".join(name[:MAX_SHOWN_CHARS] for name in sorted(unknown))
+        log.info("ignored unknown fields of a request: %s", client_text(names))
+    return kind(**values)
+
+
+def plain(raw: Raw) -> Any:
+    """The value; of one that is large ``raw`` itself."""
+    return raw if memoryview(raw).nbytes > MAX_FIELD_BYTES else msgspec.json.decode(raw)
 
 
 def served_name(name: str | None, model: ModelInfo) -> str:
@@ -59,5 +132,29 @@ def served_name(name: str | None, model: ModelInfo) -> str:
     return name
 
 
-def _too_deep() -> InvalidRequest:
-    return InvalidRequest("the body is nested too deeply", code="invalid_json")
+class _Field:
+    """A field of a request: ``read`` makes a typed value of its JSON."""
+
+    def __init__(self, info: structs.FieldInfo) -> None:
+        self.name = info.name
+        self.is_required = info.required
+        self._decoder = None if info.type is Raw else msgspec.json.Decoder(info.type)
+
+    def read(self, raw: Raw) -> Any:
+        if self._decoder is None:
+            return raw
+        num_bytes = memoryview(raw).nbytes
+        if num_bytes > MAX_FIELD_BYTES:
+            raise InvalidRequest(
+                f"{self.name} has {num_bytes} bytes; the limit is {MAX_FIELD_BYTES}",
+                param=self.name,
+            )
+        try:
+            return self._decoder.decode(raw)
+        except msgspec.ValidationError as error:
+            raise violation(error, self.name, msgspec.json.decode(raw)) from None
+
+
+@cache
+def _fields_of(kind: type[msgspec.Struct]) -> list[_Field]:
+    return [_Field(info) for info in structs.fields(kind)]

@@ -5,23 +5,33 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain, count
 
+from services.gateway.array_check import check_arrays
 from services.gateway.exchange import Exchange, Progress
 from services.gateway.job import Job
+from services.gateway.lost_trips import LostTrips
 from services.gateway.metrics import REPLAYS
+from services.gateway.probation import Probation
 from services.gateway.token_table import TokenTable
 from services.gateway.trip import Trip
 from shared.codec import Array
-from shared.errors import NO_SCHEDULER, RETRY_AFTER_S, RequestError, Unavailable
+from shared.credit import Credits
+from shared.errors import (
+    NO_SCHEDULER,
+    RETRY_AFTER_S,
+    InternalError,
+    Overloaded,
+    RequestError,
+    Unavailable,
+)
 from shared.messages import (
     Abort,
     Accepted,
     Cancel,
     Convert,
     Converted,
-    Credit,
     Deltas,
     Failed,
     Hello,
@@ -33,11 +43,11 @@ from shared.messages import (
     Vocabulary,
 )
 from shared.peer import Peer
+from shared.same_model import difference
 from shared.token_arrays import Layout, TokenArrays
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.05
 TRANSIENT = {429, 503}
 
 OpenTrips = dict[RequestKey, Trip]
@@ -48,15 +58,21 @@ class Mesh:
 
     What belongs to nothing that is open at the peer that sent it, such as an old attempt, is
     ignored. A prompt whose tokenizer or scheduler is lost is replayed through whichever tokenizer
-    is ready within ``replay_s``; a new request waits ``ready_wait_s`` for one.
+    is ready within ``replay_s``; a new request waits ``ready_wait_s`` for one. Nobody polls: who
+    waits is woken when a tokenizer comes, goes or has another state.
     """
 
-    def __init__(self, replay_s: float, ready_wait_s: float) -> None:
+    def __init__(self, replay_s: float, ready_wait_s: float, accept_timeout_s: float) -> None:
         self._replay_s = replay_s
         self._ready_wait_s = ready_wait_s
+        self._accept_timeout_s = accept_timeout_s
         self._open: dict[Peer, OpenTrips] = {}
-        self._lost: set[Trip] = set()  # those that wait for a tokenizer
+        self._probations: dict[Peer, Probation] = {}
+        self._lost = LostTrips()
+        self._look = asyncio.Event()  # at those
+        self._changed = asyncio.Event()  # which tokenizers there are, and their states
         self._conversions: dict[Peer, dict[str, asyncio.Future[Array]]] = {}
+        self._credits = Credits()
         self._tokens: TokenTable | None = None
         self._fingerprint = ""  # of the model whose tokens we know
         self._new_numbers = count()
@@ -64,21 +80,22 @@ class Mesh:
     async def run(self) -> None:
         """Replays what was lost, until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S)
-            for trip in list(self._lost):
-                if time.monotonic() > trip.replay_until_s:
-                    self._lost.remove(trip)
-                    trip.fail(self._unavailable())
-                elif self._ready():
-                    self._lost.remove(trip)
+            self._look.clear()
+            now_s, is_ready = time.monotonic(), bool(self._ready())
+            for trip in self._lost.take_due(now_s, is_ready):
+                if is_ready:
                     self._submit(trip)
+                else:
+                    trip.fail(self._unavailable())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._lost.pause_s(now_s, is_ready)):
+                    await self._look.wait()
 
     @property
     def model(self) -> ModelInfo:
         """What is served. Raises Unavailable as long as nobody told."""
         for peer in self._open:
-            if peer.hello.model is not None:
-                return peer.hello.model
+            return _model_of(peer)
         raise self._unavailable()
 
     async def known_model(self) -> ModelInfo:
@@ -135,7 +152,8 @@ class Mesh:
     async def convert(self, kind: PromptKind, data: Array, adds_special_tokens: bool) -> Array:
         """Ids of a text or a chat, [n] int32; of ids the UTF-8 bytes of their text, [n] uint8.
 
-        Raises RequestError.
+        Raises RequestError, Unavailable after ``accept_timeout_s``. Whoever stops waiting cancels
+        it.
         """
         peer = self._least_loaded()
         name = f"convert-{next(self._new_numbers)}"
@@ -143,21 +161,28 @@ class Mesh:
         self._conversions[peer][name] = answer
         try:
             peer.send(Convert(name, kind, adds_special_tokens), data)
-            return await answer
+            async with asyncio.timeout(self._accept_timeout_s):
+                return await answer
+        except TimeoutError:
+            text = f"not converted within {self._accept_timeout_s:g} s (accept-timeout-s)"
+            raise Unavailable(text, retry_after_s=RETRY_AFTER_S) from None
         finally:
-            self._conversions.get(peer, {}).pop(name, None)
+            if self._conversions.get(peer, {}).pop(name, None) and not _is_answered(answer):
+                peer.send(Cancel([RequestKey(name, 0)]))
 
-    def abort(self, public_ids: set[str]) -> set[str]:
-        """Ends the requests that clients know by these ids, and returns those that are ours; of the
-        others, which may be other gateways', the tokenizers are told."""
-        trips = [trip for trip in self._trips() if trip.public_id in public_ids]
+    def abort(self, public_ids: set[str], owner: str) -> set[str]:
+        """Ends the requests that ``owner`` knows by these ids, and returns those that are ours; of
+        the others, which may be other gateways', the tokenizers are told."""
+        trips = [
+            trip for trip in self._trips() if trip.public_id in public_ids and trip.owner == owner
+        ]
         self._cancel(trips)
         for trip in trips:
             trip.abort()
         ours = {trip.public_id for trip in trips}
         if others := sorted(public_ids - ours):
             for peer in self._open:
-                peer.send(Abort(others))
+                peer.send(Abort(others, owner))
         return ours
 
     def fail_all(self, reason: str) -> None:
@@ -168,52 +193,61 @@ class Mesh:
     # --- the link -----------------------------------------------------------------------------
 
     def refusal(self, hello: Hello) -> str | None:
-        if hello.model is None:
-            return "a tokenizer must tell its model"
-        for peer in self._open:
-            if peer.hello.model and peer.hello.model.fingerprint != hello.model.fingerprint:
-                return f"another model than {peer} has"
-        return None
+        if hello.model is None or not hello.model.names:
+            return "a tokenizer must tell its model and a name for it"
+        return next(filter(None, (difference(hello, peer.hello) for peer in self._open)), None)
 
     def on_up(self, peer: Peer) -> None:
         self._open[peer] = {}
         self._conversions[peer] = {}
+        self._probations[peer] = Probation()
+        peer.on_state = self._note_change
+        self._note_change()
 
     def on_down(self, peer: Peer, reason: str) -> None:
+        del self._probations[peer]
         for trip in self._open.pop(peer).values():
-            self._replay(trip)
+            self._replay(trip, is_planned=peer.said_bye)
+        self._note_change()
         error = Unavailable(f"the {peer} is gone: {reason}", retry_after_s=RETRY_AFTER_S)
         for answer in self._conversions.pop(peer).values():
             _end(answer, error)
 
     def on_message(self, peer: Peer, message: Message, arrays: list[Array]) -> None:
+        """Raises CodecError for ids that are none of the model's."""
+        check_arrays(message, arrays, _model_of(peer).vocab_size)
         trips = self._open[peer]
         match message:
             case Deltas():
                 self._deliver(trips, message, TokenArrays(*arrays))
             case Accepted(request, attempt):
                 if trip := trips.get(RequestKey(request, attempt)):
+                    self._probations[peer].succeed()
                     trip.accept(arrays[0])
             case Failed(request, attempt):
                 if trip := trips.pop(RequestKey(request, attempt), None):
+                    if not trip.is_accepted:
+                        self._judge(peer, message)
                     self._fail(trip, RequestError.from_failed(message))
                 elif answer := self._conversions[peer].get(request):
+                    self._judge(peer, message)
                     _end(answer, RequestError.from_failed(message))
-            case Lost(keys):
+            case Lost(keys, is_planned, scheduler):
                 for key in keys:
                     if trip := trips.pop(key, None):
-                        self._replay(trip)
+                        self._replay(trip, is_planned, scheduler)
             case Converted(request):
                 if answer := self._conversions[peer].get(request):
+                    self._probations[peer].succeed()
                     _end(answer, arrays[0])
             case Vocabulary():
-                self._learn_tokens(peer.hello.model, arrays)
+                self._learn_tokens(_model_of(peer), arrays)
             case _:
                 log.warning("%s sent a %s, which we do not read", peer, type(message).__name__)
 
-    def _learn_tokens(self, model: ModelInfo | None, arrays: list[Array]) -> None:
+    def _learn_tokens(self, model: ModelInfo, arrays: list[Array]) -> None:
         """Once for a model: making the JSON of its tokens takes time."""
-        if model is not None and model.fingerprint != self._fingerprint:
+        if model.fingerprint != self._fingerprint:
             self._fingerprint = model.fingerprint
             self._tokens = TokenTable(*arrays)
 
@@ -225,28 +259,41 @@ class Mesh:
         self._open[trip.peer][trip.key] = trip
         trip.peer.send(*trip.submit())
 
-    def _replay(self, trip: Trip) -> None:
-        """With the next look: what was lost with it may not have been noticed everywhere yet."""
+    def _replay(self, trip: Trip, is_planned: bool, scheduler: str = "") -> None:
+        now_s = time.monotonic()
         try:
-            trip.begin_replay()
+            trip.begin_replay(now_s, is_planned, scheduler)
         except RequestError as error:
             trip.fail(error)
             return
         REPLAYS.inc()
-        trip.replay_until_s = time.monotonic() + self._replay_s
-        self._lost.add(trip)
+        trip.replay_until_s = now_s + self._replay_s
+        self._lost.add(trip, now_s)
+        self._look.set()
 
     def _fail(self, trip: Trip, error: RequestError) -> None:
         """What is refused for now tries again while the mesh is putting itself together: a replay,
         and a request whose tokenizer had lost its scheduler before we knew of it."""
+        now_s = time.monotonic()
         is_early = error.code == NO_SCHEDULER
-        if trip.is_accepted or error.status not in TRANSIENT or not (trip.num_replays or is_early):
+        if is_early and not trip.replay_until_s:
+            trip.replay_until_s = now_s + self._ready_wait_s
+        may_wait = now_s < trip.replay_until_s and (trip.is_replay or is_early)
+        if trip.is_accepted or error.status not in TRANSIENT or not may_wait:
             trip.fail(error)
             return
-        if not trip.replay_until_s:
-            trip.replay_until_s = time.monotonic() + self._ready_wait_s
         trip.begin_attempt()
-        self._lost.add(trip)
+        is_full = error.status == Overloaded.status  # else nobody knows when to come back
+        self._lost.add(trip, now_s, error.retry_after_s or 0.0 if is_full else 0.0)
+        self._look.set()
+
+    def _judge(self, peer: Peer, failed: Failed) -> None:
+        """A tokenizer that breaks what was not accepted yet may break everything."""
+        if failed.status != InternalError.status:
+            return
+        if self._probations[peer].is_over:
+            log.warning("%s failed a request (%s): it is on probation", peer, failed.code)
+        self._probations[peer].fail(time.monotonic())
 
     def _deliver(self, trips: OpenTrips, deltas: Deltas, arrays: TokenArrays) -> None:
         layout = Layout(deltas.rows, arrays)
@@ -267,7 +314,7 @@ class Mesh:
     def _took(self, trip: Trip, progress: Progress) -> None:
         grant = trip.take(progress)
         if grant is not None and trip.peer is not None:
-            trip.peer.send(Credit([grant]))
+            self._credits.add(trip.peer, grant)
 
     def _cancel(self, trips: list[Trip]) -> None:
         keys: dict[Peer, list[RequestKey]] = defaultdict(list)
@@ -281,11 +328,18 @@ class Mesh:
 
     async def _wait_until(self, condition: Callable[[], bool]) -> None:
         """Raises Unavailable after ``ready_wait_s``."""
-        until_s = time.monotonic() + self._ready_wait_s
-        while not condition():
-            if time.monotonic() >= until_s:
-                raise self._unavailable()
-            await asyncio.sleep(LOOK_S)
+        try:
+            async with asyncio.timeout(self._ready_wait_s):
+                while not condition():
+                    await self._changed.wait()
+        except TimeoutError:
+            raise self._unavailable() from None
+
+    def _note_change(self) -> None:
+        """Wakes everybody who waits, once."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+        self._look.set()
 
     def _trips(self) -> list[Trip]:
         at_peers = chain.from_iterable(trips.values() for trips in self._open.values())
@@ -298,10 +352,20 @@ class Mesh:
         ready = self._ready()
         if not ready:
             raise self._unavailable()
-        return min(ready, key=lambda peer: (len(self._open[peer]), peer.status.load))
+        now_s = time.monotonic()
+        good = [peer for peer in ready if self._probations[peer].admits(self._load(peer)[0], now_s)]
+        return min(good or ready, key=self._load)
+
+    def _load(self, peer: Peer) -> tuple[int, int]:
+        """What of ours is open there, then what it told of itself."""
+        return len(self._open[peer]) + len(self._conversions[peer]), peer.status.load
 
     def _unavailable(self) -> Unavailable:
         return Unavailable(self.obstacle or "no model is known", retry_after_s=RETRY_AFTER_S)
+
+
+def _is_answered(answer: asyncio.Future[Array]) -> bool:
+    return answer.done() and not answer.cancelled()
 
 
 def _end(answer: asyncio.Future[Array], outcome: Array | RequestError) -> None:
@@ -312,3 +376,9 @@ def _end(answer: asyncio.Future[Array], outcome: Array | RequestError) -> None:
         answer.set_exception(outcome)
     else:
         answer.set_result(outcome)
+
+
+def _model_of(tokenizer: Peer) -> ModelInfo:
+    """Without one none is let in."""
+    assert tokenizer.hello.model is not None
+    return tokenizer.hello.model

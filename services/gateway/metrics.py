@@ -1,6 +1,7 @@
 """What a gateway counts. Names that begin with vllm: mean what they mean in vLLM."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram
@@ -13,9 +14,16 @@ HTTP_REQUESTS = Counter(
     ["route", "status"],
 )
 HELD_BYTES = Gauge("shoal_held_bytes", "Bytes of bodies and replies that open requests hold")
-STREAM_ERRORS = Counter("shoal_stream_errors", "Streams that ended with an error after status 200")
+STREAM_ERRORS = Counter("shoal_stream_errors", "Replies that ended with an error after status 200")
 
 REPLAYS = Counter("shoal_replays", "Prompts submitted anew after the loss of a service")
+
+KEY_TOKENS = Counter(
+    "shoal_key_tokens", "Tokens of an API key, of prompts and generated; key: its id", ["key"]
+)
+KEY_REFUSALS = Counter(
+    "shoal_key_refusals", "Requests of an API key that a limit of its own refused", ["key", "limit"]
+)
 
 _MODEL = ["model_name"]
 PROMPT_TOKENS = Counter("vllm:prompt_tokens", "Prompt tokens of accepted requests", _MODEL)
@@ -54,11 +62,13 @@ REQUEST_GENERATION_TOKENS = Histogram(
 
 
 class RequestMeter:
-    """Measures one request of ``model`` by the progress it makes; times are monotonic."""
+    """Measures one request of ``model`` by the progress it makes; times are monotonic. ``charge``
+    hears of its tokens as they are known."""
 
     def __init__(self, model: str, started_s: float) -> None:
         self._model = model
         self._started_s = started_s
+        self.charge: Callable[[int], None] = lambda num_tokens: None
         self._exchange: Exchange | None = None
         self._ttft_s: float | None = None
         self._num_tokens = 0
@@ -72,6 +82,7 @@ class RequestMeter:
 
     def accept(self) -> None:
         PROMPT_TOKENS.labels(self._model).inc(self._num_prompt_tokens)
+        self.charge(self._num_prompt_tokens)
 
     def observe(self, progress: Progress) -> None:
         if progress.num_tokens and not progress.of_prompt:
@@ -110,3 +121,4 @@ class RequestMeter:
         self._delivered_s[choice] = now_s
         self._num_tokens += num_tokens
         self._generation_tokens.inc(num_tokens)
+        self.charge(num_tokens)

@@ -85,13 +85,6 @@ class Completion(Struct):
     prompt_logprobs: Raw | UnsetType = UNSET
 
 
-class TokenizeReply(Struct):
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None
-
-
 class DetokenizeReply(Struct):
     prompt: str
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from services.gateway import unsupported
+from services.gateway.body import Body
 from services.gateway.job import Job, Prompt
 from services.gateway.json_body import check, decode, served_name
-from services.gateway.prompts import chat_prompt, text_prompts
+from services.gateway.prompts import chat_prompt, completion_prompts
 from services.gateway.sampling import client_seed, num_logprobs, sampling_params, text_options
 from services.gateway.schema import ChatRequest, CompletionRequest, GenerationRequest
 from shared.errors import InvalidRequest
@@ -20,13 +21,13 @@ class Limits:
 
     max_choices: int
     max_logprobs: int
+    max_priority_boost: int = 0
 
 
-def parse_chat(body: bytes, model: ModelInfo, limits: Limits) -> Job:
+def parse_chat(body: Body, model: ModelInfo, limits: Limits) -> Job:
     """A body of ``/v1/chat/completions``."""
-    fields = decode(body)
-    request = check(fields, ChatRequest, unsupported.CHAT)
-    prompts = [chat_prompt(fields["messages"], request.messages)]
+    request = check(decode(body), ChatRequest, unsupported.CHAT)
+    prompts = [chat_prompt(request.messages)]
     names = {"prompt": "messages"}
     if request.max_completion_tokens is not None:
         request.max_tokens = request.max_completion_tokens
@@ -36,10 +37,10 @@ def parse_chat(body: bytes, model: ModelInfo, limits: Limits) -> Job:
     return replace(_job(request, prompts, model, limits, logprobs, options), field_names=names)
 
 
-def parse_completion(body: bytes, model: ModelInfo, limits: Limits) -> Job:
+def parse_completion(body: Body, model: ModelInfo, limits: Limits) -> Job:
     """A body of ``/v1/completions``."""
     request = check(decode(body), CompletionRequest, unsupported.COMPLETION)
-    prompts = text_prompts(request.prompt, model.vocab_size, limits.max_choices)
+    prompts = completion_prompts(request.prompt, model, limits.max_choices)
     logprobs = num_logprobs(request.logprobs, "logprobs", limits.max_logprobs, model)
     options = text_options(request, adds_special_tokens=True)
     job = _job(request, prompts, model, limits, logprobs, options)
@@ -87,7 +88,7 @@ def _job(
         num_choices=_num_choices(request.n, len(prompts), limits.max_choices),
         params=sampling_params(request, model, logprobs, prompt_logprobs),
         text=text,
-        priority=request.priority or 0,
+        priority=_priority(request.priority or 0, limits.max_priority_boost),
         is_stream=bool(request.stream),
         includes_usage=bool(request.stream_options and request.stream_options.include_usage),
         returns_ids=bool(request.return_token_ids),
@@ -117,6 +118,16 @@ def _check_drafts(request: GenerationRequest, logprobs: int | None) -> None:
             "include_draft_logprobs is true; it is allowed with logprobs only",
             param="include_draft_logprobs",
         )
+
+
+def _priority(priority: int, max_boost: int) -> int:
+    if priority < -max_boost:
+        raise InvalidRequest(
+            f"priority is {priority}; the lowest is {-max_boost}, since lower is sooner"
+            f" (max-priority-boost = {max_boost})",
+            param="priority",
+        )
+    return priority
 
 
 def _num_choices(n: int | None, num_prompts: int, max_choices: int) -> int:

@@ -22,6 +22,16 @@ class PieceMaker:
         while piece := await loop.run_in_executor(self._thread, _gather, pieces):
             await write(piece)
 
+    async def join(self, pieces: Iterator[bytes]) -> bytes:
+        """All of them."""
+        joined = bytearray()
+
+        async def keep(piece: bytes) -> None:
+            joined.extend(piece)
+
+        await self.send(pieces, keep)
+        return bytes(joined)
+
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 

@@ -1,85 +1,104 @@
 """What clients give as a prompt, as Prompts for the mesh."""
 
-from collections.abc import Sequence
+import re
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec import Raw
 
 from services.gateway.job import Prompt
-from services.gateway.json_body import encode
-from services.gateway.schema import ChatMessage, Part
+from services.gateway.json_body import items, json_errors, plain
+from services.gateway.schema import MAX_MESSAGES, ChatMessage, Part, TokenId
+from services.gateway.token_ids import check_length, known_ids, read_ids
 from services.gateway.unsupported import unsupported
-from services.gateway.violations import show
+from services.gateway.violations import show, violation
 from shared.codec import Array
 from shared.errors import InvalidRequest
+from shared.messages import ModelInfo
+
+_TEXT = re.compile(rb'"')
+_IDS = re.compile(rb'\[\s*[^\s\["{\]]')
 
 
-def chat_prompt(fields: list[dict[str, Any]], messages: list[ChatMessage]) -> Prompt:
-    """``fields`` are the messages as the client sent them."""
-    plain = [_with_text(fields[index], message, index) for index, message in enumerate(messages)]
-    return Prompt("chat", _bytes(encode(plain)))
+def chat_prompt(messages: Raw) -> Prompt:
+    """The messages as the client sent them, the content of each in one string."""
+    encoded = items(messages, "messages", MAX_MESSAGES, _encoded)
+    return Prompt("chat", _bytes(b"[%b]" % b",".join(encoded)))
 
 
-def text_prompts(prompt: str | list[Any], vocab_size: int, max_prompts: int) -> list[Prompt]:
+def completion_prompts(raw: Raw, model: ModelInfo, max_prompts: int) -> list[Prompt]:
     """Of a text, a list of ids, or a list of several of either kind."""
-    if isinstance(prompt, str):
-        return [text_prompt(prompt)]
-    _check_kinds(prompt)
-    first = prompt[0]
-    if isinstance(first, int):
-        return [ids_prompt(prompt, vocab_size, "prompt")]
-    if len(prompt) > max_prompts:
-        raise InvalidRequest(
-            f"prompt has {len(prompt)} prompts; the limit is max-choices = {max_prompts}",
-            param="prompt",
-        )
-    if isinstance(first, str):
-        return [text_prompt(text) for text in prompt]
-    return [ids_prompt(ids, vocab_size, f"prompt[{index}]") for index, ids in enumerate(prompt)]
+    if _TEXT.match(raw):
+        return [text_prompt(raw)]
+    if _IDS.match(raw):
+        return [ids_prompt(raw, model, "prompt")]
+    kinds: list[type] = []
+
+    def take(number: int, value: Any) -> Prompt:
+        param = f"prompt[{number}]"
+        kinds.append(type(value))
+        if kinds[0] not in (str, list) or kinds[0] is not kinds[-1]:
+            raise InvalidRequest(
+                f"{param} is {show(value)}; expected a text, or a list of ids, as all others are",
+                param=param,
+            )
+        return _text(value, param) if kinds[0] is str else _ids(value, model, param)
+
+    return items(raw, "prompt", max_prompts, take, "max-choices = ")
 
 
-def text_prompt(text: str) -> Prompt:
+@json_errors()
+def text_prompt(raw: Raw) -> Prompt:
+    try:
+        return _text(msgspec.json.decode(raw, type=str), "prompt")
+    except msgspec.ValidationError as error:
+        raise violation(error, "prompt", plain(raw)) from None
+
+
+def ids_prompt(raw: Raw, model: ModelInfo, param: str) -> Prompt:
+    """``param`` is where they come from."""
+    return Prompt("ids", read_ids(raw, model, param))
+
+
+def _text(text: str, param: str) -> Prompt:
+    if not text:
+        raise InvalidRequest(f'{param} is ""; expected str of length >= 1', param=param)
     return Prompt("text", _bytes(text.encode()))
 
 
-def ids_prompt(ids: Sequence[int], vocab_size: int, param: str) -> Prompt:
-    """``param`` is where they come from."""
-    return Prompt("ids", known_ids(ids, vocab_size, param))
+def _ids(values: list[Any], model: ModelInfo, param: str) -> Prompt:
+    if not values:
+        raise InvalidRequest(f"{param} is []; expected array of length >= 1", param=param)
+    check_length(len(values), model, param)
+    try:
+        ids = msgspec.convert(values, list[TokenId])
+    except msgspec.ValidationError as error:
+        raise violation(error, param, values) from None
+    return Prompt("ids", known_ids(ids, model.vocab_size, param))
 
 
-def known_ids(ids: Sequence[int], vocab_size: int, param: str) -> Array:
-    """[n] int32. Raises InvalidRequest for an id that the model does not have."""
-    array = np.array(ids, dtype=np.int32)
-    outside = np.flatnonzero(array >= vocab_size)
-    if outside.size:
-        param, value = f"{param}[{outside[0]}]", ids[outside[0]]
-        raise InvalidRequest(f"{param} is {value}; token ids are below {vocab_size}", param=param)
-    return array
+def _encoded(index: int, fields: Any) -> bytes:
+    """One message."""
+    param = f"messages[{index}]"
+    try:
+        message = msgspec.convert(fields, ChatMessage)
+    except msgspec.ValidationError as error:
+        raise violation(error, param, fields) from None
+    return msgspec.json.encode(_with_text(fields, message, f"{param}.content"))
 
 
-def _check_kinds(prompt: list[Any]) -> None:
-    if len(set(map(type, prompt))) == 1:
-        return
-    index = next(i for i, item in enumerate(prompt) if type(item) is not type(prompt[0]))
-    param = f"prompt[{index}]"
-    raise InvalidRequest(
-        f"{param} is {show(prompt[index])} and prompt[0] is {show(prompt[0])}; expected one kind",
-        param=param,
-    )
-
-
-def _with_text(fields: dict[str, Any], message: ChatMessage, index: int) -> dict[str, Any]:
+def _with_text(fields: dict[str, Any], message: ChatMessage, param: str) -> dict[str, Any]:
     """The message as the client sent it, its content in one string."""
-    param = f"messages[{index}].content"
     if message.content is None and not fields.get("tool_calls"):
         raise InvalidRequest(f"{param} is required", param=param)
     if not isinstance(message.content, list):
         return fields
-    texts = [_text(part, f"{param}[{number}]") for number, part in enumerate(message.content)]
+    texts = [_part_text(part, f"{param}[{number}]") for number, part in enumerate(message.content)]
     return {**fields, "content": "".join(texts)}
 
 
-def _text(part: Part, param: str) -> str:
+def _part_text(part: Part, param: str) -> str:
     if part.type != "text":
         raise unsupported(f"{param}.type", part.type, show("text"))
     if part.text is None:

@@ -2,6 +2,7 @@
 
 from aiohttp import web
 
+from services.gateway.account import ACCOUNT
 from services.gateway.metrics import RequestMeter
 from services.gateway.request_id import request_id
 from services.gateway.routes import route_of
@@ -28,6 +29,7 @@ def log_request(request: web.Request, status: int, total_s: float) -> None:
         route=route,
         status=status,
         code=code,
+        key=request[ACCOUNT].key_id if ACCOUNT in request else None,
         **facts,
         total_s=total_s,
     )

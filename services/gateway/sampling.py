@@ -4,8 +4,8 @@ import re
 import secrets
 from typing import Any, TypeVar
 
-from services.gateway.prompts import known_ids
 from services.gateway.schema import GenerationRequest
+from services.gateway.token_ids import known_ids
 from services.gateway.violations import show
 from shared.errors import InvalidRequest
 from shared.messages import ALL_TOKENS, ModelInfo, SamplingParams, TextOptions

@@ -2,19 +2,26 @@
 
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
 
-from shared.messages import MAX_STOP_IDS
+from shared.messages import (
+    MAX_BAD_WORDS,
+    MAX_NAME_CHARS,
+    MAX_STOP_CHARS,
+    MAX_STOP_IDS,
+    MAX_STOP_STRINGS,
+)
 
 MAX_INT32 = 2**31 - 1
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARS = 1000
-MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARS = 100
 MAX_ALLOWED_IDS = 1024
 MAX_BIASES = 1024
 MAX_ABORTED_IDS = 1024
 MAX_SALT_CHARS = 128
+MAX_MESSAGES = 4096
+MAX_FIELDS = 256
+MAX_FIELD_BYTES = 256 << 10
+"""Of what is no prompt, as JSON: a character may take 12 bytes of it."""
 
 REQUEST_ID = r"^[!-}]{1,128}\Z"
 """Printable ASCII but for space and ``~``, which separates an id from its nonce in the mesh."""
@@ -24,7 +31,7 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 TopP = Annotated[float, Meta(gt=0, le=1)]
 TopK = Annotated[int, Meta(ge=-1, le=MAX_INT32)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Factor = Annotated[float, Meta(gt=0, le=10)]
+Factor = Annotated[float, Meta(ge=0.01, le=10)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 NumTokens = Annotated[int, Meta(ge=1, le=MAX_INT32)]
 MinTokens = Annotated[int, Meta(ge=0, le=MAX_INT32)]
@@ -37,9 +44,8 @@ StopList = Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)]
 BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
 CacheSalt = Annotated[str, Meta(min_length=1, max_length=MAX_SALT_CHARS)]
 RequestId = Annotated[str, Meta(pattern=REQUEST_ID)]
-PromptText = Annotated[str, Meta(min_length=1)]
-PromptIds = Annotated[list[TokenId], Meta(min_length=1)]
-PromptList = Annotated[list[TokenId | PromptText | PromptIds], Meta(min_length=1)]
+
+NULL = Raw(b"null")
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
@@ -97,11 +103,8 @@ class ChatMessage(Struct):
     content: str | list[Part] | None = None
 
 
-Messages = Annotated[list[ChatMessage], Meta(min_length=1)]
-
-
 class ChatRequest(GenerationRequest, kw_only=True):
-    messages: Messages
+    messages: Raw
     max_completion_tokens: NumTokens | None = None
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
@@ -110,7 +113,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
 class CompletionRequest(GenerationRequest, kw_only=True):
     """``max_tokens`` 0 computes the prompt alone, for what is told of it."""
 
-    prompt: PromptText | PromptList
+    prompt: Raw
     max_tokens: Annotated[int, Meta(ge=0, le=MAX_INT32)] | None = None
     echo: bool | None = None
     logprobs: NumLogprobs | None = None
@@ -120,16 +123,18 @@ class TokenizeRequest(Struct, kw_only=True):
     """Either a prompt or messages."""
 
     model: str | None = None
-    prompt: PromptText | None = None
-    messages: Messages | None = None
+    prompt: Raw = NULL
+    messages: Raw = NULL
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
 
 class DetokenizeRequest(Struct, kw_only=True):
-    tokens: list[TokenId]
+    tokens: Raw
     model: str | None = None
 
 
 class AbortRequest(Struct, kw_only=True):
-    request_ids: Annotated[list[str], Meta(max_length=MAX_ABORTED_IDS)]
+    request_ids: Annotated[
+        list[Annotated[str, Meta(max_length=MAX_NAME_CHARS)]], Meta(max_length=MAX_ABORTED_IDS)
+    ]

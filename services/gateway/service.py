@@ -3,13 +3,12 @@
 import asyncio
 import logging
 
-from aiohttp import web
 from prometheus_client import REGISTRY
 
 from services.gateway.admission import Admission
 from services.gateway.app import make_app
 from services.gateway.glance import Glance
-from services.gateway.http_server import HttpRunner
+from services.gateway.http_server import HttpRunner, HttpSite
 from services.gateway.mesh import Mesh
 from services.gateway.tls import tls_context
 from shared.codec import Array
@@ -17,7 +16,15 @@ from shared.config import GatewayConfig
 from shared.errors import ConfigError
 from shared.keys import load_keys
 from shared.link import Link
-from shared.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, Heartbeat, Hello, Message, State
+from shared.messages import (
+    MAX_REASON_CHARS,
+    PROTOCOL_MAJOR,
+    PROTOCOL_MINOR,
+    Heartbeat,
+    Hello,
+    Message,
+    State,
+)
 from shared.peer import Peer
 
 log = logging.getLogger(__name__)
@@ -34,9 +41,10 @@ class GatewayService:
         self._config = config
         self._tls = tls_context(config)
         self._is_draining = False
-        self._mesh = Mesh(config.replay_s, config.ready_wait_s)
+        self._mesh = Mesh(config.replay_s, config.ready_wait_s, config.accept_timeout_s)
         self._admission = Admission(config.max_open_requests, config.max_buffered_bytes)
-        self._runner = HttpRunner(make_app(config, self._mesh, self._admission, self.status))
+        app = make_app(config, self._mesh, self._admission, self.status)
+        self._runner = HttpRunner(app, config)
         hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "gateway", config.instance)
         self.link = Link(hello, self, load_keys(config.keys, "gateway"))
         self.link.dial("tokenizer", config.mesh_dir, tcp=config.tokenizer_address)
@@ -75,7 +83,7 @@ class GatewayService:
         if self._is_draining:
             state, reason = State.DRAINING, "finishing what is open"
         elif obstacle:
-            state, reason = State.NOT_READY, obstacle
+            state, reason = State.NOT_READY, obstacle[:MAX_REASON_CHARS]
         else:
             state, reason = State.READY, ""
         return Heartbeat(state, reason, self._admission.num_open, num_steps=0)
@@ -94,10 +102,8 @@ class GatewayService:
 
     async def _listen(self) -> None:
         host, port = self._config.host, self._config.port
-        reuse_port = self._config.reuse_port
-        site = web.TCPSite(self._runner, host, port, ssl_context=self._tls, reuse_port=reuse_port)
         try:
-            await site.start()
+            await HttpSite(self._runner, self._config, self._tls).start()
         except OSError as error:
             raise ConfigError(f"host, port: cannot listen on {host}:{port}: {error}") from None
         log.info("listening on %s://%s:%d", "https" if self._tls else "http", host, self.port)

@@ -1,40 +1,53 @@
 """``/tokenize`` and ``/detokenize``, in vLLM's shape."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiohttp import web
 
 from services.gateway import unsupported
-from services.gateway.admission import Admission
-from services.gateway.body import BodyReader, parsed
+from services.gateway.admission import Admission, Place
+from services.gateway.body import Body, BodyParser, BodyReader
 from services.gateway.job import Prompt
 from services.gateway.json_body import check, decode, served_name
 from services.gateway.json_reply import json_response
 from services.gateway.mesh import Mesh
-from services.gateway.openai import DetokenizeReply, TokenizeReply
+from services.gateway.openai import DetokenizeReply
+from services.gateway.pieces import PieceMaker
 from services.gateway.prompts import chat_prompt, ids_prompt, text_prompt
-from services.gateway.schema import DetokenizeRequest, TokenizeRequest
+from services.gateway.schema import NULL, DetokenizeRequest, TokenizeRequest
+from services.gateway.token_ids import check_length
+from services.gateway.tokenize_json import write_tokens
 from services.gateway.violations import client_names
+from shared.codec import Array
 from shared.errors import InvalidRequest
 from shared.messages import ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What a client wants converted; ``field_names`` as in Job."""
+    """What a client wants converted; the prompt stands in its field ``param``."""
 
     prompt: Prompt
-    adds_special_tokens: bool
-    returns_strings: bool
-    field_names: Mapping[str, str]
+    param: str
+    adds_special_tokens: bool = False
+    returns_strings: bool = False
 
 
 class Tokenization:
-    def __init__(self, mesh: Mesh, admission: Admission, bodies: BodyReader) -> None:
+    def __init__(
+        self,
+        mesh: Mesh,
+        admission: Admission,
+        bodies: BodyReader,
+        parser: BodyParser,
+        pieces: PieceMaker,
+    ) -> None:
         self._mesh = mesh
         self._admission = admission
         self._bodies = bodies
+        self._parser = parser
+        self._pieces = pieces
 
     def routes(self) -> list[web.RouteDef]:
         expect = self._bodies.expect
@@ -45,58 +58,63 @@ class Tokenization:
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         with self._admission.admit() as place:
-            place.hold(self._bodies.bound(request))
-            body, model = await self._bodies.read(request), await self._mesh.ready_model()
-            conversion = await parsed(body, lambda body: parse_tokenize(body, model))
-            place.is_served = True
-            prompt = conversion.prompt
-            with client_names(conversion.field_names):
-                array = await self._mesh.convert(
-                    prompt.kind, prompt.data, conversion.adds_special_tokens
-                )
-            ids: list[int] = array.tolist()
-            strings = None
+            conversion, model = await self._parsed(request, parse_tokenize, place)
+            ids = await self._converted(conversion, place)
+            table = None
             if conversion.returns_strings:
+                check_length(len(ids), model, conversion.param)
                 table = self._mesh.tokens
-                strings = [table.text(token_id) for token_id in ids]
-            return json_response(TokenizeReply(len(ids), model.max_model_len, ids, strings))
+            body = await self._pieces.join(write_tokens(ids, model.max_model_len, table))
+            return web.Response(body=body, content_type="application/json")
 
     async def _detokenize(self, request: web.Request) -> web.Response:
         with self._admission.admit() as place:
-            place.hold(self._bodies.bound(request))
-            body, model = await self._bodies.read(request), await self._mesh.ready_model()
-            prompt = await parsed(body, lambda body: parse_detokenize(body, model))
-            place.is_served = True
-            with client_names({"prompt": "tokens"}):
-                text = await self._mesh.convert(prompt.kind, prompt.data, False)
+            conversion, _ = await self._parsed(request, parse_detokenize, place)
+            text = await self._converted(conversion, place)
             return json_response(DetokenizeReply(text.tobytes().decode()))
 
+    async def _parsed(
+        self,
+        request: web.Request,
+        parse: Callable[[Body, ModelInfo], Conversion],
+        place: Place,
+    ) -> tuple[Conversion, ModelInfo]:
+        body = await self._bodies.read(request, place)
+        model = await self._mesh.ready_model()
+        conversion = await self._parser.parse(body, lambda body: parse(body, model))
+        place.replace(len(body), conversion.prompt.data.nbytes)
+        place.is_served = True
+        return conversion, model
 
-def parse_tokenize(body: bytes, model: ModelInfo) -> Conversion:
+    async def _converted(self, conversion: Conversion, place: Place) -> Array:
+        prompt = conversion.prompt
+        with client_names({"prompt": conversion.param}):
+            array = await self._mesh.convert(
+                prompt.kind, prompt.data, conversion.adds_special_tokens
+            )
+        place.grow(array.nbytes)
+        return array
+
+
+def parse_tokenize(body: Body, model: ModelInfo) -> Conversion:
     """A body of ``/tokenize``. Chat templates mostly write the special tokens, texts do not."""
-    fields = decode(body)
-    request = check(fields, TokenizeRequest, unsupported.TOKENIZE)
+    request = check(decode(body), TokenizeRequest, unsupported.TOKENIZE)
     served_name(request.model, model)
-    if (request.prompt is None) == (request.messages is None):
+    is_text = bytes(request.messages) == bytes(NULL)
+    if is_text == (bytes(request.prompt) == bytes(NULL)):
         raise InvalidRequest("either prompt or messages is required", param="prompt")
+    prompt = text_prompt(request.prompt) if is_text else chat_prompt(request.messages)
     adds_special_tokens = request.add_special_tokens
-    if request.messages is not None:
-        prompt, names = chat_prompt(fields["messages"], request.messages), {"prompt": "messages"}
-        adds_special_tokens = bool(adds_special_tokens)
-    else:
-        prompt, names = text_prompt(request.prompt or ""), {}
-        adds_special_tokens = adds_special_tokens is not False
-    return Conversion(prompt, adds_special_tokens, bool(request.return_token_strs), names)
+    return Conversion(
+        prompt,
+        "prompt" if is_text else "messages",
+        is_text if adds_special_tokens is None else adds_special_tokens,
+        bool(request.return_token_strs),
+    )
 
 
-def parse_detokenize(body: bytes, model: ModelInfo) -> Prompt:
+def parse_detokenize(body: Body, model: ModelInfo) -> Conversion:
     """A body of ``/detokenize``."""
     request = check(decode(body), DetokenizeRequest, {})
     served_name(request.model, model)
-    if len(request.tokens) > model.max_model_len:
-        raise InvalidRequest(
-            f"tokens has {len(request.tokens)} ids; the limit is max-model-len ="
-            f" {model.max_model_len}",
-            param="tokens",
-        )
-    return ids_prompt(request.tokens, model.vocab_size, "tokens")
+    return Conversion(ids_prompt(request.tokens, model, "tokens"), "tokens")

@@ -5,10 +5,11 @@ from array import array
 import msgspec
 import numpy as np
 
+from services.gateway.backoff import Backoff
 from services.gateway.exchange import Exchange, Progress
 from services.gateway.job import Job, Prompt
 from shared.codec import Array
-from shared.errors import InternalError, RequestError
+from shared.errors import TOO_MANY_REPLAYS, InternalError, RequestError
 from shared.messages import (
     WINDOW_BYTES,
     WINDOW_TOKENS,
@@ -23,6 +24,9 @@ from shared.peer import Peer
 from shared.token_arrays import TokenArrays
 
 MAX_REPLAYS = 2
+SAME_HANG_S = 10.0  # as long as shoal serve lets a service hang
+FIRST_PAUSE_S = 0.05  # what was lost with its service may not have been noticed everywhere yet
+MAX_PAUSE_S = 2.0
 MAX_SEED = 1 << 63
 NO_IDS = np.zeros(0, np.int32)
 
@@ -34,6 +38,7 @@ class _Choice:
         self.ids = array("i")
         self.num_chars = 0
         self.num_told = 0  # tokens of the prompt
+        self.num_cached: int | None = None  # a replay finds what the attempts before it computed
         self.num_taken = 0
         self._num_untaken_bytes = 0
         self.begin_attempt()
@@ -45,6 +50,8 @@ class _Choice:
         self._granted_bytes = WINDOW_BYTES
 
     def add(self, row: Delta, part: TokenArrays) -> None:
+        if self.num_cached is None:
+            self.num_cached = row.num_cached
         if row.of_prompt:
             self.num_told += row.num_tokens
         elif not row.of_drafts:
@@ -75,17 +82,22 @@ class Trip:
 
     After the loss of a tokenizer or a scheduler, ``begin_replay`` and another ``submit`` go on
     where the mesh had come to. ``choices`` are those that have not ended. ``peer`` is the tokenizer
-    that works on it, and ``replay_until_s`` (monotonic) how long it may wait for another.
+    that works on it. Where there is none, ``backoff`` tells when to submit it again, and
+    ``replay_until_s`` (monotonic) how long it may wait. ``num_losses`` counts the services that
+    died under it since its last token.
     """
 
     def __init__(self, request: str, number: int, job: Job, exchange: Exchange) -> None:
         """``number`` counts the prompts of ``job``."""
         self.request = request
         self.attempt = 1
-        self.num_replays = 0
+        self.num_losses = 0
+        self._lost_scheduler = ("", 0.0)  # the one that was counted last, and when
+        self.is_replay = False
         self.is_accepted = False
         self.peer: Peer | None = None
         self.replay_until_s = 0.0
+        self.backoff = Backoff(FIRST_PAUSE_S, MAX_PAUSE_S)
         self.choices = {index: _Choice() for index in range(job.num_choices)}
         self._number = number
         self._job = job
@@ -104,6 +116,10 @@ class Trip:
     def public_id(self) -> str:
         return self.request.partition("~")[0]
 
+    @property
+    def owner(self) -> str:
+        return self._job.owner
+
     def submit(self) -> tuple[Submit, Array, Array]:
         """The message of this attempt and its buffers."""
         starts = [
@@ -113,19 +129,26 @@ class Trip:
         job = self._job
         message = Submit(
             self.request, self.attempt, self._prompt.kind, self._params, job.text, starts,
-            job.priority, job.cache_salt,
+            job.priority, job.cache_salt, job.owner,
         )  # fmt: skip
         resumed = b"".join(choice.ids.tobytes() for choice in self.choices.values())
         return message, self._prompt.data, np.frombuffer(resumed, np.int32)
 
-    def begin_replay(self) -> None:
-        """Raises InternalError where it has been replayed often enough: it may be the reason."""
-        if self.num_replays == MAX_REPLAYS:
-            raise InternalError(
-                f"{MAX_REPLAYS + 1} services died while they worked on this request",
-                code="too_many_replays",
-            )
-        self.num_replays += 1
+    def begin_replay(self, now_s: float, is_planned: bool = False, scheduler: str = "") -> None:
+        """``is_planned``: its service left on purpose. ``scheduler``: the one that was lost, if it
+        was not the tokenizer. Raises InternalError where too many were lost without any progress
+        between: it may be the reason."""
+        if not is_planned and not self._is_known_loss(scheduler, now_s):
+            if self.num_losses == MAX_REPLAYS:
+                raise InternalError(
+                    f"{MAX_REPLAYS + 1} services died while they worked on this request",
+                    code=TOO_MANY_REPLAYS,
+                )
+            self.num_losses += 1
+            if scheduler:
+                self._lost_scheduler = scheduler, now_s
+        self.is_replay = True
+        self.backoff = Backoff(FIRST_PAUSE_S, MAX_PAUSE_S)
         self._exchange.num_replays += 1
         self.begin_attempt()
 
@@ -135,6 +158,12 @@ class Trip:
         self.is_accepted = False
         for choice in self.choices.values():
             choice.begin_attempt()
+
+    def _is_known_loss(self, scheduler: str, now_s: float) -> bool:
+        """One that hangs is missed by one tokenizer after another, last by who stood still itself,
+        and a replay may come to each of them just before."""
+        name, lost_s = self._lost_scheduler
+        return scheduler != "" and scheduler == name and now_s - lost_s < SAME_HANG_S
 
     def accept(self, prompt_ids: Array) -> None:
         self.is_accepted = True
@@ -152,12 +181,17 @@ class Trip:
                 f"token {row.position}{of_prompt} of choice {row.choice} came where {position}"
                 " belongs"
             )
+        if row.num_tokens:
+            self.num_losses = 0
         choice.add(row, part)
         self._exchange.add(self._index(row.choice), row, part)
 
     def finish(self, finished: Finished) -> None:
         """A prompt that ends before it was accepted was aborted: nobody need wait for its ids."""
-        if self.choices.pop(finished.choice, None) is not None:
+        choice = self.choices.pop(finished.choice, None)
+        if choice is not None:
+            if choice.num_cached is not None:
+                finished = msgspec.structs.replace(finished, num_cached=choice.num_cached)
             self._exchange.finish(self._index(finished.choice), finished)
         if not self.choices and not self.is_accepted:
             self._exchange.accept(self._number, NO_IDS)

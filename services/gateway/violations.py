@@ -11,21 +11,22 @@ from shared.errors import InvalidRequest, NotFound, RequestError
 
 MAX_SHOWN_CHARS = 60
 
-_PATH = re.compile(r"(?P<reason>.*) - at `\$\.?(?P<path>.*)`", re.DOTALL)
+_PATH = re.compile(r"(?P<reason>.*) - at `\$(?P<path>.*)`", re.DOTALL)
 _STEP = re.compile(r"(\w+)|\[(\d+)\]")
 _FIELD = re.compile(r"Object (?P<reason>missing required|contains unknown) field `(?P<name>.*)`")
 
 
-def violation(error: msgspec.ValidationError, body: Any) -> InvalidRequest:
-    """What msgspec found, with the field, its value in ``body`` and the limit."""
+def violation(error: msgspec.ValidationError, param: str, value: Any) -> InvalidRequest:
+    """What msgspec found in the field ``param`` of this ``value``: where in it, what, the limit."""
     reason, path = _split(str(error))
+    where = param + path
     if match := _FIELD.fullmatch(reason):
-        param = ".".join(part for part in (path, match["name"][:MAX_SHOWN_CHARS]) if part)
+        where = f"{where}.{match['name'][:MAX_SHOWN_CHARS]}"
         is_missing = match["reason"] == "missing required"
         text = "is required" if is_missing else "is not a field of this object"
-        return InvalidRequest(f"{param} {text}", param=param)
+        return InvalidRequest(f"{where} {text}", param=where)
     text = reason[:1].lower() + reason[1:].replace("`", "")
-    return InvalidRequest(f"{path} is {show(_value_at(path, body))}; {text}", param=path)
+    return InvalidRequest(f"{where} is {show(_value_at(path, value))}; {text}", param=where)
 
 
 def unknown_model(name: str, served: list[str]) -> NotFound:
@@ -48,7 +49,7 @@ def client_names(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def show(value: Any) -> str:
-    """``value`` in a few characters, for a client."""
+    """``value``, or the JSON of one, in a few characters, for a client."""
     match value:
         case {"type": str(kind)}:
             return f"an object of type {show(kind)}"
@@ -56,6 +57,8 @@ def show(value: Any) -> str:
             return "an object" if value else "{}"
         case list():
             return f"a list of {len(value)}" if value else "[]"
+        case msgspec.Raw():
+            return _cut(bytes(memoryview(value)[: MAX_SHOWN_CHARS + 3]).decode(errors="replace"))
         case str():
             return _cut(msgspec.json.encode(value[: MAX_SHOWN_CHARS + 1]).decode())
         case _:
@@ -71,7 +74,7 @@ def _split(text: str) -> tuple[str, str]:
     return (match["reason"], match["path"]) if match else (text, "")
 
 
-def _value_at(path: str, body: Any) -> Any:
+def _value_at(path: str, value: Any) -> Any:
     for name, index in _STEP.findall(path):
-        body = body[name] if name else body[int(index)]
-    return body
+        value = value[name] if name else value[int(index)]
+    return value

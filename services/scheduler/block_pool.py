@@ -1,5 +1,7 @@
 """The KV blocks of one worker: who is free, who is owned how often, nothing else."""
 
+from array import array
+
 from services.scheduler.prefix_index import PrefixIndex
 
 
@@ -15,13 +17,14 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.num_owned = 0  # once for each sequence that owns a block
         self._index = index
-        self._free = list(range(num_blocks - 1, -1, -1))
+        self._free: list[int] = []  # of those that were used before
+        self._num_used = 0  # the first of all blocks
         self._cached: dict[int, None] = {}  # in the order of their last use
-        self._num_owners = [0] * num_blocks
+        self._num_owners = array("i", bytes(4 * num_blocks))
 
     @property
     def num_free(self) -> int:
-        return len(self._free) + len(self._cached)
+        return len(self._free) + len(self._cached) + self.num_blocks - self._num_used
 
     def num_owners(self, block: int) -> int:
         return self._num_owners[block]
@@ -35,6 +38,9 @@ class BlockPool:
         start = max(0, len(self._free) - num)
         taken = self._free[start:][::-1]
         del self._free[start:]
+        num_new = min(num - len(taken), self.num_blocks - self._num_used)
+        taken.extend(range(self._num_used, self._num_used + num_new))
+        self._num_used += num_new
         while len(taken) < num:
             taken.append(self._evict())
         for block in taken:

@@ -19,7 +19,6 @@ the nearest size, or guessed.
 from collections.abc import Callable
 
 from services.scheduler.acceptance import Acceptance
-from services.scheduler.plan_builder import room_for_drafts
 from services.scheduler.step_times import StepTimes
 from shared.messages import Capacity, StepPlan, StepResult
 
@@ -121,6 +120,12 @@ class DraftDepth:
         near = min(known, key=lambda each: abs(each.size - size.size), default=None)
         cost = near.times.cost if near else _guess
         size.decide(lambda depth: self._acceptance.num_tokens(depth) / cost(depth))
+
+
+def room_for_drafts(budget: int, num_decoding: int) -> int:
+    """How many drafts each of so many sequences may verify: half of what their tokens leave is kept
+    for prompts."""
+    return max(0, (budget - num_decoding) // (2 * num_decoding))
 
 
 def _guess(depth: int) -> float:

@@ -7,6 +7,10 @@ from shared.errors import InvalidRequest
 from shared.messages import Capacity
 
 
+class LacksBlocks(InvalidRequest):
+    """A worker with more KV blocks could run the request."""
+
+
 def check_length(capacities: Iterable[Capacity], prompt_len: int, max_tokens: int | None) -> None:
     """Raises InvalidRequest where no worker could run the request to its end, alone on it.
 
@@ -52,7 +56,7 @@ def _check_blocks(capacity: Capacity, num_tokens: int) -> None:
     num_blocks = ceil(num_tokens / capacity.block_size)
     if num_blocks <= capacity.num_blocks:
         return
-    raise InvalidRequest(
+    raise LacksBlocks(
         f"{num_tokens} tokens of prompt and output need {num_blocks} KV blocks of"
         f" {capacity.block_size} tokens, but a worker has {capacity.num_blocks}: ask for fewer"
         " max_tokens, or give the worker more (gpu-memory-utilization, num-gpu-blocks-override)",

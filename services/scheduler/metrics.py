@@ -16,7 +16,17 @@ PREEMPTIONS = Counter("vllm:num_preemptions", "Times a sequence gave its blocks 
 REQUEUES = Counter(
     "shoal_requeues", "Sequences put back in the line after the death of their worker"
 )
+QUARANTINED_REQUESTS = Counter(
+    "shoal_quarantined_requests", "Requests that workers died of, refused from then on for a while"
+)
+QUARANTINE_REFUSALS = Counter(
+    "shoal_quarantine_refusals", "Sequences refused because workers died of the same request"
+)
 BLOCK_LEAK = Gauge("shoal_kv_block_leak", "Blocks that are taken and that no sequence owns")
+STALLED_WORKERS = Counter(
+    "shoal_stalled_workers",
+    "Times a worker was dropped because a plan had no result for twice its stall-s",
+)
 PREFIX_QUERIES = Counter("vllm:prefix_cache_queries", "Tokens of prompts that were looked up")
 PREFIX_HITS = Counter("vllm:prefix_cache_hits", "Tokens of prompts that were in the cache")
 STEP_SECONDS = Histogram(
@@ -122,7 +132,7 @@ class CoreMetrics:
         num_taken = sum(worker.pool.num_owned for worker in workers)
         running = [each for worker in workers for each in worker.running.values()]
         leaving = [each for worker in workers for each in worker.leaving]
-        num_owned = sum(len(each.blocks) for each in running)
+        num_owned = sum(len(each.seated.blocks) for each in running)
         return num_taken - num_owned - sum(len(each.blocks) for each in leaving)
 
     def _usage(self) -> float:

@@ -1,6 +1,6 @@
 """Which worker a waiting sequence goes to. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import ceil
 
 from services.scheduler.sequence import Sequence
@@ -13,14 +13,32 @@ beside it: with a prefix of 1000 cached tokens a worker is chosen until it runs 
 the others. Chosen, not measured."""
 
 
+def may_take(worker: WorkerState, workers: Iterable[WorkerState], sequence: Sequence) -> bool:
+    """Whether ``sequence`` fits ``worker``, and may be risked on it.
+
+    A worker that has not finished its first steps may be broken. While another one that has could
+    run the sequence, it gets one at a time, and none that has lost a worker before: nobody is taken
+    for the reason of two deaths because of one bad worker.
+    """
+    if not worker.fits(sequence):
+        return False
+    if worker.is_proven or not any(
+        each.is_proven and each.admits and each.fits(sequence) for each in workers
+    ):
+        return True
+    is_free = not any(each.has_credit for each in worker.running.values())
+    return is_free and not sequence.num_worker_deaths
+
+
 def is_its_turn(
     worker: WorkerState,
     workers: Iterable[WorkerState],
     sequence: Sequence,
     num_waiting: int,
     num_absorbed: int,
+    can_begin: Callable[[WorkerState], bool],
 ) -> bool:
-    """Whether ``worker`` is the one for ``sequence``, of those which could take it soon.
+    """Whether ``worker`` is the one for ``sequence``, of those that ``can_begin`` it.
 
     Where all have as much of its beginning cached: whether ``worker`` has fewer sequences than its
     share once all that wait have been placed. Otherwise: whether nobody would be done with the
@@ -35,7 +53,7 @@ def is_its_turn(
     candidates = [worker]
     for other in others:
         is_late = bool(other.in_flight) and num_absorbed - other.in_flight_since > max_lag
-        if not is_late and other.has_room_for(sequence):
+        if not is_late and can_begin(other):
             candidates.append(other)
     if len(candidates) == 1:
         return True

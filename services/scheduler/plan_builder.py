@@ -2,8 +2,10 @@
 
 import numpy as np
 
+from services.scheduler.draft_depth import room_for_drafts
 from services.scheduler.sequence import Sequence
-from shared.messages import Admit, Decode, Extend, Prefill, SamplingParams, StepPlan
+from shared.faults import list_bytes
+from shared.messages import Admit, Decode, Extend, Prefill, StepPlan
 
 # The plan travels in a header of at most 4 MiB, and lists of blocks and ids are most of it.
 MAX_ADMIT_BYTES = 2 << 20
@@ -37,7 +39,7 @@ class PlanBuilder:
     @property
     def is_empty(self) -> bool:
         plan = self.plan
-        return not (plan.release or plan.extend or plan.prefill or plan.decode)
+        return not (plan.release or plan.admit or plan.extend or plan.prefill or plan.decode)
 
     @property
     def is_full(self) -> bool:
@@ -54,32 +56,33 @@ class PlanBuilder:
             self.verify_depth = min(self.verify_depth, room_for_drafts(self.budget, num_decoding))
 
     def admit(self, sequence: Sequence) -> None:
+        seat = sequence.seated
         if not sequence.has_run:
             sequence.has_run = True
-            sequence.num_cached = min(sequence.num_computed, len(sequence.prompt))
+            sequence.num_cached = min(seat.num_computed, len(sequence.prompt))
             self.newcomers.append(sequence)
         ids = sequence.known_ids()
         self._known.append(ids)
-        self._num_admit_bytes += 5 * len(sequence.blocks) + _num_bytes(sequence.params)
+        self._num_admit_bytes += 5 * len(seat.blocks) + list_bytes(sequence.params)
         self.plan.admit.append(
             Admit(
-                sequence.slot,
+                seat.slot,
                 sequence.request,
                 sequence.attempt,
                 sequence.route,
                 sequence.choice,
                 len(sequence.prompt),
                 len(ids),
-                sequence.num_computed,
+                seat.num_computed,
                 sequence.params,
-                list(sequence.blocks),  # they grow while the plan may lie unread
+                list(seat.blocks),  # they grow while the plan may lie unread
                 sequence.num_told,
             )
         )
 
     def extend(self, sequence: Sequence, blocks: list[int]) -> None:
         if blocks:
-            self.plan.extend.append(Extend(sequence.slot, blocks))
+            self.plan.extend.append(Extend(sequence.seated.slot, blocks))
 
     def max_tokens(self, sequence: Sequence) -> int:
         """As many as it lacks and its credit allows."""
@@ -90,28 +93,15 @@ class PlanBuilder:
         num_tokens = min(max_tokens, self.budget, self.max_tokens(sequence))
         if num_tokens == 0:
             return
-        verify_depth = 0
+        seat, verify_depth = sequence.seated, 0
         if sequence.num_to_compute == 1:
-            if sequence.may_have_drafts:
+            if seat.may_have_drafts:
                 verify_depth = min(self.verify_depth, self.budget - 1)
-            self.plan.decode.append(Decode(sequence.slot, verify_depth))
+            self.plan.decode.append(Decode(seat.slot, verify_depth))
         else:
-            self.plan.prefill.append(Prefill(sequence.slot, num_tokens))
-        sequence.num_computed += num_tokens
+            self.plan.prefill.append(Prefill(seat.slot, num_tokens))
+        seat.num_computed += num_tokens
         if sequence.num_to_compute == 0:
-            sequence.expect(1 + verify_depth)
-        sequence.last_step = self.plan.step
+            seat.expect(1 + verify_depth)
+        seat.last_step = self.plan.step
         self.budget -= num_tokens + verify_depth
-
-
-def room_for_drafts(budget: int, num_decoding: int) -> int:
-    """How many drafts each of so many sequences may verify: half of what their tokens leave is kept
-    for prompts."""
-    return max(0, (budget - num_decoding) // (2 * num_decoding))
-
-
-def _num_bytes(params: SamplingParams) -> int:
-    """About what the lists of ``params`` take in msgpack."""
-    ids = len(params.stop_token_ids) + len(params.allowed_token_ids)
-    ids += sum(1 + len(word) for word in params.bad_words)
-    return 5 * ids + 15 * len(params.logit_bias)

@@ -13,8 +13,9 @@ from services.scheduler.sequence import Sequence
 from services.scheduler.worker_state import WorkerState
 
 MAX_LOOKED_UP = 16
-"""Long prompts in the line of which a plan asks the index how much of them it has; any more count
-as long. With 2000 cached blocks each that takes some 30 ms."""
+"""Long prompts in the line of which a plan looks up how much of them is cached; any more count as
+long. With 2000 cached blocks each that takes some 30 ms, but once: later plans ask for the block
+alone that was missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,16 @@ class PrefillLimits:
     max_long: int = 1
     long_threshold: int = 0
 
+    def threshold(self, worker: WorkerState) -> int:
+        return self.long_threshold or worker.capacity.max_num_batched_tokens
+
+    def has_room_for(self, sequence: Sequence, worker: WorkerState) -> bool:
+        """Whether it is not long there, or too few of those that run are."""
+        threshold = self.threshold(worker)
+        num_long = sum(each.num_to_compute > threshold for each in worker.running.values())
+        num_tokens = sequence.num_to_compute - threshold
+        return num_long < self.max_long or worker.has_cached(sequence, num_tokens)
+
 
 class Prefills:
     """Those of one plan, whose decoding sequences have been computed."""
@@ -35,10 +46,10 @@ class Prefills:
         self._limits = limits
         self._worker = worker
         self._builder = builder
-        self._threshold = limits.long_threshold or worker.capacity.max_num_batched_tokens
+        self._threshold = limits.threshold(worker)
         self._part = max(1, builder.budget // limits.max_partial)
         self._num_short = 0  # in the middle when this plan has run
-        self._looked_up: dict[tuple[str, int], bool] = {}
+        self._num_looked_up = 0
 
     @property
     def is_full(self) -> bool:
@@ -85,13 +96,13 @@ class Prefills:
 
     def _is_long(self, sequence: Sequence) -> bool:
         """Of one that waits."""
-        if sequence.num_to_compute <= self._threshold:
+        num_tokens = sequence.num_to_compute - self._threshold
+        if num_tokens <= 0:
             return False
-        found = self._looked_up.get(sequence.key)
-        if found is None and len(self._looked_up) < MAX_LOOKED_UP:
-            found = self._num_lacking(sequence) > self._threshold
-            self._looked_up[sequence.key] = found
-        return found is not False
+        if self._worker.is_short_of(sequence, num_tokens) or self._num_looked_up == MAX_LOOKED_UP:
+            return True
+        self._num_looked_up += 1
+        return not self._worker.has_cached(sequence, num_tokens)
 
     def _num_lacking(self, sequence: Sequence) -> int:
         return sequence.num_to_compute - self._worker.num_cached(sequence)

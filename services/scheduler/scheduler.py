@@ -23,25 +23,28 @@ worker passes over it. Nobody with credit is preempted, handed back or computed 
 are in flight: these run first.
 
 **Suspects.** When a worker dies, each sequence that a plan in flight computed may be the reason.
-From then on it is computed alone, in turns with all others, until it has emitted a token.
+From then on it is computed alone, in turns with all others, until it has emitted a token. A worker
+that has not finished its first steps may be the reason itself (``placement.may_take``).
 
 **Prefixes.** Full blocks may be shared as soon as the plan that fills them is sent, or, where it
 decodes, when its result is there. Who enters begins behind what its worker has of its ids.
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
-from services.scheduler.limits import check_length
+from services.scheduler.limits import LacksBlocks, check_length
 from services.scheduler.line import Line
-from services.scheduler.placement import is_its_turn
+from services.scheduler.placement import is_its_turn, may_take
 from services.scheduler.plan_builder import PlanBuilder
 from services.scheduler.prefills import PrefillLimits, Prefills
 from services.scheduler.sequence import Emission, Ended, Sequence
 from services.scheduler.worker_state import WorkerState
 from shared.errors import (
     RETRY_AFTER_S,
+    WORKER_DIED,
     InternalError,
     Overloaded,
     RequestError,
@@ -97,26 +100,29 @@ class Scheduler:
         self._pipeline_depth = pipeline_depth
         self._prefill_limits = prefill_limits
         self._num_added = self._num_absorbed = 0
+        self._unplaceable: dict[Sequence, float] = {}  # since when no worker could run them
 
-    def add_worker(self, worker_id: str, capacity: Capacity) -> list[Refusal]:
-        """Returns what waits and can run to its end on no worker that is there now."""
-        self.workers[worker_id] = WorkerState(worker_id, capacity, self._caches_prefixes)
-        return self._take_out_hopeless()
+    def add_worker(self, worker_id: str, capacity: Capacity) -> None:
+        worker = WorkerState(worker_id, capacity, self._caches_prefixes)
+        self.workers[worker_id] = worker
+        for sequence in list(filter(worker.fits, self._unplaceable)):
+            del self._unplaceable[sequence]
 
-    def remove_worker(self, worker_id: str) -> list[Refusal]:
-        """Its sequences wait for another worker; returns those that may not or cannot."""
+    def remove_worker(self, worker_id: str, now_s: float) -> list[Refusal]:
+        """Its sequences wait for another worker; returns those that may not."""
         worker = self.workers.pop(worker_id)
         computed = worker.computed_slots()
         refusals = []
         for slot, sequence in list(worker.running.items()):
-            sequence.leave_worker()
+            sequence.seat = None
             if slot in computed and _blame(sequence):
                 text = f"{sequence.num_worker_deaths} workers died while they ran this request"
-                refusals.append(self._refusal(sequence, InternalError(text, code="worker_died")))
+                refusals.append(self._refusal(sequence, InternalError(text, code=WORKER_DIED)))
             else:
                 self._wait(sequence)
                 self.num_requeues += 1
-        return refusals + self._take_out_hopeless()
+        self._note_unplaceable(now_s)
+        return refusals
 
     def release_worker(self, worker_id: str) -> None:
         """It leaves before its sequences have ended: they wait for another one."""
@@ -163,23 +169,23 @@ class Scheduler:
         sequence = self.sequences.get(key)
         if sequence is None:
             return
-        if sequence.worker is None:
+        if sequence.seat is None:
             self._leave_line(sequence)
         else:
-            sequence.worker.remove(sequence)
+            self.workers[sequence.seat.worker_id].remove(sequence)
         self._end(sequence, "cancelled")
 
     def cancel_route(self, route: int) -> None:
         for key in [key for key, sequence in self.sequences.items() if sequence.route == route]:
             self.cancel(key)
 
-    def abandon_waiting(self) -> list[Sequence]:
-        """Takes everybody out of the lines, because no worker has come."""
-        abandoned = [*self.waiting, *self.suspects, *self.stalled]
+    def abandon(self, since_s: float, error: RequestError) -> list[Refusal]:
+        """Takes out of the lines whom no worker could run since then or longer."""
+        unplaceable = self._unplaceable.items()
+        abandoned = [each for each, lost_s in unplaceable if lost_s <= since_s]
         for sequence in abandoned:
             self._leave_line(sequence)
-            self._end(sequence, "no_worker")
-        return abandoned
+        return [self._refusal(each, error) for each in abandoned]
 
     def plan(self, worker_id: str, admits: bool = True) -> Planned | None:
         """The next step of a worker, or None while enough are in flight or there is nothing to do.
@@ -200,21 +206,20 @@ class Scheduler:
         return Planned(builder.plan, builder.ids, builder.newcomers)
 
     def absorb(self, worker_id: str, result: StepResult, arrays: TokenArrays) -> list[Emission]:
-        """What the oldest plan in flight brought, in the order of the rows; other results are
-        ignored.
+        """What the oldest plan in flight brought, in the order of the rows. Raises CodecError for
+        the result of another one.
 
         ``arrays`` are the result's buffers. What ended is forgotten and its blocks are free.
         """
         worker = self.workers[worker_id]
-        if not worker.try_finish(result, self._num_absorbed + 1):
-            return []
+        worker.finish(result, self._num_absorbed + 1)
         self._num_absorbed += 1
         emissions = _record(worker, result, arrays.ids.tolist())
         for emission in emissions:
             if emission.ends or emission.brings_text:
                 worker.index_blocks(emission.sequence, emission.ends)
             if emission.row.error is not None:
-                worker.pool.distrust(emission.sequence.blocks)
+                worker.pool.distrust(emission.sequence.seated.blocks)
             if emission.ends:
                 self._forget(worker, emission.sequence, emission.end_reason)
         if worker.is_leaving and not worker.in_flight:
@@ -225,6 +230,11 @@ class Scheduler:
         """Whatever comes computes its whole prompt. What runs keeps its blocks."""
         for worker in self.workers.values():
             worker.pool.forget_cached()
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether somebody would enter a worker that takes it."""
+        return len(self.waiting) + len(self.suspects) > 0
 
     def take_ended(self) -> list[Ended]:
         """All that have ended since the last time."""
@@ -258,7 +268,13 @@ class Scheduler:
         for sequence in worker.running.values():
             if sequence.is_suspect and sequence.has_credit:
                 return sequence
-        return self.suspects.first_where(worker.fits) if worker.admits else None
+        return self._first_for(worker, self.suspects)
+
+    def _first_for(self, worker: WorkerState, line: Line) -> Sequence | None:
+        workers = self.workers.values()
+        if not worker.admits:
+            return None
+        return line.first_where(lambda each: may_take(worker, workers, each))
 
     def _plan_all(self, worker: WorkerState) -> PlanBuilder:
         """Everybody but suspects. Nobody enters while blocks are so short that somebody left."""
@@ -285,7 +301,7 @@ class Scheduler:
 
     def _plan_alone(self, worker: WorkerState, suspect: Sequence) -> PlanBuilder:
         """One suspect, which has room, whoever has to leave for it."""
-        if suspect.worker is None:
+        if suspect.seat is None:
             while not worker.has_room_for(suspect):
                 self._preempt(worker)
             builder = worker.begin_plan()
@@ -304,7 +320,7 @@ class Scheduler:
         """Whom this step computes, each with its new blocks; the youngest pay for the others."""
         extensions = []
         for sequence in worker.runnable():
-            while sequence.worker is worker:
+            while sequence.seat is not None:
                 blocks = worker.try_extend(sequence)
                 if blocks is not None:
                     extensions.append((sequence, blocks))
@@ -314,7 +330,7 @@ class Scheduler:
 
     def _make_room(self, worker: WorkerState) -> None:
         """Whose client does not read makes way for the first in the line."""
-        first = self.waiting.first_where(worker.fits) if worker.admits else None
+        first = self._first_for(worker, self.waiting)
         if first is None:
             return
         while not worker.has_room_for(first) and worker.has_stalled:
@@ -325,24 +341,33 @@ class Scheduler:
         find these in the index. Nobody waits longer for a choice, which may be gone by then."""
         filling = [*worker.filling(builder.plan), *prefills.longs]
         prompts = {each.prompt_key for each in filling}
+        workers = self.workers.values()
         while worker.admits and not prefills.is_full:
             first = self.waiting.first_where(
                 lambda each: (
                     each.prompt_key not in prompts
-                    and worker.fits(each)
+                    and may_take(worker, workers, each)
                     and prefills.may_enter(each)
                 )
             )
             if first is None or not prefills.has_room_for(first) or not worker.has_room_for(first):
                 return
-            workers = self.workers.values()
-            if not is_its_turn(worker, workers, first, len(self.waiting), self._num_absorbed):
+            nums = len(self.waiting), self._num_absorbed
+            can_begin = partial(self._can_begin, first)
+            if not is_its_turn(worker, workers, first, *nums, can_begin):
                 return
             self.waiting.try_remove(first)
             worker.place(first)
             prefills.enter(first)
             if worker.num_to_index(first) > 0 or first in prefills.longs:
                 prompts.add(first.prompt_key)
+
+    def _can_begin(self, sequence: Sequence, worker: WorkerState) -> bool:
+        return (
+            may_take(worker, self.workers.values(), sequence)
+            and worker.has_room_for(sequence)
+            and self._prefill_limits.has_room_for(sequence, worker)
+        )
 
     def _preempt(self, worker: WorkerState, spared: Sequence | None = None) -> None:
         """Takes slot and blocks from whose client does not read, else from who came last."""
@@ -388,20 +413,14 @@ class Scheduler:
 
     def _end(self, sequence: Sequence, reason: str) -> None:
         del self.sequences[sequence.key]
+        self._unplaceable.pop(sequence, None)
         self._ended.append(Ended(sequence, reason))
 
-    def _take_out_hopeless(self) -> list[Refusal]:
-        """Another worker may have less room than the one they were accepted for."""
-        if not self.workers:
-            return []
-        refusals = []
+    def _note_unplaceable(self, now_s: float) -> None:
+        """Those that are left may have less room than the worker they were accepted for."""
         for sequence in [*self.waiting, *self.suspects, *self.stalled]:
-            try:
-                self._check_length(len(sequence.prompt), sequence.params.max_tokens)
-            except RequestError as error:
-                self._leave_line(sequence)
-                refusals.append(self._refusal(sequence, error))
-        return refusals
+            if not any(worker.fits(sequence) for worker in self.workers.values()):
+                self._unplaceable.setdefault(sequence, now_s)
 
     def _check(self, generate: Generate, prompt_len: int) -> None:
         if (generate.request, generate.attempt) in self.sequences:
@@ -416,11 +435,16 @@ class Scheduler:
                 f"{len(self.waiting)} sequences wait for a slot (each choice of a request is one);"
                 f" the limit is max-waiting = {self.max_waiting}"
             )
-        self._check_length(prompt_len, generate.params.max_tokens)
-
-    def _check_length(self, prompt_len: int, max_tokens: int | None) -> None:
-        capacities = [worker.capacity for worker in self.workers.values()]
-        check_length(capacities, prompt_len, max_tokens)
+        try:
+            capacities = [worker.capacity for worker in self.workers.values()]
+            check_length(capacities, prompt_len, generate.params.max_tokens)
+        except LacksBlocks as error:
+            if generate.attempt == 1:
+                raise
+            # It may have been accepted before, for a worker that has not come to us yet.
+            raise Unavailable(
+                error.message, code="no_worker", retry_after_s=RETRY_AFTER_S
+            ) from error
 
 
 def _blame(sequence: Sequence) -> bool:

@@ -1,14 +1,13 @@
 """One choice of one prompt, from admission to its end."""
 
 from array import array
-from collections import deque
 from dataclasses import dataclass, field
 from math import ceil
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from services.scheduler.prefix_index import BlockNames
+from services.scheduler.seat import Seat
 from shared.errors import InternalError
 from shared.messages import (
     ALL_TOKENS,
@@ -20,23 +19,18 @@ from shared.messages import (
 )
 from shared.token_arrays import bytes_of
 
-if TYPE_CHECKING:
-    from services.scheduler.worker_state import WorkerState
-
 
 @dataclass(slots=True, eq=False)
 class Sequence:
     """What the scheduler knows of a sequence.
 
     It came at ``arrived_s``; ``order`` is its place among those that wait, kept when it has to wait
-    again; ``route`` the peer it belongs to. Plans in flight bring up to ``num_pending`` more ids
-    than are known, one for each of ``pending`` at least, if they do not end it; if they bring all,
-    ``num_computed`` of its ids have their KV in ``blocks`` once those plans have run, the last of
-    which is ``last_step``; the first ``num_indexed`` of these were
-    offered to the worker's index. ``emitted`` begins with what an attempt before this one had
-    emitted. ``last_worker_id`` is None as long as no worker has had it. ``num_cached`` of the
-    prompt's ids were in the cache when it entered its first worker. The logprobs of ``num_told`` of
-    the prompt's tokens have come, from its second one on.
+    again; ``route`` the peer it belongs to. It has a ``seat`` while a worker has it.
+    ``emitted`` begins with what an attempt before this one had emitted. ``last_worker_id`` is None
+    as long as no worker has had it. ``num_cached`` of the prompt's ids were in the cache when it
+    entered its first worker. Of its blocks ``missing_blocks`` has, for each worker, the first that
+    was not in the cache when somebody looked. The logprobs of ``num_told`` of the prompt's tokens
+    have come, from its second one on.
     """
 
     request: str
@@ -50,15 +44,7 @@ class Sequence:
     arrived_s: float
     cache_salt: str = ""
     has_run: bool = False
-    worker: "WorkerState | None" = None
-    slot: int = -1
-    blocks: list[int] = field(default_factory=list)
-    num_computed: int = 0
-    num_pending: int = 0
-    pending: deque[int] = field(default_factory=deque)
-    may_have_drafts: bool = False  # a plan has sampled for it where it is now
-    last_step: int = 0
-    num_indexed: int = 0
+    seat: Seat | None = None
     num_cached: int = 0
     is_suspect: bool = False
     num_worker_deaths: int = 0
@@ -68,6 +54,7 @@ class Sequence:
     max_emitted: int = 0
     max_bytes: int = WINDOW_BYTES
     num_told: int = 0
+    missing_blocks: dict[str, int] = field(default_factory=dict)
     _names: BlockNames | None = None
 
     def __post_init__(self) -> None:
@@ -83,13 +70,25 @@ class Sequence:
         return self.request.rsplit("/", 1)[0], self.attempt
 
     @property
+    def seated(self) -> Seat:
+        """The seat of one that has a worker."""
+        assert self.seat is not None
+        return self.seat
+
+    @property
     def num_known(self) -> int:
         return len(self.prompt) + len(self.emitted)
 
     @property
     def num_expected(self) -> int:
         """Ids that may be known when the plans in flight have run."""
-        return len(self.prompt) + len(self.emitted) + self.num_pending
+        num_pending = self.seat.num_pending if self.seat is not None else 0
+        return len(self.prompt) + len(self.emitted) + num_pending
+
+    @property
+    def num_computed(self) -> int:
+        """Ids whose KV is where it runs; elsewhere all are computed anew."""
+        return self.seat.num_computed if self.seat is not None else 0
 
     @property
     def num_to_compute(self) -> int:
@@ -104,7 +103,7 @@ class Sequence:
     def may_bring_more(self) -> bool:
         """Whether it has credit for what the plans in flight bring at least and for one token more,
         and may have so many tokens. Its model's length is its worker's matter."""
-        num_emitted = len(self.emitted) + len(self.pending)
+        num_emitted = len(self.emitted) + len(self.seated.pending)
         max_tokens = self.params.max_tokens
         return num_emitted < self.max_emitted and (max_tokens is None or num_emitted < max_tokens)
 
@@ -138,17 +137,8 @@ class Sequence:
         self.num_told += row.num_tokens
         self.num_bytes += bytes_of(row)
 
-    def expect(self, num_tokens: int) -> None:
-        """A plan samples up to so many, and computes what is between them."""
-        self.may_have_drafts = True
-        self.pending.append(num_tokens)
-        self.num_pending += num_tokens
-        self.num_computed += num_tokens - 1
-
     def emit(self, row: ResultRow, ids: list[int]) -> None:
-        num_expected = self.pending.popleft()
-        self.num_pending -= num_expected
-        self.num_computed -= num_expected - len(ids)
+        self.seated.receive(len(ids))
         self.emitted.extend(ids)
         self.is_suspect = self.is_suspect and not ids
         self.num_bytes += bytes_of(row)
@@ -168,15 +158,6 @@ class Sequence:
         of_prompt = self.prompt[start:end].tobytes() if start < num_prompt else b""
         emitted = self.emitted[max(0, start - num_prompt) : max(0, end - num_prompt)]
         return of_prompt + array("i", emitted).tobytes()
-
-    def leave_worker(self) -> None:
-        """Forgets slot, blocks and KV: all known ids are computed anew elsewhere."""
-        self.worker = None
-        self.blocks = []
-        self.num_computed = 0
-        self.num_pending = 0
-        self.pending.clear()
-        self.may_have_drafts = False
 
 
 @dataclass(frozen=True, slots=True)

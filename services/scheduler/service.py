@@ -9,17 +9,37 @@ from typing import TypeVar
 import numpy as np
 
 from services.scheduler.forward import tokens_of
-from services.scheduler.metrics import CoreMetrics, StepMetrics
+from services.scheduler.generate_check import check_generate
+from services.scheduler.metrics import (
+    QUARANTINE_REFUSALS,
+    QUARANTINED_REQUESTS,
+    STALLED_WORKERS,
+    CoreMetrics,
+    StepMetrics,
+)
 from services.scheduler.prefills import PrefillLimits
+from services.scheduler.quarantine import Quarantine
+from services.scheduler.registration import why_refused
 from services.scheduler.request_log import RequestLog
+from services.scheduler.result_check import check_result
 from services.scheduler.scheduler import Refusal, Scheduler
 from services.scheduler.sequence import Emission, Sequence
+from services.scheduler.watchdog import LOOK_S, Watchdog
 from shared.admin import Command
 from shared.codec import Array
 from shared.config import SchedulerConfig
-from shared.errors import RETRY_AFTER_S, InternalError, Overloaded, RequestError, Unavailable
+from shared.errors import (
+    QUARANTINED,
+    RETRY_AFTER_S,
+    WORKER_DIED,
+    InternalError,
+    Overloaded,
+    RequestError,
+    Unavailable,
+)
 from shared.keys import load_keys
 from shared.link import Link
+from shared.log import client_text
 from shared.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
@@ -27,10 +47,12 @@ from shared.messages import (
     Cancel,
     Credit,
     Generate,
+    Grant,
     Heartbeat,
     Hello,
     Message,
     Release,
+    RequestKey,
     State,
     StepResult,
 )
@@ -39,6 +61,8 @@ from shared.rate import Rate
 from shared.token_arrays import Layout, TokenArrays
 
 log = logging.getLogger(__name__)
+
+LOOK_ROUND_S = 1.0  # after which those that are stopped together with us have said so
 
 Key = TypeVar("Key", int, str)
 
@@ -62,31 +86,46 @@ class SchedulerService:
             ),
         )
         self._ends = Rate()
+        self._quarantine = Quarantine(config.quarantine_s)
         self._metrics = CoreMetrics(self._core)
         self._log = RequestLog()
         self._steps = StepMetrics(self._core)
+        self._watchdog = Watchdog(self._core.workers)
         self._routes: dict[int, Peer] = {}  # tokenizers
         self._workers: dict[str, Peer] = {}
         self._new_ids = count()
         self._num_steps = 0
-        self._is_draining = self._is_planning_due = False
+        self._is_planning_due = False
         self._idle = asyncio.Event()
-        self._grace: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
         directory, tcp = self._config.mesh_dir, self._config.listen_address
         try:
             self._link.listen(directory, "tokenizer", role="tokenizers", tcp=tcp)
             self._link.listen(directory, "worker", role="workers", tcp=tcp)
-            await self._link.run()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._watch_workers())
+                await self._link.run()
         finally:
             await self._link.close("the scheduler leaves")
 
+    async def _watch_workers(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for worker_id in self._watchdog.look():
+                STALLED_WORKERS.inc()
+                step = self._core.workers[worker_id].in_flight[0].step
+                self._link.drop(self._workers[worker_id], f"step {step} brings no result (stall-s)")
+
     async def drain(self) -> None:
-        self._is_draining = True
-        self._link.tell_status()
-        self._plan_soon()
-        await self._idle.wait()
+        """Returns soon, for nobody can take over before: gateways replay through the next scheduler
+        what is open here. If the tokenizers leave too there is nobody who would, so it ends
+        first."""
+        if self._routes:
+            await asyncio.sleep(LOOK_ROUND_S)
+        if all(peer.status.state == State.DRAINING for peer in self._routes.values()):
+            self._plan_soon()
+            await self._idle.wait()
 
     def commands(self) -> dict[str, Command]:
         return {"reset_prefix_cache": self._core.reset_prefix_cache}
@@ -98,20 +137,13 @@ class SchedulerService:
         return Heartbeat(state, reason, num_open, self._num_steps, overview=overview)
 
     def _state(self) -> tuple[State, str]:
-        if self._is_draining:
-            return State.DRAINING, "finishing what is open"
         if any(worker.is_ready for worker in self._workers.values()):
             return State.READY, ""
         reasons = [worker.status.reason for worker in self._workers.values()]
         return State.NOT_READY, reasons[0] if reasons else "no worker is connected"
 
     def refusal(self, hello: Hello) -> str | None:
-        if hello.model is None or (hello.service == "worker" and hello.capacity is None):
-            return "Hello lacks the model or the capacity"
-        others = {peer.hello.model.fingerprint for peer in self._link.peers if peer.hello.model}
-        if others - {hello.model.fingerprint}:
-            return f"model {hello.model.fingerprint} where the mesh serves {others.pop()}"
-        return None
+        return why_refused(hello, (peer.hello for peer in self._link.peers))
 
     def on_up(self, peer: Peer) -> None:
         new_id = next(self._new_ids)
@@ -120,8 +152,7 @@ class SchedulerService:
         elif peer.hello.capacity is not None:
             worker_id = f"{peer.hello.instance}/{new_id}"
             self._workers[worker_id] = peer
-            self._refuse(self._core.add_worker(worker_id, peer.hello.capacity))
-            self._end_grace()
+            self._core.add_worker(worker_id, peer.hello.capacity)
         self._plan_soon()
 
     def on_down(self, peer: Peer, reason: str) -> None:
@@ -131,22 +162,29 @@ class SchedulerService:
         for worker_id in _keys(self._workers, peer):
             del self._workers[worker_id]
             self._steps.forget(worker_id)
-            self._refuse(self._core.remove_worker(worker_id))
-            self._begin_grace()
+            now_s = time.monotonic()
+            self._refuse(self._core.remove_worker(worker_id, now_s))
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._config.worker_grace_s, self._abandon, now_s)
         self._plan_soon()
 
     def on_message(self, peer: Peer, message: Message, arrays: list[Array]) -> None:
         match message, peer.hello.service:
             case StepResult(), "worker":
                 self._absorb(peer, message, TokenArrays(*arrays))
+                return
             case Generate(), "tokenizer":
                 self._add(peer, message, arrays[0])
             case Cancel(keys), "tokenizer":
+                num_before = len(self._core.sequences)
                 for key in keys:
-                    self._core.cancel((key.request, key.attempt))
+                    if self._owns(peer, key):
+                        self._core.cancel((key.request, key.attempt))
+                self._ends.note(num_before - len(self._core.sequences), time.monotonic())
             case Credit(grants), "tokenizer":
                 for grant in grants:
-                    self._core.grant(grant)
+                    if self._owns(peer, grant):
+                        self._core.grant(grant)
             case Release(), "worker":
                 (worker_id,) = _keys(self._workers, peer)
                 self._core.release_worker(worker_id)
@@ -154,24 +192,42 @@ class SchedulerService:
                 log.warning("%s sent a %s, which is not for us", peer, type(message).__name__)
         self._plan_soon()
 
+    def _owns(self, peer: Peer, named: RequestKey | Grant) -> bool:
+        """Whether a sequence is this tokenizer's."""
+        sequence = self._core.sequences.get((named.request, named.attempt))
+        return sequence is not None and self._routes.get(sequence.route) is peer
+
     def _add(self, peer: Peer, generate: Generate, ids: np.ndarray) -> None:
         (route,) = _keys(self._routes, peer)
         now_s = time.monotonic()
         if not self._core.sequences:
             self._ends.start(now_s)
+        prompt = ids[: generate.prompt_len]
         try:
+            self._check(generate, ids)
+            self._quarantine.check(prompt, generate.params, generate.cache_salt, now_s)
             self._core.add(generate, ids, route, now_s)
         except RequestError as error:
+            if error.code == QUARANTINED:
+                QUARANTINE_REFUSALS.inc()
             if isinstance(error, Overloaded):
-                error.retry_after_s = self._ends.retry_after_s(len(self._core.waiting), now_s)
+                error.retry_after_s = self._ends.retry_after_s(now_s)
             peer.send(error.to_failed(generate.request, generate.attempt))
             self._log.refuse(generate, error)
         else:
             peer.send(Accepted(generate.request, generate.attempt), ids[:0])
 
+    def _check(self, generate: Generate, ids: np.ndarray) -> None:
+        """Without workers it is refused anyway."""
+        if self._workers:
+            max_len = max(each.capacity.max_model_len for each in self._core.workers.values())
+            vocab_size = max(map(_vocab_size, self._workers.values()))
+            check_generate(generate, ids, vocab_size, max_len)
+
     def _absorb(self, peer: Peer, result: StepResult, arrays: TokenArrays) -> None:
         (worker_id,) = _keys(self._workers, peer)
         layout = Layout(result.rows, arrays)
+        check_result(self._core.workers[worker_id], result, arrays, _vocab_size(peer))
         emissions = self._core.absorb(worker_id, result, arrays)
         self._plan_for(worker_id, peer)  # first of all: the worker idles until it has a plan
         self._num_steps += 1
@@ -179,10 +235,22 @@ class SchedulerService:
         self._ends.note(sum(each.ends for each in emissions), time.monotonic())
         for route, group in groupby(emissions, key=lambda each: each.sequence.route):
             self._forward(route, list(group), layout)
+        self._account()
+        if self._core.has_waiting:  # another worker may be the one for them now
+            self._plan_soon()
 
     def _refuse(self, refusals: list[Refusal]) -> None:
         for refusal in refusals:
+            if refusal.error.code == WORKER_DIED:
+                self._put_under_quarantine(refusal.sequence)
             self._fail(refusal.sequence, refusal.error)
+
+    def _put_under_quarantine(self, sequence: Sequence) -> None:
+        QUARANTINED_REQUESTS.inc()
+        name = client_text(sequence.request)
+        log.warning("workers died of request %s: it is under quarantine", name)
+        now_s = time.monotonic()
+        self._quarantine.add(sequence.prompt, sequence.params, sequence.cache_salt, now_s)
 
     def _forward(self, route: int, emissions: list[Emission], layout: Layout) -> None:
         tokens, arrays = tokens_of(emissions, layout)
@@ -204,12 +272,16 @@ class SchedulerService:
 
     def _plan(self) -> None:
         self._is_planning_due = False
+        for worker_id, peer in self._workers.items():
+            self._plan_for(worker_id, peer)
+        self._account()
+
+    def _account(self) -> None:
+        """What has happened, for metrics, log and whoever waits for the end."""
         if self._core.sequences:
             self._idle.clear()
         else:
             self._idle.set()
-        for worker_id, peer in self._workers.items():
-            self._plan_for(worker_id, peer)
         self._metrics.count()
         for ended in self._core.take_ended():
             self._log.end(ended, time.monotonic())
@@ -225,22 +297,19 @@ class SchedulerService:
             self._steps.begin(worker_id, planned, started_s, planned_s)
             started_s = time.monotonic()
 
-    def _begin_grace(self) -> None:
-        if not self._workers and self._grace is None:
-            loop = asyncio.get_running_loop()
-            self._grace = loop.call_later(self._config.worker_grace_s, self._abandon)
-
-    def _end_grace(self) -> None:
-        if self._grace is not None:
-            self._grace.cancel()
-            self._grace = None
-
-    def _abandon(self) -> None:
-        self._grace = None
-        waited = f"no worker came back within {self._config.worker_grace_s:g} s (worker-grace-s)"
-        for sequence in self._core.abandon_waiting():
-            self._fail(sequence, Unavailable(waited, code="no_worker", retry_after_s=RETRY_AFTER_S))
+    def _abandon(self, lost_s: float) -> None:
+        """``worker_grace_s`` after a worker was lost."""
+        waited = f"within {self._config.worker_grace_s:g} s (worker-grace-s)"
+        text = f"the worker of this request was lost, and no other that can run it came {waited}"
+        error = Unavailable(text, code="no_worker", retry_after_s=RETRY_AFTER_S)
+        self._refuse(self._core.abandon(lost_s, error))
         self._plan_soon()
+
+
+def _vocab_size(worker: Peer) -> int:
+    model = worker.hello.model
+    assert model is not None, "it would have been refused"
+    return model.vocab_size
 
 
 def _keys(peers: dict[Key, Peer], peer: Peer) -> list[Key]:

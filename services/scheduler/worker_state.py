@@ -2,31 +2,26 @@
 
 from collections import deque
 from math import ceil
-from typing import NamedTuple
 
 from services.scheduler.block_pool import BlockPool
 from services.scheduler.draft_depth import DraftDepth
 from services.scheduler.limits import fits
 from services.scheduler.plan_builder import PlanBuilder
 from services.scheduler.prefix_index import PrefixIndex
+from services.scheduler.seat import Seat
 from services.scheduler.sequence import Sequence
+from shared.errors import CodecError
 from shared.messages import Capacity, StepPlan, StepResult
 
-
-class Leaving(NamedTuple):
-    """What a sequence had, of which plans up to ``last_step`` may still make use."""
-
-    last_step: int
-    slot: int
-    blocks: list[int]
+PROBATION_STEPS = 16  # in which a worker that is broken has died
 
 
 class WorkerState:
     """Blocks and slots of one worker. A slot given back is released in its next plan.
 
     ``in_flight`` are the plans whose results have not come, in order, none of which was the oldest
-    before ``in_flight_since`` results of all workers. What a sequence leaves is ``leaving`` until
-    the last plan that names it has run.
+    before ``in_flight_since`` results of all workers. The seat that a sequence has left is
+    ``leaving`` until the last plan that names it has run.
     ``admits``: it takes new sequences; ``is_leaving``: it wants to be rid of those it has;
     ``was_alone``: its last plan computed one suspect and nothing else. Unless ``caches_prefixes``
     its index stays empty.
@@ -40,7 +35,7 @@ class WorkerState:
         self.running: dict[int, Sequence] = {}
         self.in_flight: deque[StepPlan] = deque()
         self.in_flight_since = 0
-        self.leaving: list[Leaving] = []
+        self.leaving: list[Seat] = []
         self.admits = True
         self.is_leaving = False
         self.was_alone = False
@@ -49,7 +44,12 @@ class WorkerState:
         self._caches_prefixes = caches_prefixes
         self._free_slots = list(range(capacity.max_num_seqs - 1, -1, -1))
         self._released: list[int] = []
-        self._num_steps = 0
+        self._num_steps = self._num_finished = 0
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether it has finished so many steps that it is no worse than others."""
+        return self._num_finished >= PROBATION_STEPS
 
     @property
     def num_free_slots(self) -> int:
@@ -75,18 +75,21 @@ class WorkerState:
         self.in_flight.append(plan)
         self._verify_depth = plan.draft_depth
 
-    def try_finish(self, result: StepResult, now: int) -> bool:
-        """``result`` has come; False where it is not the next one that is expected."""
-        if not self.in_flight or result.step != self.in_flight[0].step:
-            return False
+    def finish(self, result: StepResult, now: int) -> None:
+        """``result`` has come. Raises CodecError where it is not the next one that is expected:
+        what the plans before it brought is lost."""
         step = result.step
-        self.draft_depth.note(self.in_flight.popleft(), result)
+        if not self.in_flight or step != self.in_flight[0].step:
+            expected = f"that of step {self.in_flight[0].step}" if self.in_flight else "none"
+            raise CodecError(f"the result of step {step} came where {expected} was due")
+        plan = self.in_flight.popleft()
+        self._num_finished += bool(plan.prefill or plan.decode)
+        self.draft_depth.note(plan, result)
         self.in_flight_since = now
         done = [each for each in self.leaving if each.last_step <= step]
         self.leaving = [each for each in self.leaving if each.last_step > step]
         for each in done:
             self._free(each)
-        return True
 
     def computed_slots(self) -> set[int]:
         """The slots that the plans in flight compute."""
@@ -108,15 +111,15 @@ class WorkerState:
         return fits(self.capacity, len(sequence.prompt), sequence.params.max_tokens)
 
     def has_room_for(self, sequence: Sequence) -> bool:
-        """Whether it could enter now."""
-        return self.num_free_slots > 0 and self._has_blocks_for(sequence) and self.fits(sequence)
+        """Whether there are a slot and blocks for it now."""
+        return self.num_free_slots > 0 and self._has_blocks_for(sequence)
 
     def num_blocks_lacking(self, sequence: Sequence) -> int:
         """Blocks to add so that the KV of all ids, those to come included, has a place: with the
         next plan's drafts, and those that it makes, but nothing beyond the sequence's end."""
-        num_places = min(sequence.num_expected + self._num_ahead, self._end(sequence))
+        num_places = min(sequence.num_expected + self._num_ahead, self.end_of(sequence))
         num_needed = ceil(num_places / self.capacity.block_size)
-        return max(0, num_needed - len(sequence.blocks))
+        return max(0, num_needed - (len(sequence.seat.blocks) if sequence.seat is not None else 0))
 
     def cached_blocks(self, sequence: Sequence) -> list[int]:
         """The blocks that hold its first ids, as many as it may take from here."""
@@ -131,6 +134,23 @@ class WorkerState:
             blocks.append(block)
         return blocks
 
+    def is_short_of(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Whether the block that ``has_cached`` missed the last time is still missing."""
+        number = sequence.missing_blocks.get(self.worker_id, 0)
+        size = self.capacity.block_size
+        if number * size >= num_tokens:
+            return False
+        is_last = number >= sequence.max_cached // size
+        return is_last or self.index.find(sequence.block_name(number, size)) is None
+
+    def has_cached(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Whether it would find the KV of so many ids here."""
+        if num_tokens <= 0 or self.is_short_of(sequence, num_tokens):
+            return num_tokens <= 0
+        blocks = self.cached_blocks(sequence)
+        sequence.missing_blocks[self.worker_id] = len(blocks)
+        return len(blocks) * self.capacity.block_size >= num_tokens
+
     def num_cached(self, sequence: Sequence) -> int:
         """Ids whose KV it would find here."""
         return len(self.cached_blocks(sequence)) * self.capacity.block_size
@@ -139,18 +159,19 @@ class WorkerState:
         """Others may use its full blocks whose ids are known and computed, or are once the plans
         that are sent have run: a worker runs plans in order, but computes nothing of a sequence
         that ``has_ended``, and so not its last id."""
+        seat = sequence.seated
         for _ in range(self.num_to_index(sequence, has_ended)):
-            number = sequence.num_indexed
-            name = sequence.block_name(number, self.capacity.block_size)
-            self.index.add(name, sequence.blocks[number])
-            sequence.num_indexed += 1
+            name = sequence.block_name(seat.num_indexed, self.capacity.block_size)
+            self.index.add(name, seat.blocks[seat.num_indexed])
+            seat.num_indexed += 1
 
     def num_to_index(self, sequence: Sequence, has_ended: bool = False) -> int:
         """Full blocks that ``index_blocks`` would add."""
         if not self._caches_prefixes:
             return 0
-        num_tokens = min(sequence.num_computed, sequence.num_known - has_ended)
-        return num_tokens // self.capacity.block_size - sequence.num_indexed
+        seat = sequence.seated
+        num_tokens = min(seat.num_computed, sequence.num_known - has_ended)
+        return num_tokens // self.capacity.block_size - seat.num_indexed
 
     def filling(self, plan: StepPlan) -> list[Sequence]:
         """Those of which ``plan`` computes a chunk that fills a block."""
@@ -161,42 +182,40 @@ class WorkerState:
         """The blocks that a running sequence lacked, or None where there are too few."""
         blocks = self.pool.try_take(self.num_blocks_lacking(sequence))
         if blocks is not None:
-            sequence.blocks.extend(blocks)
+            sequence.seated.blocks.extend(blocks)
         return blocks
 
     def place(self, sequence: Sequence) -> None:
         """Gives a slot and blocks, cached ones first, to a sequence that there is room for."""
-        sequence.blocks = self.cached_blocks(sequence)
-        self.pool.share(sequence.blocks)
-        sequence.num_indexed = len(sequence.blocks)
-        sequence.num_computed = sequence.num_indexed * self.capacity.block_size
+        blocks, slot = self.cached_blocks(sequence), self._free_slots.pop()
+        self.pool.share(blocks)
+        num_computed = len(blocks) * self.capacity.block_size
+        sequence.seat = Seat(self.worker_id, slot, blocks, len(blocks), num_computed)
         extended = self.try_extend(sequence)
         assert extended is not None
-        sequence.worker, sequence.slot = self, self._free_slots.pop()
         sequence.last_worker_id = self.worker_id
-        self.running[sequence.slot] = sequence
+        self.running[slot] = sequence
 
     def remove(self, sequence: Sequence) -> None:
         """Frees slot and blocks, at the latest when no plan that names them is in flight. What
         those plans bring for it is lost: whoever computes it again computes the same."""
-        del self.running[sequence.slot]
-        left = Leaving(sequence.last_step, sequence.slot, sequence.blocks)
-        if self.in_flight and left.last_step >= self.in_flight[0].step:
-            self.leaving.append(left)
+        seat, sequence.seat = sequence.seated, None
+        del self.running[seat.slot]
+        if self.in_flight and seat.last_step >= self.in_flight[0].step:
+            self.leaving.append(seat)
         else:
-            self._free(left)
-        sequence.leave_worker()
+            self._free(seat)
 
-    def _free(self, left: Leaving) -> None:
-        self._released.append(left.slot)
-        self.pool.give_back(left.blocks)
+    def _free(self, seat: Seat) -> None:
+        self._released.append(seat.slot)
+        self.pool.give_back(seat.blocks)
 
     @property
     def _num_ahead(self) -> int:
         """Drafts that the next plan verifies, and those that it makes."""
         return self._verify_depth + self.draft_depth.now
 
-    def _end(self, sequence: Sequence) -> int:
+    def end_of(self, sequence: Sequence) -> int:
         """Ids with which it is full."""
         limit, max_tokens = self.capacity.max_model_len, sequence.params.max_tokens
         return limit if max_tokens is None else min(limit, len(sequence.prompt) + max_tokens)
@@ -205,9 +224,9 @@ class WorkerState:
         """Nobody is computed beyond its last token, if the plans in flight are sure to bring it."""
         if sequence.is_suspect or not sequence.has_credit:
             return False
-        num_certain = sequence.num_known + len(sequence.pending)
+        num_certain = sequence.num_known + len(sequence.seated.pending)
         is_full = num_certain >= self.capacity.max_model_len
-        return not sequence.num_pending or (sequence.may_bring_more and not is_full)
+        return not sequence.seated.num_pending or (sequence.may_bring_more and not is_full)
 
     def _has_blocks_for(self, sequence: Sequence) -> bool:
         """Cached blocks that somebody owns cost nothing."""

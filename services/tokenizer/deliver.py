@@ -6,12 +6,14 @@ from services.tokenizer.choice import Choice
 from services.tokenizer.metrics import DECODED_TOKENS
 from services.tokenizer.open_requests import OpenRequest, OpenRequests
 from services.tokenizer.outbox import Outbox
+from shared.errors import CodecError
 from shared.messages import Finished, TokenRow, Tokens
 from shared.token_arrays import Layout, TokenArrays
 
 
 def deliver(tokens: Tokens, arrays: TokenArrays, open_requests: OpenRequests) -> list[OpenRequest]:
-    """Sends one Deltas to each gateway concerned; returns the requests that have ended.
+    """Sends one Deltas to each gateway concerned; returns the requests that have ended. Raises
+    CodecError for what no scheduler of ours sends; what came before it goes out.
 
     A stop string found here ends a choice that still runs, so it is cancelled. Rows of what is not
     open (any more) are passed over.
@@ -19,15 +21,12 @@ def deliver(tokens: Tokens, arrays: TokenArrays, open_requests: OpenRequests) ->
     layout = Layout(tokens.rows, arrays)
     outbox = Outbox(layout)
     delivery = _Delivery(open_requests, outbox, tokens.finished)
-    ids = arrays.ids.tolist()
-    start = 0
-    for index, row in enumerate(tokens.rows):
-        delivery.push(index, row, ids[start : start + row.num_tokens])
-        start += row.num_tokens
-    delivery.check_drafts()
-    for finished in tokens.finished:
-        delivery.finish(finished)
-    outbox.send()
+    try:
+        delivery.push_all(tokens.rows, arrays.ids.tolist())
+        for finished in tokens.finished:
+            delivery.finish(finished)
+    finally:
+        outbox.send()
     DECODED_TOKENS.inc(delivery.num_tokens)
     return delivery.ended
 
@@ -46,7 +45,16 @@ class _Delivery:
         self.ended: list[OpenRequest] = []
         self.num_tokens = 0
 
-    def push(self, index: int, row: TokenRow, ids: list[int]) -> None:
+    def push_all(self, rows: list[TokenRow], ids: list[int]) -> None:
+        start = 0
+        for index, row in enumerate(rows):
+            self._push(index, row, ids[start : start + row.num_tokens])
+            start += row.num_tokens
+        if self._drafts:
+            names = ", ".join(name for name, _ in self._drafts)
+            raise CodecError(f"drafts came without the tokens they are for: {names}")
+
+    def _push(self, index: int, row: TokenRow, ids: list[int]) -> None:
         found = self._open.by_sequence(row.request, row.attempt)
         if found is None:
             return
@@ -61,16 +69,12 @@ class _Delivery:
         else:
             self._push_tokens(request, choice, index, row, ids)
 
-    def check_drafts(self) -> None:
-        """When all rows are pushed."""
-        if self._drafts:
-            names = ", ".join(name for name, _ in self._drafts)
-            raise ValueError(f"drafts came without the tokens they are for: {names}")
-
     def _push_tokens(
         self, request: OpenRequest, choice: Choice, index: int, row: TokenRow, ids: list[int]
     ) -> None:
         ends_text = (row.request, row.attempt) in self._stopping
+        if ends_text and not ids:
+            raise CodecError(f"{row.request}: it stops without a token")
         if ends_text and ids[-1] in request.submit.params.stop_token_ids:
             self._stop_ids[row.request, row.attempt] = ids[-1]
         text = choice.push(ids, last_is_mute=ends_text and not request.submit.text.includes_stop)
@@ -114,7 +118,7 @@ def _check_position(choice: Choice, row: TokenRow) -> None:
     expected = choice.num_told if row.of_prompt else choice.num_tokens
     if row.position != expected:
         of_prompt = " of the prompt" if row.of_prompt else ""
-        raise ValueError(
+        raise CodecError(
             f"{row.request}: token {row.position}{of_prompt} came where {expected} belongs"
         )
 

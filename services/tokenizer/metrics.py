@@ -1,6 +1,6 @@
 """What a tokenizer counts."""
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 
 PREPARE_SECONDS = Histogram(
     "shoal_prepare_seconds",
@@ -9,3 +9,6 @@ PREPARE_SECONDS = Histogram(
 )
 ENCODED_TOKENS = Counter("shoal_encoded_tokens", "Tokens of prompts that were prepared")
 DECODED_TOKENS = Counter("shoal_decoded_tokens", "Generated tokens that were turned into text")
+OPEN_CONVERSIONS = Gauge(
+    "shoal_open_conversions", "Conversions of /tokenize and /detokenize that have not ended"
+)

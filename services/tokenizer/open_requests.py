@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from services.tokenizer.choice import Choice
 from shared.codec import Array
 from shared.log import log_end
 from shared.messages import Cancel, RequestKey, Submit
 from shared.open_requests import OPEN_REQUESTS
 from shared.peer import Peer
+
+MAX_DIGITS = 10  # of the number of a choice
 
 Key = tuple[str, int]  # request, attempt
 
@@ -21,7 +21,8 @@ class OpenRequest:
     """One prompt of one gateway, with those of its choices that have not ended.
 
     ``choices`` is empty and ``scheduler`` None until the prompt is encoded and sent. ``prepare_s``
-    is the time that took, with the wait for a thread.
+    is the time that took, with the wait for a thread. ``prompt_ids`` are there from then until the
+    gateway gets them, with Accepted.
     """
 
     submit: Submit
@@ -29,7 +30,8 @@ class OpenRequest:
     encoding: asyncio.Task[None] | None = None
     scheduler: Peer | None = None
     prepare_s: float | None = None
-    prompt_ids: Array = field(default_factory=lambda: np.zeros(0, np.int32))
+    prompt_ids: Array | None = None
+    num_prompt_tokens: int = 0
     choices: dict[int, Choice] = field(default_factory=dict)
     unaccepted: set[int] = field(default_factory=set)
 
@@ -48,6 +50,11 @@ class OpenRequest:
     def sequence(self, choice: int) -> RequestKey:
         """The name the scheduler knows a choice by."""
         return RequestKey(f"{self.request}/{choice}", self.attempt)
+
+    def choice(self, number: str) -> Choice | None:
+        """The one that has this number at the end of its sequence's name, if it has not ended."""
+        is_number = number.isdecimal() and len(number) <= MAX_DIGITS
+        return self.choices.get(int(number)) if is_number else None
 
     def cancel(self) -> None:
         """Takes it out of the queue of prompts to encode, or back from the scheduler."""
@@ -88,7 +95,7 @@ class OpenRequests:
         """The request and the choice that the scheduler speaks of, if they are still open."""
         name, _, number = sequence.rpartition("/")
         request = self._table.get((name, attempt))
-        choice = request.choices.get(int(number)) if request is not None else None
+        choice = request.choice(number) if request is not None else None
         return (request, choice) if request is not None and choice is not None else None
 
     def pop(self, request: OpenRequest, reason: str) -> None:
@@ -100,7 +107,7 @@ class OpenRequests:
             request.request,
             attempt=request.attempt,
             reason=reason,
-            num_prompt_tokens=len(request.prompt_ids),
+            num_prompt_tokens=request.num_prompt_tokens,
             prepare_s=request.prepare_s,
         )
 
@@ -111,6 +118,10 @@ class OpenRequests:
                 self.pop(request, "gateway_lost" if peer is request.gateway else "scheduler_lost")
                 yield request
 
-    def named(self, ids: set[str]) -> list[OpenRequest]:
-        """Those that clients know by one of ``ids``."""
-        return [each for each in self._table.values() if each.request.partition("~")[0] in ids]
+    def named(self, ids: set[str], owner: str) -> list[OpenRequest]:
+        """Those that ``owner`` knows by one of ``ids``."""
+        return [
+            each
+            for each in self._table.values()
+            if each.request.partition("~")[0] in ids and each.submit.owner == owner
+        ]

@@ -28,7 +28,7 @@ class Outbox:
         delta = Delta(
             request.request, request.attempt, choice.index, row.position, row.num_tokens, text,
             row.num_values, row.num_top_ids,
-            row.of_prompt, row.of_drafts, row.num_drafts, row.num_accepted,
+            row.of_prompt, row.of_drafts, row.num_drafts, row.num_accepted, row.num_cached,
         )  # fmt: skip
         letter.deltas.rows.append(delta)
         letter.selection.add(index, row.num_tokens)

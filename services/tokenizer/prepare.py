@@ -41,6 +41,7 @@ def prepare(
 ) -> Prepared:
     """``resumed`` holds the ids of all choices, concatenated; ``max_tokens`` counts where the
     client sets no bound, as far as the context goes. Raises InvalidRequest."""
+    _check_choices(model, submit, resumed)
     ids = encode(model, submit.kind, prompt, submit.text.adds_special_tokens)
     params = submit.params
     if submit.text.bad_words:
@@ -59,6 +60,16 @@ def prepare(
     return Prepared(ids, params, starts)
 
 
+def _check_choices(model: TextModel, submit: Submit, resumed: Array) -> None:
+    """Raises InvalidRequest for what no gateway of ours says."""
+    num_ids = sum(start.num_ids for start in submit.choices)
+    if num_ids != len(resumed):
+        raise InvalidRequest(f"the choices count {num_ids} ids, and {len(resumed)} came")
+    if len({start.choice for start in submit.choices}) != len(submit.choices):
+        raise InvalidRequest("a choice is there twice")
+    model.check_ids(resumed)
+
+
 def _bounded(params: SamplingParams, room: int, max_tokens: int | None) -> SamplingParams:
     """With the bound that holds where the client sets none. Raises InvalidRequest."""
     bound = room if max_tokens is None else min(max_tokens, room)
@@ -73,14 +84,18 @@ def _bounded(params: SamplingParams, room: int, max_tokens: int | None) -> Sampl
 
 
 def encode(model: TextModel, kind: PromptKind, prompt: Array, adds_special_tokens: bool) -> Array:
-    """The ids of a prompt: [prompt_len] int32, at least one."""
-    match kind:
-        case "ids":
-            ids = prompt
-        case "text":
-            ids = model.encode(prompt.tobytes().decode(), adds_special_tokens)
-        case "chat":
-            ids = model.encode_chat(msgspec.json.decode(prompt.tobytes()), adds_special_tokens)
+    """The ids of a prompt: [prompt_len] int32, at least one. Raises InvalidRequest."""
+    _check_dtype(kind, prompt)
+    try:
+        match kind:
+            case "ids":
+                ids = prompt
+            case "text":
+                ids = model.encode(prompt.tobytes().decode(), adds_special_tokens)
+            case "chat":
+                ids = model.encode_chat(msgspec.json.decode(prompt.tobytes()), adds_special_tokens)
+    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the prompt is no {kind}: {error}", param="prompt") from None
     if len(ids) == 0:
         raise InvalidRequest("the prompt has no tokens", param="prompt")
     model.check_ids(ids)
@@ -91,9 +106,15 @@ def convert(model: TextModel, kind: PromptKind, data: Array, adds_special_tokens
     """Ids of a text or a chat, [n] int32; or the UTF-8 bytes of the text of ids."""
     if kind != "ids":
         return encode(model, kind, data, adds_special_tokens)
+    _check_dtype(kind, data)
     model.check_ids(data)
-    text = model.decode(data.tolist(), skips_special_tokens=False)
+    text = model.decode_many(data.tolist())
     return np.frombuffer(text.encode(), np.uint8)
+
+
+def _check_dtype(kind: PromptKind, prompt: Array) -> None:
+    if (kind == "ids") != (prompt.dtype == np.int32):
+        raise InvalidRequest(f"a prompt of kind {kind} came as {prompt.dtype}", param="prompt")
 
 
 def _stream(model: TextModel, submit: Submit) -> TextStream:

@@ -5,32 +5,33 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import Executor
-from typing import TypeVar
 
 import numpy as np
 
+from services.tokenizer.conversions import Conversions
 from services.tokenizer.deliver import deliver
+from services.tokenizer.lanes import Lanes
 from services.tokenizer.metrics import ENCODED_TOKENS, PREPARE_SECONDS
 from services.tokenizer.open_requests import OpenRequest, OpenRequests
 from services.tokenizer.outbox import Outbox
-from services.tokenizer.prepare import Prepared, convert, prepare
+from services.tokenizer.prepare import Prepared, prepare
 from services.tokenizer.text_model import TextModel
 from shared.codec import Array
+from shared.credit import Credits
 from shared.errors import (
     NO_SCHEDULER,
     RETRY_AFTER_S,
+    CodecError,
     InternalError,
     Overloaded,
     RequestError,
     Unavailable,
 )
+from shared.faults import ids_fault
 from shared.log import log_end
 from shared.messages import (
     Accepted,
     Convert,
-    Converted,
-    Credit,
     Failed,
     Generate,
     Grant,
@@ -45,13 +46,12 @@ from shared.token_arrays import Layout, TokenArrays
 
 log = logging.getLogger(__name__)
 
-Result = TypeVar("Result")
-
 
 class Requests:
-    """Encodes on ``threads`` and decodes on the event loop; ``find_scheduler`` says where to.
+    """Encodes in ``lanes`` and decodes on the event loop; ``find_scheduler`` says where to.
 
-    ``max_tokens`` bounds texts whose clients set no bound.
+    ``max_tokens`` bounds texts whose clients set no bound. Of requests and conversions at most
+    ``max_open`` are open.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Requests:
         text: TextModel,
         max_tokens: int | None,
         max_open: int,
-        threads: Executor,
+        lanes: Lanes,
         tasks: asyncio.TaskGroup,
         find_scheduler: Callable[[], Peer | None],
     ) -> None:
@@ -67,15 +67,17 @@ class Requests:
         self._text = text
         self._max_tokens = max_tokens
         self._max_open = max_open
-        self._threads = threads
+        self._lanes = lanes
         self._tasks = tasks
         self._find_scheduler = find_scheduler
         self._open = OpenRequests()
+        self._conversions = Conversions(text, lanes, tasks, self._note_idle)
+        self._credits = Credits()
         self._ends = Rate()
         self._idle = asyncio.Event()
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self._open) + len(self._conversions)
 
     async def idle(self) -> None:
         """Returns when nothing is open."""
@@ -90,15 +92,16 @@ class Requests:
                 request.cancel()
             else:
                 lost[request.gateway].append(request.key)
+        self._conversions.lose(peer)
         for gateway, keys in lost.items():
-            gateway.send(Lost(keys))
+            gateway.send(Lost(keys, peer.said_bye, peer.hello.instance))
         self._note_idle()
 
     # --- down ---------------------------------------------------------------------------------
 
     def submit(self, gateway: Peer, submit: Submit, prompt: Array, resumed: Array) -> None:
         try:
-            self._check(submit)
+            self._check(submit, prompt)
         except RequestError as error:
             gateway.send(error.to_failed(submit.request, submit.attempt))
             log_end("prompt ended", submit.request, attempt=submit.attempt, reason=error.code)
@@ -109,27 +112,28 @@ class Requests:
         self._open.add(request)
         request.encoding = self._tasks.create_task(self._encode_and_send(request, prompt, resumed))
 
-    def grant(self, grants: list[Grant]) -> None:
-        by_scheduler: dict[Peer, list[Grant]] = defaultdict(list)
+    def grant(self, gateway: Peer, grants: list[Grant]) -> None:
         for grant in grants:
             found = self._open.by_sequence(grant.request, grant.attempt)
-            if found is not None and found[0].scheduler is not None:
-                by_scheduler[found[0].scheduler].append(grant)
-        for scheduler, passed in by_scheduler.items():
-            scheduler.send(Credit(passed))
+            if found is not None and found[0].gateway is gateway and found[0].scheduler is not None:
+                self._credits.add(found[0].scheduler, grant)
 
-    def cancel(self, keys: list[RequestKey]) -> None:
+    def cancel(self, gateway: Peer, keys: list[RequestKey]) -> None:
+        """Requests and conversions of this gateway."""
         for key in keys:
             request = self._open.get(key.request, key.attempt)
-            if request is not None:
+            if request is not None and request.gateway is gateway:
                 self._open.pop(request, "cancelled")
+                self._ends.note(1, time.monotonic())
                 request.cancel()
+            elif request is None:
+                self._conversions.cancel(gateway, key.request)
         self._note_idle()
 
-    def abort(self, ids: list[str]) -> None:
-        """Ends what clients know by these ids, each choice with the text it has."""
+    def abort(self, ids: list[str], owner: str) -> None:
+        """Ends what ``owner`` knows by these ids, each choice with the text it has."""
         outbox = Outbox(Layout([], TokenArrays()))
-        for request in self._open.named(set(ids)):
+        for request in self._open.named(set(ids), owner):
             request.cancel()
             self._open.pop(request, "abort")
             if request.scheduler is None:
@@ -140,21 +144,33 @@ class Requests:
         self._note_idle()
 
     def convert(self, gateway: Peer, message: Convert, data: Array) -> None:
-        self._tasks.create_task(self._convert(gateway, message, data))
+        try:
+            self._check_room()
+            self._text.check_size(message.kind, data)
+            self._conversions.begin(gateway, message, data)
+        except RequestError as error:
+            gateway.send(error.to_failed(message.request, 0))
 
-    def _check(self, submit: Submit) -> None:
+    def _check(self, submit: Submit, prompt: Array) -> None:
         if self._open.get(submit.request, submit.attempt) is not None:
             raise InternalError(f"there is a request {submit.request} already")
-        if len(self._open) >= self._max_open:
+        self._check_room()
+        self._text.check_size(submit.kind, prompt)
+
+    def _check_room(self) -> None:
+        if len(self) >= self._max_open:
             raise Overloaded(
                 f"{self._max_open} requests are open at this tokenizer; the limit is"
                 " max-open-requests",
-                retry_after_s=self._ends.retry_after_s(len(self._open), time.monotonic()),
+                retry_after_s=self._ends.retry_after_s(time.monotonic()),
             )
 
     async def _encode_and_send(self, request: OpenRequest, prompt: Array, resumed: Array) -> None:
         try:
-            prepared = await self._on_thread(lambda: self._prepare(request, prompt, resumed))
+            num_bytes = resumed.nbytes + (prompt.nbytes if request.submit.kind != "ids" else 0)
+            prepared = await self._lanes.run(
+                num_bytes, lambda: self._prepare(request, prompt, resumed)
+            )
             ENCODED_TOKENS.inc(len(prepared.ids))
             if request in self._open:
                 self._generate(request, prepared)
@@ -179,7 +195,7 @@ class Requests:
                 "no scheduler is connected", code=NO_SCHEDULER, retry_after_s=RETRY_AFTER_S
             )
         request.scheduler = scheduler
-        request.prompt_ids = prepared.ids
+        request.prompt_ids, request.num_prompt_tokens = prepared.ids, len(prepared.ids)
         for start in prepared.starts:
             number = start.choice.index
             request.choices[number] = start.choice
@@ -196,22 +212,6 @@ class Requests:
             )
             scheduler.send(generate, np.concatenate((prepared.ids, start.resumed)))
 
-    async def _convert(self, gateway: Peer, message: Convert, data: Array) -> None:
-        name, kind, adds_special_tokens = message.request, message.kind, message.adds_special_tokens
-        try:
-            array = await self._on_thread(
-                lambda: convert(self._text, kind, data, adds_special_tokens)
-            )
-            gateway.send(Converted(name), array)
-        except RequestError as error:
-            gateway.send(error.to_failed(name, 0))
-        except Exception:  # the edge of one request: nobody else may notice
-            log.exception("request %s cannot be converted", name)
-            gateway.send(InternalError("the text could not be converted").to_failed(name, 0))
-
-    async def _on_thread(self, work: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-
     # --- up -----------------------------------------------------------------------------------
 
     def accept(self, accepted: Accepted) -> None:
@@ -220,9 +220,10 @@ class Requests:
             return
         request, choice = found
         request.unaccepted.discard(choice.index)
-        if not request.unaccepted:
+        if not request.unaccepted and request.prompt_ids is not None:
             message = Accepted(request.request, request.attempt)
             request.gateway.send(message, request.prompt_ids)
+            request.prompt_ids = None
 
     def fail(self, failed: Failed) -> None:
         """Without one of its choices a request is worth nothing, so the others end too."""
@@ -234,6 +235,10 @@ class Requests:
             self._fail(request, RequestError.from_failed(failed))
 
     def deliver(self, tokens: Tokens, arrays: TokenArrays) -> None:
+        """Raises CodecError for what no scheduler of ours sends."""
+        for ids in (arrays.ids, arrays.top_ids):
+            if fault := ids_fault(ids, self._text.vocab_size):
+                raise CodecError(f"the tokens have {fault}")
         ended = deliver(tokens, arrays, self._open)
         self._ends.note(len(ended), time.monotonic())
         self.num_deliveries += 1
@@ -246,7 +251,7 @@ class Requests:
         self._note_idle()
 
     def _note_idle(self) -> None:
-        if self._open:
+        if len(self):
             self._idle.clear()
         else:
             self._idle.set()

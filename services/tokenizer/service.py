@@ -3,12 +3,12 @@
 import asyncio
 import logging
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import numpy as np
 
 from services.tokenizer.defaults import read_defaults
+from services.tokenizer.lanes import Lanes
 from services.tokenizer.requests import Requests
 from services.tokenizer.text_model import TextModel
 from shared.codec import Array
@@ -46,14 +46,13 @@ class TokenizerService:
 
     def __init__(self, config: TokenizerConfig) -> None:
         self._config = config
-        self._threads = ThreadPoolExecutor(config.tokenizer_threads, "encode")
+        self._lanes = Lanes(config.tokenizer_threads)
         self._is_draining = False
         self._link: Link | None = None
         self._requests: Requests | None = None
 
     async def run(self) -> None:
-        loop = asyncio.get_running_loop()
-        model = await loop.run_in_executor(self._threads, self._load)
+        model = await self._lanes.run(0, self._load)
         instance = self._config.instance
         hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "tokenizer", instance, model)
         self._link = Link(hello, self, load_keys(self._config.keys, "tokenizer"))
@@ -63,7 +62,7 @@ class TokenizerService:
                     self._text,
                     self._max_tokens,
                     self._config.max_open_requests,
-                    self._threads,
+                    self._lanes,
                     tasks,
                     self._find_scheduler,
                 )
@@ -73,7 +72,7 @@ class TokenizerService:
                 await self._link.run()
         finally:
             await self._link.close("the tokenizer leaves")
-            self._threads.shutdown(wait=False)
+            self._lanes.close()
 
     def _load(self) -> ModelInfo:
         config = self._config
@@ -145,22 +144,22 @@ class TokenizerService:
     def on_message(self, peer: Peer, message: Message, arrays: list[Array]) -> None:
         requests = self._requests
         assert requests is not None
-        match message:
-            case Tokens():
+        match message, peer.hello.service:
+            case Tokens(), "scheduler":
                 requests.deliver(message, TokenArrays(*arrays))
-            case Submit():
+            case Submit(), "gateway":
                 requests.submit(peer, message, *arrays)
-            case Accepted():
+            case Accepted(), "scheduler":
                 requests.accept(message)
-            case Credit(grants):
-                requests.grant(grants)
-            case Cancel(keys):
-                requests.cancel(keys)
-            case Failed():
+            case Credit(grants), "gateway":
+                requests.grant(peer, grants)
+            case Cancel(keys), "gateway":
+                requests.cancel(peer, keys)
+            case Failed(), "scheduler":
                 requests.fail(message)
-            case Convert():
+            case Convert(), "gateway":
                 requests.convert(peer, message, arrays[0])
-            case Abort(ids):
-                requests.abort(ids)
+            case Abort(ids, owner), "gateway":
+                requests.abort(ids, owner)
             case _:
                 log.warning("%s sent a %s, which is not for us", peer, type(message).__name__)

@@ -1,6 +1,7 @@
 """The textual half of a model folder: vocabulary, special tokens and chat template."""
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,11 @@ from tokenizers import Tokenizer
 
 from services.tokenizer.template import ChatTemplate
 from services.tokenizer.vocabulary import token_bytes
+from shared.codec import Array
 from shared.errors import ConfigError, InvalidRequest
+from shared.messages import PromptKind
+
+MAX_CHAR_BYTES = 4  # in UTF-8
 
 
 class TextModel:
@@ -26,7 +31,7 @@ class TextModel:
         self._tokenizer.no_truncation()  # some folders store it, and it would cut in silence
         self._tokenizer.no_padding()
         self.max_model_len = max_model_len
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._max_token_chars = max(map(len, self._tokenizer.get_vocab()))
         self._template = _load_template(folder, config)
 
@@ -50,39 +55,62 @@ class TextModel:
         encodings = self._tokenizer.encode_batch(variants, add_special_tokens=False)
         distinct = dict.fromkeys(tuple(encoding.ids) for encoding in encodings if encoding.ids)
         # A tokenizer may know more ids than the model can write.
-        return [list(ids) for ids in distinct if max(ids) < self._vocab_size]
+        return [list(ids) for ids in distinct if max(ids) < self.vocab_size]
+
+    def check_size(self, kind: PromptKind, prompt: Array) -> None:
+        """Raises InvalidRequest for what is too long, whatever is in it. Of a chat nobody knows:
+        its template may leave out most of it."""
+        if kind == "text":
+            self._check_num_chars(prompt.nbytes // MAX_CHAR_BYTES)
+        elif kind == "ids" and len(prompt) > self.max_model_len:
+            raise self._too_long(f"has {len(prompt)}")
 
     def check_ids(self, ids: np.ndarray) -> None:
         """Raises InvalidRequest for an id that the model does not have."""
-        if len(ids) and (ids.max() >= self._vocab_size or ids.min() < 0):
+        if len(ids) and (ids.max() >= self.vocab_size or ids.min() < 0):
             raise InvalidRequest(
                 f"the prompt holds token ids from {ids.min()} to {ids.max()}; the model has"
-                f" {self._vocab_size}",
+                f" {self.vocab_size}",
                 param="prompt",
             )
 
     def token_bytes(self) -> list[bytes]:
         """How each id is written, alone."""
-        return token_bytes(self._tokenizer, self._vocab_size)
+        return token_bytes(self._tokenizer, self.vocab_size)
 
     def _encode(self, text: str, adds_special_tokens: bool) -> np.ndarray:
-        if len(text) > self.max_model_len * self._max_token_chars:
-            raise InvalidRequest(
-                f"the context holds {self.max_model_len} tokens (max-model-len), and the prompt's"
-                f" {len(text)} characters are more",
-                param="prompt",
-                code="context_length_exceeded",
-            )
-        encoding = self._tokenizer.encode(text, add_special_tokens=adds_special_tokens)
+        self._check_num_chars(len(text))
+        # Batches are encoded and decoded without the GIL, single texts are not.
+        (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=adds_special_tokens)
         return np.array(encoding.ids, np.int32)
 
     def decode(self, ids: Sequence[int], skips_special_tokens: bool = True) -> str:
+        """Of a few ids: it holds the GIL."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=skips_special_tokens))
+
+    def decode_many(self, ids: Sequence[int]) -> str:
+        """With special tokens."""
+        (text,) = self._tokenizer.decode_batch([ids], skip_special_tokens=False)
+        return str(text)
+
+    def _check_num_chars(self, num: int) -> None:
+        if num > self.max_model_len * self._max_token_chars:
+            raise self._too_long(f"has {num} characters")
+
+    def _too_long(self, length: str) -> InvalidRequest:
+        return InvalidRequest(
+            f"the context holds {self.max_model_len} tokens (max-model-len): the prompt {length},"
+            " that leaves no room for output",
+            param="prompt",
+            code="context_length_exceeded",
+        )
 
 
 def _load_tokenizer(folder: Path) -> Tokenizer:
     """The fast tokenizer of the folder; transformers converts an older format, which takes
     seconds."""
+    # Else batches go to threads that all of them share, and a long text holds up a short one.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     path = folder / "tokenizer.json"
     if path.is_file():
         return Tokenizer.from_file(str(path))

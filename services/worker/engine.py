@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.logprobs import RowLogprobs
 from kernels.sample import adjust
 from services.worker.batch import Batch, prepare_batch
 from services.worker.context import forward_context
@@ -15,7 +16,7 @@ from services.worker.loaded import load
 from services.worker.logprobs import tell_logprobs
 from services.worker.memory import measure_needs, plan_memory
 from services.worker.progress import Progress
-from services.worker.prompt_logprobs import tell_prompts
+from services.worker.prompt_logprobs import PromptPart, ask_prompts, tell_prompts
 from services.worker.results import record, tell_drafts, with_parts
 from services.worker.slots import SlotTable
 from services.worker.speculation import make_drafter
@@ -108,13 +109,23 @@ class Engine:
         rows, emitted = record(table, batch, verdict, told)
         if self._model.clears_blocks and verdict.is_retried.any():
             self._kv_cache.clear_places(batch.places_of(verdict.is_retried))
-        vocab_size = self.model_info.vocab_size
-        prompts = tell_prompts(table, batch, hidden, self._model.logits, vocab_size, sampler)
+        prompts = tell_prompts(table, batch, self._ask_prompts(batch, hidden))
         go_on = batch.sampling_slots[~verdict.has_ended & (verdict.num_emitted > 0)]
         depth = min(draft_depth, self._speculation.num_drafts)
         self._undrafted = StepDone(batch, hidden, go_on, depth)
         arrays = TokenArrays(emitted, *told.arrays())
         return with_parts(table, rows, arrays, prompts + drafts)
+
+    def _ask_prompts(self, batch: Batch, hidden: Tensor) -> dict[int, PromptPart]:
+        """When the step is recorded."""
+        starts = self._slots.num_computed[batch.slots] - batch.num_tokens
+        return ask_prompts(
+            *(self._slots, batch.slots, starts, batch.num_tokens, hidden),
+            *(self.model_info.vocab_size, self._model.logits, self._score),
+        )
+
+    def _score(self, logits: Tensor, tokens: np.ndarray, num_top: int | None) -> RowLogprobs:
+        return self._sampler.logprobs(logits, np.arange(len(tokens)), tokens, num_top)
 
     def _forward(self, batch: Batch) -> Tensor:
         """Hidden states [T, hidden_size] of all tokens."""

@@ -4,97 +4,117 @@ They are those of the model, whatever is told of the tokens that are drawn: noth
 them. Logits of all positions never exist at once.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.logprobs import NO_LOGPROBS
+from kernels.logprobs import NO_LOGPROBS, RowLogprobs
 from kernels.sample import NOT_FINITE
-from services.worker.logprobs import LOWEST, pieces
+from services.worker.device.streams import Download
+from services.worker.logprobs import LOWEST, num_told, pieces
 from services.worker.results import ERRORS, ComputedRows, Part
-from services.worker.sampler import Sampler
 from services.worker.slots import SlotTable
-from shared.messages import ALL_TOKENS, FinishReason, ResultRow
+from shared.messages import FinishReason, ResultRow
 from shared.token_arrays import TokenArrays, join
 
-LogitsOf = Callable[[Tensor], Tensor]
+LogitsOf = Callable[[Tensor], Tensor]  # [n, hidden_size] → [n, V] float32
+# logits [n, V], tokens [n] int64, and how many of the likeliest are told; None: of all.
+Score = Callable[[Tensor, np.ndarray, int | None], RowLogprobs]
 
 
-def tell_prompts(
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """What is told of a part of a prompt, on its way to the host: of its tokens ``ids`` [n], the
+    last of which is number ``last``, counted from the prompt's second."""
+
+    ids: np.ndarray
+    last: int
+    downloads: list[Download]  # values, top ids and ranks, in pieces
+
+    def arrays(self) -> TokenArrays:
+        """Waits until they are there."""
+        start, found = 0, []
+        for download in self.downloads:
+            values, top_ids, ranks = download.wait()
+            ids = self.ids[start : start + len(ranks)]
+            found.append(TokenArrays(ids, values.ravel(), top_ids.ravel(), ranks))
+            start += len(ranks)
+        return join(found)
+
+
+def ask_prompts(
     table: SlotTable,
-    computed: ComputedRows,
-    hidden: Tensor | None,
-    logits_of: LogitsOf,
+    slots: np.ndarray,
+    starts: np.ndarray,
+    nums: np.ndarray,
+    hidden: Tensor,
     vocab_size: int,
-    sampler: Sampler,
-) -> list[Part]:
-    """After the step was recorded. ``hidden`` [T, hidden_size] are its states, which may be missing
-    where nobody asks; ``logits_of`` makes [n, vocab_size] float32 of n of them. Sequences that end
-    with their prompt are closed.
-    """
-    slots = computed.slots
-    prompt_lens, ends = table.prompt_lens[slots], table.num_computed[slots]
-    asks = table.num_prompt_logprobs[slots] != NO_LOGPROBS
-    lacks = asks & (table.num_told[slots] < np.minimum(ends, prompt_lens - 1))
-    is_over = (ends == prompt_lens) & (table.end[slots] == prompt_lens)
-    token_ends = computed.token_ends
-    parts = []
-    for index in np.flatnonzero(lacks | is_over).tolist():
-        slot, arrays = int(slots[index]), TokenArrays()
-        if lacks[index] and hidden is not None:
-            start = token_ends[index] - computed.num_tokens[index]
-            states = hidden[start : token_ends[index]]
-            arrays = _tell(table, slot, states, logits_of, vocab_size, sampler)
-        parts.append(_part(table, slot, arrays, bool(is_over[index])))
-    return parts
-
-
-def _tell(
-    table: SlotTable,
-    slot: int,
-    states: Tensor,
     logits_of: LogitsOf,
-    vocab_size: int,
-    sampler: Sampler,
-) -> TokenArrays:
-    """Of the prompt's tokens after those that ``states`` [n, hidden_size] stand for."""
-    end = int(table.num_computed[slot])
-    start = end - len(states)
-    last = min(end, int(table.prompt_lens[slot]) - 1)
-    positions = np.arange(table.num_told[slot], last)
-    table.num_told[slot] = last
-    asked = int(table.num_prompt_logprobs[slot])
-    num_top = None if asked == ALL_TOKENS or asked >= vocab_size else asked
-    ids = table.ids[slot, positions + 1]
-    rows = positions - start
-    return join(list(_pieces_of(states, rows, ids, num_top, logits_of, vocab_size, sampler)))
+    score: Score,
+) -> dict[int, PromptPart]:
+    """By slot, of those of ``slots`` [C] that ask, as soon as their chunks are computed: each has
+    ``nums`` [C] states of ``hidden`` [T, hidden_size], from position ``starts`` [C] on."""
+    ends, prompt_lens = starts + nums, table.prompt_lens[slots]
+    # What lies before a chunk was told of by the chunks before it, whose results may be under way.
+    firsts = np.maximum(table.num_told[slots], starts)
+    lasts = np.minimum(ends, prompt_lens - 1)
+    rows = np.cumsum(nums) - nums
+    asked = table.num_prompt_logprobs[slots]
+    nums_top = num_told(asked, vocab_size)
+    found = {}
+    for index in np.flatnonzero((asked != NO_LOGPROBS) & (firsts < lasts)).tolist():
+        slot, offset = int(slots[index]), rows[index] - starts[index]
+        states = hidden[firsts[index] + offset : lasts[index] + offset]
+        ids = table.ids[slot, firsts[index] + 1 : lasts[index] + 1].copy()
+        scored = _pieces_of(states, ids, int(nums_top[index]), vocab_size, logits_of, score)
+        if nums_top[index] < vocab_size:  # little, so that one copy takes all
+            columns = zip(*scored, strict=True)
+            downloads = [Download(*(torch.cat(each) for each in columns))]
+        else:
+            downloads = [Download(*each) for each in scored]
+        found[slot] = PromptPart(ids, int(lasts[index]), downloads)
+    return found
 
 
 def _pieces_of(
     states: Tensor,
-    rows: np.ndarray,
     ids: np.ndarray,
-    num_top: int | None,
-    logits_of: LogitsOf,
+    num_top: int,
     vocab_size: int,
-    sampler: Sampler,
-) -> Iterator[TokenArrays]:
-    """Of ``rows`` of ``states``, which are followed by ``ids``; both [n]."""
-    for piece in pieces(np.arange(len(rows)), vocab_size):
-        first, last = int(rows[piece[0]]), int(rows[piece[-1]]) + 1
-        logits = logits_of(states[first:last])
+    logits_of: LogitsOf,
+    score: Score,
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Values, top ids and ranks, in pieces: of ``states`` [n, hidden_size], which are followed by
+    ``ids`` [n]."""
+    for piece in pieces(np.arange(len(ids)), vocab_size):
+        logits = logits_of(states[piece[0] : piece[-1] + 1])
         tokens = ids[piece].astype(np.int64)
-        found = sampler.logprobs(logits, np.arange(len(tokens)), tokens, num_top)
-        values = found.values.clamp(min=LOWEST)
-        values[~logits.sum(-1).isfinite()] = torch.nan
-        yield TokenArrays(
-            ids[piece],
-            values.flatten().cpu().numpy(),
-            found.top_ids.flatten().cpu().numpy(),
-            found.ranks.cpu().numpy(),
-        )
+        found = score(logits, tokens, num_top if num_top < vocab_size else None)
+        is_finite = logits.sum(-1, keepdim=True).isfinite()
+        values = torch.where(is_finite, found.values.clamp(min=LOWEST), torch.nan)
+        yield values, found.top_ids, found.ranks
+
+
+def tell_prompts(
+    table: SlotTable, computed: ComputedRows, parts: Mapping[int, PromptPart]
+) -> list[Part]:
+    """After the step was recorded. Sequences that end with their prompt are closed."""
+    slots = computed.slots
+    prompt_lens, ends = table.prompt_lens[slots], table.num_computed[slots]
+    is_over = (ends == prompt_lens) & (table.end[slots] == prompt_lens)
+    told = []
+    for slot, over in zip(slots.tolist(), is_over.tolist(), strict=True):
+        arrays = TokenArrays()
+        if slot in parts and table.num_prompt_logprobs[slot] != NO_LOGPROBS:
+            arrays = parts[slot].arrays()
+            table.num_told[slot] = parts[slot].last
+        elif not over:
+            continue
+        told.append(_part(table, slot, arrays, over))
+    return told
 
 
 def _part(table: SlotTable, slot: int, arrays: TokenArrays, is_over: bool) -> Part:

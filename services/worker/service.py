@@ -12,6 +12,7 @@ import numpy as np
 
 from services.worker.idle import IdleTime
 from services.worker.metrics import SEQUENCES, STEP_BUSY_SECONDS, STEP_IDLE_SECONDS, STEPS
+from services.worker.plan_check import PlanCheck
 from services.worker.progress import Progress, ProgressLines
 from services.worker.slot_log import SlotLog
 from shared.codec import Array
@@ -109,6 +110,7 @@ class WorkerService:
             self._launching = self._engine
         instance = self._config.instance
         model, capacity = self._engine.model_info, self._engine.capacity
+        self._plan_check = PlanCheck(capacity, model.vocab_size)
         hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "worker", instance, model, capacity)
         self._link = Link(hello, self, keys)
         addresses = self._config.scheduler_address
@@ -162,6 +164,7 @@ class WorkerService:
         """The next scheduler knows nothing of our sequences."""
         self._step_thread.submit(self._reset)
         self._log.clear()
+        self._plan_check.clear()
         self._load = 0
         self._note_load()
 
@@ -172,7 +175,9 @@ class WorkerService:
             log.warning("%s sent a %s, which is not for us", peer, type(message).__name__)
 
     def _step(self, peer: Peer, plan: StepPlan, ids: np.ndarray) -> None:
-        """Queues the step at once: what the step thread gets next must find it done."""
+        """Queues the step at once: what the step thread gets next must find it done. Raises
+        CodecError for a plan that cannot be run."""
+        self._plan_check.check(plan, ids)
         if self._num_pending == 0:
             self._last_progress_s = time.monotonic()
         self._num_pending += 1

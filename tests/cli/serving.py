@@ -62,18 +62,22 @@ class Serving:
         return {name: float(value) for name, value in pairs}
 
     async def read_lines(self) -> None:
-        assert self.process.stdout is not None
+        if self.process.stdout is None:
+            return
         async for line in self.process.stdout:
             self.lines.append(line.decode().rstrip())
 
 
 @asynccontextmanager
-async def serving(directory: Path, *flags: str) -> AsyncIterator[Serving]:
-    port = _free_port()
+async def serving(
+    directory: Path, *flags: str, stdout: int = asyncio.subprocess.PIPE
+) -> AsyncIterator[Serving]:
+    """Reads ``lines`` from ``stdout`` where it is a pipe of ours."""
+    port = free_port()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", "from cli.main import main; main()", "serve"),
         *("--port", str(port), "--mesh-dir", str(directory), *flags),
-        stdout=asyncio.subprocess.PIPE,
+        stdout=stdout,
         stderr=asyncio.subprocess.STDOUT,
         cwd=Path(__file__).parent.parent.parent,
     )
@@ -88,7 +92,7 @@ async def serving(directory: Path, *flags: str) -> AsyncIterator[Serving]:
         await reading
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

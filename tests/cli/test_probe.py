@@ -24,29 +24,33 @@ def handler() -> Handler:
 
 
 @pytest.fixture
-async def port(tmp_path: Path, handler: Handler, unused_tcp_port: int, monkeypatch):
+async def admin(tmp_path: Path, handler: Handler, unused_tcp_port: int, monkeypatch):
     monkeypatch.setenv("SHOAL_ADMIN_PORT", str(unused_tcp_port))
     config = SchedulerConfig(mesh_dir=tmp_path, admin_port=unused_tcp_port)
-    async with AdminServer(handler, "scheduler", config):
-        yield unused_tcp_port
+    async with AdminServer(handler, "scheduler", config) as server:
+        yield server
 
 
 async def probe(*arguments: str) -> int:
     return await asyncio.to_thread(main, list(arguments))
 
 
-async def test_it_says_why_a_service_is_not_ready(port: int, handler: Handler, capsys):
+async def test_it_says_why_a_service_is_not_ready(admin: AdminServer, handler: Handler, capsys):
     for path in ("/health", "/ready"):
         assert await probe(path) == 1
         assert "no worker is connected" in capsys.readouterr().out
     handler.state = State.READY
     assert await probe() == await probe("/ready") == 0
+    admin.has_started = True
     handler.state = State.NOT_READY
     assert await probe("/ready") == 1
     assert await probe() == 0, "a service that waits for another is alive"
 
 
-async def test_it_asks_whom_the_url_names(port: int, handler: Handler, monkeypatch, capsys):
+async def test_it_asks_whom_the_url_names(
+    admin: AdminServer, unused_tcp_port: int, handler: Handler, monkeypatch, capsys
+):
+    port = unused_tcp_port
     handler.state = State.READY
     monkeypatch.delenv("SHOAL_ADMIN_PORT")
     assert await probe(f"http://127.0.0.1:{port}/status") == 0

@@ -116,6 +116,21 @@ async def test_after_a_kill_of_the_supervisor_nothing_lives_and_the_next_start_w
         assert len(list(tmp_path.iterdir())) == 1, "and was swept by the next start"
 
 
+async def test_a_service_that_hangs_is_replaced_and_the_mesh_serves_again(tmp_path: Path):
+    async with serving(tmp_path, "--liveness-timeout-s", "5") as shoal:
+        await shoal.until_ready()
+        before = shoal.children()
+        os.kill(before["scheduler"], signal.SIGSTOP)
+        async with asyncio.timeout(60):
+            while shoal.children().get("scheduler") in (None, before["scheduler"]):
+                await asyncio.sleep(0.1)
+        await shoal.until_ready()
+        async with client_of(shoal) as client:
+            assert await stream_text(client, 8) == 1
+        assert {**shoal.children(), "scheduler": 0} == {**before, "scheduler": 0}
+        assert any("scheduler 0.1: unresponsive" in line for line in shoal.lines)
+
+
 @pytest.mark.parametrize("phase", ["streaming", "waiting", "queued"])
 async def test_the_blocks_of_a_client_that_leaves_are_free_soon(tmp_path: Path, phase: str):
     async with serving(tmp_path, "--max-num-seqs", "1") as shoal:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from aiohttp import web
 
 from cli import supervisor as module
 from cli.child import Child
@@ -25,6 +26,8 @@ class FakeChild:
     def __init__(self, service: str, instance: str, directory: Path) -> None:
         self.service, self.instance = service, instance
         self.was_ready = False
+        self.num_unanswered = 0
+        self.num_asks = 0
         self.last_words = f"last words of {service} {instance}"
         self.status: dict[str, str] = {}
 
@@ -38,7 +41,7 @@ class FakeChild:
         return code
 
     async def ask_status(self) -> None:
-        pass
+        self.num_asks += 1
 
     def signal(self, number) -> None:
         pass
@@ -86,6 +89,22 @@ async def test_what_was_ever_ready_is_started_again_whatever_happens(supervisor:
     running.cancel()
 
 
+async def test_what_is_ready_is_asked_less_often(supervisor: Supervisor, monkeypatch):
+    monkeypatch.setattr(module, "POLL_S", 0.001)
+    monkeypatch.setattr(module, "ASK_S", 1000)
+    running = asyncio.create_task(run(supervisor))
+    while len(supervisor.children) < 4:
+        await asyncio.sleep(0)
+    child = supervisor.children["worker-0"]
+    while child.num_asks < 4:
+        await asyncio.sleep(0.01)
+    child.was_ready = True
+    num_asks = child.num_asks
+    await asyncio.sleep(0.1)
+    assert child.num_asks <= num_asks + 1
+    running.cancel()
+
+
 async def test_every_replica_is_started_and_restarted_for_itself(
     supervisor: Supervisor, monkeypatch
 ):
@@ -128,6 +147,15 @@ def test_keys_reach_the_gateways_and_nobody_else(tmp_path: Path, monkeypatch):
         assert (passed.api_key_file is not None) == (service == "gateway")
 
 
+def test_the_token_of_admin_ports_reaches_every_service(tmp_path: Path, monkeypatch):
+    config = ServeConfig.load(["--admin-token", "one"], "shoal serve")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "environ", child_environment(config))
+        passed = GatewayConfig.load([], "shoal gateway")
+    assert passed.admin_token is not None
+    assert passed.admin_token.get_secret_value() == "one"
+
+
 def test_workers_share_out_the_gpus_of_one_serve_or_those_of_a_folder_that_is_given(
     tmp_path: Path,
 ):
@@ -168,10 +196,74 @@ async def test_an_error_of_several_lines_is_kept_whole(tmp_path: Path, monkeypat
     assert child.last_words == "shoal worker: model: not\n  this\n\n  nor that"
 
 
-async def start_script(script: str) -> asyncio.subprocess.Process:
+async def start_script(
+    script: str, environment: dict[str, str] | None = None, inherited: int | None = None
+) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE
+        *(sys.executable, "-c", script),
+        env=os.environ | (environment or {}),
+        pass_fds=() if inherited is None else (inherited,),
+        stdout=asyncio.subprocess.PIPE,
     )
+
+
+READY_AND_GONE = """
+import asyncio, sys
+from shared.config import SchedulerConfig
+from shared.messages import Heartbeat, State
+from shared.service import main
+
+class Service:
+    state = State.NOT_READY
+    def __init__(self, config): pass
+    def status(self): return Heartbeat(self.state, "", 0, 0)
+    async def run(self):
+        self.state = State[STATE]
+        await asyncio.sleep(0.2)
+        raise RuntimeError("and gone")
+
+main("scheduler", SchedulerConfig, Service)
+"""
+
+
+@pytest.mark.parametrize("state", ["READY", "NOT_READY"])
+async def test_what_was_ready_for_a_moment_says_so_though_nobody_asked(
+    tmp_path: Path, monkeypatch, state: str
+):
+    child = Child("scheduler", "0.1", tmp_path)
+    script = READY_AND_GONE.replace("STATE]", f"{state!r}]")
+    monkeypatch.setattr(module.Child, "_start", lambda self, *told: start_script(script, *told))
+    monkeypatch.chdir(Path(__file__).parent.parent.parent)
+    environment = {"SHOAL_MESH_DIR": str(tmp_path), "SHOAL_INSTANCE": "0.1"}
+    assert await asyncio.wait_for(child.run(environment, lambda line: None), 60) == 1
+    assert child.was_ready == (state == "READY")
+
+
+async def test_a_child_is_asked_over_one_connection(tmp_path: Path, monkeypatch):
+    child = Child("scheduler", "0.1", tmp_path)
+    monkeypatch.setattr(
+        module.Child, "_start", lambda self, *_: start_script("import time; time.sleep(600)")
+    )
+    running = asyncio.create_task(child.run({}, lambda line: None))
+    connections: list[object] = []
+
+    async def status(request: web.Request) -> web.Response:
+        connections.append(request.transport)
+        return web.json_response({"state": "ready", "reason": "", "pid": len(connections)})
+
+    app = web.Application()
+    app.router.add_get("/status", status)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.UnixSite(runner, str(child._admin)).start()
+    while len(connections) < 5:
+        await child.ask_status()
+        await asyncio.sleep(0.01)
+    assert len(set(connections)) == 1
+    assert child.status["pid"] == 5
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await runner.cleanup()
 
 
 def test_a_directory_of_the_dead_is_swept_and_one_of_the_living_is_not(tmp_path: Path):

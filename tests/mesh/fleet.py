@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ class Member:
     process: asyncio.subprocess.Process
     directory: Path
     port: int = 0
+    settings: dict[str, str] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -67,10 +68,7 @@ class Member:
     async def end(self, number: signal.Signals) -> int:
         """Sends a signal that ends the process; its exit code."""
         self.process.send_signal(number)
-        code = await asyncio.wait_for(self.process.wait(), 60)
-        for path in sockets_of(self.directory, self.kind, self.instance):
-            path.unlink(missing_ok=True)
-        return code
+        return await asyncio.wait_for(self.process.wait(), 60)
 
     @property
     def num_descriptors(self) -> int:
@@ -86,7 +84,7 @@ class Fleet:
     """Members of one mesh directory. ``settings`` are for all of them, as ``SHOAL_…`` would be."""
 
     def __init__(self, directory: Path, settings: dict[str, str]) -> None:
-        self._started: list[Member] = []
+        self.started: list[Member] = []
         self._directory = directory
         self._environment = os.environ | {f"SHOAL_{name}": text for name, text in settings.items()}
         self._num_started = 0
@@ -94,7 +92,7 @@ class Fleet:
     @property
     def members(self) -> list[Member]:
         """Those that have not ended."""
-        return [member for member in self._started if member.process.returncode is None]
+        return [member for member in self.started if member.process.returncode is None]
 
     def of(self, kind: str) -> list[Member]:
         return [member for member in self.members if member.kind == kind]
@@ -117,8 +115,8 @@ class Fleet:
                 start_new_session=True,
                 stderr=log,
             )
-        member = Member(kind, instance, process, directory, port)
-        self._started.append(member)
+        member = Member(kind, instance, process, directory, port, settings)
+        self.started.append(member)
         return member
 
     async def start_all(self, **nums: int) -> None:
@@ -138,7 +136,10 @@ class Fleet:
                     await asyncio.sleep(0.05)
 
     async def kill(self, member: Member) -> None:
+        """And removes its sockets, as ``shoal serve`` does; who is stopped does so itself."""
         await member.end(signal.SIGKILL)
+        for path in sockets_of(member.directory, member.kind, member.instance):
+            path.unlink(missing_ok=True)
 
     async def stop(self, member: Member) -> int:
         """Drains; the exit code."""

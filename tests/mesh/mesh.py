@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from tokenizers import Tokenizer
 
 from services.gateway.service import GatewayService
@@ -92,9 +93,13 @@ class Mesh:
         pools = [worker.pool for worker in self.core.workers.values()]
         await self.until(lambda: all(pool.num_free == pool.num_blocks for pool in pools))
 
-    async def lose(self, name: str) -> None:
-        """Ends a service the hard way: its sockets close, nobody drains."""
+    async def lose(self, name: str, says_bye: bool = True) -> None:
+        """Ends a service without draining; unless it ``says_bye`` its connections just end."""
         service = self.services.pop(name)
+        if not says_bye:
+            link = service.link if name.startswith("gateway") else service._link
+            for peer in link.peers:
+                peer.is_up = False
         self.tasks[name].cancel()
         await asyncio.gather(self.tasks.pop(name), return_exceptions=True)
         del service
@@ -111,6 +116,7 @@ async def running_mesh(
 ):
     ids = Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json")).encode(TEXT).ids
     info = read_model_info(EMBEDDED_MODEL, [], capacity.max_model_len)
+    capacity = msgspec.structs.replace(capacity, vocab_size=info.vocab_size)
     mesh = Mesh(directory, {}, {}, {}, lambda: FakeEngine(info, capacity, ids, step_s))
     counts = {
         "scheduler": 1,

@@ -104,7 +104,7 @@ class Traffic:
         async with session.post(url, json=ask.body, timeout=TIMEOUT) as response:
             text = await response.text()
             assert response.status == 200, f"{response.status}: {text[:500]}"
-        objects = _events(text) if ask.body["stream"] else [json.loads(text)]
+        objects = events_of(text) if ask.body["stream"] else [json.loads(text)]
         choices = [choice for each in objects for choice in each["choices"]]
         reasons = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
         assert len(reasons) == ask.body["n"], f"{reasons}: {ask}"
@@ -116,10 +116,10 @@ class Traffic:
         self.ends["refused"] += 1
 
 
-def _events(text: str) -> list[dict[str, Any]]:
+def events_of(text: str) -> list[dict[str, Any]]:
     *lines, done, end = text.split("\n\n")
     assert (done, end) == ("data: [DONE]", ""), text[-500:]
-    return [json.loads(line.removeprefix("data: ")) for line in lines]
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
 
 
 @dataclass

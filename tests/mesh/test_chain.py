@@ -3,19 +3,29 @@
 import asyncio
 import itertools
 import socket
+import threading
+from collections import Counter
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import openai
 import pytest
 from openai import AsyncOpenAI
+from prometheus_client import REGISTRY
 
+from services.scheduler.scheduler import Planned
 from services.scheduler.service import SchedulerService
-from shared.config import SchedulerConfig
+from services.worker.service import WorkerService
+from shared.config import SchedulerConfig, WorkerConfig
 from shared.errors import ConfigError
 from shared.messages import Capacity, StepPlan, StepResult
+from shared.peer import Peer
+from shared.rate import UNKNOWN_RETRY_AFTER_S
 from shared.token_arrays import TokenArrays
-from tests.mesh.mesh import TEXT, running_mesh
+from tests.mesh.mesh import TEXT, Mesh, running_mesh
 
 MESSAGES = [{"role": "user", "content": "Who leads the shoal?"}]
 
@@ -62,6 +72,23 @@ async def test_sixty_four_streams_at_once_each_end_once_and_leave_nothing(tmp_pa
         await mesh.until_idle()
 
 
+async def test_a_result_makes_no_plan_for_another_worker_while_nobody_waits(tmp_path: Path):
+    async with running_mesh(tmp_path, num_workers=2) as mesh, client_of(mesh) as client:
+        plan, num_calls = mesh.core.plan, Counter()
+
+        def count(worker_id: str, admits: bool) -> Planned | None:
+            planned = plan(worker_id, admits)
+            num_calls[worker_id] += 1
+            num_calls["sent"] += planned is not None
+            return planned
+
+        mesh.core.plan = count
+        await complete(client, 200)
+        assert num_calls.pop("sent") >= 200
+        assert min(num_calls.values()) < 50
+        await mesh.until_idle()
+
+
 async def test_a_stop_string_ends_the_text_before_it_and_frees_the_blocks(tmp_path: Path):
     async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
         done = await complete(client, 1000, stop=["no fish", "zzz"])
@@ -87,7 +114,7 @@ async def test_a_client_that_leaves_frees_its_blocks(tmp_path: Path, is_stream: 
 async def test_a_prompt_too_long_is_refused_with_both_numbers(tmp_path: Path):
     capacity = Capacity(64, 16, 4, 64, 128)
     async with running_mesh(tmp_path, capacity) as mesh, client_of(mesh) as client:
-        with pytest.raises(openai.BadRequestError, match=r"(?s)128.*prompt has 200"):
+        with pytest.raises(openai.BadRequestError, match=r"prompt has 200 ids; .* 128"):
             await client.completions.create(model="shoal-tiny", prompt=[5] * 200)
         with pytest.raises(openai.BadRequestError, match="max_tokens is 125"):
             await client.completions.create(model="shoal-tiny", prompt=[5] * 5, max_tokens=125)
@@ -105,6 +132,29 @@ async def test_a_full_line_is_a_429_with_retry_after_and_hurts_nobody(tmp_path: 
         good = [each for each in results if not isinstance(each, Exception)]
         assert len(good) + len(refused) == 6
         assert all(each.usage.completion_tokens == 30 for each in good)
+
+
+async def test_clients_that_leave_the_line_tell_how_soon_there_is_room(tmp_path: Path):
+    async with (
+        running_mesh(tmp_path, Capacity(256, 16, 1, 64, 2048)) as mesh,
+        client_of(mesh) as client,
+    ):
+        mesh.core.max_waiting = 1
+        staying = [asyncio.create_task(complete(client, 2000))]
+        await mesh.until(lambda: mesh.core.sequences and not mesh.core.waiting)
+        for _ in range(5):
+            leaving = asyncio.create_task(complete(client, 2000))
+            await mesh.until(lambda: len(mesh.core.waiting) == 1)
+            leaving.cancel()
+            await mesh.until(lambda: not mesh.core.waiting)
+        staying.append(asyncio.create_task(complete(client, 2000)))
+        await mesh.until(lambda: len(mesh.core.waiting) == 1)
+        with pytest.raises(openai.RateLimitError) as refused:
+            await complete(client, 5)
+        assert int(refused.value.response.headers["retry-after"]) < UNKNOWN_RETRY_AFTER_S
+        for task in staying:
+            task.cancel()
+        await mesh.until_idle()
 
 
 @pytest.mark.parametrize("lost", ["tokenizer", "scheduler", "worker"])
@@ -139,20 +189,104 @@ async def test_what_no_service_takes_over_in_time_ends_with_an_error(tmp_path: P
                 pass
 
 
-async def test_a_request_is_replayed_twice_and_no_more(tmp_path: Path):
+async def text_of(stream) -> str:
+    return "".join([chunk.choices[0].text async for chunk in stream])
+
+
+@asynccontextmanager
+async def a_stream_that_stands_still(mesh: Mesh, client: AsyncOpenAI, num: int):
+    """It has begun, and its next token comes when the context is left."""
+    stream = await complete(client, num, stream=True)
+    await anext(stream)
+    step, goes_on = mesh.engine.step, threading.Event()
+
+    def waiting_step(plan: StepPlan, ids: np.ndarray) -> tuple[StepResult, TokenArrays]:
+        goes_on.wait()
+        return step(plan, ids)
+
+    mesh.engine.step = waiting_step
+    try:
+        yield stream
+    finally:
+        goes_on.set()
+
+
+async def lose_tokenizers(mesh: Mesh, num: int, says_bye: bool) -> None:
+    for _ in range(num):
+        await mesh.until(lambda: mesh.core.sequences)
+        await mesh.lose("tokenizer", says_bye)
+        await mesh.until(lambda: not mesh.core.sequences)
+        mesh.start("tokenizer")
+
+
+async def test_a_request_is_replayed_twice_without_progress_and_no_more(tmp_path: Path):
     async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
-        stream = await complete(client, 2000, stream=True)
-        reading = asyncio.create_task(anext(stream))
-        for _ in range(3):
-            await mesh.until(lambda: mesh.core.sequences)
-            await mesh.lose("tokenizer")
-            await mesh.until(lambda: not mesh.core.sequences)
-            mesh.start("tokenizer")
-            await reading
+        async with a_stream_that_stands_still(mesh, client, 2000) as stream:
+            await lose_tokenizers(mesh, 3, says_bye=False)
         with pytest.raises(openai.APIError, match="3 services died"):
             async for _ in stream:
                 pass
         await mesh.until_idle()
+
+
+async def test_tokenizers_that_leave_on_purpose_are_not_counted(tmp_path: Path):
+    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
+        whole = (await complete(client, 40)).choices[0].text
+        async with a_stream_that_stands_still(mesh, client, 40) as stream:
+            await lose_tokenizers(mesh, 5, says_bye=True)
+        assert whole.endswith(await text_of(stream))
+        await mesh.until_idle()
+
+
+@pytest.mark.parametrize("says_bye", [True, False])
+async def test_a_stream_outlives_tokenizers_and_schedulers_one_after_another(
+    tmp_path: Path, says_bye: bool
+):
+    async with running_mesh(tmp_path, step_s=0.01) as mesh, client_of(mesh) as client:
+        stream = await complete(client, 400, stream=True)
+        reading = asyncio.create_task(text_of(stream))
+        (trip,) = mesh.services["gateway"]._mesh._trips()
+        for name in ["tokenizer", "scheduler"] * 3:
+            num_before = len(trip.choices[0].ids)
+            await mesh.until(lambda before=num_before: len(trip.choices[0].ids) > before)
+            await mesh.lose(name, says_bye)
+            mesh.start(name)
+            await mesh.until(lambda: mesh.core.sequences)
+        text = await reading
+        assert len(text) > 500
+        assert text == (TEXT * 60)[: len(text)]
+        await mesh.until_idle()
+
+
+async def test_a_request_that_workers_died_of_is_not_run_again_for_a_while(
+    tmp_path: Path, change: Any
+):
+    """With OpenAI's own client, which by itself tries again after a 500."""
+    is_over = threading.Event()
+
+    def hangs(plan: StepPlan, ids: np.ndarray) -> tuple[StepResult, TokenArrays]:
+        is_over.wait()
+        return StepResult(plan.step, []), TokenArrays()
+
+    async with running_mesh(tmp_path) as mesh, client_of(mesh) as patient:
+        client = patient.with_options(max_retries=2)
+        request = asyncio.create_task(complete(client, 2000))
+        for _ in range(2):
+            mesh.engine.step = hangs
+            await mesh.until(lambda: any(worker.in_flight for worker in mesh.core.workers.values()))
+            await mesh.lose("worker")
+            mesh.start("worker")
+        is_over.set()
+        with pytest.raises(openai.InternalServerError, match="2 workers died") as died:
+            await request
+        assert died.value.response.headers["x-should-retry"] == "false"
+        await mesh.until_ready()
+        with pytest.raises(openai.BadRequestError, match="not run again") as refused:
+            await complete(client, 2000)
+        assert 500 < int(refused.value.response.headers["retry-after"]) <= 600
+        assert (await complete(client, 20)).usage.completion_tokens == 20
+        assert change("shoal_quarantined_requests_total") == 1
+        assert change("shoal_quarantine_refusals_total") == 1
 
 
 async def test_a_mesh_without_worker_is_not_ready_and_answers_503(tmp_path: Path):
@@ -163,7 +297,7 @@ async def test_a_mesh_without_worker_is_not_ready_and_answers_503(tmp_path: Path
         assert caught.value.status_code == 503
 
 
-@pytest.mark.parametrize("leaving", ["tokenizer", "scheduler", "worker"])
+@pytest.mark.parametrize("leaving", ["tokenizer", "worker"])
 async def test_a_service_that_drains_leaves_only_when_its_streams_have_ended(
     tmp_path: Path, leaving: str
 ):
@@ -177,15 +311,26 @@ async def test_a_service_that_drains_leaves_only_when_its_streams_have_ended(
         await asyncio.wait_for(draining, 5)
 
 
-async def test_when_no_worker_comes_back_in_time_what_waits_fails(tmp_path: Path):
+@pytest.mark.parametrize("has_smaller", [False, True])
+async def test_when_no_worker_that_can_run_it_comes_back_in_time_what_waits_fails(
+    tmp_path: Path, has_smaller: bool
+):
     async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
+        if has_smaller:
+            engine = mesh.new_engine()
+            engine.capacity = msgspec.structs.replace(engine.capacity, num_blocks=8)
+            config = WorkerConfig(mesh_dir=tmp_path, instance="smaller")
+            mesh.start("smaller", WorkerService(config, lambda *_: engine))
+            await mesh.until(lambda: len(mesh.core.workers) == 2)
         mesh.services["scheduler"]._config = SchedulerConfig(worker_grace_s=0.2)
         stream = await complete(client, 2000, stream=True)
         await anext(stream)
         await mesh.lose("worker")
-        with pytest.raises(openai.APIError, match=r"within 0\.2 s"):
+        with pytest.raises(openai.APIError, match=r"within 0\.2 s") as failed:
             async for _ in stream:
                 pass
+        assert failed.value.code == "no_worker"
+        assert len(mesh.core.workers) == has_smaller
         await mesh.until_idle()
 
 
@@ -199,6 +344,26 @@ async def test_a_worker_attaches_to_one_scheduler_and_refuses_a_second(tmp_path:
         assert (await complete(client, 5)).usage.completion_tokens == 5
 
 
+async def test_a_worker_with_another_context_is_refused_and_takes_over_nothing(
+    tmp_path: Path, caplog
+):
+    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
+        engine = mesh.new_engine()
+        engine.capacity = msgspec.structs.replace(engine.capacity, max_model_len=4)
+        engine.model_info = msgspec.structs.replace(engine.model_info, max_model_len=4)
+        config = WorkerConfig(mesh_dir=tmp_path, instance="short")
+        mesh.start("short", WorkerService(config, lambda *_: engine))
+        stream = await complete(client, 300, stream=True)
+        await anext(stream)
+        expected = "refused us: max-model-len is 4, but 2048 at "
+        await mesh.until(lambda: expected in caplog.text)
+        await mesh.lose("worker")
+        mesh.start("worker")
+        chunks = [chunk async for chunk in stream]
+        assert chunks[-1].choices[0].finish_reason == "length"
+        assert len(mesh.core.workers) == 1
+
+
 async def test_a_scheduler_that_cannot_listen_leaves_no_socket(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
@@ -206,6 +371,34 @@ async def test_a_scheduler_that_cannot_listen_leaves_no_socket(tmp_path: Path):
         with pytest.raises(ConfigError, match="in use"):
             await SchedulerService(config).run()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("fault", ["doubled", "lost"])
+async def test_a_request_goes_on_after_a_result_that_came_twice_or_results_that_never_came(
+    tmp_path: Path, caplog, fault: str
+):
+    capacity = Capacity(256, 16, 8, 64, 2048, stall_s=0.5)
+    stalled = REGISTRY.get_sample_value("shoal_stalled_workers_total")
+    async with running_mesh(tmp_path, capacity) as mesh, client_of(mesh) as client:
+        worker = mesh.services["worker"]
+        send, num_results, faulty = worker._send_result, itertools.count(1), []
+
+        def send_wrongly(peer: Peer, result: StepResult, arrays: TokenArrays) -> None:
+            if next(num_results) == 5:
+                faulty.append(peer)
+            if peer in faulty and fault == "doubled":
+                peer.send(result, *arrays)
+            nobody = Peer(peer.hello, lambda *_: None)
+            send(nobody if peer in faulty and fault == "lost" else peer, result, arrays)
+
+        worker._send_result = send_wrongly
+        done = await complete(client, 40)
+        assert done.choices[0].text == (TEXT * 3)[: len(done.choices[0].text)]
+        assert done.usage.completion_tokens == 40
+        assert {"doubled": "came where", "lost": "brings no result"}[fault] in caplog.text
+        num_stalled = REGISTRY.get_sample_value("shoal_stalled_workers_total") - stalled
+        assert num_stalled == (fault == "lost")
+        await mesh.until_idle()
 
 
 async def test_a_request_goes_on_after_a_result_whose_parts_do_not_fit(tmp_path: Path, caplog):

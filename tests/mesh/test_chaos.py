@@ -150,6 +150,10 @@ async def test_a_poisoned_request_takes_two_workers_and_no_other_request(tmp_pat
             assert answer.status == 500
             assert answer.headers["X-Request-Id"] == "poisoned-one"
             assert "workers died" in (await answer.json())["error"]["message"]
+            for _ in range(3):
+                answer = await session.post(f"{url}/v1/completions", json=body)
+                assert answer.status == 400
+                assert (await answer.json())["error"]["code"] == "quarantined"
             await progress(load, 8)
         dead = [worker for worker in workers if worker.process.returncode is not None]
         assert len(dead) == 2

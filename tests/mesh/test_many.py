@@ -9,7 +9,8 @@ import pytest
 from openai import AsyncOpenAI
 from tokenizers import Tokenizer
 
-from shared.config import EMBEDDED_MODEL
+from services.gateway.service import GatewayService
+from shared.config import EMBEDDED_MODEL, GatewayConfig
 from shared.messages import WINDOW_TOKENS, Capacity
 from tests.mesh.fake_engine import made_up_logprobs
 from tests.mesh.mesh import TEXT, Mesh, running_mesh
@@ -118,6 +119,34 @@ async def test_a_request_is_aborted_through_another_gateway(tmp_path: Path):
         await mesh.until_idle()
 
 
+async def test_through_whichever_gateway_a_key_ends_only_what_it_asked_for(tmp_path: Path):
+    async with running_mesh(tmp_path) as mesh, aiohttp.ClientSession() as session:
+        for number in (1, 2):
+            config = GatewayConfig(
+                mesh_dir=tmp_path, instance=f"g{number}", port=0, api_key=["ada", "bob"]
+            )
+            mesh.start(f"gateway-{number}", GatewayService(config))
+        await mesh.until_ready()
+
+        async def post(gateway: str, path: str, key: str, body: dict) -> dict:
+            headers = {"Authorization": f"Bearer {key}"}
+            async with session.post(mesh.url(gateway) + path, json=body, headers=headers) as reply:
+                return await reply.json()
+
+        body = {"prompt": "a", "max_tokens": 2000, "request_id": "me"}
+        asked = asyncio.create_task(post("gateway-1", "/v1/completions", "ada", body))
+        await mesh.until(lambda: mesh.core.sequences)
+        for key in ("bob", "ada"):
+            (sequence,) = mesh.core.sequences.values()
+            num_before = len(sequence.emitted)
+            reply = await post("gateway-2", "/abort_requests", key, {"request_ids": ["me"]})
+            assert reply == {"aborted": [], "forwarded": ["me"]}
+            if key == "bob":
+                await mesh.until(lambda: len(sequence.emitted) > num_before + 20)  # noqa: B023
+        assert (await asked)["choices"][0]["finish_reason"] == "abort"
+        await mesh.until_idle()
+
+
 async def test_work_is_shared_among_tokenizers_and_workers(tmp_path: Path):
     async with (
         running_mesh(tmp_path, num_tokenizers=2, num_workers=2) as mesh,
@@ -146,9 +175,9 @@ async def test_of_two_that_wait_the_urgent_one_is_first(tmp_path: Path):
 
         running = asyncio.create_task(complete("running", 100, 0))
         await mesh.until(lambda: mesh.core.sequences)
-        later = [asyncio.create_task(complete("patient", 5, 0))]
+        later = [asyncio.create_task(complete("patient", 5, 1))]
         await mesh.until(lambda: len(mesh.core.waiting) == 1)
-        later.append(asyncio.create_task(complete("urgent", 5, -1)))
+        later.append(asyncio.create_task(complete("urgent", 5, 0)))
         await asyncio.gather(running, *later)
         assert ends == ["running", "urgent", "patient"]
 

@@ -54,7 +54,8 @@ async def logprobs_of(session: aiohttp.ClientSession, url: str, body: dict) -> l
             buffer += chunk
             *events, buffer = buffer.split(b"\n\n")
             for event in events:
-                rows += _rows(event.removeprefix(b"data: "))
+                if event.startswith(b"data: "):
+                    rows += _rows(event.removeprefix(b"data: "))
     return rows
 
 

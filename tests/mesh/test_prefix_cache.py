@@ -1,10 +1,12 @@
 """What a client sees of the prefix cache, through all four services; the engine alone is fake and
 checks that whatever a plan calls cached lies in its blocks."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 from openai import AsyncOpenAI
 
 from shared.address import admin_path
@@ -69,7 +71,25 @@ async def test_the_cache_is_emptied_at_the_admin_port(tmp_path: Path):
             aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as session,
         ):
             async with session.post("http://admin/reset_prefix_cache") as response:
+                assert response.status == 403
+            headers = {"X-Shoal-Admin": "1"}
+            where = "http://admin/reset_prefix_cache"
+            async with session.post(where, headers=headers) as response:
                 assert response.status == 200
             async with session.get("http://admin/reset_prefix_cache") as response:
                 assert response.status == 405
         assert (await complete(client))[1] == 0
+
+
+@pytest.mark.parametrize("lost", ["tokenizer", "scheduler"])
+async def test_after_a_replay_usage_tells_what_was_cached_when_the_request_came(
+    tmp_path: Path, lost: str
+):
+    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
+        await complete(client, prompt=PROMPT[:20])
+        request = asyncio.create_task(complete(client, max_tokens=400, n=2))
+        await mesh.until(lambda: any(len(s.emitted) > 20 for s in mesh.core.sequences.values()))
+        await mesh.lose(lost)
+        mesh.start(lost)
+        assert (await request)[1] == 16
+        await mesh.until_idle()

@@ -124,7 +124,7 @@ async def test_a_refusal_is_told_as_far_down_as_it_came(tmp_path: Path, told_of)
     async with mesh_and_client(tmp_path, capacity) as (mesh, http):
         for request, body, status in [
             ("wrong", {"temperature": 3}, 400),
-            ("long", {"prompt": [5] * 200}, 400),
+            ("long", {"prompt": [5] * 100, "max_tokens": 100}, 400),
         ]:
             async with completion(http, request, **body) as response:
                 assert response.status == status

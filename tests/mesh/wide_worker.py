@@ -76,6 +76,7 @@ class WideEngine:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=64 * config.max_num_seqs,
             max_model_len=self.model_info.max_model_len,
+            vocab_size=self.model_info.vocab_size,
             num_speculative_tokens=NUM_DRAFTS,
         )
         self._folder = Path(os.environ["SHOAL_TEST_STEPS"])
@@ -104,7 +105,8 @@ class WideEngine:
         for number in plan.release:
             del self._slots[number]
         for admit in plan.admit:
-            self._slots[admit.slot] = Slot(admit, admit.num_ids)
+            num_emitted = admit.num_ids - admit.prompt_len
+            self._slots[admit.slot] = Slot(admit, admit.num_ids, num_emitted)
         depths = {row.slot: row.verify_depth for row in plan.decode}
         for row in plan.prefill:
             slot = self._slots[row.slot]

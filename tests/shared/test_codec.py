@@ -133,3 +133,21 @@ def test_a_flipped_byte_is_another_message_or_a_codec_error(data: st.DataObject)
     header[data.draw(st.integers(0, len(header) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(CodecError):
         decode([bytes(header), *frames[1:]])
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Generate("r/0/0", -1, 0, 3, SamplingParams(0)),
+        Generate("r" * 300, 1, 0, 3, SamplingParams(0)),
+        Generate("r/0/0", 1, 0, 2**31, SamplingParams(0)),
+        Generate("r/0/0", 1, 0, 3, SamplingParams(2**63)),
+        Generate("r/0/0", 1, 0, 3, SamplingParams(0, temperature=float("nan"))),
+        Generate("r/0/0", 1, 0, 3, SamplingParams(0, stop_token_ids=[-1])),
+        Generate("r/0/0", 1, 0, 3, SamplingParams(0, stop_token_ids=[1] * 129)),
+        Generate("r/0/0", 1, 0, 3, SamplingParams(0, prompt_logprobs=-2)),
+    ],
+)
+def test_numbers_and_names_outside_their_range_are_refused(message: Generate):
+    with pytest.raises(CodecError, match=r"Expected|out of range"):
+        decode(as_received(encode(message, [np.zeros(3, np.int32)])))

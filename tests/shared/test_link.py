@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import os
+import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,20 +18,28 @@ import zmq
 from shared import link as link_module
 from shared.codec import MAX_HEADER_BYTES, Array, encode
 from shared.errors import CodecError, ConfigError
+from shared.log import MAX_PEER_TEXT, peer_text
 from shared.messages import (
+    MAX_REASON_CHARS,
     PROTOCOL_MAJOR,
     Accepted,
+    Bye,
     Cancel,
+    Heartbeat,
     Hello,
     Message,
+    Overview,
+    Refused,
     RequestKey,
     State,
     Tokens,
 )
 from shared.metrics import BAD_MESSAGES, LINK_ROUND_TRIP, PEERS_REFUSED
-from shared.peer import Peer
+from shared.peer import SILENCE_S, Peer
 from shared.token_arrays import TokenArrays
 from tests.shared.recorder import TIMEOUT_S, Recorder, got
+
+EVIL = "a\r\nFORGED LINE \x1b[31m\u2028"
 
 
 class Pair:
@@ -150,14 +160,75 @@ def raw(pair: Pair) -> Iterator[zmq.Socket]:
         encode(Accepted("r", 1)),
         encode(Hello(PROTOCOL_MAJOR + 1, 0, "gateway", "g")),
         encode(Hello(PROTOCOL_MAJOR, 0, "worker", "w")),
+        encode(Hello(PROTOCOL_MAJOR, 0, "gateway", EVIL)),
+        encode(Hello(PROTOCOL_MAJOR, 0, "gateway", "x" * 33)),
+        encode(Hello(PROTOCOL_MAJOR, 0, "gateway", "")),
+        encode(Hello(PROTOCOL_MAJOR, 0, EVIL, "g")),
     ],
 )
-async def test_a_first_message_that_is_no_good_hello_is_refused(pair: Pair, raw, first):
+async def test_a_first_message_that_is_no_good_hello_is_refused(pair: Pair, raw, first, caplog):
     await pair.up()
     raw.send_multipart(first)
     reply = await asyncio.to_thread(raw.recv_multipart)
     assert b"\x04" in reply[0][:3]  # the tag of Refused
     assert pair.lower.ups.empty()
+    assert_nothing_is_forged(caplog)
+
+
+def assert_nothing_is_forged(caplog) -> None:
+    for line in caplog.messages:
+        assert line.isprintable()
+        assert len(line) < 1000
+
+
+@pytest.mark.parametrize("message", [Refused(EVIL * 100), Bye(EVIL * 100)])
+async def test_what_those_below_write_cannot_be_taken_for_lines_of_the_log(
+    tmp_path: Path, caplog, message: Message
+):
+    caplog.set_level(logging.INFO)
+    context = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    router.bind(f"ipc://{tmp_path / 'tokenizer-t0.sock'}")
+    upper = Recorder("gateway", "g0")
+    upper.link.dial("tokenizer", tmp_path)
+    running = asyncio.create_task(upper.link.run())
+    route, *_ = await asyncio.to_thread(router.recv_multipart)
+    if isinstance(message, Bye):
+        router.send_multipart([route, *encode(Hello(PROTOCOL_MAJOR, 0, "tokenizer", "t0"))])
+    router.send_multipart([route, *encode(message)])
+    async with asyncio.timeout(TIMEOUT_S):
+        while "FORGED" not in caplog.text:
+            await asyncio.sleep(0.01)
+    assert_nothing_is_forged(caplog)
+    running.cancel()
+    await upper.link.close("test over")
+    context.destroy(linger=0)
+
+
+async def test_what_those_above_write_cannot_be_taken_for_lines_of_the_log(pair: Pair, raw, caplog):
+    caplog.set_level(logging.INFO)
+    await pair.up()
+    raw.send_multipart(encode(Hello(PROTOCOL_MAJOR, 0, "gateway", "g1")))
+    peer = await got(pair.lower.ups)
+    raw.send_multipart(encode(Heartbeat(State.NOT_READY, EVIL * 100, 0, 0)))
+    raw.send_multipart(encode(Bye(EVIL * 100)))
+    await got(pair.lower.downs)
+    assert peer.status.reason.startswith("a\\r\\nFORGED")
+    assert_nothing_is_forged(caplog)
+    assert len(peer.status.reason) < 1000
+
+
+def test_what_a_peer_wrote_stays_within_what_the_wire_takes_however_it_is_escaped():
+    assert len(peer_text("\U000e0001" * 5000)) <= MAX_PEER_TEXT < MAX_REASON_CHARS
+
+
+async def test_an_overview_by_nobody_ends_the_peer_that_sent_it(pair: Pair, raw):
+    await pair.up()
+    raw.send_multipart(encode(Hello(PROTOCOL_MAJOR, 0, "gateway", "g1")))
+    peer = await got(pair.lower.ups)
+    overview = Overview(EVIL, 0, 0, 0, 0, 0)
+    raw.send_multipart(encode(Heartbeat(State.READY, "", 0, 0, overview=overview)))
+    assert (await got(pair.lower.downs))[0] is peer
 
 
 @pytest.mark.parametrize("garbage", [[b"\xc1", b"x"], [b""]])
@@ -276,6 +347,81 @@ async def test_silence_ends_a_peer(pair: Pair, raw, monkeypatch):
     peer, reason = await got(pair.lower.downs)
     assert peer is silent
     assert "silent" in reason
+
+
+HEARTBEAT = encode(Heartbeat(State.READY, "", 0, 0))
+
+
+async def test_what_a_peer_sends_and_nobody_reads_waits_with_the_peer(pair: Pair, raw):
+    await pair.up()
+    raw.send_multipart(encode(Hello(PROTOCOL_MAJOR, 0, "gateway", "flood")))
+    await got(pair.lower.ups)
+    num_sent, limit = 0, 200_000
+    while num_sent < limit and raw.poll(500, zmq.POLLOUT):  # our loop does not turn meanwhile
+        raw.send_multipart(HEARTBEAT)
+        num_sent += 1
+    assert num_sent < limit / 4
+
+
+async def test_whoever_floods_us_delays_neither_others_nor_the_news_of_a_loss(pair: Pair):
+    down, up = await pair.up()
+    path = str(pair.directory / "tokenizer-t0.sock")
+    command = (sys.executable, "-m", "tests.shared.flooding_peer", path)
+    root = Path(__file__).parent.parent.parent
+    processes = {
+        name: await asyncio.create_subprocess_exec(*command, name, cwd=root) for name in ("a", "b")
+    }
+    peers = {peer.hello.instance: peer for peer in [await got(pair.lower.ups) for _ in processes]}
+    for number in range(20):
+        down.send(Cancel([RequestKey("r", number)]))
+        assert (await got(pair.lower.messages))[0] is up
+        up.send(Cancel([RequestKey("r", number)]))
+        assert (await got(pair.upper.messages))[0] is down
+    for name, process in processes.items():
+        process.kill()
+        assert await got(pair.lower.downs) == (peers[name], "disconnected")
+        await process.wait()
+
+
+async def test_all_that_a_peer_sent_arrives_before_its_loss(pair: Pair, raw):
+    await pair.up()
+    raw.send_multipart(encode(Hello(PROTOCOL_MAJOR, 0, "gateway", "g1")))
+    for number in range(500):
+        raw.send_multipart(encode(Cancel([RequestKey("r", number)])))
+    raw.close(linger=TIMEOUT_S * 1000)
+    peer = await got(pair.lower.ups)
+    assert await got(pair.lower.downs) == (peer, "disconnected")
+    assert pair.lower.messages.qsize() == 500
+
+
+async def test_a_peer_that_stalls_is_kept_and_one_that_hangs_is_lost(tmp_path: Path):
+    below = Recorder("tokenizer", "t0")
+    below.link.listen(tmp_path, "gateway")
+    running = asyncio.create_task(below.link.run())
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.shared.stalling_peer", str(tmp_path)),
+        cwd=Path(__file__).parent.parent.parent,
+    )
+    peer = await got(below.ups)
+    await asyncio.sleep(3 * SILENCE_S)
+    assert below.downs.empty()
+    process.send_signal(signal.SIGSTOP)
+    assert await got(below.downs) == (peer, "silent for 2 s")
+    process.kill()
+    await process.wait()
+    running.cancel()
+    await below.link.close("test over")
+
+
+async def test_while_we_stand_still_ourselves_nobody_is_silent(pair: Pair, monkeypatch):
+    monkeypatch.setattr(link_module, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(link_module, "SILENCE_S", 0.5)
+    await pair.up()
+    for _ in range(3):
+        time.sleep(0.7)  # noqa: ASYNC251 - our loop must not turn
+        await asyncio.sleep(0.1)
+    assert pair.upper.downs.empty()
+    assert pair.lower.downs.empty()
 
 
 async def test_a_socket_path_too_long_is_a_config_error(tmp_path: Path):

@@ -52,7 +52,7 @@ def config(directory: Path) -> SchedulerConfig:
 
 
 async def run(service: Idle, directory: Path) -> int:
-    return await runner._run("scheduler", config(directory), lambda _: service)
+    return await runner._run("scheduler", config(directory), lambda _: service, lambda: None)
 
 
 async def until_it_serves(directory: Path) -> None:
@@ -94,13 +94,14 @@ async def test_a_service_tells_once_that_it_is_ready(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("how", "code"), [("raises", 1), ("callback raises", 1), ("wrong setting", 2)]
 )
-async def test_what_breaks_a_service_is_its_exit_code(tmp_path: Path, how: str, code: int, capsys):
+async def test_what_breaks_a_service_is_its_exit_code(tmp_path: Path, how: str, code: int, capfd):
     assert await asyncio.wait_for(run(Idle(how), tmp_path), 10) == code
     if code == 2:
-        assert capsys.readouterr().err == "shoal scheduler: port: 1: in use\n"
+        assert capfd.readouterr().err == "shoal scheduler: port: 1: in use\n"
 
 
-async def test_the_admin_port_tells_health_readiness_status_and_metrics(tmp_path: Path):
+async def test_the_admin_port_tells_health_readiness_status_and_metrics(tmp_path: Path, caplog):
+    caplog.set_level(logging.INFO)
     service = Idle()
     running = asyncio.create_task(run(service, tmp_path))
     await until_it_serves(tmp_path)
@@ -119,9 +120,12 @@ async def test_the_admin_port_tells_health_readiness_status_and_metrics(tmp_path
         service.state = State.READY
         async with session.get("/metrics") as response:
             assert "shoal_ready 1.0" in (await response.text()).splitlines()
-        for service.state in (State.READY, State.NOT_READY):
-            async with session.get("/health") as response:
-                assert response.status == 200
+        async with asyncio.timeout(10):
+            while "ready" not in caplog.messages:
+                await asyncio.sleep(0.01)
+        service.state = State.NOT_READY
+        async with session.get("/health") as response:
+            assert response.status == 200, "it was ready, though nobody asked at the time"
     assert (status["state"], status["load"], status["num_steps"]) == ("not_ready", 3, 4)
     who = f'instance="0",service="scheduler",version="{version("shoal")}"'
     assert f"shoal_service_info{{{who}}} 1.0" in lines

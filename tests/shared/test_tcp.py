@@ -174,13 +174,22 @@ async def test_a_lookup_that_fails_is_logged_once_and_ends_nothing(
 
 
 async def test_one_process_behind_two_addresses_is_one_peer(mesh: Mesh, tmp_path: Path, names):
-    below = await lower(mesh, tmp_path / "t0", "tcp://*:0")
+    below = Recorder("tokenizer", "t0")
+    below.link.listen(tmp_path, "gateway", tcp="tcp://*:0")
+    running = asyncio.create_task(below.link.run())
     names["tokenizer"] = ["127.0.0.1", "127.0.0.2"]
     before = num_refused()
     above = await upper(mesh, tmp_path, f"tcp://tokenizer:{port_of(below)}")
     await both_ways(above, below, await got(above.ups), await got(below.ups))
     await until_refused(before + 1)
+    await asyncio.sleep(2)  # enough for three more attempts
     assert (above.ups.qsize(), below.ups.qsize()) == (0, 0)
+    assert num_refused() == before + 1, "the second address is left alone"
+    port = port_of(below)
+    running.cancel()
+    await below.link.close("gone")
+    await lower(mesh, tmp_path / "t1", f"tcp://127.0.0.2:{port}")
+    assert (await got(above.ups)).hello.instance == "t1"
 
 
 async def test_dialling_where_nobody_listens_is_logged_once_and_ends_with_the_link(

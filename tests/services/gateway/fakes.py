@@ -82,13 +82,13 @@ class Submitted:
         self.peer.send(Accepted(*self.key), np.array(ids, np.int32))
 
     def text(self, *texts: str, choice: int = 0) -> None:
-        """One token for each text, in one message; their ids count up from 10."""
+        """One token for each text, in one message; their ids count up from 10, and begin anew."""
         first = self.num_sent[choice]
         rows = [
             Delta(*self.key, choice, first + index, 1, text) for index, text in enumerate(texts)
         ]
         self.num_sent[choice] += len(texts)
-        ids = np.arange(first, self.num_sent[choice], dtype=np.int32) + 10
+        ids = np.arange(first, self.num_sent[choice], dtype=np.int32) % 90 + 10
         self.peer.send(Deltas(rows, []), *TokenArrays(ids))
 
     def logprobs(
@@ -187,7 +187,9 @@ class FakeTokenizer:
         self.cancelled: asyncio.Queue[Cancel] = asyncio.Queue()
         self.converted: list[Convert] = []
         self.conversion_error: RequestError | None = None
+        self.converts = True
         self.aborted: list[str] = []
+        self.abort_owners: list[str] = []
         self.granted: list[Grant] = []
         hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "tokenizer", instance, model)
         self.link = Link(hello, self)
@@ -228,13 +230,16 @@ class FakeTokenizer:
                 self.cancelled.put_nowait(message)
             case Convert():
                 self._convert(peer, message, arrays[0])
-            case Abort(ids):
+            case Abort(ids, owner):
                 self.aborted += ids
+                self.abort_owners.append(owner)
             case Credit(grants):
                 self.granted += grants
 
     def _convert(self, peer: Peer, message: Convert, data: Array) -> None:
         self.converted.append(message)
+        if not self.converts:
+            return
         if self.conversion_error is not None:
             peer.send(self.conversion_error.to_failed(message.request, 0))
         elif message.kind == "ids":

@@ -22,6 +22,13 @@ async def abort(http: aiohttp.ClientSession, *ids: str) -> dict[str, list[str]]:
         return reply
 
 
+async def test_an_id_that_is_none_is_refused(http: aiohttp.ClientSession) -> None:
+    """It would travel to every tokenizer."""
+    async with http.post("/abort_requests", json={"request_ids": ["x" * 257]}) as response:
+        assert response.status == 400
+        assert "request_ids[0]" in (await response.json())["error"]["message"]
+
+
 @pytest.mark.parametrize("name", ["mine", "cmpl-mine", "chatcmpl-mine"])
 async def test_every_choice_ends_with_what_it_has(
     http: aiohttp.ClientSession, tokenizer: FakeTokenizer, name: str

@@ -184,7 +184,9 @@ class TestFile:
         [
             (b"", "holds no key"),
             (b"# nobody yet\n\n", "holds no key"),
-            (b"good\nsecret word\n", "line 2: expected 1 to 256 printable ASCII"),
+            (b"good\nsecret word\n", "line 2: after the key only max-open-requests=N"),
+            (b"secret max-open-requests=0", "line 1: after the key only max-open-requests=N"),
+            (b"secret max-open-requests=2,", "line 1: after the key only max-open-requests=N"),
             (b"secret\xff\n", "line 1: expected 1 to 256 printable ASCII"),
             (b"secret" * 43, "line 1: expected 1 to 256 printable ASCII"),
         ],

@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import json
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,16 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
 from services.gateway import body, completions
 from services.gateway.completions import Completions
 from services.gateway.job import Job
+from services.gateway.metrics import HELD_BYTES
 from services.gateway.parse import parse_completion
 from services.gateway.service import GatewayService
 from shared.errors import NO_SCHEDULER
-from shared.messages import ModelInfo, State
-from tests.services.gateway.fakes import FakeTokenizer, fake_tokenizer, running_gateway, until
+from shared.messages import ModelInfo, SamplingDefaults, State
+from tests.services.gateway.fakes import (
+    MODEL,
+    FakeTokenizer,
+    fake_tokenizer,
+    running_gateway,
+    until,
+)
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -241,11 +250,12 @@ async def test_bodies_beyond_what_open_requests_may_hold_are_429(
         async with aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http:
             body = {"prompt": "x" * 600}
             first = asyncio.create_task(http.post(TEXT, json=body).__aenter__())
-            request = await tokenizer.accepted()
+            request = await tokenizer.submitted.get()
             async with http.post(TEXT, json=body) as response:
                 assert response.status == 429
                 message = (await error_of(response))["message"]
                 assert "max-buffered-bytes = 1000" in message
+            request.accept()
             request.finish()
             async with await first as response:
                 assert response.status == 200
@@ -254,20 +264,63 @@ async def test_bodies_beyond_what_open_requests_may_hold_are_429(
                 assert response.status == 200
 
 
-async def test_a_body_of_unknown_size_counts_as_the_largest(
+async def test_uploads_that_stand_still_leave_room_for_a_request(
     tmp_path: Path, tokenizer: FakeTokenizer
 ) -> None:
-    async def chunks() -> Any:
-        yield b'{"prompt": "a"}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    body = {"prompt": "x" * 1000}
 
-    async with running_gateway(tmp_path, max_body_bytes=2000, max_buffered_bytes=1999) as gateway:
-        await until(lambda: gateway.status().state == State.READY)
+    async def chunks() -> Any:
+        yield json.dumps(body).encode()
+
+    async with running_gateway(tmp_path, max_body_bytes=4096, max_buffered_bytes=16 * 4096) as it:
+        await until(lambda: it.status().state == State.READY)
+        idle = [await asyncio.open_connection("127.0.0.1", it.port) for _ in range(16)]
+        for _, writer in idle:
+            writer.write(head + b"1\r\n{\r\n")
+        await until(lambda: it.status().load == 16)
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{it.port}") as http:
+            response, _ = await asyncio.gather(
+                http.post(TEXT, data=chunks()), tokenizer.answer("y")
+            )
+            async with response:
+                assert response.status == 200
+        for _, writer in idle:
+            writer.close()
+        await until(lambda: it.status().load == 0)
+        assert HELD_BYTES._value.get() == 0
+
+
+async def test_what_has_arrived_of_bodies_counts_while_they_are_read(
+    tmp_path: Path, tokenizer: FakeTokenizer
+) -> None:
+    async with running_gateway(tmp_path, max_buffered_bytes=1000) as it:
+        await until(lambda: it.status().state == State.READY)
+        _, writer = await asyncio.open_connection("127.0.0.1", it.port)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 900\r\n\r\n{")
+        writer.write(b" " * 799)
+        await until(lambda: HELD_BYTES._value.get() == 800)
         async with (
-            aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http,
-            http.post(TEXT, data=chunks()) as response,
+            aiohttp.ClientSession(f"http://127.0.0.1:{it.port}") as http,
+            http.post(TEXT, json={"prompt": "x" * 300}) as response,
         ):
             assert response.status == 429
-            assert "needs 2000 more" in (await error_of(response))["message"]
+            assert "hold 800 bytes" in (await error_of(response))["message"]
+        writer.close()
+
+
+@pytest.mark.parametrize("prompt", ["x" * 3000, [1] * 60])
+async def test_of_an_accepted_request_only_the_ids_of_its_prompt_are_held(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, prompt: Any
+) -> None:
+    posting = asyncio.create_task(http.post(TEXT, json={"prompt": prompt}).__aenter__())
+    request = await tokenizer.submitted.get()
+    sent = len(prompt) if isinstance(prompt, str) else 4 * len(prompt)
+    assert HELD_BYTES._value.get() == sent
+    request.accept([1, 2, 3])
+    await until(lambda: HELD_BYTES._value.get() == 12)
+    request.finish()
+    (await posting).close()
 
 
 async def test_a_large_body_is_parsed_on_a_thread_and_refused_as_others_are(
@@ -372,10 +425,17 @@ async def test_losing_the_tokenizer_for_longer_than_a_replay_may_wait_is_503(
             assert (await error_of(response))["message"] == "no tokenizer is connected"
 
 
-async def test_a_tokenizer_with_another_model_is_refused(
-    tmp_path: Path, gateway: GatewayService
+@pytest.mark.parametrize(
+    "other",
+    [
+        ModelInfo(["cat"], "f2", vocab_size=9, max_model_len=8, created=1),
+        msgspec.structs.replace(MODEL, max_model_len=63),
+        msgspec.structs.replace(MODEL, defaults=SamplingDefaults(top_k=7)),
+    ],
+)
+async def test_a_tokenizer_with_another_model_or_other_settings_is_refused(
+    tmp_path: Path, gateway: GatewayService, other: ModelInfo
 ) -> None:
-    other = ModelInfo(["cat"], "f2", vocab_size=9, max_model_len=8, created=1)
     async with fake_tokenizer(tmp_path, "t2", other) as stranger:
         await until(lambda: not stranger.link.peers)
         assert len(gateway.link.peers) == 1
@@ -413,4 +473,4 @@ async def test_who_finds_no_scheduler_for_too_long_is_told_so(
         await asked as response,
     ):
         assert response.status == 503
-        assert (await error_of(response))["code"] == "unavailable"
+        assert (await error_of(response))["code"] == NO_SCHEDULER

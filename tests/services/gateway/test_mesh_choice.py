@@ -1,13 +1,17 @@
 """Which tokenizer gets a request."""
 
 import asyncio
+from itertools import count
 from pathlib import Path
 
 import aiohttp
+import pytest
 
+from services.gateway.probation import FIRST_PAUSE_S, MAX_PAUSE_S, Probation
 from services.gateway.service import GatewayService
+from shared.errors import InternalError
 from shared.messages import State
-from tests.services.gateway.fakes import FakeTokenizer, fake_tokenizer, until
+from tests.services.gateway.fakes import FakeTokenizer, Submitted, fake_tokenizer, until
 
 
 async def test_requests_spread_over_the_tokenizers_and_avoid_one_that_drains(
@@ -37,3 +41,88 @@ async def test_requests_spread_over_the_tokenizers_and_avoid_one_that_drains(
             request.finish()
         assert await asyncio.gather(*tasks) == [200] * 4
         assert other.submitted.empty()
+
+
+async def test_a_tokenizer_that_fails_conversions_does_not_attract_them_all(
+    tmp_path: Path,
+    gateway: GatewayService,
+    tokenizer: FakeTokenizer,
+    http: aiohttp.ClientSession,
+) -> None:
+    async def convert() -> int:
+        async with http.post("/tokenize", json={"prompt": "a"}) as response:
+            return response.status
+
+    async with fake_tokenizer(tmp_path, "t2") as broken:
+        broken.conversion_error = InternalError("no vocabulary")
+        await until(lambda: sum(peer.is_ready for peer in gateway.link.peers) == 2)
+        statuses = [await convert() for _ in range(30)]
+        assert statuses.count(500) <= 2
+        assert len(broken.converted) == statuses.count(500)
+        assert len(tokenizer.converted) == statuses.count(200)
+
+
+async def test_a_tokenizer_that_fails_everything_at_once_does_not_attract_all(
+    tmp_path: Path,
+    gateway: GatewayService,
+    tokenizer: FakeTokenizer,
+    http: aiohttp.ClientSession,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The good one's requests stay open, so the other always has fewer."""
+
+    async def status() -> int:
+        async with http.post("/v1/completions", json={"prompt": "a"}) as response:
+            return response.status
+
+    async def serve(fake: FakeTokenizer, accepts: int) -> None:
+        for number in count():
+            request = await fake.submitted.get()
+            if number < accepts:
+                request.accept()
+                open_requests.append(request)
+            else:
+                request.fail(500, "internal_error", "no template")
+
+    open_requests: list[Submitted] = []
+    async with fake_tokenizer(tmp_path, "t2") as broken:
+        await until(lambda: sum(peer.is_ready for peer in gateway.link.peers) == 2)
+        serving = [
+            asyncio.create_task(serve(tokenizer, accepts=100)),
+            asyncio.create_task(serve(broken, accepts=1)),
+        ]
+        tasks = []
+        for number in range(40):
+            tasks.append(asyncio.create_task(status()))
+            await until(lambda: len(open_requests) + sum(each.done() for each in tasks) > number)  # noqa: B023
+        for request in open_requests:
+            request.finish()
+        statuses = await asyncio.gather(*tasks)
+        for task in serving:
+            task.cancel()
+    num_failed = statuses.count(500)
+    assert 1 <= num_failed <= 5, "and one more after each pause, where the machine is slow"
+    assert statuses.count(200) == len(statuses) - num_failed
+    assert "tokenizer t2 failed a request (internal_error)" in caplog.text
+
+
+def test_who_has_not_accepted_anything_yet_gets_one_request_at_a_time() -> None:
+    probation = Probation()
+    assert probation.admits(num_open=0, now_s=0)
+    assert not probation.admits(num_open=1, now_s=0)
+    probation.succeed()
+    assert probation.admits(num_open=1, now_s=0)
+
+
+def test_who_fails_pauses_longer_each_time_until_it_has_accepted_something() -> None:
+    probation, pauses = Probation(), []
+    probation.succeed()
+    for _ in range(8):
+        probation.fail(now_s=0)
+        pauses.append(next(s for s in range(100) if probation.admits(num_open=0, now_s=s)))
+    assert pauses[0] == FIRST_PAUSE_S
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == MAX_PAUSE_S
+    probation.succeed()
+    probation.fail(now_s=0)
+    assert probation.admits(num_open=0, now_s=FIRST_PAUSE_S)

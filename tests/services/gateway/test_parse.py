@@ -16,6 +16,29 @@ from shared.codec import decode, encode
 from shared.errors import InvalidRequest, NotFound
 from tests.services.gateway.fakes import LIMITS, MODEL
 
+COMPACT = (",", ":")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "kinds"),
+    [("a", ["text"]), (["a", "b"], ["text"] * 2), ([1, 2], ["ids"]), ([[1], [2, 3]], ["ids"] * 2)],
+    ids=str,
+)
+@pytest.mark.parametrize("style", [{"separators": COMPACT}, {"indent": 2}, {"indent": "\r\n\t "}])
+def test_prompts_are_what_they_are_however_their_json_is_laid_out(
+    prompt: Any, kinds: list[str], style: dict[str, Any]
+) -> None:
+    body = json.dumps({"prompt": prompt}, **style).encode()
+    job = parse_completion(body, MODEL, LIMITS)
+    assert [each.kind for each in job.prompts] == kinds
+
+
+@pytest.mark.parametrize("prompt", ["[]", "[ ]", "[\n]"])
+def test_an_empty_list_is_no_prompt(prompt: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"prompt is \[\]"):
+        parse_completion(b'{"prompt": %b}' % prompt.encode(), MODEL, LIMITS)
+
+
 SCALARS = (
     st.none()
     | st.booleans()

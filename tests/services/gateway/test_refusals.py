@@ -24,7 +24,9 @@ def refusal_of_completion(**fields: Any) -> InvalidRequest:
     return error.value
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'{"a":"\xff"}', b"[" * 100_000, b"[]", b"3"])
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"\xff", b'{"model":"\xff"}', b"[" * 100_000, b"[]", b"3"]
+)
 def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequest, match="body"):
         parse_chat(body, MODEL, LIMITS)
@@ -50,7 +52,7 @@ def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
         ({"min_p": 1.1}, "min_p", ["1.1", "<= 1"]),
         ({"presence_penalty": -2.1}, "presence_penalty", ["-2.1", ">= -2"]),
         ({"frequency_penalty": 2.1}, "frequency_penalty", ["2.1", "<= 2"]),
-        ({"repetition_penalty": 0}, "repetition_penalty", ["0", "> 0"]),
+        ({"repetition_penalty": 0.009}, "repetition_penalty", ["0.009", ">= 0.01"]),
         ({"repetition_penalty": 11}, "repetition_penalty", ["11", "<= 10"]),
         ({"logit_bias": {"x": 1}}, "logit_bias", ['"x"', "below 100"]),
         ({"logit_bias": {"01": 1}}, "logit_bias", ['"01"', "below 100"]),
@@ -73,6 +75,7 @@ def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
         ({"n": 9}, "n", ["9 choices", "max-choices = 8"]),
         ({"priority": 1001}, "priority", ["1001", "<= 1000"]),
         ({"priority": -1001}, "priority", ["-1001", ">= -1000"]),
+        ({"priority": -1}, "priority", ["-1", "the lowest is 0", "max-priority-boost = 0"]),
         ({"cache_salt": ""}, "cache_salt", [">= 1"]),
         ({"cache_salt": "x" * 129}, "cache_salt", ["xxx…", "<= 128"]),
         ({"request_id": "a b"}, "request_id", ["a b", "regex"]),
@@ -148,7 +151,7 @@ def test_choices_are_counted_over_all_prompts() -> None:
 def test_more_prompts_than_choices_are_refused_before_they_are_looked_at() -> None:
     error = refusal_of_completion(prompt=[*[[1]] * 8, [MODEL.vocab_size]])
     assert error.param == "prompt"
-    assert "9 prompts; the limit is max-choices = 8" in error.message
+    assert "more than 8 items; the limit is max-choices = 8" in error.message
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import msgspec
 import pytest
 from openai import APIError, AsyncOpenAI
 
-from services.gateway.client import SLOW_CLIENTS
+from services.gateway.client import COMMENT, SLOW_CLIENTS
+from services.gateway.replies import WholeWriter
 from services.gateway.service import GatewayService
 from shared.messages import RequestKey, State
 from tests.services.gateway.fakes import FakeTokenizer, Submitted, running_gateway, until
@@ -187,3 +189,66 @@ async def test_what_belongs_to_no_open_request_is_ignored(
     assert "wrong" not in body
     assert "late" not in body
     assert body.count('"finish_reason":"stop"') == 1
+
+
+async def test_a_stream_that_waits_gets_comments_before_and_between_its_tokens(
+    tmp_path: Path, tokenizer: FakeTokenizer
+) -> None:
+    async with running_gateway(tmp_path, stream_heartbeat_s=0.05) as gateway:
+        await until(lambda: gateway.status().state == State.READY)
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http:
+            posting = asyncio.create_task(http.post("/v1/completions", json=STREAM).__aenter__())
+            request = await tokenizer.accepted()
+            response = await posting
+            assert await response.content.readuntil(b"\n\n") == COMMENT
+            request.text("x")
+            events = [await response.content.readuntil(b"\n\n") for _ in range(4)]
+            assert events[-1] == COMMENT
+            request.finish()
+            *lines, done, _ = (await response.text()).split("\n\n")
+            assert done == "data: [DONE]"
+            texts = [event for event in events if event.startswith(b"data: ")]
+            assert len(texts) == 1
+            assert all(line.startswith(("data: ", ": waiting")) for line in lines)
+
+
+async def test_openais_client_does_not_see_comments(
+    tmp_path: Path, tokenizer: FakeTokenizer
+) -> None:
+    async with running_gateway(tmp_path, stream_heartbeat_s=0.05) as gateway:
+        await until(lambda: gateway.status().state == State.READY)
+        url = f"http://127.0.0.1:{gateway.port}/v1"
+        async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as openai:
+            stream, request = await asyncio.gather(
+                openai.completions.create(model="fish", prompt="a", stream=True),
+                tokenizer.accepted(),
+            )
+            await asyncio.sleep(0.2)
+            request.text("carp")
+            request.finish()
+            assert "".join([chunk.choices[0].text async for chunk in stream]) == "carp"
+
+
+async def test_a_large_whole_reply_that_breaks_is_cut_off_and_holds_no_event(
+    gateway: GatewayService, tokenizer: FakeTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = WholeWriter.write
+
+    def breaking(self: WholeWriter) -> Iterator[bytes]:
+        yield next(written(self))
+        yield b" " * 100_000
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(WholeWriter, "write", breaking)
+    monkeypatch.setattr(WholeWriter, "is_large", True)
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    body = b'{"prompt": "a"}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
+    writer.write(head + body)
+    await tokenizer.answer("x")
+    answer = await reader.read()
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"data: " not in answer
+    assert b"DONE" not in answer
+    assert not answer.endswith(b"0\r\n\r\n"), "the client is not told that this was all"

@@ -1,7 +1,9 @@
 """HTTPS at the gateway's own port."""
 
+import asyncio
 import ssl
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -58,3 +60,14 @@ def test_a_certificate_that_cannot_be_read_is_named(tmp_path: Path, content: str
 def test_a_key_alone_is_refused() -> None:
     with pytest.raises(ConfigError, match="there is no ssl-certfile"):
         GatewayConfig.load(["--ssl-keyfile", "key.pem"], "shoal gateway")
+
+
+async def test_a_handshake_that_does_not_begin_ends_its_connection(
+    tmp_path: Path, certificate: Path
+) -> None:
+    settings: Any = {"ssl_certfile": certificate, "header_timeout_s": 0.05}
+    async with running_gateway(tmp_path, **settings) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        async with asyncio.timeout(20):
+            assert await reader.read() == b""
+        writer.close()

@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -9,11 +12,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from services.gateway import tokenization
 from services.gateway.mesh import Mesh
+from services.gateway.tokenize_json import PIECE_IDS, write_tokens
 from shared.errors import InvalidRequest
-from shared.messages import Hello, Vocabulary
+from shared.messages import Hello, RequestKey, State, Vocabulary
 from shared.peer import Peer
-from tests.services.gateway.fakes import MODEL, FakeTokenizer
+from tests.services.gateway.fakes import MODEL, FakeTokenizer, running_gateway, until
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 
@@ -119,9 +124,9 @@ async def test_the_load_is_the_number_of_open_requests(
 
 
 def test_after_a_change_of_model_tokens_are_written_as_the_new_one_writes_them() -> None:
-    mesh = Mesh(replay_s=0, ready_wait_s=0)
+    mesh = Mesh(replay_s=0, ready_wait_s=0, accept_timeout_s=1)
     for fingerprint, word in (("old", b"a"), ("new", b"b")):
-        model = msgspec.structs.replace(MODEL, fingerprint=fingerprint)
+        model = msgspec.structs.replace(MODEL, fingerprint=fingerprint, vocab_size=1)
         peer = Peer(Hello(1, 0, "tokenizer", fingerprint, model), lambda *_: None)
         mesh.on_up(peer)
         data, lengths = np.frombuffer(word, np.uint8), np.ones(1, np.int32)
@@ -136,3 +141,81 @@ async def test_more_ids_than_the_context_holds_are_no_text_of_ours(
     body = {"tokens": [1] * (MODEL.max_model_len + 1)}
     error = await post(http, "/detokenize", body, 400)
     assert f"the limit is max-model-len = {MODEL.max_model_len}" in error["error"]["message"]
+
+
+async def test_a_conversion_is_cancelled_when_its_client_leaves(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+) -> None:
+    tokenizer.converts = False
+    for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [1]})):
+        asking = asyncio.create_task(post(http, path, body))
+        await until(lambda: tokenizer.converted)
+        asking.cancel()
+        convert = tokenizer.converted.pop()
+        cancel = await tokenizer.cancelled.get()
+        assert cancel.keys == [RequestKey(convert.request, 0)]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "a"}),
+        ("/detokenize", {"tokens": [1]}),
+        ("/v1/completions", {"prompt": [1], "echo": True}),
+    ],
+)
+async def test_what_nobody_converts_in_time_is_503_and_cancelled(
+    tmp_path: Path, tokenizer: FakeTokenizer, path: str, body: Any
+) -> None:
+    tokenizer.converts = False
+    async with running_gateway(tmp_path, accept_timeout_s=0.05) as gateway:
+        await until(lambda: gateway.status().state == State.READY)
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http:
+            error = (await post(http, path, body, 503))["error"]
+    assert "0.05 s" in error["message"]
+    assert [each.request for each in (await tokenizer.cancelled.get()).keys] == [
+        each.request for each in tokenizer.converted
+    ]
+
+
+async def test_what_was_converted_is_not_cancelled(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+) -> None:
+    await post(http, "/tokenize", {"prompt": "a"})
+    tokenizer.conversion_error = InvalidRequest("too long", param="prompt")
+    await post(http, "/tokenize", {"prompt": "a"}, 400)
+    assert tokenizer.cancelled.empty()
+
+
+async def test_a_text_of_more_tokens_than_the_context_holds_is_counted_but_not_spelled_out(
+    http: aiohttp.ClientSession,
+) -> None:
+    text = "a" * (MODEL.max_model_len + 1)
+    assert (await post(http, "/tokenize", {"prompt": text}))["count"] == len(text)
+    messages = [{"role": "user", "content": text}]
+    for field, value in (("prompt", text), ("messages", messages)):
+        body = {field: value, "return_token_strs": True}
+        error = (await post(http, "/tokenize", body, 400))["error"]
+        assert error["param"] == field
+        assert f"the limit is max-model-len = {MODEL.max_model_len}" in error["message"]
+
+
+async def test_a_long_reply_is_made_in_pieces_beside_the_event_loop(
+    http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: set[threading.Thread] = set()
+    num_pieces = 0
+
+    def write(*args: Any) -> Iterator[bytes]:
+        nonlocal num_pieces
+        for piece in write_tokens(*args):
+            threads.add(threading.current_thread())
+            num_pieces += 1
+            yield piece
+
+    monkeypatch.setattr(tokenization, "write_tokens", write)
+    text = "abcd" * PIECE_IDS
+    reply = await post(http, "/tokenize", {"prompt": text})
+    assert reply["tokens"] == [byte % MODEL.vocab_size for byte in text.encode()]
+    assert num_pieces > 4
+    assert threading.main_thread() not in threads

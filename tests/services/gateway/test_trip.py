@@ -5,7 +5,7 @@ import pytest
 
 from services.gateway.exchange import Exchange, Progress
 from services.gateway.job import Job, Prompt
-from services.gateway.trip import MAX_REPLAYS, Trip
+from services.gateway.trip import MAX_REPLAYS, SAME_HANG_S, Trip
 from shared.errors import InternalError
 from shared.messages import (
     WINDOW_BYTES,
@@ -56,7 +56,7 @@ def test_a_replay_asks_for_what_is_missing_of_the_choices_that_have_not_ended():
     add(trip, 0, "ab", [1, 2])
     add(trip, 0, "xyz", [3], choice=2)
     trip.finish(Finished("a~b/0", 1, 2, "stop", 1))
-    trip.begin_replay()
+    trip.begin_replay(0)
     submit, prompt, resumed = trip.submit()
     assert (submit.attempt, submit.kind, submit.priority) == (2, "ids", 3)
     assert submit.choices == [ChoiceStart(0, 2, 2), ChoiceStart(1, 0, 0)]
@@ -66,7 +66,7 @@ def test_a_replay_asks_for_what_is_missing_of_the_choices_that_have_not_ended():
 
 def test_before_it_was_accepted_a_replay_is_the_first_submit_again():
     trip, _ = new_trip()
-    trip.begin_replay()
+    trip.begin_replay(0)
     submit, prompt, _ = trip.submit()
     assert submit.kind == "text"
     assert prompt.tobytes() == b"Once"
@@ -75,9 +75,60 @@ def test_before_it_was_accepted_a_replay_is_the_first_submit_again():
 def test_there_are_so_many_replays_and_no_more():
     trip, _ = new_trip()
     for _ in range(MAX_REPLAYS):
-        trip.begin_replay()
+        trip.begin_replay(0)
     with pytest.raises(InternalError, match="3 services died"):
-        trip.begin_replay()
+        trip.begin_replay(0)
+
+
+def test_progress_forgets_the_losses_before_it():
+    trip, _ = new_trip()
+    for position in range(2 * MAX_REPLAYS):
+        trip.begin_replay(0)
+        add(trip, position, "a", [1])
+    for _ in range(MAX_REPLAYS):
+        trip.begin_replay(0)
+        add(trip, 2 * MAX_REPLAYS, "held back", [])
+    with pytest.raises(InternalError):
+        trip.begin_replay(0)
+
+
+def test_a_scheduler_that_tokenizer_after_tokenizer_loses_is_one_loss():
+    trip, exchange = new_trip()
+    for now_s in (100.0, 100.3, 103.0, 106.0):
+        trip.begin_replay(now_s, scheduler="s1")
+    assert (trip.num_losses, exchange.num_replays) == (1, 4)
+    trip.begin_replay(107.0)
+    trip.begin_replay(108.0, scheduler="s1")
+    assert trip.num_losses == 2, "the tokenizer is one more, the scheduler is not"
+    with pytest.raises(InternalError, match="3 services died"):
+        trip.begin_replay(109.0, scheduler="s2")
+
+
+def test_a_scheduler_that_is_lost_again_much_later_is_another_loss():
+    trip, _ = new_trip()
+    for number in range(MAX_REPLAYS):
+        trip.begin_replay(100.0 + number * SAME_HANG_S, scheduler="s1")
+    with pytest.raises(InternalError, match="3 services died"):
+        trip.begin_replay(100.0 + MAX_REPLAYS * SAME_HANG_S, scheduler="s1")
+
+
+def test_a_service_that_leaves_on_purpose_is_no_loss():
+    trip, exchange = new_trip()
+    for _ in range(2 * MAX_REPLAYS):
+        trip.begin_replay(0, is_planned=True)
+    assert (trip.num_losses, exchange.num_replays) == (0, 2 * MAX_REPLAYS)
+
+
+async def test_a_choice_had_of_the_cache_what_its_first_attempt_found():
+    trip, exchange = new_trip(num_choices=2)
+    for attempt, num_cached in enumerate([3, 85], 1):
+        row = Delta(trip.request, attempt, 0, attempt - 1, 1, "a", num_cached=num_cached)
+        trip.add(row, TokenArrays(IDS[:1]))
+        trip.begin_replay(0)
+    for choice in range(2):
+        trip.finish(Finished(trip.request, trip.attempt, choice, "stop", 2, num_cached=84))
+    found = {each.index: each.finished.num_cached async for each in exchange}
+    assert found == {0: 3, 1: 84}, "of the second nothing had come"
 
 
 def test_tokens_that_do_not_follow_the_last_ones_are_an_error():
@@ -112,7 +163,7 @@ async def test_after_a_replay_bytes_are_counted_anew_and_what_nobody_read_still_
     trip, exchange = new_trip()
     num_values = WINDOW_BYTES // 8
     add(trip, 0, "a", [1], num_values)
-    trip.begin_replay()
+    trip.begin_replay(0)
     add(trip, 1, "b", [1], num_values)
     grant = await take(trip, exchange)
     assert grant.attempt == 2
@@ -141,7 +192,7 @@ def test_a_replay_tells_how_much_of_the_prompt_is_told():
     trip, _ = new_trip(num_choices=2)
     trip.accept(IDS)
     tell(trip, 0, [8])
-    trip.begin_replay()
+    trip.begin_replay(0)
     submit, _, resumed = trip.submit()
     assert submit.choices == [ChoiceStart(0, 0, 0, 1), ChoiceStart(1)]
     assert resumed.tolist() == []
@@ -180,7 +231,7 @@ async def test_drafts_count_in_bytes_and_are_no_tokens():
     grant = await take(trip, exchange)
     assert grant.num_bytes == 4 + 4 + 12 * (5 + num) + WINDOW_BYTES
     assert grant.num_tokens == WINDOW_TOKENS + 2
-    trip.begin_replay()
+    trip.begin_replay(0)
     submit, _, resumed = trip.submit()
     assert submit.choices == [ChoiceStart(0, 2, 2)]
     assert resumed.tolist() == [1, 2]

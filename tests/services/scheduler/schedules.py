@@ -42,6 +42,7 @@ WEIGHTS = {
     "kill_worker": 1,
     "release_worker": 1,
     "reset_prefix_cache": 0.5,
+    "abandon": 0.5,
 }
 
 
@@ -126,7 +127,7 @@ class Mesh:
         self.num_bytes: Counter[str] = Counter()
         self.open: set[str] = set()
         self.num_requests = self.num_workers = self.num_overtaken = self.num_given_up = 0
-        self.num_siblings = self.num_accepted = self.num_rejected = 0
+        self.num_siblings = self.num_accepted = self.num_rejected = self.num_abandoned = 0
         self.join()
 
     def join(self) -> None:
@@ -136,13 +137,13 @@ class Mesh:
             blocks = self.capacity.num_blocks // self.random.choice([1, 1, 2])
             capacity = msgspec.structs.replace(self.capacity, num_blocks=blocks)
             self.workers[str(self.num_workers)] = SimulatedWorker(capacity, self.stop)
-            self.take_out(self.core.add_worker(str(self.num_workers), capacity))
+            self.core.add_worker(str(self.num_workers), capacity)
 
     def take_out(self, refusals: list[Refusal]) -> None:
         """Nobody is given up but for three deaths or for lack of room everywhere."""
         for refusal in refusals:
             sequence = refusal.sequence
-            if isinstance(refusal.error, InvalidRequest):
+            if isinstance(refusal.error, Unavailable):
                 assert not self.fits(len(sequence.prompt) + sequence.params.max_tokens)
             else:
                 assert sequence.is_suspect
@@ -243,11 +244,11 @@ class Mesh:
         of it."""
         limits, budget = self.limits, self.capacity.max_num_batched_tokens
         num_drafts = sum(row.verify_depth for row in plan.decode)
-        running = [each for each in worker.runnable() if not each.num_pending]
-        halfway = {each.slot for each in running if each.num_to_compute > 1}
+        running = [each for each in worker.runnable() if not each.seated.num_pending]
+        halfway = {each.seated.slot for each in running if each.num_to_compute > 1}
         threshold = limits.long_threshold or budget
         lacking = {
-            slot: each.num_to_compute - bool(each.num_pending) + tokens.get(slot, 0)
+            slot: each.num_to_compute - bool(each.seated.num_pending) + tokens.get(slot, 0)
             for slot, each in worker.running.items()
             if slot in tokens or slot in halfway
         }
@@ -257,7 +258,7 @@ class Mesh:
         assert not new & long or len(long) <= limits.max_long
         if any(each.max_chunk(0) < each.num_to_compute for each in running):
             return  # somebody's client has to read first
-        assert all(each.num_to_compute > 1 or each.slot in tokens for each in running)
+        assert all(each.num_to_compute > 1 or each.seated.slot in tokens for each in running)
         assert not halfway or sum(tokens.values()) + num_drafts == budget
         room = budget - len(plan.decode) - num_drafts
         due = sum(min(room // limits.max_partial, lacking[slot]) for slot in long - new)
@@ -323,7 +324,7 @@ class Mesh:
             worker_id = self.random.choice(sorted(self.workers))
             del self.workers[worker_id]
             self.results.pop(worker_id, None)
-            self.take_out(self.core.remove_worker(worker_id))
+            self.take_out(self.core.remove_worker(worker_id, len(self.events)))
 
     def release_worker(self) -> None:
         """It hands back what it has and leaves when it has nothing more."""
@@ -334,7 +335,16 @@ class Mesh:
                 self.absorb_from(worker_id)
             assert not self.core.workers[worker_id].running
             del self.workers[worker_id]
-            self.take_out(self.core.remove_worker(worker_id))
+            self.take_out(self.core.remove_worker(worker_id, len(self.events)))
+
+    def abandon(self) -> None:
+        """Some time after a worker was lost."""
+        self.give_up(since_s=len(self.events) - self.random.randint(0, 10))
+
+    def give_up(self, since_s: float) -> None:
+        refusals = self.core.abandon(since_s, Unavailable("nobody came"))
+        self.num_abandoned += len(refusals)
+        self.take_out(refusals)
 
     def check(self) -> None:
         self.check_places()
@@ -351,6 +361,10 @@ class Mesh:
         assert len(lines) + len(running) == len(core.sequences)
         assert {each.key for each in lines + running} == core.sequences.keys()
         assert all(not sequence.has_credit for sequence in core.stalled)
+        assert all(sequence.seat is None for sequence in lines)
+        workers = core.workers.values()
+        homeless = {each for each in lines if not any(worker.fits(each) for worker in workers)}
+        assert core._unplaceable.keys() == homeless
 
     def check_ends(self) -> None:
         """Who came is here or was told to have ended, once."""
@@ -361,7 +375,7 @@ class Mesh:
     def check_blocks(self, worker: WorkerState) -> None:
         """Blocks are free or have as many owners as sequences."""
         pool = worker.pool
-        owners = [*worker.running.values(), *worker.leaving]
+        owners = [*(each.seated for each in worker.running.values()), *worker.leaving]
         owned = Counter(block for each in owners for block in each.blocks)
         assert all(pool.num_owners(block) == num for block, num in owned.items())
         assert pool.num_owned == owned.total()
@@ -372,12 +386,10 @@ class Mesh:
 
     def check_shared(self, worker: WorkerState, one: Sequence, other: Sequence) -> None:
         """Two sequences share full blocks of their common beginning, and no others."""
-        numbers = [
-            number
-            for number, pair in enumerate(zip(one.blocks, other.blocks, strict=False))
-            if pair[0] == pair[1]
-        ]
-        assert len(numbers) == len(set(one.blocks) & set(other.blocks)), "at different places"
+        blocks, others = one.seated.blocks, other.seated.blocks
+        pairs = enumerate(zip(blocks, others, strict=False))
+        numbers = [number for number, (block, same) in pairs if block == same]
+        assert len(numbers) == len(set(blocks) & set(others)), "at different places"
         if not numbers:
             return
         end = (numbers[-1] + 1) * worker.capacity.block_size
@@ -396,6 +408,7 @@ class Mesh:
         """Without further events but reading everybody finishes, and nothing is left."""
         if not self.workers:
             self.join()
+        self.give_up(since_s=len(self.events))
         for _ in range(5000):
             if not self.core.sequences and not self.results:
                 break

@@ -7,6 +7,7 @@ import numpy as np
 
 from services.scheduler.scheduler import Planned
 from shared.messages import (
+    ALL_TOKENS,
     Admit,
     Capacity,
     Decode,
@@ -213,6 +214,11 @@ class SimulatedWorker:
             return "stop"
         return "length" if self._num_left(slot) <= 0 else None
 
+    def _widths(self, asked: int) -> tuple[int, int]:
+        vocab_size = self.capacity.vocab_size
+        is_all = asked == ALL_TOKENS or (vocab_size and asked >= vocab_size)
+        return (1 + vocab_size, 0) if is_all else (1 + asked, asked)
+
     def _tell(self, slot_id: int, num: int) -> list[Part]:
         """Of the ids that follow the ``num`` that were computed last, where they are lacking."""
         slot, admit = self.slots[slot_id], self.slots[slot_id].admit
@@ -223,7 +229,7 @@ class SimulatedWorker:
         slot.has_finished = admit.params.max_tokens == 0 and slot.num_computed == admit.prompt_len
         if not ids and not slot.has_finished:
             return []
-        num_values, num_top = (1 + asked, asked) if asked is not None and ids else (0, 0)
+        num_values, num_top = self._widths(asked) if asked is not None and ids else (0, 0)
         finish = "length" if slot.has_finished else None
         name = (slot_id, admit.request, admit.attempt)
         row = ResultRow(*name, len(ids), finish, None, num_values, num_top, True)

@@ -102,7 +102,7 @@ def test_the_draft_depth_of_each_worker_is_told_as_long_as_it_is_there():
     add(core, "a", prompt_len=3, now_s=0)
     begin(core, steps, 1)
     assert depth("w") == 2
-    core.remove_worker("w")
+    core.remove_worker("w", 0)
     steps.forget("w")
     assert depth("w") is None
 
@@ -113,7 +113,7 @@ def test_a_sequence_waits_from_its_arrival_until_its_first_step_and_once(
     steps = StepMetrics(core)
     add(core, "a", prompt_len=3, now_s=100, priority=5)
     begin(core, steps, 107)
-    core.remove_worker("w")
+    core.remove_worker("w", 0)
     core.add_worker("w", CAPACITY)
     begin(core, steps, 150)
     assert change("vllm:request_queue_time_seconds_count") == 1
@@ -132,7 +132,7 @@ def test_the_age_of_a_step_is_that_of_the_oldest_plan_nobody_has_answered(core: 
     core.absorb("w", *worker.step(planned))
     assert age() == 0
     begin(core, steps, time.monotonic() - 1000)
-    core.remove_worker("w")
+    core.remove_worker("w", 0)
     steps.forget("w")
     assert age() == 0
 
@@ -145,7 +145,7 @@ def test_sequences_put_back_after_their_workers_death_are_counted_and_no_others(
         add(core, name, prompt_len=3, now_s=0)
     core.plan("w")
     core.cancel(("b", 1))
-    core.remove_worker("w")
+    core.remove_worker("w", 0)
     metrics.count()
     metrics.count()
     assert change("shoal_requeues_total") == 1

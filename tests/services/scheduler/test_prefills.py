@@ -138,3 +138,57 @@ def test_the_threshold_says_what_is_long():
     bench.run()
     assert bench.tokens == [{"first": 512}, {"first": 512}, {"first": 476, "second": 36},
                             {"second": 64}]  # fmt: skip
+
+
+def test_a_long_prompt_goes_to_the_worker_that_can_begin_it():
+    bench = Bench()
+    bench.add("first", 30_000)
+    bench.step()
+    bench.core.add_worker("other", CAPACITY)
+    other = SimulatedWorker(CAPACITY)
+    bench.core.workers["w"].admits = False
+    for number in range(3):
+        bench.add(str(number), 20, max_tokens=400, first_id=100_000 * (1 + number))
+        bench.core.absorb("other", *other.step(bench.core.plan("other")))
+    bench.core.workers["w"].admits = True
+    bench.add("second", 30_000, first_id=1_000_000)
+    planned = bench.core.plan("other")
+    assert [admit.request for admit in planned.plan.admit] == ["second"]
+
+
+def test_what_is_missing_of_a_long_prompt_is_looked_up_once():
+    bench = Bench(PrefillLimits(max_partial=3, max_long=1, long_threshold=1000))
+    for number in range(4):
+        bench.add(f"{number} begins", 2000, first_id=100_000 * number)
+        bench.run()
+    bench.add("long", 30_000, first_id=1_000_000)
+    bench.step()
+    for number in range(4):
+        bench.add(f"{number} goes on", 6000, first_id=100_000 * number)
+    index, num_found = bench.core.workers["w"].index, []
+    find = index.find
+
+    def count(name: bytes) -> int | None:
+        num_found[-1] += 1
+        return find(name)
+
+    index.find = count
+    for _ in range(5):
+        num_found.append(0)
+        bench.step()
+    assert num_found[0] > 4 * 2000 // 16
+    assert num_found[1:] == [4] * 4
+    assert not any(tokens.keys() - {"long"} for tokens in bench.tokens[-5:])
+
+
+def test_a_long_prompt_is_short_when_others_have_computed_its_beginning():
+    bench = Bench(PrefillLimits(max_partial=3, max_long=1, long_threshold=1000))
+    bench.add("long", 30_000)
+    bench.step()
+    bench.add("waits", 1600, first_id=100_000)
+    bench.step()
+    assert bench.tokens[-1].keys() == {"long"}
+    bench.add("computes its beginning", 900, first_id=100_000)
+    while "waits" not in bench.ended:
+        bench.step()
+    assert "long" not in bench.ended

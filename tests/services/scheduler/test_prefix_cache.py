@@ -127,7 +127,7 @@ def test_another_worker_knows_nothing_of_the_first_ones_blocks():
     core = scheduler()
     add(core, "first", PROMPT)
     finish(core, SimulatedWorker(CAPACITY))
-    core.remove_worker("w")
+    core.remove_worker("w", 0)
     core.add_worker("w", CAPACITY)
     add(core, "second", PROMPT)
     assert admits(core, SimulatedWorker(CAPACITY))[0].num_cached == 0

@@ -7,7 +7,8 @@ import pytest
 from services.scheduler.placement import MAX_LAG_STEPS
 from services.scheduler.scheduler import MAX_WORKER_DEATHS, Planned, Scheduler
 from services.scheduler.sequence import Emission
-from shared.errors import InternalError, InvalidRequest
+from services.scheduler.worker_state import PROBATION_STEPS
+from shared.errors import CodecError, InternalError, InvalidRequest, Unavailable
 from shared.messages import (
     WINDOW_BYTES,
     Capacity,
@@ -59,11 +60,11 @@ def test_a_request_that_kills_its_worker_takes_two_and_no_other_request_with_it(
         add(core, name, prompt_len=2)
     core.plan("w")
     assert computed(core) == {"poison", "innocent", "another"}
-    assert core.remove_worker("w") == []
+    assert core.remove_worker("w", 0) == []
     core.add_worker("w", CAPACITY)
     core.plan("w")
     assert computed(core) == {"poison"}, "each suspect is computed alone"
-    (refusal,) = core.remove_worker("w")
+    (refusal,) = core.remove_worker("w", 0)
     assert refusal.sequence.request == "poison"
     assert isinstance(refusal.error, InternalError)
     core.add_worker("w", CAPACITY)
@@ -76,7 +77,7 @@ def test_suspects_and_others_take_turns_and_one_that_emitted_is_none_any_more():
     core, worker = scheduler(), SimulatedWorker(CAPACITY)
     add(core, "suspect")
     core.plan("w")
-    core.remove_worker("w")
+    core.remove_worker("w", 0)
     core.add_worker("w", CAPACITY)
     add(core, "a")
     core.plan("w", admits=False)
@@ -94,11 +95,11 @@ def test_a_sequence_may_lose_workers_as_long_as_it_goes_on_but_not_for_ever():
     for _ in range(MAX_WORKER_DEATHS):
         step(core, SimulatedWorker(CAPACITY))
         core.plan("w")
-        assert core.remove_worker("w") == []
+        assert core.remove_worker("w", 0) == []
         core.add_worker("w", CAPACITY)
     step(core, SimulatedWorker(CAPACITY))
     core.plan("w")
-    assert len(core.remove_worker("w")) == 1
+    assert len(core.remove_worker("w", 0)) == 1
 
 
 def test_a_worker_lost_between_two_steps_is_nobodys_fault():
@@ -106,7 +107,7 @@ def test_a_worker_lost_between_two_steps_is_nobodys_fault():
     add(core, "r")
     for _ in range(MAX_WORKER_DEATHS + 3):
         step(core, SimulatedWorker(CAPACITY))
-        assert core.remove_worker("w") == []
+        assert core.remove_worker("w", 0) == []
         core.add_worker("w", CAPACITY)
         if not core.sequences:
             break
@@ -198,16 +199,25 @@ def test_a_name_that_is_taken_is_refused():
         add(core, "r")
 
 
-def test_what_fits_on_no_worker_any_more_fails_and_does_not_hold_up_the_line():
-    core = scheduler()
+def test_what_fits_the_lost_worker_alone_waits_for_another_and_holds_up_nobody():
+    small = Capacity(8, 4, 4, 8, 64)
+    core, worker = scheduler(), SimulatedWorker(CAPACITY)
+    core.add_worker("small", small)
     add(core, "large", prompt_len=40, max_tokens=20)
-    add(core, "small")
+    while core.sequences["large", 1].num_to_compute != 1:
+        step(core, worker)
+    assert core.remove_worker("w", now_s=100) == []
+    add(core, "also small")
+    assert [admit.request for admit in core.plan("small").plan.admit] == ["also small"]
+    late = Unavailable("nobody came", code="no_worker")
+    assert core.abandon(99, late) == [], "it may wait longer"
+    core.add_worker("w", CAPACITY)
+    assert core.abandon(100, late) == [], "it has found one"
     core.plan("w")
-    assert core.remove_worker("w") == []
-    (refusal,) = core.add_worker("w", Capacity(8, 4, 4, 8, 64))
-    assert refusal.sequence.request == "large"
-    assert isinstance(refusal.error, InvalidRequest)
-    assert [admit.request for admit in core.plan("w").plan.admit] == ["small"]
+    assert "large" in computed(core)
+    core.remove_worker("w", now_s=200)
+    (refusal,) = core.abandon(200, late)
+    assert (refusal.sequence.request, refusal.error.status) == ("large", 503)
 
 
 def test_a_worker_that_leaves_ends_what_it_has_and_gets_nothing_new():
@@ -220,15 +230,16 @@ def test_a_worker_that_leaves_ends_what_it_has_and_gets_nothing_new():
     assert (len(plan.decode), len(plan.admit)) == (1, 0)
 
 
-def test_a_result_of_another_step_and_rows_of_another_request_are_ignored():
+def test_the_result_of_another_step_is_an_error_of_the_worker():
     core = scheduler()
     worker = SimulatedWorker(CAPACITY)
     add(core, "r")
     result, arrays = worker.step(core.plan("w"))
-    assert core.absorb("w", StepResult(result.step + 1, result.rows), arrays) == []
-    assert core.workers["w"].in_flight
+    with pytest.raises(CodecError, match="step 2 came where that of step 1 was due"):
+        core.absorb("w", StepResult(result.step + 1, result.rows), arrays)
     core.absorb("w", result, arrays)
-    assert core.absorb("w", result, arrays) == []
+    with pytest.raises(CodecError, match="step 1 came where none was due"):
+        core.absorb("w", result, arrays)
 
 
 def test_cancelling_while_the_plan_is_in_flight_frees_the_blocks_with_its_result():
@@ -276,6 +287,26 @@ def test_what_does_not_fit_is_refused_with_both_numbers(prompt_len: int, max_tok
         add(scheduler(), "r", prompt_len, max_tokens)
 
 
+def test_a_replay_that_fits_no_worker_yet_is_told_to_try_again():
+    core, ids = scheduler(Capacity(8, 4, 4, 8, 64)), np.zeros(40, np.int32)
+    params = SamplingParams(seed=0, max_tokens=20)
+    with pytest.raises(InvalidRequest, match="8"):
+        core.add(Generate("r", 1, 0, 40, params), ids, 0, 0)
+    with pytest.raises(Unavailable, match="8") as refused:
+        core.add(Generate("r", 2, 0, 40, params), ids, 0, 0)
+    assert refused.value.status == 503
+    core.add_worker("v", CAPACITY)
+    core.add(Generate("r", 3, 0, 40, params), ids, 0, 0)
+
+
+def test_a_replay_that_fits_no_context_is_told_so_for_all_workers_have_the_same():
+    core, params = scheduler(), SamplingParams(seed=0, max_tokens=20)
+    for attempt in (1, 2):
+        with pytest.raises(InvalidRequest, match="context holds 64") as refused:
+            core.add(Generate("r", attempt, 0, 60, params), np.zeros(60, np.int32), 0, 0)
+        assert refused.value.code == "context_length_exceeded"
+
+
 def test_why_a_sequence_ended_is_told_with_where_it_was():
     core, worker = scheduler(), SimulatedWorker(CAPACITY)
     reasons = {}
@@ -296,13 +327,13 @@ def test_why_a_sequence_ended_is_told_with_where_it_was():
     add(core, "poison")
     for worker_id in ("w", "v"):
         core.plan(worker_id)
-        core.remove_worker(worker_id)
+        core.remove_worker(worker_id, 0)
         core.add_worker("v", CAPACITY)
-    core.remove_worker("v")
+    core.remove_worker("v", 0)
     core.add_worker("v", CAPACITY)
     add(core, "too late")
-    core.remove_worker("v")
-    core.abandon_waiting()
+    core.remove_worker("v", 0)
+    core.abandon(0, Unavailable("nobody came", code="no_worker"))
     note()
     assert reasons == {
         "whole": ("length", "w"),
@@ -350,7 +381,7 @@ def test_a_long_context_in_few_blocks_and_many_blocks_of_short_context_are_both_
     short = Capacity(64, 4, 4, 8, max_model_len=16)
     core = scheduler(long)
     add(core, "long", prompt_len=30)
-    assert core.add_worker("v", short) == [], "what fits a worker is not given up"
+    core.add_worker("v", short)
     add(core, "another", prompt_len=30)
     add(core, "small")
     core.plan("v", admits=True)
@@ -381,3 +412,82 @@ def test_with_two_plans_in_flight_a_text_and_its_end_are_as_with_one():
         assert core.workers["w"].pool.num_free == CAPACITY.num_blocks
     assert texts[1] == texts[2]
     assert [len(text) for text in texts[1].values()] == [6, 3]
+
+
+def test_a_plan_that_only_admits_is_not_empty():
+    core = scheduler()
+    add(core, "r")
+    worker, sequence = core.workers["w"], core.sequences["r", 1]
+    builder = worker.begin_plan()
+    assert builder.is_empty
+    worker.place(sequence)
+    builder.admit(sequence)
+    assert not builder.is_empty
+
+
+def test_nothing_of_a_seat_is_left_with_a_sequence_that_lost_its_worker():
+    core, worker = scheduler(), SimulatedWorker(CAPACITY)
+    add(core, "r")
+    step(core, worker)
+    core.remove_worker("w", 0)
+    sequence = core.sequences["r", 1]
+    assert sequence.seat is None
+    assert (sequence.num_computed, sequence.num_to_compute) == (0, 4)
+
+
+def steps_of_the_good_worker(deaths_every: int | None) -> tuple[int, int]:
+    """How many it needs for twelve requests, and how often a worker beside it died meanwhile, which
+    it does in its first step each time it is there."""
+    core, worker, num_steps, num_deaths = scheduler(), SimulatedWorker(CAPACITY), 0, 0
+    add(core, "first", max_tokens=PROBATION_STEPS)
+    while core.sequences:
+        step(core, worker)
+    for number in range(10):
+        add(core, str(number), max_tokens=10)
+    while core.sequences:
+        if deaths_every and num_steps % deaths_every == 0:
+            core.add_worker("bad", CAPACITY)
+            while core.plan("bad"):
+                num_deaths += 1
+            assert core.remove_worker("bad", 0) == [], "nobody fails"
+        step(core, worker)
+        num_steps += 1
+    return num_steps, num_deaths
+
+
+def test_a_worker_that_dies_in_its_first_step_for_ever_costs_the_others_a_step_each_time():
+    alone, _ = steps_of_the_good_worker(None)
+    num_steps, num_deaths = steps_of_the_good_worker(3)
+    assert num_deaths > 5
+    assert num_steps <= alone + 2 * num_deaths
+
+
+def test_where_no_worker_has_proven_itself_all_get_what_there_is():
+    core = scheduler()
+    core.add_worker("v", CAPACITY)
+    for number in range(6):
+        add(core, str(number))
+    core.plan("w")
+    core.plan("v")
+    assert [len(worker.running) for worker in core.workers.values()] == [3, 3]
+    core.remove_worker("v", 0)
+    core.remove_worker("w", 0)
+    core.add_worker("w", CAPACITY)
+    assert core.plan("w"), "a suspect runs, for there is nobody else to run it"
+
+
+def test_a_worker_that_has_finished_its_first_steps_gets_as_much_as_the_others():
+    core, workers = scheduler(), {"w": SimulatedWorker(CAPACITY), "v": SimulatedWorker(CAPACITY)}
+    add(core, "first", max_tokens=PROBATION_STEPS)
+    while core.sequences:
+        step(core, workers["w"])
+    core.add_worker("v", CAPACITY)
+    for number in range(8):
+        add(core, str(number), max_tokens=40)
+    most = []
+    for _ in range(PROBATION_STEPS + 1):
+        planned = core.plan("v")
+        most.append(len(core.workers["v"].running))
+        core.absorb("v", *workers["v"].step(planned))
+        step(core, workers["w"])
+    assert most == [1] * PROBATION_STEPS + [3]

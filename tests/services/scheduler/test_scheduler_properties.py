@@ -38,13 +38,14 @@ def test_random_schedules_keep_the_contract_and_meet_what_they_are_for() -> None
             requeues=mesh.core.num_requeues,
             cached=mesh.core.num_prefix_hits,
             given_up=mesh.num_given_up,
+            abandoned=mesh.num_abandoned,
             siblings=mesh.num_siblings,
             overtaken=mesh.num_overtaken,
             accepted=mesh.num_accepted,
             rejected=mesh.num_rejected,
         )
         met[f"depth {mesh.depth}"] += 1
-    assert len(met) == 10
+    assert len(met) == 11
     assert all(met.values()), met
 
 

@@ -12,6 +12,7 @@ from services.tokenizer.deliver import deliver
 from services.tokenizer.metrics import DECODED_TOKENS
 from services.tokenizer.open_requests import OpenRequest, OpenRequests
 from services.tokenizer.text_stream import TextStream
+from shared.errors import CodecError
 from shared.messages import (
     Cancel,
     ChoiceStart,
@@ -162,5 +163,5 @@ def test_what_was_told_of_a_prompt_before_is_a_broken_promise(tokenizer: Tokeniz
     open_request(table, tokenizer, "a", FakePeer()).choices[0].num_told = 3
     row = TokenRow("a/0", 1, 2, 1, 1, of_prompt=True)
     one = np.ones(1, np.int32)
-    with pytest.raises(ValueError, match="token 2 of the prompt came where 3 belongs"):
+    with pytest.raises(CodecError, match="token 2 of the prompt came where 3 belongs"):
         deliver(Tokens([row], []), TokenArrays(one, one.astype(np.float32), one[:0], one), table)

@@ -7,6 +7,7 @@ from tokenizers import Tokenizer
 from services.tokenizer.deliver import deliver
 from services.tokenizer.metrics import DECODED_TOKENS
 from services.tokenizer.open_requests import OpenRequests
+from shared.errors import CodecError
 from shared.messages import TokenRow, Tokens
 from shared.token_arrays import TokenArrays
 from tests.services.tokenizer.test_deliver import FakePeer, open_request
@@ -108,5 +109,5 @@ def test_drafts_for_other_tokens_than_those_that_come_are_a_broken_promise(
     table = OpenRequests()
     open_request(table, tokenizer, "a", FakePeer())
     one = np.ones(1, np.int32)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(CodecError, match=words):
         deliver(Tokens(rows, []), TokenArrays(one, one.astype(np.float32), one[:0], one), table)

@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from prometheus_client import REGISTRY
 from tokenizers import Tokenizer
 
 from services.tokenizer.deliver import deliver
+from services.tokenizer.lanes import Lanes
 from services.tokenizer.open_requests import OpenRequests
 from services.tokenizer.requests import Requests
 from services.tokenizer.text_model import TextModel
@@ -29,11 +29,10 @@ async def test_a_prompt_is_counted_once_with_its_tokens_whatever_its_choices(cha
     text, gateway, scheduler = TextModel(EMBEDDED_MODEL, 100, 8192), FakePeer(), FakePeer()
     params, starts = SamplingParams(seed=0), [ChoiceStart(0), ChoiceStart(1)]
     submit = Submit("r", 1, "text", params, TextOptions(), starts)
-    with ThreadPoolExecutor(1) as threads:
-        async with asyncio.TaskGroup() as tasks:
-            requests = Requests(text, None, 10, threads, tasks, lambda: scheduler)
-            requests.submit(gateway, submit, np.frombuffer(b"Who leads the shoal?", "u1"), NO_IDS)
-            assert num_open() == 1
+    async with asyncio.TaskGroup() as tasks:
+        requests = Requests(text, None, 10, Lanes(1), tasks, lambda: scheduler)
+        requests.submit(gateway, submit, np.frombuffer(b"Who leads the shoal?", "u1"), NO_IDS)
+        assert num_open() == 1
     (first, _), _ = scheduler.sent
     assert isinstance(first, Generate)
     assert change("shoal_prepare_seconds_count") == 1

@@ -1,25 +1,70 @@
 """What becomes of a request that a tokenizer cannot send down whole."""
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import pytest
 
+from services.tokenizer.lanes import Lanes
 from services.tokenizer.requests import Requests
 from services.tokenizer.text_model import TextModel
 from shared.config import EMBEDDED_MODEL
 from shared.messages import (
+    PROTOCOL_MAJOR,
+    PROTOCOL_MINOR,
+    Accepted,
     Cancel,
     ChoiceStart,
     Failed,
     Generate,
+    Hello,
+    Lost,
     RequestKey,
     SamplingParams,
     Submit,
     TextOptions,
 )
+from shared.rate import UNKNOWN_RETRY_AFTER_S
 from tests.services.tokenizer.test_deliver import FakePeer
+
+
+def submitted(name: str, num_choices: int = 1) -> tuple[Submit, np.ndarray, np.ndarray]:
+    """A Submit and its buffers."""
+    starts = [ChoiceStart(index) for index in range(num_choices)]
+    submit = Submit(name, 1, "text", SamplingParams(seed=0), TextOptions(), starts)
+    return submit, np.frombuffer(b"Who leads?", "u1"), np.zeros(0, np.int32)
+
+
+async def test_what_is_cancelled_makes_room_as_what_ends():
+    text, gateway = TextModel(EMBEDDED_MODEL, 100, 8192), FakePeer()
+    async with asyncio.TaskGroup() as tasks:
+        requests = Requests(text, None, 2, Lanes(1), tasks, FakePeer)
+        requests.submit(gateway, *submitted("stays"))
+        for number in range(10):
+            requests.submit(gateway, *submitted(str(number)))
+            requests.cancel(gateway, [RequestKey(str(number), 1)])
+        requests.submit(gateway, *submitted("last"))
+        requests.submit(gateway, *submitted("refused"))
+    (failed,) = [each for each in gateway.sent if isinstance(each, Failed)]
+    assert failed.request == "refused"
+    assert failed.retry_after_s < UNKNOWN_RETRY_AFTER_S
+
+
+class LeavingPeer(FakePeer):
+    said_bye = False
+    hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "scheduler", "s1")
+
+
+@pytest.mark.parametrize("said_bye", [True, False])
+async def test_gateways_hear_which_scheduler_left_and_whether_on_purpose(said_bye: bool):
+    text, gateway, scheduler = TextModel(EMBEDDED_MODEL, 100, 8192), FakePeer(), LeavingPeer()
+    async with asyncio.TaskGroup() as tasks:
+        requests = Requests(text, None, 10, Lanes(1), tasks, lambda: scheduler)
+        requests.submit(gateway, *submitted("r"))
+    scheduler.said_bye = said_bye
+    requests.lose(scheduler)
+    assert gateway.sent == [Lost([RequestKey("r", 1)], said_bye, "s1")]
 
 
 class BreakingPeer(FakePeer):
@@ -33,13 +78,9 @@ class BreakingPeer(FakePeer):
 
 async def test_what_has_gone_of_a_request_that_breaks_is_taken_back():
     text, gateway, scheduler = TextModel(EMBEDDED_MODEL, 100, 8192), FakePeer(), BreakingPeer()
-    params, starts = SamplingParams(seed=0), [ChoiceStart(0), ChoiceStart(1)]
-    submit = Submit("r", 1, "text", params, TextOptions(), starts)
-    prompt, no_ids = np.frombuffer(b"Who leads?", "u1"), np.zeros(0, np.int32)
-    with ThreadPoolExecutor(1) as threads:
-        async with asyncio.TaskGroup() as tasks:
-            requests = Requests(text, None, 10, threads, tasks, lambda: scheduler)
-            requests.submit(gateway, submit, prompt, no_ids)
+    async with asyncio.TaskGroup() as tasks:
+        requests = Requests(text, None, 10, Lanes(1), tasks, lambda: scheduler)
+        requests.submit(gateway, *submitted("r", num_choices=2))
     (generate, _), cancel = scheduler.sent
     assert isinstance(generate, Generate)
     assert isinstance(cancel, Cancel)
@@ -47,3 +88,22 @@ async def test_what_has_gone_of_a_request_that_breaks_is_taken_back():
     (failed,) = gateway.sent
     assert isinstance(failed, Failed)
     assert (failed.request, failed.status, len(requests)) == ("r", 500, 0)
+
+
+async def test_ids_of_a_prompt_are_held_until_the_gateway_gets_them():
+    text, gateway, scheduler = TextModel(EMBEDDED_MODEL, 100, 8192), FakePeer(), FakePeer()
+    async with asyncio.TaskGroup() as tasks:
+        requests = Requests(text, None, 10, Lanes(1), tasks, lambda: scheduler)
+        requests.submit(gateway, *submitted("r", num_choices=2))
+    request = requests._open.get("r", 1)
+    assert request is not None
+    requests.accept(Accepted("r/0", 1))
+    assert (gateway.sent, request.prompt_ids is None) == ([], False)
+    requests.accept(Accepted("r/1", 1))
+    requests.accept(Accepted("r/1", 1))  # twice, as no scheduler of ours does
+    ((accepted, arrays),) = gateway.sent
+    assert accepted == Accepted("r", 1)
+    assert text.decode(arrays.ids.tolist()) == "Who leads?"
+    assert request.prompt_ids is None
+    assert request.num_prompt_tokens == len(arrays.ids)
+    requests.lose(gateway)

@@ -1,0 +1,175 @@
+"""aiohttp's connection with deadlines, and for clients that close only their own side."""
+
+import asyncio
+import logging
+import math
+import socket
+from typing import Any
+
+from aiohttp import HttpVersion11, web
+from aiohttp.streams import StreamReader
+
+from services.gateway.client import CLIENT
+from services.gateway.connections import SHED_CONNECTIONS, Connections
+from services.gateway.failures import error_response
+from services.gateway.log_limit import LogLimit
+from services.gateway.metrics import HTTP_REQUESTS
+from shared.errors import InvalidRequest, Unavailable
+from shared.log import client_text
+
+log = logging.getLogger(__name__)
+log.addFilter(LogLimit())
+
+LOOK_S = 0.1
+"""How often we look whether a client that sends no more has left."""
+TCP_CLOSE = 7  # of the kernel: also the state of a connection that was reset
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class HttpConnection(web.RequestHandler):
+    """A connection that brings no head of a request within ``header_timeout_s``, from its beginning
+    or from the first byte of a later request, is closed.
+
+    A client may close its side when it has sent its request, and still gets its answer. That looks
+    as if it had left, until something is written to it: so something is, every ``probe_s``.
+    """
+
+    __slots__ = (
+        "_can_probe",
+        "_connections",
+        "_header_timeout_s",
+        "_is_half_closed",
+        "_payload",
+        "_probe_s",
+        "_probed_s",
+        "_timer",
+        "refusal",
+    )
+
+    def __init__(
+        self,
+        manager: web.Server,
+        connections: Connections,
+        header_timeout_s: float,
+        probe_s: float,
+        **options: Any,
+    ) -> None:
+        super().__init__(manager, **options)
+        self.refusal: Unavailable | None = None
+        self._connections = connections
+        self._header_timeout_s = header_timeout_s
+        self._probe_s = probe_s
+        self._probed_s = -math.inf
+        self._payload: StreamReader | None = None  # of the last request
+        self._can_probe = False
+        self._is_half_closed = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        is_waiting = self._waiter is not None and not self._waiter.done()
+        return is_waiting or self._payload is None
+
+    @property
+    def descriptor(self) -> int:
+        return int(self._socket.fileno())
+
+    def shed(self, reason: str) -> None:
+        SHED_CONNECTIONS.labels(reason).inc()
+        self._connections.remove(self)
+        self.force_close()
+
+    def end_request(self) -> None:
+        """The answer of one is known."""
+        self._connections.note_end_of_request(self)
+        if self._is_half_closed and not self._messages:
+            self.close()
+
+    # --- what the transport tells ---------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._await_head()
+        self._connections.add(self)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._connections.remove(self)
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        num_requests = self._request_count
+        super().data_received(data)
+        if self._request_count > num_requests:
+            message, self._payload = self._messages[-1]
+            self._can_probe = getattr(message, "version", HttpVersion11) >= HttpVersion11
+            self._stop_timer()
+        elif self._timer is None and self.is_idle:
+            self._await_head()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """True keeps the connection open, until all that was asked is answered."""
+        has_asked = not self.is_idle and self._payload is not None and self._payload.is_eof()
+        if not has_asked or not self._can_probe or self.ssl_context is not None:
+            return False
+        if not self._is_half_closed:
+            self._is_half_closed = True
+            self._timer = self._loop.call_later(LOOK_S, self._look)
+        if not self._messages:
+            self.close()  # after the answer
+        return True
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if status != 400:
+            return super().handle_error(request, status, exc, message)
+        HTTP_REQUESTS.labels("unknown", status).inc()
+        log.info("%s sent what is not HTTP: %s", request.remote, client_text(message or ""))
+        response = error_response(InvalidRequest(f"not HTTP: {message}", code="bad_request"))
+        response.force_close()
+        return response
+
+    # --- deadlines ------------------------------------------------------------------------------
+
+    def _await_head(self) -> None:
+        self._timer = self._loop.call_later(self._header_timeout_s, self._end_late)
+
+    def _end_late(self) -> None:
+        self._timer = None
+        if self.is_idle:
+            self.shed("late")
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None and not self._is_half_closed:
+            self._timer.cancel()
+            self._timer = None
+
+    # --- a client that sends no more ------------------------------------------------------------
+
+    def _look(self) -> None:
+        if self.transport is None:
+            return
+        if self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_CLOSE:
+            self.transport.abort()
+            return
+        self._probe()
+        self._timer = self._loop.call_later(LOOK_S, self._look)
+
+    def _probe(self) -> None:
+        request, now_s = self._current_request, self._loop.time()
+        if request is None or self.transport is None or now_s - self._probed_s < self._probe_s:
+            return
+        self._probed_s = now_s
+        if (client := request.get(CLIENT)) is not None:
+            client.comment()
+        elif not request.writer.output_size:
+            self.transport.write(CONTINUE)
+
+    @property
+    def _socket(self) -> Any:
+        return self.transport.get_extra_info("socket") if self.transport is not None else None

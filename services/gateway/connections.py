@@ -1,0 +1,81 @@
+"""How many connections clients may have, and which of them end when there are too many."""
+
+import resource
+from typing import Protocol
+
+from prometheus_client import Counter, Gauge
+
+from shared.errors import RETRY_AFTER_S, Unavailable
+
+RESERVED_FILES = 256
+"""Kept for the mesh and the log; a quarter of what the process may open, where that is less."""
+
+CONNECTIONS = Gauge("shoal_connections", "Connections of clients")
+SHED_CONNECTIONS = Counter(
+    "shoal_shed_connections",
+    "Connections ended by the gateway: no request came in time (late); or files ran out, and one"
+    " without a request was closed (idle), or a new one got a 503 (refused) or nothing (closed)",
+    ["reason"],
+)
+
+
+class Connection(Protocol):
+    """What ``Connections`` needs of one. With a ``refusal`` it answers nothing else."""
+
+    refusal: Unavailable | None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all its requests are answered."""
+
+    @property
+    def descriptor(self) -> int:
+        """The number of its file."""
+
+    def shed(self, reason: str) -> None:
+        """Closes it at once."""
+
+
+class Connections:
+    """All that are open, first those that have been without a request for the longest time.
+
+    The kernel gives a new file the lowest number that is free. So a high one tells that files run
+    out, whoever holds them.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[Connection, None] = {}
+
+    def add(self, connection: Connection) -> None:
+        """Where files run out, the first that is idle makes room. If none is, the new one is
+        refused with an answer, or closed where few files are left even for that."""
+        self._open[connection] = None
+        CONNECTIONS.set(len(self._open))
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        num_left, num_reserved = limit - connection.descriptor, min(RESERVED_FILES, limit // 4)
+        if num_left > num_reserved:
+            return
+        idle = next((each for each in self._open if each.is_idle and each is not connection), None)
+        if idle is not None:
+            idle.shed("idle")
+        elif num_left > num_reserved // 2:
+            SHED_CONNECTIONS.labels("refused").inc()
+            connection.refusal = self._refusal(limit)
+        else:
+            connection.shed("closed")
+
+    def note_end_of_request(self, connection: Connection) -> None:
+        if connection in self._open:
+            self._open[connection] = self._open.pop(connection)
+
+    def remove(self, connection: Connection) -> None:
+        self._open.pop(connection, None)
+        CONNECTIONS.set(len(self._open))
+
+    def _refusal(self, limit: int) -> Unavailable:
+        return Unavailable(
+            f"{len(self._open)} connections are open; more would take files that the gateway needs"
+            f" itself (RLIMIT_NOFILE = {limit})",
+            code="too_many_connections",
+            retry_after_s=RETRY_AFTER_S,
+        )

@@ -1,0 +1,29 @@
+"""The reply of ``/tokenize`` as JSON, in pieces: a text may have as many tokens as bytes."""
+
+from collections.abc import Callable, Iterator
+
+from services.gateway.json_reply import encode
+from services.gateway.token_table import TokenTable
+from shared.codec import Array
+
+PIECE_IDS = 1024
+
+
+def write_tokens(ids: Array, max_model_len: int, table: TokenTable | None) -> Iterator[bytes]:
+    """``table`` writes each token beside its id."""
+    yield b'{"count":%d,"max_model_len":%d,"tokens":' % (len(ids), max_model_len)
+    yield from _list(ids, lambda some: encode(some)[1:-1])
+    yield b',"token_strs":'
+    if table is None:
+        yield b"null"
+    else:
+        texts = table.json_texts
+        yield from _list(ids, lambda some: b",".join(texts[token_id] for token_id in some))
+    yield b"}"
+
+
+def _list(ids: Array, write: Callable[[list[int]], bytes]) -> Iterator[bytes]:
+    yield b"["
+    for start in range(0, len(ids), PIECE_IDS):
+        yield (b"," if start else b"") + write(ids[start : start + PIECE_IDS].tolist())
+    yield b"]"

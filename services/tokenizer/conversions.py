@@ -1,0 +1,74 @@
+"""What gateways want converted, text to ids or ids to text, beside the requests."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from services.tokenizer.lanes import Lanes
+from services.tokenizer.metrics import OPEN_CONVERSIONS
+from services.tokenizer.prepare import convert
+from services.tokenizer.text_model import TextModel
+from shared.codec import Array
+from shared.errors import InternalError, RequestError
+from shared.messages import Convert, Converted
+from shared.peer import Peer
+
+log = logging.getLogger(__name__)
+
+Key = tuple[Peer, str]  # each gateway gives its own names
+
+
+class Conversions:
+    """Those that have not ended; ``on_end`` is called after each, whatever became of it."""
+
+    def __init__(
+        self, text: TextModel, lanes: Lanes, tasks: asyncio.TaskGroup, on_end: Callable[[], None]
+    ) -> None:
+        self._text = text
+        self._lanes = lanes
+        self._tasks = tasks
+        self._on_end = on_end
+        self._open: dict[Key, asyncio.Task[None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def begin(self, gateway: Peer, message: Convert, data: Array) -> None:
+        """Raises InternalError for a name that is open already."""
+        key = gateway, message.request
+        if key in self._open:
+            raise InternalError(f"there is a conversion {message.request} already")
+        task = self._open[key] = self._tasks.create_task(self._convert(gateway, message, data))
+        OPEN_CONVERSIONS.set(len(self))
+        task.add_done_callback(lambda _: self._end(key, task))
+
+    def cancel(self, gateway: Peer, name: str) -> None:
+        """What has not begun never does. Ignored for a name that is not open."""
+        if task := self._open.get((gateway, name)):
+            self._end((gateway, name), task)
+            task.cancel()
+
+    def lose(self, gateway: Peer) -> None:
+        for peer, name in list(self._open):
+            if peer is gateway:
+                self.cancel(peer, name)
+
+    async def _convert(self, gateway: Peer, message: Convert, data: Array) -> None:
+        name, kind, adds_special_tokens = message.request, message.kind, message.adds_special_tokens
+        try:
+            array = await self._lanes.run(
+                data.nbytes, lambda: convert(self._text, kind, data, adds_special_tokens)
+            )
+            gateway.send(Converted(name), array)
+        except RequestError as error:
+            gateway.send(error.to_failed(name, 0))
+        except Exception:  # the edge of one request: nobody else may notice
+            log.exception("request %s cannot be converted", name)
+            gateway.send(InternalError("the text could not be converted").to_failed(name, 0))
+
+    def _end(self, key: Key, task: asyncio.Task[None]) -> None:
+        """Its name may be another's by now."""
+        if self._open.get(key) is task:
+            del self._open[key]
+            OPEN_CONVERSIONS.set(len(self))
+            self._on_end()

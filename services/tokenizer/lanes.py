@@ -1,0 +1,49 @@
+"""Threads for what takes too long for the event loop: long texts have one of their own."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+LONG_BYTES = 128 << 10
+"""A text of as many takes about 0.1 s to encode, and as long a short one may wait for it."""
+
+
+class Lanes:
+    """``num_threads`` for what is short, one for what is ``LONG_BYTES`` long or longer."""
+
+    def __init__(self, num_threads: int) -> None:
+        self._short = _Lane(num_threads, "encode")
+        self._long = _Lane(1, "encode-long")
+
+    async def run(self, num_bytes: int, work: Callable[[], Result]) -> Result:
+        """What ``work`` returns or raises. It never begins if its caller is cancelled before."""
+        lane = self._short if num_bytes < LONG_BYTES else self._long
+        return await lane.run(work)
+
+    def close(self) -> None:
+        self._short.threads.shutdown(wait=False)
+        self._long.threads.shutdown(wait=False)
+
+
+class _Lane:
+    """The line is before the executor, whose own one would keep what was cancelled, data and all,
+    until its turn."""
+
+    def __init__(self, num_threads: int, name: str) -> None:
+        self.threads = ThreadPoolExecutor(num_threads, name)
+        self._free = asyncio.Semaphore(num_threads)
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        await self._free.acquire()
+        job = asyncio.get_running_loop().run_in_executor(self.threads, work)
+        job.add_done_callback(self._end)
+        await asyncio.wait([job])  # cancelled, we leave the thread to end what it has begun
+        return job.result()
+
+    def _end(self, job: asyncio.Future[Any]) -> None:
+        self._free.release()
+        if not job.cancelled():
+            job.exception()  # whoever would have been told has gone

@@ -1,0 +1,125 @@
+"""Whether a plan is one that the engine can run: its numbers index tables and memory, and native
+code believes them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shared.errors import CodecError
+from shared.faults import ids_fault, params_fault
+from shared.messages import Admit, Capacity, StepPlan
+
+
+@dataclass(slots=True)
+class _Held:
+    """What plans say of a slot. ``num_left`` of the ids that it was admitted with are not computed
+    yet; from then on each row of it computes the one that was sampled last."""
+
+    num_left: int
+    num_blocks: int
+
+
+class PlanCheck:
+    """Follows the plans of one scheduler. ``check`` raises CodecError for one that names what is
+    not there; of what the plans before it said it knows as much as the scheduler."""
+
+    def __init__(self, capacity: Capacity, vocab_size: int) -> None:
+        self._capacity = capacity
+        self._vocab_size = vocab_size
+        self._max_blocks = capacity.max_model_len // capacity.block_size + 1
+        self._slots: dict[int, _Held] = {}
+
+    def clear(self) -> None:
+        """The next scheduler knows of no slot."""
+        self._slots.clear()
+
+    def check(self, plan: StepPlan, ids: np.ndarray) -> None:
+        """``ids`` are the plan's buffer."""
+        for slot in plan.release:
+            self._find(slot)
+            del self._slots[slot]
+        self._check_ids(plan, ids)
+        for row in plan.admit:
+            self._admit(row)
+        for extend in plan.extend:
+            held = self._find(extend.slot)
+            held.num_blocks += len(extend.blocks)
+            self._check_blocks(extend.blocks, held.num_blocks)
+        self._check_rows(plan)
+
+    def _find(self, slot: int) -> _Held:
+        held = self._slots.get(slot)
+        if held is None:
+            raise CodecError(f"slot {slot} was not admitted")
+        return held
+
+    def _check_ids(self, plan: StepPlan, ids: np.ndarray) -> None:
+        num_ids = sum(row.num_ids for row in plan.admit)
+        if num_ids != len(ids):
+            raise CodecError(f"the admitted rows count {num_ids} ids, and {len(ids)} came")
+        if fault := ids_fault(ids, self._vocab_size):
+            raise CodecError(fault)
+
+    def _admit(self, row: Admit) -> None:
+        if row.slot >= self._capacity.max_num_seqs or row.slot in self._slots:
+            raise CodecError(f"slot {row.slot} is taken, or none of ours")
+        self._check_lengths(row)
+        self._check_blocks(row.blocks, len(row.blocks))
+        if fault := params_fault(row.params, self._vocab_size):
+            raise CodecError(fault)
+        self._slots[row.slot] = _Held(row.num_ids - row.num_cached, len(row.blocks))
+
+    def _check_lengths(self, row: Admit) -> None:
+        limit, max_tokens = self._capacity.max_model_len, row.params.max_tokens
+        end = limit if max_tokens is None else min(limit, row.prompt_len + max_tokens)
+        may_sample = row.num_ids < end or row.num_ids == row.prompt_len == end
+        if not (0 < row.prompt_len <= row.num_ids and may_sample):
+            raise CodecError(
+                f"slot {row.slot} has {row.num_ids} ids, {row.prompt_len} of them the prompt; it is"
+                f" full with {end}"
+            )
+        max_told = row.prompt_len - 1
+        is_telling = row.params.prompt_logprobs is not None and row.num_told < max_told
+        max_cached = min(
+            row.num_told if is_telling else row.num_ids - 1,
+            len(row.blocks) * self._capacity.block_size,
+        )
+        if row.num_told > max_told or row.num_cached > max_cached:
+            raise CodecError(
+                f"slot {row.slot}: of {row.prompt_len} ids of a prompt {row.num_told} are told and"
+                f" {row.num_cached} cached"
+            )
+
+    def _check_blocks(self, blocks: list[int], num_in_all: int) -> None:
+        if num_in_all > self._max_blocks or max(blocks, default=0) >= self._capacity.num_blocks:
+            raise CodecError(
+                f"{num_in_all} blocks up to {max(blocks, default=0)}; a slot has"
+                f" {self._max_blocks}, the cache {self._capacity.num_blocks}"
+            )
+
+    def _check_rows(self, plan: StepPlan) -> None:
+        slots = self._slots
+        num_tokens = num_drafts = 0
+        for chunk in plan.prefill:
+            held = self._find(chunk.slot)
+            num_tokens += chunk.num_tokens
+            if not 0 < chunk.num_tokens <= max(1, held.num_left):
+                raise CodecError(
+                    f"{chunk.num_tokens} tokens for slot {chunk.slot}, which lacks {held.num_left}"
+                )
+            held.num_left = max(0, held.num_left - chunk.num_tokens)
+        for row in plan.decode:
+            if row.slot not in slots:
+                self._find(row.slot)
+            num_drafts += row.verify_depth
+            if slots[row.slot].num_left:
+                slots[row.slot].num_left -= 1
+        named = {row.slot for row in plan.decode} | {row.slot for row in plan.prefill}
+        if len(named) != len(plan.decode) + len(plan.prefill):
+            raise CodecError("a slot has two rows")
+        num_tokens += len(plan.decode) + num_drafts
+        if num_tokens > self._capacity.max_num_batched_tokens:
+            raise CodecError(
+                f"{num_tokens} tokens in a step; the limit is"
+                f" {self._capacity.max_num_batched_tokens}"
+            )

@@ -1,0 +1,55 @@
+"""What is wrong with ids, logprobs and SamplingParams, for whoever takes them from a peer."""
+
+from itertools import chain
+
+from shared.codec import Array
+from shared.messages import SamplingParams
+
+MAX_LIST_BYTES = 1 << 20
+"""Of a request in the header of a plan, which holds 4 MiB in all."""
+MAX_LOGPROB = 1e30
+MAX_BAD_SEQUENCES = 1024
+MAX_BAD_WORD_IDS = 4096
+
+
+def list_bytes(params: SamplingParams) -> int:
+    """About what the lists of ``params`` take in msgpack."""
+    ids = len(params.stop_token_ids) + len(params.allowed_token_ids)
+    ids += sum(1 + len(word) for word in params.bad_words)
+    return 5 * ids + 15 * len(params.logit_bias)
+
+
+def params_fault(params: SamplingParams, vocab_size: int) -> str | None:
+    """What nobody can compute with, or None."""
+    if (num_bytes := list_bytes(params)) > MAX_LIST_BYTES:
+        return f"the lists of its parameters take {num_bytes} bytes; the limit is {MAX_LIST_BYTES}"
+    lengths = [len(word) for word in params.bad_words]
+    are_words = all(0 < each <= MAX_BAD_WORD_IDS for each in lengths)
+    if len(lengths) > MAX_BAD_SEQUENCES or not are_words:
+        return (
+            f"bad_words has {len(lengths)} words of {min(lengths)} to {max(lengths)} ids; expected"
+            f" up to {MAX_BAD_SEQUENCES} of 1 to {MAX_BAD_WORD_IDS}"
+        )
+    for name, ids in (
+        ("stop_token_ids", params.stop_token_ids),
+        ("allowed_token_ids", params.allowed_token_ids),
+        ("logit_bias", [token_id for token_id, _ in params.logit_bias]),
+        ("bad_words", list(chain.from_iterable(params.bad_words))),
+    ):
+        if ids and max(ids) >= vocab_size:
+            return f"{name} has the id {max(ids)}; the model has {vocab_size}"
+    return None
+
+
+def ids_fault(ids: Array, vocab_size: int) -> str | None:
+    """Of ids [n] int32 that are none of the model's, or None."""
+    if len(ids) and (ids.min() < 0 or ids.max() >= vocab_size):
+        return f"ids from {ids.min()} to {ids.max()}; the model has {vocab_size}"
+    return None
+
+
+def logprobs_fault(values: Array) -> str | None:
+    """Of logprobs [n] float32, or None. NaN is within no limits."""
+    if len(values) and not -MAX_LOGPROB < values.min() <= values.max() < MAX_LOGPROB:
+        return f"logprobs from {values.min()} to {values.max()}"
+    return None

@@ -1,0 +1,29 @@
+"""Whether two peers serve the same model in the same way."""
+
+from shared.messages import Hello
+
+OF_ALL = {
+    "fingerprint": "model",
+    "vocab_size": "vocab_size",
+    "max_model_len": "max-model-len",
+}
+OF_ONE_KIND = OF_ALL | {
+    "names": "served-model-name",
+    "defaults": "generation-config",
+    "dtype": "dtype",
+    "load_format": "load-format",
+    "logprobs_mode": "logprobs-mode",
+}
+
+
+def difference(hello: Hello, other: Hello) -> str | None:
+    """A setting in which the models of two peers differ, with both values, or None.
+
+    What one of them does not tell, such as a peer of an older version, is no difference.
+    """
+    fields = OF_ONE_KIND if hello.service == other.service else OF_ALL
+    for field, setting in fields.items():
+        value, expected = (getattr(each.model, field, None) for each in (hello, other))
+        if value and expected and value != expected:
+            return f"{setting} is {value}, but {expected} at {other.service} {other.instance}"
+    return None

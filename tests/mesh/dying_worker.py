@@ -1,0 +1,25 @@
+"""A worker without a model that dies in its first step: ``python -m tests.mesh.dying_worker``."""
+
+import os
+
+import numpy as np
+
+from services.worker.progress import Progress
+from services.worker.service import Engine, StepOutput, WorkerService
+from shared.config import WorkerConfig
+from shared.messages import StepPlan
+from shared.service import main
+from tests.mesh.wide_worker import WideEngine
+
+
+class DyingEngine(WideEngine):
+    def step(self, plan: StepPlan, ids: np.ndarray) -> StepOutput:
+        os._exit(9)
+
+
+def build(config: WorkerConfig, progress: Progress) -> Engine:
+    return DyingEngine(config)
+
+
+if __name__ == "__main__":
+    main("worker", WorkerConfig, lambda config: WorkerService(config, build))

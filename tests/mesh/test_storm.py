@@ -1,0 +1,193 @@
+"""Kills, planned restarts, pauses, slow and leaving clients, bad requests and hostile peers, all at
+once: every request ends with its right text or is told to come again, and nothing is left behind.
+"""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+import zmq.asyncio
+
+from cli.keys import main as make_keys
+from shared.address import sockets_of
+from shared.keys import load_keys
+from shared.messages import Cancel, Convert, Credit, Generate, ServiceName, StepResult, Submit
+from tests.mesh.arenas import SchedulerArena, TokenizerArena
+from tests.mesh.fleet import Fleet, running_fleet
+from tests.mesh.soak import own_bytes
+from tests.mesh.storm import Protect, Siege, Storm
+from tests.mesh.storm_clients import Clients, connected
+from tests.mesh.test_chaos import SETTINGS, ready_urls
+from tests.mesh.test_intruders import MODEL, TINY, attacks_on, hello
+from tests.mesh.test_soak import EMPTY
+from tests.mesh.test_tcp_mesh import free_ports
+
+# A text may need longer than usual to its end, and what was taken for deadly is asked for again.
+CALM = SETTINGS | {"DRAIN_TIMEOUT_S": "50", "QUARANTINE_S": "3"}
+NUM_CLIENTS = 16
+NUM_ATTACKS = 200
+# Of what a process of the same kind held before the storm, idle, with every text written twice.
+MAX_MORE_DESCRIPTORS = 3
+MAX_MORE_BYTES = 24 << 20
+
+
+async def start_over_ipc(fleet: Fleet, directory: Path) -> None:
+    await fleet.start_all(scheduler=1, worker=2, tokenizer=2, gateway=2)
+
+
+async def start_over_tcp(fleet: Fleet, directory: Path) -> None:
+    """Each kind in a directory of its own, with keys."""
+    keys = directory / "keys"
+    assert make_keys([str(keys)]) == 0
+    (one, scheduler), (two, _) = free_ports(), free_ports()
+    tokenizers = [f"tcp://127.0.0.1:{port}" for port in (one, two)]
+    below = f"tcp://127.0.0.1:{scheduler}"
+    own = [("scheduler", {"LISTEN_ADDRESS": below})]
+    own += [
+        ("tokenizer", {"LISTEN_ADDRESS": each, "SCHEDULER_ADDRESS": below}) for each in tokenizers
+    ]
+    own += 2 * [("worker", {"SCHEDULER_ADDRESS": below})]
+    own += 2 * [("gateway", {"TOKENIZER_ADDRESS": ",".join(tokenizers)})]
+    for kind, settings in own:
+        folder = directory / kind
+        folder.mkdir(mode=0o700, exist_ok=True)
+        await fleet.start(kind, **settings, MESH_DIR=str(folder), KEYS=str(keys))
+    await fleet.until_ready()
+
+
+STARTS = {"ipc": start_over_ipc, "tcp": start_over_tcp}
+
+
+async def sieges_of(directory: Path, dice: random.Random, transport: str) -> list[Siege]:
+    """Peers of every role that may call, with its key where there are keys."""
+    place = directory / "beside"
+    place.mkdir()
+    tokenizer, scheduler = TokenizerArena(place), SchedulerArena(place)
+    await scheduler.close()
+    parts = [
+        ("tokenizer", hello("gateway"), tokenizer, (Submit, Convert, Cancel, Credit)),
+        ("scheduler", hello("tokenizer", MODEL), scheduler, (Generate, Cancel, Credit)),
+        ("scheduler", hello("worker", MODEL, TINY), scheduler, (StepResult,)),
+    ]
+    return [
+        Siege(
+            kind,
+            who,
+            attacks_on(arena, NUM_ATTACKS, dice, kinds),
+            protector(directory / "keys", who.service, kind) if transport == "tcp" else no_keys,
+        )
+        for kind, who, arena, kinds in parts
+    ]
+
+
+def no_keys(socket: zmq.asyncio.Socket) -> None:
+    pass
+
+
+def protector(folder: Path, service: ServiceName, server: ServiceName) -> Protect:
+    keys = load_keys(folder, service)
+
+    def protect(socket: zmq.asyncio.Socket) -> None:
+        socket.curve_secretkey, socket.curve_publickey = keys.secret, keys.public
+        socket.curve_serverkey = keys.public_of(server)
+
+    return protect
+
+
+def held(fleet: Fleet) -> dict[str, tuple[str, int, int]]:
+    """Kind, descriptors and bytes of each member."""
+    return {
+        each.instance: (each.kind, each.num_descriptors, own_bytes(each.process.pid))
+        for each in fleet.members
+    }
+
+
+async def check_held(fleet: Fleet, before: dict[str, tuple[str, int, int]]) -> None:
+    """Nobody has more than the largest of its kind had; connections need a moment to end."""
+    most = {
+        kind: [max(each[i] for each in before.values() if each[0] == kind) for i in (1, 2)]
+        for kind, _, _ in before.values()
+    }
+    for _ in range(100):
+        more = {
+            name: (num - most[kind][0], num_bytes - most[kind][1])
+            for name, (kind, num, num_bytes) in held(fleet).items()
+            if num > most[kind][0] + MAX_MORE_DESCRIPTORS
+            or num_bytes > most[kind][1] + MAX_MORE_BYTES
+        }
+        if not more:
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"descriptors and bytes more than before the storm: {more}")
+
+
+async def check_nothing_is_left(fleet: Fleet, directory: Path) -> None:
+    await fleet.until_idle()
+    for member in fleet.members:
+        metrics = await member.metrics()
+        left = {name: metrics[name] for name in EMPTY[member.kind] if metrics[name]}
+        assert not left, f"{member.instance}: {left}"
+    async with connected() as session:
+        for gateway in fleet.of("gateway"):
+            assert await (await session.get(f"{gateway.url}/load")).json() == {"server_load": 0}
+    bound = {
+        path
+        for each in fleet.members
+        for path in sockets_of(each.directory, each.kind, each.instance)
+    }
+    assert set(directory.rglob("*.sock")) == bound
+
+
+def check_no_process_is_left(fleet: Fleet) -> None:
+    """Each service leads a session of its own."""
+    sessions = {member.process.pid for member in fleet.started}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            session = int(path.read_text().rpartition(")")[2].split()[3])
+        except OSError:
+            continue
+        assert session not in sessions, path
+
+
+async def weather(directory: Path, seed: int, transport: str, duration_s: float) -> None:
+    dice = random.Random(seed)
+    async with running_fleet(directory, CALM) as fleet:
+        await STARTS[transport](fleet, directory)
+        storm = Storm(fleet, seed, mean_pause_s=1.0, urls=ready_urls(fleet))
+        clients = Clients(storm, NUM_CLIENTS)
+        await clients.learn()
+        await fleet.until_idle()
+        before = held(fleet)
+        sieges = await sieges_of(directory, dice, transport)
+        asking = asyncio.create_task(clients.run())
+        try:
+            await storm.run(duration_s, sieges)
+        finally:
+            clients.is_over = True
+            await asking
+            print(f"seed {seed} over {transport}:", *storm.blows, sep="\n")
+            print(storm.counts, clients.ends)
+        assert not clients.wrong, clients.wrong[:5]
+        assert all(storm.counts[fault] for fault in ("kill", "stop", "pause", "attack"))
+        assert all(clients.ends[end] for end in ("reads", "reads slowly", "errs", "has left"))
+        by_themselves = set(fleet.started) - set(fleet.members) - storm.ended
+        assert not by_themselves, by_themselves
+        await fleet.until_ready()
+        await check_nothing_is_left(fleet, directory)
+        await check_held(fleet, before)
+    check_no_process_is_left(fleet)
+    assert not [path for path in directory.glob("*.log") if "Traceback" in path.read_text()]
+
+
+@pytest.mark.slow
+async def test_a_storm_loses_and_changes_nothing_and_leaves_nothing(tmp_path: Path):
+    await weather(tmp_path, seed=13, transport="ipc", duration_s=20)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+@pytest.mark.parametrize("seed", [20, 25, 31])
+async def test_a_long_storm(tmp_path: Path, seed: int, transport: str):
+    await weather(tmp_path, seed, transport, duration_s=75)

@@ -1,0 +1,255 @@
+"""Connections of clients that send nothing, or no more, and more of them than there are files."""
+
+import asyncio
+import json
+import resource
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from services.gateway.connections import SHED_CONNECTIONS
+from services.gateway.service import GatewayService
+from shared.messages import RequestKey, State
+from tests.services.gateway.fakes import FakeTokenizer, Submitted, running_gateway, until
+from tests.services.gateway.process import gateway_process
+
+NUM_FILES = 1024
+
+
+def post(path: str = "/v1/completions", version: str = "1.1", **fields: Any) -> bytes:
+    body = json.dumps(fields).encode()
+    head = f"POST {path} HTTP/{version}\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def connect(stack: ExitStack, port: int, num: int) -> None:
+    for _ in range(num):
+        stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+
+
+def num_shed(reason: str) -> float:
+    return SHED_CONNECTIONS.labels(reason)._value.get()
+
+
+async def test_more_silent_connections_than_files_neither_end_nor_starve_a_gateway(
+    tmp_path: Path, tokenizer: FakeTokenizer
+) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    body = {"prompt": "a", "stream": True}
+    async with (
+        gateway_process(tmp_path, num_files=NUM_FILES) as gateway,
+        aiohttp.ClientSession(gateway.url) as http,
+    ):
+        stream, request = await begun(http, tokenizer, body)
+        with ExitStack() as stack:
+            # Beside the loop, on which the tokenizer's heartbeats depend.
+            await asyncio.to_thread(connect, stack, gateway.port, NUM_FILES + 76)
+            for _ in range(3):
+                other, answered = await begun(http, tokenizer, body)
+                answered.finish()
+                assert (await other.text()).endswith("data: [DONE]\n\n")
+            request.finish()
+            assert (await stream.text()).endswith("data: [DONE]\n\n")
+            assert gateway.process.returncode is None
+            assert await gateway.metric("shoal_shed_connections_total") >= 76
+            assert await gateway.metric("shoal_connections") < NUM_FILES
+
+
+@pytest.mark.parametrize(("share", "is_answered"), [(6, True), (12, False)])
+async def test_where_all_connections_have_a_request_a_new_one_is_refused(
+    gateway: GatewayService,
+    tokenizer: FakeTokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    share: int,
+    is_answered: bool,
+) -> None:
+    """Of the files a ``share``th is left."""
+    with socket.create_connection(("127.0.0.1", gateway.port)) as busy:
+        busy.sendall(post(prompt="a"))
+        request = await tokenizer.accepted()
+        limit = (busy.fileno() + 4) * share // (share - 1)
+        before = num_shed("refused"), num_shed("closed")
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(post(prompt="b"))
+        answer = await reader.read()
+        writer.close()
+        refused, closed = num_shed("refused") - before[0], num_shed("closed") - before[1]
+        assert (refused, closed) == (is_answered, not is_answered)
+        if is_answered:
+            assert answer.startswith(b"HTTP/1.1 503")
+            for words in (b"Connection: close", b"Retry-After", b"RLIMIT_NOFILE = %d" % limit):
+                assert words in answer
+        request.finish()
+        answer = await asyncio.to_thread(busy.recv, 12)
+        assert answer == b"HTTP/1.1 200"
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/compl", b"POST / HTTP/1.1\r\nHost: a\r\n"])
+async def test_a_request_whose_head_does_not_come_ends_its_connection(
+    tmp_path: Path, sent: bytes
+) -> None:
+    before = num_shed("late")
+    async with running_gateway(tmp_path, header_timeout_s=0.05) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(sent)
+        assert await reader.read() == b""
+        writer.close()
+    assert num_shed("late") == before + 1
+
+
+async def test_a_later_request_has_a_deadline_for_its_head_too(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, header_timeout_s=0.3) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        for _ in range(3):
+            writer.write(b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
+            await asyncio.sleep(0.2)  # in all longer than the deadline of one head
+        writer.write(b"G")
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_a_connection_without_a_request_is_closed(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, keep_alive_timeout_s=0.05) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 200")
+        writer.close()
+
+
+async def test_a_request_longer_than_all_deadlines_is_answered(
+    tmp_path: Path, tokenizer: FakeTokenizer
+) -> None:
+    deadlines = {"header_timeout_s": 0.05, "keep_alive_timeout_s": 0.05}
+    async with running_gateway(tmp_path, **deadlines) as gateway:
+        await until(lambda: gateway.status().state == State.READY)
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http:
+            posting = asyncio.create_task(
+                http.post("/v1/completions", json={"prompt": "a"}).__aenter__()
+            )
+            request = await tokenizer.accepted()
+            await asyncio.sleep(0.2)
+            request.finish()
+            async with await posting as response:
+                assert response.status == 200
+
+
+async def begun(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, body: Any
+) -> tuple[aiohttp.ClientResponse, Submitted]:
+    """A stream whose first text is under way."""
+    posting = asyncio.create_task(http.post("/v1/completions", json=body).__aenter__())
+    request = await tokenizer.accepted()
+    request.text("x")
+    return await posting, request
+
+
+class TestOfAClientThatSendsNoMore:
+    async def test_it_gets_its_whole_answer(self, tmp_path: Path, tokenizer: FakeTokenizer) -> None:
+        async with gateway_process(tmp_path) as gateway:
+            for is_stream in (False, True):
+                reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+                writer.write(post(prompt="a", stream=is_stream))
+                writer.write_eof()
+                request = await tokenizer.submitted.get()
+                await asyncio.sleep(0.3)  # what is seen of an end of what it sends is seen by now
+                request.accept()
+                request.text("ca")
+                await asyncio.sleep(0.3)
+                request.text("rp")
+                request.finish()
+                answer = await reader.read()
+                writer.close()
+                assert b"HTTP/1.1 200 OK" in answer
+                if is_stream:
+                    assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+                    assert b'"text":"ca"' in answer
+                else:
+                    assert b'"text":"carp"' in answer
+            assert tokenizer.cancelled.empty()
+
+    async def test_it_gets_all_answers_of_what_it_has_sent_at_once(
+        self, gateway: GatewayService
+    ) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n" * 3)
+        writer.write_eof()
+        assert (await reader.read()).count(b"HTTP/1.1 200") == 3
+        writer.close()
+
+    @pytest.mark.parametrize("sent", [b"", b"GET / HT", post(prompt="abc")[:-3]])
+    async def test_half_a_request_is_not_waited_for(
+        self, gateway: GatewayService, sent: bytes
+    ) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(sent)
+        writer.write_eof()
+        assert await reader.read() == b""
+        writer.close()
+        await until(lambda: gateway.status().load == 0)
+
+    async def test_one_that_has_left_is_told_from_it(
+        self, tmp_path: Path, tokenizer: FakeTokenizer
+    ) -> None:
+        async with gateway_process(tmp_path) as gateway:
+            for is_stream, is_accepted in (
+                (False, False),
+                (False, True),
+                (True, False),
+                (True, True),
+            ):
+                client = socket.create_connection(("127.0.0.1", gateway.port))
+                client.sendall(post(prompt="a", stream=is_stream))
+                request = await tokenizer.submitted.get()
+                if is_accepted:
+                    request.accept()
+                    request.text("x")
+                    await asyncio.sleep(0.1)
+                client.close()
+                async with asyncio.timeout(10):
+                    cancel = await tokenizer.cancelled.get()
+                assert cancel.keys == [RequestKey(*request.key)]
+            await until_idle(gateway.url)
+
+    async def test_one_that_leaves_later_is_noticed_by_the_next_comment(
+        self, tmp_path: Path, tokenizer: FakeTokenizer
+    ) -> None:
+        async with gateway_process(tmp_path, "--stream-heartbeat-s", "0.5") as gateway:
+            for is_stream in (False, True):
+                client = socket.create_connection(("127.0.0.1", gateway.port))
+                client.sendall(post(prompt="a", stream=is_stream))
+                client.shutdown(socket.SHUT_WR)
+                request = await tokenizer.accepted()
+                await asyncio.sleep(0.7)
+                assert tokenizer.cancelled.empty()
+                client.close()
+                async with asyncio.timeout(10):
+                    cancel = await tokenizer.cancelled.get()
+                assert cancel.keys == [RequestKey(*request.key)]
+
+    async def test_of_http_1_0_it_is_taken_for_one_that_has_left(
+        self, gateway: GatewayService, tokenizer: FakeTokenizer
+    ) -> None:
+        """There is nothing that could be written to it before its answer."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(post(version="1.0", prompt="a"))
+        request = await tokenizer.accepted()
+        writer.write_eof()
+        assert (await tokenizer.cancelled.get()).keys == [RequestKey(*request.key)]
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def until_idle(url: str) -> None:
+    async with asyncio.timeout(20), aiohttp.ClientSession(url) as http:
+        while True:
+            async with http.get("/load") as response:
+                if (await response.json())["server_load"] == 0:
+                    return
+            await asyncio.sleep(0.05)

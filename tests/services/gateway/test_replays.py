@@ -1,0 +1,144 @@
+"""What waits for a tokenizer: how often it is tried again, and who is woken."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from services.gateway.backoff import Backoff
+from services.gateway.mesh import Mesh
+from shared.codec import Array
+from shared.errors import Unavailable
+from shared.messages import (
+    PROTOCOL_MAJOR,
+    PROTOCOL_MINOR,
+    Heartbeat,
+    Hello,
+    Lost,
+    Message,
+    RequestKey,
+    State,
+)
+from shared.peer import Peer
+from tests.services.gateway.fakes import (
+    MODEL,
+    FakeTokenizer,
+    Submitted,
+    running_gateway,
+    until,
+)
+from tests.services.gateway.test_errors import error_of
+
+TEXT = "/v1/completions"
+
+
+@asynccontextmanager
+async def asked(
+    mesh_dir: Path, tokenizer: FakeTokenizer, replay_s: float
+) -> AsyncIterator[tuple[asyncio.Task[aiohttp.ClientResponse], Submitted]]:
+    """A request that its tokenizer has."""
+    async with running_gateway(mesh_dir, replay_s=replay_s) as gateway:
+        await until(lambda: gateway.status().state == State.READY)
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http:
+            task = asyncio.create_task(http.post(TEXT, json={"prompt": "a"}).__aenter__())
+            yield task, await tokenizer.submitted.get()
+
+
+def lose(request: Submitted, is_planned: bool = False) -> None:
+    """As a tokenizer does whose scheduler is gone."""
+    request.peer.send(Lost([RequestKey(*request.key)], is_planned))
+
+
+async def refuse_all(
+    tokenizer: FakeTokenizer, refused: list[Submitted], status: int, **details: Any
+) -> None:
+    while True:
+        request = await tokenizer.submitted.get()
+        refused.append(request)
+        request.fail(status, "full", "no room", **details)
+
+
+@pytest.mark.parametrize(
+    ("status", "details", "most"),
+    [
+        (503, {}, 6),  # after 0.05, 0.15, 0.35, 0.75, 1.55 and 2 s
+        (503, {"retry_after_s": 60.0}, 6),
+        (429, {"retry_after_s": 0.7}, 4),
+        (429, {"retry_after_s": 60.0}, 2),
+    ],
+)
+async def test_a_refused_replay_waits_longer_each_time_and_as_long_as_it_is_told(
+    tmp_path: Path, tokenizer: FakeTokenizer, status: int, details: dict[str, Any], most: int
+) -> None:
+    async with asked(tmp_path, tokenizer, replay_s=2) as (task, request):
+        refused: list[Submitted] = []
+        refusing = asyncio.create_task(refuse_all(tokenizer, refused, status, **details))
+        lose(request)
+        async with await task as response:
+            assert response.status == status
+            assert (await error_of(response))["message"] == "no room"
+        refusing.cancel()
+        assert 1 <= len(refused) <= most
+
+
+async def test_services_that_die_under_a_request_are_counted_and_others_are_not(
+    tmp_path: Path, tokenizer: FakeTokenizer
+) -> None:
+    async with asked(tmp_path, tokenizer, replay_s=30) as (task, request):
+        for is_planned in [True, False, True, False, True]:
+            lose(request, is_planned)
+            request = await tokenizer.submitted.get()
+        lose(request)
+        async with await task as response:
+            assert response.status == 500
+            assert (await error_of(response))["code"] == "too_many_replays"
+            assert response.headers["X-Should-Retry"] == "false"
+
+
+def test_pauses_double_up_to_a_bound() -> None:
+    backoff, times = Backoff(1.0, 4.0), []
+    for _ in range(4):
+        backoff.wait(100.0)
+        times.append(backoff.retry_at_s)
+    backoff.wait(100.0, at_least_s=30.0)
+    assert [*times, backoff.retry_at_s] == [101.0, 102.0, 104.0, 104.0, 130.0]
+
+
+class CountingMesh(Mesh):
+    num_looks = 0
+
+    def _ready(self) -> list[Peer]:
+        self.num_looks += 1
+        return super()._ready()
+
+
+def new_peer() -> Peer:
+    def send(peer: Peer, message: Message, arrays: tuple[Array, ...]) -> None: ...
+
+    return Peer(Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "tokenizer", "t", MODEL), send)
+
+
+async def test_who_waits_for_a_tokenizer_is_woken_by_news_alone() -> None:
+    mesh, peer, num = CountingMesh(30, 60, accept_timeout_s=1), new_peer(), 50
+    mesh.on_up(peer)
+    waiting = [asyncio.create_task(mesh.ready_model()) for _ in range(num)]
+    running = asyncio.create_task(mesh.run())
+    await asyncio.sleep(0.3)
+    for _ in range(3):
+        peer.hear(Heartbeat(State.NOT_READY, "still loading", 0, 0))
+        await asyncio.sleep(0)
+    assert mesh.num_looks <= num + 2, "a look each, and one at what is lost"
+    peer.hear(Heartbeat(State.READY, "", 0, 0))
+    assert await asyncio.gather(*waiting) == [MODEL] * num
+    assert mesh.num_looks <= 2 * (num + 2)
+    running.cancel()
+
+
+async def test_who_waits_in_vain_is_told_why() -> None:
+    mesh = Mesh(30, 0.01, accept_timeout_s=1)
+    with pytest.raises(Unavailable, match="no tokenizer is connected"):
+        await mesh.ready_model()

@@ -1,0 +1,106 @@
+"""Who is let in, and with which words the others are not."""
+
+import re
+from typing import Any
+
+import msgspec
+import pytest
+
+from services.scheduler.block_pool import BlockPool
+from services.scheduler.prefix_index import PrefixIndex
+from services.scheduler.registration import why_refused
+from shared.messages import MAX_BLOCKS, Capacity, Hello, ModelInfo, SamplingDefaults
+
+CAPACITY = Capacity(1000, 16, 128, 512, 2048, 8192)
+MODEL = ModelInfo(["fish"], "f1", vocab_size=8192, max_model_len=2048, created=1)
+OF_WORKER = msgspec.structs.replace(
+    MODEL, names=[], dtype="bfloat16", load_format="safetensors", logprobs_mode="raw_logprobs"
+)
+TOKENIZER = Hello(1, 0, "tokenizer", "t1", MODEL)
+WORKER = Hello(1, 0, "worker", "w1", OF_WORKER, CAPACITY)
+
+
+def tokenizer(**changes: Any) -> Hello:
+    return Hello(1, 0, "tokenizer", "t2", msgspec.structs.replace(MODEL, **changes))
+
+
+def worker(**changes: Any) -> Hello:
+    """``changes`` of the model, and of the capacity where it has such a field."""
+    of_model = {key: value for key, value in changes.items() if key in ModelInfo.__struct_fields__}
+    of_capacity = {
+        key: value for key, value in changes.items() if key in Capacity.__struct_fields__
+    }
+    model = msgspec.structs.replace(OF_WORKER, **of_model)
+    return Hello(1, 0, "worker", "w2", model, msgspec.structs.replace(CAPACITY, **of_capacity))
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        tokenizer(created=2),
+        worker(num_blocks=1, block_size=32, max_num_seqs=1, max_num_batched_tokens=9),
+        worker(num_speculative_tokens=3, adapts_depth=True, stall_s=600.0, num_blocks=MAX_BLOCKS),
+        worker(dtype="", load_format="", logprobs_mode=""),  # of an older version
+    ],
+)
+def test_workers_may_differ_in_size_and_in_what_they_do_not_tell(hello: Hello):
+    assert why_refused(hello, [TOKENIZER, WORKER]) is None
+
+
+@pytest.mark.parametrize(
+    ("hello", "reason"),
+    [
+        (tokenizer(fingerprint="f2"), "model is f2, but f1 at tokenizer t1"),
+        (tokenizer(vocab_size=5), "vocab_size is 5, but 8192 at tokenizer t1"),
+        (tokenizer(max_model_len=99), "max-model-len is 99, but 2048 at tokenizer t1"),
+        (tokenizer(names=["cat"]), r"served-model-name is \['cat'\], but \['fish'\] at tokenizer"),
+        (tokenizer(defaults=SamplingDefaults(top_k=7)), "generation-config is .*top_k=7"),
+        (worker(max_model_len=1), "max-model-len is 1, but 2048 at tokenizer t1"),
+        (worker(fingerprint="f2"), "model is f2, but f1 at tokenizer t1"),
+        (worker(dtype="float32"), "dtype is float32, but bfloat16 at worker w1"),
+        (worker(load_format="dummy"), "load-format is dummy, but safetensors at worker w1"),
+        (
+            worker(logprobs_mode="processed_logprobs"),
+            "logprobs-mode is processed_logprobs, but raw",
+        ),
+    ],
+)
+def test_what_requests_depend_on_must_be_the_same_everywhere(hello: Hello, reason: str):
+    assert re.match(reason, why_refused(hello, [TOKENIZER, WORKER]) or "")
+    assert why_refused(hello, []) is None, "whoever comes first says what it is"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_num_seqs", 1 << 27),
+        ("max_num_seqs", 0),
+        ("num_blocks", 1 << 27),
+        ("block_size", 0),
+        ("max_num_batched_tokens", 1 << 27),
+        ("num_speculative_tokens", 1 << 27),
+        ("num_speculative_tokens", -1),
+        ("max_model_len", 1 << 27),
+        ("vocab_size", 0),
+        ("stall_s", float("nan")),
+    ],
+)
+def test_a_capacity_that_cannot_be_is_refused_before_anything_is_made_of_it(field: str, value: Any):
+    reason = why_refused(worker(**{field: value}), [])
+    assert reason is not None
+    assert reason.startswith(f"{field} is {value}, which is not between ")
+
+
+def test_a_capacity_must_go_with_its_model():
+    model = msgspec.structs.replace(OF_WORKER, vocab_size=5)
+    assert why_refused(msgspec.structs.replace(WORKER, model=model), []) is not None
+    assert why_refused(msgspec.structs.replace(WORKER, capacity=None), []) is not None
+    assert why_refused(msgspec.structs.replace(TOKENIZER, model=None), []) is not None
+
+
+def test_the_largest_pool_holds_no_list_of_its_blocks():
+    pool = BlockPool(MAX_BLOCKS, PrefixIndex())
+    assert pool.try_take(3) == [0, 1, 2]
+    pool.give_back([1, 2])
+    assert pool.try_take(3) == [1, 2, 3]
+    assert pool.num_free == MAX_BLOCKS - 4

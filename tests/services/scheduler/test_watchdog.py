@@ -1,0 +1,31 @@
+"""A worker that owes a result for too long is found, and no other."""
+
+import numpy as np
+
+from services.scheduler.scheduler import Scheduler
+from services.scheduler.watchdog import LOOK_S, Watchdog
+from shared.messages import Capacity, Generate, SamplingParams
+from tests.services.scheduler.simulated_worker import SimulatedWorker
+
+CAPACITY = Capacity(16, 4, 4, 8, 64, stall_s=2 * LOOK_S)
+
+
+def test_only_a_worker_whose_oldest_plan_stays_without_result_is_found():
+    core = Scheduler(max_waiting=10, priority_step_s=10)
+    works = SimulatedWorker(CAPACITY)
+    for worker_id in ("works", "hangs", "idle"):
+        core.add_worker(worker_id, CAPACITY)
+    for name in ("a", "b"):
+        params = SamplingParams(seed=0, max_tokens=40)
+        core.add(Generate(name, 1, 0, 3, params), np.arange(3, dtype=np.int32), 0, 0.0)
+    watchdog = Watchdog(core.workers)
+    assert core.plan("hangs")
+    found = []
+    for _ in range(6):
+        planned = core.plan("works")
+        found.append(watchdog.look())
+        core.absorb("works", *works.step(planned))
+    assert found == [[], [], [], [], ["hangs"], ["hangs"]]
+    core.remove_worker("hangs", 0)
+    core.add_worker("hangs", CAPACITY)
+    assert watchdog.look() == []

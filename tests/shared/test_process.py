@@ -1,0 +1,114 @@
+"""What a service does to its own process, and how it bears that files run out."""
+
+import asyncio
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from socket import AF_UNIX
+from socket import socket as StreamSocket  # noqa: N812
+
+import aiohttp
+import pytest
+
+from shared.address import admin_path
+from tests.shared.recorder import Recorder, got
+
+ROOT = Path(__file__).parent.parent.parent
+MAX_FILES = 64
+TIMEOUT_S = 60
+
+TELLS_ITS_LIMITS = """
+import resource, sys
+from shared.config import SchedulerConfig
+from shared.errors import ConfigError
+from shared.service import main
+
+class Telling:
+    def __init__(self, config): pass
+    def status(self): raise AssertionError("nobody asks yet")
+    async def run(self):
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        raise ConfigError(f"files {limits}, switch {sys.getswitchinterval()}")
+
+main("scheduler", SchedulerConfig, Telling)
+"""
+
+
+def lower_limits(soft: int, hard: int) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_service_takes_all_files_it_may_have_and_its_loop_waits_shortly_for_threads(
+    tmp_path: Path,
+):
+    hard = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 500)
+    done = subprocess.run(
+        [sys.executable, "-c", TELLS_ITS_LIMITS, "--mesh-dir", str(tmp_path)],
+        preexec_fn=lambda: lower_limits(100, hard),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert f"shoal scheduler: files ({hard}, {hard}), switch 0.0005" in done.stderr
+
+
+@asynccontextmanager
+async def gateway_with_few_files(directory: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.gateway", "--mesh-dir", str(directory)),
+        *("--instance", "g0", "--port", "0"),
+        preexec_fn=lambda: lower_limits(MAX_FILES, MAX_FILES),
+        stderr=asyncio.subprocess.PIPE,
+        cwd=ROOT,
+    )
+    yield process
+    if process.returncode is None:
+        process.terminate()
+    await process.communicate()
+
+
+async def until_logged(process: asyncio.subprocess.Process, text: str) -> None:
+    assert process.stderr is not None
+    async with asyncio.timeout(TIMEOUT_S):
+        while text not in (line := (await process.stderr.readline()).decode()):
+            assert line, f"it ended and never said {text}"
+
+
+@pytest.mark.parametrize("num_free", [0, 2])
+async def test_a_service_out_of_files_goes_on_and_finds_its_peers_when_there_are_some_again(
+    tmp_path: Path, num_free: int
+):
+    """With two it can list the directory, but not dial; it may have closed some since they were
+    counted."""
+    path = admin_path(tmp_path, "gateway", "g0")
+    tokenizer = Recorder("tokenizer", "t0")
+    async with gateway_with_few_files(tmp_path) as process:
+        await until_logged(process, "listening")
+        num_used = len(os.listdir(f"/proc/{process.pid}/fd"))
+        idle = [StreamSocket(AF_UNIX) for _ in range(MAX_FILES - num_used - num_free)]
+        for each in idle:
+            each.connect(str(path))
+        tokenizer.link.listen(tmp_path, "gateway")
+        running = asyncio.create_task(tokenizer.link.run())
+        await until_logged(process, "Too many open files")
+        for each in idle:
+            each.close()
+        assert (await got(tokenizer.ups)).hello.instance == "g0"
+        names = ("shoal_lookups_failed_total", "shoal_dials_failed_total")
+        assert sum([await metric(path, name) for name in names]) > 0
+        assert process.returncode is None
+        running.cancel()
+        await tokenizer.link.close("test over")
+
+
+async def metric(path: Path, name: str) -> float:
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as session,
+        session.get("http://admin/metrics") as response,
+    ):
+        lines = (await response.text()).splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
