@@ -13,33 +13,65 @@ from shared.token_arrays import Layout, TokenArrays
 
 def deliver(tokens: Tokens, arrays: TokenArrays, open_requests: OpenRequests) -> list[OpenRequest]:
     """Sends one Deltas to each gateway concerned; returns the requests that have ended. Raises
-    CodecError for what no scheduler of ours sends; what came before it goes out.
+    CodecError for what no scheduler of ours sends, before anything of it goes out.
 
     A stop string found here ends a choice that still runs, so it is cancelled. Rows of what is not
     open (any more) are passed over.
     """
     layout = Layout(tokens.rows, arrays)
+    _check(tokens, open_requests)
     outbox = Outbox(layout)
-    delivery = _Delivery(open_requests, outbox, tokens.finished)
-    try:
-        delivery.push_all(tokens.rows, arrays.ids.tolist())
-        for finished in tokens.finished:
-            delivery.finish(finished)
-    finally:
-        outbox.send()
+    delivery = _Delivery(open_requests, outbox, _stopping(tokens))
+    delivery.push_all(tokens.rows, arrays.ids.tolist())
+    for finished in tokens.finished:
+        delivery.finish(finished)
+    outbox.send()
     DECODED_TOKENS.inc(delivery.num_tokens)
     return delivery.ended
 
 
+def _check(tokens: Tokens, open_requests: OpenRequests) -> None:
+    """Raises CodecError unless every row continues its choice, drafts come before the tokens they
+    are for, and what stops has a token to stop at."""
+    expected: dict[tuple[str, int, bool], int] = {}
+    with_drafts: set[tuple[str, int]] = set()
+    stopping = _stopping(tokens)
+    for row in tokens.rows:
+        found = open_requests.by_sequence(row.request, row.attempt)
+        if found is None:
+            continue
+        sequence, place = (row.request, row.attempt), (row.request, row.attempt, row.of_prompt)
+        start = found[1].num_told if row.of_prompt else found[1].num_tokens
+        start = expected.get(place, start)
+        if row.position != start:
+            of_prompt = " of the prompt" if row.of_prompt else ""
+            raise CodecError(
+                f"{row.request}: token {row.position}{of_prompt} came where {start} belongs"
+            )
+        if row.of_drafts:
+            with_drafts.add(sequence)
+            continue
+        expected[place] = start + row.num_tokens
+        if not row.of_prompt:
+            with_drafts.discard(sequence)
+            if sequence in stopping and not row.num_tokens:
+                raise CodecError(f"{row.request}: it stops without a token")
+    if with_drafts:
+        names = ", ".join(name for name, _ in with_drafts)
+        raise CodecError(f"drafts came without the tokens they are for: {names}")
+
+
+def _stopping(tokens: Tokens) -> set[tuple[str, int]]:
+    return {(each.request, each.attempt) for each in tokens.finished if each.reason == "stop"}
+
+
 class _Delivery:
     def __init__(
-        self, open_requests: OpenRequests, outbox: Outbox, finished: list[Finished]
+        self, open_requests: OpenRequests, outbox: Outbox, stopping: set[tuple[str, int]]
     ) -> None:
         self._open = open_requests
         self._outbox = outbox
-        self._stopping = {
-            (each.request, each.attempt) for each in finished if each.reason == "stop"
-        }
+        self._stopping = stopping
         self._stop_ids: dict[tuple[str, int], int] = {}
         self._drafts: dict[tuple[str, int], tuple[int, TokenRow]] = {}  # their tokens are to come
         self.ended: list[OpenRequest] = []
@@ -50,9 +82,6 @@ class _Delivery:
         for index, row in enumerate(rows):
             self._push(index, row, ids[start : start + row.num_tokens])
             start += row.num_tokens
-        if self._drafts:
-            names = ", ".join(name for name, _ in self._drafts)
-            raise CodecError(f"drafts came without the tokens they are for: {names}")
 
     def _push(self, index: int, row: TokenRow, ids: list[int]) -> None:
         found = self._open.by_sequence(row.request, row.attempt)
@@ -60,7 +89,6 @@ class _Delivery:
             return
         request, choice = found
         choice.num_cached = row.num_cached
-        _check_position(choice, row)
         if row.of_prompt:
             choice.num_told += row.num_tokens
             self._outbox.add_row(request, choice, index, row)
@@ -73,8 +101,6 @@ class _Delivery:
         self, request: OpenRequest, choice: Choice, index: int, row: TokenRow, ids: list[int]
     ) -> None:
         ends_text = (row.request, row.attempt) in self._stopping
-        if ends_text and not ids:
-            raise CodecError(f"{row.request}: it stops without a token")
         if ends_text and ids[-1] in request.submit.params.stop_token_ids:
             self._stop_ids[row.request, row.attempt] = ids[-1]
         text = choice.push(ids, last_is_mute=ends_text and not request.submit.text.includes_stop)
@@ -112,15 +138,6 @@ class _Delivery:
         if not request.choices:
             self._open.pop(request, "finished")
             self.ended.append(request)
-
-
-def _check_position(choice: Choice, row: TokenRow) -> None:
-    expected = choice.num_told if row.of_prompt else choice.num_tokens
-    if row.position != expected:
-        of_prompt = " of the prompt" if row.of_prompt else ""
-        raise CodecError(
-            f"{row.request}: token {row.position}{of_prompt} came where {expected} belongs"
-        )
 
 
 def _first_tokens(row: TokenRow, num: int) -> TokenRow:

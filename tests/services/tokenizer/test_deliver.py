@@ -165,3 +165,16 @@ def test_what_was_told_of_a_prompt_before_is_a_broken_promise(tokenizer: Tokeniz
     one = np.ones(1, np.int32)
     with pytest.raises(CodecError, match="token 2 of the prompt came where 3 belongs"):
         deliver(Tokens([row], []), TokenArrays(one, one.astype(np.float32), one[:0], one), table)
+
+
+def test_nothing_goes_out_of_a_message_with_a_row_that_cannot_be(tokenizer: Tokenizer):
+    """A choice whose tokens came without its end would wait for more of them for ever."""
+    table, gateway = OpenRequests(), FakePeer()
+    for name in "ab":
+        open_request(table, tokenizer, name, gateway)
+    rows = [TokenRow("a/0", 1, 0, 1), TokenRow("b/0", 1, 3, 1)]
+    message = Tokens(rows, [Finished("a/0", 1, 0, "length", 1)])
+    with pytest.raises(CodecError, match="b/0: token 3 came where 0 belongs"):
+        deliver(message, TokenArrays(np.ones(2, np.int32)), table)
+    assert gateway.sent == []
+    assert table.get("a", 1).choices[0].num_tokens == 0
