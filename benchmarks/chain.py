@@ -24,7 +24,7 @@ from benchmarks.report import spread, write
 from services.scheduler.scheduler import Scheduler
 from services.worker.engine import Engine
 from shared.config import EMBEDDED_MODEL, WorkerConfig
-from shared.messages import WINDOW_BYTES, Generate, Grant, SamplingParams
+from shared.messages import WINDOW_BYTES, Generate, Grant, NewSequence, SamplingParams
 from tests.mesh.fleet import running_fleet
 
 PROMPT = "import asyncio\n\n\nasync def main() -> None:\n    "
@@ -51,10 +51,11 @@ class Loop:
     def run(self) -> tuple[float, float]:
         """Seconds to the first token, and of a later step (mean)."""
         self._num_runs += 1
-        name, num_ids = str(self._num_runs), len(self._ids)
+        name, ids = str(self._num_runs), self._ids
         params = SamplingParams(0, temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
         started_s = time.perf_counter()
-        self._core.add(Generate(name, 1, 0, num_ids, params), self._ids, 0, started_s)
+        generate = Generate(name, 1, params, [NewSequence(name)])
+        self._core.add(generate, ids, ids[:0], 0, started_s)
         self._core.grant(Grant(name, 1, NUM_TOKENS, WINDOW_BYTES))
         times_s = [started_s]
         while self._core.sequences:

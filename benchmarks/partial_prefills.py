@@ -21,6 +21,7 @@ from shared.messages import (
     Capacity,
     Generate,
     Grant,
+    NewSequence,
     ResultRow,
     SamplingParams,
     StepResult,
@@ -86,7 +87,8 @@ class Simulation:
         self._arrived_s[name] = now_s
         params = SamplingParams(seed=0, max_tokens=MAX_TOKENS)
         ids = np.full(length, len(self._arrived_s), np.int32)
-        self._core.add(Generate(name, 1, 0, length, params), ids, 0, now_s)
+        generate = Generate(name, 1, params, [NewSequence(name)])
+        self._core.add(generate, ids, ids[:0], 0, now_s)
         self._core.grant(Grant(name, 1, MAX_TOKENS, WINDOW_BYTES))
 
     def _seconds(self, planned: Planned) -> float:

@@ -23,6 +23,7 @@ from shared.messages import (
     Capacity,
     Generate,
     Grant,
+    NewSequence,
     ResultRow,
     SamplingParams,
     StepPlan,
@@ -69,9 +70,9 @@ class Bench:
     def _add(self, number: int) -> None:
         name = f"{number:032x}~{number:08x}/0/0"
         params = SamplingParams(seed=number, max_tokens=MAX_TOKENS)
-        generate = Generate(name, 1, 0, PROMPT_LEN, params)
+        generate = Generate(name, 1, params, [NewSequence(name)])
         ids = np.arange(PROMPT_LEN, dtype=np.int32)
-        self._core.add(generate, ids, number % NUM_ROUTES, float(number))
+        self._core.add(generate, ids, ids[:0], number % NUM_ROUTES, float(number))
         self._core.grant(Grant(name, 1, MAX_TOKENS, WINDOW_BYTES))
 
     def step(self, watch: Stopwatch) -> None:

@@ -260,22 +260,30 @@ class Submit(Row, tag=10, frozen=True):
     owner: Name = ""
 
 
-class Generate(Row, tag=11, frozen=True):
-    """Tokenizer → scheduler: one choice of one prompt, which is a sequence.
+class NewSequence(Row, frozen=True):
+    """A choice of a prompt, under the name that it has from now on. ``num_emitted`` counts its ids
+    in the Generate's second buffer; ``num_told``: as in ChoiceStart."""
 
-    Buffer: int32 ids, ``prompt_len`` of the prompt, then those that were emitted before.
+    request: Name
+    choice: Int32 = 0
+    num_emitted: Int32 = 0
+    num_told: Int32 = 0
+
+
+class Generate(Row, tag=11, frozen=True):
+    """Tokenizer → scheduler: a prompt and its choices, all of which are taken or none. Buffers:
+    int32 ids of the prompt; int32 ids that its sequences have emitted before.
+
     ``priority``: of two that wait the lower number comes first. Only sequences with the same
-    ``cache_salt`` share what is cached. ``num_told``: as in ChoiceStart.
+    ``cache_salt`` share what is cached. The logprobs of the prompt come with choice 0 alone.
     """
 
     request: Name
     attempt: Int32
-    choice: Int32
-    prompt_len: Int32
     params: SamplingParams
+    sequences: Annotated[list[NewSequence], Meta(min_length=1, max_length=MAX_CHOICES)]
     priority: Priority = 0
     cache_salt: Name = ""
-    num_told: Int32 = 0
 
 
 class RequestKey(Row, frozen=True):
@@ -540,7 +548,8 @@ class Vocabulary(Row, tag=28, frozen=True):
 
 class Failed(Row, tag=24, frozen=True):
     """The one bad terminal of a request, up every link; the fields are those of
-    ``errors.RequestError``."""
+    ``errors.RequestError``. A scheduler names the prompt if it takes none of its sequences, and one
+    of them if that breaks later."""
 
     request: Name
     attempt: Int32
@@ -580,7 +589,7 @@ TOKEN_ARRAYS = ({"i4"}, {"f4"}, {"i4"}, {"i4"})
 # The arrays of a message, each of one dimension: the dtypes that each may have. Others have none.
 ARRAYS: dict[type, tuple[set[str], ...]] = {
     Submit: ({"u1", "i4"}, {"i4"}),
-    Generate: ({"i4"},),
+    Generate: ({"i4"}, {"i4"}),
     StepPlan: ({"i4"},),
     Convert: ({"u1", "i4"},),
     Accepted: ({"i4"},),

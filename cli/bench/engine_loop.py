@@ -17,7 +17,7 @@ from services.worker.metrics import MEMORY
 from services.worker.progress import Progress
 from shared.config import WorkerConfig
 from shared.errors import ConfigError, RequestError
-from shared.messages import Generate, Grant, SamplingParams, StepResult
+from shared.messages import Generate, Grant, NewSequence, SamplingParams, StepResult
 from shared.token_arrays import TokenArrays
 
 WORKER = "engine"
@@ -140,12 +140,13 @@ class EngineLoop:
             ignore_eos=True,
             logprobs=logprobs,
         )
-        generate = Generate(str(self._num_added), 1, 0, len(job.ids), params)
+        name = str(self._num_added)
+        generate = Generate(name, 1, params, [NewSequence(name)])
         try:
-            self._core.add(generate, job.ids, 0, perf_counter())
+            self._core.add(generate, job.ids, job.ids[:0], 0, perf_counter())
         except RequestError as error:
             raise ConfigError(error.message) from None
-        self._core.grant(Grant(generate.request, 1, job.max_tokens, UNLIMITED_BYTES))
+        self._core.grant(Grant(name, 1, job.max_tokens, UNLIMITED_BYTES))
 
     def _check_ends(self) -> None:
         """A step that fails takes less time than one that does not."""

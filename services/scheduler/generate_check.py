@@ -4,29 +4,44 @@ import numpy as np
 
 from shared.errors import InvalidRequest
 from shared.faults import ids_fault, params_fault
-from shared.messages import Generate
+from shared.messages import Generate, NewSequence
 
 
 def check_generate(
-    generate: Generate, ids: np.ndarray, vocab_size: int, max_model_len: int
+    generate: Generate,
+    prompt: np.ndarray,
+    emitted: np.ndarray,
+    vocab_size: int,
+    max_model_len: int,
 ) -> None:
-    """``ids`` are its buffer. Raises InvalidRequest, for what no client of a gateway can ask."""
-    prompt_len, max_tokens = generate.prompt_len, generate.params.max_tokens
-    if not 0 < prompt_len <= len(ids):
-        raise InvalidRequest(f"prompt_len is {prompt_len}, and {len(ids)} ids came")
-    if generate.num_told >= prompt_len:
-        raise InvalidRequest(
-            f"num_told is {generate.num_told} of a prompt of {prompt_len} tokens, the first of"
-            " which is never told"
-        )
-    if fault := ids_fault(ids, vocab_size):
-        raise InvalidRequest(f"the sequence has {fault}", param="prompt")
+    """``prompt`` and ``emitted`` are its buffers. Raises InvalidRequest, for what no client of a
+    gateway can ask."""
+    if not len(prompt):
+        raise InvalidRequest("the prompt has no tokens", param="prompt")
+    if len({each.request for each in generate.sequences}) < len(generate.sequences):
+        raise InvalidRequest(f"two sequences of {generate.request} have the same name")
+    num_emitted = sum(each.num_emitted for each in generate.sequences)
+    if num_emitted != len(emitted):
+        raise InvalidRequest(f"{num_emitted} ids were emitted before, and {len(emitted)} came")
+    for ids in (prompt, emitted):
+        if fault := ids_fault(ids, vocab_size):
+            raise InvalidRequest(f"the prompt or what follows has {fault}", param="prompt")
     if fault := params_fault(generate.params, vocab_size):
         raise InvalidRequest(fault)
-    num_emitted = len(ids) - prompt_len
-    end = max_model_len if max_tokens is None else prompt_len + max_tokens
-    if num_emitted and len(ids) >= min(end, max_model_len):
+    max_tokens = generate.params.max_tokens
+    end = max_model_len if max_tokens is None else len(prompt) + max_tokens
+    for sequence in generate.sequences:
+        _check_sequence(sequence, len(prompt), min(end, max_model_len))
+
+
+def _check_sequence(sequence: NewSequence, prompt_len: int, end: int) -> None:
+    if sequence.num_told >= prompt_len:
         raise InvalidRequest(
-            f"{num_emitted} tokens were emitted after {prompt_len} of the prompt; the sequence is"
-            f" full with {min(end, max_model_len)}"
+            f"num_told is {sequence.num_told} of a prompt of {prompt_len} tokens, the first of"
+            " which is never told"
+        )
+    if sequence.num_emitted and prompt_len + sequence.num_emitted >= end:
+        raise InvalidRequest(
+            f"{sequence.num_emitted} tokens were emitted after {prompt_len} of the prompt; the"
+            f" sequence is full with {end}"
         )

@@ -9,6 +9,7 @@ from shared.messages import Admit, Decode, Extend, Prefill, StepPlan
 
 # The plan travels in a header of at most 4 MiB, and lists of blocks and ids are most of it.
 MAX_ADMIT_BYTES = 2 << 20
+MAX_ID_BYTES = 16 << 20  # beside it: every sequence brings its prompt, also those that share one
 
 
 class PlanBuilder:
@@ -34,7 +35,7 @@ class PlanBuilder:
         )
         self.newcomers: list[Sequence] = []
         self._known: list[np.ndarray] = []
-        self._num_admit_bytes = 0
+        self._num_admit_bytes = self._num_id_bytes = 0
 
     @property
     def is_empty(self) -> bool:
@@ -43,7 +44,8 @@ class PlanBuilder:
 
     @property
     def is_full(self) -> bool:
-        return self.budget == 0 or self._num_admit_bytes > MAX_ADMIT_BYTES
+        is_large = self._num_admit_bytes > MAX_ADMIT_BYTES or self._num_id_bytes > MAX_ID_BYTES
+        return self.budget == 0 or is_large
 
     @property
     def ids(self) -> np.ndarray:
@@ -63,6 +65,7 @@ class PlanBuilder:
             self.newcomers.append(sequence)
         ids = sequence.known_ids()
         self._known.append(ids)
+        self._num_id_bytes += ids.nbytes
         self._num_admit_bytes += 5 * len(seat.blocks) + list_bytes(sequence.params)
         self.plan.admit.append(
             Admit(

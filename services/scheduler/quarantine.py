@@ -16,8 +16,9 @@ class Quarantine:
     """A client that repeats such a request would take two workers with each try. Times are
     monotonic. Pure.
 
-    The same request is one with the same prompt, parameters and salt; its seed, which differs with
-    each try unless the client says one, is of no matter. The oldest of ``MAX_QUARANTINED`` gives
+    The same request is one with the same prompt, parameters and salt; of no matter are its seed,
+    which differs with each try unless the client says one, and logprobs of the prompt, which not
+    all of its choices bring. The oldest of ``MAX_QUARANTINED`` gives
     way to a new one.
     """
 
@@ -59,6 +60,6 @@ class Quarantine:
 
 def _digest(prompt: np.ndarray, params: SamplingParams, salt: str) -> bytes:
     """``prompt`` [prompt_len] int32."""
-    seedless = msgspec.structs.replace(params, seed=0)
-    header = msgspec.msgpack.encode((salt, seedless))
+    params = msgspec.structs.replace(params, seed=0, prompt_logprobs=None)
+    header = msgspec.msgpack.encode((salt, params))
     return blake2b(header + prompt.tobytes(), digest_size=16).digest()

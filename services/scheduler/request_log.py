@@ -15,7 +15,8 @@ class RequestLog:
         self._queued_s: dict[tuple[str, int], float] = {}
 
     def refuse(self, generate: Generate, error: RequestError) -> None:
-        log_end(EVENT, generate.request, attempt=generate.attempt, reason=error.code)
+        for each in generate.sequences:
+            log_end(EVENT, each.request, attempt=generate.attempt, reason=error.code)
 
     def begin(self, newcomers: list[Sequence], now_s: float) -> None:
         for sequence in newcomers:

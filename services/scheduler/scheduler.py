@@ -33,6 +33,7 @@ decodes, when its result is there. Who enters begins behind what its worker has 
 from dataclasses import dataclass, field
 from functools import partial
 
+import msgspec
 import numpy as np
 
 from services.scheduler.limits import LacksBlocks, check_length
@@ -50,7 +51,15 @@ from shared.errors import (
     RequestError,
     Unavailable,
 )
-from shared.messages import Capacity, Generate, Grant, StepPlan, StepResult
+from shared.messages import (
+    Capacity,
+    Generate,
+    Grant,
+    NewSequence,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+)
 from shared.token_arrays import TokenArrays, bytes_of
 
 MAX_WORKER_DEATHS = 2
@@ -131,29 +140,34 @@ class Scheduler:
         if not worker.in_flight:
             self._empty(worker)
 
-    def add(self, generate: Generate, ids: np.ndarray, route: int, now_s: float) -> None:
-        """Puts a sequence in the line, or raises the RequestError that refuses it.
+    def add(
+        self, generate: Generate, prompt: np.ndarray, emitted: np.ndarray, route: int, now_s: float
+    ) -> None:
+        """Puts the sequences of a prompt in the line, or raises the RequestError that refuses them.
 
-        ``ids`` [n] int32: the prompt, then what was emitted before.
+        ``prompt`` [prompt_len] int32, which they share; ``emitted`` [n] int32: what each had
+        emitted before, one after the other.
         """
-        prompt, emitted = ids[: generate.prompt_len], ids[generate.prompt_len :]
         self._check(generate, len(prompt))
-        sequence = Sequence(
-            generate.request,
-            generate.attempt,
-            generate.choice,
-            route,
-            (now_s + generate.priority * self._priority_step_s, self._num_added),
-            prompt,
-            generate.params,
-            emitted.tolist(),
-            now_s,
-            generate.cache_salt,
-            num_told=generate.num_told,
-        )
-        self._num_added += 1
-        self.sequences[sequence.key] = sequence
-        self._wait(sequence)
+        end = 0
+        for new in generate.sequences:
+            start, end = end, end + new.num_emitted
+            sequence = Sequence(
+                new.request,
+                generate.attempt,
+                new.choice,
+                route,
+                (now_s + generate.priority * self._priority_step_s, self._num_added),
+                prompt,
+                _params_of(generate, new),
+                emitted[start:end].tolist(),
+                now_s,
+                generate.cache_salt,
+                num_told=new.num_told,
+            )
+            self._num_added += 1
+            self.sequences[sequence.key] = sequence
+            self._wait(sequence)
 
     def grant(self, grant: Grant) -> None:
         """The client has taken more. Ignored for a sequence that is unknown."""
@@ -423,17 +437,19 @@ class Scheduler:
                 self._unplaceable.setdefault(sequence, now_s)
 
     def _check(self, generate: Generate, prompt_len: int) -> None:
-        if (generate.request, generate.attempt) in self.sequences:
-            raise InternalError(f"there is a sequence {generate.request} already")
+        for each in generate.sequences:
+            if (each.request, generate.attempt) in self.sequences:
+                raise InternalError(f"there is a sequence {each.request} already")
         if not self.workers:
             raise Unavailable(
                 "no worker is connected", code="no_worker", retry_after_s=RETRY_AFTER_S
             )
         num_free_slots = sum(worker.num_free_slots for worker in self.workers.values())
-        if len(self.waiting) >= self.max_waiting + num_free_slots:
+        num_waiting = len(self.waiting) + len(generate.sequences)
+        if num_waiting > self.max_waiting + num_free_slots:
             raise Overloaded(
-                f"{len(self.waiting)} sequences wait for a slot (each choice of a request is one);"
-                f" the limit is max-waiting = {self.max_waiting}"
+                f"{num_waiting} sequences would wait for {num_free_slots} free slots (each choice"
+                f" of a request is one); the limit is max-waiting = {self.max_waiting}"
             )
         try:
             capacities = [worker.capacity for worker in self.workers.values()]
@@ -445,6 +461,12 @@ class Scheduler:
             raise Unavailable(
                 error.message, code="no_worker", retry_after_s=RETRY_AFTER_S
             ) from error
+
+
+def _params_of(generate: Generate, new: NewSequence) -> SamplingParams:
+    if new.choice == 0 or generate.params.prompt_logprobs is None:
+        return generate.params
+    return msgspec.structs.replace(generate.params, prompt_logprobs=None)
 
 
 def _blame(sequence: Sequence) -> bool:

@@ -174,7 +174,7 @@ class SchedulerService:
                 self._absorb(peer, message, TokenArrays(*arrays))
                 return
             case Generate(), "tokenizer":
-                self._add(peer, message, arrays[0])
+                self._add(peer, message, *arrays)
             case Cancel(keys), "tokenizer":
                 num_before = len(self._core.sequences)
                 for key in keys:
@@ -197,16 +197,15 @@ class SchedulerService:
         sequence = self._core.sequences.get((named.request, named.attempt))
         return sequence is not None and self._routes.get(sequence.route) is peer
 
-    def _add(self, peer: Peer, generate: Generate, ids: np.ndarray) -> None:
+    def _add(self, peer: Peer, generate: Generate, prompt: np.ndarray, emitted: np.ndarray) -> None:
         (route,) = _keys(self._routes, peer)
         now_s = time.monotonic()
         if not self._core.sequences:
             self._ends.start(now_s)
-        prompt = ids[: generate.prompt_len]
         try:
-            self._check(generate, ids)
+            self._check(generate, prompt, emitted)
             self._quarantine.check(prompt, generate.params, generate.cache_salt, now_s)
-            self._core.add(generate, ids, route, now_s)
+            self._core.add(generate, prompt, emitted, route, now_s)
         except RequestError as error:
             if error.code == QUARANTINED:
                 QUARANTINE_REFUSALS.inc()
@@ -215,14 +214,14 @@ class SchedulerService:
             peer.send(error.to_failed(generate.request, generate.attempt))
             self._log.refuse(generate, error)
         else:
-            peer.send(Accepted(generate.request, generate.attempt), ids[:0])
+            peer.send(Accepted(generate.request, generate.attempt), prompt[:0])
 
-    def _check(self, generate: Generate, ids: np.ndarray) -> None:
+    def _check(self, generate: Generate, prompt: np.ndarray, emitted: np.ndarray) -> None:
         """Without workers it is refused anyway."""
         if self._workers:
             max_len = max(each.capacity.max_model_len for each in self._core.workers.values())
             vocab_size = max(map(_vocab_size, self._workers.values()))
-            check_generate(generate, ids, vocab_size, max_len)
+            check_generate(generate, prompt, emitted, vocab_size, max_len)
 
     def _absorb(self, peer: Peer, result: StepResult, arrays: TokenArrays) -> None:
         (worker_id,) = _keys(self._workers, peer)

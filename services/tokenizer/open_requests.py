@@ -33,7 +33,6 @@ class OpenRequest:
     prompt_ids: Array | None = None
     num_prompt_tokens: int = 0
     choices: dict[int, Choice] = field(default_factory=dict)
-    unaccepted: set[int] = field(default_factory=set)
 
     @property
     def request(self) -> str:
@@ -60,10 +59,6 @@ class OpenRequest:
         """Takes it out of the queue of prompts to encode, or back from the scheduler."""
         if self.encoding is not None:
             self.encoding.cancel()
-        self.withdraw()
-
-    def withdraw(self) -> None:
-        """Takes back from the scheduler what has gone there."""
         if self.scheduler is not None and self.choices:
             self.scheduler.send(Cancel([self.sequence(choice) for choice in self.choices]))
 

@@ -14,33 +14,21 @@ from shared.messages import PromptKind, SamplingParams, Submit
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """One choice, and the ids that an attempt before this one had emitted: [n] int32."""
-
-    choice: Choice
-    resumed: Array
-
-
-@dataclass(frozen=True, slots=True)
 class Prepared:
-    """``ids`` [prompt_len] int32 of the prompt; ``params`` completed by what only we know."""
+    """``ids`` [prompt_len] int32 of the prompt; ``params`` completed by what only we know;
+    ``resumed`` [n] int32: what an attempt before this one had emitted of all ``choices``."""
 
     ids: Array
     params: SamplingParams
-    starts: list[Start]
-
-    def params_of(self, choice: int) -> SamplingParams:
-        """Only the first choice brings the logprobs of the prompt, which all have in common."""
-        if choice == 0 or self.params.prompt_logprobs is None:
-            return self.params
-        return msgspec.structs.replace(self.params, prompt_logprobs=None)
+    resumed: Array
+    choices: list[Choice]
 
 
 def prepare(
     model: TextModel, submit: Submit, prompt: Array, resumed: Array, max_tokens: int | None
 ) -> Prepared:
-    """``resumed`` holds the ids of all choices, concatenated; ``max_tokens`` counts where the
-    client sets no bound, as far as the context goes. Raises InvalidRequest."""
+    """``resumed`` holds the ids of all choices, one after the other; ``max_tokens`` counts where
+    the client sets no bound, as far as the context goes. Raises InvalidRequest."""
     _check_choices(model, submit, resumed)
     ids = encode(model, submit.kind, prompt, submit.text.adds_special_tokens)
     params = submit.params
@@ -49,15 +37,13 @@ def prepare(
         params = msgspec.structs.replace(params, bad_words=bad_words)
     if params.max_tokens is None:
         params = _bounded(params, max(1, model.max_model_len - len(ids)), max_tokens)
-    starts = []
+    choices = []
     end = 0
     for start in submit.choices:
         begin, end = end, end + start.num_ids
-        ids_so_far = resumed[begin:end]
-        stream, so_far = _stream(model, submit), ids_so_far.tolist()
-        choice = Choice(start.choice, stream, so_far, start.num_chars, start.num_told)
-        starts.append(Start(choice, ids_so_far))
-    return Prepared(ids, params, starts)
+        stream, so_far = _stream(model, submit), resumed[begin:end].tolist()
+        choices.append(Choice(start.choice, stream, so_far, start.num_chars, start.num_told))
+    return Prepared(ids, params, resumed, choices)
 
 
 def _check_choices(model: TextModel, submit: Submit, resumed: Array) -> None:

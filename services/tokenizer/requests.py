@@ -6,8 +6,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 
-import numpy as np
-
 from services.tokenizer.conversions import Conversions
 from services.tokenizer.deliver import deliver
 from services.tokenizer.lanes import Lanes
@@ -36,6 +34,7 @@ from shared.messages import (
     Generate,
     Grant,
     Lost,
+    NewSequence,
     RequestKey,
     Submit,
     Tokens,
@@ -178,7 +177,6 @@ class Requests:
             self._fail(request, error)
         except Exception:  # the edge of one request: nobody else may notice
             log.exception("request %s cannot be encoded", request.request)
-            request.withdraw()  # some of its choices may have gone already
             self._fail(request, InternalError("the prompt could not be encoded"))
 
     def _prepare(self, request: OpenRequest, prompt: Array, resumed: Array) -> Prepared:
@@ -196,43 +194,44 @@ class Requests:
             )
         request.scheduler = scheduler
         request.prompt_ids, request.num_prompt_tokens = prepared.ids, len(prepared.ids)
-        for start in prepared.starts:
-            number = start.choice.index
-            request.choices[number] = start.choice
-            request.unaccepted.add(number)
-            generate = Generate(
-                request.sequence(number).request,
-                request.attempt,
-                number,
-                len(prepared.ids),
-                prepared.params_of(number),
-                request.submit.priority,
-                request.submit.cache_salt,
-                start.choice.num_told,
-            )
-            scheduler.send(generate, np.concatenate((prepared.ids, start.resumed)))
+        request.choices = {choice.index: choice for choice in prepared.choices}
+        generate = Generate(
+            request.request,
+            request.attempt,
+            prepared.params,
+            [
+                NewSequence(
+                    request.sequence(start.choice).request,
+                    start.choice,
+                    start.num_ids,
+                    start.num_told,
+                )
+                for start in request.submit.choices
+            ],
+            request.submit.priority,
+            request.submit.cache_salt,
+        )
+        scheduler.send(generate, prepared.ids, prepared.resumed)
 
     # --- up -----------------------------------------------------------------------------------
 
     def accept(self, accepted: Accepted) -> None:
-        found = self._open.by_sequence(accepted.request, accepted.attempt)
-        if found is None:
-            return
-        request, choice = found
-        request.unaccepted.discard(choice.index)
-        if not request.unaccepted and request.prompt_ids is not None:
-            message = Accepted(request.request, request.attempt)
-            request.gateway.send(message, request.prompt_ids)
+        request = self._open.get(accepted.request, accepted.attempt)
+        if request is not None and request.prompt_ids is not None:
+            request.gateway.send(accepted, request.prompt_ids)
             request.prompt_ids = None
 
     def fail(self, failed: Failed) -> None:
         """Without one of its choices a request is worth nothing, so the others end too."""
-        found = self._open.by_sequence(failed.request, failed.attempt)
-        if found is not None:
+        error = RequestError.from_failed(failed)
+        refused = self._open.get(failed.request, failed.attempt)
+        if refused is not None:
+            self._fail(refused, error)
+        elif found := self._open.by_sequence(failed.request, failed.attempt):
             request, choice = found
             del request.choices[choice.index]
             request.cancel()
-            self._fail(request, RequestError.from_failed(failed))
+            self._fail(request, error)
 
     def deliver(self, tokens: Tokens, arrays: TokenArrays) -> None:
         """Raises CodecError for what no scheduler of ours sends."""

@@ -17,6 +17,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "MiMo, bfloat16, heads of 128": {**MIMO, "head_size": 128},
     "MiMo, float32, heads of 64": {**MIMO, "head_size": 64},
 }
+pytestmark = pytest.mark.timeout(900)  # the first test of a model compiles all its kernels
 ASKED = {"tells_processed": True, "acceptance": torch.tensor([0.7])}
 
 

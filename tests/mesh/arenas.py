@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from services.gateway.job import Job, Prompt
@@ -47,6 +48,7 @@ from shared.messages import (
     Lost,
     Message,
     ModelInfo,
+    NewSequence,
     Prefill,
     RequestKey,
     ResultRow,
@@ -186,7 +188,9 @@ class SchedulerArena:
 
     def __init__(self, directory: Path) -> None:
         self._service = SchedulerService(SchedulerConfig(mesh_dir=directory, instance="s"))
-        self.generate = Generate("r~1/0/0", 1, 0, 4, PARAMS)
+        self.generate = Generate("r~1/0", 1, PARAMS, [NewSequence("r~1/0/0")])
+        two = [NewSequence("q~1/0/0", 0, 2), NewSequence("q~1/0/1", 1, 1, 1)]
+        emitted = np.array([5, 6, 7], np.int32)
         key = RequestKey("r~1/0/0", 1)
         row = ResultRow(0, "r~1/0/0", 1, 1, None, None, 3, 2)
         told = ResultRow(0, "r~1/0/0", 1, 3, None, None, 2, 1, of_prompt=True)
@@ -198,8 +202,8 @@ class SchedulerArena:
             np.ones(4, np.int32),
         )
         self.examples: list[Example] = [
-            (self.generate, [PROMPT]),
-            (Generate("q~1/0/0", 1, 0, 2, PLAIN, 1, "salt"), [PROMPT]),
+            (self.generate, [PROMPT, NO_IDS]),
+            (Generate("q~1/0", 1, PLAIN, two, 1, "salt"), [PROMPT, emitted]),
             (Cancel([key]), []),
             (Credit([Grant(*_fields(key), 300, 1 << 22)]), []),
             (StepResult(1, told_only, 0.1, 0.1), [ids, values, top_ids, ranks]),
@@ -226,12 +230,34 @@ class SchedulerArena:
                 NO_ARRAYS,
             ),
             "drafts without tokens": (4, StepResult(1, [drafts]), told_drafts),
-            "3000 emitted ids": (0, self.generate, [np.full(3004, 7, np.int32)]),
-            "an id that the model does not have": (0, self.generate, [PROMPT + 1000]),
+            "3000 emitted ids": (
+                0,
+                Generate("r~1/0", 1, PARAMS, [NewSequence("r~1/0/0", 0, 3000)]),
+                [PROMPT, np.full(3000, 7, np.int32)],
+            ),
+            "more emitted ids than are said": (0, self.generate, [PROMPT, one]),
+            "fewer emitted ids than are said": (
+                0,
+                Generate("r~1/0", 1, PARAMS, [NewSequence("r~1/0/0", 0, 3)]),
+                [PROMPT, one],
+            ),
+            "a sequence twice": (
+                0,
+                Generate("r~1/0", 1, PARAMS, 2 * [NewSequence("r~1/0/0")]),
+                [PROMPT, NO_IDS],
+            ),
+            "an id that the model does not have": (0, self.generate, [PROMPT + 1000, NO_IDS]),
+            "an emitted id that the model does not have": (
+                0,
+                Generate("r~1/0", 1, PARAMS, [NewSequence("r~1/0/0", 0, 1)]),
+                [PROMPT, PROMPT[:1] + 1000],
+            ),
             "long lists": (
                 0,
-                Generate("r~1/0/0", 1, 0, 4, SamplingParams(0, allowed_token_ids=[5] * 300_000)),
-                [PROMPT],
+                msgspec.structs.replace(
+                    self.generate, params=SamplingParams(0, allowed_token_ids=[5] * 300_000)
+                ),
+                [PROMPT, NO_IDS],
             ),
         }
 
@@ -243,7 +269,7 @@ class SchedulerArena:
         is_of_worker = isinstance(self.examples[index][0], StepResult)
         sender = ends.worker if is_of_worker else ends.tokenizer
         if index:
-            self._service.on_message(ends.tokenizer, self.generate, [PROMPT])
+            self._service.on_message(ends.tokenizer, self.generate, [PROMPT, NO_IDS])
         await asyncio.sleep(0)
         try:
             message, arrays = decode(frames)
@@ -319,7 +345,7 @@ class TokenizerArena:
             (Cancel([RequestKey("r~1/0", 1)]), []),
             (Credit([Grant(name, 1, 300, 1 << 22)]), []),
             (Abort(["r"]), []),
-            (Accepted(name, 1), [NO_IDS]),
+            (Accepted("r~1/0", 1), [NO_IDS]),
             (Tokens(rows, [Finished(name, 1, 1, "length", 1)]), told),
             (Failed(name, 1, 400, "t", "c", "m", "prompt", 1.0), []),
         ]
@@ -360,7 +386,7 @@ class TokenizerArena:
             if index:
                 submit, arrays = self.examples[0]
                 self._service.on_message(gateway, submit, arrays)
-                await _until(lambda: len(scheduler.got) >= 2)
+                await _until(lambda: scheduler.got)
             try:
                 message, arrays = decode(frames)
                 self._service.on_message(sender, message, arrays)
@@ -370,7 +396,7 @@ class TokenizerArena:
         is_good = is_good and (kind is Failed or not gateway.take(Failed))
         for generate, arrays in scheduler.take(Generate):
             try:
-                check_generate(generate, arrays[0], self._model.vocab_size, 2048)
+                check_generate(generate, *arrays, self._model.vocab_size, 2048)
             except InvalidRequest:
                 assert index < 3, "what was right has become wrong"
         requests.lose(gateway)

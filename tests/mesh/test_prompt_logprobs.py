@@ -91,7 +91,8 @@ def narrow_windows(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def add_with_less(generate: Generate, *rest: Any) -> None:
         add(generate, *rest)
-        mesh.core.sequences[generate.request, generate.attempt].max_bytes = NARROW_BYTES
+        for new in generate.sequences:
+            mesh.core.sequences[new.request, generate.attempt].max_bytes = NARROW_BYTES
 
     monkeypatch.setattr(mesh.core, "add", add_with_less)
     monkeypatch.setattr(trip, "WINDOW_BYTES", NARROW_BYTES)

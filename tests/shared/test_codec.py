@@ -18,6 +18,7 @@ from shared.messages import (
     Failed,
     Generate,
     Heartbeat,
+    NewSequence,
     RequestKey,
     SamplingParams,
     State,
@@ -26,6 +27,7 @@ from shared.messages import (
     Tokens,
 )
 
+NEW = NewSequence("r/0/0")
 PLAN = StepPlan(1, [], [], [], [], [])
 
 
@@ -39,10 +41,12 @@ def as_received(frames: list) -> list[bytes]:
     st.floats(0, 2),
 )
 def test_a_message_and_its_array_come_back_equal(ids: list[int], seed: int, temperature: float):
-    message = Generate("r/0/0", 1, 0, 3, SamplingParams(seed, temperature))
-    decoded, arrays = decode(as_received(encode(message, [np.array(ids, np.int32)])))
+    new = [NewSequence("r/0/0", 0, len(ids))]
+    message = Generate("r/0", 1, SamplingParams(seed, temperature), new)
+    sent = [np.array(each, np.int32) for each in ([7], ids)]
+    decoded, arrays = decode(as_received(encode(message, sent)))
     assert decoded == message
-    assert arrays[0].tolist() == ids
+    assert [each.tolist() for each in arrays] == [[7], ids]
 
 
 def test_the_header_is_plain_msgpack_of_tag_and_fields():
@@ -138,16 +142,18 @@ def test_a_flipped_byte_is_another_message_or_a_codec_error(data: st.DataObject)
 @pytest.mark.parametrize(
     "message",
     [
-        Generate("r/0/0", -1, 0, 3, SamplingParams(0)),
-        Generate("r" * 300, 1, 0, 3, SamplingParams(0)),
-        Generate("r/0/0", 1, 0, 2**31, SamplingParams(0)),
-        Generate("r/0/0", 1, 0, 3, SamplingParams(2**63)),
-        Generate("r/0/0", 1, 0, 3, SamplingParams(0, temperature=float("nan"))),
-        Generate("r/0/0", 1, 0, 3, SamplingParams(0, stop_token_ids=[-1])),
-        Generate("r/0/0", 1, 0, 3, SamplingParams(0, stop_token_ids=[1] * 129)),
-        Generate("r/0/0", 1, 0, 3, SamplingParams(0, prompt_logprobs=-2)),
+        Generate("r/0", -1, SamplingParams(0), [NEW]),
+        Generate("r" * 300, 1, SamplingParams(0), [NEW]),
+        Generate("r/0", 1, SamplingParams(0), []),
+        Generate("r/0", 1, SamplingParams(0), [NewSequence("r/0/0", 2**31)]),
+        Generate("r/0", 1, SamplingParams(0), [NEW] * 4097),
+        Generate("r/0", 1, SamplingParams(2**63), [NEW]),
+        Generate("r/0", 1, SamplingParams(0, temperature=float("nan")), [NEW]),
+        Generate("r/0", 1, SamplingParams(0, stop_token_ids=[-1]), [NEW]),
+        Generate("r/0", 1, SamplingParams(0, stop_token_ids=[1] * 129), [NEW]),
+        Generate("r/0", 1, SamplingParams(0, prompt_logprobs=-2), [NEW]),
     ],
 )
 def test_numbers_and_names_outside_their_range_are_refused(message: Generate):
     with pytest.raises(CodecError, match=r"Expected|out of range"):
-        decode(as_received(encode(message, [np.zeros(3, np.int32)])))
+        decode(as_received(encode(message, 2 * [np.zeros(3, np.int32)])))

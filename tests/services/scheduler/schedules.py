@@ -16,12 +16,13 @@ from services.scheduler.prefix_index import BlockNames
 from services.scheduler.scheduler import MAX_WORKER_DEATHS, Planned, Refusal, Scheduler
 from services.scheduler.sequence import Emission, Sequence, bytes_told
 from services.scheduler.worker_state import WorkerState
-from shared.errors import InvalidRequest, Overloaded, Unavailable
+from shared.errors import InvalidRequest, Overloaded, RequestError, Unavailable
 from shared.messages import (
     WINDOW_TOKENS,
     Capacity,
     Generate,
     Grant,
+    NewSequence,
     SamplingParams,
     StepPlan,
 )
@@ -170,46 +171,62 @@ class Mesh:
             text = expected_text(prompt, max_tokens, self.stop)
             self.names |= names_of(prompt + text, self.capacity.block_size, salt)
             resumed = text[: max(0, min(random.randint(0, 3), len(text) - 1))]
-            plain = SamplingParams(seed=0, max_tokens=max_tokens)
             num_logprobs = random.choice([None, None, 0, 3])
-            asking = msgspec.structs.replace(plain, prompt_logprobs=num_logprobs)
+            params = SamplingParams(0, max_tokens=max_tokens, prompt_logprobs=num_logprobs)
             # Nobody has emitted anything before all was told of the prompt.
             num_told = int((prompt_len - 1) * (1 if resumed else random.choice([0, 0, 0.4, 1])))
-            priority = random.randint(-3, 3)
-            for choice in range(random.choice([1, 1, 3])):
-                name, params = f"r{self.num_requests}/{choice}", plain if choice else asking
-                generate = Generate(name, 1, choice, prompt_len, params, priority, salt, num_told)
-                self.add(generate, prompt, text, resumed)
+            choices = [
+                NewSequence(f"r{self.num_requests}/{choice}", choice, len(resumed), num_told)
+                for choice in range(random.choice([1, 1, 3]))
+            ]
+            name, priority = f"r{self.num_requests}", random.randint(-3, 3)
+            self.add(Generate(name, 1, params, choices, priority, salt), prompt, text, resumed)
 
     def add(
         self, generate: Generate, prompt: list[int], text: list[int], resumed: list[int]
     ) -> None:
-        name = generate.request
         fits = self.fits(len(prompt) + generate.params.max_tokens)
         route = self.random.randint(0, 2)
+        emitted = resumed * len(generate.sequences)
+        ids = np.array(prompt, np.int32), np.array(emitted, np.int32)
+        before = dict(self.core.sequences)
         try:
-            ids = np.array(prompt + resumed, np.int32)
-            self.core.add(generate, ids, route, now_s=float(self.num_requests))
-        except Unavailable:
-            assert not self.workers
-        except Overloaded:
-            assert len(self.core.waiting) >= 8
-        except InvalidRequest:
-            assert not fits
+            self.core.add(generate, *ids, route, now_s=float(self.num_requests))
+        except RequestError as error:
+            match error:
+                case Unavailable():
+                    assert not self.workers
+                case Overloaded():
+                    assert len(self.core.waiting) + len(generate.sequences) > 8
+                case InvalidRequest():
+                    assert not fits
+            assert self.core.sequences == before, "all of them are taken, or none"
         else:
             assert fits
-            sequence = self.core.sequences[name, 1]
-            assert sequence.max_emitted == len(resumed) + WINDOW_TOKENS
-            window = self.random.randint(1, 40)
-            sequence.max_emitted = len(resumed) + window
-            sequence.max_bytes = 8 * window
-            if generate.params.prompt_logprobs is not None:
-                self.prompts[name] = prompt
-                self.told[name] = prompt[1 : 1 + generate.num_told]
-            self.expected[name] = text
-            self.emitted[name] = list(resumed)
-            self.open.add(name)
-            self.num_siblings += generate.choice > 0
+            for new in generate.sequences:
+                self.open_one(new, generate.params, prompt, text, resumed)
+
+    def open_one(
+        self,
+        new: NewSequence,
+        params: SamplingParams,
+        prompt: list[int],
+        text: list[int],
+        resumed: list[int],
+    ) -> None:
+        name = new.request
+        sequence = self.core.sequences[name, 1]
+        assert sequence.max_emitted == len(resumed) + WINDOW_TOKENS
+        window = self.random.randint(1, 40)
+        sequence.max_emitted = len(resumed) + window
+        sequence.max_bytes = 8 * window
+        if new.choice == 0 and params.prompt_logprobs is not None:
+            self.prompts[name] = prompt
+            self.told[name] = prompt[1 : 1 + new.num_told]
+        self.expected[name] = text
+        self.emitted[name] = list(resumed)
+        self.open.add(name)
+        self.num_siblings += new.choice > 0
 
     def read(self) -> None:
         if self.open:

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable
 
 import msgspec
-import numpy as np
 import pytest
 from prometheus_client import REGISTRY
 
@@ -12,12 +11,12 @@ from services.scheduler.metrics import CoreMetrics, StepMetrics
 from services.scheduler.scheduler import Planned, Scheduler
 from shared.messages import (
     Capacity,
-    Generate,
     Overview,
     ResultRow,
     SamplingParams,
     StepResult,
 )
+from tests.sequences import add_one
 from tests.services.scheduler.simulated_worker import SimulatedWorker
 
 CAPACITY = Capacity(num_blocks=16, block_size=4, max_num_seqs=2, max_num_batched_tokens=8,
@@ -34,8 +33,8 @@ def core() -> Scheduler:
 
 
 def add(core: Scheduler, name: str, prompt_len: int, now_s: float, priority: int = 0) -> None:
-    generate = Generate(name, 1, 0, prompt_len, SamplingParams(seed=0, max_tokens=2), priority)
-    core.add(generate, np.arange(prompt_len, dtype=np.int32), 0, now_s)
+    params = SamplingParams(seed=0, max_tokens=2)
+    add_one(core, name, range(prompt_len), params, now_s, priority=priority)
 
 
 def begin(core: Scheduler, steps: StepMetrics, planned_s: float) -> Planned:

@@ -1,11 +1,11 @@
 """Short prompts beside long ones, and how many may be in the middle of theirs."""
 
-import numpy as np
 import pytest
 
 from services.scheduler.prefills import PrefillLimits
 from services.scheduler.scheduler import Planned, Scheduler
-from shared.messages import Capacity, Generate, SamplingParams
+from shared.messages import Capacity, SamplingParams
+from tests.sequences import add_one
 from tests.services.scheduler.simulated_worker import SimulatedWorker
 
 CAPACITY = Capacity(num_blocks=4000, block_size=16, max_num_seqs=32, max_num_batched_tokens=512,
@@ -28,8 +28,7 @@ class Bench:
 
     def add(self, name: str, prompt_len: int, max_tokens: int = 1, first_id: int = 0) -> None:
         params = SamplingParams(seed=0, max_tokens=max_tokens)
-        ids = np.arange(first_id, first_id + prompt_len, dtype=np.int32)
-        self.core.add(Generate(name, 1, 0, prompt_len, params), ids, 0, 0.0)
+        add_one(self.core, name, range(first_id, first_id + prompt_len), params)
 
     def step(self) -> None:
         planned = self.core.plan("w")

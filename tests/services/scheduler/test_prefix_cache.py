@@ -1,13 +1,13 @@
 """Which sequences find the beginnings of their prompts computed, and where they go for it."""
 
 import msgspec
-import numpy as np
 import pytest
 
 from services.scheduler.placement import SEQUENCE_TOKENS
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.sequence import Emission
-from shared.messages import Admit, Capacity, Generate, SamplingParams
+from shared.messages import Admit, Capacity, SamplingParams
+from tests.sequences import add_one
 from tests.services.scheduler.simulated_worker import SimulatedWorker
 
 CAPACITY = Capacity(num_blocks=16, block_size=4, max_num_seqs=4, max_num_batched_tokens=16,
@@ -24,8 +24,7 @@ def scheduler(capacity: Capacity = CAPACITY, caches_prefixes: bool = True) -> Sc
 
 def add(core: Scheduler, name: str, prompt: list[int], max_tokens: int = 1, salt: str = "") -> None:
     params = SamplingParams(seed=0, max_tokens=max_tokens)
-    generate = Generate(name, 1, 0, len(prompt), params, 0, salt)
-    core.add(generate, np.array(prompt, np.int32), 0, 0.0)
+    add_one(core, name, prompt, params, salt=salt)
 
 
 def step(core: Scheduler, worker: SimulatedWorker, worker_id: str = "w") -> list[Emission]:
@@ -244,7 +243,7 @@ def test_a_block_that_the_end_of_a_text_leaves_uncomputed_is_not_shared():
     core, worker = Scheduler(100, 10, pipeline_depth=2), SimulatedWorker(CAPACITY)
     core.add_worker("w", CAPACITY)
     params = SamplingParams(seed=0, max_tokens=9, prompt_logprobs=0)
-    core.add(Generate("r", 1, 0, 7, params), np.array(PROMPT[:7], np.int32), 0, 0.0)
+    add_one(core, "r", PROMPT[:7], params)
     result, arrays = worker.step(core.plan("w"))
     assert core.plan("w").plan.decode
     told, drawn = result.rows

@@ -8,7 +8,8 @@ import pytest
 from services.scheduler.request_log import RequestLog
 from services.scheduler.sequence import Ended, Sequence
 from shared.errors import Overloaded
-from shared.messages import Generate, SamplingParams
+from shared.messages import SamplingParams
+from tests.sequences import generate_one
 
 NAME = "mine~0a1b/0/0"
 PARAMS = SamplingParams(seed=0)
@@ -73,6 +74,6 @@ def test_two_attempts_are_two(told: Any) -> None:
 
 
 def test_a_refusal_is_told_by_its_code(told: Any) -> None:
-    RequestLog().refuse(Generate(NAME, 1, 0, 3, PARAMS), Overloaded("full"))
+    RequestLog().refuse(generate_one(NAME, PARAMS), Overloaded("full"))
     fields = told()
     assert (fields["request"], fields["reason"]) == ("mine", "overloaded")

@@ -12,13 +12,13 @@ from shared.errors import CodecError, InternalError, InvalidRequest, Unavailable
 from shared.messages import (
     WINDOW_BYTES,
     Capacity,
-    Generate,
     Grant,
     ResultRow,
     SamplingParams,
     StepResult,
 )
 from shared.token_arrays import TokenArrays
+from tests.sequences import add_one
 from tests.services.scheduler.simulated_worker import SimulatedWorker
 
 CAPACITY = Capacity(num_blocks=16, block_size=4, max_num_seqs=4, max_num_batched_tokens=8,
@@ -40,8 +40,7 @@ def add(
     now_s: float = 0,
 ) -> None:
     params = SamplingParams(seed=0, max_tokens=max_tokens)
-    generate = Generate(name, 1, 0, prompt_len, params, priority)
-    core.add(generate, np.arange(prompt_len, dtype=np.int32), 0, now_s)
+    add_one(core, name, range(prompt_len), params, now_s, priority=priority)
 
 
 def step(core: Scheduler, worker: SimulatedWorker, worker_id: str = "w") -> list[Emission]:
@@ -288,22 +287,22 @@ def test_what_does_not_fit_is_refused_with_both_numbers(prompt_len: int, max_tok
 
 
 def test_a_replay_that_fits_no_worker_yet_is_told_to_try_again():
-    core, ids = scheduler(Capacity(8, 4, 4, 8, 64)), np.zeros(40, np.int32)
+    core, prompt = scheduler(Capacity(8, 4, 4, 8, 64)), [0] * 40
     params = SamplingParams(seed=0, max_tokens=20)
     with pytest.raises(InvalidRequest, match="8"):
-        core.add(Generate("r", 1, 0, 40, params), ids, 0, 0)
+        add_one(core, "r", prompt, params, attempt=1)
     with pytest.raises(Unavailable, match="8") as refused:
-        core.add(Generate("r", 2, 0, 40, params), ids, 0, 0)
+        add_one(core, "r", prompt, params, attempt=2)
     assert refused.value.status == 503
     core.add_worker("v", CAPACITY)
-    core.add(Generate("r", 3, 0, 40, params), ids, 0, 0)
+    add_one(core, "r", prompt, params, attempt=3)
 
 
 def test_a_replay_that_fits_no_context_is_told_so_for_all_workers_have_the_same():
     core, params = scheduler(), SamplingParams(seed=0, max_tokens=20)
     for attempt in (1, 2):
         with pytest.raises(InvalidRequest, match="context holds 64") as refused:
-            core.add(Generate("r", attempt, 0, 60, params), np.zeros(60, np.int32), 0, 0)
+            add_one(core, "r", [0] * 60, params, attempt=attempt)
         assert refused.value.code == "context_length_exceeded"
 
 

@@ -5,14 +5,14 @@ from collections import Counter
 from hashlib import sha256
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.scheduler.prefills import PrefillLimits
 from services.scheduler.scheduler import Scheduler
-from shared.messages import Capacity, Generate, SamplingParams
+from shared.messages import Capacity, SamplingParams
+from tests.sequences import add_one
 from tests.services.scheduler.schedules import run_schedule
 from tests.services.scheduler.simulated_worker import SimulatedWorker
 
@@ -75,7 +75,7 @@ def test_sequences_start_in_the_order_they_came(lengths: list[int], budget: int)
     worker = SimulatedWorker(capacity)
     for index, length in enumerate(lengths):
         params = SamplingParams(seed=0, max_tokens=3)
-        core.add(Generate(f"r{index}", 1, 0, length, params), np.ones(length, np.int32), 0, 0.0)
+        add_one(core, f"r{index}", [1] * length, params)
     started: list[str] = []
     while core.sequences:
         planned = core.plan("w")

@@ -1,10 +1,9 @@
 """A worker that owes a result for too long is found, and no other."""
 
-import numpy as np
-
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.watchdog import LOOK_S, Watchdog
-from shared.messages import Capacity, Generate, SamplingParams
+from shared.messages import Capacity, SamplingParams
+from tests.sequences import add_one
 from tests.services.scheduler.simulated_worker import SimulatedWorker
 
 CAPACITY = Capacity(16, 4, 4, 8, 64, stall_s=2 * LOOK_S)
@@ -17,7 +16,7 @@ def test_only_a_worker_whose_oldest_plan_stays_without_result_is_found():
         core.add_worker(worker_id, CAPACITY)
     for name in ("a", "b"):
         params = SamplingParams(seed=0, max_tokens=40)
-        core.add(Generate(name, 1, 0, 3, params), np.arange(3, dtype=np.int32), 0, 0.0)
+        add_one(core, name, range(3), params)
     watchdog = Watchdog(core.workers)
     assert core.plan("hangs")
     found = []

@@ -11,8 +11,9 @@ import numpy as np
 
 from services.scheduler.scheduler import Planned, Scheduler
 from services.worker.engine import Engine
-from shared.messages import Generate, Grant, ResultRow, SamplingParams, StepPlan, StepResult
+from shared.messages import Grant, ResultRow, SamplingParams, StepPlan, StepResult
 from shared.token_arrays import Layout, TokenArrays
+from tests.sequences import add_one
 from tests.services.worker.driver import AnyEngine
 
 UNLIMITED_BYTES = 1 << 40
@@ -79,9 +80,7 @@ def run(
         while waiting or core.sequences:
             while waiting and len(core.sequences) < max_open:
                 index, prompt = waiting.popleft()
-                ids = np.array(prompt, np.int32)
-                generate = Generate(str(index), 1, 0, len(ids), each_params[index])
-                core.add(generate, ids, 0, float(index))
+                add_one(core, str(index), prompt, each_params[index], float(index))
                 core.grant(Grant(str(index), 1, engine.capacity.max_model_len, UNLIMITED_BYTES))
             while (planned := _plan(core, each_depth)) is not None:
                 done.note_plan(planned.plan)

@@ -11,7 +11,7 @@ from kernels.logprobs.reference import logprobs_row
 from services.scheduler.scheduler import Scheduler
 from services.worker import logprobs
 from services.worker.engine import Engine
-from shared.messages import ALL_TOKENS, Generate, SamplingParams
+from shared.messages import ALL_TOKENS, Generate, NewSequence, SamplingParams
 from shared.token_arrays import Layout, TokenArrays, join
 from tests.services.worker.checkpoints import VOCAB_SIZE, random_prompts, true_logits
 from tests.services.worker.driver import ENGINES, Driver, Job, make_engine, model_of
@@ -179,12 +179,10 @@ def test_logits_that_are_no_numbers_fail_their_prompt_alone(
 def run_scheduled(engine: Engine, core: Scheduler, jobs: list[Job]) -> None:
     """Three choices of each of ``jobs``, of which the first asks, all at once."""
     core.add_worker("w", engine.capacity)
-    plain = SamplingParams(0, 0.0, max_tokens=12, ignore_eos=True)
     for number, job in enumerate(jobs):
         ids = np.array(job.prompt, np.int32)
-        for choice in range(3):
-            params = plain if choice else job.params
-            core.add(Generate(f"{number}/{choice}", 1, choice, len(ids), params), ids, 0, 0.0)
+        choices = [NewSequence(f"{number}/{choice}", choice) for choice in range(3)]
+        core.add(Generate(str(number), 1, job.params, choices), ids, ids[:0], 0, 0.0)
     while core.sequences:
         planned = core.plan("w")
         assert planned is not None
