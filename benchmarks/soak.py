@@ -93,7 +93,7 @@ def _first_last_max(values: list[Any]) -> dict[str, Any]:
 async def soak(minutes: float, rate: float, every_s: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         mesh_dir = Path(name)
-        server = servers.Server("shoal", [*servers.SHOAL, "serve", "--mesh-dir", name])
+        server = servers.checkout("--mesh-dir", name)
         async with servers.running(server) as url:
             await Traffic(url, MAX_OPEN).run(WARMUP_REQUESTS, rate, seed=1)
             traffic = Traffic(url, MAX_OPEN)

@@ -1,0 +1,123 @@
+"""What do chats feel of clients beside them that ask for a lot?
+
+Eight streams of short chats, alone and beside neighbours of several kinds: milliseconds from one
+chunk with tokens to the next, as the client sees them. This checkout and an earlier one take turns;
+each measurement has a server that was started for it. Servers, the measuring client and the
+neighbours, a process of their own, share the machine's cores.
+"""
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from benchmarks import servers
+from benchmarks.load import result_of_load
+from benchmarks.neighbour_clients import KINDS
+from benchmarks.report import spread, write
+
+ALONE = "alone"
+NUM_STREAMS = 8
+PERCENTILES = {"p50": 50, "p99": 99, "max": 100}
+LEAD_S = 2  # until the neighbours are in the way
+
+Figures = dict[str, float]
+
+
+async def measure_one(folder: Path, name: str, num_requests: int) -> tuple[Figures, dict[str, Any]]:
+    """Figures of the chats, and how the neighbours' requests ended."""
+    told: dict[str, Any] = {}
+    async with (
+        servers.running(servers.checkout(folder=folder)) as url,
+        _neighbours(url, name, told),
+    ):
+        result = await result_of_load(
+            url,
+            endpoint="chat",
+            concurrency=NUM_STREAMS,
+            num_requests=num_requests,
+            warmup=NUM_STREAMS,
+            input_len=8,
+            output_len=64,
+        )
+    gaps_ms = [gap_s * 1000 for row in result.rows for gap_s in row.itls_s]
+    ttfts_ms = [row.ttft_s * 1000 for row in result.rows]
+    figures = _percentiles("between chunks", gaps_ms) | _percentiles("to the first", ttfts_ms)
+    return figures | {"tokens/s": result.figures["output_tokens_per_s"]}, told
+
+
+def _percentiles(name: str, times_ms: list[float]) -> Figures:
+    return {
+        f"ms {name}, {each}": float(np.percentile(times_ms, share))
+        for each, share in PERCENTILES.items()
+    }
+
+
+@asynccontextmanager
+async def _neighbours(url: str, name: str, told: dict[str, Any]) -> AsyncIterator[None]:
+    if name == ALONE:
+        yield
+        return
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "benchmarks.neighbour_clients", url, name),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        cwd=servers.ROOT,
+    )
+    try:
+        await asyncio.sleep(LEAD_S)
+        yield
+    finally:
+        text, _ = await process.communicate(b"")  # which closes its stdin
+        told.update(json.loads(text))
+
+
+async def measure(folders: dict[str, Path], num_rounds: int, num_requests: int) -> dict[str, Any]:
+    runs: dict[str, dict[str, list[Any]]] = {
+        name: {checkout: [] for checkout in folders} for name in (ALONE, *KINDS)
+    }
+    for _ in range(num_rounds):
+        for name, by_checkout in runs.items():
+            for checkout, folder in folders.items():
+                run = await measure_one(folder, name, num_requests)
+                by_checkout[checkout].append(run)
+                print(f"{name}, {checkout}: {run}", file=sys.stderr)
+    return {
+        name if name == ALONE else f"beside {name}": {
+            checkout: _told(runs) for checkout, runs in by_checkout.items()
+        }
+        for name, by_checkout in runs.items()
+    }
+
+
+def _told(runs: list[tuple[Figures, dict[str, Any]]]) -> dict[str, Any]:
+    chats = [chat for chat, _ in runs]
+    told: dict[str, Any] = {name: spread([chat[name] for chat in chats]) for name in chats[0]}
+    if any(neighbours for _, neighbours in runs):
+        told["neighbours' requests"] = [neighbours for _, neighbours in runs]
+    return told
+
+
+def _commit(folder: Path) -> str:
+    command = ["git", "-C", str(folder), "rev-parse", "--short", "HEAD"]
+    return subprocess.check_output(command, text=True).strip()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--before", type=Path, required=True, help="a checkout to compare with")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=64, help="chats of a measurement")
+    arguments = parser.parse_args()
+    folders = {"before": arguments.before.resolve(), "now": servers.ROOT}
+    results = uvloop.run(measure(folders, arguments.rounds, arguments.requests))
+    commits = {checkout: _commit(folder) for checkout, folder in folders.items()}
+    write("neighbours", {"commits": commits} | results)
