@@ -9,10 +9,12 @@ neighbours, a process of their own, share the machine's cores.
 import argparse
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +25,22 @@ from benchmarks import servers
 from benchmarks.load import result_of_load
 from benchmarks.neighbour_clients import KINDS
 from benchmarks.report import spread, write
+from shared.config import EMBEDDED_MODEL
 
 ALONE = "alone"
 NUM_STREAMS = 8
 PERCENTILES = {"p50": 50, "p99": 99, "max": 100}
 LEAD_S = 2  # until the neighbours are in the way
+MAX_MODEL_LEN = 32_768
+NUM_BLOCKS = 8192
 
 Figures = dict[str, float]
 
 
-async def measure_one(folder: Path, name: str, num_requests: int) -> tuple[Figures, dict[str, Any]]:
-    """Figures of the chats, and how the neighbours' requests ended."""
-    told: dict[str, Any] = {}
-    async with (
-        servers.running(servers.checkout(folder=folder)) as url,
-        _neighbours(url, name, told),
-    ):
+async def measure_one(server: servers.Server, name: str, num_requests: int) -> Figures:
+    """Figures of the chats, and how many of the neighbours' requests were answered."""
+    told: Figures = {}
+    async with servers.running(server) as url, _neighbours(url, name, told):
         result = await result_of_load(
             url,
             endpoint="chat",
@@ -51,7 +53,8 @@ async def measure_one(folder: Path, name: str, num_requests: int) -> tuple[Figur
     gaps_ms = [gap_s * 1000 for row in result.rows for gap_s in row.itls_s]
     ttfts_ms = [row.ttft_s * 1000 for row in result.rows]
     figures = _percentiles("between chunks", gaps_ms) | _percentiles("to the first", ttfts_ms)
-    return figures | {"tokens/s": result.figures["output_tokens_per_s"]}, told
+    figures["chunks of an answer"] = len(gaps_ms) / len(result.rows) + 1
+    return figures | {"tokens/s": result.figures["output_tokens_per_s"]} | told
 
 
 def _percentiles(name: str, times_ms: list[float]) -> Figures:
@@ -62,7 +65,8 @@ def _percentiles(name: str, times_ms: list[float]) -> Figures:
 
 
 @asynccontextmanager
-async def _neighbours(url: str, name: str, told: dict[str, Any]) -> AsyncIterator[None]:
+async def _neighbours(url: str, name: str, told: Figures) -> AsyncIterator[None]:
+    """``told`` gets how many of their requests were answered a second."""
     if name == ALONE:
         yield
         return
@@ -77,33 +81,42 @@ async def _neighbours(url: str, name: str, told: dict[str, Any]) -> AsyncIterato
         yield
     finally:
         text, _ = await process.communicate(b"")  # which closes its stdin
-        told.update(json.loads(text))
+    if process.returncode:
+        raise RuntimeError(f"the neighbours ended with {process.returncode}")
+    told["neighbours' requests/s"] = float(text)
+
+
+@contextmanager
+def _long_model() -> Iterator[Path]:
+    """The embedded model with a larger context, so that long texts are not refused unread."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / EMBEDDED_MODEL.name
+        shutil.copytree(EMBEDDED_MODEL, folder)
+        path = folder / "config.json"
+        config = json.loads(path.read_text()) | {"max_position_embeddings": MAX_MODEL_LEN}
+        path.write_text(json.dumps(config))
+        yield folder
 
 
 async def measure(folders: dict[str, Path], num_rounds: int, num_requests: int) -> dict[str, Any]:
-    runs: dict[str, dict[str, list[Any]]] = {
+    runs: dict[str, dict[str, list[Figures]]] = {
         name: {checkout: [] for checkout in folders} for name in (ALONE, *KINDS)
     }
-    for _ in range(num_rounds):
-        for name, by_checkout in runs.items():
-            for checkout, folder in folders.items():
-                run = await measure_one(folder, name, num_requests)
-                by_checkout[checkout].append(run)
-                print(f"{name}, {checkout}: {run}", file=sys.stderr)
+    with _long_model() as model:
+        flags = ("--model", str(model), "--num-gpu-blocks-override", str(NUM_BLOCKS))
+        for _ in range(num_rounds):
+            for name, by_checkout in runs.items():
+                for checkout, folder in folders.items():
+                    server = servers.checkout(*flags, folder=folder)
+                    by_checkout[checkout].append(await measure_one(server, name, num_requests))
+                    print(f"{name}, {checkout}: {by_checkout[checkout][-1]}", file=sys.stderr)
     return {
         name if name == ALONE else f"beside {name}": {
-            checkout: _told(runs) for checkout, runs in by_checkout.items()
+            checkout: {figure: spread([run[figure] for run in runs]) for figure in runs[0]}
+            for checkout, runs in by_checkout.items()
         }
         for name, by_checkout in runs.items()
     }
-
-
-def _told(runs: list[tuple[Figures, dict[str, Any]]]) -> dict[str, Any]:
-    chats = [chat for chat, _ in runs]
-    told: dict[str, Any] = {name: spread([chat[name] for chat in chats]) for name in chats[0]}
-    if any(neighbours for _, neighbours in runs):
-        told["neighbours' requests"] = [neighbours for _, neighbours in runs]
-    return told
 
 
 def _commit(folder: Path) -> str:
