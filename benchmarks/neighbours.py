@@ -1,9 +1,10 @@
 """What do chats feel of clients beside them that ask for a lot?
 
 Eight streams of short chats, alone and beside neighbours of several kinds: milliseconds from one
-chunk with tokens to the next, as the client sees them. This checkout and an earlier one take turns;
-each measurement has a server that was started for it. Servers, the measuring client and the
-neighbours, a process of their own, share the machine's cores.
+chunk with tokens to the next, as the client sees them; a chunk is a token unless one waited for
+the next. This checkout and an earlier one take turns; each measurement has a server that was
+started for it. Servers, the measuring client and the neighbours, a process of their own, share the
+machine's cores.
 """
 
 import argparse
@@ -30,9 +31,14 @@ from shared.config import EMBEDDED_MODEL
 ALONE = "alone"
 NUM_STREAMS = 8
 PERCENTILES = {"p50": 50, "p99": 99, "max": 100}
+SHOWS_ALL = {"skip_special_tokens": False}  # else what comes after an answer's end is no chunk
 LEAD_S = 2  # until the neighbours are in the way
 MAX_MODEL_LEN = 32_768
 NUM_BLOCKS = 8192
+FLAGS = (
+    *("--num-gpu-blocks-override", str(NUM_BLOCKS)),
+    *("--speculative-config", '{"method": "none"}'),  # else a chunk has several tokens
+)
 
 Figures = dict[str, float]
 
@@ -49,6 +55,7 @@ async def measure_one(server: servers.Server, name: str, num_requests: int) -> F
             warmup=NUM_STREAMS,
             input_len=8,
             output_len=64,
+            extra_body=json.dumps(SHOWS_ALL),
         )
     gaps_ms = [gap_s * 1000 for row in result.rows for gap_s in row.itls_s]
     ttfts_ms = [row.ttft_s * 1000 for row in result.rows]
@@ -103,11 +110,10 @@ async def measure(folders: dict[str, Path], num_rounds: int, num_requests: int) 
         name: {checkout: [] for checkout in folders} for name in (ALONE, *KINDS)
     }
     with _long_model() as model:
-        flags = ("--model", str(model), "--num-gpu-blocks-override", str(NUM_BLOCKS))
         for _ in range(num_rounds):
             for name, by_checkout in runs.items():
                 for checkout, folder in folders.items():
-                    server = servers.checkout(*flags, folder=folder)
+                    server = servers.checkout("--model", str(model), *FLAGS, folder=folder)
                     by_checkout[checkout].append(await measure_one(server, name, num_requests))
                     print(f"{name}, {checkout}: {by_checkout[checkout][-1]}", file=sys.stderr)
     return {
