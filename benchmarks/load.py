@@ -7,11 +7,17 @@ from rich.console import Console
 
 from cli.bench.command import measure, what_to_send
 from cli.bench.options import parse
+from cli.bench.result import Result
 
 
 async def load(url: str, **flags: Any) -> dict[str, Any]:
-    """The figures of one run; ``flags`` are the command's, with underscores. RuntimeError where a
-    request failed or an answer is shorter than asked for: rates of other work compare nothing."""
+    """The figures of one run."""
+    return (await result_of_load(url, **flags)).figures
+
+
+async def result_of_load(url: str, **flags: Any) -> Result:
+    """``flags`` are the command's, with underscores. RuntimeError where a request failed or an
+    answer is shorter than asked for: rates of other work compare nothing."""
     words = [
         word
         for name, value in flags.items()
@@ -26,4 +32,4 @@ async def load(url: str, **flags: Any) -> dict[str, Any]:
             f"{figures['num_failed']} requests failed ({figures['errors']}),"
             f" {figures['num_short']} answers are short"
         )
-    return figures
+    return result

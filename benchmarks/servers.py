@@ -18,23 +18,30 @@ STOP_TIMEOUT_S = 60
 POLL_S = 0.1
 NUM_LINES_TOLD = 20
 KV_CACHE_GIB = 2  # enough for every point, and little beside the weights
-SHOAL = [sys.executable, "-c", "from cli.main import main; main()"]  # this checkout's
+SHOAL = [sys.executable, "-c", "from cli.main import main; main()"]
+ROOT = Path(__file__).parent.parent
 LLAMA_SLOTS = 32
 LLAMA_SLOT_TOKENS = 512
 
 
 @dataclass(frozen=True)
 class Server:
-    """A command to which host and port are added; ``environment`` over our own."""
+    """A command to which host and port are added; ``environment`` over our own. ``folder`` is where
+    it runs: the checkout, for one of ours."""
 
     name: str
     command: list[str]
     environment: dict[str, str] = field(default_factory=dict)
+    folder: Path = ROOT
+
+
+def checkout(*flags: str, name: str = "shoal", folder: Path = ROOT) -> Server:
+    """``shoal serve`` as the code in ``folder`` has it, whatever is installed."""
+    return Server(name, [*SHOAL, "serve", *flags], {"PYTHONPATH": str(folder)}, folder)
 
 
 def shoal(model: Path, *flags: str, name: str = "shoal") -> Server:
-    model_flags = ["--model", str(model), "--dtype", "bfloat16"]
-    return Server(name, [*SHOAL, "serve", *model_flags, *flags])
+    return checkout("--model", str(model), "--dtype", "bfloat16", *flags, name=name)
 
 
 def vllm(python: Path, model: Path) -> Server:
@@ -69,7 +76,7 @@ async def running(server: Server) -> AsyncIterator[str]:
             stdout=log,
             stderr=asyncio.subprocess.STDOUT,
             env=os.environ | {"SHOAL_MESH_DIR": f"{name}/mesh"} | server.environment,
-            cwd=Path(__file__).parent.parent,
+            cwd=server.folder,
             start_new_session=True,
         )
         try:

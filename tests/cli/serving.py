@@ -12,6 +12,8 @@ from pathlib import Path
 
 import aiohttp
 
+from benchmarks.processes import services_of
+
 READY_TIMEOUT_S = 90
 
 
@@ -28,14 +30,7 @@ class Serving:
 
     def children(self) -> dict[str, int]:
         """Process ids by service, of those alive."""
-        found = {}
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                pid = int(entry.name)
-                modules = [word for word in _command_line(pid) if word.startswith("services.")]
-                if modules and f"SHOAL_MESH_DIR={self.directory}/".encode() in _environment(pid):
-                    found[modules[0].removeprefix("services.")] = pid
-        return found
+        return services_of(self.directory)
 
     async def until_ready(self) -> None:
         async with asyncio.timeout(READY_TIMEOUT_S), aiohttp.ClientSession() as session:
@@ -96,20 +91,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _command_line(pid: int) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    except OSError:
-        return []
-
-
-def _environment(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return b""
 
 
 def is_alive(pid: int) -> bool:

@@ -71,10 +71,6 @@ class Member:
         return await asyncio.wait_for(self.process.wait(), 60)
 
     @property
-    def num_descriptors(self) -> int:
-        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
-
-    @property
     def resident_bytes(self) -> int:
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")

@@ -7,10 +7,11 @@ import random
 import statistics
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import aiohttp
+
+from benchmarks.processes import own_bytes
 
 TIMEOUT = aiohttp.ClientTimeout(total=120)
 WORDS = (
@@ -142,10 +143,3 @@ def _growth(samples: list[int]) -> float:
     third = len(samples) // 3
     middle, last = samples[third : 2 * third], samples[2 * third :]
     return statistics.median(last) - statistics.median(middle)
-
-
-def own_bytes(pid: int) -> int:
-    """Its anonymous memory: files that are mapped come and go as the kernel likes."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    (line,) = [line for line in lines if line.startswith("Pss_Anon:")]
-    return int(line.split()[1]) << 10

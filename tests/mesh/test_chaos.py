@@ -9,6 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from benchmarks.processes import num_descriptors
 from tests.mesh.fleet import Fleet, running_fleet
 from tests.mesh.load import Load, StreamError, body_of, stream
 
@@ -74,10 +75,10 @@ async def kill_in_turn(directory: Path, num_rounds: int) -> None:
                         await successor.until_ready()
                         urls[1] = successor.url
                 if turn == 0:
-                    before = steady.num_descriptors, steady.resident_bytes
+                    before = num_descriptors(steady.process.pid), steady.resident_bytes
             await fleet.until_ready()
             await progress(load, NUM_STREAMS)
-            after = steady.num_descriptors, steady.resident_bytes
+            after = num_descriptors(steady.process.pid), steady.resident_bytes
         assert after[0] - before[0] <= NUM_STREAMS, "descriptors of clients come and go, no others"
         assert after[1] - before[1] < MAX_GROWTH_BYTES
 

@@ -245,8 +245,8 @@ def test_steps_of_every_size_leave_little_machine_code_behind() -> None:
     script = """
 import os
 import torch
+from benchmarks.processes import own_bytes
 from services.worker.hardware import bound_kernel_caches
-from tests.mesh.soak import own_bytes
 
 bound_kernel_caches()
 torch.set_num_threads(1)

@@ -1,0 +1,44 @@
+"""What processes hold, as /proc tells it."""
+
+from pathlib import Path
+
+
+def services_of(mesh_dir: Path) -> dict[str, int]:
+    """Process ids by service, of those alive that ``shoal serve`` runs in ``mesh_dir``."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            pid = int(entry.name)
+            modules = [word for word in _command_line(pid) if word.startswith("services.")]
+            if modules and f"SHOAL_MESH_DIR={mesh_dir}/".encode() in _environment(pid):
+                found[modules[0].removeprefix("services.")] = pid
+    return found
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def own_bytes(pid: int) -> int:
+    """Its anonymous memory: files that are mapped come and go as the kernel likes."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith("Pss_Anon:")]
+    return int(line.split()[1]) << 10
+
+
+def num_descriptors(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def _command_line(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return []
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
