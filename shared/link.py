@@ -114,17 +114,19 @@ class Link:
             for dialer in self._dialers:
                 tasks.create_task(dialer.run())
 
-    async def close(self, reason: str) -> None:
-        """Says Bye to everybody and welcomes nobody; nothing more is received.
+    async def close(self, reason: str, is_planned: bool = True) -> None:
+        """Says Bye to everybody and welcomes nobody; nothing more is received. A service that broke
+        has not ``planned`` it and says nothing: its peers shall take it for the loss it is.
 
         zmq throws away what a peer has not read yet when the connection ends, so it ends a little
         later.
         """
         self._is_closing = True
         for peer in self.peers:
-            peer.send(Bye(reason))
+            if is_planned:
+                peer.send(Bye(reason))
             peer.is_up = False
-        if self.peers:
+        if self.peers and is_planned:
             await asyncio.sleep(BYE_S)
         for endpoint in self._endpoints():
             endpoint.close()

@@ -174,7 +174,7 @@ class Heartbeat(Row, tag=2, frozen=True):
 
 
 class Bye(Row, tag=3, frozen=True):
-    """The sender leaves on purpose; nothing follows."""
+    """The sender leaves because it was told to; nothing follows. Who breaks sends none."""
 
     reason: Reason
 

@@ -69,7 +69,7 @@ class GatewayService:
             REGISTRY.unregister(glance)
             self._mesh.fail_all("the server stops")
             await self._runner.cleanup()
-            await self.link.close("the gateway ends")
+            await self.link.close("the gateway ends", is_planned=self._is_draining)
 
     async def drain(self) -> None:
         self._is_draining = True

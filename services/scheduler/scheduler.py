@@ -117,14 +117,17 @@ class Scheduler:
         for sequence in list(filter(worker.fits, self._unplaceable)):
             del self._unplaceable[sequence]
 
-    def remove_worker(self, worker_id: str, now_s: float) -> list[Refusal]:
-        """Its sequences wait for another worker; returns those that may not."""
+    def remove_worker(
+        self, worker_id: str, now_s: float, is_planned: bool = False
+    ) -> list[Refusal]:
+        """Its sequences wait for another worker; returns those that may not. Nobody is blamed for a
+        worker that left on purpose, which may be before a step of it has ended."""
         worker = self.workers.pop(worker_id)
         computed = worker.computed_slots()
         refusals = []
         for slot, sequence in list(worker.running.items()):
             sequence.seat = None
-            if slot in computed and _blame(sequence):
+            if slot in computed and not is_planned and _blame(sequence):
                 text = f"{sequence.num_worker_deaths} workers died while they ran this request"
                 refusals.append(self._refusal(sequence, InternalError(text, code=WORKER_DIED)))
             else:

@@ -96,6 +96,7 @@ class SchedulerService:
         self._new_ids = count()
         self._num_steps = 0
         self._is_planning_due = False
+        self._is_draining = False
         self._idle = asyncio.Event()
 
     async def run(self) -> None:
@@ -107,7 +108,7 @@ class SchedulerService:
                 tasks.create_task(self._watch_workers())
                 await self._link.run()
         finally:
-            await self._link.close("the scheduler leaves")
+            await self._link.close("the scheduler leaves", is_planned=self._is_draining)
 
     async def _watch_workers(self) -> None:
         while True:
@@ -121,6 +122,7 @@ class SchedulerService:
         """Returns soon, for nobody can take over before: gateways replay through the next scheduler
         what is open here. If the tokenizers leave too there is nobody who would, so it ends
         first."""
+        self._is_draining = True
         if self._routes:
             await asyncio.sleep(LOOK_ROUND_S)
         if all(peer.status.state == State.DRAINING for peer in self._routes.values()):
@@ -163,7 +165,7 @@ class SchedulerService:
             del self._workers[worker_id]
             self._steps.forget(worker_id)
             now_s = time.monotonic()
-            self._refuse(self._core.remove_worker(worker_id, now_s))
+            self._refuse(self._core.remove_worker(worker_id, now_s, is_planned=peer.said_bye))
             loop = asyncio.get_running_loop()
             loop.call_later(self._config.worker_grace_s, self._abandon, now_s)
         self._plan_soon()

@@ -71,7 +71,7 @@ class TokenizerService:
                 self._link.dial("scheduler", directory, role="tokenizers", tcp=addresses)
                 await self._link.run()
         finally:
-            await self._link.close("the tokenizer leaves")
+            await self._link.close("the tokenizer leaves", is_planned=self._is_draining)
             self._lanes.close()
 
     def _load(self) -> ModelInfo:

@@ -120,7 +120,7 @@ class WorkerService:
                 tasks.create_task(self._watch_steps())
                 await self._link.run()
         finally:
-            await self._link.close("the worker leaves")
+            await self._link.close("the worker leaves", is_planned=self._is_draining)
 
     async def drain(self) -> None:
         """Ends what it has; what takes longer than half of the time for it is handed back."""

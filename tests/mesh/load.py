@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-TIMEOUT = aiohttp.ClientTimeout(total=120)
+TIMEOUT = aiohttp.ClientTimeout(sock_read=120)
 PROMPTS = ("def add(", "The scheduler", "import os\n", "class Fish:", "Once upon", "for i in")
 
 
@@ -36,7 +36,7 @@ async def stream(session: aiohttp.ClientSession, url: str, body: dict) -> str:
             raise StreamError(f"{response.status}: {await response.text()}")
         async for line in response.content:
             data = line.removeprefix(b"data: ").strip()
-            if not data:
+            if not data or data.startswith(b":"):  # a comment, while nothing comes
                 continue
             if is_done:
                 raise StreamError(f"after [DONE] came {data[:80]!r}")

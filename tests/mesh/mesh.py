@@ -96,10 +96,7 @@ class Mesh:
     async def lose(self, name: str, says_bye: bool = True) -> None:
         """Ends a service without draining; unless it ``says_bye`` its connections just end."""
         service = self.services.pop(name)
-        if not says_bye:
-            link = service.link if name.startswith("gateway") else service._link
-            for peer in link.peers:
-                peer.is_up = False
+        service._is_draining = says_bye
         self.tasks[name].cancel()
         await asyncio.gather(self.tasks.pop(name), return_exceptions=True)
         del service

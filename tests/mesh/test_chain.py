@@ -274,7 +274,8 @@ async def test_a_request_that_workers_died_of_is_not_run_again_for_a_while(
         for _ in range(2):
             mesh.engine.step = hangs
             await mesh.until(lambda: any(worker.in_flight for worker in mesh.core.workers.values()))
-            await mesh.lose("worker")
+            await mesh.lose("worker", says_bye=False)
+            await mesh.until(lambda: not mesh.core.workers)
             mesh.start("worker")
         is_over.set()
         with pytest.raises(openai.InternalServerError, match="2 workers died") as died:

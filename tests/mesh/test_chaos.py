@@ -160,6 +160,30 @@ async def test_a_poisoned_request_takes_two_workers_and_no_other_request(tmp_pat
         assert len(dead) == 2
 
 
+async def test_a_request_that_breaks_tokenizers_takes_three_and_no_more(tmp_path: Path):
+    """They end by themselves, on no purpose."""
+    poison = 4242
+    async with running_fleet(tmp_path, {**SETTINGS, "TEST_POISON": str(poison)}) as fleet:
+        for kind in ("scheduler", "worker", "gateway"):
+            await fleet.start(kind)
+        tokenizers = [
+            await fleet.start("tokenizer", module="tests.mesh.breaking_tokenizer") for _ in range(4)
+        ]
+        await fleet.until_ready()
+        (url,) = ready_urls(fleet)
+        async with aiohttp.ClientSession() as session:
+            body = {"prompt": [5, poison], "max_tokens": 3}
+            async with session.post(f"{url}/v1/completions", json=body) as response:
+                assert response.status == 500
+                assert (await response.json())["error"]["code"] == "too_many_replays"
+            async with asyncio.timeout(60):
+                while len(fleet.of("tokenizer")) > 1:
+                    await asyncio.sleep(0.05)
+            assert await stream(session, url, body_of(0, 24))
+        codes = [tokenizer.process.returncode for tokenizer in tokenizers]
+        assert sorted(codes, key=str) == [1, 1, 1, None]
+
+
 @pytest.mark.slow
 async def test_a_worker_that_is_stopped_for_ten_seconds_mixes_nothing_up(tmp_path: Path):
     async with running_fleet(tmp_path, SETTINGS) as fleet:

@@ -125,9 +125,17 @@ async def test_bye_is_no_loss_and_a_new_instance_is_dialled(pair: Pair):
     down, _ = await pair.up()
     await pair.lower.link.close("done")
     assert await got(pair.upper.downs) == (down, "done")
+    assert down.said_bye
     pair.lower = Recorder("tokenizer", "t1")
     pair.lower.link.listen(pair.directory, "gateway")
     assert (await got(pair.upper.ups)).hello.instance == "t1"
+
+
+async def test_a_service_that_broke_is_lost_to_its_peers(pair: Pair):
+    down, _ = await pair.up()
+    await pair.lower.link.close("broken", is_planned=False)
+    assert await got(pair.upper.downs) == (down, "disconnected")
+    assert not down.said_bye
 
 
 async def test_a_peer_that_was_refused_hears_why_and_nobody_is_up(tmp_path: Path, caplog):

@@ -101,6 +101,18 @@ def test_a_sequence_may_lose_workers_as_long_as_it_goes_on_but_not_for_ever():
     assert len(core.remove_worker("w", 0)) == 1
 
 
+def test_workers_that_leave_on_purpose_within_a_step_are_nobodys_fault():
+    core = scheduler()
+    add(core, "r")
+    for _ in range(MAX_WORKER_DEATHS + 3):
+        core.plan("w")
+        assert computed(core) == {"r"}
+        assert core.remove_worker("w", 0, is_planned=True) == []
+        core.add_worker("w", CAPACITY)
+    core.plan("w")
+    assert core.remove_worker("w", 0) == []
+
+
 def test_a_worker_lost_between_two_steps_is_nobodys_fault():
     core = scheduler()
     add(core, "r")

@@ -1,0 +1,67 @@
+"""A worker without a model, as slow as a test wants it: ``python -m tests.mesh.paced_worker``.
+
+It checks every plan, and each token depends on all ids before it. In the folder that
+SHOAL_TEST_PACE names, a step takes ``STEP_S`` while there is a file ``slow``, and none begins while
+there is a file ``hold``.
+"""
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+
+from services.scheduler.scheduler import Planned
+from services.worker.progress import Progress
+from services.worker.service import Engine, StepOutput, WorkerService
+from shared.config import WorkerConfig
+from shared.messages import Capacity, StepPlan
+from shared.model_folder import read_model_info
+from shared.model_location import locate_model
+from shared.service import main
+from tests.services.scheduler.simulated_worker import SimulatedWorker
+
+STEP_S = 0.15
+LOOK_S = 0.005
+
+
+class PacedEngine:
+    def __init__(self, config: WorkerConfig) -> None:
+        folder = locate_model(config.model).folder
+        self.model_info = read_model_info(folder, [], config.max_model_len)
+        self.capacity = Capacity(
+            num_blocks=8192,
+            block_size=16,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=8192,
+            max_model_len=self.model_info.max_model_len,
+            vocab_size=self.model_info.vocab_size,
+        )
+        self._folder = Path(os.environ["SHOAL_TEST_PACE"])
+        self.reset()
+
+    @property
+    def num_running(self) -> int:
+        return len(self._worker.slots)
+
+    def draft(self) -> None:
+        pass
+
+    def reset(self) -> None:
+        self._worker = SimulatedWorker(self.capacity)
+
+    def step(self, plan: StepPlan, ids: np.ndarray) -> StepOutput:
+        while (self._folder / "hold").exists():
+            time.sleep(LOOK_S)
+        until_s = time.monotonic() + STEP_S
+        while (self._folder / "slow").exists() and time.monotonic() < until_s:
+            time.sleep(LOOK_S)
+        return self._worker.step(Planned(plan, ids))
+
+
+def build(config: WorkerConfig, progress: Progress) -> Engine:
+    return PacedEngine(config)
+
+
+if __name__ == "__main__":
+    main("worker", WorkerConfig, lambda config: WorkerService(config, build))

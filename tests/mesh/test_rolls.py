@@ -1,0 +1,93 @@
+"""Every tier is replaced on purpose, one process after another, under streams that stay open."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.mesh.fleet import Fleet, Member, running_fleet
+from tests.mesh.load import Load
+
+MODULES = {"worker": "tests.mesh.paced_worker"}
+SETTINGS = {"DRAIN_TIMEOUT_S": "1", "REPLAY_S": "120", "READY_WAIT_S": "120"}
+GATEWAY = {"DRAIN_TIMEOUT_S": "50"}  # the streams of the one that leaves end before
+TIERS = ("worker", "tokenizer", "scheduler", "gateway")
+WITHOUT_TOKENS = ("worker", "worker", "tokenizer", "scheduler", "tokenizer")
+
+
+async def start(fleet: Fleet, kind: str) -> Member:
+    own = GATEWAY if kind == "gateway" else {}
+    return await fleet.start(kind, MODULES.get(kind, ""), **own)
+
+
+async def replace(fleet: Fleet, kind: str, urls: list[str]) -> None:
+    """The newest of its kind, as an upgrade does: its successor is there before it is stopped."""
+    old = fleet.of(kind)[-1]
+    new = await start(fleet, kind)
+    if kind == "scheduler":
+        while "state" not in await new.status():
+            await asyncio.sleep(0.05)
+    else:
+        await new.until_ready()
+    if kind == "gateway":
+        urls[:] = [new.url]
+    assert await fleet.stop(old) == 0
+    await fleet.until_ready()
+
+
+async def replace_without_a_token(fleet: Fleet, hold: Path) -> None:
+    """More services leave between two tokens than may die."""
+    hold.touch()
+    for kind in WITHOUT_TOKENS:
+        await replace(fleet, kind, [])
+    for tokenizer in fleet.of("tokenizer"):
+        assert (await tokenizer.metrics())["shoal_decoded_tokens_total"] == 0
+    hold.unlink()
+
+
+async def roll(directory: Path, num_streams: int, num_tokens: int, duration_s: float) -> None:
+    """At least one round. A stream that ended before the last one, or is still open long after,
+    would tell nothing."""
+    hold, slow = directory / "hold", directory / "slow"
+    async with running_fleet(directory, SETTINGS | {"TEST_PACE": str(directory)}) as fleet:
+        for kind in ("scheduler", "worker", "tokenizer", "gateway", "gateway"):
+            await start(fleet, kind)
+        await fleet.until_ready()
+        steady, other = fleet.of("gateway")
+        urls = [other.url]
+        through = Load(num_streams, num_tokens, lambda number: steady.url)
+        beside = Load(num_streams, 16, lambda number: urls[0])
+        await through.learn()
+        await beside.learn()
+        slow.touch()
+        until_s = time.monotonic() + duration_s
+        async with asyncio.TaskGroup() as tasks:
+            for load in (through, beside):
+                tasks.create_task(load.run())
+            await asyncio.sleep(1)
+            while True:
+                for kind in TIERS:
+                    await replace(fleet, kind, urls)
+                await replace_without_a_token(fleet, hold)
+                if time.monotonic() > until_s:
+                    break
+            num_early = through.num_good
+            through.is_over = beside.is_over = True
+            slow.unlink()
+        for load in (through, beside):
+            assert not load.failures, load.failures[:5]
+            assert not load.differences
+        assert num_early == 0
+        assert through.num_good == num_streams
+        await fleet.until_idle()
+
+
+async def test_each_tier_is_rolled_under_open_streams_and_no_stream_notices(tmp_path: Path):
+    await roll(tmp_path, num_streams=8, num_tokens=900, duration_s=0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_each_tier_is_rolled_for_two_minutes_under_open_streams(tmp_path: Path):
+    await roll(tmp_path, num_streams=32, num_tokens=1990, duration_s=120)
