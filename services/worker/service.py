@@ -114,7 +114,8 @@ class WorkerService:
         hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "worker", instance, model, capacity)
         self._link = Link(hello, self, keys)
         addresses = self._config.scheduler_address
-        self._link.dial("scheduler", self._config.mesh_dir, role="workers", tcp=addresses)
+        directory = self._config.mesh_dir
+        self._link.dial("scheduler", directory, role="workers", tcp=addresses, takes_one=True)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._watch_steps())
