@@ -122,14 +122,14 @@ class Scheduler:
                 self._wait(sequence)
                 self.num_requeues += 1
         self._note_unplaceable(now_s)
+        self._hand_over()
         return refusals
 
     def release_worker(self, worker_id: str) -> None:
-        """It leaves before its sequences have ended: they wait for another one."""
+        """It leaves before its sequences have ended: they go to others."""
         worker = self.workers[worker_id]
         worker.is_leaving, worker.admits = True, False
-        if not worker.in_flight:
-            self._empty(worker)
+        self._hand_over()
 
     def add(self, generate: Generate, ids: np.ndarray, route: int, now_s: float) -> None:
         """Puts a sequence in the line, or raises the RequestError that refuses it.
@@ -174,6 +174,7 @@ class Scheduler:
         else:
             self.workers[sequence.seat.worker_id].remove(sequence)
         self._end(sequence, "cancelled")
+        self._hand_over()
 
     def cancel_route(self, route: int) -> None:
         for key in [key for key, sequence in self.sequences.items() if sequence.route == route]:
@@ -185,7 +186,9 @@ class Scheduler:
         abandoned = [each for each, lost_s in unplaceable if lost_s <= since_s]
         for sequence in abandoned:
             self._leave_line(sequence)
-        return [self._refusal(each, error) for each in abandoned]
+        refusals = [self._refusal(each, error) for each in abandoned]
+        self._hand_over()
+        return refusals
 
     def plan(self, worker_id: str, admits: bool = True) -> Planned | None:
         """The next step of a worker, or None while enough are in flight or there is nothing to do.
@@ -222,8 +225,7 @@ class Scheduler:
                 worker.pool.distrust(emission.sequence.seated.blocks)
             if emission.ends:
                 self._forget(worker, emission.sequence, emission.end_reason)
-        if worker.is_leaving and not worker.in_flight:
-            self._empty(worker)
+        self._hand_over()
         return emissions
 
     def reset_prefix_cache(self) -> None:
@@ -232,9 +234,11 @@ class Scheduler:
             worker.pool.forget_cached()
 
     @property
-    def has_waiting(self) -> bool:
-        """Whether somebody would enter a worker that takes it."""
-        return len(self.waiting) + len(self.suspects) > 0
+    def concerns_all(self) -> bool:
+        """Whether what became of one worker is news for others: somebody would enter one that takes
+        it, or is handed over."""
+        is_leaving = any(worker.is_leaving for worker in self.workers.values())
+        return is_leaving or len(self.waiting) + len(self.suspects) > 0
 
     def take_ended(self) -> list[Ended]:
         """All that have ended since the last time."""
@@ -398,10 +402,24 @@ class Scheduler:
             if line.try_remove(sequence):
                 return
 
-    def _empty(self, worker: WorkerState) -> None:
-        for sequence in list(worker.running.values()):
-            worker.remove(sequence)
-            self._wait(sequence)
+    def _hand_over(self) -> None:
+        """What runs on workers that leave waits for others: one sequence at a time, for it stands
+        still until it is computed there as far as it was."""
+        for worker in self.workers.values():
+            while worker.may_hand_over and not self._is_moving(worker.handed_over):
+                sequence = worker.handed_over = worker.oldest
+                worker.remove(sequence)
+                self._wait(sequence)
+
+    def _is_moving(self, sequence: Sequence | None) -> bool:
+        """Whether it was handed over and stands still, and somebody is there to compute it."""
+        return (
+            sequence is not None
+            and self.sequences.get(sequence.key) is sequence
+            and sequence.has_credit
+            and sequence.num_to_compute > 1
+            and any(each.admits and each.fits(sequence) for each in self.workers.values())
+        )
 
     def _forget(self, worker: WorkerState, sequence: Sequence, reason: str) -> None:
         worker.remove(sequence)
