@@ -126,8 +126,10 @@ class Scheduler:
         return refusals
 
     def release_worker(self, worker_id: str) -> None:
-        """It leaves before its sequences have ended: they go to others."""
+        """It leaves before its sequences have ended: they go to others, one at a time; when this is
+        told again, all that are left."""
         worker = self.workers[worker_id]
+        worker.is_in_haste = worker.is_leaving
         worker.is_leaving, worker.admits = True, False
         self._hand_over()
 
@@ -404,9 +406,11 @@ class Scheduler:
 
     def _hand_over(self) -> None:
         """What runs on workers that leave waits for others: one sequence at a time, for it stands
-        still until it is computed there as far as it was."""
+        still until it is computed there as far as it was, or all, if there is no time for that."""
         for worker in self.workers.values():
-            while worker.may_hand_over and not self._is_moving(worker.handed_over):
+            while worker.may_hand_over and (
+                worker.is_in_haste or not self._is_moving(worker.handed_over)
+            ):
                 sequence = worker.handed_over = worker.oldest
                 worker.remove(sequence)
                 self._wait(sequence)

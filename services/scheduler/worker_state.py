@@ -23,8 +23,9 @@ class WorkerState:
     before ``in_flight_since`` results of all workers. The seat that a sequence has left is
     ``leaving`` until the last plan that names it has run.
     ``admits``: it takes new sequences; ``is_leaving``: it wants to be rid of those it has, of which
-    ``handed_over`` was the last that went; ``was_alone``: its last plan computed one suspect and
-    nothing else. Unless ``caches_prefixes`` its index stays empty.
+    ``handed_over`` was the last that went, and ``is_in_haste`` when there is no time for one after
+    the other; ``was_alone``: its last plan computed one suspect and nothing else. Unless
+    ``caches_prefixes`` its index stays empty.
     """
 
     def __init__(self, worker_id: str, capacity: Capacity, caches_prefixes: bool) -> None:
@@ -37,7 +38,7 @@ class WorkerState:
         self.in_flight_since = 0
         self.leaving: list[Seat] = []
         self.admits = True
-        self.is_leaving = False
+        self.is_leaving = self.is_in_haste = False
         self.handed_over: Sequence | None = None
         self.was_alone = False
         self.draft_depth = DraftDepth(capacity)

@@ -124,19 +124,21 @@ class WorkerService:
             await self._link.close("the worker leaves")
 
     async def drain(self) -> None:
-        """Ends what it has; what takes longer than half of the time for it is handed back."""
+        """Ends what it has. What takes longer than half of the time for it is handed over one by
+        one, and after three quarters all that is left."""
         self._is_draining = True
         if self._link is None:
             return
         self._link.tell_status()
         self._note_load()
-        try:
-            async with asyncio.timeout(self._config.drain_timeout_s / 2):
-                await self._idle.wait()
-        except TimeoutError:
-            for peer in self._link.peers:
-                peer.send(Release())
-            await self._idle.wait()
+        for share in (1 / 2, 1 / 4):
+            try:
+                async with asyncio.timeout(self._config.drain_timeout_s * share):
+                    await self._idle.wait()
+            except TimeoutError:
+                for peer in self._link.peers:
+                    peer.send(Release())
+        await self._idle.wait()
 
     def status(self) -> Heartbeat:
         state, reason = self._state()

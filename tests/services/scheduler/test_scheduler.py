@@ -148,6 +148,18 @@ def test_a_worker_that_leaves_hands_over_one_sequence_when_the_one_before_has_ca
     assert running("other") == ["first", "second", "third"]
 
 
+def test_a_worker_that_has_no_time_left_hands_over_all_at_once():
+    core, worker = scheduler(), SimulatedWorker(CAPACITY)
+    for name in ("first", "second", "third"):
+        add(core, name)
+    step(core, worker)
+    core.add_worker("other", CAPACITY)
+    core.release_worker("w")
+    assert len(core.waiting) == 1
+    core.release_worker("w")
+    assert len(core.waiting) == 3
+
+
 def test_who_is_left_when_nobody_takes_what_was_handed_over_waits_too():
     core, worker = scheduler(), SimulatedWorker(CAPACITY)
     for name in ("first", "second"):
