@@ -25,8 +25,9 @@ GREETING_S = 5.0
 class Dialer:
     """Connects to every address of ``service`` that ``sources`` find, with back-off for each.
 
-    A connection outlives its address: only the other end, or silence, ends it. ``protect`` prepares
-    each socket before it is connected.
+    A connection outlives its address: only the other end, or silence, ends it. With ``takes_one``
+    nobody else is dialled while one is up, and whoever is there by then at once when it is down.
+    ``protect`` prepares each socket before it is connected.
     """
 
     def __init__(
@@ -36,12 +37,14 @@ class Dialer:
         sources: Sequence[Source],
         events: PeerEvents,
         protect: Callable[[Socket], None] | None = None,
+        takes_one: bool = False,
     ) -> None:
         self.context = context
         self.service = service
         self.events = events
         self.protect = protect
         self._sources = sources
+        self._takes_one = takes_one
         self._connections: dict[str, _Connection] = {}
         self._attempts: dict[str, _Attempts] = {}
 
@@ -60,6 +63,8 @@ class Dialer:
         known = addresses | self._connections.keys()
         self._attempts = {key: each for key, each in self._attempts.items() if key in known}
         connected = {each.peer.hello.instance for each in self._connections.values() if each.peer}
+        if connected and self._takes_one:
+            return
         for address in addresses - self._connections.keys():
             attempts = self._attempts.setdefault(address, _Attempts())
             if attempts.refused_by not in connected and now_s >= attempts.pause_until_s:

@@ -94,18 +94,20 @@ class Link:
             log.info("listening on %s for %s", self.addresses[-1], who)
 
     def dial(
-        self, service: ServiceName, directory: Path, role: str = "", tcp: Sequence[str] = ()
+        self,
+        service: ServiceName,
+        directory: Path,
+        role: str = "",
+        tcp: Sequence[str] = (),
+        takes_one: bool = False,
     ) -> None:
-        """Connects to all instances of ``service`` there are and there will be, while ``run`` runs:
-        at the addresses ``tcp`` where there are some, else in ``directory``. Raises ConfigError for
-        a key that is missing."""
-        if tcp:
-            sources = [self._source(service, Endpoint.parse(address)) for address in tcp]
-            key = self._key_for(service)
-            self._dialers.append(Dialer(self._context, service, sources, self, key))
-        else:
-            here = Directory(directory, service, role)
-            self._dialers.append(Dialer(self._context, service, [here], self))
+        """Connects to all instances of ``service`` there are and there will be, with ``takes_one``
+        to one at a time, while ``run`` runs: at the addresses ``tcp`` where there are some, else in
+        ``directory``. Raises ConfigError for a key that is missing."""
+        sources: list[Source] = [self._source(service, Endpoint.parse(each)) for each in tcp]
+        key = self._key_for(service) if tcp else None
+        sources = sources or [Directory(directory, service, role)]
+        self._dialers.append(Dialer(self._context, service, sources, self, key, takes_one))
 
     async def run(self) -> None:
         """Dials, sends heartbeats and finds silent peers, until cancelled."""

@@ -518,7 +518,8 @@ class StepResult(Row, tag=23, frozen=True):
 
 
 class Release(Row, tag=25, frozen=True):
-    """Worker → scheduler: take back all sequences, I leave before they would end."""
+    """Worker → scheduler: take back my sequences, I leave before they would end. They go to others
+    one at a time; at a second Release, all that are left."""
 
 
 class Lost(Row, tag=26, frozen=True):

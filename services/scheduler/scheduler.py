@@ -134,14 +134,16 @@ class Scheduler:
                 self._wait(sequence)
                 self.num_requeues += 1
         self._note_unplaceable(now_s)
+        self._hand_over()
         return refusals
 
     def release_worker(self, worker_id: str) -> None:
-        """It leaves before its sequences have ended: they wait for another one."""
+        """It leaves before its sequences have ended: they go to others, one at a time; when this is
+        told again, all that are left."""
         worker = self.workers[worker_id]
+        worker.is_in_haste = worker.is_leaving
         worker.is_leaving, worker.admits = True, False
-        if not worker.in_flight:
-            self._empty(worker)
+        self._hand_over()
 
     def add(
         self, generate: Generate, prompt: np.ndarray, emitted: np.ndarray, route: int, now_s: float
@@ -191,6 +193,7 @@ class Scheduler:
         else:
             self.workers[sequence.seat.worker_id].remove(sequence)
         self._end(sequence, "cancelled")
+        self._hand_over()
 
     def cancel_route(self, route: int) -> None:
         for key in [key for key, sequence in self.sequences.items() if sequence.route == route]:
@@ -202,7 +205,9 @@ class Scheduler:
         abandoned = [each for each, lost_s in unplaceable if lost_s <= since_s]
         for sequence in abandoned:
             self._leave_line(sequence)
-        return [self._refusal(each, error) for each in abandoned]
+        refusals = [self._refusal(each, error) for each in abandoned]
+        self._hand_over()
+        return refusals
 
     def plan(self, worker_id: str, admits: bool = True) -> Planned | None:
         """The next step of a worker, or None while enough are in flight or there is nothing to do.
@@ -239,8 +244,7 @@ class Scheduler:
                 worker.pool.distrust(emission.sequence.seated.blocks)
             if emission.ends:
                 self._forget(worker, emission.sequence, emission.end_reason)
-        if worker.is_leaving and not worker.in_flight:
-            self._empty(worker)
+        self._hand_over()
         return emissions
 
     def reset_prefix_cache(self) -> None:
@@ -249,9 +253,11 @@ class Scheduler:
             worker.pool.forget_cached()
 
     @property
-    def has_waiting(self) -> bool:
-        """Whether somebody would enter a worker that takes it."""
-        return len(self.waiting) + len(self.suspects) > 0
+    def concerns_all(self) -> bool:
+        """Whether what became of one worker is news for others: somebody would enter one that takes
+        it, or is handed over."""
+        is_leaving = any(worker.is_leaving for worker in self.workers.values())
+        return is_leaving or len(self.waiting) + len(self.suspects) > 0
 
     def take_ended(self) -> list[Ended]:
         """All that have ended since the last time."""
@@ -415,10 +421,26 @@ class Scheduler:
             if line.try_remove(sequence):
                 return
 
-    def _empty(self, worker: WorkerState) -> None:
-        for sequence in list(worker.running.values()):
-            worker.remove(sequence)
-            self._wait(sequence)
+    def _hand_over(self) -> None:
+        """What runs on workers that leave waits for others: one sequence at a time, for it stands
+        still until it is computed there as far as it was, or all, if there is no time for that."""
+        for worker in self.workers.values():
+            while worker.may_hand_over and (
+                worker.is_in_haste or not self._is_moving(worker.handed_over)
+            ):
+                sequence = worker.handed_over = worker.oldest
+                worker.remove(sequence)
+                self._wait(sequence)
+
+    def _is_moving(self, sequence: Sequence | None) -> bool:
+        """Whether it was handed over and stands still, and somebody is there to compute it."""
+        return (
+            sequence is not None
+            and self.sequences.get(sequence.key) is sequence
+            and sequence.has_credit
+            and sequence.num_to_compute > 1
+            and any(each.admits and each.fits(sequence) for each in self.workers.values())
+        )
 
     def _forget(self, worker: WorkerState, sequence: Sequence, reason: str) -> None:
         worker.remove(sequence)

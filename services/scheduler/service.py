@@ -237,7 +237,7 @@ class SchedulerService:
         for route, group in groupby(emissions, key=lambda each: each.sequence.route):
             self._forward(route, list(group), layout)
         self._account()
-        if self._core.has_waiting:  # another worker may be the one for them now
+        if self._core.concerns_all:
             self._plan_soon()
 
     def _refuse(self, refusals: list[Refusal]) -> None:

@@ -22,9 +22,10 @@ class WorkerState:
     ``in_flight`` are the plans whose results have not come, in order, none of which was the oldest
     before ``in_flight_since`` results of all workers. The seat that a sequence has left is
     ``leaving`` until the last plan that names it has run.
-    ``admits``: it takes new sequences; ``is_leaving``: it wants to be rid of those it has;
-    ``was_alone``: its last plan computed one suspect and nothing else. Unless ``caches_prefixes``
-    its index stays empty.
+    ``admits``: it takes new sequences; ``is_leaving``: it wants to be rid of those it has, of which
+    ``handed_over`` was the last that went, and ``is_in_haste`` when there is no time for one after
+    the other; ``was_alone``: its last plan computed one suspect and nothing else. Unless
+    ``caches_prefixes`` its index stays empty.
     """
 
     def __init__(self, worker_id: str, capacity: Capacity, caches_prefixes: bool) -> None:
@@ -37,7 +38,8 @@ class WorkerState:
         self.in_flight_since = 0
         self.leaving: list[Seat] = []
         self.admits = True
-        self.is_leaving = False
+        self.is_leaving = self.is_in_haste = False
+        self.handed_over: Sequence | None = None
         self.was_alone = False
         self.draft_depth = DraftDepth(capacity)
         self._verify_depth = 0  # drafts that each sequence has, at most, when the last plan has run
@@ -58,6 +60,15 @@ class WorkerState:
     @property
     def has_stalled(self) -> bool:
         return any(not sequence.has_credit for sequence in self.running.values())
+
+    @property
+    def may_hand_over(self) -> bool:
+        return self.is_leaving and bool(self.running) and not self.in_flight
+
+    @property
+    def oldest(self) -> Sequence:
+        """Of those that run."""
+        return min(self.running.values(), key=_order)
 
     def begin_plan(self) -> PlanBuilder:
         self._free_slots.extend(self._released)

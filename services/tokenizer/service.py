@@ -68,7 +68,9 @@ class TokenizerService:
                 )
                 directory, addresses = self._config.mesh_dir, self._config.scheduler_address
                 self._link.listen(directory, "gateway", tcp=self._config.listen_address)
-                self._link.dial("scheduler", directory, role="tokenizers", tcp=addresses)
+                self._link.dial(
+                    "scheduler", directory, role="tokenizers", tcp=addresses, takes_one=True
+                )
                 await self._link.run()
         finally:
             await self._link.close("the tokenizer leaves", is_planned=self._is_draining)

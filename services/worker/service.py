@@ -114,7 +114,8 @@ class WorkerService:
         hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "worker", instance, model, capacity)
         self._link = Link(hello, self, keys)
         addresses = self._config.scheduler_address
-        self._link.dial("scheduler", self._config.mesh_dir, role="workers", tcp=addresses)
+        directory = self._config.mesh_dir
+        self._link.dial("scheduler", directory, role="workers", tcp=addresses, takes_one=True)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._watch_steps())
@@ -123,19 +124,21 @@ class WorkerService:
             await self._link.close("the worker leaves", is_planned=self._is_draining)
 
     async def drain(self) -> None:
-        """Ends what it has; what takes longer than half of the time for it is handed back."""
+        """Ends what it has. What takes longer than half of the time for it is handed over one by
+        one, and after three quarters all that is left."""
         self._is_draining = True
         if self._link is None:
             return
         self._link.tell_status()
         self._note_load()
-        try:
-            async with asyncio.timeout(self._config.drain_timeout_s / 2):
-                await self._idle.wait()
-        except TimeoutError:
-            for peer in self._link.peers:
-                peer.send(Release())
-            await self._idle.wait()
+        for share in (1 / 2, 1 / 4):
+            try:
+                async with asyncio.timeout(self._config.drain_timeout_s * share):
+                    await self._idle.wait()
+            except TimeoutError:
+                for peer in self._link.peers:
+                    peer.send(Release())
+        await self._idle.wait()
 
     def status(self) -> Heartbeat:
         state, reason = self._state()

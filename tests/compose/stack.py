@@ -80,6 +80,19 @@ class Stack:
         flags = [f"--scale={service}={num}" for service, num in nums.items()]
         await self.compose("up", "-d", "--no-build", *flags)
 
+    async def begin_replacement(self, service: str) -> list[str]:
+        """The first command of docs/operate.md: new containers beside the old, whose ids it
+        returns, until they are healthy."""
+        old = await self.containers(service)
+        grow = ("--no-recreate", "--no-build", "--wait", f"--scale={service}={2 * len(old)}")
+        await self.compose("up", "-d", *grow, service)
+        return old
+
+    async def end_replacement(self, old: list[str]) -> None:
+        """Its second command."""
+        await self.docker("stop", *old)
+        await self.docker("rm", *old)
+
     async def containers(self, service: str) -> list[str]:
         """The ids of those that run."""
         return (await self.compose("ps", "-q", service)).split()

@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,6 +27,7 @@ pytestmark = [
 
 NUM_STREAMS = 12
 NUM_TOKENS = 48
+LONG_STREAM = 480  # tokens; max-model-len of the stack under test is 512
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +48,9 @@ async def stack(engine: dict[str, str]) -> AsyncIterator[Stack]:
 
 
 @asynccontextmanager
-async def loaded(stack: Stack) -> AsyncIterator[Load]:
+async def loaded(stack: Stack, num_tokens: int = NUM_TOKENS) -> AsyncIterator[Load]:
     """Clients at work, none of which may see a failure or another text."""
-    load = Load(NUM_STREAMS, NUM_TOKENS, lambda number: stack.url)
+    load = Load(NUM_STREAMS, num_tokens, lambda number: stack.url)
     await load.learn()
     running = asyncio.create_task(load.run())
     try:
@@ -122,20 +124,22 @@ async def test_what_is_killed_comes_back_and_only_a_gateways_own_clients_notice(
         pass
 
 
-@pytest.mark.parametrize("service", ["gateway", "worker"])
-async def test_a_service_is_replaced_under_load_and_nobody_notices(stack: Stack, service: str):
-    """The commands of docs/operate.md: new ones beside the old, which then leave."""
-    async with loaded(stack) as load:
-        old = await stack.containers(service)
-        grow = (f"--scale={service}=2", "--no-recreate", "--no-build", "--wait")
-        await stack.compose("up", "-d", *grow, service)
-        await stack.docker("stop", *old)
-        await stack.docker("rm", *old)
-        (new,) = await stack.containers(service)
-        assert new not in old
-        await progress(load)
-    await stack.scale()
-    assert await stack.containers(service) == [new], "what is there suffices"
+async def test_each_service_is_replaced_under_load_and_nobody_notices(stack: Stack):
+    async with loaded(stack, LONG_STREAM) as load:
+        for service in ("gateway", "tokenizer", "scheduler", "worker"):
+            old = await stack.begin_replacement(service)
+            stopped_s = time.monotonic()
+            await stack.end_replacement(old)
+            (new,) = await stack.containers(service)
+            assert new not in old
+            await progress(load)
+            caught = [
+                each for each in load.times_s if len(each) > 1 and each[1] < stopped_s < each[-1]
+            ]
+            assert caught, "no stream was open when the old one was stopped"
+        there = await stack.compose("ps", "-q")
+    await stack.compose("up", "-d", "--no-build", "--wait")
+    assert await stack.compose("ps", "-q") == there, "what is there suffices"
 
 
 async def test_prometheus_finds_every_replica_and_answers_every_query_of_the_board(stack: Stack):

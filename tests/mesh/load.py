@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -21,6 +22,7 @@ def body_of(number: int, max_tokens: int) -> dict:
         "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
+        "return_token_ids": True,  # an event for each token, also of those that show no text
     }
 
 
@@ -28,9 +30,16 @@ class StreamError(Exception):
     """A stream that ended otherwise than it must."""
 
 
-async def stream(session: aiohttp.ClientSession, url: str, body: dict) -> str:
-    """The text of a stream that ends as it must: once, with all its tokens, usage and [DONE]."""
+async def stream(
+    session: aiohttp.ClientSession, url: str, body: dict, times_s: list[float] | None = None
+) -> str:
+    """The text of a stream that ends as it must: once, with all its tokens, usage and [DONE].
+
+    To ``times_s`` it adds when the request was sent and when each event with tokens came.
+    """
     text, reasons, usage, is_done = "", [], None, False
+    times_s = [] if times_s is None else times_s
+    times_s.append(time.monotonic())
     async with session.post(f"{url}/v1/completions", json=body, timeout=TIMEOUT) as response:
         if response.status != 200:
             raise StreamError(f"{response.status}: {await response.text()}")
@@ -45,6 +54,8 @@ async def stream(session: aiohttp.ClientSession, url: str, body: dict) -> str:
             if "error" in event:
                 raise StreamError(str(event["error"]))
             usage = event.get("usage") or usage
+            if event.get("choices"):
+                times_s.append(time.monotonic())
             for choice in event.get("choices", ()):
                 text += choice["text"]
                 reasons += [choice["finish_reason"]] if choice["finish_reason"] else []
@@ -59,7 +70,8 @@ async def stream(session: aiohttp.ClientSession, url: str, body: dict) -> str:
 class Load:
     """``num`` clients that send request after request; ``pick_url`` says where to.
 
-    A client whose gateway is in ``lost_urls`` when its request fails is not counted.
+    A client whose gateway is in ``lost_urls`` when its request fails is not counted. ``times_s``
+    tells of each stream when it was asked for and when its tokens came.
     """
 
     num: int
@@ -71,6 +83,7 @@ class Load:
     num_excepted: int = 0
     failures: list[str] = field(default_factory=list)
     differences: list[int] = field(default_factory=list)
+    times_s: list[list[float]] = field(default_factory=list)
     is_over: bool = False
 
     async def learn(self) -> None:
@@ -94,8 +107,9 @@ class Load:
     async def _client(self, session: aiohttp.ClientSession, number: int) -> None:
         while not self.is_over:
             url = self.pick_url(number)
+            self.times_s.append(times_s := [])
             try:
-                text = await stream(session, url, body_of(number, self.max_tokens))
+                text = await stream(session, url, body_of(number, self.max_tokens), times_s)
             except (StreamError, aiohttp.ClientError, TimeoutError) as error:
                 if url in self.lost_urls:
                     self.num_excepted += 1

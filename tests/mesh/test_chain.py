@@ -335,14 +335,43 @@ async def test_when_no_worker_that_can_run_it_comes_back_in_time_what_waits_fail
         await mesh.until_idle()
 
 
-async def test_a_worker_attaches_to_one_scheduler_and_refuses_a_second(tmp_path: Path, caplog):
-    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
+async def test_a_second_scheduler_gets_nobody_until_the_first_leaves_and_then_everybody(
+    tmp_path: Path,
+):
+    async with running_mesh(tmp_path, step_s=0.01) as mesh, client_of(mesh) as client:
         second = SchedulerService(SchedulerConfig(mesh_dir=tmp_path, instance="second"))
+        num_greeted, greet = 0, second.on_up
+
+        def count(peer: Peer) -> None:
+            nonlocal num_greeted
+            num_greeted += 1
+            greet(peer)
+
+        second.on_up = count
         mesh.start("second", second)
-        async with asyncio.timeout(10):
-            while "so not to second" not in caplog.text:
-                await asyncio.sleep(0.02)
-        assert (await complete(client, 5)).usage.completion_tokens == 5
+        await asyncio.sleep(1)  # enough for three attempts
+        stream = await complete(client, 300, stream=True)
+        chunks = [await anext(stream)]
+        assert num_greeted == 0
+        await mesh.lose("scheduler")
+        chunks += [chunk async for chunk in stream]
+        text = "".join([chunk.choices[0].text for chunk in chunks])
+        assert text == (TEXT * 40)[: len(text)]
+        assert chunks[-1].choices[0].finish_reason == "length"
+        assert num_greeted == 2
+
+
+async def test_a_worker_that_finds_two_schedulers_attaches_to_one_and_refuses_the_other(
+    tmp_path: Path, caplog
+):
+    async with running_mesh(tmp_path) as mesh:
+        await mesh.lose("worker")
+        mesh.start(
+            "second", SchedulerService(SchedulerConfig(mesh_dir=tmp_path, instance="second"))
+        )
+        mesh.start("worker")
+        await mesh.until(lambda: "so not to " in caplog.text)
+        assert len(mesh.services["worker"]._link.peers) == 1
 
 
 async def test_a_worker_with_another_context_is_refused_and_takes_over_nothing(

@@ -17,6 +17,7 @@ import zmq
 
 from shared import link as link_module
 from shared.codec import MAX_HEADER_BYTES, Array, encode
+from shared.dialer import TURN_S
 from shared.errors import CodecError, ConfigError
 from shared.log import MAX_PEER_TEXT, peer_text
 from shared.messages import (
@@ -136,6 +137,23 @@ async def test_a_service_that_broke_is_lost_to_its_peers(pair: Pair):
     await pair.lower.link.close("broken", is_planned=False)
     assert await got(pair.upper.downs) == (down, "disconnected")
     assert not down.said_bye
+
+
+async def test_who_takes_one_dials_the_next_when_that_has_left(tmp_path: Path):
+    upper = Recorder("worker", "w0")
+    upper.link.dial("scheduler", tmp_path, takes_one=True)
+    running = asyncio.create_task(upper.link.run())
+    first, second = Recorder("scheduler", "s0"), Recorder("scheduler", "s1")
+    first.link.listen(tmp_path, "worker")
+    assert (await got(upper.ups)).hello.instance == "s0"
+    second.link.listen(tmp_path, "worker")
+    await asyncio.sleep(5 * TURN_S)
+    assert second.ups.empty()
+    await first.link.close("done")
+    assert (await got(upper.ups)).hello.instance == "s1"
+    running.cancel()
+    for each in (upper, second):
+        await each.link.close("test over")
 
 
 async def test_a_peer_that_was_refused_hears_why_and_nobody_is_up(tmp_path: Path, caplog):

@@ -344,12 +344,13 @@ class Mesh:
             self.take_out(self.core.remove_worker(worker_id, len(self.events)))
 
     def release_worker(self) -> None:
-        """It hands back what it has and leaves when it has nothing more."""
+        """It hands over what it can, then all, and leaves when it has nothing more."""
         if self.workers:
             worker_id = self.random.choice(sorted(self.workers))
             self.core.release_worker(worker_id)
             while worker_id in self.results:
                 self.absorb_from(worker_id)
+            self.core.release_worker(worker_id)
             assert not self.core.workers[worker_id].running
             del self.workers[worker_id]
             self.take_out(self.core.remove_worker(worker_id, len(self.events)))

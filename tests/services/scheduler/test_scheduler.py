@@ -138,6 +138,52 @@ def test_what_a_worker_releases_waits_for_another():
     assert core.plan("other").plan.admit[0].num_ids == 4
 
 
+def test_a_worker_that_leaves_hands_over_one_sequence_when_the_one_before_has_caught_up():
+    core, workers = scheduler(), {each: SimulatedWorker(CAPACITY) for each in ("w", "other")}
+    for name in ("first", "second", "third"):
+        add(core, name)
+    step(core, workers["w"])
+    core.add_worker("other", CAPACITY)
+    core.release_worker("w")
+
+    def running(worker_id: str) -> list[str]:
+        return [each.request for each in core.workers[worker_id].running.values()]
+
+    for num_gone in (1, 2, 3):
+        step(core, workers["w"])
+        assert len(running("w")) == 3 - num_gone, "those that are left are computed meanwhile"
+        assert [each.request for each in core.waiting] == ["first", "second", "third"][
+            num_gone - 1 : num_gone
+        ]
+        core.absorb("other", *workers["other"].step(core.plan("other")))
+    assert running("other") == ["first", "second", "third"]
+
+
+def test_a_worker_that_has_no_time_left_hands_over_all_at_once():
+    core, worker = scheduler(), SimulatedWorker(CAPACITY)
+    for name in ("first", "second", "third"):
+        add(core, name)
+    step(core, worker)
+    core.add_worker("other", CAPACITY)
+    core.release_worker("w")
+    assert len(core.waiting) == 1
+    core.release_worker("w")
+    assert len(core.waiting) == 3
+
+
+def test_who_is_left_when_nobody_takes_what_was_handed_over_waits_too():
+    core, worker = scheduler(), SimulatedWorker(CAPACITY)
+    for name in ("first", "second"):
+        add(core, name)
+    step(core, worker)
+    core.add_worker("other", CAPACITY)
+    core.release_worker("w")
+    assert len(core.workers["w"].running) == 1
+    core.remove_worker("other", 0)
+    assert not core.workers["w"].running
+    assert [each.request for each in core.waiting] == ["first", "second"]
+
+
 def test_a_sequence_without_credit_is_not_computed_until_its_client_reads():
     core, worker = scheduler(), SimulatedWorker(CAPACITY)
     add(core, "slow", max_tokens=40)
