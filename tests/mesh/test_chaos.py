@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from benchmarks.processes import num_descriptors
-from tests.mesh.fleet import Fleet, running_fleet
+from tests.mesh.fleet import Fleet, Member, running_fleet
 from tests.mesh.load import Load, StreamError, body_of, stream
 
 SETTINGS = {
@@ -27,6 +27,11 @@ MAX_GROWTH_BYTES = 48 << 20
 
 def ready_urls(fleet: Fleet) -> list[str]:
     return [gateway.url for gateway in fleet.of("gateway")]
+
+
+async def until_it_works(member: Member) -> None:
+    while not (status := await member.status())["load"] and not status["num_steps"]:
+        await asyncio.sleep(0.05)
 
 
 @asynccontextmanager
@@ -123,9 +128,9 @@ async def test_replicas_come_and_go_under_load_and_nobody_notices(tmp_path: Path
                 await member.until_ready()
             urls[:] = ready_urls(fleet)
             await progress(load, NUM_STREAMS)
-            for member in added:
-                status = await member.status()
-                assert status["load"] or status["num_steps"], f"{member.instance} has no work"
+            async with asyncio.timeout(60):
+                for member in added:
+                    await until_it_works(member)
             urls[:] = [added[1].url] if kind == "gateway" else urls
             for member in (first, added[0]):
                 assert await fleet.stop(member) == 0

@@ -8,11 +8,13 @@ from services.scheduler.placement import MAX_LAG_STEPS
 from services.scheduler.scheduler import MAX_WORKER_DEATHS, Planned, Scheduler
 from services.scheduler.sequence import Emission
 from services.scheduler.worker_state import PROBATION_STEPS
-from shared.errors import CodecError, InternalError, InvalidRequest, Unavailable
+from shared.errors import CodecError, InternalError, InvalidRequest, Overloaded, Unavailable
 from shared.messages import (
     WINDOW_BYTES,
     Capacity,
+    Generate,
     Grant,
+    NewSequence,
     ResultRow,
     SamplingParams,
     StepResult,
@@ -548,3 +550,26 @@ def test_a_worker_that_has_finished_its_first_steps_gets_as_much_as_the_others()
         core.absorb("v", *workers["v"].step(planned))
         step(core, workers["w"])
     assert most == [1] * PROBATION_STEPS + [3]
+
+
+def test_the_choices_of_a_prompt_share_its_ids_and_only_the_first_brings_their_logprobs():
+    core, prompt = scheduler(), np.arange(3, dtype=np.int32)
+    asking = SamplingParams(seed=0, max_tokens=5, prompt_logprobs=3, logprobs=2)
+    choices = [NewSequence("r/0", 0, 2), NewSequence("r/1", 1), NewSequence("r/2", 2, 1)]
+    core.add(Generate("r", 1, asking, choices), prompt, np.array([7, 8, 9], np.int32), 0, 0.0)
+    first, *others = (core.sequences[each.request, 1] for each in choices)
+    assert first.params is asking
+    assert [each.params.prompt_logprobs for each in others] == [None, None]
+    assert all(each.prompt is prompt for each in (first, *others))
+    assert [each.emitted for each in (first, *others)] == [[7, 8], [], [9]]
+
+
+def test_of_the_choices_of_a_prompt_all_are_taken_or_none():
+    core, prompt = scheduler(), np.arange(3, dtype=np.int32)
+    choices = [NewSequence(f"r/{number}", number) for number in range(15)]
+    params = SamplingParams(seed=0, max_tokens=5)
+    with pytest.raises(Overloaded, match="15 sequences would wait for 4 free slots"):
+        core.add(Generate("r", 1, params, choices), prompt, prompt[:0], 0, 0.0)
+    assert not core.sequences
+    core.add(Generate("r", 1, params, choices[:14]), prompt, prompt[:0], 0, 0.0)
+    assert len(core.sequences) == 14

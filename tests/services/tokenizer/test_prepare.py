@@ -60,8 +60,8 @@ def test_a_text_that_cannot_become_long_enough_is_refused(
 def test_each_choice_resumes_with_its_own_ids(model: TextModel):
     starts = [ChoiceStart(0, 2, 0), ChoiceStart(2, 0, 0), ChoiceStart(3, 1, 0)]
     done = prepared(model, [5], resumed=(7, 8, 9), choices=starts)
-    assert [each.resumed.tolist() for each in done.starts] == [[7, 8], [], [9]]
-    assert [each.choice.num_tokens for each in done.starts] == [2, 0, 1]
+    assert [each.num_tokens for each in done.choices] == [2, 0, 1]
+    assert done.resumed.tolist() == [7, 8, 9]
 
 
 @pytest.mark.parametrize("ids", [[], [8192], [-1]])
@@ -74,10 +74,3 @@ def test_a_text_converted_to_ids_and_back_is_the_text(model: TextModel):
     text = "def f(x): return 'Grüße' <|im_end|>"
     ids = convert(model, "text", np.frombuffer(text.encode(), np.uint8), True)
     assert convert(model, "ids", ids, True).tobytes().decode() == text
-
-
-def test_only_the_first_choice_brings_the_logprobs_of_the_prompt():
-    asking = SamplingParams(seed=0, prompt_logprobs=3, logprobs=2)
-    done = Prepared(np.zeros(1, np.int32), asking, [])
-    assert done.params_of(0) is asking
-    assert done.params_of(1) == SamplingParams(seed=0, logprobs=2)
