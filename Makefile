@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.ready
 # Tests wait for processes most of the time, so three run at once on two cores.
-PARALLEL = $(if $(ARGS),,-n 3 --dist loadfile)
+PARALLEL = $(if $(ARGS),,-n 3 --dist loadfile --no-loadscope-reorder --durations 20)
 # Triton's interpreter has to be chosen before Triton is imported; ARGS are for the other tests.
 INTERPRETED = $(if $(ARGS),,TRITON_INTERPRET=1 $(BIN)/pytest -n 2 --dist loadfile tests/kernels/interpreted)
 BENCHMARKS := startup link wide_steps scheduler partial_prefills chain front prefix logprobs idle acceptance speculation

@@ -16,6 +16,14 @@ Lines = Callable[[], list[str]]
 settings.register_profile("shoal", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shoal")
 
+TESTS = Path(__file__).parent
+LONG = ("mesh", "cli", "kernels")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take minutes begin first, so that none of them is left alone at the end."""
+    items.sort(key=lambda item: item.path.relative_to(TESTS).parts[0] not in LONG)
+
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu"):
