@@ -12,8 +12,8 @@ NO_ID = -1
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """Arrays over N slots. The last slot is nobody's and never open: rows that only fill up a batch
-    are its. A slot that is not open emits nothing, whatever is computed for it.
+    """Arrays over N slots. The last slot is the null slot, which is never open: rows that pad a batch
+    belong to it. A slot that is not open emits nothing, whatever is computed for it.
 
     Known ids are the prompt's and those that were emitted; all but the last have their KV in the
     cache when a step decodes. Drafts follow the last known id.
@@ -50,7 +50,7 @@ def empty_slots(
     num_slots: int, max_drafts: int, max_blocks: int, null_block: int, max_stop_ids: int,
     device: torch.device,
 ) -> SlotState:  # fmt: skip
-    """Of ``num_slots`` and nobody's, all closed."""
+    """``num_slots`` slots and the null slot, all closed."""
     num = num_slots + 1
 
     def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -60,7 +60,7 @@ def empty_slots(
     stop_ids = zeros(num, max_stop_ids).fill_(NO_ID)
     return SlotState(
         ids=zeros(num, 1 + max_drafts),
-        num_tokens=zeros(num).fill_(1),  # so that a row of nobody's has a token to look at
+        num_tokens=zeros(num).fill_(1),  # so that a padding row has a token to look at
         num_drafts=zeros(num),
         ends=zeros(num),
         is_open=zeros(num),

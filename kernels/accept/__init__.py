@@ -59,8 +59,8 @@ def accept(
     ``num_valid`` [R] int32 count: the token after the last known id, and after each draft. Below 0
     is what is wrong with a token.
 
-    Changes ids, num_tokens, num_drafts and is_open of the slots, each of which occurs once (but
-    nobody's). ``eos_ids`` [E] int32. ``acceptance`` [1] float32: for measurements, the share of
+    Changes ids, num_tokens, num_drafts and is_open of the slots, each of which occurs once (except
+    the null slot). ``eos_ids`` [E] int32. ``acceptance`` [1] float32: for measurements, the share of
     drafts that count as right, drawn from their own coins.
     """
     if runs_triton(slots):

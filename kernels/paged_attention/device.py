@@ -17,7 +17,7 @@ TILE = 128
 class DecodeRows:
     """B rows of ``width`` tokens each. Token j of a row sees its keys ``first_key … start + j``.
 
-    A row of the padding has start 0 and a table of null blocks: it reads one key of nobody's.
+    A row of the padding has start 0 and a table of null blocks: it reads one key of the null block.
     """
 
     width: int

@@ -73,7 +73,7 @@ class SlotTable:
         return np.array(fresh, np.int64)
 
     def places(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """block * block_size + offset [T] of ``positions`` [T] of ``slots`` [T]; nobody's block
+        """block * block_size + offset [T] of ``positions`` [T] of ``slots`` [T]; the null block
         takes what has none."""
         blocks = self.block_tables[slots, positions // self.block_size]
         places: np.ndarray = blocks * self.block_size + positions % self.block_size

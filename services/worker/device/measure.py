@@ -26,7 +26,7 @@ MIN_SLACK_BYTES, SLACK_SHARE = 256 << 20, 0.02  # of the card's memory; not meas
 
 @torch.inference_mode()
 def measure(loaded: Loaded, shapes: list[Shape], progress: Progress) -> Needs:
-    """Over a cache that has nobody's block alone. ``shapes`` are those of the graphs to come: the
+    """Over a cache that has only the null block. ``shapes`` are those of the graphs to come: the
     first and the last of them are captured. What was taken is given back.
 
     Raises ConfigError where the memory does not suffice.

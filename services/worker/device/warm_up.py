@@ -16,7 +16,7 @@ from shared.messages import Capacity
 
 
 def warm_up(segments: Segments, table: SlotTable, capacity: Capacity, progress: Progress) -> None:
-    """``table`` has nobody's block alone. Of the steps the first is the largest there may be."""
+    """``table`` has only the null block. Of the steps the first is the largest there may be."""
     progress("measuring the largest step", 0.0)
     _run_largest(segments, table, capacity)
     shapes = _small_shapes(segments.state.max_drafts)
@@ -33,9 +33,9 @@ def _small_shapes(max_drafts: int) -> list[tuple[int, int]]:
 
 
 def _decode(segments: Segments, num_rows: int, width: int) -> None:
-    """Of rows that are nobody's."""
-    nobody = len(segments.state.is_open) - 1
-    slots = torch.full_like(segments.state.is_open[:1], nobody).repeat(num_rows)
+    """Runs a step of padding rows (the null slot)."""
+    null_slot = len(segments.state.is_open) - 1
+    slots = torch.full_like(segments.state.is_open[:1], null_slot).repeat(num_rows)
     step = DecodeStep(segments, slots, torch.zeros_like(slots), width, width)
     step.forward()
     step.judge(None)
