@@ -13,9 +13,7 @@ KV_USAGE = Gauge("vllm:kv_cache_usage_perc", "Share of all KV blocks in use, 0 t
 BLOCKS = Gauge("shoal_kv_blocks", "KV blocks of all workers", ["state"])
 SEQUENCES = Gauge("shoal_sequences", "Entries of the scheduler's table of sequences")
 PREEMPTIONS = Counter("vllm:num_preemptions", "Times a sequence gave its blocks back")
-REQUEUES = Counter(
-    "shoal_requeues", "Sequences put back in the line after the death of their worker"
-)
+REQUEUES = Counter("shoal_requeues", "Sequences requeued after their worker died")
 QUARANTINED_REQUESTS = Counter(
     "shoal_quarantined_requests", "Requests that workers died of, refused from then on for a while"
 )

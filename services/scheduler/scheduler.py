@@ -11,7 +11,7 @@ came at t + p · priority_step_s. So nobody starves: whoever waits long enough i
 over only as long as others with long prompts are being computed, which end.
 
 **Credit.** A sequence whose client does not read is not computed; if anybody else needs its slot or
-its blocks it has to leave them, and it stands in no line until it has credit again.
+its blocks it has to leave them, and it stands in no queue until it has credit again.
 
 **Speculation.** A plan has drafts verified that the one before it had made, so a sequence gets one
 id at least and a few at most. Blocks are reserved for all that may come; the result sets right what
@@ -37,11 +37,11 @@ import msgspec
 import numpy as np
 
 from services.scheduler.limits import LacksBlocks, check_length
-from services.scheduler.line import Line
 from services.scheduler.placement import is_its_turn, may_take
 from services.scheduler.plan_builder import PlanBuilder
 from services.scheduler.prefills import PrefillLimits, Prefills
 from services.scheduler.sequence import Emission, Ended, Sequence
+from services.scheduler.waiting_queue import WaitingQueue
 from services.scheduler.worker_state import WorkerState
 from shared.errors import (
     RETRY_AFTER_S,
@@ -84,7 +84,7 @@ class Refusal:
 
 
 class Scheduler:
-    """Owns blocks, slots and lines; the verbs are add, grant, cancel, plan, absorb."""
+    """Owns blocks, slots and queues; the verbs are add, grant, cancel, plan, absorb."""
 
     def __init__(
         self,
@@ -97,9 +97,9 @@ class Scheduler:
         self.max_waiting = max_waiting
         self.workers: dict[str, WorkerState] = {}
         self.sequences: dict[tuple[str, int], Sequence] = {}
-        self.waiting = Line()
-        self.suspects = Line()  # those of them that wait
-        self.stalled = Line()  # waiting, and would not be computed
+        self.waiting = WaitingQueue()
+        self.suspects = WaitingQueue()  # those of them that wait
+        self.stalled = WaitingQueue()  # waiting, and would not be computed
         self.num_preemptions = 0
         self._ended: list[Ended] = []
         self.num_requeues = 0  # after the death of their worker
@@ -148,7 +148,7 @@ class Scheduler:
     def add(
         self, generate: Generate, prompt: np.ndarray, emitted: np.ndarray, route: int, now_s: float
     ) -> None:
-        """Puts the sequences of a prompt in the line, or raises the RequestError that refuses them.
+        """Puts the sequences of a prompt in the waiting queue, or raises the RequestError that refuses them.
 
         ``prompt`` [prompt_len] int32, which they share; ``emitted`` [n] int32: what each had
         emitted before, one after the other.
@@ -189,7 +189,7 @@ class Scheduler:
         if sequence is None:
             return
         if sequence.seat is None:
-            self._leave_line(sequence)
+            self._dequeue(sequence)
         else:
             self.workers[sequence.seat.worker_id].remove(sequence)
         self._end(sequence, "cancelled")
@@ -200,11 +200,11 @@ class Scheduler:
             self.cancel(key)
 
     def abandon(self, since_s: float, error: RequestError) -> list[Refusal]:
-        """Takes out of the lines whom no worker could run since then or longer."""
+        """Takes out of the queues whom no worker could run since then or longer."""
         unplaceable = self._unplaceable.items()
         abandoned = [each for each, lost_s in unplaceable if lost_s <= since_s]
         for sequence in abandoned:
-            self._leave_line(sequence)
+            self._dequeue(sequence)
         refusals = [self._refusal(each, error) for each in abandoned]
         self._hand_over()
         return refusals
@@ -293,11 +293,11 @@ class Scheduler:
                 return sequence
         return self._first_for(worker, self.suspects)
 
-    def _first_for(self, worker: WorkerState, line: Line) -> Sequence | None:
+    def _first_for(self, worker: WorkerState, queue: WaitingQueue) -> Sequence | None:
         workers = self.workers.values()
         if not worker.admits:
             return None
-        return line.first_where(lambda each: may_take(worker, workers, each))
+        return queue.first_where(lambda each: may_take(worker, workers, each))
 
     def _plan_all(self, worker: WorkerState) -> PlanBuilder:
         """Everybody but suspects. Nobody enters while blocks are so short that somebody left."""
@@ -352,7 +352,7 @@ class Scheduler:
         return extensions
 
     def _make_room(self, worker: WorkerState) -> None:
-        """Whose client does not read makes way for the first in the line."""
+        """Whose client does not read makes way for the first in the waiting queue."""
         first = self._first_for(worker, self.waiting)
         if first is None:
             return
@@ -406,7 +406,7 @@ class Scheduler:
         self.num_prefix_queries += sum(len(each.prompt) for each in newcomers)
         self.num_prefix_hits += sum(each.num_cached for each in newcomers)
 
-    # --- in and out of lines ------------------------------------------------------------------
+    # --- in and out of queues ------------------------------------------------------------------
 
     def _wait(self, sequence: Sequence) -> None:
         if not sequence.has_credit:
@@ -416,9 +416,9 @@ class Scheduler:
         else:
             self.waiting.add(sequence)
 
-    def _leave_line(self, sequence: Sequence) -> None:
-        for line in (self.waiting, self.suspects, self.stalled):
-            if line.try_remove(sequence):
+    def _dequeue(self, sequence: Sequence) -> None:
+        for queue in (self.waiting, self.suspects, self.stalled):
+            if queue.try_remove(sequence):
                 return
 
     def _hand_over(self) -> None:

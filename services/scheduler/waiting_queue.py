@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from services.scheduler.sequence import Sequence
 
 
-class Line:
+class WaitingQueue:
     """Sorted by ``order``, which never changes while somebody waits."""
 
     def __init__(self) -> None:
