@@ -130,7 +130,7 @@ class CoreMetrics:
         num_taken = sum(worker.pool.num_owned for worker in workers)
         running = [each for worker in workers for each in worker.running.values()]
         leaving = [each for worker in workers for each in worker.leaving]
-        num_owned = sum(len(each.seated.blocks) for each in running)
+        num_owned = sum(len(each.allocated.blocks) for each in running)
         return num_taken - num_owned - sum(len(each.blocks) for each in leaving)
 
     def _usage(self) -> float:

@@ -58,34 +58,34 @@ class PlanBuilder:
             self.verify_depth = min(self.verify_depth, room_for_drafts(self.budget, num_decoding))
 
     def admit(self, sequence: Sequence) -> None:
-        seat = sequence.seated
+        allocation = sequence.allocated
         if not sequence.has_run:
             sequence.has_run = True
-            sequence.num_cached = min(seat.num_computed, len(sequence.prompt))
+            sequence.num_cached = min(allocation.num_computed, len(sequence.prompt))
             self.newcomers.append(sequence)
         ids = sequence.known_ids()
         self._known.append(ids)
         self._num_id_bytes += ids.nbytes
-        self._num_admit_bytes += 5 * len(seat.blocks) + list_bytes(sequence.params)
+        self._num_admit_bytes += 5 * len(allocation.blocks) + list_bytes(sequence.params)
         self.plan.admit.append(
             Admit(
-                seat.slot,
+                allocation.slot,
                 sequence.request,
                 sequence.attempt,
                 sequence.route,
                 sequence.choice,
                 len(sequence.prompt),
                 len(ids),
-                seat.num_computed,
+                allocation.num_computed,
                 sequence.params,
-                list(seat.blocks),  # they grow while the plan may lie unread
+                list(allocation.blocks),  # they grow while the plan may lie unread
                 sequence.num_told,
             )
         )
 
     def extend(self, sequence: Sequence, blocks: list[int]) -> None:
         if blocks:
-            self.plan.extend.append(Extend(sequence.seated.slot, blocks))
+            self.plan.extend.append(Extend(sequence.allocated.slot, blocks))
 
     def max_tokens(self, sequence: Sequence) -> int:
         """As many as it lacks and its credit allows."""
@@ -96,15 +96,15 @@ class PlanBuilder:
         num_tokens = min(max_tokens, self.budget, self.max_tokens(sequence))
         if num_tokens == 0:
             return
-        seat, verify_depth = sequence.seated, 0
+        allocation, verify_depth = sequence.allocated, 0
         if sequence.num_to_compute == 1:
-            if seat.may_have_drafts:
+            if allocation.may_have_drafts:
                 verify_depth = min(self.verify_depth, self.budget - 1)
-            self.plan.decode.append(Decode(seat.slot, verify_depth))
+            self.plan.decode.append(Decode(allocation.slot, verify_depth))
         else:
-            self.plan.prefill.append(Prefill(seat.slot, num_tokens))
-        seat.num_computed += num_tokens
+            self.plan.prefill.append(Prefill(allocation.slot, num_tokens))
+        allocation.num_computed += num_tokens
         if sequence.num_to_compute == 0:
-            seat.expect(1 + verify_depth)
-        seat.last_step = self.plan.step
+            allocation.expect(1 + verify_depth)
+        allocation.last_step = self.plan.step
         self.budget -= num_tokens + verify_depth

@@ -50,7 +50,7 @@ def _drafts_fault(worker: WorkerState, sequence: Sequence, row: ResultRow) -> st
 def _tokens_fault(worker: WorkerState, sequence: Sequence, row: ResultRow) -> str | None:
     if row.error is not None:
         return "an error with tokens" if row.num_tokens else None
-    pending = sequence.seated.pending
+    pending = sequence.allocated.pending
     if not pending:
         return "no plan has sampled for it"
     room = min(pending[0], worker.end_of(sequence) - sequence.num_known)

@@ -126,7 +126,7 @@ class Scheduler:
         computed = worker.computed_slots()
         refusals = []
         for slot, sequence in list(worker.running.items()):
-            sequence.seat = None
+            sequence.allocation = None
             if slot in computed and not is_planned and _blame(sequence):
                 text = f"{sequence.num_worker_deaths} workers died while they ran this request"
                 refusals.append(self._refusal(sequence, InternalError(text, code=WORKER_DIED)))
@@ -188,10 +188,10 @@ class Scheduler:
         sequence = self.sequences.get(key)
         if sequence is None:
             return
-        if sequence.seat is None:
+        if sequence.allocation is None:
             self._dequeue(sequence)
         else:
-            self.workers[sequence.seat.worker_id].remove(sequence)
+            self.workers[sequence.allocation.worker_id].remove(sequence)
         self._end(sequence, "cancelled")
         self._hand_over()
 
@@ -241,7 +241,7 @@ class Scheduler:
             if emission.ends or emission.brings_text:
                 worker.index_blocks(emission.sequence, emission.ends)
             if emission.row.error is not None:
-                worker.pool.distrust(emission.sequence.seated.blocks)
+                worker.pool.distrust(emission.sequence.allocated.blocks)
             if emission.ends:
                 self._forget(worker, emission.sequence, emission.end_reason)
         self._hand_over()
@@ -324,7 +324,7 @@ class Scheduler:
 
     def _plan_alone(self, worker: WorkerState, suspect: Sequence) -> PlanBuilder:
         """One suspect, which has room, whoever has to leave for it."""
-        if suspect.seat is None:
+        if suspect.allocation is None:
             while not worker.has_room_for(suspect):
                 self._preempt(worker)
             builder = worker.begin_plan()
@@ -343,7 +343,7 @@ class Scheduler:
         """Whom this step computes, each with its new blocks; the youngest pay for the others."""
         extensions = []
         for sequence in worker.runnable():
-            while sequence.seat is not None:
+            while sequence.allocation is not None:
                 blocks = worker.try_extend(sequence)
                 if blocks is not None:
                     extensions.append((sequence, blocks))

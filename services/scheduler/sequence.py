@@ -6,8 +6,8 @@ from math import ceil
 
 import numpy as np
 
+from services.scheduler.allocation import Allocation
 from services.scheduler.prefix_index import BlockNames
-from services.scheduler.seat import Seat
 from shared.errors import InternalError
 from shared.messages import (
     ALL_TOKENS,
@@ -25,7 +25,7 @@ class Sequence:
     """What the scheduler knows of a sequence.
 
     It came at ``arrived_s``; ``order`` is its place among those that wait, kept when it has to wait
-    again; ``route`` the peer it belongs to. It has a ``seat`` while a worker has it.
+    again; ``route`` the peer it belongs to. It has a ``allocation`` while a worker has it.
     ``emitted`` begins with what an attempt before this one had emitted. ``last_worker_id`` is None
     as long as no worker has had it. ``num_cached`` of the prompt's ids were in the cache when it
     entered its first worker. Of its blocks ``missing_blocks`` has, for each worker, the first that
@@ -44,7 +44,7 @@ class Sequence:
     arrived_s: float
     cache_salt: str = ""
     has_run: bool = False
-    seat: Seat | None = None
+    allocation: Allocation | None = None
     num_cached: int = 0
     is_suspect: bool = False
     num_worker_deaths: int = 0
@@ -70,10 +70,10 @@ class Sequence:
         return self.request.rsplit("/", 1)[0], self.attempt
 
     @property
-    def seated(self) -> Seat:
+    def allocated(self) -> Allocation:
         """The seat of one that has a worker."""
-        assert self.seat is not None
-        return self.seat
+        assert self.allocation is not None
+        return self.allocation
 
     @property
     def num_known(self) -> int:
@@ -82,13 +82,13 @@ class Sequence:
     @property
     def num_expected(self) -> int:
         """Ids that may be known when the plans in flight have run."""
-        num_pending = self.seat.num_pending if self.seat is not None else 0
+        num_pending = self.allocation.num_pending if self.allocation is not None else 0
         return len(self.prompt) + len(self.emitted) + num_pending
 
     @property
     def num_computed(self) -> int:
         """Ids whose KV is where it runs; elsewhere all are computed anew."""
-        return self.seat.num_computed if self.seat is not None else 0
+        return self.allocation.num_computed if self.allocation is not None else 0
 
     @property
     def num_to_compute(self) -> int:
@@ -103,7 +103,7 @@ class Sequence:
     def may_bring_more(self) -> bool:
         """Whether it has credit for what the plans in flight bring at least and for one token more,
         and may have so many tokens. Its model's length is its worker's matter."""
-        num_emitted = len(self.emitted) + len(self.seated.pending)
+        num_emitted = len(self.emitted) + len(self.allocated.pending)
         max_tokens = self.params.max_tokens
         return num_emitted < self.max_emitted and (max_tokens is None or num_emitted < max_tokens)
 
@@ -138,7 +138,7 @@ class Sequence:
         self.num_bytes += bytes_of(row)
 
     def emit(self, row: ResultRow, ids: list[int]) -> None:
-        self.seated.receive(len(ids))
+        self.allocated.receive(len(ids))
         self.emitted.extend(ids)
         self.is_suspect = self.is_suspect and not ids
         self.num_bytes += bytes_of(row)

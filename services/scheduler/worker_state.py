@@ -3,12 +3,12 @@
 from collections import deque
 from math import ceil
 
+from services.scheduler.allocation import Allocation
 from services.scheduler.block_pool import BlockPool
 from services.scheduler.draft_depth import DraftDepth
 from services.scheduler.limits import fits
 from services.scheduler.plan_builder import PlanBuilder
 from services.scheduler.prefix_index import PrefixIndex
-from services.scheduler.seat import Seat
 from services.scheduler.sequence import Sequence
 from shared.errors import CodecError
 from shared.messages import Capacity, StepPlan, StepResult
@@ -20,7 +20,7 @@ class WorkerState:
     """Blocks and slots of one worker. A slot given back is released in its next plan.
 
     ``in_flight`` are the plans whose results have not come, in order, none of which was the oldest
-    before ``in_flight_since`` results of all workers. The seat that a sequence has left is
+    before ``in_flight_since`` results of all workers. The allocation that a sequence has left is
     ``leaving`` until the last plan that names it has run.
     ``admits``: it takes new sequences; ``is_leaving``: it wants to be rid of those it has, of which
     ``handed_over`` was the last that went, and ``is_in_haste`` when there is no time for one after
@@ -36,7 +36,7 @@ class WorkerState:
         self.running: dict[int, Sequence] = {}
         self.in_flight: deque[StepPlan] = deque()
         self.in_flight_since = 0
-        self.leaving: list[Seat] = []
+        self.leaving: list[Allocation] = []
         self.admits = True
         self.is_leaving = self.is_in_haste = False
         self.handed_over: Sequence | None = None
@@ -130,7 +130,11 @@ class WorkerState:
         next plan's drafts, and those that it makes, but nothing beyond the sequence's end."""
         num_places = min(sequence.num_expected + self._num_ahead, self.end_of(sequence))
         num_needed = ceil(num_places / self.capacity.block_size)
-        return max(0, num_needed - (len(sequence.seat.blocks) if sequence.seat is not None else 0))
+        return max(
+            0,
+            num_needed
+            - (len(sequence.allocation.blocks) if sequence.allocation is not None else 0),
+        )
 
     def cached_blocks(self, sequence: Sequence) -> list[int]:
         """The blocks that hold its first ids, as many as it may take from here."""
@@ -170,19 +174,19 @@ class WorkerState:
         """Others may use its full blocks whose ids are known and computed, or are once the plans
         that are sent have run: a worker runs plans in order, but computes nothing of a sequence
         that ``has_ended``, and so not its last id."""
-        seat = sequence.seated
+        allocation = sequence.allocated
         for _ in range(self.num_to_index(sequence, has_ended)):
-            name = sequence.block_name(seat.num_indexed, self.capacity.block_size)
-            self.index.add(name, seat.blocks[seat.num_indexed])
-            seat.num_indexed += 1
+            name = sequence.block_name(allocation.num_indexed, self.capacity.block_size)
+            self.index.add(name, allocation.blocks[allocation.num_indexed])
+            allocation.num_indexed += 1
 
     def num_to_index(self, sequence: Sequence, has_ended: bool = False) -> int:
         """Full blocks that ``index_blocks`` would add."""
         if not self._caches_prefixes:
             return 0
-        seat = sequence.seated
-        num_tokens = min(seat.num_computed, sequence.num_known - has_ended)
-        return num_tokens // self.capacity.block_size - seat.num_indexed
+        allocation = sequence.allocated
+        num_tokens = min(allocation.num_computed, sequence.num_known - has_ended)
+        return num_tokens // self.capacity.block_size - allocation.num_indexed
 
     def filling(self, plan: StepPlan) -> list[Sequence]:
         """Those of which ``plan`` computes a chunk that fills a block."""
@@ -193,7 +197,7 @@ class WorkerState:
         """The blocks that a running sequence lacked, or None where there are too few."""
         blocks = self.pool.try_take(self.num_blocks_lacking(sequence))
         if blocks is not None:
-            sequence.seated.blocks.extend(blocks)
+            sequence.allocated.blocks.extend(blocks)
         return blocks
 
     def place(self, sequence: Sequence) -> None:
@@ -201,7 +205,7 @@ class WorkerState:
         blocks, slot = self.cached_blocks(sequence), self._free_slots.pop()
         self.pool.share(blocks)
         num_computed = len(blocks) * self.capacity.block_size
-        sequence.seat = Seat(self.worker_id, slot, blocks, len(blocks), num_computed)
+        sequence.allocation = Allocation(self.worker_id, slot, blocks, len(blocks), num_computed)
         extended = self.try_extend(sequence)
         assert extended is not None
         sequence.last_worker_id = self.worker_id
@@ -210,16 +214,16 @@ class WorkerState:
     def remove(self, sequence: Sequence) -> None:
         """Frees slot and blocks, at the latest when no plan that names them is in flight. What
         those plans bring for it is lost: whoever computes it again computes the same."""
-        seat, sequence.seat = sequence.seated, None
-        del self.running[seat.slot]
-        if self.in_flight and seat.last_step >= self.in_flight[0].step:
-            self.leaving.append(seat)
+        allocation, sequence.allocation = sequence.allocated, None
+        del self.running[allocation.slot]
+        if self.in_flight and allocation.last_step >= self.in_flight[0].step:
+            self.leaving.append(allocation)
         else:
-            self._free(seat)
+            self._free(allocation)
 
-    def _free(self, seat: Seat) -> None:
-        self._released.append(seat.slot)
-        self.pool.give_back(seat.blocks)
+    def _free(self, allocation: Allocation) -> None:
+        self._released.append(allocation.slot)
+        self.pool.give_back(allocation.blocks)
 
     @property
     def _num_ahead(self) -> int:
@@ -235,9 +239,9 @@ class WorkerState:
         """Nobody is computed beyond its last token, if the plans in flight are sure to bring it."""
         if sequence.is_suspect or not sequence.has_credit:
             return False
-        num_certain = sequence.num_known + len(sequence.seated.pending)
+        num_certain = sequence.num_known + len(sequence.allocated.pending)
         is_full = num_certain >= self.capacity.max_model_len
-        return not sequence.seated.num_pending or (sequence.may_bring_more and not is_full)
+        return not sequence.allocated.num_pending or (sequence.may_bring_more and not is_full)
 
     def _has_blocks_for(self, sequence: Sequence) -> bool:
         """Cached blocks that somebody owns cost nothing."""

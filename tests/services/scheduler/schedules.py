@@ -261,11 +261,11 @@ class Mesh:
         of it."""
         limits, budget = self.limits, self.capacity.max_num_batched_tokens
         num_drafts = sum(row.verify_depth for row in plan.decode)
-        running = [each for each in worker.runnable() if not each.seated.num_pending]
-        halfway = {each.seated.slot for each in running if each.num_to_compute > 1}
+        running = [each for each in worker.runnable() if not each.allocated.num_pending]
+        halfway = {each.allocated.slot for each in running if each.num_to_compute > 1}
         threshold = limits.long_threshold or budget
         lacking = {
-            slot: each.num_to_compute - bool(each.seated.num_pending) + tokens.get(slot, 0)
+            slot: each.num_to_compute - bool(each.allocated.num_pending) + tokens.get(slot, 0)
             for slot, each in worker.running.items()
             if slot in tokens or slot in halfway
         }
@@ -275,7 +275,7 @@ class Mesh:
         assert not new & long or len(long) <= limits.max_long
         if any(each.max_chunk(0) < each.num_to_compute for each in running):
             return  # somebody's client has to read first
-        assert all(each.num_to_compute > 1 or each.seated.slot in tokens for each in running)
+        assert all(each.num_to_compute > 1 or each.allocated.slot in tokens for each in running)
         assert not halfway or sum(tokens.values()) + num_drafts == budget
         room = budget - len(plan.decode) - num_drafts
         due = sum(min(room // limits.max_partial, lacking[slot]) for slot in long - new)
@@ -379,7 +379,7 @@ class Mesh:
         assert len(lines) + len(running) == len(core.sequences)
         assert {each.key for each in lines + running} == core.sequences.keys()
         assert all(not sequence.has_credit for sequence in core.stalled)
-        assert all(sequence.seat is None for sequence in lines)
+        assert all(sequence.allocation is None for sequence in lines)
         workers = core.workers.values()
         homeless = {each for each in lines if not any(worker.fits(each) for worker in workers)}
         assert core._unplaceable.keys() == homeless
@@ -393,7 +393,7 @@ class Mesh:
     def check_blocks(self, worker: WorkerState) -> None:
         """Blocks are free or have as many owners as sequences."""
         pool = worker.pool
-        owners = [*(each.seated for each in worker.running.values()), *worker.leaving]
+        owners = [*(each.allocated for each in worker.running.values()), *worker.leaving]
         owned = Counter(block for each in owners for block in each.blocks)
         assert all(pool.num_owners(block) == num for block, num in owned.items())
         assert pool.num_owned == owned.total()
@@ -404,7 +404,7 @@ class Mesh:
 
     def check_shared(self, worker: WorkerState, one: Sequence, other: Sequence) -> None:
         """Two sequences share full blocks of their common beginning, and no others."""
-        blocks, others = one.seated.blocks, other.seated.blocks
+        blocks, others = one.allocated.blocks, other.allocated.blocks
         pairs = enumerate(zip(blocks, others, strict=False))
         numbers = [number for number, (block, same) in pairs if block == same]
         assert len(numbers) == len(set(blocks) & set(others)), "at different places"

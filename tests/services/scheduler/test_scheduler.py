@@ -490,7 +490,7 @@ def test_nothing_of_a_seat_is_left_with_a_sequence_that_lost_its_worker():
     step(core, worker)
     core.remove_worker("w", 0)
     sequence = core.sequences["r", 1]
-    assert sequence.seat is None
+    assert sequence.allocation is None
     assert (sequence.num_computed, sequence.num_to_compute) == (0, 4)
 
 

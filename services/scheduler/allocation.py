@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
+class Allocation:
     """A slot and blocks of the worker ``worker_id``, and how far it is with the sequence.
 
     Plans in flight bring up to ``num_pending`` more ids than are known, one for each of ``pending``
