@@ -98,7 +98,7 @@ class Scheduler:
         self.workers: dict[str, WorkerState] = {}
         self.sequences: dict[tuple[str, int], Sequence] = {}
         self.waiting = WaitingQueue()
-        self.suspects = WaitingQueue()  # those of them that wait
+        self.isolated = WaitingQueue()  # those of them that wait
         self.stalled = WaitingQueue()  # waiting, and would not be computed
         self.num_preemptions = 0
         self._ended: list[Ended] = []
@@ -127,7 +127,7 @@ class Scheduler:
         refusals = []
         for slot, sequence in list(worker.running.items()):
             sequence.allocation = None
-            if slot in computed and not is_planned and _blame(sequence):
+            if slot in computed and not is_planned and _record_worker_death(sequence):
                 text = f"{sequence.num_worker_deaths} workers died while they ran this request"
                 refusals.append(self._refusal(sequence, InternalError(text, code=WORKER_DIED)))
             else:
@@ -257,7 +257,7 @@ class Scheduler:
         """Whether what became of one worker is news for others: somebody would enter one that takes
         it, or is handed over."""
         is_leaving = any(worker.is_leaving for worker in self.workers.values())
-        return is_leaving or len(self.waiting) + len(self.suspects) > 0
+        return is_leaving or len(self.waiting) + len(self.isolated) > 0
 
     def take_ended(self) -> list[Ended]:
         """All that have ended since the last time."""
@@ -272,26 +272,26 @@ class Scheduler:
         return (
             len(worker.in_flight) < self._pipeline_depth
             and not worker.is_leaving
-            and self._first_suspect(worker) is None
+            and self._first_isolated(worker) is None
             and not worker.is_short
         )
 
     def _next_plan(self, worker: WorkerState) -> PlanBuilder:
         """Suspects and all others take turns."""
-        suspect = self._first_suspect(worker)
-        if suspect is None or worker.was_alone:
-            worker.was_alone = False
-            builder = self._plan_all(worker)
-            if suspect is None or not builder.is_empty:
+        sequence_alone = self._first_isolated(worker)
+        if sequence_alone is None or worker.ran_isolated:
+            worker.ran_isolated = False
+            builder = self._plan_batch(worker)
+            if sequence_alone is None or not builder.is_empty:
                 return builder
-        worker.was_alone = True
-        return self._plan_alone(worker, suspect)
+        worker.ran_isolated = True
+        return self._plan_isolated(worker, sequence_alone)
 
-    def _first_suspect(self, worker: WorkerState) -> Sequence | None:
+    def _first_isolated(self, worker: WorkerState) -> Sequence | None:
         for sequence in worker.running.values():
-            if sequence.is_suspect and sequence.has_credit:
+            if sequence.is_isolated and sequence.has_credit:
                 return sequence
-        return self._first_for(worker, self.suspects)
+        return self._first_for(worker, self.isolated)
 
     def _first_for(self, worker: WorkerState, queue: WaitingQueue) -> Sequence | None:
         workers = self.workers.values()
@@ -299,7 +299,7 @@ class Scheduler:
             return None
         return queue.first_where(lambda each: may_take(worker, workers, each))
 
-    def _plan_all(self, worker: WorkerState) -> PlanBuilder:
+    def _plan_batch(self, worker: WorkerState) -> PlanBuilder:
         """Everybody but suspects. Nobody enters while blocks are so short that somebody left."""
         num_preemptions = self.num_preemptions
         extensions = self._reserve(worker)
@@ -322,21 +322,21 @@ class Scheduler:
         prefills.finish()
         return builder
 
-    def _plan_alone(self, worker: WorkerState, suspect: Sequence) -> PlanBuilder:
+    def _plan_isolated(self, worker: WorkerState, sequence_alone: Sequence) -> PlanBuilder:
         """One suspect, which has room, whoever has to leave for it."""
-        if suspect.allocation is None:
-            while not worker.has_room_for(suspect):
+        if sequence_alone.allocation is None:
+            while not worker.has_room_for(sequence_alone):
                 self._preempt(worker)
             builder = worker.begin_plan()
-            self.suspects.try_remove(suspect)
-            worker.place(suspect)
-            builder.admit(suspect)
+            self.isolated.try_remove(sequence_alone)
+            worker.place(sequence_alone)
+            builder.admit(sequence_alone)
         else:
-            while (blocks := worker.try_extend(suspect)) is None:
-                self._preempt(worker, spared=suspect)
+            while (blocks := worker.try_extend(sequence_alone)) is None:
+                self._preempt(worker, spared=sequence_alone)
             builder = worker.begin_plan()
-            builder.extend(suspect, blocks)
-        builder.compute(suspect, builder.budget)
+            builder.extend(sequence_alone, blocks)
+        builder.compute(sequence_alone, builder.budget)
         return builder
 
     def _reserve(self, worker: WorkerState) -> list[tuple[Sequence, list[int]]]:
@@ -411,13 +411,13 @@ class Scheduler:
     def _wait(self, sequence: Sequence) -> None:
         if not sequence.has_credit:
             self.stalled.add(sequence)
-        elif sequence.is_suspect:
-            self.suspects.add(sequence)
+        elif sequence.is_isolated:
+            self.isolated.add(sequence)
         else:
             self.waiting.add(sequence)
 
     def _dequeue(self, sequence: Sequence) -> None:
-        for queue in (self.waiting, self.suspects, self.stalled):
+        for queue in (self.waiting, self.isolated, self.stalled):
             if queue.try_remove(sequence):
                 return
 
@@ -457,7 +457,7 @@ class Scheduler:
 
     def _note_unplaceable(self, now_s: float) -> None:
         """Those that are left may have less room than the worker they were accepted for."""
-        for sequence in [*self.waiting, *self.suspects, *self.stalled]:
+        for sequence in [*self.waiting, *self.isolated, *self.stalled]:
             if not any(worker.fits(sequence) for worker in self.workers.values()):
                 self._unplaceable.setdefault(sequence, now_s)
 
@@ -494,13 +494,13 @@ def _params_of(generate: Generate, new: NewSequence) -> SamplingParams:
     return msgspec.structs.replace(generate.params, prompt_logprobs=None)
 
 
-def _blame(sequence: Sequence) -> bool:
+def _record_worker_death(sequence: Sequence) -> bool:
     """A worker died while it computed this sequence: whether it may take no other with it.
 
     It may not if it has emitted nothing since the last time, when it was computed alone.
     """
-    is_proven = sequence.is_suspect
-    sequence.is_suspect = True
+    is_proven = sequence.is_isolated
+    sequence.is_isolated = True
     sequence.num_worker_deaths += 1
     return is_proven or sequence.num_worker_deaths > MAX_WORKER_DEATHS
 

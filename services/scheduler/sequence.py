@@ -46,7 +46,7 @@ class Sequence:
     has_run: bool = False
     allocation: Allocation | None = None
     num_cached: int = 0
-    is_suspect: bool = False
+    is_isolated: bool = False
     num_worker_deaths: int = 0
     num_preemptions: int = 0
     last_worker_id: str | None = None
@@ -140,7 +140,7 @@ class Sequence:
     def emit(self, row: ResultRow, ids: list[int]) -> None:
         self.allocated.receive(len(ids))
         self.emitted.extend(ids)
-        self.is_suspect = self.is_suspect and not ids
+        self.is_isolated = self.is_isolated and not ids
         self.num_bytes += bytes_of(row)
 
     def known_ids(self) -> np.ndarray:

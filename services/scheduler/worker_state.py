@@ -24,7 +24,7 @@ class WorkerState:
     ``leaving`` until the last plan that names it has run.
     ``admits``: it takes new sequences; ``is_leaving``: it wants to be rid of those it has, of which
     ``handed_over`` was the last that went, and ``is_in_haste`` when there is no time for one after
-    the other; ``was_alone``: its last plan computed one suspect and nothing else. Unless
+    the other; ``ran_isolated``: its last plan computed one suspect and nothing else. Unless
     ``caches_prefixes`` its index stays empty.
     """
 
@@ -40,7 +40,7 @@ class WorkerState:
         self.admits = True
         self.is_leaving = self.is_in_haste = False
         self.handed_over: Sequence | None = None
-        self.was_alone = False
+        self.ran_isolated = False
         self.draft_depth = DraftDepth(capacity)
         self._verify_depth = 0  # drafts that each sequence has, at most, when the last plan has run
         self._caches_prefixes = caches_prefixes
@@ -237,7 +237,7 @@ class WorkerState:
 
     def _may_run(self, sequence: Sequence) -> bool:
         """Nobody is computed beyond its last token, if the plans in flight are sure to bring it."""
-        if sequence.is_suspect or not sequence.has_credit:
+        if sequence.is_isolated or not sequence.has_credit:
             return False
         num_certain = sequence.num_known + len(sequence.allocated.pending)
         is_full = num_certain >= self.capacity.max_model_len

@@ -147,7 +147,7 @@ class Mesh:
             if isinstance(refusal.error, Unavailable):
                 assert not self.fits(len(sequence.prompt) + sequence.params.max_tokens)
             else:
-                assert sequence.is_suspect
+                assert sequence.is_isolated
                 assert 2 <= sequence.num_worker_deaths <= MAX_WORKER_DEATHS + 1
                 self.num_given_up += 1
             self.open.remove(sequence.request)
@@ -250,7 +250,7 @@ class Mesh:
         assert {(each.request, each.attempt) for each in plan.admit} <= {
             each.key for each in worker.running.values()
         }
-        if any(each.is_suspect for each in computed):
+        if any(each.is_isolated for each in computed):
             assert len(computed) == 1
         else:
             self.check_prefills(worker, plan, tokens)
@@ -374,7 +374,7 @@ class Mesh:
     def check_places(self) -> None:
         """Everybody is at one place."""
         core = self.core
-        lines = [*core.waiting, *core.suspects, *core.stalled]
+        lines = [*core.waiting, *core.isolated, *core.stalled]
         running = [each for worker in core.workers.values() for each in worker.running.values()]
         assert len(lines) + len(running) == len(core.sequences)
         assert {each.key for each in lines + running} == core.sequences.keys()
@@ -437,7 +437,7 @@ class Mesh:
                 self.absorb_from(worker_id)
         assert not self.open
         assert not self.core.sequences
-        assert not [*self.core.waiting, *self.core.suspects, *self.core.stalled]
+        assert not [*self.core.waiting, *self.core.isolated, *self.core.stalled]
         for worker in self.core.workers.values():
             assert worker.pool.num_free == worker.pool.num_blocks
             assert not worker.running

@@ -187,8 +187,8 @@ def test_no_choice_waits_for_one_that_is_gone(loss: str):
             core.waiting.try_remove(first)
             core.stalled.add(first)
         case "suspect":
-            first.is_suspect = True
-            core.workers["w"].was_alone = True
+            first.is_isolated = True
+            core.workers["w"].ran_isolated = True
     (admit,) = admits(core, worker)
     assert (admit.request, admit.num_cached) == ("r/0/1", 16)
 
