@@ -113,7 +113,7 @@ class CoreMetrics:
     @property
     def _num_waiting(self) -> int:
         core = self._core
-        return len(core.waiting) + len(core.isolated) + len(core.stalled)
+        return len(core.waiting) + len(core.isolated) + len(core.paused)
 
     @property
     def _num_blocks(self) -> int:

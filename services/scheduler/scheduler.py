@@ -99,7 +99,7 @@ class Scheduler:
         self.sequences: dict[tuple[str, int], Sequence] = {}
         self.waiting = WaitingQueue()
         self.isolated = WaitingQueue()  # those of them that wait
-        self.stalled = WaitingQueue()  # waiting, and would not be computed
+        self.paused = WaitingQueue()  # waiting, and would not be computed
         self.num_preemptions = 0
         self._ended: list[Ended] = []
         self.num_requeues = 0  # after the death of their worker
@@ -180,7 +180,7 @@ class Scheduler:
         if sequence is None:
             return
         sequence.grant(grant)
-        if sequence.has_credit and self.stalled.try_remove(sequence):
+        if sequence.has_credit and self.paused.try_remove(sequence):
             self._wait(sequence)
 
     def cancel(self, key: tuple[str, int]) -> None:
@@ -356,7 +356,7 @@ class Scheduler:
         first = self._first_for(worker, self.waiting)
         if first is None:
             return
-        while not worker.has_room_for(first) and worker.has_stalled:
+        while not worker.has_room_for(first) and worker.has_paused:
             self._preempt(worker)
 
     def _admit_waiting(self, worker: WorkerState, builder: PlanBuilder, prefills: Prefills) -> None:
@@ -410,14 +410,14 @@ class Scheduler:
 
     def _wait(self, sequence: Sequence) -> None:
         if not sequence.has_credit:
-            self.stalled.add(sequence)
+            self.paused.add(sequence)
         elif sequence.is_isolated:
             self.isolated.add(sequence)
         else:
             self.waiting.add(sequence)
 
     def _dequeue(self, sequence: Sequence) -> None:
-        for queue in (self.waiting, self.isolated, self.stalled):
+        for queue in (self.waiting, self.isolated, self.paused):
             if queue.try_remove(sequence):
                 return
 
@@ -457,7 +457,7 @@ class Scheduler:
 
     def _note_unplaceable(self, now_s: float) -> None:
         """Those that are left may have less room than the worker they were accepted for."""
-        for sequence in [*self.waiting, *self.isolated, *self.stalled]:
+        for sequence in [*self.waiting, *self.isolated, *self.paused]:
             if not any(worker.fits(sequence) for worker in self.workers.values()):
                 self._unplaceable.setdefault(sequence, now_s)
 

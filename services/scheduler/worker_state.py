@@ -58,7 +58,7 @@ class WorkerState:
         return self.capacity.max_num_seqs - len(self.running) - len(self.leaving)
 
     @property
-    def has_stalled(self) -> bool:
+    def has_paused(self) -> bool:
         return any(not sequence.has_credit for sequence in self.running.values())
 
     @property

@@ -374,11 +374,11 @@ class Mesh:
     def check_places(self) -> None:
         """Everybody is at one place."""
         core = self.core
-        lines = [*core.waiting, *core.isolated, *core.stalled]
+        lines = [*core.waiting, *core.isolated, *core.paused]
         running = [each for worker in core.workers.values() for each in worker.running.values()]
         assert len(lines) + len(running) == len(core.sequences)
         assert {each.key for each in lines + running} == core.sequences.keys()
-        assert all(not sequence.has_credit for sequence in core.stalled)
+        assert all(not sequence.has_credit for sequence in core.paused)
         assert all(sequence.allocation is None for sequence in lines)
         workers = core.workers.values()
         homeless = {each for each in lines if not any(worker.fits(each) for worker in workers)}
@@ -437,7 +437,7 @@ class Mesh:
                 self.absorb_from(worker_id)
         assert not self.open
         assert not self.core.sequences
-        assert not [*self.core.waiting, *self.core.isolated, *self.core.stalled]
+        assert not [*self.core.waiting, *self.core.isolated, *self.core.paused]
         for worker in self.core.workers.values():
             assert worker.pool.num_free == worker.pool.num_blocks
             assert not worker.running

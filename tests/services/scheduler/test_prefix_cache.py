@@ -185,7 +185,7 @@ def test_no_choice_waits_for_one_that_is_gone(loss: str):
             core._preempt(core.workers["w"])
             first.max_emitted = 0
             core.waiting.try_remove(first)
-            core.stalled.add(first)
+            core.paused.add(first)
         case "suspect":
             first.is_isolated = True
             core.workers["w"].ran_isolated = True

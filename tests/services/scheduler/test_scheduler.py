@@ -211,7 +211,7 @@ def test_whose_client_does_not_read_makes_way_and_comes_back_when_it_does():
     for _ in range(5):
         (emission,) = step(core, worker)
         assert emission.sequence.request == "quick"
-    assert list(core.stalled) == [core.sequences["slow", 1]]
+    assert list(core.paused) == [core.sequences["slow", 1]]
     core.grant(Grant("slow", 1, 100, WINDOW_BYTES))
     while core.sequences:
         step(core, worker)
