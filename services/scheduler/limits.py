@@ -16,7 +16,7 @@ def check_length(capacities: Iterable[Capacity], prompt_len: int, max_tokens: in
 
     ``max_tokens`` None asks for the rest of the context.
     """
-    roomiest_first = sorted(capacities, key=_num_places, reverse=True)
+    roomiest_first = sorted(capacities, key=_max_tokens_of, reverse=True)
     if not any(fits(capacity, prompt_len, max_tokens) for capacity in roomiest_first):
         _check(roomiest_first[0], prompt_len, max_tokens)
 
@@ -30,7 +30,7 @@ def fits(capacity: Capacity, prompt_len: int, max_tokens: int | None) -> bool:
     return True
 
 
-def _num_places(capacity: Capacity) -> int:
+def _max_tokens_of(capacity: Capacity) -> int:
     return min(capacity.num_blocks * capacity.block_size, capacity.max_model_len)
 
 

@@ -13,7 +13,7 @@ beside it: with a prefix of 1000 cached tokens a worker is chosen until it runs 
 the others. Chosen, not measured."""
 
 
-def may_take(worker: WorkerState, workers: Iterable[WorkerState], sequence: Sequence) -> bool:
+def may_run_on(worker: WorkerState, workers: Iterable[WorkerState], sequence: Sequence) -> bool:
     """Whether ``sequence`` fits ``worker``, and may be risked on it.
 
     A worker that has not finished its first steps may be broken. While another one that has could
@@ -30,15 +30,15 @@ def may_take(worker: WorkerState, workers: Iterable[WorkerState], sequence: Sequ
     return is_free and not sequence.num_worker_deaths
 
 
-def is_its_turn(
+def is_best_worker(
     worker: WorkerState,
     workers: Iterable[WorkerState],
     sequence: Sequence,
     num_waiting: int,
     num_absorbed: int,
-    can_begin: Callable[[WorkerState], bool],
+    can_start: Callable[[WorkerState], bool],
 ) -> bool:
-    """Whether ``worker`` is the one for ``sequence``, of those that ``can_begin`` it.
+    """Whether ``worker`` is the one for ``sequence``, of those that ``can_start`` it.
 
     Where all have as much of its beginning cached: whether ``worker`` has fewer sequences than its
     share once all that wait have been placed. Otherwise: whether nobody would be done with the
@@ -53,7 +53,7 @@ def is_its_turn(
     candidates = [worker]
     for other in others:
         is_late = bool(other.in_flight) and num_absorbed - other.in_flight_since > max_lag
-        if not is_late and can_begin(other):
+        if not is_late and can_start(other):
             candidates.append(other)
     if len(candidates) == 1:
         return True

@@ -76,8 +76,8 @@ class Prefills:
         """Whether it may remain in the middle, or need not."""
         if len(self.longs) + self._num_short < self._limits.max_partial:
             return True
-        is_short = self._num_lacking(sequence) <= min(self.budget, self._threshold)
-        return is_short and self._builder.max_tokens(sequence) == sequence.num_to_compute
+        is_short_of_blocks = self._num_lacking(sequence) <= min(self.budget, self._threshold)
+        return is_short_of_blocks and self._builder.max_tokens(sequence) == sequence.num_to_compute
 
     def enter(self, sequence: Sequence) -> None:
         """It has just got its place."""
@@ -99,7 +99,7 @@ class Prefills:
         num_tokens = sequence.num_to_compute - self._threshold
         if num_tokens <= 0:
             return False
-        if self._worker.is_short_of(sequence, num_tokens) or self._num_looked_up == MAX_LOOKED_UP:
+        if self._worker.is_known_miss(sequence, num_tokens) or self._num_looked_up == MAX_LOOKED_UP:
             return True
         self._num_looked_up += 1
         return not self._worker.has_cached(sequence, num_tokens)

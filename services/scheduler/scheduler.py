@@ -24,7 +24,7 @@ are in flight: these run first.
 
 **Suspects.** When a worker dies, each sequence that a plan in flight computed may be the reason.
 From then on it is computed alone, in turns with all others, until it has emitted a token. A worker
-that has not finished its first steps may be the reason itself (``placement.may_take``).
+that has not finished its first steps may be the reason itself (``placement.may_run_on``).
 
 **Prefixes.** Full blocks may be shared as soon as the plan that fills them is sent, or, where it
 decodes, when its result is there. Who enters begins behind what its worker has of its ids.
@@ -37,7 +37,7 @@ import msgspec
 import numpy as np
 
 from services.scheduler.limits import LacksBlocks, check_length
-from services.scheduler.placement import is_its_turn, may_take
+from services.scheduler.placement import is_best_worker, may_run_on
 from services.scheduler.plan_builder import PlanBuilder
 from services.scheduler.prefills import PrefillLimits, Prefills
 from services.scheduler.sequence import Emission, Ended, Sequence
@@ -109,13 +109,13 @@ class Scheduler:
         self._pipeline_depth = pipeline_depth
         self._prefill_limits = prefill_limits
         self._num_added = self._num_absorbed = 0
-        self._unplaceable: dict[Sequence, float] = {}  # since when no worker could run them
+        self._unservable: dict[Sequence, float] = {}  # since when no worker could run them
 
     def add_worker(self, worker_id: str, capacity: Capacity) -> None:
         worker = WorkerState(worker_id, capacity, self._caches_prefixes)
         self.workers[worker_id] = worker
-        for sequence in list(filter(worker.fits, self._unplaceable)):
-            del self._unplaceable[sequence]
+        for sequence in list(filter(worker.fits, self._unservable)):
+            del self._unservable[sequence]
 
     def remove_worker(
         self, worker_id: str, now_s: float, is_planned: bool = False
@@ -133,7 +133,7 @@ class Scheduler:
             else:
                 self._wait(sequence)
                 self.num_requeues += 1
-        self._note_unplaceable(now_s)
+        self._note_unservable(now_s)
         self._hand_over()
         return refusals
 
@@ -141,7 +141,7 @@ class Scheduler:
         """It leaves before its sequences have ended: they go to others, one at a time; when this is
         told again, all that are left."""
         worker = self.workers[worker_id]
-        worker.is_in_haste = worker.is_leaving
+        worker.releases_all = worker.is_leaving
         worker.is_leaving, worker.admits = True, False
         self._hand_over()
 
@@ -199,9 +199,9 @@ class Scheduler:
         for key in [key for key, sequence in self.sequences.items() if sequence.route == route]:
             self.cancel(key)
 
-    def abandon(self, since_s: float, error: RequestError) -> list[Refusal]:
+    def fail_unservable(self, since_s: float, error: RequestError) -> list[Refusal]:
         """Takes out of the queues whom no worker could run since then or longer."""
-        unplaceable = self._unplaceable.items()
+        unplaceable = self._unservable.items()
         abandoned = [each for each, lost_s in unplaceable if lost_s <= since_s]
         for sequence in abandoned:
             self._dequeue(sequence)
@@ -221,7 +221,7 @@ class Scheduler:
         builder = self._next_plan(worker)
         if builder.is_empty:
             return None
-        for sequence in worker.filling(builder.plan):
+        for sequence in worker.filling_blocks(builder.plan):
             worker.index_blocks(sequence)
         self._count_hits(builder.newcomers)
         worker.send(builder.plan, self._num_absorbed)
@@ -238,7 +238,7 @@ class Scheduler:
         self._num_absorbed += 1
         emissions = _record(worker, result, arrays.ids.tolist())
         for emission in emissions:
-            if emission.ends or emission.brings_text:
+            if emission.ends or emission.has_output:
                 worker.index_blocks(emission.sequence, emission.ends)
             if emission.row.error is not None:
                 worker.pool.distrust(emission.sequence.allocated.blocks)
@@ -273,7 +273,7 @@ class Scheduler:
             len(worker.in_flight) < self._pipeline_depth
             and not worker.is_leaving
             and self._first_isolated(worker) is None
-            and not worker.is_short
+            and not worker.is_short_of_blocks
         )
 
     def _next_plan(self, worker: WorkerState) -> PlanBuilder:
@@ -297,14 +297,14 @@ class Scheduler:
         workers = self.workers.values()
         if not worker.admits:
             return None
-        return queue.first_where(lambda each: may_take(worker, workers, each))
+        return queue.first_where(lambda each: may_run_on(worker, workers, each))
 
     def _plan_batch(self, worker: WorkerState) -> PlanBuilder:
         """Everybody but suspects. Nobody enters while blocks are so short that somebody left."""
         num_preemptions = self.num_preemptions
         extensions = self._reserve(worker)
-        is_short = self.num_preemptions > num_preemptions
-        if not is_short:
+        is_short_of_blocks = self.num_preemptions > num_preemptions
+        if not is_short_of_blocks:
             self._make_room(worker)
         builder = worker.begin_plan()
         prompts: list[Sequence] = []
@@ -317,7 +317,7 @@ class Scheduler:
             builder.compute(sequence, builder.budget)
         prefills = Prefills(self._prefill_limits, worker, builder)
         prefills.add(prompts)
-        if not is_short:
+        if not is_short_of_blocks:
             self._admit_waiting(worker, builder, prefills)
         prefills.finish()
         return builder
@@ -329,7 +329,7 @@ class Scheduler:
                 self._preempt(worker)
             builder = worker.begin_plan()
             self.isolated.try_remove(sequence_alone)
-            worker.place(sequence_alone)
+            worker.allocate(sequence_alone)
             builder.admit(sequence_alone)
         else:
             while (blocks := worker.try_extend(sequence_alone)) is None:
@@ -362,32 +362,32 @@ class Scheduler:
     def _admit_waiting(self, worker: WorkerState, builder: PlanBuilder, prefills: Prefills) -> None:
         """Passes over the choices of a prompt whose blocks this plan fills: in the next one they
         find these in the index. Nobody waits longer for a choice, which may be gone by then."""
-        filling = [*worker.filling(builder.plan), *prefills.longs]
-        prompts = {each.prompt_key for each in filling}
+        filling_blocks = [*worker.filling_blocks(builder.plan), *prefills.longs]
+        prompts = {each.prompt_key for each in filling_blocks}
         workers = self.workers.values()
         while worker.admits and not prefills.is_full:
             first = self.waiting.first_where(
                 lambda each: (
                     each.prompt_key not in prompts
-                    and may_take(worker, workers, each)
+                    and may_run_on(worker, workers, each)
                     and prefills.may_enter(each)
                 )
             )
             if first is None or not prefills.has_room_for(first) or not worker.has_room_for(first):
                 return
             nums = len(self.waiting), self._num_absorbed
-            can_begin = partial(self._can_begin, first)
-            if not is_its_turn(worker, workers, first, *nums, can_begin):
+            can_start = partial(self._can_start, first)
+            if not is_best_worker(worker, workers, first, *nums, can_start):
                 return
             self.waiting.try_remove(first)
-            worker.place(first)
+            worker.allocate(first)
             prefills.enter(first)
             if worker.num_to_index(first) > 0 or first in prefills.longs:
                 prompts.add(first.prompt_key)
 
-    def _can_begin(self, sequence: Sequence, worker: WorkerState) -> bool:
+    def _can_start(self, sequence: Sequence, worker: WorkerState) -> bool:
         return (
-            may_take(worker, self.workers.values(), sequence)
+            may_run_on(worker, self.workers.values(), sequence)
             and worker.has_room_for(sequence)
             and self._prefill_limits.has_room_for(sequence, worker)
         )
@@ -426,7 +426,7 @@ class Scheduler:
         still until it is computed there as far as it was, or all, if there is no time for that."""
         for worker in self.workers.values():
             while worker.may_hand_over and (
-                worker.is_in_haste or not self._is_moving(worker.handed_over)
+                worker.releases_all or not self._is_moving(worker.handed_over)
             ):
                 sequence = worker.handed_over = worker.oldest
                 worker.remove(sequence)
@@ -452,14 +452,14 @@ class Scheduler:
 
     def _end(self, sequence: Sequence, reason: str) -> None:
         del self.sequences[sequence.key]
-        self._unplaceable.pop(sequence, None)
+        self._unservable.pop(sequence, None)
         self._ended.append(Ended(sequence, reason))
 
-    def _note_unplaceable(self, now_s: float) -> None:
+    def _note_unservable(self, now_s: float) -> None:
         """Those that are left may have less room than the worker they were accepted for."""
         for sequence in [*self.waiting, *self.isolated, *self.paused]:
             if not any(worker.fits(sequence) for worker in self.workers.values()):
-                self._unplaceable.setdefault(sequence, now_s)
+                self._unservable.setdefault(sequence, now_s)
 
     def _check(self, generate: Generate, prompt_len: int) -> None:
         for each in generate.sequences:

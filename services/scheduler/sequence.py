@@ -100,7 +100,7 @@ class Sequence:
         return len(self.emitted) < self.max_emitted and self.num_bytes < self.max_bytes
 
     @property
-    def may_bring_more(self) -> bool:
+    def may_emit_more(self) -> bool:
         """Whether it has credit for what the plans in flight bring at least and for one token more,
         and may have so many tokens. Its model's length is its worker's matter."""
         num_emitted = len(self.emitted) + len(self.allocated.pending)
@@ -191,7 +191,7 @@ class Emission:
         return self.row.finish is not None or self.row.error is not None
 
     @property
-    def brings_text(self) -> bool:
+    def has_output(self) -> bool:
         """Whether its tokens are the sequence's own."""
         return not (self.row.of_prompt or self.row.of_drafts)
 

@@ -167,7 +167,7 @@ class SchedulerService:
             now_s = time.monotonic()
             self._refuse(self._core.remove_worker(worker_id, now_s, is_planned=peer.said_bye))
             loop = asyncio.get_running_loop()
-            loop.call_later(self._config.worker_grace_s, self._abandon, now_s)
+            loop.call_later(self._config.worker_grace_s, self._fail_unservable, now_s)
         self._plan_soon()
 
     def on_message(self, peer: Peer, message: Message, arrays: list[Array]) -> None:
@@ -298,12 +298,12 @@ class SchedulerService:
             self._steps.begin(worker_id, planned, started_s, planned_s)
             started_s = time.monotonic()
 
-    def _abandon(self, lost_s: float) -> None:
+    def _fail_unservable(self, lost_s: float) -> None:
         """``worker_grace_s`` after a worker was lost."""
         waited = f"within {self._config.worker_grace_s:g} s (worker-grace-s)"
         text = f"the worker of this request was lost, and no other that can run it came {waited}"
         error = Unavailable(text, code="no_worker", retry_after_s=RETRY_AFTER_S)
-        self._refuse(self._core.abandon(lost_s, error))
+        self._refuse(self._core.fail_unservable(lost_s, error))
         self._plan_soon()
 
 

@@ -23,7 +23,7 @@ class WorkerState:
     before ``in_flight_since`` results of all workers. The allocation that a sequence has left is
     ``leaving`` until the last plan that names it has run.
     ``admits``: it takes new sequences; ``is_leaving``: it wants to be rid of those it has, of which
-    ``handed_over`` was the last that went, and ``is_in_haste`` when there is no time for one after
+    ``handed_over`` was the last that went, and ``releases_all`` when there is no time for one after
     the other; ``ran_isolated``: its last plan computed one suspect and nothing else. Unless
     ``caches_prefixes`` its index stays empty.
     """
@@ -38,7 +38,7 @@ class WorkerState:
         self.in_flight_since = 0
         self.leaving: list[Allocation] = []
         self.admits = True
-        self.is_leaving = self.is_in_haste = False
+        self.is_leaving = self.releases_all = False
         self.handed_over: Sequence | None = None
         self.ran_isolated = False
         self.draft_depth = DraftDepth(capacity)
@@ -112,7 +112,7 @@ class WorkerState:
         return sorted(filter(self._may_run, self.running.values()), key=_order)
 
     @property
-    def is_short(self) -> bool:
+    def is_short_of_blocks(self) -> bool:
         """Whether there are too few blocks to go on with all of them."""
         wanted = map(self.num_blocks_lacking, filter(self._may_run, self.running.values()))
         return sum(wanted) > self.pool.num_free
@@ -128,8 +128,8 @@ class WorkerState:
     def num_blocks_lacking(self, sequence: Sequence) -> int:
         """Blocks to add so that the KV of all ids, those to come included, has a place: with the
         next plan's drafts, and those that it makes, but nothing beyond the sequence's end."""
-        num_places = min(sequence.num_expected + self._num_ahead, self.end_of(sequence))
-        num_needed = ceil(num_places / self.capacity.block_size)
+        num_positions = min(sequence.num_expected + self._num_ahead, self.end_of(sequence))
+        num_needed = ceil(num_positions / self.capacity.block_size)
         return max(
             0,
             num_needed
@@ -149,7 +149,7 @@ class WorkerState:
             blocks.append(block)
         return blocks
 
-    def is_short_of(self, sequence: Sequence, num_tokens: int) -> bool:
+    def is_known_miss(self, sequence: Sequence, num_tokens: int) -> bool:
         """Whether the block that ``has_cached`` missed the last time is still missing."""
         number = sequence.missing_blocks.get(self.worker_id, 0)
         size = self.capacity.block_size
@@ -160,7 +160,7 @@ class WorkerState:
 
     def has_cached(self, sequence: Sequence, num_tokens: int) -> bool:
         """Whether it would find the KV of so many ids here."""
-        if num_tokens <= 0 or self.is_short_of(sequence, num_tokens):
+        if num_tokens <= 0 or self.is_known_miss(sequence, num_tokens):
             return num_tokens <= 0
         blocks = self.cached_blocks(sequence)
         sequence.missing_blocks[self.worker_id] = len(blocks)
@@ -188,7 +188,7 @@ class WorkerState:
         num_tokens = min(allocation.num_computed, sequence.num_known - has_ended)
         return num_tokens // self.capacity.block_size - allocation.num_indexed
 
-    def filling(self, plan: StepPlan) -> list[Sequence]:
+    def filling_blocks(self, plan: StepPlan) -> list[Sequence]:
         """Those of which ``plan`` computes a chunk that fills a block."""
         chunks = [self.running[row.slot] for row in plan.prefill]
         return [each for each in chunks if self.num_to_index(each) > 0]
@@ -200,7 +200,7 @@ class WorkerState:
             sequence.allocated.blocks.extend(blocks)
         return blocks
 
-    def place(self, sequence: Sequence) -> None:
+    def allocate(self, sequence: Sequence) -> None:
         """Gives a slot and blocks, cached ones first, to a sequence that there is room for."""
         blocks, slot = self.cached_blocks(sequence), self._free_slots.pop()
         self.pool.share(blocks)
@@ -241,7 +241,7 @@ class WorkerState:
             return False
         num_certain = sequence.num_known + len(sequence.allocated.pending)
         is_full = num_certain >= self.capacity.max_model_len
-        return not sequence.allocated.num_pending or (sequence.may_bring_more and not is_full)
+        return not sequence.allocated.num_pending or (sequence.may_emit_more and not is_full)
 
     def _has_blocks_for(self, sequence: Sequence) -> bool:
         """Cached blocks that somebody owns cost nothing."""

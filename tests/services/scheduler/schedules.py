@@ -355,23 +355,23 @@ class Mesh:
             del self.workers[worker_id]
             self.take_out(self.core.remove_worker(worker_id, len(self.events)))
 
-    def abandon(self) -> None:
+    def fail_unservable(self) -> None:
         """Some time after a worker was lost."""
         self.give_up(since_s=len(self.events) - self.random.randint(0, 10))
 
     def give_up(self, since_s: float) -> None:
-        refusals = self.core.abandon(since_s, Unavailable("nobody came"))
+        refusals = self.core.fail_unservable(since_s, Unavailable("nobody came"))
         self.num_abandoned += len(refusals)
         self.take_out(refusals)
 
     def check(self) -> None:
-        self.check_places()
+        self.check_reserved_blocks()
         self.check_ends()
         for worker_id, worker in self.core.workers.items():
             self.check_blocks(worker)
             self.check_index(worker, self.workers[worker_id])
 
-    def check_places(self) -> None:
+    def check_reserved_blocks(self) -> None:
         """Everybody is at one place."""
         core = self.core
         lines = [*core.waiting, *core.isolated, *core.paused]
@@ -382,7 +382,7 @@ class Mesh:
         assert all(sequence.allocation is None for sequence in lines)
         workers = core.workers.values()
         homeless = {each for each in lines if not any(worker.fits(each) for worker in workers)}
-        assert core._unplaceable.keys() == homeless
+        assert core._unservable.keys() == homeless
 
     def check_ends(self) -> None:
         """Who came is here or was told to have ended, once."""

@@ -126,15 +126,15 @@ class SimulatedWorker:
         assert slot.num_computed + len(ids) <= len(slot.blocks) * size
         for position, token_id in enumerate(ids, slot.num_computed):
             context = hash((context, token_id))
-            number, place = divmod(position, size)
+            number, allocate = divmod(position, size)
             block = slot.blocks[number]
-            if place < len(self.kv[block]):
+            if allocate < len(self.kv[block]):
                 assert self.capacity.num_speculative_tokens
                 owners = [each for each in self.slots.values() if block in each.blocks]
                 assert owners == [slot], "what is overwritten has two owners"
             else:
-                assert place == len(self.kv[block])
-            self.kv[block][place : place + 1] = [context]
+                assert allocate == len(self.kv[block])
+            self.kv[block][allocate : allocate + 1] = [context]
 
     def _keep(self, slot: Slot, num: int) -> None:
         """So many of those that were written are the slot's ids."""
@@ -180,7 +180,7 @@ class SimulatedWorker:
     def _sample(self, slot_id: int, drafts: list[int], draft_depth: int) -> Part:
         """Tokens as long as they are what was drafted, and one more."""
         slot = self.slots[slot_id]
-        self._check_places(slot, len(drafts) + draft_depth)
+        self._check_reserved_blocks(slot, len(drafts) + draft_depth)
         start = len(slot.ids)
         for draft in (*drafts, None):
             slot.ids.append(next_token(slot.ids))
@@ -196,11 +196,11 @@ class SimulatedWorker:
         )
         return row, TokenArrays(np.array(tokens, np.int32))
 
-    def _check_places(self, slot: Slot, num_ahead: int) -> None:
+    def _check_reserved_blocks(self, slot: Slot, num_ahead: int) -> None:
         """Drafts have KV too, of which the drafter writes one place ahead at least."""
         if self.capacity.num_speculative_tokens:
-            num_places = len(slot.ids) + min(num_ahead, self._num_left(slot))
-            assert num_places <= len(slot.blocks) * self.capacity.block_size
+            num_positions = len(slot.ids) + min(num_ahead, self._num_left(slot))
+            assert num_positions <= len(slot.blocks) * self.capacity.block_size
 
     def _draft(self, slot: Slot, num: int) -> None:
         """The last token is not worth it: whoever has one to go needs no draft."""

@@ -269,13 +269,13 @@ def test_what_fits_the_lost_worker_alone_waits_for_another_and_holds_up_nobody()
     add(core, "also small")
     assert [admit.request for admit in core.plan("small").plan.admit] == ["also small"]
     late = Unavailable("nobody came", code="no_worker")
-    assert core.abandon(99, late) == [], "it may wait longer"
+    assert core.fail_unservable(99, late) == [], "it may wait longer"
     core.add_worker("w", CAPACITY)
-    assert core.abandon(100, late) == [], "it has found one"
+    assert core.fail_unservable(100, late) == [], "it has found one"
     core.plan("w")
     assert "large" in computed(core)
     core.remove_worker("w", now_s=200)
-    (refusal,) = core.abandon(200, late)
+    (refusal,) = core.fail_unservable(200, late)
     assert (refusal.sequence.request, refusal.error.status) == ("large", 503)
 
 
@@ -392,7 +392,7 @@ def test_why_a_sequence_ended_is_told_with_where_it_was():
     core.add_worker("v", CAPACITY)
     add(core, "too late")
     core.remove_worker("v", 0)
-    core.abandon(0, Unavailable("nobody came", code="no_worker"))
+    core.fail_unservable(0, Unavailable("nobody came", code="no_worker"))
     note()
     assert reasons == {
         "whole": ("length", "w"),
@@ -479,7 +479,7 @@ def test_a_plan_that_only_admits_is_not_empty():
     worker, sequence = core.workers["w"], core.sequences["r", 1]
     builder = worker.begin_plan()
     assert builder.is_empty
-    worker.place(sequence)
+    worker.allocate(sequence)
     builder.admit(sequence)
     assert not builder.is_empty
 
