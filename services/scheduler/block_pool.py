@@ -20,16 +20,16 @@ class BlockPool:
         self._free: list[int] = []  # of those that were used before
         self._num_used = 0  # the first of all blocks
         self._cached: dict[int, None] = {}  # in the order of their last use
-        self._num_owners = array("i", bytes(4 * num_blocks))
+        self._ref_counts = array("i", bytes(4 * num_blocks))
 
     @property
     def num_free(self) -> int:
         return len(self._free) + len(self._cached) + self.num_blocks - self._num_used
 
-    def num_owners(self, block: int) -> int:
-        return self._num_owners[block]
+    def ref_count(self, block: int) -> int:
+        return self._ref_counts[block]
 
-    def try_take(self, num: int) -> list[int] | None:
+    def try_allocate(self, num: int) -> list[int] | None:
         """``num`` blocks, or None and nothing taken when there are fewer."""
         if num == 0:
             return []
@@ -44,7 +44,7 @@ class BlockPool:
         while len(taken) < num:
             taken.append(self._evict())
         for block in taken:
-            self._num_owners[block] = 1
+            self._ref_counts[block] = 1
         self.num_owned += num
         return taken
 
@@ -52,25 +52,25 @@ class BlockPool:
         """One more owner for each of ``blocks``, which the index holds."""
         for block in blocks:
             self._cached.pop(block, None)
-            self._num_owners[block] += 1
+            self._ref_counts[block] += 1
         self.num_owned += len(blocks)
 
-    def give_back(self, blocks: list[int]) -> None:
+    def free(self, blocks: list[int]) -> None:
         """Raises ValueError for a block that nobody owns: two sequences would write to it."""
         for block in reversed(blocks):
-            if not self._num_owners[block]:
+            if not self._ref_counts[block]:
                 raise ValueError(f"block {block} was given back twice")
-            self._num_owners[block] -= 1
-            if not self._num_owners[block]:
+            self._ref_counts[block] -= 1
+            if not self._ref_counts[block]:
                 self._set_free(block)
         self.num_owned -= len(blocks)
 
-    def distrust(self, blocks: list[int]) -> None:
+    def uncache(self, blocks: list[int]) -> None:
         """Nobody else shall use what these hold; they are owned."""
         for block in blocks:
             self._index.drop(block)
 
-    def forget_cached(self) -> None:
+    def reset_cache(self) -> None:
         """Empties the index. What is owned stays so."""
         self._index.clear()
         self._free.extend(self._cached)

@@ -11,14 +11,14 @@ from hashlib import blake2b
 HASH_BYTES = 16
 
 
-class BlockNames:
+class BlockHashes:
     """The names of a sequence's full blocks, each computed once, when it is first asked for."""
 
     def __init__(self, block_size: int, cache_salt: str) -> None:
         self.block_size = block_size
         self._chain = [_digest(cache_salt.encode())]
 
-    def name(self, number: int, ids: Callable[[int, int], bytes]) -> bytes:
+    def block_hash(self, number: int, ids: Callable[[int, int], bytes]) -> bytes:
         """``ids`` gives the int32 ids from a position to another, as bytes; those of the block must
         be known."""
         chain, size = self._chain, self.block_size
@@ -33,35 +33,35 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self._blocks: dict[bytes, int] = {}
-        self._names: dict[int, bytes] = {}
+        self._hashes: dict[int, bytes] = {}
 
     def __len__(self) -> int:
         return len(self._blocks)
 
     def __contains__(self, block: int) -> bool:
-        return block in self._names
+        return block in self._hashes
 
-    def name(self, block: int) -> bytes | None:
-        return self._names.get(block)
+    def block_hash(self, block: int) -> bytes | None:
+        return self._hashes.get(block)
 
-    def find(self, name: bytes) -> int | None:
-        return self._blocks.get(name)
+    def find(self, block_hash: bytes) -> int | None:
+        return self._blocks.get(block_hash)
 
-    def add(self, name: bytes, block: int) -> None:
+    def add(self, block_hash: bytes, block: int) -> None:
         """Of two blocks with the same ids, computed side by side, the first one stays."""
-        if name not in self._blocks:
-            self._blocks[name] = block
-            self._names[block] = name
+        if block_hash not in self._blocks:
+            self._blocks[block_hash] = block
+            self._hashes[block] = block_hash
 
     def drop(self, block: int) -> None:
         """Ignored for a block that is not here."""
-        name = self._names.pop(block, None)
-        if name is not None:
-            del self._blocks[name]
+        block_hash = self._hashes.pop(block, None)
+        if block_hash is not None:
+            del self._blocks[block_hash]
 
     def clear(self) -> None:
         self._blocks.clear()
-        self._names.clear()
+        self._hashes.clear()
 
 
 def _digest(content: bytes) -> bytes:

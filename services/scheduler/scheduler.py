@@ -241,7 +241,7 @@ class Scheduler:
             if emission.ends or emission.has_output:
                 worker.index_blocks(emission.sequence, emission.ends)
             if emission.row.error is not None:
-                worker.pool.distrust(emission.sequence.allocated.blocks)
+                worker.pool.uncache(emission.sequence.allocated.blocks)
             if emission.ends:
                 self._forget(worker, emission.sequence, emission.end_reason)
         self._hand_over()
@@ -250,7 +250,7 @@ class Scheduler:
     def reset_prefix_cache(self) -> None:
         """Whatever comes computes its whole prompt. What runs keeps its blocks."""
         for worker in self.workers.values():
-            worker.pool.forget_cached()
+            worker.pool.reset_cache()
 
     @property
     def concerns_all(self) -> bool:

@@ -7,7 +7,7 @@ from math import ceil
 import numpy as np
 
 from services.scheduler.allocation import Allocation
-from services.scheduler.prefix_index import BlockNames
+from services.scheduler.prefix_index import BlockHashes
 from shared.errors import InternalError
 from shared.messages import (
     ALL_TOKENS,
@@ -55,7 +55,7 @@ class Sequence:
     max_bytes: int = WINDOW_BYTES
     num_told: int = 0
     missing_blocks: dict[str, int] = field(default_factory=dict)
-    _names: BlockNames | None = None
+    _hashes: BlockHashes | None = None
 
     def __post_init__(self) -> None:
         self.max_emitted = len(self.emitted) + WINDOW_TOKENS
@@ -147,11 +147,11 @@ class Sequence:
         """The prompt, then what was emitted: [num_known] int32."""
         return np.concatenate([self.prompt, np.array(self.emitted, np.int32)])
 
-    def block_name(self, number: int, block_size: int) -> bytes:
+    def block_hash(self, number: int, block_size: int) -> bytes:
         """What an index calls the block; another worker may have blocks of another size."""
-        if self._names is None or self._names.block_size != block_size:
-            self._names = BlockNames(block_size, self.cache_salt)
-        return self._names.name(number, self._id_bytes)
+        if self._hashes is None or self._hashes.block_size != block_size:
+            self._hashes = BlockHashes(block_size, self.cache_salt)
+        return self._hashes.block_hash(number, self._id_bytes)
 
     def _id_bytes(self, start: int, end: int) -> bytes:
         num_prompt = len(self.prompt)

@@ -143,7 +143,7 @@ class WorkerState:
             return blocks
         size = self.capacity.block_size
         for number in range(sequence.max_cached // size):
-            block = self.index.find(sequence.block_name(number, size))
+            block = self.index.find(sequence.block_hash(number, size))
             if block is None:
                 break
             blocks.append(block)
@@ -156,7 +156,7 @@ class WorkerState:
         if number * size >= num_tokens:
             return False
         is_last = number >= sequence.max_cached // size
-        return is_last or self.index.find(sequence.block_name(number, size)) is None
+        return is_last or self.index.find(sequence.block_hash(number, size)) is None
 
     def has_cached(self, sequence: Sequence, num_tokens: int) -> bool:
         """Whether it would find the KV of so many ids here."""
@@ -176,8 +176,8 @@ class WorkerState:
         that ``has_ended``, and so not its last id."""
         allocation = sequence.allocated
         for _ in range(self.num_to_index(sequence, has_ended)):
-            name = sequence.block_name(allocation.num_indexed, self.capacity.block_size)
-            self.index.add(name, allocation.blocks[allocation.num_indexed])
+            block_hash = sequence.block_hash(allocation.num_indexed, self.capacity.block_size)
+            self.index.add(block_hash, allocation.blocks[allocation.num_indexed])
             allocation.num_indexed += 1
 
     def num_to_index(self, sequence: Sequence, has_ended: bool = False) -> int:
@@ -195,7 +195,7 @@ class WorkerState:
 
     def try_extend(self, sequence: Sequence) -> list[int] | None:
         """The blocks that a running sequence lacked, or None where there are too few."""
-        blocks = self.pool.try_take(self.num_blocks_lacking(sequence))
+        blocks = self.pool.try_allocate(self.num_blocks_lacking(sequence))
         if blocks is not None:
             sequence.allocated.blocks.extend(blocks)
         return blocks
@@ -223,7 +223,7 @@ class WorkerState:
 
     def _free(self, allocation: Allocation) -> None:
         self._released.append(allocation.slot)
-        self.pool.give_back(allocation.blocks)
+        self.pool.free(allocation.blocks)
 
     @property
     def _num_ahead(self) -> int:
@@ -249,7 +249,7 @@ class WorkerState:
         if num_lacking <= self.pool.num_free:
             return True
         cached = self.cached_blocks(sequence)
-        num_shared = sum(self.pool.num_owners(block) > 0 for block in cached)
+        num_shared = sum(self.pool.ref_count(block) > 0 for block in cached)
         return num_lacking - num_shared <= self.pool.num_free
 
 

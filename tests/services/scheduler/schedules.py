@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from services.scheduler.prefills import PrefillLimits
-from services.scheduler.prefix_index import BlockNames
+from services.scheduler.prefix_index import BlockHashes
 from services.scheduler.scheduler import MAX_WORKER_DEATHS, Planned, Refusal, Scheduler
 from services.scheduler.sequence import Emission, Sequence, bytes_told
 from services.scheduler.worker_state import WorkerState
@@ -84,10 +84,10 @@ def names_of(ids: list[int], block_size: int, cache_salt: str) -> dict[bytes, li
     for token_id in ids:
         context = hash((context, token_id))
         contexts.append(context)
-    names = BlockNames(block_size, cache_salt)
+    names = BlockHashes(block_size, cache_salt)
     found = {}
     for start in range(0, len(ids) - block_size + 1, block_size):
-        name = names.name(start // block_size, lambda start, end: array[start:end].tobytes())
+        name = names.block_hash(start // block_size, lambda start, end: array[start:end].tobytes())
         found[name] = contexts[start : start + block_size]
     return found
 
@@ -395,7 +395,7 @@ class Mesh:
         pool = worker.pool
         owners = [*(each.allocated for each in worker.running.values()), *worker.leaving]
         owned = Counter(block for each in owners for block in each.blocks)
-        assert all(pool.num_owners(block) == num for block, num in owned.items())
+        assert all(pool.ref_count(block) == num for block, num in owned.items())
         assert pool.num_owned == owned.total()
         assert pool.num_free + len(owned) == pool.num_blocks
         if len(owned) < owned.total():
@@ -419,7 +419,7 @@ class Mesh:
         """An index names blocks by what they hold."""
         if worker.index:
             for block in range(worker.pool.num_blocks):
-                name = worker.index.name(block)
+                name = worker.index.block_hash(block)
                 assert name is None or simulated.kv[block] == self.names[name]
 
     def finish(self) -> None:

@@ -17,7 +17,7 @@ def pool(index: PrefixIndex) -> BlockPool:
 
 
 def take(pool: BlockPool, num: int) -> list[int]:
-    blocks = pool.try_take(num)
+    blocks = pool.try_allocate(num)
     assert blocks is not None
     return blocks
 
@@ -25,16 +25,16 @@ def take(pool: BlockPool, num: int) -> list[int]:
 def test_what_is_cached_is_free_until_it_is_shared(pool: BlockPool, index: PrefixIndex):
     (block,) = take(pool, 1)
     index.add(b"a", block)
-    pool.give_back([block])
+    pool.free([block])
     assert (pool.num_free, pool.num_owned, index.find(b"a")) == (4, 0, block)
     pool.share([block])
     pool.share([block])
-    assert (pool.num_free, pool.num_owned, pool.num_owners(block)) == (3, 2, 2)
+    assert (pool.num_free, pool.num_owned, pool.ref_count(block)) == (3, 2, 2)
     assert block not in take(pool, 3)
-    assert pool.try_take(1) is None
-    pool.give_back([block])
-    assert pool.try_take(1) is None, "somebody owns it still"
-    pool.give_back([block])
+    assert pool.try_allocate(1) is None
+    pool.free([block])
+    assert pool.try_allocate(1) is None, "somebody owns it still"
+    pool.free([block])
     assert take(pool, 1) == [block]
     assert index.find(b"a") is None
 
@@ -45,17 +45,17 @@ def test_the_oldest_goes_first_and_of_one_sequence_its_last_block(
     old, new = take(pool, 2), take(pool, 2)
     for name, block in zip((b"0", b"1", b"2", b"3"), old + new, strict=True):
         index.add(name, block)
-    pool.give_back(old)
-    pool.give_back(new)
+    pool.free(old)
+    pool.free(new)
     pool.share(old[:1])
-    pool.give_back(old[:1])
+    pool.free(old[:1])
     assert [take(pool, 1)[0] for _ in range(4)] == [old[1], new[1], new[0], old[0]]
 
 
 def test_blocks_that_hold_nothing_of_use_go_before_cached_ones(pool: BlockPool, index: PrefixIndex):
     first, second = take(pool, 2)
     index.add(b"a", first)
-    pool.give_back([first, second])
+    pool.free([first, second])
     assert first not in take(pool, 3)
     assert index.find(b"a") == first
 
@@ -64,17 +64,17 @@ def test_a_reset_frees_what_is_cached_and_leaves_what_is_owned(pool: BlockPool, 
     cached, owned = take(pool, 2)
     index.add(b"a", cached)
     index.add(b"b", owned)
-    pool.give_back([cached])
-    pool.forget_cached()
+    pool.free([cached])
+    pool.reset_cache()
     assert not index
     assert (pool.num_free, pool.num_owned) == (3, 1)
-    pool.give_back([owned])
+    pool.free([owned])
     assert sorted(take(pool, 4)) == [0, 1, 2, 3]
 
 
 def test_a_block_that_nobody_owns_is_not_taken_back(pool: BlockPool, index: PrefixIndex):
     (block,) = take(pool, 1)
     index.add(b"a", block)
-    pool.give_back([block])
+    pool.free([block])
     with pytest.raises(ValueError, match="twice"):
-        pool.give_back([block])
+        pool.free([block])

@@ -188,5 +188,5 @@ def test_shared_and_cached_blocks_are_no_leak_and_what_nobody_owns_is_one(core: 
     assert leak() == 0
     core.absorb("w", *worker.step(planned))
     assert leak() == 0
-    core.workers["w"].pool.try_take(2)
+    core.workers["w"].pool.try_allocate(2)
     assert leak() == 2
