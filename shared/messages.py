@@ -232,14 +232,14 @@ class TextOptions(Row, frozen=True):
 class ChoiceStart(Row, frozen=True):
     """A choice to make, and how much of it the gateway has already: a replay goes on from there.
 
-    ``num_ids`` counts the choice's ids in the Submit's second buffer, ``num_told`` the tokens of
+    ``num_ids`` counts the choice's ids in the Submit's second buffer, ``num_prompt_scored`` the tokens of
     the prompt whose logprobs are there.
     """
 
     choice: Int32
     num_ids: Int32 = 0
     num_chars: Int64 = 0
-    num_told: Int32 = 0
+    num_prompt_scored: Int32 = 0
 
 
 class Submit(Row, tag=10, frozen=True):
@@ -262,12 +262,12 @@ class Submit(Row, tag=10, frozen=True):
 
 class NewSequence(Row, frozen=True):
     """A choice of a prompt, under the name that it has from now on. ``num_emitted`` counts its ids
-    in the Generate's second buffer; ``num_told``: as in ChoiceStart."""
+    in the Generate's second buffer; ``num_prompt_scored``: as in ChoiceStart."""
 
     request: Name
     choice: Int32 = 0
     num_emitted: Int32 = 0
-    num_told: Int32 = 0
+    num_prompt_scored: Int32 = 0
 
 
 class Generate(Row, tag=11, frozen=True):
@@ -337,7 +337,7 @@ class Admit(Row, frozen=True):
 
     ``route`` groups the rows of a StepResult by the peer they go to. ``num_ids`` counts this row's
     ids in the plan's buffer, of which the first ``prompt_len`` are the prompt; ``num_cached`` of
-    them have their KV in ``blocks`` already. ``num_told``: as in ChoiceStart.
+    them have their KV in ``blocks`` already. ``num_prompt_scored``: as in ChoiceStart.
     """
 
     slot: Int32
@@ -350,7 +350,7 @@ class Admit(Row, frozen=True):
     num_cached: Int32
     params: SamplingParams
     blocks: list[Int32]
-    num_told: Int32 = 0
+    num_prompt_scored: Int32 = 0
 
 
 class Extend(Row, frozen=True):

@@ -129,7 +129,7 @@ class Completions:
         meter: RequestMeter,
         place: Place,
     ) -> web.StreamResponse:
-        has_logprobs = job.params.logprobs is not None or job.tells_prompts
+        has_logprobs = job.params.logprobs is not None or job.has_prompt_logprobs
         spelling = self._mesh.tokens.spelling(job.names_by_id) if has_logprobs else None
         echoes = await self._echoes(job.prompts) if job.echoes else []
         public_id = request_id(request)

@@ -105,11 +105,13 @@ class Exchange:
     error is raised. ``prompt_ids`` are those of the prompts, once accepted; ``num_replays`` counts
     how often one of them was lost and begun again.
 
-    If it ``tells_prompts``, what is told of a prompt is read before what its choices bring, which
+    If it ``has_prompt_logprobs``, what is told of a prompt is read before what its choices bring, which
     is kept until all of it is there.
     """
 
-    def __init__(self, num_prompts: int, num_choices: int, tells_prompts: bool = False) -> None:
+    def __init__(
+        self, num_prompts: int, num_choices: int, has_prompt_logprobs: bool = False
+    ) -> None:
         """``num_choices`` of each prompt."""
         self.prompt_ids: list[Array | None] = [None] * num_prompts
         self.num_replays = 0
@@ -118,8 +120,8 @@ class Exchange:
         self._num_choices = num_choices
         self._pending: dict[int, _Pending] = {}
         self._of_prompts: dict[int, _Pending] = {}  # by number of prompt
-        self._num_told = [0] * num_prompts
-        self._untold = set(range(num_prompts)) if tells_prompts else set()
+        self._num_prompt_scored = [0] * num_prompts
+        self._unscored = set(range(num_prompts)) if has_prompt_logprobs else set()
         self._error: RequestError | None = None
         self._changed = asyncio.Event()
 
@@ -129,14 +131,14 @@ class Exchange:
 
     def accept(self, prompt: int, ids: Array) -> None:
         self.prompt_ids[prompt] = ids
-        self._note_told(prompt, 0)
+        self._note_scored(prompt, 0)
         self._changed.set()
 
     def add(self, index: int, row: Delta, part: TokenArrays) -> None:
         if row.of_prompt:
             prompt = index // self._num_choices
             pending = self._of_prompts.setdefault(prompt, _Pending())
-            self._note_told(prompt, row.num_tokens)
+            self._note_scored(prompt, row.num_tokens)
         else:
             pending = self._pending.setdefault(index, _Pending())
         pending.add(row, part)
@@ -145,7 +147,7 @@ class Exchange:
     def finish(self, index: int, finished: Finished) -> None:
         """Nothing more is told of a prompt whose first choice has ended."""
         if index % self._num_choices == 0:
-            self._untold.discard(index // self._num_choices)
+            self._unscored.discard(index // self._num_choices)
         self._pending.setdefault(index, _Pending()).finished = finished
         self._changed.set()
 
@@ -179,16 +181,16 @@ class Exchange:
         for prompt in self._of_prompts:
             return self._of_prompts.pop(prompt).take(prompt * self._num_choices, of_prompt=True)
         for index in self._pending:
-            if index // self._num_choices not in self._untold:
+            if index // self._num_choices not in self._unscored:
                 return self._pending.pop(index).take(index)
         return None
 
-    def _note_told(self, prompt: int, num: int) -> None:
+    def _note_scored(self, prompt: int, num: int) -> None:
         """Of its tokens only the first is never told."""
-        self._num_told[prompt] += num
+        self._num_prompt_scored[prompt] += num
         ids = self.prompt_ids[prompt]
-        if ids is not None and self._num_told[prompt] >= len(ids) - 1:
-            self._untold.discard(prompt)
+        if ids is not None and self._num_prompt_scored[prompt] >= len(ids) - 1:
+            self._unscored.discard(prompt)
 
     async def _change(self) -> None:
         if self._error is not None:

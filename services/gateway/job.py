@@ -48,7 +48,7 @@ class Job:
     field_names: dict[str, str] = field(default_factory=dict)
 
     @property
-    def tells_prompts(self) -> bool:
+    def has_prompt_logprobs(self) -> bool:
         """Whether the mesh brings the logprobs of the prompts."""
         return self.params.prompt_logprobs is not None
 

@@ -137,7 +137,7 @@ class Mesh:
         Raises Unavailable.
         """
         num_prompts = len(job.prompts)
-        exchange = Exchange(num_prompts, job.num_choices, job.tells_prompts)
+        exchange = Exchange(num_prompts, job.num_choices, job.has_prompt_logprobs)
         trips = [Trip(f"{name}/{number}", number, job, exchange) for number in range(num_prompts)]
         exchange.on_took = lambda progress: self._took(
             trips[progress.index // job.num_choices], progress

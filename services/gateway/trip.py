@@ -37,7 +37,7 @@ class _Choice:
     def __init__(self) -> None:
         self.ids = array("i")
         self.num_chars = 0
-        self.num_told = 0  # tokens of the prompt
+        self.num_prompt_scored = 0  # tokens of the prompt
         self.num_cached: int | None = None  # a replay finds what the attempts before it computed
         self.num_taken = 0
         self._num_untaken_bytes = 0
@@ -53,7 +53,7 @@ class _Choice:
         if self.num_cached is None:
             self.num_cached = row.num_cached
         if row.of_prompt:
-            self.num_told += row.num_tokens
+            self.num_prompt_scored += row.num_tokens
         elif not row.of_drafts:
             self.ids.frombytes(part.ids.tobytes())
         self.num_chars += len(row.text)
@@ -123,7 +123,7 @@ class Trip:
     def submit(self) -> tuple[Submit, Array, Array]:
         """The message of this attempt and its buffers."""
         starts = [
-            ChoiceStart(index, len(choice.ids), choice.num_chars, choice.num_told)
+            ChoiceStart(index, len(choice.ids), choice.num_chars, choice.num_prompt_scored)
             for index, choice in self.choices.items()
         ]
         job = self._job
@@ -174,7 +174,7 @@ class Trip:
         choice = self.choices.get(row.choice)
         if choice is None:
             return
-        position = choice.num_told if row.of_prompt else len(choice.ids)
+        position = choice.num_prompt_scored if row.of_prompt else len(choice.ids)
         if row.position != position:
             of_prompt = " of the prompt" if row.of_prompt else ""
             raise InternalError(

@@ -35,9 +35,9 @@ def check_generate(
 
 
 def _check_sequence(sequence: NewSequence, prompt_len: int, end: int) -> None:
-    if sequence.num_told >= prompt_len:
+    if sequence.num_prompt_scored >= prompt_len:
         raise InvalidRequest(
-            f"num_told is {sequence.num_told} of a prompt of {prompt_len} tokens, the first of"
+            f"num_prompt_scored is {sequence.num_prompt_scored} of a prompt of {prompt_len} tokens, the first of"
             " which is never told"
         )
     if sequence.num_emitted and prompt_len + sequence.num_emitted >= end:

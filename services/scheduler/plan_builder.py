@@ -79,7 +79,7 @@ class PlanBuilder:
                 allocation.num_computed,
                 sequence.params,
                 list(allocation.blocks),  # they grow while the plan may lie unread
-                sequence.num_told,
+                sequence.num_prompt_scored,
             )
         )
 

@@ -33,10 +33,10 @@ def check_result(
 
 
 def _prompt_fault(worker: WorkerState, sequence: Sequence, row: ResultRow) -> str | None:
-    num_told = sequence.num_told + row.num_tokens
+    num_prompt_scored = sequence.num_prompt_scored + row.num_tokens
     is_asked = sequence.params.prompt_logprobs is not None
-    if row.num_tokens and (not is_asked or num_told >= len(sequence.prompt)):
-        return f"{num_told} tokens are told of a prompt of {len(sequence.prompt)}"
+    if row.num_tokens and (not is_asked or num_prompt_scored >= len(sequence.prompt)):
+        return f"{num_prompt_scored} tokens are told of a prompt of {len(sequence.prompt)}"
     return None
 
 

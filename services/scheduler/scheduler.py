@@ -168,7 +168,7 @@ class Scheduler:
                 emitted[start:end].tolist(),
                 now_s,
                 generate.cache_salt,
-                num_told=new.num_told,
+                num_prompt_scored=new.num_prompt_scored,
             )
             self._num_added += 1
             self.sequences[sequence.key] = sequence
@@ -512,10 +512,10 @@ def _record(worker: WorkerState, result: StepResult, ids: list[int]) -> list[Emi
     for index, row in enumerate(result.rows):
         sequence = worker.running.get(row.slot)
         if sequence is not None and sequence.key == (row.request, row.attempt):
-            position = sequence.num_told if row.of_prompt else len(sequence.emitted)
+            position = sequence.num_prompt_scored if row.of_prompt else len(sequence.emitted)
             emissions.append(Emission(sequence, index, row, position))
             if row.of_prompt:
-                sequence.tell(row)
+                sequence.add_prompt_logprobs(row)
             elif row.of_drafts:
                 sequence.num_bytes += bytes_of(row)
             elif row.error is None:

@@ -29,7 +29,7 @@ class Sequence:
     ``emitted`` begins with what an attempt before this one had emitted. ``last_worker_id`` is None
     as long as no worker has had it. ``num_cached`` of the prompt's ids were in the cache when it
     entered its first worker. Of its blocks ``missing_blocks`` has, for each worker, the first that
-    was not in the cache when somebody looked. The logprobs of ``num_told`` of the prompt's tokens
+    was not in the cache when somebody looked. The logprobs of ``num_prompt_scored`` of the prompt's tokens
     have come, from its second one on.
     """
 
@@ -53,7 +53,7 @@ class Sequence:
     num_bytes: int = 0
     max_emitted: int = 0
     max_bytes: int = WINDOW_BYTES
-    num_told: int = 0
+    num_prompt_scored: int = 0
     missing_blocks: dict[str, int] = field(default_factory=dict)
     _hashes: BlockHashes | None = None
 
@@ -111,30 +111,32 @@ class Sequence:
     def max_cached(self) -> int:
         """Ids whose KV may come from a cache: not the last one's, whose logits are wanted, nor any
         whose logprobs are."""
-        return self.num_told if self._is_telling else self.num_known - 1
+        return self.num_prompt_scored if self._is_scoring else self.num_known - 1
 
     def max_chunk(self, vocab_size: int) -> int:
         """Ids to compute so that what is told of the prompt, plans in flight included, exceeds its
         bytes by less than one token."""
-        if not self._is_telling:
+        if not self._is_scoring:
             return self.num_to_compute
         room = max(0, self.max_bytes - self.num_bytes)
-        num_told = self.num_told + ceil(room / bytes_told(self.params, vocab_size))
-        is_rest = num_told >= len(self.prompt) - 1
-        return self.num_to_compute if is_rest else max(0, num_told - self.num_computed)
+        num_prompt_scored = self.num_prompt_scored + ceil(
+            room / scored_token_bytes(self.params, vocab_size)
+        )
+        is_rest = num_prompt_scored >= len(self.prompt) - 1
+        return self.num_to_compute if is_rest else max(0, num_prompt_scored - self.num_computed)
 
     @property
-    def _is_telling(self) -> bool:
+    def _is_scoring(self) -> bool:
         is_asked = self.params.prompt_logprobs is not None
-        return is_asked and self.num_told < len(self.prompt) - 1
+        return is_asked and self.num_prompt_scored < len(self.prompt) - 1
 
     def grant(self, grant: Grant) -> None:
         self.max_emitted = max(self.max_emitted, grant.num_tokens)
         self.max_bytes = max(self.max_bytes, grant.num_bytes)
 
-    def tell(self, row: ResultRow) -> None:
+    def add_prompt_logprobs(self, row: ResultRow) -> None:
         """What a row brought of its prompt."""
-        self.num_told += row.num_tokens
+        self.num_prompt_scored += row.num_tokens
         self.num_bytes += bytes_of(row)
 
     def emit(self, row: ResultRow, ids: list[int]) -> None:
@@ -168,7 +170,7 @@ class Ended:
     reason: str
 
 
-def bytes_told(params: SamplingParams, vocab_size: int) -> int:
+def scored_token_bytes(params: SamplingParams, vocab_size: int) -> int:
     """What is told of one token of a prompt: at most its id, rank and own logprob, and the
     others'."""
     num = params.prompt_logprobs or 0

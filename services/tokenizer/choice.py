@@ -9,7 +9,7 @@ class Choice:
     """The text of one sequence, from what an attempt before this one had delivered.
 
     ``num_cached`` ids of its prompt came from the cache, once its first token has come; the
-    logprobs of ``num_told`` of its tokens have come.
+    logprobs of ``num_prompt_scored`` of its tokens have come.
     Decoding the ``resumed`` ids again gives the text that was delivered, ``num_chars`` of it, and
     what was held back; only what follows comes out.
     """
@@ -20,11 +20,11 @@ class Choice:
         stream: TextStream,
         resumed: Sequence[int],
         num_chars: int,
-        num_told: int = 0,
+        num_prompt_scored: int = 0,
     ) -> None:
         self.index = index
         self.num_cached = 0
-        self.num_told = num_told
+        self.num_prompt_scored = num_prompt_scored
         self._stream = stream
         self._num_to_skip = num_chars
         self._unsent = self._skip(stream.push(resumed)) if resumed else ""

@@ -41,7 +41,7 @@ def _check(tokens: Tokens, open_requests: OpenRequests) -> None:
         if found is None:
             continue
         sequence, place = (row.request, row.attempt), (row.request, row.attempt, row.of_prompt)
-        start = found[1].num_told if row.of_prompt else found[1].num_tokens
+        start = found[1].num_prompt_scored if row.of_prompt else found[1].num_tokens
         start = expected.get(place, start)
         if row.position != start:
             of_prompt = " of the prompt" if row.of_prompt else ""
@@ -90,7 +90,7 @@ class _Delivery:
         request, choice = found
         choice.num_cached = row.num_cached
         if row.of_prompt:
-            choice.num_told += row.num_tokens
+            choice.num_prompt_scored += row.num_tokens
             self._outbox.add_row(request, choice, index, row)
         elif row.of_drafts:
             self._drafts[row.request, row.attempt] = index, row

@@ -42,7 +42,9 @@ def prepare(
     for start in submit.choices:
         begin, end = end, end + start.num_ids
         stream, so_far = _stream(model, submit), resumed[begin:end].tolist()
-        choices.append(Choice(start.choice, stream, so_far, start.num_chars, start.num_told))
+        choices.append(
+            Choice(start.choice, stream, so_far, start.num_chars, start.num_prompt_scored)
+        )
     return Prepared(ids, params, resumed, choices)
 
 

@@ -204,7 +204,7 @@ class Requests:
                     request.sequence(start.choice).request,
                     start.choice,
                     start.num_ids,
-                    start.num_told,
+                    start.num_prompt_scored,
                 )
                 for start in request.submit.choices
             ],

@@ -65,7 +65,7 @@ def tell_logprobs(
     is_asking = asked != NO_LOGPROBS
     if not is_asking.any():
         return Told({})
-    nums = num_told(asked, vocab_size)
+    nums = num_top_of(asked, vocab_size)
     told: dict[int, RowTold] = {}
     for is_of_kind in (nums < vocab_size, nums == vocab_size):
         for some in pieces(np.flatnonzero(is_asking & is_of_kind), vocab_size):
@@ -74,7 +74,7 @@ def tell_logprobs(
     return Told(told)
 
 
-def num_told(asked: np.ndarray, vocab_size: int) -> np.ndarray:
+def num_top_of(asked: np.ndarray, vocab_size: int) -> np.ndarray:
     """How many of the likeliest tokens are told where ``asked`` [n] are wanted: V means all; who
     wants none stays as he is."""
     nums: np.ndarray = np.where(asked == ALL_TOKENS, vocab_size, np.minimum(asked, vocab_size))

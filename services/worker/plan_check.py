@@ -78,15 +78,17 @@ class PlanCheck:
                 f"slot {row.slot} has {row.num_ids} ids, {row.prompt_len} of them the prompt; it is"
                 f" full with {end}"
             )
-        max_told = row.prompt_len - 1
-        is_telling = row.params.prompt_logprobs is not None and row.num_told < max_told
+        max_prompt_scored = row.prompt_len - 1
+        is_scoring = (
+            row.params.prompt_logprobs is not None and row.num_prompt_scored < max_prompt_scored
+        )
         max_cached = min(
-            row.num_told if is_telling else row.num_ids - 1,
+            row.num_prompt_scored if is_scoring else row.num_ids - 1,
             len(row.blocks) * self._capacity.block_size,
         )
-        if row.num_told > max_told or row.num_cached > max_cached:
+        if row.num_prompt_scored > max_prompt_scored or row.num_cached > max_cached:
             raise CodecError(
-                f"slot {row.slot}: of {row.prompt_len} ids of a prompt {row.num_told} are told and"
+                f"slot {row.slot}: of {row.prompt_len} ids of a prompt {row.num_prompt_scored} are told and"
                 f" {row.num_cached} cached"
             )
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from kernels.logprobs import NO_LOGPROBS, RowLogprobs
 from kernels.sample import NOT_FINITE
 from services.worker.device.streams import Download
-from services.worker.logprobs import LOWEST, num_told, pieces
+from services.worker.logprobs import LOWEST, num_top_of, pieces
 from services.worker.results import ERRORS, ComputedRows, Part
 from services.worker.slots import SlotTable
 from shared.messages import FinishReason, ResultRow
@@ -59,11 +59,11 @@ def ask_prompts(
     ``nums`` [C] states of ``hidden`` [T, hidden_size], from position ``starts`` [C] on."""
     ends, prompt_lens = starts + nums, table.prompt_lens[slots]
     # What lies before a chunk was told of by the chunks before it, whose results may be under way.
-    firsts = np.maximum(table.num_told[slots], starts)
+    firsts = np.maximum(table.num_prompt_scored[slots], starts)
     lasts = np.minimum(ends, prompt_lens - 1)
     rows = np.cumsum(nums) - nums
     asked = table.num_prompt_logprobs[slots]
-    nums_top = num_told(asked, vocab_size)
+    nums_top = num_top_of(asked, vocab_size)
     found = {}
     for index in np.flatnonzero((asked != NO_LOGPROBS) & (firsts < lasts)).tolist():
         slot, offset = int(slots[index]), rows[index] - starts[index]
@@ -110,7 +110,7 @@ def tell_prompts(
         arrays = TokenArrays()
         if slot in parts and table.num_prompt_logprobs[slot] != NO_LOGPROBS:
             arrays = parts[slot].arrays()
-            table.num_told[slot] = parts[slot].last
+            table.num_prompt_scored[slot] = parts[slot].last
         elif not over:
             continue
         told.append(_part(table, slot, arrays, over))

@@ -50,7 +50,9 @@ class SlotTable:
         self.prompt_lens = np.zeros(num_slots, np.int64)
         self.num_logprobs = np.full(num_slots, NO_LOGPROBS, np.int64)
         self.num_prompt_logprobs = np.full(num_slots, NO_LOGPROBS, np.int64)
-        self.num_told = np.zeros(num_slots, np.int64)  # tokens of the prompt, from its second on
+        self.num_prompt_scored = np.zeros(
+            num_slots, np.int64
+        )  # tokens of the prompt, from its second on
         self.wishes: list[Wishes | None] = [None] * num_slots
         self.has_wishes = np.zeros(num_slots, bool)
         self.has_stop_ids = np.zeros(num_slots, bool)
@@ -119,7 +121,7 @@ class SlotTable:
         self.prompt_lens[slot] = row.prompt_len
         self.num_logprobs[slot] = _num_asked(params.logprobs)
         self.num_prompt_logprobs[slot] = _num_asked(params.prompt_logprobs)
-        self.num_told[slot] = row.num_told
+        self.num_prompt_scored[slot] = row.num_prompt_scored
         self.wishes[slot] = wishes_of(params, ids, row.prompt_len)
         self.has_wishes[slot] = self.wishes[slot] is not None
         self.has_stop_ids[slot] = bool(params.stop_token_ids)

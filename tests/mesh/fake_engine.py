@@ -85,7 +85,7 @@ class FakeEngine:
 
     def _prompt_arrays(self, row: ResultRow, ids: list[int]) -> TokenArrays:
         slot = self._worker.slots[row.slot]
-        first = slot.num_told - len(ids) + 1 - slot.admit.prompt_len
+        first = slot.num_prompt_scored - len(ids) + 1 - slot.admit.prompt_len
         num, vocab_size = slot.admit.params.prompt_logprobs, self.model_info.vocab_size
         parts = [
             made_up_arrays(token, position, vocab_size, num)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from services.gateway import trip
-from services.scheduler.sequence import bytes_told
+from services.scheduler.sequence import scored_token_bytes
 from shared.messages import Capacity, Generate
 from tests.mesh.fake_engine import made_up_logprobs
 from tests.mesh.fleet import Fleet, running_fleet
@@ -34,7 +34,9 @@ async def ask(url: str, **body: Any) -> Any:
 
 
 def is_told_in_part(mesh: Mesh) -> bool:
-    return any(0 < each.num_told < len(each.prompt) // 2 for each in mesh.core.sequences.values())
+    return any(
+        0 < each.num_prompt_scored < len(each.prompt) // 2 for each in mesh.core.sequences.values()
+    )
 
 
 def check_list(told: list[Any], prompt: list[int], num_top: int) -> None:
@@ -67,8 +69,10 @@ async def test_a_service_that_is_lost_within_a_prompt_is_not_noticed(tmp_path: P
 
 async def test_what_is_told_is_not_told_again_and_the_cache_is_filled_but_not_read(tmp_path: Path):
     async with running_mesh(tmp_path, CAPACITY, 0) as mesh:
-        for num_told in (0, 1):
-            reply = await ask(mesh.url(), prompt=PROMPT, prompt_logprobs=1, max_tokens=num_told)
+        for num_prompt_scored in (0, 1):
+            reply = await ask(
+                mesh.url(), prompt=PROMPT, prompt_logprobs=1, max_tokens=num_prompt_scored
+            )
             check_list(reply["choices"][0]["prompt_logprobs"], PROMPT, 1)
             assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
         reply = await ask(mesh.url(), prompt=PROMPT, max_tokens=0)
@@ -135,9 +139,9 @@ async def test_who_does_not_read_holds_a_prompt_up_and_nobody_else(tmp_path: Pat
         [sequence] = mesh.core.sequences.values()
         reply = await ask(mesh.url(), prompt=PROMPT, prompt_logprobs=0, max_tokens=2)
         check_list(reply["choices"][0]["prompt_logprobs"], PROMPT, 0)
-        per_token = bytes_told(sequence.params, VOCAB_SIZE)
+        per_token = scored_token_bytes(sequence.params, VOCAB_SIZE)
         assert sequence.num_bytes < sequence.max_bytes + per_token
-        assert sequence.num_told < len(sequence.prompt) - 1
+        assert sequence.num_prompt_scored < len(sequence.prompt) - 1
         response.close()
         await mesh.until_idle()
 

@@ -8,7 +8,7 @@ import numpy as np
 from kernels.logprobs import MAX_TOP, NO_LOGPROBS, logprobs
 from services.worker.device.segments import Judged
 from services.worker.device.streams import Download, upload
-from services.worker.logprobs import LOWEST, RowTold, Told, num_told, pieces
+from services.worker.logprobs import LOWEST, RowTold, Told, num_top_of, pieces
 from services.worker.slots import SlotTable
 from services.worker.verify import Verdict
 
@@ -27,7 +27,7 @@ class ToldTokens:
     def __init__(self, table: SlotTable, slots: np.ndarray, judged: Judged) -> None:
         """``slots`` [R] int64 are those of the rows that sample."""
         self._width = judged.tokens.shape[1]
-        self._asked = num_told(table.num_logprobs[slots], judged.scores.shape[1])
+        self._asked = num_top_of(table.num_logprobs[slots], judged.scores.shape[1])
         num = len(slots) * self._width
         is_narrow = (self._asked != NO_LOGPROBS) & (self._asked <= MAX_TOP)
         self._narrow = Download(*(each[:num] for each in judged.told)) if is_narrow.any() else None

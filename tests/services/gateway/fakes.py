@@ -72,7 +72,7 @@ class Submitted:
     prompt: Array
     peer: Peer
     num_sent: Counter[int] = field(default_factory=Counter)
-    num_told: Counter[int] = field(default_factory=Counter)
+    num_prompt_scored: Counter[int] = field(default_factory=Counter)
 
     @property
     def key(self) -> tuple[str, int]:
@@ -104,7 +104,7 @@ class Submitted:
         """``values`` [n, num_values] and ``top_ids`` [n, num_top_ids] of n tokens."""
         values = np.array(values, np.float32)
         top = np.zeros((len(ids), 0)) if top_ids is None else np.array(top_ids)
-        num_sent = self.num_told if of_prompt else self.num_sent
+        num_sent = self.num_prompt_scored if of_prompt else self.num_sent
         row = Delta(
             *self.key, choice, num_sent[choice], len(ids), text,
             values.shape[1], top.shape[1], of_prompt,

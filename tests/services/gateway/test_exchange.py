@@ -91,7 +91,7 @@ def tell(exchange: Exchange, index: int, position: int, *ids: int) -> None:
 
 
 async def test_a_text_waits_until_all_of_its_prompt_is_told() -> None:
-    exchange = Exchange(2, 2, tells_prompts=True)
+    exchange = Exchange(2, 2, has_prompt_logprobs=True)
     for prompt in range(2):
         exchange.accept(prompt, np.array([1, 2, 3], np.int32))
     add(exchange, 1, 0, "b", 9)
@@ -112,7 +112,7 @@ async def test_a_text_waits_until_all_of_its_prompt_is_told() -> None:
 
 
 async def test_nobody_waits_for_a_prompt_of_one_token_nor_for_one_that_was_aborted() -> None:
-    exchange = Exchange(2, 2, tells_prompts=True)
+    exchange = Exchange(2, 2, has_prompt_logprobs=True)
     exchange.accept(0, np.array([1], np.int32))
     add(exchange, 1, 0, "b", 9)
     assert (await anext(exchange)).index == 1

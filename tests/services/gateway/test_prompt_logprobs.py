@@ -278,10 +278,10 @@ async def test_a_replay_asks_for_what_is_not_told_yet(
             await tokenizer.link.close("the test wants so")
             again = await other.submitted.get()
             [start] = again.submit.choices
-            assert (start.num_told, start.num_ids) == (1, 0)
+            assert (start.num_prompt_scored, start.num_ids) == (1, 0)
             assert again.prompt.tolist() == PROMPT
             again.accept(PROMPT)
-            again.num_told[0] = 1
+            again.num_prompt_scored[0] = 1
             again.logprobs("", [8], [[-4]], of_prompt=True)
             again.finish("length")
 

@@ -14,7 +14,7 @@ import numpy as np
 from services.scheduler.prefills import PrefillLimits
 from services.scheduler.prefix_index import BlockHashes
 from services.scheduler.scheduler import MAX_WORKER_DEATHS, Planned, Refusal, Scheduler
-from services.scheduler.sequence import Emission, Sequence, bytes_told
+from services.scheduler.sequence import Emission, Sequence, scored_token_bytes
 from services.scheduler.worker_state import WorkerState
 from shared.errors import InvalidRequest, Overloaded, RequestError, Unavailable
 from shared.messages import (
@@ -174,9 +174,13 @@ class Mesh:
             num_logprobs = random.choice([None, None, 0, 3])
             params = SamplingParams(0, max_tokens=max_tokens, prompt_logprobs=num_logprobs)
             # Nobody has emitted anything before all was told of the prompt.
-            num_told = int((prompt_len - 1) * (1 if resumed else random.choice([0, 0, 0.4, 1])))
+            num_prompt_scored = int(
+                (prompt_len - 1) * (1 if resumed else random.choice([0, 0, 0.4, 1]))
+            )
             choices = [
-                NewSequence(f"r{self.num_requests}/{choice}", choice, len(resumed), num_told)
+                NewSequence(
+                    f"r{self.num_requests}/{choice}", choice, len(resumed), num_prompt_scored
+                )
                 for choice in range(random.choice([1, 1, 3]))
             ]
             name, priority = f"r{self.num_requests}", random.randint(-3, 3)
@@ -222,7 +226,7 @@ class Mesh:
         sequence.max_bytes = 8 * window
         if new.choice == 0 and params.prompt_logprobs is not None:
             self.prompts[name] = prompt
-            self.told[name] = prompt[1 : 1 + new.num_told]
+            self.told[name] = prompt[1 : 1 + new.num_prompt_scored]
         self.expected[name] = text
         self.emitted[name] = list(resumed)
         self.open.add(name)
@@ -323,7 +327,7 @@ class Mesh:
             assert emission.position == len(self.told[name])
             self.told[name] += ids
             assert self.told[name] == self.prompts[name][1 : 1 + len(self.told[name])]
-            per_token = bytes_told(sequence.params, 0)
+            per_token = scored_token_bytes(sequence.params, 0)
             assert self.num_bytes[name] < sequence.max_bytes + per_token
 
     def reset_prefix_cache(self) -> None:

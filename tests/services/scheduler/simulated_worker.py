@@ -44,7 +44,7 @@ class Slot:
     blocks: list[int]
     num_computed: int = 0
     context: int = 0  # a hash of the ids that are computed
-    num_told: int = 0
+    num_prompt_scored: int = 0
     has_finished: bool = False
     drafts: list[int] = field(default_factory=list)  # for what follows ``ids``
 
@@ -100,7 +100,9 @@ class SimulatedWorker:
             assert admit.slot not in self.slots, "a slot was given away twice"
             ids = planned.ids[start : start + admit.num_ids].tolist()
             start += admit.num_ids
-            slot = Slot(admit, ids, list(admit.blocks), admit.num_cached, 0, admit.num_told)
+            slot = Slot(
+                admit, ids, list(admit.blocks), admit.num_cached, 0, admit.num_prompt_scored
+            )
             self.slots[admit.slot] = slot
             assert admit.num_cached < admit.num_ids
             self._clear(admit.blocks[-(-admit.num_cached // self.capacity.block_size) :])
@@ -223,9 +225,11 @@ class SimulatedWorker:
         """Of the ids that follow the ``num`` that were computed last, where they are lacking."""
         slot, admit = self.slots[slot_id], self.slots[slot_id].admit
         asked, last = admit.params.prompt_logprobs, min(slot.num_computed, admit.prompt_len - 1)
-        ids = [] if asked is None else slot.ids[slot.num_told + 1 : last + 1]
-        assert not ids or slot.num_computed - num <= slot.num_told, "the cache tells no logprobs"
-        slot.num_told += len(ids)
+        ids = [] if asked is None else slot.ids[slot.num_prompt_scored + 1 : last + 1]
+        assert not ids or slot.num_computed - num <= slot.num_prompt_scored, (
+            "the cache tells no logprobs"
+        )
+        slot.num_prompt_scored += len(ids)
         slot.has_finished = admit.params.max_tokens == 0 and slot.num_computed == admit.prompt_len
         if not ids and not slot.has_finished:
             return []

@@ -136,7 +136,7 @@ def test_a_request_ends_with_the_last_of_its_choices(tokenizer: Tokenizer):
 def test_what_is_told_of_a_prompt_passes_through_and_is_no_text(tokenizer: Tokenizer):
     table, gateway = OpenRequests(), FakePeer()
     request = open_request(table, tokenizer, "a", gateway, stop=("fox",), stop_token_ids=[7])
-    request.choices[0].num_told = 3
+    request.choices[0].num_prompt_scored = 3
     prompt, drawn = [5, *tokenizer.encode("fox").ids, 7], tokenizer.encode("dog").ids
     rows = [
         TokenRow("a/0", 1, 3, len(prompt), 1, of_prompt=True),
@@ -160,7 +160,7 @@ def test_what_is_told_of_a_prompt_passes_through_and_is_no_text(tokenizer: Token
 
 def test_what_was_told_of_a_prompt_before_is_a_broken_promise(tokenizer: Tokenizer):
     table = OpenRequests()
-    open_request(table, tokenizer, "a", FakePeer()).choices[0].num_told = 3
+    open_request(table, tokenizer, "a", FakePeer()).choices[0].num_prompt_scored = 3
     row = TokenRow("a/0", 1, 2, 1, 1, of_prompt=True)
     one = np.ones(1, np.int32)
     with pytest.raises(CodecError, match="token 2 of the prompt came where 3 belongs"):

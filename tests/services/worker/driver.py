@@ -46,7 +46,7 @@ class Job:
     """A prompt and how it is to be continued. ``emitted`` may hold what is known already.
 
     ``told`` gets the logprobs of each token that is emitted, as many as were asked for, and
-    ``prompt_told`` what comes of the prompt, of which ``num_told`` tokens are known already.
+    ``prompt_told`` what comes of the prompt, of which ``num_prompt_scored`` tokens are known already.
     """
 
     prompt: list[int]
@@ -55,7 +55,7 @@ class Job:
     emitted: list[int] = field(default_factory=list)
     told: list[np.ndarray] = field(default_factory=list)
     end: ResultRow | None = None
-    num_told: int = 0
+    num_prompt_scored: int = 0
     prompt_told: list[tuple[ResultRow, TokenArrays]] = field(default_factory=list)
 
 
@@ -98,7 +98,7 @@ class Driver:
         route = slot % 3
         return Admit(
             slot, f"r{slot}", 1, route, job.choice, len(job.prompt), num_ids, 0, job.params,
-            blocks, job.num_told,
+            blocks, job.num_prompt_scored,
         )  # fmt: skip
 
     def _step(

@@ -37,7 +37,7 @@ def assert_true(oracle: Qwen2ForCausalLM, job: Job) -> None:
     """What was told is what transformers and the reference say, of all tokens that were lacking."""
     ids, num = job.prompt[1:], job.params.prompt_logprobs
     num_top = VOCAB_SIZE if num in (None, ALL_TOKENS) else num
-    got, first = told(job), job.num_told
+    got, first = told(job), job.num_prompt_scored
     assert got.ids.tolist() == ids[first:]
     values = got.values.reshape(len(ids) - first, 1 + num_top)
     top_ids = got.top_ids.reshape(len(ids) - first, 0 if num == ALL_TOKENS else num_top)
@@ -96,17 +96,17 @@ def test_what_is_known_already_is_not_sent_again(engine: Engine, oracle: Qwen2Fo
     prompts = [prompt for prompt in random_prompts(12, seed=6) if len(prompt) > 5]
     texts = Driver(engine).run([Job(prompt, asking(2)) for prompt in prompts])
     resumed = [
-        Job(prompt, asking(2), num_told=number % len(prompt), emitted=[])
+        Job(prompt, asking(2), num_prompt_scored=number % len(prompt), emitted=[])
         for number, prompt in enumerate(prompts)
     ]
     emitting = [
-        Job(prompt, asking(2), num_told=len(prompt) - 1, emitted=text[:1])
+        Job(prompt, asking(2), num_prompt_scored=len(prompt) - 1, emitted=text[:1])
         for prompt, text in zip(prompts, texts, strict=True)
     ]
     assert Driver(engine, [4], seed=1).run(resumed) == texts
     assert Driver(engine, [4], seed=2).run(emitting) == texts
     for job in resumed:
-        if job.num_told < len(job.prompt) - 1:
+        if job.num_prompt_scored < len(job.prompt) - 1:
             assert_true(oracle, job)
     assert all(job.prompt_told == [] for job in emitting)
 
