@@ -34,7 +34,9 @@ class SlotState:
     ignores_eos: Tensor  # [N] int32, 1 or 0
     stop_ids: Tensor  # [N, max stop ids] int32, filled up with NO_ID
     num_logprobs: Tensor  # [N] int32: likeliest tokens to tell, or NO_LOGPROBS
-    tells_drafts: Tensor  # [N] int32: 0 if drafts are told with their logprobs, or NO_LOGPROBS
+    wants_draft_logprobs: (
+        Tensor  # [N] int32: 0 if drafts are told with their logprobs, or NO_LOGPROBS
+    )
     draft_logprobs: Tensor  # [N, max drafts] float32, of those in ids
     draft_ranks: Tensor  # [N, max drafts] int32
     # Of an MTP head: a slot has the pairs of the places from the one up to the other, not included.
@@ -74,7 +76,7 @@ def empty_slots(
         ignores_eos=zeros(num),
         stop_ids=stop_ids,
         num_logprobs=zeros(num).fill_(NO_LOGPROBS),
-        tells_drafts=zeros(num).fill_(NO_LOGPROBS),
+        wants_draft_logprobs=zeros(num).fill_(NO_LOGPROBS),
         draft_logprobs=zeros(num, max(1, max_drafts), dtype=torch.float32),
         draft_ranks=zeros(num, max(1, max_drafts)),
         mtp_starts=zeros(num),

@@ -48,8 +48,8 @@ def logprobs_slots(
         from kernels.logprobs import triton
 
         return triton.logprobs_slots(logits, tokens, wants, slots)
-    told = logprobs(logits, tokens.clamp(min=0), MAX_TOP)
-    return told.values, told.top_ids, told.ranks
+    found = logprobs(logits, tokens.clamp(min=0), MAX_TOP)
+    return found.values, found.top_ids, found.ranks
 
 
 def _highest(logits: Tensor, num_top: int) -> tuple[Tensor, Tensor]:

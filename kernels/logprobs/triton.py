@@ -136,9 +136,9 @@ def logprobs_slots(
     def new(dtype: torch.dtype, *shape: int) -> Tensor:
         return torch.empty(num_rows, *shape, dtype=dtype, device=logits.device)
 
-    told = new(torch.float32, 1 + MAX_TOP), new(torch.int32, MAX_TOP), new(torch.int32)
+    outputs = new(torch.float32, 1 + MAX_TOP), new(torch.int32, MAX_TOP), new(torch.int32)
     if not num_rows:
-        return told
+        return outputs
     asked = (logits, tokens, wants, slots)
     parts = (
         new(torch.float32, num_chunks),
@@ -150,9 +150,9 @@ def logprobs_slots(
         *asked, *parts, vocab_size, CHUNK=CHUNK, KEPT=KEPT, num_warps=NUM_WARPS
     )
     _join[(num_rows,)](
-        *(*asked, *parts, *told, vocab_size, num_chunks),
+        *(*asked, *parts, *outputs, vocab_size, num_chunks),
         CHUNKS=triton.next_power_of_2(num_chunks),
         KEPT=KEPT,
         num_warps=NUM_JOIN_WARPS,
     )
-    return told
+    return outputs

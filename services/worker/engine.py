@@ -13,11 +13,11 @@ from services.worker.context import forward_context
 from services.worker.drafters import StepDone
 from services.worker.kernel_choice import choose_kernels
 from services.worker.loaded import load
-from services.worker.logprobs import tell_logprobs
+from services.worker.logprobs import gather_logprobs
 from services.worker.memory import measure_needs, plan_memory
 from services.worker.progress import Progress
-from services.worker.prompt_logprobs import PromptPart, ask_prompts, tell_prompts
-from services.worker.results import record, tell_drafts, with_parts
+from services.worker.prompt_logprobs import PromptPart, ask_prompts, prompt_rows
+from services.worker.results import draft_rows, record, with_parts
 from services.worker.slots import SlotTable
 from services.worker.speculation import make_drafter
 from services.worker.verify import verify
@@ -43,7 +43,7 @@ class Engine:
         self.model_info, self.capacity = loaded.model_info, loaded.capacity(report.num_blocks)
         self._model, self._sampler = loaded.model, loaded.sampler
         self._speculation, self._eos_ids = loaded.speculation, loaded.eos_ids
-        self._tells_processed = settings.logprobs_mode == "processed_logprobs"
+        self._returns_processed = settings.logprobs_mode == "processed_logprobs"
         self._slots = SlotTable(self.capacity)
         self._kv_cache = loaded.make_kv_cache(report.num_blocks)
         self._drafter = make_drafter(
@@ -103,17 +103,17 @@ class Engine:
         slots, adjustments, random = batch.sampled
         adjusted = logits if adjustments is None else adjust(logits, adjustments)
         verdict = verify(table, batch, sampler.sample(logits, adjusted, random), self._eos_ids)
-        told_of = sampler.process(adjusted, random) if self._tells_processed else logits
-        told = tell_logprobs(table, slots, verdict, told_of, sampler)
-        drafts = tell_drafts(table, batch, verdict)
-        rows, emitted = record(table, batch, verdict, told)
+        scored_logits = sampler.process(adjusted, random) if self._returns_processed else logits
+        logprobs = gather_logprobs(table, slots, verdict, scored_logits, sampler)
+        drafts = draft_rows(table, batch, verdict)
+        rows, emitted = record(table, batch, verdict, logprobs)
         if self._model.clears_blocks and verdict.is_retried.any():
             self._kv_cache.clear_places(batch.places_of(verdict.is_retried))
-        prompts = tell_prompts(table, batch, self._ask_prompts(batch, hidden))
+        prompts = prompt_rows(table, batch, self._ask_prompts(batch, hidden))
         go_on = batch.sampling_slots[~verdict.has_ended & (verdict.num_emitted > 0)]
         depth = min(draft_depth, self._speculation.num_drafts)
         self._undrafted = StepDone(batch, hidden, go_on, depth)
-        arrays = TokenArrays(emitted, *told.arrays())
+        arrays = TokenArrays(emitted, *logprobs.arrays())
         return with_parts(table, rows, arrays, prompts + drafts)
 
     def _ask_prompts(self, batch: Batch, hidden: Tensor) -> dict[int, PromptPart]:

@@ -21,7 +21,7 @@ _NO_FLOATS = np.zeros(0, np.float32)
 _NO_IDS = np.zeros(0, np.int32)
 
 
-class RowTold(NamedTuple):
+class TokenLogprobs(NamedTuple):
     """What one row tells of its token: its own logprob and the others', their ids, its rank."""
 
     values: np.ndarray  # [1 + k or 1 + V] float32
@@ -29,34 +29,34 @@ class RowTold(NamedTuple):
     rank: int
 
 
-class Told:
+class StepLogprobs:
     """By index of the token; those of which nobody asked are missing."""
 
-    def __init__(self, tokens: dict[int, RowTold]) -> None:
+    def __init__(self, tokens: dict[int, TokenLogprobs]) -> None:
         self._tokens = tokens
 
     def widths(self, index: int) -> tuple[int, int]:
         """``num_values`` and ``num_top_ids`` of the ResultRow that the token is of."""
-        told = self._tokens.get(index)
-        return (len(told.values), len(told.top_ids)) if told is not None else (0, 0)
+        by_token = self._tokens.get(index)
+        return (len(by_token.values), len(by_token.top_ids)) if by_token is not None else (0, 0)
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Values, ids of the likeliest and ranks of all tokens in order, concatenated."""
-        told = [self._tokens[index] for index in sorted(self._tokens)]
-        if not told:
+        by_token = [self._tokens[index] for index in sorted(self._tokens)]
+        if not by_token:
             return _NO_FLOATS, _NO_IDS, _NO_IDS
-        values = np.concatenate([each.values for each in told])
-        top_ids = np.concatenate([each.top_ids for each in told])
-        return values, top_ids, np.array([each.rank for each in told], np.int32)
+        values = np.concatenate([each.values for each in by_token])
+        top_ids = np.concatenate([each.top_ids for each in by_token])
+        return values, top_ids, np.array([each.rank for each in by_token], np.int32)
 
 
-def tell_logprobs(
+def gather_logprobs(
     table: SlotTable,
     slots: np.ndarray,
     verdict: Verdict,
     logits: Tensor,
     sampler: Sampler,
-) -> Told:
+) -> StepLogprobs:
     """Of the E tokens that are emitted; ``slots`` [S] are those of the rows of ``logits`` [S, V],
     as the model computed them or as they were processed."""
     rows = verdict.rows
@@ -64,14 +64,14 @@ def tell_logprobs(
     asked, vocab_size = table.num_logprobs[slots], logits.shape[-1]
     is_asking = asked != NO_LOGPROBS
     if not is_asking.any():
-        return Told({})
+        return StepLogprobs({})
     nums = num_top_of(asked, vocab_size)
-    told: dict[int, RowTold] = {}
+    by_token: dict[int, TokenLogprobs] = {}
     for is_of_kind in (nums < vocab_size, nums == vocab_size):
         for some in pieces(np.flatnonzero(is_asking & is_of_kind), vocab_size):
-            found = _tell(logits, rows[some], tokens[some], nums[some], sampler)
-            told |= zip(some.tolist(), found, strict=True)
-    return Told(told)
+            found = _gather(logits, rows[some], tokens[some], nums[some], sampler)
+            by_token |= zip(some.tolist(), found, strict=True)
+    return StepLogprobs(by_token)
 
 
 def num_top_of(asked: np.ndarray, vocab_size: int) -> np.ndarray:
@@ -87,15 +87,15 @@ def pieces(rows: np.ndarray, vocab_size: int) -> Iterator[np.ndarray]:
     return (rows[start : start + num] for start in range(0, len(rows), num))
 
 
-def _tell(
+def _gather(
     logits: Tensor, rows: np.ndarray, tokens: np.ndarray, nums: np.ndarray, sampler: Sampler
-) -> list[RowTold]:
+) -> list[TokenLogprobs]:
     """Of ``rows`` [N] of the logits; all or none of the ``nums`` [N] of likeliest tokens are V."""
     num_top = int(nums.max())
     found = sampler.logprobs(logits, rows, tokens, num_top if num_top < logits.shape[-1] else None)
     values, top_ids = found.values.clamp(min=LOWEST).cpu().numpy(), found.top_ids.cpu().numpy()
     ranks = found.ranks.tolist()
     return [
-        RowTold(values[index, : 1 + num], top_ids[index, :num], ranks[index])
+        TokenLogprobs(values[index, : 1 + num], top_ids[index, :num], ranks[index])
         for index, num in enumerate(nums.tolist())
     ]

@@ -139,9 +139,11 @@ def prompt_logprob_bytes(max_num_seqs: int, max_num_tokens: int, vocab_size: int
     of a piece, and all that is told, which credit bounds, until it is joined.
     """
     num_logits = min(max(PIECE_LOGITS, vocab_size), max_num_tokens * vocab_size)
-    drawn = 2 * max_num_seqs * vocab_size * torch.float32.itemsize
-    told = min(max_num_tokens * vocab_size * torch.float32.itemsize, max_num_seqs * WINDOW_BYTES)
-    return num_logits * PIECE_BYTES + drawn + 2 * told
+    sampled_bytes = 2 * max_num_seqs * vocab_size * torch.float32.itemsize
+    prompt_bytes = min(
+        max_num_tokens * vocab_size * torch.float32.itemsize, max_num_seqs * WINDOW_BYTES
+    )
+    return num_logits * PIECE_BYTES + sampled_bytes + 2 * prompt_bytes
 
 
 def plan_memory(

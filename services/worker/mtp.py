@@ -134,11 +134,11 @@ class MtpDrafter:
         table.ids[slots[is_drawn], positions[is_drawn]] = tokens[is_drawn]
         table.num_drafts[slots[is_drawn]] += 1
         drafts.num += 1
-        if table.tells_drafts[slots].any():
+        if table.wants_draft_logprobs[slots].any():
             rows = np.arange(len(slots))
-            told = self._sampler.logprobs(logits, rows, np.maximum(tokens, 0), 0)
-            table.draft_logprobs[slots, num] = told.values[:, 0].cpu().numpy()
-            table.draft_ranks[slots, num] = told.ranks.cpu().numpy()
+            found = self._sampler.logprobs(logits, rows, np.maximum(tokens, 0), 0)
+            table.draft_logprobs[slots, num] = found.values[:, 0].cpu().numpy()
+            table.draft_ranks[slots, num] = found.ranks.cpu().numpy()
 
 
 def _last_tokens(table: SlotTable, done: StepDone, slots: np.ndarray) -> np.ndarray:

@@ -98,14 +98,14 @@ def _pieces_of(
         yield values, found.top_ids, found.ranks
 
 
-def tell_prompts(
+def prompt_rows(
     table: SlotTable, computed: ComputedRows, parts: Mapping[int, PromptPart]
 ) -> list[Part]:
     """After the step was recorded. Sequences that end with their prompt are closed."""
     slots = computed.slots
     prompt_lens, ends = table.prompt_lens[slots], table.num_computed[slots]
     is_over = (ends == prompt_lens) & (table.end[slots] == prompt_lens)
-    told = []
+    parts_out = []
     for slot, over in zip(slots.tolist(), is_over.tolist(), strict=True):
         arrays = TokenArrays()
         if slot in parts and table.num_prompt_logprobs[slot] != NO_LOGPROBS:
@@ -113,8 +113,8 @@ def tell_prompts(
             table.num_prompt_scored[slot] = parts[slot].last
         elif not over:
             continue
-        told.append(_part(table, slot, arrays, over))
-    return told
+        parts_out.append(_part(table, slot, arrays, over))
+    return parts_out
 
 
 def _part(table: SlotTable, slot: int, arrays: TokenArrays, is_over: bool) -> Part:

@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from kernels.sample import NOT_FINITE, NOTHING_LEFT
-from services.worker.logprobs import Told
+from services.worker.logprobs import StepLogprobs
 from services.worker.slots import SlotTable
 from services.worker.verify import Verdict
 from shared.messages import FinishReason, ResultRow
@@ -45,10 +45,10 @@ class Part(NamedTuple):
 
 
 def record(
-    table: SlotTable, computed: ComputedRows, verdict: Verdict, told: Told
+    table: SlotTable, computed: ComputedRows, verdict: Verdict, logprobs: StepLogprobs
 ) -> tuple[list[ResultRow], np.ndarray]:
     """Adds what is emitted to the slots, which lose their drafts, and closes those that ended.
-    ``told`` is of the emitted tokens in order.
+    ``logprobs`` is of the emitted tokens in order.
 
     Returns one row per sampling slot, and the int32 ids of all of them.
     """
@@ -63,13 +63,13 @@ def record(
     counts = [slots, starts, num_drafts, verdict.num_emitted, verdict.num_accepted]
     ends = [verdict.errors, verdict.is_stopped, verdict.is_full]
     columns = [each.tolist() for each in counts + ends]
-    rows = [_row(table, told, *values) for values in zip(*columns, strict=True)]
+    rows = [_row(table, logprobs, *values) for values in zip(*columns, strict=True)]
     return rows, verdict.emitted.astype(np.int32)
 
 
 def _row(
     table: SlotTable,
-    told: Told,
+    logprobs: StepLogprobs,
     slot: int,
     start: int,
     num_drafts: int,
@@ -84,19 +84,19 @@ def _row(
     if error:
         return ResultRow(slot, request, attempt, 0, error=ERRORS[error])
     finish: FinishReason | None = "stop" if stops else "length" if fills else None
-    num_values, num_top_ids = told.widths(start)
+    num_values, num_top_ids = logprobs.widths(start)
     return ResultRow(
         slot, request, attempt, num_emitted, finish, None, num_values, num_top_ids,
         num_drafts=num_drafts, num_accepted=num_accepted,
     )  # fmt: skip
 
 
-def tell_drafts(table: SlotTable, computed: ComputedRows, verdict: Verdict) -> list[Part]:
+def draft_rows(table: SlotTable, computed: ComputedRows, verdict: Verdict) -> list[Part]:
     """The drafts of those that asked, before the step is recorded."""
     slots = computed.sampling_slots
     num_drafts = computed.num_drafts[computed.sampling_rows]
     parts = []
-    for row in np.flatnonzero(table.tells_drafts[slots] & (num_drafts > 0)).tolist():
+    for row in np.flatnonzero(table.wants_draft_logprobs[slots] & (num_drafts > 0)).tolist():
         slot, num, accepted = slots[row], num_drafts[row], verdict.num_accepted[row]
         arrays = TokenArrays(
             verdict.drafts[row, :num].astype(np.int32),
@@ -104,11 +104,11 @@ def tell_drafts(table: SlotTable, computed: ComputedRows, verdict: Verdict) -> l
             ranks=table.draft_ranks[slot, :num].copy(),
         )
         request, attempt = table.requests[slot]
-        told = ResultRow(
+        draft_row = ResultRow(
             int(slot), request, attempt, int(num), num_values=1, of_drafts=True,
             num_accepted=int(accepted),
         )  # fmt: skip
-        parts.append(Part(told, arrays))
+        parts.append(Part(draft_row, arrays))
     return parts
 
 

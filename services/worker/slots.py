@@ -32,7 +32,7 @@ class SlotTable:
         max_drafts = max(1, capacity.num_speculative_tokens)
         self.draft_logprobs = np.zeros((num_slots, max_drafts), np.float32)
         self.draft_ranks = np.zeros((num_slots, max_drafts), np.int32)
-        self.tells_drafts = np.zeros(num_slots, bool)
+        self.wants_draft_logprobs = np.zeros(num_slots, bool)
         # Whether a drafter lacks the hidden state before the first id to compute, which is cached.
         self.lacks_state = np.zeros(num_slots, bool)
         self.num_computed = np.zeros(num_slots, np.int64)  # of them, with their KV in the cache
@@ -103,7 +103,7 @@ class SlotTable:
         self.num_tokens[slot] = row.num_ids
         self.num_computed[slot] = row.num_cached
         self.num_drafts[slot] = 0
-        self.tells_drafts[slot] = params.draft_logprobs
+        self.wants_draft_logprobs[slot] = params.draft_logprobs
         self.lacks_state[slot] = row.num_cached > 0
         max_tokens = self.max_len if params.max_tokens is None else params.max_tokens
         self.end[slot] = min(row.prompt_len + max_tokens, self.max_len)

@@ -77,7 +77,7 @@ def start(
             KVCache(config, config.num_hidden_layers + 1, num_blocks, block_size, dtype, CPU),
             torch.zeros(2, dtype=torch.int32),
             drafts=model.has_mtp,
-            tells_processed=False,
+            returns_processed=False,
         )
         segments = replace(segments, **changes)
         if not num_blocks:

@@ -18,7 +18,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "MiMo, float32, heads of 64": {**MIMO, "head_size": 64},
 }
 pytestmark = pytest.mark.timeout(900)  # the first test of a model compiles all its kernels
-ASKED = {"tells_processed": True, "acceptance": torch.tensor([0.7])}
+ASKED = {"returns_processed": True, "acceptance": torch.tensor([0.7])}
 
 
 class Started(NamedTuple):

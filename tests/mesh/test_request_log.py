@@ -20,23 +20,23 @@ GATEWAY, TOKENIZER = "request ended", "prompt ended"
 SCHEDULER, WORKER = "sequence ended", "sequence left its slot"
 TEXT = "/v1/completions"
 
-Told = dict[str, list[dict[str, Any]]]
+StepLogprobs = dict[str, list[dict[str, Any]]]
 
 
 @pytest.fixture
-def told_of(log_lines: Lines) -> Callable[[str], Told]:
+def scored_logits(log_lines: Lines) -> Callable[[str], StepLogprobs]:
     """The lines that have a request's id, by the hop that wrote them."""
     seen: list[dict[str, Any]] = []
 
-    def told_of(request: str) -> Told:
+    def scored_logits(request: str) -> StepLogprobs:
         seen.extend(json.loads(line) for line in log_lines() if line)
-        told: Told = {}
+        told: StepLogprobs = {}
         for line in seen:
             if line.get("request") == request:
                 told.setdefault(line["message"], []).append(line)
         return told
 
-    return told_of
+    return scored_logits
 
 
 @asynccontextmanager
@@ -53,19 +53,21 @@ def completion(http: aiohttp.ClientSession, request: str, **body: Any):
     return http.post(TEXT, json=body, headers={"X-Request-Id": request})
 
 
-async def until_all_have_told(mesh, told_of: Callable[[str], Told], request: str) -> Told:
+async def until_all_have_told(
+    mesh, scored_logits: Callable[[str], StepLogprobs], request: str
+) -> StepLogprobs:
     """The worker is the last to tell, with the plan after the end."""
-    await mesh.until(lambda: WORKER in told_of(request))
+    await mesh.until(lambda: WORKER in scored_logits(request))
     await mesh.until_idle()
-    return told_of(request)
+    return scored_logits(request)
 
 
-async def test_a_request_is_told_once_by_each_service(tmp_path: Path, told_of) -> None:
+async def test_a_request_is_told_once_by_each_service(tmp_path: Path, scored_logits) -> None:
     async with mesh_and_client(tmp_path) as (mesh, http):
         async with completion(http, "mine") as response:
             assert response.status == 200
             await response.read()
-        told = await until_all_have_told(mesh, told_of, "mine")
+        told = await until_all_have_told(mesh, scored_logits, "mine")
     assert {hop: len(lines) for hop, lines in told.items()} == dict.fromkeys(
         (GATEWAY, TOKENIZER, SCHEDULER, WORKER), 1
     )
@@ -87,12 +89,12 @@ async def test_a_request_is_told_once_by_each_service(tmp_path: Path, told_of) -
     assert tokenizer["name"].startswith("mine~")
 
 
-async def test_every_prompt_and_every_choice_is_told(tmp_path: Path, told_of) -> None:
+async def test_every_prompt_and_every_choice_is_told(tmp_path: Path, scored_logits) -> None:
     async with mesh_and_client(tmp_path) as (mesh, http):
         async with completion(http, "many", prompt=[[5], [6, 7]], n=2) as response:
             assert response.status == 200
-        await mesh.until(lambda: len(told_of("many").get(WORKER, [])) == 4)
-        told = told_of("many")
+        await mesh.until(lambda: len(scored_logits("many").get(WORKER, [])) == 4)
+        told = scored_logits("many")
     assert {hop: len(lines) for hop, lines in told.items()} == {
         GATEWAY: 1, TOKENIZER: 2, SCHEDULER: 4, WORKER: 4,
     }  # fmt: skip
@@ -103,7 +105,7 @@ async def test_every_prompt_and_every_choice_is_told(tmp_path: Path, told_of) ->
 
 @pytest.mark.parametrize("is_stream", [True, False])
 async def test_a_client_that_leaves_is_told_as_such(
-    tmp_path: Path, told_of, is_stream: bool
+    tmp_path: Path, scored_logits, is_stream: bool
 ) -> None:
     async with mesh_and_client(tmp_path) as (mesh, http):
         request = asyncio.ensure_future(completion(http, "gone", max_tokens=1000, stream=is_stream))
@@ -111,7 +113,7 @@ async def test_a_client_that_leaves_is_told_as_such(
         if is_stream:
             (await request).close()
         request.cancel()
-        told = await until_all_have_told(mesh, told_of, "gone")
+        told = await until_all_have_told(mesh, scored_logits, "gone")
     assert {hop: len(lines) for hop, lines in told.items()} == dict.fromkeys(
         (GATEWAY, TOKENIZER, SCHEDULER, WORKER), 1
     )
@@ -119,7 +121,7 @@ async def test_a_client_that_leaves_is_told_as_such(
     assert told[TOKENIZER][0]["reason"] == told[SCHEDULER][0]["reason"] == "cancelled"
 
 
-async def test_a_refusal_is_told_as_far_down_as_it_came(tmp_path: Path, told_of) -> None:
+async def test_a_refusal_is_told_as_far_down_as_it_came(tmp_path: Path, scored_logits) -> None:
     capacity = Capacity(64, 16, 4, 64, 128)
     async with mesh_and_client(tmp_path, capacity) as (mesh, http):
         for request, body, status in [
@@ -129,31 +131,33 @@ async def test_a_refusal_is_told_as_far_down_as_it_came(tmp_path: Path, told_of)
             async with completion(http, request, **body) as response:
                 assert response.status == status
                 code = (await response.json())["error"]["code"]
-            (line,) = told_of(request)[GATEWAY]
+            (line,) = scored_logits(request)[GATEWAY]
             assert (line["status"], line["code"]) == (status, code)
         await mesh.until_idle()
-    assert told_of("wrong").keys() == {GATEWAY}
-    assert "model" not in told_of("wrong")[GATEWAY][0]
-    long = told_of("long")
+    assert scored_logits("wrong").keys() == {GATEWAY}
+    assert "model" not in scored_logits("wrong")[GATEWAY][0]
+    long = scored_logits("long")
     assert long.keys() == {GATEWAY, TOKENIZER, SCHEDULER}
     assert long[GATEWAY][0]["num_output_tokens"] == 0
     assert long[TOKENIZER][0]["reason"] == long[SCHEDULER][0]["reason"] == code
     assert len(long[SCHEDULER]) == 1
 
 
-async def test_a_route_that_is_none_is_told_and_a_probe_is_not(tmp_path: Path, told_of) -> None:
+async def test_a_route_that_is_none_is_told_and_a_probe_is_not(
+    tmp_path: Path, scored_logits
+) -> None:
     async with mesh_and_client(tmp_path) as (_, http):
         for path in ("/nothing", "/v1/models", "/health", "/ready", "/ping", "/load", "/metrics"):
             async with http.get(path, headers={"X-Request-Id": "looking"}) as response:
                 assert response.status == (404 if path == "/nothing" else 200)
-    lines = told_of("looking")[GATEWAY]
+    lines = scored_logits("looking")[GATEWAY]
     assert [(line["route"], line["status"], line.get("code")) for line in lines] == [
         ("unknown", 404, "not_found"),
         ("/v1/models", 200, None),
     ]
 
 
-async def test_a_replay_is_told_as_another_attempt(tmp_path: Path, told_of) -> None:
+async def test_a_replay_is_told_as_another_attempt(tmp_path: Path, scored_logits) -> None:
     async with mesh_and_client(tmp_path) as (mesh, http):
         request = asyncio.ensure_future(completion(http, "twice", max_tokens=300))
         await mesh.until(lambda: any(each.emitted for each in mesh.core.sequences.values()))
@@ -161,9 +165,9 @@ async def test_a_replay_is_told_as_another_attempt(tmp_path: Path, told_of) -> N
         mesh.start("scheduler")
         async with await request as response:
             assert response.status == 200
-        await mesh.until(lambda: len(told_of("twice").get(WORKER, [])) == 2)
+        await mesh.until(lambda: len(scored_logits("twice").get(WORKER, [])) == 2)
         await mesh.until_idle()
-        told = told_of("twice")
+        told = scored_logits("twice")
     assert told[GATEWAY][0]["num_replays"] == 1
     assert told[GATEWAY][0]["num_output_tokens"] == 300
     assert [(line["attempt"], line["reason"]) for line in told[TOKENIZER]] == [

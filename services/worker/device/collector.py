@@ -6,14 +6,14 @@ import numpy as np
 
 from services.worker.device.planned import PlannedRows
 from services.worker.device.streams import Download, Mark
-from services.worker.device.told import ToldTokens
+from services.worker.device.token_logprobs import PendingLogprobs
 from services.worker.device.verdicts import NO_ROWS, StepRows, unpack
 from services.worker.loaded import Loaded
-from services.worker.logprobs import Told
+from services.worker.logprobs import StepLogprobs
 from services.worker.mtp_places import MtpPlaces
 from services.worker.ngram import NgramDrafter
-from services.worker.prompt_logprobs import PromptPart, tell_prompts
-from services.worker.results import Part, record, tell_drafts, with_parts
+from services.worker.prompt_logprobs import PromptPart, prompt_rows
+from services.worker.results import Part, draft_rows, record, with_parts
 from services.worker.slots import SlotTable
 from services.worker.verify import Verdict
 from shared.messages import Capacity, StepPlan, StepResult
@@ -33,7 +33,7 @@ class Launched:
     decided: Mark | None = None
     ends: Mark | None = None  # with its drafts
     packed: Download | None = None
-    told: ToldTokens | None = None
+    logprobs: PendingLogprobs | None = None
     draft_logprobs: Download | None = None  # of the drafts that are verified
     drafts: Download | None = None  # that are made, where the host wants to know
     prompts: dict[int, PromptPart] = field(default_factory=dict)  # by slot
@@ -60,14 +60,16 @@ class Collector:
         table = self._table
         packed = NO_ROWS if launched.packed is None else launched.packed.wait()[0]
         rows, verdict = unpack(table, launched.planned, packed)
-        told = Told({}) if launched.told is None else launched.told.told(verdict)
-        drafts = self._tell_drafts(launched, rows, verdict)
+        logprobs = (
+            StepLogprobs({}) if launched.logprobs is None else launched.logprobs.resolve(verdict)
+        )
+        drafts = self._draft_rows(launched, rows, verdict)
         num_known = table.num_tokens[rows.slots]
-        result_rows, emitted = record(table, rows, verdict, told)
-        prompts = self._tell_prompts(launched)
+        result_rows, emitted = record(table, rows, verdict, logprobs)
+        prompts = self._prompt_rows(launched)
         if launched.depth:
             self._note_drafts(launched, rows, verdict, num_known)
-        arrays = TokenArrays(emitted, *told.arrays())
+        arrays = TokenArrays(emitted, *logprobs.arrays())
         parts = prompts + drafts + launched.failed
         result_rows, arrays = with_parts(table, result_rows, arrays, parts)
         step_s, idle_s = self._times(launched)
@@ -81,19 +83,19 @@ class Collector:
         known[planned.sampling_chunks] += 1
         self.places.note(self._table, slots, starts + 1, starts + planned.chunk_nums, known)
 
-    def _tell_drafts(self, launched: Launched, rows: StepRows, verdict: Verdict) -> list[Part]:
+    def _draft_rows(self, launched: Launched, rows: StepRows, verdict: Verdict) -> list[Part]:
         if launched.draft_logprobs is None:
             return []
         slots = launched.planned.slots
         logprobs, ranks = launched.draft_logprobs.wait()
         self._table.draft_logprobs[slots], self._table.draft_ranks[slots] = logprobs, ranks
-        return tell_drafts(self._table, rows, verdict)
+        return draft_rows(self._table, rows, verdict)
 
-    def _tell_prompts(self, launched: Launched) -> list[Part]:
+    def _prompt_rows(self, launched: Launched) -> list[Part]:
         if not len(launched.planned.chunk_slots):
             return []
         rows = StepRows.of_chunks(launched.planned)
-        return tell_prompts(self._table, rows, launched.prompts)
+        return prompt_rows(self._table, rows, launched.prompts)
 
     def _note_drafts(
         self, launched: Launched, rows: StepRows, verdict: Verdict, num_known: np.ndarray

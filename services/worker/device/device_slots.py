@@ -12,7 +12,7 @@ from services.worker.device.streams import upload
 from services.worker.slots import SlotTable
 from shared.messages import MAX_STOP_IDS, Capacity, StepPlan
 
-TELLS = 0
+OWN_ONLY = 0
 
 
 class DeviceSlots:
@@ -73,7 +73,10 @@ class DeviceSlots:
             (state.choices, table.choices),
             (state.ignores_eos, table.ignore_eos),
             (state.num_logprobs, table.num_logprobs),
-            (state.tells_drafts, np.where(table.tells_drafts, TELLS, NO_LOGPROBS)),
+            (
+                state.wants_draft_logprobs,
+                np.where(table.wants_draft_logprobs, OWN_ONLY, NO_LOGPROBS),
+            ),
         ):
             self._put(target, rows, values[slots])
         stop_ids = np.full((len(slots), MAX_STOP_IDS), NO_ID)

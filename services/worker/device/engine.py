@@ -21,7 +21,7 @@ from services.worker.device.planned import HostLengths, PlannedRows
 from services.worker.device.segments import make_segments
 from services.worker.device.steps import DecodeStep, Step
 from services.worker.device.streams import Download, Mark, upload
-from services.worker.device.told import ToldTokens
+from services.worker.device.token_logprobs import PendingLogprobs
 from services.worker.hardware import why_out_of_memory
 from services.worker.kernel_choice import fuse
 from services.worker.loaded import Loaded, load
@@ -203,7 +203,7 @@ class DeviceEngine:
 
     def _judge(self, launched: Launched, step: Step, logits: Tensor) -> None:
         slots = launched.planned.slots
-        if self._table.tells_drafts[slots].any():
+        if self._table.wants_draft_logprobs[slots].any():
             launched.draft_logprobs = self._download_draft_logprobs(slots)
         changed = None
         if self._table.has_wishes[slots].any():
@@ -211,7 +211,7 @@ class DeviceEngine:
             width = len(logits) // len(step.slots)
             changed = adjusted(self._table, launched.planned, logits, width, self._eos_ids)
         judged = step.judge(changed)
-        launched.told = ToldTokens(self._table, slots, judged)
+        launched.logprobs = PendingLogprobs(self._table, slots, judged)
         launched.packed = Download(judged.accepted.packed[: len(slots)])
 
     def _begin_pairs(self, plan: StepPlan, fresh_blocks: np.ndarray) -> None:

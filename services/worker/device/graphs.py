@@ -126,8 +126,8 @@ def record_graphs(
         torch.cuda.empty_cache()  # of what ran before each capture, on a stream that is not used
     if wanted:
         seconds, taken = time.perf_counter() - started_s, free - read_memory(device).free
-        told = len(graphs), record.num_recorded, seconds, mib(taken)
-        log.info("CUDA graphs: %d kinds of steps, %d graphs, %.1f s, %s", *told)
+        figures = len(graphs), record.num_recorded, seconds, mib(taken)
+        log.info("CUDA graphs: %d kinds of steps, %d graphs, %.1f s, %s", *figures)
     return graphs
 
 

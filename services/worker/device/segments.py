@@ -47,7 +47,7 @@ class Judged(NamedTuple):
     tokens: Tensor  # [R, w] int64
     accepted: Accepted
     scores: Tensor  # [R * w, V]: what logprobs are told of
-    told: tuple[Tensor, Tensor, Tensor]  # of the R * w tokens, see ``logprobs_slots``
+    logprobs: tuple[Tensor, Tensor, Tensor]  # of the R * w tokens, see ``logprobs_slots``
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Segments:
     kv_cache: KVCache
     eos_ids: Tensor  # [E] int32
     drafts: bool  # the model's MTP head does
-    tells_processed: bool
+    returns_processed: bool
     attention_backend: Literal["triton", "sdpa"] = "triton"
     acceptance: Tensor | None = None  # [1] float32
 
@@ -101,13 +101,13 @@ class Segments:
         _, token_slots, positions, num_valid = sampled
         tokens = sample_slots(logits, adjusted, self.params, token_slots, positions)
         scores = logits
-        if self.tells_processed:
+        if self.returns_processed:
             scores = process_slots(adjusted, self.params, token_slots)
-        told = logprobs_slots(scores, tokens, self.state.num_logprobs, token_slots)
+        logprobs = logprobs_slots(scores, tokens, self.state.num_logprobs, token_slots)
         tokens = tokens.view(len(num_valid), -1)
         ends = self.eos_ids, self.acceptance
         accepted = accept(self.state, sampled.slots, num_valid, tokens, *ends)
-        return Judged(tokens, accepted, scores, told)
+        return Judged(tokens, accepted, scores, logprobs)
 
     def first_draft(
         self,
@@ -147,7 +147,7 @@ class Segments:
         logits = self.model.mtp_logits(out)
         positions = (state.num_tokens + state.num_drafts)[slots.long()].long()
         tokens = sample_slots(logits, logits, self.params, slots, positions)
-        values, _, ranks = logprobs_slots(logits, tokens, state.tells_drafts, slots)
+        values, _, ranks = logprobs_slots(logits, tokens, state.wants_draft_logprobs, slots)
         store_drafts(state, slots, counts, tokens, values[:, 0], ranks)
 
     def decode_rows(

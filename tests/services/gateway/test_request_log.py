@@ -13,11 +13,11 @@ from tests.services.gateway.fakes import FakeTokenizer, running_gateway, until
 
 TEXT = "/v1/completions"
 
-Told = Callable[[], dict[str, Any]]
+StepLogprobs = Callable[[], dict[str, Any]]
 
 
 @pytest.fixture
-def told(caplog: pytest.LogCaptureFixture) -> Told:
+def told(caplog: pytest.LogCaptureFixture) -> StepLogprobs:
     """The fields of the one line about a request."""
     caplog.set_level("INFO")
 
@@ -30,7 +30,7 @@ def told(caplog: pytest.LogCaptureFixture) -> Told:
 
 
 async def test_a_stream_that_fails_is_told_with_its_status_and_the_error(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, told: Told
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, told: StepLogprobs
 ) -> None:
     async def fail() -> None:
         request = await tokenizer.accepted()
@@ -49,7 +49,7 @@ async def test_a_stream_that_fails_is_told_with_its_status_and_the_error(
 
 
 async def test_an_id_in_the_body_is_the_one_that_is_told(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, told: Told
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, told: StepLogprobs
 ) -> None:
     body = {"prompt": "a", "request_id": "seven", "model": "org/fish"}
     response, _ = await asyncio.gather(http.post(TEXT, json=body), tokenizer.answer("x"))
@@ -59,7 +59,7 @@ async def test_an_id_in_the_body_is_the_one_that_is_told(
 
 
 async def test_what_the_mesh_refuses_is_told_with_its_model_and_no_tokens(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, told: Told
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, told: StepLogprobs
 ) -> None:
     async def refuse() -> None:
         (await tokenizer.submitted.get()).fail(429, "full", "too many fish")
@@ -73,7 +73,7 @@ async def test_what_the_mesh_refuses_is_told_with_its_model_and_no_tokens(
 
 
 async def test_a_key_that_is_wrong_is_told_even_of_a_route_that_machines_ask(
-    tmp_path: Path, tokenizer: FakeTokenizer, told: Told
+    tmp_path: Path, tokenizer: FakeTokenizer, told: StepLogprobs
 ) -> None:
     async with (
         running_gateway(tmp_path, api_key=["good"]) as gateway,

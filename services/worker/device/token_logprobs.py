@@ -8,7 +8,7 @@ import numpy as np
 from kernels.logprobs import MAX_TOP, NO_LOGPROBS, logprobs
 from services.worker.device.segments import Judged
 from services.worker.device.streams import Download, upload
-from services.worker.logprobs import LOWEST, RowTold, Told, num_top_of, pieces
+from services.worker.logprobs import LOWEST, StepLogprobs, TokenLogprobs, num_top_of, pieces
 from services.worker.slots import SlotTable
 from services.worker.verify import Verdict
 
@@ -21,7 +21,7 @@ class _Wide:
     download: Download
 
 
-class ToldTokens:
+class PendingLogprobs:
     """Of one step: begins the copies, and makes of them what was asked for."""
 
     def __init__(self, table: SlotTable, slots: np.ndarray, judged: Judged) -> None:
@@ -30,26 +30,28 @@ class ToldTokens:
         self._asked = num_top_of(table.num_logprobs[slots], judged.scores.shape[1])
         num = len(slots) * self._width
         is_narrow = (self._asked != NO_LOGPROBS) & (self._asked <= MAX_TOP)
-        self._narrow = Download(*(each[:num] for each in judged.told)) if is_narrow.any() else None
+        self._narrow = (
+            Download(*(each[:num] for each in judged.logprobs)) if is_narrow.any() else None
+        )
         self._wide = [
             self._ask_wide(judged, rows, num_top)
             for num_top in np.unique(self._asked[self._asked > MAX_TOP]).tolist()
             for rows in self._rows_in_pieces(num_top, judged.scores.shape[1])
         ]
 
-    def told(self, verdict: Verdict) -> Told:
-        told: dict[int, RowTold] = {}
+    def resolve(self, verdict: Verdict) -> StepLogprobs:
+        by_token: dict[int, TokenLogprobs] = {}
         narrow = self._narrow.wait() if self._narrow is not None else []
         wide = {row: part for each in self._wide for row, part in _parts(each)}
         for index, row in enumerate(verdict.rows.tolist()):
             asked = int(self._asked[row // self._width])
             if asked > MAX_TOP:
-                told[index] = wide[row]
+                by_token[index] = wide[row]
             elif asked != NO_LOGPROBS:
                 values, top_ids, ranks = (each[row] for each in narrow)
                 own = np.maximum(values[: 1 + asked], LOWEST)
-                told[index] = RowTold(own, top_ids[:asked], int(ranks))
-        return Told(told)
+                by_token[index] = TokenLogprobs(own, top_ids[:asked], int(ranks))
+        return StepLogprobs(by_token)
 
     def _rows_in_pieces(self, num_top: int, vocab_size: int) -> Iterator[np.ndarray]:
         """Of all tokens of those that asked for ``num_top``: which are emitted is not known yet."""
@@ -63,9 +65,9 @@ class ToldTokens:
         return _Wide(rows, Download(found.values.clamp(min=LOWEST), found.top_ids, found.ranks))
 
 
-def _parts(wide: _Wide) -> list[tuple[int, RowTold]]:
+def _parts(wide: _Wide) -> list[tuple[int, TokenLogprobs]]:
     values, top_ids, ranks = wide.download.wait()
     return [
-        (row, RowTold(values[index], top_ids[index], int(ranks[index])))
+        (row, TokenLogprobs(values[index], top_ids[index], int(ranks[index])))
         for index, row in enumerate(wide.rows.tolist())
     ]
