@@ -128,13 +128,13 @@ def measure(max_tokens: int) -> dict[str, Any]:
 def _compare(prompts: list[list[int]], answers: list[Answer], temperature: float) -> dict[str, Any]:
     offline = offline_chains(prompts, answers, temperature)
     pairs = [
-        (told, everywhere[position])
+        (facts, everywhere[position])
         for answer, everywhere in zip(answers, offline, strict=True)
-        for position, told in answer.chains.items()
-        if len(told) == NUM_DRAFTS and position < len(everywhere)
+        for position, facts in answer.chains.items()
+        if len(facts) == NUM_DRAFTS and position < len(everywhere)
     ]
     found = {
-        "online": shares([told for told, _ in pairs]),
+        "online": shares([facts for facts, _ in pairs]),
         "offline, where drafts began online": shares([computed for _, computed in pairs]),
         "offline, everywhere": shares(list(chain.from_iterable(offline))),
     }

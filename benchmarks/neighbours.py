@@ -45,8 +45,8 @@ Figures = dict[str, float]
 
 async def measure_one(server: servers.Server, name: str, num_requests: int) -> Figures:
     """Figures of the chats, and how many of the neighbours' requests were answered."""
-    told: Figures = {}
-    async with servers.running(server) as url, _neighbours(url, name, told):
+    facts: Figures = {}
+    async with servers.running(server) as url, _neighbours(url, name, facts):
         result = await result_of_load(
             url,
             endpoint="chat",
@@ -61,7 +61,7 @@ async def measure_one(server: servers.Server, name: str, num_requests: int) -> F
     ttfts_ms = [row.ttft_s * 1000 for row in result.rows]
     figures = _percentiles("between chunks", gaps_ms) | _percentiles("to the first", ttfts_ms)
     figures["chunks of an answer"] = len(gaps_ms) / len(result.rows) + 1
-    return figures | {"tokens/s": result.figures["output_tokens_per_s"]} | told
+    return figures | {"tokens/s": result.figures["output_tokens_per_s"]} | facts
 
 
 def _percentiles(name: str, times_ms: list[float]) -> Figures:
@@ -72,8 +72,8 @@ def _percentiles(name: str, times_ms: list[float]) -> Figures:
 
 
 @asynccontextmanager
-async def _neighbours(url: str, name: str, told: Figures) -> AsyncIterator[None]:
-    """``told`` gets how many of their requests were answered a second."""
+async def _neighbours(url: str, name: str, facts: Figures) -> AsyncIterator[None]:
+    """``facts`` gets how many of their requests were answered a second."""
     if name == ALONE:
         yield
         return
@@ -90,7 +90,7 @@ async def _neighbours(url: str, name: str, told: Figures) -> AsyncIterator[None]
         text, _ = await process.communicate(b"")  # which closes its stdin
     if process.returncode:
         raise RuntimeError(f"the neighbours ended with {process.returncode}")
-    told["neighbours' requests/s"] = float(text)
+    facts["neighbours' requests/s"] = float(text)
 
 
 @contextmanager

@@ -110,7 +110,7 @@ async def _run(
 
 def _figures(runs: Runs, known: float | None, scale: float) -> dict[str, Any]:
     """``scale`` is this machine's read bandwidth over that of the machine of the known figures."""
-    told: dict[str, Any] = {
+    facts: dict[str, Any] = {
         name: {
             "tokens/s": spread([each["output_tokens_per_s"] for each in found]),
             "TTFT ms, p50": spread([each["ttft_ms"]["p50"] for each in found]),
@@ -118,14 +118,14 @@ def _figures(runs: Runs, known: float | None, scale: float) -> dict[str, Any]:
         }
         for name, found in runs.items()
     }
-    rates = {name: each["tokens/s"]["median"] for name, each in told.items()}
+    rates = {name: each["tokens/s"]["median"] for name, each in facts.items()}
     ours = rates.pop("shoal")
     if rates:
         best = max(rates, key=lambda name: rates[name])
-        told |= {"best peer": best, "ratio to the best peer": round(ours / rates[best], 3)}
+        facts |= {"best peer": best, "ratio to the best peer": round(ours / rates[best], 3)}
     if known is not None:
-        told["ratio to the best known, by bandwidth"] = round(ours / (known * scale), 3)
-    return told
+        facts["ratio to the best known, by bandwidth"] = round(ours / (known * scale), 3)
+    return facts
 
 
 def table(results: dict[str, Any]) -> Table:
@@ -137,9 +137,9 @@ def table(results: dict[str, Any]) -> Table:
     found = Table(title="tokens/s, TTFT / TPOT in ms", show_lines=True)
     for column in ("", *names, *(f"to {each}" for each in ratios)):
         found.add_column(column, justify="right")
-    for point, told in results["points"].items():
-        cells = [_cell(told[name]) for name in names]
-        found.add_row(point, *cells, *(f"{told.get(each, '–')}" for each in ratios.values()))
+    for point, facts in results["points"].items():
+        cells = [_cell(facts[name]) for name in names]
+        found.add_row(point, *cells, *(f"{facts.get(each, '–')}" for each in ratios.values()))
     return found
 
 
@@ -148,8 +148,8 @@ def _first_point(results: dict[str, Any]) -> dict[str, Any]:
     return next(iter(points.values()))
 
 
-def _cell(told: dict[str, Any]) -> str:
-    rate, ttft, tpot = (each["median"] for each in told.values())
+def _cell(facts: dict[str, Any]) -> str:
+    rate, ttft, tpot = (each["median"] for each in facts.values())
     return f"{rate:.1f}\n{ttft:.0f} / {tpot:.1f}"
 
 

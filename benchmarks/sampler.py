@@ -46,7 +46,7 @@ def draw(logits: Tensor, **changes: float) -> Work:
     return lambda sampler: sampler.sample(logits, logits, random)
 
 
-def tell(logits: Tensor, num_top: int | None) -> Work:
+def score(logits: Tensor, num_top: int | None) -> Work:
     rows = np.arange(len(logits))
     tokens = np.random.default_rng(1).integers(0, logits.shape[1], len(logits))
     return lambda sampler: sampler.logprobs(logits, rows, tokens, num_top)
@@ -77,7 +77,7 @@ def measure(num_rows: int, vocab_size: int, num_threads: int, num_rounds: int) -
         normal = np.random.default_rng(0).normal(size=(num_rows, vocab_size)) * deviation
         logits = torch.from_numpy(normal.astype(np.float32))
         works = {name: draw(logits, **changes) for name, changes in DRAWS.items()}
-        works |= {name: tell(logits, num_top) for name, num_top in NUM_LIKELIEST.items()}
+        works |= {name: score(logits, num_top) for name, num_top in NUM_LIKELIEST.items()}
         for name, work in works.items():
             results[f"{kind}: {name}"] = compare(work, samplers, num_rounds)
     return results

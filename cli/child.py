@@ -64,8 +64,8 @@ class Child:
         )
         try:
             with theirs:
-                told = {SUPERVISOR_FD: str(theirs.fileno())}
-                self._process = await self._start(environment | told, theirs.fileno())
+                extra = {SUPERVISOR_FD: str(theirs.fileno())}
+                self._process = await self._start(environment | extra, theirs.fileno())
             if self._signal is not None:
                 self._process.send_signal(self._signal)
             await self._read_lines(self._process, on_line)

@@ -115,10 +115,10 @@ def resources(cubin: bytes, shared_bytes: int) -> Resources:
         file.write(cubin)
         file.flush()
         command = [CUOBJDUMP, "--dump-resource-usage", file.name]
-        told = subprocess.run(command, capture_output=True, check=True, text=True).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", told)
+        facts = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", facts)
     if found is None:
-        raise ValueError(f"cuobjdump said {told}")
+        raise ValueError(f"cuobjdump said {facts}")
     return Resources(int(found[1]), int(found[2]), shared_bytes)
 
 

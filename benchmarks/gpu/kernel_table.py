@@ -41,5 +41,5 @@ def _guarded(case: Case, suite: Suite, read_gb_per_s: float | None) -> dict[str,
     try:
         return measure(case, suite, read_gb_per_s)
     except Exception as error:
-        told = f"{type(error).__name__}: {error}"[:300]
-        return {"kernel": case.kernel, "shape": case.shape, "failed": told}
+        facts = f"{type(error).__name__}: {error}"[:300]
+        return {"kernel": case.kernel, "shape": case.shape, "failed": facts}

@@ -25,13 +25,13 @@ PREFIXES = (
 
 def describe(device: torch.device, arguments: list[str]) -> dict[str, Any]:
     command = " ".join(["python -m benchmarks.gpu.check", *arguments])
-    told = described("gpu", command, PACKAGES) | {"card": _card(device)}
-    return told | {"torch's precision": OF_TORCH, "environment": _environment()}
+    facts = described("gpu", command, PACKAGES) | {"card": _card(device)}
+    return facts | {"torch's precision": OF_TORCH, "environment": _environment()}
 
 
-def slug(told: dict[str, Any]) -> str:
+def slug(facts: dict[str, Any]) -> str:
     """Of the card's name, for a file's."""
-    return re.sub("[^a-z0-9]+", "-", told["card"]["name"].lower()).strip("-")
+    return re.sub("[^a-z0-9]+", "-", facts["card"]["name"].lower()).strip("-")
 
 
 def _card(device: torch.device) -> dict[str, Any]:
@@ -54,8 +54,8 @@ def _environment() -> dict[str, str]:
 
 def _driver() -> str:
     try:
-        told = subprocess.run(DRIVER, capture_output=True, text=True, check=True, timeout=30)
+        facts = subprocess.run(DRIVER, capture_output=True, text=True, check=True, timeout=30)
     except (OSError, subprocess.SubprocessError) as error:
         print(f"no driver's version: {error}", file=sys.stderr)
         return "unknown"
-    return told.stdout.strip()
+    return facts.stdout.strip()

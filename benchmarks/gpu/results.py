@@ -17,24 +17,24 @@ class Results:
     rows, the seconds they took, the card's clocks, and why they failed or were left out. Sections
     that were written on the same day and card stay until they are measured again."""
 
-    def __init__(self, folder: Path, told: dict[str, Any]) -> None:
-        self.path = folder / f"gpu-{slug(told)}-{told['date'][:10]}.json"
+    def __init__(self, folder: Path, facts: dict[str, Any]) -> None:
+        self.path = folder / f"gpu-{slug(facts)}-{facts['date'][:10]}.json"
         self.sections: dict[str, dict[str, Any]] = {}
         if self.path.exists():
             self.sections = json.loads(self.path.read_text())["results"]
-        self._told = told
+        self._facts = facts
 
     def save(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        found = self._told | {"aims": [aim._asdict() for aim in aims(self.sections)]}
+        found = self._facts | {"aims": [aim._asdict() for aim in aims(self.sections)]}
         _replace(self.path, json.dumps(found | {"results": self.sections}, indent=1) + "\n")
         _replace(self.path.with_suffix(".md"), self.text())
 
     def text(self) -> str:
         """For people."""
-        card = ", ".join(f"{name} {value}" for name, value in self._told["card"].items())
-        versions = ", ".join(f"{name} {value}" for name, value in self._told["versions"].items())
-        lines = [f"# GPU check, {self._told['date']}", "", f"`{self._told['command']}`", ""]
+        card = ", ".join(f"{name} {value}" for name, value in self._facts["card"].items())
+        versions = ", ".join(f"{name} {value}" for name, value in self._facts["versions"].items())
+        lines = [f"# GPU check, {self._facts['date']}", "", f"`{self._facts['command']}`", ""]
         lines += [f"{card}; {versions}", "", *self.aims()]
         for name, section in self.sections.items():
             lines += ["", f"## {name}", "", *_section(section)]

@@ -65,17 +65,17 @@ def _configs(suite: Suite, product: Product, num_tokens: int) -> dict[str, Any]:
             block_k=int(chosen.block_k * columns),
             num_stages=max(1, chosen.num_stages + stages),
         )
-        if _told(config) not in found:
+        if _facts(config) not in found:
             with patch.object(triton, "config", partial(_given, config)):
-                found[_told(config)] = _us(suite, case)
-    return _row(case, _told(chosen), found)
+                found[_facts(config)] = _us(suite, case)
+    return _row(case, _facts(chosen), found)
 
 
 def _given(config: Any, *_: int) -> Any:
     return config
 
 
-def _told(config: Any) -> str:
+def _facts(config: Any) -> str:
     rows = f"{config.num_parts} × {config.block_rows}"
     return f"{rows} × {config.block_k}, {config.num_stages} stages"
 

@@ -61,7 +61,7 @@ def _serve(arguments: list[str]) -> int:
     result = uvloop.run(measure(settings, lines, num, console))
     report.show(result, console)
     if settings.json is not None:
-        write(result.told(arguments), settings.json)
+        write(result.as_dict(arguments), settings.json)
     is_refused = result.verdict is not None and not result.verdict["keeps_up"]
     return int(is_refused or result.figures["num_failed"] == num)
 

@@ -48,10 +48,10 @@ def measure(load: Namespace, settings: WorkerConfig) -> dict[str, Any]:
     jobs = _jobs(load, loop.model.vocab_size)
     loop.warm_up(jobs[: load.concurrency], load.logprobs)
     steps = loop.run(jobs, load.concurrency, load.logprobs)
-    told = {name: value for name, value in vars(load).items() if name != "json"}
-    lengths = {name: str(told[name]) for name in ("input_len", "output_len")}
+    given = {name: value for name, value in vars(load).items() if name != "json"}
+    lengths = {name: str(given[name]) for name in ("input_len", "output_len")}
     return {
-        "settings": told | lengths | {"num_requests": len(jobs)},
+        "settings": given | lengths | {"num_requests": len(jobs)},
         "worker": settings.model_dump(mode="json", exclude_defaults=True, exclude={"instance"}),
         "model": Path(settings.model).name,
         "figures": figures(steps, loop.weights_bytes) | {"num_preemptions": loop.num_preemptions},
@@ -130,32 +130,32 @@ def _show(found: dict[str, Any], console: Console) -> None:
 
 
 def _summary(found: dict[str, Any]) -> Table:
-    told, load = found["figures"], found["settings"]
+    report, load = found["figures"], found["settings"]
     table = Table.grid(padding=(0, 3))
     facts = {
         "model": found["model"],
         "requests": f"{load['num_requests']}, {load['concurrency']} at once",
-        "prefill": f"{_number(told['prefill_tokens_per_s'])} tokens/s",
-        "decode": f"{_number(told['decode_tokens_per_s'])} tokens/s",
-        "scheduling": f"{told['scheduling_share']:.2%} of the time",
-        "weights": f"{told['weights_bytes'] / 1e6:.1f} MB, read in a decode step at"
-        f" {_number(told['weights_bytes_per_s'], 1e9)} GB/s",
+        "prefill": f"{_number(report['prefill_tokens_per_s'])} tokens/s",
+        "decode": f"{_number(report['decode_tokens_per_s'])} tokens/s",
+        "scheduling": f"{report['scheduling_share']:.2%} of the time",
+        "weights": f"{report['weights_bytes'] / 1e6:.1f} MB, read in a decode step at"
+        f" {_number(report['weights_bytes_per_s'], 1e9)} GB/s",
     }
-    if told["num_preemptions"]:
-        facts["warning"] = f"the KV cache is too small: {told['num_preemptions']} preemptions"
+    if report["num_preemptions"]:
+        facts["warning"] = f"the KV cache is too small: {report['num_preemptions']} preemptions"
     for name, text in facts.items():
         table.add_row(name, text)
     return table
 
 
-def _step_times(told: dict[str, Any]) -> Table:
+def _step_times(report: dict[str, Any]) -> Table:
     table = Table()
     for name in ("ms", "steps", "mean", *(f"P{each}" for each in PERCENTILES)):
         table.add_column(name, justify="left" if name == "ms" else "right")
     for kind, name in KINDS.items():
-        times = told["step_ms"][kind]
+        times = report["step_ms"][kind]
         cells = [f"{value:.2f}" for value in times.values()] if times else ["–"] * 4
-        table.add_row(name, str(told["num_steps"][kind]), *cells)
+        table.add_row(name, str(report["num_steps"][kind]), *cells)
     return table
 
 

@@ -34,10 +34,10 @@ def described(benchmark: str, command: str, packages: Sequence[str]) -> dict[str
     }
 
 
-def write(told: dict[str, Any], path: Path) -> None:
+def write(report: dict[str, Any], path: Path) -> None:
     """Raises ConfigError."""
     try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(told)) + b"\n")
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     except OSError as error:
         raise ConfigError(f"--json: cannot write {path}: {error.strerror}") from None
 

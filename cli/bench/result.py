@@ -26,17 +26,17 @@ class Result:
         """Share of one core."""
         return self.client_cpu_s / float(self.figures["duration_s"])
 
-    def told(self, arguments: list[str]) -> dict[str, Any]:
+    def as_dict(self, arguments: list[str]) -> dict[str, Any]:
         """For JSON. ``arguments`` are those of the command line."""
-        told: dict[str, Any] = origin("serve", arguments, PACKAGES) | {
-            "settings": self.settings.told(),
+        report: dict[str, Any] = origin("serve", arguments, PACKAGES) | {
+            "settings": self.settings.as_dict(),
             "model": self.model,
             "figures": self.figures,
             "client": {"cpu_s": self.client_cpu_s, "busy": self.client_busy},
         }
         if self.verdict is not None:
-            told["verdict"] = self.verdict
+            report["verdict"] = self.verdict
         if self.settings.rows:
             origin_s = min(row.started_s for row in self.rows)
-            told["rows"] = [row.told(origin_s) for row in self.rows]
-        return told
+            report["rows"] = [row.as_dict(origin_s) for row in self.rows]
+        return report

@@ -51,7 +51,7 @@ class Row:
             reached[name] * 1000 <= target for name, target in targets_ms.items()
         )
 
-    def told(self, origin_s: float) -> dict[str, Any]:
+    def as_dict(self, origin_s: float) -> dict[str, Any]:
         """For JSON, with times from ``origin_s`` on."""
         return {
             "due_s": self.due_s - origin_s,

@@ -107,7 +107,7 @@ class Settings:
             raise ConfigError(f"--trace: {text} are more than its {num_lines} lines")
         return wanted or num_lines - self.warmup
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """For the report: as they took effect, without the key."""
         values = {name: value for name, value in asdict(self).items() if name != "api_key"}
         load = {"concurrency": self.max_open, "request_rate": self.rate}

@@ -53,9 +53,9 @@ class Progress:
 
 def merged(progresses: Sequence[Progress]) -> Progress:
     """Of one choice, as if all had come at once."""
-    told = next((each for each in progresses if each.num_tokens), progresses[-1])
+    first = next((each for each in progresses if each.num_tokens), progresses[-1])
     return replace(
-        told,
+        first,
         text="".join(each.text for each in progresses),
         arrays=join([each.arrays for each in progresses]),
         finished=progresses[-1].finished,

@@ -68,18 +68,18 @@ def test_every_section_finds_something_and_all_of_it_is_written(tmp_path: Path) 
     )
     assert done.returncode == 0, done.stderr
     (path,) = tmp_path.glob("gpu-cpu-*.json")
-    told = json.loads(path.read_text())
-    found = {name: len(section["rows"]) for name, section in told["results"].items()}
+    payload = json.loads(path.read_text())
+    found = {name: len(section["rows"]) for name, section in payload["results"].items()}
     engine = {f"engine, {name}": num for name, num in ENGINE_ROWS.items()}
     num_kernels = found.pop("kernels")
     assert found.pop("timeline of a step") > 2
     assert found == engine | OTHER_ROWS
-    rows = told["results"]["kernels"]["rows"]
+    rows = payload["results"]["kernels"]["rows"]
     assert num_kernels == len(list(kernel_table.cases(of_test())))
     assert not [row for row in rows if "failed" in row]
-    assert "decode_tokens_per_s" in told["results"]["transformers"]["rows"][0]
-    assert len(told["aims"]) == 5
-    assert {"card", "versions", "date", "command"} <= set(told)
+    assert "decode_tokens_per_s" in payload["results"]["transformers"]["rows"][0]
+    assert len(payload["aims"]) == 5
+    assert {"card", "versions", "date", "command"} <= set(payload)
     text = path.with_suffix(".md").read_text()
     assert "| of the floor, batch 1 |" in text
     assert "## mesh" in text
@@ -102,11 +102,11 @@ def test_what_fails_says_why_and_what_it_found_before_is_kept(tmp_path: Path) ->
         time.monotonic() + 100,
         torch.device("cpu"),
     )
-    told = json.loads(results.path.read_text())["results"]
-    assert told["one"]["rows"] == [{"limit": 3}]
-    assert told["one"]["failed"] == "ValueError: no such card"
-    assert told["two"]["left out"].endswith("s are left, and it takes 1000")
-    assert told["three"]["rows"] == [{"ran": True}]
+    payload = json.loads(results.path.read_text())["results"]
+    assert payload["one"]["rows"] == [{"limit": 3}]
+    assert payload["one"]["failed"] == "ValueError: no such card"
+    assert payload["two"]["left out"].endswith("s are left, and it takes 1000")
+    assert payload["three"]["rows"] == [{"ran": True}]
     text = results.path.with_suffix(".md").read_text()
     assert "failed: ValueError: no such card" in text
 

@@ -36,9 +36,9 @@ def test_the_check_runs_where_nothing_of_ours_is_installed(tmp_path: Path) -> No
         command, cwd=tree, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(next(tmp_path.glob("gpu-cpu-*.json")).read_text())
-    assert told["versions"]["triton"] == "3.6.0"
-    launches = {row["what"]: row for row in told["results"]["launches"]["rows"]}
+    payload = json.loads(next(tmp_path.glob("gpu-cpu-*.json")).read_text())
+    assert payload["versions"]["triton"] == "3.6.0"
+    launches = {row["what"]: row for row in payload["results"]["launches"]["rows"]}
     assert {"engine, model", "engine, mtp", "kernels"} <= set(launches)
     assert all(row["launches"] > 0 for row in launches.values())
     assert launches["engine, model"]["compiled"] > 20

@@ -232,7 +232,9 @@ async def test_what_was_ready_for_a_moment_says_so_though_nobody_asked(
 ):
     child = Child("scheduler", "0.1", tmp_path)
     script = READY_AND_GONE.replace("STATE]", f"{state!r}]")
-    monkeypatch.setattr(module.Child, "_start", lambda self, *told: start_script(script, *told))
+    monkeypatch.setattr(
+        module.Child, "_start", lambda self, *payload: start_script(script, *payload)
+    )
     monkeypatch.chdir(Path(__file__).parent.parent.parent)
     environment = {"SHOAL_MESH_DIR": str(tmp_path), "SHOAL_INSTANCE": "0.1"}
     assert await asyncio.wait_for(child.run(environment, lambda line: None), 60) == 1

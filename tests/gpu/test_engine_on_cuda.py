@@ -51,7 +51,7 @@ def test_rows_with_filters_of_their_own_draw_what_the_cpu_draws(depth: int) -> N
     host = make_engine(EMBEDDED_MODEL, max_num_seqs=8, **speculation)
     expected = scheduled.run(host, texts, params)
     assert found.texts == expected.texts
-    for one, other in zip(found.told, expected.told, strict=True):
+    for one, other in zip(found.logprobs, expected.logprobs, strict=True):
         np.testing.assert_allclose(one, other, atol=LOGPROB_TOLERANCE)
 
 
@@ -84,5 +84,5 @@ def test_recorded_steps_bring_the_bits_that_others_bring(num_rows: int, depth: i
     )
     assert recorded.texts == eager.texts
     assert recorded.verified == eager.verified
-    for one, other in zip(recorded.told, eager.told, strict=True):
+    for one, other in zip(recorded.logprobs, eager.logprobs, strict=True):
         np.testing.assert_array_equal(one, other)

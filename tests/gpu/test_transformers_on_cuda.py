@@ -59,13 +59,13 @@ def name_of(dtype: torch.dtype) -> str:
 def assert_near(engine: DeviceEngine, oracle: PreTrainedModel, dtype: torch.dtype) -> None:
     """``oracle`` computes in float32 with weights that are rounded to ``dtype``."""
     oracle = oracle.to(dtype).float().cuda()
-    told = {"logprobs": ALL_TOKENS, "prompt_logprobs": ALL_TOKENS}
-    params = SamplingParams(seed=3, temperature=0.8, max_tokens=6, ignore_eos=True, **told)
+    logprobs = {"logprobs": ALL_TOKENS, "prompt_logprobs": ALL_TOKENS}
+    params = SamplingParams(seed=3, temperature=0.8, max_tokens=6, ignore_eos=True, **logprobs)
     jobs = [Job(prompt, params) for prompt in PROMPTS]
     Driver(engine, chunk_sizes=(13, 1000)).run(jobs)
     for job in jobs:
-        of_prompt = [part.values for _, part in job.prompt_told]
-        found = np.concatenate([*of_prompt, *job.told]).reshape(-1, 1 + VOCAB_SIZE)[:, 1:]
+        of_prompt = [part.values for _, part in job.prompt_parts]
+        found = np.concatenate([*of_prompt, *job.logprobs]).reshape(-1, 1 + VOCAB_SIZE)[:, 1:]
         wanted = true_logprobs(oracle, job.prompt + job.emitted)
         differences = np.abs(found - wanted)
         if dtype == torch.float32:

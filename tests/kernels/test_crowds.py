@@ -113,17 +113,17 @@ def test_each_row_of_a_crowd_is_told_what_the_reference_tells(device: torch.devi
     tokens[::7] = NOT_FINITE
     own = (whole.adjusted, tokens, wants, whole.slots)
     there = [each.to(device) for each in own]
-    told = logprobs_slots(*there)
+    result = logprobs_slots(*there)
     of_rows = wants[whole.slots.long()]
     is_told = of_rows != NO_LOGPROBS
-    for part, again in zip(told, logprobs_slots(*there), strict=True):
+    for part, again in zip(result, logprobs_slots(*there), strict=True):
         assert part.cpu()[is_told].nan_to_num().equal(again.cpu()[is_told].nan_to_num())
     for num in FEW:
         few = logprobs_slots(there[0][:num], there[1][:num], there[2], there[3][:num])
-        for part, again in zip(told, few, strict=True):
+        for part, again in zip(result, few, strict=True):
             some = is_told[:num]
             assert part.cpu()[:num][some].nan_to_num().equal(again.cpu()[some].nan_to_num())
-    values, top_ids, ranks = (each.cpu() for each in told)
+    values, top_ids, ranks = (each.cpu() for each in result)
     for row in np.flatnonzero(is_told):
         if row == EMPTY:
             assert ((top_ids[row] >= 0) & (top_ids[row] < vocab_size)).all()

@@ -33,12 +33,12 @@ def test_rows_tell_what_the_reference_tells(
     rows = np.flatnonzero(rng.random(num) < 0.8)
     tokens = rng.integers(0, vocab_size, len(rows))
     num_top = None if num_top is None else min(num_top, vocab_size)
-    told = sampler.logprobs(torch.from_numpy(logits), rows, tokens, num_top)
+    result = sampler.logprobs(torch.from_numpy(logits), rows, tokens, num_top)
     for index, row in enumerate(rows):
         own, rank, values, top_ids = logprobs_row(logits[row], int(tokens[index]), num_top)
-        np.testing.assert_allclose(told.values[index], [own, *values], atol=TOLERANCE)
-        assert int(told.ranks[index]) == rank
-        assert told.top_ids[index].tolist() == top_ids
+        np.testing.assert_allclose(result.values[index], [own, *values], atol=TOLERANCE)
+        assert int(result.ranks[index]) == rank
+        assert result.top_ids[index].tolist() == top_ids
 
 
 @pytest.mark.parametrize("num_top", [1, 20, 200, 5000, None])
@@ -48,14 +48,14 @@ def test_a_large_vocabulary_is_told_by_the_same_bits_alone_and_among_others(
     rng, num = np.random.default_rng(8), 9
     logits = torch.from_numpy(rng.normal(size=(num, 40_001)).astype(np.float32) * 4)
     tokens = rng.integers(0, 40_001, num)
-    told = sampler.logprobs(logits, np.arange(num), tokens, num_top)
+    result = sampler.logprobs(logits, np.arange(num), tokens, num_top)
     for row in range(num):
         own, rank, values, top_ids = logprobs_row(logits[row].numpy(), int(tokens[row]), num_top)
-        np.testing.assert_allclose(told.values[row], [own, *values], atol=TOLERANCE)
-        assert int(told.ranks[row]) == rank
-        assert told.top_ids[row].tolist() == top_ids
+        np.testing.assert_allclose(result.values[row], [own, *values], atol=TOLERANCE)
+        assert int(result.ranks[row]) == rank
+        assert result.top_ids[row].tolist() == top_ids
         alone = sampler.logprobs(logits, np.array([row]), tokens[row : row + 1], num_top)
-        assert alone.values[0].equal(told.values[row])
+        assert alone.values[0].equal(result.values[row])
 
 
 @pytest.mark.parametrize("num_top", [0, 1, 200, None])
@@ -65,12 +65,12 @@ def test_prompts_and_wide_wishes_are_told_with_ties_on_every_device(
     rng = np.random.default_rng(4)
     logits = torch.from_numpy((rng.integers(-20, 20, (9, 40_001)) / 4).astype(np.float32))
     tokens = torch.from_numpy(rng.integers(0, 40_001, 9))
-    told = logprobs(logits.to(device), tokens.to(device), num_top)
+    result = logprobs(logits.to(device), tokens.to(device), num_top)
     for row in range(9):
         own, rank, values, top_ids = logprobs_row(logits[row].numpy(), int(tokens[row]), num_top)
-        np.testing.assert_allclose(told.values[row].cpu(), [own, *values], atol=TOLERANCE)
-        assert int(told.ranks[row]) == rank
-        assert told.top_ids[row].tolist() == top_ids
+        np.testing.assert_allclose(result.values[row].cpu(), [own, *values], atol=TOLERANCE)
+        assert int(result.ranks[row]) == rank
+        assert result.top_ids[row].tolist() == top_ids
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
@@ -81,16 +81,16 @@ def test_rows_that_are_not_finite_do_not_disturb_others(sampler: Sampler, wrong:
     expected = sampler.logprobs(logits, np.arange(4), tokens, 30)
     broken = logits.clone()
     broken[1], broken[3, ::3] = wrong, wrong
-    told = sampler.logprobs(broken, np.arange(4), tokens, 30)
-    assert ((told.top_ids >= 0) & (told.top_ids < 2000)).all()
+    result = sampler.logprobs(broken, np.arange(4), tokens, 30)
+    assert ((result.top_ids >= 0) & (result.top_ids < 2000)).all()
     for row in (0, 2):
-        assert told.values[row].equal(expected.values[row])
-        assert told.top_ids[row].equal(expected.top_ids[row])
-        assert told.ranks[row] == expected.ranks[row]
+        assert result.values[row].equal(expected.values[row])
+        assert result.top_ids[row].equal(expected.top_ids[row])
+        assert result.ranks[row] == expected.ranks[row]
 
 
 def test_values_are_told_as_float32_and_ids_as_int32(sampler: Sampler) -> None:
     for num_top in (0, 3, None):
-        told = sampler.logprobs(torch.randn(2, 9), np.arange(2), np.array([1, 2]), num_top)
-        assert told.values.dtype == torch.float32
-        assert told.top_ids.dtype == told.ranks.dtype == torch.int32
+        result = sampler.logprobs(torch.randn(2, 9), np.arange(2), np.array([1, 2]), num_top)
+        assert result.values.dtype == torch.float32
+        assert result.top_ids.dtype == result.ranks.dtype == torch.int32

@@ -108,8 +108,8 @@ def test_logprobs_of_rows_that_want_them_are_those_of_the_reference(
     tokens = rng.integers(0, vocab_size, 6)
     tokens[3] = NOT_FINITE
     arguments = (torch.from_numpy(logits), torch.from_numpy(tokens), wants, slots)
-    told = logprobs_slots(*(each.to(device) for each in arguments))
-    values, top_ids, ranks = (each.cpu() for each in told)
+    result = logprobs_slots(*(each.to(device) for each in arguments))
+    values, top_ids, ranks = (each.cpu() for each in result)
     assert (values.dtype, top_ids.dtype, ranks.dtype) == (torch.float32, torch.int32, torch.int32)
     for row in (0, 2, 3, 4, 5):
         own, rank, top_values, ids = logprobs_row(logits[row], int(tokens[row]), MAX_TOP)
@@ -132,8 +132,8 @@ def test_a_row_that_is_not_finite_names_tokens_and_disturbs_no_other(
     expected = logprobs_slots(logits, tokens, wants, slots)
     broken = logits.clone()
     broken[1, ::3] = wrong
-    told = logprobs_slots(broken, tokens, wants, slots)
-    assert ((told[1] >= 0) & (told[1] < 2001)).all()
-    for ours, theirs in zip(told, expected, strict=True):
+    result = logprobs_slots(broken, tokens, wants, slots)
+    assert ((result[1] >= 0) & (result[1] < 2001)).all()
+    for ours, theirs in zip(result, expected, strict=True):
         assert ours[0].equal(theirs[0])
         assert ours[2].equal(theirs[2])

@@ -37,21 +37,21 @@ async def test_a_run_ends_with_a_table_and_everything_as_json(tmp_path: Path, ca
         assert word in text
     assert "\x1b" not in text, "a pipe gets neither a bar nor colours"
     assert "sent late" not in text
-    told = json.loads(path.read_text())
-    assert told["model"] == MODEL
-    assert told["settings"]["concurrency"] == 3
-    assert told["settings"]["input_len"] == "5"
-    assert told["command"].startswith("shoal bench serve --url http://127.0.0.1:")
+    payload = json.loads(path.read_text())
+    assert payload["model"] == MODEL
+    assert payload["settings"]["concurrency"] == 3
+    assert payload["settings"]["input_len"] == "5"
+    assert payload["command"].startswith("shoal bench serve --url http://127.0.0.1:")
     assert "secret" not in path.read_text()
-    assert {"date", "machine", "versions", "client"} <= set(told)
-    figures = told["figures"]
+    assert {"date", "machine", "versions", "client"} <= set(payload)
+    figures = payload["figures"]
     assert (figures["num_requests"], figures["num_failed"]) == (12, 0)
     assert (figures["input_tokens"], figures["output_tokens"]) == (7 * 12, 4 * 12)
     assert figures["goodput"]["share"] == 1
     assert set(figures["ttft_ms"]) == {"mean", "p50", "p90", "p99"}
     assert figures["late_ms"] is None
-    assert len(told["rows"]) == 12
-    assert all(len(row["itls_s"]) == 3 and row["started_s"] >= 0 for row in told["rows"])
+    assert len(payload["rows"]) == 12
+    assert all(len(row["itls_s"]) == 3 and row["started_s"] >= 0 for row in payload["rows"])
     assert len(server.bodies) == 14
     prompts = [tuple(body["prompt"]) for body in server.bodies]
     assert len(set(prompts)) == 14, "what warms up is not asked again"
@@ -189,8 +189,8 @@ async def test_shoal_itself_is_measured(endpoint: str, tmp_path: Path, capsys):
     async with serving(tmp_path) as shoal:
         await shoal.until_ready()
         assert await bench(shoal.url, *flags.split()) == 0
-    told = json.loads(path.read_text())
-    assert told["model"] == "shoal-tiny"
-    assert told["figures"]["num_failed"] == told["figures"]["num_short"] == 0
-    assert told["figures"]["output_tokens"] == 24
-    assert told["figures"]["ttft_ms"]["mean"] > 0
+    payload = json.loads(path.read_text())
+    assert payload["model"] == "shoal-tiny"
+    assert payload["figures"]["num_failed"] == payload["figures"]["num_short"] == 0
+    assert payload["figures"]["output_tokens"] == 24
+    assert payload["figures"]["ttft_ms"]["mean"] > 0

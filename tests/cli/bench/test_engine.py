@@ -30,12 +30,12 @@ def test_a_run_ends_with_tables_and_everything_as_json(tmp_path: Path, capsys):
     text = capsys.readouterr().out
     for word in ("shoal-tiny", "3, 2 at once", "prefill", "decode", "scheduling", "GB/s", "P99"):
         assert word in text
-    told = json.loads(path.read_text())
-    assert told["command"].startswith("shoal bench engine --concurrency 2")
-    assert {"date", "machine", "versions"} <= set(told)
-    assert told["settings"]["output_len"] == "uniform:4,6"
-    assert told["worker"]["num_gpu_blocks_override"] == 200
-    found = told["figures"]
+    payload = json.loads(path.read_text())
+    assert payload["command"].startswith("shoal bench engine --concurrency 2")
+    assert {"date", "machine", "versions"} <= set(payload)
+    assert payload["settings"]["output_len"] == "uniform:4,6"
+    assert payload["worker"]["num_gpu_blocks_override"] == 200
+    found = payload["figures"]
     assert found["num_steps"]["prefill"] == 2, "the third prompt waits for a place"
     assert found["num_preemptions"] == 0
     assert 0 < found["scheduling_share"] < 1

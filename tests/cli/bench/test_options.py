@@ -50,7 +50,7 @@ def test_the_key_may_stand_in_the_environment_and_is_never_told(monkeypatch: pyt
     assert parse([]).api_key == "secret"
     settings = parse(["--api-key", "other-secret"])
     assert settings.api_key == "other-secret"
-    assert "secret" not in json.dumps(settings.told())
+    assert "secret" not in json.dumps(settings.as_dict())
 
 
 WRONG = [
@@ -104,4 +104,4 @@ def test_help_is_shown_for_each_flag(capsys: pytest.CaptureFixture[str]):
         parse(["--help"])
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    assert all(f"--{name.replace('_', '-')}" in text for name in parse([]).told())
+    assert all(f"--{name.replace('_', '-')}" in text for name in parse([]).as_dict())

@@ -59,12 +59,12 @@ def test_texts_and_logprobs_are_the_host_engines(folder: Path, wishes: dict[str,
         Driver(make_engine(folder, max_num_seqs=4), (1000,)).run(expected)
     for job, other in zip(found, expected, strict=True):
         assert job.emitted == other.emitted
-        np.testing.assert_allclose(job.told, other.told, atol=LOGPROB_TOLERANCE)
+        np.testing.assert_allclose(job.logprobs, other.logprobs, atol=LOGPROB_TOLERANCE)
         np.testing.assert_allclose(of_prompt(job), of_prompt(other), atol=LOGPROB_TOLERANCE)
 
 
 def of_prompt(job: Job) -> list[float]:
-    return [value for _, part in job.prompt_told for value in part.values.tolist()]
+    return [value for _, part in job.prompt_parts for value in part.values.tolist()]
 
 
 def test_bfloat16_logprobs_are_near_those_of_torch(folder: Path) -> None:
@@ -78,8 +78,8 @@ def test_bfloat16_logprobs_are_near_those_of_torch(folder: Path) -> None:
     with by_torch():
         Driver(make_engine(folder, **settings), (1000,)).run(expected)
     for job, other in zip(found, expected, strict=True):
-        assert len(job.told) == job.params.max_tokens
-        for ours, theirs in ((job.told, other.told), (of_prompt(job), of_prompt(other))):
+        assert len(job.logprobs) == job.params.max_tokens
+        for ours, theirs in ((job.logprobs, other.logprobs), (of_prompt(job), of_prompt(other))):
             differences = np.abs(np.subtract(ours, theirs))
             assert not differences.size or differences.mean() < BFLOAT16_TOLERANCE
 
@@ -94,8 +94,8 @@ def test_with_drafts_the_texts_are_the_host_engines_without(
 ) -> None:
     """At a high temperature drafts of a head that knows nothing are often right: its coins are
     those of the model."""
-    told = {"logprobs": 0, "draft_logprobs": True}
-    params = params_of(len(PROMPTS), temperature=temperature, max_tokens=6, **told)
+    logprobs = {"logprobs": 0, "draft_logprobs": True}
+    params = params_of(len(PROMPTS), temperature=temperature, max_tokens=6, **logprobs)
     speculation = {"method": "mtp", "num_speculative_tokens": 2, "adaptive": False}
     common = {"max_num_seqs": 4, "max_num_batched_tokens": 8}
     engine = make_engine(folder, "device", speculative_config=speculation, **common, **steps)
@@ -106,7 +106,7 @@ def test_with_drafts_the_texts_are_the_host_engines_without(
         expected = scheduled.run(make_engine(folder, **common), PROMPTS, params)
     assert found.texts == expected.texts
     assert (found.num_accepted > 0) == (temperature > 0)
-    for one, other in zip(found.told, expected.told, strict=True):
+    for one, other in zip(found.logprobs, expected.logprobs, strict=True):
         np.testing.assert_allclose(one, other, atol=LOGPROB_TOLERANCE)
     assert found.verified == beside.verified
     for rows, others in zip(found.drafts, beside.drafts, strict=True):

@@ -45,18 +45,18 @@ def model_of(engine: AnyEngine) -> CausalLM:
 class Job:
     """A prompt and how it is to be continued. ``emitted`` may hold what is known already.
 
-    ``told`` gets the logprobs of each token that is emitted, as many as were asked for, and
-    ``prompt_told`` what comes of the prompt, of which ``num_prompt_scored`` tokens are known already.
+    ``logprobs`` gets the logprobs of each token that is emitted, as many as were asked for, and
+    ``prompt_parts`` what comes of the prompt, of which ``num_prompt_scored`` tokens are known already.
     """
 
     prompt: list[int]
     params: SamplingParams = GREEDY
     choice: int = 0
     emitted: list[int] = field(default_factory=list)
-    told: list[np.ndarray] = field(default_factory=list)
+    logprobs: list[np.ndarray] = field(default_factory=list)
     end: ResultRow | None = None
     num_prompt_scored: int = 0
-    prompt_told: list[tuple[ResultRow, TokenArrays]] = field(default_factory=list)
+    prompt_parts: list[tuple[ResultRow, TokenArrays]] = field(default_factory=list)
 
 
 class Driver:
@@ -130,10 +130,10 @@ class Driver:
         for index, row in enumerate(rows):
             job, part = jobs[row.slot], layout.part(index, index + 1)
             if row.of_prompt:
-                job.prompt_told.append((row, part))
+                job.prompt_parts.append((row, part))
             else:
                 job.emitted += part.ids.tolist()
-                job.told += [part.values] * row.num_tokens
+                job.logprobs += [part.values] * row.num_tokens
                 lacking[row.slot] += row.num_tokens
             if row.finish or row.error:
                 job.end = row

@@ -25,7 +25,7 @@ class Run:
     ``num_resumed`` had been preempted."""
 
     texts: list[list[int]]
-    told: list[list[np.ndarray]]  # values of each token
+    logprobs: list[list[np.ndarray]]  # values of each token
     verified: list[list[tuple[int, int]]]  # of each row: drafts, and how many of them were right
     drafts: list[list[tuple[ResultRow, TokenArrays]]]
     ends: list[str]
@@ -52,7 +52,7 @@ class Run:
             self.drafts[index].append((row, part))
         elif not row.of_prompt:
             self.texts[index] += part.ids.tolist()
-            self.told[index] += list(part.values.reshape(row.num_tokens, row.num_values))
+            self.logprobs[index] += list(part.values.reshape(row.num_tokens, row.num_values))
             self.verified[index].append((row.num_drafts, row.num_accepted))
         if row.finish or row.error:
             self.ends[index] = row.finish or "error"

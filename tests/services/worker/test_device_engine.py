@@ -184,8 +184,8 @@ def test_logprobs_of_tokens_that_were_drafts_are_those_without_drafts(
     wanted = scheduled.run(make_engine(tmp_path), random_prompts(6), params)
     assert found.texts == wanted.texts
     assert found.num_accepted > 0
-    for told, others in zip(found.told, wanted.told, strict=True):
-        np.testing.assert_allclose(told, others, atol=TOLERANCE)
+    for logprobs, others in zip(found.logprobs, wanted.logprobs, strict=True):
+        np.testing.assert_allclose(logprobs, others, atol=TOLERANCE)
 
 
 def test_a_reset_waits_for_results_and_forgets_all_sequences(engine: DeviceEngine) -> None:

@@ -87,7 +87,7 @@ def check(seed: int, folder: Path) -> None:
     found = scheduled.run(device, prompts, params, **options)
     assert found.texts == wanted.texts
     assert found.ends == wanted.ends
-    for ours, theirs in zip(found.told, wanted.told, strict=True):
+    for ours, theirs in zip(found.logprobs, wanted.logprobs, strict=True):
         assert len(ours) == len(theirs)
         for one, other in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(one, other, atol=ATOL)

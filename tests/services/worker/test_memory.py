@@ -80,8 +80,8 @@ def test_slack_is_kept_from_the_cache_and_told() -> None:
 def test_a_cpu_gives_four_gibibytes_at_most_unless_told() -> None:
     roomy = Memory(total=100 * GIB, free=90 * GIB)
     assert plan_memory(settings(), NEEDS, roomy, CPU).num_blocks == CPU_MAX_KV_BYTES >> 20
-    told = settings(kv_cache_memory_bytes=6 * GIB)
-    assert plan_memory(told, NEEDS, roomy, CPU).num_blocks == 6 * 1024
+    logprobs = settings(kv_cache_memory_bytes=6 * GIB)
+    assert plan_memory(logprobs, NEEDS, roomy, CPU).num_blocks == 6 * 1024
 
 
 def test_no_more_blocks_than_all_slots_can_use() -> None:
@@ -181,10 +181,10 @@ def test_a_piece_of_logits_fits_what_is_reserved_for_it(num_top: int | None, val
 
 def test_prompts_take_a_piece_and_what_credit_allows() -> None:
     vocab_size, piece = 1000, PIECE_LOGITS * PIECE_BYTES
-    drawn, told = 2 * 8 * vocab_size * 4, 2 * min(512 * vocab_size * 4, 8 * WINDOW_BYTES)
+    drawn, logprobs = 2 * 8 * vocab_size * 4, 2 * min(512 * vocab_size * 4, 8 * WINDOW_BYTES)
     assert prompt_logprob_bytes(8, 10_000, vocab_size) == piece + drawn + 2 * 8 * WINDOW_BYTES
     few = 512 * vocab_size * PIECE_BYTES
-    assert prompt_logprob_bytes(8, 512, vocab_size) == few + drawn + told
+    assert prompt_logprob_bytes(8, 512, vocab_size) == few + drawn + logprobs
 
 
 def fake_machine(

@@ -28,16 +28,16 @@ def asking(num: int, max_tokens: int = 3) -> SamplingParams:
     return SamplingParams(0, 0.0, max_tokens=max_tokens, ignore_eos=True, prompt_logprobs=num)
 
 
-def told(job: Job) -> TokenArrays:
+def prompt_logprobs_of(job: Job) -> TokenArrays:
     """All that came of its prompt, in one piece."""
-    return join([part for _, part in job.prompt_told])
+    return join([part for _, part in job.prompt_parts])
 
 
 def assert_true(oracle: Qwen2ForCausalLM, job: Job) -> None:
     """What was told is what transformers and the reference say, of all tokens that were lacking."""
     ids, num = job.prompt[1:], job.params.prompt_logprobs
     num_top = VOCAB_SIZE if num in (None, ALL_TOKENS) else num
-    got, first = told(job), job.num_prompt_scored
+    got, first = prompt_logprobs_of(job), job.num_prompt_scored
     assert got.ids.tolist() == ids[first:]
     values = got.values.reshape(len(ids) - first, 1 + num_top)
     top_ids = got.top_ids.reshape(len(ids) - first, 0 if num == ALL_TOKENS else num_top)
@@ -88,8 +88,8 @@ def test_who_asks_does_not_disturb_who_does_not(engine: Engine) -> None:
         text for index, text in enumerate(texts) if index % 3
     ]
     for index in (1, 2, 4, 5, 7, 8):
-        assert np.allclose(mixed[index].told, alone[index].told, atol=TOLERANCE)
-        assert mixed[index].prompt_told == []
+        assert np.allclose(mixed[index].logprobs, alone[index].logprobs, atol=TOLERANCE)
+        assert mixed[index].prompt_parts == []
 
 
 def test_what_is_known_already_is_not_sent_again(engine: Engine, oracle: Qwen2ForCausalLM) -> None:
@@ -108,7 +108,7 @@ def test_what_is_known_already_is_not_sent_again(engine: Engine, oracle: Qwen2Fo
     for job in resumed:
         if job.num_prompt_scored < len(job.prompt) - 1:
             assert_true(oracle, job)
-    assert all(job.prompt_told == [] for job in emitting)
+    assert all(job.prompt_parts == [] for job in emitting)
 
 
 def test_scoring_draws_nothing_and_ends_with_the_prompt(
@@ -126,7 +126,7 @@ def test_scoring_draws_nothing_and_ends_with_the_prompt(
         if len(job.prompt) > 1 and job.params is not silent:
             assert_true(oracle, job)
         else:
-            assert sum(row.num_tokens for row, _ in job.prompt_told) == 0
+            assert sum(row.num_tokens for row, _ in job.prompt_parts) == 0
 
 
 def test_a_text_scored_as_a_prompt_has_the_logprobs_it_was_written_with(engine: Engine) -> None:
@@ -136,9 +136,11 @@ def test_a_text_scored_as_a_prompt_has_the_logprobs_it_was_written_with(engine: 
     scored = [Job(job.prompt + job.emitted, asking(3, max_tokens=0)) for job in written]
     Driver(engine, [11], seed=3).run(scored)
     for job, score in zip(written, scored, strict=True):
-        of_prompt = [part.values for _, part in job.prompt_told]
+        of_prompt = [part.values for _, part in job.prompt_parts]
         assert np.allclose(
-            np.concatenate([*of_prompt, *job.told]), told(score).values, atol=TOLERANCE
+            np.concatenate([*of_prompt, *job.logprobs]),
+            prompt_logprobs_of(score).values,
+            atol=TOLERANCE,
         )
 
 
@@ -193,7 +195,7 @@ def run_scheduled(engine: Engine, core: Scheduler, jobs: list[Job]) -> None:
                 number, choice = map(int, each.sequence.request.split("/"))
                 assert choice == 0
                 part = layout.part(each.index, each.index + 1)
-                jobs[number].prompt_told.append((each.row, part))
+                jobs[number].prompt_parts.append((each.row, part))
 
 
 @pytest.mark.parametrize("caches_prefixes", [True, False])

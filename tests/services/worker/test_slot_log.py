@@ -12,7 +12,7 @@ def plan(release: list[int], admit: dict[int, str]) -> StepPlan:
     return StepPlan(1, release, rows, [], [], [Decode(0)])
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[tuple[str, int, int]]:
+def logprobs(caplog: pytest.LogCaptureFixture) -> list[tuple[str, int, int]]:
     """(name, slot, number of steps) of each line since the last call."""
     lines = [vars(record)["fields"] for record in caplog.records]
     caplog.clear()
@@ -26,11 +26,11 @@ def test_a_slot_that_changes_hands_in_one_plan_is_told_of_who_left(
     log = SlotLog()
     log.note(plan([], {0: "a~1/0/0", 1: "b~1/0/0"}))
     log.note(plan([], {}))
-    assert told(caplog) == []
+    assert logprobs(caplog) == []
     log.note(plan([1], {1: "c~1/0/0"}))
-    assert told(caplog) == [("b~1/0/0", 1, 2)]
+    assert logprobs(caplog) == [("b~1/0/0", 1, 2)]
     log.note(plan([1, 0], {}))
-    assert told(caplog) == [("c~1/0/0", 1, 1), ("a~1/0/0", 0, 3)]
+    assert logprobs(caplog) == [("c~1/0/0", 1, 1), ("a~1/0/0", 0, 3)]
 
 
 def test_all_leave_with_their_scheduler_and_the_next_one_begins_anew(
@@ -40,7 +40,7 @@ def test_all_leave_with_their_scheduler_and_the_next_one_begins_anew(
     log = SlotLog()
     log.note(plan([], {0: "a~1/0/0", 1: "b~1/0/0"}))
     log.clear()
-    assert told(caplog) == [("a~1/0/0", 0, 1), ("b~1/0/0", 1, 1)]
+    assert logprobs(caplog) == [("a~1/0/0", 0, 1), ("b~1/0/0", 1, 1)]
     log.note(plan([], {0: "a~1/0/0"}))
     log.note(plan([0], {}))
-    assert told(caplog) == [("a~1/0/0", 0, 1)]
+    assert logprobs(caplog) == [("a~1/0/0", 0, 1)]

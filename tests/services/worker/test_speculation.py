@@ -128,7 +128,7 @@ def test_every_emitted_token_has_its_logprobs(kernels: str) -> None:
     with_drafts = scheduled.run(engine_of(kernels, "mtp", 3), prompts(), params)
     without = scheduled.run(plain(kernels), prompts(), params)
     assert with_drafts.texts == without.texts
-    for one, other in zip(with_drafts.told, without.told, strict=True):
+    for one, other in zip(with_drafts.logprobs, without.logprobs, strict=True):
         np.testing.assert_allclose(np.array(one), np.array(other), atol=1e-3)
 
 

@@ -30,7 +30,7 @@ ROWS = st.fixed_dictionaries(
 )
 
 
-def told(row: dict[str, Any]) -> tuple[list[int], int, int, bool]:
+def logprobs(row: dict[str, Any]) -> tuple[list[int], int, int, bool]:
     """Tokens, right drafts among them, the error, and whether the last one ends the text."""
     tokens: list[int] = []
     num_right = 0
@@ -54,7 +54,7 @@ def test_tokens_are_taken_as_far_as_drafts_are_right_and_nothing_ends_them(
     verdict = judge(rows)
     start = 0
     for index, row in enumerate(rows):
-        tokens, num_right, error, stops = told(row)
+        tokens, num_right, error, stops = logprobs(row)
         num = len(tokens)
         assert verdict.num_emitted[index] == num
         assert verdict.tokens[index, :num].tolist() == tokens
