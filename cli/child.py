@@ -70,7 +70,7 @@ class Child:
                 self._process.send_signal(self._signal)
             await self._read_lines(self._process, on_line)
             code = await self._process.wait()
-            self._hear()
+            self._read_ready()
             self.status = {"state": "ended", "reason": exit_text(code)}
             return code
         finally:
@@ -94,7 +94,7 @@ class Child:
         """Refreshes ``status`` from the admin port of a process that runs."""
         if self._session is None or not self._is_running:
             return
-        self._hear()
+        self._read_ready()
         status = self.status
         try:
             async with self._session.get("http://admin/status") as response:
@@ -112,7 +112,7 @@ class Child:
     def _is_running(self) -> bool:
         return self._process is not None and self._process.returncode is None
 
-    def _hear(self) -> None:
+    def _read_ready(self) -> None:
         """What the process has told by itself: one byte, when it is ready."""
         with suppress(BlockingIOError):
             self.was_ready = self.was_ready or self._ours.recv(1) != b""

@@ -23,7 +23,7 @@ class Screen:
     def __init__(self, config: ServeConfig, directory: Path) -> None:
         self._config = config
         self._directory = directory
-        self._output = Output(STDOUT, self._tell_dropped)
+        self._output = Output(STDOUT, self._report_dropped)
         self._console = Console(
             file=cast(IO[str], self._output), highlight=False, soft_wrap=True, emoji=False
         )
@@ -44,7 +44,7 @@ class Screen:
     def print(self, line: str) -> None:
         self._console.print(line, markup=False)
 
-    def _tell_dropped(self, num: int) -> None:
+    def _report_dropped(self, num: int) -> None:
         self.print(f"{num} lines were dropped here: they could not be written, or not fast enough")
 
     def show(self, children: dict[str, Child]) -> None:

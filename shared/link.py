@@ -162,13 +162,13 @@ class Link:
         of_theirs = f", with protocol {PROTOCOL_MAJOR}.{minor}" if minor != PROTOCOL_MINOR else ""
         log.info("%s is up%s", peer, of_theirs)
         self.handler.on_up(peer)
-        peer.tell(self.handler.status())
+        peer.send_heartbeat(self.handler.status())
 
     def received(self, peer: Peer, message: Message, arrays: list[Array], num_bytes: int) -> None:
         peer.last_seen_s = time.monotonic()
         try:
             if isinstance(message, Heartbeat):
-                self._hear(peer, message)
+                self._on_heartbeat(peer, message)
             else:
                 peer.count("in", num_bytes)
                 self.handler.on_message(peer, message, arrays)
@@ -176,9 +176,9 @@ class Link:
             count_bad(repr(peer), error)
             self.drop(peer, f"a bad message: {peer_text(str(error))}")
 
-    def _hear(self, peer: Peer, heartbeat: Heartbeat) -> None:
-        if peer.hear(heartbeat):
-            self.tell_status(only_changes=True)
+    def _on_heartbeat(self, peer: Peer, heartbeat: Heartbeat) -> None:
+        if peer.note_heartbeat(heartbeat):
+            self.send_status(only_changes=True)
 
     def down(self, peer: Peer, reason: str, is_lost: bool) -> None:
         self.peers.discard(peer)
@@ -190,16 +190,16 @@ class Link:
             PEERS_LOST.labels(peer.hello.service).inc()
         log.log(logging.WARNING if is_lost else logging.INFO, "%s is down: %s", peer, reason)
         self.handler.on_down(peer, reason)
-        self.tell_status(only_changes=True)
+        self.send_status(only_changes=True)
 
-    def tell_status(self, only_changes: bool = False) -> None:
+    def send_status(self, only_changes: bool = False) -> None:
         """Sends a heartbeat to every peer; with ``only_changes`` only if the state is another."""
         status = self.handler.status()
         if only_changes and status.state == self._last_state:
             return
         self._last_state = status.state
         for peer in list(self.peers):
-            peer.tell(status)
+            peer.send_heartbeat(status)
 
     async def _send_heartbeats(self) -> None:
         while True:
@@ -208,7 +208,7 @@ class Link:
             now_s = time.monotonic()
             self._forgive_silence(now_s, now_s - due_s)
             self._drop_silent(now_s)
-            self.tell_status()
+            self.send_status()
 
     def _forgive_silence(self, now_s: float, late_s: float) -> None:
         """For so long we stood still ourselves, and what the peers sent may still be unread."""

@@ -27,13 +27,13 @@ log = logging.getLogger(__name__)
 def set_up(service: str, config: Settings) -> None:
     """``log-requests`` false silences REQUESTS alone."""
     formatter = JsonFormatter if config.log_format == "json" else TextFormatter
-    handler = _Handler(Output(STDERR, _tell_dropped))
+    handler = _Handler(Output(STDERR, _report_dropped))
     handler.setFormatter(formatter(service, config.instance))
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler], force=True)
     REQUESTS.setLevel(logging.NOTSET if config.log_requests else logging.WARNING)
 
 
-def _tell_dropped(num: int) -> None:
+def _report_dropped(num: int) -> None:
     log.warning("%d lines were dropped here: they could not be written, or not fast enough", num)
 
 
@@ -62,7 +62,7 @@ def say(text: str) -> None:
     """Writes ``text`` as it is to standard error, behind what was logged."""
     for handler in logging.root.handlers:
         handler.flush()
-    output = Output(STDERR, _tell_dropped)
+    output = Output(STDERR, _report_dropped)
     output.write(f"{text}\n")
     output.wait_written(FLUSH_S)
     output.close()

@@ -60,21 +60,21 @@ class Peer:
         messages.inc()
         message_bytes.inc(num_bytes)
 
-    def hear(self, heartbeat: Heartbeat) -> bool:
+    def note_heartbeat(self, heartbeat: Heartbeat) -> bool:
         """Returns whether its state is another now. Raises CodecError for an overview by nobody."""
         overview = heartbeat.overview
         if overview is not None and not re.fullmatch(INSTANCE, overview.scheduler):
             raise CodecError(f"an overview by {overview.scheduler!r}")
         has_changed = heartbeat.state != self.status.state
         self.status = msgspec.structs.replace(heartbeat, reason=peer_text(heartbeat.reason))
-        round_trip_s = self._round_trip.hear(heartbeat, time.monotonic())
+        round_trip_s = self._round_trip.note_heartbeat(heartbeat, time.monotonic())
         if round_trip_s is not None:
             self._round_trip_seconds.observe(round_trip_s)
         if has_changed:
             self.on_state()
         return has_changed
 
-    def tell(self, status: Heartbeat) -> None:
+    def send_heartbeat(self, status: Heartbeat) -> None:
         """Sends our heartbeat."""
         self.send(self._round_trip.stamped(status, time.monotonic()))
 

@@ -21,7 +21,7 @@ class RoundTrip:
             heartbeat, sent_s=now_s, echo_s=self._to_echo_s, held_s=held_s
         )
 
-    def hear(self, heartbeat: Heartbeat, now_s: float) -> float | None:
+    def note_heartbeat(self, heartbeat: Heartbeat, now_s: float) -> float | None:
         """Seconds that our heartbeat and its echo travelled; None where it brings no new echo, or
         one that cannot be true."""
         self._heard_s, self._to_echo_s = now_s, heartbeat.sent_s

@@ -85,11 +85,11 @@ async def _serve(
         running = tasks.create_task(service.run())
         stop = tasks.create_task(_stop_signal())
         broken = tasks.create_task(_broken_callback())
-        telling = tasks.create_task(_tell_ready(service, admin, on_ready))
+        signalling = tasks.create_task(_signal_ready(service, admin, on_ready))
         await asyncio.wait([running, stop, broken], return_when=asyncio.FIRST_COMPLETED)
         if stop.done():
             await _drain(service, config.drain_timeout_s)
-        for task in (running, stop, broken, telling):
+        for task in (running, stop, broken, signalling):
             task.cancel()
 
 
@@ -103,7 +103,7 @@ async def _drain(service: Service, timeout_s: float) -> None:
         log.warning("drain-timeout-s = %g is over: %d open requests end now", timeout_s, num_open)
 
 
-async def _tell_ready(service: Service, admin: AdminServer, on_ready: Callable[[], None]) -> None:
+async def _signal_ready(service: Service, admin: AdminServer, on_ready: Callable[[], None]) -> None:
     """Once: what comes and goes later is told by who comes and goes."""
     is_ready = False
     while not is_ready:
@@ -166,11 +166,11 @@ def _watch_supervisor() -> Callable[[], None]:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=_exit_at_end_of, args=(descriptor,), daemon=True).start()
 
-    def tell_ready() -> None:
+    def signal_ready() -> None:
         with suppress(OSError):  # it has just gone
             os.write(descriptor, b"r")
 
-    return tell_ready
+    return signal_ready
 
 
 def _exit_at_end_of(descriptor: int) -> None:

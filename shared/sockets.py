@@ -176,9 +176,9 @@ class Socket:
         else:
             self._lost.append((descriptor, self._failure))
             self._failure = ""
-            asyncio.get_running_loop().call_soon(self._tell_lost)
+            asyncio.get_running_loop().call_soon(self._deliver_lost)
 
-    def _tell_lost(self) -> None:
+    def _deliver_lost(self) -> None:
         """What arrived before the loss is delivered before it, unless others send without end."""
         self._messages.read(MAX_MESSAGES_BEFORE_A_LOSS)
         if not self.is_closed:

@@ -19,12 +19,12 @@ class LogLimit(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         now_s = time.monotonic()
         if now_s >= self._ends_s:
-            self._tell_left_out(record)
+            self._count_left_out(record)
             self._ends_s, self._num_lines = now_s + WINDOW_S, 0
         self._num_lines += 1
         return self._num_lines <= MAX_LINES
 
-    def _tell_left_out(self, record: logging.LogRecord) -> None:
+    def _count_left_out(self, record: logging.LogRecord) -> None:
         num_left_out = self._num_lines - MAX_LINES
         if num_left_out > 0:
             record.msg = f"{record.msg} ({num_left_out} lines like this were left out before)"

@@ -73,7 +73,7 @@ class GatewayService:
 
     async def drain(self) -> None:
         self._is_draining = True
-        self.link.tell_status()
+        self.link.send_status()
         await asyncio.sleep(LAME_DUCK_S)
         await self._stop_listening()
         await self._admission.idle()

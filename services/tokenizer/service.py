@@ -93,7 +93,7 @@ class TokenizerService:
     async def drain(self) -> None:
         self._is_draining = True
         if self._link is not None:
-            self._link.tell_status()
+            self._link.send_status()
         if self._requests is not None:
             await self._requests.idle()
 

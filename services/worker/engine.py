@@ -39,7 +39,7 @@ class Engine:
             raise ConfigError("draft-acceptance: a CPU's engine has no such thing, a GPU's has")
         loaded = load(settings, progress, choose_kernels)
         report = plan_memory(settings, measure_needs(loaded), loaded.before, loaded.device)
-        report.tell()
+        report.publish()
         self.model_info, self.capacity = loaded.model_info, loaded.capacity(report.num_blocks)
         self._model, self._sampler = loaded.model, loaded.sampler
         self._speculation, self._eos_ids = loaded.speculation, loaded.eos_ids

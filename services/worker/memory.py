@@ -62,7 +62,7 @@ class MemoryReport:
         """Bytes of all blocks."""
         return self.num_blocks * self.needs.block
 
-    def tell(self) -> None:
+    def publish(self) -> None:
         for line in self.lines():
             log.info(line)
         show_memory(self.needs.weights, self.kv_cache, self.needs.peak)

@@ -129,7 +129,7 @@ class WorkerService:
         self._is_draining = True
         if self._link is None:
             return
-        self._link.tell_status()
+        self._link.send_status()
         self._note_load()
         for share in (1 / 2, 1 / 4):
             try:

@@ -102,7 +102,7 @@ async def test_a_state_reaches_the_peer_at_once_when_it_changes(pair: Pair):
     while not down.is_ready:
         await asyncio.sleep(0.01)
     pair.lower.state = State.DRAINING
-    pair.lower.link.tell_status(only_changes=True)
+    pair.lower.link.send_status(only_changes=True)
     async with asyncio.timeout(TIMEOUT_S):
         while down.status.state != State.DRAINING:
             await asyncio.sleep(0.01)

@@ -14,21 +14,21 @@ def heartbeat(echo_s: float, held_s: float = 0.0) -> Heartbeat:
 
 def test_what_the_peer_held_it_is_left_out_whatever_its_clock_says():
     ours, theirs = RoundTrip(), RoundTrip()
-    assert theirs.hear(ours.stamped(STATUS, 10.0), 7_000.0) is None
-    assert ours.hear(theirs.stamped(STATUS, 7_000.75), 11.0) == 0.25
-    assert theirs.hear(ours.stamped(STATUS, 11.5), 7_001.5) == 0.25
+    assert theirs.note_heartbeat(ours.stamped(STATUS, 10.0), 7_000.0) is None
+    assert ours.note_heartbeat(theirs.stamped(STATUS, 7_000.75), 11.0) == 0.25
+    assert theirs.note_heartbeat(ours.stamped(STATUS, 11.5), 7_001.5) == 0.25
 
 
 def test_an_echo_counts_once_and_the_next_one_again():
     trip = RoundTrip()
-    assert trip.hear(heartbeat(echo_s=10.0, held_s=0.5), 11.0) == 0.5
-    assert trip.hear(heartbeat(echo_s=10.0, held_s=1.5), 12.0) is None
-    assert trip.hear(heartbeat(echo_s=12.0), 12.5) == 0.5
+    assert trip.note_heartbeat(heartbeat(echo_s=10.0, held_s=0.5), 11.0) == 0.5
+    assert trip.note_heartbeat(heartbeat(echo_s=10.0, held_s=1.5), 12.0) is None
+    assert trip.note_heartbeat(heartbeat(echo_s=12.0), 12.5) == 0.5
 
 
 def test_a_peer_that_knows_no_clocks_hears_no_echo_and_brings_none():
     trip = RoundTrip()
-    assert trip.hear(STATUS, 10.0) is None
+    assert trip.note_heartbeat(STATUS, 10.0) is None
     told = trip.stamped(STATUS, 11.0)
     assert (told.sent_s, told.echo_s, told.held_s) == (11.0, 0.0, 0.0)
 
@@ -40,5 +40,5 @@ def test_a_peer_that_knows_no_clocks_hears_no_echo_and_brings_none():
 )  # fmt: skip
 def test_an_echo_that_cannot_be_true_does_not_count(echo_s: float, held_s: float):
     trip = RoundTrip()
-    assert trip.hear(heartbeat(echo_s, held_s), 10.0) is None
-    assert trip.hear(heartbeat(9.5), 10.0) == 0.5
+    assert trip.note_heartbeat(heartbeat(echo_s, held_s), 10.0) is None
+    assert trip.note_heartbeat(heartbeat(9.5), 10.0) == 0.5

@@ -53,7 +53,7 @@ class DeviceEngine:
         is_cuda = loaded.device.type == "cuda"
         needs = measure(loaded, wanted, progress) if is_cuda else measure_needs(loaded)
         report = plan_memory(settings, needs, loaded.before, loaded.device)
-        report.tell()
+        report.publish()
         self.model_info, self.capacity = loaded.model_info, loaded.capacity(report.num_blocks)
         self._device = loaded.device
         self._method = loaded.speculation.method

@@ -383,7 +383,7 @@ async def test_with_a_tokenizer_that_is_not_ready_requests_are_503_with_its_reas
     http: aiohttp.ClientSession, tokenizer: FakeTokenizer, gateway: GatewayService
 ) -> None:
     tokenizer.state = State.NOT_READY
-    tokenizer.link.tell_status()
+    tokenizer.link.send_status()
     await until(lambda: gateway.status().state == State.NOT_READY)
     async with http.post(TEXT, json={"prompt": "a"}) as response:
         assert response.status == 503

@@ -85,7 +85,7 @@ async def test_prompt_tokens_count_once_for_each_prompt() -> None:
     assert exchange.num_prompt_tokens == 3
 
 
-def tell(exchange: Exchange, index: int, position: int, *ids: int) -> None:
+def send_heartbeat(exchange: Exchange, index: int, position: int, *ids: int) -> None:
     row = Delta("a~b/0", 1, index, position, len(ids), "", of_prompt=True)
     exchange.add(index, row, TokenArrays(np.array(ids, np.int32)))
 
@@ -96,17 +96,17 @@ async def test_a_text_waits_until_all_of_its_prompt_is_told() -> None:
         exchange.accept(prompt, np.array([1, 2, 3], np.int32))
     add(exchange, 1, 0, "b", 9)
     add(exchange, 3, 0, "d", 9)
-    tell(exchange, 0, 0, 2)
+    send_heartbeat(exchange, 0, 0, 2)
     first = await anext(exchange)
     assert (first.of_prompt, first.index, first.arrays.ids.tolist()) == (True, 0, [2])
     waiting = asyncio.ensure_future(anext(exchange))
     await asyncio.sleep(0)
     assert not waiting.done()
-    tell(exchange, 2, 0, 2, 3)
+    send_heartbeat(exchange, 2, 0, 2, 3)
     second = await waiting
     assert (second.of_prompt, second.index, second.arrays.ids.tolist()) == (True, 2, [2, 3])
     assert (await anext(exchange)).index == 3
-    tell(exchange, 0, 1, 3)
+    send_heartbeat(exchange, 0, 1, 3)
     assert (await anext(exchange)).of_prompt
     assert (await anext(exchange)).index == 1
 

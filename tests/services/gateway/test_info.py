@@ -60,11 +60,11 @@ async def test_a_gateway_is_ready_when_its_tokenizer_is(
     gateway: GatewayService, tokenizer: FakeTokenizer
 ) -> None:
     tokenizer.state = State.NOT_READY
-    tokenizer.link.tell_status()
+    tokenizer.link.send_status()
     await until(lambda: gateway.status().state == State.NOT_READY)
     assert "the water is cold" in gateway.status().reason
     tokenizer.state = State.READY
-    tokenizer.link.tell_status()
+    tokenizer.link.send_status()
     await until(lambda: gateway.status().state == State.READY)
 
 

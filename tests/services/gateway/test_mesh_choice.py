@@ -32,7 +32,7 @@ async def test_requests_spread_over_the_tokenizers_and_avoid_one_that_drains(
         tasks = [post(), post()]
         open_requests = [await tokenizer.submitted.get(), await other.submitted.get()]
         other.state = State.DRAINING
-        other.link.tell_status()
+        other.link.send_status()
         await until(lambda: sum(peer.is_ready for peer in gateway.link.peers) == 1)
         tasks += [post(), post()]
         open_requests += [await tokenizer.submitted.get(), await tokenizer.submitted.get()]

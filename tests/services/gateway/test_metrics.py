@@ -82,8 +82,8 @@ async def test_what_a_scheduler_told_two_tokenizers_counts_once(
             "s1", num_workers=3, num_running=7, num_waiting=2, num_blocks=80, num_free_blocks=60
         )
         await until(lambda: len(gateway._mesh.tokenizers) == 2)
-        tokenizer.link.tell_status()
-        other.link.tell_status()
+        tokenizer.link.send_status()
+        other.link.send_status()
         peers = gateway._mesh.tokenizers
         await until(lambda: all(peer.status.overview for peer in peers))
         told = await values(http)

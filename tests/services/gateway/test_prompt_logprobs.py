@@ -34,7 +34,7 @@ MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 PROMPT = [6, 7, 8]  # " w6 w7 w8"
 
 
-def tell(request: Submitted) -> None:
+def send_heartbeat(request: Submitted) -> None:
     """Of the prompt's second and third token, in two messages; two alternatives each."""
     request.logprobs("", [7], [[-0.5, -0.25, -0.5]], [[9, 7]], [2], of_prompt=True)
     request.logprobs("", [8], [[-4, -0.125, -0.5]], [[7, 1]], [5], of_prompt=True)
@@ -44,7 +44,7 @@ async def serve(tokenizer: FakeTokenizer, num_choices: int = 1, writes: bool = T
     """Tells of the prompt, and has one token with two alternatives for each choice."""
     request = await tokenizer.submitted.get()
     request.accept(PROMPT)
-    tell(request)
+    send_heartbeat(request)
     for choice in range(num_choices):
         if writes:
             request.logprobs("a", [10], [[-1, -0.5, -1]], [[9, 10]], [2], choice)
@@ -157,7 +157,7 @@ async def test_a_streamed_echo_goes_on_from_the_prompt_in_each_choice(
             request.logprobs("b", [11], [[-1]], choice=1)
             request.finish("length", 1)
         await asyncio.sleep(0.05)
-        tell(request)
+        send_heartbeat(request)
         await asyncio.sleep(0.05)
         request.logprobs("a", [10], [[-1]])
         request.finish("length")

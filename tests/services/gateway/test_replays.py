@@ -129,10 +129,10 @@ async def test_who_waits_for_a_tokenizer_is_woken_by_news_alone() -> None:
     running = asyncio.create_task(mesh.run())
     await asyncio.sleep(0.3)
     for _ in range(3):
-        peer.hear(Heartbeat(State.NOT_READY, "still loading", 0, 0))
+        peer.note_heartbeat(Heartbeat(State.NOT_READY, "still loading", 0, 0))
         await asyncio.sleep(0)
     assert mesh.num_looks <= num + 2, "a look each, and one at what is lost"
-    peer.hear(Heartbeat(State.READY, "", 0, 0))
+    peer.note_heartbeat(Heartbeat(State.READY, "", 0, 0))
     assert await asyncio.gather(*waiting) == [MODEL] * num
     assert mesh.num_looks <= 2 * (num + 2)
     running.cancel()

@@ -181,7 +181,7 @@ async def test_an_abort_ends_each_open_choice_with_what_it_has():
     assert trip.choices == {}
 
 
-def tell(trip: Trip, position: int, ids: list[int], num_values: int = 1) -> None:
+def send_heartbeat(trip: Trip, position: int, ids: list[int], num_values: int = 1) -> None:
     """Of the prompt."""
     row = Delta(trip.request, trip.attempt, 0, position, len(ids), "", num_values, 0, True)
     values, ranks = np.zeros(num_values * len(ids), np.float32), np.ones(len(ids), np.int32)
@@ -191,24 +191,24 @@ def tell(trip: Trip, position: int, ids: list[int], num_values: int = 1) -> None
 def test_a_replay_tells_how_much_of_the_prompt_is_told():
     trip, _ = new_trip(num_choices=2)
     trip.accept(IDS)
-    tell(trip, 0, [8])
+    send_heartbeat(trip, 0, [8])
     trip.begin_replay(0)
     submit, _, resumed = trip.submit()
     assert submit.choices == [ChoiceStart(0, 0, 0, 1), ChoiceStart(1)]
     assert resumed.tolist() == []
     with pytest.raises(InternalError, match="token 0 of the prompt of choice 0"):
-        tell(trip, 0, [8])
-    tell(trip, 1, [9])
+        send_heartbeat(trip, 0, [8])
+    send_heartbeat(trip, 1, [9])
     add(trip, 0, "a", [1])
 
 
 async def test_what_is_told_of_a_prompt_counts_in_bytes_and_not_in_tokens():
     trip, exchange = new_trip()
     half = WINDOW_TOKENS // 2
-    tell(trip, 0, [8] * half)
+    send_heartbeat(trip, 0, [8] * half)
     assert await take(trip, exchange) is None
     num_values = WINDOW_BYTES // 8
-    tell(trip, half, [8], num_values)
+    send_heartbeat(trip, half, [8], num_values)
     grant = await take(trip, exchange)
     assert grant.num_bytes == 12 * half + 4 * (1 + num_values + 1) + WINDOW_BYTES
     assert grant.num_tokens == WINDOW_TOKENS
