@@ -15,9 +15,9 @@ from kernels.sample import (
     prepare_adjustments,
     prepare_random_rows,
 )
-from services.worker.adjustments import row_change
 from services.worker.context import ForwardContext
 from services.worker.kv_cache import KVCache
+from services.worker.logits_rules import row_change
 from services.worker.slots import SlotTable
 from shared.messages import StepPlan
 
@@ -138,8 +138,8 @@ def prepare_sampled(
     def upload(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(device)
 
-    rows = np.flatnonzero(table.has_wishes[slots])
-    changes = changes_of(table, rows, slots[rows], positions[rows], eos_ids)
+    rows = np.flatnonzero(table.has_logits_rules[slots])
+    changes = row_changes(table, rows, slots[rows], positions[rows], eos_ids)
     random = prepare_random_rows(
         table.temperature[slots],
         table.top_k[slots],
@@ -153,7 +153,7 @@ def prepare_sampled(
     return Sampled(slots, prepare_adjustments(changes, upload), random)
 
 
-def changes_of(
+def row_changes(
     table: SlotTable,
     rows: np.ndarray,
     slots: np.ndarray,
@@ -168,9 +168,9 @@ def changes_of(
     ):
         num_drafts = position - int(table.num_tokens[slot])
         ids = table.ids[slot, :position]
-        if (wishes := table.wishes[slot]) is not None:
+        if (rules := table.logits_rules[slot]) is not None:
             prompt_len = table.prompt_lens[slot]
-            changes.append(row_change(row, wishes, ids, num_drafts, prompt_len, eos_ids))
+            changes.append(row_change(row, rules, ids, num_drafts, prompt_len, eos_ids))
     return changes
 
 

@@ -6,7 +6,7 @@ Everything is an array over slots, so that preparing a batch is a few array oper
 import numpy as np
 
 from kernels.logprobs import NO_LOGPROBS
-from services.worker.adjustments import Wishes, wishes_of
+from services.worker.logits_rules import LogitsRules, make_logits_rules
 from shared.messages import Admit, Capacity, SamplingParams, StepPlan
 
 
@@ -53,8 +53,8 @@ class SlotTable:
         self.num_prompt_scored = np.zeros(
             num_slots, np.int64
         )  # tokens of the prompt, from its second on
-        self.wishes: list[Wishes | None] = [None] * num_slots
-        self.has_wishes = np.zeros(num_slots, bool)
+        self.logits_rules: list[LogitsRules | None] = [None] * num_slots
+        self.has_logits_rules = np.zeros(num_slots, bool)
         self.has_stop_ids = np.zeros(num_slots, bool)
 
     def apply(self, plan: StepPlan, ids: np.ndarray) -> np.ndarray:
@@ -89,10 +89,10 @@ class SlotTable:
             self.ids[slots[rows], self.num_tokens[slots[rows]] + column] = tokens[rows, column]
         self.num_tokens[slots] += nums
         self.num_drafts[slots] = 0
-        for row in np.flatnonzero(self.has_wishes[slots]).tolist():
-            if (wishes := self.wishes[slots[row]]) is not None:
+        for row in np.flatnonzero(self.has_logits_rules[slots]).tolist():
+            if (rules := self.logits_rules[slots[row]]) is not None:
                 for token_id in tokens[row, : nums[row]].tolist():
-                    wishes.note(token_id)
+                    rules.note(token_id)
 
     def _admit(self, row: Admit, ids: np.ndarray) -> None:
         slot, params = row.slot, row.params
@@ -122,8 +122,8 @@ class SlotTable:
         self.num_logprobs[slot] = _num_asked(params.logprobs)
         self.num_prompt_logprobs[slot] = _num_asked(params.prompt_logprobs)
         self.num_prompt_scored[slot] = row.num_prompt_scored
-        self.wishes[slot] = wishes_of(params, ids, row.prompt_len)
-        self.has_wishes[slot] = self.wishes[slot] is not None
+        self.logits_rules[slot] = make_logits_rules(params, ids, row.prompt_len)
+        self.has_logits_rules[slot] = self.logits_rules[slot] is not None
         self.has_stop_ids[slot] = bool(params.stop_token_ids)
 
     def _add_blocks(self, slot: int, blocks: list[int]) -> None:

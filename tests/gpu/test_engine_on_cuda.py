@@ -19,9 +19,9 @@ LOGPROB_TOLERANCE = 1e-3  # engine.md §2, in float32
 STEPS = {"graphs": {}, "eager": {"enforce_eager": True}}
 
 
-def params_of(temperature: float, **wishes: Any) -> list[SamplingParams]:
+def params_of(temperature: float, **rules: Any) -> list[SamplingParams]:
     common = {"temperature": temperature, "max_tokens": 40}
-    return [SamplingParams(seed=seed, **(common | wishes)) for seed in range(len(prompts()))]
+    return [SamplingParams(seed=seed, **(common | rules)) for seed in range(len(prompts()))]
 
 
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
@@ -38,12 +38,12 @@ def test_rows_with_filters_of_their_own_draw_what_the_cpu_draws(depth: int) -> N
     """Every mixture of them, beside rows that are greedy, and as likely."""
     filters = {"temperature": [0.0, 0.8, 1.3], "top_k": [0, 20], "top_p": [1.0, 0.7]}
     filters |= {"min_p": [0.0, 0.05]}
-    wishes = [
+    rules = [
         dict(zip(filters, values, strict=True)) for values in itertools.product(*filters.values())
     ]
     params = [
         SamplingParams(seed=seed, max_tokens=20, logprobs=seed % 21, **each)
-        for seed, each in enumerate(wishes)
+        for seed, each in enumerate(rules)
     ]
     texts = [prompt for _, prompt in zip(params, itertools.cycle(prompts()), strict=False)]
     speculation = {"speculative_config": drafting(depth)}

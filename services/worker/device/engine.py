@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.logprobs import RowLogprobs, logprobs
-from services.worker.device.adjusted import adjusted
+from services.worker.device.adjust_logits import adjusted
 from services.worker.device.chunks import prepare_chunks
 from services.worker.device.collector import Collector, Launched, StepOutput
 from services.worker.device.device_slots import DeviceSlots
@@ -170,7 +170,7 @@ class DeviceEngine:
         launched.decided = Mark(self._device)
         if self._segments.drafts and launched.depth:
             step.draft(launched.depth)
-            if self._table.has_wishes[slots].any():
+            if self._table.has_logits_rules[slots].any():
                 launched.drafts = self._download_drafts(slots)
         launched.ends = Mark(self._device)
 
@@ -206,7 +206,7 @@ class DeviceEngine:
         if self._table.wants_draft_logprobs[slots].any():
             launched.draft_logprobs = self._download_draft_logprobs(slots)
         changed = None
-        if self._table.has_wishes[slots].any():
+        if self._table.has_logits_rules[slots].any():
             self._wait_for_results()  # while the device computes the logits
             width = len(logits) // len(step.slots)
             changed = adjusted(self._table, launched.planned, logits, width, self._eos_ids)

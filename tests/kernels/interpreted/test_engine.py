@@ -41,16 +41,16 @@ def by_torch() -> Iterator[None]:
         yield
 
 
-def params_of(num: int, **wishes: Any) -> list[SamplingParams]:
+def params_of(num: int, **rules: Any) -> list[SamplingParams]:
     common = {"temperature": 0.8, "max_tokens": 4, "ignore_eos": True}
-    return [SamplingParams(seed=seed, **(common | wishes)) for seed in range(num)]
+    return [SamplingParams(seed=seed, **(common | rules)) for seed in range(num)]
 
 
 @pytest.mark.parametrize("wishes", WISHES.values(), ids=WISHES)
-def test_texts_and_logprobs_are_the_host_engines(folder: Path, wishes: dict[str, Any]) -> None:
+def test_texts_and_logprobs_are_the_host_engines(folder: Path, rules: dict[str, Any]) -> None:
     """Prompts in chunks, beside rows that decode already."""
     nums = {"logprobs": 3, "prompt_logprobs": 2}
-    params = params_of(len(PROMPTS), **nums, **wishes)
+    params = params_of(len(PROMPTS), **nums, **rules)
     found = [Job(*each) for each in zip(PROMPTS, params, strict=True)]
     expected = [Job(*each) for each in zip(PROMPTS, params, strict=True)]
     engine = make_engine(folder, "device", max_num_seqs=4, enforce_eager=True)

@@ -28,15 +28,15 @@ def engine(checkpoint: Path) -> DeviceEngine:
     return make_engine(checkpoint, "device", cudagraph_capture_sizes=[1, 4])
 
 
-def admitted(slot: int, num_ids: int, **wishes: Any) -> Admit:
-    return admit(slot, num_ids, SamplingParams(**(GREEDY | wishes)))
+def admitted(slot: int, num_ids: int, **rules: Any) -> Admit:
+    return admit(slot, num_ids, SamplingParams(**(GREEDY | rules)))
 
 
-def steps_of(**wishes: Any) -> list[Step]:
+def steps_of(**rules: Any) -> list[Step]:
     """Slot 0 has a prompt in two chunks, slot 1 one in one, and slot 2 comes later. Slots 0 and 2
     wish something."""
-    first = [admitted(0, 9, **wishes), admitted(1, 5)]
-    last = [admitted(2, 3, **wishes)]
+    first = [admitted(0, 9, **rules), admitted(1, 5)]
+    last = [admitted(2, 3, **rules)]
     return [
         (plan(admit=first, prefill=[Prefill(0, 4), Prefill(1, 5)]), ids(9, 5)),
         (plan(prefill=[Prefill(0, 5)], decode=[1]), NO_IDS),
@@ -81,10 +81,10 @@ def assert_same(found: list[Output], wanted: list[Output]) -> None:
     ids=str,
 )
 def test_steps_launched_ahead_bring_what_the_host_engine_brings(
-    checkpoint: Path, engine: DeviceEngine, wishes: dict[str, Any]
+    checkpoint: Path, engine: DeviceEngine, rules: dict[str, Any]
 ) -> None:
-    wanted = one_by_one(make_engine(checkpoint), steps_of(**wishes))
-    assert_same(launched_ahead(engine, steps_of(**wishes)), wanted)
+    wanted = one_by_one(make_engine(checkpoint), steps_of(**rules))
+    assert_same(launched_ahead(engine, steps_of(**rules)), wanted)
 
 
 def test_prompts_logprobs_are_computed_in_the_step_not_behind_those_that_were_launched_after_it(
@@ -136,8 +136,8 @@ def test_a_text_that_ends_emits_nothing_in_steps_that_were_launched_already(
 def test_who_is_penalised_waits_for_what_was_emitted_before(
     checkpoint: Path, engine: DeviceEngine
 ) -> None:
-    wishes = {"presence_penalty": 2.0, "repetition_penalty": 1.6}
-    first, *others = steps_of(**wishes)
+    rules = {"presence_penalty": 2.0, "repetition_penalty": 1.6}
+    first, *others = steps_of(**rules)
     found: list[Output] = []
     with ThreadPoolExecutor(1) as thread:
         engine.launch(*first)
@@ -147,7 +147,7 @@ def test_who_is_penalised_waits_for_what_was_emitted_before(
             found.append(engine.collect())
             each.result()
         found.append(engine.collect())
-    assert_same(found, one_by_one(make_engine(checkpoint), steps_of(**wishes)))
+    assert_same(found, one_by_one(make_engine(checkpoint), steps_of(**rules)))
 
 
 @pytest.mark.parametrize("method", ["mtp", "ngram"])
@@ -209,9 +209,9 @@ def test_a_reset_waits_for_results_and_forgets_all_sequences(engine: DeviceEngin
 def test_recorded_steps_bring_what_others_bring(checkpoint: Path, engine: DeviceEngine) -> None:
     """Four rows, some of which are nobody's, as here, or as many as there are."""
     eager = make_engine(checkpoint, "device", enforce_eager=True)
-    wishes = {"logprobs": 2, "temperature": 0.9}
-    found = launched_ahead(engine, steps_of(**wishes))
-    assert_same(found, launched_ahead(eager, steps_of(**wishes)))
+    rules = {"logprobs": 2, "temperature": 0.9}
+    found = launched_ahead(engine, steps_of(**rules))
+    assert_same(found, launched_ahead(eager, steps_of(**rules)))
 
 
 def test_declared_acceptance_wants_drafts_and_the_engine_of_gpus() -> None:

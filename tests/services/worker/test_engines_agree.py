@@ -37,7 +37,7 @@ def draw_settings(rng: random.Random) -> dict[str, Any]:
 
 
 def draw_params(rng: random.Random) -> SamplingParams:
-    wishes: dict[str, list[Any]] = {
+    rules: dict[str, list[Any]] = {
         "top_k": [1, 3, 20],
         "top_p": [0.3, 0.9],
         "min_p": [0.05],
@@ -52,7 +52,7 @@ def draw_params(rng: random.Random) -> SamplingParams:
         "logit_bias": [[(rng.randrange(FIRST_ID, VOCAB_SIZE), rng.choice([-100.0, 5.0, 50.0]))]],
         "draft_logprobs": [True],
     }
-    asked = {name: rng.choice(each) for name, each in wishes.items() if rng.random() < 0.2}
+    asked = {name: rng.choice(each) for name, each in rules.items() if rng.random() < 0.2}
     temperature = rng.choice([0.0, 0.7, 1.0, 4.0])
     seed, max_tokens = rng.randrange(-(2**62), 2**62), rng.choice([5, 12, 30, None])
     return SamplingParams(seed=seed, temperature=temperature, max_tokens=max_tokens, **asked)

@@ -111,10 +111,10 @@ def test_alone_the_texts_are_the_same_too(method: str, temperature: float, depth
         {"ignore_eos": True},
         {"allowed_token_ids": list(range(200, 1200))},
     ],
-    ids=lambda wishes: next(iter(wishes)),
+    ids=lambda rules: next(iter(rules)),
 )
-def test_what_else_is_asked_holds_for_each_token_of_a_run(wishes: dict[str, Any]) -> None:
-    params = params_of(0.7, 24, **wishes)
+def test_what_else_is_asked_holds_for_each_token_of_a_run(rules: dict[str, Any]) -> None:
+    params = params_of(0.7, 24, **rules)
     with_drafts = scheduled.run(engine_of("native", "mtp", 3), prompts(), params)
     without = scheduled.run(plain("native"), prompts(), params)
     assert with_drafts.texts == without.texts

@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from kernels.sample import adjust, prepare_adjustments
-from services.worker.batch import changes_of
+from services.worker.batch import row_changes
 from services.worker.device.planned import PlannedRows
 from services.worker.device.streams import upload
 from services.worker.slots import SlotTable
@@ -22,10 +22,10 @@ def adjusted(
     nums = np.ones(len(slots), np.int64)  # the token after the last known one, and after drafts
     num_decoding = len(planned.decode_slots)
     nums[:num_decoding] += np.minimum(planned.depths, table.num_drafts[planned.decode_slots])
-    nums[~(table.has_wishes[slots] & table.is_open[slots])] = 0
+    nums[~(table.has_logits_rules[slots] & table.is_open[slots])] = 0
     rows = np.repeat(np.arange(len(slots)), nums)
     columns = np.arange(len(rows)) - (np.cumsum(nums) - nums)[rows]
     positions = table.num_tokens[slots[rows]] + columns
-    changes = changes_of(table, rows * width + columns, slots[rows], positions, eos_ids)
+    changes = row_changes(table, rows * width + columns, slots[rows], positions, eos_ids)
     adjustments = prepare_adjustments(changes, partial(upload, device=logits.device))
     return None if adjustments is None else adjust(logits, adjustments)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.worker.adjustments import row_change, wishes_of
+from services.worker.logits_rules import make_logits_rules, row_change
 from shared.messages import SamplingParams
 
 EOS_IDS = np.array([2, 5])
@@ -45,15 +45,15 @@ def test_a_row_asks_what_its_request_asks(
     prompt_len = data.draw(st.integers(1, len(ids)))
     num_admitted = data.draw(st.integers(prompt_len, len(ids)))
     num_drafts = data.draw(st.integers(0, len(ids) - num_admitted))
-    wishes = wishes_of(params, np.array(ids[:num_admitted], np.int32), prompt_len)
-    if wishes is None:
+    rules = make_logits_rules(params, np.array(ids[:num_admitted], np.int32), prompt_len)
+    if rules is None:
         assert params == SamplingParams(
             seed=0, ignore_eos=params.ignore_eos, stop_token_ids=params.stop_token_ids
         )
         return
     for token_id in ids[num_admitted : len(ids) - num_drafts]:
-        wishes.note(token_id)
-    change = row_change(3, wishes, np.array(ids, np.int32), num_drafts, prompt_len, EOS_IDS)
+        rules.note(token_id)
+    change = row_change(3, rules, np.array(ids, np.int32), num_drafts, prompt_len, EOS_IDS)
     output = ids[prompt_len:]
     assert change.row == 3
     assert change.allowed.tolist() == sorted(set(params.allowed_token_ids))

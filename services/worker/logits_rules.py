@@ -14,7 +14,7 @@ _NO_IDS = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class LogitsRules:
     """The lists of one request as arrays: made once, at admission, since steps have no time.
 
     ``known`` are the ids of prompt and output, ``emitted`` those of the output, each where a
@@ -38,7 +38,9 @@ class Wishes:
                 seen.add(token_id)
 
 
-def wishes_of(params: SamplingParams, ids: np.ndarray, prompt_len: int) -> Wishes | None:
+def make_logits_rules(
+    params: SamplingParams, ids: np.ndarray, prompt_len: int
+) -> LogitsRules | None:
     """Of a request with ``ids`` [n] int32, of which ``prompt_len`` are the prompt. Most requests
     have none, and none of what follows is done for them."""
     if not (
@@ -55,7 +57,7 @@ def wishes_of(params: SamplingParams, ids: np.ndarray, prompt_len: int) -> Wishe
     max_len = max((len(word) for word in words), default=1)
     padded = [[ANY_ID] * (max_len - len(word)) + word for word in words]
     matrix = np.array(padded, np.int64).reshape(len(words), max_len)
-    return Wishes(
+    return LogitsRules(
         params,
         np.unique(_ids(params.allowed_token_ids)),
         _ids(token for token, _ in params.logit_bias),
@@ -70,7 +72,7 @@ def wishes_of(params: SamplingParams, ids: np.ndarray, prompt_len: int) -> Wishe
 
 def row_change(
     row: int,
-    wishes: Wishes,
+    rules: LogitsRules,
     ids: np.ndarray,
     num_drafts: int,
     prompt_len: int,
@@ -78,19 +80,19 @@ def row_change(
 ) -> RowChange:
     """For the token after ``ids``, the last ``num_drafts`` of which are not certain; ``prompt_len``
     are the prompt."""
-    params = wishes.params
+    params = rules.params
     drafts = ids[len(ids) - num_drafts :]
-    known = wishes.known and wishes.known.with_more(drafts)
-    emitted = wishes.emitted and wishes.emitted.with_more(drafts)
-    hidden = [_word_ends(wishes, ids[prompt_len:])]
+    known = rules.known and rules.known.with_more(drafts)
+    emitted = rules.emitted and rules.emitted.with_more(drafts)
+    hidden = [_word_ends(rules, ids[prompt_len:])]
     if len(ids) - prompt_len < params.min_tokens:
-        hidden += [wishes.stop_ids, eos_ids]
+        hidden += [rules.stop_ids, eos_ids]
     return RowChange(
         row,
-        wishes.allowed,
+        rules.allowed,
         np.concatenate(hidden),
-        wishes.biased,
-        wishes.biases,
+        rules.biased,
+        rules.biases,
         known.ids if known is not None else _NO_IDS,
         params.repetition_penalty,
         emitted.ids if emitted is not None else _NO_IDS,
@@ -100,15 +102,15 @@ def row_change(
     )
 
 
-def _word_ends(wishes: Wishes, ids: np.ndarray) -> np.ndarray:
+def _word_ends(rules: LogitsRules, ids: np.ndarray) -> np.ndarray:
     """The last id of each bad word whose other ids are the last of ``ids``."""
-    starts = wishes.word_starts
+    starts = rules.word_starts
     max_len = starts.shape[1]
     latest = np.full(max_len, NO_ID, np.int64)
     num = min(max_len, len(ids))
     latest[max_len - num :] = ids[len(ids) - num :]
     is_next: np.ndarray = ((starts == latest) | (starts == ANY_ID)).all(1)
-    return np.extract(is_next, wishes.word_ends)
+    return np.extract(is_next, rules.word_ends)
 
 
 def _ids(ids: Iterable[int]) -> np.ndarray:
