@@ -28,7 +28,7 @@ struct Shape {
 struct Step {
   void* const* caches;  // one for each layer
   int32_t num_tokens;
-  const int64_t *positions, *places;  // [num_tokens]
+  const int64_t *positions, *slot_mapping;  // [num_tokens]
   Rows rows;
   float* x;        // [num_tokens, hidden]
   void* normed;    // [num_tokens, hidden]
@@ -78,9 +78,9 @@ struct Prepare {
     }
     // All are written before any is attended to, so what follows in a block is there or comes
     // later.
-    bool is_last = t + 1 == step.num_tokens || step.places[t + 1] != step.places[t] + 1;
+    bool is_last = t + 1 == step.num_tokens || step.slot_mapping[t + 1] != step.slot_mapping[t] + 1;
     for (int h = 0; h < num_kv_heads; h++, head += dim)
-      cache.write(step.places[t], h, head - num_kv_heads * dim, head, is_last);
+      cache.write(step.slot_mapping[t], h, head - num_kv_heads * dim, head, is_last);
   }
 };
 

@@ -64,7 +64,7 @@ class _Step(ctypes.Structure):
     _fields_ = [
         ("caches", _Pointer),
         ("num_tokens", _Int),
-        *((name, _Pointer) for name in ("positions", "places")),
+        *((name, _Pointer) for name in ("positions", "slot_mapping")),
         ("rows", _Rows),
         *((name, _Pointer) for name in ("x", "normed", "heads", "query", "attended", "gated")),
     ]

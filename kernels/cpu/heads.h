@@ -56,9 +56,9 @@ struct Cache {
 
   // key and value [head_dim] go to place = block · block_size + offset. `is_last`: what follows
   // holds nothing yet, and its partner in a pair must not be NaN when it is multiplied by 0.
-  void write(int64_t place, int head, const float* key, const float* value, bool is_last) const {
-    int64_t block = place / block_size;
-    int offset = place % block_size, lane = offset % LANES;
+  void write(int64_t kv_slot, int head, const float* key, const float* value, bool is_last) const {
+    int64_t block = kv_slot / block_size;
+    int offset = kv_slot % block_size, lane = offset % LANES;
     T* to = keys(block, head, offset / LANES);
     for (int i = 0; i < head_dim; i++)
       narrow(key[i], to + (i / DEPTH<T> * LANES + lane) * DEPTH<T> + i % DEPTH<T>);

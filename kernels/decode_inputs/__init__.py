@@ -17,7 +17,7 @@ class DecodeInputs(NamedTuple):
 
     input_ids: Tensor  # [B * w] int32
     positions: Tensor  # [B * w] int64
-    places: Tensor  # [B * w] int64: block * block_size + offset that a token's KV goes to
+    slot_mapping: Tensor  # [B * w] int64: block * block_size + offset that a token's KV goes to
     starts: Tensor  # [B] int32: the position of the first token
     num_valid: Tensor  # [B] int32: the tokens that the row has; 0 of slots that are closed
     token_slots: Tensor  # [B * w] int32
@@ -44,12 +44,12 @@ def decode_inputs(
     ids = torch.where(is_valid, state.ids[slots, :width], 0)
     positions = torch.where(is_valid, starts[:, None] + columns, starts[:, None]).long()
     blocks = state.block_tables[slots].gather(1, positions // block_size)
-    places = blocks * block_size + positions % block_size
-    places = torch.where(is_valid, places, null_block * block_size)
+    slot_mapping = blocks * block_size + positions % block_size
+    slot_mapping = torch.where(is_valid, slot_mapping, null_block * block_size)
     return DecodeInputs(
         ids.flatten(),
         positions.flatten(),
-        places.flatten(),
+        slot_mapping.flatten(),
         starts,
         num_valid.int(),
         slots.int().repeat_interleave(width),

@@ -11,7 +11,7 @@ def decode_inputs(
     state: SlotState, slots: Tensor, depths: Tensor, width: int, block_size: int, null_block: int
 ) -> DecodeInputs:
     """Row by row, token by token."""
-    ids, positions, places, starts, nums = [], [], [], [], []
+    ids, positions, slot_mapping, starts, nums = [], [], [], [], []
     for slot, depth in zip(slots.tolist(), depths.tolist(), strict=True):
         start = int(state.num_tokens[slot]) - 1
         num = 1 + min(int(state.num_drafts[slot]), depth) if state.is_open[slot] else 0
@@ -23,12 +23,12 @@ def decode_inputs(
             block = int(state.block_tables[slot, position // block_size])
             ids.append(int(state.ids[slot, column]) if is_valid else 0)
             positions.append(position)
-            place = block * block_size + position % block_size
-            places.append(place if is_valid else null_block * block_size)
+            kv_slot = block * block_size + position % block_size
+            slot_mapping.append(kv_slot if is_valid else null_block * block_size)
     return DecodeInputs(
         torch.tensor(ids, dtype=torch.int32),
         torch.tensor(positions),
-        torch.tensor(places),
+        torch.tensor(slot_mapping),
         torch.tensor(starts, dtype=torch.int32),
         torch.tensor(nums, dtype=torch.int32),
         torch.tensor([slot for slot in slots.tolist() for _ in range(width)], dtype=torch.int32),

@@ -30,7 +30,7 @@ def launch(
     return outputs
 
 
-@triton.jit(do_not_specialize=["null_place"])
+@triton.jit(do_not_specialize=["null_kv_slot"])
 def decode_inputs_kernel(
     p_slots,  # [B]
     p_depths,  # [B]
@@ -41,12 +41,12 @@ def decode_inputs_kernel(
     p_block_tables,  # [N, MAX_BLOCKS]
     p_input_ids,  # [B, WIDTH]
     p_positions,  # [B, WIDTH]
-    p_places,  # [B, WIDTH]
+    p_slot_mapping,  # [B, WIDTH]
     p_starts,  # [B]
     p_num_valid,  # [B]
     p_token_slots,  # [B, WIDTH]
     p_next_positions,  # [B, WIDTH]
-    null_place,
+    null_kv_slot,
     MAX_IDS: tl.constexpr,
     MAX_BLOCKS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -63,11 +63,11 @@ def decode_inputs_kernel(
     b_ids = tl.load(p_ids + slot * MAX_IDS + o_w, mask=is_valid, other=0)
     b_positions = tl.where(is_valid, start + o_w, start)
     p_table = p_block_tables + slot * MAX_BLOCKS
-    b_places = places_of(p_table, b_positions, is_valid, null_place, BLOCK_SIZE)
+    b_slot_mapping = kv_slots_of(p_table, b_positions, is_valid, null_kv_slot, BLOCK_SIZE)
     o_out = i_row.to(tl.int64) * WIDTH + o_w
     tl.store(p_input_ids + o_out, b_ids, mask=o_w < WIDTH)
     tl.store(p_positions + o_out, b_positions.to(tl.int64), mask=o_w < WIDTH)
-    tl.store(p_places + o_out, b_places, mask=o_w < WIDTH)
+    tl.store(p_slot_mapping + o_out, b_slot_mapping, mask=o_w < WIDTH)
     tl.store(p_starts + i_row, start)
     tl.store(p_num_valid + i_row, num_valid)
     tl.store(p_token_slots + o_out, slot.to(tl.int32), mask=o_w < WIDTH)
@@ -75,8 +75,8 @@ def decode_inputs_kernel(
 
 
 @triton.jit
-def places_of(p_table, b_positions, is_valid, null_place, BLOCK_SIZE: tl.constexpr):
+def kv_slots_of(p_table, b_positions, is_valid, null_kv_slot, BLOCK_SIZE: tl.constexpr):
     """Where the KV of ``b_positions`` goes by one row's table, int64."""
     b_blocks = tl.load(p_table + b_positions // BLOCK_SIZE, mask=is_valid, other=0).to(tl.int64)
-    b_places = b_blocks * BLOCK_SIZE + b_positions % BLOCK_SIZE
-    return tl.where(is_valid, b_places, null_place)
+    b_slot_mapping = b_blocks * BLOCK_SIZE + b_positions % BLOCK_SIZE
+    return tl.where(is_valid, b_slot_mapping, null_kv_slot)

@@ -9,6 +9,6 @@ def kv_write(kv_cache: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor)
     kv_cache [num_blocks + 1, block_size, 2, H_kv, D]; place = block * block_size + offset. The last
     block belongs to nobody: there several tokens may go to one place. torch serves every device.
     """
-    places = kv_cache.flatten(0, 1)  # [places, 2, H_kv, D]
-    places[:, 0].index_copy_(0, slot_mapping, key)
-    places[:, 1].index_copy_(0, slot_mapping, value)
+    kv_slots = kv_cache.flatten(0, 1)  # [places, 2, H_kv, D]
+    kv_slots[:, 0].index_copy_(0, slot_mapping, key)
+    kv_slots[:, 1].index_copy_(0, slot_mapping, value)

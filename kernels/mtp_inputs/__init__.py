@@ -18,7 +18,7 @@ class Pairs(NamedTuple):
 
     input_ids: Tensor  # [R * w] int32
     positions: Tensor  # [R * w] int64
-    places: Tensor  # [R * w] int64: block * block_size + offset that a pair's KV goes to
+    slot_mapping: Tensor  # [R * w] int64: block * block_size + offset that a pair's KV goes to
     starts: Tensor  # [R] int32: the place, within the row, of its first pair
     first_keys: Tensor  # [R] int32: places before it lack their pairs
 
@@ -89,11 +89,13 @@ def _pairs(
     columns = torch.arange(ids.shape[1], dtype=torch.int32, device=ids.device)
     rows = torch.where(is_valid, firsts[:, None] + columns, firsts[:, None]).long()
     blocks = state.block_tables[slots.long()].gather(1, rows // block_size)
-    places = torch.where(is_valid, blocks * block_size + rows % block_size, null_block * block_size)
+    slot_mapping = torch.where(
+        is_valid, blocks * block_size + rows % block_size, null_block * block_size
+    )
     return Pairs(
         ids.flatten(),
         (rows - 1).flatten(),
-        places.flatten(),
+        slot_mapping.flatten(),
         firsts,
         state.mtp_starts[slots.long()],
     )

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.decode_inputs.triton import places_of
+from kernels.decode_inputs.triton import kv_slots_of
 from kernels.mtp_inputs import Pairs
 from kernels.slot_state import SlotState
 
@@ -50,7 +50,7 @@ def _empty_pairs(slots: Tensor, width: int) -> Pairs:
     )
 
 
-@triton.jit(do_not_specialize=["null_place"])
+@triton.jit(do_not_specialize=["null_kv_slot"])
 def step_pairs_kernel(
     p_slots,  # [R]
     p_starts,  # [R]
@@ -62,12 +62,12 @@ def step_pairs_kernel(
     p_mtp_ends,  # [N]
     p_input_ids,  # [R, WIDTH]
     p_positions,  # [R, WIDTH]
-    p_places,  # [R, WIDTH]
+    p_slot_mapping,  # [R, WIDTH]
     p_firsts,  # [R]
     p_first_keys,  # [R]
     token_stride,
     token_step,
-    null_place,
+    null_kv_slot,
     MAX_BLOCKS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -84,12 +84,12 @@ def step_pairs_kernel(
     num_tokens = tl.load(p_num_tokens + slot)
     b_rows = tl.where(is_valid, first + o_w, first)
     p_table = p_block_tables + slot * MAX_BLOCKS
-    b_places = places_of(p_table, b_rows, is_valid, null_place, BLOCK_SIZE)
+    b_slot_mapping = kv_slots_of(p_table, b_rows, is_valid, null_kv_slot, BLOCK_SIZE)
     mtp_start = tl.where((num_valid > 0) & (mtp_end != first), first, mtp_start)
     o_out = i_row * WIDTH + o_w
     tl.store(p_input_ids + o_out, tl.maximum(b_tokens, 0).to(tl.int32), mask=o_w < WIDTH)
     tl.store(p_positions + o_out, (b_rows - 1).to(tl.int64), mask=o_w < WIDTH)
-    tl.store(p_places + o_out, b_places, mask=o_w < WIDTH)
+    tl.store(p_slot_mapping + o_out, b_slot_mapping, mask=o_w < WIDTH)
     tl.store(p_firsts + i_row, first)
     tl.store(p_first_keys + i_row, mtp_start)
     # Nobody's slot, which several programs may have, gets no pairs.
@@ -97,7 +97,7 @@ def step_pairs_kernel(
     tl.store(p_mtp_ends + slot, tl.minimum(first + num_valid, num_tokens), mask=num_valid > 0)
 
 
-@triton.jit(do_not_specialize=["null_place"])
+@triton.jit(do_not_specialize=["null_kv_slot"])
 def draft_pairs_kernel(
     p_slots,  # [R]
     p_ids,  # [N, MAX_IDS]
@@ -108,10 +108,10 @@ def draft_pairs_kernel(
     p_mtp_starts,  # [N]
     p_input_ids,  # [R]
     p_positions,  # [R]
-    p_places,  # [R]
+    p_slot_mapping,  # [R]
     p_firsts,  # [R]
     p_first_keys,  # [R]
-    null_place,
+    null_kv_slot,
     MAX_IDS: tl.constexpr,
     MAX_BLOCKS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -124,9 +124,9 @@ def draft_pairs_kernel(
     token = tl.load(p_ids + slot * MAX_IDS + num_drafts)
     first = tl.where(has_drafts, num_tokens + num_drafts - 1, num_tokens)
     p_table = p_block_tables + slot * MAX_BLOCKS
-    place = places_of(p_table, first, has_drafts, null_place, BLOCK_SIZE)
+    kv_slot = kv_slots_of(p_table, first, has_drafts, null_kv_slot, BLOCK_SIZE)
     tl.store(p_input_ids + i_row, token)
     tl.store(p_positions + i_row, (first - 1).to(tl.int64))
-    tl.store(p_places + i_row, place)
+    tl.store(p_slot_mapping + i_row, kv_slot)
     tl.store(p_firsts + i_row, first)
     tl.store(p_first_keys + i_row, first_key)

@@ -23,8 +23,8 @@ def paged_attention(query: Tensor, kv_cache: Tensor, batch: AttentionBatch, scal
 def _gather(kv_cache: Tensor, blocks: list[int], num_keys: int) -> Tensor:
     """Keys and values of one row: [2, num_keys, H_kv, D] float32."""
     block_size = kv_cache.shape[1]
-    places = [kv_cache[blocks[i // block_size], i % block_size] for i in range(num_keys)]
-    return torch.stack(places, 1).float()
+    entries = [kv_cache[blocks[i // block_size], i % block_size] for i in range(num_keys)]
+    return torch.stack(entries, 1).float()
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:

@@ -71,9 +71,9 @@ def _decode(out: Tensor, query: Tensor, kv_cache: Tensor, rows: DecodeRows, scal
     num_queries = rows.width * (num_heads // num_kv_heads)
     config = decode_config(num_queries, head_dim, query.dtype)
     num_tiles = triton.cdiv(num_queries, config.num_queries)
-    places = (num_tokens, num_heads, NUM_SPLITS)
-    partials = torch.empty(*places, head_dim, dtype=torch.float32, device=query.device)
-    weights = torch.empty(places, dtype=torch.float32, device=query.device)
+    shape = (num_tokens, num_heads, NUM_SPLITS)
+    partials = torch.empty(*shape, head_dim, dtype=torch.float32, device=query.device)
+    weights = torch.empty(shape, dtype=torch.float32, device=query.device)
     lengths = (rows.starts, rows.first_keys, rows.tables.shape[1] * block_size)
     sizes = {
         "WIDTH": rows.width,

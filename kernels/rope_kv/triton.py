@@ -84,7 +84,7 @@ def rope_kv_kernel(
     is_rotary = (o_head < NUM_HEADS + NUM_KV_HEADS)[:, None]
 
     position = tl.load(p_positions + i_token)
-    place = tl.load(p_slot_mapping + i_token)
+    kv_slot = tl.load(p_slot_mapping + i_token)
     p_token = p_heads + i_token * (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM
     p_head = p_token + o_head[:, None] * HEAD_DIM
     b_head = tl.load(p_head + o_dim[None, :], mask=is_there, other=0)
@@ -108,8 +108,8 @@ def rope_kv_kernel(
     tl.store(p_own, b_out, mask=is_query & is_dim)
     # A place has its keys before its values, as a token has.
     o_kv = o_head[:, None] - NUM_HEADS
-    p_place = p_kv_cache + (place * 2 * NUM_KV_HEADS + o_kv) * HEAD_DIM + o_dim[None, :]
-    tl.store(p_place, b_out, mask=is_kv[:, None] & is_dim)
+    p_kv_slot = p_kv_cache + (kv_slot * 2 * NUM_KV_HEADS + o_kv) * HEAD_DIM + o_dim[None, :]
+    tl.store(p_kv_slot, b_out, mask=is_kv[:, None] & is_dim)
 
 
 @triton.jit

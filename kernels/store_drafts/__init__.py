@@ -29,15 +29,15 @@ def store_drafts(
         launch(state, slots, counts, tokens, logprobs, ranks)
         return
     slots = slots.long()
-    places = state.num_drafts[slots].long()
+    columns = state.num_drafts[slots].long()
     last = state.max_drafts - 1
     rooms = (state.ends[slots] - state.num_tokens[slots] - 1).clamp(max=last + 1)
-    is_stored = (tokens >= 0) & (places < rooms) & (state.is_open[slots] > 0) & (counts > 0)
-    places = places.clamp(max=last)
+    is_stored = (tokens >= 0) & (columns < rooms) & (state.is_open[slots] > 0) & (counts > 0)
+    columns = columns.clamp(max=last)
     for target, column, values in (
-        (state.ids, 1 + places, tokens),
-        (state.draft_logprobs, places, logprobs),
-        (state.draft_ranks, places, ranks),
+        (state.ids, 1 + columns, tokens),
+        (state.draft_logprobs, columns, logprobs),
+        (state.draft_ranks, columns, ranks),
     ):
         before = target[slots, column]
         target[slots, column] = values.to(target.dtype).where(is_stored, before)

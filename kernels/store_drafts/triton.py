@@ -47,12 +47,12 @@ def store_drafts_kernel(
     token = tl.load(p_tokens + i_row.to(tl.int64) * token_stride)
     logprob = tl.load(p_logprobs + i_row * logprob_stride)
     rank = tl.load(p_ranks + i_row)
-    place = tl.load(p_num_drafts + slot)
+    column = tl.load(p_num_drafts + slot)
     room = tl.load(p_ends + slot) - tl.load(p_num_tokens + slot) - 1
     is_open = tl.load(p_is_open + slot) > 0
-    is_stored = (token >= 0) & (place < tl.minimum(room, MAX_DRAFTS)) & is_open & (count > 0)
+    is_stored = (token >= 0) & (column < tl.minimum(room, MAX_DRAFTS)) & is_open & (count > 0)
     # Of nobody's slot, which several programs may have, nothing is stored.
-    tl.store(p_ids + slot * (1 + MAX_DRAFTS) + 1 + place, token.to(tl.int32), mask=is_stored)
-    tl.store(p_draft_logprobs + slot * LOGPROBS + place, logprob, mask=is_stored)
-    tl.store(p_draft_ranks + slot * LOGPROBS + place, rank, mask=is_stored)
-    tl.store(p_num_drafts + slot, place + 1, mask=is_stored)
+    tl.store(p_ids + slot * (1 + MAX_DRAFTS) + 1 + column, token.to(tl.int32), mask=is_stored)
+    tl.store(p_draft_logprobs + slot * LOGPROBS + column, logprob, mask=is_stored)
+    tl.store(p_draft_ranks + slot * LOGPROBS + column, rank, mask=is_stored)
+    tl.store(p_num_drafts + slot, column + 1, mask=is_stored)

@@ -52,7 +52,7 @@ class Batch:
     sampling_tokens: Tensor  # [S] int64, indices into T
     context: ForwardContext
 
-    def places_of(self, is_chosen: np.ndarray) -> Tensor:
+    def kv_slots_of(self, is_chosen: np.ndarray) -> Tensor:
         """Where the KV of those lies of the rows that sample: of ``is_chosen`` [Q] bool."""
         tokens = np.isin(self.rows, self.sampling_rows[is_chosen])
         return self.context.slot_mapping[torch.from_numpy(tokens)]
@@ -101,9 +101,9 @@ def prepare_batch(
     sampled = prepare_sampled(
         table, slots[rows[sampling_tokens]], positions[sampling_tokens] + 1, eos_ids, device
     )
-    places = table.places(slots[rows], positions)
+    slot_mapping = table.slot_mapping(slots[rows], positions)
     is_repeated = np.arange(len(rows)) - (token_ends - num_tokens)[rows] < num_repeated[rows]
-    places[is_repeated] = table.null_block * table.block_size  # it is in the cache already
+    slot_mapping[is_repeated] = table.null_block * table.block_size  # it is in the cache already
 
     def upload(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(device, non_blocking=True)
@@ -121,7 +121,7 @@ def prepare_batch(
         upload(positions),
         positions,
         upload(sampling_tokens),
-        make_context(table, slots, num_tokens, ends, places, kv_cache),
+        make_context(table, slots, num_tokens, ends, slot_mapping, kv_cache),
     )
 
 
@@ -179,16 +179,16 @@ def make_context(
     slots: np.ndarray,
     num_tokens: np.ndarray,
     num_keys: np.ndarray,
-    places: np.ndarray,
+    slot_mapping: np.ndarray,
     kv_cache: KVCache,
     first_keys: np.ndarray | None = None,
 ) -> ForwardContext:
-    """Of rows [R] in the order attention wants: one token first, then by length. ``places`` [T] are
+    """Of rows [R] in the order attention wants: one token first, then by length. ``slot_mapping`` [T] are
     those where the KV of their tokens goes; keys before ``first_keys`` [R] are hidden."""
     cache = kv_cache.layers[0]
     return ForwardContext(
         kv_cache.layers,
-        torch.from_numpy(places).to(cache.device),
+        torch.from_numpy(slot_mapping).to(cache.device),
         prepare_attention(
             num_tokens,
             num_keys,

@@ -108,7 +108,7 @@ class Engine:
         drafts = draft_rows(table, batch, verdict)
         rows, emitted = record(table, batch, verdict, logprobs)
         if self._model.clears_blocks and verdict.is_retried.any():
-            self._kv_cache.clear_places(batch.places_of(verdict.is_retried))
+            self._kv_cache.clear_slots(batch.kv_slots_of(verdict.is_retried))
         prompts = prompt_rows(table, batch, self._ask_prompts(batch, hidden))
         go_on = batch.sampling_slots[~verdict.has_ended & (verdict.num_emitted > 0)]
         depth = min(draft_depth, self._speculation.num_drafts)

@@ -26,8 +26,8 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        place = (2, config.num_key_value_heads, config.head_dim)
-        shape = (num_layers, num_blocks + 1, block_size, *place)
+        entry = (2, config.num_key_value_heads, config.head_dim)
+        shape = (num_layers, num_blocks + 1, block_size, *entry)
         self._all = _zeros(shape, dtype, device)
         self.layers = self._all.unbind()
         self.block_size = block_size
@@ -40,9 +40,9 @@ class KVCache:
         if len(blocks):
             self._all.index_fill_(1, torch.from_numpy(blocks).to(self._all.device), 0)
 
-    def clear_places(self, places: torch.Tensor) -> None:
-        """Zeroes single ``places`` [N] int64, block · block_size + offset, in all layers."""
-        self._all.flatten(1, 2).index_fill_(1, places, 0)
+    def clear_slots(self, slots: torch.Tensor) -> None:
+        """Zeroes single ``slots`` [N] int64, block · block_size + offset, in all layers."""
+        self._all.flatten(1, 2).index_fill_(1, slots, 0)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

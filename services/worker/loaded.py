@@ -68,7 +68,7 @@ class Loaded:
         return self.config.num_hidden_layers + (self.speculation.method == "mtp")
 
     @property
-    def place_bytes(self) -> int:
+    def kv_entry_bytes(self) -> int:
         """Of the key and the value of a token in one layer."""
         return 2 * self.config.num_key_value_heads * self.config.head_dim * self.dtype.itemsize
 

@@ -100,7 +100,7 @@ def measure_needs(loaded: Loaded) -> Needs:
     if loaded.speculation.method == "mtp":  # states are kept, computed again and joined with ids'
         num_tokens, numbers = num_tokens + loaded.max_num_seqs, numbers + 4 * config.hidden_size
     activations = num_tokens * numbers * torch.float32.itemsize
-    gathered = max(MAX_GATHERED_TOKENS, max_len) * loaded.place_bytes
+    gathered = max(MAX_GATHERED_TOKENS, max_len) * loaded.kv_entry_bytes
     masks = max_tokens * max_len * (dtype.itemsize + 1)
     num_sampled = min((1 + loaded.speculation.num_drafts) * loaded.max_num_seqs, max_tokens)
     logits = num_sampled * config.vocab_size * SAMPLER_BYTES
@@ -114,7 +114,7 @@ def needs_of(loaded: Loaded, peak: int, graphs: int | None = None, slack: int = 
     return Needs(
         weights=sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())),
         peak=peak,
-        block=loaded.num_kv_layers * settings.block_size * loaded.place_bytes,
+        block=loaded.num_kv_layers * settings.block_size * loaded.kv_entry_bytes,
         block_size=settings.block_size,
         max_num_seqs=loaded.max_num_seqs,
         max_model_len=loaded.model_info.max_model_len,

@@ -14,7 +14,7 @@ were right is written again before anybody sees it.
 more for it.
 
 **Pauses.** Where no drafts are wanted nothing is done, and pairs are missing from then on: see
-``mtp_places.py``.
+``mtp_coverage.py``.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from services.worker.context import forward_context
 from services.worker.drafters import StepDone, rooms
 from services.worker.kv_cache import KVCache
 from services.worker.models import CausalLM
-from services.worker.mtp_places import MtpPlaces
+from services.worker.mtp_coverage import MtpCoverage
 from services.worker.sampler import Sampler
 from services.worker.slots import SlotTable
 from shared.messages import Capacity, StepPlan
@@ -65,13 +65,13 @@ class MtpDrafter:
         self._kv_cache = kv_cache
         self._cache = kv_cache.layers[-1]
         self._eos_ids = eos_ids
-        self._places = MtpPlaces(capacity)
+        self._coverage = MtpCoverage(capacity)
 
     def begin(self, table: SlotTable, plan: StepPlan, fresh_blocks: np.ndarray) -> None:
         if len(fresh_blocks):
             blocks = torch.from_numpy(fresh_blocks).to(self._cache.device)
             self._cache.index_fill_(0, blocks, 0)  # what is hidden is multiplied by 0: no NaN
-        self._places.begin(table, plan, fresh_blocks)
+        self._coverage.begin(table, plan, fresh_blocks)
 
     def draft(self, table: SlotTable, done: StepDone) -> None:
         if not done.depth:
@@ -93,15 +93,15 @@ class MtpDrafter:
         """The pairs of all tokens of the step: [T, hidden]."""
         batch = done.batch
         slots = batch.slots[batch.rows]
-        places = batch.host_positions + 1
-        ids = torch.from_numpy(table.ids[slots, places]).to(done.hidden.device)
+        entries = batch.host_positions + 1
+        ids = torch.from_numpy(table.ids[slots, entries]).to(done.hidden.device)
         ends = batch.token_ends
-        first, last = places[ends - batch.num_tokens], places[ends - 1]
-        self._places.note(table, batch.slots, first, last, table.num_tokens[batch.slots])
-        where = table.places(slots, places)
+        first, last = entries[ends - batch.num_tokens], entries[ends - 1]
+        self._coverage.note(table, batch.slots, first, last, table.num_tokens[batch.slots])
+        slot_mapping = table.slot_mapping(slots, entries)
         context = make_context(
-            table, batch.slots, batch.num_tokens, last + 1, where, self._kv_cache,
-            self._places.starts[batch.slots],
+            table, batch.slots, batch.num_tokens, last + 1, slot_mapping, self._kv_cache,
+            self._coverage.starts[batch.slots],
         )  # fmt: skip
         with forward_context(context):
             return self._model.mtp(done.hidden, ids, batch.positions)
@@ -109,13 +109,19 @@ class MtpDrafter:
     def _go_on(self, table: SlotTable, drafts: _Drafts) -> None:
         """One pair more of each: what was made of the last one, and the draft from it."""
         slots = drafts.slots
-        places = np.minimum(table.num_tokens[slots] + drafts.num - 1, table.max_len)
-        ids = torch.from_numpy(table.ids[slots, places]).to(drafts.out.device)
-        positions = torch.from_numpy(places - 1).to(drafts.out.device)
+        entries = np.minimum(table.num_tokens[slots] + drafts.num - 1, table.max_len)
+        ids = torch.from_numpy(table.ids[slots, entries]).to(drafts.out.device)
+        positions = torch.from_numpy(entries - 1).to(drafts.out.device)
         ones = np.ones(len(slots), np.int64)
-        where = table.places(slots, places)
+        slot_mapping = table.slot_mapping(slots, entries)
         context = make_context(
-            table, slots, ones, places + 1, where, self._kv_cache, self._places.starts[slots]
+            table,
+            slots,
+            ones,
+            entries + 1,
+            slot_mapping,
+            self._kv_cache,
+            self._coverage.starts[slots],
         )
         with forward_context(context):
             drafts.out = self._model.mtp(drafts.out, ids, positions)

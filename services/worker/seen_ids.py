@@ -14,7 +14,7 @@ class SeenIds:
         self._ids = np.zeros(2 * self._num + 16, np.int64)
         self._counts = np.zeros_like(self._ids)
         self._ids[: self._num], self._counts[: self._num] = distinct, counts
-        self._places = {token_id: place for place, token_id in enumerate(distinct.tolist())}
+        self._indices = {token_id: index for index, token_id in enumerate(distinct.tolist())}
 
     @property
     def ids(self) -> np.ndarray:
@@ -32,17 +32,17 @@ class SeenIds:
             return self
         other = copy(self)
         other._ids, other._counts = self._ids.copy(), self._counts.copy()
-        other._places = self._places.copy()
+        other._indices = self._indices.copy()
         for token_id in ids.tolist():
             other.add(token_id)
         return other
 
     def add(self, token_id: int) -> None:
-        place = self._places.setdefault(token_id, self._num)
-        if place == self._num:
+        index = self._indices.setdefault(token_id, self._num)
+        if index == self._num:
             self._num += 1
             if self._num > len(self._ids):
                 self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
                 self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
-            self._ids[place] = token_id
-        self._counts[place] += 1
+            self._ids[index] = token_id
+        self._counts[index] += 1

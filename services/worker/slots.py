@@ -74,12 +74,12 @@ class SlotTable:
             fresh += extend.blocks
         return np.array(fresh, np.int64)
 
-    def places(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    def slot_mapping(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """block * block_size + offset [T] of ``positions`` [T] of ``slots`` [T]; the null block
         takes what has none."""
         blocks = self.block_tables[slots, positions // self.block_size]
-        places: np.ndarray = blocks * self.block_size + positions % self.block_size
-        return places
+        slot_mapping: np.ndarray = blocks * self.block_size + positions % self.block_size
+        return slot_mapping
 
     def append(self, slots: np.ndarray, tokens: np.ndarray, nums: np.ndarray) -> None:
         """The first ``nums`` [Q] of ``tokens`` [Q, w] for each of ``slots``, which lose their

@@ -80,8 +80,8 @@ def verify(table: SlotTable, batch: Batch, sampled: np.ndarray, eos_ids: np.ndar
 def _drafts(
     table: SlotTable, slots: np.ndarray, num_drafts: np.ndarray, columns: np.ndarray
 ) -> np.ndarray:
-    places = np.minimum(table.num_tokens[slots][:, None] + columns, table.max_len)
-    found = table.ids[slots[:, None], places].astype(np.int64)
+    positions = np.minimum(table.num_tokens[slots][:, None] + columns, table.max_len)
+    found = table.ids[slots[:, None], positions].astype(np.int64)
     drafts: np.ndarray = np.where(columns < num_drafts[:, None], found, NO_TOKEN)
     return drafts
 

@@ -74,8 +74,10 @@ def rotations(
 
     def rotate(rows: int) -> Tensor:
         cache = torch.zeros(max_rows, 1, 2, num_kv_heads, head_dim, dtype=dtype, device=device)
-        places = positions[:rows]
-        query = rope_kv(whole[:rows], *weights, EPS, table, places, places, cache, False)
+        slot_mapping = positions[:rows]
+        query = rope_kv(
+            whole[:rows], *weights, EPS, table, slot_mapping, slot_mapping, cache, False
+        )
         return torch.cat((query.flatten(1), cache[:rows].flatten(1)), 1)
 
     return rotate

@@ -29,10 +29,10 @@ def compare(
     norms = [torch.rand(head_dim).to(dtype) + 0.5 if has_norm else None for _ in range(2)]
     table = rotation_table(NUM_POSITIONS, head_dim, is_interleaved)
     positions = torch.randint(0, NUM_POSITIONS, (num_tokens,))
-    places = torch.randperm(NUM_PLACES)[:num_tokens]
+    slot_mapping = torch.randperm(NUM_PLACES)[:num_tokens]
     expected_cache = torch.randn(NUM_PLACES // 4, 4, 2, num_kv_heads, head_dim).to(dtype)
     cache = expected_cache.clone()
-    arguments = (heads, *norms, EPS, table, positions, places)
+    arguments = (heads, *norms, EPS, table, positions, slot_mapping)
     expected = reference.rope_kv(*arguments, expected_cache, is_interleaved)
     moved = [part.to(device) if isinstance(part, Tensor) else part for part in arguments]
     cache = cache.to(device)

@@ -92,8 +92,8 @@ def test_native_noise_is_exact_to_the_last_places_of_float32(variant: str) -> No
     ends = np.arange(0, 1 << 16, 8, np.uint32)
     coins = np.concatenate([ends, ~ends, np.arange(0, 1 << 32, 1 << 12).astype(np.uint32)])
     noise = np.empty(len(coins), np.float32)
-    places = [ctypes.c_void_p(array.ctypes.data) for array in (coins, noise)]
-    load_library(variant)["shoal_noise"](places[0], len(coins), places[1])
+    slot_mapping = [ctypes.c_void_p(array.ctypes.data) for array in (coins, noise)]
+    load_library(variant)["shoal_noise"](slot_mapping[0], len(coins), slot_mapping[1])
     exact = -np.log(-np.log(np.maximum(coins >> 8, 0.5) * 2.0**-24))
     np.testing.assert_allclose(noise, exact, rtol=2.5e-7, atol=2.5e-7)
 

@@ -71,10 +71,10 @@ def test_each_row_of_a_crowd_draws_what_the_reference_draws(device: torch.device
     assert tokens.tolist() == again.tolist()
     for num in FEW:
         assert sample_slots(*there.some(num)).tolist() == tokens[:num].tolist()
-    adjusted, places = whole.adjusted.numpy(), zip(whole.slots, whole.positions, strict=True)
+    adjusted, slot_mapping = whole.adjusted.numpy(), zip(whole.slots, whole.positions, strict=True)
     assert tokens.tolist() == [
         SAID.get(row) or expected_token(adjusted[row], whole.params, int(slot), int(position))
-        for row, (slot, position) in enumerate(places)
+        for row, (slot, position) in enumerate(slot_mapping)
     ]
 
 

@@ -14,8 +14,8 @@ def test_tokens_go_to_their_places_and_nothing_else_changes(
     cache = torch.randn(6, 4, 2, 3, 8).to(dtype)
     # keys and values as attention has them: slices of one product
     heads = torch.randn(num_tokens, 10, 8).to(dtype)
-    places = torch.randperm(24)[:num_tokens]
+    slot_mapping = torch.randperm(24)[:num_tokens]
     expected = cache.clone()
-    reference.kv_write(expected, heads[:, 4:7], heads[:, 7:], places)
-    kv_write(cache, heads[:, 4:7], heads[:, 7:], places)
+    reference.kv_write(expected, heads[:, 4:7], heads[:, 7:], slot_mapping)
+    kv_write(cache, heads[:, 4:7], heads[:, 7:], slot_mapping)
     torch.testing.assert_close(cache, expected, atol=0, rtol=0)

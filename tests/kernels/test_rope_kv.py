@@ -39,6 +39,6 @@ def test_several_tokens_may_go_to_the_place_of_nobody(device: torch.device) -> N
         heads = torch.randn(3, 4 * 16)
         cache = torch.zeros(2, 1, 2, 1, 16)
         table = torch.ones(2, NUM_POSITIONS, 16)
-        positions, places = torch.arange(3), torch.tensor([1, 0, 1])
-    rope_kv(heads, None, None, EPS, table, positions, places, cache, False)
+        positions, slot_mapping = torch.arange(3), torch.tensor([1, 0, 1])
+    rope_kv(heads, None, None, EPS, table, positions, slot_mapping, cache, False)
     torch.testing.assert_close(cache[0, 0, 1, 0], heads[1, 48:], atol=0, rtol=0)

@@ -139,7 +139,7 @@ def test_a_pair_more_is_that_of_the_last_draft(
 
 
 def assert_pairs(found: Pairs, wanted: list[tuple[int, ...]]) -> None:
-    columns = (found.input_ids, found.positions, found.places)
+    columns = (found.input_ids, found.positions, found.slot_mapping)
     assert list(zip(*(column.tolist() for column in columns), strict=True)) == wanted
 
 

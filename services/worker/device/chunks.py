@@ -20,9 +20,9 @@ class Chunks:
     nums: Tensor  # [C] int32: tokens of each
     input_ids: Tensor  # [T] int32
     positions: Tensor  # [T] int64
-    places: Tensor  # [T] int64: block * block_size + offset that a token's KV goes to
+    slot_mapping: Tensor  # [T] int64: block * block_size + offset that a token's KV goes to
     next_ids: Tensor  # [T] int32: what follows each token, as far as it is known
-    next_places: Tensor  # [T] int64
+    next_slot_mapping: Tensor  # [T] int64
     rows: ChunkRows
     sampling_slots: Tensor  # [P] int32
     last_tokens: Tensor  # [P] int64, indices into T: those that tokens are sampled after
@@ -46,11 +46,11 @@ def prepare_chunks(table: SlotTable, planned: PlannedRows, tables: Tensor) -> Ch
     ends = np.cumsum(nums)
     offsets = np.arange(len(rows)) - (ends - nums)[rows]
     positions = offsets + planned.chunk_starts[rows]
-    places = table.places(slots[rows], positions)
-    places[offsets < planned.num_repeated[rows]] = table.null_block * table.block_size
-    next_places = table.places(slots[rows], positions + 1)
+    slot_mapping = table.slot_mapping(slots[rows], positions)
+    slot_mapping[offsets < planned.num_repeated[rows]] = table.null_block * table.block_size
+    next_slot_mapping = table.slot_mapping(slots[rows], positions + 1)
     ids = table.ids[slots[rows], positions], table.ids[slots[rows], positions + 1]
-    longs = upload_rows(positions, places, next_places, device=device)
+    longs = upload_rows(positions, slot_mapping, next_slot_mapping, device=device)
     ints = upload_rows(*ids, device=device)
     numbers = (each.astype(np.int32) for each in (slots, nums, planned.chunk_starts))
     by_row = upload_rows(*numbers, device=device)

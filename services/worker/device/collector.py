@@ -10,7 +10,7 @@ from services.worker.device.token_logprobs import PendingLogprobs
 from services.worker.device.verdicts import NO_ROWS, StepRows, unpack
 from services.worker.loaded import Loaded
 from services.worker.logprobs import StepLogprobs
-from services.worker.mtp_places import MtpPlaces
+from services.worker.mtp_coverage import MtpCoverage
 from services.worker.ngram import NgramDrafter
 from services.worker.prompt_logprobs import PromptPart, prompt_rows
 from services.worker.results import Part, draft_rows, record, with_parts
@@ -44,7 +44,7 @@ class Collector:
     """Knows the step before: what the device did after its result belongs to the next one."""
 
     def __init__(self, table: SlotTable, loaded: Loaded, capacity: Capacity) -> None:
-        self.places = MtpPlaces(capacity)
+        self.mtp_coverage = MtpCoverage(capacity)
         self._table = table
         self._method = loaded.speculation.method
         self._ngram = NgramDrafter(*loaded.settings.speculative_config.lookup_lens)
@@ -81,7 +81,7 @@ class Collector:
         slots, starts = planned.chunk_slots, planned.chunk_starts
         known = self._table.num_tokens[slots]
         known[planned.sampling_chunks] += 1
-        self.places.note(self._table, slots, starts + 1, starts + planned.chunk_nums, known)
+        self.mtp_coverage.note(self._table, slots, starts + 1, starts + planned.chunk_nums, known)
 
     def _draft_rows(self, launched: Launched, rows: StepRows, verdict: Verdict) -> list[Part]:
         if launched.draft_logprobs is None:
@@ -106,7 +106,7 @@ class Collector:
             is_decoding = ~np.isin(rows.slots, launched.planned.chunk_slots)
             slots, first = rows.slots[is_decoding], num_known[is_decoding]
             last = first + rows.num_tokens[is_decoding] - 1
-            self.places.note(table, slots, first, last, table.num_tokens[slots])
+            self.mtp_coverage.note(table, slots, first, last, table.num_tokens[slots])
         if launched.drafts is not None:
             _note(table, launched.planned.slots, *launched.drafts.wait())
         if self._method == "ngram":

@@ -95,5 +95,5 @@ class DeviceSlots:
         for row in reversed(plan.extend):
             ends[row.slot] -= len(row.blocks)
             entries += zip(repeat(row.slot), count(ends[row.slot]), row.blocks)
-        rows, places, blocks = upload(np.array(entries, np.int64).reshape(-1, 3).T, self._device)
-        self.state.block_tables[rows, places] = blocks.int()
+        rows, columns, blocks = upload(np.array(entries, np.int64).reshape(-1, 3).T, self._device)
+        self.state.block_tables[rows, columns] = blocks.int()

@@ -215,11 +215,11 @@ class DeviceEngine:
         launched.packed = Download(judged.accepted.packed[: len(slots)])
 
     def _begin_pairs(self, plan: StepPlan, fresh_blocks: np.ndarray) -> None:
-        places = self._collector.places
-        places.begin(self._table, plan, fresh_blocks)
+        mtp_coverage = self._collector.mtp_coverage
+        mtp_coverage.begin(self._table, plan, fresh_blocks)
         if plan.admit:
             slots = np.array([row.slot for row in plan.admit])
-            self._slots.set_pairs(slots, places.starts[slots], places.ends[slots])
+            self._slots.set_pairs(slots, mtp_coverage.starts[slots], mtp_coverage.ends[slots])
 
     def _download_drafts(self, slots: np.ndarray) -> Download:
         state, rows = self._slots.state, upload(slots, self._device)

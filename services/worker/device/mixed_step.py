@@ -46,8 +46,8 @@ class MixedStep:
         inputs = segments.inputs(self._decoding, self._depths, self._width)
         rows = segments.decode_rows(self._decoding, inputs.starts, self._width)
         attention = segments.attention(self._if_any(rows), self._max_keys, chunks.rows)
-        places = torch.cat((inputs.places, chunks.places))
-        with forward_context(ForwardContext(segments.kv_cache.layers, places, attention)):
+        slot_mapping = torch.cat((inputs.slot_mapping, chunks.slot_mapping))
+        with forward_context(ForwardContext(segments.kv_cache.layers, slot_mapping, attention)):
             self.hidden = segments.model(
                 torch.cat((inputs.input_ids, chunks.input_ids)),
                 torch.cat((inputs.positions, chunks.positions)),
@@ -97,8 +97,8 @@ class MixedStep:
         rows = segments.decode_rows(self._decoding, pairs.starts, self._width, pairs.first_keys)
         pair_rows = chunks.pair_rows(segments.state)
         attention = segments.attention(self._if_any(rows), self._max_keys + 1, pair_rows)
-        places = torch.cat((pairs.places, chunks.next_places))
-        with forward_context(ForwardContext(segments.kv_cache.layers, places, attention)):
+        slot_mapping = torch.cat((pairs.slot_mapping, chunks.next_slot_mapping))
+        with forward_context(ForwardContext(segments.kv_cache.layers, slot_mapping, attention)):
             return segments.model.mtp(
                 self.hidden,
                 torch.cat((pairs.input_ids, next_ids)),

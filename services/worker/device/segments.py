@@ -92,7 +92,7 @@ class Segments:
         [B * width, V], if there is such."""
         inputs = self.inputs(slots, depths, width)
         attention = self.attention(self.decode_rows(slots, inputs.starts, width), max_keys)
-        with forward_context(ForwardContext(self.kv_cache.layers, inputs.places, attention)):
+        with forward_context(ForwardContext(self.kv_cache.layers, inputs.slot_mapping, attention)):
             hidden: Tensor = self.model(inputs.input_ids, inputs.positions)
         return Forwarded(inputs, hidden, self.model.logits(hidden, logits))
 
@@ -167,7 +167,7 @@ class Segments:
     ) -> Tensor:
         rows = self.decode_rows(slots, pairs.starts, width, pairs.first_keys)
         attention = self.attention(rows, max_keys + self.state.max_drafts)
-        with forward_context(ForwardContext(self.kv_cache.layers, pairs.places, attention)):
+        with forward_context(ForwardContext(self.kv_cache.layers, pairs.slot_mapping, attention)):
             return self.model.mtp(hidden, pairs.input_ids, pairs.positions)
 
 

@@ -82,9 +82,9 @@ def test_drafts_are_those_of_the_layers() -> None:
 @pytest.mark.parametrize("name", SHAPES)
 def test_weights_stay_where_they_are(name: str) -> None:
     model = make_model(make_config(name), torch.bfloat16)
-    places = {parameter.data_ptr() for parameter in model.parameters()}
+    slot_mapping = {parameter.data_ptr() for parameter in model.parameters()}
     fused = FusedLM(model)
-    assert {parameter.data_ptr() for parameter in fused.parameters()} == places
+    assert {parameter.data_ptr() for parameter in fused.parameters()} == slot_mapping
     assert not fused.has_mtp
     assert FusedLM(make_model(mimo_config(), torch.bfloat16)).has_mtp
 

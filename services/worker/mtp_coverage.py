@@ -9,10 +9,10 @@ import numpy as np
 from services.worker.slots import SlotTable
 from shared.messages import Capacity, StepPlan
 
-FIRST_PLACE = 1  # there is no pair before the first token
+FIRST_ENTRY = 1  # there is no pair before the first token
 
 
-class MtpPlaces:
+class MtpCoverage:
     """A slot has the pairs of the places ``starts`` up to ``ends``, not included; [S] int64."""
 
     def __init__(self, capacity: Capacity) -> None:
@@ -27,8 +27,8 @@ class MtpPlaces:
             num_cached = row.num_cached // table.block_size
             is_lacking = np.flatnonzero(~self._is_whole[row.blocks[:num_cached]])
             num_lacking = is_lacking[-1] + 1 if len(is_lacking) else 0
-            self.starts[row.slot] = max(FIRST_PLACE, num_lacking * table.block_size)
-            self.ends[row.slot] = max(FIRST_PLACE, row.num_cached)
+            self.starts[row.slot] = max(FIRST_ENTRY, num_lacking * table.block_size)
+            self.ends[row.slot] = max(FIRST_ENTRY, row.num_cached)
 
     def note(
         self, table: SlotTable, slots: np.ndarray, first: np.ndarray, last: np.ndarray,
@@ -39,7 +39,7 @@ class MtpPlaces:
         self.starts[slots] = np.where(self.ends[slots] == first, self.starts[slots], first)
         self.ends[slots] = np.minimum(last + 1, num_known)
         starts, size = self.starts[slots], table.block_size
-        lows = np.maximum(first // size, np.where(starts > FIRST_PLACE, -(-starts // size), 0))
+        lows = np.maximum(first // size, np.where(starts > FIRST_ENTRY, -(-starts // size), 0))
         highs = self.ends[slots] // size
         for row in np.flatnonzero(highs > lows).tolist():
             self._is_whole[table.block_tables[slots[row], lows[row] : highs[row]]] = True
