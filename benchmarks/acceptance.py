@@ -91,8 +91,8 @@ def offline_chains(
     for seed, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         ids = prompt + answer.ids
         rows = [noise(vocab_size, seed, position, 0) for position in range(len(ids))]
-        coins = torch.tensor(np.array(rows)) * temperature if temperature else None
-        found.append(draft_hits(model, ids, len(prompt), coins))
+        random_bits = torch.tensor(np.array(rows)) * temperature if temperature else None
+        found.append(draft_hits(model, ids, len(prompt), random_bits))
     return found
 
 

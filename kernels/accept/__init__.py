@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.coins import PURPOSE_ACCEPT, coins
 from kernels.dispatch import runs_triton
+from kernels.random_bits import PURPOSE_ACCEPT, random_bits
 from kernels.sample import NOT_FINITE
 from kernels.slot_state import SlotState
 
@@ -130,7 +130,7 @@ def _drawn(state: SlotState, slots: Tensor, tokens: Tensor, acceptance: Tensor) 
     """[R, w - 1]: coins of the positions that the drafts are for."""
     columns = torch.arange(tokens.shape[1] - 1, device=tokens.device)
     positions = state.num_tokens[slots, None] + columns
-    drawn = coins(
+    drawn = random_bits(
         state.seeds[slots, None], torch.zeros_like(positions), positions,
         state.choices[slots, None].long(), PURPOSE_ACCEPT,
     )  # fmt: skip

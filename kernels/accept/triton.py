@@ -6,8 +6,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.accept import CLOSED, FULL, RETRIED, RUNS, STOPPED, TOKENS, Accepted
-from kernels.coins import PURPOSE_ACCEPT
-from kernels.coins.triton import coins
+from kernels.random_bits import PURPOSE_ACCEPT
+from kernels.random_bits.triton import random_bits
 from kernels.sample import NOT_FINITE
 from kernels.slot_state import NO_ID, SlotState
 
@@ -130,7 +130,7 @@ def is_among(b_tokens, p_ids, NUM: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def is_drawn(seed, b_positions, choice, acceptance):
-    drawn = coins(seed, tl.zeros_like(b_positions), b_positions, choice, ACCEPT)
+    drawn = random_bits(seed, tl.zeros_like(b_positions), b_positions, choice, ACCEPT)
     return (drawn >> 8).to(tl.float32) * (2.0**-24) < acceptance
 
 

@@ -1,22 +1,22 @@
-// Gumbel noise of the coins: see kernels/coins/reference.py for Philox4x32-10, to the bit, and
+// Gumbel noise of the coins: see kernels/random_bits/reference.py for Philox4x32-10, to the bit, and
 // kernels/sample/gumbel.py for what is made of them.
 #pragma once
 
 #include "words.h"
 
 // What the coins of a row share.
-struct Coins {
+struct BitKey {
   uint64_t seed;
   uint32_t position, choice, purpose;
 };
 
 // The coins of every other token id. Words are lower halves of 64 bits; the upper ones may hold
 // anything.
-INLINE u32x16 throw_half(const Coins& coins, u32x16 ids) {
+INLINE u32x16 half_random_bits(const BitKey& key, u32x16 ids) {
   const u32x16 times0 = spread_word(0xD2511F53), times1 = spread_word(0xCD9E8D57);
-  u32x16 c0 = ids, c1 = spread_word(coins.position), c2 = spread_word(coins.choice);
-  u32x16 c3 = spread_word(coins.purpose);
-  uint32_t k0 = (uint32_t)coins.seed, k1 = (uint32_t)(coins.seed >> 32);
+  u32x16 c0 = ids, c1 = spread_word(key.position), c2 = spread_word(key.choice);
+  u32x16 c3 = spread_word(key.purpose);
+  uint32_t k0 = (uint32_t)key.seed, k1 = (uint32_t)(key.seed >> 32);
 #pragma GCC unroll 10
   for (int i = 0; i < 10; i++, k0 += 0x9E3779B9, k1 += 0xBB67AE85) {
     u32x16 product0 = product_low(c0, times0), product1 = product_low(c2, times1);
@@ -29,12 +29,12 @@ INLINE u32x16 throw_half(const Coins& coins, u32x16 ids) {
 }
 
 // One coin for each of sixteen token ids.
-INLINE u32x16 throw_coins(const Coins& coins, u32x16 ids) {
-  return pair_up(throw_half(coins, ids), throw_half(coins, upper(ids)));
+INLINE u32x16 random_bits(const BitKey& key, u32x16 ids) {
+  return pair_up(half_random_bits(key, ids), half_random_bits(key, upper(ids)));
 }
 
 // A uniform of the upper 24 of a coin's 32 bits, of which zero counts ½.
-INLINE f32x16 gumbel(u32x16 coins) {
-  f32x16 uniform = mul(max(to_float(shift_right(coins, 8)), spread(0.5f)), spread(0x1p-24f));
+INLINE f32x16 gumbel(u32x16 key) {
+  f32x16 uniform = mul(max(to_float(shift_right(key, 8)), spread(0.5f)), spread(0x1p-24f));
   return sub(zero(), log(sub(zero(), log(uniform))));
 }

@@ -85,13 +85,13 @@ float make_scores(const float* logits, int n, float top, const RandomRows& rando
 }
 
 // Gumbel-max over scores [n], a multiple of 16; what cannot win gets no coin.
-int64_t draw(const float* scores, int n, float top, const Coins& coins) {
+int64_t draw(const float* scores, int n, float top, const BitKey& key) {
   float best = -INFINITY, least = top - MAX_GAP;
   int64_t found = 0;
   for (int i = 0; i < n; i += LANES) {
     f32x16 now = load(scores + i);
     if (!at_least(now, spread(least))) continue;
-    f32x16 noisy = add(now, gumbel(throw_coins(coins, plus(spread_word(i), count_up()))));
+    f32x16 noisy = add(now, gumbel(random_bits(key, plus(spread_word(i), count_up()))));
     if (!above(noisy, spread(best))) continue;
     best = highest(noisy);
     found = i + __builtin_ctz(equal(noisy, spread(best)));
@@ -118,9 +118,9 @@ struct Sample {
     if (r < 0) return first_equal(x, n, top);
     float* scores = scratch(n);
     top = make_scores(x, n, top, random, r, scores, scores + padded(n));
-    Coins coins = {(uint64_t)random.seeds[r], (uint32_t)random.positions[r],
+    BitKey key = {(uint64_t)random.seeds[r], (uint32_t)random.positions[r],
                    (uint32_t)random.choices[r], 0};
-    return draw(scores, padded(n), top, coins);
+    return draw(scores, padded(n), top, key);
   }
 };
 
@@ -155,13 +155,13 @@ EXPORT void shoal_process(const float* logits, int num_rows, int n, const Random
 
 // For tests: the coins of `num` ids from `first_id` on, a multiple of 16, and the noise of coins.
 EXPORT void shoal_coins(int64_t seed, int64_t position, int64_t choice, int64_t purpose,
-                        uint32_t first_id, int num, uint32_t* coins) {
-  Coins row = {(uint64_t)seed, (uint32_t)position, (uint32_t)choice, (uint32_t)purpose};
+                        uint32_t first_id, int num, uint32_t* key) {
+  BitKey row = {(uint64_t)seed, (uint32_t)position, (uint32_t)choice, (uint32_t)purpose};
   for (int i = 0; i < num; i += LANES)
-    store(coins + i, throw_coins(row, plus(spread_word(first_id + i), count_up())));
+    store(key + i, random_bits(row, plus(spread_word(first_id + i), count_up())));
 }
 
-EXPORT void shoal_noise(const uint32_t* coins, int num, float* noise) {
+EXPORT void shoal_noise(const uint32_t* key, int num, float* noise) {
   for (int i = 0; i < num; i += LANES)
-    store(noise + i, gumbel(bits_of(load((const float*)(coins + i)))));
+    store(noise + i, gumbel(bits_of(load((const float*)(key + i)))));
 }

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.coins import PURPOSE_SAMPLE, coins
+from kernels.random_bits import PURPOSE_SAMPLE, random_bits
 
 # The noise of a 24-bit uniform lies in [−2.86, 16.64]: a token further below the maximum than the
 # difference, 19.5, cannot win.
@@ -11,7 +11,7 @@ MAX_GAP = 20.0
 
 # Coins at a time, so that their temporaries stay in a core's cache: 262144 coins at once take 47 ms
 # on one core, in pieces of 32768 they take 16. It bounds their memory, too.
-NUM_COINS = 32768
+NUM_AT_ONCE = 32768
 
 
 def gumbel_argmax(scores: Tensor, seeds: Tensor, positions: Tensor, choices: Tensor) -> Tensor:
@@ -21,14 +21,14 @@ def gumbel_argmax(scores: Tensor, seeds: Tensor, positions: Tensor, choices: Ten
     """
     can_win = scores >= scores.amax(-1, keepdim=True) - MAX_GAP
     noisy = torch.full_like(scores, float("-inf"))
-    for candidates in torch.split(can_win.nonzero(), NUM_COINS):
+    for candidates in torch.split(can_win.nonzero(), NUM_AT_ONCE):
         rows, tokens = candidates.unbind(1)
-        coin = coins(seeds[rows], tokens, positions[rows], choices[rows], PURPOSE_SAMPLE)
-        noisy[rows, tokens] = scores[rows, tokens] + gumbel(coin)
+        bits = random_bits(seeds[rows], tokens, positions[rows], choices[rows], PURPOSE_SAMPLE)
+        noisy[rows, tokens] = scores[rows, tokens] + gumbel(bits)
     return noisy.argmax(-1)
 
 
-def gumbel(coin: Tensor) -> Tensor:
+def gumbel(bits: Tensor) -> Tensor:
     """Standard Gumbel noise in float32 of the upper 24 of the coin's 32 bits; a zero counts ½."""
-    uniform = (coin >> 8).float().clamp(min=0.5) * 2.0**-24
+    uniform = (bits >> 8).float().clamp(min=0.5) * 2.0**-24
     return -(-uniform.log()).log()

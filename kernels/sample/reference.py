@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from kernels.coins import PURPOSE_SAMPLE
-from kernels.coins.reference import coins
+from kernels.random_bits import PURPOSE_SAMPLE
+from kernels.random_bits.reference import random_bits
 from kernels.sample.adjust import RowChange
 from kernels.sample.rows import MIN_TEMPERATURE
 
@@ -72,8 +72,8 @@ def kept_by_top_p(scores: np.ndarray, top_p: float) -> np.ndarray:
 def noise(vocab_size: int, seed: int, position: int, choice: int) -> np.ndarray:
     """Gumbel noise [V] of the row's coins."""
     token_ids = np.arange(vocab_size)
-    coin = coins(
+    bits = random_bits(
         np.array(seed, np.int64), token_ids, np.array(position), np.array(choice), PURPOSE_SAMPLE
     )
-    uniform = np.maximum((coin >> np.uint64(8)).astype(np.float64), 0.5) * 2.0**-24
+    uniform = np.maximum((bits >> np.uint64(8)).astype(np.float64), 0.5) * 2.0**-24
     return -np.log(-np.log(uniform))

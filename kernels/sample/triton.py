@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.coins import PURPOSE_SAMPLE
-from kernels.coins.triton import coins
+from kernels.random_bits import PURPOSE_SAMPLE
+from kernels.random_bits.triton import random_bits
 from kernels.sample import NOT_FINITE, NOTHING_LEFT
 from kernels.sample.gumbel import MAX_GAP
 from kernels.sample.rows import MIN_TEMPERATURE
@@ -76,8 +76,8 @@ def _best(scores, ids):
 @triton.jit
 def _perturbed(values, ids, is_kept, highest, temperature, seed, position, choice):
     """Scores less the highest, with their noise; −inf where not kept."""
-    coin = coins(seed, ids, position, choice, PURPOSE)
-    uniform = tl.maximum((coin >> 8).to(tl.int32).to(tl.float32), 0.5) * 5.9604644775390625e-08
+    bits = random_bits(seed, ids, position, choice, PURPOSE)
+    uniform = tl.maximum((bits >> 8).to(tl.int32).to(tl.float32), 0.5) * 5.9604644775390625e-08
     noise = -tl.log(-tl.log(uniform))
     return tl.where(is_kept, (values - highest) / temperature + noise, HIDDEN)
 

@@ -6,13 +6,13 @@ import torch
 
 from kernels.accept import accept, accept_with_torch
 from kernels.accept.reference import accept_row
-from kernels.coins import PURPOSE_ACCEPT
-from kernels.coins.reference import coins as coins_slowly
 from kernels.decode_inputs import DecodeInputs, decode_inputs
 from kernels.decode_inputs.reference import decode_inputs as decode_inputs_slowly
 from kernels.dispatch import IS_INTERPRETED
 from kernels.mtp_inputs import Pairs, draft_pairs, step_pairs
 from kernels.mtp_inputs.reference import draft_row, step_row
+from kernels.random_bits import PURPOSE_ACCEPT
+from kernels.random_bits.reference import random_bits as coins_slowly
 from kernels.slot_state import SlotState
 from kernels.store_drafts import store_drafts
 from kernels.store_drafts.reference import store_draft

@@ -28,7 +28,7 @@ def philox4x32(counter: Words[np.ndarray], seeds: np.ndarray) -> Words[np.ndarra
     return c0, c1, c2, c3
 
 
-def coins(
+def random_bits(
     seeds: np.ndarray,
     token_ids: np.ndarray,
     positions: np.ndarray,

@@ -5,7 +5,7 @@ import triton.language as tl
 
 
 @triton.jit
-def coins(seed, token_ids, position, choice, PURPOSE: tl.constexpr):
+def random_bits(seed, token_ids, position, choice, PURPOSE: tl.constexpr):
     """Coins as uint32 for ``token_ids`` [N]; the others are scalars."""
     zeros = tl.zeros_like(token_ids).to(tl.uint32)
     words = tl.philox(

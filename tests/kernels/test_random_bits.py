@@ -10,10 +10,10 @@ import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.coins import coins, philox, reference
-from kernels.coins.triton import coins as coins_in_kernels
 from kernels.cpu.library import load_library, variants
 from kernels.dispatch import IS_INTERPRETED
+from kernels.random_bits import philox, random_bits, reference
+from kernels.random_bits.triton import random_bits as coins_in_kernels
 from kernels.sample.reference import noise
 from kernels.sample.triton import _perturbed as perturbed
 
@@ -55,10 +55,10 @@ def test_torch_and_numpy_agree_bit_for_bit(
     seed: int, position: int, choice: int, purpose: int, token: int
 ) -> None:
     tokens = (token + np.arange(20)) & 0xFFFFFFFF
-    expected = reference.coins(
+    expected = reference.random_bits(
         np.array(seed), tokens, np.array(position), np.array(choice), purpose
     )
-    actual = coins(
+    actual = random_bits(
         torch.tensor(seed),
         torch.from_numpy(tokens),
         torch.tensor(position),
@@ -75,7 +75,7 @@ def test_native_code_and_numpy_agree_bit_for_bit(
     variant: str, seed: int, position: int, choice: int, purpose: int, token: int
 ) -> None:
     tokens = (token + np.arange(48)) & 0xFFFFFFFF
-    expected = reference.coins(
+    expected = reference.random_bits(
         np.array(seed), tokens, np.array(position), np.array(choice), purpose
     )
     drawn = np.empty(48, np.uint32)
@@ -90,11 +90,11 @@ def test_native_code_and_numpy_agree_bit_for_bit(
 def test_native_noise_is_exact_to_the_last_places_of_float32(variant: str) -> None:
     """Over the whole range of coins, its ends among them; logarithms are within 2 units."""
     ends = np.arange(0, 1 << 16, 8, np.uint32)
-    coins = np.concatenate([ends, ~ends, np.arange(0, 1 << 32, 1 << 12).astype(np.uint32)])
-    noise = np.empty(len(coins), np.float32)
-    slot_mapping = [ctypes.c_void_p(array.ctypes.data) for array in (coins, noise)]
-    load_library(variant)["shoal_noise"](slot_mapping[0], len(coins), slot_mapping[1])
-    exact = -np.log(-np.log(np.maximum(coins >> 8, 0.5) * 2.0**-24))
+    random_bits = np.concatenate([ends, ~ends, np.arange(0, 1 << 32, 1 << 12).astype(np.uint32)])
+    noise = np.empty(len(random_bits), np.float32)
+    slot_mapping = [ctypes.c_void_p(array.ctypes.data) for array in (random_bits, noise)]
+    load_library(variant)["shoal_noise"](slot_mapping[0], len(random_bits), slot_mapping[1])
+    exact = -np.log(-np.log(np.maximum(random_bits >> 8, 0.5) * 2.0**-24))
     np.testing.assert_allclose(noise, exact, rtol=2.5e-7, atol=2.5e-7)
 
 
@@ -125,7 +125,7 @@ def test_kernels_throw_the_same_coins_and_make_their_noise(
     drawn = torch.empty(num_tokens, dtype=torch.int64, device=triton_device)
     found = torch.empty(num_tokens, dtype=torch.float32, device=triton_device)
     _throw[(num_tokens // block,)](*words, drawn, found, num=block)
-    expected = reference.coins(
+    expected = reference.random_bits(
         np.array(seed), np.arange(num_tokens), np.array(position), np.array(choice), 0
     )
     np.testing.assert_array_equal(drawn.cpu().numpy(), expected.astype(np.int64))
@@ -138,7 +138,7 @@ def test_every_argument_matters() -> None:
     variants = [base] + [base | {name: value + 1} for name, value in base.items()]
     variants.append(base | {"seeds": 1 + 2**40})
     drawn = {
-        int(coins(**{k: torch.tensor(v) for k, v in each.items()}, purpose=purpose))
+        int(random_bits(**{k: torch.tensor(v) for k, v in each.items()}, purpose=purpose))
         for each in variants
         for purpose in (0, 1)
     }

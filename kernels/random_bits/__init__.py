@@ -7,12 +7,12 @@ device with the same bits, ``kernels/cpu/noise.h`` CPUs and ``triton.py`` kernel
 
 from torch import Tensor
 
-from kernels.coins.philox import philox4x32
+from kernels.random_bits.philox import philox4x32
 
 PURPOSE_SAMPLE, PURPOSE_ACCEPT = 0, 1
 
 
-def coins(
+def random_bits(
     seeds: Tensor, token_ids: Tensor, positions: Tensor, choices: Tensor, purpose: int
 ) -> Tensor:
     """One coin of 32 bits for each element of the broadcast int64 arguments, as int64."""

@@ -6,7 +6,7 @@ or returned is masked. Products wrap at 64 bits, of which the lower ones are rig
 
 from torch import Tensor
 
-from kernels.coins.reference import KEY_STEPS, MULTIPLIERS, NUM_ROUNDS, Words
+from kernels.random_bits.reference import KEY_STEPS, MULTIPLIERS, NUM_ROUNDS, Words
 
 MASK = 0xFFFFFFFF
 
