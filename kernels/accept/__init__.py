@@ -84,7 +84,9 @@ def accept_with_torch(
     is_valid = columns < num_valid[:, None]  # [R, w]
     drafts = state.ids[slots, 1:width]  # [R, w - 1]
     is_right = (
-        drafts == tokens[:, :-1] if acceptance is None else _drawn(state, slots, tokens, acceptance)
+        drafts == tokens[:, :-1]
+        if acceptance is None
+        else _accepted_at_random(state, slots, tokens, acceptance)
     )
     num_right = (is_right & is_valid[:, 1:]).int().cumprod(1).sum(1)
     is_wrong = (tokens < 0) & is_valid
@@ -126,7 +128,9 @@ def _first(flags: Tensor, columns: Tensor) -> Tensor:
     return torch.where(flags, columns, len(columns) + 1).amin(1)
 
 
-def _drawn(state: SlotState, slots: Tensor, tokens: Tensor, acceptance: Tensor) -> Tensor:
+def _accepted_at_random(
+    state: SlotState, slots: Tensor, tokens: Tensor, acceptance: Tensor
+) -> Tensor:
     """[R, w - 1]: coins of the positions that the drafts are for."""
     columns = torch.arange(tokens.shape[1] - 1, device=tokens.device)
     positions = state.num_tokens[slots, None] + columns

@@ -85,7 +85,7 @@ float make_scores(const float* logits, int n, float top, const RandomRows& rando
 }
 
 // Gumbel-max over scores [n], a multiple of 16; what cannot win gets no coin.
-int64_t draw(const float* scores, int n, float top, const BitKey& key) {
+int64_t sample_row(const float* scores, int n, float top, const BitKey& key) {
   float best = -INFINITY, least = top - MAX_GAP;
   int64_t found = 0;
   for (int i = 0; i < n; i += LANES) {
@@ -120,7 +120,7 @@ struct Sample {
     top = make_scores(x, n, top, random, r, scores, scores + padded(n));
     BitKey key = {(uint64_t)random.seeds[r], (uint32_t)random.positions[r],
                    (uint32_t)random.choices[r], 0};
-    return draw(scores, padded(n), top, key);
+    return sample_row(scores, padded(n), top, key);
   }
 };
 

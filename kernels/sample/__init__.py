@@ -41,9 +41,9 @@ def sample(logits: Tensor, random: RandomRows | None) -> Tensor:
     if random is None:
         return logits.argmax(-1)
     if len(random.rows) == len(logits):
-        return _draw(logits, random)
+        return _sample_rows(logits, random)
     tokens = logits.argmax(-1)
-    return tokens.index_copy_(0, random.rows, _draw(logits[random.rows], random))
+    return tokens.index_copy_(0, random.rows, _sample_rows(logits[random.rows], random))
 
 
 def checked(tokens: Tensor, logits: Tensor, adjusted: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ def process(logits: Tensor, random: RandomRows | None) -> Tensor:
     return logits.index_copy(0, random.rows, _filtered(logits[random.rows], random))
 
 
-def _draw(logits: Tensor, random: RandomRows) -> Tensor:
+def _sample_rows(logits: Tensor, random: RandomRows) -> Tensor:
     scores = _filtered(logits, random)
     return gumbel_argmax(scores, random.seeds, random.positions, random.choices)
 

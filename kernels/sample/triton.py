@@ -455,13 +455,13 @@ def sample_slots(
     logits: Tensor, adjusted: Tensor, params: SlotParams, slots: Tensor, positions: Tensor
 ) -> Tensor:
     """As in ``slots.py``."""
-    return _draw(logits, adjusted, params, slots, positions)[0]
+    return _sample_rows(logits, adjusted, params, slots, positions)[0]
 
 
 def process_slots(logits: Tensor, params: SlotParams, slots: Tensor) -> Tensor:
     """As in ``slots.py``."""
     positions = torch.zeros_like(slots, dtype=torch.int64)  # what is drawn there is for nobody
-    _, thresholds = _draw(logits, logits, params, slots, positions)
+    _, thresholds = _sample_rows(logits, logits, params, slots, positions)
     scores = torch.empty_like(logits)
     num_rows, vocab_size = logits.shape
     if num_rows:
@@ -479,7 +479,7 @@ def process_slots(logits: Tensor, params: SlotParams, slots: Tensor) -> Tensor:
     return scores
 
 
-def _draw(
+def _sample_rows(
     logits: Tensor, adjusted: Tensor, params: SlotParams, slots: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor]:
     """→ tokens [S] int64, thresholds [S] float32."""

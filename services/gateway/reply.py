@@ -97,8 +97,8 @@ class Reply:
     def token_ids(self, progresses: Iterable[Progress]) -> TokenIds:
         if not self.job.returns_ids:
             return UNSET
-        drawn = (each.arrays.ids.tolist() for each in progresses if not each.of_prompt)
-        return list(chain.from_iterable(drawn))
+        sampled = (each.arrays.ids.tolist() for each in progresses if not each.of_prompt)
+        return list(chain.from_iterable(sampled))
 
     def completion(
         self,

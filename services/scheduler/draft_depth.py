@@ -91,8 +91,8 @@ class DraftDepth:
         if not self._capacity.adapts_depth or not plan.decode:
             return
         depths = {row.slot: row.verify_depth for row in plan.decode}
-        drawn = [row for row in result.rows if not (row.of_prompt or row.of_drafts)]
-        rows = [(depths[row.slot], row.num_accepted) for row in drawn if row.slot in depths]
+        sampled = [row for row in result.rows if not (row.of_prompt or row.of_drafts)]
+        rows = [(depths[row.slot], row.num_accepted) for row in sampled if row.slot in depths]
         size = self._size(len(plan.decode))
         time_s = result.step_s + result.idle_s
         is_plain = not plan.prefill and len(set(depths.values())) == 1 and time_s > 0

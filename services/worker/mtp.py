@@ -84,10 +84,10 @@ class MtpDrafter:
             return
         last = torch.from_numpy(_last_tokens(table, done, slots)).to(out.device)
         drafts = _Drafts(slots, nums, out.index_select(0, last))
-        self._draw(table, drafts)
+        self._sample_draft(table, drafts)
         while drafts.num < nums.max():
             self._go_on(table, drafts)
-            self._draw(table, drafts)
+            self._sample_draft(table, drafts)
 
     def _catch_up(self, table: SlotTable, done: StepDone) -> Tensor:
         """The pairs of all tokens of the step: [T, hidden]."""
@@ -126,7 +126,7 @@ class MtpDrafter:
         with forward_context(context):
             drafts.out = self._model.mtp(drafts.out, ids, positions)
 
-    def _draw(self, table: SlotTable, drafts: _Drafts) -> None:
+    def _sample_draft(self, table: SlotTable, drafts: _Drafts) -> None:
         """One draft more of each that has room, unless one before it could not be drawn."""
         slots, num = drafts.slots, drafts.num
         logits = self._model.mtp_logits(drafts.out)
@@ -136,9 +136,9 @@ class MtpDrafter:
         if sampled.adjustments is not None:
             adjusted = adjust(logits, sampled.adjustments)
         tokens = self._sampler.sample(logits, adjusted, sampled.random)
-        is_drawn = (tokens >= 0) & (num < drafts.rooms) & (table.num_drafts[slots] == num)
-        table.ids[slots[is_drawn], positions[is_drawn]] = tokens[is_drawn]
-        table.num_drafts[slots[is_drawn]] += 1
+        is_sampled = (tokens >= 0) & (num < drafts.rooms) & (table.num_drafts[slots] == num)
+        table.ids[slots[is_sampled], positions[is_sampled]] = tokens[is_sampled]
+        table.num_drafts[slots[is_sampled]] += 1
         drafts.num += 1
         if table.wants_draft_logprobs[slots].any():
             rows = np.arange(len(slots))

@@ -82,7 +82,7 @@ class MixedStep:
         num_emitted = self._judged.accepted.num_emitted
         decoded = last_tokens(num_emitted[: len(self._decoding)], self._width)
         last = out[torch.cat((decoded, self.num_decoded + self._chunks.last_tokens))]
-        self._segments.draw(self.slots, last, num_emitted)
+        self._segments.add_draft(self.slots, last, num_emitted)
         for _ in range(depth - 1):
             self._segments.next_draft(self.slots, last, self._max_keys)
 

@@ -124,7 +124,7 @@ class Segments:
         pairs = self.pairs(slots, inputs, judged.tokens)
         out = self._mtp(slots, hidden, pairs, width, max_keys)
         last = torch.index_select(out, 0, last_tokens(num_emitted, width), out=into)
-        self.draw(slots, last, num_emitted)
+        self.add_draft(slots, last, num_emitted)
         return last
 
     def pairs(self, slots: Tensor, inputs: DecodeInputs, tokens: Tensor) -> Pairs:
@@ -139,9 +139,9 @@ class Segments:
         counts = self.state.num_drafts[slots.long()]
         pairs = draft_pairs(self.state, slots, self.kv_cache.block_size, self.null_block)
         out.copy_(self._mtp(slots, out, pairs, 1, max_keys))
-        self.draw(slots, out, counts)
+        self.add_draft(slots, out, counts)
 
-    def draw(self, slots: Tensor, out: Tensor, counts: Tensor) -> None:
+    def add_draft(self, slots: Tensor, out: Tensor, counts: Tensor) -> None:
         """Puts a draft more into each of ``slots`` [R] int32 that ``counts`` [R] int32."""
         state = self.state
         logits = self.model.mtp_logits(out)
