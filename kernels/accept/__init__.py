@@ -24,7 +24,7 @@ RUNS, STOPPED, FULL, RETRIED, CLOSED = 0, 1, 2, 3, 4
 NUM_EMITTED, NUM_ACCEPTED, CODE, NUM_VALID, TOKENS = range(5)  # columns of what is packed
 
 
-class Accepted(NamedTuple):
+class AcceptOutput(NamedTuple):
     """Of R rows with up to w tokens each; all int32. ``packed`` is for the host, in one copy."""
 
     num_emitted: Tensor  # [R]: the first of the tokens
@@ -54,7 +54,7 @@ def accept(
     tokens: Tensor,
     eos_ids: Tensor,
     acceptance: Tensor | None = None,
-) -> Accepted:
+) -> AcceptOutput:
     """``tokens`` [R, w] int64 were sampled for ``slots`` [R] int32, of which the first
     ``num_valid`` [R] int32 count: the token after the last known id, and after each draft. Below 0
     is what is wrong with a token.
@@ -77,7 +77,7 @@ def accept_with_torch(
     tokens: Tensor,
     eos_ids: Tensor,
     acceptance: Tensor | None,
-) -> Accepted:
+) -> AcceptOutput:
     slots = slots.long()
     width = tokens.shape[1]
     columns = torch.arange(width, dtype=torch.int32, device=tokens.device)
@@ -109,7 +109,7 @@ def accept_with_torch(
     num_accepted = torch.minimum(num_right, num_emitted)
     columns = torch.stack((num_emitted, num_accepted, codes, num_valid), 1)
     packed = torch.cat((columns, tokens.where(is_valid, 0), drafts), 1).int()
-    return Accepted(num_emitted.int(), packed)
+    return AcceptOutput(num_emitted.int(), packed)
 
 
 def _update(

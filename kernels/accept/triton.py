@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.accept import CLOSED, FULL, RETRIED, RUNS, STOPPED, TOKENS, Accepted
+from kernels.accept import CLOSED, FULL, RETRIED, RUNS, STOPPED, TOKENS, AcceptOutput
 from kernels.random_bits import PURPOSE_ACCEPT
 from kernels.random_bits.triton import random_bits
 from kernels.sample import NOT_FINITE
@@ -25,10 +25,10 @@ def launch(
     tokens: Tensor,
     eos_ids: Tensor,
     acceptance: Tensor | None,
-) -> Accepted:
+) -> AcceptOutput:
     num_rows, width = tokens.shape
     num_stops = state.stop_ids.shape[1]
-    accepted = Accepted(
+    accepted = AcceptOutput(
         slots.new_empty(num_rows), slots.new_empty(num_rows, TOKENS + 2 * width - 1)
     )
     accept_kernel[num_rows,](

@@ -227,10 +227,10 @@ class Mesh:
             case Failed(request, attempt):
                 if trip := trips.pop(RequestKey(request, attempt), None):
                     if not trip.is_accepted:
-                        self._judge(peer, message)
+                        self._note_failure(peer, message)
                     self._fail(trip, RequestError.from_failed(message))
                 elif answer := self._conversions[peer].get(request):
-                    self._judge(peer, message)
+                    self._note_failure(peer, message)
                     _end(answer, RequestError.from_failed(message))
             case Lost(keys, is_planned, scheduler):
                 for key in keys:
@@ -287,7 +287,7 @@ class Mesh:
         self._lost.add(trip, now_s, error.retry_after_s or 0.0 if is_full else 0.0)
         self._look.set()
 
-    def _judge(self, peer: Peer, failed: Failed) -> None:
+    def _note_failure(self, peer: Peer, failed: Failed) -> None:
         """A tokenizer that breaks what was not accepted yet may break everything."""
         if failed.status != InternalError.status:
             return

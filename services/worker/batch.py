@@ -22,7 +22,7 @@ from services.worker.slots import SlotTable
 from shared.messages import StepPlan
 
 
-class Sampled(NamedTuple):
+class SamplingMetadata(NamedTuple):
     """Whom the rows of logits are of, and how a token is drawn from each."""
 
     slots: np.ndarray  # [S] int64
@@ -45,7 +45,7 @@ class Batch:
     rows: np.ndarray  # [T] int64, of each token
     token_ends: np.ndarray  # [R] int64, of the rows' tokens in T
     sampling_rows: np.ndarray  # [Q] int64, indices into R
-    sampled: Sampled  # of S = sum of 1 + num_drafts of those
+    sampling: SamplingMetadata  # of S = sum of 1 + num_drafts of those
     input_ids: Tensor  # [T] int32
     positions: Tensor  # [T] int64
     host_positions: np.ndarray  # the same
@@ -98,7 +98,7 @@ def prepare_batch(
         np.lexsort((slots[sampling_rows], table.routes[slots[sampling_rows]]))
     ]
     sampling_tokens = _last_tokens(token_ends[sampling_rows], 1 + num_drafts[sampling_rows])
-    sampled = prepare_sampled(
+    sampling = prepare_sampling(
         table, slots[rows[sampling_tokens]], positions[sampling_tokens] + 1, eos_ids, device
     )
     slot_mapping = table.slot_mapping(slots[rows], positions)
@@ -116,7 +116,7 @@ def prepare_batch(
         rows,
         token_ends,
         sampling_rows,
-        sampled,
+        sampling,
         upload(table.ids[slots[rows], positions]),
         upload(positions),
         positions,
@@ -125,13 +125,13 @@ def prepare_batch(
     )
 
 
-def prepare_sampled(
+def prepare_sampling(
     table: SlotTable,
     slots: np.ndarray,
     positions: np.ndarray,
     eos_ids: np.ndarray,
     device: torch.device,
-) -> Sampled:
+) -> SamplingMetadata:
     """Of ``slots`` [S], whose ids before ``positions`` [S] are what the table has there, drafts
     included."""
 
@@ -150,7 +150,7 @@ def prepare_sampled(
         table.choices[slots],
         device,
     )
-    return Sampled(slots, prepare_adjustments(changes, upload), random)
+    return SamplingMetadata(slots, prepare_adjustments(changes, upload), random)
 
 
 def row_changes(

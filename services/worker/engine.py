@@ -100,17 +100,17 @@ class Engine:
         table, sampler = self._slots, self._sampler
         hidden = self._forward(batch)
         logits = self._model.logits(hidden.index_select(0, batch.sampling_tokens))
-        slots, adjustments, random = batch.sampled
+        slots, adjustments, random = batch.sampling
         adjusted = logits if adjustments is None else adjust(logits, adjustments)
-        verdict = verify(table, batch, sampler.sample(logits, adjusted, random), self._eos_ids)
+        outcome = verify(table, batch, sampler.sample(logits, adjusted, random), self._eos_ids)
         scored_logits = sampler.process(adjusted, random) if self._returns_processed else logits
-        logprobs = gather_logprobs(table, slots, verdict, scored_logits, sampler)
-        drafts = draft_rows(table, batch, verdict)
-        rows, emitted = record(table, batch, verdict, logprobs)
-        if self._model.clears_blocks and verdict.is_retried.any():
-            self._kv_cache.clear_slots(batch.kv_slots_of(verdict.is_retried))
+        logprobs = gather_logprobs(table, slots, outcome, scored_logits, sampler)
+        drafts = draft_rows(table, batch, outcome)
+        rows, emitted = record(table, batch, outcome, logprobs)
+        if self._model.clears_blocks and outcome.is_retried.any():
+            self._kv_cache.clear_slots(batch.kv_slots_of(outcome.is_retried))
         prompts = prompt_rows(table, batch, self._ask_prompts(batch, hidden))
-        go_on = batch.sampling_slots[~verdict.has_ended & (verdict.num_emitted > 0)]
+        go_on = batch.sampling_slots[~outcome.has_ended & (outcome.num_emitted > 0)]
         depth = min(draft_depth, self._speculation.num_drafts)
         self._undrafted = StepDone(batch, hidden, go_on, depth)
         arrays = TokenArrays(emitted, *logprobs.arrays())

@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.logprobs import NO_LOGPROBS
 from services.worker.sampler import Sampler
 from services.worker.slots import SlotTable
-from services.worker.verify import Verdict
+from services.worker.verify import AcceptOutcome
 from shared.messages import ALL_TOKENS
 
 # Logits that are worked on at a time, so that what stays on the device for it is bounded.
@@ -53,14 +53,14 @@ class StepLogprobs:
 def gather_logprobs(
     table: SlotTable,
     slots: np.ndarray,
-    verdict: Verdict,
+    outcome: AcceptOutcome,
     logits: Tensor,
     sampler: Sampler,
 ) -> StepLogprobs:
     """Of the E tokens that are emitted; ``slots`` [S] are those of the rows of ``logits`` [S, V],
     as the model computed them or as they were processed."""
-    rows = verdict.rows
-    slots, tokens = slots[rows], verdict.emitted
+    rows = outcome.rows
+    slots, tokens = slots[rows], outcome.emitted
     asked, vocab_size = table.num_logprobs[slots], logits.shape[-1]
     is_asking = asked != NO_LOGPROBS
     if not is_asking.any():

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from kernels.sample import adjust
-from services.worker.batch import make_context, prepare_sampled
+from services.worker.batch import make_context, prepare_sampling
 from services.worker.context import forward_context
 from services.worker.drafters import StepDone, rooms
 from services.worker.kv_cache import KVCache
@@ -131,11 +131,11 @@ class MtpDrafter:
         slots, num = drafts.slots, drafts.num
         logits = self._model.mtp_logits(drafts.out)
         positions = np.minimum(table.num_tokens[slots] + num, table.max_len)
-        sampled = prepare_sampled(table, slots, positions, self._eos_ids, logits.device)
+        sampling = prepare_sampling(table, slots, positions, self._eos_ids, logits.device)
         adjusted = logits
-        if sampled.adjustments is not None:
-            adjusted = adjust(logits, sampled.adjustments)
-        tokens = self._sampler.sample(logits, adjusted, sampled.random)
+        if sampling.adjustments is not None:
+            adjusted = adjust(logits, sampling.adjustments)
+        tokens = self._sampler.sample(logits, adjusted, sampling.random)
         is_sampled = (tokens >= 0) & (num < drafts.rooms) & (table.num_drafts[slots] == num)
         table.ids[slots[is_sampled], positions[is_sampled]] = tokens[is_sampled]
         table.num_drafts[slots[is_sampled]] += 1

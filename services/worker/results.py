@@ -7,7 +7,7 @@ import numpy as np
 from kernels.sample import NOT_FINITE, NOTHING_LEFT
 from services.worker.logprobs import StepLogprobs
 from services.worker.slots import SlotTable
-from services.worker.verify import Verdict
+from services.worker.verify import AcceptOutcome
 from shared.messages import FinishReason, ResultRow
 from shared.token_arrays import Layout, TokenArrays, join
 
@@ -45,7 +45,7 @@ class Part(NamedTuple):
 
 
 def record(
-    table: SlotTable, computed: ComputedRows, verdict: Verdict, logprobs: StepLogprobs
+    table: SlotTable, computed: ComputedRows, outcome: AcceptOutcome, logprobs: StepLogprobs
 ) -> tuple[list[ResultRow], np.ndarray]:
     """Adds what is emitted to the slots, which lose their drafts, and closes those that ended.
     ``logprobs`` is of the emitted tokens in order.
@@ -54,17 +54,17 @@ def record(
     """
     slots, num_drafts = computed.sampling_slots, computed.num_drafts[computed.sampling_rows]
     num_computed = computed.num_tokens - computed.num_drafts - computed.num_repeated
-    num_computed[computed.sampling_rows] += np.where(verdict.errors < 0, 0, verdict.num_emitted - 1)
+    num_computed[computed.sampling_rows] += np.where(outcome.errors < 0, 0, outcome.num_emitted - 1)
     table.num_computed[computed.slots] += num_computed
     table.lacks_state[computed.slots] = False
-    table.append(slots, verdict.tokens, verdict.num_emitted)
-    table.is_open[slots[verdict.has_ended]] = False
-    starts = np.cumsum(verdict.num_emitted) - verdict.num_emitted
-    counts = [slots, starts, num_drafts, verdict.num_emitted, verdict.num_accepted]
-    ends = [verdict.errors, verdict.is_stopped, verdict.is_full]
+    table.append(slots, outcome.tokens, outcome.num_emitted)
+    table.is_open[slots[outcome.has_ended]] = False
+    starts = np.cumsum(outcome.num_emitted) - outcome.num_emitted
+    counts = [slots, starts, num_drafts, outcome.num_emitted, outcome.num_accepted]
+    ends = [outcome.errors, outcome.is_stopped, outcome.is_full]
     columns = [each.tolist() for each in counts + ends]
     rows = [_row(table, logprobs, *values) for values in zip(*columns, strict=True)]
-    return rows, verdict.emitted.astype(np.int32)
+    return rows, outcome.emitted.astype(np.int32)
 
 
 def _row(
@@ -91,15 +91,15 @@ def _row(
     )  # fmt: skip
 
 
-def draft_rows(table: SlotTable, computed: ComputedRows, verdict: Verdict) -> list[Part]:
+def draft_rows(table: SlotTable, computed: ComputedRows, outcome: AcceptOutcome) -> list[Part]:
     """The drafts of those that asked, before the step is recorded."""
     slots = computed.sampling_slots
     num_drafts = computed.num_drafts[computed.sampling_rows]
     parts = []
     for row in np.flatnonzero(table.wants_draft_logprobs[slots] & (num_drafts > 0)).tolist():
-        slot, num, accepted = slots[row], num_drafts[row], verdict.num_accepted[row]
+        slot, num, accepted = slots[row], num_drafts[row], outcome.num_accepted[row]
         arrays = TokenArrays(
-            verdict.drafts[row, :num].astype(np.int32),
+            outcome.drafts[row, :num].astype(np.int32),
             table.draft_logprobs[slot, :num].copy(),
             ranks=table.draft_ranks[slot, :num].copy(),
         )

@@ -16,7 +16,7 @@ NO_TOKEN = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AcceptOutcome:
     """Of the Q rows of a batch that sample; w is one more than the most drafts of a row."""
 
     tokens: np.ndarray  # [Q, w] int64: what was sampled, or in its place what is wrong
@@ -42,7 +42,9 @@ class Verdict:
         return ended
 
 
-def verify(table: SlotTable, batch: Batch, sampled: np.ndarray, eos_ids: np.ndarray) -> Verdict:
+def verify(
+    table: SlotTable, batch: Batch, sampled: np.ndarray, eos_ids: np.ndarray
+) -> AcceptOutcome:
     """``sampled`` [S] int64, token ids or below 0 what is wrong with the row. A row fails if its
     first one is wrong; a later one is sampled again in the next step.
 
@@ -64,7 +66,7 @@ def verify(table: SlotTable, batch: Batch, sampled: np.ndarray, eos_ids: np.ndar
     ends = _first(is_last) + 1
     num_emitted = np.minimum(np.minimum(nums, wrong), np.minimum(ends, rooms))
     is_emitted = columns < num_emitted[:, None]
-    return Verdict(
+    return AcceptOutcome(
         tokens,
         drafts,
         num_emitted,

@@ -55,7 +55,7 @@ class DryEngine:
         """All of it, whatever comes of that."""
         logits = step.forward()
         if len(step.slots):
-            step.judge(logits.clone() if is_adjusted else None)
+            step.sample_and_accept(logits.clone() if is_adjusted else None)
         if self.segments.drafts:
             step.draft(self.segments.state.max_drafts)
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from services.worker.device.accept_outcomes import NO_ROWS, StepRows, unpack
 from services.worker.device.planned import PlannedRows
 from services.worker.device.streams import Download, Mark
 from services.worker.device.token_logprobs import PendingLogprobs
-from services.worker.device.verdicts import NO_ROWS, StepRows, unpack
 from services.worker.loaded import Loaded
 from services.worker.logprobs import StepLogprobs
 from services.worker.mtp_coverage import MtpCoverage
@@ -15,7 +15,7 @@ from services.worker.ngram import NgramDrafter
 from services.worker.prompt_logprobs import PromptPart, prompt_rows
 from services.worker.results import Part, draft_rows, record, with_parts
 from services.worker.slots import SlotTable
-from services.worker.verify import Verdict
+from services.worker.verify import AcceptOutcome
 from shared.messages import Capacity, StepPlan, StepResult
 from shared.token_arrays import TokenArrays
 
@@ -59,16 +59,16 @@ class Collector:
         """Waits until the device has decided."""
         table = self._table
         packed = NO_ROWS if launched.packed is None else launched.packed.wait()[0]
-        rows, verdict = unpack(table, launched.planned, packed)
+        rows, outcome = unpack(table, launched.planned, packed)
         logprobs = (
-            StepLogprobs({}) if launched.logprobs is None else launched.logprobs.resolve(verdict)
+            StepLogprobs({}) if launched.logprobs is None else launched.logprobs.resolve(outcome)
         )
-        drafts = self._draft_rows(launched, rows, verdict)
+        drafts = self._draft_rows(launched, rows, outcome)
         num_known = table.num_tokens[rows.slots]
-        result_rows, emitted = record(table, rows, verdict, logprobs)
+        result_rows, emitted = record(table, rows, outcome, logprobs)
         prompts = self._prompt_rows(launched)
         if launched.depth:
-            self._note_drafts(launched, rows, verdict, num_known)
+            self._note_drafts(launched, rows, outcome, num_known)
         arrays = TokenArrays(emitted, *logprobs.arrays())
         parts = prompts + drafts + launched.failed
         result_rows, arrays = with_parts(table, result_rows, arrays, parts)
@@ -83,13 +83,13 @@ class Collector:
         known[planned.sampling_chunks] += 1
         self.mtp_coverage.note(self._table, slots, starts + 1, starts + planned.chunk_nums, known)
 
-    def _draft_rows(self, launched: Launched, rows: StepRows, verdict: Verdict) -> list[Part]:
+    def _draft_rows(self, launched: Launched, rows: StepRows, outcome: AcceptOutcome) -> list[Part]:
         if launched.draft_logprobs is None:
             return []
         slots = launched.planned.slots
         logprobs, ranks = launched.draft_logprobs.wait()
         self._table.draft_logprobs[slots], self._table.draft_ranks[slots] = logprobs, ranks
-        return draft_rows(self._table, rows, verdict)
+        return draft_rows(self._table, rows, outcome)
 
     def _prompt_rows(self, launched: Launched) -> list[Part]:
         if not len(launched.planned.chunk_slots):
@@ -98,7 +98,7 @@ class Collector:
         return prompt_rows(self._table, rows, launched.prompts)
 
     def _note_drafts(
-        self, launched: Launched, rows: StepRows, verdict: Verdict, num_known: np.ndarray
+        self, launched: Launched, rows: StepRows, outcome: AcceptOutcome, num_known: np.ndarray
     ) -> None:
         """What was drafted, or is now. ``num_known`` [R] are the lengths before the step."""
         table = self._table
@@ -110,7 +110,7 @@ class Collector:
         if launched.drafts is not None:
             _note(table, launched.planned.slots, *launched.drafts.wait())
         if self._method == "ngram":
-            goes_on = ~verdict.has_ended & (verdict.num_emitted > 0)
+            goes_on = ~outcome.has_ended & (outcome.num_emitted > 0)
             self._ngram.look_up(table, rows.sampling_slots[goes_on], launched.depth)
 
     def _times(self, launched: Launched) -> tuple[float, float]:

@@ -164,7 +164,7 @@ class DeviceEngine:
     def _finish(self, launched: Launched, step: Step, logits: Tensor) -> None:
         slots = launched.planned.slots
         if len(slots):
-            self._judge(launched, step, logits)
+            self._sample_and_accept(launched, step, logits)
         if isinstance(step, MixedStep):
             launched.prompts = self._ask_prompts(launched.planned, step)
         launched.decided = Mark(self._device)
@@ -201,7 +201,7 @@ class DeviceEngine:
         chunks = prepare_chunks(self._table, planned, self._slots.state.block_tables)
         return MixedStep(self._segments, slots, depths, width, max_keys, chunks)
 
-    def _judge(self, launched: Launched, step: Step, logits: Tensor) -> None:
+    def _sample_and_accept(self, launched: Launched, step: Step, logits: Tensor) -> None:
         slots = launched.planned.slots
         if self._table.wants_draft_logprobs[slots].any():
             launched.draft_logprobs = self._download_draft_logprobs(slots)
@@ -210,9 +210,9 @@ class DeviceEngine:
             self._wait_for_results()  # while the device computes the logits
             width = len(logits) // len(step.slots)
             changed = adjusted(self._table, launched.planned, logits, width, self._eos_ids)
-        judged = step.judge(changed)
-        launched.logprobs = PendingLogprobs(self._table, slots, judged)
-        launched.packed = Download(judged.accepted.packed[: len(slots)])
+        sampler_output = step.sample_and_accept(changed)
+        launched.logprobs = PendingLogprobs(self._table, slots, sampler_output)
+        launched.packed = Download(sampler_output.accepted.packed[: len(slots)])
 
     def _begin_pairs(self, plan: StepPlan, fresh_blocks: np.ndarray) -> None:
         mtp_coverage = self._collector.mtp_coverage

@@ -8,7 +8,7 @@ from kernels.mtp_inputs import note_pairs
 from kernels.paged_attention import DecodeRows
 from services.worker.context import ForwardContext, forward_context
 from services.worker.device.chunks import Chunks
-from services.worker.device.segments import Judged, SampledRows, Segments, last_tokens
+from services.worker.device.segments import SampledRows, SamplerOutput, Segments, last_tokens
 
 
 class MixedStep:
@@ -34,7 +34,7 @@ class MixedStep:
         self._chunks = chunks
         self._inputs: DecodeInputs
         self._logits: Tensor
-        self._judged: Judged
+        self._sampler_output: SamplerOutput
 
     @property
     def num_decoded(self) -> int:
@@ -61,7 +61,7 @@ class MixedStep:
             self._logits = self.hidden.new_zeros(0, 1)
         return self._logits
 
-    def judge(self, adjusted: Tensor | None) -> Judged:
+    def sample_and_accept(self, adjusted: Tensor | None) -> SamplerOutput:
         inputs, chunks, width = self._inputs, self._chunks, self._width
         positions = chunks.positions[chunks.last_tokens] + 1
         sampled = SampledRows(
@@ -71,15 +71,15 @@ class MixedStep:
             torch.cat((inputs.num_valid, torch.ones_like(chunks.sampling_slots))),
         )
         scores = self._logits if adjusted is None else adjusted
-        self._judged = self._segments.judge(sampled, self._logits, scores)
-        return self._judged
+        self._sampler_output = self._segments.sample_and_accept(sampled, self._logits, scores)
+        return self._sampler_output
 
     def draft(self, depth: int) -> None:
         """Where no row samples, the pairs alone are computed."""
         out = self._pair()
         if not len(self.slots):
             return
-        num_emitted = self._judged.accepted.num_emitted
+        num_emitted = self._sampler_output.accepted.num_emitted
         decoded = last_tokens(num_emitted[: len(self._decoding)], self._width)
         last = out[torch.cat((decoded, self.num_decoded + self._chunks.last_tokens))]
         self._segments.add_draft(self.slots, last, num_emitted)
@@ -108,7 +108,7 @@ class MixedStep:
     def _sampled(self) -> Tensor:
         """Tokens [R, w], of which there may be none."""
         if len(self.slots):
-            return self._judged.tokens
+            return self._sampler_output.tokens
         return self._chunks.last_tokens.new_zeros(0, self._width)
 
     def _decoded(self) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from kernels.accept import Accepted, accept
+from kernels.accept import AcceptOutput, accept
 from kernels.decode_inputs import DecodeInputs, decode_inputs
 from kernels.logprobs import logprobs_slots
 from kernels.mtp_inputs import Pairs, draft_pairs, step_pairs
@@ -41,11 +41,11 @@ class SampledRows(NamedTuple):
     num_valid: Tensor  # [R] int32: the tokens that count
 
 
-class Judged(NamedTuple):
+class SamplerOutput(NamedTuple):
     """Of R rows with up to w tokens each."""
 
     tokens: Tensor  # [R, w] int64
-    accepted: Accepted
+    accepted: AcceptOutput
     scores: Tensor  # [R * w, V]: what logprobs are told of
     logprobs: tuple[Tensor, Tensor, Tensor]  # of the R * w tokens, see ``logprobs_slots``
 
@@ -96,7 +96,9 @@ class Segments:
             hidden: Tensor = self.model(inputs.input_ids, inputs.positions)
         return Forwarded(inputs, hidden, self.model.logits(hidden, logits))
 
-    def judge(self, sampled: SampledRows, logits: Tensor, adjusted: Tensor) -> Judged:
+    def sample_and_accept(
+        self, sampled: SampledRows, logits: Tensor, adjusted: Tensor
+    ) -> SamplerOutput:
         """logits and adjusted [R * w, V] float32."""
         _, token_slots, positions, num_valid = sampled
         tokens = sample_slots(logits, adjusted, self.params, token_slots, positions)
@@ -107,21 +109,21 @@ class Segments:
         tokens = tokens.view(len(num_valid), -1)
         ends = self.eos_ids, self.acceptance
         accepted = accept(self.state, sampled.slots, num_valid, tokens, *ends)
-        return Judged(tokens, accepted, scores, logprobs)
+        return SamplerOutput(tokens, accepted, scores, logprobs)
 
     def first_draft(
         self,
         slots: Tensor,
         inputs: DecodeInputs,
         hidden: Tensor,
-        judged: Judged,
+        sampler_output: SamplerOutput,
         max_keys: int,
         into: Tensor | None = None,
     ) -> Tensor:
         """The pairs of all tokens of rows that decode, and a draft of each: what the head made of
         the last pair of each [B, hidden], in ``into``, if there is such."""
-        width, num_emitted = judged.tokens.shape[1], judged.accepted.num_emitted
-        pairs = self.pairs(slots, inputs, judged.tokens)
+        width, num_emitted = sampler_output.tokens.shape[1], sampler_output.accepted.num_emitted
+        pairs = self.pairs(slots, inputs, sampler_output.tokens)
         out = self._mtp(slots, hidden, pairs, width, max_keys)
         last = torch.index_select(out, 0, last_tokens(num_emitted, width), out=into)
         self.add_draft(slots, last, num_emitted)

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from services.worker.device.segments import Forwarded, Judged, SampledRows, Segments
+from services.worker.device.segments import Forwarded, SampledRows, SamplerOutput, Segments
 
 Run = Callable[[], None]
 Record = Callable[[Run], Run]  # runs it; what is given back runs it again, on the same tensors
@@ -19,7 +19,7 @@ class Step(Protocol):
     def forward(self) -> Tensor:
         """logits [R * w, V] of R rows with up to w tokens each."""
 
-    def judge(self, adjusted: Tensor | None) -> Judged:
+    def sample_and_accept(self, adjusted: Tensor | None) -> SamplerOutput:
         """``adjusted`` [R * w, V] are what is drawn from, if not the logits."""
 
     def draft(self, depth: int) -> None:
@@ -49,7 +49,7 @@ class DecodeStep:
         self._logits = logits
         self._out = out
         self._forwarded: Forwarded
-        self._judged: Judged
+        self._sampler_output: SamplerOutput
         # By name. A part that is not there is run: if it were kept as it is, the step would know
         # itself, and its tensors would wait for the garbage collector.
         self._recorded: dict[str, Run] = {}
@@ -57,7 +57,7 @@ class DecodeStep:
     def record(self, record: Record, next_draft: Run | None = None) -> None:
         """From now on its parts are replayed. ``next_draft``, if there is such, was recorded by a
         step with the same ``slots`` and ``out``: it does not depend on the tokens of a row."""
-        parts = [self._forward, self._judge]
+        parts = [self._forward, self._sample_and_accept]
         if self._segments.drafts:
             parts.append(self._first_draft)
         self._recorded = {part.__name__: record(part) for part in parts}
@@ -74,17 +74,21 @@ class DecodeStep:
         self._run(self._forward)
         return self._forwarded.logits
 
-    def judge(self, adjusted: Tensor | None) -> Judged:
+    def sample_and_accept(self, adjusted: Tensor | None) -> SamplerOutput:
         if adjusted is None:
-            self._run(self._judge)
-            return self._judged
-        judged = self._segments.judge(self._sampled(), self._forwarded.logits, adjusted)
+            self._run(self._sample_and_accept)
+            return self._sampler_output
+        sampler_output = self._segments.sample_and_accept(
+            self._sampled(), self._forwarded.logits, adjusted
+        )
         if self._recorded:  # what was recorded goes on with its own tensors
-            for ours, theirs in zip(_tensors(self._judged), _tensors(judged), strict=True):
+            for ours, theirs in zip(
+                _tensors(self._sampler_output), _tensors(sampler_output), strict=True
+            ):
                 ours.copy_(theirs)
         else:
-            self._judged = judged
-        return self._judged
+            self._sampler_output = sampler_output
+        return self._sampler_output
 
     def draft(self, depth: int) -> None:
         self._run(self._first_draft)
@@ -99,9 +103,9 @@ class DecodeStep:
             self.slots, self._depths, self.width, self._max_keys, self._logits
         )
 
-    def _judge(self) -> None:
+    def _sample_and_accept(self) -> None:
         logits = self._forwarded.logits
-        self._judged = self._segments.judge(self._sampled(), logits, logits)
+        self._sampler_output = self._segments.sample_and_accept(self._sampled(), logits, logits)
 
     def _sampled(self) -> SampledRows:
         inputs = self._forwarded.inputs
@@ -110,7 +114,7 @@ class DecodeStep:
     def _first_draft(self) -> None:
         inputs, hidden = self._forwarded.inputs, self._forwarded.hidden
         self._out = self._segments.first_draft(
-            self.slots, inputs, hidden, self._judged, self._max_keys, self._out
+            self.slots, inputs, hidden, self._sampler_output, self._max_keys, self._out
         )
 
     def _next_draft(self) -> None:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernels.logprobs import MAX_TOP, NO_LOGPROBS, logprobs
-from services.worker.device.segments import Judged
+from services.worker.device.segments import SamplerOutput
 from services.worker.device.streams import Download, upload
 from services.worker.logprobs import LOWEST, StepLogprobs, TokenLogprobs, num_top_of, pieces
 from services.worker.slots import SlotTable
-from services.worker.verify import Verdict
+from services.worker.verify import AcceptOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,26 +24,26 @@ class _Wide:
 class PendingLogprobs:
     """Of one step: begins the copies, and makes of them what was asked for."""
 
-    def __init__(self, table: SlotTable, slots: np.ndarray, judged: Judged) -> None:
+    def __init__(self, table: SlotTable, slots: np.ndarray, sampler_output: SamplerOutput) -> None:
         """``slots`` [R] int64 are those of the rows that sample."""
-        self._width = judged.tokens.shape[1]
-        self._asked = num_top_of(table.num_logprobs[slots], judged.scores.shape[1])
+        self._width = sampler_output.tokens.shape[1]
+        self._asked = num_top_of(table.num_logprobs[slots], sampler_output.scores.shape[1])
         num = len(slots) * self._width
         is_narrow = (self._asked != NO_LOGPROBS) & (self._asked <= MAX_TOP)
         self._narrow = (
-            Download(*(each[:num] for each in judged.logprobs)) if is_narrow.any() else None
+            Download(*(each[:num] for each in sampler_output.logprobs)) if is_narrow.any() else None
         )
         self._wide = [
-            self._ask_wide(judged, rows, num_top)
+            self._ask_wide(sampler_output, rows, num_top)
             for num_top in np.unique(self._asked[self._asked > MAX_TOP]).tolist()
-            for rows in self._rows_in_pieces(num_top, judged.scores.shape[1])
+            for rows in self._rows_in_pieces(num_top, sampler_output.scores.shape[1])
         ]
 
-    def resolve(self, verdict: Verdict) -> StepLogprobs:
+    def resolve(self, outcome: AcceptOutcome) -> StepLogprobs:
         by_token: dict[int, TokenLogprobs] = {}
         narrow = self._narrow.wait() if self._narrow is not None else []
         wide = {row: part for each in self._wide for row, part in _parts(each)}
-        for index, row in enumerate(verdict.rows.tolist()):
+        for index, row in enumerate(outcome.rows.tolist()):
             asked = int(self._asked[row // self._width])
             if asked > MAX_TOP:
                 by_token[index] = wide[row]
@@ -58,9 +58,12 @@ class PendingLogprobs:
         rows = np.flatnonzero(self._asked == num_top)
         return pieces((rows[:, None] * self._width + np.arange(self._width)).ravel(), vocab_size)
 
-    def _ask_wide(self, judged: Judged, rows: np.ndarray, num_top: int) -> _Wide:
-        where = upload(rows, judged.scores.device)
-        scores, tokens = judged.scores[where], judged.tokens.flatten()[where].clamp(min=0)
+    def _ask_wide(self, sampler_output: SamplerOutput, rows: np.ndarray, num_top: int) -> _Wide:
+        where = upload(rows, sampler_output.scores.device)
+        scores, tokens = (
+            sampler_output.scores[where],
+            sampler_output.tokens.flatten()[where].clamp(min=0),
+        )
         found = logprobs(scores, tokens, num_top if num_top < scores.shape[1] else None)
         return _Wide(rows, Download(found.values.clamp(min=LOWEST), found.top_ids, found.ranks))
 

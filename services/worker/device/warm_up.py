@@ -38,7 +38,7 @@ def _decode(segments: Segments, num_rows: int, width: int) -> None:
     slots = torch.full_like(segments.state.is_open[:1], null_slot).repeat(num_rows)
     step = DecodeStep(segments, slots, torch.zeros_like(slots), width, width)
     step.forward()
-    step.judge(None)
+    step.sample_and_accept(None)
     if segments.drafts:
         step.draft(segments.state.max_drafts)
 
@@ -59,6 +59,6 @@ def _run_largest(segments: Segments, table: SlotTable, capacity: Capacity) -> No
     decoding = chunks.slots[:0]
     step = MixedStep(segments, decoding, decoding, 1 + state.max_drafts, table.max_len, chunks)
     logits = step.forward()
-    step.judge(logits.clone())
+    step.sample_and_accept(logits.clone())
     if segments.drafts:
         step.draft(state.max_drafts)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kernels.sample import NOT_FINITE, NOTHING_LEFT
 from services.worker.batch import Batch
 from services.worker.slots import SlotTable
-from services.worker.verify import Verdict, verify
+from services.worker.verify import AcceptOutcome, verify
 from shared.messages import Capacity, SamplingParams
 
 EOS_IDS = np.array([0])
@@ -51,25 +51,25 @@ def logprobs(row: dict[str, Any]) -> tuple[list[int], int, int, bool]:
 def test_tokens_are_taken_as_far_as_drafts_are_right_and_nothing_ends_them(
     rows: list[dict[str, Any]],
 ) -> None:
-    verdict = judge(rows)
+    outcome = sample_and_accept(rows)
     start = 0
     for index, row in enumerate(rows):
         tokens, num_right, error, stops = logprobs(row)
         num = len(tokens)
-        assert verdict.num_emitted[index] == num
-        assert verdict.tokens[index, :num].tolist() == tokens
-        assert verdict.num_accepted[index] == num_right
-        assert verdict.errors[index] == error
-        assert verdict.is_stopped[index] == stops
-        assert verdict.is_full[index] == (num == row["room"])
-        assert verdict.emitted[start : start + num].tolist() == tokens
+        assert outcome.num_emitted[index] == num
+        assert outcome.tokens[index, :num].tolist() == tokens
+        assert outcome.num_accepted[index] == num_right
+        assert outcome.errors[index] == error
+        assert outcome.is_stopped[index] == stops
+        assert outcome.is_full[index] == (num == row["room"])
+        assert outcome.emitted[start : start + num].tolist() == tokens
         start += num
-    assert len(verdict.emitted) == len(verdict.rows) == start
+    assert len(outcome.emitted) == len(outcome.rows) == start
     sampled = np.concatenate([row["sampled"][: 1 + len(row["drafts"])] for row in rows])
-    assert sampled[verdict.rows].tolist() == verdict.emitted.tolist()
+    assert sampled[outcome.rows].tolist() == outcome.emitted.tolist()
 
 
-def judge(rows: list[dict[str, Any]]) -> Verdict:
+def sample_and_accept(rows: list[dict[str, Any]]) -> AcceptOutcome:
     table = SlotTable(Capacity(8, 4, len(rows), 64, 12, 10, 4))
     slots = np.arange(len(rows))[::-1].copy()
     for slot, row in zip(slots.tolist(), rows, strict=True):

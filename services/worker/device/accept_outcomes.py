@@ -16,7 +16,7 @@ from kernels.accept import (
 )
 from services.worker.device.planned import PlannedRows
 from services.worker.slots import SlotTable
-from services.worker.verify import NO_TOKEN, Verdict
+from services.worker.verify import NO_TOKEN, AcceptOutcome
 
 NO_ROWS = np.zeros((0, TOKENS + 1), np.int32)
 
@@ -49,7 +49,9 @@ class StepRows:
         return ends
 
 
-def unpack(table: SlotTable, planned: PlannedRows, packed: np.ndarray) -> tuple[StepRows, Verdict]:
+def unpack(
+    table: SlotTable, planned: PlannedRows, packed: np.ndarray
+) -> tuple[StepRows, AcceptOutcome]:
     """``packed`` [B + P, 3 + 2 w] int32 is of the rows that sample: those that decode, then those
     of chunks. Rows whose slots closed meanwhile are left out.
 
@@ -59,7 +61,7 @@ def unpack(table: SlotTable, planned: PlannedRows, packed: np.ndarray) -> tuple[
     kept = np.flatnonzero((packed[:, CODE] != CLOSED) & table.is_open[slots])
     kept = kept[np.lexsort((slots[kept], table.routes[slots[kept]]))]
     chunks = np.flatnonzero(table.is_open[planned.chunk_slots])
-    return _rows(planned, packed, kept, chunks), _verdict(packed, kept)
+    return _rows(planned, packed, kept, chunks), _outcome(packed, kept)
 
 
 def _rows(
@@ -81,7 +83,7 @@ def _rows(
     )
 
 
-def _verdict(packed: np.ndarray, kept: np.ndarray) -> Verdict:
+def _outcome(packed: np.ndarray, kept: np.ndarray) -> AcceptOutcome:
     width = (packed.shape[1] - TOKENS + 1) // 2
     numbers = packed[kept].astype(np.int64)
     tokens, drafts = numbers[:, TOKENS : TOKENS + width], numbers[:, TOKENS + width :]
@@ -89,7 +91,7 @@ def _verdict(packed: np.ndarray, kept: np.ndarray) -> Verdict:
     num_emitted, codes = numbers[:, NUM_EMITTED], numbers[:, CODE]
     is_emitted = columns < num_emitted[:, None]
     is_draft = columns[:-1] < numbers[:, NUM_VALID, None] - 1
-    return Verdict(
+    return AcceptOutcome(
         tokens,
         np.where(is_draft, drafts, NO_TOKEN),
         num_emitted,
