@@ -14,7 +14,7 @@ from services.worker.drafters import StepDone
 from services.worker.kernel_choice import choose_kernels
 from services.worker.loaded import load
 from services.worker.logprobs import gather_logprobs
-from services.worker.memory import measure_needs, plan_memory
+from services.worker.memory import estimate_requirements, plan_memory
 from services.worker.progress import Progress
 from services.worker.prompt_logprobs import PromptPart, ask_prompts, prompt_rows
 from services.worker.results import draft_rows, record, with_parts
@@ -38,7 +38,7 @@ class Engine:
         if settings.draft_acceptance is not None:
             raise ConfigError("draft-acceptance: a CPU's engine has no such thing, a GPU's has")
         loaded = load(settings, progress, choose_kernels)
-        report = plan_memory(settings, measure_needs(loaded), loaded.before, loaded.device)
+        report = plan_memory(settings, estimate_requirements(loaded), loaded.before, loaded.device)
         report.publish()
         self.model_info, self.capacity = loaded.model_info, loaded.capacity(report.num_blocks)
         self._model, self._sampler = loaded.model, loaded.sampler

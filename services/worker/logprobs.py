@@ -13,7 +13,7 @@ from services.worker.verify import AcceptOutcome
 from shared.messages import ALL_TOKENS
 
 # Logits that are worked on at a time, so that what stays on the device for it is bounded.
-PIECE_LOGITS = 1 << 22
+MAX_LOGITS_AT_ONCE = 1 << 22
 # What is told of a token that cannot come, since JSON has no −∞; vLLM tells the same.
 LOWEST = -9999.0
 
@@ -83,7 +83,7 @@ def num_top_of(asked: np.ndarray, vocab_size: int) -> np.ndarray:
 
 def pieces(rows: np.ndarray, vocab_size: int) -> Iterator[np.ndarray]:
     """As many ``rows`` [n] of logits at a time as may be worked on."""
-    num = max(1, PIECE_LOGITS // vocab_size)
+    num = max(1, MAX_LOGITS_AT_ONCE // vocab_size)
     return (rows[start : start + num] for start in range(0, len(rows), num))
 
 

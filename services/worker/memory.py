@@ -8,7 +8,7 @@ import torch
 from kernels.paged_attention.batch import MAX_GATHERED_TOKENS
 from services.worker.hardware import Memory
 from services.worker.loaded import Loaded
-from services.worker.logprobs import PIECE_LOGITS
+from services.worker.logprobs import MAX_LOGITS_AT_ONCE
 from services.worker.metrics import show_memory
 from services.worker.model_config import ModelConfig
 from shared.config import WorkerConfig
@@ -22,11 +22,11 @@ CPU_MAX_KV_BYTES = 4 << 30
 # allow. Logprobs come when those are gone and take less: rows are worked on in pieces.
 SAMPLER_BYTES = 64
 # For each logit of a piece: itself, its logprob, and both sorted with their ids.
-PIECE_BYTES = 32
+LOGPROB_BYTES = 32
 
 
 @dataclass(frozen=True)
-class Needs:
+class MemoryRequirements:
     """Bytes that the model takes on its device, and the limits that the peak is for."""
 
     weights: int
@@ -55,48 +55,48 @@ class MemoryReport:
     num_blocks: int
     budget: int
     others: int
-    needs: Needs
+    requirements: MemoryRequirements
 
     @property
     def kv_cache(self) -> int:
         """Bytes of all blocks."""
-        return self.num_blocks * self.needs.block
+        return self.num_blocks * self.requirements.block
 
     def publish(self) -> None:
         for line in self.lines():
             log.info(line)
-        show_memory(self.needs.weights, self.kv_cache, self.needs.peak)
+        show_memory(self.requirements.weights, self.kv_cache, self.requirements.peak)
 
     def lines(self) -> list[str]:
         """For the start-up log, one per item."""
-        needs = self.needs
-        num_tokens = self.num_blocks * needs.block_size
-        concurrency = num_tokens / needs.max_model_len
+        requirements = self.requirements
+        num_tokens = self.num_blocks * requirements.block_size
+        concurrency = num_tokens / requirements.max_model_len
         return [
             f"memory: {mib(self.budget)} may be used, {mib(self.others)} are used by others",
-            f"weights: {mib(needs.weights)}, as they lie in memory",
+            f"weights: {mib(requirements.weights)}, as they lie in memory",
             *self._peak_lines(),
-            f"KV cache: {self.num_blocks} blocks of {needs.block_size} tokens = {num_tokens} tokens"
+            f"KV cache: {self.num_blocks} blocks of {requirements.block_size} tokens = {num_tokens} tokens"
             f" ({mib(self.kv_cache)})",
-            f"maximum concurrency for {needs.max_model_len} tokens per request: {concurrency:.2f}×",
+            f"maximum concurrency for {requirements.max_model_len} tokens per request: {concurrency:.2f}×",
         ]
 
     def _peak_lines(self) -> list[str]:
-        peak, graphs = self.needs.peak, self.needs.graphs
+        peak, graphs = self.requirements.peak, self.requirements.graphs
         if graphs is None:
             return [f"peak of a step: {mib(peak)} (estimated)"]
         return [
             f"peak of a step, slots and kernels: {mib(peak)} (measured)",
             f"CUDA graphs: {mib(graphs)} (expected)",
-            f"slack: {mib(self.needs.slack)}, for libraries and fragments that come later",
+            f"slack: {mib(self.requirements.slack)}, for libraries and fragments that come later",
         ]
 
 
-def measure_needs(loaded: Loaded) -> Needs:
+def estimate_requirements(loaded: Loaded) -> MemoryRequirements:
     """The weights as they lie in memory, and an upper estimate of a step's tensors."""
     config, dtype = loaded.config, loaded.dtype
     max_tokens, max_len = loaded.max_num_batched_tokens, loaded.model_info.max_model_len
-    num_tokens, numbers = max_tokens, numbers_per_token(config)
+    num_tokens, numbers = max_tokens, activations_per_token(config)
     if loaded.speculation.method == "mtp":  # states are kept, computed again and joined with ids'
         num_tokens, numbers = num_tokens + loaded.max_num_seqs, numbers + 4 * config.hidden_size
     activations = num_tokens * numbers * torch.float32.itemsize
@@ -105,13 +105,15 @@ def measure_needs(loaded: Loaded) -> Needs:
     num_sampled = min((1 + loaded.speculation.num_drafts) * loaded.max_num_seqs, max_tokens)
     logits = num_sampled * config.vocab_size * SAMPLER_BYTES
     prompts = prompt_logprob_bytes(loaded.max_num_seqs, max_tokens, config.vocab_size)
-    return needs_of(loaded, activations + gathered + masks + max(logits, prompts))
+    return requirements_with(loaded, activations + gathered + masks + max(logits, prompts))
 
 
-def needs_of(loaded: Loaded, peak: int, graphs: int | None = None, slack: int = 0) -> Needs:
+def requirements_with(
+    loaded: Loaded, peak: int, graphs: int | None = None, slack: int = 0
+) -> MemoryRequirements:
     """With ``peak``, what a step takes beside weights and KV cache."""
     model, settings = loaded.model, loaded.settings
-    return Needs(
+    return MemoryRequirements(
         weights=sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())),
         peak=peak,
         block=loaded.num_kv_layers * settings.block_size * loaded.kv_entry_bytes,
@@ -123,7 +125,7 @@ def needs_of(loaded: Loaded, peak: int, graphs: int | None = None, slack: int = 
     )
 
 
-def numbers_per_token(config: ModelConfig) -> int:
+def activations_per_token(config: ModelConfig) -> int:
     """How many numbers of a token exist at once within a layer, at most.
 
     Its input, the sum that goes on, its norm and its rotation; and then the heads with what
@@ -138,16 +140,16 @@ def prompt_logprob_bytes(max_num_seqs: int, max_num_tokens: int, vocab_size: int
     """What the logprobs of prompts take, when those of a step's other tokens are there: the logits
     of a piece, and all that is told, which credit bounds, until it is joined.
     """
-    num_logits = min(max(PIECE_LOGITS, vocab_size), max_num_tokens * vocab_size)
+    num_logits = min(max(MAX_LOGITS_AT_ONCE, vocab_size), max_num_tokens * vocab_size)
     sampled_bytes = 2 * max_num_seqs * vocab_size * torch.float32.itemsize
     prompt_bytes = min(
         max_num_tokens * vocab_size * torch.float32.itemsize, max_num_seqs * WINDOW_BYTES
     )
-    return num_logits * PIECE_BYTES + sampled_bytes + 2 * prompt_bytes
+    return num_logits * LOGPROB_BYTES + sampled_bytes + 2 * prompt_bytes
 
 
 def plan_memory(
-    settings: WorkerConfig, needs: Needs, before: Memory, device: torch.device
+    settings: WorkerConfig, requirements: MemoryRequirements, before: Memory, device: torch.device
 ) -> MemoryReport:
     """``before`` is the memory that was there before the weights.
 
@@ -155,13 +157,13 @@ def plan_memory(
     """
     budget = int(before.total * settings.gpu_memory_utilization)
     others = before.total - before.free
-    room = _room(settings, budget - others - needs.total, device)
-    num_wanted = min(needs.max_num_seqs * needs.blocks_per_request, MAX_BLOCKS)
-    num_blocks = min(room // needs.block, num_wanted)
+    room = _room(settings, budget - others - requirements.total, device)
+    num_wanted = min(requirements.max_num_seqs * requirements.blocks_per_request, MAX_BLOCKS)
+    num_blocks = min(room // requirements.block, num_wanted)
     num_blocks = settings.num_gpu_blocks_override or num_blocks
-    report = MemoryReport(num_blocks, budget, others, needs)
-    if num_blocks < needs.blocks_per_request:
-        raise ConfigError(_too_little(settings, needs, room, report))
+    report = MemoryReport(num_blocks, budget, others, requirements)
+    if num_blocks < requirements.blocks_per_request:
+        raise ConfigError(_too_little(settings, requirements, room, report))
     return report
 
 
@@ -172,13 +174,15 @@ def _room(settings: WorkerConfig, left: int, device: torch.device) -> int:
     return max(0, min(left, CPU_MAX_KV_BYTES) if device.type == "cpu" else left)
 
 
-def _too_little(settings: WorkerConfig, needs: Needs, room: int, report: MemoryReport) -> str:
-    wanted = needs.blocks_per_request * needs.block
+def _too_little(
+    settings: WorkerConfig, requirements: MemoryRequirements, room: int, report: MemoryReport
+) -> str:
+    wanted = requirements.blocks_per_request * requirements.block
     if settings.num_gpu_blocks_override is not None:
         return (
             f"num-gpu-blocks-override: {settings.num_gpu_blocks_override} blocks of"
-            f" {needs.block_size} tokens; one request of max-model-len = {needs.max_model_len}"
-            f" tokens takes {needs.blocks_per_request}: raise the one or lower the other"
+            f" {requirements.block_size} tokens; one request of max-model-len = {requirements.max_model_len}"
+            f" tokens takes {requirements.blocks_per_request}: raise the one or lower the other"
         )
     if settings.kv_cache_memory_bytes is not None:
         remedy = "raise kv-cache-memory-bytes or lower max-model-len"
@@ -188,7 +192,7 @@ def _too_little(settings: WorkerConfig, needs: Needs, room: int, report: MemoryR
             f" gpu-memory-utilization ({settings.gpu_memory_utilization})"
         )
     return (
-        f"max-model-len: the KV cache of one request of {needs.max_model_len} tokens takes"
+        f"max-model-len: the KV cache of one request of {requirements.max_model_len} tokens takes"
         f" {mib(wanted)} and {mib(room)} are left for it; {remedy}. "
         + "; ".join(report.lines()[:-2])
     )

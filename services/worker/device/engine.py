@@ -25,7 +25,7 @@ from services.worker.device.token_logprobs import PendingLogprobs
 from services.worker.hardware import why_out_of_memory
 from services.worker.kernel_choice import fuse
 from services.worker.loaded import Loaded, load
-from services.worker.memory import measure_needs, plan_memory
+from services.worker.memory import estimate_requirements, plan_memory
 from services.worker.progress import Progress
 from services.worker.prompt_logprobs import PromptPart, ask_prompts
 from services.worker.results import Part
@@ -51,8 +51,10 @@ class DeviceEngine:
         _warn_of_acceptance(loaded)
         wanted = _shapes(loaded)
         is_cuda = loaded.device.type == "cuda"
-        needs = measure(loaded, wanted, progress) if is_cuda else measure_needs(loaded)
-        report = plan_memory(settings, needs, loaded.before, loaded.device)
+        requirements = (
+            measure(loaded, wanted, progress) if is_cuda else estimate_requirements(loaded)
+        )
+        report = plan_memory(settings, requirements, loaded.before, loaded.device)
         report.publish()
         self.model_info, self.capacity = loaded.model_info, loaded.capacity(report.num_blocks)
         self._device = loaded.device

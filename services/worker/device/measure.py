@@ -14,8 +14,8 @@ from services.worker.device.segments import Segments, make_segments
 from services.worker.device.warm_up import warm_up
 from services.worker.hardware import read_memory, why_out_of_memory
 from services.worker.loaded import Loaded
-from services.worker.logprobs import PIECE_LOGITS
-from services.worker.memory import PIECE_BYTES, Needs, needs_of
+from services.worker.logprobs import MAX_LOGITS_AT_ONCE
+from services.worker.memory import LOGPROB_BYTES, MemoryRequirements, requirements_with
 from services.worker.progress import Progress
 from services.worker.slots import SlotTable
 from shared.errors import ConfigError
@@ -25,7 +25,7 @@ MIN_SLACK_BYTES, SLACK_SHARE = 256 << 20, 0.02  # of the card's memory; not meas
 
 
 @torch.inference_mode()
-def measure(loaded: Loaded, shapes: list[Shape], progress: Progress) -> Needs:
+def measure(loaded: Loaded, shapes: list[Shape], progress: Progress) -> MemoryRequirements:
     """Over a cache that has only the null block. ``shapes`` are those of the graphs to come: the
     first and the last of them are captured. What was taken is given back.
 
@@ -45,12 +45,12 @@ def measure(loaded: Loaded, shapes: list[Shape], progress: Progress) -> Needs:
             f" {capacity.max_num_seqs} sequences does not fit beside the weights:"
             f" {why_out_of_memory(error)}; {REMEDIES}"
         ) from None
-    needs = needs_of(loaded, 0)
-    pieces = PIECE_LOGITS * PIECE_BYTES  # of wide logprobs and those of prompts
+    requirements = requirements_with(loaded, 0)
+    pieces = MAX_LOGITS_AT_ONCE * LOGPROB_BYTES  # of wide logprobs and those of prompts
     del slots, segments
     torch.cuda.empty_cache()
     slack = max(MIN_SLACK_BYTES, int(loaded.before.total * SLACK_SHARE))
-    return needs_of(loaded, of_step - needs.weights + pieces, of_graphs, slack)
+    return requirements_with(loaded, of_step - requirements.weights + pieces, of_graphs, slack)
 
 
 def _num_used(loaded: Loaded) -> int:

@@ -170,11 +170,11 @@ def step_with(engine: Engine, nums: list[int | None]) -> tuple:
     return prompts, *engine.step(StepPlan(1, [], admits, [], prefills, []), ids)
 
 
-@pytest.mark.parametrize("piece", [1, logprobs.PIECE_LOGITS])
+@pytest.mark.parametrize("piece", [1, logprobs.MAX_LOGITS_AT_ONCE])
 def test_each_row_tells_as_much_as_it_asked_and_what_the_model_says(
     engine: Engine, folder: Path, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
-    monkeypatch.setattr(logprobs, "PIECE_LOGITS", piece)
+    monkeypatch.setattr(logprobs, "MAX_LOGITS_AT_ONCE", piece)
     nums = [None, 0, 3, ALL_TOKENS, 5, VOCAB_SIZE, None, 3]
     prompts, result, arrays = step_with(engine, nums)
     layout, oracle = Layout(result.rows, arrays), load_as_qwen2(folder)

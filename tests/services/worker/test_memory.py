@@ -24,12 +24,12 @@ from kernels.logprobs import logprobs
 from services.worker import hardware
 from services.worker.context import forward_context
 from services.worker.hardware import Memory, choose_device, choose_dtype, read_memory
-from services.worker.logprobs import PIECE_LOGITS
+from services.worker.logprobs import MAX_LOGITS_AT_ONCE
 from services.worker.memory import (
     CPU_MAX_KV_BYTES,
-    PIECE_BYTES,
-    Needs,
-    numbers_per_token,
+    LOGPROB_BYTES,
+    MemoryRequirements,
+    activations_per_token,
     plan_memory,
     prompt_logprob_bytes,
 )
@@ -43,7 +43,7 @@ from tests.services.worker.forward import prepare
 
 GIB = 1 << 30
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-NEEDS = Needs(
+NEEDS = MemoryRequirements(
     weights=2 * GIB,
     peak=GIB,
     block=1 << 20,
@@ -71,8 +71,8 @@ def test_blocks_take_what_is_left_of_the_share() -> None:
 
 
 def test_slack_is_kept_from_the_cache_and_told() -> None:
-    needs = replace(NEEDS, graphs=GIB // 4, slack=GIB // 4)
-    report = plan_memory(settings(gpu_memory_utilization=0.5), needs, MACHINE, CUDA)
+    requirements = replace(NEEDS, graphs=GIB // 4, slack=GIB // 4)
+    report = plan_memory(settings(gpu_memory_utilization=0.5), requirements, MACHINE, CUDA)
     assert report.num_blocks == (10 - 5 - 2 - 1) * GIB // NEEDS.block - GIB // 2 // NEEDS.block
     assert "slack: 256.0 MiB, for libraries and fragments that come later" in report.lines()
 
@@ -85,8 +85,8 @@ def test_a_cpu_gives_four_gibibytes_at_most_unless_told() -> None:
 
 
 def test_no_more_blocks_than_all_slots_can_use() -> None:
-    needs = replace(NEEDS, max_num_seqs=2, max_model_len=100)
-    assert plan_memory(settings(), needs, MACHINE, CPU).num_blocks == 2 * 7
+    requirements = replace(NEEDS, max_num_seqs=2, max_model_len=100)
+    assert plan_memory(settings(), requirements, MACHINE, CPU).num_blocks == 2 * 7
 
 
 def test_an_override_needs_no_memory_to_be_left() -> None:
@@ -163,7 +163,7 @@ def test_a_step_fits_what_is_reserved_for_its_layers_and_takes_half_of_it(
     tmp_path: Path, family: type[PreTrainedModel], changes: dict[str, Any]
 ) -> None:
     save_model(tmp_path, family, **changes)
-    reserved = 240 * numbers_per_token(read_model_config(tmp_path)) * 4
+    reserved = 240 * activations_per_token(read_model_config(tmp_path)) * 4
     assert reserved / 2 < measured_peak(tmp_path, 240) <= reserved
 
 
@@ -176,14 +176,14 @@ def test_a_piece_of_logits_fits_what_is_reserved_for_it(num_top: int | None, val
     watch = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
     with watch:
         logprobs(logits, torch.zeros(40, dtype=torch.int64), num_top).values.clamp(min=-1)
-    assert allocated_peak(watch) + given <= logits.numel() * PIECE_BYTES
+    assert allocated_peak(watch) + given <= logits.numel() * LOGPROB_BYTES
 
 
 def test_prompts_take_a_piece_and_what_credit_allows() -> None:
-    vocab_size, piece = 1000, PIECE_LOGITS * PIECE_BYTES
+    vocab_size, piece = 1000, MAX_LOGITS_AT_ONCE * LOGPROB_BYTES
     drawn, logprobs = 2 * 8 * vocab_size * 4, 2 * min(512 * vocab_size * 4, 8 * WINDOW_BYTES)
     assert prompt_logprob_bytes(8, 10_000, vocab_size) == piece + drawn + 2 * 8 * WINDOW_BYTES
-    few = 512 * vocab_size * PIECE_BYTES
+    few = 512 * vocab_size * LOGPROB_BYTES
     assert prompt_logprob_bytes(8, 512, vocab_size) == few + drawn + logprobs
 
 

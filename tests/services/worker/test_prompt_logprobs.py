@@ -64,7 +64,7 @@ def test_they_are_the_models_in_any_chunks(
 def test_no_more_logits_exist_at_once_than_may_be_worked_on(
     engine: Engine, oracle: Qwen2ForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logprobs, "PIECE_LOGITS", 5 * VOCAB_SIZE)
+    monkeypatch.setattr(logprobs, "MAX_LOGITS_AT_ONCE", 5 * VOCAB_SIZE)
     model = model_of(engine)
     sizes, head = [], model.logits
     monkeypatch.setattr(model, "logits", lambda x: (sizes.append(len(x)), head(x))[1])
