@@ -6,7 +6,7 @@ import numpy as np
 
 from services.worker.device.accept_outcomes import NO_ROWS, StepRows, unpack
 from services.worker.device.planned import PlannedRows
-from services.worker.device.streams import Download, Mark
+from services.worker.device.streams import DeviceEvent, Download
 from services.worker.device.token_logprobs import PendingLogprobs
 from services.worker.loaded import Loaded
 from services.worker.logprobs import StepLogprobs
@@ -29,9 +29,9 @@ class Launched:
     plan: StepPlan
     planned: PlannedRows
     depth: int  # of its drafts
-    begins: Mark
-    decided: Mark | None = None
-    ends: Mark | None = None  # with its drafts
+    begins: DeviceEvent
+    decided: DeviceEvent | None = None
+    ends: DeviceEvent | None = None  # with its drafts
     packed: Download | None = None
     logprobs: PendingLogprobs | None = None
     draft_logprobs: Download | None = None  # of the drafts that are verified

@@ -20,7 +20,7 @@ from services.worker.device.out_of_memory import REMEDIES, fail
 from services.worker.device.planned import HostLengths, PlannedRows
 from services.worker.device.segments import make_segments
 from services.worker.device.steps import DecodeStep, Step
-from services.worker.device.streams import Download, Mark, upload
+from services.worker.device.streams import DeviceEvent, Download, upload
 from services.worker.device.token_logprobs import PendingLogprobs
 from services.worker.hardware import why_out_of_memory
 from services.worker.kernel_choice import fuse
@@ -108,7 +108,7 @@ class DeviceEngine:
         planned = self._lengths.rows_of(self._table, plan, repeats_states)
         if self._method == "mtp" and depth:
             self._collector.note_chunk_pairs(planned)
-        launched = Launched(plan, planned, depth, Mark(self._device))
+        launched = Launched(plan, planned, depth, DeviceEvent(self._device))
         launched.failed += failed
         self._run(launched)
         self._has_failed = bool(launched.failed)
@@ -131,7 +131,7 @@ class DeviceEngine:
         if step is not None:
             self._finish(launched, *step)
         else:
-            launched.decided = launched.ends = Mark(self._device)
+            launched.decided = launched.ends = DeviceEvent(self._device)
 
     def _forward(self, launched: Launched) -> tuple[Step, Tensor] | None:
         """Where the memory is short, without what prompts take. Steps that only decode take what
@@ -169,12 +169,12 @@ class DeviceEngine:
             self._sample_and_accept(launched, step, logits)
         if isinstance(step, MixedStep):
             launched.prompts = self._ask_prompts(launched.planned, step)
-        launched.decided = Mark(self._device)
+        launched.decided = DeviceEvent(self._device)
         if self._segments.drafts and launched.depth:
             step.draft(launched.depth)
             if self._table.has_logits_rules[slots].any():
                 launched.drafts = self._download_drafts(slots)
-        launched.ends = Mark(self._device)
+        launched.ends = DeviceEvent(self._device)
 
     def _ask_prompts(self, planned: PlannedRows, step: MixedStep) -> dict[int, PromptPart]:
         return ask_prompts(

@@ -31,14 +31,14 @@ class Download:
 
     def __init__(self, *tensors: Tensor) -> None:
         self._copies = [_copy(tensor) for tensor in tensors]
-        self._mark = Mark(tensors[0].device)
+        self._event = DeviceEvent(tensors[0].device)
 
     def wait(self) -> list[np.ndarray]:
-        self._mark.wait()
+        self._event.wait()
         return [copy.numpy() for copy in self._copies]
 
 
-class Mark:
+class DeviceEvent:
     """A moment in the device's work, told when it gets there; a CPU is there at once."""
 
     def __init__(self, device: torch.device) -> None:
@@ -53,7 +53,7 @@ class Mark:
         if self._event is not None:
             self._event.synchronize()
 
-    def since(self, other: "Mark") -> float:
+    def since(self, other: "DeviceEvent") -> float:
         """Seconds, when both were waited for."""
         if self._event is None or other._event is None:
             return self._at_s - other._at_s
