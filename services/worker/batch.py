@@ -41,7 +41,7 @@ class Batch:
     slots: np.ndarray  # [R] int64
     num_tokens: np.ndarray  # [R] int64
     num_drafts: np.ndarray  # [R] int64, among the tokens, at the end
-    num_repeated: np.ndarray  # [R] int64, among the tokens, at the start: for their states alone
+    num_recomputed: np.ndarray  # [R] int64, among the tokens, at the start: for their states alone
     rows: np.ndarray  # [T] int64, of each token
     token_ends: np.ndarray  # [R] int64, of the rows' tokens in T
     sampling_rows: np.ndarray  # [Q] int64, indices into R
@@ -70,7 +70,7 @@ class _Rows(NamedTuple):
     slots: np.ndarray
     num_tokens: np.ndarray
     num_drafts: np.ndarray
-    num_repeated: np.ndarray
+    num_recomputed: np.ndarray
     num_keys: np.ndarray
 
 
@@ -79,15 +79,15 @@ def prepare_batch(
     plan: StepPlan,
     kv_cache: KVCache,
     eos_ids: np.ndarray,
-    repeats_states: bool = False,
+    recomputes_states: bool = False,
 ) -> Batch:
     """The batch of the plan's rows whose sequences still run.
 
-    ``repeats_states``: where the ids before the first one of a row were cached, the last of them is
+    ``recomputes_states``: where the ids before the first one of a row were cached, the last of them is
     computed once more, since somebody wants its hidden state.
     """
-    planned = _planned_rows(table, plan, repeats_states)
-    slots, num_tokens, num_drafts, num_repeated, ends = planned
+    planned = _planned_rows(table, plan, recomputes_states)
+    slots, num_tokens, num_drafts, num_recomputed, ends = planned
     device = kv_cache.layers[0].device
     rows = np.repeat(np.arange(len(slots)), num_tokens)  # [T]
     token_ends = np.cumsum(num_tokens)
@@ -102,8 +102,8 @@ def prepare_batch(
         table, slots[rows[sampling_tokens]], positions[sampling_tokens] + 1, eos_ids, device
     )
     slot_mapping = table.slot_mapping(slots[rows], positions)
-    is_repeated = np.arange(len(rows)) - (token_ends - num_tokens)[rows] < num_repeated[rows]
-    slot_mapping[is_repeated] = table.null_block * table.block_size  # it is in the cache already
+    is_recomputed = np.arange(len(rows)) - (token_ends - num_tokens)[rows] < num_recomputed[rows]
+    slot_mapping[is_recomputed] = table.null_block * table.block_size  # it is in the cache already
 
     def upload(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(device, non_blocking=True)
@@ -112,7 +112,7 @@ def prepare_batch(
         slots,
         num_tokens,
         num_drafts,
-        num_repeated,
+        num_recomputed,
         rows,
         token_ends,
         sampling_rows,
@@ -201,7 +201,7 @@ def make_context(
     )
 
 
-def _planned_rows(table: SlotTable, plan: StepPlan, repeats_states: bool) -> _Rows:
+def _planned_rows(table: SlotTable, plan: StepPlan, recomputes_states: bool) -> _Rows:
     rows = [(row.slot, 1, row.verify_depth) for row in plan.decode]
     rows += [(row.slot, row.num_tokens, 0) for row in plan.prefill]
     slots, num_tokens, num_drafts = np.array(rows, np.int64).reshape(-1, 3).T
@@ -211,11 +211,11 @@ def _planned_rows(table: SlotTable, plan: StepPlan, repeats_states: bool) -> _Ro
     if (num_keys > table.num_tokens[slots]).any():
         raise ValueError(f"plan {plan.step} gives a slot more tokens than it lacks")
     num_drafts = np.minimum(num_drafts, table.num_drafts[slots])
-    num_repeated = (table.lacks_state[slots] & repeats_states).astype(np.int64)
-    num_tokens, num_keys = num_tokens + num_drafts + num_repeated, num_keys + num_drafts
+    num_recomputed = (table.lacks_state[slots] & recomputes_states).astype(np.int64)
+    num_tokens, num_keys = num_tokens + num_drafts + num_recomputed, num_keys + num_drafts
     order = np.lexsort((num_keys, num_tokens > 1))
     return _Rows(
-        slots[order], num_tokens[order], num_drafts[order], num_repeated[order], num_keys[order]
+        slots[order], num_tokens[order], num_drafts[order], num_recomputed[order], num_keys[order]
     )
 
 

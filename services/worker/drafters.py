@@ -15,7 +15,7 @@ from shared.messages import StepPlan
 
 
 @dataclass(frozen=True, slots=True)
-class StepDone:
+class RecordedStep:
     """A step that was recorded: its hidden states [T, hidden], and how many drafts to make of each
     of ``slots`` [N] int64, which emitted something and run on."""
 
@@ -26,15 +26,15 @@ class StepDone:
 
 
 class Drafter(Protocol):
-    """``repeats_states``: it wants the state before the first id that a row computes, even where
+    """``recomputes_states``: it wants the state before the first id that a row computes, even where
     that one's KV was cached."""
 
-    repeats_states: bool
+    recomputes_states: bool
 
     def begin(self, table: SlotTable, plan: StepPlan, fresh_blocks: np.ndarray) -> None:
         """``plan`` was applied to ``table``; ``fresh_blocks`` [N] int64 have new owners."""
 
-    def draft(self, table: SlotTable, done: StepDone) -> None:
+    def draft(self, table: SlotTable, done: RecordedStep) -> None:
         """Puts drafts into ``table``, where the slots that sampled have none: ids behind those that
         are known, and how many."""
 
@@ -42,12 +42,12 @@ class Drafter(Protocol):
 class NoDrafter:
     """Makes none; what a drafter without a state of its own need not do."""
 
-    repeats_states = False
+    recomputes_states = False
 
     def begin(self, table: SlotTable, plan: StepPlan, fresh_blocks: np.ndarray) -> None:
         pass
 
-    def draft(self, table: SlotTable, done: StepDone) -> None:
+    def draft(self, table: SlotTable, done: RecordedStep) -> None:
         pass
 
 

@@ -10,7 +10,7 @@ from kernels.logprobs import RowLogprobs
 from kernels.sample import adjust
 from services.worker.batch import Batch, prepare_batch
 from services.worker.context import forward_context
-from services.worker.drafters import StepDone
+from services.worker.drafters import RecordedStep
 from services.worker.kernel_choice import choose_kernels
 from services.worker.loaded import load
 from services.worker.logprobs import gather_logprobs
@@ -50,7 +50,7 @@ class Engine:
             *(self._speculation, settings.speculative_config, self._model, self._sampler),
             *(self._kv_cache, self._eos_ids, self.capacity),
         )
-        self._undrafted: StepDone | None = None
+        self._undrafted: RecordedStep | None = None
         self._draft_s = 0.0
 
     @property
@@ -78,8 +78,8 @@ class Engine:
         if self._model.clears_blocks:
             self._kv_cache.clear(fresh_blocks)
         self._drafter.begin(self._slots, plan, fresh_blocks)
-        repeats_states = self._drafter.repeats_states and plan.draft_depth > 0
-        batch = prepare_batch(self._slots, plan, self._kv_cache, self._eos_ids, repeats_states)
+        recomputes_states = self._drafter.recomputes_states and plan.draft_depth > 0
+        batch = prepare_batch(self._slots, plan, self._kv_cache, self._eos_ids, recomputes_states)
         rows, arrays = (
             self._run(batch, plan.draft_depth) if len(batch.slots) else ([], TokenArrays())
         )
@@ -112,7 +112,7 @@ class Engine:
         prompts = prompt_rows(table, batch, self._ask_prompts(batch, hidden))
         go_on = batch.sampling_slots[~outcome.has_ended & (outcome.num_emitted > 0)]
         depth = min(draft_depth, self._speculation.num_drafts)
-        self._undrafted = StepDone(batch, hidden, go_on, depth)
+        self._undrafted = RecordedStep(batch, hidden, go_on, depth)
         arrays = TokenArrays(emitted, *logprobs.arrays())
         return with_parts(table, rows, arrays, prompts + drafts)
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from kernels.sample import adjust
 from services.worker.batch import make_context, prepare_sampling
 from services.worker.context import forward_context
-from services.worker.drafters import StepDone, rooms
+from services.worker.drafters import RecordedStep, rooms
 from services.worker.kv_cache import KVCache
 from services.worker.models import CausalLM
 from services.worker.mtp_coverage import MtpCoverage
@@ -50,7 +50,7 @@ class MtpDrafter:
     """Drafts are drawn with the coins of the positions they are for, and by the request's own
     temperature and filters: so they are right as often as can be."""
 
-    repeats_states = True
+    recomputes_states = True
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class MtpDrafter:
             self._cache.index_fill_(0, blocks, 0)  # what is hidden is multiplied by 0: no NaN
         self._coverage.begin(table, plan, fresh_blocks)
 
-    def draft(self, table: SlotTable, done: StepDone) -> None:
+    def draft(self, table: SlotTable, done: RecordedStep) -> None:
         if not done.depth:
             return
         out = self._catch_up(table, done)
@@ -89,7 +89,7 @@ class MtpDrafter:
             self._go_on(table, drafts)
             self._sample_draft(table, drafts)
 
-    def _catch_up(self, table: SlotTable, done: StepDone) -> Tensor:
+    def _catch_up(self, table: SlotTable, done: RecordedStep) -> Tensor:
         """The pairs of all tokens of the step: [T, hidden]."""
         batch = done.batch
         slots = batch.slots[batch.rows]
@@ -147,7 +147,7 @@ class MtpDrafter:
             table.draft_ranks[slots, num] = found.ranks.cpu().numpy()
 
 
-def _last_tokens(table: SlotTable, done: StepDone, slots: np.ndarray) -> np.ndarray:
+def _last_tokens(table: SlotTable, done: RecordedStep, slots: np.ndarray) -> np.ndarray:
     """The token of the step before the last known id of each slot: its index in T [N]."""
     batch = done.batch
     lasts = batch.token_ends - 1

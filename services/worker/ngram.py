@@ -6,7 +6,7 @@ themselves, and no model is needed to see it.
 
 import numpy as np
 
-from services.worker.drafters import NoDrafter, StepDone, rooms
+from services.worker.drafters import NoDrafter, RecordedStep, rooms
 from services.worker.slots import SlotTable
 
 
@@ -17,7 +17,7 @@ class NgramDrafter(NoDrafter):
     def __init__(self, min_len: int, max_len: int) -> None:
         self._lengths = range(max_len, min_len - 1, -1)
 
-    def draft(self, table: SlotTable, done: StepDone) -> None:
+    def draft(self, table: SlotTable, done: RecordedStep) -> None:
         if done.depth:
             self.look_up(table, done.slots, done.depth)
 

@@ -15,7 +15,7 @@ from kernels.logprobs import NO_LOGPROBS, RowLogprobs
 from kernels.sample import NOT_FINITE
 from services.worker.device.streams import Download
 from services.worker.logprobs import LOWEST, num_top_of, pieces
-from services.worker.results import ERRORS, ComputedRows, Part
+from services.worker.results import ERRORS, ComputedRows, RowPart
 from services.worker.slots import SlotTable
 from shared.messages import FinishReason, ResultRow
 from shared.token_arrays import TokenArrays, join
@@ -100,7 +100,7 @@ def _pieces_of(
 
 def prompt_rows(
     table: SlotTable, computed: ComputedRows, parts: Mapping[int, PromptPart]
-) -> list[Part]:
+) -> list[RowPart]:
     """After the step was recorded. Sequences that end with their prompt are closed."""
     slots = computed.slots
     prompt_lens, ends = table.prompt_lens[slots], table.num_computed[slots]
@@ -117,7 +117,7 @@ def prompt_rows(
     return parts_out
 
 
-def _part(table: SlotTable, slot: int, arrays: TokenArrays, is_over: bool) -> Part:
+def _part(table: SlotTable, slot: int, arrays: TokenArrays, is_over: bool) -> RowPart:
     request, attempt = table.requests[slot]
     is_wrong = bool(np.isnan(arrays.values).any())
     if is_over or is_wrong:
@@ -125,8 +125,8 @@ def _part(table: SlotTable, slot: int, arrays: TokenArrays, is_over: bool) -> Pa
     if is_wrong:
         table.num_prompt_logprobs[slot] = NO_LOGPROBS  # steps may be under way
         error = ERRORS[NOT_FINITE]
-        return Part(ResultRow(slot, request, attempt, 0, error=error), TokenArrays())
+        return RowPart(ResultRow(slot, request, attempt, 0, error=error), TokenArrays())
     num = len(arrays.ids)
     widths = (len(arrays.values) // num, len(arrays.top_ids) // num) if num else (0, 0)
     finish: FinishReason | None = "length" if is_over else None
-    return Part(ResultRow(slot, request, attempt, num, finish, None, *widths, True), arrays)
+    return RowPart(ResultRow(slot, request, attempt, num, finish, None, *widths, True), arrays)

@@ -30,14 +30,14 @@ class ComputedRows(Protocol):
     @property
     def num_drafts(self) -> np.ndarray: ...
     @property
-    def num_repeated(self) -> np.ndarray: ...
+    def num_recomputed(self) -> np.ndarray: ...
     @property
     def sampling_rows(self) -> np.ndarray: ...
     @property
     def sampling_slots(self) -> np.ndarray: ...
 
 
-class Part(NamedTuple):
+class RowPart(NamedTuple):
     """A row and its part of the buffers."""
 
     row: ResultRow
@@ -53,7 +53,7 @@ def record(
     Returns one row per sampling slot, and the int32 ids of all of them.
     """
     slots, num_drafts = computed.sampling_slots, computed.num_drafts[computed.sampling_rows]
-    num_computed = computed.num_tokens - computed.num_drafts - computed.num_repeated
+    num_computed = computed.num_tokens - computed.num_drafts - computed.num_recomputed
     num_computed[computed.sampling_rows] += np.where(outcome.errors < 0, 0, outcome.num_emitted - 1)
     table.num_computed[computed.slots] += num_computed
     table.lacks_state[computed.slots] = False
@@ -91,7 +91,7 @@ def _row(
     )  # fmt: skip
 
 
-def draft_rows(table: SlotTable, computed: ComputedRows, outcome: AcceptOutcome) -> list[Part]:
+def draft_rows(table: SlotTable, computed: ComputedRows, outcome: AcceptOutcome) -> list[RowPart]:
     """The drafts of those that asked, before the step is recorded."""
     slots = computed.sampling_slots
     num_drafts = computed.num_drafts[computed.sampling_rows]
@@ -108,12 +108,12 @@ def draft_rows(table: SlotTable, computed: ComputedRows, outcome: AcceptOutcome)
             int(slot), request, attempt, int(num), num_values=1, of_drafts=True,
             num_accepted=int(accepted),
         )  # fmt: skip
-        parts.append(Part(draft_row, arrays))
+        parts.append(RowPart(draft_row, arrays))
     return parts
 
 
 def with_parts(
-    table: SlotTable, rows: list[ResultRow], arrays: TokenArrays, parts: list[Part]
+    table: SlotTable, rows: list[ResultRow], arrays: TokenArrays, parts: list[RowPart]
 ) -> tuple[list[ResultRow], TokenArrays]:
     """``parts`` among the rows of a result, each before its slot's tokens, unless it fails: then
     nothing else is told of its slot."""
@@ -121,7 +121,7 @@ def with_parts(
         return rows, arrays
     failed = {each.row.slot: each for each in parts if each.row.error is not None}
     layout = Layout(rows, arrays)
-    tokens = [Part(row, layout.part(index, index + 1)) for index, row in enumerate(rows)]
+    tokens = [RowPart(row, layout.part(index, index + 1)) for index, row in enumerate(rows)]
     kept = [each for each in [*parts, *tokens] if failed.get(each.row.slot, each) is each]
     kept.sort(key=lambda each: (table.routes[each.row.slot], each.row.slot))
     return [each.row for each in kept], join([each.arrays for each in kept])

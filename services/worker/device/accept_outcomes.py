@@ -28,14 +28,14 @@ class StepRows:
     slots: np.ndarray  # [R] int64
     num_tokens: np.ndarray  # [R] int64
     num_drafts: np.ndarray  # [R] int64
-    num_repeated: np.ndarray  # [R] int64
+    num_recomputed: np.ndarray  # [R] int64
     sampling_rows: np.ndarray  # [Q] int64, indices into R
 
     @classmethod
     def of_chunks(cls, planned: PlannedRows) -> "StepRows":
         """Those alone."""
         zeros = np.zeros_like(planned.chunk_nums)
-        rows = planned.chunk_slots, planned.chunk_nums, zeros, planned.num_repeated
+        rows = planned.chunk_slots, planned.chunk_nums, zeros, planned.num_recomputed
         return cls(*rows, planned.sampling_chunks)
 
     @property
@@ -78,7 +78,7 @@ def _rows(
         np.concatenate([planned.decode_slots[decoding], planned.chunk_slots[chunks]]),
         np.concatenate([num_valid, planned.chunk_nums[chunks]]),
         np.concatenate([num_valid - 1, np.zeros_like(chunks)]),
-        np.concatenate([np.zeros_like(num_valid), planned.num_repeated[chunks]]),
+        np.concatenate([np.zeros_like(num_valid), planned.num_recomputed[chunks]]),
         where[kept],
     )
 

@@ -47,7 +47,7 @@ def prepare_chunks(table: SlotTable, planned: PlannedRows, tables: Tensor) -> Ch
     offsets = np.arange(len(rows)) - (ends - nums)[rows]
     positions = offsets + planned.chunk_starts[rows]
     slot_mapping = table.slot_mapping(slots[rows], positions)
-    slot_mapping[offsets < planned.num_repeated[rows]] = table.null_block * table.block_size
+    slot_mapping[offsets < planned.num_recomputed[rows]] = table.null_block * table.block_size
     next_slot_mapping = table.slot_mapping(slots[rows], positions + 1)
     ids = table.ids[slots[rows], positions], table.ids[slots[rows], positions + 1]
     longs = upload_rows(positions, slot_mapping, next_slot_mapping, device=device)

@@ -13,7 +13,7 @@ from services.worker.logprobs import StepLogprobs
 from services.worker.mtp_coverage import MtpCoverage
 from services.worker.ngram import NgramDrafter
 from services.worker.prompt_logprobs import PromptPart, prompt_rows
-from services.worker.results import Part, draft_rows, record, with_parts
+from services.worker.results import RowPart, draft_rows, record, with_parts
 from services.worker.slots import SlotTable
 from services.worker.verify import AcceptOutcome
 from shared.messages import Capacity, StepPlan, StepResult
@@ -23,7 +23,7 @@ StepOutput = tuple[StepResult, TokenArrays]
 
 
 @dataclass
-class Launched:
+class LaunchedStep:
     """A step that is on the device, and what comes back of it."""
 
     plan: StepPlan
@@ -37,7 +37,7 @@ class Launched:
     draft_logprobs: Download | None = None  # of the drafts that are verified
     drafts: Download | None = None  # that are made, where the host wants to know
     prompts: dict[int, PromptPart] = field(default_factory=dict)  # by slot
-    failed: list[Part] = field(default_factory=list)
+    failed: list[RowPart] = field(default_factory=list)
 
 
 class Collector:
@@ -48,14 +48,14 @@ class Collector:
         self._table = table
         self._method = loaded.speculation.method
         self._ngram = NgramDrafter(*loaded.settings.speculative_config.lookup_lens)
-        self._last: Launched | None = None
+        self._last: LaunchedStep | None = None
         self._has_more = False  # sequences were open when the last step was collected
 
     def forget(self) -> None:
         """No step was before the next one."""
         self._last = None
 
-    def collect(self, launched: Launched) -> StepOutput:
+    def collect(self, launched: LaunchedStep) -> StepOutput:
         """Waits until the device has decided."""
         table = self._table
         packed = NO_ROWS if launched.packed is None else launched.packed.wait()[0]
@@ -83,7 +83,9 @@ class Collector:
         known[planned.sampling_chunks] += 1
         self.mtp_coverage.note(self._table, slots, starts + 1, starts + planned.chunk_nums, known)
 
-    def _draft_rows(self, launched: Launched, rows: StepRows, outcome: AcceptOutcome) -> list[Part]:
+    def _draft_rows(
+        self, launched: LaunchedStep, rows: StepRows, outcome: AcceptOutcome
+    ) -> list[RowPart]:
         if launched.draft_logprobs is None:
             return []
         slots = launched.planned.slots
@@ -91,14 +93,14 @@ class Collector:
         self._table.draft_logprobs[slots], self._table.draft_ranks[slots] = logprobs, ranks
         return draft_rows(self._table, rows, outcome)
 
-    def _prompt_rows(self, launched: Launched) -> list[Part]:
+    def _prompt_rows(self, launched: LaunchedStep) -> list[RowPart]:
         if not len(launched.planned.chunk_slots):
             return []
         rows = StepRows.of_chunks(launched.planned)
         return prompt_rows(self._table, rows, launched.prompts)
 
     def _note_drafts(
-        self, launched: Launched, rows: StepRows, outcome: AcceptOutcome, num_known: np.ndarray
+        self, launched: LaunchedStep, rows: StepRows, outcome: AcceptOutcome, num_known: np.ndarray
     ) -> None:
         """What was drafted, or is now. ``num_known`` [R] are the lengths before the step."""
         table = self._table
@@ -113,7 +115,7 @@ class Collector:
             goes_on = ~outcome.has_ended & (outcome.num_emitted > 0)
             self._ngram.look_up(table, rows.sampling_slots[goes_on], launched.depth)
 
-    def _times(self, launched: Launched) -> tuple[float, float]:
+    def _times(self, launched: LaunchedStep) -> tuple[float, float]:
         """What the step took, with the drafts that it verified, and for how long the device had
         nothing to do before it, while sequences were open."""
         assert launched.decided is not None

@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels.logprobs import RowLogprobs, logprobs
 from services.worker.device.adjust_logits import adjusted
 from services.worker.device.chunks import prepare_chunks
-from services.worker.device.collector import Collector, Launched, StepOutput
+from services.worker.device.collector import Collector, LaunchedStep, StepOutput
 from services.worker.device.device_slots import DeviceSlots
 from services.worker.device.graphs import Shape, record_graphs, shapes
 from services.worker.device.measure import measure
@@ -28,7 +28,7 @@ from services.worker.loaded import Loaded, load
 from services.worker.memory import estimate_requirements, plan_memory
 from services.worker.progress import Progress
 from services.worker.prompt_logprobs import PromptPart, ask_prompts
-from services.worker.results import Part
+from services.worker.results import RowPart
 from services.worker.slots import SlotTable
 from shared.config import WorkerConfig
 from shared.errors import ConfigError
@@ -67,7 +67,7 @@ class DeviceEngine:
         self._graphs = record_graphs(self._segments, wanted, self.capacity, progress)
         self._collector = Collector(self._table, loaded, self.capacity)
         self._has_failed = False  # prompts of the step before, for want of memory
-        self._in_flight: deque[Launched] = deque()
+        self._in_flight: deque[LaunchedStep] = deque()
         self._is_collected = threading.Condition()
 
     @property
@@ -104,11 +104,11 @@ class DeviceEngine:
         depth = min(plan.draft_depth, self.capacity.num_speculative_tokens)
         if self._method == "mtp":
             self._begin_pairs(plan, fresh_blocks)
-        repeats_states = self._method == "mtp" and depth > 0
-        planned = self._lengths.rows_of(self._table, plan, repeats_states)
+        recomputes_states = self._method == "mtp" and depth > 0
+        planned = self._lengths.rows_of(self._table, plan, recomputes_states)
         if self._method == "mtp" and depth:
             self._collector.note_chunk_pairs(planned)
-        launched = Launched(plan, planned, depth, DeviceEvent(self._device))
+        launched = LaunchedStep(plan, planned, depth, DeviceEvent(self._device))
         launched.failed += failed
         self._run(launched)
         self._has_failed = bool(launched.failed)
@@ -126,14 +126,14 @@ class DeviceEngine:
             self._is_collected.notify_all()
         return output
 
-    def _run(self, launched: Launched) -> None:
+    def _run(self, launched: LaunchedStep) -> None:
         step = self._forward(launched) if launched.planned.num_rows else None
         if step is not None:
             self._finish(launched, *step)
         else:
             launched.decided = launched.ends = DeviceEvent(self._device)
 
-    def _forward(self, launched: Launched) -> tuple[Step, Tensor] | None:
+    def _forward(self, launched: LaunchedStep) -> tuple[Step, Tensor] | None:
         """Where the memory is short, without what prompts take. Steps that only decode take what
         was there from the start."""
         try:
@@ -147,7 +147,7 @@ class DeviceEngine:
         step = self._prepare(planned)
         return step, step.forward()
 
-    def _fail_chunks(self, launched: Launched, problem: str) -> None:
+    def _fail_chunks(self, launched: LaunchedStep, problem: str) -> None:
         """Raises torch.OutOfMemoryError where there are none."""
         planned = launched.planned
         slots = planned.chunk_slots
@@ -157,13 +157,13 @@ class DeviceEngine:
         launched.failed += fail(self._table, slots, problem)
         launched.planned = planned.without_chunks()
 
-    def _fail_hits(self, plan: StepPlan) -> list[Part]:
+    def _fail_hits(self, plan: StepPlan) -> list[RowPart]:
         """``plan`` was made before the scheduler learnt that prompts failed, and may take their
         blocks, or those of who took them, for a prefix that is cached."""
         slots = np.array([row.slot for row in plan.admit if row.num_cached], np.int64)
         return fail(self._table, slots, "a prefix of its prompt was not computed")
 
-    def _finish(self, launched: Launched, step: Step, logits: Tensor) -> None:
+    def _finish(self, launched: LaunchedStep, step: Step, logits: Tensor) -> None:
         slots = launched.planned.slots
         if len(slots):
             self._sample_and_accept(launched, step, logits)
@@ -203,7 +203,7 @@ class DeviceEngine:
         chunks = prepare_chunks(self._table, planned, self._slots.state.block_tables)
         return MixedStep(self._segments, slots, depths, width, max_keys, chunks)
 
-    def _sample_and_accept(self, launched: Launched, step: Step, logits: Tensor) -> None:
+    def _sample_and_accept(self, launched: LaunchedStep, step: Step, logits: Tensor) -> None:
         slots = launched.planned.slots
         if self._table.wants_draft_logprobs[slots].any():
             launched.draft_logprobs = self._download_draft_logprobs(slots)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from kernels.logprobs import NO_LOGPROBS
-from services.worker.results import Part
+from services.worker.results import RowPart
 from services.worker.slots import SlotTable
 from shared.messages import ResultRow
 from shared.token_arrays import TokenArrays
@@ -11,13 +11,13 @@ from shared.token_arrays import TokenArrays
 REMEDIES = "lower gpu-memory-utilization, max-num-batched-tokens or max-num-seqs"
 
 
-def fail(table: SlotTable, slots: np.ndarray, problem: str) -> list[Part]:
+def fail(table: SlotTable, slots: np.ndarray, problem: str) -> list[RowPart]:
     """Closes ``slots`` [n], and what is told of them."""
     table.is_open[slots] = False
     table.num_prompt_logprobs[slots] = NO_LOGPROBS  # nor is more told of the step before
     error = f"the GPU's memory does not suffice: {problem}; {REMEDIES}"
     requests = [table.requests[slot] for slot in slots.tolist()]
     return [
-        Part(ResultRow(slot, request, attempt, 0, error=error), TokenArrays())
+        RowPart(ResultRow(slot, request, attempt, 0, error=error), TokenArrays())
         for slot, (request, attempt) in zip(slots.tolist(), requests, strict=True)
     ]

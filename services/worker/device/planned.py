@@ -22,7 +22,7 @@ class PlannedRows:
     chunk_slots: np.ndarray  # [C] int64
     chunk_nums: np.ndarray  # [C] int64: tokens of each
     chunk_starts: np.ndarray  # [C] int64: the position of the first
-    num_repeated: np.ndarray  # [C] int64: of them, at the start: for their states alone
+    num_recomputed: np.ndarray  # [C] int64: of them, at the start: for their states alone
     sampling_chunks: np.ndarray  # [P] int64, indices into C
 
     def without_chunks(self) -> "PlannedRows":
@@ -57,7 +57,7 @@ class HostLengths:
             self._decodes[row.slot] = False
             self.bounds[row.slot] = row.num_ids
 
-    def rows_of(self, table: SlotTable, plan: StepPlan, repeats_states: bool) -> PlannedRows:
+    def rows_of(self, table: SlotTable, plan: StepPlan, recomputes_states: bool) -> PlannedRows:
         """The rows of ``plan`` whose sequences still run, as far as is known. Raises ValueError for
         a plan that gives a slot more tokens than it lacks."""
         rows = [(row.slot, 1, row.verify_depth) for row in plan.decode]
@@ -73,15 +73,15 @@ class HostLengths:
             self.bounds[slots[decoding]] + 1 + depths[decoding], table.end[slots[decoding]]
         )
         starts, ends = self._advance(table, slots[chunks], nums[chunks], plan.step)
-        repeats = (table.lacks_state[slots[chunks]] & repeats_states).astype(np.int64)
+        recomputed = (table.lacks_state[slots[chunks]] & recomputes_states).astype(np.int64)
         table.lacks_state[slots[chunks]] = False
         return PlannedRows(
             slots[decoding],
             depths[decoding],
             slots[chunks],
-            nums[chunks] + repeats,
-            starts - repeats,
-            repeats,
+            nums[chunks] + recomputed,
+            starts - recomputed,
+            recomputed,
             ends,
         )
 

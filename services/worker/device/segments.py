@@ -24,7 +24,7 @@ from services.worker.loaded import Loaded
 from services.worker.models.fused import FusedLM
 
 
-class Forwarded(NamedTuple):
+class ForwardOutput(NamedTuple):
     """Of B rows of w tokens."""
 
     inputs: DecodeInputs
@@ -87,14 +87,14 @@ class Segments:
         width: int,
         max_keys: int,
         logits: Tensor | None = None,
-    ) -> Forwarded:
+    ) -> ForwardOutput:
         """Of rows that decode; none has more than ``max_keys`` keys. The logits come to ``logits``
         [B * width, V], if there is such."""
         inputs = self.inputs(slots, depths, width)
         attention = self.attention(self.decode_rows(slots, inputs.starts, width), max_keys)
         with forward_context(ForwardContext(self.kv_cache.layers, inputs.slot_mapping, attention)):
             hidden: Tensor = self.model(inputs.input_ids, inputs.positions)
-        return Forwarded(inputs, hidden, self.model.logits(hidden, logits))
+        return ForwardOutput(inputs, hidden, self.model.logits(hidden, logits))
 
     def sample_and_accept(
         self, sampled: SampledRows, logits: Tensor, adjusted: Tensor

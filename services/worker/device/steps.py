@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from services.worker.device.segments import Forwarded, SampledRows, SamplerOutput, Segments
+from services.worker.device.segments import ForwardOutput, SampledRows, SamplerOutput, Segments
 
 Run = Callable[[], None]
 Record = Callable[[Run], Run]  # runs it; what is given back runs it again, on the same tensors
@@ -48,7 +48,7 @@ class DecodeStep:
         self._max_keys = max_keys
         self._logits = logits
         self._out = out
-        self._forwarded: Forwarded
+        self._forwarded: ForwardOutput
         self._sampler_output: SamplerOutput
         # By name. A part that is not there is run: if it were kept as it is, the step would know
         # itself, and its tensors would wait for the garbage collector.

@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from services.worker.drafters import StepDone
+from services.worker.drafters import RecordedStep
 from services.worker.engine import Engine
 from services.worker.slots import SlotTable
 from shared.config import EMBEDDED_MODEL
@@ -219,7 +219,7 @@ def test_a_draft_that_breaks_the_numbers_costs_a_step_and_not_the_request(
     without = scheduled.run(plain(kernels), some, REPEATED)
     draft, model = engine._drafter.draft, engine._model
 
-    def draft_777(table: SlotTable, done: StepDone) -> None:
+    def draft_777(table: SlotTable, done: RecordedStep) -> None:
         draft(table, done)
         slots = np.flatnonzero(table.num_drafts > 1)
         table.ids[slots, table.num_tokens[slots] + 1] = 777
