@@ -35,7 +35,7 @@ class Resources(NamedTuple):
     shared_bytes: int
 
 
-class Loaded(NamedTuple):
+class LoadedModel(NamedTuple):
     """A kernel, in one of its variants."""
 
     name: str
@@ -47,7 +47,7 @@ class DryDriver:
     compiled, or found on disk, once more."""
 
     def __init__(self, arch: int = HOPPER) -> None:
-        self.loaded: list[Loaded] = []
+        self.loaded: list[LoadedModel] = []
         self.num_launches = 0
         self.utils = self
         self._arch = arch
@@ -69,7 +69,7 @@ class DryDriver:
     ) -> tuple[int, int, int, int, int]:
         """Module, function, registers, spills and the most threads of a block."""
         found = resources(binary, shared_bytes)
-        self.loaded.append(Loaded(name, found.num_stack_bytes))
+        self.loaded.append(LoadedModel(name, found.num_stack_bytes))
         max_threads = NUM_REGISTERS // max(1, found.num_registers)
         return 0, 0, found.num_registers, found.num_stack_bytes, max_threads
 

@@ -15,11 +15,11 @@ from benchmarks.gpu.engine_table import MAX_DEPTH
 from benchmarks.gpu.floor import READ_CONFIGS
 from benchmarks.gpu.shapes import write_model
 from benchmarks.gpu.suite import Suite
+from services.worker.choose_backend import fuse
 from services.worker.device.device_slots import DeviceSlots
 from services.worker.device.segments import make_segments
 from services.worker.device.warm_up import warm_up
-from services.worker.kernel_choice import fuse
-from services.worker.loaded import load
+from services.worker.loaded_model import load
 from services.worker.slots import SlotTable
 from shared.config import WorkerConfig
 

@@ -10,7 +10,7 @@ from time import perf_counter
 import numpy as np
 
 from services.scheduler.scheduler import Planned, Scheduler
-from services.worker.build import build_engine
+from services.worker.build_engine import build_engine
 from services.worker.device.engine import DeviceEngine
 from services.worker.engine import Engine
 from services.worker.metrics import MEMORY

@@ -8,7 +8,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from services.scheduler.forward import tokens_of
 from services.scheduler.generate_check import check_generate
 from services.scheduler.metrics import (
     QUARANTINE_REFUSALS,
@@ -24,6 +23,7 @@ from services.scheduler.request_log import RequestLog
 from services.scheduler.result_check import check_result
 from services.scheduler.scheduler import Refusal, Scheduler
 from services.scheduler.sequence import Emission, Sequence
+from services.scheduler.tokens_message import tokens_of
 from services.scheduler.watchdog import LOOK_S, Watchdog
 from shared.admin import Command
 from shared.codec import Array

@@ -4,7 +4,7 @@ import logging
 
 import torch
 
-from services.worker.loader import build_model
+from services.worker.checkpoint import build_model
 from services.worker.model_config import ModelConfig
 from services.worker.models import CausalLM
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from kernels.logprobs import RowLogprobs
 from kernels.sample import adjust
 from services.worker.batch import Batch, prepare_batch
+from services.worker.choose_backend import choose_kernels
 from services.worker.context import forward_context
-from services.worker.drafters import RecordedStep
-from services.worker.kernel_choice import choose_kernels
-from services.worker.loaded import load
+from services.worker.drafter import RecordedStep
+from services.worker.loaded_model import load
 from services.worker.logprobs import gather_logprobs
 from services.worker.memory import estimate_requirements, plan_memory
 from services.worker.progress import Progress

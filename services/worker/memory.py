@@ -7,7 +7,7 @@ import torch
 
 from kernels.paged_attention.batch import MAX_GATHERED_TOKENS
 from services.worker.hardware import Memory
-from services.worker.loaded import Loaded
+from services.worker.loaded_model import LoadedModel
 from services.worker.logprobs import MAX_LOGITS_AT_ONCE
 from services.worker.metrics import show_memory
 from services.worker.model_config import ModelConfig
@@ -92,7 +92,7 @@ class MemoryReport:
         ]
 
 
-def estimate_requirements(loaded: Loaded) -> MemoryRequirements:
+def estimate_requirements(loaded: LoadedModel) -> MemoryRequirements:
     """The weights as they lie in memory, and an upper estimate of a step's tensors."""
     config, dtype = loaded.config, loaded.dtype
     max_tokens, max_len = loaded.max_num_batched_tokens, loaded.model_info.max_model_len
@@ -109,7 +109,7 @@ def estimate_requirements(loaded: Loaded) -> MemoryRequirements:
 
 
 def requirements_with(
-    loaded: Loaded, peak: int, graphs: int | None = None, slack: int = 0
+    loaded: LoadedModel, peak: int, graphs: int | None = None, slack: int = 0
 ) -> MemoryRequirements:
     """With ``peak``, what a step takes beside weights and KV cache."""
     model, settings = loaded.model, loaded.settings

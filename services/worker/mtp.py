@@ -26,7 +26,7 @@ from torch import Tensor
 from kernels.sample import adjust
 from services.worker.batch import make_context, prepare_sampling
 from services.worker.context import forward_context
-from services.worker.drafters import RecordedStep, rooms
+from services.worker.drafter import RecordedStep, rooms
 from services.worker.kv_cache import KVCache
 from services.worker.models import CausalLM
 from services.worker.mtp_coverage import MtpCoverage

@@ -6,7 +6,7 @@ themselves, and no model is needed to see it.
 
 import numpy as np
 
-from services.worker.drafters import NoDrafter, RecordedStep, rooms
+from services.worker.drafter import NoDrafter, RecordedStep, rooms
 from services.worker.slots import SlotTable
 
 

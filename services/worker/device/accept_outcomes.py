@@ -14,7 +14,7 @@ from kernels.accept import (
     STOPPED,
     TOKENS,
 )
-from services.worker.device.planned import PlannedRows
+from services.worker.device.planned_rows import PlannedRows
 from services.worker.slots import SlotTable
 from services.worker.verify import NO_TOKEN, AcceptOutcome
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from services.worker.device.accept_outcomes import NO_ROWS, StepRows, unpack
-from services.worker.device.planned import PlannedRows
+from services.worker.device.planned_rows import PlannedRows
 from services.worker.device.streams import DeviceEvent, Download
 from services.worker.device.token_logprobs import PendingLogprobs
-from services.worker.loaded import Loaded
+from services.worker.loaded_model import LoadedModel
 from services.worker.logprobs import StepLogprobs
 from services.worker.mtp_coverage import MtpCoverage
 from services.worker.ngram import NgramDrafter
@@ -43,7 +43,7 @@ class LaunchedStep:
 class Collector:
     """Knows the step before: what the device did after its result belongs to the next one."""
 
-    def __init__(self, table: SlotTable, loaded: Loaded, capacity: Capacity) -> None:
+    def __init__(self, table: SlotTable, loaded: LoadedModel, capacity: Capacity) -> None:
         self.mtp_coverage = MtpCoverage(capacity)
         self._table = table
         self._method = loaded.speculation.method

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.logprobs import RowLogprobs, logprobs
+from services.worker.choose_backend import fuse
 from services.worker.device.adjust_logits import adjusted
 from services.worker.device.chunks import prepare_chunks
 from services.worker.device.collector import Collector, LaunchedStep, StepOutput
@@ -17,14 +18,13 @@ from services.worker.device.graphs import Shape, record_graphs, shapes
 from services.worker.device.measure import measure
 from services.worker.device.mixed_step import MixedStep
 from services.worker.device.out_of_memory import REMEDIES, fail
-from services.worker.device.planned import HostLengths, PlannedRows
+from services.worker.device.planned_rows import HostLengths, PlannedRows
 from services.worker.device.segments import make_segments
 from services.worker.device.steps import DecodeStep, Step
 from services.worker.device.streams import DeviceEvent, Download, upload
 from services.worker.device.token_logprobs import PendingLogprobs
 from services.worker.hardware import why_out_of_memory
-from services.worker.kernel_choice import fuse
-from services.worker.loaded import Loaded, load
+from services.worker.loaded_model import LoadedModel, load
 from services.worker.memory import estimate_requirements, plan_memory
 from services.worker.progress import Progress
 from services.worker.prompt_logprobs import PromptPart, ask_prompts
@@ -237,7 +237,7 @@ class DeviceEngine:
             self._is_collected.wait_for(lambda: not self._in_flight)
 
 
-def _warn_of_acceptance(loaded: Loaded) -> None:
+def _warn_of_acceptance(loaded: LoadedModel) -> None:
     """Raises ConfigError where there are no drafts."""
     share = loaded.settings.draft_acceptance
     if share is None:
@@ -247,7 +247,7 @@ def _warn_of_acceptance(loaded: Loaded) -> None:
     log.warning("draft-acceptance = %s: drafts count as right by chance, texts mean nothing", share)
 
 
-def _shapes(loaded: Loaded) -> list[Shape]:
+def _shapes(loaded: LoadedModel) -> list[Shape]:
     """Of the steps to record."""
     settings = loaded.settings
     if settings.enforce_eager or settings.attention_backend == "sdpa":

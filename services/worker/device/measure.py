@@ -13,7 +13,7 @@ from services.worker.device.out_of_memory import REMEDIES
 from services.worker.device.segments import Segments, make_segments
 from services.worker.device.warm_up import warm_up
 from services.worker.hardware import read_memory, why_out_of_memory
-from services.worker.loaded import Loaded
+from services.worker.loaded_model import LoadedModel
 from services.worker.logprobs import MAX_LOGITS_AT_ONCE
 from services.worker.memory import LOGPROB_BYTES, MemoryRequirements, requirements_with
 from services.worker.progress import Progress
@@ -25,7 +25,7 @@ MIN_SLACK_BYTES, SLACK_SHARE = 256 << 20, 0.02  # of the card's memory; not meas
 
 
 @torch.inference_mode()
-def measure(loaded: Loaded, shapes: list[Shape], progress: Progress) -> MemoryRequirements:
+def measure(loaded: LoadedModel, shapes: list[Shape], progress: Progress) -> MemoryRequirements:
     """Over a cache that has only the null block. ``shapes`` are those of the graphs to come: the
     first and the last of them are captured. What was taken is given back.
 
@@ -53,14 +53,14 @@ def measure(loaded: Loaded, shapes: list[Shape], progress: Progress) -> MemoryRe
     return requirements_with(loaded, of_step - requirements.weights + pieces, of_graphs, slack)
 
 
-def _num_used(loaded: Loaded) -> int:
+def _num_used(loaded: LoadedModel) -> int:
     """Bytes since before the weights, with all that torch keeps for the next time."""
     torch.cuda.synchronize()
     return loaded.before.free - read_memory(loaded.device).free
 
 
 def _measure_graphs(
-    loaded: Loaded, segments: Segments, shapes: list[Shape], progress: Progress
+    loaded: LoadedModel, segments: Segments, shapes: list[Shape], progress: Progress
 ) -> int:
     """Bytes of all: the largest ones' memory is shared by the others, which add what they are."""
     if not shapes:

@@ -20,7 +20,7 @@ from kernels.slot_state import SlotState
 from kernels.store_drafts import store_drafts
 from services.worker.context import ForwardContext, forward_context
 from services.worker.kv_cache import KVCache
-from services.worker.loaded import Loaded
+from services.worker.loaded_model import LoadedModel
 from services.worker.models.fused import FusedLM
 
 
@@ -179,7 +179,7 @@ def last_tokens(num_emitted: Tensor, width: int) -> Tensor:
     return rows * width + (num_emitted - 1).clamp(min=0)
 
 
-def make_segments(loaded: Loaded, state: SlotState, num_blocks: int) -> Segments:
+def make_segments(loaded: LoadedModel, state: SlotState, num_blocks: int) -> Segments:
     """With a KV cache of ``num_blocks``."""
     settings, share = loaded.settings, loaded.settings.draft_acceptance
     return Segments(

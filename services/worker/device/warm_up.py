@@ -7,7 +7,7 @@ import torch
 from kernels.linear import MAX_FEW_ROWS
 from services.worker.device.chunks import prepare_chunks
 from services.worker.device.mixed_step import MixedStep
-from services.worker.device.planned import PlannedRows
+from services.worker.device.planned_rows import PlannedRows
 from services.worker.device.segments import Segments
 from services.worker.device.steps import DecodeStep
 from services.worker.progress import Progress

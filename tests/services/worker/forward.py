@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from services.worker.batch import Batch, prepare_batch
+from services.worker.checkpoint import load_model
+from services.worker.choose_backend import choose_kernels
 from services.worker.context import forward_context
-from services.worker.kernel_choice import choose_kernels
 from services.worker.kv_cache import KVCache
-from services.worker.loader import load_model
 from services.worker.model_config import read_model_config
 from services.worker.models import CausalLM
 from services.worker.slots import SlotTable

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from services.worker.loader import fill
+from services.worker.checkpoint import fill
 from services.worker.model_config import ModelConfig
 from services.worker.mtp_layouts import MtpLayout, mtp_layout
 from shared.errors import ConfigError

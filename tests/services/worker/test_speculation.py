@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from services.worker.drafters import RecordedStep
+from services.worker.drafter import RecordedStep
 from services.worker.engine import Engine
 from services.worker.slots import SlotTable
 from shared.config import EMBEDDED_MODEL

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import torch
 
+from services.worker.checkpoint import load_model
 from services.worker.dummy_weights import make_dummy
 from services.worker.hardware import (
     Memory,
@@ -18,7 +19,6 @@ from services.worker.hardware import (
     why_out_of_memory,
 )
 from services.worker.kv_cache import KVCache
-from services.worker.loader import load_model
 from services.worker.model_config import ModelConfig, read_eos_ids, read_model_config
 from services.worker.models import CausalLM
 from services.worker.progress import Progress
@@ -38,7 +38,7 @@ DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedModel:
     """``before`` is the memory that was there before the weights."""
 
     settings: WorkerConfig
@@ -99,7 +99,7 @@ class Loaded:
         )
 
 
-def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> Loaded:
+def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedModel:
     """``choose``: what computes the model. ``progress`` is told what loading does and how far it
     is, 0 … 1. Raises ConfigError where model, machine and settings do not go together."""
     location = locate_model(settings.model)
@@ -127,7 +127,7 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> Loaded:
         problem = why_out_of_memory(error)
         raise ConfigError(f"model: its weights do not fit on {device}: {problem}") from None
     model, sampler = choose(model, config, settings, dtype)
-    return Loaded(
+    return LoadedModel(
         settings,
         model_info,
         config,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.worker.loader import load_model
+from services.worker.checkpoint import load_model
 from services.worker.model_config import read_model_config
 from services.worker.models import CausalLM
 from shared.errors import ConfigError
