@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.report import spread, write
 from services.scheduler.scheduler import Scheduler
-from services.worker.engine import Engine
+from services.worker.host_engine import HostEngine
 from shared.config import EMBEDDED_MODEL, WorkerConfig
 from shared.messages import WINDOW_BYTES, Generate, Grant, NewSequence, SamplingParams
 from tests.mesh.fleet import running_fleet
@@ -41,7 +41,7 @@ class Loop:
 
     def __init__(self, num_threads: int) -> None:
         config = WorkerConfig(num_threads=num_threads)
-        self._engine = Engine(config, lambda text, fraction: None)
+        self._engine = HostEngine(config, lambda text, fraction: None)
         self._core = Scheduler(max_waiting=1, priority_step_s=10)
         self._core.add_worker(WORKER, self._engine.capacity)
         tokenizer = Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))

@@ -12,7 +12,7 @@ import numpy as np
 from services.scheduler.scheduler import Planned, Scheduler
 from services.worker.build_engine import build_engine
 from services.worker.device.engine import DeviceEngine
-from services.worker.engine import Engine
+from services.worker.host_engine import HostEngine
 from services.worker.metrics import MEMORY
 from services.worker.progress import Progress
 from shared.config import WorkerConfig
@@ -24,7 +24,7 @@ WORKER = "engine"
 UNLIMITED_BYTES = 1 << 60
 WARM_UP_TOKENS = 4
 
-Build = Callable[[WorkerConfig, Progress], Engine | DeviceEngine]
+Build = Callable[[WorkerConfig, Progress], HostEngine | DeviceEngine]
 
 
 @dataclass(frozen=True)

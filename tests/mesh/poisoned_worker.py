@@ -9,7 +9,7 @@ import os
 from torch import Tensor
 
 from services.worker.batch import Batch
-from services.worker.engine import Engine
+from services.worker.host_engine import HostEngine
 from services.worker.progress import Progress
 from services.worker.service import WorkerService
 from shared.config import WorkerConfig
@@ -18,7 +18,7 @@ from shared.service import main
 POISON = int(os.environ.get("SHOAL_TEST_POISON", "-1"))
 
 
-class PoisonedEngine(Engine):
+class PoisonedEngine(HostEngine):
     def _forward(self, batch: Batch) -> Tensor:
         for slot in batch.slots:
             if POISON in self._slots.ids[slot, : self._slots.num_tokens[slot]]:

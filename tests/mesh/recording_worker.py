@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from services.worker.engine import Engine
+from services.worker.host_engine import HostEngine
 from services.worker.progress import Progress
 from services.worker.service import StepOutput, WorkerService
 from shared.config import WorkerConfig
@@ -17,7 +17,7 @@ from shared.service import main
 from shared.token_arrays import Layout
 
 
-class RecordingEngine(Engine):
+class RecordingEngine(HostEngine):
     def step(self, plan: StepPlan, ids: np.ndarray) -> StepOutput:
         result, arrays = super().step(plan, ids)
         layout = Layout(result.rows, arrays)

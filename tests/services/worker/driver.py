@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from services.worker.device.engine import DeviceEngine
-from services.worker.engine import Engine
+from services.worker.host_engine import HostEngine
 from services.worker.models import CausalLM
 from shared.config import WorkerConfig
 from shared.messages import Admit, Decode, Prefill, ResultRow, SamplingParams, StepPlan
 from shared.token_arrays import Layout, TokenArrays
 
-AnyEngine = Engine | DeviceEngine
+AnyEngine = HostEngine | DeviceEngine
 GREEDY = SamplingParams(seed=0, temperature=0.0, max_tokens=12)
 
 
@@ -32,7 +32,7 @@ def make_engine(folder: Path, kernels: str = "torch", **settings: Any) -> AnyEng
     """``kernels``: what computes the steps, one of ``ENGINES``."""
     defaults = {"dtype": "float32", "max_num_seqs": 24, "num_threads": 1, **ENGINES[kernels]}
     config = WorkerConfig(model=folder, device="cpu", **(defaults | settings))
-    build = DeviceEngine if kernels == "device" else Engine
+    build = DeviceEngine if kernels == "device" else HostEngine
     return build(config, lambda text, fraction: None)
 
 

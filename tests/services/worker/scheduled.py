@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from services.scheduler.scheduler import Planned, Scheduler
-from services.worker.engine import Engine
+from services.worker.host_engine import HostEngine
 from shared.messages import Grant, ResultRow, SamplingParams, StepPlan, StepResult
 from shared.token_arrays import Layout, TokenArrays
 from tests.sequences import add_one
@@ -102,7 +102,7 @@ Launch = Callable[[StepPlan, np.ndarray], Collect]
 @contextmanager
 def _launching(engine: AnyEngine) -> Iterator[Launch]:
     """On a thread of its own where results may come later: launching may wait for them."""
-    if isinstance(engine, Engine):
+    if isinstance(engine, HostEngine):
         yield lambda plan, ids: partial(engine.step, plan, ids)
         return
     with ThreadPoolExecutor(1) as thread:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from services.worker.dummy_weights import make_dummy
-from services.worker.engine import Engine
+from services.worker.host_engine import HostEngine
 from services.worker.model_config import read_model_config
 from shared.config import WorkerConfig
 from shared.errors import ConfigError
@@ -39,7 +39,7 @@ def test_weights_are_the_same_every_time_and_of_the_shapes_of_the_model(folder: 
 
 def test_an_engine_runs_on_them(folder: Path) -> None:
     settings = WorkerConfig(model=str(folder), load_format="dummy", dtype="float32", device="cpu")
-    engine = Engine(settings, lambda text, fraction: None)
+    engine = HostEngine(settings, lambda text, fraction: None)
     params = SamplingParams(seed=1)
     admit = Admit(0, "r/0/0", 1, 0, 0, 3, 3, 0, params, [0])
     ids = np.array([1, 2, 3], np.int32)
@@ -52,4 +52,4 @@ def test_an_engine_runs_on_them(folder: Path) -> None:
 
 def test_without_being_asked_for_they_are_not_made(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no file model\.safetensors"):
-        Engine(WorkerConfig(model=str(folder), device="cpu"), lambda text, fraction: None)
+        HostEngine(WorkerConfig(model=str(folder), device="cpu"), lambda text, fraction: None)

@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from services.worker import logprobs
-from services.worker.engine import Engine
+from services.worker.host_engine import HostEngine
 from shared.messages import ALL_TOKENS, Admit, Prefill, SamplingParams, StepPlan
 from shared.token_arrays import Layout
 from tests.services.worker.checkpoints import (
@@ -51,16 +51,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=ENGINES)
-def engine(request: pytest.FixtureRequest, folder: Path) -> Engine:
+def engine(request: pytest.FixtureRequest, folder: Path) -> HostEngine:
     return make_engine(folder, request.param)
 
 
 @pytest.fixture(autouse=True)
-def _reset(engine: Engine) -> None:
+def _reset(engine: HostEngine) -> None:
     engine.reset()
 
 
-def blocks_of(engine: Engine, slot: int) -> list[int]:
+def blocks_of(engine: HostEngine, slot: int) -> list[int]:
     num = MAX_POSITIONS // engine.capacity.block_size
     return list(range(slot * num, slot * num + num))
 
@@ -71,7 +71,7 @@ def changed(**changes) -> SamplingParams:
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_text_and_logprobs_are_the_same_whatever_the_batch_chunks_and_resumption(
-    engine: Engine, name: str
+    engine: HostEngine, name: str
 ) -> None:
     params = changed(logprobs=6, **CHANGES[name])
     prompts = random_prompts(6)
@@ -120,7 +120,7 @@ def greedy_by_transformers(
     ],
 )
 def test_greedy_texts_are_those_of_transformers_processors(
-    engine: Engine, folder: Path, changes: dict, processor: LogitsProcessor
+    engine: HostEngine, folder: Path, changes: dict, processor: LogitsProcessor
 ) -> None:
     prompt = random_prompts(3)[2]
     (text,) = Driver(engine).run([Job(prompt, changed(temperature=0.0, **changes))])
@@ -129,7 +129,7 @@ def test_greedy_texts_are_those_of_transformers_processors(
     assert text == expected
 
 
-def test_before_min_tokens_neither_eos_nor_stop_ids_end_a_text(engine: Engine) -> None:
+def test_before_min_tokens_neither_eos_nor_stop_ids_end_a_text(engine: HostEngine) -> None:
     bias = [(EOS_ID, 100.0)]
     params = changed(min_tokens=5, ignore_eos=False, logit_bias=bias, max_tokens=20)
     jobs = [Job(prompt, params) for prompt in random_prompts(4)]
@@ -139,14 +139,14 @@ def test_before_min_tokens_neither_eos_nor_stop_ids_end_a_text(engine: Engine) -
         assert job.end.finish == "stop"
 
 
-def test_a_stop_id_ends_the_text_and_is_its_last(engine: Engine) -> None:
+def test_a_stop_id_ends_the_text_and_is_its_last(engine: HostEngine) -> None:
     params = changed(stop_token_ids=[33, 44], logit_bias=[(44, 100.0)])
     job = Job([5, 6], params)
     assert Driver(engine).run([job]) == [[44]]
     assert job.end.finish == "stop"
 
 
-def test_who_forbids_every_token_fails_and_nobody_else(engine: Engine) -> None:
+def test_who_forbids_every_token_fails_and_nobody_else(engine: HostEngine) -> None:
     filters = {"top_k": 5, "top_p": 0.5, "min_p": 0.1}
     hopeless = Job([5, 6], changed(allowed_token_ids=[20], bad_words=[[20]], **filters))
     fine = Job([5, 6], PARAMS)
@@ -155,7 +155,7 @@ def test_who_forbids_every_token_fails_and_nobody_else(engine: Engine) -> None:
     assert fine.end.finish == "length"
 
 
-def step_with(engine: Engine, nums: list[int | None]) -> tuple:
+def step_with(engine: HostEngine, nums: list[int | None]) -> tuple:
     """One step of a sequence for each of ``nums`` asked logprobs; routes out of order."""
     prompts = random_prompts(len(nums))
     admits = [
@@ -172,7 +172,7 @@ def step_with(engine: Engine, nums: list[int | None]) -> tuple:
 
 @pytest.mark.parametrize("piece", [1, logprobs.MAX_LOGITS_AT_ONCE])
 def test_each_row_tells_as_much_as_it_asked_and_what_the_model_says(
-    engine: Engine, folder: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+    engine: HostEngine, folder: Path, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
     monkeypatch.setattr(logprobs, "MAX_LOGITS_AT_ONCE", piece)
     nums = [None, 0, 3, ALL_TOKENS, 5, VOCAB_SIZE, None, 3]
@@ -196,7 +196,7 @@ def test_each_row_tells_as_much_as_it_asked_and_what_the_model_says(
             np.testing.assert_allclose(others, np.sort(truth)[::-1][:num], atol=1e-3)
 
 
-def test_logprobs_are_told_of_the_raw_logits(engine: Engine) -> None:
+def test_logprobs_are_told_of_the_raw_logits(engine: HostEngine) -> None:
     _, _, first = step_with(engine, [4])
     engine.reset()
     prompts = random_prompts(1)

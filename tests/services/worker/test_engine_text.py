@@ -6,19 +6,19 @@ from pathlib import Path
 import pytest
 from transformers import Qwen2ForCausalLM
 
-from services.worker.engine import Engine
+from services.worker.host_engine import HostEngine
 from shared.messages import SamplingParams
 from tests.services.worker.checkpoints import MAX_POSITIONS, assert_greedy, random_prompts
 from tests.services.worker.driver import ENGINES, Driver, Job, make_engine
 
 
 @pytest.fixture(scope="module", params=ENGINES)
-def engine(request: pytest.FixtureRequest, checkpoint: Path) -> Engine:
+def engine(request: pytest.FixtureRequest, checkpoint: Path) -> HostEngine:
     return make_engine(checkpoint, request.param)
 
 
 def test_one_prompt_continues_as_transformers_does(
-    engine: Engine, oracle: Qwen2ForCausalLM
+    engine: HostEngine, oracle: Qwen2ForCausalLM
 ) -> None:
     (prompt,) = random_prompts(1, seed=3)
     (text,) = Driver(engine).run([Job(prompt)])
@@ -27,7 +27,7 @@ def test_one_prompt_continues_as_transformers_does(
 
 @pytest.mark.parametrize("chunk_sizes", [[1000], [1], [3, 7, 1, 5], [13]])
 def test_twenty_ragged_prompts_continue_as_transformers_does(
-    engine: Engine, oracle: Qwen2ForCausalLM, chunk_sizes: list[int]
+    engine: HostEngine, oracle: Qwen2ForCausalLM, chunk_sizes: list[int]
 ) -> None:
     prompts = random_prompts(20)
     texts = Driver(engine, chunk_sizes, seed=len(chunk_sizes)).run([Job(p) for p in prompts])
@@ -36,7 +36,7 @@ def test_twenty_ragged_prompts_continue_as_transformers_does(
 
 
 def test_slots_and_blocks_used_again_leave_no_trace(
-    engine: Engine, oracle: Qwen2ForCausalLM
+    engine: HostEngine, oracle: Qwen2ForCausalLM
 ) -> None:
     for seed in range(3):
         prompts = random_prompts(6, seed=seed)
@@ -47,7 +47,7 @@ def test_slots_and_blocks_used_again_leave_no_trace(
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_resumed_sequence_goes_on_as_if_never_interrupted(
-    engine: Engine, temperature: float
+    engine: HostEngine, temperature: float
 ) -> None:
     params = SamplingParams(seed=-5, temperature=temperature, max_tokens=15, ignore_eos=True)
     prompts = random_prompts(5, seed=1)
@@ -59,7 +59,7 @@ def test_a_resumed_sequence_goes_on_as_if_never_interrupted(
     assert Driver(engine, [4, 11], seed=9).run(halves) == whole
 
 
-def test_a_text_is_the_same_alone_and_in_a_batch(engine: Engine) -> None:
+def test_a_text_is_the_same_alone_and_in_a_batch(engine: HostEngine) -> None:
     jobs = [
         (
             prompt,
@@ -79,7 +79,7 @@ def test_a_text_is_the_same_alone_and_in_a_batch(engine: Engine) -> None:
     assert together == alone
 
 
-def test_seed_and_choice_make_another_text_and_the_same_ones_the_same(engine: Engine) -> None:
+def test_seed_and_choice_make_another_text_and_the_same_ones_the_same(engine: HostEngine) -> None:
     (prompt,) = random_prompts(1, seed=3)
     sampled = [SamplingParams(seed=seed, max_tokens=20, ignore_eos=True) for seed in (1, 1, 2)]
     jobs = [Job(prompt, params) for params in sampled] + [Job(prompt, sampled[0], choice=1)]
@@ -89,7 +89,7 @@ def test_seed_and_choice_make_another_text_and_the_same_ones_the_same(engine: En
 
 
 def test_longer_than_reserved_writes_go_to_nobodys_block(
-    engine: Engine, oracle: Qwen2ForCausalLM
+    engine: HostEngine, oracle: Qwen2ForCausalLM
 ) -> None:
     """A job whose table ends early must not disturb the one that owns block 0."""
     prompts = random_prompts(2, seed=5)

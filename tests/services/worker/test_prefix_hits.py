@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from services.worker.engine import Engine
+from services.worker.host_engine import HostEngine
 from shared.config import EMBEDDED_MODEL
 from shared.messages import SamplingParams
 from tests.services.worker import scheduled
@@ -14,7 +14,7 @@ PARAMS = SamplingParams(seed=0, temperature=0.0, max_tokens=24, ignore_eos=True)
 
 
 @pytest.fixture(scope="module", params=ENGINES)
-def engine(request: pytest.FixtureRequest) -> Engine:
+def engine(request: pytest.FixtureRequest) -> HostEngine:
     """Steps of 7 tokens end inside blocks; these are for two or three sequences."""
     num_blocks = 160 // ENGINES[request.param]["block_size"]
     return make_engine(
@@ -27,7 +27,7 @@ def engine(request: pytest.FixtureRequest) -> Engine:
     )
 
 
-def run(engine: Engine, prompts: list[list[int]], caches_prefixes: bool) -> Run:
+def run(engine: HostEngine, prompts: list[list[int]], caches_prefixes: bool) -> Run:
     return scheduled.run(
         engine, prompts, PARAMS, caches_prefixes=caches_prefixes, pipeline_depth=1, max_open=4
     )
@@ -37,7 +37,7 @@ def random_ids(num: int, length: int, seed: int) -> list[list[int]]:
     return np.random.default_rng(seed).integers(300, 8000, (num, length)).tolist()
 
 
-def test_greedy_texts_with_hits_are_those_without(engine: Engine) -> None:
+def test_greedy_texts_with_hits_are_those_without(engine: HostEngine) -> None:
     first, second = random_ids(2, 42, seed=8)
     prompts = [first, first, first[:33], [*first[:17], *second], second, [*second, 5], first[:41]]
     cached, plain = run(engine, 2 * prompts, True), run(engine, 2 * prompts, False)
@@ -47,7 +47,7 @@ def test_greedy_texts_with_hits_are_those_without(engine: Engine) -> None:
     assert plain.num_hits == 0
 
 
-def test_a_talk_goes_on_from_what_was_written(engine: Engine) -> None:
+def test_a_talk_goes_on_from_what_was_written(engine: HostEngine) -> None:
     prompts = random_ids(3, 30, seed=9)
     texts = run(engine, prompts, False).texts
     turns = [prompt + text for prompt, text in zip(prompts, texts, strict=True)]

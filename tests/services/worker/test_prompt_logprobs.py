@@ -10,7 +10,7 @@ from transformers import Qwen2ForCausalLM
 from kernels.logprobs.reference import logprobs_row
 from services.scheduler.scheduler import Scheduler
 from services.worker import logprobs
-from services.worker.engine import Engine
+from services.worker.host_engine import HostEngine
 from shared.messages import ALL_TOKENS, Generate, NewSequence, SamplingParams
 from shared.token_arrays import Layout, TokenArrays, join
 from tests.services.worker.checkpoints import VOCAB_SIZE, random_prompts, true_logits
@@ -20,7 +20,7 @@ TOLERANCE = 1e-3  # engine.md §2, of logprobs in float32
 
 
 @pytest.fixture(scope="module", params=ENGINES)
-def engine(request: pytest.FixtureRequest, checkpoint: Path) -> Engine:
+def engine(request: pytest.FixtureRequest, checkpoint: Path) -> HostEngine:
     return make_engine(checkpoint, request.param)
 
 
@@ -53,7 +53,7 @@ def assert_true(oracle: Qwen2ForCausalLM, job: Job) -> None:
 @pytest.mark.parametrize("chunk_sizes", [[1000], [1], [3, 7, 1, 5]])
 @pytest.mark.parametrize("num", [0, 4, ALL_TOKENS])
 def test_they_are_the_models_in_any_chunks(
-    engine: Engine, oracle: Qwen2ForCausalLM, chunk_sizes: list[int], num: int
+    engine: HostEngine, oracle: Qwen2ForCausalLM, chunk_sizes: list[int], num: int
 ) -> None:
     jobs = [Job(prompt, asking(num)) for prompt in random_prompts(8)[1:]]
     Driver(engine, chunk_sizes, seed=num + 2).run(jobs)
@@ -62,7 +62,7 @@ def test_they_are_the_models_in_any_chunks(
 
 
 def test_no_more_logits_exist_at_once_than_may_be_worked_on(
-    engine: Engine, oracle: Qwen2ForCausalLM, monkeypatch: pytest.MonkeyPatch
+    engine: HostEngine, oracle: Qwen2ForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logprobs, "MAX_LOGITS_AT_ONCE", 5 * VOCAB_SIZE)
     model = model_of(engine)
@@ -75,7 +75,7 @@ def test_no_more_logits_exist_at_once_than_may_be_worked_on(
     assert max(sizes) == 5
 
 
-def test_who_asks_does_not_disturb_who_does_not(engine: Engine) -> None:
+def test_who_asks_does_not_disturb_who_does_not(engine: HostEngine) -> None:
     prompts = random_prompts(9, seed=5)
     plain = SamplingParams(0, 0.0, max_tokens=6, logprobs=2)
     alone = [Job(prompt, plain) for prompt in prompts]
@@ -92,7 +92,9 @@ def test_who_asks_does_not_disturb_who_does_not(engine: Engine) -> None:
         assert mixed[index].prompt_parts == []
 
 
-def test_what_is_known_already_is_not_sent_again(engine: Engine, oracle: Qwen2ForCausalLM) -> None:
+def test_what_is_known_already_is_not_sent_again(
+    engine: HostEngine, oracle: Qwen2ForCausalLM
+) -> None:
     prompts = [prompt for prompt in random_prompts(12, seed=6) if len(prompt) > 5]
     texts = Driver(engine).run([Job(prompt, asking(2)) for prompt in prompts])
     resumed = [
@@ -112,7 +114,7 @@ def test_what_is_known_already_is_not_sent_again(engine: Engine, oracle: Qwen2Fo
 
 
 def test_scoring_draws_nothing_and_ends_with_the_prompt(
-    engine: Engine, oracle: Qwen2ForCausalLM
+    engine: HostEngine, oracle: Qwen2ForCausalLM
 ) -> None:
     prompts = random_prompts(6, seed=7)
     silent = SamplingParams(0, max_tokens=0)
@@ -129,7 +131,7 @@ def test_scoring_draws_nothing_and_ends_with_the_prompt(
             assert sum(row.num_tokens for row, _ in job.prompt_parts) == 0
 
 
-def test_a_text_scored_as_a_prompt_has_the_logprobs_it_was_written_with(engine: Engine) -> None:
+def test_a_text_scored_as_a_prompt_has_the_logprobs_it_was_written_with(engine: HostEngine) -> None:
     params = SamplingParams(5, 0.9, max_tokens=12, ignore_eos=True, logprobs=3, prompt_logprobs=3)
     written = [Job(prompt, params) for prompt in random_prompts(5, seed=8)]
     Driver(engine, [7]).run(written)
@@ -145,7 +147,7 @@ def test_a_text_scored_as_a_prompt_has_the_logprobs_it_was_written_with(engine: 
 
 
 def test_a_prompt_is_told_even_where_no_token_can_follow_it(
-    engine: Engine, oracle: Qwen2ForCausalLM
+    engine: HostEngine, oracle: Qwen2ForCausalLM
 ) -> None:
     (prompt,) = random_prompts(4)[3:]
     params = SamplingParams(0, 0.0, prompt_logprobs=2, allowed_token_ids=[5], bad_words=[[5]])
@@ -157,7 +159,7 @@ def test_a_prompt_is_told_even_where_no_token_can_follow_it(
 
 
 def test_logits_that_are_no_numbers_fail_their_prompt_alone(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: HostEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = model_of(engine)
     head = model.logits
@@ -178,7 +180,7 @@ def test_logits_that_are_no_numbers_fail_their_prompt_alone(
     assert len(jobs[1].emitted) == 3
 
 
-def run_scheduled(engine: Engine, core: Scheduler, jobs: list[Job]) -> None:
+def run_scheduled(engine: HostEngine, core: Scheduler, jobs: list[Job]) -> None:
     """Three choices of each of ``jobs``, of which the first asks, all at once."""
     core.add_worker("w", engine.capacity)
     for number, job in enumerate(jobs):

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from services.worker.drafter import RecordedStep
-from services.worker.engine import Engine
+from services.worker.host_engine import HostEngine
 from services.worker.slots import SlotTable
 from shared.config import EMBEDDED_MODEL
 from shared.messages import SamplingParams
@@ -46,7 +46,7 @@ def prompts() -> list[list[int]]:
 
 
 @cache
-def engine_of(kernels: str, method: str, depth: int, **settings: Any) -> Engine:
+def engine_of(kernels: str, method: str, depth: int, **settings: Any) -> HostEngine:
     speculation = {"method": method, "num_speculative_tokens": depth or None, "adaptive": False}
     return make_engine(
         EMBEDDED_MODEL,
@@ -58,7 +58,7 @@ def engine_of(kernels: str, method: str, depth: int, **settings: Any) -> Engine:
     )
 
 
-def plain(kernels: str, **settings: Any) -> Engine:
+def plain(kernels: str, **settings: Any) -> HostEngine:
     return engine_of(kernels, "none", 0, **settings)
 
 
@@ -199,7 +199,7 @@ def test_drafts_come_back_after_a_pause_and_caches_with_gaps_do_no_harm(kernels:
 REPEATED = SamplingParams(seed=1, temperature=0.0, max_tokens=30, ignore_eos=True)
 
 
-def own_engine(kernels: str) -> Engine:
+def own_engine(kernels: str) -> HostEngine:
     """Of which a test may change parts."""
     return make_engine(
         EMBEDDED_MODEL,

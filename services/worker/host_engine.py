@@ -27,7 +27,7 @@ from shared.messages import ResultRow, StepPlan, StepResult
 from shared.token_arrays import TokenArrays
 
 
-class Engine:
+class HostEngine:
     """A model with its KV cache and the slots of its sequences.
 
     ``progress`` is told what loading does and how far it is, 0 … 1. Raises ConfigError where model,
