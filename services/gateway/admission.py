@@ -11,7 +11,7 @@ from shared.open_requests import OPEN_REQUESTS
 from shared.rate import Rate
 
 
-class Place:
+class Reservation:
     """What one open request holds. ``is_served`` when it is more than a refusal: how fast such
     requests end tells when there is room again."""
 
@@ -49,7 +49,7 @@ class Admission:
         self._is_idle.set()
 
     @contextmanager
-    def admit(self) -> Iterator[Place]:
+    def admit(self) -> Iterator[Reservation]:
         """Raises Overloaded at the limit."""
         if self.num_open >= self._max_open:
             raise self._overloaded(
@@ -59,13 +59,13 @@ class Admission:
         if self.num_open == 0:
             self._ends.start(time.monotonic())
         self._count(1)
-        place = Place(self)
+        reservation = Reservation(self)
         try:
-            yield place
+            yield reservation
         finally:
             self._count(-1)
-            self._set_bytes(self._num_bytes - place.num_bytes)
-            self._ends.note(place.is_served, time.monotonic())
+            self._set_bytes(self._num_bytes - reservation.num_bytes)
+            self._ends.note(reservation.is_served, time.monotonic())
 
     def hold(self, num_bytes: int) -> None:
         if self._num_bytes + num_bytes > self.max_bytes:

@@ -8,7 +8,7 @@ from typing import TypeVar
 from aiohttp import hdrs, web
 from aiohttp.web_protocol import RequestPayloadError
 
-from services.gateway.admission import Place
+from services.gateway.admission import Reservation
 from shared.errors import BodyTooLarge, InvalidRequest
 
 READ_TIMEOUT_S = 60.0
@@ -22,8 +22,8 @@ class BodyReader:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
 
-    async def read(self, request: web.Request, place: Place | None = None) -> Body:
-        """``place`` holds what has arrived. Raises BodyTooLarge, before reading where the client
+    async def read(self, request: web.Request, reservation: Reservation | None = None) -> Body:
+        """``reservation`` holds what has arrived. Raises BodyTooLarge, before reading where the client
         told the length; InvalidRequest for a body that ends early or is badly compressed;
         Overloaded; web.HTTPRequestTimeout."""
         if (request.content_length or 0) > self._max_bytes:
@@ -36,8 +36,8 @@ class BodyReader:
                 async for chunk in request.content.iter_any():
                     if len(body) + len(chunk) > self._max_bytes:
                         raise self._too_large("more")
-                    if place is not None:
-                        place.hold(len(chunk))
+                    if reservation is not None:
+                        reservation.hold(len(chunk))
                     body += chunk
             return body
         except RequestPayloadError as error:

@@ -11,7 +11,7 @@ import numpy as np
 from aiohttp import web
 
 from services.gateway.account import ACCOUNT, owner_of
-from services.gateway.admission import Admission, Place
+from services.gateway.admission import Admission, Reservation
 from services.gateway.body import Body, BodyParser, BodyReader
 from services.gateway.client import EVENT_STREAM, Client
 from services.gateway.exchange import Exchange
@@ -97,27 +97,27 @@ class Completions:
     async def _serve(self, request: web.Request, endpoint: Endpoint) -> web.StreamResponse:
         started_s = time.monotonic()
         check_request_id(request)
-        with self._admission.admit() as place:
-            job, model = await self._job(request, endpoint, place)
+        with self._admission.admit() as reservation:
+            job, model = await self._job(request, endpoint, reservation)
             take_request_id(request, job.request_id)
             param = "return_token_ids" if job.params.logprobs is None else "logprobs"
-            self._hold(place, token_bytes(job, model), param)
+            self._hold(reservation, token_bytes(job, model), param)
             job = replace(job, owner=owner_of(request))
             meter = request[METER] = RequestMeter(job.model, started_s)
             if (account := request.get(ACCOUNT)) is not None:
                 meter.charge = account.charge
-            place.is_served = True
+            reservation.is_served = True
             with client_names(job.field_names):
-                return await self._generate(request, endpoint, job, model, meter, place)
+                return await self._generate(request, endpoint, job, model, meter, reservation)
 
     async def _job(
-        self, request: web.Request, endpoint: Endpoint, place: Place
+        self, request: web.Request, endpoint: Endpoint, reservation: Reservation
     ) -> tuple[Job, ModelInfo]:
         """Of the body only the prompts are kept."""
-        body = await self._bodies.read(request, place)
+        body = await self._bodies.read(request, reservation)
         model = await self._mesh.ready_model()
         job = await self._parser.parse(body, lambda body: endpoint.parse(body, model, self._limits))
-        place.replace(len(body), job.prompt_bytes)
+        reservation.replace(len(body), job.prompt_bytes)
         return job, model
 
     async def _generate(
@@ -127,7 +127,7 @@ class Completions:
         job: Job,
         model: ModelInfo,
         meter: RequestMeter,
-        place: Place,
+        reservation: Reservation,
     ) -> web.StreamResponse:
         has_logprobs = job.params.logprobs is not None or job.has_prompt_logprobs
         spelling = self._mesh.tokens.spelling(job.names_by_id) if has_logprobs else None
@@ -139,15 +139,15 @@ class Completions:
         with self._mesh.exchange(f"{public_id}~{secrets.token_hex(4)}", job) as exchange:
             meter.follow(exchange)
             prompt_ids = await self._accepted(exchange)
-            self._keep_ids(job, prompt_ids, place)
+            self._keep_ids(job, prompt_ids, reservation)
             param = "logprobs" if job.num_prompt_logprobs is None else "prompt_logprobs"
-            self._hold(place, prompt_bytes(job, model, prompt_ids), param)
+            self._hold(reservation, prompt_bytes(job, model, prompt_ids), param)
             meter.accept()
             reply = Reply(endpoint.format, head, job, spelling, echoes, prompt_ids)
             if job.is_stream:
                 await self._stream(client, exchange, reply, meter)
             else:
-                await self._whole(client, exchange, reply, meter, place)
+                await self._whole(client, exchange, reply, meter, reservation)
             meter.end()
             return await client.end()
 
@@ -178,11 +178,11 @@ class Completions:
                 f"not accepted within {self._accept_timeout_s:g} s", retry_after_s=RETRY_AFTER_S
             ) from None
 
-    def _keep_ids(self, job: Job, prompt_ids: list[Array], place: Place) -> None:
+    def _keep_ids(self, job: Job, prompt_ids: list[Array], reservation: Reservation) -> None:
         """They are all that a replay needs of the prompts."""
         num_bytes = job.prompt_bytes
         job.prompts[:] = [Prompt("ids", ids) for ids in prompt_ids]
-        place.replace(num_bytes, job.prompt_bytes)
+        reservation.replace(num_bytes, job.prompt_bytes)
 
     async def _stream(
         self, client: Client, exchange: Exchange, reply: Reply, meter: RequestMeter
@@ -202,13 +202,18 @@ class Completions:
                 client.is_between_events = True
 
     async def _whole(
-        self, client: Client, exchange: Exchange, reply: Reply, meter: RequestMeter, place: Place
+        self,
+        client: Client,
+        exchange: Exchange,
+        reply: Reply,
+        meter: RequestMeter,
+        reservation: Reservation,
     ) -> None:
         writer = WholeWriter(reply)
         async for progress in exchange:
             meter.observe(progress)
             writer.add(progress)
-            place.grow(len(progress.text.encode()) + progress.num_tokens * TOKEN_BYTES)
+            reservation.grow(len(progress.text.encode()) + progress.num_tokens * TOKEN_BYTES)
             exchange.took(progress)
         if writer.is_large:
             await client.begin(JSON_HEADERS)
@@ -218,7 +223,7 @@ class Completions:
             await client.begin({**JSON_HEADERS, "Content-Length": str(len(body))})
             await client.write(body)
 
-    def _hold(self, place: Place, num_bytes: int, param: str) -> None:
+    def _hold(self, reservation: Reservation, num_bytes: int, param: str) -> None:
         """For what ``param`` asks for."""
         limit = self._admission.max_bytes
         if num_bytes > limit:
@@ -230,7 +235,7 @@ class Completions:
                 f" limit is max-buffered-bytes = {limit}; ask for {remedy}",
                 param=param,
             )
-        place.hold(num_bytes)
+        reservation.hold(num_bytes)
 
 
 def token_bytes(job: Job, model: ModelInfo) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from services.gateway import unsupported
-from services.gateway.admission import Admission, Place
+from services.gateway.admission import Admission, Reservation
 from services.gateway.body import Body, BodyParser, BodyReader
 from services.gateway.job import Prompt
 from services.gateway.json_body import check, decode, served_name
@@ -57,9 +57,9 @@ class Tokenization:
         ]
 
     async def _tokenize(self, request: web.Request) -> web.Response:
-        with self._admission.admit() as place:
-            conversion, model = await self._parsed(request, parse_tokenize, place)
-            ids = await self._converted(conversion, place)
+        with self._admission.admit() as reservation:
+            conversion, model = await self._parsed(request, parse_tokenize, reservation)
+            ids = await self._converted(conversion, reservation)
             table = None
             if conversion.returns_strings:
                 check_length(len(ids), model, conversion.param)
@@ -68,31 +68,31 @@ class Tokenization:
             return web.Response(body=body, content_type="application/json")
 
     async def _detokenize(self, request: web.Request) -> web.Response:
-        with self._admission.admit() as place:
-            conversion, _ = await self._parsed(request, parse_detokenize, place)
-            text = await self._converted(conversion, place)
+        with self._admission.admit() as reservation:
+            conversion, _ = await self._parsed(request, parse_detokenize, reservation)
+            text = await self._converted(conversion, reservation)
             return json_response(DetokenizeReply(text.tobytes().decode()))
 
     async def _parsed(
         self,
         request: web.Request,
         parse: Callable[[Body, ModelInfo], Conversion],
-        place: Place,
+        reservation: Reservation,
     ) -> tuple[Conversion, ModelInfo]:
-        body = await self._bodies.read(request, place)
+        body = await self._bodies.read(request, reservation)
         model = await self._mesh.ready_model()
         conversion = await self._parser.parse(body, lambda body: parse(body, model))
-        place.replace(len(body), conversion.prompt.data.nbytes)
-        place.is_served = True
+        reservation.replace(len(body), conversion.prompt.data.nbytes)
+        reservation.is_served = True
         return conversion, model
 
-    async def _converted(self, conversion: Conversion, place: Place) -> Array:
+    async def _converted(self, conversion: Conversion, reservation: Reservation) -> Array:
         prompt = conversion.prompt
         with client_names({"prompt": conversion.param}):
             array = await self._mesh.convert(
                 prompt.kind, prompt.data, conversion.adds_special_tokens
             )
-        place.grow(array.nbytes)
+        reservation.grow(array.nbytes)
         return array
 
 

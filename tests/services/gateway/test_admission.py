@@ -26,8 +26,8 @@ def test_one_may_come_back_when_one_place_is_free_however_many_are_taken(
         for _ in range(39):
             others.enter_context(admission.admit())
         for _ in range(30):
-            with admission.admit() as place:
-                place.is_served = True
+            with admission.admit() as reservation:
+                reservation.is_served = True
                 clock[0] += 4
         others.enter_context(admission.admit())
         with pytest.raises(Overloaded) as refused, admission.admit():
