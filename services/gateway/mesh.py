@@ -11,11 +11,11 @@ from itertools import chain, count
 from services.gateway.array_check import check_arrays
 from services.gateway.exchange import Exchange, Progress
 from services.gateway.job import Job
-from services.gateway.lost_trips import LostTrips
+from services.gateway.lost_prompts import LostPrompts
 from services.gateway.metrics import REPLAYS
+from services.gateway.open_prompt import OpenPrompt
 from services.gateway.probation import Probation
 from services.gateway.token_table import TokenTable
-from services.gateway.trip import Trip
 from shared.codec import Array
 from shared.credit import Credits
 from shared.errors import (
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 TRANSIENT = {429, 503}
 
-OpenTrips = dict[RequestKey, Trip]
+OpenPrompts = dict[RequestKey, OpenPrompt]
 
 
 class Mesh:
@@ -66,9 +66,9 @@ class Mesh:
         self._replay_s = replay_s
         self._ready_wait_s = ready_wait_s
         self._accept_timeout_s = accept_timeout_s
-        self._open: dict[Peer, OpenTrips] = {}
+        self._open: dict[Peer, OpenPrompts] = {}
         self._probations: dict[Peer, Probation] = {}
-        self._lost = LostTrips()
+        self._lost = LostPrompts()
         self._look = asyncio.Event()  # at those
         self._changed = asyncio.Event()  # which tokenizers there are, and their states
         self._conversions: dict[Peer, dict[str, asyncio.Future[Array]]] = {}
@@ -82,11 +82,11 @@ class Mesh:
         while True:
             self._look.clear()
             now_s, is_ready = time.monotonic(), bool(self._ready())
-            for trip in self._lost.take_due(now_s, is_ready):
+            for prompt in self._lost.take_due(now_s, is_ready):
                 if is_ready:
-                    self._submit(trip)
+                    self._submit(prompt)
                 else:
-                    trip.fail(self._unavailable())
+                    prompt.fail(self._unavailable())
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._lost.pause_s(now_s, is_ready)):
                     await self._look.wait()
@@ -138,16 +138,18 @@ class Mesh:
         """
         num_prompts = len(job.prompts)
         exchange = Exchange(num_prompts, job.num_choices, job.has_prompt_logprobs)
-        trips = [Trip(f"{name}/{number}", number, job, exchange) for number in range(num_prompts)]
+        prompts = [
+            OpenPrompt(f"{name}/{number}", number, job, exchange) for number in range(num_prompts)
+        ]
         exchange.on_took = lambda progress: self._took(
-            trips[progress.index // job.num_choices], progress
+            prompts[progress.index // job.num_choices], progress
         )
         try:
-            for trip in trips:
-                self._submit(trip)
+            for prompt in prompts:
+                self._submit(prompt)
             yield exchange
         finally:
-            self._cancel(trips)
+            self._cancel(prompts)
 
     async def convert(self, kind: PromptKind, data: Array, adds_special_tokens: bool) -> Array:
         """Ids of a text or a chat, [n] int32; of ids the UTF-8 bytes of their text, [n] uint8.
@@ -173,13 +175,15 @@ class Mesh:
     def abort(self, public_ids: set[str], owner: str) -> set[str]:
         """Ends the requests that ``owner`` knows by these ids, and returns those that are ours; of
         the others, which may be other gateways', the tokenizers are told."""
-        trips = [
-            trip for trip in self._trips() if trip.public_id in public_ids and trip.owner == owner
+        prompts = [
+            prompt
+            for prompt in self._prompts()
+            if prompt.public_id in public_ids and prompt.owner == owner
         ]
-        self._cancel(trips)
-        for trip in trips:
-            trip.abort()
-        ours = {trip.public_id for trip in trips}
+        self._cancel(prompts)
+        for prompt in prompts:
+            prompt.abort()
+        ours = {prompt.public_id for prompt in prompts}
         if others := sorted(public_ids - ours):
             for peer in self._open:
                 peer.send(Abort(others, owner))
@@ -187,8 +191,8 @@ class Mesh:
 
     def fail_all(self, reason: str) -> None:
         """Ends every open request with an error, where its client can still be told."""
-        for trip in self._trips():
-            trip.fail(Unavailable(reason, retry_after_s=RETRY_AFTER_S))
+        for prompt in self._prompts():
+            prompt.fail(Unavailable(reason, retry_after_s=RETRY_AFTER_S))
 
     # --- the link -----------------------------------------------------------------------------
 
@@ -206,8 +210,8 @@ class Mesh:
 
     def on_down(self, peer: Peer, reason: str) -> None:
         del self._probations[peer]
-        for trip in self._open.pop(peer).values():
-            self._replay(trip, is_planned=peer.said_bye)
+        for prompt in self._open.pop(peer).values():
+            self._replay(prompt, is_planned=peer.said_bye)
         self._note_change()
         error = Unavailable(f"the {peer} is gone: {reason}", retry_after_s=RETRY_AFTER_S)
         for answer in self._conversions.pop(peer).values():
@@ -216,26 +220,26 @@ class Mesh:
     def on_message(self, peer: Peer, message: Message, arrays: list[Array]) -> None:
         """Raises CodecError for ids that are none of the model's."""
         check_arrays(message, arrays, _model_of(peer).vocab_size)
-        trips = self._open[peer]
+        prompts = self._open[peer]
         match message:
             case Deltas():
-                self._deliver(trips, message, TokenArrays(*arrays))
+                self._deliver(prompts, message, TokenArrays(*arrays))
             case Accepted(request, attempt):
-                if trip := trips.get(RequestKey(request, attempt)):
+                if prompt := prompts.get(RequestKey(request, attempt)):
                     self._probations[peer].succeed()
-                    trip.accept(arrays[0])
+                    prompt.accept(arrays[0])
             case Failed(request, attempt):
-                if trip := trips.pop(RequestKey(request, attempt), None):
-                    if not trip.is_accepted:
+                if prompt := prompts.pop(RequestKey(request, attempt), None):
+                    if not prompt.is_accepted:
                         self._note_failure(peer, message)
-                    self._fail(trip, RequestError.from_failed(message))
+                    self._fail(prompt, RequestError.from_failed(message))
                 elif answer := self._conversions[peer].get(request):
                     self._note_failure(peer, message)
                     _end(answer, RequestError.from_failed(message))
             case Lost(keys, is_planned, scheduler):
                 for key in keys:
-                    if trip := trips.pop(key, None):
-                        self._replay(trip, is_planned, scheduler)
+                    if prompt := prompts.pop(key, None):
+                        self._replay(prompt, is_planned, scheduler)
             case Converted(request):
                 if answer := self._conversions[peer].get(request):
                     self._probations[peer].succeed()
@@ -253,38 +257,38 @@ class Mesh:
 
     # --- trips --------------------------------------------------------------------------------
 
-    def _submit(self, trip: Trip) -> None:
+    def _submit(self, prompt: OpenPrompt) -> None:
         """Raises Unavailable."""
-        trip.peer = self._least_loaded()
-        self._open[trip.peer][trip.key] = trip
-        trip.peer.send(*trip.submit())
+        prompt.peer = self._least_loaded()
+        self._open[prompt.peer][prompt.key] = prompt
+        prompt.peer.send(*prompt.submit())
 
-    def _replay(self, trip: Trip, is_planned: bool, scheduler: str = "") -> None:
+    def _replay(self, prompt: OpenPrompt, is_planned: bool, scheduler: str = "") -> None:
         now_s = time.monotonic()
         try:
-            trip.begin_replay(now_s, is_planned, scheduler)
+            prompt.begin_replay(now_s, is_planned, scheduler)
         except RequestError as error:
-            trip.fail(error)
+            prompt.fail(error)
             return
         REPLAYS.inc()
-        trip.replay_until_s = now_s + self._replay_s
-        self._lost.add(trip, now_s)
+        prompt.replay_until_s = now_s + self._replay_s
+        self._lost.add(prompt, now_s)
         self._look.set()
 
-    def _fail(self, trip: Trip, error: RequestError) -> None:
+    def _fail(self, prompt: OpenPrompt, error: RequestError) -> None:
         """What is refused for now tries again while the mesh is putting itself together: a replay,
         and a request whose tokenizer had lost its scheduler before we knew of it."""
         now_s = time.monotonic()
         is_early = error.code == NO_SCHEDULER
-        if is_early and not trip.replay_until_s:
-            trip.replay_until_s = now_s + self._ready_wait_s
-        may_wait = now_s < trip.replay_until_s and (trip.is_replay or is_early)
-        if trip.is_accepted or error.status not in TRANSIENT or not may_wait:
-            trip.fail(error)
+        if is_early and not prompt.replay_until_s:
+            prompt.replay_until_s = now_s + self._ready_wait_s
+        may_wait = now_s < prompt.replay_until_s and (prompt.is_replay or is_early)
+        if prompt.is_accepted or error.status not in TRANSIENT or not may_wait:
+            prompt.fail(error)
             return
-        trip.begin_attempt()
+        prompt.begin_attempt()
         is_full = error.status == Overloaded.status  # else nobody knows when to come back
-        self._lost.add(trip, now_s, error.retry_after_s or 0.0 if is_full else 0.0)
+        self._lost.add(prompt, now_s, error.retry_after_s or 0.0 if is_full else 0.0)
         self._look.set()
 
     def _note_failure(self, peer: Peer, failed: Failed) -> None:
@@ -295,34 +299,34 @@ class Mesh:
             log.warning("%s failed a request (%s): it is on probation", peer, failed.code)
         self._probations[peer].fail(time.monotonic())
 
-    def _deliver(self, trips: OpenTrips, deltas: Deltas, arrays: TokenArrays) -> None:
+    def _deliver(self, prompts: OpenPrompts, deltas: Deltas, arrays: TokenArrays) -> None:
         layout = Layout(deltas.rows, arrays)
         for index, row in enumerate(deltas.rows):
-            if trip := trips.get(RequestKey(row.request, row.attempt)):
+            if prompt := prompts.get(RequestKey(row.request, row.attempt)):
                 try:
-                    trip.add(row, layout.part(index, index + 1))
+                    prompt.add(row, layout.part(index, index + 1))
                 except RequestError as error:
-                    self._cancel([trip])
-                    trip.fail(error)
+                    self._cancel([prompt])
+                    prompt.fail(error)
         for finished in deltas.finished:
             key = RequestKey(finished.request, finished.attempt)
-            if trip := trips.get(key):
-                trip.finish(finished)
-                if not trip.choices:
-                    del trips[key]
+            if prompt := prompts.get(key):
+                prompt.finish(finished)
+                if not prompt.choices:
+                    del prompts[key]
 
-    def _took(self, trip: Trip, progress: Progress) -> None:
-        grant = trip.take(progress)
-        if grant is not None and trip.peer is not None:
-            self._credits.add(trip.peer, grant)
+    def _took(self, prompt: OpenPrompt, progress: Progress) -> None:
+        grant = prompt.take(progress)
+        if grant is not None and prompt.peer is not None:
+            self._credits.add(prompt.peer, grant)
 
-    def _cancel(self, trips: list[Trip]) -> None:
+    def _cancel(self, prompts: list[OpenPrompt]) -> None:
         keys: dict[Peer, list[RequestKey]] = defaultdict(list)
-        for trip in trips:
-            self._lost.discard(trip)
-            if trip.peer is not None and trip.key in self._open.get(trip.peer, {}):
-                del self._open[trip.peer][trip.key]
-                keys[trip.peer].append(trip.key)
+        for prompt in prompts:
+            self._lost.discard(prompt)
+            if prompt.peer is not None and prompt.key in self._open.get(prompt.peer, {}):
+                del self._open[prompt.peer][prompt.key]
+                keys[prompt.peer].append(prompt.key)
         for peer, cancelled in keys.items():
             peer.send(Cancel(cancelled))
 
@@ -341,8 +345,8 @@ class Mesh:
         self._changed = asyncio.Event()
         self._look.set()
 
-    def _trips(self) -> list[Trip]:
-        at_peers = chain.from_iterable(trips.values() for trips in self._open.values())
+    def _prompts(self) -> list[OpenPrompt]:
+        at_peers = chain.from_iterable(prompts.values() for prompts in self._open.values())
         return [*at_peers, *self._lost]
 
     def _ready(self) -> list[Peer]:

@@ -452,7 +452,7 @@ class GatewayArena:
                 exchange.took(progress)
             converting.cancel()
             await asyncio.gather(converting, return_exceptions=True)
-        assert not mesh._trips()
+        assert not mesh._prompts()
         return is_good
 
 

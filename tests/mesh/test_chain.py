@@ -245,10 +245,10 @@ async def test_a_stream_outlives_tokenizers_and_schedulers_one_after_another(
     async with running_mesh(tmp_path, step_s=0.01) as mesh, client_of(mesh) as client:
         stream = await complete(client, 400, stream=True)
         reading = asyncio.create_task(text_of(stream))
-        (trip,) = mesh.services["gateway"]._mesh._trips()
+        (open_prompt,) = mesh.services["gateway"]._mesh._prompts()
         for name in ["tokenizer", "scheduler"] * 3:
-            num_before = len(trip.choices[0].ids)
-            await mesh.until(lambda before=num_before: len(trip.choices[0].ids) > before)
+            num_before = len(open_prompt.choices[0].ids)
+            await mesh.until(lambda before=num_before: len(open_prompt.choices[0].ids) > before)
             await mesh.lose(name, says_bye)
             mesh.start(name)
             await mesh.until(lambda: mesh.core.sequences)

@@ -174,10 +174,10 @@ async def test_each_service_tells_its_metrics_and_counts_what_it_did(tmp_path: P
 async def until_heartbeats_came_back(mesh: Mesh, before: Values) -> None:
     """On each link to a service, after the figures of the mesh had come to its gateway."""
     overview = 'shoal_mesh_replicas{service="worker"}'
-    trips = [f'shoal_link_round_trip_seconds_count{{service="{name}"}}' for name in NAMES]
+    open_prompts = [f'shoal_link_round_trip_seconds_count{{service="{name}"}}' for name in NAMES]
     async with asyncio.timeout(READY_TIMEOUT_S):
         while True:
             now = await scrape(mesh, "gateway")
-            if now[overview] == 1 and all(now[name] > before.get(name, 0) for name in trips):
+            if now[overview] == 1 and all(now[name] > before.get(name, 0) for name in open_prompts):
                 return
             await asyncio.sleep(0.02)

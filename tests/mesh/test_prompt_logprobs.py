@@ -9,7 +9,7 @@ import aiohttp
 import numpy as np
 import pytest
 
-from services.gateway import trip
+from services.gateway import open_prompt
 from services.scheduler.sequence import scored_token_bytes
 from shared.messages import Capacity, Generate
 from tests.mesh.fake_engine import made_up_logprobs
@@ -99,7 +99,7 @@ def narrow_windows(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
             mesh.core.sequences[new.request, generate.attempt].max_bytes = NARROW_BYTES
 
     monkeypatch.setattr(mesh.core, "add", add_with_less)
-    monkeypatch.setattr(trip, "WINDOW_BYTES", NARROW_BYTES)
+    monkeypatch.setattr(open_prompt, "WINDOW_BYTES", NARROW_BYTES)
 
 
 async def test_more_than_a_window_streams_to_who_reads(

@@ -20,16 +20,16 @@ def test_what_the_peer_held_it_is_left_out_whatever_its_clock_says():
 
 
 def test_an_echo_counts_once_and_the_next_one_again():
-    trip = RoundTrip()
-    assert trip.note_heartbeat(heartbeat(echo_s=10.0, held_s=0.5), 11.0) == 0.5
-    assert trip.note_heartbeat(heartbeat(echo_s=10.0, held_s=1.5), 12.0) is None
-    assert trip.note_heartbeat(heartbeat(echo_s=12.0), 12.5) == 0.5
+    open_prompt = RoundTrip()
+    assert open_prompt.note_heartbeat(heartbeat(echo_s=10.0, held_s=0.5), 11.0) == 0.5
+    assert open_prompt.note_heartbeat(heartbeat(echo_s=10.0, held_s=1.5), 12.0) is None
+    assert open_prompt.note_heartbeat(heartbeat(echo_s=12.0), 12.5) == 0.5
 
 
 def test_a_peer_that_knows_no_clocks_hears_no_echo_and_brings_none():
-    trip = RoundTrip()
-    assert trip.note_heartbeat(STATUS, 10.0) is None
-    told = trip.stamped(STATUS, 11.0)
+    open_prompt = RoundTrip()
+    assert open_prompt.note_heartbeat(STATUS, 10.0) is None
+    told = open_prompt.stamped(STATUS, 11.0)
     assert (told.sent_s, told.echo_s, told.held_s) == (11.0, 0.0, 0.0)
 
 
@@ -39,6 +39,6 @@ def test_a_peer_that_knows_no_clocks_hears_no_echo_and_brings_none():
      (9.0, math.nan), (9.0, math.inf)],
 )  # fmt: skip
 def test_an_echo_that_cannot_be_true_does_not_count(echo_s: float, held_s: float):
-    trip = RoundTrip()
-    assert trip.note_heartbeat(heartbeat(echo_s, held_s), 10.0) is None
-    assert trip.note_heartbeat(heartbeat(9.5), 10.0) == 0.5
+    open_prompt = RoundTrip()
+    assert open_prompt.note_heartbeat(heartbeat(echo_s, held_s), 10.0) is None
+    assert open_prompt.note_heartbeat(heartbeat(9.5), 10.0) == 0.5

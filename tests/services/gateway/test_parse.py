@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from services.gateway import unsupported
 from services.gateway.exchange import Exchange
+from services.gateway.open_prompt import OpenPrompt
 from services.gateway.parse import parse_chat, parse_completion
 from services.gateway.schema import ChatRequest, CompletionRequest
-from services.gateway.trip import Trip
 from shared.codec import decode, encode
 from shared.errors import InvalidRequest, NotFound
 from tests.services.gateway.fakes import LIMITS, MODEL
@@ -72,7 +72,7 @@ def check(parse: Any, body: bytes) -> None:
         return
     for index in range(len(job.prompts)):
         exchange = Exchange(len(job.prompts), job.num_choices)
-        submit, *arrays = Trip(f"a~b/{index}", index, job, exchange).submit()
+        submit, *arrays = OpenPrompt(f"a~b/{index}", index, job, exchange).submit()
         message, decoded = decode([bytes(frame) for frame in encode(submit, arrays)])
         assert message == submit
         assert decoded[0].tobytes() == job.prompts[index].data.tobytes()

@@ -77,7 +77,7 @@ class _Choice:
         return self._granted_tokens, self._granted_bytes
 
 
-class Trip:
+class OpenPrompt:
     """A prompt of an Exchange: what to submit, and where what comes back belongs.
 
     After the loss of a tokenizer or a scheduler, ``begin_replay`` and another ``submit`` go on

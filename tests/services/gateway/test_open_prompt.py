@@ -1,0 +1,252 @@
+"""One prompt over several attempts: what is submitted anew, and what its client may get more."""
+
+import numpy as np
+import pytest
+
+from services.gateway.exchange import Exchange, Progress
+from services.gateway.job import Job, Prompt
+from services.gateway.open_prompt import MAX_REPLAYS, SAME_HANG_S, OpenPrompt
+from shared.errors import InternalError
+from shared.messages import (
+    WINDOW_BYTES,
+    WINDOW_TOKENS,
+    ChoiceStart,
+    Delta,
+    Finished,
+    SamplingParams,
+    TextOptions,
+)
+from shared.token_arrays import TokenArrays
+
+PROMPT = Prompt("text", np.frombuffer(b"Once", np.uint8))
+IDS = np.array([7, 8, 9], np.int32)
+
+
+def new_trip(num_choices: int = 1) -> tuple[OpenPrompt, Exchange]:
+    job = Job(
+        model="m",
+        prompts=[PROMPT],
+        num_choices=num_choices,
+        params=SamplingParams(seed=1),
+        text=TextOptions(),
+        priority=3,
+        is_stream=False,
+        includes_usage=False,
+    )
+    exchange = Exchange(1, num_choices)
+    return OpenPrompt("a~b/0", 0, job, exchange), exchange
+
+
+def add(
+    open_prompt: OpenPrompt, position: int, text: str, ids: list[int], num_values: int = 0, choice=0
+) -> None:
+    row = Delta(
+        open_prompt.request, open_prompt.attempt, choice, position, len(ids), text, num_values
+    )
+    values = np.zeros(num_values * len(ids), np.float32)
+    ranks = np.ones(len(ids) if num_values else 0, np.int32)
+    open_prompt.add(row, TokenArrays(np.array(ids, np.int32), values, IDS[:0], ranks))
+
+
+async def take(open_prompt: OpenPrompt, exchange: Exchange):
+    return open_prompt.take(await anext(exchange))
+
+
+def test_a_replay_asks_for_what_is_missing_of_the_choices_that_have_not_ended():
+    open_prompt, _ = new_trip(num_choices=3)
+    open_prompt.accept(IDS)
+    add(open_prompt, 0, "ab", [1, 2])
+    add(open_prompt, 0, "xyz", [3], choice=2)
+    open_prompt.finish(Finished("a~b/0", 1, 2, "stop", 1))
+    open_prompt.begin_replay(0)
+    submit, prompt, resumed = open_prompt.submit()
+    assert (submit.attempt, submit.kind, submit.priority) == (2, "ids", 3)
+    assert submit.choices == [ChoiceStart(0, 2, 2), ChoiceStart(1, 0, 0)]
+    assert prompt.tolist() == IDS.tolist()
+    assert resumed.tolist() == [1, 2]
+
+
+def test_before_it_was_accepted_a_replay_is_the_first_submit_again():
+    open_prompt, _ = new_trip()
+    open_prompt.begin_replay(0)
+    submit, prompt, _ = open_prompt.submit()
+    assert submit.kind == "text"
+    assert prompt.tobytes() == b"Once"
+
+
+def test_there_are_so_many_replays_and_no_more():
+    open_prompt, _ = new_trip()
+    for _ in range(MAX_REPLAYS):
+        open_prompt.begin_replay(0)
+    with pytest.raises(InternalError, match="3 services died"):
+        open_prompt.begin_replay(0)
+
+
+def test_progress_forgets_the_losses_before_it():
+    open_prompt, _ = new_trip()
+    for position in range(2 * MAX_REPLAYS):
+        open_prompt.begin_replay(0)
+        add(open_prompt, position, "a", [1])
+    for _ in range(MAX_REPLAYS):
+        open_prompt.begin_replay(0)
+        add(open_prompt, 2 * MAX_REPLAYS, "held back", [])
+    with pytest.raises(InternalError):
+        open_prompt.begin_replay(0)
+
+
+def test_a_scheduler_that_tokenizer_after_tokenizer_loses_is_one_loss():
+    open_prompt, exchange = new_trip()
+    for now_s in (100.0, 100.3, 103.0, 106.0):
+        open_prompt.begin_replay(now_s, scheduler="s1")
+    assert (open_prompt.num_losses, exchange.num_replays) == (1, 4)
+    open_prompt.begin_replay(107.0)
+    open_prompt.begin_replay(108.0, scheduler="s1")
+    assert open_prompt.num_losses == 2, "the tokenizer is one more, the scheduler is not"
+    with pytest.raises(InternalError, match="3 services died"):
+        open_prompt.begin_replay(109.0, scheduler="s2")
+
+
+def test_a_scheduler_that_is_lost_again_much_later_is_another_loss():
+    open_prompt, _ = new_trip()
+    for number in range(MAX_REPLAYS):
+        open_prompt.begin_replay(100.0 + number * SAME_HANG_S, scheduler="s1")
+    with pytest.raises(InternalError, match="3 services died"):
+        open_prompt.begin_replay(100.0 + MAX_REPLAYS * SAME_HANG_S, scheduler="s1")
+
+
+def test_a_service_that_leaves_on_purpose_is_no_loss():
+    open_prompt, exchange = new_trip()
+    for _ in range(2 * MAX_REPLAYS):
+        open_prompt.begin_replay(0, is_planned=True)
+    assert (open_prompt.num_losses, exchange.num_replays) == (0, 2 * MAX_REPLAYS)
+
+
+async def test_a_choice_had_of_the_cache_what_its_first_attempt_found():
+    open_prompt, exchange = new_trip(num_choices=2)
+    for attempt, num_cached in enumerate([3, 85], 1):
+        row = Delta(open_prompt.request, attempt, 0, attempt - 1, 1, "a", num_cached=num_cached)
+        open_prompt.add(row, TokenArrays(IDS[:1]))
+        open_prompt.begin_replay(0)
+    for choice in range(2):
+        open_prompt.finish(
+            Finished(open_prompt.request, open_prompt.attempt, choice, "stop", 2, num_cached=84)
+        )
+    found = {each.index: each.finished.num_cached async for each in exchange}
+    assert found == {0: 3, 1: 84}, "of the second nothing had come"
+
+
+def test_tokens_that_do_not_follow_the_last_ones_are_an_error():
+    open_prompt, _ = new_trip()
+    add(open_prompt, 0, "a", [1])
+    with pytest.raises(InternalError):
+        add(open_prompt, 0, "a", [1])
+    with pytest.raises(InternalError):
+        add(open_prompt, 2, "a", [1])
+
+
+async def test_credit_is_granted_when_half_a_window_of_tokens_was_taken():
+    open_prompt, exchange = new_trip()
+    half = WINDOW_TOKENS // 2
+    add(open_prompt, 0, "a", [1] * (half - 1))
+    assert await take(open_prompt, exchange) is None
+    add(open_prompt, half - 1, "a", [1])
+    grant = await take(open_prompt, exchange)
+    assert grant.request == "a~b/0/0"
+    assert grant.num_tokens == half + WINDOW_TOKENS
+
+
+async def test_credit_is_granted_when_half_a_window_of_bytes_was_taken():
+    open_prompt, exchange = new_trip()
+    num_values = WINDOW_BYTES // 8
+    add(open_prompt, 0, "a", [1], num_values)
+    grant = await take(open_prompt, exchange)
+    assert grant.num_bytes == 4 * (1 + num_values + 1) + WINDOW_BYTES
+
+
+async def test_after_a_replay_bytes_are_counted_anew_and_what_nobody_read_still_counts():
+    open_prompt, exchange = new_trip()
+    num_values = WINDOW_BYTES // 8
+    add(open_prompt, 0, "a", [1], num_values)
+    open_prompt.begin_replay(0)
+    add(open_prompt, 1, "b", [1], num_values)
+    grant = await take(open_prompt, exchange)
+    assert grant.attempt == 2
+    assert grant.num_bytes == 4 * (1 + num_values + 1) + WINDOW_BYTES
+
+
+async def test_an_abort_ends_each_open_choice_with_what_it_has():
+    open_prompt, exchange = new_trip(num_choices=2)
+    add(open_prompt, 0, "a", [1])
+    open_prompt.finish(Finished("a~b/0", 1, 1, "stop", 0))
+    open_prompt.abort()
+    seen: list[Progress] = [progress async for progress in exchange]
+    reasons = {progress.index: progress.finished.reason for progress in seen}
+    assert reasons == {0: "abort", 1: "stop"}
+    assert open_prompt.choices == {}
+
+
+def send_heartbeat(
+    open_prompt: OpenPrompt, position: int, ids: list[int], num_values: int = 1
+) -> None:
+    """Of the prompt."""
+    row = Delta(
+        open_prompt.request, open_prompt.attempt, 0, position, len(ids), "", num_values, 0, True
+    )
+    values, ranks = np.zeros(num_values * len(ids), np.float32), np.ones(len(ids), np.int32)
+    open_prompt.add(row, TokenArrays(np.array(ids, np.int32), values, IDS[:0], ranks))
+
+
+def test_a_replay_tells_how_much_of_the_prompt_is_told():
+    open_prompt, _ = new_trip(num_choices=2)
+    open_prompt.accept(IDS)
+    send_heartbeat(open_prompt, 0, [8])
+    open_prompt.begin_replay(0)
+    submit, _, resumed = open_prompt.submit()
+    assert submit.choices == [ChoiceStart(0, 0, 0, 1), ChoiceStart(1)]
+    assert resumed.tolist() == []
+    with pytest.raises(InternalError, match="token 0 of the prompt of choice 0"):
+        send_heartbeat(open_prompt, 0, [8])
+    send_heartbeat(open_prompt, 1, [9])
+    add(open_prompt, 0, "a", [1])
+
+
+async def test_what_is_told_of_a_prompt_counts_in_bytes_and_not_in_tokens():
+    open_prompt, exchange = new_trip()
+    half = WINDOW_TOKENS // 2
+    send_heartbeat(open_prompt, 0, [8] * half)
+    assert await take(open_prompt, exchange) is None
+    num_values = WINDOW_BYTES // 8
+    send_heartbeat(open_prompt, half, [8], num_values)
+    grant = await take(open_prompt, exchange)
+    assert grant.num_bytes == 12 * half + 4 * (1 + num_values + 1) + WINDOW_BYTES
+    assert grant.num_tokens == WINDOW_TOKENS
+
+
+def draft(open_prompt: OpenPrompt, position: int, num: int) -> None:
+    row = Delta(open_prompt.request, open_prompt.attempt, 0, position, num, "", 1, of_drafts=True)
+    numbers = np.arange(num, dtype=np.int32)
+    open_prompt.add(row, TokenArrays(numbers, np.zeros(num, np.float32), IDS[:0], numbers))
+
+
+async def test_drafts_count_in_bytes_and_are_no_tokens():
+    open_prompt, exchange = new_trip()
+    draft(open_prompt, 0, 5)
+    add(open_prompt, 0, "a", [1])
+    assert await take(open_prompt, exchange) is None
+    num = WINDOW_BYTES // 24
+    draft(open_prompt, 1, num)
+    add(open_prompt, 1, "b", [2])
+    grant = await take(open_prompt, exchange)
+    assert grant.num_bytes == 4 + 4 + 12 * (5 + num) + WINDOW_BYTES
+    assert grant.num_tokens == WINDOW_TOKENS + 2
+    open_prompt.begin_replay(0)
+    submit, _, resumed = open_prompt.submit()
+    assert submit.choices == [ChoiceStart(0, 2, 2)]
+    assert resumed.tolist() == [1, 2]
+
+
+def test_drafts_for_other_tokens_than_the_next_ones_are_an_error():
+    open_prompt, _ = new_trip()
+    add(open_prompt, 0, "a", [1])
+    with pytest.raises(InternalError, match="token 0 of choice 0 came where 1 belongs"):
+        draft(open_prompt, 0, 2)
