@@ -190,15 +190,15 @@ class Completions:
         writer = EventWriter(reply)
         await client.begin(STREAM_HEADERS)
         async with client.commented(self._stream_heartbeat_s):
-            async for progress in exchange:
+            async for update in exchange:
                 client.is_between_events = False
-                meter.observe(progress)
-                events = writer.write(progress)
-                if is_large(progress):
+                meter.observe(update)
+                events = writer.write(update)
+                if is_large(update):
                     await self._pieces.send(events, client.write)
                 elif data := b"".join(events):
                     await client.write(data)
-                exchange.took(progress)
+                exchange.took(update)
                 client.is_between_events = True
 
     async def _whole(
@@ -210,11 +210,11 @@ class Completions:
         reservation: Reservation,
     ) -> None:
         writer = WholeWriter(reply)
-        async for progress in exchange:
-            meter.observe(progress)
-            writer.add(progress)
-            reservation.grow(len(progress.text.encode()) + progress.num_tokens * TOKEN_BYTES)
-            exchange.took(progress)
+        async for update in exchange:
+            meter.observe(update)
+            writer.add(update)
+            reservation.grow(len(update.text.encode()) + update.num_tokens * TOKEN_BYTES)
+            exchange.took(update)
         if writer.is_large:
             await client.begin(JSON_HEADERS)
             await self._pieces.send(writer.write(), client.write)

@@ -13,7 +13,7 @@ from shared.token_arrays import TokenArrays, join
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ChoiceUpdate:
     """What came for one choice since the last look: text and tokens (maybe none), maybe its end.
 
     ``index`` numbers the choices of all prompts through. ``num_values`` and ``num_top_ids`` say how
@@ -51,17 +51,17 @@ class Progress:
         return self.arrays.num_bytes + of_drafts
 
 
-def merged(progresses: Sequence[Progress]) -> Progress:
+def merged(updates: Sequence[ChoiceUpdate]) -> ChoiceUpdate:
     """Of one choice, as if all had come at once."""
-    first = next((each for each in progresses if each.num_tokens), progresses[-1])
+    first = next((each for each in updates if each.num_tokens), updates[-1])
     return replace(
         first,
-        text="".join(each.text for each in progresses),
-        arrays=join([each.arrays for each in progresses]),
-        finished=progresses[-1].finished,
-        num_drafts=sum(each.num_drafts for each in progresses),
-        num_accepted=sum(each.num_accepted for each in progresses),
-        drafts=joined(each.drafts for each in progresses),
+        text="".join(each.text for each in updates),
+        arrays=join([each.arrays for each in updates]),
+        finished=updates[-1].finished,
+        num_drafts=sum(each.num_drafts for each in updates),
+        num_accepted=sum(each.num_accepted for each in updates),
+        drafts=joined(each.drafts for each in updates),
     )
 
 
@@ -85,13 +85,13 @@ class _Pending:
         if row.num_tokens:
             self.parts.append(part.copied())
 
-    def take(self, index: int, of_prompt: bool = False) -> Progress:
+    def take(self, index: int, of_prompt: bool = False) -> ChoiceUpdate:
         text = "".join(row.text for row in self.rows)
         widths = [(row.num_values, row.num_top_ids) for row in self.rows if row.num_tokens]
         arrays = join(self.parts) if self.parts else TokenArrays()
         num_values, num_top_ids = widths[0] if widths else (0, 0)
         drafts = joined(self.drafts) if self.drafts else NO_DRAFTS
-        return Progress(
+        return ChoiceUpdate(
             index, text, arrays, num_values, num_top_ids, self.finished, of_prompt,
             self.num_drafts, self.num_accepted, drafts,
         )  # fmt: skip
@@ -115,7 +115,7 @@ class Exchange:
         """``num_choices`` of each prompt."""
         self.prompt_ids: list[Array | None] = [None] * num_prompts
         self.num_replays = 0
-        self.on_took: Callable[[Progress], None] = lambda progress: None
+        self.on_took: Callable[[ChoiceUpdate], None] = lambda update: None
         self._num_open = num_prompts * num_choices
         self._num_choices = num_choices
         self._pending: dict[int, _Pending] = {}
@@ -161,23 +161,23 @@ class Exchange:
         while any(ids is None for ids in self.prompt_ids):
             await self._change()
 
-    def took(self, progress: Progress) -> None:
+    def took(self, update: ChoiceUpdate) -> None:
         """The client has it, or whoever waits for the whole: more may come."""
-        self.on_took(progress)
+        self.on_took(update)
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Progress:
+    async def __anext__(self) -> ChoiceUpdate:
         """Raises the RequestError that ended the request."""
-        while (progress := self._take()) is None:
+        while (update := self._take()) is None:
             if not self._num_open:
                 raise StopAsyncIteration
             await self._change()
-        self._num_open -= progress.finished is not None
-        return progress
+        self._num_open -= update.finished is not None
+        return update
 
-    def _take(self) -> Progress | None:
+    def _take(self) -> ChoiceUpdate | None:
         for prompt in self._of_prompts:
             return self._of_prompts.pop(prompt).take(prompt * self._num_choices, of_prompt=True)
         for index in self._pending:

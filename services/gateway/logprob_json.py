@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import orjson
 
-from services.gateway.exchange import Progress
+from services.gateway.exchange import ChoiceUpdate
 from services.gateway.token_table import Spelling
 from shared.codec import Array
 from shared.messages import ALL_TOKENS
@@ -22,9 +22,9 @@ _NONE = np.zeros(0, np.float32)
 
 
 class LogprobWriter(Protocol):
-    """Writes what comes for one choice; ``progresses`` are consecutive."""
+    """Writes what comes for one choice; ``updates`` are consecutive."""
 
-    def write(self, progresses: Sequence[Progress]) -> Iterator[bytes]:
+    def write(self, updates: Sequence[ChoiceUpdate]) -> Iterator[bytes]:
         """The ``logprobs`` of a choice that got these."""
 
 
@@ -34,9 +34,9 @@ class ChatLogprobs:
     def __init__(self, spelling: Spelling) -> None:
         self._entries = spelling.entries
 
-    def write(self, progresses: Sequence[Progress]) -> Iterator[bytes]:
+    def write(self, updates: Sequence[ChoiceUpdate]) -> Iterator[bytes]:
         yield b'{"content":['
-        for index, token in enumerate(tokens_of(progresses)):
+        for index, token in enumerate(tokens_of(updates)):
             yield b"," if index else b""
             yield b'%b%b,"rank":%d,"top_logprobs":[' % (
                 self._entries[token.token_id],
@@ -74,8 +74,8 @@ class TextLogprobs:
         self._num_top_of_prompt = echo.num_top if echo is not None else 0
         self._unwritten = [_first_token(echo.first_id)] if echo is not None else []
 
-    def write(self, progresses: Sequence[Progress]) -> Iterator[bytes]:
-        tokens = [*self._unwritten, *tokens_of(progresses, self._num_top_of_prompt)]
+    def write(self, updates: Sequence[ChoiceUpdate]) -> Iterator[bytes]:
+        tokens = [*self._unwritten, *tokens_of(updates, self._num_top_of_prompt)]
         self._unwritten = []
         yield b'{"text_offset":[%b],"token_logprobs":[%b],"tokens":[%b],"top_logprobs":[' % (
             b",".join(b"%d" % self._advance(token.token_id) for token in tokens),
@@ -122,21 +122,21 @@ class Token(NamedTuple):
     num_top: int
 
 
-def tokens_of(progresses: Sequence[Progress], num_top_of_prompt: int = 0) -> Iterator[Token]:
+def tokens_of(updates: Sequence[ChoiceUpdate], num_top_of_prompt: int = 0) -> Iterator[Token]:
     """As many alternatives are shown as came, but of a prompt's tokens ``num_top_of_prompt``."""
-    for progress in progresses:
-        if not progress.num_tokens:
+    for update in updates:
+        if not update.num_tokens:
             continue
-        num_tokens, arrays = progress.num_tokens, progress.arrays
+        num_tokens, arrays = update.num_tokens, update.arrays
         values = np.maximum(arrays.values, np.float32(MIN_LOGPROB))
-        values = values.reshape(num_tokens, progress.num_values)
-        top_ids = arrays.top_ids.reshape(num_tokens, progress.num_top_ids)
-        is_whole = progress.num_values > 1 and not progress.num_top_ids
+        values = values.reshape(num_tokens, update.num_values)
+        top_ids = arrays.top_ids.reshape(num_tokens, update.num_top_ids)
+        is_whole = update.num_values > 1 and not update.num_top_ids
         for index, (token_id, rank) in enumerate(
             zip(arrays.ids.tolist(), arrays.ranks.tolist(), strict=True)
         ):
             row = values[index]
-            num_top = num_top_of_prompt if progress.of_prompt else len(row) - 1
+            num_top = num_top_of_prompt if update.of_prompt else len(row) - 1
             top = None if is_whole else top_ids[index]
             yield Token(token_id, row[0], rank, row[1:], top, num_top)
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from itertools import chain, count
 
 from services.gateway.array_check import check_arrays
-from services.gateway.exchange import Exchange, Progress
+from services.gateway.exchange import ChoiceUpdate, Exchange
 from services.gateway.job import Job
 from services.gateway.lost_prompts import LostPrompts
 from services.gateway.metrics import REPLAYS
@@ -141,8 +141,8 @@ class Mesh:
         prompts = [
             OpenPrompt(f"{name}/{number}", number, job, exchange) for number in range(num_prompts)
         ]
-        exchange.on_took = lambda progress: self._took(
-            prompts[progress.index // job.num_choices], progress
+        exchange.on_took = lambda update: self._took(
+            prompts[update.index // job.num_choices], update
         )
         try:
             for prompt in prompts:
@@ -315,8 +315,8 @@ class Mesh:
                 if not prompt.choices:
                     del prompts[key]
 
-    def _took(self, prompt: OpenPrompt, progress: Progress) -> None:
-        grant = prompt.take(progress)
+    def _took(self, prompt: OpenPrompt, update: ChoiceUpdate) -> None:
+        grant = prompt.take(update)
         if grant is not None and prompt.peer is not None:
             self._credits.add(prompt.peer, grant)
 

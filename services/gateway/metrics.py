@@ -6,7 +6,7 @@ from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from services.gateway.exchange import Exchange, Progress
+from services.gateway.exchange import ChoiceUpdate, Exchange
 
 HTTP_REQUESTS = Counter(
     "shoal_http_requests",
@@ -84,11 +84,11 @@ class RequestMeter:
         PROMPT_TOKENS.labels(self._model).inc(self._num_prompt_tokens)
         self.charge(self._num_prompt_tokens)
 
-    def observe(self, progress: Progress) -> None:
-        if progress.num_tokens and not progress.of_prompt:
-            self._count_tokens(progress.index, progress.num_tokens, time.monotonic())
-        if progress.finished is not None:
-            FINISHED_REQUESTS.labels(self._model, progress.finished.reason).inc()
+    def observe(self, update: ChoiceUpdate) -> None:
+        if update.num_tokens and not update.of_prompt:
+            self._count_tokens(update.index, update.num_tokens, time.monotonic())
+        if update.finished is not None:
+            FINISHED_REQUESTS.labels(self._model, update.finished.reason).inc()
 
     def end(self) -> None:
         """Every choice has ended."""

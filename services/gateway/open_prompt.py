@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from services.gateway.backoff import Backoff
-from services.gateway.exchange import Exchange, Progress
+from services.gateway.exchange import ChoiceUpdate, Exchange
 from services.gateway.job import Job, Prompt
 from shared.codec import Array
 from shared.errors import TOO_MANY_REPLAYS, InternalError, RequestError
@@ -60,10 +60,10 @@ class _Choice:
         self._num_bytes += part.num_bytes
         self._num_untaken_bytes += part.num_bytes
 
-    def take(self, progress: Progress) -> tuple[int, int] | None:
+    def take(self, update: ChoiceUpdate) -> tuple[int, int] | None:
         """The tokens and bytes to grant, once half a window has been taken."""
-        self.num_taken += 0 if progress.of_prompt else progress.num_tokens
-        self._num_untaken_bytes -= progress.num_bytes
+        self.num_taken += 0 if update.of_prompt else update.num_tokens
+        self._num_untaken_bytes -= update.num_bytes
         num_tokens = self.num_taken + WINDOW_TOKENS
         num_bytes = self._num_bytes - self._num_untaken_bytes + WINDOW_BYTES
         is_due = (
@@ -204,11 +204,11 @@ class OpenPrompt:
     def fail(self, error: RequestError) -> None:
         self._exchange.fail(error)
 
-    def take(self, progress: Progress) -> Grant | None:
-        """The client has ``progress``: more credit for its choice, if enough is due."""
-        number = progress.index % self._job.num_choices
+    def take(self, update: ChoiceUpdate) -> Grant | None:
+        """The client has ``update``: more credit for its choice, if enough is due."""
+        number = update.index % self._job.num_choices
         choice = self.choices.get(number)
-        due = choice.take(progress) if choice is not None else None
+        due = choice.take(update) if choice is not None else None
         return Grant(f"{self.request}/{number}", self.attempt, *due) if due else None
 
     def _index(self, choice: int) -> int:

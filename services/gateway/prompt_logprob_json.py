@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import count
 
-from services.gateway.exchange import Progress
+from services.gateway.exchange import ChoiceUpdate
 from services.gateway.logprob_json import Token, number, pieces_of, tokens_of
 from services.gateway.token_table import TokenTable
 
@@ -16,9 +16,9 @@ class PromptLogprobs:
         self._texts = table.json_texts
         self._num_top = num_top
 
-    def write(self, progresses: Sequence[Progress]) -> Iterator[bytes]:
+    def write(self, updates: Sequence[ChoiceUpdate]) -> Iterator[bytes]:
         yield b"[null"
-        for token in tokens_of(progresses, self._num_top):
+        for token in tokens_of(updates, self._num_top):
             yield b",{" + self._entry(token.token_id, number(token.logprob), token.rank)
             yield from self._alternatives(token)
             yield b"}"

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from msgspec import UNSET, Raw, UnsetType
 
-from services.gateway.exchange import Progress, merged
+from services.gateway.exchange import ChoiceUpdate, merged
 from services.gateway.formats import Output
 from services.gateway.json_reply import DONE, encode, event
 from services.gateway.logprob_json import PIECE_ENTRIES
@@ -29,30 +29,30 @@ class WholeWriter:
 
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
-        self._progresses: list[list[Progress]] = [[] for _ in range(reply.job.total_choices)]
+        self._progresses: list[list[ChoiceUpdate]] = [[] for _ in range(reply.job.total_choices)]
         self._num_loose = [0] * reply.job.total_choices  # the last ones, which are not merged yet
-        self._of_prompts: list[list[Progress]] = [[] for _ in reply.job.prompts]
+        self._of_prompts: list[list[ChoiceUpdate]] = [[] for _ in reply.job.prompts]
         self._tally = Tally(reply)
         self._num_entries = 0
 
-    def add(self, progress: Progress) -> None:
+    def add(self, update: ChoiceUpdate) -> None:
         """Keeps what the reply will tell."""
         num_choices = self._reply.job.num_choices
-        if progress.of_prompt:
-            self._num_entries += len(progress.arrays.values) * num_choices
-            self._of_prompts[progress.index // num_choices].append(progress)
+        if update.of_prompt:
+            self._num_entries += len(update.arrays.values) * num_choices
+            self._of_prompts[update.index // num_choices].append(update)
             return
         if not self._reply.shows_tokens:
-            progress = replace(progress, arrays=TokenArrays())
-        self._num_entries += progress.num_entries
-        self._num_entries += progress.num_tokens if self._reply.job.returns_ids else 0
-        self._keep(progress.index, progress)
-        self._tally.add(progress)
+            update = replace(update, arrays=TokenArrays())
+        self._num_entries += update.num_entries
+        self._num_entries += update.num_tokens if self._reply.job.returns_ids else 0
+        self._keep(update.index, update)
+        self._tally.add(update)
 
-    def _keep(self, index: int, progress: Progress) -> None:
+    def _keep(self, index: int, update: ChoiceUpdate) -> None:
         kept = self._progresses[index]
-        kept.append(progress)
-        is_small = progress.num_bytes <= _MAX_MERGED_BYTES
+        kept.append(update)
+        is_small = update.num_bytes <= _MAX_MERGED_BYTES
         self._num_loose[index] = self._num_loose[index] + 1 if is_small else 0
         if self._num_loose[index] == _NUM_MERGED:
             kept[-_NUM_MERGED:] = [merged(kept[-_NUM_MERGED:])]
@@ -66,8 +66,8 @@ class WholeWriter:
         """The body, once every choice has ended."""
         reply = self._reply
         choices = [
-            reply.format.whole(self._output(index, progresses))
-            for index, progresses in enumerate(self._progresses)
+            reply.format.whole(self._output(index, updates))
+            for index, updates in enumerate(self._progresses)
         ]
         usage = self._tally.usage()
         body = reply.completion(
@@ -79,14 +79,14 @@ class WholeWriter:
         )
         yield from _filled(encode(body), self._logprobs())
 
-    def _output(self, index: int, progresses: list[Progress]) -> Output:
+    def _output(self, index: int, updates: list[ChoiceUpdate]) -> Output:
         reply = self._reply
         return Output(
             index,
-            reply.echo(index) + "".join(each.text for each in progresses),
+            reply.echo(index) + "".join(each.text for each in updates),
             _LOGPROBS if reply.shows_logprobs else None,
-            progresses[-1].finished,
-            reply.token_ids(progresses),
+            updates[-1].finished,
+            reply.token_ids(updates),
             reply.prompt_token_ids(index),
             _LOGPROBS if reply.job.params.draft_logprobs else UNSET,
             self._prompt_hole(),
@@ -98,13 +98,13 @@ class WholeWriter:
     def _logprobs(self) -> Iterator[Iterator[bytes]]:
         """For the holes, in order."""
         reply, drafts = self._reply, self._reply.draft_logprobs()
-        for index, progresses in enumerate(self._progresses):
+        for index, updates in enumerate(self._progresses):
             of_prompt = self._of_prompts[index // reply.job.num_choices]
             if (writer := reply.logprobs(index)) is not None:
                 echoed = of_prompt if reply.job.echoes else []
-                yield writer.write([*echoed, *progresses])
+                yield writer.write([*echoed, *updates])
             if drafts is not None:
-                yield drafts.write(each.drafts for each in progresses)
+                yield drafts.write(each.drafts for each in updates)
             is_last = index + 1 == len(self._progresses)
             prompts = reply.prompt_logprobs()
             if prompts is not None and (is_last or not reply.format.prompt_on_top):
@@ -125,49 +125,49 @@ class EventWriter:
         self._num_open = num_choices
         self._tally = Tally(reply)
 
-    def write(self, progress: Progress) -> Iterator[bytes]:
-        """All that ``progress`` gives to send; nothing while no whole character is there. What is
+    def write(self, update: ChoiceUpdate) -> Iterator[bytes]:
+        """All that ``update`` gives to send; nothing while no whole character is there. What is
         told of a prompt goes to each of its choices."""
-        self._tally.add(progress)
-        if not progress.of_prompt:
-            yield from self._write(progress)
+        self._tally.add(update)
+        if not update.of_prompt:
+            yield from self._write(update)
             return
-        for index in range(progress.index, progress.index + self._reply.job.num_choices):
-            yield from self._write(replace(progress, index=index))
+        for index in range(update.index, update.index + self._reply.job.num_choices):
+            yield from self._write(replace(update, index=index))
 
-    def _write(self, progress: Progress) -> Iterator[bytes]:
-        if not self._has_news(progress):
+    def _write(self, update: ChoiceUpdate) -> Iterator[bytes]:
+        if not self._has_news(update):
             return
-        is_first = progress.index in self._unbegun
-        self._unbegun.discard(progress.index)
-        if is_first and (opening := self._reply.format.opening(progress.index)):
-            yield from self._event([opening], self._reply.prompt_token_ids(progress.index))
-        yield from self._chunk(progress, is_first)
-        if progress.finished is not None:
+        is_first = update.index in self._unbegun
+        self._unbegun.discard(update.index)
+        if is_first and (opening := self._reply.format.opening(update.index)):
+            yield from self._event([opening], self._reply.prompt_token_ids(update.index))
+        yield from self._chunk(update, is_first)
+        if update.finished is not None:
             self._num_open -= 1
             if not self._num_open:
                 yield from self._closing()
 
-    def _has_news(self, progress: Progress) -> bool:
-        shown_tokens = progress.num_tokens if self._reply.shows_tokens else 0
-        return bool(progress.text or shown_tokens or progress.finished)
+    def _has_news(self, update: ChoiceUpdate) -> bool:
+        shown_tokens = update.num_tokens if self._reply.shows_tokens else 0
+        return bool(update.text or shown_tokens or update.finished)
 
-    def _chunk(self, progress: Progress, is_first: bool) -> Iterator[bytes]:
-        reply, index = self._reply, progress.index
+    def _chunk(self, update: ChoiceUpdate, is_first: bool) -> Iterator[bytes]:
+        reply, index = self._reply, update.index
         begins_prompt = is_first and reply.echoed_prompt(index) is not None
-        writer = self._logprobs[index] if progress.num_tokens or begins_prompt else None
-        drafts = self._draft_logprobs if progress.drafts.num else None
+        writer = self._logprobs[index] if update.num_tokens or begins_prompt else None
+        drafts = self._draft_logprobs if update.drafts.num else None
         output = Output(
             index,
-            (reply.echo(index) if is_first else "") + progress.text,
+            (reply.echo(index) if is_first else "") + update.text,
             _LOGPROBS if writer is not None else None,
-            progress.finished,
-            reply.token_ids([progress]),
+            update.finished,
+            reply.token_ids([update]),
             reply.prompt_token_ids(index) if is_first else UNSET,
             _LOGPROBS if drafts is not None else UNSET,
         )
-        logprobs = [writer.write([progress])] if writer is not None else []
-        logprobs += [drafts.write([progress.drafts])] if drafts is not None else []
+        logprobs = [writer.write([update])] if writer is not None else []
+        logprobs += [drafts.write([update.drafts])] if drafts is not None else []
         yield from self._event([reply.format.chunk(output)], UNSET, logprobs)
 
     def _closing(self) -> Iterator[bytes]:
@@ -189,9 +189,9 @@ class EventWriter:
         yield from _filled(event(chunk), logprobs)
 
 
-def is_large(progress: Progress) -> bool:
+def is_large(update: ChoiceUpdate) -> bool:
     """Whether its events are better made in pieces."""
-    return progress.num_entries > PIECE_ENTRIES
+    return update.num_entries > PIECE_ENTRIES
 
 
 def _filled(encoded: bytes, logprobs: Iterable[Iterator[bytes]]) -> Iterator[bytes]:

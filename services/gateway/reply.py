@@ -7,7 +7,7 @@ from itertools import chain
 from msgspec import UNSET, Raw, UnsetType
 
 from services.gateway.draft_logprob_json import DraftLogprobs
-from services.gateway.exchange import Progress
+from services.gateway.exchange import ChoiceUpdate
 from services.gateway.formats import Format
 from services.gateway.job import Job
 from services.gateway.logprob_json import EchoedPrompt, LogprobWriter
@@ -94,10 +94,10 @@ class Reply:
         ids: list[int] = self.prompt_ids[index // self.job.num_choices].tolist()
         return ids
 
-    def token_ids(self, progresses: Iterable[Progress]) -> TokenIds:
+    def token_ids(self, updates: Iterable[ChoiceUpdate]) -> TokenIds:
         if not self.job.returns_ids:
             return UNSET
-        sampled = (each.arrays.ids.tolist() for each in progresses if not each.of_prompt)
+        sampled = (each.arrays.ids.tolist() for each in updates if not each.of_prompt)
         return list(chain.from_iterable(sampled))
 
     def completion(
@@ -129,11 +129,11 @@ class Tally:
         self._num_tokens = self._num_cached = 0
         self._num_drafts = self._num_accepted = 0
 
-    def add(self, progress: Progress) -> None:
-        self._num_drafts += progress.num_drafts
-        self._num_accepted += progress.num_accepted
-        if progress.finished is not None:
-            self._add_end(progress.index, progress.finished)
+    def add(self, update: ChoiceUpdate) -> None:
+        self._num_drafts += update.num_drafts
+        self._num_accepted += update.num_accepted
+        if update.finished is not None:
+            self._add_end(update.index, update.finished)
 
     def _add_end(self, index: int, finished: Finished) -> None:
         self._num_tokens += finished.num_tokens

@@ -20,8 +20,8 @@ async def test_what_came_while_the_reader_was_away_is_one_progress() -> None:
     exchange = Exchange(1, 1)
     for position, text in enumerate("abc"):
         add(exchange, 0, position, text, position)
-    progress = await anext(exchange)
-    assert (progress.text, progress.arrays.ids.tolist(), progress.finished) == (
+    update = await anext(exchange)
+    assert (update.text, update.arrays.ids.tolist(), update.finished) == (
         "abc",
         [0, 1, 2],
         None,
@@ -29,7 +29,7 @@ async def test_what_came_while_the_reader_was_away_is_one_progress() -> None:
     add(exchange, 0, 3, "d", 3, 4)
     finished = Finished("a~b/0", 1, 0, "stop", 5)
     exchange.finish(0, finished)
-    [last] = [progress async for progress in exchange]
+    [last] = [update async for update in exchange]
     assert (last.text, last.num_tokens, last.finished) == ("d", 2, finished)
 
 
@@ -41,7 +41,7 @@ async def test_each_choice_has_its_own_progress_and_the_last_end_is_the_end() ->
     first, second = await anext(exchange), await anext(exchange)
     assert [(each.index, each.text) for each in (first, second)] == [(1, "b"), (0, "a")]
     exchange.finish(0, Finished("a~b/0", 1, 0, "length", 1))
-    assert [progress.index async for progress in exchange] == [0]
+    assert [update.index async for update in exchange] == [0]
 
 
 async def test_pending_text_is_read_before_the_error_is_raised() -> None:
@@ -65,8 +65,8 @@ async def test_a_reader_that_waits_is_woken_by_an_error() -> None:
 async def test_a_token_without_text_is_progress() -> None:
     exchange = Exchange(1, 1)
     add(exchange, 0, 0, "", 7)
-    progress = await anext(exchange)
-    assert (progress.text, progress.num_tokens) == ("", 1)
+    update = await anext(exchange)
+    assert (update.text, update.num_tokens) == ("", 1)
 
 
 async def test_a_refused_request_is_not_accepted() -> None:
@@ -141,13 +141,13 @@ async def test_drafts_of_several_steps_are_one_beside_their_tokens() -> None:
     exchange = Exchange(1, 1)
     verify(exchange, 0, [7, 8, 9], 2)
     verify(exchange, 3, [5], 0)
-    progress = await anext(exchange)
-    assert progress.arrays.ids.tolist() == [0, 1, 2, 0]
-    assert (progress.num_values, progress.num_drafts, progress.num_accepted) == (0, 4, 2)
-    assert progress.drafts.arrays.ids.tolist() == [7, 8, 9, 5]
-    assert progress.drafts.positions.tolist() == [0, 1, 2, 3]
-    assert progress.drafts.are_accepted.tolist() == [True, True, False, False]
+    update = await anext(exchange)
+    assert update.arrays.ids.tolist() == [0, 1, 2, 0]
+    assert (update.num_values, update.num_drafts, update.num_accepted) == (0, 4, 2)
+    assert update.drafts.arrays.ids.tolist() == [7, 8, 9, 5]
+    assert update.drafts.positions.tolist() == [0, 1, 2, 3]
+    assert update.drafts.are_accepted.tolist() == [True, True, False, False]
     verify(exchange, 4, [6], 1)
-    both = merged([progress, await anext(exchange)])
+    both = merged([update, await anext(exchange)])
     assert both.drafts.positions.tolist() == [0, 1, 2, 3, 4]
     assert (both.num_tokens, both.num_drafts, both.num_accepted) == (6, 5, 3)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.exchange import Progress
+from services.gateway.exchange import ChoiceUpdate
 from services.gateway.logprob_json import MIN_LOGPROB, ChatLogprobs, TextLogprobs
 from services.gateway.pieces import PIECE_BYTES, PieceMaker
 from services.gateway.token_table import TokenTable
@@ -26,9 +26,9 @@ def table(size: int) -> TokenTable:
     )
 
 
-def progress(
+def update(
     ids: list[int], values: Any, top_ids: Any = None, ranks: list[int] | None = None
-) -> Progress:
+) -> ChoiceUpdate:
     """``values`` [n, num_values], ``top_ids`` [n, num_top_ids]."""
     values = np.array(values, np.float32)
     top = np.zeros((len(ids), 0), np.int32) if top_ids is None else np.array(top_ids, np.int32)
@@ -38,21 +38,21 @@ def progress(
         top.ravel(),
         np.array(ranks or [1] * len(ids), np.int32),
     )
-    return Progress(0, "", arrays, values.shape[1], top.shape[1], None)
+    return ChoiceUpdate(0, "", arrays, values.shape[1], top.shape[1], None)
 
 
-def chat(*progresses: Progress, size: int = 100, by_id: bool = False) -> Any:
+def chat(*updates: ChoiceUpdate, size: int = 100, by_id: bool = False) -> Any:
     writer = ChatLogprobs(table(size).spelling(by_id))
-    return json.loads(b"".join(writer.write(progresses)))
+    return json.loads(b"".join(writer.write(updates)))
 
 
-def text(*progresses: Progress, size: int = 100, by_id: bool = False) -> Any:
+def text(*updates: ChoiceUpdate, size: int = 100, by_id: bool = False) -> Any:
     writer = TextLogprobs(table(size).spelling(by_id))
-    return json.loads(b"".join(writer.write(progresses)))
+    return json.loads(b"".join(writer.write(updates)))
 
 
 def test_a_chat_tells_of_each_token_its_logprob_bytes_rank_and_the_likeliest() -> None:
-    got = progress([6, 0], [[-0.5, -0.25, -0.5], [-3, -1, -2]], [[7, 6], [8, 9]], [2, 5])
+    got = update([6, 0], [[-0.5, -0.25, -0.5], [-3, -1, -2]], [[7, 6], [8, 9]], [2, 5])
     assert chat(got) == {
         "content": [
             {
@@ -81,7 +81,7 @@ def test_a_chat_tells_of_each_token_its_logprob_bytes_rank_and_the_likeliest() -
 
 
 def test_a_completion_has_columns_and_its_own_token_among_the_likeliest_in_any_case() -> None:
-    got = progress([6, 0], [[-0.5, -0.25, -0.5], [-3, -1, -2]], [[7, 6], [8, 9]])
+    got = update([6, 0], [[-0.5, -0.25, -0.5], [-3, -1, -2]], [[7, 6], [8, 9]])
     assert text(got) == {
         "text_offset": [0, 3],
         "token_logprobs": [-0.5, -3],
@@ -91,18 +91,18 @@ def test_a_completion_has_columns_and_its_own_token_among_the_likeliest_in_any_c
 
 
 def test_without_alternatives_there_is_the_token_alone() -> None:
-    got = progress([6], [[-0.5]])
+    got = update([6], [[-0.5]])
     assert chat(got)["content"][0]["top_logprobs"] == []
     assert text(got)["top_logprobs"] == [{" w6": -0.5}]
 
 
 def test_what_has_no_tokens_is_empty() -> None:
-    assert chat(progress([], np.zeros((0, 1)))) == {"content": [], "refusal": None}
+    assert chat(update([], np.zeros((0, 1)))) == {"content": [], "refusal": None}
     assert text() == {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
 
 
 def test_half_a_character_is_replaced_in_text_and_exact_in_bytes() -> None:
-    got = progress([*EURO, 6], [[-1], [-1], [-1]])
+    got = update([*EURO, 6], [[-1], [-1], [-1]])
     assert [entry["bytes"] for entry in chat(got)["content"]] == [[0xE2, 0x82], [0xAC], [*b" w6"]]
     assert text(got)["tokens"] == ["bytes:\\xe2\\x82", "bytes:\\xac", " w6"]
     assert text(got)["text_offset"] == [0, 0, 1]
@@ -111,14 +111,14 @@ def test_half_a_character_is_replaced_in_text_and_exact_in_bytes() -> None:
 def test_offsets_go_on_from_chunk_to_chunk() -> None:
     writer = TextLogprobs(table(100).spelling(by_id=False))
     offsets = [
-        json.loads(b"".join(writer.write([progress(ids, [[-1]] * len(ids))])))["text_offset"]
+        json.loads(b"".join(writer.write([update(ids, [[-1]] * len(ids))])))["text_offset"]
         for ids in ([6, 7], EURO[:1], EURO[1:], [8])
     ]
     assert offsets == [[0, 3], [6], [6], [7]]
 
 
 def test_tokens_can_be_named_by_their_ids() -> None:
-    got = progress([6], [[-0.5, -0.25]], [[7]])
+    got = update([6], [[-0.5, -0.25]], [[7]])
     [entry] = chat(got, by_id=True)["content"]
     assert (entry["token"], entry["bytes"]) == ("token_id:6", list(b" w6"))
     assert entry["top_logprobs"][0]["token"] == "token_id:7"
@@ -126,7 +126,7 @@ def test_tokens_can_be_named_by_their_ids() -> None:
 
 
 def test_of_tokens_that_are_written_alike_the_likeliest_is_told() -> None:
-    got = progress([4], [[-4, -1, -2]], [[5, 6]])
+    got = update([4], [[-4, -1, -2]], [[5, 6]])
     written = b"".join(TextLogprobs(table(100).spelling(by_id=False)).write([got])).decode()
     assert json.loads(written)["top_logprobs"] == [{"": -1, " w6": -2}]
     assert written.count('"":') == 1
@@ -135,7 +135,7 @@ def test_of_tokens_that_are_written_alike_the_likeliest_is_told() -> None:
 def test_the_whole_vocabulary_comes_likeliest_first_and_of_equals_the_lowest_id() -> None:
     values = np.full(100, -np.inf, np.float32)
     values[[50, 60, 70]] = [-2, -1, -2]
-    got = progress([60], [[-1, *values]])
+    got = update([60], [[-1, *values]])
     top = chat(got)["content"][0]["top_logprobs"]
     assert [entry["token"] for entry in top[:4]] == [" w60", " w50", " w70", '"']
     assert len(top) == 100
@@ -144,7 +144,7 @@ def test_the_whole_vocabulary_comes_likeliest_first_and_of_equals_the_lowest_id(
 
 @given(st.lists(st.floats(-9999, 0, width=32), min_size=1, max_size=5))
 def test_numbers_have_the_shortest_digits_that_give_the_same_float32(values: list[float]) -> None:
-    got = progress([6], [values], [range(len(values) - 1)])
+    got = update([6], [values], [range(len(values) - 1)])
     written = b"".join(ChatLogprobs(table(100).spelling(by_id=False)).write([got]))
     numbers = [part.split(b"}")[0].split(b",")[0] for part in written.split(b'"logprob":')[1:]]
     assert [float(np.float32(float(number))) for number in numbers] == values
@@ -157,7 +157,7 @@ async def test_a_large_vocabulary_made_on_the_thread_is_what_is_made_at_once(kin
     size, num_tokens = 20_000, 3
     random = np.random.default_rng(0)
     values = -random.exponential(9, (num_tokens, size + 1)).astype(np.float32)
-    got = progress([7, 8, 9], values)
+    got = update([7, 8, 9], values)
     spelling = table(size).spelling(by_id=False)
     at_once = b"".join(kind(spelling).write([got]))
     pieces: list[bytes] = []

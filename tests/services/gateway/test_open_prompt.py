@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from services.gateway.exchange import Exchange, Progress
+from services.gateway.exchange import ChoiceUpdate, Exchange
 from services.gateway.job import Job, Prompt
 from services.gateway.open_prompt import MAX_REPLAYS, SAME_HANG_S, OpenPrompt
 from shared.errors import InternalError
@@ -179,8 +179,8 @@ async def test_an_abort_ends_each_open_choice_with_what_it_has():
     add(open_prompt, 0, "a", [1])
     open_prompt.finish(Finished("a~b/0", 1, 1, "stop", 0))
     open_prompt.abort()
-    seen: list[Progress] = [progress async for progress in exchange]
-    reasons = {progress.index: progress.finished.reason for progress in seen}
+    seen: list[ChoiceUpdate] = [update async for update in exchange]
+    reasons = {update.index: update.finished.reason for update in seen}
     assert reasons == {0: "abort", 1: "stop"}
     assert open_prompt.choices == {}
 

@@ -27,7 +27,7 @@ from tests.services.gateway.fakes import (
     running_gateway,
     until,
 )
-from tests.services.gateway.test_logprob_json import progress
+from tests.services.gateway.test_logprob_json import update
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
@@ -374,7 +374,7 @@ def test_the_whole_vocabulary_is_numbered_by_its_ranks() -> None:
     written = {}
     for num_top in (ALL_TOKENS, 5):
         row = np.concatenate((values[token : token + 1], values))
-        got = replace(progress([token], [row], ranks=[rank]), of_prompt=True)
+        got = replace(update([token], [row], ranks=[rank]), of_prompt=True)
         written[num_top] = json.loads(b"".join(PromptLogprobs(table, num_top).write([got])))
     [nothing, entries] = written[ALL_TOKENS]
     assert nothing is None
