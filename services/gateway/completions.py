@@ -14,11 +14,11 @@ from services.gateway.account import ACCOUNT, owner_of
 from services.gateway.admission import Admission, Reservation
 from services.gateway.body import Body, BodyParser, BodyReader
 from services.gateway.client import EVENT_STREAM, Client
-from services.gateway.exchange import Exchange
 from services.gateway.formats import ChatFormat, Format, TextFormat
 from services.gateway.job import Job, Prompt
 from services.gateway.mesh import Mesh
 from services.gateway.metrics import RequestMeter
+from services.gateway.output_collector import OutputCollector
 from services.gateway.parse import Limits, parse_chat, parse_completion
 from services.gateway.pieces import PieceMaker
 from services.gateway.replies import EventWriter, WholeWriter, is_large
@@ -136,18 +136,18 @@ class Completions:
         name = endpoint.id_prefix + public_id
         head = Head(name, int(time.time()), job.model, model.fingerprint)
         client = Client(request, self._slow_client_s)
-        with self._mesh.exchange(f"{public_id}~{secrets.token_hex(4)}", job) as exchange:
-            meter.follow(exchange)
-            prompt_ids = await self._accepted(exchange)
+        with self._mesh.generate(f"{public_id}~{secrets.token_hex(4)}", job) as collector:
+            meter.follow(collector)
+            prompt_ids = await self._accepted(collector)
             self._keep_ids(job, prompt_ids, reservation)
             param = "logprobs" if job.num_prompt_logprobs is None else "prompt_logprobs"
             self._hold(reservation, prompt_bytes(job, model, prompt_ids), param)
             meter.accept()
             reply = Reply(endpoint.format, head, job, spelling, echoes, prompt_ids)
             if job.is_stream:
-                await self._stream(client, exchange, reply, meter)
+                await self._stream(client, collector, reply, meter)
             else:
-                await self._whole(client, exchange, reply, meter, reservation)
+                await self._whole(client, collector, reply, meter, reservation)
             meter.end()
             return await client.end()
 
@@ -161,11 +161,11 @@ class Completions:
             data = await self._mesh.convert("ids", data, False)
         return data.tobytes().decode()
 
-    async def _accepted(self, exchange: Exchange) -> list[Array]:
+    async def _accepted(self, collector: OutputCollector) -> list[Array]:
         """The ids of the prompts, all of which will run, but for those aborted before."""
         async with self._in_time():
-            await exchange.accepted()
-        return [_NO_IDS if ids is None else ids for ids in exchange.prompt_ids]
+            await collector.accepted()
+        return [_NO_IDS if ids is None else ids for ids in collector.prompt_ids]
 
     @asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:
@@ -185,12 +185,12 @@ class Completions:
         reservation.replace(num_bytes, job.prompt_bytes)
 
     async def _stream(
-        self, client: Client, exchange: Exchange, reply: Reply, meter: RequestMeter
+        self, client: Client, collector: OutputCollector, reply: Reply, meter: RequestMeter
     ) -> None:
         writer = EventWriter(reply)
         await client.begin(STREAM_HEADERS)
         async with client.commented(self._stream_heartbeat_s):
-            async for update in exchange:
+            async for update in collector:
                 client.is_between_events = False
                 meter.observe(update)
                 events = writer.write(update)
@@ -198,23 +198,23 @@ class Completions:
                     await self._pieces.send(events, client.write)
                 elif data := b"".join(events):
                     await client.write(data)
-                exchange.took(update)
+                collector.consumed(update)
                 client.is_between_events = True
 
     async def _whole(
         self,
         client: Client,
-        exchange: Exchange,
+        collector: OutputCollector,
         reply: Reply,
         meter: RequestMeter,
         reservation: Reservation,
     ) -> None:
         writer = WholeWriter(reply)
-        async for update in exchange:
+        async for update in collector:
             meter.observe(update)
             writer.add(update)
             reservation.grow(len(update.text.encode()) + update.num_tokens * TOKEN_BYTES)
-            exchange.took(update)
+            collector.consumed(update)
         if writer.is_large:
             await client.begin(JSON_HEADERS)
             await self._pieces.send(writer.write(), client.write)

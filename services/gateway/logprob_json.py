@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import orjson
 
-from services.gateway.exchange import ChoiceUpdate
+from services.gateway.output_collector import ChoiceUpdate
 from services.gateway.token_table import Spelling
 from shared.codec import Array
 from shared.messages import ALL_TOKENS

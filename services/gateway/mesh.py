@@ -9,11 +9,11 @@ from contextlib import contextmanager, suppress
 from itertools import chain, count
 
 from services.gateway.array_check import check_arrays
-from services.gateway.exchange import ChoiceUpdate, Exchange
 from services.gateway.job import Job
 from services.gateway.lost_prompts import LostPrompts
 from services.gateway.metrics import REPLAYS
 from services.gateway.open_prompt import OpenPrompt
+from services.gateway.output_collector import ChoiceUpdate, OutputCollector
 from services.gateway.probation import Probation
 from services.gateway.token_table import TokenTable
 from shared.codec import Array
@@ -131,23 +131,23 @@ class Mesh:
         return "; ".join(f"{peer}: {peer.status.reason}" for peer in self._open)
 
     @contextmanager
-    def exchange(self, name: str, job: Job) -> Iterator[Exchange]:
+    def generate(self, name: str, job: Job) -> Iterator[OutputCollector]:
         """Submits the prompts of ``job``; leaving the context cancels what has not ended.
 
         Raises Unavailable.
         """
         num_prompts = len(job.prompts)
-        exchange = Exchange(num_prompts, job.num_choices, job.has_prompt_logprobs)
+        collector = OutputCollector(num_prompts, job.num_choices, job.has_prompt_logprobs)
         prompts = [
-            OpenPrompt(f"{name}/{number}", number, job, exchange) for number in range(num_prompts)
+            OpenPrompt(f"{name}/{number}", number, job, collector) for number in range(num_prompts)
         ]
-        exchange.on_took = lambda update: self._took(
+        collector.on_consumed = lambda update: self._consumed(
             prompts[update.index // job.num_choices], update
         )
         try:
             for prompt in prompts:
                 self._submit(prompt)
-            yield exchange
+            yield collector
         finally:
             self._cancel(prompts)
 
@@ -315,7 +315,7 @@ class Mesh:
                 if not prompt.choices:
                     del prompts[key]
 
-    def _took(self, prompt: OpenPrompt, update: ChoiceUpdate) -> None:
+    def _consumed(self, prompt: OpenPrompt, update: ChoiceUpdate) -> None:
         grant = prompt.take(update)
         if grant is not None and prompt.peer is not None:
             self._credits.add(prompt.peer, grant)

@@ -6,7 +6,7 @@ from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from services.gateway.exchange import ChoiceUpdate, Exchange
+from services.gateway.output_collector import ChoiceUpdate, OutputCollector
 
 HTTP_REQUESTS = Counter(
     "shoal_http_requests",
@@ -69,16 +69,16 @@ class RequestMeter:
         self._model = model
         self._started_s = started_s
         self.charge: Callable[[int], None] = lambda num_tokens: None
-        self._exchange: Exchange | None = None
+        self._collector: OutputCollector | None = None
         self._ttft_s: float | None = None
         self._num_tokens = 0
         self._delivered_s: dict[int, float] = {}  # when a choice last brought tokens
         self._generation_tokens = GENERATION_TOKENS.labels(model)
         self._inter_token_latency = INTER_TOKEN_LATENCY.labels(model)
 
-    def follow(self, exchange: Exchange) -> None:
+    def follow(self, collector: OutputCollector) -> None:
         """The mesh works on it from here on."""
-        self._exchange = exchange
+        self._collector = collector
 
     def accept(self) -> None:
         PROMPT_TOKENS.labels(self._model).inc(self._num_prompt_tokens)
@@ -98,18 +98,18 @@ class RequestMeter:
 
     def facts(self) -> dict[str, Any]:
         """What has become of it so far, for the log."""
-        exchange = self._exchange
+        collector = self._collector
         return {
             "model": self._model,
             "num_prompt_tokens": self._num_prompt_tokens,
             "num_output_tokens": self._num_tokens,
-            "num_replays": exchange.num_replays if exchange is not None else 0,
+            "num_replays": collector.num_replays if collector is not None else 0,
             "ttft_s": self._ttft_s,
         }
 
     @property
     def _num_prompt_tokens(self) -> int:
-        return self._exchange.num_prompt_tokens if self._exchange is not None else 0
+        return self._collector.num_prompt_tokens if self._collector is not None else 0
 
     def _count_tokens(self, choice: int, num_tokens: int, now_s: float) -> None:
         if self._ttft_s is None:

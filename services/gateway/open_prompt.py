@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 
 from services.gateway.backoff import Backoff
-from services.gateway.exchange import ChoiceUpdate, Exchange
 from services.gateway.job import Job, Prompt
+from services.gateway.output_collector import ChoiceUpdate, OutputCollector
 from shared.codec import Array
 from shared.errors import TOO_MANY_REPLAYS, InternalError, RequestError
 from shared.messages import (
@@ -39,8 +39,8 @@ class _Choice:
         self.num_chars = 0
         self.num_prompt_scored = 0  # tokens of the prompt
         self.num_cached: int | None = None  # a replay finds what the attempts before it computed
-        self.num_taken = 0
-        self._num_untaken_bytes = 0
+        self.num_consumed = 0
+        self._num_unconsumed_bytes = 0
         self.begin_attempt()
 
     def begin_attempt(self) -> None:
@@ -58,14 +58,14 @@ class _Choice:
             self.ids.frombytes(part.ids.tobytes())
         self.num_chars += len(row.text)
         self._num_bytes += part.num_bytes
-        self._num_untaken_bytes += part.num_bytes
+        self._num_unconsumed_bytes += part.num_bytes
 
     def take(self, update: ChoiceUpdate) -> tuple[int, int] | None:
         """The tokens and bytes to grant, once half a window has been taken."""
-        self.num_taken += 0 if update.of_prompt else update.num_tokens
-        self._num_untaken_bytes -= update.num_bytes
-        num_tokens = self.num_taken + WINDOW_TOKENS
-        num_bytes = self._num_bytes - self._num_untaken_bytes + WINDOW_BYTES
+        self.num_consumed += 0 if update.of_prompt else update.num_tokens
+        self._num_unconsumed_bytes -= update.num_bytes
+        num_tokens = self.num_consumed + WINDOW_TOKENS
+        num_bytes = self._num_bytes - self._num_unconsumed_bytes + WINDOW_BYTES
         is_due = (
             num_tokens - self._granted_tokens >= WINDOW_TOKENS // 2
             or num_bytes - self._granted_bytes >= WINDOW_BYTES // 2
@@ -87,7 +87,7 @@ class OpenPrompt:
     died under it since its last token.
     """
 
-    def __init__(self, request: str, number: int, job: Job, exchange: Exchange) -> None:
+    def __init__(self, request: str, number: int, job: Job, collector: OutputCollector) -> None:
         """``number`` counts the prompts of ``job``."""
         self.request = request
         self.attempt = 1
@@ -101,7 +101,7 @@ class OpenPrompt:
         self.choices = {index: _Choice() for index in range(job.num_choices)}
         self._number = number
         self._job = job
-        self._exchange = exchange
+        self._collector = collector
         self._prompt = job.prompts[number]
         self._params = job.params
         if not job.is_seeded:
@@ -149,7 +149,7 @@ class OpenPrompt:
                 self._lost_scheduler = scheduler, now_s
         self.is_replay = True
         self.backoff = Backoff(FIRST_PAUSE_S, MAX_PAUSE_S)
-        self._exchange.num_replays += 1
+        self._collector.num_replays += 1
         self.begin_attempt()
 
     def begin_attempt(self) -> None:
@@ -168,7 +168,7 @@ class OpenPrompt:
     def accept(self, prompt_ids: Array) -> None:
         self.is_accepted = True
         self._prompt = Prompt("ids", prompt_ids)
-        self._exchange.accept(self._number, prompt_ids)
+        self._collector.accept(self._number, prompt_ids)
 
     def add(self, row: Delta, part: TokenArrays) -> None:
         choice = self.choices.get(row.choice)
@@ -184,7 +184,7 @@ class OpenPrompt:
         if row.num_tokens:
             self.num_losses = 0
         choice.add(row, part)
-        self._exchange.add(self._index(row.choice), row, part)
+        self._collector.add(self._index(row.choice), row, part)
 
     def finish(self, finished: Finished) -> None:
         """A prompt that ends before it was accepted was aborted: nobody need wait for its ids."""
@@ -192,9 +192,9 @@ class OpenPrompt:
         if choice is not None:
             if choice.num_cached is not None:
                 finished = msgspec.structs.replace(finished, num_cached=choice.num_cached)
-            self._exchange.finish(self._index(finished.choice), finished)
+            self._collector.finish(self._index(finished.choice), finished)
         if not self.choices and not self.is_accepted:
-            self._exchange.accept(self._number, NO_IDS)
+            self._collector.accept(self._number, NO_IDS)
 
     def abort(self) -> None:
         """Ends every choice with what it has."""
@@ -202,7 +202,7 @@ class OpenPrompt:
             self.finish(Finished(self.request, self.attempt, index, "abort", len(choice.ids)))
 
     def fail(self, error: RequestError) -> None:
-        self._exchange.fail(error)
+        self._collector.fail(error)
 
     def take(self, update: ChoiceUpdate) -> Grant | None:
         """The client has ``update``: more credit for its choice, if enough is due."""

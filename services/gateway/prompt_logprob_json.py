@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from itertools import count
 
-from services.gateway.exchange import ChoiceUpdate
 from services.gateway.logprob_json import Token, number, pieces_of, tokens_of
+from services.gateway.output_collector import ChoiceUpdate
 from services.gateway.token_table import TokenTable
 
 

@@ -7,7 +7,6 @@ from itertools import chain
 from msgspec import UNSET, Raw, UnsetType
 
 from services.gateway.draft_logprob_json import DraftLogprobs
-from services.gateway.exchange import ChoiceUpdate
 from services.gateway.formats import Format
 from services.gateway.job import Job
 from services.gateway.logprob_json import EchoedPrompt, LogprobWriter
@@ -19,6 +18,7 @@ from services.gateway.openai import (
     TokenIds,
     Usage,
 )
+from services.gateway.output_collector import ChoiceUpdate
 from services.gateway.prompt_logprob_json import PromptLogprobs
 from services.gateway.token_table import Spelling
 from shared.codec import Array

@@ -438,7 +438,7 @@ class GatewayArena:
         mesh, peer, is_good = Mesh(1, 1, 1), connect("tokenizer", self.model), True
         peer.status = Heartbeat(State.READY, "", 0, 0)
         mesh.on_up(peer)
-        with mesh.exchange("r", self._job) as exchange:
+        with mesh.generate("r", self._job) as exchange:
             if index:
                 mesh.on_message(peer, Accepted("r/0", 1), [PROMPT])
             converting = asyncio.create_task(mesh.convert("text", NO_IDS, True))
@@ -449,7 +449,7 @@ class GatewayArena:
                 is_good = False
                 mesh.on_down(peer, "a bad message")
             while (progress := exchange._take()) is not None:
-                exchange.took(progress)
+                exchange.consumed(progress)
             converting.cancel()
             await asyncio.gather(converting, return_exceptions=True)
         assert not mesh._prompts()

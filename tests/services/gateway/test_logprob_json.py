@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.exchange import ChoiceUpdate
 from services.gateway.logprob_json import MIN_LOGPROB, ChatLogprobs, TextLogprobs
+from services.gateway.output_collector import ChoiceUpdate
 from services.gateway.pieces import PIECE_BYTES, PieceMaker
 from services.gateway.token_table import TokenTable
 from shared.token_arrays import TokenArrays

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from services.gateway.exchange import ChoiceUpdate, Exchange
 from services.gateway.job import Job, Prompt
 from services.gateway.open_prompt import MAX_REPLAYS, SAME_HANG_S, OpenPrompt
+from services.gateway.output_collector import ChoiceUpdate, OutputCollector
 from shared.errors import InternalError
 from shared.messages import (
     WINDOW_BYTES,
@@ -22,7 +22,7 @@ PROMPT = Prompt("text", np.frombuffer(b"Once", np.uint8))
 IDS = np.array([7, 8, 9], np.int32)
 
 
-def new_trip(num_choices: int = 1) -> tuple[OpenPrompt, Exchange]:
+def new_trip(num_choices: int = 1) -> tuple[OpenPrompt, OutputCollector]:
     job = Job(
         model="m",
         prompts=[PROMPT],
@@ -33,8 +33,8 @@ def new_trip(num_choices: int = 1) -> tuple[OpenPrompt, Exchange]:
         is_stream=False,
         includes_usage=False,
     )
-    exchange = Exchange(1, num_choices)
-    return OpenPrompt("a~b/0", 0, job, exchange), exchange
+    collector = OutputCollector(1, num_choices)
+    return OpenPrompt("a~b/0", 0, job, collector), collector
 
 
 def add(
@@ -48,8 +48,8 @@ def add(
     open_prompt.add(row, TokenArrays(np.array(ids, np.int32), values, IDS[:0], ranks))
 
 
-async def take(open_prompt: OpenPrompt, exchange: Exchange):
-    return open_prompt.take(await anext(exchange))
+async def take(open_prompt: OpenPrompt, collector: OutputCollector):
+    return open_prompt.take(await anext(collector))
 
 
 def test_a_replay_asks_for_what_is_missing_of_the_choices_that_have_not_ended():
@@ -95,10 +95,10 @@ def test_progress_forgets_the_losses_before_it():
 
 
 def test_a_scheduler_that_tokenizer_after_tokenizer_loses_is_one_loss():
-    open_prompt, exchange = new_trip()
+    open_prompt, collector = new_trip()
     for now_s in (100.0, 100.3, 103.0, 106.0):
         open_prompt.begin_replay(now_s, scheduler="s1")
-    assert (open_prompt.num_losses, exchange.num_replays) == (1, 4)
+    assert (open_prompt.num_losses, collector.num_replays) == (1, 4)
     open_prompt.begin_replay(107.0)
     open_prompt.begin_replay(108.0, scheduler="s1")
     assert open_prompt.num_losses == 2, "the tokenizer is one more, the scheduler is not"
@@ -115,14 +115,14 @@ def test_a_scheduler_that_is_lost_again_much_later_is_another_loss():
 
 
 def test_a_service_that_leaves_on_purpose_is_no_loss():
-    open_prompt, exchange = new_trip()
+    open_prompt, collector = new_trip()
     for _ in range(2 * MAX_REPLAYS):
         open_prompt.begin_replay(0, is_planned=True)
-    assert (open_prompt.num_losses, exchange.num_replays) == (0, 2 * MAX_REPLAYS)
+    assert (open_prompt.num_losses, collector.num_replays) == (0, 2 * MAX_REPLAYS)
 
 
 async def test_a_choice_had_of_the_cache_what_its_first_attempt_found():
-    open_prompt, exchange = new_trip(num_choices=2)
+    open_prompt, collector = new_trip(num_choices=2)
     for attempt, num_cached in enumerate([3, 85], 1):
         row = Delta(open_prompt.request, attempt, 0, attempt - 1, 1, "a", num_cached=num_cached)
         open_prompt.add(row, TokenArrays(IDS[:1]))
@@ -131,7 +131,7 @@ async def test_a_choice_had_of_the_cache_what_its_first_attempt_found():
         open_prompt.finish(
             Finished(open_prompt.request, open_prompt.attempt, choice, "stop", 2, num_cached=84)
         )
-    found = {each.index: each.finished.num_cached async for each in exchange}
+    found = {each.index: each.finished.num_cached async for each in collector}
     assert found == {0: 3, 1: 84}, "of the second nothing had come"
 
 
@@ -145,41 +145,41 @@ def test_tokens_that_do_not_follow_the_last_ones_are_an_error():
 
 
 async def test_credit_is_granted_when_half_a_window_of_tokens_was_taken():
-    open_prompt, exchange = new_trip()
+    open_prompt, collector = new_trip()
     half = WINDOW_TOKENS // 2
     add(open_prompt, 0, "a", [1] * (half - 1))
-    assert await take(open_prompt, exchange) is None
+    assert await take(open_prompt, collector) is None
     add(open_prompt, half - 1, "a", [1])
-    grant = await take(open_prompt, exchange)
+    grant = await take(open_prompt, collector)
     assert grant.request == "a~b/0/0"
     assert grant.num_tokens == half + WINDOW_TOKENS
 
 
 async def test_credit_is_granted_when_half_a_window_of_bytes_was_taken():
-    open_prompt, exchange = new_trip()
+    open_prompt, collector = new_trip()
     num_values = WINDOW_BYTES // 8
     add(open_prompt, 0, "a", [1], num_values)
-    grant = await take(open_prompt, exchange)
+    grant = await take(open_prompt, collector)
     assert grant.num_bytes == 4 * (1 + num_values + 1) + WINDOW_BYTES
 
 
 async def test_after_a_replay_bytes_are_counted_anew_and_what_nobody_read_still_counts():
-    open_prompt, exchange = new_trip()
+    open_prompt, collector = new_trip()
     num_values = WINDOW_BYTES // 8
     add(open_prompt, 0, "a", [1], num_values)
     open_prompt.begin_replay(0)
     add(open_prompt, 1, "b", [1], num_values)
-    grant = await take(open_prompt, exchange)
+    grant = await take(open_prompt, collector)
     assert grant.attempt == 2
     assert grant.num_bytes == 4 * (1 + num_values + 1) + WINDOW_BYTES
 
 
 async def test_an_abort_ends_each_open_choice_with_what_it_has():
-    open_prompt, exchange = new_trip(num_choices=2)
+    open_prompt, collector = new_trip(num_choices=2)
     add(open_prompt, 0, "a", [1])
     open_prompt.finish(Finished("a~b/0", 1, 1, "stop", 0))
     open_prompt.abort()
-    seen: list[ChoiceUpdate] = [update async for update in exchange]
+    seen: list[ChoiceUpdate] = [update async for update in collector]
     reasons = {update.index: update.finished.reason for update in seen}
     assert reasons == {0: "abort", 1: "stop"}
     assert open_prompt.choices == {}
@@ -211,13 +211,13 @@ def test_a_replay_tells_how_much_of_the_prompt_is_told():
 
 
 async def test_what_is_told_of_a_prompt_counts_in_bytes_and_not_in_tokens():
-    open_prompt, exchange = new_trip()
+    open_prompt, collector = new_trip()
     half = WINDOW_TOKENS // 2
     send_heartbeat(open_prompt, 0, [8] * half)
-    assert await take(open_prompt, exchange) is None
+    assert await take(open_prompt, collector) is None
     num_values = WINDOW_BYTES // 8
     send_heartbeat(open_prompt, half, [8], num_values)
-    grant = await take(open_prompt, exchange)
+    grant = await take(open_prompt, collector)
     assert grant.num_bytes == 12 * half + 4 * (1 + num_values + 1) + WINDOW_BYTES
     assert grant.num_tokens == WINDOW_TOKENS
 
@@ -229,14 +229,14 @@ def draft(open_prompt: OpenPrompt, position: int, num: int) -> None:
 
 
 async def test_drafts_count_in_bytes_and_are_no_tokens():
-    open_prompt, exchange = new_trip()
+    open_prompt, collector = new_trip()
     draft(open_prompt, 0, 5)
     add(open_prompt, 0, "a", [1])
-    assert await take(open_prompt, exchange) is None
+    assert await take(open_prompt, collector) is None
     num = WINDOW_BYTES // 24
     draft(open_prompt, 1, num)
     add(open_prompt, 1, "b", [2])
-    grant = await take(open_prompt, exchange)
+    grant = await take(open_prompt, collector)
     assert grant.num_bytes == 4 + 4 + 12 * (5 + num) + WINDOW_BYTES
     assert grant.num_tokens == WINDOW_TOKENS + 2
     open_prompt.begin_replay(0)

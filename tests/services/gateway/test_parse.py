@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.gateway import unsupported
-from services.gateway.exchange import Exchange
 from services.gateway.open_prompt import OpenPrompt
+from services.gateway.output_collector import OutputCollector
 from services.gateway.parse import parse_chat, parse_completion
 from services.gateway.schema import ChatRequest, CompletionRequest
 from shared.codec import decode, encode
@@ -71,8 +71,8 @@ def check(parse: Any, body: bytes) -> None:
     except (InvalidRequest, NotFound):
         return
     for index in range(len(job.prompts)):
-        exchange = Exchange(len(job.prompts), job.num_choices)
-        submit, *arrays = OpenPrompt(f"a~b/{index}", index, job, exchange).submit()
+        collector = OutputCollector(len(job.prompts), job.num_choices)
+        submit, *arrays = OpenPrompt(f"a~b/{index}", index, job, collector).submit()
         message, decoded = decode([bytes(frame) for frame in encode(submit, arrays)])
         assert message == submit
         assert decoded[0].tobytes() == job.prompts[index].data.tobytes()

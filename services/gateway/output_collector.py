@@ -97,11 +97,11 @@ class _Pending:
         )  # fmt: skip
 
 
-class Exchange:
+class OutputCollector:
     """A mailbox that merges: however far its reader lags, a choice has one text and one end in it.
 
     The mesh writes, one handler reads: ``accepted`` once, then Progress after Progress until every
-    choice has ended; ``took`` after each, when its client has it. What is pending is read before an
+    choice has ended; ``consumed`` after each, when its client has it. What is pending is read before an
     error is raised. ``prompt_ids`` are those of the prompts, once accepted; ``num_replays`` counts
     how often one of them was lost and begun again.
 
@@ -115,7 +115,7 @@ class Exchange:
         """``num_choices`` of each prompt."""
         self.prompt_ids: list[Array | None] = [None] * num_prompts
         self.num_replays = 0
-        self.on_took: Callable[[ChoiceUpdate], None] = lambda update: None
+        self.on_consumed: Callable[[ChoiceUpdate], None] = lambda update: None
         self._num_open = num_prompts * num_choices
         self._num_choices = num_choices
         self._pending: dict[int, _Pending] = {}
@@ -161,9 +161,9 @@ class Exchange:
         while any(ids is None for ids in self.prompt_ids):
             await self._change()
 
-    def took(self, update: ChoiceUpdate) -> None:
+    def consumed(self, update: ChoiceUpdate) -> None:
         """The client has it, or whoever waits for the whole: more may come."""
-        self.on_took(update)
+        self.on_consumed(update)
 
     def __aiter__(self) -> Self:
         return self
