@@ -7,9 +7,9 @@ from prometheus_client import REGISTRY
 
 from services.gateway.admission import Admission
 from services.gateway.app import make_app
-from services.gateway.glance import Glance
 from services.gateway.http_server import HttpRunner, HttpSite
 from services.gateway.mesh import Mesh
+from services.gateway.mesh_metrics import MeshMetrics
 from services.gateway.tls import tls_context
 from shared.codec import Array
 from shared.config import GatewayConfig
@@ -58,15 +58,15 @@ class GatewayService:
     async def run(self) -> None:
         """Serves until cancelled. Raises ConfigError where we cannot listen."""
         await self._runner.setup()
-        glance = Glance(self._mesh)
-        REGISTRY.register(glance)
+        mesh_metrics = MeshMetrics(self._mesh)
+        REGISTRY.register(mesh_metrics)
         try:
             await self._listen()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._mesh.run())
                 await self.link.run()
         finally:
-            REGISTRY.unregister(glance)
+            REGISTRY.unregister(mesh_metrics)
             self._mesh.fail_all("the server stops")
             await self._runner.cleanup()
             await self.link.close("the gateway ends", is_planned=self._is_draining)

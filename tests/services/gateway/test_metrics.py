@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import aiohttp
 
-from services.gateway.glance import Glance
+from services.gateway.mesh_metrics import MeshMetrics
 from services.gateway.service import GatewayService
 from shared.messages import Overview
 from tests.services.gateway.fakes import FakeTokenizer, fake_tokenizer, until
@@ -94,5 +94,5 @@ async def test_what_a_scheduler_told_two_tokenizers_counts_once(
 
 
 def test_without_a_scheduler_its_figures_are_absent() -> None:
-    glance = Glance(SimpleNamespace(tokenizers=[]))
-    assert [family.name for family in glance.collect()] == ["shoal_mesh_replicas"]
+    mesh_metrics = MeshMetrics(SimpleNamespace(tokenizers=[]))
+    assert [family.name for family in mesh_metrics.collect()] == ["shoal_mesh_replicas"]

@@ -9,7 +9,7 @@ from services.gateway.mesh import Mesh
 from shared.messages import Overview
 
 
-class Glance(Collector):
+class MeshMetrics(Collector):
     """Figures of the whole mesh, the same on every gateway, read from the last heartbeats whenever
     the metrics are asked for. Up to two seconds old.
 
