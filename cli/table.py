@@ -9,8 +9,8 @@ from rich.live import Live
 from rich.table import Table
 
 from cli.child import Child
+from shared.background_writer import BackgroundWriter
 from shared.config import ServeConfig
-from shared.output import Output
 
 STDOUT = 1
 LAST_LINES_S = 1.0
@@ -23,7 +23,7 @@ class Screen:
     def __init__(self, config: ServeConfig, directory: Path) -> None:
         self._config = config
         self._directory = directory
-        self._output = Output(STDOUT, self._report_dropped)
+        self._output = BackgroundWriter(STDOUT, self._report_dropped)
         self._console = Console(
             file=cast(IO[str], self._output), highlight=False, soft_wrap=True, emoji=False
         )

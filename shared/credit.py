@@ -8,7 +8,7 @@ from shared.peer import Peer
 MAX_GRANTS = 4096  # of a message, whose header is bounded
 
 
-class Credits:
+class CreditBatch:
     """Streams that go in step are granted more in the same moment."""
 
     def __init__(self) -> None:

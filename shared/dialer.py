@@ -12,7 +12,7 @@ from shared.messages import Bye, Hello, Message, Refused, ServiceName
 from shared.metrics import DIALS_FAILED, PEERS_REFUSED
 from shared.once import Once
 from shared.peer import Peer, PeerEvents, count_sent, try_decode
-from shared.sockets import Context, Frame, PeerGone, Socket
+from shared.sockets import Context, PeerGone, ReceivedFrame, Socket
 from shared.sources import Source
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Dialer:
         self.protect = protect
         self._sources = sources
         self._takes_one = takes_one
-        self._connections: dict[str, _Connection] = {}
+        self._connections: dict[str, _DealerConnection] = {}
         self._attempts: dict[str, _Attempts] = {}
 
     async def run(self) -> None:
@@ -72,7 +72,7 @@ class Dialer:
 
     def _dial(self, address: str) -> None:
         try:
-            self._connections[address] = _Connection(self, address)
+            self._connections[address] = _DealerConnection(self, address)
         except OSError as error:
             self.ended(address, was_up=False, reason=f"cannot be dialled: {error.strerror}")
 
@@ -115,7 +115,7 @@ class _Attempts:
         self.pause_until_s = now_s + self._pause_s
 
 
-class _Connection:
+class _DealerConnection:
     """A DEALER on one address, for one epoch."""
 
     def __init__(self, dialer: Dialer, address: str) -> None:
@@ -152,7 +152,7 @@ class _Connection:
         else:
             self.end("disconnected" if self.peer else "no connection")
 
-    def _on_frames(self, frames: list[Frame]) -> None:
+    def _on_frames(self, frames: list[ReceivedFrame]) -> None:
         views = [frame.buffer for frame in frames]
         decoded = try_decode(views, self._address)
         if decoded is None:

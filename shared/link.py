@@ -37,7 +37,7 @@ from shared.messages import (
 from shared.metrics import PEERS, PEERS_LOST
 from shared.peer import SILENCE_S, Handler, Peer, count_bad
 from shared.sockets import Context, Socket
-from shared.sources import Directory, Source, source_of
+from shared.sources import SocketDirectory, Source, source_of
 from shared.zap import Gatekeeper
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class Link:
         ``directory``. Raises ConfigError for a key that is missing."""
         sources: list[Source] = [self._source(service, Endpoint.parse(each)) for each in tcp]
         key = self._key_for(service) if tcp else None
-        sources = sources or [Directory(directory, service, role)]
+        sources = sources or [SocketDirectory(directory, service, role)]
         self._dialers.append(Dialer(self._context, service, sources, self, key, takes_one))
 
     async def run(self) -> None:

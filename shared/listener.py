@@ -6,13 +6,13 @@ import logging
 from collections.abc import Callable
 
 from shared.codec import Array, encode
-from shared.connections import Connection, Connections
 from shared.log import peer_text
 from shared.messages import Bye, Hello, Message, Refused, ServiceName
 from shared.metrics import PEERS_REFUSED
 from shared.once import Once
 from shared.peer import Peer, PeerEvents, count_sent, try_decode
-from shared.sockets import Context, Frame, PeerGone, Socket, owner_of_key, source_descriptor
+from shared.router_connections import RouterConnection, RouterConnections
+from shared.sockets import Context, PeerGone, ReceivedFrame, Socket, owner_of_key, source_descriptor
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Listener:
         self._events = events
         self._peers: dict[bytes, Peer] = {}
         self._routes: dict[Peer, bytes] = {}
-        self._connections = Connections()
+        self._connections = RouterConnections()
         self._refused = Once()
         self._socket = context.socket(
             "router", self._on_frames, self._on_lost, self._connections.accepted
@@ -54,7 +54,7 @@ class Listener:
             del self._peers[route]
             self._events.down(peer, reason, is_lost)
 
-    def _on_frames(self, frames: list[Frame]) -> None:
+    def _on_frames(self, frames: list[ReceivedFrame]) -> None:
         route, views = frames[0].bytes, [frame.buffer for frame in frames[1:]]
         peer = self._peers.get(route)
         if peer is None:
@@ -68,7 +68,7 @@ class Listener:
         else:
             self._events.received(peer, *decoded, sum(map(len, views)))
 
-    def _on_stranger(self, route: Frame, views: list[memoryview]) -> None:
+    def _on_stranger(self, route: ReceivedFrame, views: list[memoryview]) -> None:
         self._socket.read_events()
         connection = self._connections.newest(source_descriptor(route))
         if connection is None:  # lost, as ``drop`` was told
@@ -102,7 +102,7 @@ class Listener:
         elif connection.route in self._peers:
             self.drop(self._peers[connection.route], "disconnected")
 
-    def _count_refused(self, connection: Connection, reason: str) -> None:
+    def _count_refused(self, connection: RouterConnection, reason: str) -> None:
         """Logged once for each remote and reason: who scans ports must not fill the log."""
         PEERS_REFUSED.inc()
         if self._refused.is_new(f"{connection.remote}: {reason}"):

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from shared.background_writer import BackgroundWriter
 from shared.config import Settings
-from shared.output import Output
 
 MAX_CLIENT_TEXT = 80
 MAX_PEER_TEXT = 500
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 def set_up(service: str, config: Settings) -> None:
     """``log-requests`` false silences REQUESTS alone."""
     formatter = JsonFormatter if config.log_format == "json" else TextFormatter
-    handler = _Handler(Output(STDERR, _report_dropped))
+    handler = _Handler(BackgroundWriter(STDERR, _report_dropped))
     handler.setFormatter(formatter(service, config.instance))
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler], force=True)
     REQUESTS.setLevel(logging.NOTSET if config.log_requests else logging.WARNING)
@@ -40,7 +40,7 @@ def _report_dropped(num: int) -> None:
 class _Handler(logging.Handler):
     """Leaves writing to the thread of an Output, so that a log which nobody reads stops nobody."""
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: BackgroundWriter) -> None:
         super().__init__()
         self._output = output
 
@@ -62,7 +62,7 @@ def say(text: str) -> None:
     """Writes ``text`` as it is to standard error, behind what was logged."""
     for handler in logging.root.handlers:
         handler.flush()
-    output = Output(STDERR, _report_dropped)
+    output = BackgroundWriter(STDERR, _report_dropped)
     output.write(f"{text}\n")
     output.wait_written(FLUSH_S)
     output.close()

@@ -27,7 +27,7 @@ TCP_OPTIONS = {
     zmq.HEARTBEAT_TIMEOUT: 6000,
 }
 
-Frame = zmq.Frame
+ReceivedFrame = zmq.Frame
 KINDS = {"router": zmq.ROUTER, "dealer": zmq.DEALER}
 FAILED_HANDSHAKES: dict[int, str] = {
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "it broke off",
@@ -52,7 +52,7 @@ class Context:
     def socket(
         self,
         kind: Literal["router", "dealer"],
-        on_frames: Callable[[list[Frame]], None],
+        on_frames: Callable[[list[ReceivedFrame]], None],
         on_lost: Callable[[int, str], None],
         on_accepted: Callable[[int], None] | None = None,
     ) -> "Socket":
@@ -82,7 +82,7 @@ class Socket:
     def __init__(
         self,
         socket: "zmq.Socket[bytes]",
-        on_frames: Callable[[list[Frame]], None],
+        on_frames: Callable[[list[ReceivedFrame]], None],
         on_lost: Callable[[int, str], None],
         on_accepted: Callable[[int], None] | None,
     ) -> None:
@@ -166,7 +166,7 @@ class Socket:
         self._monitor.close(linger=0)
         self._zmq.close()
 
-    def _on_event(self, frames: list[Frame]) -> None:
+    def _on_event(self, frames: list[ReceivedFrame]) -> None:
         event = parse_monitor_message([frame.bytes for frame in frames])
         kind, descriptor = event["event"], event["value"]
         if kind in FAILED_HANDSHAKES:  # the loss that follows names the connection
@@ -192,7 +192,7 @@ class _Reader:
     same turn: that costs less than to ask each time whether there is something to read.
     """
 
-    def __init__(self, socket: Any, on_frames: Callable[[list[Frame]], None]) -> None:
+    def __init__(self, socket: Any, on_frames: Callable[[list[ReceivedFrame]], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket = socket
         self._on_frames = on_frames
@@ -232,13 +232,13 @@ class _Reader:
         return True
 
 
-def source_descriptor(frame: Frame) -> int:
+def source_descriptor(frame: ReceivedFrame) -> int:
     """The descriptor of the connection that ``frame`` came through."""
     value: Any = frame.get(zmq.SRCFD)
     return int(value)
 
 
-def owner_of_key(frame: Frame) -> str | None:
+def owner_of_key(frame: ReceivedFrame) -> str | None:
     """The user that ZAP named for the connection of ``frame``; None without keys."""
     try:
         return str(frame.get("User-Id"))

@@ -44,7 +44,7 @@ class _Failures:
         self._is_failing = False
 
 
-class Directory:
+class SocketDirectory:
     """The sockets of a service in the mesh directory. While it cannot be read, those of the last
     time."""
 
@@ -74,7 +74,7 @@ class Directory:
             self._failures.end()
 
 
-class Literal:
+class FixedAddress:
     """One address that never changes."""
 
     def __init__(self, host: str, port: int) -> None:
@@ -84,7 +84,7 @@ class Literal:
         pass
 
 
-class Name:
+class HostName:
     """All addresses of a host name, IPv4 and IPv6. While a lookup fails, those of the last one."""
 
     def __init__(self, host: str, port: int) -> None:
@@ -113,5 +113,5 @@ def source_of(host: str, port: int) -> Source:
     try:
         ipaddress.ip_address(host)
     except ValueError:
-        return Name(host, port)
-    return Literal(host, port)
+        return HostName(host, port)
+    return FixedAddress(host, port)

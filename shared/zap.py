@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from shared.keys import Keys
 from shared.messages import ServiceName
-from shared.sockets import Context, Frame, PeerGone, Socket, raw_key
+from shared.sockets import Context, PeerGone, ReceivedFrame, Socket, raw_key
 
 ADDRESS = "inproc://zeromq.zap.01"
 VERSION = b"1.0"
@@ -32,7 +32,7 @@ class Gatekeeper:
     def close(self) -> None:
         self._socket.close()
 
-    def _on_frames(self, frames: list[Frame]) -> None:
+    def _on_frames(self, frames: list[ReceivedFrame]) -> None:
         route, empty, version, request_id, domain, _, _, mechanism, *keys = (
             frame.bytes for frame in frames
         )

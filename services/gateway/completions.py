@@ -47,7 +47,7 @@ _NO_IDS = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class CompletionEndpoint:
     """In what the two endpoints differ."""
 
     id_prefix: str
@@ -55,8 +55,8 @@ class Endpoint:
     format: Format
 
 
-CHAT = Endpoint("chatcmpl-", parse_chat, ChatFormat())
-TEXT = Endpoint("cmpl-", parse_completion, TextFormat())
+CHAT = CompletionEndpoint("chatcmpl-", parse_chat, ChatFormat())
+TEXT = CompletionEndpoint("cmpl-", parse_completion, TextFormat())
 
 
 class Completions:
@@ -94,7 +94,9 @@ class Completions:
     async def text(self, request: web.Request) -> web.StreamResponse:
         return await self._serve(request, TEXT)
 
-    async def _serve(self, request: web.Request, endpoint: Endpoint) -> web.StreamResponse:
+    async def _serve(
+        self, request: web.Request, endpoint: CompletionEndpoint
+    ) -> web.StreamResponse:
         started_s = time.monotonic()
         check_request_id(request)
         with self._admission.admit() as reservation:
@@ -111,7 +113,7 @@ class Completions:
                 return await self._generate(request, endpoint, job, model, meter, reservation)
 
     async def _job(
-        self, request: web.Request, endpoint: Endpoint, reservation: Reservation
+        self, request: web.Request, endpoint: CompletionEndpoint, reservation: Reservation
     ) -> tuple[Job, ModelInfo]:
         """Of the body only the prompts are kept."""
         body = await self._bodies.read(request, reservation)
@@ -123,7 +125,7 @@ class Completions:
     async def _generate(
         self,
         request: web.Request,
-        endpoint: Endpoint,
+        endpoint: CompletionEndpoint,
         job: Job,
         model: ModelInfo,
         meter: RequestMeter,

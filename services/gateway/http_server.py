@@ -6,9 +6,9 @@ import ssl
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from services.gateway.connection import HttpConnection
-from services.gateway.connections import Connections
+from services.gateway.connection_limit import ConnectionLimit
 from services.gateway.failures import error_response
+from services.gateway.http_connection import HttpConnection
 from shared.config import GatewayConfig
 
 MAX_HEADER_BYTES = 8 << 10
@@ -74,7 +74,7 @@ class _Server(web.Server):
         )
         self._handle = server.request_handler
         self._config = config
-        self._open = Connections()
+        self._open = ConnectionLimit()
 
     def __call__(self) -> web.RequestHandler:
         return HttpConnection(

@@ -17,7 +17,7 @@ from services.gateway.output_collector import ChoiceUpdate, OutputCollector
 from services.gateway.probation import Probation
 from services.gateway.token_table import TokenTable
 from shared.codec import Array
-from shared.credit import Credits
+from shared.credit import CreditBatch
 from shared.errors import (
     NO_SCHEDULER,
     RETRY_AFTER_S,
@@ -72,7 +72,7 @@ class Mesh:
         self._look = asyncio.Event()  # at those
         self._changed = asyncio.Event()  # which tokenizers there are, and their states
         self._conversions: dict[Peer, dict[str, asyncio.Future[Array]]] = {}
-        self._credits = Credits()
+        self._credits = CreditBatch()
         self._tokens: TokenTable | None = None
         self._fingerprint = ""  # of the model whose tokens we know
         self._new_numbers = count()

@@ -31,7 +31,7 @@ MAX_SEED = 1 << 63
 NO_IDS = np.zeros(0, np.int32)
 
 
-class _Choice:
+class _ChoiceState:
     """What the gateway has of one choice, and how much of it the client has taken."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class OpenPrompt:
         self.peer: Peer | None = None
         self.replay_until_s = 0.0
         self.backoff = Backoff(FIRST_PAUSE_S, MAX_PAUSE_S)
-        self.choices = {index: _Choice() for index in range(job.num_choices)}
+        self.choices = {index: _ChoiceState() for index in range(job.num_choices)}
         self._number = number
         self._job = job
         self._collector = collector

@@ -9,7 +9,7 @@ from msgspec import Raw
 
 from services.gateway.job import Prompt
 from services.gateway.json_body import items, json_errors, plain
-from services.gateway.schema import MAX_MESSAGES, ChatMessage, Part, TokenId
+from services.gateway.schema import MAX_MESSAGES, ContentPart, InputMessage, TokenId
 from services.gateway.token_ids import check_length, known_ids, read_ids
 from services.gateway.unsupported import unsupported
 from services.gateway.violations import show, violation
@@ -82,13 +82,13 @@ def _encoded(index: int, fields: Any) -> bytes:
     """One message."""
     param = f"messages[{index}]"
     try:
-        message = msgspec.convert(fields, ChatMessage)
+        message = msgspec.convert(fields, InputMessage)
     except msgspec.ValidationError as error:
         raise violation(error, param, fields) from None
     return msgspec.json.encode(_with_text(fields, message, f"{param}.content"))
 
 
-def _with_text(fields: dict[str, Any], message: ChatMessage, param: str) -> dict[str, Any]:
+def _with_text(fields: dict[str, Any], message: InputMessage, param: str) -> dict[str, Any]:
     """The message as the client sent it, its content in one string."""
     if message.content is None and not fields.get("tool_calls"):
         raise InvalidRequest(f"{param} is required", param=param)
@@ -98,7 +98,7 @@ def _with_text(fields: dict[str, Any], message: ChatMessage, param: str) -> dict
     return {**fields, "content": "".join(texts)}
 
 
-def _part_text(part: Part, param: str) -> str:
+def _part_text(part: ContentPart, param: str) -> str:
     if part.type != "text":
         raise unsupported(f"{param}.type", part.type, show("text"))
     if part.text is None:

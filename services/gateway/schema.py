@@ -89,18 +89,18 @@ class GenerationRequest(Struct, kw_only=True):
     request_id: RequestId | None = None
 
 
-class Part(Struct):
+class ContentPart(Struct):
     """A piece of a message's content; only those of type text are built."""
 
     type: str
     text: str | None = None
 
 
-class ChatMessage(Struct):
+class InputMessage(Struct):
     """The keys we read; the chat template sees all others too."""
 
     role: str
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
 
 
 class ChatRequest(GenerationRequest, kw_only=True):

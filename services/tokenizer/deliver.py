@@ -2,16 +2,16 @@
 
 import msgspec
 
-from services.tokenizer.choice import Choice
 from services.tokenizer.metrics import DECODED_TOKENS
-from services.tokenizer.open_requests import OpenRequest, OpenRequests
+from services.tokenizer.open_choice import OpenChoice
 from services.tokenizer.outbox import Outbox
+from services.tokenizer.request_table import OpenRequest, RequestTable
 from shared.errors import CodecError
 from shared.messages import Finished, TokenRow, Tokens
 from shared.token_arrays import Layout, TokenArrays
 
 
-def deliver(tokens: Tokens, arrays: TokenArrays, open_requests: OpenRequests) -> list[OpenRequest]:
+def deliver(tokens: Tokens, arrays: TokenArrays, open_requests: RequestTable) -> list[OpenRequest]:
     """Sends one Deltas to each gateway concerned; returns the requests that have ended. Raises
     CodecError for what no scheduler of ours sends, before anything of it goes out.
 
@@ -30,7 +30,7 @@ def deliver(tokens: Tokens, arrays: TokenArrays, open_requests: OpenRequests) ->
     return delivery.ended
 
 
-def _check(tokens: Tokens, open_requests: OpenRequests) -> None:
+def _check(tokens: Tokens, open_requests: RequestTable) -> None:
     """Raises CodecError unless every row continues its choice, drafts come before the tokens they
     are for, and what stops has a token to stop at."""
     expected: dict[tuple[str, int, bool], int] = {}
@@ -67,7 +67,7 @@ def _stopping(tokens: Tokens) -> set[tuple[str, int]]:
 
 class _Delivery:
     def __init__(
-        self, open_requests: OpenRequests, outbox: Outbox, stopping: set[tuple[str, int]]
+        self, open_requests: RequestTable, outbox: Outbox, stopping: set[tuple[str, int]]
     ) -> None:
         self._open = open_requests
         self._outbox = outbox
@@ -98,7 +98,7 @@ class _Delivery:
             self._push_tokens(request, choice, index, row, ids)
 
     def _push_tokens(
-        self, request: OpenRequest, choice: Choice, index: int, row: TokenRow, ids: list[int]
+        self, request: OpenRequest, choice: OpenChoice, index: int, row: TokenRow, ids: list[int]
     ) -> None:
         ends_text = (row.request, row.attempt) in self._stopping
         if ends_text and ids[-1] in request.submit.params.stop_token_ids:
@@ -113,7 +113,7 @@ class _Delivery:
             self._outbox.add_end(request, choice, "", "stop", choice.stop)
             self._close(request, choice)
 
-    def _add_drafts(self, request: OpenRequest, choice: Choice, row: TokenRow) -> None:
+    def _add_drafts(self, request: OpenRequest, choice: OpenChoice, row: TokenRow) -> None:
         """Those for the tokens of ``row``: what a stop string cut off was of no use."""
         held = self._drafts.pop((row.request, row.attempt), None)
         if held is not None:
@@ -133,7 +133,7 @@ class _Delivery:
         self._outbox.add_end(request, choice, text, reason, stop_reason)
         self._close(request, choice)
 
-    def _close(self, request: OpenRequest, choice: Choice) -> None:
+    def _close(self, request: OpenRequest, choice: OpenChoice) -> None:
         del request.choices[choice.index]
         if not request.choices:
             self._open.pop(request, "finished")

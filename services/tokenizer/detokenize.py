@@ -6,7 +6,7 @@ MAX_WINDOW_TOKENS = 64
 PIECE_TOKENS = 16  # of many ids that come at once, so that the window stays short
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
-Decode = Callable[[Sequence[int]], str]
+DecodeIds = Callable[[Sequence[int]], str]
 
 
 class Detokenizer:
@@ -20,7 +20,7 @@ class Detokenizer:
     where there are none, only the last can become text, and the others go out.
     """
 
-    def __init__(self, decode: Decode) -> None:
+    def __init__(self, decode: DecodeIds) -> None:
         self._decode = decode
         self._context: list[int] = []  # ids whose text is out, as many as the next ones depend on
         self._window: list[int] = []

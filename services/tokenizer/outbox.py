@@ -1,7 +1,7 @@
 """What one Tokens sends up: a single Deltas for each gateway."""
 
-from services.tokenizer.choice import Choice
-from services.tokenizer.open_requests import OpenRequest
+from services.tokenizer.open_choice import OpenChoice
+from services.tokenizer.request_table import OpenRequest
 from shared.messages import Delta, Deltas, Finished, FinishReason, TokenRow
 from shared.peer import Peer
 from shared.token_arrays import Layout, Selection
@@ -21,7 +21,7 @@ class Outbox:
         self._letters: dict[Peer, _Letter] = {}
 
     def add_row(
-        self, request: OpenRequest, choice: Choice, index: int, row: TokenRow, text: str = ""
+        self, request: OpenRequest, choice: OpenChoice, index: int, row: TokenRow, text: str = ""
     ) -> None:
         """``row``, which is row ``index`` or the beginning of it, with the text that goes out."""
         letter = self._letter(request)
@@ -36,7 +36,7 @@ class Outbox:
     def add_end(
         self,
         request: OpenRequest,
-        choice: Choice,
+        choice: OpenChoice,
         text: str,
         reason: FinishReason,
         stop_reason: int | str | None = None,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from services.tokenizer.choice import Choice
+from services.tokenizer.open_choice import OpenChoice
 from services.tokenizer.text_model import TextModel
 from services.tokenizer.text_stream import TextStream
 from shared.codec import Array
@@ -21,7 +21,7 @@ class Prepared:
     ids: Array
     params: SamplingParams
     resumed: Array
-    choices: list[Choice]
+    choices: list[OpenChoice]
 
 
 def prepare(
@@ -43,7 +43,7 @@ def prepare(
         begin, end = end, end + start.num_ids
         stream, so_far = _stream(model, submit), resumed[begin:end].tolist()
         choices.append(
-            Choice(start.choice, stream, so_far, start.num_chars, start.num_prompt_scored)
+            OpenChoice(start.choice, stream, so_far, start.num_chars, start.num_prompt_scored)
         )
     return Prepared(ids, params, resumed, choices)
 

@@ -10,12 +10,12 @@ from services.tokenizer.conversions import Conversions
 from services.tokenizer.deliver import deliver
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.metrics import ENCODED_TOKENS, PREPARE_SECONDS
-from services.tokenizer.open_requests import OpenRequest, OpenRequests
 from services.tokenizer.outbox import Outbox
 from services.tokenizer.prepare import Prepared, prepare
+from services.tokenizer.request_table import OpenRequest, RequestTable
 from services.tokenizer.text_model import TextModel
 from shared.codec import Array
-from shared.credit import Credits
+from shared.credit import CreditBatch
 from shared.errors import (
     NO_SCHEDULER,
     RETRY_AFTER_S,
@@ -69,9 +69,9 @@ class Requests:
         self._lanes = lanes
         self._tasks = tasks
         self._find_scheduler = find_scheduler
-        self._open = OpenRequests()
+        self._open = RequestTable()
         self._conversions = Conversions(text, lanes, tasks, self._note_idle)
-        self._credits = Credits()
+        self._credits = CreditBatch()
         self._ends = Rate()
         self._idle = asyncio.Event()
 

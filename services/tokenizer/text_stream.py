@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from services.tokenizer.detokenize import Decode, Detokenizer
+from services.tokenizer.detokenize import DecodeIds, Detokenizer
 from services.tokenizer.stops import StopMatcher
 
 
@@ -14,7 +14,7 @@ class TextStream:
 
     def __init__(
         self,
-        decode: Decode,
+        decode: DecodeIds,
         stops: Sequence[str] = (),
         includes_stop: bool = False,
         min_tokens: int = 0,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shared import credit
-from shared.credit import Credits
+from shared.credit import CreditBatch
 from shared.messages import Credit, Grant
 
 
@@ -18,7 +18,7 @@ class Below:
 
 
 async def test_grants_of_one_turn_are_one_message_to_each_peer():
-    credits, one, other = Credits(), Below(), Below()
+    credits, one, other = CreditBatch(), Below(), Below()
     for number in range(256):
         credits.add(one, Grant(f"r/{number}", 1, 300, 0))
     credits.add(one, Grant("r/0", 1, 428, 0))
@@ -36,7 +36,7 @@ async def test_grants_of_one_turn_are_one_message_to_each_peer():
 
 async def test_more_grants_than_a_message_holds_are_several(monkeypatch):
     monkeypatch.setattr(credit, "MAX_GRANTS", 2)
-    credits, peer = Credits(), Below()
+    credits, peer = CreditBatch(), Below()
     for number in range(5):
         credits.add(peer, Grant(f"r/{number}", 1, 300, 0))
     await asyncio.sleep(0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shared import sources
-from shared.sources import Directory
+from shared.sources import SocketDirectory
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ async def until(is_true) -> None:
 async def test_a_directory_is_listed_when_it_has_changed(tmp_path: Path, listings: list[Path]):
     long_ago = os.stat(tmp_path).st_mtime - 60
     os.utime(tmp_path, (long_ago, long_ago))
-    source = Directory(tmp_path, "tokenizer", "")
+    source = SocketDirectory(tmp_path, "tokenizer", "")
     running = asyncio.create_task(source.run())
     await until(lambda: listings)
     await asyncio.sleep(0.1)

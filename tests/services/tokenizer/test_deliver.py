@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from services.tokenizer.choice import Choice
 from services.tokenizer.deliver import deliver
 from services.tokenizer.metrics import DECODED_TOKENS
-from services.tokenizer.open_requests import OpenRequest, OpenRequests
+from services.tokenizer.open_choice import OpenChoice
+from services.tokenizer.request_table import OpenRequest, RequestTable
 from services.tokenizer.text_stream import TextStream
 from shared.errors import CodecError
 from shared.messages import (
@@ -37,7 +37,7 @@ class FakePeer:
 
 
 def open_request(
-    table: OpenRequests,
+    table: RequestTable,
     tokenizer: Tokenizer,
     name: str,
     gateway: FakePeer,
@@ -50,7 +50,7 @@ def open_request(
     request = OpenRequest(Submit(name, 1, "text", sampling, text, starts), gateway)
     request.scheduler = FakePeer()
     for index in range(num_choices):
-        request.choices[index] = Choice(index, TextStream(tokenizer.decode, stop), [], 0)
+        request.choices[index] = OpenChoice(index, TextStream(tokenizer.decode, stop), [], 0)
     table.add(request)
     return request
 
@@ -67,7 +67,7 @@ def tokens(rows: list[tuple[str, list[int]]], finished: list[Finished] = (), num
 
 
 def test_the_end_of_a_choice_tells_how_much_of_its_prompt_was_cached(tokenizer: Tokenizer):
-    table, gateway = OpenRequests(), FakePeer()
+    table, gateway = RequestTable(), FakePeer()
     open_request(table, tokenizer, "a", gateway, stop=("fox",))
     ids = np.array(tokenizer.encode("a fox").ids, np.int32)
     deliver(Tokens([TokenRow("a/0", 1, 0, len(ids), num_cached=16)], []), TokenArrays(ids), table)
@@ -76,7 +76,7 @@ def test_the_end_of_a_choice_tells_how_much_of_its_prompt_was_cached(tokenizer: 
 
 
 def test_each_gateway_gets_one_message_with_its_rows_and_their_numbers(tokenizer: Tokenizer):
-    table, first, second = OpenRequests(), FakePeer(), FakePeer()
+    table, first, second = RequestTable(), FakePeer(), FakePeer()
     for name, gateway in (("a", first), ("b", second), ("c", first)):
         open_request(table, tokenizer, name, gateway)
     ids = tokenizer.encode("fox").ids
@@ -96,7 +96,7 @@ def test_each_gateway_gets_one_message_with_its_rows_and_their_numbers(tokenizer
 
 
 def test_a_stop_string_cuts_the_tokens_and_ends_the_choice_below_and_above(tokenizer: Tokenizer):
-    table, gateway = OpenRequests(), FakePeer()
+    table, gateway = RequestTable(), FakePeer()
     request = open_request(table, tokenizer, "a", gateway, stop=("brown",))
     ids = tokenizer.encode("quick brown fox").ids
     assert deliver(*tokens([("a/0", ids)], num_values=2), table) == [request]
@@ -113,7 +113,7 @@ def test_a_stop_string_cuts_the_tokens_and_ends_the_choice_below_and_above(token
 def test_the_token_that_ends_a_text_has_no_text_but_counts_and_may_be_the_reason(
     tokenizer: Tokenizer,
 ):
-    table, gateway = OpenRequests(), FakePeer()
+    table, gateway = RequestTable(), FakePeer()
     ids = tokenizer.encode("fox dog").ids
     open_request(table, tokenizer, "a", gateway, stop_token_ids=[ids[-1]])
     deliver(*tokens([("a/0", ids)], [Finished("a/0", 1, 0, "stop", len(ids))]), table)
@@ -124,7 +124,7 @@ def test_the_token_that_ends_a_text_has_no_text_but_counts_and_may_be_the_reason
 
 
 def test_a_request_ends_with_the_last_of_its_choices(tokenizer: Tokenizer):
-    table, gateway = OpenRequests(), FakePeer()
+    table, gateway = RequestTable(), FakePeer()
     request = open_request(table, tokenizer, "a", gateway, num_choices=2)
     assert deliver(*tokens([], [Finished("a/1", 1, 1, "length", 0)]), table) == []
     assert deliver(*tokens([], [Finished("a/0", 1, 0, "length", 0)]), table) == [request]
@@ -134,7 +134,7 @@ def test_a_request_ends_with_the_last_of_its_choices(tokenizer: Tokenizer):
 
 
 def test_what_is_told_of_a_prompt_passes_through_and_is_no_text(tokenizer: Tokenizer):
-    table, gateway = OpenRequests(), FakePeer()
+    table, gateway = RequestTable(), FakePeer()
     request = open_request(table, tokenizer, "a", gateway, stop=("fox",), stop_token_ids=[7])
     request.choices[0].num_prompt_scored = 3
     prompt, drawn = [5, *tokenizer.encode("fox").ids, 7], tokenizer.encode("dog").ids
@@ -159,7 +159,7 @@ def test_what_is_told_of_a_prompt_passes_through_and_is_no_text(tokenizer: Token
 
 
 def test_what_was_told_of_a_prompt_before_is_a_broken_promise(tokenizer: Tokenizer):
-    table = OpenRequests()
+    table = RequestTable()
     open_request(table, tokenizer, "a", FakePeer()).choices[0].num_prompt_scored = 3
     row = TokenRow("a/0", 1, 2, 1, 1, of_prompt=True)
     one = np.ones(1, np.int32)
@@ -169,7 +169,7 @@ def test_what_was_told_of_a_prompt_before_is_a_broken_promise(tokenizer: Tokeniz
 
 def test_nothing_goes_out_of_a_message_with_a_row_that_cannot_be(tokenizer: Tokenizer):
     """A choice whose tokens came without its end would wait for more of them for ever."""
-    table, gateway = OpenRequests(), FakePeer()
+    table, gateway = RequestTable(), FakePeer()
     for name in "ab":
         open_request(table, tokenizer, name, gateway)
     rows = [TokenRow("a/0", 1, 0, 1), TokenRow("b/0", 1, 3, 1)]

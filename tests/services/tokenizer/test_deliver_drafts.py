@@ -6,7 +6,7 @@ from tokenizers import Tokenizer
 
 from services.tokenizer.deliver import deliver
 from services.tokenizer.metrics import DECODED_TOKENS
-from services.tokenizer.open_requests import OpenRequests
+from services.tokenizer.request_table import RequestTable
 from shared.errors import CodecError
 from shared.messages import TokenRow, Tokens
 from shared.token_arrays import TokenArrays
@@ -33,7 +33,7 @@ def speculated(ids: list[int], num_accepted: int) -> tuple[Tokens, TokenArrays]:
 
 
 def test_drafts_go_before_the_tokens_they_were_for_and_are_no_text(tokenizer: Tokenizer):
-    table, gateway = OpenRequests(), FakePeer()
+    table, gateway = RequestTable(), FakePeer()
     request = open_request(table, tokenizer, "a", gateway)
     ids = tokenizer.encode("quick brown fox").ids[:6]
     counted = DECODED_TOKENS._value.get()
@@ -52,7 +52,7 @@ def test_drafts_go_before_the_tokens_they_were_for_and_are_no_text(tokenizer: To
 
 
 def test_of_drafts_behind_a_stop_string_none_is_accepted(tokenizer: Tokenizer):
-    table, gateway = OpenRequests(), FakePeer()
+    table, gateway = RequestTable(), FakePeer()
     open_request(table, tokenizer, "a", gateway, stop=("c",))
     ids = tokenizer.encode("quick brown fox").ids[:6]
     num = 1 + next(i for i, token in enumerate(ids) if "c" in tokenizer.decode([token]))
@@ -70,7 +70,7 @@ def test_of_drafts_behind_a_stop_string_none_is_accepted(tokenizer: Tokenizer):
 
 
 def test_a_stop_string_behind_the_accepted_drafts_takes_none_of_them_away(tokenizer: Tokenizer):
-    table, gateway = OpenRequests(), FakePeer()
+    table, gateway = RequestTable(), FakePeer()
     open_request(table, tokenizer, "a", gateway, stop=("c",))
     ids = tokenizer.encode("quick brown fox").ids[:6]
     deliver(*speculated(ids, num_accepted=1), table)
@@ -79,7 +79,7 @@ def test_a_stop_string_behind_the_accepted_drafts_takes_none_of_them_away(tokeni
 
 
 def test_each_choice_gets_the_drafts_of_its_own(tokenizer: Tokenizer):
-    table, gateway = OpenRequests(), FakePeer()
+    table, gateway = RequestTable(), FakePeer()
     open_request(table, tokenizer, "a", gateway, num_choices=2)
     rows = [
         TokenRow("a/0", 1, 0, 1, 1, of_drafts=True),
@@ -106,7 +106,7 @@ def test_each_choice_gets_the_drafts_of_its_own(tokenizer: Tokenizer):
 def test_drafts_for_other_tokens_than_those_that_come_are_a_broken_promise(
     tokenizer: Tokenizer, rows: list[TokenRow], words: str
 ):
-    table = OpenRequests()
+    table = RequestTable()
     open_request(table, tokenizer, "a", FakePeer())
     one = np.ones(1, np.int32)
     with pytest.raises(CodecError, match=words):

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from services.tokenizer.deliver import deliver
 from services.tokenizer.lanes import Lanes
-from services.tokenizer.open_requests import OpenRequests
+from services.tokenizer.request_table import RequestTable
 from services.tokenizer.requests import Requests
 from services.tokenizer.text_model import TextModel
 from shared.config import EMBEDDED_MODEL
@@ -42,7 +42,7 @@ async def test_a_prompt_is_counted_once_with_its_tokens_whatever_its_choices(cha
 
 
 def test_tokens_that_go_out_as_text_are_counted_and_no_others(tokenizer: Tokenizer, change: Change):
-    table, gateway = OpenRequests(), FakePeer()
+    table, gateway = RequestTable(), FakePeer()
     open_request(table, tokenizer, "a", gateway)
     open_request(table, tokenizer, "b", gateway, stop=("brown",))
     ids = tokenizer.encode("quick brown fox").ids

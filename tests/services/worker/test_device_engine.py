@@ -20,7 +20,7 @@ from tests.services.worker.test_engine_contract import NO_IDS, admit, ids, plan
 TOLERANCE = 1e-3  # engine.md §2, of logprobs in float32
 GREEDY = {"seed": 0, "temperature": 0.0, "ignore_eos": True}
 Step = tuple[StepPlan, np.ndarray]
-Output = tuple[StepResult, TokenArrays]
+BackgroundWriter = tuple[StepResult, TokenArrays]
 
 
 @pytest.fixture
@@ -46,18 +46,18 @@ def steps_of(**rules: Any) -> list[Step]:
     ]
 
 
-def launched_ahead(engine: DeviceEngine, steps: list[Step]) -> list[Output]:
+def launched_ahead(engine: DeviceEngine, steps: list[Step]) -> list[BackgroundWriter]:
     """No result is looked at before all of ``steps`` are launched."""
     for step in steps:
         engine.launch(*step)
     return [engine.collect() for _ in steps]
 
 
-def one_by_one(engine: AnyEngine, steps: list[Step]) -> list[Output]:
+def one_by_one(engine: AnyEngine, steps: list[Step]) -> list[BackgroundWriter]:
     return [engine.step(*step) for step in steps]
 
 
-def assert_same(found: list[Output], wanted: list[Output]) -> None:
+def assert_same(found: list[BackgroundWriter], wanted: list[BackgroundWriter]) -> None:
     for (result, arrays), (other, others) in zip(found, wanted, strict=True):
         assert result.rows == other.rows
         for name in ("ids", "top_ids", "ranks"):
@@ -138,7 +138,7 @@ def test_who_is_penalised_waits_for_what_was_emitted_before(
 ) -> None:
     rules = {"presence_penalty": 2.0, "repetition_penalty": 1.6}
     first, *others = steps_of(**rules)
-    found: list[Output] = []
+    found: list[BackgroundWriter] = []
     with ThreadPoolExecutor(1) as thread:
         engine.launch(*first)
         launching = [thread.submit(engine.launch, *step) for step in others]

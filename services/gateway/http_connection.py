@@ -10,7 +10,7 @@ from aiohttp import HttpVersion11, web
 from aiohttp.streams import StreamReader
 
 from services.gateway.client import CLIENT
-from services.gateway.connections import SHED_CONNECTIONS, Connections
+from services.gateway.connection_limit import SHED_CONNECTIONS, ConnectionLimit
 from services.gateway.failures import error_response
 from services.gateway.log_limit import LogLimit
 from services.gateway.metrics import HTTP_REQUESTS
@@ -49,7 +49,7 @@ class HttpConnection(web.RequestHandler):
     def __init__(
         self,
         manager: web.Server,
-        connections: Connections,
+        connections: ConnectionLimit,
         header_timeout_s: float,
         probe_s: float,
         **options: Any,

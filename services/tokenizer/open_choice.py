@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from services.tokenizer.text_stream import TextStream
 
 
-class Choice:
+class OpenChoice:
     """The text of one sequence, from what an attempt before this one had delivered.
 
     ``num_cached`` ids of its prompt came from the cache, once its first token has come; the

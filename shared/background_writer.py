@@ -13,7 +13,7 @@ MAX_WAITING_BYTES = 1 << 20
 ENTRY_BYTES = 100  # what one text costs beside its bytes
 
 
-class Output(io.TextIOBase):
+class BackgroundWriter(io.TextIOBase):
     """A text stream to ``descriptor``. ``write`` never blocks and never raises: a text for which
     there is no room, or whose write fails, is dropped and counted; ``on_dropped`` is told how many
     were when all that waited is written."""

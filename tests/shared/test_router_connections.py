@@ -1,13 +1,13 @@
 """Descriptors are used again while we have not read of the loss of who had them before."""
 
-from shared.connections import Connections
 from shared.once import MAX_KNOWN, Once
+from shared.router_connections import RouterConnections
 
 FD = 10_000  # nobody's
 
 
 def test_a_loss_belongs_to_the_oldest_and_a_message_to_the_newest_of_a_descriptor():
-    connections = Connections()
+    connections = RouterConnections()
     connections.accepted(FD)
     connections.newest(FD).route = b"first"
     connections.accepted(FD)
@@ -17,7 +17,7 @@ def test_a_loss_belongs_to_the_oldest_and_a_message_to_the_newest_of_a_descripto
 
 
 def test_one_that_said_nothing_is_lost_without_taking_its_successor_along():
-    connections = Connections()
+    connections = RouterConnections()
     connections.accepted(FD)
     connections.accepted(FD)
     connections.newest(FD).route = b"second"
@@ -26,7 +26,7 @@ def test_one_that_said_nothing_is_lost_without_taking_its_successor_along():
 
 
 def test_a_descriptor_that_was_never_accepted_is_nobodys():
-    connections = Connections()
+    connections = RouterConnections()
     connections.accepted(FD)
     connections.lost(FD)
     assert connections.lost(FD) is None

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from services.tokenizer.choice import Choice
+from services.tokenizer.open_choice import OpenChoice
 from shared.codec import Array
 from shared.log import log_end
 from shared.messages import Cancel, RequestKey, Submit
@@ -32,7 +32,7 @@ class OpenRequest:
     prepare_s: float | None = None
     prompt_ids: Array | None = None
     num_prompt_tokens: int = 0
-    choices: dict[int, Choice] = field(default_factory=dict)
+    choices: dict[int, OpenChoice] = field(default_factory=dict)
 
     @property
     def request(self) -> str:
@@ -50,7 +50,7 @@ class OpenRequest:
         """The name the scheduler knows a choice by."""
         return RequestKey(f"{self.request}/{choice}", self.attempt)
 
-    def choice(self, number: str) -> Choice | None:
+    def choice(self, number: str) -> OpenChoice | None:
         """The one that has this number at the end of its sequence's name, if it has not ended."""
         is_number = number.isdecimal() and len(number) <= MAX_DIGITS
         return self.choices.get(int(number)) if is_number else None
@@ -67,7 +67,7 @@ class OpenRequest:
             self.scheduler.send(Cancel([self.sequence(choice)]))
 
 
-class OpenRequests:
+class RequestTable:
     """The table of them, by the name the gateway gave."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class OpenRequests:
     def get(self, request: str, attempt: int) -> OpenRequest | None:
         return self._table.get((request, attempt))
 
-    def by_sequence(self, sequence: str, attempt: int) -> tuple[OpenRequest, Choice] | None:
+    def by_sequence(self, sequence: str, attempt: int) -> tuple[OpenRequest, OpenChoice] | None:
         """The request and the choice that the scheduler speaks of, if they are still open."""
         name, _, number = sequence.rpartition("/")
         request = self._table.get((name, attempt))

@@ -19,8 +19,8 @@ SHED_CONNECTIONS = Counter(
 )
 
 
-class Connection(Protocol):
-    """What ``Connections`` needs of one. With a ``refusal`` it answers nothing else."""
+class SheddableConnection(Protocol):
+    """What ``ConnectionLimit`` needs of one. With a ``refusal`` it answers nothing else."""
 
     refusal: Unavailable | None
 
@@ -36,7 +36,7 @@ class Connection(Protocol):
         """Closes it at once."""
 
 
-class Connections:
+class ConnectionLimit:
     """All that are open, first those that have been without a request for the longest time.
 
     The kernel gives a new file the lowest number that is free. So a high one tells that files run
@@ -44,9 +44,9 @@ class Connections:
     """
 
     def __init__(self) -> None:
-        self._open: dict[Connection, None] = {}
+        self._open: dict[SheddableConnection, None] = {}
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: SheddableConnection) -> None:
         """Where files run out, the first that is idle makes room. If none is, the new one is
         refused with an answer, or closed where few files are left even for that."""
         self._open[connection] = None
@@ -64,11 +64,11 @@ class Connections:
         else:
             connection.shed("closed")
 
-    def note_end_of_request(self, connection: Connection) -> None:
+    def note_end_of_request(self, connection: SheddableConnection) -> None:
         if connection in self._open:
             self._open[connection] = self._open.pop(connection)
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: SheddableConnection) -> None:
         self._open.pop(connection, None)
         CONNECTIONS.set(len(self._open))
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shared.output import MAX_WAITING_BYTES, Output
+from shared.background_writer import MAX_WAITING_BYTES, BackgroundWriter
 
 LINE = "x" * 999 + "\n"
 DROPPED = "shoal_log_lines_dropped_total"
@@ -36,7 +36,7 @@ def test_a_pipe_that_nobody_reads_holds_up_nobody_and_what_was_dropped_is_told(c
         told.append(num)
         is_told.set()
 
-    output = Output(write_end, on_dropped)
+    output = BackgroundWriter(write_end, on_dropped)
     num_lines = 4 * MAX_WAITING_BYTES // len(LINE)
     for _ in range(num_lines):
         output.write(LINE)
@@ -57,7 +57,7 @@ def test_a_pipe_that_nobody_reads_holds_up_nobody_and_what_was_dropped_is_told(c
 
 def test_a_full_disk_costs_lines_and_nothing_else(change):
     full = os.open("/dev/full", os.O_WRONLY)
-    output = Output(full, lambda num: None)
+    output = BackgroundWriter(full, lambda num: None)
     for _ in range(10):
         output.write(LINE)
     output.wait_written(TIMEOUT_S)
@@ -67,7 +67,7 @@ def test_a_full_disk_costs_lines_and_nothing_else(change):
 
 def test_a_pipe_that_was_closed_costs_lines_and_nothing_else(pipe: tuple[int, int], change):
     read_end, write_end = pipe
-    output = Output(write_end, lambda num: None)
+    output = BackgroundWriter(write_end, lambda num: None)
     output.write("read\n")
     output.wait_written(TIMEOUT_S)
     assert os.read(read_end, 100) == b"read\n"
@@ -80,7 +80,7 @@ def test_a_pipe_that_was_closed_costs_lines_and_nothing_else(pipe: tuple[int, in
 def test_a_pipe_that_somebody_made_non_blocking_gets_every_line():
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
-    output = Output(write_end, lambda num: None)
+    output = BackgroundWriter(write_end, lambda num: None)
     num_lines = MAX_WAITING_BYTES // len(LINE) // 2
     for _ in range(num_lines):
         output.write(LINE)

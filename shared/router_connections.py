@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 
 @dataclass(eq=False)
-class Connection:
+class RouterConnection:
     """``route`` is who spoke through it, the last one where two did: the first belongs to a
     connection that had the descriptor before, and is about to be lost."""
 
@@ -23,16 +23,18 @@ class Connection:
     refused_route: bytes | None = None
 
 
-class Connections:
+class RouterConnections:
     """Those accepted whose loss was not read yet."""
 
     def __init__(self) -> None:
-        self._open: dict[int, deque[Connection]] = {}
+        self._open: dict[int, deque[RouterConnection]] = {}
 
     def accepted(self, descriptor: int) -> None:
-        self._open.setdefault(descriptor, deque()).append(Connection(_remote_host(descriptor)))
+        self._open.setdefault(descriptor, deque()).append(
+            RouterConnection(_remote_host(descriptor))
+        )
 
-    def lost(self, descriptor: int) -> Connection | None:
+    def lost(self, descriptor: int) -> RouterConnection | None:
         """The oldest with that descriptor; None for one that was never accepted."""
         queue = self._open.get(descriptor)
         if queue is None:
@@ -42,7 +44,7 @@ class Connections:
             del self._open[descriptor]
         return connection
 
-    def newest(self, descriptor: int) -> Connection | None:
+    def newest(self, descriptor: int) -> RouterConnection | None:
         queue = self._open.get(descriptor)
         return queue[-1] if queue else None
 

@@ -6,18 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from services.tokenizer.choice import Choice
+from services.tokenizer.open_choice import OpenChoice
 from services.tokenizer.text_stream import TextStream
 from tests.services.tokenizer.conftest import SAMPLE, byte_level_tokenizer
 
 TOKENIZER: Tokenizer = byte_level_tokenizer([SAMPLE], 300)
 
 
-def new_choice(stops: list[str], resumed: list[int], num_chars: int) -> Choice:
-    return Choice(0, TextStream(TOKENIZER.decode, stops), resumed, num_chars)
+def new_choice(stops: list[str], resumed: list[int], num_chars: int) -> OpenChoice:
+    return OpenChoice(0, TextStream(TOKENIZER.decode, stops), resumed, num_chars)
 
 
-def write(choice: Choice, ids: list[int], cuts: list[int]) -> str:
+def write(choice: OpenChoice, ids: list[int], cuts: list[int]) -> str:
     """Pushes ``ids`` in pieces until a stop string."""
     text = ""
     bounds = sorted({0, len(ids), *(cut % (len(ids) + 1) for cut in cuts)})
