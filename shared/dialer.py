@@ -8,9 +8,9 @@ from contextlib import suppress
 
 from shared.codec import Array, encode
 from shared.log import peer_text
+from shared.log_once import LogOnce
 from shared.messages import Bye, Hello, Message, Refused, ServiceName
 from shared.metrics import DIALS_FAILED, PEERS_REFUSED
-from shared.once import Once
 from shared.peer import Peer, PeerEvents, count_sent, try_decode
 from shared.sockets import Context, PeerGone, ReceivedFrame, Socket
 from shared.sources import Source
@@ -104,13 +104,13 @@ class _Attempts:
 
     def __init__(self) -> None:
         self.pause_until_s = 0.0
-        self.failures = Once()
+        self.failures = LogOnce()
         self.refused_by = ""  # the instance that last did
         self._pause_s = TURN_S
 
     def ended(self, now_s: float, was_up: bool) -> None:
         if was_up:
-            self.failures = Once()
+            self.failures = LogOnce()
         self._pause_s = TURN_S if was_up else min(2 * self._pause_s, MAX_BACKOFF_S)
         self.pause_until_s = now_s + self._pause_s
 

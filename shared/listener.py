@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from shared.codec import Array, encode
 from shared.log import peer_text
+from shared.log_once import LogOnce
 from shared.messages import Bye, Hello, Message, Refused, ServiceName
 from shared.metrics import PEERS_REFUSED
-from shared.once import Once
 from shared.peer import Peer, PeerEvents, count_sent, try_decode
 from shared.router_connections import RouterConnection, RouterConnections
 from shared.sockets import Context, PeerGone, ReceivedFrame, Socket, owner_of_key, source_descriptor
@@ -36,7 +36,7 @@ class Listener:
         self._peers: dict[bytes, Peer] = {}
         self._routes: dict[Peer, bytes] = {}
         self._connections = RouterConnections()
-        self._refused = Once()
+        self._refused = LogOnce()
         self._socket = context.socket(
             "router", self._on_frames, self._on_lost, self._connections.accepted
         )

@@ -11,9 +11,9 @@ import msgspec
 from shared.codec import Array, Frame, decode
 from shared.errors import CodecError
 from shared.log import peer_text
+from shared.log_once import LogOnce
 from shared.messages import INSTANCE, Heartbeat, Hello, Message, ServiceName, State
 from shared.metrics import BAD_MESSAGES, LINK_ROUND_TRIP, MESSAGE_BYTES, MESSAGES
-from shared.once import Once
 from shared.round_trip import RoundTrip
 
 log = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ class PeerEvents(Protocol):
     def down(self, peer: Peer, reason: str, is_lost: bool) -> None: ...
 
 
-_bad_senders = Once()
+_bad_senders = LogOnce()
 
 
 def try_decode(frames: list[memoryview], sender: str) -> tuple[Message, list[Array]] | None:

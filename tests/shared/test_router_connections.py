@@ -1,6 +1,6 @@
 """Descriptors are used again while we have not read of the loss of who had them before."""
 
-from shared.once import MAX_KNOWN, Once
+from shared.log_once import MAX_KNOWN, LogOnce
 from shared.router_connections import RouterConnections
 
 FD = 10_000  # nobody's
@@ -34,7 +34,7 @@ def test_a_descriptor_that_was_never_accepted_is_nobodys():
 
 
 def test_what_was_said_once_is_known_until_very_much_else_was_said():
-    once = Once()
+    once = LogOnce()
     assert once.is_new("a")
     assert not once.is_new("a")
     assert all(once.is_new(str(number)) for number in range(MAX_KNOWN))

@@ -3,7 +3,7 @@
 MAX_KNOWN = 1000
 
 
-class Once:
+class LogOnce:
     """Says of each text whether it is new; forgets the oldest above ``MAX_KNOWN``."""
 
     def __init__(self) -> None:
