@@ -20,7 +20,7 @@ COMMAND_HEADER = "X-Shoal-Admin"  # which no page makes a browser send to anothe
 
 
 @runtime_checkable
-class Commanded(Protocol):
+class HasCommands(Protocol):
     """A service that does as it is told at its admin port."""
 
     def commands(self) -> dict[str, Command]:
@@ -47,9 +47,9 @@ class AdminServer:
         app.router.add_get("/ready", self._ready)
         app.router.add_get("/status", self._status)
         app.router.add_get("/metrics", self._metrics)
-        if isinstance(handler, Commanded):
+        if isinstance(handler, HasCommands):
             for name, command in handler.commands().items():
-                app.router.add_post(f"/{name}", self._obeying(command))
+                app.router.add_post(f"/{name}", self._command_handler(command))
         self._runner = web.AppRunner(app, access_log=None)
         show_service(service, config.instance, lambda: handler.status().state == State.READY)
 
@@ -98,7 +98,9 @@ class AdminServer:
             }
         )
 
-    def _obeying(self, command: Command) -> Callable[[web.Request], Awaitable[web.Response]]:
+    def _command_handler(
+        self, command: Command
+    ) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(request: web.Request) -> web.Response:
             refusal = self._refusal(request)
             if refusal is None:

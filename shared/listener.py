@@ -78,7 +78,9 @@ class Listener:
         connection.route = route.bytes
         decoded = try_decode(views, connection.remote)
         hello = decoded and decoded[0]
-        reason = _lie(hello, owner_of_key(route)) or self._events.refusal(hello, self._service)
+        reason = _identity_mismatch(hello, owner_of_key(route)) or self._events.refusal(
+            hello, self._service
+        )
         if reason is None and isinstance(hello, Hello):
             self._greet(route.bytes, hello)
         else:
@@ -123,7 +125,7 @@ class Listener:
             self._socket.send([route, *encode(message)])
 
 
-def _lie(hello: Message | None, owner: str | None) -> str | None:
+def _identity_mismatch(hello: Message | None, owner: str | None) -> str | None:
     """What is wrong with who ``hello`` says it is, where its key tells."""
     if owner is None or not isinstance(hello, Hello) or hello.service == owner:
         return None
