@@ -15,7 +15,7 @@ from services.gateway.request_id import request_id
 log = logging.getLogger(__name__)
 log.addFilter(LogLimit())
 
-PIECE_BYTES = 64 << 10
+WRITE_CHUNK_BYTES = 64 << 10
 EVENT_STREAM = "text/event-stream"
 COMMENT = b": waiting\n\n"
 
@@ -47,8 +47,8 @@ class Client:
         """In pieces: whoever reads slowly but steadily reads one in time."""
         self._written_s = time.monotonic()
         view = memoryview(data)
-        for start in range(0, len(data), PIECE_BYTES):
-            await self._in_time(self.response.write(view[start : start + PIECE_BYTES]))
+        for start in range(0, len(data), WRITE_CHUNK_BYTES):
+            await self._in_time(self.response.write(view[start : start + WRITE_CHUNK_BYTES]))
 
     async def end(self) -> web.StreamResponse:
         await self._in_time(self.response.write_eof())

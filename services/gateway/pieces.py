@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-PIECE_BYTES = 16 << 10
+JSON_CHUNK_BYTES = 16 << 10
 """What the thread makes, holding the GIL, before the event loop gets its turn."""
 
 
@@ -41,6 +41,6 @@ def _gather(pieces: Iterator[bytes]) -> bytes:
     gathered = bytearray()
     for piece in pieces:
         gathered += piece
-        if len(gathered) >= PIECE_BYTES:
+        if len(gathered) >= JSON_CHUNK_BYTES:
             break
     return bytes(gathered)

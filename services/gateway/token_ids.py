@@ -14,7 +14,7 @@ from shared.codec import Array
 from shared.errors import InvalidRequest
 from shared.messages import ModelInfo
 
-PIECE_BYTES = 64 << 10
+PARSE_CHUNK_BYTES = 64 << 10
 """Of a list that become numbers of Python's at a time, while the GIL is held."""
 
 _PIECE = msgspec.json.Decoder(list[TokenId])
@@ -72,7 +72,7 @@ def _pieces(text: memoryview) -> Iterator[bytes]:
     """What stands between the brackets, cut at commas."""
     start = 0
     while start < len(text):
-        size = PIECE_BYTES
+        size = PARSE_CHUNK_BYTES
         piece = bytes(text[start : start + size])
         while start + size < len(text) and b"," not in piece:
             size *= 2

@@ -15,7 +15,7 @@ from shared.messages import ALL_TOKENS
 # Logits that are worked on at a time, so that what stays on the device for it is bounded.
 MAX_LOGITS_AT_ONCE = 1 << 22
 # What is told of a token that cannot come, since JSON has no −∞; vLLM tells the same.
-LOWEST = -9999.0
+MIN_LOGPROB = -9999.0
 
 _NO_FLOATS = np.zeros(0, np.float32)
 _NO_IDS = np.zeros(0, np.int32)
@@ -93,7 +93,7 @@ def _gather(
     """Of ``rows`` [N] of the logits; all or none of the ``nums`` [N] of likeliest tokens are V."""
     num_top = int(nums.max())
     found = sampler.logprobs(logits, rows, tokens, num_top if num_top < logits.shape[-1] else None)
-    values, top_ids = found.values.clamp(min=LOWEST).cpu().numpy(), found.top_ids.cpu().numpy()
+    values, top_ids = found.values.clamp(min=MIN_LOGPROB).cpu().numpy(), found.top_ids.cpu().numpy()
     ranks = found.ranks.tolist()
     return [
         TokenLogprobs(values[index, : 1 + num], top_ids[index, :num], ranks[index])

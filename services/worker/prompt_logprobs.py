@@ -14,7 +14,7 @@ from torch import Tensor
 from kernels.logprobs import NO_LOGPROBS, RowLogprobs
 from kernels.sample import NOT_FINITE
 from services.worker.device.streams import Download
-from services.worker.logprobs import LOWEST, num_top_of, pieces
+from services.worker.logprobs import MIN_LOGPROB, num_top_of, pieces
 from services.worker.results import ERRORS, ComputedRows, RowPart
 from services.worker.slots import SlotTable
 from shared.messages import FinishReason, ResultRow
@@ -94,7 +94,7 @@ def _pieces_of(
         tokens = ids[piece].astype(np.int64)
         found = score(logits, tokens, num_top if num_top < vocab_size else None)
         is_finite = logits.sum(-1, keepdim=True).isfinite()
-        values = torch.where(is_finite, found.values.clamp(min=LOWEST), torch.nan)
+        values = torch.where(is_finite, found.values.clamp(min=MIN_LOGPROB), torch.nan)
         yield values, found.top_ids, found.ranks
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from kernels.logprobs import MAX_TOP, NO_LOGPROBS, logprobs
 from services.worker.device.segments import SamplerOutput
 from services.worker.device.streams import Download, upload
-from services.worker.logprobs import LOWEST, StepLogprobs, TokenLogprobs, num_top_of, pieces
+from services.worker.logprobs import MIN_LOGPROB, StepLogprobs, TokenLogprobs, num_top_of, pieces
 from services.worker.slots import SlotTable
 from services.worker.verify import AcceptOutcome
 
@@ -49,7 +49,7 @@ class PendingLogprobs:
                 by_token[index] = wide[row]
             elif asked != NO_LOGPROBS:
                 values, top_ids, ranks = (each[row] for each in narrow)
-                own = np.maximum(values[: 1 + asked], LOWEST)
+                own = np.maximum(values[: 1 + asked], MIN_LOGPROB)
                 by_token[index] = TokenLogprobs(own, top_ids[:asked], int(ranks))
         return StepLogprobs(by_token)
 
@@ -65,7 +65,9 @@ class PendingLogprobs:
             sampler_output.tokens.flatten()[where].clamp(min=0),
         )
         found = logprobs(scores, tokens, num_top if num_top < scores.shape[1] else None)
-        return _Wide(rows, Download(found.values.clamp(min=LOWEST), found.top_ids, found.ranks))
+        return _Wide(
+            rows, Download(found.values.clamp(min=MIN_LOGPROB), found.top_ids, found.ranks)
+        )
 
 
 def _parts(wide: _Wide) -> list[tuple[int, TokenLogprobs]]:

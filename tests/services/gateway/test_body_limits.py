@@ -96,7 +96,7 @@ def test_more_ids_than_the_context_holds_are_refused_with_both_numbers(prompt: A
 )
 def test_ids_read_in_pieces_are_those_that_were_sent(ids: list[int], indent: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(token_ids, "PIECE_BYTES", 5)
+        patch.setattr(token_ids, "PARSE_CHUNK_BYTES", 5)
         read = parse_detokenize(json.dumps({"tokens": ids}, indent=indent).encode(), MODEL)
     assert read.prompt.data.tolist() == ids
 
@@ -107,7 +107,7 @@ def test_ids_read_in_pieces_are_those_that_were_sent(ids: list[int], indent: Any
 def test_what_is_no_id_is_named_wherever_the_pieces_end(
     wrong: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_ids, "PIECE_BYTES", 5)
+    monkeypatch.setattr(token_ids, "PARSE_CHUNK_BYTES", 5)
     error = refused(json.dumps({"prompt": [1, 2, 3, 4, 5, wrong, 6, 7]}).encode())
     assert error.param == "prompt[5]"
 

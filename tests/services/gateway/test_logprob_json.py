@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from services.gateway.logprob_json import MIN_LOGPROB, ChatLogprobs, TextLogprobs
 from services.gateway.output_collector import ChoiceUpdate
-from services.gateway.pieces import PIECE_BYTES, PieceMaker
+from services.gateway.pieces import JSON_CHUNK_BYTES, PieceMaker
 from services.gateway.token_table import TokenTable
 from shared.token_arrays import TokenArrays
 from tests.services.gateway.fakes import vocabulary
@@ -197,7 +197,7 @@ async def test_other_work_goes_on_between_the_pieces() -> None:
 
     counting = asyncio.create_task(count())
     maker = PieceMaker()
-    await maker.send(iter([b"x" * PIECE_BYTES] * 5), write)
+    await maker.send(iter([b"x" * JSON_CHUNK_BYTES] * 5), write)
     maker.close()
     counting.cancel()
     assert len(set(seen)) == 5
