@@ -2,12 +2,12 @@
 
 from shared.messages import Hello
 
-OF_ALL = {
+FIELDS_OF_ALL = {
     "fingerprint": "model",
     "vocab_size": "vocab_size",
     "max_model_len": "max-model-len",
 }
-OF_ONE_KIND = OF_ALL | {
+FIELDS_OF_ONE_SERVICE = FIELDS_OF_ALL | {
     "names": "served-model-name",
     "defaults": "generation-config",
     "dtype": "dtype",
@@ -21,7 +21,7 @@ def difference(hello: Hello, other: Hello) -> str | None:
 
     What one of them does not tell, such as a peer of an older version, is no difference.
     """
-    fields = OF_ONE_KIND if hello.service == other.service else OF_ALL
+    fields = FIELDS_OF_ONE_SERVICE if hello.service == other.service else FIELDS_OF_ALL
     for field, setting in fields.items():
         value, expected = (getattr(each.model, field, None) for each in (hello, other))
         if value and expected and value != expected:

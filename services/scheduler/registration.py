@@ -27,7 +27,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "max_model_len": (1, MAX_MODEL_LEN),
     "vocab_size": (1, MAX_VOCAB_SIZE),
 }
-OF_BOTH = ("max_model_len", "vocab_size")
+SHARED_FIELDS = ("max_model_len", "vocab_size")
 
 
 def why_refused(hello: Hello, others: Iterable[Hello]) -> str | None:
@@ -44,7 +44,7 @@ def why_refused(hello: Hello, others: Iterable[Hello]) -> str | None:
 def _problem_of(capacity: Capacity | None, model: ModelInfo) -> str | None:
     if capacity is None:
         return "Hello lacks the capacity"
-    for field in OF_BOTH:
+    for field in SHARED_FIELDS:
         value, expected = getattr(capacity, field), getattr(model, field)
         if value != expected:
             return f"{field} of the capacity is {value}, but {expected} of the model"

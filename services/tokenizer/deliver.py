@@ -103,7 +103,9 @@ class _Delivery:
         ends_text = (row.request, row.attempt) in self._stopping
         if ends_text and ids[-1] in request.submit.params.stop_token_ids:
             self._stop_ids[row.request, row.attempt] = ids[-1]
-        text = choice.push(ids, last_is_mute=ends_text and not request.submit.text.includes_stop)
+        text = choice.push(
+            ids, last_is_textless=ends_text and not request.submit.text.includes_stop
+        )
         row = _first_tokens(row, choice.num_tokens - row.position)
         self.num_tokens += row.num_tokens
         self._add_drafts(request, choice, row)

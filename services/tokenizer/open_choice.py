@@ -38,9 +38,9 @@ class OpenChoice:
         """The stop string that ended the text."""
         return self._stream.stop
 
-    def push(self, ids: Sequence[int], last_is_mute: bool) -> str:
+    def push(self, ids: Sequence[int], last_is_textless: bool) -> str:
         """Text that can go out; see TextStream.push."""
-        return self._take(self._stream.push(ids, last_is_mute))
+        return self._take(self._stream.push(ids, last_is_textless))
 
     def finish(self) -> str:
         return self._take(self._stream.finish())

@@ -14,16 +14,16 @@ class StopMatcher:
         self._includes_stop = includes_stop
         self._max_len = max(map(len, stops), default=0)
         self._held = ""
-        self._num_mute = 0  # characters of what is held
+        self._num_exempt = 0  # characters of what is held
         self.match: str | None = None
 
-    def push(self, text: str, is_mute: bool = False) -> str:
+    def push(self, text: str, is_exempt: bool = False) -> str:
         """The part of the text so far that can go out now; sets ``match`` to a stop string."""
         if not self._stops:
             return text
         text = self._held + text
-        if is_mute:
-            self._num_mute = len(text)
+        if is_exempt:
+            self._num_exempt = len(text)
         found = self._first_match(text)
         if found is not None:
             (start, end), self._held = found, ""
@@ -31,7 +31,7 @@ class StopMatcher:
             return text[: end if self._includes_stop else start]
         keep = self._num_to_hold(text)
         self._held = text[len(text) - keep :]
-        self._num_mute = max(0, self._num_mute - (len(text) - keep))
+        self._num_exempt = max(0, self._num_exempt - (len(text) - keep))
         return text[: len(text) - keep]
 
     def flush(self) -> str:
@@ -41,7 +41,7 @@ class StopMatcher:
 
     def _first_match(self, text: str) -> tuple[int, int] | None:
         """Where the stop string lies whose end comes first."""
-        num = self._num_mute
+        num = self._num_exempt
         matches = [(text.find(stop, max(0, num - len(stop) + 1)), stop) for stop in self._stops]
         found = [(start + len(stop), start) for start, stop in matches if start >= 0]
         if not found:

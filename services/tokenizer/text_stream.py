@@ -30,12 +30,12 @@ class TextStream:
         """The stop string that ended the text."""
         return self._matcher.match
 
-    def push(self, ids: Sequence[int], last_is_mute: bool = False) -> str:
+    def push(self, ids: Sequence[int], last_is_textless: bool = False) -> str:
         """Text that can go out. Ids after the one that completed a stop string are not counted.
 
-        ``last_is_mute``: the last id counts, but has no text.
+        ``last_is_textless``: the last id counts, but has no text.
         """
-        spoken = ids[:-1] if last_is_mute else ids
+        spoken = ids[:-1] if last_is_textless else ids
         pieces = [[each] for each in spoken] if self._looks_at_each_id else [spoken]
         text = ""
         for piece in pieces:
@@ -43,7 +43,7 @@ class TextStream:
                 return text
             self.num_tokens += len(piece)
             text += self._match(self._detokenizer.push(piece))
-        self.num_tokens += last_is_mute and self.stop is None
+        self.num_tokens += last_is_textless and self.stop is None
         return text
 
     def finish(self) -> str:
@@ -52,4 +52,4 @@ class TextStream:
         return text if self.stop is not None else text + self._matcher.flush()
 
     def _match(self, text: str) -> str:
-        return self._matcher.push(text, is_mute=self.num_tokens <= self._min_tokens)
+        return self._matcher.push(text, is_exempt=self.num_tokens <= self._min_tokens)

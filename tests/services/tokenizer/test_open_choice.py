@@ -23,7 +23,7 @@ def write(choice: OpenChoice, ids: list[int], cuts: list[int]) -> str:
     bounds = sorted({0, len(ids), *(cut % (len(ids) + 1) for cut in cuts)})
     for start, end in pairwise(bounds):
         if choice.stop is None:
-            text += choice.push(ids[start:end], last_is_mute=False)
+            text += choice.push(ids[start:end], last_is_textless=False)
     return text
 
 

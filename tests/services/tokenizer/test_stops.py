@@ -13,7 +13,7 @@ def run(
     matcher = StopMatcher(stops, includes_stop)
     text = ""
     for number, piece in enumerate(pieces):
-        text += matcher.push(piece, is_mute=number < num_mute)
+        text += matcher.push(piece, is_exempt=number < num_mute)
         if matcher.match is not None:
             return text, True
     return text + matcher.flush(), False

@@ -41,6 +41,6 @@ def test_no_stop_string_ends_within_min_tokens(tokenizer: Tokenizer):
 def test_a_mute_id_counts_and_says_nothing(tokenizer: Tokenizer, stops: list[str]):
     ids = tokenizer.encode("one two").ids
     stream = TextStream(tokenizer.decode, stops)
-    text = stream.push(ids[:-1]) + stream.push(ids[-1:], last_is_mute=True) + stream.finish()
+    text = stream.push(ids[:-1]) + stream.push(ids[-1:], last_is_textless=True) + stream.finish()
     assert text == tokenizer.decode(ids[:-1])
     assert stream.num_tokens == len(ids)
