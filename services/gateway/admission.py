@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from services.gateway.metrics import HELD_BYTES
+from services.gateway.metrics import BUFFERED_BYTES
 from shared.errors import Overloaded
 from shared.open_requests import OPEN_REQUESTS
 from shared.rate import Rate
@@ -88,7 +88,7 @@ class Admission:
 
     def _set_bytes(self, num_bytes: int) -> None:
         self._num_bytes = num_bytes
-        HELD_BYTES.set(num_bytes)
+        BUFFERED_BYTES.set(num_bytes)
 
     def _count(self, change: int) -> None:
         self.num_open += change

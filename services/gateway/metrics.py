@@ -13,7 +13,9 @@ HTTP_REQUESTS = Counter(
     "HTTP requests by route and status; 499: the client left",
     ["route", "status"],
 )
-HELD_BYTES = Gauge("shoal_held_bytes", "Bytes of bodies and replies that open requests hold")
+BUFFERED_BYTES = Gauge(
+    "shoal_buffered_bytes", "Bytes of bodies and replies that open requests hold"
+)
 STREAM_ERRORS = Counter("shoal_stream_errors", "Replies that ended with an error after status 200")
 
 REPLAYS = Counter("shoal_replays", "Prompts submitted anew after the loss of a service")

@@ -121,7 +121,7 @@ async def test_floods_of_conversions_whose_clients_leave_keep_no_memory_and_hold
                 load.is_over = True
             await fleet.until_idle()
             assert (await tokenizer.metrics())["shoal_open_conversions"] == 0
-            assert (await gateway.metrics())["shoal_held_bytes"] == 0
+            assert (await gateway.metrics())["shoal_buffered_bytes"] == 0
             return own_bytes(gateway.process.pid), own_bytes(tokenizer.process.pid)
 
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:

@@ -22,7 +22,7 @@ EVERYBODY = [
 ]
 NAMES: dict[ServiceName, list[str]] = {
     "gateway": [
-        "shoal_held_bytes",
+        "shoal_buffered_bytes",
         'shoal_http_requests_total{route="/v1/completions",status="200"}',
         'shoal_link_round_trip_seconds_count{service="tokenizer"}',
         'shoal_mesh_replicas{service="scheduler"}',

@@ -17,7 +17,7 @@ FLAGS = (
 NUM_CLIENTS = 10
 SAMPLE_S = 0.25
 EMPTY = {
-    "gateway": ("shoal_open_requests", "shoal_held_bytes"),
+    "gateway": ("shoal_open_requests", "shoal_buffered_bytes"),
     "tokenizer": ("shoal_open_requests",),
     "scheduler": ('shoal_kv_blocks{state="used"}', "shoal_kv_block_leak", "shoal_sequences"),
     "worker": ("shoal_worker_sequences",),

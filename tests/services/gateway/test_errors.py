@@ -17,7 +17,7 @@ import pytest
 from services.gateway import body, completions
 from services.gateway.completions import Completions
 from services.gateway.job import Job
-from services.gateway.metrics import HELD_BYTES
+from services.gateway.metrics import BUFFERED_BYTES
 from services.gateway.parse import parse_completion
 from services.gateway.service import GatewayService
 from shared.errors import NO_SCHEDULER
@@ -288,7 +288,7 @@ async def test_uploads_that_stand_still_leave_room_for_a_request(
         for _, writer in idle:
             writer.close()
         await until(lambda: it.status().load == 0)
-        assert HELD_BYTES._value.get() == 0
+        assert BUFFERED_BYTES._value.get() == 0
 
 
 async def test_what_has_arrived_of_bodies_counts_while_they_are_read(
@@ -299,7 +299,7 @@ async def test_what_has_arrived_of_bodies_counts_while_they_are_read(
         _, writer = await asyncio.open_connection("127.0.0.1", it.port)
         writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 900\r\n\r\n{")
         writer.write(b" " * 799)
-        await until(lambda: HELD_BYTES._value.get() == 800)
+        await until(lambda: BUFFERED_BYTES._value.get() == 800)
         async with (
             aiohttp.ClientSession(f"http://127.0.0.1:{it.port}") as http,
             http.post(TEXT, json={"prompt": "x" * 300}) as response,
@@ -316,9 +316,9 @@ async def test_of_an_accepted_request_only_the_ids_of_its_prompt_are_held(
     posting = asyncio.create_task(http.post(TEXT, json={"prompt": prompt}).__aenter__())
     request = await tokenizer.submitted.get()
     sent = len(prompt) if isinstance(prompt, str) else 4 * len(prompt)
-    assert HELD_BYTES._value.get() == sent
+    assert BUFFERED_BYTES._value.get() == sent
     request.accept([1, 2, 3])
-    await until(lambda: HELD_BYTES._value.get() == 12)
+    await until(lambda: BUFFERED_BYTES._value.get() == 12)
     request.finish()
     (await posting).close()
 
