@@ -15,8 +15,8 @@ usage: shoal COMMAND [--setting value …]
   scheduler
   worker
   keys DIR     makes the keys that services on several machines need
-  probe PATH   asks the service of this machine or container whether it is well
-  bench serve  loads an OpenAI-compatible server, this or another, and tells how it answers
+  probe PATH   checks the health of the service on this machine or in this container
+  bench serve  loads an OpenAI-compatible server, this or another, and reports how it answers
   bench engine times the steps of the engine alone
 
 `shoal COMMAND --help` lists the settings; each can also stand as SHOAL_SETTING in the environment

@@ -152,7 +152,8 @@ class Settings(BaseSettings):
         None, description="folder with the mesh's keys for tcp, as `shoal keys` writes it"
     )
     insecure_tcp: bool = Field(
-        False, description="allow tcp without keys: whoever reaches a port reads and answers all"
+        False,
+        description="allow tcp without keys: anyone who reaches a port can read and forge traffic",
     )
 
     @model_validator(mode="after")
@@ -163,7 +164,7 @@ class Settings(BaseSettings):
                 if getattr(self, name, None):
                     raise ValueError(
                         f"{name.replace('_', '-')} needs keys (a folder that `shoal keys` wrote),"
-                        " or insecure-tcp in a network where nobody else is"
+                        " or insecure-tcp in a network that nobody else can reach"
                     )
         return self
 
@@ -345,7 +346,7 @@ class SchedulerConfig(Settings):
         2,
         ge=1,
         le=2,
-        description="steps that a worker has been told of: with 2 it never waits for the scheduler",
+        description="steps in flight per worker: with 2 it never waits for the scheduler",
     )
     max_num_partial_prefills: int = Field(
         2, ge=1, description="sequences on a worker in the middle of their prompt at once"
@@ -359,9 +360,7 @@ class SchedulerConfig(Settings):
         description="tokens to compute beyond which a prompt is long, and gives shorter ones a part"
         " of each step (0: as many as a step computes)",
     )
-    enable_prefix_caching: bool = Field(
-        True, description="compute what prompts begin with in common only once"
-    )
+    enable_prefix_caching: bool = Field(True, description="reuse the KV cache of shared prefixes")
     priority_step_s: float = Field(
         10.0, gt=0, description="seconds of waiting that one step of priority is worth"
     )
@@ -371,7 +370,7 @@ class SchedulerConfig(Settings):
     quarantine_s: float = Field(
         600.0,
         ge=0,
-        description="seconds for which a request that workers died of is refused; 0: not at all",
+        description="seconds for which a request that workers died under is refused; 0: not at all",
     )
 
     @model_validator(mode="after")
@@ -431,7 +430,7 @@ class WorkerConfig(Settings):
         ge=0,
         le=1,
         description="for measurements on a GPU: how likely a draft counts as right if those before"
-        " it did, whatever it is; the texts mean nothing",
+        " it did, whatever it is; the output is not meaningful",
     )
     block_size: int = Field(16, gt=0, le=MAX_BLOCK_SIZE, description="tokens in one KV block")
     max_num_seqs: int = Field(128, gt=0, le=MAX_SEQS, description="sequences that run at once")
@@ -453,7 +452,7 @@ class WorkerConfig(Settings):
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = Field(
         "raw_logprobs",
         description="raw: as the model computes them; processed: after penalties, temperature and"
-        " filters, of what is drawn from",
+        " truncation, of the scores that are sampled from",
     )
     num_gpu_blocks_override: int | None = Field(
         None, gt=0, le=MAX_BLOCKS, description="KV blocks, instead of profiling"

@@ -1,4 +1,4 @@
-"""``shoal bench``: ``serve`` loads a server and tells how it answers; ``engine`` is beside it."""
+"""``shoal bench``: ``serve`` loads a server and reports how it answers; ``engine`` is beside it."""
 
 import resource
 import sys
@@ -25,7 +25,7 @@ from shared.errors import ConfigError
 USAGE = """\
 usage: shoal bench serve [--url URL] [--concurrency N | --request-rate R] …
 
-  loads an OpenAI-compatible server and tells how it answers; shoal bench serve --help
+  loads an OpenAI-compatible server and reports how it answers; shoal bench serve --help
 
 usage: shoal bench engine [--concurrency N] [--setting of the worker value …]
 

@@ -36,7 +36,7 @@ def parse(arguments: list[str]) -> Settings:
 def _parser() -> Parser:
     parser = Parser(
         "shoal bench serve",
-        description="Sends requests to an OpenAI-compatible server and tells how it answers.",
+        description="Sends requests to an OpenAI-compatible server and reports how it answers.",
         allow_abbrev=False,
     )
     _add_target(parser.add_argument_group("the server").add_argument)
@@ -106,7 +106,7 @@ def _add_sampling(add: Callable[..., Any]) -> None:
 
 
 def _add_report(add: Callable[..., Any]) -> None:
-    text = "targets in ms, such as ttft=200,tpot=50 (also e2e); tells how many requests meet all"
+    text = "targets in ms, such as ttft=200,tpot=50 (also e2e); reports how many requests meet all"
     add("--goodput", type=said(_targets), default={}, metavar="TARGETS", help=text)
     add("--json", type=Path, metavar="FILE", help="writes everything there")
     add("--rows", action="store_true", help="with a row for each request")

@@ -73,7 +73,7 @@ class Stream:
         if not self.is_done:
             raise StreamError("the stream ended without [DONE]")
         if self.usage is None:
-            raise StreamError("the stream told no usage")
+            raise StreamError("the stream has no usage")
         return self.usage
 
     def _take(self, data: bytes, now_s: float) -> None:

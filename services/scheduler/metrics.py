@@ -12,15 +12,15 @@ WAITING = Gauge("vllm:num_requests_waiting", "Sequences that wait for a slot")
 KV_USAGE = Gauge("vllm:kv_cache_usage_perc", "Share of all KV blocks in use, 0 to 1")
 BLOCKS = Gauge("shoal_kv_blocks", "KV blocks of all workers", ["state"])
 SEQUENCES = Gauge("shoal_sequences", "Entries of the scheduler's table of sequences")
-PREEMPTIONS = Counter("vllm:num_preemptions", "Times a sequence gave its blocks back")
+PREEMPTIONS = Counter("vllm:num_preemptions", "Times a sequence was preempted")
 REQUEUES = Counter("shoal_requeues", "Sequences requeued after their worker died")
 QUARANTINED_REQUESTS = Counter(
-    "shoal_quarantined_requests", "Requests that workers died of, refused from then on for a while"
+    "shoal_quarantined_requests", "Requests quarantined because workers died under them"
 )
 QUARANTINE_REFUSALS = Counter(
-    "shoal_quarantine_refusals", "Sequences refused because workers died of the same request"
+    "shoal_quarantine_refusals", "Sequences of quarantined requests that were refused"
 )
-BLOCK_LEAK = Gauge("shoal_kv_block_leak", "Blocks that are taken and that no sequence owns")
+BLOCK_LEAK = Gauge("shoal_kv_block_leak", "Blocks that are allocated but that no sequence owns")
 STALLED_WORKERS = Counter(
     "shoal_stalled_workers",
     "Times a worker was dropped because a plan had no result for twice its stall-s",
@@ -39,11 +39,11 @@ PLAN_SECONDS = Histogram(
 )
 STEP_AGE = Gauge(
     "shoal_step_age_seconds",
-    "For how long a worker has not answered a plan, at most; 0: none is out",
+    "Age of the oldest plan in flight on any worker; 0: none is in flight",
 )
 STEP_SEQUENCES = Histogram(
     "shoal_step_sequences",
-    "Sequences that a step computes; 0: it only gives slots back",
+    "Sequences that a step computes; 0: it only releases slots",
     buckets=(0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
 )
 STEP_TOKENS = Histogram(
@@ -62,7 +62,7 @@ DRAFT_TOKENS = Counter("vllm:spec_decode_num_draft_tokens", "Drafts that were ve
 ACCEPTED_TOKENS = Counter("vllm:spec_decode_num_accepted_tokens", "Drafts that were accepted")
 ACCEPTED_PER_POSITION = Counter(
     "vllm:spec_decode_num_accepted_tokens_per_pos",
-    "Drafts that were accepted, by their place among those verified together; the first is 0",
+    "Drafts that were accepted, by their position among those verified together, from 0",
     ["position"],
 )
 DRAFT_DEPTH = Gauge(

@@ -36,7 +36,7 @@ def _prompt_fault(worker: WorkerState, sequence: Sequence, row: ResultRow) -> st
     num_prompt_scored = sequence.num_prompt_scored + row.num_tokens
     is_asked = sequence.params.prompt_logprobs is not None
     if row.num_tokens and (not is_asked or num_prompt_scored >= len(sequence.prompt)):
-        return f"{num_prompt_scored} tokens are told of a prompt of {len(sequence.prompt)}"
+        return f"{num_prompt_scored} tokens of a prompt are scored, it has {len(sequence.prompt)}"
     return None
 
 

@@ -249,7 +249,7 @@ class SchedulerService:
     def _put_under_quarantine(self, sequence: Sequence) -> None:
         QUARANTINED_REQUESTS.inc()
         name = client_text(sequence.request)
-        log.warning("workers died of request %s: it is under quarantine", name)
+        log.warning("workers died under request %s: it is quarantined", name)
         now_s = time.monotonic()
         self._quarantine.add(sequence.prompt, sequence.params, sequence.cache_salt, now_s)
 

@@ -17,7 +17,7 @@ STD = 0.02  # as models are initialised for training: no layer's output overflow
 def make_dummy(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> CausalLM:
     """The model of ``config`` with normal noise in its matrices, ones in its norms and zeros in its
     biases; the same for every worker on the same kind of device."""
-    log.warning("load-format = dummy: the weights are random, and so are the texts")
+    log.warning("load-format = dummy: the weights are random, the output is not meaningful")
     model = build_model(config, dtype, device)
     generator = torch.Generator(device).manual_seed(SEED)
     for name, parameter in model.named_parameters():

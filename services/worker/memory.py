@@ -74,7 +74,7 @@ class MemoryReport:
         concurrency = num_tokens / requirements.max_model_len
         return [
             f"memory: {mib(self.budget)} may be used, {mib(self.others)} are used by others",
-            f"weights: {mib(requirements.weights)}, as they lie in memory",
+            f"weights: {mib(requirements.weights)} in memory",
             *self._peak_lines(),
             f"KV cache: {self.num_blocks} blocks of {requirements.block_size} tokens = {num_tokens} tokens"
             f" ({mib(self.kv_cache)})",

@@ -4,11 +4,11 @@ from prometheus_client import Counter, Gauge
 
 STEPS = Counter("shoal_steps", "Steps that were computed")
 STEP_BUSY_SECONDS = Counter(
-    "shoal_step_busy_seconds", "Seconds in which a step was computed; told when it has ended"
+    "shoal_step_busy_seconds", "Seconds spent in steps, counted when a step ends"
 )
 STEP_IDLE_SECONDS = Counter(
     "shoal_step_idle_seconds",
-    "Seconds in which the next plan was waited for while sequences were open",
+    "Seconds idle, waiting for the next plan while sequences were running",
 )
 SEQUENCES = Gauge("shoal_worker_sequences", "Sequences that were admitted and have not ended")
 MEMORY = Gauge("shoal_memory_bytes", "Memory as planned at the start", ["kind"])

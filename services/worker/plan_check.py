@@ -88,7 +88,7 @@ class PlanCheck:
         )
         if row.num_prompt_scored > max_prompt_scored or row.num_cached > max_cached:
             raise CodecError(
-                f"slot {row.slot}: of {row.prompt_len} ids of a prompt {row.num_prompt_scored} are told and"
+                f"slot {row.slot}: of {row.prompt_len} ids of a prompt {row.num_prompt_scored} are scored and"
                 f" {row.num_cached} cached"
             )
 

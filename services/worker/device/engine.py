@@ -244,7 +244,9 @@ def _warn_of_acceptance(loaded: LoadedModel) -> None:
         return
     if not loaded.speculation.num_drafts:
         raise ConfigError(f"draft-acceptance: {share}: there are no drafts (speculative-config)")
-    log.warning("draft-acceptance = %s: drafts count as right by chance, texts mean nothing", share)
+    log.warning(
+        "draft-acceptance = %s: drafts are accepted at random, the output is not meaningful", share
+    )
 
 
 def _shapes(loaded: LoadedModel) -> list[Shape]:

@@ -49,7 +49,7 @@ WAYS = {
     "error": "200: lost it",
     "cut": "",  # a reset, or an end too early: the network decides
     "no-done": "200: the stream ended without [DONE]",
-    "no-usage": "200: the stream told no usage",
+    "no-usage": "200: the stream has no usage",
 }
 
 
