@@ -12,8 +12,8 @@ NO_ID = -1
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """Arrays over N slots. The last slot is the null slot, which is never open: rows that pad a batch
-    belong to it. A slot that is not open emits nothing, whatever is computed for it.
+    """Arrays over N slots. The last slot is the null slot, which is never open: rows that pad a
+    batch belong to it. A slot that is not open emits nothing, whatever is computed for it.
 
     Known ids are the prompt's and those that were emitted; all but the last have their KV in the
     cache when a step decodes. Drafts follow the last known id.

@@ -232,8 +232,8 @@ class TextOptions(Row, frozen=True):
 class ChoiceStart(Row, frozen=True):
     """A choice to make, and how much of it the gateway has already: a replay goes on from there.
 
-    ``num_ids`` counts the choice's ids in the Submit's second buffer, ``num_prompt_scored`` the tokens of
-    the prompt whose logprobs are there.
+    ``num_ids`` counts the choice's ids in the Submit's second buffer, ``num_prompt_scored`` the
+    tokens of the prompt whose logprobs are there.
     """
 
     choice: Int32

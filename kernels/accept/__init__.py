@@ -60,8 +60,8 @@ def accept(
     is what is wrong with a token.
 
     Changes ids, num_tokens, num_drafts and is_open of the slots, each of which occurs once (except
-    the null slot). ``eos_ids`` [E] int32. ``acceptance`` [1] float32: for measurements, the share of
-    drafts that count as right, drawn from their own coins.
+    the null slot). ``eos_ids`` [E] int32. ``acceptance`` [1] float32: for measurements, the share
+    of drafts that count as right, by random bits of their own.
     """
     if runs_triton(slots):
         from kernels.accept.triton import launch

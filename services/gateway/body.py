@@ -23,8 +23,8 @@ class BodyReader:
         self._max_bytes = max_bytes
 
     async def read(self, request: web.Request, reservation: Reservation | None = None) -> Body:
-        """``reservation`` holds what has arrived. Raises BodyTooLarge, before reading where the client
-        told the length; InvalidRequest for a body that ends early or is badly compressed;
+        """``reservation`` holds what has arrived. Raises BodyTooLarge, before reading where the
+        client gave the length; InvalidRequest for a body that ends early or is badly compressed;
         Overloaded; web.HTTPRequestTimeout."""
         if (request.content_length or 0) > self._max_bytes:
             raise self._too_large(str(request.content_length))

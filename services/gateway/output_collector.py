@@ -100,13 +100,13 @@ class _Pending:
 class OutputCollector:
     """A mailbox that merges: however far its reader lags, a choice has one text and one end in it.
 
-    The mesh writes, one handler reads: ``accepted`` once, then Progress after Progress until every
-    choice has ended; ``consumed`` after each, when its client has it. What is pending is read before an
-    error is raised. ``prompt_ids`` are those of the prompts, once accepted; ``num_replays`` counts
+    The mesh writes, one handler reads: ``accepted`` once, then ChoiceUpdates until every choice has
+    ended; ``consumed`` after each, when its client has it. What is pending is read before an error
+    is raised. ``prompt_ids`` are those of the prompts, once accepted; ``num_replays`` counts
     how often one of them was lost and begun again.
 
-    If it ``has_prompt_logprobs``, what is told of a prompt is read before what its choices bring, which
-    is kept until all of it is there.
+    If it ``has_prompt_logprobs``, those of a prompt are read before what its choices bring, which
+    is kept until all of them are there.
     """
 
     def __init__(

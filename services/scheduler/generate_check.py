@@ -37,8 +37,8 @@ def check_generate(
 def _check_sequence(sequence: NewSequence, prompt_len: int, end: int) -> None:
     if sequence.num_prompt_scored >= prompt_len:
         raise InvalidRequest(
-            f"num_prompt_scored is {sequence.num_prompt_scored} of a prompt of {prompt_len} tokens, the first of"
-            " which has no logprob"
+            f"num_prompt_scored is {sequence.num_prompt_scored} of a prompt of {prompt_len} tokens,"
+            " the first of which has no logprob"
         )
     if sequence.num_emitted and prompt_len + sequence.num_emitted >= end:
         raise InvalidRequest(

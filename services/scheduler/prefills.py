@@ -13,9 +13,9 @@ from services.scheduler.sequence import Sequence
 from services.scheduler.worker_state import WorkerState
 
 MAX_LOOKED_UP = 16
-"""Long prompts in the waiting queue of which a plan looks up how much of them is cached; any more count as
-long. With 2000 cached blocks each that takes some 30 ms, but once: later plans ask for the block
-alone that was missing."""
+"""Long prompts in the waiting queue of which a plan looks up how much of them is cached; any more
+count as long. With 2000 cached blocks each that takes some 30 ms, but once: later plans ask for the
+block alone that was missing."""
 
 
 @dataclass(frozen=True, slots=True)

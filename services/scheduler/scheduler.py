@@ -148,7 +148,8 @@ class Scheduler:
     def add(
         self, generate: Generate, prompt: np.ndarray, emitted: np.ndarray, route: int, now_s: float
     ) -> None:
-        """Puts the sequences of a prompt in the waiting queue, or raises the RequestError that refuses them.
+        """Puts the sequences of a prompt in the waiting queue, or raises the RequestError that
+        refuses them.
 
         ``prompt`` [prompt_len] int32, which they share; ``emitted`` [n] int32: what each had
         emitted before, one after the other.

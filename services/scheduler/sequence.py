@@ -29,8 +29,8 @@ class Sequence:
     ``emitted`` begins with what an attempt before this one had emitted. ``last_worker_id`` is None
     as long as no worker has had it. ``num_cached`` of the prompt's ids were in the cache when it
     entered its first worker. Of its blocks ``missing_blocks`` has, for each worker, the first that
-    was not in the cache when somebody looked. The logprobs of ``num_prompt_scored`` of the prompt's tokens
-    have come, from its second one on.
+    was not in the cache when somebody looked. The logprobs of ``num_prompt_scored`` of the
+    prompt's tokens have come, from its second one on.
     """
 
     request: str

@@ -83,8 +83,8 @@ def prepare_batch(
 ) -> Batch:
     """The batch of the plan's rows whose sequences still run.
 
-    ``recomputes_states``: where the ids before the first one of a row were cached, the last of them is
-    computed once more, since somebody wants its hidden state.
+    ``recomputes_states``: where the ids before the first one of a row were cached, the last of them
+    is computed once more, since its hidden state is needed.
     """
     planned = _planned_rows(table, plan, recomputes_states)
     slots, num_tokens, num_drafts, num_recomputed, ends = planned
@@ -183,8 +183,8 @@ def make_context(
     kv_cache: KVCache,
     first_keys: np.ndarray | None = None,
 ) -> ForwardContext:
-    """Of rows [R] in the order attention wants: one token first, then by length. ``slot_mapping`` [T] are
-    those where the KV of their tokens goes; keys before ``first_keys`` [R] are hidden."""
+    """Of rows [R] in the order attention wants: one token first, then by length. ``slot_mapping``
+    [T] says where the KV of their tokens goes; keys before ``first_keys`` [R] are hidden."""
     cache = kv_cache.layers[0]
     return ForwardContext(
         kv_cache.layers,

@@ -76,9 +76,10 @@ class MemoryReport:
             f"memory: {mib(self.budget)} may be used, {mib(self.others)} are used by others",
             f"weights: {mib(requirements.weights)} in memory",
             *self._peak_lines(),
-            f"KV cache: {self.num_blocks} blocks of {requirements.block_size} tokens = {num_tokens} tokens"
-            f" ({mib(self.kv_cache)})",
-            f"maximum concurrency for {requirements.max_model_len} tokens per request: {concurrency:.2f}×",
+            f"KV cache: {self.num_blocks} blocks of {requirements.block_size} tokens"
+            f" = {num_tokens} tokens ({mib(self.kv_cache)})",
+            f"maximum concurrency for {requirements.max_model_len} tokens per request:"
+            f" {concurrency:.2f}×",
         ]
 
     def _peak_lines(self) -> list[str]:
@@ -181,8 +182,8 @@ def _too_little(
     if settings.num_gpu_blocks_override is not None:
         return (
             f"num-gpu-blocks-override: {settings.num_gpu_blocks_override} blocks of"
-            f" {requirements.block_size} tokens; one request of max-model-len = {requirements.max_model_len}"
-            f" tokens takes {requirements.blocks_per_request}: raise the one or lower the other"
+            f" {requirements.block_size} tokens; one request of max-model-len ="
+            f" {requirements.max_model_len} tokens takes {requirements.blocks_per_request}: raise the one or lower the other"
         )
     if settings.kv_cache_memory_bytes is not None:
         remedy = "raise kv-cache-memory-bytes or lower max-model-len"

@@ -88,8 +88,8 @@ class PlanCheck:
         )
         if row.num_prompt_scored > max_prompt_scored or row.num_cached > max_cached:
             raise CodecError(
-                f"slot {row.slot}: of {row.prompt_len} ids of a prompt {row.num_prompt_scored} are scored and"
-                f" {row.num_cached} cached"
+                f"slot {row.slot}: of {row.prompt_len} ids of a prompt {row.num_prompt_scored} are"
+                f" scored and {row.num_cached} cached"
             )
 
     def _check_blocks(self, blocks: list[int], num_in_all: int) -> None:

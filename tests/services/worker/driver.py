@@ -46,7 +46,8 @@ class Job:
     """A prompt and how it is to be continued. ``emitted`` may hold what is known already.
 
     ``logprobs`` gets the logprobs of each token that is emitted, as many as were asked for, and
-    ``prompt_parts`` what comes of the prompt, of which ``num_prompt_scored`` tokens are known already.
+    ``prompt_parts`` what comes of the prompt, of which ``num_prompt_scored`` tokens are known
+    already.
     """
 
     prompt: list[int]
