@@ -54,7 +54,7 @@ struct Cache {
     return keys(block, num_kv_heads + head, tile);
   }
 
-  // key and value [head_dim] go to place = block · block_size + offset. `is_last`: what follows
+  // key and value [head_dim] go to kv_slot = block · block_size + offset. `is_last`: what follows
   // holds nothing yet, and its partner in a pair must not be NaN when it is multiplied by 0.
   void write(int64_t kv_slot, int head, const float* key, const float* value, bool is_last) const {
     int64_t block = kv_slot / block_size;

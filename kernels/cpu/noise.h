@@ -1,5 +1,5 @@
-// Gumbel noise of the coins: see kernels/random_bits/reference.py for Philox4x32-10, to the bit, and
-// kernels/sample/gumbel.py for what is made of them.
+// Gumbel noise of the coins: see kernels/random_bits/reference.py for Philox4x32-10, to the bit,
+// and kernels/sample/gumbel.py for what is made of them.
 #pragma once
 
 #include "words.h"

@@ -119,7 +119,7 @@ struct Sample {
     float* scores = scratch(n);
     top = make_scores(x, n, top, random, r, scores, scores + padded(n));
     BitKey key = {(uint64_t)random.seeds[r], (uint32_t)random.positions[r],
-                   (uint32_t)random.choices[r], 0};
+                  (uint32_t)random.choices[r], 0};
     return sample_row(scores, padded(n), top, key);
   }
 };

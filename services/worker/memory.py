@@ -183,7 +183,8 @@ def _too_little(
         return (
             f"num-gpu-blocks-override: {settings.num_gpu_blocks_override} blocks of"
             f" {requirements.block_size} tokens; one request of max-model-len ="
-            f" {requirements.max_model_len} tokens takes {requirements.blocks_per_request}: raise the one or lower the other"
+            f" {requirements.max_model_len} tokens takes {requirements.blocks_per_request}: raise"
+            " the one or lower the other"
         )
     if settings.kv_cache_memory_bytes is not None:
         remedy = "raise kv-cache-memory-bytes or lower max-model-len"

@@ -1,8 +1,8 @@
 """Steps that only decode, as CUDA graphs: the host replays hundreds of kernels with one call.
 
 There is one set of graphs for each number of rows and either number of tokens of a row: one, or as
-many as the most drafts want. A step takes the next larger set; surplus rows are padding (the null slot),
-and drafts too many are masked.
+many as the most drafts want. A step takes the next larger set; surplus rows are padding (the
+null slot), and drafts too many are masked.
 """
 
 import gc
