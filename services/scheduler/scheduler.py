@@ -279,14 +279,14 @@ class Scheduler:
 
     def _next_plan(self, worker: WorkerState) -> PlanBuilder:
         """Suspects and all others take turns."""
-        sequence_alone = self._first_isolated(worker)
-        if sequence_alone is None or worker.ran_isolated:
+        isolated = self._first_isolated(worker)
+        if isolated is None or worker.ran_isolated:
             worker.ran_isolated = False
             builder = self._plan_batch(worker)
-            if sequence_alone is None or not builder.is_empty:
+            if isolated is None or not builder.is_empty:
                 return builder
         worker.ran_isolated = True
-        return self._plan_isolated(worker, sequence_alone)
+        return self._plan_isolated(worker, isolated)
 
     def _first_isolated(self, worker: WorkerState) -> Sequence | None:
         for sequence in worker.running.values():
@@ -323,21 +323,21 @@ class Scheduler:
         prefills.finish()
         return builder
 
-    def _plan_isolated(self, worker: WorkerState, sequence_alone: Sequence) -> PlanBuilder:
+    def _plan_isolated(self, worker: WorkerState, isolated: Sequence) -> PlanBuilder:
         """One suspect, which has room, whoever has to leave for it."""
-        if sequence_alone.allocation is None:
-            while not worker.has_room_for(sequence_alone):
+        if isolated.allocation is None:
+            while not worker.has_room_for(isolated):
                 self._preempt(worker)
             builder = worker.begin_plan()
-            self.isolated.try_remove(sequence_alone)
-            worker.allocate(sequence_alone)
-            builder.admit(sequence_alone)
+            self.isolated.try_remove(isolated)
+            worker.allocate(isolated)
+            builder.admit(isolated)
         else:
-            while (blocks := worker.try_extend(sequence_alone)) is None:
-                self._preempt(worker, spared=sequence_alone)
+            while (blocks := worker.try_extend(isolated)) is None:
+                self._preempt(worker, spared=isolated)
             builder = worker.begin_plan()
-            builder.extend(sequence_alone, blocks)
-        builder.compute(sequence_alone, builder.budget)
+            builder.extend(isolated, blocks)
+        builder.compute(isolated, builder.budget)
         return builder
 
     def _reserve(self, worker: WorkerState) -> list[tuple[Sequence, list[int]]]:
