@@ -1,7 +1,7 @@
 """How often are drafts right, as the server tells it, and as plain torch finds it?
 
 The embedded model over HTTP, with three drafts of its MTP head; then, for the texts that came, the
-drafts of every position at once with the model's training code: with the coins of the target
+drafts of every position at once with the model's training code: with the random bits of the target
 position, as the server draws them, and, at temperature 1, the likeliest ones. Online a chain begins
 where the one before it broke off, which is not everywhere.
 
@@ -82,7 +82,7 @@ def chains_of(drafts: list[dict[str, Any]]) -> dict[int, list[bool]]:
 def offline_chains(
     prompts: list[list[int]], answers: list[Answer], temperature: float
 ) -> list[Chains]:
-    """Of each answer the chains that begin at its positions, one after the other; with coins where
+    """Of each answer the chains that begin at its positions, one after the other; sampled where
     the temperature is not 0."""
     model = ShoalTiny(ModelConfig()).eval()
     model.load_state_dict(load_weights(EMBEDDED_MODEL))

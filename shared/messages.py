@@ -142,7 +142,7 @@ class State(IntEnum):
 
 
 class Overview(Row, frozen=True):
-    """The mesh at a glance, as its scheduler ``scheduler`` (an instance) sees it."""
+    """Figures of the whole mesh, as its scheduler ``scheduler`` (an instance) sees it."""
 
     scheduler: Name
     num_workers: Int64

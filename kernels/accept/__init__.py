@@ -131,7 +131,7 @@ def _first(flags: Tensor, columns: Tensor) -> Tensor:
 def _accepted_at_random(
     state: SlotState, slots: Tensor, tokens: Tensor, acceptance: Tensor
 ) -> Tensor:
-    """[R, w - 1]: coins of the positions that the drafts are for."""
+    """[R, w - 1] bool, by the random bits of the positions that the drafts are for."""
     columns = torch.arange(tokens.shape[1] - 1, device=tokens.device)
     positions = state.num_tokens[slots, None] + columns
     drawn = random_bits(

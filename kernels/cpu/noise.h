@@ -1,16 +1,16 @@
-// Gumbel noise of the coins: see kernels/random_bits/reference.py for Philox4x32-10, to the bit,
+// Gumbel noise of random bits: see kernels/random_bits/reference.py for Philox4x32-10, to the bit,
 // and kernels/sample/gumbel.py for what is made of them.
 #pragma once
 
 #include "words.h"
 
-// What the coins of a row share.
+// What the random bits of a row share.
 struct BitKey {
   uint64_t seed;
   uint32_t position, choice, purpose;
 };
 
-// The coins of every other token id. Words are lower halves of 64 bits; the upper ones may hold
+// The bits of every other token id. Words are lower halves of 64 bits; the upper ones may hold
 // anything.
 INLINE u32x16 half_random_bits(const BitKey& key, u32x16 ids) {
   const u32x16 times0 = spread_word(0xD2511F53), times1 = spread_word(0xCD9E8D57);
@@ -28,12 +28,12 @@ INLINE u32x16 half_random_bits(const BitKey& key, u32x16 ids) {
   return c0;
 }
 
-// One coin for each of sixteen token ids.
+// 32 bits for each of sixteen token ids.
 INLINE u32x16 random_bits(const BitKey& key, u32x16 ids) {
   return pair_up(half_random_bits(key, ids), half_random_bits(key, upper(ids)));
 }
 
-// A uniform of the upper 24 of a coin's 32 bits, of which zero counts ½.
+// A uniform of the upper 24 of 32 bits, of which zero counts ½.
 INLINE f32x16 gumbel(u32x16 key) {
   f32x16 uniform = mul(max(to_float(shift_right(key, 8)), spread(0.5f)), spread(0x1p-24f));
   return sub(zero(), log(sub(zero(), log(uniform))));

@@ -84,7 +84,7 @@ float make_scores(const float* logits, int n, float top, const RandomRows& rando
   return top;
 }
 
-// Gumbel-max over scores [n], a multiple of 16; what cannot win gets no coin.
+// Gumbel-max over scores [n], a multiple of 16; what cannot win gets no noise.
 int64_t sample_row(const float* scores, int n, float top, const BitKey& key) {
   float best = -INFINITY, least = top - MAX_GAP;
   int64_t found = 0;
@@ -153,7 +153,8 @@ EXPORT void shoal_process(const float* logits, int num_rows, int n, const Random
   share(job, num_rows);
 }
 
-// For tests: the coins of `num` ids from `first_id` on, a multiple of 16, and the noise of coins.
+// For tests: the random bits of `num` ids from `first_id` on, a multiple of 16, and the noise of
+// bits.
 EXPORT void shoal_coins(int64_t seed, int64_t position, int64_t choice, int64_t purpose,
                         uint32_t first_id, int num, uint32_t* key) {
   BitKey row = {(uint64_t)seed, (uint32_t)position, (uint32_t)choice, (uint32_t)purpose};

@@ -1,4 +1,4 @@
-"""Coins: random bits that are a function of what they are for, so that sampling can be replayed.
+"""Random bits that are a function of what they are for, so that sampling can be replayed.
 
 Philox4x32-10 (Salmon et al., SC 2011) with the seed as key and (token id, position in the whole
 sequence, choice, purpose) as counter. ``reference.py`` defines it in numpy; torch serves every
@@ -15,6 +15,6 @@ PURPOSE_SAMPLE, PURPOSE_ACCEPT = 0, 1
 def random_bits(
     seeds: Tensor, token_ids: Tensor, positions: Tensor, choices: Tensor, purpose: int
 ) -> Tensor:
-    """One coin of 32 bits for each element of the broadcast int64 arguments, as int64."""
+    """32 bits for each element of the broadcast int64 arguments, as int64."""
     counter = (token_ids, positions, choices, seeds.new_tensor(purpose))
     return philox4x32(counter, seeds)[0]

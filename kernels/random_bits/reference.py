@@ -1,4 +1,4 @@
-"""The readable truth of the coins: Philox4x32-10 in numpy (Salmon et al., SC 2011)."""
+"""The readable truth of the random bits: Philox4x32-10 in numpy (Salmon et al., SC 2011)."""
 
 from typing import TypeVar
 
@@ -35,7 +35,7 @@ def random_bits(
     choices: np.ndarray,
     purpose: int,
 ) -> np.ndarray:
-    """One coin of 32 bits for each element of the broadcast int64 arguments, as uint64."""
+    """32 bits for each element of the broadcast int64 arguments, as uint64."""
     counter = (
         token_ids.astype(np.uint64),
         positions.astype(np.uint64),

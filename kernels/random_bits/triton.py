@@ -1,4 +1,4 @@
-"""Coins in Triton's kernels, whose library has the same Philox4x32-10."""
+"""Random bits in Triton's kernels, whose library has the same Philox4x32-10."""
 
 import triton
 import triton.language as tl
@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def random_bits(seed, token_ids, position, choice, PURPOSE: tl.constexpr):
-    """Coins as uint32 for ``token_ids`` [N]; the others are scalars."""
+    """32 bits as uint32 for ``token_ids`` [N]; the others are scalars."""
     zeros = tl.zeros_like(token_ids).to(tl.uint32)
     words = tl.philox(
         seed,

@@ -70,7 +70,7 @@ def kept_by_top_p(scores: np.ndarray, top_p: float) -> np.ndarray:
 
 
 def noise(vocab_size: int, seed: int, position: int, choice: int) -> np.ndarray:
-    """Gumbel noise [V] of the row's coins."""
+    """Gumbel noise [V] of the row's random bits."""
     token_ids = np.arange(vocab_size)
     bits = random_bits(
         np.array(seed, np.int64), token_ids, np.array(position), np.array(choice), PURPOSE_SAMPLE

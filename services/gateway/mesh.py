@@ -54,7 +54,7 @@ OpenPrompts = dict[RequestKey, OpenPrompt]
 
 
 class Mesh:
-    """Sends each prompt to one tokenizer and brings what comes back to its Exchange.
+    """Sends each prompt to one tokenizer and brings what comes back to its OutputCollector.
 
     What belongs to nothing that is open at the peer that sent it, such as an old attempt, is
     ignored. A prompt whose tokenizer or scheduler is lost is replayed through whichever tokenizer
@@ -255,7 +255,7 @@ class Mesh:
             self._fingerprint = model.fingerprint
             self._tokens = TokenTable(*arrays)
 
-    # --- trips --------------------------------------------------------------------------------
+    # --- prompts -----------------------------------------------------------------------------
 
     def _submit(self, prompt: OpenPrompt) -> None:
         """Raises Unavailable."""

@@ -1,4 +1,4 @@
-"""The mesh at a glance: what its schedulers told the tokenizers we are connected to."""
+"""Metrics of the whole mesh, as its schedulers report it to the tokenizers we are connected to."""
 
 from collections.abc import Iterator
 

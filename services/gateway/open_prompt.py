@@ -78,7 +78,7 @@ class _ChoiceState:
 
 
 class OpenPrompt:
-    """A prompt of an Exchange: what to submit, and where what comes back belongs.
+    """A prompt of an OutputCollector: what to submit, and where what comes back belongs.
 
     After the loss of a tokenizer or a scheduler, ``begin_replay`` and another ``submit`` go on
     where the mesh had come to. ``choices`` are those that have not ended. ``peer`` is the tokenizer

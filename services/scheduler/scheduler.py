@@ -22,7 +22,7 @@ samples is expected to know one id more then at least, whichever it is. If it en
 worker passes over it. Nobody with credit is preempted, handed back or computed alone while plans
 are in flight: these run first.
 
-**Suspects.** When a worker dies, each sequence that a plan in flight computed may be the reason.
+**Isolation.** When a worker dies, each sequence that a plan in flight computed may be the reason.
 From then on it is computed alone, in turns with all others, until it has emitted a token. A worker
 that has not finished its first steps may be the reason itself (``placement.may_run_on``).
 
@@ -278,7 +278,7 @@ class Scheduler:
         )
 
     def _next_plan(self, worker: WorkerState) -> PlanBuilder:
-        """Suspects and all others take turns."""
+        """Isolated sequences and all others take turns."""
         isolated = self._first_isolated(worker)
         if isolated is None or worker.ran_isolated:
             worker.ran_isolated = False
@@ -301,7 +301,7 @@ class Scheduler:
         return queue.first_where(lambda each: may_run_on(worker, workers, each))
 
     def _plan_batch(self, worker: WorkerState) -> PlanBuilder:
-        """Everybody but suspects. Nobody enters while blocks are so short that somebody left."""
+        """Computes all that are not isolated, and admits more if none lacks blocks."""
         num_preemptions = self.num_preemptions
         extensions = self._reserve(worker)
         is_short_of_blocks = self.num_preemptions > num_preemptions
@@ -324,7 +324,7 @@ class Scheduler:
         return builder
 
     def _plan_isolated(self, worker: WorkerState, isolated: Sequence) -> PlanBuilder:
-        """One suspect, which has room, whoever has to leave for it."""
+        """Computes one isolated sequence alone; others are preempted until it has room."""
         if isolated.allocation is None:
             while not worker.has_room_for(isolated):
                 self._preempt(worker)

@@ -71,7 +71,7 @@ class Sequence:
 
     @property
     def allocated(self) -> Allocation:
-        """The seat of one that has a worker."""
+        """The allocation of one that has a worker."""
         assert self.allocation is not None
         return self.allocation
 

@@ -24,8 +24,8 @@ class WorkerState:
     ``leaving`` until the last plan that names it has run.
     ``admits``: it takes new sequences; ``is_leaving``: it wants to be rid of those it has, of which
     ``handed_over`` was the last that went, and ``releases_all`` when there is no time for one after
-    the other; ``ran_isolated``: its last plan computed one suspect and nothing else. Unless
-    ``caches_prefixes`` its index stays empty.
+    the other; ``ran_isolated``: its last plan computed one isolated sequence and nothing
+    else. Unless ``caches_prefixes`` its index stays empty.
     """
 
     def __init__(self, worker_id: str, capacity: Capacity, caches_prefixes: bool) -> None:

@@ -47,8 +47,8 @@ class _Drafts:
 
 
 class MtpDrafter:
-    """Drafts are drawn with the coins of the positions they are for, and by the request's own
-    temperature and filters: so they are right as often as can be."""
+    """Drafts are sampled with the random bits of the positions they are for, and by the request's
+    own temperature and truncation: so they are right as often as can be."""
 
     recomputes_states = True
 

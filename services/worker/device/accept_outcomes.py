@@ -55,7 +55,7 @@ def unpack(
     """``packed`` [B + P, 3 + 2 w] int32 is of the rows that sample: those that decode, then those
     of chunks. Rows whose slots closed meanwhile are left out.
 
-    Those that sample are ordered by (route, slot); ``rows`` of the verdict count the step's logits.
+    Those that sample are ordered by (route, slot); ``rows`` of the outcome count the step's logits.
     """
     slots = planned.slots
     kept = np.flatnonzero((packed[:, CODE] != CLOSED) & table.is_open[slots])
