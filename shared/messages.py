@@ -193,10 +193,10 @@ class SamplingParams(Row, frozen=True):
     """How tokens are drawn and when the worker ends a sequence. The defaults change nothing.
 
     ``top_k`` 0 keeps all; ``max_tokens`` None fills the context, 0 computes the prompt alone.
-    ``logprobs``: None for none, else how many of the likeliest tokens are told beside the drawn
+    ``logprobs``: None for none, else how many of the likeliest tokens come beside the sampled
     one, ``ALL_TOKENS`` for every one. ``prompt_logprobs``: the same of the tokens of the prompt.
     ``bad_words`` are sequences of ids whose last one may not follow the others.
-    ``draft_logprobs``: each draft is told, with the logprob that its drafter gave it.
+    ``draft_logprobs``: each draft comes, too, with the logprob that its drafter gave it.
     """
 
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]

@@ -1,7 +1,8 @@
 """Logprobs of drawn tokens, and of the likeliest tokens or the whole vocabulary.
 
 ``reference.py`` says the same row by row in numpy; torch serves every device, and
-``kernels/cpu/logprobs.cpp`` CPUs. ``triton.py`` tells a CUDA graph's rows of their 20 likeliest.
+``kernels/cpu/logprobs.cpp`` CPUs. ``triton.py`` computes up to 20
+of them for the rows of a CUDA graph.
 """
 
 from dataclasses import dataclass
@@ -41,8 +42,8 @@ def logprobs_slots(
     """The values [S, 1 + MAX_TOP], top ids [S, MAX_TOP] and ranks [S] of ``RowLogprobs``.
 
     logits [S, V] float32 with V ≥ MAX_TOP, tokens [S] int64, ``wants`` [N] int32 by slot, slots [S]
-    int32. A row of which NO_LOGPROBS are wanted may hold anything; so may what is told of a token
-    < 0, but for the likeliest tokens.
+    int32. A row of which NO_LOGPROBS are wanted may hold anything; so may the own logprob and
+    the rank of a token < 0.
     """
     if runs_triton(logits):
         from kernels.logprobs import triton

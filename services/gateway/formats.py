@@ -27,7 +27,7 @@ from shared.messages import Finished
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What one object of a reply tells of choice ``index``."""
+    """What one object of a reply holds of choice ``index``."""
 
     index: int
     text: str
@@ -48,8 +48,8 @@ class Output:
 
 
 class Format(Protocol):
-    """``prompt_on_top``: a reply has one prompt, so what is told of it is no matter of its
-    choices."""
+    """``prompt_on_top``: a reply has one prompt, whose ids and logprobs stand beside its choices,
+    not in them."""
 
     object: str
     chunk_object: str

@@ -55,7 +55,7 @@ class ChatLogprobs:
 
 
 class EchoedPrompt(NamedTuple):
-    """Its first token, of which nothing is told, and how many alternatives are told of others."""
+    """Its first token, which has no logprob, and how many alternatives the others have."""
 
     first_id: int
     num_top: int

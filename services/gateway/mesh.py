@@ -93,7 +93,7 @@ class Mesh:
 
     @property
     def model(self) -> ModelInfo:
-        """What is served. Raises Unavailable as long as nobody told."""
+        """The model that is served. Raises Unavailable as long as no tokenizer is connected."""
         for peer in self._open:
             return _model_of(peer)
         raise self._unavailable()
@@ -116,7 +116,7 @@ class Mesh:
 
     @property
     def tokens(self) -> TokenTable:
-        """How tokens are written. Raises Unavailable as long as nobody told."""
+        """How tokens are written. Raises Unavailable until a tokenizer has sent its vocabulary."""
         if self._tokens is None:
             raise self._unavailable()
         return self._tokens

@@ -21,7 +21,7 @@ class ChoiceUpdate:
     the second one on; ``index`` is the first choice of several that have it.
 
     ``num_drafts`` were verified beside the tokens and ``num_accepted`` are among them; ``drafts``
-    tells of each, if the client asked.
+    has the logprob of each, if the client asked.
     """
 
     index: int
@@ -41,7 +41,7 @@ class ChoiceUpdate:
 
     @property
     def num_entries(self) -> int:
-        """How many logprobs a reply tells of it."""
+        """How many logprobs a reply holds of it."""
         return len(self.arrays.values) + self.drafts.num
 
     @property
@@ -145,7 +145,7 @@ class OutputCollector:
         self._changed.set()
 
     def finish(self, index: int, finished: Finished) -> None:
-        """Nothing more is told of a prompt whose first choice has ended."""
+        """Ends a choice. With the first one of a prompt no more logprobs of the prompt come."""
         if index % self._num_choices == 0:
             self._unscored.discard(index // self._num_choices)
         self._pending.setdefault(index, _Pending()).finished = finished
@@ -186,7 +186,7 @@ class OutputCollector:
         return None
 
     def _note_scored(self, prompt: int, num: int) -> None:
-        """Of its tokens only the first is never told."""
+        """Counts scored tokens of a prompt, all of which but the first have a logprob."""
         self._num_prompt_scored[prompt] += num
         ids = self.prompt_ids[prompt]
         if ids is not None and self._num_prompt_scored[prompt] >= len(ids) - 1:

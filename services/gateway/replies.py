@@ -36,7 +36,7 @@ class WholeWriter:
         self._num_entries = 0
 
     def add(self, update: ChoiceUpdate) -> None:
-        """Keeps what the reply will tell."""
+        """Keeps what the reply will hold."""
         num_choices = self._reply.job.num_choices
         if update.of_prompt:
             self._num_entries += len(update.arrays.values) * num_choices
@@ -126,8 +126,8 @@ class EventWriter:
         self._tally = Tally(reply)
 
     def write(self, update: ChoiceUpdate) -> Iterator[bytes]:
-        """All that ``update`` gives to send; nothing while no whole character is there. What is
-        told of a prompt goes to each of its choices."""
+        """All that ``update`` gives to send; nothing while no whole character is there. Logprobs of
+        a prompt go to each of its choices."""
         self._tally.add(update)
         if not update.of_prompt:
             yield from self._write(update)

@@ -108,7 +108,7 @@ class Reply:
         prompt_token_ids: TokenIds = UNSET,
         prompt_logprobs: Raw | UnsetType = UNSET,
     ) -> Completion:
-        """What is told of the prompt is left out where it belongs to the choices."""
+        """Leaves out ids and logprobs of the prompt where they belong to the choices."""
         head = self.head
         on_top = (prompt_token_ids, prompt_logprobs) if self.format.prompt_on_top else ()
         return Completion(
@@ -120,7 +120,7 @@ class Reply:
 class Tally:
     """The tokens of a reply, added up as its choices end, and the drafts as they come.
 
-    Of a prompt's choices the first tells how much of the prompt was cached: what the others found
+    Of a prompt's choices the first says how much of the prompt was cached: what the others found
     the first one had just computed.
     """
 

@@ -111,7 +111,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
-    """``max_tokens`` 0 computes the prompt alone, for what is told of it."""
+    """``max_tokens`` 0 computes the prompt alone, for its logprobs."""
 
     prompt: Raw
     max_tokens: Annotated[int, Meta(ge=0, le=MAX_INT32)] | None = None

@@ -138,8 +138,8 @@ class Scheduler:
         return refusals
 
     def release_worker(self, worker_id: str) -> None:
-        """It leaves before its sequences have ended: they go to others, one at a time; when this is
-        told again, all that are left."""
+        """It leaves before its sequences have ended: they go to others, one at a time; the second
+        call hands over all that are left."""
         worker = self.workers[worker_id]
         worker.releases_all = worker.is_leaving
         worker.is_leaving, worker.admits = True, False

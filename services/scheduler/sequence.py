@@ -114,8 +114,8 @@ class Sequence:
         return self.num_prompt_scored if self._is_scoring else self.num_known - 1
 
     def max_chunk(self, vocab_size: int) -> int:
-        """Ids to compute so that what is told of the prompt, plans in flight included, exceeds its
-        bytes by less than one token."""
+        """The most ids to compute so that the prompt's logprobs, plans in flight included, exceed
+        the credit in bytes by less than one token."""
         if not self._is_scoring:
             return self.num_to_compute
         room = max(0, self.max_bytes - self.num_bytes)
@@ -171,8 +171,8 @@ class Ended:
 
 
 def scored_token_bytes(params: SamplingParams, vocab_size: int) -> int:
-    """What is told of one token of a prompt: at most its id, rank and own logprob, and the
-    others'."""
+    """The most bytes that one token of a prompt takes: its id, rank and own logprob, and those of
+    the likeliest tokens."""
     num = params.prompt_logprobs or 0
     num_numbers = vocab_size if num == ALL_TOKENS else 2 * num
     return 4 * (3 + num_numbers)

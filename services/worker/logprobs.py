@@ -14,7 +14,7 @@ from shared.messages import ALL_TOKENS
 
 # Logits that are worked on at a time, so that what stays on the device for it is bounded.
 MAX_LOGITS_AT_ONCE = 1 << 22
-# What is told of a token that cannot come, since JSON has no −∞; vLLM tells the same.
+# The logprob of a token that cannot come, since JSON has no −∞; vLLM's is the same.
 MIN_LOGPROB = -9999.0
 
 _NO_FLOATS = np.zeros(0, np.float32)
@@ -22,7 +22,7 @@ _NO_IDS = np.zeros(0, np.int32)
 
 
 class TokenLogprobs(NamedTuple):
-    """What one row tells of its token: its own logprob and the others', their ids, its rank."""
+    """The logprobs of one row: its token's own and those of the likeliest, their ids, its rank."""
 
     values: np.ndarray  # [1 + k or 1 + V] float32
     top_ids: np.ndarray  # [k or 0] int32
@@ -75,8 +75,8 @@ def gather_logprobs(
 
 
 def num_top_of(asked: np.ndarray, vocab_size: int) -> np.ndarray:
-    """How many of the likeliest tokens are told where ``asked`` [n] are wanted: V means all; who
-    wants none stays as he is."""
+    """How many of the likeliest tokens [n] get a logprob where ``asked`` [n] are wanted: V for
+    all; NO_LOGPROBS stays what it is."""
     nums: np.ndarray = np.where(asked == ALL_TOKENS, vocab_size, np.minimum(asked, vocab_size))
     return nums
 

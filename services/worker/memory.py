@@ -139,8 +139,7 @@ def activations_per_token(config: ModelConfig) -> int:
 
 def prompt_logprob_bytes(max_num_seqs: int, max_num_tokens: int, vocab_size: int) -> int:
     """What the logprobs of prompts take, when those of a step's other tokens are there: the logits
-    of a piece, and all that is told, which credit bounds, until it is joined.
-    """
+    of a piece, and all logprobs, which credit bounds, until they are joined."""
     num_logits = min(max(MAX_LOGITS_AT_ONCE, vocab_size), max_num_tokens * vocab_size)
     sampled_bytes = 2 * max_num_seqs * vocab_size * torch.float32.itemsize
     prompt_bytes = min(

@@ -1,7 +1,7 @@
 """The logprobs of prompts: of what a step has computed of them, as rows of a StepResult.
 
-They are those of the model, whatever is told of the tokens that are drawn: nothing is drawn from
-them. Logits of all positions never exist at once.
+They are those of the model, also where those of sampled tokens are processed: nothing is sampled
+from them. Logits of all positions never exist at once.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,13 +21,13 @@ from shared.messages import FinishReason, ResultRow
 from shared.token_arrays import TokenArrays, join
 
 LogitsOf = Callable[[Tensor], Tensor]  # [n, hidden_size] → [n, V] float32
-# logits [n, V], tokens [n] int64, and how many of the likeliest are told; None: of all.
+# logits [n, V], tokens [n] int64, and how many of the likeliest are wanted; None: all.
 Score = Callable[[Tensor, np.ndarray, int | None], RowLogprobs]
 
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """What is told of a part of a prompt, on its way to the host: of its tokens ``ids`` [n], the
+    """Logprobs of a part of a prompt, on their way to the host: of its tokens ``ids`` [n], the
     last of which is number ``last``, counted from the prompt's second."""
 
     ids: np.ndarray
@@ -58,7 +58,7 @@ def ask_prompts(
     """By slot, of those of ``slots`` [C] that ask, as soon as their chunks are computed: each has
     ``nums`` [C] states of ``hidden`` [T, hidden_size], from position ``starts`` [C] on."""
     ends, prompt_lens = starts + nums, table.prompt_lens[slots]
-    # What lies before a chunk was told of by the chunks before it, whose results may be under way.
+    # Tokens before a chunk were scored by the chunks before it, whose results may be under way.
     firsts = np.maximum(table.num_prompt_scored[slots], starts)
     lasts = np.minimum(ends, prompt_lens - 1)
     rows = np.cumsum(nums) - nums

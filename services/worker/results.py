@@ -1,4 +1,4 @@
-"""What a step did to the slots, and what it tells the scheduler."""
+"""What a step did to the slots, as the result that goes to the scheduler."""
 
 from typing import NamedTuple, Protocol
 
@@ -116,7 +116,7 @@ def with_parts(
     table: SlotTable, rows: list[ResultRow], arrays: TokenArrays, parts: list[RowPart]
 ) -> tuple[list[ResultRow], TokenArrays]:
     """``parts`` among the rows of a result, each before its slot's tokens, unless it fails: then
-    nothing else is told of its slot."""
+    its slot has no other row."""
     if not parts:
         return rows, arrays
     failed = {each.row.slot: each for each in parts if each.row.error is not None}

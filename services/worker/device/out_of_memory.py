@@ -12,9 +12,9 @@ REMEDIES = "lower gpu-memory-utilization, max-num-batched-tokens or max-num-seqs
 
 
 def fail(table: SlotTable, slots: np.ndarray, problem: str) -> list[RowPart]:
-    """Closes ``slots`` [n], and what is told of them."""
+    """Closes ``slots`` [n]; returns the parts of the result that say so."""
     table.is_open[slots] = False
-    table.num_prompt_logprobs[slots] = NO_LOGPROBS  # nor is more told of the step before
+    table.num_prompt_logprobs[slots] = NO_LOGPROBS  # nor do more come of the step before
     error = f"the GPU's memory does not suffice: {problem}; {REMEDIES}"
     requests = [table.requests[slot] for slot in slots.tolist()]
     return [

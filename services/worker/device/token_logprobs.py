@@ -15,7 +15,7 @@ from services.worker.verify import AcceptOutcome
 
 @dataclass(frozen=True, slots=True)
 class _Wide:
-    """What is told of rows of the logits that ask for more than a step tells by itself."""
+    """Logprobs of rows of the logits that ask for more of them than a step computes by itself."""
 
     rows: np.ndarray  # [N] int64
     download: Download
