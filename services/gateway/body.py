@@ -9,12 +9,12 @@ from aiohttp import hdrs, web
 from aiohttp.web_protocol import RequestPayloadError
 
 from services.gateway.admission import Reservation
+from services.gateway.json_body import Body
 from shared.errors import BodyTooLarge, InvalidRequest
 
 READ_TIMEOUT_S = 60.0
 MAX_INLINE_BYTES = 64 << 10
 
-Body = bytes | bytearray
 Parsed = TypeVar("Parsed")
 
 

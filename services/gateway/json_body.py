@@ -15,7 +15,6 @@ import msgspec
 from msgspec import Raw, structs
 
 from services.gateway import unsupported
-from services.gateway.body import Body
 from services.gateway.log_limit import LogLimit
 from services.gateway.schema import MAX_FIELD_BYTES, MAX_FIELDS
 from services.gateway.unsupported import Neutral
@@ -27,6 +26,7 @@ from shared.messages import ModelInfo
 log = logging.getLogger(__name__)
 log.addFilter(LogLimit())
 
+Body = bytes | bytearray
 Fields = dict[str, Raw]
 Request = TypeVar("Request", bound=msgspec.Struct)
 Taken = TypeVar("Taken")

@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from services.gateway import unsupported
-from services.gateway.body import Body
 from services.gateway.job import Job, Prompt
-from services.gateway.json_body import check, decode, served_name
+from services.gateway.json_body import Body, check, decode, served_name
 from services.gateway.prompts import chat_prompt, completion_prompts
 from services.gateway.sampling import client_seed, num_logprobs, sampling_params, text_options
 from services.gateway.schema import ChatRequest, CompletionRequest, GenerationRequest

@@ -7,9 +7,9 @@ from aiohttp import web
 
 from services.gateway import unsupported
 from services.gateway.admission import Admission, Reservation
-from services.gateway.body import Body, BodyParser, BodyReader
+from services.gateway.body import BodyParser, BodyReader
 from services.gateway.job import Prompt
-from services.gateway.json_body import check, decode, served_name
+from services.gateway.json_body import Body, check, decode, served_name
 from services.gateway.json_reply import json_response
 from services.gateway.mesh import Mesh
 from services.gateway.openai import DetokenizeReply
