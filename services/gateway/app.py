@@ -15,7 +15,7 @@ from services.gateway.http_server import limit_headers
 from services.gateway.info import Info
 from services.gateway.mesh import Mesh
 from services.gateway.pieces import PieceMaker
-from services.gateway.request_id import name_response
+from services.gateway.requests.request_id import name_response
 from services.gateway.tokenization import Tokenization
 from shared.config import GatewayConfig
 from shared.messages import Heartbeat

@@ -9,7 +9,7 @@ from aiohttp import hdrs, web
 from aiohttp.web_protocol import RequestPayloadError
 
 from services.gateway.admission import Reservation
-from services.gateway.json_body import Body
+from services.gateway.requests.json_body import Body
 from shared.errors import BodyTooLarge, InvalidRequest
 
 READ_TIMEOUT_S = 60.0

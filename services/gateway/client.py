@@ -10,7 +10,7 @@ from aiohttp import web
 from prometheus_client import Counter
 
 from services.gateway.log_limit import LogLimit
-from services.gateway.request_id import request_id
+from services.gateway.requests.request_id import request_id
 
 log = logging.getLogger(__name__)
 log.addFilter(LogLimit())

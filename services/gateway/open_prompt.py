@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 
 from services.gateway.backoff import Backoff
-from services.gateway.job import Job, Prompt
 from services.gateway.output_collector import ChoiceUpdate, OutputCollector
+from services.gateway.requests.job import Job, Prompt
 from shared.codec import Array
 from shared.errors import TOO_MANY_REPLAYS, InternalError, RequestError
 from shared.messages import (

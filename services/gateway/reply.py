@@ -8,7 +8,6 @@ from msgspec import UNSET, Raw, UnsetType
 
 from services.gateway.draft_logprob_json import DraftLogprobs
 from services.gateway.formats import Format
-from services.gateway.job import Job
 from services.gateway.logprob_json import EchoedPrompt, LogprobWriter
 from services.gateway.openai import (
     Choice,
@@ -20,6 +19,7 @@ from services.gateway.openai import (
 )
 from services.gateway.output_collector import ChoiceUpdate
 from services.gateway.prompt_logprob_json import PromptLogprobs
+from services.gateway.requests.job import Job
 from services.gateway.token_table import Spelling
 from shared.codec import Array
 from shared.messages import Finished

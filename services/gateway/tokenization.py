@@ -5,20 +5,20 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from services.gateway import unsupported
 from services.gateway.admission import Admission, Reservation
 from services.gateway.body import BodyParser, BodyReader
-from services.gateway.job import Prompt
-from services.gateway.json_body import Body, check, decode, served_name
 from services.gateway.json_reply import json_response
 from services.gateway.mesh import Mesh
 from services.gateway.openai import DetokenizeReply
 from services.gateway.pieces import PieceMaker
-from services.gateway.prompts import chat_prompt, ids_prompt, text_prompt
-from services.gateway.schema import NULL, DetokenizeRequest, TokenizeRequest
-from services.gateway.token_ids import check_length
+from services.gateway.requests import unsupported
+from services.gateway.requests.job import Prompt
+from services.gateway.requests.json_body import Body, check, decode, served_name
+from services.gateway.requests.prompts import chat_prompt, ids_prompt, text_prompt
+from services.gateway.requests.schema import NULL, DetokenizeRequest, TokenizeRequest
+from services.gateway.requests.token_ids import check_length
+from services.gateway.requests.violations import client_names
 from services.gateway.tokenize_json import write_tokens
-from services.gateway.violations import client_names
 from shared.codec import Array
 from shared.errors import InvalidRequest
 from shared.messages import ModelInfo

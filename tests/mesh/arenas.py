@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from services.gateway.job import Job, Prompt
 from services.gateway.mesh import Mesh
+from services.gateway.requests.job import Job, Prompt
 from services.scheduler.generate_check import check_generate
 from services.scheduler.service import SchedulerService
 from services.tokenizer.lanes import Lanes

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from services.gateway.parse import Limits
+from services.gateway.requests.parse import Limits
 from services.gateway.service import GatewayService
 from shared.codec import Array
 from shared.config import GatewayConfig

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway import token_ids
 from services.gateway.body import MAX_INLINE_BYTES, BodyParser
-from services.gateway.parse import parse_chat, parse_completion
-from services.gateway.schema import MAX_FIELD_BYTES, MAX_FIELDS, MAX_MESSAGES
+from services.gateway.requests import token_ids
+from services.gateway.requests.parse import parse_chat, parse_completion
+from services.gateway.requests.schema import MAX_FIELD_BYTES, MAX_FIELDS, MAX_MESSAGES
 from services.gateway.tokenization import parse_detokenize
 from shared.errors import InvalidRequest
 from tests.services.gateway.fakes import LIMITS, MODEL
@@ -28,7 +28,7 @@ BODY_BYTES = 16 << 20
 GROWTH = """
 import resource, sys
 import msgspec
-from services.gateway.parse import Limits, parse_chat, parse_completion
+from services.gateway.requests.parse import Limits, parse_chat, parse_completion
 from shared.messages import ModelInfo
 
 def peak() -> int:

@@ -16,9 +16,9 @@ import pytest
 
 from services.gateway import body, completions
 from services.gateway.completions import Completions
-from services.gateway.job import Job
 from services.gateway.metrics import BUFFERED_BYTES
-from services.gateway.parse import parse_completion
+from services.gateway.requests.job import Job
+from services.gateway.requests.parse import parse_completion
 from services.gateway.service import GatewayService
 from shared.errors import NO_SCHEDULER
 from shared.messages import ModelInfo, SamplingDefaults, State

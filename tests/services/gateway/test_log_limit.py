@@ -8,7 +8,7 @@ import pytest
 
 from services.gateway import client, failures, http_connection, json_body, log_limit
 from services.gateway.log_limit import MAX_LINES, LogLimit
-from services.gateway.parse import parse_completion
+from services.gateway.requests.parse import parse_completion
 from tests.services.gateway.fakes import LIMITS, MODEL
 
 

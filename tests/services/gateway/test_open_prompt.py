@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from services.gateway.job import Job, Prompt
 from services.gateway.open_prompt import MAX_REPLAYS, SAME_HANG_S, OpenPrompt
 from services.gateway.output_collector import ChoiceUpdate, OutputCollector
+from services.gateway.requests.job import Job, Prompt
 from shared.errors import InternalError
 from shared.messages import (
     WINDOW_BYTES,

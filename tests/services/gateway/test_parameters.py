@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.gateway.job import Job
-from services.gateway.parse import Limits, parse_chat, parse_completion
+from services.gateway.requests.job import Job
+from services.gateway.requests.parse import Limits, parse_chat, parse_completion
 from shared.errors import InvalidRequest
 from shared.messages import ALL_TOKENS, SamplingDefaults, SamplingParams, TextOptions
 from tests.services.gateway.fakes import LIMITS, MODEL

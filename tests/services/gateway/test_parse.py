@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway import unsupported
 from services.gateway.open_prompt import OpenPrompt
 from services.gateway.output_collector import OutputCollector
-from services.gateway.parse import parse_chat, parse_completion
-from services.gateway.schema import ChatRequest, CompletionRequest
+from services.gateway.requests import unsupported
+from services.gateway.requests.parse import parse_chat, parse_completion
+from services.gateway.requests.schema import ChatRequest, CompletionRequest
 from shared.codec import decode, encode
 from shared.errors import InvalidRequest, NotFound
 from tests.services.gateway.fakes import LIMITS, MODEL

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from services.gateway import unsupported
-from services.gateway.job import Job
-from services.gateway.parse import parse_chat, parse_completion
+from services.gateway.requests import unsupported
+from services.gateway.requests.job import Job
+from services.gateway.requests.parse import parse_chat, parse_completion
 from shared.errors import InvalidRequest
 from tests.services.gateway.fakes import LIMITS, MODEL
 

@@ -7,12 +7,12 @@ import msgspec
 import numpy as np
 from msgspec import Raw
 
-from services.gateway.job import Prompt
-from services.gateway.json_body import items, json_errors, plain
-from services.gateway.schema import MAX_MESSAGES, ContentPart, InputMessage, TokenId
-from services.gateway.token_ids import check_length, known_ids, read_ids
-from services.gateway.unsupported import unsupported
-from services.gateway.violations import show, violation
+from services.gateway.requests.job import Prompt
+from services.gateway.requests.json_body import items, json_errors, plain
+from services.gateway.requests.schema import MAX_MESSAGES, ContentPart, InputMessage, TokenId
+from services.gateway.requests.token_ids import check_length, known_ids, read_ids
+from services.gateway.requests.unsupported import unsupported
+from services.gateway.requests.violations import show, violation
 from shared.codec import Array
 from shared.errors import InvalidRequest
 from shared.messages import ModelInfo

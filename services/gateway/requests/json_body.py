@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Raw, structs
 
-from services.gateway import unsupported
 from services.gateway.log_limit import LogLimit
-from services.gateway.schema import MAX_FIELD_BYTES, MAX_FIELDS
-from services.gateway.unsupported import Neutral
-from services.gateway.violations import MAX_SHOWN_CHARS, unknown_model, violation
+from services.gateway.requests import unsupported
+from services.gateway.requests.schema import MAX_FIELD_BYTES, MAX_FIELDS
+from services.gateway.requests.unsupported import Neutral
+from services.gateway.requests.violations import MAX_SHOWN_CHARS, unknown_model, violation
 from shared.errors import InvalidRequest
 from shared.log import client_text
 from shared.messages import ModelInfo

@@ -6,7 +6,7 @@ refused otherwise: nothing a client asks for is ignored in silence.
 
 from typing import Any
 
-from services.gateway.violations import show
+from services.gateway.requests.violations import show
 from shared.errors import InvalidRequest
 
 Neutral = dict[str, tuple[Any, ...]]

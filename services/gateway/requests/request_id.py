@@ -5,8 +5,8 @@ import uuid
 
 from aiohttp import web
 
-from services.gateway.schema import REQUEST_ID
-from services.gateway.violations import show
+from services.gateway.requests.schema import REQUEST_ID
+from services.gateway.requests.violations import show
 from shared.errors import InvalidRequest
 
 HEADER = "X-Request-Id"

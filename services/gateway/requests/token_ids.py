@@ -7,9 +7,9 @@ import msgspec
 import numpy as np
 from msgspec import Raw
 
-from services.gateway.json_body import items, json_errors, plain
-from services.gateway.schema import TokenId
-from services.gateway.violations import show, violation
+from services.gateway.requests.json_body import items, json_errors, plain
+from services.gateway.requests.schema import TokenId
+from services.gateway.requests.violations import show, violation
 from shared.codec import Array
 from shared.errors import InvalidRequest
 from shared.messages import ModelInfo

@@ -4,9 +4,9 @@ import re
 import secrets
 from typing import Any, TypeVar
 
-from services.gateway.schema import GenerationRequest
-from services.gateway.token_ids import known_ids
-from services.gateway.violations import show
+from services.gateway.requests.schema import GenerationRequest
+from services.gateway.requests.token_ids import known_ids
+from services.gateway.requests.violations import show
 from shared.errors import InvalidRequest
 from shared.messages import ALL_TOKENS, ModelInfo, SamplingParams, TextOptions
 

@@ -4,12 +4,17 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from services.gateway import unsupported
-from services.gateway.job import Job, Prompt
-from services.gateway.json_body import Body, check, decode, served_name
-from services.gateway.prompts import chat_prompt, completion_prompts
-from services.gateway.sampling import client_seed, num_logprobs, sampling_params, text_options
-from services.gateway.schema import ChatRequest, CompletionRequest, GenerationRequest
+from services.gateway.requests import unsupported
+from services.gateway.requests.job import Job, Prompt
+from services.gateway.requests.json_body import Body, check, decode, served_name
+from services.gateway.requests.prompts import chat_prompt, completion_prompts
+from services.gateway.requests.sampling import (
+    client_seed,
+    num_logprobs,
+    sampling_params,
+    text_options,
+)
+from services.gateway.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
 from shared.errors import InvalidRequest
 from shared.messages import ALL_TOKENS, ModelInfo, TextOptions
 
