@@ -10,7 +10,7 @@ from services.gateway.account import owner_of
 from services.gateway.body import BodyReader
 from services.gateway.completions import CHAT, TEXT
 from services.gateway.json_reply import json_response
-from services.gateway.mesh import Mesh
+from services.gateway.mesh.mesh import Mesh
 from services.gateway.openai import AbortReply
 from services.gateway.requests.json_body import check, decode
 from services.gateway.requests.schema import AbortRequest

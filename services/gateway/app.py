@@ -13,7 +13,7 @@ from services.gateway.cors import Cors
 from services.gateway.failures import answer_errors, count_requests
 from services.gateway.http_server import limit_headers
 from services.gateway.info import Info
-from services.gateway.mesh import Mesh
+from services.gateway.mesh.mesh import Mesh
 from services.gateway.pieces import PieceMaker
 from services.gateway.requests.request_id import name_response
 from services.gateway.tokenization import Tokenization

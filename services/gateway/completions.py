@@ -15,8 +15,8 @@ from services.gateway.admission import Admission, Reservation
 from services.gateway.body import BodyParser, BodyReader
 from services.gateway.client import EVENT_STREAM, Client
 from services.gateway.formats import ChatFormat, Format, TextFormat
-from services.gateway.mesh import Mesh
-from services.gateway.output_collector import OutputCollector
+from services.gateway.mesh.mesh import Mesh
+from services.gateway.mesh.output_collector import OutputCollector
 from services.gateway.pieces import PieceMaker
 from services.gateway.replies import EventWriter, WholeWriter, is_large
 from services.gateway.reply import Head, Reply

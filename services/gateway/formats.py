@@ -11,6 +11,7 @@ from services.gateway.logprob_json import (
     LogprobWriter,
     TextLogprobs,
 )
+from services.gateway.mesh.token_table import Spelling
 from services.gateway.openai import (
     ChatChoice,
     ChatDelta,
@@ -21,7 +22,6 @@ from services.gateway.openai import (
     TextChoice,
     TokenIds,
 )
-from services.gateway.token_table import Spelling
 from shared.messages import Finished
 
 

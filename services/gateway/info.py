@@ -6,7 +6,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from services.gateway.json_reply import json_response
-from services.gateway.mesh import Mesh
+from services.gateway.mesh.mesh import Mesh
 from services.gateway.openai import Model, ModelList
 from services.gateway.requests.violations import unknown_model
 from shared.messages import Heartbeat, State

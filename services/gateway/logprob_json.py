@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import orjson
 
-from services.gateway.output_collector import ChoiceUpdate
-from services.gateway.token_table import Spelling
+from services.gateway.mesh.output_collector import ChoiceUpdate
+from services.gateway.mesh.token_table import Spelling
 from shared.codec import Array
 from shared.messages import ALL_TOKENS
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 
 from services.gateway.logprob_json import Token, number, pieces_of, tokens_of
-from services.gateway.output_collector import ChoiceUpdate
-from services.gateway.token_table import TokenTable
+from services.gateway.mesh.output_collector import ChoiceUpdate
+from services.gateway.mesh.token_table import TokenTable
 
 
 class PromptLogprobs:

@@ -11,8 +11,8 @@ from msgspec import UNSET, Raw, UnsetType
 from services.gateway.formats import Output
 from services.gateway.json_reply import DONE, encode, event
 from services.gateway.logprob_json import PIECE_ENTRIES
+from services.gateway.mesh.output_collector import ChoiceUpdate, merged
 from services.gateway.openai import Choice, TokenIds
-from services.gateway.output_collector import ChoiceUpdate, merged
 from services.gateway.reply import Reply, Tally
 from shared.token_arrays import TokenArrays
 

@@ -9,6 +9,8 @@ from msgspec import UNSET, Raw, UnsetType
 from services.gateway.draft_logprob_json import DraftLogprobs
 from services.gateway.formats import Format
 from services.gateway.logprob_json import EchoedPrompt, LogprobWriter
+from services.gateway.mesh.output_collector import ChoiceUpdate
+from services.gateway.mesh.token_table import Spelling
 from services.gateway.openai import (
     Choice,
     Completion,
@@ -17,10 +19,8 @@ from services.gateway.openai import (
     TokenIds,
     Usage,
 )
-from services.gateway.output_collector import ChoiceUpdate
 from services.gateway.prompt_logprob_json import PromptLogprobs
 from services.gateway.requests.job import Job
-from services.gateway.token_table import Spelling
 from shared.codec import Array
 from shared.messages import Finished
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from services.gateway.mesh.output_collector import ChoiceUpdate, OutputCollector
 from services.gateway.metrics import (
     FINISHED_REQUESTS,
     GENERATION_TOKENS,
@@ -14,7 +15,6 @@ from services.gateway.metrics import (
     REQUEST_PROMPT_TOKENS,
     TIME_TO_FIRST_TOKEN,
 )
-from services.gateway.output_collector import ChoiceUpdate, OutputCollector
 
 
 class RequestMeter:

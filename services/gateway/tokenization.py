@@ -8,7 +8,7 @@ from aiohttp import web
 from services.gateway.admission import Admission, Reservation
 from services.gateway.body import BodyParser, BodyReader
 from services.gateway.json_reply import json_response
-from services.gateway.mesh import Mesh
+from services.gateway.mesh.mesh import Mesh
 from services.gateway.openai import DetokenizeReply
 from services.gateway.pieces import PieceMaker
 from services.gateway.requests import unsupported

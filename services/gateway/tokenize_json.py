@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from services.gateway.json_reply import encode
-from services.gateway.token_table import TokenTable
+from services.gateway.mesh.token_table import TokenTable
 from shared.codec import Array
 
 PIECE_IDS = 1024

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from services.gateway.mesh import Mesh
+from services.gateway.mesh.mesh import Mesh
 from services.gateway.requests.job import Job, Prompt
 from services.scheduler.generate_check import check_generate
 from services.scheduler.service import SchedulerService

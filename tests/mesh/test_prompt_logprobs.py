@@ -9,7 +9,7 @@ import aiohttp
 import numpy as np
 import pytest
 
-from services.gateway import open_prompt
+from services.gateway.mesh import open_prompt
 from services.scheduler.sequence import scored_token_bytes
 from shared.messages import Capacity, Generate
 from tests.mesh.fake_engine import made_up_logprobs

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import aiohttp
 
-from services.gateway.mesh_metrics import MeshMetrics
+from services.gateway.mesh.mesh_metrics import MeshMetrics
 from services.gateway.service import GatewayService
 from shared.messages import Overview
 from tests.services.gateway.fakes import FakeTokenizer, fake_tokenizer, until

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from services.gateway.open_prompt import MAX_REPLAYS, SAME_HANG_S, OpenPrompt
-from services.gateway.output_collector import ChoiceUpdate, OutputCollector
+from services.gateway.mesh.open_prompt import MAX_REPLAYS, SAME_HANG_S, OpenPrompt
+from services.gateway.mesh.output_collector import ChoiceUpdate, OutputCollector
 from services.gateway.requests.job import Job, Prompt
 from shared.errors import InternalError
 from shared.messages import (

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from services.gateway.output_collector import OutputCollector, merged
+from services.gateway.mesh.output_collector import OutputCollector, merged
 from shared.errors import Unavailable
 from shared.messages import Delta, Finished
 from shared.token_arrays import TokenArrays

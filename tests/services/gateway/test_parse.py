@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.open_prompt import OpenPrompt
-from services.gateway.output_collector import OutputCollector
+from services.gateway.mesh.open_prompt import OpenPrompt
+from services.gateway.mesh.output_collector import OutputCollector
 from services.gateway.requests import unsupported
 from services.gateway.requests.parse import parse_chat, parse_completion
 from services.gateway.requests.schema import ChatRequest, CompletionRequest

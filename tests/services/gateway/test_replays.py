@@ -9,8 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from services.gateway.backoff import Backoff
-from services.gateway.mesh import Mesh
+from services.gateway.mesh.backoff import Backoff
+from services.gateway.mesh.mesh import Mesh
 from shared.codec import Array
 from shared.errors import Unavailable
 from shared.messages import (

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from services.gateway import tokenization
-from services.gateway.mesh import Mesh
+from services.gateway.mesh.mesh import Mesh
 from services.gateway.tokenize_json import PIECE_IDS, write_tokens
 from shared.errors import InvalidRequest
 from shared.messages import Hello, RequestKey, State, Vocabulary

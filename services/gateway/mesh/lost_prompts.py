@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from services.gateway.open_prompt import OpenPrompt
+from services.gateway.mesh.open_prompt import OpenPrompt
 
 
 class LostPrompts:

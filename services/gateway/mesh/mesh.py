@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain, count
 
-from services.gateway.array_check import check_arrays
-from services.gateway.lost_prompts import LostPrompts
+from services.gateway.mesh.array_check import check_arrays
+from services.gateway.mesh.lost_prompts import LostPrompts
+from services.gateway.mesh.open_prompt import OpenPrompt
+from services.gateway.mesh.output_collector import ChoiceUpdate, OutputCollector
+from services.gateway.mesh.probation import Probation
+from services.gateway.mesh.token_table import TokenTable
 from services.gateway.metrics import REPLAYS
-from services.gateway.open_prompt import OpenPrompt
-from services.gateway.output_collector import ChoiceUpdate, OutputCollector
-from services.gateway.probation import Probation
 from services.gateway.requests.job import Job
-from services.gateway.token_table import TokenTable
 from shared.codec import Array
 from shared.credit import CreditBatch
 from shared.errors import (

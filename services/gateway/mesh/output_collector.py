@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from services.gateway.drafts import NO_DRAFTS, Drafts, drafts_of, joined
+from services.gateway.mesh.drafts import NO_DRAFTS, Drafts, drafts_of, joined
 from shared.codec import Array
 from shared.errors import RequestError
 from shared.messages import Delta, Finished

@@ -5,8 +5,8 @@ from array import array
 import msgspec
 import numpy as np
 
-from services.gateway.backoff import Backoff
-from services.gateway.output_collector import ChoiceUpdate, OutputCollector
+from services.gateway.mesh.backoff import Backoff
+from services.gateway.mesh.output_collector import ChoiceUpdate, OutputCollector
 from services.gateway.requests.job import Job, Prompt
 from shared.codec import Array
 from shared.errors import TOO_MANY_REPLAYS, InternalError, RequestError

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from services.gateway.mesh import Mesh
+from services.gateway.mesh.mesh import Mesh
 from shared.messages import Overview
 
 

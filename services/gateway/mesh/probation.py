@@ -1,6 +1,6 @@
 """Whether a tokenizer has shown that it works."""
 
-from services.gateway.backoff import Backoff
+from services.gateway.mesh.backoff import Backoff
 
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 30.0
