@@ -9,11 +9,11 @@ from aiohttp import web
 from services.gateway.account import owner_of
 from services.gateway.body import BodyReader
 from services.gateway.completions import CHAT, TEXT
-from services.gateway.json_reply import json_response
 from services.gateway.mesh.mesh import Mesh
-from services.gateway.openai import AbortReply
 from services.gateway.requests.json_body import check, decode
 from services.gateway.requests.schema import AbortRequest
+from services.gateway.responses.json_reply import json_response
+from services.gateway.responses.openai import AbortReply
 
 MAX_BODY_BYTES = 1 << 20
 """Enough for all ids; such a request is not admitted, for it makes room where there is none."""

@@ -14,12 +14,9 @@ from services.gateway.account import ACCOUNT, owner_of
 from services.gateway.admission import Admission, Reservation
 from services.gateway.body import BodyParser, BodyReader
 from services.gateway.client import EVENT_STREAM, Client
-from services.gateway.formats import ChatFormat, Format, TextFormat
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.mesh.output_collector import OutputCollector
 from services.gateway.pieces import PieceMaker
-from services.gateway.replies import EventWriter, WholeWriter, is_large
-from services.gateway.reply import Head, Reply
 from services.gateway.request_log import METER
 from services.gateway.request_meter import RequestMeter
 from services.gateway.requests.job import Job, Prompt
@@ -27,6 +24,9 @@ from services.gateway.requests.json_body import Body
 from services.gateway.requests.parse import Limits, parse_chat, parse_completion
 from services.gateway.requests.request_id import check_request_id, request_id, take_request_id
 from services.gateway.requests.violations import client_names
+from services.gateway.responses.formats import ChatFormat, Format, TextFormat
+from services.gateway.responses.reply import Head, Reply
+from services.gateway.responses.writers import EventWriter, WholeWriter, is_large
 from shared.codec import Array
 from shared.config import GatewayConfig
 from shared.errors import RETRY_AFTER_S, InvalidRequest, Unavailable

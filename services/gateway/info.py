@@ -5,10 +5,10 @@ from collections.abc import Callable
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from services.gateway.json_reply import json_response
 from services.gateway.mesh.mesh import Mesh
-from services.gateway.openai import Model, ModelList
 from services.gateway.requests.violations import unknown_model
+from services.gateway.responses.json_reply import json_response
+from services.gateway.responses.openai import Model, ModelList
 from shared.messages import Heartbeat, State
 from shared.version import VERSION
 

@@ -7,9 +7,7 @@ from aiohttp import web
 
 from services.gateway.admission import Admission, Reservation
 from services.gateway.body import BodyParser, BodyReader
-from services.gateway.json_reply import json_response
 from services.gateway.mesh.mesh import Mesh
-from services.gateway.openai import DetokenizeReply
 from services.gateway.pieces import PieceMaker
 from services.gateway.requests import unsupported
 from services.gateway.requests.job import Prompt
@@ -18,7 +16,9 @@ from services.gateway.requests.prompts import chat_prompt, ids_prompt, text_prom
 from services.gateway.requests.schema import NULL, DetokenizeRequest, TokenizeRequest
 from services.gateway.requests.token_ids import check_length
 from services.gateway.requests.violations import client_names
-from services.gateway.tokenize_json import write_tokens
+from services.gateway.responses.json_reply import json_response
+from services.gateway.responses.openai import DetokenizeReply
+from services.gateway.responses.tokenize_json import write_tokens
 from shared.codec import Array
 from shared.errors import InvalidRequest
 from shared.messages import ModelInfo

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from services.gateway.draft_logprob_json import DraftLogprobs
-from services.gateway.logprob_json import MIN_LOGPROB, PIECE_ENTRIES
 from services.gateway.mesh.drafts import NO_DRAFTS, Drafts, drafts_of, joined
+from services.gateway.responses.draft_logprob_json import DraftLogprobs
+from services.gateway.responses.logprob_json import MIN_LOGPROB, PIECE_ENTRIES
 from shared.messages import Delta
 from shared.token_arrays import TokenArrays
 from tests.services.gateway.test_logprob_json import table

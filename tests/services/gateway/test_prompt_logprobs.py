@@ -14,9 +14,9 @@ from openai import AsyncOpenAI
 
 from services.gateway.completions import prompt_bytes
 from services.gateway.mesh.token_table import TokenTable
-from services.gateway.prompt_logprob_json import PromptLogprobs
 from services.gateway.requests.job import Job
 from services.gateway.requests.parse import Limits, parse_chat, parse_completion
+from services.gateway.responses.prompt_logprob_json import PromptLogprobs
 from shared.messages import ALL_TOKENS, WINDOW_BYTES, State
 from tests.services.gateway.fakes import (
     LIMITS,

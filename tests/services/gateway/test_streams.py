@@ -13,7 +13,7 @@ import pytest
 from openai import APIError, AsyncOpenAI
 
 from services.gateway.client import COMMENT, SLOW_CLIENTS
-from services.gateway.replies import WholeWriter
+from services.gateway.responses.writers import WholeWriter
 from services.gateway.service import GatewayService
 from shared.messages import RequestKey, State
 from tests.services.gateway.fakes import FakeTokenizer, Submitted, running_gateway, until

@@ -14,7 +14,7 @@ import pytest
 
 from services.gateway import tokenization
 from services.gateway.mesh.mesh import Mesh
-from services.gateway.tokenize_json import PIECE_IDS, write_tokens
+from services.gateway.responses.tokenize_json import PIECE_IDS, write_tokens
 from shared.errors import InvalidRequest
 from shared.messages import Hello, RequestKey, State, Vocabulary
 from shared.peer import Peer

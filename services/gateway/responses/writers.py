@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from msgspec import UNSET, Raw, UnsetType
 
-from services.gateway.formats import Output
-from services.gateway.json_reply import DONE, encode, event
-from services.gateway.logprob_json import PIECE_ENTRIES
 from services.gateway.mesh.output_collector import ChoiceUpdate, merged
-from services.gateway.openai import Choice, TokenIds
-from services.gateway.reply import Reply, Tally
+from services.gateway.responses.formats import Output
+from services.gateway.responses.json_reply import DONE, encode, event
+from services.gateway.responses.logprob_json import PIECE_ENTRIES
+from services.gateway.responses.openai import Choice, TokenIds
+from services.gateway.responses.reply import Reply, Tally
 from shared.token_arrays import TokenArrays
 
 _HOLE = b"\0"  # no JSON contains it

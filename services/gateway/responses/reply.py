@@ -6,12 +6,13 @@ from itertools import chain
 
 from msgspec import UNSET, Raw, UnsetType
 
-from services.gateway.draft_logprob_json import DraftLogprobs
-from services.gateway.formats import Format
-from services.gateway.logprob_json import EchoedPrompt, LogprobWriter
 from services.gateway.mesh.output_collector import ChoiceUpdate
 from services.gateway.mesh.token_table import Spelling
-from services.gateway.openai import (
+from services.gateway.requests.job import Job
+from services.gateway.responses.draft_logprob_json import DraftLogprobs
+from services.gateway.responses.formats import Format
+from services.gateway.responses.logprob_json import EchoedPrompt, LogprobWriter
+from services.gateway.responses.openai import (
     Choice,
     Completion,
     CompletionTokensDetails,
@@ -19,8 +20,7 @@ from services.gateway.openai import (
     TokenIds,
     Usage,
 )
-from services.gateway.prompt_logprob_json import PromptLogprobs
-from services.gateway.requests.job import Job
+from services.gateway.responses.prompt_logprob_json import PromptLogprobs
 from shared.codec import Array
 from shared.messages import Finished
 

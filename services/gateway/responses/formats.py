@@ -5,14 +5,14 @@ from typing import Protocol
 
 from msgspec import UNSET, Raw, UnsetType
 
-from services.gateway.logprob_json import (
+from services.gateway.mesh.token_table import Spelling
+from services.gateway.responses.logprob_json import (
     ChatLogprobs,
     EchoedPrompt,
     LogprobWriter,
     TextLogprobs,
 )
-from services.gateway.mesh.token_table import Spelling
-from services.gateway.openai import (
+from services.gateway.responses.openai import (
     ChatChoice,
     ChatDelta,
     ChatMessage,

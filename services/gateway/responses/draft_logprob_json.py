@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from services.gateway.logprob_json import MIN_LOGPROB, PIECE_ENTRIES, numbers
 from services.gateway.mesh.drafts import Drafts
 from services.gateway.mesh.token_table import Spelling
+from services.gateway.responses.logprob_json import MIN_LOGPROB, PIECE_ENTRIES, numbers
 
 _BOOLS = (b"false", b"true")
 

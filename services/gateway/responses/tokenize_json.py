@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator
 
-from services.gateway.json_reply import encode
 from services.gateway.mesh.token_table import TokenTable
+from services.gateway.responses.json_reply import encode
 from shared.codec import Array
 
 PIECE_IDS = 1024

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from itertools import count
 
-from services.gateway.logprob_json import Token, number, pieces_of, tokens_of
 from services.gateway.mesh.output_collector import ChoiceUpdate
 from services.gateway.mesh.token_table import TokenTable
+from services.gateway.responses.logprob_json import Token, number, pieces_of, tokens_of
 
 
 class PromptLogprobs:
