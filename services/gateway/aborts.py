@@ -6,9 +6,9 @@ not exist.
 
 from aiohttp import web
 
-from services.gateway.account import owner_of
-from services.gateway.body import BodyReader
 from services.gateway.completions import CHAT, TEXT
+from services.gateway.http.account import owner_of
+from services.gateway.http.body import BodyReader
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.requests.json_body import check, decode
 from services.gateway.requests.schema import AbortRequest

@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from aiohttp import web
 
-from services.gateway.account import ACCOUNT, owner_of
-from services.gateway.admission import Admission, Reservation
-from services.gateway.body import BodyParser, BodyReader
-from services.gateway.client import EVENT_STREAM, Client
+from services.gateway.http.account import ACCOUNT, owner_of
+from services.gateway.http.admission import Admission, Reservation
+from services.gateway.http.body import BodyParser, BodyReader
+from services.gateway.http.client import EVENT_STREAM, Client
+from services.gateway.http.pieces import PieceMaker
+from services.gateway.http.request_log import METER
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.mesh.output_collector import OutputCollector
-from services.gateway.pieces import PieceMaker
-from services.gateway.request_log import METER
 from services.gateway.request_meter import RequestMeter
 from services.gateway.requests.job import Job, Prompt
 from services.gateway.requests.json_body import Body

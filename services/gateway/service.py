@@ -5,12 +5,12 @@ import logging
 
 from prometheus_client import REGISTRY
 
-from services.gateway.admission import Admission
 from services.gateway.app import make_app
-from services.gateway.http_server import HttpRunner, HttpSite
+from services.gateway.http.admission import Admission
+from services.gateway.http.server import HttpRunner, HttpSite
+from services.gateway.http.tls import tls_context
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.mesh.mesh_metrics import MeshMetrics
-from services.gateway.tls import tls_context
 from shared.codec import Array
 from shared.config import GatewayConfig
 from shared.errors import ConfigError

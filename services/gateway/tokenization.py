@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from services.gateway.admission import Admission, Reservation
-from services.gateway.body import BodyParser, BodyReader
+from services.gateway.http.admission import Admission, Reservation
+from services.gateway.http.body import BodyParser, BodyReader
+from services.gateway.http.pieces import PieceMaker
 from services.gateway.mesh.mesh import Mesh
-from services.gateway.pieces import PieceMaker
 from services.gateway.requests import unsupported
 from services.gateway.requests.job import Prompt
 from services.gateway.requests.json_body import Body, check, decode, served_name

@@ -12,8 +12,8 @@ import yaml
 from prometheus_client import PROCESS_COLLECTOR
 from prometheus_client.metrics import MetricWrapperBase
 
-from services.gateway import client as gateway_client
 from services.gateway import metrics as gateway_metrics
+from services.gateway.http import client as gateway_client
 from services.scheduler import metrics as scheduler_metrics
 from services.tokenizer import metrics as tokenizer_metrics
 from services.worker import metrics as worker_metrics

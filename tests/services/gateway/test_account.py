@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 from pydantic import ValidationError
 
-from services.gateway.token_bucket import TokenBucket
+from services.gateway.http.token_bucket import TokenBucket
 from shared.config import GatewayConfig
 from shared.messages import State
 from tests.services.gateway.fakes import (

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from services.gateway import admission as module
-from services.gateway.admission import Admission
+from services.gateway.http import admission as module
+from services.gateway.http.admission import Admission
 from shared.errors import Overloaded
 
 

@@ -11,8 +11,8 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 from pydantic import SecretStr
 
-from services.gateway.account import ACCOUNT, Account, KeyLimits
-from services.gateway.routes import route_of
+from services.gateway.http.account import ACCOUNT, Account, KeyLimits
+from services.gateway.http.routes import route_of
 from shared.config import GatewayConfig, check_api_key
 from shared.errors import ConfigError, Unauthorized
 

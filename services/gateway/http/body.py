@@ -8,7 +8,7 @@ from typing import TypeVar
 from aiohttp import hdrs, web
 from aiohttp.web_protocol import RequestPayloadError
 
-from services.gateway.admission import Reservation
+from services.gateway.http.admission import Reservation
 from services.gateway.requests.json_body import Body
 from shared.errors import BodyTooLarge, InvalidRequest
 

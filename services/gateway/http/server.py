@@ -6,9 +6,9 @@ import ssl
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from services.gateway.connection_limit import ConnectionLimit
-from services.gateway.failures import error_response
-from services.gateway.http_connection import HttpConnection
+from services.gateway.http.connection import HttpConnection
+from services.gateway.http.connection_limit import ConnectionLimit
+from services.gateway.http.failures import error_response
 from shared.config import GatewayConfig
 
 MAX_HEADER_BYTES = 8 << 10

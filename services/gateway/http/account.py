@@ -9,8 +9,8 @@ from hashlib import sha256
 from aiohttp import web
 from pydantic import SecretStr
 
+from services.gateway.http.token_bucket import TokenBucket
 from services.gateway.metrics import KEY_REFUSALS, KEY_TOKENS
-from services.gateway.token_bucket import TokenBucket
 from shared.errors import Overloaded
 from shared.rate import Rate
 

@@ -10,15 +10,15 @@ from http import HTTPStatus
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
-from services.gateway.client import CLIENT
+from services.gateway.http.client import CLIENT
+from services.gateway.http.request_log import ERROR_CODE, log_request
+from services.gateway.http.routes import route_of
 from services.gateway.log_limit import LogLimit
 from services.gateway.metrics import HTTP_REQUESTS, STREAM_ERRORS
-from services.gateway.request_log import ERROR_CODE, log_request
 from services.gateway.requests.request_id import request_id
 from services.gateway.requests.violations import show
 from services.gateway.responses.json_reply import DONE, event, json_response
 from services.gateway.responses.openai import Error, ErrorReply
-from services.gateway.routes import route_of
 from shared.errors import DEADLY, InternalError, RequestError
 from shared.log import client_text
 

@@ -9,9 +9,9 @@ from typing import Any
 from aiohttp import HttpVersion11, web
 from aiohttp.streams import StreamReader
 
-from services.gateway.client import CLIENT
-from services.gateway.connection_limit import SHED_CONNECTIONS, ConnectionLimit
-from services.gateway.failures import error_response
+from services.gateway.http.client import CLIENT
+from services.gateway.http.connection_limit import SHED_CONNECTIONS, ConnectionLimit
+from services.gateway.http.failures import error_response
 from services.gateway.log_limit import LogLimit
 from services.gateway.metrics import HTTP_REQUESTS
 from shared.errors import InvalidRequest, Unavailable

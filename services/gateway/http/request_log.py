@@ -2,10 +2,10 @@
 
 from aiohttp import web
 
-from services.gateway.account import ACCOUNT
+from services.gateway.http.account import ACCOUNT
+from services.gateway.http.routes import route_of
 from services.gateway.request_meter import RequestMeter
 from services.gateway.requests.request_id import request_id
-from services.gateway.routes import route_of
 from shared.log import log_end
 
 METER = web.RequestKey("meter", RequestMeter)
