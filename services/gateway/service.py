@@ -5,7 +5,7 @@ import logging
 
 from prometheus_client import REGISTRY
 
-from services.gateway.app import make_app
+from services.gateway.endpoints.app import make_app
 from services.gateway.http.admission import Admission
 from services.gateway.http.server import HttpRunner, HttpSite
 from services.gateway.http.tls import tls_context

@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from services.gateway.aborts import MAX_BODY_BYTES
+from services.gateway.endpoints.aborts import MAX_BODY_BYTES
 from shared.messages import RequestKey
 from tests.services.gateway.fakes import FakeTokenizer
 

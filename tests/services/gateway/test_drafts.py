@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from openai import AsyncOpenAI
 
-from services.gateway.completions import token_bytes
+from services.gateway.endpoints.completions import token_bytes
 from services.gateway.requests.parse import parse_completion
 from shared.messages import WINDOW_BYTES
 from tests.services.gateway.fakes import LIMITS, MODEL, FakeTokenizer, fake_tokenizer

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from services.gateway import body, completions
-from services.gateway.completions import Completions
+from services.gateway.endpoints.completions import Completions
 from services.gateway.metrics import BUFFERED_BYTES
 from services.gateway.requests.job import Job
 from services.gateway.requests.parse import parse_completion

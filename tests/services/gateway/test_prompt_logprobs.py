@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from openai import AsyncOpenAI
 
-from services.gateway.completions import prompt_bytes
+from services.gateway.endpoints.completions import prompt_bytes
 from services.gateway.mesh.token_table import TokenTable
 from services.gateway.requests.job import Job
 from services.gateway.requests.parse import Limits, parse_chat, parse_completion

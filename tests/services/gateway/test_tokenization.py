@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from services.gateway import tokenization
+from services.gateway.endpoints import tokenization
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.responses.tokenize_json import PIECE_IDS, write_tokens
 from shared.errors import InvalidRequest

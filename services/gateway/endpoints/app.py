@@ -4,8 +4,10 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from services.gateway.aborts import Aborts
-from services.gateway.completions import Completions
+from services.gateway.endpoints.aborts import Aborts
+from services.gateway.endpoints.completions import Completions
+from services.gateway.endpoints.info import Info
+from services.gateway.endpoints.tokenization import Tokenization
 from services.gateway.http.admission import Admission
 from services.gateway.http.api_keys import Guard, load_accounts
 from services.gateway.http.body import BodyParser, BodyReader
@@ -13,10 +15,8 @@ from services.gateway.http.cors import Cors
 from services.gateway.http.failures import answer_errors, count_requests
 from services.gateway.http.pieces import PieceMaker
 from services.gateway.http.server import limit_headers
-from services.gateway.info import Info
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.requests.request_id import name_response
-from services.gateway.tokenization import Tokenization
 from shared.config import GatewayConfig
 from shared.messages import Heartbeat
 

@@ -6,7 +6,7 @@ not exist.
 
 from aiohttp import web
 
-from services.gateway.completions import CHAT, TEXT
+from services.gateway.endpoints.completions import CHAT, TEXT
 from services.gateway.http.account import owner_of
 from services.gateway.http.body import BodyReader
 from services.gateway.mesh.mesh import Mesh
