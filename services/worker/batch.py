@@ -16,8 +16,8 @@ from kernels.sample import (
     prepare_random_rows,
 )
 from services.worker.context import ForwardContext
-from services.worker.kv_cache import KVCache
 from services.worker.logits_rules import row_change
+from services.worker.machine.kv_cache import KVCache
 from services.worker.slots import SlotTable
 from shared.messages import StepPlan
 

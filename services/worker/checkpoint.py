@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from services.worker.model_config import ModelConfig
+from services.worker.config.model_config import ModelConfig
 from services.worker.models import CausalLM
 from services.worker.mtp_layouts import MappedTensor, MtpLayout, mtp_layout
 from services.worker.progress import Progress

@@ -9,8 +9,8 @@ import torch
 from kernels.cpu.decoder import DTYPES, NativeLibrary
 from kernels.cpu.library import find_variant, load_library
 from kernels.cpu.sampler import NativeSampler
-from services.worker.hardware import bound_kernel_caches, num_cores
-from services.worker.model_config import ModelConfig
+from services.worker.config.model_config import ModelConfig
+from services.worker.machine.hardware import bound_kernel_caches, num_cores
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.fused import FusedLM

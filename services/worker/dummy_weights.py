@@ -5,7 +5,7 @@ import logging
 import torch
 
 from services.worker.checkpoint import build_model
-from services.worker.model_config import ModelConfig
+from services.worker.config.model_config import ModelConfig
 from services.worker.models import CausalLM
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from services.worker.checkpoint import load_model
+from services.worker.config.model_config import ModelConfig, read_eos_ids, read_model_config
 from services.worker.dummy_weights import make_dummy
-from services.worker.hardware import (
+from services.worker.machine.hardware import (
     Memory,
     choose_device,
     choose_dtype,
@@ -18,8 +19,7 @@ from services.worker.hardware import (
     read_memory,
     why_out_of_memory,
 )
-from services.worker.kv_cache import KVCache
-from services.worker.model_config import ModelConfig, read_eos_ids, read_model_config
+from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
 from services.worker.progress import Progress
 from services.worker.registry import check_architecture

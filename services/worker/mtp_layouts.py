@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from services.worker.model_config import ModelConfig
+from services.worker.config.model_config import ModelConfig
 from shared.errors import ConfigError
 
 Transform = Callable[[Tensor], Tensor]

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from kernels.logprobs import NO_LOGPROBS, RowLogprobs
 from kernels.sample import NOT_FINITE
-from services.worker.device.streams import Download
 from services.worker.logprobs import MIN_LOGPROB, num_top_of, pieces
+from services.worker.machine.streams import Download
 from services.worker.results import ERRORS, ComputedRows, RowPart
 from services.worker.slots import SlotTable
 from shared.messages import FinishReason, ResultRow

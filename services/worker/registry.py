@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from services.worker.model_config import ModelConfig
+from services.worker.config.model_config import ModelConfig
 from services.worker.models import CausalLM
 from shared.errors import ConfigError
 from shared.model_folder import CONFIG_FILE, decode_json, find_file

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from services.worker.drafter import Drafter, NoDrafter
-from services.worker.kv_cache import KVCache
+from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
 from services.worker.mtp import MtpDrafter
 from services.worker.ngram import NgramDrafter

@@ -22,7 +22,7 @@ from benchmarks.gpu.suite import of_test
 from benchmarks.gpu.summary import aims
 from cli.bench.engine_loop import Job
 from services.worker.checkpoint import build_model
-from services.worker.model_config import read_model_config
+from services.worker.config.model_config import read_model_config
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.worker.hardware import choose_device
+from services.worker.machine.hardware import choose_device
 from shared.errors import ConfigError
 
 pytestmark = pytest.mark.gpu

@@ -7,16 +7,16 @@ import numpy as np
 import torch
 
 from services.worker.checkpoint import build_model
+from services.worker.config.model_config import ModelConfig
 from services.worker.device.chunks import prepare_chunks
 from services.worker.device.device_slots import DeviceSlots
 from services.worker.device.mixed_step import MixedStep
 from services.worker.device.planned_rows import PlannedRows
 from services.worker.device.segments import Segments
 from services.worker.device.steps import DecodeStep, Step
-from services.worker.device.streams import upload
 from services.worker.device.warm_up import warm_up
-from services.worker.kv_cache import KVCache
-from services.worker.model_config import ModelConfig
+from services.worker.machine.kv_cache import KVCache
+from services.worker.machine.streams import upload
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.fused import FusedLM
 from services.worker.slots import SlotTable

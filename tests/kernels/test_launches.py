@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.gpu.dry_card import DryDriver, dry_card
-from services.worker.model_config import ModelConfig
+from services.worker.config.model_config import ModelConfig
 from tests.kernels.dry_engine import MAX_LEN, VOCAB_SIZE, DryEngine, start
 
 MIMO: dict[str, Any] = {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}

@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.sample import adjust, prepare_adjustments
 from services.worker.batch import row_changes
 from services.worker.device.planned_rows import PlannedRows
-from services.worker.device.streams import upload
+from services.worker.machine.streams import upload
 from services.worker.slots import SlotTable
 
 

@@ -6,10 +6,10 @@ import numpy as np
 
 from services.worker.device.accept_outcomes import NO_ROWS, StepRows, unpack
 from services.worker.device.planned_rows import PlannedRows
-from services.worker.device.streams import DeviceEvent, Download
 from services.worker.device.token_logprobs import PendingLogprobs
 from services.worker.loaded_model import LoadedModel
 from services.worker.logprobs import StepLogprobs
+from services.worker.machine.streams import DeviceEvent, Download
 from services.worker.mtp_coverage import MtpCoverage
 from services.worker.ngram import NgramDrafter
 from services.worker.prompt_logprobs import PromptPart, prompt_rows

@@ -21,10 +21,10 @@ from services.worker.device.out_of_memory import REMEDIES, fail
 from services.worker.device.planned_rows import HostLengths, PlannedRows
 from services.worker.device.segments import make_segments
 from services.worker.device.steps import DecodeStep, Step
-from services.worker.device.streams import DeviceEvent, Download, upload
 from services.worker.device.token_logprobs import PendingLogprobs
-from services.worker.hardware import why_out_of_memory
 from services.worker.loaded_model import LoadedModel, load
+from services.worker.machine.hardware import why_out_of_memory
+from services.worker.machine.streams import DeviceEvent, Download, upload
 from services.worker.memory import estimate_requirements, plan_memory
 from services.worker.progress import Progress
 from services.worker.prompt_logprobs import PromptPart, ask_prompts

@@ -17,8 +17,8 @@ import torch
 
 from services.worker.device.segments import Segments
 from services.worker.device.steps import DecodeStep, Record, Run
-from services.worker.device.streams import ALIGNED, upload
-from services.worker.hardware import read_memory, why_out_of_memory
+from services.worker.machine.hardware import read_memory, why_out_of_memory
+from services.worker.machine.streams import ALIGNED, upload
 from services.worker.memory import mib
 from services.worker.progress import Progress
 from shared.messages import Capacity

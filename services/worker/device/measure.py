@@ -12,9 +12,9 @@ from services.worker.device.graphs import (
 from services.worker.device.out_of_memory import REMEDIES
 from services.worker.device.segments import Segments, make_segments
 from services.worker.device.warm_up import warm_up
-from services.worker.hardware import read_memory, why_out_of_memory
 from services.worker.loaded_model import LoadedModel
 from services.worker.logprobs import MAX_LOGITS_AT_ONCE
+from services.worker.machine.hardware import read_memory, why_out_of_memory
 from services.worker.memory import LOGPROB_BYTES, MemoryRequirements, requirements_with
 from services.worker.progress import Progress
 from services.worker.slots import SlotTable

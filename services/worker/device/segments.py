@@ -19,8 +19,8 @@ from kernels.sample.slots import SlotParams, process_slots, sample_slots
 from kernels.slot_state import SlotState
 from kernels.store_drafts import store_drafts
 from services.worker.context import ForwardContext, forward_context
-from services.worker.kv_cache import KVCache
 from services.worker.loaded_model import LoadedModel
+from services.worker.machine.kv_cache import KVCache
 from services.worker.models.fused import FusedLM
 
 

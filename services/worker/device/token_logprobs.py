@@ -7,8 +7,8 @@ import numpy as np
 
 from kernels.logprobs import MAX_TOP, NO_LOGPROBS, logprobs
 from services.worker.device.segments import SamplerOutput
-from services.worker.device.streams import Download, upload
 from services.worker.logprobs import MIN_LOGPROB, StepLogprobs, TokenLogprobs, num_top_of, pieces
+from services.worker.machine.streams import Download, upload
 from services.worker.slots import SlotTable
 from services.worker.verify import AcceptOutcome
 

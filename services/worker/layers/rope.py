@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from kernels.rope import rope, rope_interleaved
-from services.worker.layers.frequencies import Rope
+from services.worker.config.frequencies import Rope
 
 
 class Rotation(NamedTuple):

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
-from services.worker.model_config import ModelConfig
+from services.worker.config.model_config import ModelConfig
 
 
 class CausalLM(nn.Module, ABC):

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from services.worker.config.model_config import ModelConfig
 from services.worker.layers.attention import Attention
 from services.worker.layers.embedding import Embedding, LMHead
 from services.worker.layers.mlp import GatedMLP
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.rope import RotaryEmbedding, Rotation
-from services.worker.model_config import ModelConfig
 from services.worker.models import CausalLM
 
 

@@ -1,8 +1,8 @@
 """ERNIE 4.5, dense (technical report of June 2025): rotated pairs are neighbours."""
 
+from services.worker.config.model_config import ModelConfig
 from services.worker.layers.attention import Attention
 from services.worker.layers.mlp import GatedMLP
-from services.worker.model_config import ModelConfig
 from services.worker.models.decoder import DecoderLayer, DecoderLM
 
 

@@ -3,9 +3,9 @@
 The kinds of rotary positions are in ``layers/frequencies.py``.
 """
 
+from services.worker.config.model_config import ModelConfig
 from services.worker.layers.attention import Attention
 from services.worker.layers.mlp import GatedMLP
-from services.worker.model_config import ModelConfig
 from services.worker.models.decoder import DecoderLayer, DecoderLM
 
 

@@ -8,12 +8,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from services.worker.config.model_config import ModelConfig
 from services.worker.layers.attention import Attention
 from services.worker.layers.linear import Linear
 from services.worker.layers.mlp import GatedMLP
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.rope import Rotation
-from services.worker.model_config import ModelConfig
 from services.worker.models.decoder import DecoderLayer
 from services.worker.models.qwen2 import Qwen2ForCausalLM
 

@@ -1,8 +1,8 @@
 """Qwen2 (arXiv 2407.10671): biases on queries, keys and values."""
 
+from services.worker.config.model_config import ModelConfig
 from services.worker.layers.attention import Attention
 from services.worker.layers.mlp import GatedMLP
-from services.worker.model_config import ModelConfig
 from services.worker.models.decoder import DecoderLayer, DecoderLM
 
 

@@ -1,8 +1,8 @@
 """Qwen3 (arXiv 2505.09388): queries and keys are normed head by head."""
 
+from services.worker.config.model_config import ModelConfig
 from services.worker.layers.attention import Attention
 from services.worker.layers.mlp import GatedMLP
-from services.worker.model_config import ModelConfig
 from services.worker.models.decoder import DecoderLayer, DecoderLM
 
 

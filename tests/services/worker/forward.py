@@ -8,9 +8,9 @@ import torch
 from services.worker.batch import Batch, prepare_batch
 from services.worker.checkpoint import load_model
 from services.worker.choose_backend import choose_kernels
+from services.worker.config.model_config import read_model_config
 from services.worker.context import forward_context
-from services.worker.kv_cache import KVCache
-from services.worker.model_config import read_model_config
+from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
 from services.worker.slots import SlotTable
 from shared.config import WorkerConfig

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from services.worker.checkpoint import load_model
-from services.worker.model_config import read_model_config
+from services.worker.config.model_config import read_model_config
 from services.worker.models import CausalLM
 from shared.errors import ConfigError
 from shared.model_folder import weight_files

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from services.worker.config.model_config import read_model_config
 from services.worker.dummy_weights import make_dummy
 from services.worker.host_engine import HostEngine
-from services.worker.model_config import read_model_config
 from shared.config import WorkerConfig
 from shared.errors import ConfigError
 from shared.messages import Admit, Decode, Prefill, SamplingParams, StepPlan

@@ -16,7 +16,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from services.worker.model_config import read_model_config
+from services.worker.config.model_config import read_model_config
 from services.worker.registry import MODELS
 from shared.model_folder import weight_files
 from tests.services.worker.checkpoints import (

@@ -8,7 +8,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from services.worker.layers.frequencies import ROPES, read_rope
+from services.worker.config.frequencies import ROPES, read_rope
 from services.worker.layers.rope import RotaryEmbedding
 
 MAX_POSITIONS = 4096

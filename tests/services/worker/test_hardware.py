@@ -6,7 +6,7 @@ import sys
 
 CODE = """
 import torch
-from services.worker.hardware import compute_exactly
+from services.worker.machine.hardware import compute_exactly
 products = torch.backends.cuda.matmul
 assert products.allow_tf32, "the environment asks for it"
 compute_exactly()

@@ -21,10 +21,11 @@ from transformers import (
 )
 
 from kernels.logprobs import logprobs
-from services.worker import hardware
+from services.worker.config.model_config import read_model_config
 from services.worker.context import forward_context
-from services.worker.hardware import Memory, choose_device, choose_dtype, read_memory
 from services.worker.logprobs import MAX_LOGITS_AT_ONCE
+from services.worker.machine import hardware
+from services.worker.machine.hardware import Memory, choose_device, choose_dtype, read_memory
 from services.worker.memory import (
     CPU_MAX_KV_BYTES,
     LOGPROB_BYTES,
@@ -33,7 +34,6 @@ from services.worker.memory import (
     plan_memory,
     prompt_logprob_bytes,
 )
-from services.worker.model_config import read_model_config
 from shared.config import WorkerConfig
 from shared.errors import ConfigError
 from shared.messages import WINDOW_BYTES
@@ -246,7 +246,7 @@ def test_steps_of_every_size_leave_little_machine_code_behind() -> None:
 import os
 import torch
 from benchmarks.processes import own_bytes
-from services.worker.hardware import bound_kernel_caches
+from services.worker.machine.hardware import bound_kernel_caches
 
 bound_kernel_caches()
 torch.set_num_threads(1)

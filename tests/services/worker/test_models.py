@@ -8,8 +8,8 @@ import torch
 from transformers import Qwen2ForCausalLM
 
 from services.worker.checkpoint import load_model
+from services.worker.config.model_config import read_model_config
 from services.worker.context import current_context
-from services.worker.model_config import read_model_config
 from shared.config import EMBEDDED_MODEL
 from tests.services.worker.checkpoints import (
     assert_greedy,

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from services.worker.layers.frequencies import Rope, read_rope
+from services.worker.config.frequencies import Rope, read_rope
 from shared.errors import ConfigError
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
 

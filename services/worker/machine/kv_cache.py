@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from kernels.cpu.memory import huge_zeros
-from services.worker.model_config import ModelConfig
+from services.worker.config.model_config import ModelConfig
 
 
 class KVCache:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from services.worker.gpu_claim import claim_gpu
+from services.worker.machine.gpu_claim import claim_gpu
 from shared.errors import ConfigError
 
 CGROUPS = Path("/sys/fs/cgroup")
