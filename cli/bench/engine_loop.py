@@ -14,7 +14,7 @@ from services.worker.build_engine import build_engine
 from services.worker.device.engine import DeviceEngine
 from services.worker.host_engine import HostEngine
 from services.worker.metrics import MEMORY
-from services.worker.progress import Progress
+from services.worker.weights.progress import Progress
 from shared.config import WorkerConfig
 from shared.errors import ConfigError, RequestError
 from shared.messages import Generate, Grant, NewSequence, SamplingParams, StepResult

@@ -1,5 +1,5 @@
-from services.worker.progress import Progress
 from services.worker.service import AnyEngine, WorkerService
+from services.worker.weights.progress import Progress
 from shared.config import WorkerConfig
 from shared.service import main
 

@@ -15,7 +15,7 @@ from kernels.sample import (
     prepare_adjustments,
     prepare_random_rows,
 )
-from services.worker.context import ForwardContext
+from services.worker.layers.context import ForwardContext
 from services.worker.logits_rules import row_change
 from services.worker.machine.kv_cache import KVCache
 from services.worker.slots import SlotTable

@@ -4,7 +4,7 @@ import torch
 
 from services.worker.device.engine import DeviceEngine
 from services.worker.host_engine import HostEngine
-from services.worker.progress import Progress
+from services.worker.weights.progress import Progress
 from shared.config import WorkerConfig
 
 

@@ -9,12 +9,12 @@ import torch
 from kernels.cpu.decoder import DTYPES, NativeLibrary
 from kernels.cpu.library import find_variant, load_library
 from kernels.cpu.sampler import NativeSampler
+from services.worker.backends.fused import FusedLM
+from services.worker.backends.native import NativeLM, decoder_shape
 from services.worker.config.model_config import ModelConfig
 from services.worker.machine.hardware import bound_kernel_caches, num_cores
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
-from services.worker.models.fused import FusedLM
-from services.worker.models.native import NativeLM, decoder_shape
 from services.worker.sampler import Sampler, TorchSampler
 from shared.config import WorkerConfig
 from shared.errors import ConfigError

@@ -8,9 +8,7 @@ import msgspec
 import numpy as np
 import torch
 
-from services.worker.checkpoint import load_model
 from services.worker.config.model_config import ModelConfig, read_eos_ids, read_model_config
-from services.worker.dummy_weights import make_dummy
 from services.worker.machine.hardware import (
     Memory,
     choose_device,
@@ -21,10 +19,12 @@ from services.worker.machine.hardware import (
 )
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
-from services.worker.progress import Progress
-from services.worker.registry import check_architecture
+from services.worker.models.registry import check_architecture
 from services.worker.sampler import Sampler
 from services.worker.speculation import Speculation, choose_speculation
+from services.worker.weights.checkpoint import load_model
+from services.worker.weights.dummy import make_dummy
+from services.worker.weights.progress import Progress
 from shared.config import WorkerConfig
 from shared.errors import ConfigError
 from shared.messages import Capacity, ModelInfo

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from kernels.sample import adjust
 from services.worker.batch import make_context, prepare_sampling
-from services.worker.context import forward_context
 from services.worker.drafter import RecordedStep, rooms
+from services.worker.layers.context import forward_context
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
 from services.worker.mtp_coverage import MtpCoverage

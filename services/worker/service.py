@@ -13,8 +13,8 @@ import numpy as np
 from services.worker.idle import IdleTime
 from services.worker.metrics import SEQUENCES, STEP_BUSY_SECONDS, STEP_IDLE_SECONDS, STEPS
 from services.worker.plan_check import PlanCheck
-from services.worker.progress import Progress, ProgressLines
 from services.worker.slot_log import SlotLog
+from services.worker.weights.progress import Progress, ProgressLines
 from shared.codec import Array
 from shared.config import WorkerConfig
 from shared.keys import load_keys

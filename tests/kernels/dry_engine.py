@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from services.worker.checkpoint import build_model
+from services.worker.backends.fused import FusedLM
 from services.worker.config.model_config import ModelConfig
 from services.worker.device.chunks import prepare_chunks
 from services.worker.device.device_slots import DeviceSlots
@@ -18,8 +18,8 @@ from services.worker.device.warm_up import warm_up
 from services.worker.machine.kv_cache import KVCache
 from services.worker.machine.streams import upload
 from services.worker.models.decoder import DecoderLM
-from services.worker.models.fused import FusedLM
 from services.worker.slots import SlotTable
+from services.worker.weights.checkpoint import build_model
 from shared.messages import Capacity
 
 CPU = torch.device("cpu")

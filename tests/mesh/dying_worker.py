@@ -4,8 +4,8 @@ import os
 
 import numpy as np
 
-from services.worker.progress import Progress
 from services.worker.service import Engine, StepOutput, WorkerService
+from services.worker.weights.progress import Progress
 from shared.config import WorkerConfig
 from shared.messages import StepPlan
 from shared.service import main

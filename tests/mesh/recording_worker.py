@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from services.worker.host_engine import HostEngine
-from services.worker.progress import Progress
 from services.worker.service import StepOutput, WorkerService
+from services.worker.weights.progress import Progress
 from shared.config import WorkerConfig
 from shared.messages import StepPlan
 from shared.service import main

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from services.worker.progress import Progress
 from services.worker.service import Engine, StepOutput, WorkerService
+from services.worker.weights.progress import Progress
 from shared.config import WorkerConfig
 from shared.messages import Admit, Capacity, ResultRow, StepPlan, StepResult
 from shared.model_folder import read_model_info

@@ -16,8 +16,8 @@ from services.worker.loaded_model import LoadedModel
 from services.worker.logprobs import MAX_LOGITS_AT_ONCE
 from services.worker.machine.hardware import read_memory, why_out_of_memory
 from services.worker.memory import LOGPROB_BYTES, MemoryRequirements, requirements_with
-from services.worker.progress import Progress
 from services.worker.slots import SlotTable
+from services.worker.weights.progress import Progress
 from shared.errors import ConfigError
 
 NO_BLOCKS = 0

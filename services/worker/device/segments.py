@@ -18,10 +18,10 @@ from kernels.paged_attention import ChunkRows, DecodeRows, DeviceAttention
 from kernels.sample.slots import SlotParams, process_slots, sample_slots
 from kernels.slot_state import SlotState
 from kernels.store_drafts import store_drafts
-from services.worker.context import ForwardContext, forward_context
+from services.worker.backends.fused import FusedLM
+from services.worker.layers.context import ForwardContext, forward_context
 from services.worker.loaded_model import LoadedModel
 from services.worker.machine.kv_cache import KVCache
-from services.worker.models.fused import FusedLM
 
 
 class ForwardOutput(NamedTuple):

@@ -9,7 +9,7 @@ from kernels.kv_write import kv_write
 from kernels.paged_attention import AttentionBatch, paged_attention
 from kernels.rms_norm import rms_norm
 from services.worker.config.model_config import ModelConfig
-from services.worker.context import current_context
+from services.worker.layers.context import current_context
 from services.worker.layers.linear import Linear, MergedLinear, empty_parameter
 from services.worker.layers.rope import Rotation
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 import torch
 
-from services.worker.models.fused import FusedLM
+from services.worker.backends.fused import FusedLM
 from tests.services.worker.device_contexts import OnDevice
 from tests.services.worker.test_native import (
     SHAPES,

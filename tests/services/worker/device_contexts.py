@@ -13,7 +13,7 @@ from kernels.paged_attention import (
     DeviceAttention,
     make_tiles,
 )
-from services.worker.context import current_context, forward_context
+from services.worker.layers.context import current_context, forward_context
 from services.worker.models import CausalLM
 
 

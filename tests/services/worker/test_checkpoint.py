@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.worker.checkpoint import load_model
 from services.worker.config.model_config import read_model_config
 from services.worker.models import CausalLM
+from services.worker.weights.checkpoint import load_model
 from shared.errors import ConfigError
 from shared.model_folder import weight_files
 from tests.services.worker.checkpoints import change_config, save_mimo, save_qwen2

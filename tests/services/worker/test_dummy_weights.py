@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from services.worker.config.model_config import read_model_config
-from services.worker.dummy_weights import make_dummy
 from services.worker.host_engine import HostEngine
+from services.worker.weights.dummy import make_dummy
 from shared.config import WorkerConfig
 from shared.errors import ConfigError
 from shared.messages import Admit, Decode, Prefill, SamplingParams, StepPlan

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from services.worker.backends.native import NativeLM
 from services.worker.config.model_config import read_eos_ids, read_model_config
 from services.worker.device.engine import DeviceEngine
 from services.worker.host_engine import HostEngine
-from services.worker.models.native import NativeLM
 from shared.messages import (
     Admit,
     Decode,

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from services.worker.config.model_config import read_model_config
-from services.worker.registry import MODELS
+from services.worker.models.registry import MODELS
 from shared.model_folder import weight_files
 from tests.services.worker.checkpoints import (
     assert_greedy,

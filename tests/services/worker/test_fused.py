@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from services.worker.backends.fused import FusedLM
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.embedding import LMHead
 from services.worker.layers.linear import empty_parameter
 from services.worker.models import CausalLM
-from services.worker.models.fused import FusedLM
 from tests.services.worker.device_contexts import OnDevice
 from tests.services.worker.test_native import (
     SHAPES,

@@ -22,7 +22,7 @@ from transformers import (
 
 from kernels.logprobs import logprobs
 from services.worker.config.model_config import read_model_config
-from services.worker.context import forward_context
+from services.worker.layers.context import forward_context
 from services.worker.logprobs import MAX_LOGITS_AT_ONCE
 from services.worker.machine import hardware
 from services.worker.machine.hardware import Memory, choose_device, choose_dtype, read_memory

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import Qwen2ForCausalLM
 
-from services.worker.checkpoint import load_model
 from services.worker.config.model_config import read_model_config
-from services.worker.context import current_context
+from services.worker.layers.context import current_context
+from services.worker.weights.checkpoint import load_model
 from shared.config import EMBEDDED_MODEL
 from tests.services.worker.checkpoints import (
     assert_greedy,

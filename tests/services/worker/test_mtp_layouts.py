@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from services.worker.checkpoint import fill
 from services.worker.config.model_config import ModelConfig
-from services.worker.mtp_layouts import MtpLayout, mtp_layout
+from services.worker.weights.checkpoint import fill
+from services.worker.weights.mtp_layouts import MtpLayout, mtp_layout
 from shared.errors import ConfigError
 from tests.services.worker.mtp_checkpoints import (
     CHECKPOINTS,

@@ -1,6 +1,6 @@
 """How often loading is logged."""
 
-from services.worker.progress import LINE_S, ProgressLines
+from services.worker.weights.progress import LINE_S, ProgressLines
 
 
 def test_a_line_now_and_then_and_none_where_loading_is_soon_done():

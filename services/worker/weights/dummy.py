@@ -4,9 +4,9 @@ import logging
 
 import torch
 
-from services.worker.checkpoint import build_model
 from services.worker.config.model_config import ModelConfig
 from services.worker.models import CausalLM
+from services.worker.weights.checkpoint import build_model
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from kernels.linear import gated, linear
 from kernels.paged_attention import DeviceAttention, attend
 from kernels.rms_norm import Norm
 from kernels.rope_kv import rope_kv
-from services.worker.context import current_context
 from services.worker.layers.attention import Attention, QKNorm
+from services.worker.layers.context import current_context
 from services.worker.layers.norm import RMSNorm
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLayer, DecoderLM

@@ -18,8 +18,8 @@ from kernels.cpu.decoder import (
 )
 from kernels.paged_attention import AttentionBatch
 from services.worker.config.model_config import ModelConfig
-from services.worker.context import current_context
 from services.worker.layers.attention import QKNorm
+from services.worker.layers.context import current_context
 from services.worker.layers.linear import Linear
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLayer, DecoderLM

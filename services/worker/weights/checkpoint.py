@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from services.worker.config.model_config import ModelConfig
 from services.worker.models import CausalLM
-from services.worker.mtp_layouts import MappedTensor, MtpLayout, mtp_layout
-from services.worker.progress import Progress
-from services.worker.registry import find_model
+from services.worker.models.registry import find_model
+from services.worker.weights.mtp_layouts import MappedTensor, MtpLayout, mtp_layout
+from services.worker.weights.progress import Progress
 from shared.errors import ConfigError
 from shared.model_folder import weight_files
 
