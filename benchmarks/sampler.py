@@ -17,7 +17,7 @@ from benchmarks.report import spread, write
 from kernels.cpu.library import find_variant, load_library
 from kernels.cpu.sampler import NativeSampler
 from kernels.sample import RandomRows, prepare_random_rows
-from services.worker.sampler import Sampler, TorchSampler
+from services.worker.step.sampler import Sampler, TorchSampler
 
 Work = Callable[[Sampler], Any]
 DRAWS: dict[str, dict[str, float]] = {

@@ -20,7 +20,7 @@ from services.worker.device.device_slots import DeviceSlots
 from services.worker.device.segments import make_segments
 from services.worker.device.warm_up import warm_up
 from services.worker.loaded_model import load
-from services.worker.slots import SlotTable
+from services.worker.slots.table import SlotTable
 from shared.config import WorkerConfig
 
 MAX_NUM_SEQS, MAX_BATCHED_TOKENS = 16, 256  # of the CPU's patience: they are not compiled for

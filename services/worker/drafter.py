@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from services.worker.batch import Batch
-from services.worker.slots import SlotTable
+from services.worker.slots.table import SlotTable
+from services.worker.step.batch import Batch
 from shared.messages import StepPlan
 
 

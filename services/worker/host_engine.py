@@ -8,18 +8,18 @@ from torch import Tensor
 
 from kernels.logprobs import RowLogprobs
 from kernels.sample import adjust
-from services.worker.batch import Batch, prepare_batch
 from services.worker.choose_backend import choose_kernels
 from services.worker.drafter import RecordedStep
 from services.worker.layers.context import forward_context
 from services.worker.loaded_model import load
-from services.worker.logprobs import gather_logprobs
 from services.worker.memory import estimate_requirements, plan_memory
-from services.worker.prompt_logprobs import PromptPart, ask_prompts, prompt_rows
-from services.worker.results import draft_rows, record, with_parts
-from services.worker.slots import SlotTable
+from services.worker.slots.table import SlotTable
 from services.worker.speculation import make_drafter
-from services.worker.verify import verify
+from services.worker.step.batch import Batch, prepare_batch
+from services.worker.step.logprobs import gather_logprobs
+from services.worker.step.prompt_logprobs import PromptPart, ask_prompts, prompt_rows
+from services.worker.step.results import draft_rows, record, with_parts
+from services.worker.step.verify import verify
 from services.worker.weights.progress import Progress
 from shared.config import WorkerConfig
 from shared.errors import ConfigError

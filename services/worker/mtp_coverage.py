@@ -6,7 +6,7 @@ for those who find it in the prefix cache.
 
 import numpy as np
 
-from services.worker.slots import SlotTable
+from services.worker.slots.table import SlotTable
 from shared.messages import Capacity, StepPlan
 
 FIRST_ENTRY = 1  # there is no pair before the first token

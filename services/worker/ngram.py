@@ -7,7 +7,7 @@ themselves, and no model is needed to see it.
 import numpy as np
 
 from services.worker.drafter import NoDrafter, RecordedStep, rooms
-from services.worker.slots import SlotTable
+from services.worker.slots.table import SlotTable
 
 
 class NgramDrafter(NoDrafter):

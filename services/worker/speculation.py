@@ -10,7 +10,7 @@ from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
 from services.worker.mtp import MtpDrafter
 from services.worker.ngram import NgramDrafter
-from services.worker.sampler import Sampler
+from services.worker.step.sampler import Sampler
 from shared.errors import ConfigError
 from shared.messages import Capacity
 from shared.speculative_config import SpeculativeConfig

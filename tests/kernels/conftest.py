@@ -6,7 +6,7 @@ import torch
 
 from kernels.cpu.library import load_library, variants
 from kernels.cpu.sampler import NativeSampler
-from services.worker.sampler import Sampler, TorchSampler
+from services.worker.step.sampler import Sampler, TorchSampler
 
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 

@@ -18,7 +18,7 @@ from services.worker.device.warm_up import warm_up
 from services.worker.machine.kv_cache import KVCache
 from services.worker.machine.streams import upload
 from services.worker.models.decoder import DecoderLM
-from services.worker.slots import SlotTable
+from services.worker.slots.table import SlotTable
 from services.worker.weights.checkpoint import build_model
 from shared.messages import Capacity
 

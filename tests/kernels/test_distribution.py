@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels.sample import prepare_random_rows, reference
-from services.worker.sampler import Sampler
+from services.worker.step.sampler import Sampler
 
 NUM_DRAWS = 300_000
 LOGITS = np.random.default_rng(3).permutation(np.linspace(-2, 2.5, 24)).astype(np.float32)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kernels.logprobs import logprobs
 from kernels.logprobs.reference import logprobs_row
-from services.worker.sampler import Sampler
+from services.worker.step.sampler import Sampler
 
 TOLERANCE = 2e-5  # float32 sums of up to 200 exponentials
 

@@ -13,7 +13,7 @@ from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 from kernels.sample import NOT_FINITE, NOTHING_LEFT, filters, prepare_random_rows, reference
 from kernels.sample.gumbel import MAX_GAP, gumbel
 from kernels.sample.rows import MIN_TEMPERATURE, RandomRows
-from services.worker.sampler import Sampler
+from services.worker.step.sampler import Sampler
 
 CPU = torch.device("cpu")
 NEAR = 1e-5  # a mass so close to p, in float32, may fall on either side

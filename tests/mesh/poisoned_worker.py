@@ -8,9 +8,9 @@ import os
 
 from torch import Tensor
 
-from services.worker.batch import Batch
 from services.worker.host_engine import HostEngine
 from services.worker.service import WorkerService
+from services.worker.step.batch import Batch
 from services.worker.weights.progress import Progress
 from shared.config import WorkerConfig
 from shared.service import main

@@ -15,8 +15,8 @@ from kernels.accept import (
     TOKENS,
 )
 from services.worker.device.planned_rows import PlannedRows
-from services.worker.slots import SlotTable
-from services.worker.verify import NO_TOKEN, AcceptOutcome
+from services.worker.slots.table import SlotTable
+from services.worker.step.verify import NO_TOKEN, AcceptOutcome
 
 NO_ROWS = np.zeros((0, TOKENS + 1), np.int32)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.logprobs import NO_LOGPROBS
 from kernels.slot_state import NO_ID, SlotState, empty_slots
 from services.worker.machine.streams import upload
-from services.worker.slots import SlotTable
+from services.worker.slots.table import SlotTable
 from shared.messages import MAX_STOP_IDS, Capacity, StepPlan
 
 OWN_ONLY = 0

@@ -26,9 +26,9 @@ from services.worker.loaded_model import LoadedModel, load
 from services.worker.machine.hardware import why_out_of_memory
 from services.worker.machine.streams import DeviceEvent, Download, upload
 from services.worker.memory import estimate_requirements, plan_memory
-from services.worker.prompt_logprobs import PromptPart, ask_prompts
-from services.worker.results import RowPart
-from services.worker.slots import SlotTable
+from services.worker.slots.table import SlotTable
+from services.worker.step.prompt_logprobs import PromptPart, ask_prompts
+from services.worker.step.results import RowPart
 from services.worker.weights.progress import Progress
 from shared.config import WorkerConfig
 from shared.errors import ConfigError

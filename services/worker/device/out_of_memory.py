@@ -3,8 +3,8 @@
 import numpy as np
 
 from kernels.logprobs import NO_LOGPROBS
-from services.worker.results import RowPart
-from services.worker.slots import SlotTable
+from services.worker.slots.table import SlotTable
+from services.worker.step.results import RowPart
 from shared.messages import ResultRow
 from shared.token_arrays import TokenArrays
 

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from services.worker.slots import SlotTable
+from services.worker.slots.table import SlotTable
 from shared.messages import Capacity, StepPlan
 
 

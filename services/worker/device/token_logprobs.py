@@ -7,10 +7,16 @@ import numpy as np
 
 from kernels.logprobs import MAX_TOP, NO_LOGPROBS, logprobs
 from services.worker.device.segments import SamplerOutput
-from services.worker.logprobs import MIN_LOGPROB, StepLogprobs, TokenLogprobs, num_top_of, pieces
 from services.worker.machine.streams import Download, upload
-from services.worker.slots import SlotTable
-from services.worker.verify import AcceptOutcome
+from services.worker.slots.table import SlotTable
+from services.worker.step.logprobs import (
+    MIN_LOGPROB,
+    StepLogprobs,
+    TokenLogprobs,
+    num_top_of,
+    pieces,
+)
+from services.worker.step.verify import AcceptOutcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from services.worker.device.mixed_step import MixedStep
 from services.worker.device.planned_rows import PlannedRows
 from services.worker.device.segments import Segments
 from services.worker.device.steps import DecodeStep
-from services.worker.slots import SlotTable
+from services.worker.slots.table import SlotTable
 from services.worker.weights.progress import Progress
 from shared.messages import Capacity
 

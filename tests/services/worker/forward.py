@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from services.worker.batch import Batch, prepare_batch
 from services.worker.choose_backend import choose_kernels
 from services.worker.config.model_config import read_model_config
 from services.worker.layers.context import forward_context
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
-from services.worker.slots import SlotTable
+from services.worker.slots.table import SlotTable
+from services.worker.step.batch import Batch, prepare_batch
 from services.worker.weights.checkpoint import load_model
 from shared.config import WorkerConfig
 from shared.messages import Admit, Capacity, Prefill, SamplingParams, StepPlan

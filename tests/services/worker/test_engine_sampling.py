@@ -12,8 +12,8 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from services.worker import logprobs
 from services.worker.host_engine import HostEngine
+from services.worker.step import logprobs
 from shared.messages import ALL_TOKENS, Admit, Prefill, SamplingParams, StepPlan
 from shared.token_arrays import Layout
 from tests.services.worker.checkpoints import (

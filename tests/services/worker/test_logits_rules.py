@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.worker.logits_rules import make_logits_rules, row_change
+from services.worker.slots.logits_rules import make_logits_rules, row_change
 from shared.messages import SamplingParams
 
 EOS_IDS = np.array([2, 5])

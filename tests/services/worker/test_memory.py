@@ -23,7 +23,6 @@ from transformers import (
 from kernels.logprobs import logprobs
 from services.worker.config.model_config import read_model_config
 from services.worker.layers.context import forward_context
-from services.worker.logprobs import MAX_LOGITS_AT_ONCE
 from services.worker.machine import hardware
 from services.worker.machine.hardware import Memory, choose_device, choose_dtype, read_memory
 from services.worker.memory import (
@@ -34,6 +33,7 @@ from services.worker.memory import (
     plan_memory,
     prompt_logprob_bytes,
 )
+from services.worker.step.logprobs import MAX_LOGITS_AT_ONCE
 from shared.config import WorkerConfig
 from shared.errors import ConfigError
 from shared.messages import WINDOW_BYTES

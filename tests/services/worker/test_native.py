@@ -12,13 +12,13 @@ from torch import Tensor
 from kernels.cpu.decoder import NativeLibrary
 from kernels.cpu.library import load_library, variants
 from services.worker.backends.native import NativeLM, decoder_shape
-from services.worker.batch import prepare_batch
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.context import forward_context
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
-from services.worker.slots import SlotTable
+from services.worker.slots.table import SlotTable
+from services.worker.step.batch import prepare_batch
 from services.worker.weights.dummy import make_dummy
 from shared.messages import Admit, Capacity, Decode, Prefill, SamplingParams, StepPlan
 

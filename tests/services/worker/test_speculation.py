@@ -12,7 +12,7 @@ from torch import Tensor
 
 from services.worker.drafter import RecordedStep
 from services.worker.host_engine import HostEngine
-from services.worker.slots import SlotTable
+from services.worker.slots.table import SlotTable
 from shared.config import EMBEDDED_MODEL
 from shared.messages import SamplingParams
 from tests.services.worker import scheduled

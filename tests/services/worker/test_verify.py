@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.sample import NOT_FINITE, NOTHING_LEFT
-from services.worker.batch import Batch
-from services.worker.slots import SlotTable
-from services.worker.verify import AcceptOutcome, verify
+from services.worker.slots.table import SlotTable
+from services.worker.step.batch import Batch
+from services.worker.step.verify import AcceptOutcome, verify
 from shared.messages import Capacity, SamplingParams
 
 EOS_IDS = np.array([0])

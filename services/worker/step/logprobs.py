@@ -7,9 +7,9 @@ import numpy as np
 from torch import Tensor
 
 from kernels.logprobs import NO_LOGPROBS
-from services.worker.sampler import Sampler
-from services.worker.slots import SlotTable
-from services.worker.verify import AcceptOutcome
+from services.worker.slots.table import SlotTable
+from services.worker.step.sampler import Sampler
+from services.worker.step.verify import AcceptOutcome
 from shared.messages import ALL_TOKENS
 
 # Logits that are worked on at a time, so that what stays on the device for it is bounded.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernels.sample import RowChange
-from services.worker.seen_ids import SeenIds
+from services.worker.slots.token_counts import SeenIds
 from shared.messages import SamplingParams
 
 ANY_ID, NO_ID = -1, -2

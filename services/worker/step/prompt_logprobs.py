@@ -13,10 +13,10 @@ from torch import Tensor
 
 from kernels.logprobs import NO_LOGPROBS, RowLogprobs
 from kernels.sample import NOT_FINITE
-from services.worker.logprobs import MIN_LOGPROB, num_top_of, pieces
 from services.worker.machine.streams import Download
-from services.worker.results import ERRORS, ComputedRows, RowPart
-from services.worker.slots import SlotTable
+from services.worker.slots.table import SlotTable
+from services.worker.step.logprobs import MIN_LOGPROB, num_top_of, pieces
+from services.worker.step.results import ERRORS, ComputedRows, RowPart
 from shared.messages import FinishReason, ResultRow
 from shared.token_arrays import TokenArrays, join
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernels.sample import NOT_FINITE
-from services.worker.batch import Batch
-from services.worker.slots import SlotTable
+from services.worker.slots.table import SlotTable
+from services.worker.step.batch import Batch
 
 NO_TOKEN = -1
 

@@ -5,9 +5,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from kernels.sample import NOT_FINITE, NOTHING_LEFT
-from services.worker.logprobs import StepLogprobs
-from services.worker.slots import SlotTable
-from services.worker.verify import AcceptOutcome
+from services.worker.slots.table import SlotTable
+from services.worker.step.logprobs import StepLogprobs
+from services.worker.step.verify import AcceptOutcome
 from shared.messages import FinishReason, ResultRow
 from shared.token_arrays import Layout, TokenArrays, join
 

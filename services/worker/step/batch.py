@@ -16,9 +16,9 @@ from kernels.sample import (
     prepare_random_rows,
 )
 from services.worker.layers.context import ForwardContext
-from services.worker.logits_rules import row_change
 from services.worker.machine.kv_cache import KVCache
-from services.worker.slots import SlotTable
+from services.worker.slots.logits_rules import row_change
+from services.worker.slots.table import SlotTable
 from shared.messages import StepPlan
 
 
