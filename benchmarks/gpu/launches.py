@@ -15,12 +15,12 @@ from benchmarks.gpu.engine_table import MAX_DEPTH
 from benchmarks.gpu.floor import READ_CONFIGS
 from benchmarks.gpu.shapes import write_model
 from benchmarks.gpu.suite import Suite
-from services.worker.choose_backend import fuse
 from services.worker.device.device_slots import DeviceSlots
 from services.worker.device.segments import make_segments
 from services.worker.device.warm_up import warm_up
-from services.worker.loaded_model import load
 from services.worker.slots.table import SlotTable
+from services.worker.startup.choose_backend import fuse
+from services.worker.startup.loaded_model import load
 from shared.config import WorkerConfig
 
 MAX_NUM_SEQS, MAX_BATCHED_TOKENS = 16, 256  # of the CPU's patience: they are not compiled for

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from benchmarks.gpu.suite import Suite
-from services.worker.loaded_model import DEFAULT_BATCHED_TOKENS
+from services.worker.startup.loaded_model import DEFAULT_BATCHED_TOKENS
 
 PAGE = 256  # tokens, as transformers has them by default
 SEED = 0

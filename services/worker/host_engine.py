@@ -8,13 +8,13 @@ from torch import Tensor
 
 from kernels.logprobs import RowLogprobs
 from kernels.sample import adjust
-from services.worker.choose_backend import choose_kernels
-from services.worker.drafter import RecordedStep
 from services.worker.layers.context import forward_context
-from services.worker.loaded_model import load
-from services.worker.memory import estimate_requirements, plan_memory
 from services.worker.slots.table import SlotTable
-from services.worker.speculation import make_drafter
+from services.worker.speculation.choose import make_drafter
+from services.worker.speculation.drafter import RecordedStep
+from services.worker.startup.choose_backend import choose_kernels
+from services.worker.startup.loaded_model import load
+from services.worker.startup.plan_memory import estimate_requirements, plan_memory
 from services.worker.step.batch import Batch, prepare_batch
 from services.worker.step.logprobs import gather_logprobs
 from services.worker.step.prompt_logprobs import PromptPart, ask_prompts, prompt_rows

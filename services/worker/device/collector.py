@@ -7,11 +7,11 @@ import numpy as np
 from services.worker.device.accept_outcomes import NO_ROWS, StepRows, unpack
 from services.worker.device.planned_rows import PlannedRows
 from services.worker.device.token_logprobs import PendingLogprobs
-from services.worker.loaded_model import LoadedModel
 from services.worker.machine.streams import DeviceEvent, Download
-from services.worker.mtp_coverage import MtpCoverage
-from services.worker.ngram import NgramDrafter
 from services.worker.slots.table import SlotTable
+from services.worker.speculation.mtp_coverage import MtpCoverage
+from services.worker.speculation.ngram import NgramDrafter
+from services.worker.startup.loaded_model import LoadedModel
 from services.worker.step.logprobs import StepLogprobs
 from services.worker.step.prompt_logprobs import PromptPart, prompt_rows
 from services.worker.step.results import RowPart, draft_rows, record, with_parts

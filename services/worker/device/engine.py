@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from kernels.logprobs import RowLogprobs, logprobs
-from services.worker.choose_backend import fuse
 from services.worker.device.adjust_logits import adjusted
 from services.worker.device.chunks import prepare_chunks
 from services.worker.device.collector import Collector, LaunchedStep, StepOutput
@@ -22,11 +21,12 @@ from services.worker.device.planned_rows import HostLengths, PlannedRows
 from services.worker.device.segments import make_segments
 from services.worker.device.steps import DecodeStep, Step
 from services.worker.device.token_logprobs import PendingLogprobs
-from services.worker.loaded_model import LoadedModel, load
 from services.worker.machine.hardware import why_out_of_memory
 from services.worker.machine.streams import DeviceEvent, Download, upload
-from services.worker.memory import estimate_requirements, plan_memory
 from services.worker.slots.table import SlotTable
+from services.worker.startup.choose_backend import fuse
+from services.worker.startup.loaded_model import LoadedModel, load
+from services.worker.startup.plan_memory import estimate_requirements, plan_memory
 from services.worker.step.prompt_logprobs import PromptPart, ask_prompts
 from services.worker.step.results import RowPart
 from services.worker.weights.progress import Progress

@@ -19,7 +19,7 @@ from services.worker.device.segments import Segments
 from services.worker.device.steps import DecodeStep, Record, Run
 from services.worker.machine.hardware import read_memory, why_out_of_memory
 from services.worker.machine.streams import ALIGNED, upload
-from services.worker.memory import mib
+from services.worker.startup.plan_memory import mib
 from services.worker.weights.progress import Progress
 from shared.messages import Capacity
 

@@ -12,10 +12,10 @@ from services.worker.device.graphs import (
 from services.worker.device.out_of_memory import REMEDIES
 from services.worker.device.segments import Segments, make_segments
 from services.worker.device.warm_up import warm_up
-from services.worker.loaded_model import LoadedModel
 from services.worker.machine.hardware import read_memory, why_out_of_memory
-from services.worker.memory import LOGPROB_BYTES, MemoryRequirements, requirements_with
 from services.worker.slots.table import SlotTable
+from services.worker.startup.loaded_model import LoadedModel
+from services.worker.startup.plan_memory import LOGPROB_BYTES, MemoryRequirements, requirements_with
 from services.worker.step.logprobs import MAX_LOGITS_AT_ONCE
 from services.worker.weights.progress import Progress
 from shared.errors import ConfigError

@@ -20,8 +20,8 @@ from kernels.slot_state import SlotState
 from kernels.store_drafts import store_drafts
 from services.worker.backends.fused import FusedLM
 from services.worker.layers.context import ForwardContext, forward_context
-from services.worker.loaded_model import LoadedModel
 from services.worker.machine.kv_cache import KVCache
+from services.worker.startup.loaded_model import LoadedModel
 
 
 class ForwardOutput(NamedTuple):

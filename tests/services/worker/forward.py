@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from services.worker.choose_backend import choose_kernels
 from services.worker.config.model_config import read_model_config
 from services.worker.layers.context import forward_context
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
 from services.worker.slots.table import SlotTable
+from services.worker.startup.choose_backend import choose_kernels
 from services.worker.step.batch import Batch, prepare_batch
 from services.worker.weights.checkpoint import load_model
 from shared.config import WorkerConfig

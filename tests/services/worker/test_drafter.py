@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kernels.sample.reference import sample_row
-from services.worker.ngram import NgramDrafter
+from services.worker.speculation.ngram import NgramDrafter
 from shared.config import EMBEDDED_MODEL
 from shared.errors import ConfigError
 from shared.messages import SamplingParams

@@ -25,7 +25,7 @@ from services.worker.config.model_config import read_model_config
 from services.worker.layers.context import forward_context
 from services.worker.machine import hardware
 from services.worker.machine.hardware import Memory, choose_device, choose_dtype, read_memory
-from services.worker.memory import (
+from services.worker.startup.plan_memory import (
     CPU_MAX_KV_BYTES,
     LOGPROB_BYTES,
     MemoryRequirements,

@@ -10,9 +10,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from services.worker.drafter import RecordedStep
 from services.worker.host_engine import HostEngine
 from services.worker.slots.table import SlotTable
+from services.worker.speculation.drafter import RecordedStep
 from shared.config import EMBEDDED_MODEL
 from shared.messages import SamplingParams
 from tests.services.worker import scheduled

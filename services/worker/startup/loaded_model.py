@@ -20,7 +20,7 @@ from services.worker.machine.hardware import (
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
 from services.worker.models.registry import check_architecture
-from services.worker.speculation import Speculation, choose_speculation
+from services.worker.speculation.choose import Speculation, choose_speculation
 from services.worker.step.sampler import Sampler
 from services.worker.weights.checkpoint import load_model
 from services.worker.weights.dummy import make_dummy

@@ -6,8 +6,8 @@ themselves, and no model is needed to see it.
 
 import numpy as np
 
-from services.worker.drafter import NoDrafter, RecordedStep, rooms
 from services.worker.slots.table import SlotTable
+from services.worker.speculation.drafter import NoDrafter, RecordedStep, rooms
 
 
 class NgramDrafter(NoDrafter):

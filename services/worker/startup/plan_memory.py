@@ -7,9 +7,9 @@ import torch
 
 from kernels.paged_attention.batch import MAX_GATHERED_TOKENS
 from services.worker.config.model_config import ModelConfig
-from services.worker.loaded_model import LoadedModel
 from services.worker.machine.hardware import Memory
 from services.worker.metrics import show_memory
+from services.worker.startup.loaded_model import LoadedModel
 from services.worker.step.logprobs import MAX_LOGITS_AT_ONCE
 from shared.config import WorkerConfig
 from shared.errors import ConfigError

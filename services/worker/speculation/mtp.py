@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 
 from kernels.sample import adjust
-from services.worker.drafter import RecordedStep, rooms
 from services.worker.layers.context import forward_context
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
-from services.worker.mtp_coverage import MtpCoverage
 from services.worker.slots.table import SlotTable
+from services.worker.speculation.drafter import RecordedStep, rooms
+from services.worker.speculation.mtp_coverage import MtpCoverage
 from services.worker.step.batch import make_context, prepare_sampling
 from services.worker.step.sampler import Sampler
 from shared.messages import Capacity, StepPlan

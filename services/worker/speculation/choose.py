@@ -5,11 +5,11 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from services.worker.drafter import Drafter, NoDrafter
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
-from services.worker.mtp import MtpDrafter
-from services.worker.ngram import NgramDrafter
+from services.worker.speculation.drafter import Drafter, NoDrafter
+from services.worker.speculation.mtp import MtpDrafter
+from services.worker.speculation.ngram import NgramDrafter
 from services.worker.step.sampler import Sampler
 from shared.errors import ConfigError
 from shared.messages import Capacity
