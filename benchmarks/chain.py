@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.report import spread, write
 from services.scheduler.scheduler import Scheduler
-from services.worker.host_engine import HostEngine
+from services.worker.engine.host import HostEngine
 from shared.config import EMBEDDED_MODEL, WorkerConfig
 from shared.messages import WINDOW_BYTES, Generate, Grant, NewSequence, SamplingParams
 from tests.mesh.fleet import running_fleet

@@ -13,7 +13,7 @@ from benchmarks.gpu.floor import step_floor_s
 from benchmarks.gpu.shapes import write_model
 from benchmarks.gpu.suite import Suite
 from cli.bench.engine_loop import EngineLoop, Job, Step
-from services.worker.device.engine import DeviceEngine
+from services.worker.engine.device.engine import DeviceEngine
 from shared.config import WorkerConfig
 
 MAX_DEPTH = 3

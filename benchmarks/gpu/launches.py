@@ -15,9 +15,9 @@ from benchmarks.gpu.engine_table import MAX_DEPTH
 from benchmarks.gpu.floor import READ_CONFIGS
 from benchmarks.gpu.shapes import write_model
 from benchmarks.gpu.suite import Suite
-from services.worker.device.device_slots import DeviceSlots
-from services.worker.device.segments import make_segments
-from services.worker.device.warm_up import warm_up
+from services.worker.engine.device.device_slots import DeviceSlots
+from services.worker.engine.device.segments import make_segments
+from services.worker.engine.device.warm_up import warm_up
 from services.worker.slots.table import SlotTable
 from services.worker.startup.choose_backend import fuse
 from services.worker.startup.loaded_model import load

@@ -45,7 +45,7 @@ def measure(folder: Path, device: str, limit_s: float) -> Iterator[dict[str, Any
 def _start(folder: str, device: str) -> dict[str, float]:
     """Seconds that the engine took, without Python's imports."""
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d ms  %(message)s")
-    from services.worker.device.engine import DeviceEngine  # torch: it takes seconds
+    from services.worker.engine.device.engine import DeviceEngine  # torch: it takes seconds
 
     started_s = time.monotonic()
     settings = WorkerConfig(model=folder, load_format="dummy", device=device)  # type: ignore[arg-type]

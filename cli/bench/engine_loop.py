@@ -10,9 +10,9 @@ from time import perf_counter
 import numpy as np
 
 from services.scheduler.scheduler import Planned, Scheduler
-from services.worker.build_engine import build_engine
-from services.worker.device.engine import DeviceEngine
-from services.worker.host_engine import HostEngine
+from services.worker.engine.build import build_engine
+from services.worker.engine.device.engine import DeviceEngine
+from services.worker.engine.host import HostEngine
 from services.worker.metrics import MEMORY
 from services.worker.weights.progress import Progress
 from shared.config import WorkerConfig

@@ -6,7 +6,7 @@ from shared.service import main
 
 def build(config: WorkerConfig, progress: Progress) -> AnyEngine:
     """Imports torch, which takes seconds, on the step thread: the admin port is up by then."""
-    from services.worker.build_engine import build_engine
+    from services.worker.engine.build import build_engine
 
     return build_engine(config, progress)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from services.worker.device.engine import DeviceEngine
+from services.worker.engine.device.engine import DeviceEngine
 from shared.config import EMBEDDED_MODEL, WorkerConfig
 
 TEXTS = (

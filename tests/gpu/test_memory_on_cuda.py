@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.worker.device.engine import DeviceEngine
+from services.worker.engine.device.engine import DeviceEngine
 from shared.messages import Admit, Decode, Prefill, SamplingParams, StepPlan
 from tests.gpu.engines import make_cuda_engine
 from tests.services.worker import scheduled

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, Qwen3ForCausalLM
 
-from services.worker.device.engine import DeviceEngine
+from services.worker.engine.device.engine import DeviceEngine
 from shared.config import EMBEDDED_MODEL
 from shared.messages import ALL_TOKENS, SamplingParams
 from tests.gpu.engines import make_cuda_engine

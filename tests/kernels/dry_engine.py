@@ -8,13 +8,13 @@ import torch
 
 from services.worker.backends.fused import FusedLM
 from services.worker.config.model_config import ModelConfig
-from services.worker.device.chunks import prepare_chunks
-from services.worker.device.device_slots import DeviceSlots
-from services.worker.device.mixed_step import MixedStep
-from services.worker.device.planned_rows import PlannedRows
-from services.worker.device.segments import Segments
-from services.worker.device.steps import DecodeStep, Step
-from services.worker.device.warm_up import warm_up
+from services.worker.engine.device.chunks import prepare_chunks
+from services.worker.engine.device.device_slots import DeviceSlots
+from services.worker.engine.device.mixed_step import MixedStep
+from services.worker.engine.device.planned_rows import PlannedRows
+from services.worker.engine.device.segments import Segments
+from services.worker.engine.device.steps import DecodeStep, Step
+from services.worker.engine.device.warm_up import warm_up
 from services.worker.machine.kv_cache import KVCache
 from services.worker.machine.streams import upload
 from services.worker.models.decoder import DecoderLM

@@ -1,6 +1,6 @@
 """A real worker with the engine of GPUs, on a CPU: ``python -m tests.mesh.device_worker``."""
 
-from services.worker.device.engine import DeviceEngine
+from services.worker.engine.device.engine import DeviceEngine
 from services.worker.service import WorkerService
 from shared.config import WorkerConfig
 from shared.service import main

@@ -8,7 +8,7 @@ import os
 
 from torch import Tensor
 
-from services.worker.host_engine import HostEngine
+from services.worker.engine.host import HostEngine
 from services.worker.service import WorkerService
 from services.worker.step.batch import Batch
 from services.worker.weights.progress import Progress

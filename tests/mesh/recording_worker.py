@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from services.worker.host_engine import HostEngine
+from services.worker.engine.host import HostEngine
 from services.worker.service import StepOutput, WorkerService
 from services.worker.weights.progress import Progress
 from shared.config import WorkerConfig

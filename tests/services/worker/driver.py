@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from services.worker.device.engine import DeviceEngine
-from services.worker.host_engine import HostEngine
+from services.worker.engine.device.engine import DeviceEngine
+from services.worker.engine.host import HostEngine
 from services.worker.models import CausalLM
 from shared.config import WorkerConfig
 from shared.messages import Admit, Decode, Prefill, ResultRow, SamplingParams, StepPlan

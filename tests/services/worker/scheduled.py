@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from services.scheduler.scheduler import Planned, Scheduler
-from services.worker.host_engine import HostEngine
+from services.worker.engine.host import HostEngine
 from shared.messages import Grant, ResultRow, SamplingParams, StepPlan, StepResult
 from shared.token_arrays import Layout, TokenArrays
 from tests.sequences import add_one

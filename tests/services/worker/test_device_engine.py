@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.worker.device.engine import DeviceEngine
+from services.worker.engine.device.engine import DeviceEngine
 from shared.config import EMBEDDED_MODEL
 from shared.errors import ConfigError
 from shared.messages import ALL_TOKENS, Admit, Prefill, SamplingParams, StepPlan, StepResult

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.worker.device.engine import DeviceEngine
+from services.worker.engine.device.engine import DeviceEngine
 from shared.messages import Admit, Prefill
 from tests.services.worker.driver import make_engine
 from tests.services.worker.test_engine_contract import FOREVER, NO_IDS, admit, ids, plan, step

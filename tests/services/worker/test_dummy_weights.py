@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from services.worker.config.model_config import read_model_config
-from services.worker.host_engine import HostEngine
+from services.worker.engine.host import HostEngine
 from services.worker.weights.dummy import make_dummy
 from shared.config import WorkerConfig
 from shared.errors import ConfigError

@@ -9,8 +9,8 @@ import pytest
 
 from services.worker.backends.native import NativeLM
 from services.worker.config.model_config import read_eos_ids, read_model_config
-from services.worker.device.engine import DeviceEngine
-from services.worker.host_engine import HostEngine
+from services.worker.engine.device.engine import DeviceEngine
+from services.worker.engine.host import HostEngine
 from shared.messages import (
     Admit,
     Decode,

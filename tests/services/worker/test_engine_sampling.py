@@ -12,7 +12,7 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from services.worker.host_engine import HostEngine
+from services.worker.engine.host import HostEngine
 from services.worker.step import logprobs
 from shared.messages import ALL_TOKENS, Admit, Prefill, SamplingParams, StepPlan
 from shared.token_arrays import Layout

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import Qwen2ForCausalLM
 
-from services.worker.host_engine import HostEngine
+from services.worker.engine.host import HostEngine
 from shared.messages import SamplingParams
 from tests.services.worker.checkpoints import MAX_POSITIONS, assert_greedy, random_prompts
 from tests.services.worker.driver import ENGINES, Driver, Job, make_engine

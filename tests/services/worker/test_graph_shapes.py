@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from services.worker.device.engine import DeviceEngine
-from services.worker.device.graphs import Shape, shapes
+from services.worker.engine.device.engine import DeviceEngine
+from services.worker.engine.device.graphs import Shape, shapes
 from shared.config import EMBEDDED_MODEL, WorkerConfig
 from tests.services.worker.driver import make_engine
 

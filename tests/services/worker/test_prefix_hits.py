@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from services.worker.host_engine import HostEngine
+from services.worker.engine.host import HostEngine
 from shared.config import EMBEDDED_MODEL
 from shared.messages import SamplingParams
 from tests.services.worker import scheduled

@@ -9,7 +9,7 @@ from transformers import Qwen2ForCausalLM
 
 from kernels.logprobs.reference import logprobs_row
 from services.scheduler.scheduler import Scheduler
-from services.worker.host_engine import HostEngine
+from services.worker.engine.host import HostEngine
 from services.worker.step import logprobs
 from shared.messages import ALL_TOKENS, Generate, NewSequence, SamplingParams
 from shared.token_arrays import Layout, TokenArrays, join

@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from services.worker.host_engine import HostEngine
+from services.worker.engine.host import HostEngine
 from services.worker.slots.table import SlotTable
 from services.worker.speculation.drafter import RecordedStep
 from shared.config import EMBEDDED_MODEL

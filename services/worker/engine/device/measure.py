@@ -2,16 +2,16 @@
 
 import torch
 
-from services.worker.device.device_slots import DeviceSlots
-from services.worker.device.graphs import (
+from services.worker.engine.device.device_slots import DeviceSlots
+from services.worker.engine.device.graphs import (
     CudaRecorder,
     Shape,
     StepGraphs,
     without_garbage_collection,
 )
-from services.worker.device.out_of_memory import REMEDIES
-from services.worker.device.segments import Segments, make_segments
-from services.worker.device.warm_up import warm_up
+from services.worker.engine.device.out_of_memory import REMEDIES
+from services.worker.engine.device.segments import Segments, make_segments
+from services.worker.engine.device.warm_up import warm_up
 from services.worker.machine.hardware import read_memory, why_out_of_memory
 from services.worker.slots.table import SlotTable
 from services.worker.startup.loaded_model import LoadedModel

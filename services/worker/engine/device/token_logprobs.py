@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernels.logprobs import MAX_TOP, NO_LOGPROBS, logprobs
-from services.worker.device.segments import SamplerOutput
+from services.worker.engine.device.segments import SamplerOutput
 from services.worker.machine.streams import Download, upload
 from services.worker.slots.table import SlotTable
 from services.worker.step.logprobs import (

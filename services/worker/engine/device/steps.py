@@ -5,7 +5,12 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from services.worker.device.segments import ForwardOutput, SampledRows, SamplerOutput, Segments
+from services.worker.engine.device.segments import (
+    ForwardOutput,
+    SampledRows,
+    SamplerOutput,
+    Segments,
+)
 
 Run = Callable[[], None]
 Record = Callable[[Run], Run]  # runs it; what is given back runs it again, on the same tensors

@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from kernels.sample import adjust, prepare_adjustments
-from services.worker.device.planned_rows import PlannedRows
+from services.worker.engine.device.planned_rows import PlannedRows
 from services.worker.machine.streams import upload
 from services.worker.slots.table import SlotTable
 from services.worker.step.batch import row_changes

@@ -5,11 +5,11 @@ import numpy as np
 import torch
 
 from kernels.linear import MAX_FEW_ROWS
-from services.worker.device.chunks import prepare_chunks
-from services.worker.device.mixed_step import MixedStep
-from services.worker.device.planned_rows import PlannedRows
-from services.worker.device.segments import Segments
-from services.worker.device.steps import DecodeStep
+from services.worker.engine.device.chunks import prepare_chunks
+from services.worker.engine.device.mixed_step import MixedStep
+from services.worker.engine.device.planned_rows import PlannedRows
+from services.worker.engine.device.segments import Segments
+from services.worker.engine.device.steps import DecodeStep
 from services.worker.slots.table import SlotTable
 from services.worker.weights.progress import Progress
 from shared.messages import Capacity

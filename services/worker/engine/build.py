@@ -2,8 +2,8 @@
 
 import torch
 
-from services.worker.device.engine import DeviceEngine
-from services.worker.host_engine import HostEngine
+from services.worker.engine.device.engine import DeviceEngine
+from services.worker.engine.host import HostEngine
 from services.worker.weights.progress import Progress
 from shared.config import WorkerConfig
 

@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from kernels.logprobs import RowLogprobs, logprobs
-from services.worker.device.adjust_logits import adjusted
-from services.worker.device.chunks import prepare_chunks
-from services.worker.device.collector import Collector, LaunchedStep, StepOutput
-from services.worker.device.device_slots import DeviceSlots
-from services.worker.device.graphs import Shape, record_graphs, shapes
-from services.worker.device.measure import measure
-from services.worker.device.mixed_step import MixedStep
-from services.worker.device.out_of_memory import REMEDIES, fail
-from services.worker.device.planned_rows import HostLengths, PlannedRows
-from services.worker.device.segments import make_segments
-from services.worker.device.steps import DecodeStep, Step
-from services.worker.device.token_logprobs import PendingLogprobs
+from services.worker.engine.device.adjust_logits import adjusted
+from services.worker.engine.device.chunks import prepare_chunks
+from services.worker.engine.device.collector import Collector, LaunchedStep, StepOutput
+from services.worker.engine.device.device_slots import DeviceSlots
+from services.worker.engine.device.graphs import Shape, record_graphs, shapes
+from services.worker.engine.device.measure import measure
+from services.worker.engine.device.mixed_step import MixedStep
+from services.worker.engine.device.out_of_memory import REMEDIES, fail
+from services.worker.engine.device.planned_rows import HostLengths, PlannedRows
+from services.worker.engine.device.segments import make_segments
+from services.worker.engine.device.steps import DecodeStep, Step
+from services.worker.engine.device.token_logprobs import PendingLogprobs
 from services.worker.machine.hardware import why_out_of_memory
 from services.worker.machine.streams import DeviceEvent, Download, upload
 from services.worker.slots.table import SlotTable

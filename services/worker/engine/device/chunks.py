@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kernels.paged_attention import ChunkRows, make_tiles
 from kernels.slot_state import SlotState
-from services.worker.device.planned_rows import PlannedRows
+from services.worker.engine.device.planned_rows import PlannedRows
 from services.worker.machine.streams import upload, upload_rows
 from services.worker.slots.table import SlotTable
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from services.worker.device.accept_outcomes import NO_ROWS, StepRows, unpack
-from services.worker.device.planned_rows import PlannedRows
-from services.worker.device.token_logprobs import PendingLogprobs
+from services.worker.engine.device.accept_outcomes import NO_ROWS, StepRows, unpack
+from services.worker.engine.device.planned_rows import PlannedRows
+from services.worker.engine.device.token_logprobs import PendingLogprobs
 from services.worker.machine.streams import DeviceEvent, Download
 from services.worker.slots.table import SlotTable
 from services.worker.speculation.mtp_coverage import MtpCoverage

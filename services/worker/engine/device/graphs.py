@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from services.worker.device.segments import Segments
-from services.worker.device.steps import DecodeStep, Record, Run
+from services.worker.engine.device.segments import Segments
+from services.worker.engine.device.steps import DecodeStep, Record, Run
 from services.worker.machine.hardware import read_memory, why_out_of_memory
 from services.worker.machine.streams import ALIGNED, upload
 from services.worker.startup.plan_memory import mib

@@ -6,8 +6,8 @@ from torch import Tensor
 from kernels.decode_inputs import DecodeInputs
 from kernels.mtp_inputs import note_pairs
 from kernels.paged_attention import DecodeRows
-from services.worker.device.chunks import Chunks
-from services.worker.device.segments import SampledRows, SamplerOutput, Segments, last_tokens
+from services.worker.engine.device.chunks import Chunks
+from services.worker.engine.device.segments import SampledRows, SamplerOutput, Segments, last_tokens
 from services.worker.layers.context import ForwardContext, forward_context
 
 

@@ -14,7 +14,7 @@ from kernels.accept import (
     STOPPED,
     TOKENS,
 )
-from services.worker.device.planned_rows import PlannedRows
+from services.worker.engine.device.planned_rows import PlannedRows
 from services.worker.slots.table import SlotTable
 from services.worker.step.verify import NO_TOKEN, AcceptOutcome
 
