@@ -16,9 +16,9 @@ from services.gateway.http.body import BodyParser, BodyReader
 from services.gateway.http.client import EVENT_STREAM, Client
 from services.gateway.http.pieces import PieceMaker
 from services.gateway.http.request_log import METER
+from services.gateway.http.request_meter import RequestMeter
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.mesh.output_collector import OutputCollector
-from services.gateway.request_meter import RequestMeter
 from services.gateway.requests.job import Job, Prompt
 from services.gateway.requests.json_body import Body
 from services.gateway.requests.parse import Limits, parse_chat, parse_completion

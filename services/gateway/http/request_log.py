@@ -3,8 +3,8 @@
 from aiohttp import web
 
 from services.gateway.http.account import ACCOUNT
+from services.gateway.http.request_meter import RequestMeter
 from services.gateway.http.routes import route_of
-from services.gateway.request_meter import RequestMeter
 from services.gateway.requests.request_id import request_id
 from shared.log import log_end
 

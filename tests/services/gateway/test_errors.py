@@ -14,8 +14,9 @@ import aiohttp
 import msgspec
 import pytest
 
-from services.gateway import body, completions
+from services.gateway.endpoints import completions
 from services.gateway.endpoints.completions import Completions
+from services.gateway.http import body
 from services.gateway.metrics import BUFFERED_BYTES
 from services.gateway.requests.job import Job
 from services.gateway.requests.parse import parse_completion

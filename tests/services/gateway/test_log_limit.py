@@ -6,8 +6,10 @@ from types import ModuleType
 
 import pytest
 
-from services.gateway import client, failures, http_connection, json_body, log_limit
+from services.gateway import log_limit
+from services.gateway.http import client, connection, failures
 from services.gateway.log_limit import MAX_LINES, LogLimit
+from services.gateway.requests import json_body
 from services.gateway.requests.parse import parse_completion
 from tests.services.gateway.fakes import LIMITS, MODEL
 
@@ -43,7 +45,7 @@ def test_a_window_without_too_many_lines_tells_of_none(
     assert caplog.messages == ["one", "two"]
 
 
-@pytest.mark.parametrize("module", [client, http_connection, failures, json_body])
+@pytest.mark.parametrize("module", [client, connection, failures, json_body])
 def test_what_clients_bring_about_is_logged_within_the_limit(module: ModuleType) -> None:
     assert any(isinstance(each, LogLimit) for each in module.log.filters)
 
