@@ -8,7 +8,7 @@ from services.worker.config.model_config import ModelConfig
 
 
 class CausalLM(nn.Module, ABC):
-    """What the engine needs of a model. Attention finds its context in ``services/worker/layers/context.py``.
+    """What the engine needs of a model. Attention finds its context in ``layers/context.py``.
 
     T tokens of a step are flattened over its rows.
     """
