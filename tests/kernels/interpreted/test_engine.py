@@ -19,7 +19,7 @@ LOGPROB_TOLERANCE = 1e-3  # engine.md §2, in float32
 BFLOAT16_TOLERANCE = 0.03
 VOCAB_SIZE = 160
 PROMPTS = [np.random.default_rng(num).integers(8, VOCAB_SIZE, num).tolist() for num in (1, 4, 11)]
-WISHES: dict[str, dict[str, Any]] = {
+RULES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "filters": {"top_p": 0.7, "top_k": 30, "min_p": 0.01},
     "penalty": {"presence_penalty": 2.0, "repetition_penalty": 1.5},
@@ -46,7 +46,7 @@ def params_of(num: int, **rules: Any) -> list[SamplingParams]:
     return [SamplingParams(seed=seed, **(common | rules)) for seed in range(num)]
 
 
-@pytest.mark.parametrize("wishes", WISHES.values(), ids=WISHES)
+@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
 def test_texts_and_logprobs_are_the_host_engines(folder: Path, rules: dict[str, Any]) -> None:
     """Prompts in chunks, beside rows that decode already."""
     nums = {"logprobs": 3, "prompt_logprobs": 2}

@@ -43,7 +43,7 @@ WEIGHTS = {
     "kill_worker": 1,
     "release_worker": 1,
     "reset_prefix_cache": 0.5,
-    "abandon": 0.5,
+    "fail_unservable": 0.5,
 }
 
 

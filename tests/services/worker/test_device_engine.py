@@ -66,7 +66,7 @@ def assert_same(found: list[BackgroundWriter], wanted: list[BackgroundWriter]) -
 
 
 @pytest.mark.parametrize(
-    "wishes",
+    "rules",
     [
         {},
         {"temperature": 0.9, "top_p": 0.8, "min_p": 0.01},

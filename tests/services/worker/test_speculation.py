@@ -98,7 +98,7 @@ def test_alone_the_texts_are_the_same_too(method: str, temperature: float, depth
 
 
 @pytest.mark.parametrize(
-    "wishes",
+    "rules",
     [
         {"presence_penalty": 0.8, "frequency_penalty": 0.4},
         {"repetition_penalty": 1.3},
