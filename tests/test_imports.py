@@ -24,6 +24,28 @@ ONLY_IN = {
     "transformers": ("services/tokenizer/", "services/worker/"),
     "tokenizers": ("services/tokenizer/", "services/worker/"),
 }
+FLOORS: dict[str, list[set[str]]] = {  # lowest first
+    "gateway": [
+        {"__init__", "metrics", "log_limit"},
+        {"requests"},
+        {"mesh"},
+        {"responses"},
+        {"http"},
+        {"endpoints"},
+        {"service"},
+        {"__main__"},
+    ],
+    "worker": [
+        {"__init__", "config", "slots", "metrics", "idle", "slot_log", "plan_check"},
+        {"machine", "layers"},
+        {"models", "step"},
+        {"backends", "speculation", "weights"},
+        {"startup"},
+        {"engine"},
+        {"service"},
+        {"__main__"},
+    ],
+}
 IN_PROCESS = "cli/bench/engine_loop.py"  # drives an engine without the services around it
 UNSAFE_MODULES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 
@@ -73,6 +95,25 @@ def test_no_modules_of_the_mesh_import_each_other_in_a_circle():
     modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in places}
     graph = {name: modules_of(imports_of(path), set(modules)) for name, path in modules.items()}
     TopologicalSorter(graph).prepare()
+
+
+@pytest.mark.parametrize("service", FLOORS)
+def test_rooms_import_only_from_their_own_floor_and_those_below(service: str):
+    folder = ROOT / "services" / service
+    floors = {room: number for number, rooms in enumerate(FLOORS[service]) for room in rooms}
+    for path in folder.glob("**/*.py"):
+        above = floors[room_of(path.relative_to(folder).with_suffix("").parts, floors)]
+        for name in imports_of(path):
+            _, _, place = name.partition(f"services.{service}.")
+            if place:
+                below = floors[room_of(tuple(place.split(".")), floors)]
+                assert below <= above, f"{path} imports {name} from a floor above"
+
+
+def room_of(parts: tuple[str, ...], floors: dict[str, int]) -> str:
+    """The longest beginning of a module's name that is a room."""
+    names = [".".join(parts[:num]) for num in range(len(parts), 0, -1)]
+    return next(name for name in names if name in floors)
 
 
 def modules_of(names: set[str], modules: set[str]) -> set[str]:
