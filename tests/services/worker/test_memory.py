@@ -63,7 +63,7 @@ def test_blocks_take_what_is_left_of_the_share() -> None:
     assert report.num_blocks == (10 - 5 - 2 - 1) * GIB // NEEDS.block
     assert report.lines() == [
         "memory: 10240.0 MiB may be used, 5120.0 MiB are used by others",
-        "weights: 2048.0 MiB, as they lie in memory",
+        "weights: 2048.0 MiB in memory",
         "peak of a step: 1024.0 MiB (estimated)",
         "KV cache: 2048 blocks of 16 tokens = 32768 tokens (2048.0 MiB)",
         "maximum concurrency for 4096 tokens per request: 8.00×",
