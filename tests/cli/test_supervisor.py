@@ -89,6 +89,32 @@ async def test_what_was_ever_ready_is_started_again_whatever_happens(supervisor:
     running.cancel()
 
 
+@pytest.mark.parametrize(("was_ready", "max_unanswered"), [(True, 10), (False, 60)])
+async def test_what_hangs_is_killed_also_while_it_is_starting(
+    supervisor: Supervisor, monkeypatch, was_ready: bool, max_unanswered: int
+):
+    monkeypatch.setattr(module, "POLL_S", 0.001)
+    monkeypatch.setattr(module, "ASK_S", 1e-9 if was_ready else module.ASK_S)
+    supervisor._config = supervisor._config.model_copy(
+        update={"liveness_timeout_s": 10 * module.ASK_S}
+    )
+    killed_after: list[int] = []
+
+    async def ask_status(self: FakeChild) -> None:
+        self.was_ready = was_ready
+        self.num_unanswered += 1
+
+    monkeypatch.setattr(FakeChild, "ask_status", ask_status)
+    monkeypatch.setattr(
+        FakeChild, "signal", lambda self, _: killed_after.append(self.num_unanswered)
+    )
+    running = asyncio.create_task(run(supervisor))
+    while len(killed_after) < 4:
+        await asyncio.sleep(0.01)
+    assert set(killed_after) == {max_unanswered}
+    running.cancel()
+
+
 async def test_what_is_ready_is_asked_less_often(supervisor: Supervisor, monkeypatch):
     monkeypatch.setattr(module, "POLL_S", 0.001)
     monkeypatch.setattr(module, "ASK_S", 1000)
