@@ -10,6 +10,8 @@ from shared.errors import CodecError
 from shared.messages import Finished, TokenRow, Tokens
 from shared.token_arrays import Layout, TokenArrays
 
+Found = tuple[OpenRequest, OpenChoice]
+
 
 def deliver(tokens: Tokens, arrays: TokenArrays, open_requests: RequestTable) -> list[OpenRequest]:
     """Sends one Deltas to each gateway concerned; returns the requests that have ended. Raises
@@ -19,10 +21,10 @@ def deliver(tokens: Tokens, arrays: TokenArrays, open_requests: RequestTable) ->
     open (any more) are passed over.
     """
     layout = Layout(tokens.rows, arrays)
-    _check(tokens, open_requests)
+    found = _find(tokens, open_requests)
     outbox = Outbox(layout)
     delivery = _Delivery(open_requests, outbox, _stopping(tokens))
-    delivery.push_all(tokens.rows, arrays.ids.tolist())
+    delivery.push_all(tokens.rows, found, arrays.ids.tolist())
     for finished in tokens.finished:
         delivery.finish(finished)
     outbox.send()
@@ -30,14 +32,17 @@ def deliver(tokens: Tokens, arrays: TokenArrays, open_requests: RequestTable) ->
     return delivery.ended
 
 
-def _check(tokens: Tokens, open_requests: RequestTable) -> None:
-    """Raises CodecError unless every row continues its choice, drafts come before the tokens they
-    are for, and what stops has a token to stop at."""
+def _find(tokens: Tokens, open_requests: RequestTable) -> list[Found | None]:
+    """The request and the choice of each row that are open. Raises CodecError unless every row
+    continues its choice, drafts come before the tokens they are for, and what stops has a token to
+    stop at."""
+    all_found: list[Found | None] = []
     expected: dict[tuple[str, int, bool], int] = {}
     with_drafts: set[tuple[str, int]] = set()
     stopping = _stopping(tokens)
     for row in tokens.rows:
         found = open_requests.by_sequence(row.request, row.attempt)
+        all_found.append(found)
         if found is None:
             continue
         sequence, place = (row.request, row.attempt), (row.request, row.attempt, row.of_prompt)
@@ -59,6 +64,7 @@ def _check(tokens: Tokens, open_requests: RequestTable) -> None:
     if with_drafts:
         names = ", ".join(name for name, _ in with_drafts)
         raise CodecError(f"drafts came without the tokens they are for: {names}")
+    return all_found
 
 
 def _stopping(tokens: Tokens) -> set[tuple[str, int]]:
@@ -77,17 +83,18 @@ class _Delivery:
         self.ended: list[OpenRequest] = []
         self.num_tokens = 0
 
-    def push_all(self, rows: list[TokenRow], ids: list[int]) -> None:
+    def push_all(self, rows: list[TokenRow], found: list[Found | None], ids: list[int]) -> None:
         start = 0
-        for index, row in enumerate(rows):
-            self._push(index, row, ids[start : start + row.num_tokens])
+        for index, (row, each) in enumerate(zip(rows, found, strict=True)):
+            if each is not None:
+                self._push(*each, index, row, ids[start : start + row.num_tokens])
             start += row.num_tokens
 
-    def _push(self, index: int, row: TokenRow, ids: list[int]) -> None:
-        found = self._open.by_sequence(row.request, row.attempt)
-        if found is None:
+    def _push(
+        self, request: OpenRequest, choice: OpenChoice, index: int, row: TokenRow, ids: list[int]
+    ) -> None:
+        if choice.index not in request.choices:  # a stop string has just ended it
             return
-        request, choice = found
         choice.num_cached = row.num_cached
         if row.of_prompt:
             choice.num_prompt_scored += row.num_tokens
