@@ -29,7 +29,7 @@ test-compose: $(SETUP)
 	timeout --signal=INT --kill-after=90 900 $(BIN)/pytest -m compose $(ARGS)
 
 test-all: $(SETUP)
-	$(BIN)/pytest -m 'not compose and not gpu' $(PARALLEL) $(ARGS)
+	$(BIN)/pytest -m 'not compose and not gpu' --hypothesis-profile search $(PARALLEL) $(ARGS)
 	$(INTERPRETED)
 	$(if $(ARGS),,$(MAKE) test-compose)
 

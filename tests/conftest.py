@@ -1,4 +1,9 @@
-"""Settings of all tests. No test has a deadline: the machine may be busy with something else."""
+"""Settings of all tests.
+
+No example has a deadline: the machine may be busy with something else. ``make test`` tries the same
+examples each time, so that it fails for a change and not by chance; ``make test-all`` draws new
+ones (``--hypothesis-profile search``).
+"""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -13,8 +18,10 @@ from shared.log import REQUESTS
 
 Lines = Callable[[], list[str]]
 
-settings.register_profile("shoal", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("shoal")
+search = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=False)
+settings.register_profile("search", search)
+settings.register_profile("same", search, derandomize=True)
+settings.load_profile("same")
 
 TESTS = Path(__file__).parent
 LONG = ("mesh", "cli", "kernels")
