@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from benchmarks.report import spread, write
+from services.scheduler.emission import Emission
 from services.scheduler.scheduler import Planned, Scheduler
-from services.scheduler.sequence import Emission
 from services.scheduler.tokens_message import tokens_of
 from shared.codec import decode, encode
 from shared.messages import (

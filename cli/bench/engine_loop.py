@@ -71,7 +71,7 @@ class EngineLoop:
 
     @property
     def num_preemptions(self) -> int:
-        return self._core.num_preemptions
+        return self._core.planner.num_preemptions
 
     @property
     def is_idle(self) -> bool:

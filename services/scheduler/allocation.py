@@ -1,4 +1,4 @@
-"""What a sequence has only while a worker has it."""
+"""What a sequence has only while it has a slot."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 class Allocation:
     """A slot and blocks of the worker ``worker_id``, and how far it is with the sequence.
 
-    Plans in flight bring up to ``num_pending`` more ids than are known, one for each of ``pending``
-    at least, if they do not end the sequence; if they bring all, ``num_computed`` of its ids have
-    their KV in ``blocks`` once those plans have run, the last of which is ``last_step``. The first
-    ``num_indexed`` blocks were offered to the worker's index. ``may_have_drafts``: a plan has
-    sampled for it.
+    Plans in flight, the last of which is ``last_step``, bring up to ``num_pending`` ids: each entry
+    of ``pending`` is the most that one plan brings, and each brings one at least, unless the
+    sequence ends. If they bring the most, ``num_computed`` ids have their KV in ``blocks`` once
+    those plans have run. The first ``num_indexed`` blocks were offered to the worker's index.
+    ``may_have_drafts``: a plan has sampled for the sequence.
     """
 
     worker_id: str
@@ -26,14 +26,14 @@ class Allocation:
     last_step: int = 0
 
     def expect(self, num_tokens: int) -> None:
-        """A plan samples up to so many, and computes what is between them."""
+        """Notes that a plan samples up to ``num_tokens``, and computes all but the last of them."""
         self.may_have_drafts = True
         self.pending.append(num_tokens)
         self.num_pending += num_tokens
         self.num_computed += num_tokens - 1
 
     def receive(self, num_tokens: int) -> None:
-        """The oldest plan that samples for it has brought so many."""
+        """Notes that the oldest of these plans has brought ``num_tokens``."""
         num_expected = self.pending.popleft()
         self.num_pending -= num_expected
         self.num_computed -= num_expected - num_tokens

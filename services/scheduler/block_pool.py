@@ -1,4 +1,4 @@
-"""The KV blocks of one worker: who is free, who is owned how often, nothing else."""
+"""Counts the owners of each KV block of one worker."""
 
 from array import array
 
@@ -8,16 +8,16 @@ from services.scheduler.prefix_index import PrefixIndex
 class BlockPool:
     """Hands out ids of ``num_blocks`` blocks. Each is free, cached, or owned by so many sequences.
 
-    A cached block is nobody's, but ``index`` knows what it holds: it can be shared again, and
-    counts as free. When blocks are short those that nobody has used for longest are evicted; of the
-    blocks of one sequence the last one goes first, for without it the others are still of use.
+    A cached block has no owner, but ``index`` knows what it holds: it can be shared again, and
+    counts as free. When blocks are short the least recently used ones are evicted; of the blocks of
+    one sequence the last one goes first, for without it the others are still of use.
     """
 
     def __init__(self, num_blocks: int, index: PrefixIndex) -> None:
         self.num_blocks = num_blocks
         self.num_owned = 0  # once for each sequence that owns a block
         self._index = index
-        self._free: list[int] = []  # of those that were used before
+        self._free: list[int] = []  # of the blocks that were used before
         self._num_used = 0  # the first of all blocks
         self._cached: dict[int, None] = {}  # in the order of their last use
         self._ref_counts = array("i", bytes(4 * num_blocks))
@@ -30,7 +30,7 @@ class BlockPool:
         return self._ref_counts[block]
 
     def try_allocate(self, num: int) -> list[int] | None:
-        """``num`` blocks, or None and nothing taken when there are fewer."""
+        """Returns ``num`` blocks, or None and takes nothing when there are fewer."""
         if num == 0:
             return []
         if num > self.num_free:
@@ -49,14 +49,15 @@ class BlockPool:
         return taken
 
     def share(self, blocks: list[int]) -> None:
-        """One more owner for each of ``blocks``, which the index holds."""
+        """Adds an owner to each of ``blocks``, which the index holds."""
         for block in blocks:
             self._cached.pop(block, None)
             self._ref_counts[block] += 1
         self.num_owned += len(blocks)
 
     def free(self, blocks: list[int]) -> None:
-        """Raises ValueError for a block that nobody owns: two sequences would write to it."""
+        """Takes an owner from each of ``blocks``. Raises ValueError for a block without owners: two
+        sequences would write to it."""
         for block in reversed(blocks):
             if not self._ref_counts[block]:
                 raise ValueError(f"block {block} was given back twice")
@@ -66,12 +67,12 @@ class BlockPool:
         self.num_owned -= len(blocks)
 
     def uncache(self, blocks: list[int]) -> None:
-        """Nobody else shall use what these hold; they are owned."""
+        """Keeps the prefix cache from sharing ``blocks`` any further; their owners keep them."""
         for block in blocks:
             self._index.drop(block)
 
     def reset_cache(self) -> None:
-        """Empties the index. What is owned stays so."""
+        """Empties the index. Owners keep their blocks."""
         self._index.clear()
         self._free.extend(self._cached)
         self._cached.clear()

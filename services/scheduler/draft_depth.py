@@ -1,19 +1,19 @@
-"""How many drafts a worker makes of each sequence: always as many, or as many as pay.
+"""Decides how many drafts a worker makes of each sequence: a fixed number, or as many as pay.
 
 **What pays.** The depth d at which a row's tokens per second are most: the tokens that it brings, 1
 + p₁ + p₁p₂ + … + p₁⋯p_d, over the time of a step. pᵢ, the chance that draft i is right if those
 before it were, is counted over all rows of the worker, and what is older counts less; a draft that
-was asked for and not there counts as wrong, since it brings nothing. Of a position that was not
-tried lately the one before it is assumed. Step times are kept for each depth and each size of
+was asked for and not there counts as wrong, since it brings nothing. A position that was not tried
+lately is taken to be like the one before it. Step times are kept for each depth and each size of
 batch, in powers of two, from steps that compute no prompts. A batch of a size that is new first
 goes through the depths 0, 1, 2, 4 … and the deepest, twice, a few steps each. From then on the
 depth is decided every 32 steps, and another one has to promise 3 % more. On 4 of 224 steps another
-depth is tried, by turns those beside it and none. Where the machine is slower for a while that must
-not look like the depth: so a step at the depth that was decided tells the pace of the machine, once
-its own cost is known, and that of a step at another depth is its time at this pace. Of several
-times the lower quartile counts, since what disturbs a step makes it longer. A step that computes
-prompts too counts for an eighth of a step: where there are hardly any others, times are those of
-the nearest size, or guessed.
+depth is tried, by turns those beside it and none. A machine that is slower for a while must not
+look like a depth that is: so steps at the depth that was decided measure the pace of the machine,
+once their own cost is known, and the cost of a step at another depth is its time at this pace. Of
+several times the lower quartile counts, since what disturbs a step makes it longer. A step that
+computes prompts too counts for an eighth of a step: where there are hardly any others, times are
+those of the nearest size, or guessed.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ GUESS = 1 / 8  # of a step: what a draft may cost where nothing is known
 
 
 class BatchSize:
-    """The depths of batches that are about as large: each ``turn`` of them is a step."""
+    """Decides the depth for batches of about one size: each ``turn`` of them is a step."""
 
     def __init__(self, size: int, deepest: int, depth: int) -> None:
         self.size = size
@@ -44,14 +44,14 @@ class BatchSize:
         self._turn = 0.0
 
     def advance(self, turns: float) -> bool:
-        """Whether it is time to decide."""
+        """Counts ``turns``, and returns whether it is time to decide."""
         before, self._turn = int(self._turn), self._turn + turns
         since = self._num_since_sweep
         return int(self._turn) > before and since >= 0 and since % DECIDED_EVERY == 0
 
     @property
     def depth(self) -> int:
-        """That of the plan made next."""
+        """The depth of the plan that is made next."""
         since = self._num_since_sweep
         if since < 0:
             return self._sweep[int(self._turn) // SWEEP_RUN]
@@ -71,7 +71,7 @@ class BatchSize:
 
     @property
     def _others(self) -> list[int]:
-        """Depths to try beside the one that was decided."""
+        """The depths to try now and then beside the one that was decided."""
         depth = self.times.depth
         others = {each for each in (depth + 1, depth - 1, 0) if 0 <= each <= self._deepest}
         return sorted(others - {depth}) or [depth]
@@ -87,7 +87,7 @@ class DraftDepth:
         self._sizes: dict[int, BatchSize] = {}
 
     def note(self, plan: StepPlan, result: StepResult) -> None:
-        """``plan`` has brought ``result``."""
+        """Learns from ``result``, which ``plan`` has brought."""
         if not self._capacity.adapts_depth or not plan.decode:
             return
         depths = {row.slot: row.verify_depth for row in plan.decode}
@@ -115,7 +115,7 @@ class DraftDepth:
         return self._sizes[key]
 
     def _decide(self, size: BatchSize) -> None:
-        """By the step times of the nearest size of which they are known."""
+        """Takes the step times of the nearest size for which they are known."""
         known = [each for each in self._sizes.values() if each.times.is_known]
         near = min(known, key=lambda each: abs(each.size - size.size), default=None)
         cost = near.times.cost if near else _guess
@@ -123,8 +123,8 @@ class DraftDepth:
 
 
 def room_for_drafts(budget: int, num_decoding: int) -> int:
-    """How many drafts each of so many sequences may verify: half of what their tokens leave is kept
-    for prompts."""
+    """Returns how many drafts each of ``num_decoding`` sequences may verify: half of what their own
+    tokens leave of the budget is kept for prompts."""
     return max(0, (budget - num_decoding) // (2 * num_decoding))
 
 

@@ -1,4 +1,4 @@
-"""Whether a Generate can be computed: its numbers index tables here and in workers."""
+"""Checks that a Generate can be computed: its numbers index tables here and in workers."""
 
 import numpy as np
 
@@ -14,8 +14,8 @@ def check_generate(
     vocab_size: int,
     max_model_len: int,
 ) -> None:
-    """``prompt`` and ``emitted`` are its buffers. Raises InvalidRequest, for what no client of a
-    gateway can ask."""
+    """Raises InvalidRequest for what no client of a gateway can ask. ``prompt`` and ``emitted`` are
+    the buffers of ``generate``."""
     if not len(prompt):
         raise InvalidRequest("the prompt has no tokens", param="prompt")
     if len({each.request for each in generate.sequences}) < len(generate.sequences):

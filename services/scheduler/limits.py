@@ -1,4 +1,4 @@
-"""What can never run is refused before it waits, with the figures."""
+"""Refuses what can never run before it waits, with the figures."""
 
 from collections.abc import Iterable
 from math import ceil

@@ -1,4 +1,4 @@
-"""What the scheduler shows on its admin port; names of vLLM where the meaning is the same."""
+"""Metrics of the scheduler, with vLLM's names where the meaning is the same."""
 
 import time
 
@@ -71,14 +71,15 @@ DRAFT_DEPTH = Gauge(
 
 
 class CoreMetrics:
-    """Shows the state of the core, which itself knows nothing of metrics; computed when asked."""
+    """Computes the gauges from the core, which itself knows nothing of metrics, when they are
+    scraped."""
 
     def __init__(self, core: Scheduler) -> None:
         self._core = core
         self._num_preemptions = self._num_requeues = 0
         self._num_prefix_queries = self._num_prefix_hits = 0
         RUNNING.set_function(lambda: self._num_running)
-        WAITING.set_function(lambda: self._num_waiting)
+        WAITING.set_function(lambda: len(core.queues))
         KV_USAGE.set_function(self._usage)
         BLOCKS.labels("free").set_function(lambda: self._num_free)
         BLOCKS.labels("used").set_function(lambda: self._num_blocks - self._num_free)
@@ -86,9 +87,9 @@ class CoreMetrics:
         SEQUENCES.set_function(lambda: len(core.sequences))
 
     def count(self) -> None:
-        """What happened since the last time."""
-        PREEMPTIONS.inc(self._core.num_preemptions - self._num_preemptions)
-        self._num_preemptions = self._core.num_preemptions
+        """Brings the counters up to date."""
+        PREEMPTIONS.inc(self._core.planner.num_preemptions - self._num_preemptions)
+        self._num_preemptions = self._core.planner.num_preemptions
         REQUEUES.inc(self._core.num_requeues - self._num_requeues)
         self._num_requeues = self._core.num_requeues
         PREFIX_QUERIES.inc(self._core.num_prefix_queries - self._num_prefix_queries)
@@ -101,7 +102,7 @@ class CoreMetrics:
             scheduler,
             len(self._core.workers),
             self._num_running,
-            self._num_waiting,
+            len(self._core.queues),
             self._num_blocks,
             self._num_free,
         )
@@ -109,11 +110,6 @@ class CoreMetrics:
     @property
     def _num_running(self) -> int:
         return sum(len(worker.running) for worker in self._core.workers.values())
-
-    @property
-    def _num_waiting(self) -> int:
-        core = self._core
-        return len(core.waiting) + len(core.isolated) + len(core.paused)
 
     @property
     def _num_blocks(self) -> int:
@@ -124,8 +120,8 @@ class CoreMetrics:
         return sum(worker.pool.num_free for worker in self._core.workers.values())
 
     def _num_leaked(self) -> int:
-        """A block that several share has as many owners; those who leave own theirs until the plans
-        in flight have run."""
+        """Compares the pools' owners with the sequences'. A shared block has several owners; a
+        sequence that leaves owns its blocks until the plans in flight have run."""
         workers = self._core.workers.values()
         num_taken = sum(worker.pool.num_owned for worker in workers)
         running = [each for worker in workers for each in worker.running.values()]
@@ -139,7 +135,7 @@ class CoreMetrics:
 
 
 class StepMetrics:
-    """The plans that are out; times are monotonic."""
+    """Measures plans in flight; times are monotonic."""
 
     def __init__(self, core: Scheduler) -> None:
         self._core = core
@@ -170,14 +166,14 @@ class StepMetrics:
         DRAFT_DEPTH.remove(worker_id)
 
     def _age_s(self, now_s: float) -> float:
-        """The longest time for which a plan has been due."""
+        """Returns the longest time for which a plan has been due."""
         workers = self._core.workers.items()
         out = [self._since_s[key] for key, worker in workers if worker.in_flight]
         return now_s - min(out) if out else 0.0
 
 
 def _count_drafts(rows: list[ResultRow]) -> None:
-    """Of rows that had some verified."""
+    """``rows`` had drafts verified."""
     DRAFTS.inc(len(rows))
     DRAFT_TOKENS.inc(sum(row.num_drafts for row in rows))
     ACCEPTED_TOKENS.inc(sum(row.num_accepted for row in rows))

@@ -1,4 +1,4 @@
-"""Which worker a waiting sequence goes to. Pure."""
+"""Chooses the worker that a waiting sequence goes to. Pure."""
 
 from collections.abc import Callable, Iterable
 from math import ceil
@@ -8,17 +8,17 @@ from services.scheduler.worker_state import WorkerState
 
 MAX_LAG_STEPS = 4
 SEQUENCE_TOKENS = 64
-"""How many tokens of prompt a sequence that runs is worth, for it slows down each step of those
-beside it: with a prefix of 1000 cached tokens a worker is chosen until it runs some 15 more than
-the others. Chosen, not measured."""
+"""How many tokens of prompt a running sequence counts for, since it slows down every step of those
+beside it: with a prefix of 1000 cached tokens a worker is chosen until it runs some 15 sequences
+more than the others. Chosen, not measured."""
 
 
 def may_run_on(worker: WorkerState, workers: Iterable[WorkerState], sequence: Sequence) -> bool:
     """Whether ``sequence`` fits ``worker``, and may be risked on it.
 
     A worker that has not finished its first steps may be broken. While another one that has could
-    run the sequence, it gets one at a time, and none that has lost a worker before: nobody is taken
-    for the reason of two deaths because of one bad worker.
+    run the sequence, it gets one at a time, and none that has lost a worker before: one bad worker
+    must not make a sequence look like the reason of two deaths.
     """
     if not worker.fits(sequence):
         return False
@@ -38,14 +38,14 @@ def is_best_worker(
     num_absorbed: int,
     can_start: Callable[[WorkerState], bool],
 ) -> bool:
-    """Whether ``worker`` is the one for ``sequence``, of those that ``can_start`` it.
+    """Whether ``worker`` is the best one for ``sequence`` of the workers that ``can_start`` it.
 
-    Where all have as much of its beginning cached: whether ``worker`` has fewer sequences than its
-    share once all that wait have been placed. Otherwise: whether nobody would be done with the
-    prompt by so much sooner; that is, has a higher sum of cached tokens less load.
+    Where all have equally much of the prompt cached, it is if it runs fewer sequences than its
+    share of all that run and wait. Otherwise, if no other would be done with the prompt sooner:
+    none has a higher number of cached tokens less load.
 
-    One whose plan has been in flight while each of the others finished ``MAX_LAG_STEPS`` of theirs
-    is not waited for: it may hang, or be busy with a long prompt. ``num_absorbed`` counts the
+    A worker whose plan has been in flight while each of the others finished ``MAX_LAG_STEPS`` of
+    theirs is left out: it may hang, or be busy with a long prompt. ``num_absorbed`` counts the
     results of all workers.
     """
     others = [each for each in workers if each is not worker and each.admits]
@@ -66,6 +66,6 @@ def is_best_worker(
 
 
 def _load(worker: WorkerState) -> int:
-    """What it has to compute before or beside a newcomer, in tokens."""
+    """Returns what ``worker`` has to compute before or beside a newcomer, in tokens."""
     num_pending = sum(each.num_to_compute for each in worker.running.values())
     return num_pending + SEQUENCE_TOKENS * len(worker.running)

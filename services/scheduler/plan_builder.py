@@ -1,4 +1,4 @@
-"""The rows of one StepPlan, as they are decided."""
+"""Collects the rows of one StepPlan."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from shared.messages import Admit, Decode, Extend, Prefill, StepPlan
 
 # The plan travels in a header of at most 4 MiB, and lists of blocks and ids are most of it.
 MAX_ADMIT_BYTES = 2 << 20
-MAX_ID_BYTES = 16 << 20  # beside it: every sequence brings its prompt, also those that share one
+MAX_ID_BYTES = 16 << 20  # beside it: every sequence brings its prompt, even where several share one
 
 
 class PlanBuilder:
@@ -53,7 +53,8 @@ class PlanBuilder:
         return np.concatenate(self._known) if self._known else np.zeros(0, np.int32)
 
     def share_budget(self, num_decoding: int) -> None:
-        """Each of so many sequences gets one token, and as many drafts as there is room for."""
+        """Limits the drafts that each of ``num_decoding`` sequences verifies to what the budget
+        allows."""
         if num_decoding:
             self.verify_depth = min(self.verify_depth, room_for_drafts(self.budget, num_decoding))
 
@@ -88,11 +89,12 @@ class PlanBuilder:
             self.plan.extend.append(Extend(sequence.allocated.slot, blocks))
 
     def max_tokens(self, sequence: Sequence) -> int:
-        """As many as it lacks and its credit allows."""
+        """Returns how many tokens ``sequence`` lacks and its credit allows."""
         return min(sequence.num_to_compute, sequence.max_chunk(self._vocab_size))
 
     def compute(self, sequence: Sequence, max_tokens: int) -> None:
-        """Gives the sequence as many tokens as it may have, and both limits allow."""
+        """Plans as many tokens of ``sequence`` as it lacks, and ``max_tokens`` and the budget
+        allow."""
         num_tokens = min(max_tokens, self.budget, self.max_tokens(sequence))
         if num_tokens == 0:
             return

@@ -1,9 +1,9 @@
-"""How the prompts of one step share what its decoding sequences leave of the budget. Pure.
+"""Shares what the decoding sequences of a step leave of its token budget among prompts. Pure.
 
-A sequence is *long* while it lacks more than so many tokens. Long ones come last, so that a short
-prompt overtakes them: they share what the others leave, which is one part in ``max_partial`` of the
-budget for each of them at least, so that they end too. Short ones are computed in order, each as
-far as it goes: two of them side by side would only both be late.
+A sequence is *long* while it lacks more tokens than a threshold. Long ones come last, so that a
+short prompt overtakes them: they share what the others leave, which is for each of them at least
+one part in ``max_partial`` of the budget, so that they end too. Short ones are computed in order,
+each as far as it goes: two of them side by side would only both be late.
 """
 
 from dataclasses import dataclass
@@ -13,15 +13,16 @@ from services.scheduler.sequence import Sequence
 from services.scheduler.worker_state import WorkerState
 
 MAX_LOOKED_UP = 16
-"""Long prompts in the waiting queue of which a plan looks up how much of them is cached; any more
-count as long. With 2000 cached blocks each that takes some 30 ms, but once: later plans ask for the
-block alone that was missing."""
+"""How many long prompts of the waiting queue one plan looks up in the prefix cache; the rest count
+as not cached. With 2000 cached blocks each that takes some 30 ms, but once: later plans look for
+the block that was missing only."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillLimits:
-    """Sequences that may be in the middle of their prompt, how many of them long, and how many
-    tokens are not yet long; 0: what one step of the worker computes."""
+    """Up to ``max_partial`` sequences may be in the middle of their prompt, ``max_long`` of them
+    long. More than ``long_threshold`` tokens are long; 0: more than one step of the worker
+    computes."""
 
     max_partial: int = 2
     max_long: int = 1
@@ -31,7 +32,7 @@ class PrefillLimits:
         return self.long_threshold or worker.capacity.max_num_batched_tokens
 
     def has_room_for(self, sequence: Sequence, worker: WorkerState) -> bool:
-        """Whether it is not long there, or too few of those that run are."""
+        """Whether ``sequence`` is not long on ``worker``, or another long one may run there."""
         threshold = self.threshold(worker)
         num_long = sum(each.num_to_compute > threshold for each in worker.running.values())
         num_tokens = sequence.num_to_compute - threshold
@@ -39,7 +40,7 @@ class PrefillLimits:
 
 
 class Prefills:
-    """Those of one plan, whose decoding sequences have been computed."""
+    """Plans the prompts of one plan, in which decoding sequences have their tokens already."""
 
     def __init__(self, limits: PrefillLimits, worker: WorkerState, builder: PlanBuilder) -> None:
         self.longs: list[Sequence] = []
@@ -57,35 +58,36 @@ class Prefills:
 
     @property
     def budget(self) -> int:
-        """What is left for those that are not long."""
+        """The tokens that are left for short ones."""
         kept = sum(min(self._part, self._builder.max_tokens(each)) for each in self.longs)
         return max(0, self._builder.budget - kept)
 
     def add(self, sequences: list[Sequence]) -> None:
-        """Sequences that run, oldest first: what is short among them is computed."""
+        """Computes the short ones among running ``sequences``, oldest first; long ones wait for
+        ``finish``."""
         self.longs += [each for each in sequences if each.num_to_compute > self._threshold]
         for sequence in sequences:
             if sequence.num_to_compute <= self._threshold:
                 self._compute(sequence)
 
     def may_enter(self, sequence: Sequence) -> bool:
-        """Whether there are too few long ones for it to be passed over."""
+        """Whether ``sequence`` is short, or another long one may run."""
         return len(self.longs) < self._limits.max_long or not self._is_long(sequence)
 
     def has_room_for(self, sequence: Sequence) -> bool:
-        """Whether it may remain in the middle, or need not."""
+        """Whether ``sequence`` may be left in the middle of its prompt, or is done in this step."""
         if len(self.longs) + self._num_short < self._limits.max_partial:
             return True
         is_short_of_blocks = self._num_lacking(sequence) <= min(self.budget, self._threshold)
         return is_short_of_blocks and self._builder.max_tokens(sequence) == sequence.num_to_compute
 
     def enter(self, sequence: Sequence) -> None:
-        """It has just got its place."""
+        """Computes ``sequence``, which has just got its slot."""
         self._builder.admit(sequence)
         self.add([sequence])
 
     def finish(self) -> None:
-        """The long ones get all that is left; what one does not need is for the others."""
+        """Shares all that is left among the long ones."""
         for number, sequence in enumerate(sorted(self.longs, key=_num_to_compute)):
             num_left = len(self.longs) - number
             self._builder.compute(sequence, -(-self._builder.budget // num_left))
@@ -95,7 +97,6 @@ class Prefills:
         self._num_short += sequence.num_to_compute > 1
 
     def _is_long(self, sequence: Sequence) -> bool:
-        """Of one that waits."""
         num_tokens = sequence.num_to_compute - self._threshold
         if num_tokens <= 0:
             return False

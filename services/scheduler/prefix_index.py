@@ -1,8 +1,8 @@
-"""Which blocks of one worker hold which ids, so that equal beginnings are computed once. Pure.
+"""Finds blocks of one worker by the ids they hold, so that equal prefixes are computed once. Pure.
 
-A block's KV depends on all ids before it too, so its name is a chain of hashes: blake2b of the name
-of the block before it and its own ids, 128 bits; the first one follows the ``cache_salt``. An index
-belongs to one worker, whose model never changes, and dies with it.
+A block's KV depends on all ids before it too, so its block hash is a chain: blake2b of the block
+hash before it and its own ids, 128 bits; the first one follows the ``cache_salt``. An index belongs
+to one worker, whose model never changes, and dies with it.
 """
 
 from collections.abc import Callable
@@ -12,15 +12,15 @@ HASH_BYTES = 16
 
 
 class BlockHashes:
-    """The names of a sequence's full blocks, each computed once, when it is first asked for."""
+    """Computes the block hashes of a sequence, each when it is first asked for."""
 
     def __init__(self, block_size: int, cache_salt: str) -> None:
         self.block_size = block_size
         self._chain = [_digest(cache_salt.encode())]
 
     def block_hash(self, number: int, ids: Callable[[int, int], bytes]) -> bytes:
-        """``ids`` gives the int32 ids from a position to another, as bytes; those of the block must
-        be known."""
+        """``ids(start, end)`` returns the int32 ids between two positions as bytes; all ids of the
+        block must be known."""
         chain, size = self._chain, self.block_size
         while len(chain) <= number + 1:
             end = len(chain) * size
@@ -29,7 +29,7 @@ class BlockHashes:
 
 
 class PrefixIndex:
-    """Full blocks by their names. A block has one name at most, and a name one block."""
+    """Maps block hashes to blocks, one to one."""
 
     def __init__(self) -> None:
         self._blocks: dict[bytes, int] = {}
@@ -48,7 +48,7 @@ class PrefixIndex:
         return self._blocks.get(block_hash)
 
     def add(self, block_hash: bytes, block: int) -> None:
-        """Of two blocks with the same ids, computed side by side, the first one stays."""
+        """Ignored where another block with the same ids, computed beside it, was added first."""
         if block_hash not in self._blocks:
             self._blocks[block_hash] = block
             self._hashes[block] = block_hash

@@ -16,10 +16,9 @@ class Quarantine:
     """A client that repeats such a request would take two workers with each try. Times are
     monotonic. Pure.
 
-    The same request is one with the same prompt, parameters and salt; of no matter are its seed,
-    which differs with each try unless the client says one, and logprobs of the prompt, which not
-    all of its choices bring. The oldest of ``MAX_QUARANTINED`` gives
-    way to a new one.
+    Requests are the same if prompt, parameters and salt are. Left out are the seed, which differs
+    with each try unless the client sets one, and logprobs of the prompt, which only the first
+    choice brings. The oldest of ``MAX_QUARANTINED`` gives way to a new one.
     """
 
     def __init__(self, quarantine_s: float) -> None:

@@ -1,4 +1,5 @@
-"""Who is let in: what a peer says of itself must be possible, and go with the others. Pure."""
+"""Decides which peers may connect: their model and capacity must be possible, and match those of
+the others. Pure."""
 
 from collections.abc import Iterable
 
@@ -31,7 +32,7 @@ SHARED_FIELDS = ("max_model_len", "vocab_size")
 
 
 def why_refused(hello: Hello, others: Iterable[Hello]) -> str | None:
-    """Why the tokenizer or worker that says ``hello`` may not come to ``others``, or None."""
+    """Returns why the tokenizer or worker that sent ``hello`` may not join ``others``, or None."""
     if hello.model is None:
         return "Hello lacks the model"
     if hello.service == "worker":
@@ -51,9 +52,9 @@ def _problem_of(capacity: Capacity | None, model: ModelInfo) -> str | None:
     return _out_of_bounds(capacity)
 
 
-def _out_of_bounds(said: Capacity | ModelInfo) -> str | None:
+def _out_of_bounds(sizes: Capacity | ModelInfo) -> str | None:
     for field, (least, most) in BOUNDS.items():
-        value = getattr(said, field, least)
+        value = getattr(sizes, field, least)
         if not least <= value <= most:
             return f"{field} is {value}, which is not between {least} and {most}"
     return None

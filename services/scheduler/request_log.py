@@ -1,4 +1,4 @@
-"""What the log tells of a sequence when it ends. The clock that the core has not."""
+"""Logs each sequence when it ends, with times that the core, which has no clock, does not know."""
 
 from services.scheduler.sequence import Ended, Sequence
 from shared.errors import RequestError

@@ -1,4 +1,4 @@
-"""Whether a StepResult can be what its plan brought, before anything is made of it."""
+"""Checks a StepResult against its plan before anything of it is used."""
 
 from services.scheduler.sequence import Sequence
 from services.scheduler.worker_state import WorkerState
@@ -10,10 +10,10 @@ from shared.token_arrays import TokenArrays
 PROMPT, DRAFTS, TOKENS, END = range(4)  # the rows of a slot, in order
 
 
-def check_result(
-    worker: WorkerState, result: StepResult, arrays: TokenArrays, vocab_size: int
-) -> None:
-    """Raises CodecError. Rows of sequences that do not run (any more) mean nothing."""
+def check_result(worker: WorkerState, result: StepResult, arrays: TokenArrays) -> None:
+    """Raises CodecError for what no plan of ``worker`` can have brought. Rows of sequences that do
+    not run there any more are ignored."""
+    vocab_size = worker.capacity.vocab_size
     fault = ids_fault(arrays.ids, vocab_size) or ids_fault(arrays.top_ids, vocab_size)
     if fault := fault or logprobs_fault(arrays.values):
         raise CodecError(f"the result has {fault}")

@@ -8,7 +8,6 @@ import numpy as np
 
 from services.scheduler.allocation import Allocation
 from services.scheduler.prefix_index import BlockHashes
-from shared.errors import InternalError
 from shared.messages import (
     ALL_TOKENS,
     WINDOW_BYTES,
@@ -19,18 +18,20 @@ from shared.messages import (
 )
 from shared.token_arrays import bytes_of
 
+MAX_WORKER_DEATHS = 2
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
     """What the scheduler knows of a sequence.
 
-    It came at ``arrived_s``; ``order`` is its place among those that wait, kept when it has to wait
-    again; ``route`` the peer it belongs to. It has a ``allocation`` while a worker has it.
+    It came at ``arrived_s``; ``order`` is its place in queues, kept when it has to wait again;
+    ``route`` names the tokenizer that it came from. It has an ``allocation`` while it has a slot.
     ``emitted`` begins with what an attempt before this one had emitted. ``last_worker_id`` is None
-    as long as no worker has had it. ``num_cached`` of the prompt's ids were in the cache when it
-    entered its first worker. Of its blocks ``missing_blocks`` has, for each worker, the first that
-    was not in the cache when somebody looked. The logprobs of ``num_prompt_scored`` of the
-    prompt's tokens have come, from its second one on.
+    as long as no worker has had it. ``num_cached`` of the prompt's ids were in the prefix cache
+    when it was first admitted. ``missing_blocks`` gives for each worker the number of its first
+    block that was not in the prefix cache at the last look. The logprobs of ``num_prompt_scored``
+    of the prompt's tokens have come, from its second one on.
     """
 
     request: str
@@ -66,12 +67,12 @@ class Sequence:
 
     @property
     def prompt_key(self) -> tuple[str, int]:
-        """The same for all choices of a prompt."""
+        """A key that all choices of a prompt have in common."""
         return self.request.rsplit("/", 1)[0], self.attempt
 
     @property
     def allocated(self) -> Allocation:
-        """The allocation of one that has a worker."""
+        """The allocation, which a sequence with a slot has."""
         assert self.allocation is not None
         return self.allocation
 
@@ -81,13 +82,13 @@ class Sequence:
 
     @property
     def num_expected(self) -> int:
-        """Ids that may be known when the plans in flight have run."""
+        """The most ids that may be known when the plans in flight have run."""
         num_pending = self.allocation.num_pending if self.allocation is not None else 0
         return len(self.prompt) + len(self.emitted) + num_pending
 
     @property
     def num_computed(self) -> int:
-        """Ids whose KV is where it runs; elsewhere all are computed anew."""
+        """Ids whose KV its worker has; 0 without a worker, since another computes all anew."""
         return self.allocation.num_computed if self.allocation is not None else 0
 
     @property
@@ -109,8 +110,8 @@ class Sequence:
 
     @property
     def max_cached(self) -> int:
-        """Ids whose KV may come from a cache: not the last one's, whose logits are wanted, nor any
-        whose logprobs are."""
+        """The most ids whose KV may come from the prefix cache: not the last one, whose logits are
+        needed, nor prompt tokens that are still to be scored."""
         return self.num_prompt_scored if self._is_scoring else self.num_known - 1
 
     def max_chunk(self, vocab_size: int) -> int:
@@ -135,7 +136,7 @@ class Sequence:
         self.max_bytes = max(self.max_bytes, grant.num_bytes)
 
     def add_prompt_logprobs(self, row: ResultRow) -> None:
-        """What a row brought of its prompt."""
+        """Counts a row of prompt logprobs."""
         self.num_prompt_scored += row.num_tokens
         self.num_bytes += bytes_of(row)
 
@@ -145,12 +146,24 @@ class Sequence:
         self.is_isolated = self.is_isolated and not ids
         self.num_bytes += bytes_of(row)
 
+    def survives_worker_death(self) -> bool:
+        """Notes that a worker died while it computed this sequence, and returns whether another one
+        may run it.
+
+        None may if the sequence was computed alone and has emitted nothing since.
+        """
+        is_proven = self.is_isolated
+        self.is_isolated = True
+        self.num_worker_deaths += 1
+        return not is_proven and self.num_worker_deaths <= MAX_WORKER_DEATHS
+
     def known_ids(self) -> np.ndarray:
         """The prompt, then what was emitted: [num_known] int32."""
         return np.concatenate([self.prompt, np.array(self.emitted, np.int32)])
 
     def block_hash(self, number: int, block_size: int) -> bytes:
-        """What an index calls the block; another worker may have blocks of another size."""
+        """Returns the block hash of block ``number``; blocks of another worker may have another
+        size."""
         if self._hashes is None or self._hashes.block_size != block_size:
             self._hashes = BlockHashes(block_size, self.cache_salt)
         return self._hashes.block_hash(number, self._id_bytes)
@@ -171,32 +184,8 @@ class Ended:
 
 
 def scored_token_bytes(params: SamplingParams, vocab_size: int) -> int:
-    """The most bytes that one token of a prompt takes: its id, rank and own logprob, and those of
-    the likeliest tokens."""
+    """Returns the most bytes that one scored token of a prompt takes: its id, rank and logprob, and
+    the ids and logprobs of the likeliest tokens."""
     num = params.prompt_logprobs or 0
     num_numbers = vocab_size if num == ALL_TOKENS else 2 * num
     return 4 * (3 + num_numbers)
-
-
-@dataclass(frozen=True, slots=True)
-class Emission:
-    """What row ``index`` of a StepResult brought for a sequence, after ``position`` other
-    tokens of its text or, where the row is ``of_prompt``, of its prompt."""
-
-    sequence: Sequence
-    index: int
-    row: ResultRow
-    position: int
-
-    @property
-    def ends(self) -> bool:
-        return self.row.finish is not None or self.row.error is not None
-
-    @property
-    def has_output(self) -> bool:
-        """Whether its tokens are the sequence's own."""
-        return not (self.row.of_prompt or self.row.of_drafts)
-
-    @property
-    def end_reason(self) -> str:
-        return self.row.finish or InternalError.code

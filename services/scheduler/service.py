@@ -8,38 +8,33 @@ from typing import TypeVar
 
 import numpy as np
 
-from services.scheduler.generate_check import check_generate
+from services.scheduler.emission import Emission
+from services.scheduler.intake import Intake
 from services.scheduler.metrics import (
-    QUARANTINE_REFUSALS,
-    QUARANTINED_REQUESTS,
     STALLED_WORKERS,
     CoreMetrics,
     StepMetrics,
 )
 from services.scheduler.prefills import PrefillLimits
-from services.scheduler.quarantine import Quarantine
 from services.scheduler.registration import why_refused
 from services.scheduler.request_log import RequestLog
 from services.scheduler.result_check import check_result
 from services.scheduler.scheduler import Refusal, Scheduler
-from services.scheduler.sequence import Emission, Sequence
+from services.scheduler.sequence import Sequence
 from services.scheduler.tokens_message import tokens_of
 from services.scheduler.watchdog import LOOK_S, Watchdog
 from shared.admin import Command
 from shared.codec import Array
 from shared.config import SchedulerConfig
 from shared.errors import (
-    QUARANTINED,
     RETRY_AFTER_S,
     WORKER_DIED,
     InternalError,
-    Overloaded,
     RequestError,
     Unavailable,
 )
 from shared.keys import load_keys
 from shared.link import Link
-from shared.log import client_text
 from shared.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
@@ -57,12 +52,11 @@ from shared.messages import (
     StepResult,
 )
 from shared.peer import Peer
-from shared.rate import Rate
 from shared.token_arrays import Layout, TokenArrays
 
 log = logging.getLogger(__name__)
 
-LOOK_ROUND_S = 1.0  # after which those that are stopped together with us have said so
+LOOK_ROUND_S = 1.0  # after which tokenizers that are stopped together with us have said so
 
 Key = TypeVar("Key", int, str)
 
@@ -85,8 +79,7 @@ class SchedulerService:
                 config.long_prefill_token_threshold,
             ),
         )
-        self._ends = Rate()
-        self._quarantine = Quarantine(config.quarantine_s)
+        self._intake = Intake(self._core, config.quarantine_s)
         self._metrics = CoreMetrics(self._core)
         self._log = RequestLog()
         self._steps = StepMetrics(self._core)
@@ -119,9 +112,8 @@ class SchedulerService:
                 self._link.drop(self._workers[worker_id], f"step {step} brings no result (stall-s)")
 
     async def drain(self) -> None:
-        """Returns soon, for nobody can take over before: gateways replay through the next scheduler
-        what is open here. If the tokenizers leave too there is nobody who would, so it ends
-        first."""
+        """Returns soon, so that gateways replay what is open here through the next scheduler. Only
+        where all tokenizers leave too, and none of them would, everything ends here first."""
         self._is_draining = True
         if self._routes:
             await asyncio.sleep(LOOK_ROUND_S)
@@ -182,7 +174,7 @@ class SchedulerService:
                 for key in keys:
                     if self._owns(peer, key):
                         self._core.cancel((key.request, key.attempt))
-                self._ends.note(num_before - len(self._core.sequences), time.monotonic())
+                self._intake.note_ends(num_before - len(self._core.sequences), time.monotonic())
             case Credit(grants), "tokenizer":
                 for grant in grants:
                     if self._owns(peer, grant):
@@ -201,39 +193,23 @@ class SchedulerService:
 
     def _add(self, peer: Peer, generate: Generate, prompt: np.ndarray, emitted: np.ndarray) -> None:
         (route,) = _keys(self._routes, peer)
-        now_s = time.monotonic()
-        if not self._core.sequences:
-            self._ends.start(now_s)
         try:
-            self._check(generate, prompt, emitted)
-            self._quarantine.check(prompt, generate.params, generate.cache_salt, now_s)
-            self._core.add(generate, prompt, emitted, route, now_s)
+            self._intake.add(generate, prompt, emitted, route, time.monotonic())
         except RequestError as error:
-            if error.code == QUARANTINED:
-                QUARANTINE_REFUSALS.inc()
-            if isinstance(error, Overloaded):
-                error.retry_after_s = self._ends.retry_after_s(now_s)
             peer.send(error.to_failed(generate.request, generate.attempt))
             self._log.refuse(generate, error)
         else:
             peer.send(Accepted(generate.request, generate.attempt), prompt[:0])
 
-    def _check(self, generate: Generate, prompt: np.ndarray, emitted: np.ndarray) -> None:
-        """Without workers it is refused anyway."""
-        if self._workers:
-            max_len = max(each.capacity.max_model_len for each in self._core.workers.values())
-            vocab_size = max(map(_vocab_size, self._workers.values()))
-            check_generate(generate, prompt, emitted, vocab_size, max_len)
-
     def _absorb(self, peer: Peer, result: StepResult, arrays: TokenArrays) -> None:
         (worker_id,) = _keys(self._workers, peer)
         layout = Layout(result.rows, arrays)
-        check_result(self._core.workers[worker_id], result, arrays, _vocab_size(peer))
+        check_result(self._core.workers[worker_id], result, arrays)
         emissions = self._core.absorb(worker_id, result, arrays)
         self._plan_for(worker_id, peer)  # first of all: the worker idles until it has a plan
         self._num_steps += 1
         self._steps.end(worker_id, result, time.monotonic())
-        self._ends.note(sum(each.ends for each in emissions), time.monotonic())
+        self._intake.note_ends(sum(each.ends for each in emissions), time.monotonic())
         for route, group in groupby(emissions, key=lambda each: each.sequence.route):
             self._forward(route, list(group), layout)
         self._account()
@@ -243,15 +219,8 @@ class SchedulerService:
     def _refuse(self, refusals: list[Refusal]) -> None:
         for refusal in refusals:
             if refusal.error.code == WORKER_DIED:
-                self._put_under_quarantine(refusal.sequence)
+                self._intake.quarantine(refusal.sequence, time.monotonic())
             self._fail(refusal.sequence, refusal.error)
-
-    def _put_under_quarantine(self, sequence: Sequence) -> None:
-        QUARANTINED_REQUESTS.inc()
-        name = client_text(sequence.request)
-        log.warning("workers died under request %s: it is quarantined", name)
-        now_s = time.monotonic()
-        self._quarantine.add(sequence.prompt, sequence.params, sequence.cache_salt, now_s)
 
     def _forward(self, route: int, emissions: list[Emission], layout: Layout) -> None:
         tokens, arrays = tokens_of(emissions, layout)
@@ -278,7 +247,7 @@ class SchedulerService:
         self._account()
 
     def _account(self) -> None:
-        """What has happened, for metrics, log and whoever waits for the end."""
+        """Brings metrics, request log and the event that ``drain`` waits for up to date."""
         if self._core.sequences:
             self._idle.clear()
         else:
@@ -288,7 +257,7 @@ class SchedulerService:
             self._log.end(ended, time.monotonic())
 
     def _plan_for(self, worker_id: str, peer: Peer) -> None:
-        """As many plans as may be in flight at once."""
+        """Sends as many plans as may be in flight at once."""
         admits = peer.status.state != State.DRAINING
         started_s = time.monotonic()
         while planned := self._core.plan(worker_id, admits):
@@ -299,18 +268,13 @@ class SchedulerService:
             started_s = time.monotonic()
 
     def _fail_unservable(self, lost_s: float) -> None:
-        """``worker_grace_s`` after a worker was lost."""
+        """Ends the sequences that no worker could run since a worker was lost at ``lost_s``,
+        ``worker_grace_s`` ago."""
         waited = f"within {self._config.worker_grace_s:g} s (worker-grace-s)"
         text = f"the worker of this request was lost, and no other that can run it came {waited}"
         error = Unavailable(text, code="no_worker", retry_after_s=RETRY_AFTER_S)
         self._refuse(self._core.fail_unservable(lost_s, error))
         self._plan_soon()
-
-
-def _vocab_size(worker: Peer) -> int:
-    model = worker.hello.model
-    assert model is not None, "it would have been refused"
-    return model.vocab_size
 
 
 def _keys(peers: dict[Key, Peer], peer: Peer) -> list[Key]:

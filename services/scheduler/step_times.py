@@ -1,4 +1,4 @@
-"""How long a step takes, by the depth that it verifies."""
+"""Estimates how long a step takes, by the draft depth that it verifies."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ WINDOW = 16  # times that are kept
 
 
 class StepTimes:
-    """What a step costs at each depth: its seconds, at the pace that the machine has at first.
+    """Keeps the seconds of steps at each depth, scaled to the pace that the machine had at first.
 
     ``depth`` is the one that was decided.
     """
@@ -36,7 +36,8 @@ class StepTimes:
         times.append(time_s / (_typical(self._paces) if self._paces else 1.0))
 
     def cost(self, depth: int) -> float:
-        """Between depths that are known, and beyond them, on a line, but not below all of them."""
+        """Returns the seconds of a step at ``depth``: on a line through the two known depths that
+        are nearest, but not less than the fastest of all known ones."""
         points = sorted((known, _typical(times)) for known, times in self._times.items())
         lines = list(pairwise(points))
         (x0, y0), (x1, y1) = next((line for line in lines if depth <= line[1][0]), lines[-1])

@@ -1,14 +1,15 @@
-"""What a step brought, as the message for one tokenizer."""
+"""Makes the message for one tokenizer of what a step brought."""
 
 from collections.abc import Iterator
 
-from services.scheduler.sequence import Emission
+from services.scheduler.emission import Emission
 from shared.messages import Finished, TokenRow, Tokens
 from shared.token_arrays import Layout, Selection, TokenArrays
 
 
 def tokens_of(emissions: list[Emission], layout: Layout) -> tuple[Tokens, TokenArrays]:
-    """The message for the peer of ``emissions`` and its buffers: views where they lie together."""
+    """Returns the message for the tokenizer of ``emissions`` and its buffers, which are views where
+    the rows lie together."""
     rows = [_row(emission) for emission in emissions]
     finished = [each for emission in emissions for each in _finished(emission)]
     selection = Selection(layout)

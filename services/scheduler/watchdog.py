@@ -1,4 +1,4 @@
-"""Which workers owe a result for too long. Pure."""
+"""Finds workers that owe a result for too long. Pure."""
 
 from services.scheduler.worker_state import WorkerState
 
@@ -6,15 +6,16 @@ LOOK_S = 1.0
 
 
 class Watchdog:
-    """Looks every ``LOOK_S`` and counts its looks, not the time: while the scheduler itself stood
-    still, results may have come that nobody has read."""
+    """Counts its own looks, one every ``LOOK_S``, not the time: while the scheduler itself stood
+    still, results may have come that it has not read."""
 
     def __init__(self, workers: dict[str, WorkerState]) -> None:
         self._workers = workers
         self._found: dict[str, tuple[int, int]] = {}  # the oldest step, looks since the first
 
     def look(self) -> list[str]:
-        """Workers whose oldest plan in flight has had no result for twice their ``stall_s``."""
+        """Returns the workers whose oldest plan in flight has had no result for twice their
+        ``stall_s``."""
         oldest = {
             worker_id: worker.in_flight[0].step
             for worker_id, worker in self._workers.items()

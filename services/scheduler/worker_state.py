@@ -1,4 +1,4 @@
-"""One worker as the scheduler sees it: its blocks, its slots, the plans it is running."""
+"""The scheduler's view of one worker: its blocks, its slots, its plans in flight."""
 
 from collections import deque
 from math import ceil
@@ -17,15 +17,15 @@ PROBATION_STEPS = 16  # in which a worker that is broken has died
 
 
 class WorkerState:
-    """Blocks and slots of one worker. A slot given back is released in its next plan.
+    """Hands out blocks and slots of one worker. A slot given back is released in its next plan.
 
-    ``in_flight`` are the plans whose results have not come, in order, none of which was the oldest
-    before ``in_flight_since`` results of all workers. The allocation that a sequence has left is
+    ``in_flight`` holds the plans whose results have not come, oldest first; the oldest became that
+    after ``in_flight_since`` results of all workers. An allocation that its sequence has left is
     ``leaving`` until the last plan that names it has run.
-    ``admits``: it takes new sequences; ``is_leaving``: it wants to be rid of those it has, of which
-    ``handed_over`` was the last that went, and ``releases_all`` when there is no time for one after
-    the other; ``ran_isolated``: its last plan computed one isolated sequence and nothing
-    else. Unless ``caches_prefixes`` its index stays empty.
+    ``admits``: the worker takes new sequences; ``is_leaving``: its sequences go to other workers,
+    one after the other, or all at once when it ``releases_all``; ``handed_over`` is the last that
+    went. ``ran_isolated``: its last plan computed one isolated sequence and nothing else. Unless
+    ``caches_prefixes`` its index stays empty.
     """
 
     def __init__(self, worker_id: str, capacity: Capacity, caches_prefixes: bool) -> None:
@@ -67,7 +67,7 @@ class WorkerState:
 
     @property
     def oldest(self) -> Sequence:
-        """Of those that run."""
+        """The first by order of its running sequences."""
         return min(self.running.values(), key=_order)
 
     def begin_plan(self) -> PlanBuilder:
@@ -80,15 +80,15 @@ class WorkerState:
         return PlanBuilder(self._num_steps, budget, release, vocab_size, self._verify_depth, depth)
 
     def send(self, plan: StepPlan, now: int) -> None:
-        """``plan`` is in flight; ``now`` counts the results of all workers."""
+        """Notes that ``plan`` is in flight; ``now`` counts the results of all workers."""
         if not self.in_flight:
             self.in_flight_since = now
         self.in_flight.append(plan)
         self._verify_depth = plan.draft_depth
 
     def finish(self, result: StepResult, now: int) -> None:
-        """``result`` has come. Raises CodecError where it is not the next one that is expected:
-        what the plans before it brought is lost."""
+        """Takes the oldest plan, which ``result`` belongs to, out of flight. Raises CodecError for
+        the result of another plan: what the plans before it brought is lost."""
         step = result.step
         if not self.in_flight or step != self.in_flight[0].step:
             expected = f"that of step {self.in_flight[0].step}" if self.in_flight else "none"
@@ -103,31 +103,31 @@ class WorkerState:
             self._free(each)
 
     def computed_slots(self) -> set[int]:
-        """The slots that the plans in flight compute."""
+        """Returns the slots that the plans in flight compute."""
         chunks = {row.slot for plan in self.in_flight for row in plan.prefill}
         return chunks | {row.slot for plan in self.in_flight for row in plan.decode}
 
     def runnable(self) -> list[Sequence]:
-        """Those that may be computed together, oldest first."""
+        """Returns the sequences that may be computed together, oldest first."""
         return sorted(filter(self._may_run, self.running.values()), key=_order)
 
     @property
     def is_short_of_blocks(self) -> bool:
-        """Whether there are too few blocks to go on with all of them."""
+        """Whether there are too few blocks to compute all runnable sequences."""
         wanted = map(self.num_blocks_lacking, filter(self._may_run, self.running.values()))
         return sum(wanted) > self.pool.num_free
 
     def fits(self, sequence: Sequence) -> bool:
-        """Whether it could run here to its end, alone."""
+        """Whether ``sequence`` could run here to its end, alone."""
         return fits(self.capacity, len(sequence.prompt), sequence.params.max_tokens)
 
     def has_room_for(self, sequence: Sequence) -> bool:
-        """Whether there are a slot and blocks for it now."""
+        """Whether there are a slot and blocks for ``sequence`` now."""
         return self.num_free_slots > 0 and self._has_blocks_for(sequence)
 
     def num_blocks_lacking(self, sequence: Sequence) -> int:
-        """Blocks to add so that the KV of all ids, those to come included, has a place: with the
-        next plan's drafts, and those that it makes, but nothing beyond the sequence's end."""
+        """Counts the blocks to add so that the KV of all ids has a place: ids that plans in flight
+        bring, drafts that the next plan verifies and makes, nothing beyond the sequence's end."""
         num_positions = min(sequence.num_expected + self._num_ahead, self.end_of(sequence))
         num_needed = ceil(num_positions / self.capacity.block_size)
         return max(
@@ -137,7 +137,7 @@ class WorkerState:
         )
 
     def cached_blocks(self, sequence: Sequence) -> list[int]:
-        """The blocks that hold its first ids, as many as it may take from here."""
+        """Returns the blocks of the prefix cache that hold the first ids of ``sequence``."""
         blocks: list[int] = []
         if not self.index:
             return blocks
@@ -159,7 +159,7 @@ class WorkerState:
         return is_last or self.index.find(sequence.block_hash(number, size)) is None
 
     def has_cached(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Whether it would find the KV of so many ids here."""
+        """Whether the prefix cache has the KV of its first ``num_tokens`` ids."""
         if num_tokens <= 0 or self.is_known_miss(sequence, num_tokens):
             return num_tokens <= 0
         blocks = self.cached_blocks(sequence)
@@ -167,13 +167,13 @@ class WorkerState:
         return len(blocks) * self.capacity.block_size >= num_tokens
 
     def num_cached(self, sequence: Sequence) -> int:
-        """Ids whose KV it would find here."""
+        """Counts the ids of ``sequence`` whose KV is in the prefix cache."""
         return len(self.cached_blocks(sequence)) * self.capacity.block_size
 
     def index_blocks(self, sequence: Sequence, has_ended: bool = False) -> None:
-        """Others may use its full blocks whose ids are known and computed, or are once the plans
-        that are sent have run: a worker runs plans in order, but computes nothing of a sequence
-        that ``has_ended``, and so not its last id."""
+        """Adds full blocks of ``sequence`` to the prefix cache, if their ids are known and computed
+        when the plans that are sent have run. A worker runs plans in order, but computes nothing of
+        a sequence that ``has_ended``, and so not its last id."""
         allocation = sequence.allocated
         for _ in range(self.num_to_index(sequence, has_ended)):
             block_hash = sequence.block_hash(allocation.num_indexed, self.capacity.block_size)
@@ -181,7 +181,7 @@ class WorkerState:
             allocation.num_indexed += 1
 
     def num_to_index(self, sequence: Sequence, has_ended: bool = False) -> int:
-        """Full blocks that ``index_blocks`` would add."""
+        """Counts the full blocks that ``index_blocks`` would add."""
         if not self._caches_prefixes:
             return 0
         allocation = sequence.allocated
@@ -189,12 +189,13 @@ class WorkerState:
         return num_tokens // self.capacity.block_size - allocation.num_indexed
 
     def filling_blocks(self, plan: StepPlan) -> list[Sequence]:
-        """Those of which ``plan`` computes a chunk that fills a block."""
+        """Returns the sequences of which ``plan`` computes a chunk that fills a block."""
         chunks = [self.running[row.slot] for row in plan.prefill]
         return [each for each in chunks if self.num_to_index(each) > 0]
 
     def try_extend(self, sequence: Sequence) -> list[int] | None:
-        """The blocks that a running sequence lacked, or None where there are too few."""
+        """Gives a running sequence the blocks that it lacks and returns them, or None where there
+        are too few."""
         blocks = self.pool.try_allocate(self.num_blocks_lacking(sequence))
         if blocks is not None:
             sequence.allocated.blocks.extend(blocks)
@@ -212,8 +213,8 @@ class WorkerState:
         self.running[slot] = sequence
 
     def remove(self, sequence: Sequence) -> None:
-        """Frees slot and blocks, at the latest when no plan that names them is in flight. What
-        those plans bring for it is lost: whoever computes it again computes the same."""
+        """Frees slot and blocks, as soon as no plan that names them is in flight. What those plans
+        bring for it is lost; it is computed again, with the same outcome."""
         allocation, sequence.allocation = sequence.allocated, None
         del self.running[allocation.slot]
         if self.in_flight and allocation.last_step >= self.in_flight[0].step:
@@ -227,16 +228,17 @@ class WorkerState:
 
     @property
     def _num_ahead(self) -> int:
-        """Drafts that the next plan verifies, and those that it makes."""
+        """Drafts that the next plan verifies and makes."""
         return self._verify_depth + self.draft_depth.now
 
     def end_of(self, sequence: Sequence) -> int:
-        """Ids with which it is full."""
+        """Returns how many ids ``sequence`` has when it is full."""
         limit, max_tokens = self.capacity.max_model_len, sequence.params.max_tokens
         return limit if max_tokens is None else min(limit, len(sequence.prompt) + max_tokens)
 
     def _may_run(self, sequence: Sequence) -> bool:
-        """Nobody is computed beyond its last token, if the plans in flight are sure to bring it."""
+        """Whether ``sequence`` may be computed with others: it has credit, is not isolated, and the
+        plans in flight are not sure to bring its last token."""
         if sequence.is_isolated or not sequence.has_credit:
             return False
         num_certain = sequence.num_known + len(sequence.allocated.pending)
@@ -244,7 +246,7 @@ class WorkerState:
         return not sequence.allocated.num_pending or (sequence.may_emit_more and not is_full)
 
     def _has_blocks_for(self, sequence: Sequence) -> bool:
-        """Cached blocks that somebody owns cost nothing."""
+        """Cached blocks that other sequences own cost nothing."""
         num_lacking = self.num_blocks_lacking(sequence)
         if num_lacking <= self.pool.num_free:
             return True

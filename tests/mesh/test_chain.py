@@ -141,14 +141,14 @@ async def test_clients_that_leave_the_line_tell_how_soon_there_is_room(tmp_path:
     ):
         mesh.core.max_waiting = 1
         staying = [asyncio.create_task(complete(client, 2000))]
-        await mesh.until(lambda: mesh.core.sequences and not mesh.core.waiting)
+        await mesh.until(lambda: mesh.core.sequences and not mesh.core.queues.waiting)
         for _ in range(5):
             leaving = asyncio.create_task(complete(client, 2000))
-            await mesh.until(lambda: len(mesh.core.waiting) == 1)
+            await mesh.until(lambda: len(mesh.core.queues.waiting) == 1)
             leaving.cancel()
-            await mesh.until(lambda: not mesh.core.waiting)
+            await mesh.until(lambda: not mesh.core.queues.waiting)
         staying.append(asyncio.create_task(complete(client, 2000)))
-        await mesh.until(lambda: len(mesh.core.waiting) == 1)
+        await mesh.until(lambda: len(mesh.core.queues.waiting) == 1)
         with pytest.raises(openai.RateLimitError) as refused:
             await complete(client, 5)
         assert int(refused.value.response.headers["retry-after"]) < UNKNOWN_RETRY_AFTER_S

@@ -176,7 +176,7 @@ async def test_of_two_that_wait_the_urgent_one_is_first(tmp_path: Path):
         running = asyncio.create_task(complete("running", 100, 0))
         await mesh.until(lambda: mesh.core.sequences)
         later = [asyncio.create_task(complete("patient", 5, 1))]
-        await mesh.until(lambda: len(mesh.core.waiting) == 1)
+        await mesh.until(lambda: len(mesh.core.queues.waiting) == 1)
         later.append(asyncio.create_task(complete("urgent", 5, 0)))
         await asyncio.gather(running, *later)
         assert ends == ["running", "urgent", "patient"]

@@ -11,10 +11,11 @@ from random import Random
 import msgspec
 import numpy as np
 
+from services.scheduler.emission import Emission
 from services.scheduler.prefills import PrefillLimits
 from services.scheduler.prefix_index import BlockHashes
-from services.scheduler.scheduler import MAX_WORKER_DEATHS, Planned, Refusal, Scheduler
-from services.scheduler.sequence import Emission, Sequence, scored_token_bytes
+from services.scheduler.scheduler import Planned, Refusal, Scheduler
+from services.scheduler.sequence import MAX_WORKER_DEATHS, Sequence, scored_token_bytes
 from services.scheduler.worker_state import WorkerState
 from shared.errors import InvalidRequest, Overloaded, RequestError, Unavailable
 from shared.messages import (
@@ -201,7 +202,7 @@ class Mesh:
                 case Unavailable():
                     assert not self.workers
                 case Overloaded():
-                    assert len(self.core.waiting) + len(generate.sequences) > 8
+                    assert len(self.core.queues.waiting) + len(generate.sequences) > 8
                 case InvalidRequest():
                     assert not fits
             assert self.core.sequences == before, "all of them are taken, or none"
@@ -378,11 +379,11 @@ class Mesh:
     def check_reserved_blocks(self) -> None:
         """Everybody is at one place."""
         core = self.core
-        lines = [*core.waiting, *core.isolated, *core.paused]
+        lines = list(core.queues)
         running = [each for worker in core.workers.values() for each in worker.running.values()]
         assert len(lines) + len(running) == len(core.sequences)
         assert {each.key for each in lines + running} == core.sequences.keys()
-        assert all(not sequence.has_credit for sequence in core.paused)
+        assert all(not sequence.has_credit for sequence in core.queues.paused)
         assert all(sequence.allocation is None for sequence in lines)
         workers = core.workers.values()
         homeless = {each for each in lines if not any(worker.fits(each) for worker in workers)}
@@ -441,7 +442,7 @@ class Mesh:
                 self.absorb_from(worker_id)
         assert not self.open
         assert not self.core.sequences
-        assert not [*self.core.waiting, *self.core.isolated, *self.core.paused]
+        assert not len(self.core.queues)
         for worker in self.core.workers.values():
             assert worker.pool.num_free == worker.pool.num_blocks
             assert not worker.running

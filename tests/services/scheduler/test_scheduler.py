@@ -4,9 +4,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from services.scheduler.emission import Emission
 from services.scheduler.placement import MAX_LAG_STEPS
-from services.scheduler.scheduler import MAX_WORKER_DEATHS, Planned, Scheduler
-from services.scheduler.sequence import Emission
+from services.scheduler.scheduler import Planned, Scheduler
+from services.scheduler.sequence import MAX_WORKER_DEATHS
 from services.scheduler.worker_state import PROBATION_STEPS
 from shared.errors import CodecError, InternalError, InvalidRequest, Overloaded, Unavailable
 from shared.messages import (
@@ -135,7 +136,7 @@ def test_what_a_worker_releases_waits_for_another():
     assert core.workers["w"].running, "its plan in flight comes back first"
     assert len(core.absorb("w", *output)) == 1
     assert core.plan("w").plan.release
-    assert [sequence.request for sequence in core.waiting] == ["r"]
+    assert [sequence.request for sequence in core.queues.waiting] == ["r"]
     core.add_worker("other", CAPACITY)
     assert core.plan("other").plan.admit[0].num_ids == 4
 
@@ -154,7 +155,7 @@ def test_a_worker_that_leaves_hands_over_one_sequence_when_the_one_before_has_ca
     for num_gone in (1, 2, 3):
         step(core, workers["w"])
         assert len(running("w")) == 3 - num_gone, "those that are left are computed meanwhile"
-        assert [each.request for each in core.waiting] == ["first", "second", "third"][
+        assert [each.request for each in core.queues.waiting] == ["first", "second", "third"][
             num_gone - 1 : num_gone
         ]
         core.absorb("other", *workers["other"].step(core.plan("other")))
@@ -168,9 +169,9 @@ def test_a_worker_that_has_no_time_left_hands_over_all_at_once():
     step(core, worker)
     core.add_worker("other", CAPACITY)
     core.release_worker("w")
-    assert len(core.waiting) == 1
+    assert len(core.queues.waiting) == 1
     core.release_worker("w")
-    assert len(core.waiting) == 3
+    assert len(core.queues.waiting) == 3
 
 
 def test_who_is_left_when_nobody_takes_what_was_handed_over_waits_too():
@@ -183,7 +184,7 @@ def test_who_is_left_when_nobody_takes_what_was_handed_over_waits_too():
     assert len(core.workers["w"].running) == 1
     core.remove_worker("other", 0)
     assert not core.workers["w"].running
-    assert [each.request for each in core.waiting] == ["first", "second"]
+    assert [each.request for each in core.queues.waiting] == ["first", "second"]
 
 
 def test_a_sequence_without_credit_is_not_computed_until_its_client_reads():
@@ -211,7 +212,7 @@ def test_whose_client_does_not_read_makes_way_and_comes_back_when_it_does():
     for _ in range(5):
         (emission,) = step(core, worker)
         assert emission.sequence.request == "quick"
-    assert list(core.paused) == [core.sequences["slow", 1]]
+    assert list(core.queues.paused) == [core.sequences["slow", 1]]
     core.grant(Grant("slow", 1, 100, WINDOW_BYTES))
     while core.sequences:
         step(core, worker)
@@ -224,7 +225,7 @@ def test_a_step_of_priority_is_worth_so_many_seconds_of_waiting():
     add(core, "too late", now_s=11, priority=-1)
     add(core, "not urgent", now_s=0, priority=2)
     expected = ["later but urgent", "old", "too late", "not urgent"]
-    assert [sequence.request for sequence in core.waiting] == expected
+    assert [sequence.request for sequence in core.queues.waiting] == expected
 
 
 def test_waiting_sequences_are_shared_out_among_the_workers():
@@ -325,7 +326,7 @@ def test_when_blocks_run_out_the_youngest_waits_and_ends_with_the_same_text():
         result, arrays = worker.step(core.plan("w"))
         for each in core.absorb("w", result, arrays):
             texts[each.sequence.request].append(int(arrays.ids[each.index]))
-    assert core.num_preemptions > 0
+    assert core.planner.num_preemptions > 0
     assert texts["a"] == texts["b"] == texts["c"], "equal prompts write equal texts"
     assert len(texts["a"]) == 14
 
@@ -432,7 +433,7 @@ def test_a_sequence_counts_how_often_it_made_way():
     while core.sequences:
         step(core, worker)
     nums = [each.sequence.num_preemptions for each in core.take_ended()]
-    assert sum(nums) == core.num_preemptions > 0
+    assert sum(nums) == core.planner.num_preemptions > 0
 
 
 def test_a_long_context_in_few_blocks_and_many_blocks_of_short_context_are_both_of_use():
