@@ -58,7 +58,7 @@ class GatewayService:
     async def run(self) -> None:
         """Serves until cancelled. Raises ConfigError where we cannot listen."""
         await self._runner.setup()
-        mesh_metrics = MeshMetrics(self._mesh)
+        mesh_metrics = MeshMetrics(self._mesh.tokenizers)
         REGISTRY.register(mesh_metrics)
         try:
             await self._listen()
@@ -79,7 +79,7 @@ class GatewayService:
         await self._admission.idle()
 
     def status(self) -> Heartbeat:
-        obstacle = self._mesh.obstacle
+        obstacle = self._mesh.tokenizers.obstacle
         if self._is_draining:
             state, reason = State.DRAINING, "finishing what is open"
         elif obstacle:
@@ -89,7 +89,7 @@ class GatewayService:
         return Heartbeat(state, reason, self._admission.num_open, num_steps=0)
 
     def refusal(self, hello: Hello) -> str | None:
-        return self._mesh.refusal(hello)
+        return self._mesh.tokenizers.refusal(hello)
 
     def on_up(self, peer: Peer) -> None:
         self._mesh.on_up(peer)

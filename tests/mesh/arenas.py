@@ -441,7 +441,7 @@ class GatewayArena:
         with mesh.generate("r", self._job) as exchange:
             if index:
                 mesh.on_message(peer, Accepted("r/0", 1), [PROMPT])
-            converting = asyncio.create_task(mesh.convert("text", NO_IDS, True))
+            converting = asyncio.create_task(mesh.conversions.convert("text", NO_IDS, True))
             await asyncio.sleep(0)
             try:
                 mesh.on_message(peer, *decode(frames))

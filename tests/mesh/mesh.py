@@ -84,7 +84,7 @@ class Mesh:
         num_tokenizers = len([name for name in self.services if name.startswith("tokenizer")])
         gateways = [each for name, each in self.services.items() if name.startswith("gateway")]
         await self.until(
-            lambda: all(len(each._mesh._ready()) == num_tokenizers for each in gateways)
+            lambda: all(len(each._mesh.tokenizers.ready()) == num_tokenizers for each in gateways)
         )
 
     async def until_idle(self) -> None:

@@ -118,7 +118,7 @@ class Completions:
     ) -> tuple[Job, ModelInfo]:
         """Of the body only the prompts are kept."""
         body = await self._bodies.read(request, reservation)
-        model = await self._mesh.ready_model()
+        model = await self._mesh.tokenizers.ready_model()
         job = await self._parser.parse(body, lambda body: endpoint.parse(body, model, self._limits))
         reservation.replace(len(body), job.prompt_bytes)
         return job, model
@@ -161,7 +161,7 @@ class Completions:
     async def _echo(self, prompt: Prompt) -> str:
         data = prompt.data
         if prompt.kind == "ids":
-            data = await self._mesh.convert("ids", data, False)
+            data = await self._mesh.conversions.convert("ids", data, False)
         return data.tobytes().decode()
 
     async def _accepted(self, collector: OutputCollector) -> list[Array]:

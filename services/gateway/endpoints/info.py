@@ -31,7 +31,7 @@ class Info:
         ]
 
     async def _served(self) -> list[Model]:
-        model = await self._mesh.known_model()
+        model = await self._mesh.tokenizers.known_model()
         return [Model(name, model.created, model.max_model_len) for name in model.names]
 
     async def _models(self, request: web.Request) -> web.Response:

@@ -80,7 +80,7 @@ class Tokenization:
         reservation: Reservation,
     ) -> tuple[Conversion, ModelInfo]:
         body = await self._bodies.read(request, reservation)
-        model = await self._mesh.ready_model()
+        model = await self._mesh.tokenizers.ready_model()
         conversion = await self._parser.parse(body, lambda body: parse(body, model))
         reservation.replace(len(body), conversion.prompt.data.nbytes)
         reservation.is_served = True
@@ -89,7 +89,7 @@ class Tokenization:
     async def _converted(self, conversion: Conversion, reservation: Reservation) -> Array:
         prompt = conversion.prompt
         with client_names({"prompt": conversion.param}):
-            array = await self._mesh.convert(
+            array = await self._mesh.conversions.convert(
                 prompt.kind, prompt.data, conversion.adds_special_tokens
             )
         reservation.grow(array.nbytes)

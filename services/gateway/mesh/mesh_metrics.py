@@ -1,39 +1,36 @@
-"""Metrics of the whole mesh, as its schedulers report it to the tokenizers we are connected to."""
+"""Metrics of the whole mesh, which schedulers report to tokenizers and these to gateways."""
 
 from collections.abc import Iterator
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from services.gateway.mesh.mesh import Mesh
+from services.gateway.mesh.tokenizers import Tokenizers
 from shared.messages import Overview
 
 
 class MeshMetrics(Collector):
-    """Figures of the whole mesh, the same on every gateway, read from the last heartbeats whenever
-    the metrics are asked for. Up to two seconds old.
+    """Reads figures of the whole mesh, the same on every gateway, from the last heartbeats whenever
+    the metrics are scraped. They are up to two seconds old.
 
-    Where no scheduler is known, those that only a scheduler knows are absent: a 0 would say that
-    the mesh idles.
+    Without a scheduler, the figures that only schedulers know are absent: a 0 would mean that the
+    mesh idles.
     """
 
-    def __init__(self, mesh: Mesh) -> None:
-        self._mesh = mesh
+    def __init__(self, tokenizers: Tokenizers) -> None:
+        self._tokenizers = tokenizers
 
     def describe(self) -> list[Metric]:
         """Claims no names: a scheduler has some of them too, and tests run both in one process."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        tokenizers = self._mesh.tokenizers
-        overviews = {
-            peer.status.overview.scheduler: peer.status.overview
-            for peer in tokenizers
-            if peer.status.overview is not None
-        }
-        yield _replicas(len(tokenizers), list(overviews.values()))
+        reported = [each.peer.status.overview for each in self._tokenizers]
+        by_scheduler = {each.scheduler: each for each in reported if each is not None}
+        overviews = list(by_scheduler.values())
+        yield _replicas(len(self._tokenizers), overviews)
         if overviews:
-            yield from _load(self._mesh.model.names[0], list(overviews.values()))
+            yield from _load(self._tokenizers.model.names[0], overviews)
 
 
 def _replicas(num_tokenizers: int, overviews: list[Overview]) -> Metric:

@@ -2,11 +2,11 @@
 
 import asyncio
 from pathlib import Path
-from types import SimpleNamespace
 
 import aiohttp
 
 from services.gateway.mesh.mesh_metrics import MeshMetrics
+from services.gateway.mesh.tokenizers import Tokenizers
 from services.gateway.service import GatewayService
 from shared.messages import Overview
 from tests.services.gateway.fakes import FakeTokenizer, fake_tokenizer, until
@@ -84,7 +84,7 @@ async def test_what_a_scheduler_told_two_tokenizers_counts_once(
         await until(lambda: len(gateway._mesh.tokenizers) == 2)
         tokenizer.link.send_status()
         other.link.send_status()
-        peers = gateway._mesh.tokenizers
+        peers = [each.peer for each in gateway._mesh.tokenizers]
         await until(lambda: all(peer.status.overview for peer in peers))
         told = await values(http)
         assert replicas(told) == {"tokenizer": 2, "scheduler": 1, "worker": 3}
@@ -94,5 +94,5 @@ async def test_what_a_scheduler_told_two_tokenizers_counts_once(
 
 
 def test_without_a_scheduler_its_figures_are_absent() -> None:
-    mesh_metrics = MeshMetrics(SimpleNamespace(tokenizers=[]))
+    mesh_metrics = MeshMetrics(Tokenizers(ready_wait_s=0, on_change=lambda: None))
     assert [family.name for family in mesh_metrics.collect()] == ["shoal_mesh_replicas"]

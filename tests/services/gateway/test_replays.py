@@ -125,7 +125,7 @@ def new_peer() -> Peer:
 async def test_who_waits_for_a_tokenizer_is_woken_by_news_alone() -> None:
     mesh, peer, num = CountingMesh(30, 60, accept_timeout_s=1), new_peer(), 50
     mesh.on_up(peer)
-    waiting = [asyncio.create_task(mesh.ready_model()) for _ in range(num)]
+    waiting = [asyncio.create_task(mesh.tokenizers.ready_model()) for _ in range(num)]
     running = asyncio.create_task(mesh.run())
     await asyncio.sleep(0.3)
     for _ in range(3):
@@ -141,4 +141,4 @@ async def test_who_waits_for_a_tokenizer_is_woken_by_news_alone() -> None:
 async def test_who_waits_in_vain_is_told_why() -> None:
     mesh = Mesh(30, 0.01, accept_timeout_s=1)
     with pytest.raises(Unavailable, match="no tokenizer is connected"):
-        await mesh.ready_model()
+        await mesh.tokenizers.ready_model()

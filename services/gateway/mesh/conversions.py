@@ -1,0 +1,70 @@
+"""Conversions of text to ids and of ids to text, which tokenizers do beside the prompts."""
+
+import asyncio
+from itertools import count
+
+from services.gateway.mesh.tokenizers import Tokenizer, Tokenizers
+from shared.codec import Array
+from shared.errors import RETRY_AFTER_S, RequestError, Unavailable
+from shared.messages import Cancel, Convert, Converted, Failed, PromptKind, RequestKey
+
+
+class Conversions:
+    """Sends each conversion to one tokenizer and returns its answer."""
+
+    def __init__(self, tokenizers: Tokenizers, accept_timeout_s: float) -> None:
+        self._tokenizers = tokenizers
+        self._accept_timeout_s = accept_timeout_s
+        self._new_numbers = count()
+
+    async def convert(self, kind: PromptKind, data: Array, adds_special_tokens: bool) -> Array:
+        """Returns the ids of a text or a chat, [n] int32; of ids the UTF-8 bytes of their text, [n]
+        uint8.
+
+        Raises RequestError, Unavailable after ``accept_timeout_s``. Cancelling the call cancels the
+        conversion.
+        """
+        tokenizer = self._tokenizers.least_loaded()
+        name = f"convert-{next(self._new_numbers)}"
+        answer: asyncio.Future[Array] = asyncio.get_running_loop().create_future()
+        tokenizer.conversions[name] = answer
+        try:
+            tokenizer.peer.send(Convert(name, kind, adds_special_tokens), data)
+            async with asyncio.timeout(self._accept_timeout_s):
+                return await answer
+        except TimeoutError:
+            text = f"not converted within {self._accept_timeout_s:g} s (accept-timeout-s)"
+            raise Unavailable(text, retry_after_s=RETRY_AFTER_S) from None
+        finally:
+            if tokenizer.conversions.pop(name, None) and not _is_answered(answer):
+                tokenizer.peer.send(Cancel([RequestKey(name, 0)]))
+
+    def finish(self, tokenizer: Tokenizer, converted: Converted, result: Array) -> None:
+        if answer := tokenizer.conversions.get(converted.request):
+            tokenizer.probation.succeed()
+            _end(answer, result)
+
+    def fail(self, tokenizer: Tokenizer, failed: Failed) -> None:
+        if answer := tokenizer.conversions.get(failed.request):
+            tokenizer.note_failure(failed)
+            _end(answer, RequestError.from_failed(failed))
+
+    def fail_all(self, tokenizer: Tokenizer, error: RequestError) -> None:
+        """Ends those of a tokenizer that is gone."""
+        for answer in tokenizer.conversions.values():
+            _end(answer, error)
+        tokenizer.conversions.clear()
+
+
+def _is_answered(answer: asyncio.Future[Array]) -> bool:
+    return answer.done() and not answer.cancelled()
+
+
+def _end(answer: asyncio.Future[Array], outcome: Array | RequestError) -> None:
+    """Does nothing where the call was cancelled."""
+    if answer.done():
+        return
+    if isinstance(outcome, RequestError):
+        answer.set_exception(outcome)
+    else:
+        answer.set_result(outcome)

@@ -1,0 +1,146 @@
+"""The tokenizers a gateway is connected to, and the choice of one for a request."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from services.gateway.mesh.open_prompt import OpenPrompt
+from services.gateway.mesh.probation import Probation
+from shared.codec import Array
+from shared.errors import RETRY_AFTER_S, InternalError, Unavailable
+from shared.messages import Failed, Hello, ModelInfo, RequestKey
+from shared.peer import Peer
+from shared.same_model import difference
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Tokenizer:
+    """A connected tokenizer, and the prompts and conversions of ours that it works on."""
+
+    peer: Peer
+    prompts: dict[RequestKey, OpenPrompt] = field(default_factory=dict)
+    conversions: dict[str, asyncio.Future[Array]] = field(default_factory=dict)
+    probation: Probation = field(default_factory=Probation)
+
+    @property
+    def num_open(self) -> int:
+        return len(self.prompts) + len(self.conversions)
+
+    @property
+    def model(self) -> ModelInfo:
+        """Its model, without which ``Tokenizers.refusal`` lets none in."""
+        assert self.peer.hello.model is not None
+        return self.peer.hello.model
+
+    def note_failure(self, failed: Failed) -> None:
+        """Puts it on probation for failing what it had not accepted: it may be broken."""
+        if failed.status != InternalError.status:
+            return
+        if self.probation.is_over:
+            log.warning("%s failed a request (%s): it is on probation", self.peer, failed.code)
+        self.probation.fail(time.monotonic())
+
+
+class Tokenizers:
+    """Keeps the connected tokenizers and wakes those who wait for one. None is polled.
+
+    ``ready_model`` and ``known_model`` wait up to ``ready_wait_s``; ``on_change`` is called when a
+    tokenizer comes, goes or has another state.
+    """
+
+    def __init__(self, ready_wait_s: float, on_change: Callable[[], None]) -> None:
+        self._ready_wait_s = ready_wait_s
+        self._on_change = on_change
+        self._by_peer: dict[Peer, Tokenizer] = {}
+        self._changed = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._by_peer)
+
+    def __iter__(self) -> Iterator[Tokenizer]:
+        return iter(self._by_peer.values())
+
+    def __getitem__(self, peer: Peer) -> Tokenizer:
+        return self._by_peer[peer]
+
+    def get(self, peer: Peer) -> Tokenizer | None:
+        return self._by_peer.get(peer)
+
+    def add(self, peer: Peer) -> None:
+        self._by_peer[peer] = Tokenizer(peer)
+        peer.on_state = self._note_change
+        self._note_change()
+
+    def remove(self, peer: Peer) -> Tokenizer:
+        tokenizer = self._by_peer.pop(peer)
+        self._note_change()
+        return tokenizer
+
+    def refusal(self, hello: Hello) -> str | None:
+        """Returns why the tokenizer that sent ``hello`` may not connect, or None."""
+        if hello.model is None or not hello.model.names:
+            return "a tokenizer must tell its model and a name for it"
+        return next(filter(None, (difference(hello, peer.hello) for peer in self._by_peer)), None)
+
+    @property
+    def model(self) -> ModelInfo:
+        """The model that is served. Raises Unavailable as long as no tokenizer is connected."""
+        for tokenizer in self:
+            return tokenizer.model
+        raise self.unavailable()
+
+    async def known_model(self) -> ModelInfo:
+        """Returns ``model`` once a tokenizer is connected. Raises Unavailable."""
+        await self._wait_until(lambda: bool(self._by_peer))
+        return self.model
+
+    async def ready_model(self) -> ModelInfo:
+        """Returns ``model`` once requests can be served. Raises Unavailable.
+
+        The wait is for a service that has just died, or has only begun to run: it is there in a
+        moment.
+        """
+        await self._wait_until(lambda: bool(self.ready()))
+        return self.model
+
+    def ready(self) -> list[Tokenizer]:
+        return [tokenizer for tokenizer in self if tokenizer.peer.is_ready]
+
+    def least_loaded(self) -> Tokenizer:
+        """Returns the ready tokenizer with the fewest open requests, of ours first and then of all
+        gateways; one on probation only where there is no other. Raises Unavailable."""
+        ready = self.ready()
+        if not ready:
+            raise self.unavailable()
+        now_s = time.monotonic()
+        good = [each for each in ready if each.probation.admits(each.num_open, now_s)]
+        return min(good or ready, key=lambda each: (each.num_open, each.peer.status.load))
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why no request can be served now, or None."""
+        if not self._by_peer:
+            return "no tokenizer is connected"
+        if self.ready():
+            return None
+        return "; ".join(f"{peer}: {peer.status.reason}" for peer in self._by_peer)
+
+    def unavailable(self) -> Unavailable:
+        return Unavailable(self.obstacle or "no model is known", retry_after_s=RETRY_AFTER_S)
+
+    async def _wait_until(self, condition: Callable[[], bool]) -> None:
+        try:
+            async with asyncio.timeout(self._ready_wait_s):
+                while not condition():
+                    await self._changed.wait()
+        except TimeoutError:
+            raise self.unavailable() from None
+
+    def _note_change(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+        self._on_change()
