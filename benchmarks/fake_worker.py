@@ -7,7 +7,7 @@ import numpy as np
 from services.worker.service import Engine, StepOutput, WorkerService
 from services.worker.weights.progress import Progress
 from shared.config import WorkerConfig
-from shared.messages import Admit, Capacity, ResultRow, StepPlan, StepResult
+from shared.messages import Admit, Capacity, ResultRow, StepPlan, StepResult, TokenRun
 from shared.model_folder import read_model_info
 from shared.model_location import locate_model
 from shared.service import main
@@ -27,7 +27,7 @@ class Slot:
         admit = self.admit
         is_over = self.num_emitted == admit.params.max_tokens
         finish = "length" if is_over else None
-        return ResultRow(admit.slot, admit.request, admit.attempt, 1, finish)
+        return ResultRow(admit.slot, admit.request, admit.attempt, TokenRun(1), finish)
 
 
 class InstantEngine:

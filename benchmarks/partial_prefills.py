@@ -25,6 +25,7 @@ from shared.messages import (
     ResultRow,
     SamplingParams,
     StepResult,
+    TokenRun,
 )
 from shared.token_arrays import TokenArrays
 
@@ -103,7 +104,9 @@ class Simulation:
             sequence = running[slot]
             if sequence.num_pending:
                 is_last = len(sequence.emitted) + 1 == MAX_TOKENS
-                rows.append(ResultRow(slot, sequence.request, 1, 1, "length" if is_last else None))
+                rows.append(
+                    ResultRow(slot, sequence.request, 1, TokenRun(1), "length" if is_last else None)
+                )
                 if not sequence.emitted:
                     waited_s = now_s - self._arrived_s[sequence.request]
                     self.first_s[len(sequence.prompt)].append(waited_s)

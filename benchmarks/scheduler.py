@@ -28,6 +28,7 @@ from shared.messages import (
     SamplingParams,
     StepPlan,
     StepResult,
+    TokenRun,
 )
 from shared.token_arrays import Layout, TokenArrays
 
@@ -90,7 +91,7 @@ class Bench:
     def _result(self, planned: Planned) -> list[Any]:
         running = self._core.workers[WORKER].running
         slots = sorted(_slots(planned.plan), key=lambda slot: (running[slot].route, slot))
-        rows = [ResultRow(slot, running[slot].request, 1, 1) for slot in slots]
+        rows = [ResultRow(slot, running[slot].request, 1, TokenRun(1)) for slot in slots]
         return encode(
             StepResult(planned.plan.step, rows), TokenArrays(np.ones(len(rows), np.int32))
         )

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shared.codec import encode
-from shared.messages import ResultRow, StepResult
+from shared.messages import ResultRow, StepResult, TokenRun
 from shared.token_arrays import TokenArrays
 
 WIDE_ROWS, WIDE_DRAFTS = 512, 5
@@ -44,11 +44,9 @@ def _step(num_rows: int, num_values: int, num_top_ids: int, num_drafts: int = 0)
             slot,
             f"{slot:032x}/0/0",
             1,
-            num_each,
-            num_values=num_values,
-            num_top_ids=num_top_ids,
-            num_drafts=num_drafts,
-            num_accepted=num_drafts,
+            TokenRun(
+                num_each, num_values, num_top_ids, num_drafts=num_drafts, num_accepted=num_drafts
+            ),
         )
         for slot in range(num_rows)
     ]

@@ -24,7 +24,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PROTOCOL_MAJOR = 1
+PROTOCOL_MAJOR = 2
 PROTOCOL_MINOR = 0
 
 ServiceName = Literal["gateway", "tokenizer", "scheduler", "worker"]
@@ -416,32 +416,49 @@ class Finished(Row, frozen=True):
     num_cached: Int32 = 0
 
 
-class TokenRow(Row, frozen=True):
-    """``num_tokens`` tokens of one sequence, after ``position`` others of it.
-
-    A token has ``num_values`` logprobs and ``num_top_ids`` ids in the buffers of its message. No
-    values: none were asked for. Otherwise the first is the token's own, and the rest belong to the
-    likeliest tokens, which the ids name in descending order; without ids they are those of the
-    whole vocabulary, in order of ids. ``num_cached`` ids of the prompt came from the cache.
-
-    ``of_prompt``: the tokens are those of the prompt from its second one on, which nobody drew.
-    ``of_drafts``: they are drafts for what comes from ``position`` on, with the logprobs that their
-    drafter gave them; the first ``num_accepted`` of them were right. Elsewhere ``num_drafts``
-    counts the drafts that were verified beside the tokens, and ``num_accepted`` those that are
-    among them.
+class RunKind(IntEnum):
+    """What the tokens of a TokenRun are: those of a prompt from its second one on, drafts with the
+    logprobs that their drafter gave them, or sampled ones. Rows of a sequence come in this order.
     """
+
+    PROMPT = 0
+    DRAFTS = 1
+    OUTPUT = 2
+
+
+class TokenRun(Row, frozen=True):
+    """``num_tokens`` consecutive tokens of one sequence, and what the buffers of their message hold
+    of each: an id, ``num_values`` logprobs and ``num_top_ids`` ids of the likeliest tokens.
+
+    No values: no logprobs were asked for. Otherwise the first is the token's own, and the rest
+    belong to the likeliest tokens, which the ids name in descending order; without ids they are
+    those of the whole vocabulary, in order of ids.
+
+    ``num_drafts`` were verified beside output tokens, and ``num_accepted`` of these were drafts; of
+    a run of drafts the first ``num_accepted`` were accepted.
+    """
+
+    num_tokens: Int32
+    num_values: Int32 = 0
+    num_top_ids: Int32 = 0
+    kind: RunKind = RunKind.OUTPUT
+    num_drafts: Int32 = 0
+    num_accepted: Int32 = 0
+
+
+NO_TOKENS = TokenRun(0)
+
+
+class TokenRow(Row, frozen=True):
+    """Tokens of a sequence, after ``position`` others of its output or, for those of a prompt, of
+    its prompt; drafts are for what comes from ``position`` on. ``num_cached`` ids of the prompt
+    came from the prefix cache."""
 
     request: Name
     attempt: Int32
     position: Int32
-    num_tokens: Int32
-    num_values: Int32 = 0
-    num_top_ids: Int32 = 0
+    run: TokenRun
     num_cached: Int32 = 0
-    of_prompt: bool = False
-    of_drafts: bool = False
-    num_drafts: Int32 = 0
-    num_accepted: Int32 = 0
 
 
 class Tokens(Row, tag=21, frozen=True):
@@ -466,14 +483,8 @@ class Delta(Row, frozen=True):
     attempt: Int32
     choice: Int32
     position: Int32
-    num_tokens: Int32
-    text: str
-    num_values: Int32 = 0
-    num_top_ids: Int32 = 0
-    of_prompt: bool = False
-    of_drafts: bool = False
-    num_drafts: Int32 = 0
-    num_accepted: Int32 = 0
+    run: TokenRun
+    text: str = ""
     num_cached: Int32 | None = None
 
 
@@ -487,22 +498,15 @@ class Deltas(Row, tag=22, frozen=True):
 class ResultRow(Row, frozen=True):
     """What one slot emitted in a step; rows are ordered by route. ``error`` fails the request.
 
-    ``num_values``, ``num_top_ids`` and what follows ``error``: as in TokenRow. A slot may have
-    several rows: of its prompt, of its drafts, then of its tokens.
+    A slot may have several rows: of its prompt, of its drafts, then of its output.
     """
 
     slot: Int32
     request: Name
     attempt: Int32
-    num_tokens: Int32
+    run: TokenRun
     finish: FinishReason | None = None
     error: Reason | None = None
-    num_values: Int32 = 0
-    num_top_ids: Int32 = 0
-    of_prompt: bool = False
-    of_drafts: bool = False
-    num_drafts: Int32 = 0
-    num_accepted: Int32 = 0
 
 
 class StepResult(Row, tag=23, frozen=True):

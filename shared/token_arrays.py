@@ -1,33 +1,21 @@
 """The four buffers of Tokens, Deltas and StepResult, and which part of them belongs to which row.
 
 A message carries the tokens of many rows, and only those rows have logprobs that asked for them,
-each its own number; TokenRow says how a row counts what it has.
+each its own number; the TokenRun of a row counts what it has.
 """
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from shared.codec import Array
 from shared.errors import CodecError
+from shared.messages import Delta, ResultRow, TokenRow, TokenRun
 
 _NO_INTS = np.zeros(0, np.int32)
 _NO_FLOATS = np.zeros(0, np.float32)
-
-
-class Counts(Protocol):
-    """A TokenRow, a Delta or a ResultRow."""
-
-    @property
-    def num_tokens(self) -> int: ...
-
-    @property
-    def num_values(self) -> int: ...
-
-    @property
-    def num_top_ids(self) -> int: ...
 
 
 class TokenArrays(NamedTuple):
@@ -43,23 +31,23 @@ class TokenArrays(NamedTuple):
         return sum(array.nbytes for array in self)
 
     def copied(self) -> "TokenArrays":
-        """With memory of its own: as views they keep the whole message alive."""
+        """Returns arrays with memory of their own: views keep the whole message alive."""
         return TokenArrays(*(array.copy() if len(array) else array for array in self))
 
 
 class Layout:
-    """Where in the buffers of one message the rows lie. Raises CodecError where they do not fit."""
+    """Where in the buffers of one message the tokens of each row lie."""
 
-    def __init__(self, rows: Sequence[Counts], arrays: TokenArrays) -> None:
-        self.rows = rows
+    def __init__(self, rows: Sequence[ResultRow | TokenRow | Delta], arrays: TokenArrays) -> None:
+        """Raises CodecError where ``rows`` count other tokens than ``arrays`` hold."""
+        self.runs = runs = [row.run for row in rows]
         self._arrays = arrays
-        self._token_ends = _ends(row.num_tokens for row in rows)
-        ends = [self._token_ends]
-        if any(row.num_values for row in rows):
+        ends = [_ends(run.num_tokens for run in runs)]
+        if any(run.num_values for run in runs):
             ends += [
-                _ends(row.num_tokens * row.num_values for row in rows),
-                _ends(row.num_tokens * row.num_top_ids for row in rows),
-                _ends(row.num_tokens if row.num_values else 0 for row in rows),
+                _ends(run.num_tokens * run.num_values for run in runs),
+                _ends(run.num_tokens * run.num_top_ids for run in runs),
+                _ends(run.num_tokens if run.num_values else 0 for run in runs),
             ]
         self._ends = ends
         sizes = [each[-1] for each in ends] + [0, 0, 0]
@@ -67,7 +55,7 @@ class Layout:
             raise CodecError("the rows count other tokens than the arrays hold")
 
     def part(self, first: int, last: int) -> TokenArrays:
-        """What belongs to the rows ``first`` to ``last`` − 1, as views."""
+        """Returns what belongs to the rows ``first`` to ``last`` − 1, as views."""
         return TokenArrays(
             *(
                 array[ends[first] : ends[last]]
@@ -85,14 +73,14 @@ class Selection:
         self._first = self._last = 0
 
     def add(self, index: int, num_tokens: int | None = None) -> None:
-        """Row ``index``, or only its first ``num_tokens`` tokens."""
-        row = self._layout.rows[index]
-        is_cut = num_tokens is not None and num_tokens < row.num_tokens
+        """Adds row ``index``, or only its first ``num_tokens`` tokens."""
+        run = self._layout.runs[index]
+        is_cut = num_tokens is not None and num_tokens < run.num_tokens
         if is_cut or index != self._last:
             self._end_run(index)
         if is_cut:
             part = self._layout.part(index, index + 1)
-            self._parts.append(first_tokens(row, part, num_tokens or 0))
+            self._parts.append(first_tokens(run, part, num_tokens or 0))
             self._first = index + 1
         self._last = index + 1
 
@@ -106,25 +94,25 @@ class Selection:
         self._first = next_first
 
 
-def bytes_of(row: Counts) -> int:
-    """What a row takes in all four buffers."""
-    per_token = 1 + row.num_values + row.num_top_ids + (row.num_values > 0)
-    return 4 * per_token * row.num_tokens
+def bytes_of(run: TokenRun) -> int:
+    """Returns what a run takes in all four buffers."""
+    per_token = 1 + run.num_values + run.num_top_ids + (run.num_values > 0)
+    return 4 * per_token * run.num_tokens
 
 
 def join(parts: Sequence[TokenArrays]) -> TokenArrays:
-    """One part as it is, several copied into one."""
+    """Returns one part as it is, several copied into one."""
     if len(parts) == 1:
         return parts[0]
     return TokenArrays(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
-def first_tokens(row: Counts, part: TokenArrays, num: int) -> TokenArrays:
-    """The part of ``row`` that belongs to the first ``num`` of its tokens, as views."""
+def first_tokens(run: TokenRun, part: TokenArrays, num: int) -> TokenArrays:
+    """Returns what of ``part``, the arrays of ``run``, belongs to its first ``num`` tokens."""
     return TokenArrays(
         part.ids[:num],
-        part.values[: num * row.num_values],
-        part.top_ids[: num * row.num_top_ids],
+        part.values[: num * run.num_values],
+        part.top_ids[: num * run.num_top_ids],
         part.ranks[:num],
     )
 

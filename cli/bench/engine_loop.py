@@ -157,7 +157,7 @@ class EngineLoop:
 
 def _step(planned: Planned, result: StepResult, engine_s: float, scheduling_s: float) -> Step:
     num_prompt_tokens = sum(row.num_tokens for row in planned.plan.prefill)
-    num_decoded = sum(row.num_tokens for row in result.rows)
+    num_decoded = sum(row.run.num_tokens for row in result.rows)
     times = engine_s, scheduling_s
     num_rows = len(planned.plan.decode) + len(planned.plan.prefill)
     return Step(num_prompt_tokens, num_decoded, *times, num_rows, result.step_s, result.idle_s)

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from services.scheduler.acceptance import Acceptance
 from services.scheduler.step_times import StepTimes
-from shared.messages import Capacity, StepPlan, StepResult
+from shared.messages import Capacity, RunKind, StepPlan, StepResult
 
 SWEEP_RUN = 3  # steps
 NUM_SWEEPS = 2
@@ -91,8 +91,8 @@ class DraftDepth:
         if not self._capacity.adapts_depth or not plan.decode:
             return
         depths = {row.slot: row.verify_depth for row in plan.decode}
-        sampled = [row for row in result.rows if not (row.of_prompt or row.of_drafts)]
-        rows = [(depths[row.slot], row.num_accepted) for row in sampled if row.slot in depths]
+        sampled = [row for row in result.rows if row.run.kind == RunKind.OUTPUT]
+        rows = [(depths[row.slot], row.run.num_accepted) for row in sampled if row.slot in depths]
         size = self._size(len(plan.decode))
         time_s = result.step_s + result.idle_s
         is_plain = not plan.prefill and len(set(depths.values())) == 1 and time_s > 0

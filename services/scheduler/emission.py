@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from services.scheduler.sequence import Sequence
 from services.scheduler.worker_state import WorkerState
 from shared.errors import InternalError
-from shared.messages import ResultRow, StepResult
+from shared.messages import ResultRow, RunKind, StepResult
 from shared.token_arrays import bytes_of
 
 
 @dataclass(frozen=True, slots=True)
 class Emission:
     """What row ``index`` of a StepResult brought for a sequence, after ``position`` other
-    tokens of its text or, where the row is ``of_prompt``, of its prompt."""
+    tokens of its output or, for a run of its prompt, of that."""
 
     sequence: Sequence
     index: int
@@ -25,8 +25,7 @@ class Emission:
 
     @property
     def has_output(self) -> bool:
-        """Whether its tokens are the sequence's own."""
-        return not (self.row.of_prompt or self.row.of_drafts)
+        return self.row.run.kind == RunKind.OUTPUT
 
     @property
     def end_reason(self) -> str:
@@ -39,15 +38,16 @@ def record(worker: WorkerState, result: StepResult, ids: list[int]) -> list[Emis
     emissions = []
     start = 0
     for index, row in enumerate(result.rows):
-        sequence = worker.running.get(row.slot)
+        run, sequence = row.run, worker.running.get(row.slot)
         if sequence is not None and sequence.key == (row.request, row.attempt):
-            position = sequence.num_prompt_scored if row.of_prompt else len(sequence.emitted)
+            of_prompt = run.kind == RunKind.PROMPT
+            position = sequence.num_prompt_scored if of_prompt else len(sequence.emitted)
             emissions.append(Emission(sequence, index, row, position))
-            if row.of_prompt:
-                sequence.add_prompt_logprobs(row)
-            elif row.of_drafts:
-                sequence.num_bytes += bytes_of(row)
+            if of_prompt:
+                sequence.add_prompt_logprobs(run)
+            elif run.kind == RunKind.DRAFTS:
+                sequence.num_bytes += bytes_of(run)
             elif row.error is None:
-                sequence.emit(row, ids[start : start + row.num_tokens])
-        start += row.num_tokens
+                sequence.emit(run, ids[start : start + run.num_tokens])
+        start += run.num_tokens
     return emissions

@@ -5,7 +5,7 @@ import time
 from prometheus_client import Counter, Gauge, Histogram
 
 from services.scheduler.scheduler import Planned, Scheduler
-from shared.messages import Overview, ResultRow, StepResult
+from shared.messages import Overview, RunKind, StepResult, TokenRun
 
 RUNNING = Gauge("vllm:num_requests_running", "Sequences that have a slot")
 WAITING = Gauge("vllm:num_requests_waiting", "Sequences that wait for a slot")
@@ -159,7 +159,8 @@ class StepMetrics:
         """``result`` has come; the next plan in flight is computed from here on."""
         self._since_s[worker_id] = now_s
         STEP_SECONDS.observe(result.step_s)
-        _count_drafts([row for row in result.rows if row.num_drafts and not row.of_drafts])
+        runs = [row.run for row in result.rows]
+        _count_drafts([run for run in runs if run.num_drafts and run.kind == RunKind.OUTPUT])
 
     def forget(self, worker_id: str) -> None:
         self._since_s.pop(worker_id, None)
@@ -172,11 +173,11 @@ class StepMetrics:
         return now_s - min(out) if out else 0.0
 
 
-def _count_drafts(rows: list[ResultRow]) -> None:
-    """``rows`` had drafts verified."""
-    DRAFTS.inc(len(rows))
-    DRAFT_TOKENS.inc(sum(row.num_drafts for row in rows))
-    ACCEPTED_TOKENS.inc(sum(row.num_accepted for row in rows))
-    for position in range(max((row.num_accepted for row in rows), default=0)):
-        num_accepted = sum(row.num_accepted > position for row in rows)
+def _count_drafts(runs: list[TokenRun]) -> None:
+    """``runs`` had drafts verified."""
+    DRAFTS.inc(len(runs))
+    DRAFT_TOKENS.inc(sum(run.num_drafts for run in runs))
+    ACCEPTED_TOKENS.inc(sum(run.num_accepted for run in runs))
+    for position in range(max((run.num_accepted for run in runs), default=0)):
+        num_accepted = sum(run.num_accepted > position for run in runs)
         ACCEPTED_PER_POSITION.labels(position).inc(num_accepted)

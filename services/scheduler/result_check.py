@@ -4,10 +4,10 @@ from services.scheduler.sequence import Sequence
 from services.scheduler.worker_state import WorkerState
 from shared.errors import CodecError
 from shared.faults import ids_fault, logprobs_fault
-from shared.messages import ResultRow, StepResult
+from shared.messages import ResultRow, RunKind, StepResult
 from shared.token_arrays import TokenArrays
 
-PROMPT, DRAFTS, TOKENS, END = range(4)  # the rows of a slot, in order
+END = len(RunKind)  # after which a slot has no more rows
 
 
 def check_result(worker: WorkerState, result: StepResult, arrays: TokenArrays) -> None:
@@ -22,44 +22,49 @@ def check_result(worker: WorkerState, result: StepResult, arrays: TokenArrays) -
         sequence = worker.running.get(row.slot)
         if sequence is None or sequence.request != row.request or sequence.attempt != row.attempt:
             continue
-        kind = PROMPT if row.of_prompt else DRAFTS if row.of_drafts else TOKENS
+        kind = row.run.kind
         if kind <= last.get(row.slot, -1):
             raise CodecError(f"slot {row.slot} has two rows of a kind, or one after its end")
         if fault := _FAULTS[kind](worker, sequence, row):
             raise CodecError(f"slot {row.slot}: {fault}")
         last[row.slot] = END if row.finish or row.error is not None else kind
-    if DRAFTS in last.values():
+    if RunKind.DRAFTS in last.values():
         raise CodecError("drafts came without the tokens they are for")
 
 
 def _prompt_fault(worker: WorkerState, sequence: Sequence, row: ResultRow) -> str | None:
-    num_prompt_scored = sequence.num_prompt_scored + row.num_tokens
+    num_prompt_scored = sequence.num_prompt_scored + row.run.num_tokens
     is_asked = sequence.params.prompt_logprobs is not None
-    if row.num_tokens and (not is_asked or num_prompt_scored >= len(sequence.prompt)):
+    if row.run.num_tokens and (not is_asked or num_prompt_scored >= len(sequence.prompt)):
         return f"{num_prompt_scored} tokens of a prompt are scored, it has {len(sequence.prompt)}"
     return None
 
 
 def _drafts_fault(worker: WorkerState, sequence: Sequence, row: ResultRow) -> str | None:
-    most = worker.capacity.num_speculative_tokens
-    if row.finish or row.error is not None or not row.num_accepted <= row.num_tokens <= most:
-        return f"{row.num_accepted} of {row.num_tokens} drafts were right; there are up to {most}"
+    run, most = row.run, worker.capacity.num_speculative_tokens
+    if row.finish or row.error is not None or not run.num_accepted <= run.num_tokens <= most:
+        return f"{run.num_accepted} of {run.num_tokens} drafts were right; there are up to {most}"
     return None
 
 
 def _tokens_fault(worker: WorkerState, sequence: Sequence, row: ResultRow) -> str | None:
+    run = row.run
     if row.error is not None:
-        return "an error with tokens" if row.num_tokens else None
+        return "an error with tokens" if run.num_tokens else None
     pending = sequence.allocated.pending
     if not pending:
         return "no plan has sampled for it"
     room = min(pending[0], worker.end_of(sequence) - sequence.num_known)
-    if row.num_tokens > room or (row.finish and not row.num_tokens):
-        return f"{row.num_tokens} tokens where {room} belong"
-    most = min(row.num_drafts, row.num_tokens)
-    if row.num_accepted > most or row.num_drafts > worker.capacity.num_speculative_tokens:
-        return f"{row.num_accepted} of {row.num_drafts} drafts are among {row.num_tokens} tokens"
+    if run.num_tokens > room or (row.finish and not run.num_tokens):
+        return f"{run.num_tokens} tokens where {room} belong"
+    most = min(run.num_drafts, run.num_tokens)
+    if run.num_accepted > most or run.num_drafts > worker.capacity.num_speculative_tokens:
+        return f"{run.num_accepted} of {run.num_drafts} drafts are among {run.num_tokens} tokens"
     return None
 
 
-_FAULTS = {PROMPT: _prompt_fault, DRAFTS: _drafts_fault, TOKENS: _tokens_fault}
+_FAULTS = {
+    RunKind.PROMPT: _prompt_fault,
+    RunKind.DRAFTS: _drafts_fault,
+    RunKind.OUTPUT: _tokens_fault,
+}

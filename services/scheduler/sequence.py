@@ -8,14 +8,7 @@ import numpy as np
 
 from services.scheduler.allocation import Allocation
 from services.scheduler.prefix_index import BlockHashes
-from shared.messages import (
-    ALL_TOKENS,
-    WINDOW_BYTES,
-    WINDOW_TOKENS,
-    Grant,
-    ResultRow,
-    SamplingParams,
-)
+from shared.messages import ALL_TOKENS, WINDOW_BYTES, WINDOW_TOKENS, Grant, SamplingParams, TokenRun
 from shared.token_arrays import bytes_of
 
 MAX_WORKER_DEATHS = 2
@@ -135,16 +128,15 @@ class Sequence:
         self.max_emitted = max(self.max_emitted, grant.num_tokens)
         self.max_bytes = max(self.max_bytes, grant.num_bytes)
 
-    def add_prompt_logprobs(self, row: ResultRow) -> None:
-        """Counts a row of prompt logprobs."""
-        self.num_prompt_scored += row.num_tokens
-        self.num_bytes += bytes_of(row)
+    def add_prompt_logprobs(self, run: TokenRun) -> None:
+        self.num_prompt_scored += run.num_tokens
+        self.num_bytes += bytes_of(run)
 
-    def emit(self, row: ResultRow, ids: list[int]) -> None:
+    def emit(self, run: TokenRun, ids: list[int]) -> None:
         self.allocated.receive(len(ids))
         self.emitted.extend(ids)
         self.is_isolated = self.is_isolated and not ids
-        self.num_bytes += bytes_of(row)
+        self.num_bytes += bytes_of(run)
 
     def survives_worker_death(self) -> bool:
         """Notes that a worker died while it computed this sequence, and returns whether another one

@@ -19,19 +19,9 @@ def tokens_of(emissions: list[Emission], layout: Layout) -> tuple[Tokens, TokenA
 
 
 def _row(emission: Emission) -> TokenRow:
-    sequence, row = emission.sequence, emission.row
+    sequence = emission.sequence
     return TokenRow(
-        sequence.request,
-        sequence.attempt,
-        emission.position,
-        row.num_tokens,
-        row.num_values,
-        row.num_top_ids,
-        sequence.num_cached,
-        row.of_prompt,
-        row.of_drafts,
-        row.num_drafts,
-        row.num_accepted,
+        sequence.request, sequence.attempt, emission.position, emission.row.run, sequence.num_cached
     )
 
 

@@ -1,13 +1,13 @@
 """Ids up to text: what one Tokens brings to open requests."""
 
-import msgspec
+from msgspec.structs import replace
 
 from services.tokenizer.metrics import DECODED_TOKENS
 from services.tokenizer.open_choice import OpenChoice
 from services.tokenizer.outbox import Outbox
 from services.tokenizer.request_table import OpenRequest, RequestTable
 from shared.errors import CodecError
-from shared.messages import Finished, TokenRow, Tokens
+from shared.messages import Finished, RunKind, TokenRow, Tokens
 from shared.token_arrays import Layout, TokenArrays
 
 Found = tuple[OpenRequest, OpenChoice]
@@ -37,7 +37,7 @@ def _find(tokens: Tokens, open_requests: RequestTable) -> list[Found | None]:
     continues its choice, drafts come before the tokens they are for, and what stops has a token to
     stop at."""
     all_found: list[Found | None] = []
-    expected: dict[tuple[str, int, bool], int] = {}
+    next_positions: dict[tuple[str, int, bool], int] = {}
     with_drafts: set[tuple[str, int]] = set()
     stopping = _stopping(tokens)
     for row in tokens.rows:
@@ -45,21 +45,22 @@ def _find(tokens: Tokens, open_requests: RequestTable) -> list[Found | None]:
         all_found.append(found)
         if found is None:
             continue
-        sequence, place = (row.request, row.attempt), (row.request, row.attempt, row.of_prompt)
-        start = found[1].num_prompt_scored if row.of_prompt else found[1].num_tokens
-        start = expected.get(place, start)
+        of_prompt = row.run.kind == RunKind.PROMPT
+        sequence, place = (row.request, row.attempt), (row.request, row.attempt, of_prompt)
+        start = found[1].num_prompt_scored if of_prompt else found[1].num_tokens
+        start = next_positions.get(place, start)
         if row.position != start:
-            of_prompt = " of the prompt" if row.of_prompt else ""
+            owner = " of the prompt" if of_prompt else ""
             raise CodecError(
-                f"{row.request}: token {row.position}{of_prompt} came where {start} belongs"
+                f"{row.request}: token {row.position}{owner} came where {start} belongs"
             )
-        if row.of_drafts:
+        if row.run.kind == RunKind.DRAFTS:
             with_drafts.add(sequence)
             continue
-        expected[place] = start + row.num_tokens
-        if not row.of_prompt:
+        next_positions[place] = start + row.run.num_tokens
+        if not of_prompt:
             with_drafts.discard(sequence)
-            if sequence in stopping and not row.num_tokens:
+            if sequence in stopping and not row.run.num_tokens:
                 raise CodecError(f"{row.request}: it stops without a token")
     if with_drafts:
         names = ", ".join(name for name, _ in with_drafts)
@@ -87,8 +88,8 @@ class _Delivery:
         start = 0
         for index, (row, each) in enumerate(zip(rows, found, strict=True)):
             if each is not None:
-                self._push(*each, index, row, ids[start : start + row.num_tokens])
-            start += row.num_tokens
+                self._push(*each, index, row, ids[start : start + row.run.num_tokens])
+            start += row.run.num_tokens
 
     def _push(
         self, request: OpenRequest, choice: OpenChoice, index: int, row: TokenRow, ids: list[int]
@@ -96,13 +97,14 @@ class _Delivery:
         if choice.index not in request.choices:  # a stop string has just ended it
             return
         choice.num_cached = row.num_cached
-        if row.of_prompt:
-            choice.num_prompt_scored += row.num_tokens
-            self._outbox.add_row(request, choice, index, row)
-        elif row.of_drafts:
-            self._drafts[row.request, row.attempt] = index, row
-        else:
-            self._push_tokens(request, choice, index, row, ids)
+        match row.run.kind:
+            case RunKind.PROMPT:
+                choice.num_prompt_scored += row.run.num_tokens
+                self._outbox.add_row(request, choice, index, row)
+            case RunKind.DRAFTS:
+                self._drafts[row.request, row.attempt] = index, row
+            case RunKind.OUTPUT:
+                self._push_tokens(request, choice, index, row, ids)
 
     def _push_tokens(
         self, request: OpenRequest, choice: OpenChoice, index: int, row: TokenRow, ids: list[int]
@@ -114,7 +116,7 @@ class _Delivery:
             ids, last_is_textless=ends_text and not request.submit.text.includes_stop
         )
         row = _first_tokens(row, choice.num_tokens - row.position)
-        self.num_tokens += row.num_tokens
+        self.num_tokens += row.run.num_tokens
         self._add_drafts(request, choice, row)
         self._outbox.add_row(request, choice, index, row, text)
         if choice.stop is not None:
@@ -123,12 +125,13 @@ class _Delivery:
             self._close(request, choice)
 
     def _add_drafts(self, request: OpenRequest, choice: OpenChoice, row: TokenRow) -> None:
-        """Those for the tokens of ``row``: what a stop string cut off was of no use."""
+        """Adds the drafts for the tokens of ``row``: those that a stop string cut off count as
+        rejected."""
         held = self._drafts.pop((row.request, row.attempt), None)
         if held is not None:
             index, drafts = held
-            drafts = msgspec.structs.replace(drafts, num_accepted=row.num_accepted)
-            self._outbox.add_row(request, choice, index, drafts)
+            run = replace(drafts.run, num_accepted=row.run.num_accepted)
+            self._outbox.add_row(request, choice, index, replace(drafts, run=run))
 
     def finish(self, finished: Finished) -> None:
         found = self._open.by_sequence(finished.request, finished.attempt)
@@ -150,7 +153,7 @@ class _Delivery:
 
 
 def _first_tokens(row: TokenRow, num: int) -> TokenRow:
-    if num == row.num_tokens:
+    run = row.run
+    if num == run.num_tokens:
         return row
-    num_accepted = min(row.num_accepted, num)
-    return msgspec.structs.replace(row, num_tokens=num, num_accepted=num_accepted)
+    return replace(row, run=replace(run, num_tokens=num, num_accepted=min(run.num_accepted, num)))

@@ -2,7 +2,7 @@
 
 from services.tokenizer.open_choice import OpenChoice
 from services.tokenizer.request_table import OpenRequest
-from shared.messages import Delta, Deltas, Finished, FinishReason, TokenRow
+from shared.messages import NO_TOKENS, Delta, Deltas, Finished, FinishReason, TokenRow
 from shared.peer import Peer
 from shared.token_arrays import Layout, Selection
 
@@ -23,15 +23,20 @@ class Outbox:
     def add_row(
         self, request: OpenRequest, choice: OpenChoice, index: int, row: TokenRow, text: str = ""
     ) -> None:
-        """``row``, which is row ``index`` or the beginning of it, with the text that goes out."""
+        """Adds ``row``, which is row ``index`` or the beginning of it, with the text that goes
+        out."""
         outgoing = self._outgoing_for(request)
         delta = Delta(
-            request.request, request.attempt, choice.index, row.position, row.num_tokens, text,
-            row.num_values, row.num_top_ids,
-            row.of_prompt, row.of_drafts, row.num_drafts, row.num_accepted, row.num_cached,
-        )  # fmt: skip
+            request=request.request,
+            attempt=request.attempt,
+            choice=choice.index,
+            position=row.position,
+            run=row.run,
+            text=text,
+            num_cached=row.num_cached,
+        )
         outgoing.deltas.rows.append(delta)
-        outgoing.selection.add(index, row.num_tokens)
+        outgoing.selection.add(index, row.run.num_tokens)
 
     def add_end(
         self,
@@ -45,7 +50,7 @@ class Outbox:
         name = (request.request, request.attempt, choice.index)
         deltas = self._outgoing_for(request).deltas
         if text:
-            deltas.rows.append(Delta(*name, choice.num_tokens, 0, text))
+            deltas.rows.append(Delta(*name, choice.num_tokens, NO_TOKENS, text))
         finished = Finished(*name, reason, choice.num_tokens, stop_reason, choice.num_cached)
         deltas.finished.append(finished)
 

@@ -99,4 +99,4 @@ def test_prompts_that_find_no_memory_fail_and_rows_that_decode_go_on(
     for slot in range(1, 5):
         assert "memory does not suffice" in str(by_slot[slot].error)
     result, _ = engine.step(StepPlan(3, [], [], [], [], [Decode(0)]), np.zeros(0, np.int32))
-    assert [(row.slot, row.num_tokens) for row in result.rows] == [(0, 1)]
+    assert [(row.slot, row.run.num_tokens) for row in result.rows] == [(0, 1)]

@@ -52,6 +52,7 @@ from shared.messages import (
     Prefill,
     RequestKey,
     ResultRow,
+    RunKind,
     SamplingParams,
     State,
     StepPlan,
@@ -59,6 +60,7 @@ from shared.messages import (
     Submit,
     TextOptions,
     TokenRow,
+    TokenRun,
     Tokens,
     Vocabulary,
 )
@@ -192,8 +194,8 @@ class SchedulerArena:
         two = [NewSequence("q~1/0/0", 0, 2), NewSequence("q~1/0/1", 1, 1, 1)]
         emitted = np.array([5, 6, 7], np.int32)
         key = RequestKey("r~1/0/0", 1)
-        row = ResultRow(0, "r~1/0/0", 1, 1, None, None, 3, 2)
-        told = ResultRow(0, "r~1/0/0", 1, 3, None, None, 2, 1, of_prompt=True)
+        row = ResultRow(0, "r~1/0/0", 1, TokenRun(1, 3, 2))
+        told = ResultRow(0, "r~1/0/0", 1, TokenRun(3, 2, 1, kind=RunKind.PROMPT))
         told_only = [told, row]
         values = np.zeros(3 * 2 + 3, np.float32)
         ids, top_ids, ranks = (
@@ -209,24 +211,24 @@ class SchedulerArena:
             (StepResult(1, told_only, 0.1, 0.1), [ids, values, top_ids, ranks]),
         ]
         many, one = np.full(5000, 7, np.int32), np.full(2, 7, np.int32)
-        plain = ResultRow(0, "r~1/0/0", 1, 1)
-        drafts = ResultRow(0, "r~1/0/0", 1, 2, num_values=1, of_drafts=True)
+        plain = ResultRow(0, "r~1/0/0", 1, TokenRun(1))
+        drafts = ResultRow(0, "r~1/0/0", 1, TokenRun(2, 1, kind=RunKind.DRAFTS))
         told_drafts = [one, one.astype(np.float32), NO_IDS, one]
         self.lies: dict[str, tuple[int, Message, list[np.ndarray]]] = {
             "two rows for a slot": (4, StepResult(1, [plain, plain]), [one, *NO_ARRAYS[1:]]),
             "5000 tokens": (
                 4,
-                StepResult(1, [ResultRow(0, "r~1/0/0", 1, 5000)]),
+                StepResult(1, [ResultRow(0, "r~1/0/0", 1, TokenRun(5000))]),
                 [many, *NO_ARRAYS[1:]],
             ),
             "tokens before and after the end": (
                 4,
-                StepResult(1, [ResultRow(0, "r~1/0/0", 1, 1, "stop"), plain]),
+                StepResult(1, [ResultRow(0, "r~1/0/0", 1, TokenRun(1), "stop"), plain]),
                 [one, *NO_ARRAYS[1:]],
             ),
             "an end without a token": (
                 4,
-                StepResult(1, [ResultRow(0, "r~1/0/0", 1, 0, "stop")]),
+                StepResult(1, [ResultRow(0, "r~1/0/0", 1, TokenRun(0), "stop")]),
                 NO_ARRAYS,
             ),
             "drafts without tokens": (4, StepResult(1, [drafts]), told_drafts),
@@ -329,7 +331,10 @@ class TokenizerArena:
         starts = [ChoiceStart(0, 2, 3, 1), ChoiceStart(1)]
         self.submit = Submit("r~1/0", 1, "text", PARAMS, options, starts)
         two, name = np.array([5, 6], np.int32), "r~1/0/1"
-        rows = [TokenRow(name, 1, 0, 2, 2, 1, 1, of_prompt=True), TokenRow(name, 1, 0, 1, 2, 1)]
+        rows = [
+            TokenRow(name, 1, 0, TokenRun(2, 2, 1, kind=RunKind.PROMPT), 1),
+            TokenRow(name, 1, 0, TokenRun(1, 2, 1)),
+        ]
         told = [
             np.array([5, 6, 7], np.int32),
             np.zeros(6, np.float32),
@@ -349,7 +354,7 @@ class TokenizerArena:
             (Tokens(rows, [Finished(name, 1, 1, "length", 1)]), told),
             (Failed(name, 1, 400, "t", "c", "m", "prompt", 1.0), []),
         ]
-        drafts = TokenRow(name, 1, 0, 1, 1, of_drafts=True)
+        drafts = TokenRow(name, 1, 0, TokenRun(1, 1, kind=RunKind.DRAFTS))
         one = np.ones(1, np.int32)
         again = [ChoiceStart(0), ChoiceStart(0)]
         self.lies: dict[str, tuple[int, Message, list[np.ndarray]]] = {
@@ -360,7 +365,7 @@ class TokenizerArena:
             ),
             "a stop without a token": (
                 9,
-                Tokens([TokenRow(name, 1, 0, 0)], [Finished(name, 1, 1, "stop", 0)]),
+                Tokens([TokenRow(name, 1, 0, TokenRun(0))], [Finished(name, 1, 1, "stop", 0)]),
                 NO_ARRAYS,
             ),
             "a choice twice": (
@@ -411,7 +416,10 @@ class GatewayArena:
     model = ModelInfo(["m"], "f", 100, 64, 1)
 
     def __init__(self) -> None:
-        rows = [Delta("r/0", 1, 0, 0, 2, "ab", 2, 1), Delta("r/0", 1, 1, 0, 1, "c", 2, 1)]
+        rows = [
+            Delta("r/0", 1, 0, 0, TokenRun(2, 2, 1), "ab"),
+            Delta("r/0", 1, 1, 0, TokenRun(1, 2, 1), "c"),
+        ]
         told = [
             np.array([5, 6, 7], np.int32),
             np.zeros(6, np.float32),

@@ -3,11 +3,20 @@
 import time
 from collections.abc import Callable
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from services.scheduler.scheduler import Planned
-from shared.messages import ALL_TOKENS, Capacity, ModelInfo, ResultRow, StepPlan, StepResult
+from shared.messages import (
+    ALL_TOKENS,
+    Capacity,
+    ModelInfo,
+    ResultRow,
+    RunKind,
+    StepPlan,
+    StepResult,
+    TokenRun,
+)
 from shared.token_arrays import Layout, TokenArrays, join
 from tests.services.scheduler.simulated_worker import SimulatedWorker
 
@@ -68,20 +77,16 @@ class FakeEngine:
         layout = Layout(result.rows, emitted)
         parts = [
             self._prompt_arrays(row, layout.part(index, index + 1).ids.tolist())
-            if row.of_prompt
+            if row.run.kind == RunKind.PROMPT
             else self._arrays(row)
             for index, row in enumerate(result.rows)
         ]
         rows = [
-            msgspec.structs.replace(
-                row,
-                num_values=len(part.values) // max(1, row.num_tokens),
-                num_top_ids=len(part.top_ids) // max(1, row.num_tokens),
-            )
+            replace(row, run=_widened(row.run, part))
             for row, part in zip(result.rows, parts, strict=True)
         ]
         arrays = join(parts) if parts else TokenArrays()
-        return msgspec.structs.replace(result, rows=rows, step_s=self.step_s), arrays
+        return replace(result, rows=rows, step_s=self.step_s), arrays
 
     def _prompt_arrays(self, row: ResultRow, ids: list[int]) -> TokenArrays:
         slot = self._worker.slots[row.slot]
@@ -100,3 +105,8 @@ class FakeEngine:
         token = slot.ids[-1] = self._ids[(start + position) % len(self._ids)]
         num = slot.admit.params.logprobs
         return made_up_arrays(token, position, self.model_info.vocab_size, num)
+
+
+def _widened(run: TokenRun, part: TokenArrays) -> TokenRun:
+    num = max(1, run.num_tokens)
+    return replace(run, num_values=len(part.values) // num, num_top_ids=len(part.top_ids) // num)

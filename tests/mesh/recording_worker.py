@@ -23,7 +23,7 @@ class RecordingEngine(HostEngine):
         layout = Layout(result.rows, arrays)
         parts = {
             row.request.replace("/", ":"): layout.part(index, index + 1).values.reshape(
-                row.num_tokens, row.num_values
+                row.run.num_tokens, row.run.num_values
             )
             for index, row in enumerate(result.rows)
         }

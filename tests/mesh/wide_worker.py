@@ -14,7 +14,7 @@ import numpy as np
 from services.worker.service import Engine, StepOutput, WorkerService
 from services.worker.weights.progress import Progress
 from shared.config import WorkerConfig
-from shared.messages import Admit, Capacity, ResultRow, StepPlan, StepResult
+from shared.messages import Admit, Capacity, ResultRow, StepPlan, StepResult, TokenRun
 from shared.model_folder import read_model_info
 from shared.model_location import locate_model
 from shared.service import main
@@ -55,12 +55,14 @@ class Slot:
             admit.slot,
             admit.request,
             admit.attempt,
-            num,
+            TokenRun(
+                num,
+                0 if asked is None else 1 + asked,
+                asked or 0,
+                num_drafts=num_drafts,
+                num_accepted=num - 1,
+            ),
             None if self.num_left else "length",
-            num_values=0 if asked is None else 1 + asked,
-            num_top_ids=asked or 0,
-            num_drafts=num_drafts,
-            num_accepted=num - 1,
         )
         return row, join([told(admit.choice, position, asked) for position in positions])
 

@@ -24,6 +24,7 @@ from shared.messages import (
     State,
     StepPlan,
     TokenRow,
+    TokenRun,
     Tokens,
 )
 
@@ -131,7 +132,7 @@ def test_random_bytes_never_raise_anything_else(frames: list[bytes]):
 @given(st.data())
 def test_a_flipped_byte_is_another_message_or_a_codec_error(data: st.DataObject):
     ids, values = np.arange(3, dtype="i4"), np.zeros(6, "f4")
-    message = Tokens([TokenRow("r", 1, 0, 3, 2)], [])
+    message = Tokens([TokenRow("r", 1, 0, TokenRun(3, 2))], [])
     frames = as_received(encode(message, [ids, values, ids[:0], ids]))
     header = bytearray(frames[0])
     header[data.draw(st.integers(0, len(header) - 1))] = data.draw(st.integers(0, 255))

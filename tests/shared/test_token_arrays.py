@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.messages import TokenRow
+from shared.messages import TokenRow, TokenRun
 from shared.token_arrays import Layout, Selection, TokenArrays, bytes_of, first_tokens, join
 
 widths = st.sampled_from([(0, 0), (1, 0), (4, 3), (9, 0)])
@@ -16,7 +16,7 @@ def message(shapes) -> tuple[list[TokenRow], list[TokenArrays]]:
     """Rows and what belongs to each, of numbers that occur once."""
     rows, parts, start = [], [], 0
     for num_tokens, (num_values, num_top_ids) in shapes:
-        row = TokenRow("r", 1, 0, num_tokens, num_values, num_top_ids)
+        row = TokenRow("r", 1, 0, TokenRun(num_tokens, num_values, num_top_ids))
         sizes = (num_tokens, num_tokens * num_values, num_tokens * num_top_ids)
         numbers = [np.arange(start, start := start + size) for size in sizes]
         ranks = np.arange(start, start := start + (num_tokens if num_values else 0))
@@ -40,7 +40,7 @@ def test_each_row_gets_its_part_and_their_bytes_are_counted(shapes):
     layout = Layout(rows, join(parts) if parts else TokenArrays())
     for index, (row, part) in enumerate(zip(rows, parts, strict=True)):
         assert same(layout.part(index, index + 1), part)
-        assert bytes_of(row) == part.num_bytes
+        assert bytes_of(row.run) == part.num_bytes
 
 
 @given(shapes, st.data())
@@ -50,9 +50,9 @@ def test_a_selection_holds_the_chosen_rows_whole_or_cut(shapes, data):
     expected = [TokenArrays()]
     for index, (row, part) in enumerate(zip(rows, parts, strict=True)):
         if data.draw(st.booleans()):
-            num = data.draw(st.integers(0, row.num_tokens))
+            num = data.draw(st.integers(0, row.run.num_tokens))
             selection.add(index, num)
-            expected.append(first_tokens(row, part, num))
+            expected.append(first_tokens(row.run, part, num))
     assert same(selection.arrays(), join(expected))
 
 
@@ -67,6 +67,6 @@ def test_rows_that_lie_together_are_not_copied():
 
 def test_rows_that_count_what_is_not_there_are_no_layout():
     with pytest.raises(Exception, match="count other tokens"):
-        Layout([TokenRow("r", 1, 0, 2)], TokenArrays(np.zeros(1, np.int32)))
+        Layout([TokenRow("r", 1, 0, TokenRun(2))], TokenArrays(np.zeros(1, np.int32)))
     with pytest.raises(Exception, match="count other tokens"):
-        Layout([TokenRow("r", 1, 0, 1, 1)], TokenArrays(np.zeros(1, np.int32)))
+        Layout([TokenRow("r", 1, 0, TokenRun(1, 1))], TokenArrays(np.zeros(1, np.int32)))

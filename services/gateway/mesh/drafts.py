@@ -1,4 +1,4 @@
-"""What was guessed of a choice before the model drew its tokens."""
+"""Drafts that were verified for a choice, with the logprobs that their drafter gave them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -31,13 +31,13 @@ NO_DRAFTS = Drafts(TokenArrays(), np.zeros(0, np.int32), np.zeros(0, np.bool_))
 
 
 def drafts_of(row: Delta, part: TokenArrays) -> Drafts:
-    """Of a row ``of_drafts``."""
-    numbers = np.arange(row.num_tokens, dtype=np.int32)
-    return Drafts(part.copied(), row.position + numbers, numbers < row.num_accepted)
+    """Returns the drafts of a row of them."""
+    numbers = np.arange(row.run.num_tokens, dtype=np.int32)
+    return Drafts(part.copied(), row.position + numbers, numbers < row.run.num_accepted)
 
 
 def joined(several: Iterable[Drafts]) -> Drafts:
-    """In order; those of most requests are none."""
+    """Returns all in order; most requests have none."""
     some = [each for each in several if each.num]
     if not some:
         return NO_DRAFTS

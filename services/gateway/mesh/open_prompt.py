@@ -18,6 +18,7 @@ from shared.messages import (
     Finished,
     Grant,
     RequestKey,
+    RunKind,
     Submit,
 )
 from shared.peer import Peer
@@ -52,16 +53,17 @@ class _ChoiceState:
     def add(self, row: Delta, part: TokenArrays) -> None:
         if self.num_cached is None:
             self.num_cached = row.num_cached
-        if row.of_prompt:
-            self.num_prompt_scored += row.num_tokens
-        elif not row.of_drafts:
-            self.ids.frombytes(part.ids.tobytes())
+        match row.run.kind:
+            case RunKind.PROMPT:
+                self.num_prompt_scored += row.run.num_tokens
+            case RunKind.OUTPUT:
+                self.ids.frombytes(part.ids.tobytes())
         self.num_chars += len(row.text)
         self._num_bytes += part.num_bytes
         self._num_unconsumed_bytes += part.num_bytes
 
     def take(self, update: ChoiceUpdate) -> tuple[int, int] | None:
-        """The tokens and bytes to grant, once half a window has been taken."""
+        """Returns the tokens and bytes to grant, once half a window has been taken."""
         self.num_consumed += 0 if update.of_prompt else update.num_tokens
         self._num_unconsumed_bytes -= update.num_bytes
         num_tokens = self.num_consumed + WINDOW_TOKENS
@@ -174,14 +176,14 @@ class OpenPrompt:
         choice = self.choices.get(row.choice)
         if choice is None:
             return
-        position = choice.num_prompt_scored if row.of_prompt else len(choice.ids)
+        of_prompt = row.run.kind == RunKind.PROMPT
+        position = choice.num_prompt_scored if of_prompt else len(choice.ids)
         if row.position != position:
-            of_prompt = " of the prompt" if row.of_prompt else ""
+            owner = " of the prompt" if of_prompt else ""
             raise InternalError(
-                f"token {row.position}{of_prompt} of choice {row.choice} came where {position}"
-                " belongs"
+                f"token {row.position}{owner} of choice {row.choice} came where {position} belongs"
             )
-        if row.num_tokens:
+        if row.run.num_tokens:
             self.num_losses = 0
         choice.add(row, part)
         self._collector.add(self._index(row.choice), row, part)

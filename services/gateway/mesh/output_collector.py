@@ -1,14 +1,16 @@
-"""One HTTP request on its way through the mesh, as its handler sees it."""
+"""Collects what the mesh brings for one HTTP request, until its handler reads it."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
+import msgspec
+
 from services.gateway.mesh.drafts import NO_DRAFTS, Drafts, drafts_of, joined
 from shared.codec import Array
 from shared.errors import RequestError
-from shared.messages import Delta, Finished
+from shared.messages import NO_TOKENS, Delta, Finished, RunKind, TokenRun
 from shared.token_arrays import TokenArrays, join
 
 
@@ -16,52 +18,59 @@ from shared.token_arrays import TokenArrays, join
 class ChoiceUpdate:
     """What came for one choice since the last look: text and tokens (maybe none), maybe its end.
 
-    ``index`` numbers the choices of all prompts through. ``num_values`` and ``num_top_ids`` say how
-    ``arrays`` is laid out, as in TokenRow. ``of_prompt``: the tokens are those of its prompt, from
-    the second one on; ``index`` is the first choice of several that have it.
-
-    ``num_drafts`` were verified beside the tokens and ``num_accepted`` are among them; ``drafts``
-    has the logprob of each, if the client asked.
+    ``index`` counts the choices of all prompts. ``arrays`` are those of ``run``; where this is of a
+    prompt, ``index`` is that of its first choice. ``drafts`` are the ones that were verified beside
+    the tokens, if the client asked for their logprobs.
     """
 
     index: int
     text: str
+    run: TokenRun
     arrays: TokenArrays
-    num_values: int
-    num_top_ids: int
     finished: Finished | None
-    of_prompt: bool = False
-    num_drafts: int = 0
-    num_accepted: int = 0
     drafts: Drafts = NO_DRAFTS
 
     @property
     def num_tokens(self) -> int:
-        return len(self.arrays.ids)
+        return self.run.num_tokens
+
+    @property
+    def of_prompt(self) -> bool:
+        return self.run.kind == RunKind.PROMPT
 
     @property
     def num_entries(self) -> int:
-        """How many logprobs a reply holds of it."""
+        """How many logprobs a reply holds of this update."""
         return len(self.arrays.values) + self.drafts.num
 
     @property
     def num_bytes(self) -> int:
-        """Of the arrays that came."""
         of_drafts = self.drafts.arrays.num_bytes if self.drafts.num else 0
         return self.arrays.num_bytes + of_drafts
 
 
 def merged(updates: Sequence[ChoiceUpdate]) -> ChoiceUpdate:
-    """Of one choice, as if all had come at once."""
-    first = next((each for each in updates if each.num_tokens), updates[-1])
+    """Returns the updates of one choice as one, as if all had come at once."""
     return replace(
-        first,
+        updates[0],
         text="".join(each.text for each in updates),
+        run=_sum([each.run for each in updates]),
         arrays=join([each.arrays for each in updates]),
         finished=updates[-1].finished,
-        num_drafts=sum(each.num_drafts for each in updates),
-        num_accepted=sum(each.num_accepted for each in updates),
         drafts=joined(each.drafts for each in updates),
+    )
+
+
+def _sum(runs: Sequence[TokenRun]) -> TokenRun:
+    """Returns consecutive runs of one kind as one. Those with tokens have equal widths."""
+    if not runs:
+        return NO_TOKENS
+    first = next((run for run in runs if run.num_tokens), runs[0])
+    return msgspec.structs.replace(
+        first,
+        num_tokens=sum(run.num_tokens for run in runs),
+        num_drafts=sum(run.num_drafts for run in runs),
+        num_accepted=sum(run.num_accepted for run in runs),
     )
 
 
@@ -72,29 +81,25 @@ class _Pending:
         self.rows: list[Delta] = []
         self.parts: list[TokenArrays] = []
         self.drafts: list[Drafts] = []
-        self.num_drafts = self.num_accepted = 0
         self.finished: Finished | None = None
 
     def add(self, row: Delta, part: TokenArrays) -> None:
-        if row.of_drafts:
+        if row.run.kind == RunKind.DRAFTS:
             self.drafts.append(drafts_of(row, part))
             return
         self.rows.append(row)
-        self.num_drafts += row.num_drafts
-        self.num_accepted += row.num_accepted
-        if row.num_tokens:
+        if row.run.num_tokens:
             self.parts.append(part.copied())
 
-    def take(self, index: int, of_prompt: bool = False) -> ChoiceUpdate:
-        text = "".join(row.text for row in self.rows)
-        widths = [(row.num_values, row.num_top_ids) for row in self.rows if row.num_tokens]
-        arrays = join(self.parts) if self.parts else TokenArrays()
-        num_values, num_top_ids = widths[0] if widths else (0, 0)
-        drafts = joined(self.drafts) if self.drafts else NO_DRAFTS
+    def take(self, index: int) -> ChoiceUpdate:
         return ChoiceUpdate(
-            index, text, arrays, num_values, num_top_ids, self.finished, of_prompt,
-            self.num_drafts, self.num_accepted, drafts,
-        )  # fmt: skip
+            index=index,
+            text="".join(row.text for row in self.rows),
+            run=_sum([row.run for row in self.rows]),
+            arrays=join(self.parts) if self.parts else TokenArrays(),
+            finished=self.finished,
+            drafts=joined(self.drafts) if self.drafts else NO_DRAFTS,
+        )
 
 
 class OutputCollector:
@@ -135,10 +140,10 @@ class OutputCollector:
         self._changed.set()
 
     def add(self, index: int, row: Delta, part: TokenArrays) -> None:
-        if row.of_prompt:
+        if row.run.kind == RunKind.PROMPT:
             prompt = index // self._num_choices
             pending = self._of_prompts.setdefault(prompt, _Pending())
-            self._note_scored(prompt, row.num_tokens)
+            self._note_scored(prompt, row.run.num_tokens)
         else:
             pending = self._pending.setdefault(index, _Pending())
         pending.add(row, part)
@@ -162,7 +167,7 @@ class OutputCollector:
             await self._change()
 
     def consumed(self, update: ChoiceUpdate) -> None:
-        """The client has it, or whoever waits for the whole: more may come."""
+        """The client has ``update``, or a reply that is not streamed holds it: more may come."""
         self.on_consumed(update)
 
     def __aiter__(self) -> Self:
@@ -179,7 +184,7 @@ class OutputCollector:
 
     def _take(self) -> ChoiceUpdate | None:
         for prompt in self._of_prompts:
-            return self._of_prompts.pop(prompt).take(prompt * self._num_choices, of_prompt=True)
+            return self._of_prompts.pop(prompt).take(prompt * self._num_choices)
         for index in self._pending:
             if index // self._num_choices not in self._unscored:
                 return self._pending.pop(index).take(index)

@@ -75,24 +75,24 @@ class ChatFormat:
 
     def chunk(self, output: Output) -> Choice:
         return ChunkChoice(
-            output.index,
-            ChatDelta(content=output.text or None),
-            output.logprobs,
-            output.finish_reason,
-            output.stop_reason,
-            output.token_ids,
-            output.draft_logprobs,
+            index=output.index,
+            delta=ChatDelta(content=output.text or None),
+            logprobs=output.logprobs,
+            finish_reason=output.finish_reason,
+            stop_reason=output.stop_reason,
+            token_ids=output.token_ids,
+            draft_logprobs=output.draft_logprobs,
         )
 
     def whole(self, output: Output) -> Choice:
         return ChatChoice(
-            output.index,
-            ChatMessage("assistant", output.text),
-            output.logprobs,
-            output.finish_reason,
-            output.stop_reason,
-            output.token_ids,
-            output.draft_logprobs,
+            index=output.index,
+            message=ChatMessage("assistant", output.text),
+            logprobs=output.logprobs,
+            finish_reason=output.finish_reason,
+            stop_reason=output.stop_reason,
+            token_ids=output.token_ids,
+            draft_logprobs=output.draft_logprobs,
         )
 
     def logprobs(self, spelling: Spelling, echo: EchoedPrompt | None) -> LogprobWriter:
@@ -108,15 +108,15 @@ class TextFormat:
 
     def chunk(self, output: Output) -> Choice:
         return TextChoice(
-            output.index,
-            output.text,
-            output.logprobs,
-            output.finish_reason,
-            output.stop_reason,
-            output.token_ids,
-            output.prompt_token_ids,
-            output.draft_logprobs,
-            output.prompt_logprobs,
+            index=output.index,
+            text=output.text,
+            logprobs=output.logprobs,
+            finish_reason=output.finish_reason,
+            stop_reason=output.stop_reason,
+            token_ids=output.token_ids,
+            prompt_token_ids=output.prompt_token_ids,
+            draft_logprobs=output.draft_logprobs,
+            prompt_logprobs=output.prompt_logprobs,
         )
 
     def whole(self, output: Output) -> Choice:

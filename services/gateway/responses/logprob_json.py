@@ -129,9 +129,10 @@ def tokens_of(updates: Sequence[ChoiceUpdate], num_top_of_prompt: int = 0) -> It
             continue
         num_tokens, arrays = update.num_tokens, update.arrays
         values = np.maximum(arrays.values, np.float32(MIN_LOGPROB))
-        values = values.reshape(num_tokens, update.num_values)
-        top_ids = arrays.top_ids.reshape(num_tokens, update.num_top_ids)
-        is_whole = update.num_values > 1 and not update.num_top_ids
+        num_values, num_top_ids = update.run.num_values, update.run.num_top_ids
+        values = values.reshape(num_tokens, num_values)
+        top_ids = arrays.top_ids.reshape(num_tokens, num_top_ids)
+        is_whole = num_values > 1 and not num_top_ids
         for index, (token_id, rank) in enumerate(
             zip(arrays.ids.tolist(), arrays.ranks.tolist(), strict=True)
         ):

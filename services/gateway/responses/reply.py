@@ -130,8 +130,8 @@ class Tally:
         self._num_drafts = self._num_accepted = 0
 
     def add(self, update: ChoiceUpdate) -> None:
-        self._num_drafts += update.num_drafts
-        self._num_accepted += update.num_accepted
+        self._num_drafts += update.run.num_drafts
+        self._num_accepted += update.run.num_accepted
         if update.finished is not None:
             self._add_end(update.index, update.finished)
 

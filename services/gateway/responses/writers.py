@@ -82,14 +82,14 @@ class WholeWriter:
     def _output(self, index: int, updates: list[ChoiceUpdate]) -> Output:
         reply = self._reply
         return Output(
-            index,
-            reply.echo(index) + "".join(each.text for each in updates),
-            _LOGPROBS if reply.shows_logprobs else None,
-            updates[-1].finished,
-            reply.token_ids(updates),
-            reply.prompt_token_ids(index),
-            _LOGPROBS if reply.job.params.draft_logprobs else UNSET,
-            self._prompt_hole(),
+            index=index,
+            text=reply.echo(index) + "".join(each.text for each in updates),
+            logprobs=_LOGPROBS if reply.shows_logprobs else None,
+            finished=updates[-1].finished,
+            token_ids=reply.token_ids(updates),
+            prompt_token_ids=reply.prompt_token_ids(index),
+            draft_logprobs=_LOGPROBS if reply.job.params.draft_logprobs else UNSET,
+            prompt_logprobs=self._prompt_hole(),
         )
 
     def _prompt_hole(self) -> Raw | UnsetType:
@@ -158,13 +158,13 @@ class EventWriter:
         writer = self._logprobs[index] if update.num_tokens or begins_prompt else None
         drafts = self._draft_logprobs if update.drafts.num else None
         output = Output(
-            index,
-            (reply.echo(index) if is_first else "") + update.text,
-            _LOGPROBS if writer is not None else None,
-            update.finished,
-            reply.token_ids([update]),
-            reply.prompt_token_ids(index) if is_first else UNSET,
-            _LOGPROBS if drafts is not None else UNSET,
+            index=index,
+            text=(reply.echo(index) if is_first else "") + update.text,
+            logprobs=_LOGPROBS if writer is not None else None,
+            finished=update.finished,
+            token_ids=reply.token_ids([update]),
+            prompt_token_ids=reply.prompt_token_ids(index) if is_first else UNSET,
+            draft_logprobs=_LOGPROBS if drafts is not None else UNSET,
         )
         logprobs = [writer.write([update])] if writer is not None else []
         logprobs += [drafts.write([update.drafts])] if drafts is not None else []

@@ -17,7 +17,7 @@ from services.worker.machine.streams import Download
 from services.worker.slots.table import SlotTable
 from services.worker.step.logprobs import MIN_LOGPROB, num_top_of, pieces
 from services.worker.step.results import ERRORS, ComputedRows, RowPart
-from shared.messages import FinishReason, ResultRow
+from shared.messages import NO_TOKENS, FinishReason, ResultRow, RunKind, TokenRun
 from shared.token_arrays import TokenArrays, join
 
 LogitsOf = Callable[[Tensor], Tensor]  # [n, hidden_size] → [n, V] float32
@@ -125,8 +125,9 @@ def _part(table: SlotTable, slot: int, arrays: TokenArrays, is_over: bool) -> Ro
     if is_wrong:
         table.num_prompt_logprobs[slot] = NO_LOGPROBS  # steps may be under way
         error = ERRORS[NOT_FINITE]
-        return RowPart(ResultRow(slot, request, attempt, 0, error=error), TokenArrays())
+        return RowPart(ResultRow(slot, request, attempt, NO_TOKENS, error=error), TokenArrays())
     num = len(arrays.ids)
     widths = (len(arrays.values) // num, len(arrays.top_ids) // num) if num else (0, 0)
     finish: FinishReason | None = "length" if is_over else None
-    return RowPart(ResultRow(slot, request, attempt, num, finish, None, *widths, True), arrays)
+    run = TokenRun(num, *widths, kind=RunKind.PROMPT)
+    return RowPart(ResultRow(slot, request, attempt, run, finish), arrays)

@@ -8,7 +8,7 @@ from kernels.sample import NOT_FINITE, NOTHING_LEFT
 from services.worker.slots.table import SlotTable
 from services.worker.step.logprobs import StepLogprobs
 from services.worker.step.verify import AcceptOutcome
-from shared.messages import FinishReason, ResultRow
+from shared.messages import NO_TOKENS, FinishReason, ResultRow, RunKind, TokenRun
 from shared.token_arrays import Layout, TokenArrays, join
 
 ERRORS = {
@@ -82,13 +82,13 @@ def _row(
     """Of a slot whose first token is number ``start`` of those that are emitted."""
     request, attempt = table.requests[slot]
     if error:
-        return ResultRow(slot, request, attempt, 0, error=ERRORS[error])
+        return ResultRow(slot, request, attempt, NO_TOKENS, error=ERRORS[error])
     finish: FinishReason | None = "stop" if stops else "length" if fills else None
     num_values, num_top_ids = logprobs.widths(start)
-    return ResultRow(
-        slot, request, attempt, num_emitted, finish, None, num_values, num_top_ids,
-        num_drafts=num_drafts, num_accepted=num_accepted,
-    )  # fmt: skip
+    run = TokenRun(
+        num_emitted, num_values, num_top_ids, num_drafts=num_drafts, num_accepted=num_accepted
+    )
+    return ResultRow(slot, request, attempt, run, finish)
 
 
 def draft_rows(table: SlotTable, computed: ComputedRows, outcome: AcceptOutcome) -> list[RowPart]:
@@ -97,18 +97,16 @@ def draft_rows(table: SlotTable, computed: ComputedRows, outcome: AcceptOutcome)
     num_drafts = computed.num_drafts[computed.sampling_rows]
     parts = []
     for row in np.flatnonzero(table.wants_draft_logprobs[slots] & (num_drafts > 0)).tolist():
-        slot, num, accepted = slots[row], num_drafts[row], outcome.num_accepted[row]
+        slot, num = int(slots[row]), int(num_drafts[row])
         arrays = TokenArrays(
             outcome.drafts[row, :num].astype(np.int32),
             table.draft_logprobs[slot, :num].copy(),
             ranks=table.draft_ranks[slot, :num].copy(),
         )
         request, attempt = table.requests[slot]
-        draft_row = ResultRow(
-            int(slot), request, attempt, int(num), num_values=1, of_drafts=True,
-            num_accepted=int(accepted),
-        )  # fmt: skip
-        parts.append(RowPart(draft_row, arrays))
+        num_accepted = int(outcome.num_accepted[row])
+        run = TokenRun(num, num_values=1, kind=RunKind.DRAFTS, num_accepted=num_accepted)
+        parts.append(RowPart(ResultRow(slot, request, attempt, run), arrays))
     return parts
 
 

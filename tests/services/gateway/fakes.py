@@ -36,8 +36,10 @@ from shared.messages import (
     Message,
     ModelInfo,
     Overview,
+    RunKind,
     State,
     Submit,
+    TokenRun,
     Vocabulary,
 )
 from shared.peer import Peer
@@ -85,7 +87,8 @@ class Submitted:
         """One token for each text, in one message; their ids count up from 10, and begin anew."""
         first = self.num_sent[choice]
         rows = [
-            Delta(*self.key, choice, first + index, 1, text) for index, text in enumerate(texts)
+            Delta(*self.key, choice, first + index, TokenRun(1), text)
+            for index, text in enumerate(texts)
         ]
         self.num_sent[choice] += len(texts)
         ids = np.arange(first, self.num_sent[choice], dtype=np.int32) % 90 + 10
@@ -106,9 +109,17 @@ class Submitted:
         top = np.zeros((len(ids), 0)) if top_ids is None else np.array(top_ids)
         num_sent = self.num_prompt_scored if of_prompt else self.num_sent
         row = Delta(
-            *self.key, choice, num_sent[choice], len(ids), text,
-            values.shape[1], top.shape[1], of_prompt,
-        )  # fmt: skip
+            *self.key,
+            choice,
+            num_sent[choice],
+            TokenRun(
+                len(ids),
+                values.shape[1],
+                top.shape[1],
+                kind=RunKind.PROMPT if of_prompt else RunKind.OUTPUT,
+            ),
+            text,
+        )
         num_sent[choice] += len(ids)
         arrays = TokenArrays(
             np.array(ids, np.int32),
@@ -137,18 +148,13 @@ class Submitted:
         self.num_sent[choice] += len(ids)
         told = drafts if asked.draft_logprobs else []
         num_values = 0 if asked.logprobs is None else 1 + num_top
-        rows = [
-            Delta(
-                *self.key, choice, position, len(ids), text, num_values, num_top,
-                num_drafts=len(drafts), num_accepted=num_accepted,
-            )
-        ]  # fmt: skip
+        run = TokenRun(
+            len(ids), num_values, num_top, num_drafts=len(drafts), num_accepted=num_accepted
+        )
+        rows = [Delta(*self.key, choice, position, run, text)]
         if told:
-            of_drafts = Delta(
-                *self.key, choice, position, len(told), "", 1,
-                of_drafts=True, num_accepted=num_accepted,
-            )  # fmt: skip
-            rows.insert(0, of_drafts)
+            run = TokenRun(len(told), 1, kind=RunKind.DRAFTS, num_accepted=num_accepted)
+            rows.insert(0, Delta(*self.key, choice, position, run))
         own = [*range(len(told)), *(range(len(ids)) if num_values else ())]
         eighths = [*range(len(told))]
         for number in range(len(ids) if num_values else 0):

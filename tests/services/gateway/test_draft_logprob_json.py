@@ -8,14 +8,16 @@ import numpy as np
 from services.gateway.mesh.drafts import NO_DRAFTS, Drafts, drafts_of, joined
 from services.gateway.responses.draft_logprob_json import DraftLogprobs
 from services.gateway.responses.logprob_json import MIN_LOGPROB, PIECE_ENTRIES
-from shared.messages import Delta
+from shared.messages import Delta, RunKind, TokenRun
 from shared.token_arrays import TokenArrays
 from tests.services.gateway.test_logprob_json import table
 
 
 def drafts(position: int, ids: list[int], num_accepted: int) -> Drafts:
     """Of a rank and a logprob that their ids tell."""
-    row = Delta("a", 1, 0, position, len(ids), "", 1, of_drafts=True, num_accepted=num_accepted)
+    row = Delta(
+        "a", 1, 0, position, TokenRun(len(ids), 1, kind=RunKind.DRAFTS, num_accepted=num_accepted)
+    )
     numbers = np.array(ids, np.int32)
     values = numbers.astype(np.float32) / -8
     return drafts_of(row, TokenArrays(numbers, values, numbers[:0], numbers + 1))
@@ -61,7 +63,9 @@ def test_without_drafts_there_is_an_empty_list() -> None:
 def test_what_its_drafter_could_not_draw_has_a_number_all_the_same() -> None:
     one = np.ones(1, np.int32)
     arrays = TokenArrays(one, np.full(1, -np.inf, np.float32), one[:0], one)
-    [entry] = written(drafts_of(Delta("a", 1, 0, 0, 1, "", 1, of_drafts=True), arrays))["content"]
+    [entry] = written(drafts_of(Delta("a", 1, 0, 0, TokenRun(1, 1, kind=RunKind.DRAFTS)), arrays))[
+        "content"
+    ]
     assert entry["logprob"] == MIN_LOGPROB
 
 

@@ -14,6 +14,7 @@ from services.gateway.http.pieces import JSON_CHUNK_BYTES, PieceMaker
 from services.gateway.mesh.output_collector import ChoiceUpdate
 from services.gateway.mesh.token_table import TokenTable
 from services.gateway.responses.logprob_json import MIN_LOGPROB, ChatLogprobs, TextLogprobs
+from shared.messages import TokenRun
 from shared.token_arrays import TokenArrays
 from tests.services.gateway.fakes import vocabulary
 
@@ -39,7 +40,8 @@ def update(
         top.ravel(),
         np.array(ranks or [1] * len(ids), np.int32),
     )
-    return ChoiceUpdate(0, "", arrays, values.shape[1], top.shape[1], None)
+    run = TokenRun(len(ids), values.shape[1], top.shape[1])
+    return ChoiceUpdate(0, "", run, arrays, finished=None)
 
 
 def chat(*updates: ChoiceUpdate, size: int = 100, by_id: bool = False) -> Any:

@@ -13,8 +13,10 @@ from shared.messages import (
     ChoiceStart,
     Delta,
     Finished,
+    RunKind,
     SamplingParams,
     TextOptions,
+    TokenRun,
 )
 from shared.token_arrays import TokenArrays
 
@@ -41,7 +43,12 @@ def add(
     open_prompt: OpenPrompt, position: int, text: str, ids: list[int], num_values: int = 0, choice=0
 ) -> None:
     row = Delta(
-        open_prompt.request, open_prompt.attempt, choice, position, len(ids), text, num_values
+        open_prompt.request,
+        open_prompt.attempt,
+        choice,
+        position,
+        TokenRun(len(ids), num_values),
+        text,
     )
     values = np.zeros(num_values * len(ids), np.float32)
     ranks = np.ones(len(ids) if num_values else 0, np.int32)
@@ -124,7 +131,7 @@ def test_a_service_that_leaves_on_purpose_is_no_loss():
 async def test_a_choice_had_of_the_cache_what_its_first_attempt_found():
     open_prompt, collector = new_trip(num_choices=2)
     for attempt, num_cached in enumerate([3, 85], 1):
-        row = Delta(open_prompt.request, attempt, 0, attempt - 1, 1, "a", num_cached=num_cached)
+        row = Delta(open_prompt.request, attempt, 0, attempt - 1, TokenRun(1), "a", num_cached)
         open_prompt.add(row, TokenArrays(IDS[:1]))
         open_prompt.begin_replay(0)
     for choice in range(2):
@@ -190,7 +197,11 @@ def send_heartbeat(
 ) -> None:
     """Of the prompt."""
     row = Delta(
-        open_prompt.request, open_prompt.attempt, 0, position, len(ids), "", num_values, 0, True
+        open_prompt.request,
+        open_prompt.attempt,
+        0,
+        position,
+        TokenRun(len(ids), num_values, 0, kind=RunKind.PROMPT),
     )
     values, ranks = np.zeros(num_values * len(ids), np.float32), np.ones(len(ids), np.int32)
     open_prompt.add(row, TokenArrays(np.array(ids, np.int32), values, IDS[:0], ranks))
@@ -223,7 +234,9 @@ async def test_what_is_told_of_a_prompt_counts_in_bytes_and_not_in_tokens():
 
 
 def draft(open_prompt: OpenPrompt, position: int, num: int) -> None:
-    row = Delta(open_prompt.request, open_prompt.attempt, 0, position, num, "", 1, of_drafts=True)
+    row = Delta(
+        open_prompt.request, open_prompt.attempt, 0, position, TokenRun(num, 1, kind=RunKind.DRAFTS)
+    )
     numbers = np.arange(num, dtype=np.int32)
     open_prompt.add(row, TokenArrays(numbers, np.zeros(num, np.float32), IDS[:0], numbers))
 

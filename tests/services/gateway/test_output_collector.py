@@ -7,12 +7,12 @@ import pytest
 
 from services.gateway.mesh.output_collector import OutputCollector, merged
 from shared.errors import Unavailable
-from shared.messages import Delta, Finished
+from shared.messages import Delta, Finished, RunKind, TokenRun
 from shared.token_arrays import TokenArrays
 
 
 def add(collector: OutputCollector, index: int, position: int, text: str, *ids: int) -> None:
-    row = Delta("a~b/0", 1, index, position, len(ids), text)
+    row = Delta("a~b/0", 1, index, position, TokenRun(len(ids)), text)
     collector.add(index, row, TokenArrays(np.array(ids, np.int32)))
 
 
@@ -86,7 +86,7 @@ async def test_prompt_tokens_count_once_for_each_prompt() -> None:
 
 
 def send_heartbeat(collector: OutputCollector, index: int, position: int, *ids: int) -> None:
-    row = Delta("a~b/0", 1, index, position, len(ids), "", of_prompt=True)
+    row = Delta("a~b/0", 1, index, position, TokenRun(len(ids), kind=RunKind.PROMPT))
     collector.add(index, row, TokenArrays(np.array(ids, np.int32)))
 
 
@@ -129,11 +129,11 @@ def verify(collector: OutputCollector, position: int, drafts: list[int], num_acc
     values = numbers.astype(np.float32)
     collector.add(
         0,
-        Delta(*name, len(drafts), "", 1, of_drafts=True, num_accepted=num_accepted),
+        Delta(*name, TokenRun(len(drafts), 1, kind=RunKind.DRAFTS, num_accepted=num_accepted)),
         TokenArrays(numbers, values, numbers[:0], numbers),
     )
     num = num_accepted + 1
-    row = Delta(*name, num, "x", num_drafts=len(drafts), num_accepted=num_accepted)
+    row = Delta(*name, TokenRun(num, num_drafts=len(drafts), num_accepted=num_accepted), "x")
     collector.add(0, row, TokenArrays(np.arange(num, dtype=np.int32)))
 
 
@@ -143,7 +143,7 @@ async def test_drafts_of_several_steps_are_one_beside_their_tokens() -> None:
     verify(collector, 3, [5], 0)
     update = await anext(collector)
     assert update.arrays.ids.tolist() == [0, 1, 2, 0]
-    assert (update.num_values, update.num_drafts, update.num_accepted) == (0, 4, 2)
+    assert (update.run.num_values, update.run.num_drafts, update.run.num_accepted) == (0, 4, 2)
     assert update.drafts.arrays.ids.tolist() == [7, 8, 9, 5]
     assert update.drafts.positions.tolist() == [0, 1, 2, 3]
     assert update.drafts.are_accepted.tolist() == [True, True, False, False]

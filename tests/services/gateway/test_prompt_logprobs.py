@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import numpy as np
 import pytest
 from openai import AsyncOpenAI
@@ -17,7 +18,7 @@ from services.gateway.mesh.token_table import TokenTable
 from services.gateway.requests.job import Job
 from services.gateway.requests.parse import Limits, parse_chat, parse_completion
 from services.gateway.responses.prompt_logprob_json import PromptLogprobs
-from shared.messages import ALL_TOKENS, WINDOW_BYTES, State
+from shared.messages import ALL_TOKENS, WINDOW_BYTES, RunKind, State
 from tests.services.gateway.fakes import (
     LIMITS,
     MODEL,
@@ -374,7 +375,8 @@ def test_the_whole_vocabulary_is_numbered_by_its_ranks() -> None:
     written = {}
     for num_top in (ALL_TOKENS, 5):
         row = np.concatenate((values[token : token + 1], values))
-        got = replace(update([token], [row], ranks=[rank]), of_prompt=True)
+        got = update([token], [row], ranks=[rank])
+        got = replace(got, run=msgspec.structs.replace(got.run, kind=RunKind.PROMPT))
         written[num_top] = json.loads(b"".join(PromptLogprobs(table, num_top).write([got])))
     [nothing, entries] = written[ALL_TOKENS]
     assert nothing is None

@@ -24,6 +24,7 @@ from shared.messages import (
     Generate,
     Grant,
     NewSequence,
+    RunKind,
     SamplingParams,
     StepPlan,
 )
@@ -307,14 +308,14 @@ class Mesh:
             assert name in self.open
             ids = layout.part(emission.index, emission.index + 1).ids.tolist()
             self.num_bytes[name] += bytes_of(emission.row)
-            self.num_accepted += emission.row.num_accepted
-            self.num_rejected += emission.row.num_drafts - emission.row.num_accepted
-            if emission.row.of_prompt:
+            self.num_accepted += emission.row.run.num_accepted
+            self.num_rejected += emission.row.run.num_drafts - emission.row.run.num_accepted
+            if emission.row.run.kind == RunKind.PROMPT:
                 self.check_told(emission, ids)
             else:
                 assert emission.position == len(self.emitted[name])
                 self.emitted[name] += ids
-            if emission.ends or not emission.row.of_prompt:
+            if emission.ends or emission.row.run.kind != RunKind.PROMPT:
                 assert self.told.get(name, []) == self.prompts.get(name, [])[1:]
             if emission.ends:
                 assert self.emitted[name] == self.expected[name]

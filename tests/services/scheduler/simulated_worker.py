@@ -14,8 +14,10 @@ from shared.messages import (
     FinishReason,
     Prefill,
     ResultRow,
+    RunKind,
     StepPlan,
     StepResult,
+    TokenRun,
 )
 from shared.token_arrays import TokenArrays, join
 
@@ -194,7 +196,7 @@ class SimulatedWorker:
         num_accepted = sum(token == draft for token, draft in zip(tokens, drafts, strict=False))
         name = (slot_id, slot.admit.request, slot.admit.attempt)
         row = ResultRow(
-            *name, len(tokens), finish, num_drafts=len(drafts), num_accepted=num_accepted
+            *name, TokenRun(len(tokens), num_drafts=len(drafts), num_accepted=num_accepted), finish
         )
         return row, TokenArrays(np.array(tokens, np.int32))
 
@@ -236,7 +238,7 @@ class SimulatedWorker:
         num_values, num_top = self._widths(asked) if asked is not None and ids else (0, 0)
         finish = "length" if slot.has_finished else None
         name = (slot_id, admit.request, admit.attempt)
-        row = ResultRow(*name, len(ids), finish, None, num_values, num_top, True)
+        row = ResultRow(*name, TokenRun(len(ids), num_values, num_top, kind=RunKind.PROMPT), finish)
         numbers = np.zeros(len(ids) * num_values, np.int32)
         top_ids, ranks = numbers[: len(ids) * num_top], numbers[: len(ids)]
         arrays = TokenArrays(np.array(ids, np.int32), numbers.astype(np.float32), top_ids, ranks)

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from services.scheduler.draft_depth import PROBED_EVERY, DraftDepth
-from shared.messages import Capacity, Decode, Prefill, ResultRow, StepPlan, StepResult
+from shared.messages import Capacity, Decode, Prefill, ResultRow, StepPlan, StepResult, TokenRun
 
 CAPACITY = Capacity(num_blocks=64, block_size=16, max_num_seqs=64, max_num_batched_tokens=512,
                     max_model_len=2048, num_speculative_tokens=3, adapts_depth=True)  # fmt: skip
@@ -95,8 +95,12 @@ class Worker:
         num_drafts = 0 if self.random.random() < self.lacking else row.verify_depth
         wrong = (i for i in range(num_drafts) if self.random.random() >= rates[i])
         num_accepted = next(wrong, num_drafts)
-        return ResultRow(row.slot, "r", 1, num_accepted + 1, num_drafts=num_drafts,
-                         num_accepted=num_accepted)  # fmt: skip
+        return ResultRow(
+            row.slot,
+            "r",
+            1,
+            TokenRun(num_accepted + 1, num_drafts=num_drafts, num_accepted=num_accepted),
+        )
 
     def _rate(self, start: int, depths: list[int]) -> float:
         """Tokens a second that may be expected of steps at these depths."""

@@ -13,8 +13,10 @@ from shared.messages import (
     Capacity,
     Overview,
     ResultRow,
+    RunKind,
     SamplingParams,
     StepResult,
+    TokenRun,
 )
 from tests.sequences import add_one
 from tests.services.scheduler.simulated_worker import SimulatedWorker
@@ -78,10 +80,15 @@ def test_drafts_are_counted_as_verified_and_as_accepted_at_each_position(
 
     before = [accepted(position) for position in range(3)]
     verified = [
-        ResultRow(slot, "r", 1, 1 + num_accepted, num_drafts=num_drafts, num_accepted=num_accepted)
+        ResultRow(
+            slot,
+            "r",
+            1,
+            TokenRun(1 + num_accepted, num_drafts=num_drafts, num_accepted=num_accepted),
+        )
         for slot, (num_drafts, num_accepted) in enumerate([(3, 3), (3, 1), (1, 0), (0, 0)])
     ]
-    told = ResultRow(0, "r", 1, 3, of_drafts=True, num_drafts=3, num_accepted=3)
+    told = ResultRow(0, "r", 1, TokenRun(3, kind=RunKind.DRAFTS, num_drafts=3, num_accepted=3))
     result = StepResult(1, [told, *verified], step_s=2.5)
     StepMetrics(core).end("w", result, now_s=10)
     assert change("vllm:spec_decode_num_drafts_total") == 3

@@ -11,6 +11,7 @@ from services.scheduler.sequence import MAX_WORKER_DEATHS
 from services.scheduler.worker_state import PROBATION_STEPS
 from shared.errors import CodecError, InternalError, InvalidRequest, Overloaded, Unavailable
 from shared.messages import (
+    NO_TOKENS,
     WINDOW_BYTES,
     Capacity,
     Generate,
@@ -19,6 +20,7 @@ from shared.messages import (
     ResultRow,
     SamplingParams,
     StepResult,
+    TokenRun,
 )
 from shared.token_arrays import TokenArrays
 from tests.sequences import add_one
@@ -410,7 +412,7 @@ def test_a_row_that_is_wrong_ends_its_sequence_as_an_error():
     core, worker = scheduler(), SimulatedWorker(CAPACITY)
     add(core, "odd")
     result, arrays = worker.step(core.plan("w"))
-    row = msgspec.structs.replace(result.rows[0], num_tokens=0, error="not finite")
+    row = msgspec.structs.replace(result.rows[0], run=NO_TOKENS, error="not finite")
     core.absorb("w", StepResult(result.step, [row]), TokenArrays(arrays.ids[:0]))
     (ended,) = core.take_ended()
     assert ended.reason == "internal_error"
@@ -420,7 +422,7 @@ def test_a_row_that_is_wrong_in_the_middle_of_its_prompt_ends_its_sequence_too()
     core = scheduler()
     add(core, "odd", prompt_len=20)
     planned = core.plan("w")
-    row = ResultRow(planned.plan.admit[0].slot, "odd", 1, 0, error="not finite")
+    row = ResultRow(planned.plan.admit[0].slot, "odd", 1, TokenRun(0), error="not finite")
     core.absorb("w", StepResult(planned.plan.step, [row]), TokenArrays())
     (ended,) = core.take_ended()
     assert ended.reason == "internal_error"
@@ -466,7 +468,7 @@ def test_with_two_plans_in_flight_a_text_and_its_end_are_as_with_one():
             if outputs:
                 result, arrays = outputs.pop(0)
                 for emission in core.absorb("w", result, arrays):
-                    start = sum(row.num_tokens for row in result.rows[: emission.index])
+                    start = sum(row.run.num_tokens for row in result.rows[: emission.index])
                     texts[depth][emission.sequence.request].append(int(arrays.ids[start]))
         assert most == depth
         assert core.workers["w"].pool.num_free == CAPACITY.num_blocks

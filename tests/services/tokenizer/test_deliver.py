@@ -19,10 +19,12 @@ from shared.messages import (
     Deltas,
     Finished,
     RequestKey,
+    RunKind,
     SamplingParams,
     Submit,
     TextOptions,
     TokenRow,
+    TokenRun,
     Tokens,
 )
 from shared.token_arrays import TokenArrays
@@ -58,7 +60,7 @@ def open_request(
 def tokens(rows: list[tuple[str, list[int]]], finished: list[Finished] = (), num_values: int = 0):
     """Each row with values that count up from the place of its ids."""
     message = Tokens(
-        [TokenRow(name, 1, 0, len(ids), num_values) for name, ids in rows], list(finished)
+        [TokenRow(name, 1, 0, TokenRun(len(ids), num_values)) for name, ids in rows], list(finished)
     )
     ids = np.array([each for _, ids in rows for each in ids], np.int32)
     ranks = np.arange(len(ids) if num_values else 0, dtype=np.int32)
@@ -70,7 +72,7 @@ def test_the_end_of_a_choice_tells_how_much_of_its_prompt_was_cached(tokenizer: 
     table, gateway = RequestTable(), FakePeer()
     open_request(table, tokenizer, "a", gateway, stop=("fox",))
     ids = np.array(tokenizer.encode("a fox").ids, np.int32)
-    deliver(Tokens([TokenRow("a/0", 1, 0, len(ids), num_cached=16)], []), TokenArrays(ids), table)
+    deliver(Tokens([TokenRow("a/0", 1, 0, TokenRun(len(ids)), 16)], []), TokenArrays(ids), table)
     ((deltas, _),) = gateway.sent
     assert [each.num_cached for each in deltas.finished] == [16]
 
@@ -83,7 +85,7 @@ def test_each_gateway_gets_one_message_with_its_rows_and_their_numbers(tokenizer
     rows = [("a/0", ids), ("b/0", ids), ("gone/0", ids), ("c/0", ids)]
     assert deliver(*tokens(rows, num_values=3), table) == []
     ((deltas, arrays),) = first.sent
-    assert [(row.request, row.text, row.num_values) for row in deltas.rows] == [
+    assert [(row.request, row.text, row.run.num_values) for row in deltas.rows] == [
         ("a", "fox", 3),
         ("c", "fox", 3),
     ]
@@ -103,9 +105,9 @@ def test_a_stop_string_cuts_the_tokens_and_ends_the_choice_below_and_above(token
     ((deltas, arrays),) = gateway.sent
     (row,), (end,) = deltas.rows, deltas.finished
     assert row.text == "quick "
-    assert row.num_tokens < len(ids)
-    assert arrays.values.tolist() == [*range(2 * row.num_tokens)]
-    assert (end.reason, end.stop_reason, end.num_tokens) == ("stop", "brown", row.num_tokens)
+    assert row.run.num_tokens < len(ids)
+    assert arrays.values.tolist() == [*range(2 * row.run.num_tokens)]
+    assert (end.reason, end.stop_reason, end.num_tokens) == ("stop", "brown", row.run.num_tokens)
     assert request.scheduler.sent == [Cancel([RequestKey("a/0", 1)])]
     assert len(table) == 0
 
@@ -139,8 +141,8 @@ def test_what_is_told_of_a_prompt_passes_through_and_is_no_text(tokenizer: Token
     request.choices[0].num_prompt_scored = 3
     prompt, drawn = [5, *tokenizer.encode("fox").ids, 7], tokenizer.encode("dog").ids
     rows = [
-        TokenRow("a/0", 1, 3, len(prompt), 1, of_prompt=True),
-        TokenRow("a/0", 1, 0, len(drawn), 1),
+        TokenRow("a/0", 1, 3, TokenRun(len(prompt), 1, kind=RunKind.PROMPT)),
+        TokenRow("a/0", 1, 0, TokenRun(len(drawn), 1)),
     ]
     ids = np.array(prompt + drawn, np.int32)
     values, ranks = np.arange(len(ids), dtype=np.float32), np.ones(len(ids), np.int32)
@@ -149,8 +151,9 @@ def test_what_is_told_of_a_prompt_passes_through_and_is_no_text(tokenizer: Token
     deliver(Tokens(rows, finished), TokenArrays(ids, values, ids[:0], ranks), table)
     ((deltas, arrays),) = gateway.sent
     told, text = deltas.rows[:2]
-    assert (told.of_prompt, told.position, told.num_tokens, told.text) == (True, 3, len(prompt), "")
-    assert (text.of_prompt, text.position, text.num_tokens) == (False, 0, len(drawn))
+    assert (told.run.kind, told.position, told.run.num_tokens) == (RunKind.PROMPT, 3, len(prompt))
+    assert told.text == ""
+    assert (text.run.kind, text.position, text.run.num_tokens) == (RunKind.OUTPUT, 0, len(drawn))
     assert arrays.ids.tolist() == prompt + drawn
     assert arrays.values.tolist() == values.tolist()
     [end] = deltas.finished
@@ -161,7 +164,7 @@ def test_what_is_told_of_a_prompt_passes_through_and_is_no_text(tokenizer: Token
 def test_what_was_told_of_a_prompt_before_is_a_broken_promise(tokenizer: Tokenizer):
     table = RequestTable()
     open_request(table, tokenizer, "a", FakePeer()).choices[0].num_prompt_scored = 3
-    row = TokenRow("a/0", 1, 2, 1, 1, of_prompt=True)
+    row = TokenRow("a/0", 1, 2, TokenRun(1, 1, kind=RunKind.PROMPT))
     one = np.ones(1, np.int32)
     with pytest.raises(CodecError, match="token 2 of the prompt came where 3 belongs"):
         deliver(Tokens([row], []), TokenArrays(one, one.astype(np.float32), one[:0], one), table)
@@ -172,7 +175,7 @@ def test_nothing_goes_out_of_a_message_with_a_row_that_cannot_be(tokenizer: Toke
     table, gateway = RequestTable(), FakePeer()
     for name in "ab":
         open_request(table, tokenizer, name, gateway)
-    rows = [TokenRow("a/0", 1, 0, 1), TokenRow("b/0", 1, 3, 1)]
+    rows = [TokenRow("a/0", 1, 0, TokenRun(1)), TokenRow("b/0", 1, 3, TokenRun(1))]
     message = Tokens(rows, [Finished("a/0", 1, 0, "length", 1)])
     with pytest.raises(CodecError, match="b/0: token 3 came where 0 belongs"):
         deliver(message, TokenArrays(np.ones(2, np.int32)), table)

@@ -8,7 +8,7 @@ from services.tokenizer.deliver import deliver
 from services.tokenizer.metrics import DECODED_TOKENS
 from services.tokenizer.request_table import RequestTable
 from shared.errors import CodecError
-from shared.messages import TokenRow, Tokens
+from shared.messages import RunKind, TokenRow, TokenRun, Tokens
 from shared.token_arrays import TokenArrays
 from tests.services.tokenizer.test_deliver import FakePeer, open_request
 
@@ -18,11 +18,17 @@ NUM_DRAFTS, NUM_VALUES = 5, 21  # six tokens a row
 def speculated(ids: list[int], num_accepted: int) -> tuple[Tokens, TokenArrays]:
     """What a step brings of ``a/0`` that verified five drafts: each number of the payload tells
     where it lay."""
-    drafts = TokenRow("a/0", 1, 0, NUM_DRAFTS, 1, of_drafts=True, num_accepted=num_accepted)
+    drafts = TokenRow(
+        "a/0", 1, 0, TokenRun(NUM_DRAFTS, 1, kind=RunKind.DRAFTS, num_accepted=num_accepted)
+    )
     text = TokenRow(
-        "a/0", 1, 0, len(ids), NUM_VALUES, NUM_VALUES - 1,
-        num_drafts=NUM_DRAFTS, num_accepted=num_accepted,
-    )  # fmt: skip
+        "a/0",
+        1,
+        0,
+        TokenRun(
+            len(ids), NUM_VALUES, NUM_VALUES - 1, num_drafts=NUM_DRAFTS, num_accepted=num_accepted
+        ),
+    )
     num = len(ids)
     return Tokens([drafts, text], []), TokenArrays(
         np.array([*range(NUM_DRAFTS), *ids], np.int32),
@@ -41,10 +47,11 @@ def test_drafts_go_before_the_tokens_they_were_for_and_are_no_text(tokenizer: To
     deliver(message, sent, table)
     ((deltas, arrays),) = gateway.sent
     drafts, text = deltas.rows
-    assert (drafts.of_drafts, drafts.position, drafts.num_tokens, drafts.text) == (True, 0, 5, "")
-    assert (drafts.num_drafts, drafts.num_accepted) == (0, 5)
-    assert (text.of_drafts, text.position, text.num_tokens) == (False, 0, 6)
-    assert (text.num_drafts, text.num_accepted) == (5, 5)
+    assert (drafts.run.kind, drafts.position, drafts.run.num_tokens) == (RunKind.DRAFTS, 0, 5)
+    assert drafts.text == ""
+    assert (drafts.run.num_drafts, drafts.run.num_accepted) == (0, 5)
+    assert (text.run.kind, text.position, text.run.num_tokens) == (RunKind.OUTPUT, 0, 6)
+    assert (text.run.num_drafts, text.run.num_accepted) == (5, 5)
     assert text.text == tokenizer.decode(ids)
     assert all(np.array_equal(*pair) for pair in zip(arrays, sent, strict=True))
     assert request.choices[0].num_tokens == 6
@@ -61,8 +68,8 @@ def test_of_drafts_behind_a_stop_string_none_is_accepted(tokenizer: Tokenizer):
     deliver(message, sent, table)
     ((deltas, arrays),) = gateway.sent
     drafts, text = deltas.rows
-    assert (drafts.num_tokens, drafts.num_accepted) == (5, num)
-    assert (text.num_tokens, text.num_drafts, text.num_accepted) == (num, 5, num)
+    assert (drafts.run.num_tokens, drafts.run.num_accepted) == (5, num)
+    assert text.run == TokenRun(num, NUM_VALUES, NUM_VALUES - 1, num_drafts=5, num_accepted=num)
     assert deltas.finished[0].num_tokens == num
     assert arrays.values.tolist() == [*range(NUM_DRAFTS + num * NUM_VALUES)]
     assert arrays.top_ids.tolist() == [*range(num * (NUM_VALUES - 1))]
@@ -75,32 +82,42 @@ def test_a_stop_string_behind_the_accepted_drafts_takes_none_of_them_away(tokeni
     ids = tokenizer.encode("quick brown fox").ids[:6]
     deliver(*speculated(ids, num_accepted=1), table)
     ((deltas, _),) = gateway.sent
-    assert [row.num_accepted for row in deltas.rows] == [1, 1]
+    assert [row.run.num_accepted for row in deltas.rows] == [1, 1]
 
 
 def test_each_choice_gets_the_drafts_of_its_own(tokenizer: Tokenizer):
     table, gateway = RequestTable(), FakePeer()
     open_request(table, tokenizer, "a", gateway, num_choices=2)
     rows = [
-        TokenRow("a/0", 1, 0, 1, 1, of_drafts=True),
-        TokenRow("a/0", 1, 0, 1, 1, num_drafts=1),
-        TokenRow("gone/0", 1, 7, 1, 1, of_drafts=True),
-        TokenRow("gone/0", 1, 7, 1, 1, num_drafts=1),
-        TokenRow("a/1", 1, 0, 1, 1),
+        TokenRow("a/0", 1, 0, TokenRun(1, 1, kind=RunKind.DRAFTS)),
+        TokenRow("a/0", 1, 0, TokenRun(1, 1, num_drafts=1)),
+        TokenRow("gone/0", 1, 7, TokenRun(1, 1, kind=RunKind.DRAFTS)),
+        TokenRow("gone/0", 1, 7, TokenRun(1, 1, num_drafts=1)),
+        TokenRow("a/1", 1, 0, TokenRun(1, 1)),
     ]
     numbers = np.arange(5, dtype=np.int32)
     arrays = TokenArrays(numbers, numbers.astype(np.float32), numbers[:0], numbers)
     deliver(Tokens(rows, []), arrays, table)
     ((deltas, sent),) = gateway.sent
-    assert [(row.choice, row.of_drafts) for row in deltas.rows] == [(0, True), (0, False), (1, 0)]
+    assert [(row.choice, row.run.kind) for row in deltas.rows] == [
+        (0, RunKind.DRAFTS),
+        (0, RunKind.OUTPUT),
+        (1, RunKind.OUTPUT),
+    ]
     assert sent.ids.tolist() == [0, 1, 4]
 
 
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([TokenRow("a/0", 1, 1, 1, 1, of_drafts=True)], "token 1 came where 0 belongs"),
-        ([TokenRow("a/0", 1, 0, 1, 1, of_drafts=True)], "without the tokens they are for: a/0"),
+        (
+            [TokenRow("a/0", 1, 1, TokenRun(1, 1, kind=RunKind.DRAFTS))],
+            "token 1 came where 0 belongs",
+        ),
+        (
+            [TokenRow("a/0", 1, 0, TokenRun(1, 1, kind=RunKind.DRAFTS))],
+            "without the tokens they are for: a/0",
+        ),
     ],
 )
 def test_drafts_for_other_tokens_than_those_that_come_are_a_broken_promise(

@@ -48,5 +48,5 @@ def test_tokens_that_go_out_as_text_are_counted_and_no_others(tokenizer: Tokeniz
     ids = tokenizer.encode("quick brown fox").ids
     deliver(*tokens([("a/0", ids), ("b/0", ids), ("gone/0", ids)]), table)
     ((deltas, _),) = gateway.sent
-    whole, cut = (row.num_tokens for row in deltas.rows)
+    whole, cut = (row.run.num_tokens for row in deltas.rows)
     assert change("shoal_decoded_tokens_total") == whole + cut < 2 * len(ids)

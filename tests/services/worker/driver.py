@@ -12,7 +12,7 @@ from services.worker.engine.device.engine import DeviceEngine
 from services.worker.engine.host import HostEngine
 from services.worker.models import CausalLM
 from shared.config import WorkerConfig
-from shared.messages import Admit, Decode, Prefill, ResultRow, SamplingParams, StepPlan
+from shared.messages import Admit, Decode, Prefill, ResultRow, RunKind, SamplingParams, StepPlan
 from shared.token_arrays import Layout, TokenArrays
 
 AnyEngine = HostEngine | DeviceEngine
@@ -130,11 +130,11 @@ class Driver:
         layout = Layout(rows, arrays)
         for index, row in enumerate(rows):
             job, part = jobs[row.slot], layout.part(index, index + 1)
-            if row.of_prompt:
+            if row.run.kind == RunKind.PROMPT:
                 job.prompt_parts.append((row, part))
             else:
                 job.emitted += part.ids.tolist()
-                job.logprobs += [part.values] * row.num_tokens
-                lacking[row.slot] += row.num_tokens
+                job.logprobs += [part.values] * row.run.num_tokens
+                lacking[row.slot] += row.run.num_tokens
             if row.finish or row.error:
                 job.end = row

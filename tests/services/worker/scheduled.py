@@ -11,7 +11,7 @@ import numpy as np
 
 from services.scheduler.scheduler import Planned, Scheduler
 from services.worker.engine.host import HostEngine
-from shared.messages import Grant, ResultRow, SamplingParams, StepPlan, StepResult
+from shared.messages import Grant, ResultRow, RunKind, SamplingParams, StepPlan, StepResult
 from shared.token_arrays import Layout, TokenArrays
 from tests.sequences import add_one
 from tests.services.worker.driver import AnyEngine
@@ -48,12 +48,14 @@ class Run:
 
     def note(self, row: ResultRow, part: TokenArrays) -> None:
         index = int(row.request)
-        if row.of_drafts:
+        if row.run.kind == RunKind.DRAFTS:
             self.drafts[index].append((row, part))
-        elif not row.of_prompt:
+        elif row.run.kind == RunKind.OUTPUT:
             self.texts[index] += part.ids.tolist()
-            self.logprobs[index] += list(part.values.reshape(row.num_tokens, row.num_values))
-            self.verified[index].append((row.num_drafts, row.num_accepted))
+            self.logprobs[index] += list(
+                part.values.reshape(row.run.num_tokens, row.run.num_values)
+            )
+            self.verified[index].append((row.run.num_drafts, row.run.num_accepted))
         if row.finish or row.error:
             self.ends[index] = row.finish or "error"
 

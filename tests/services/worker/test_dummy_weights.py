@@ -44,10 +44,10 @@ def test_an_engine_runs_on_them(folder: Path) -> None:
     admit = Admit(0, "r/0/0", 1, 0, 0, 3, 3, 0, params, [0])
     ids = np.array([1, 2, 3], np.int32)
     result, arrays = engine.step(StepPlan(0, [], [admit], [], [Prefill(0, 3)], []), ids)
-    assert [row.num_tokens for row in result.rows] == [1]
+    assert [row.run.num_tokens for row in result.rows] == [1]
     assert 0 <= arrays.ids[0] < VOCAB_SIZE
     result, _ = engine.step(StepPlan(1, [], [], [], [], [Decode(0)]), ids[:0])
-    assert [row.num_tokens for row in result.rows] == [1]
+    assert [row.run.num_tokens for row in result.rows] == [1]
 
 
 def test_without_being_asked_for_they_are_not_made(folder: Path) -> None:

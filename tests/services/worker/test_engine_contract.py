@@ -103,7 +103,7 @@ def test_a_row_samples_when_it_has_computed_all_it_knows(engine: HostEngine) -> 
     assert tokens.dtype == np.int32
     assert len(tokens) == 1
     result, tokens = step(engine, plan(prefill=[Prefill(0, 1)], decode=[1]), NO_IDS)
-    assert [(row.slot, row.num_tokens) for row in result.rows] == [(0, 1), (1, 1)]
+    assert [(row.slot, row.run.num_tokens) for row in result.rows] == [(0, 1), (1, 1)]
     assert len(tokens) == 2
 
 
@@ -272,7 +272,7 @@ def test_a_sequence_fails_once_whatever_it_asked_to_be_told(engine: HostEngine) 
 def test_drafts_that_were_not_made_are_not_verified(engine: HostEngine) -> None:
     step(engine, plan(admit=[admit(0, 5)], prefill=[Prefill(0, 5)]), ids(5))
     result, tokens = step(engine, StepPlan(2, [], [], [], [], [Decode(0, 5)]), NO_IDS)
-    assert [(row.num_tokens, row.num_drafts) for row in result.rows] == [(1, 0)]
+    assert [(row.run.num_tokens, row.run.num_drafts) for row in result.rows] == [(1, 0)]
     assert len(tokens) == 1
 
 

@@ -182,16 +182,16 @@ def test_each_row_tells_as_much_as_it_asked_and_what_the_model_says(
         part, num = layout.part(index, index + 1), nums[row.slot]
         truth = torch.from_numpy(true_logits(oracle, prompts[row.slot])[-1]).log_softmax(-1).numpy()
         if num is None:
-            assert (row.num_values, row.num_top_ids, part.num_bytes) == (0, 0, 4)
+            assert (row.run.num_values, row.run.num_top_ids, part.num_bytes) == (0, 0, 4)
             continue
         own, *others = part.values.tolist()
         assert abs(own - truth[part.ids[0]]) < 1e-3
         assert part.ranks.tolist() == [1 + (truth > truth[part.ids[0]]).sum()]
         if num in (ALL_TOKENS, VOCAB_SIZE):
-            assert (row.num_values, row.num_top_ids) == (1 + VOCAB_SIZE, 0)
+            assert (row.run.num_values, row.run.num_top_ids) == (1 + VOCAB_SIZE, 0)
             np.testing.assert_allclose(others, truth, atol=1e-3)
         else:
-            assert (row.num_values, row.num_top_ids) == (1 + num, num)
+            assert (row.run.num_values, row.run.num_top_ids) == (1 + num, num)
             assert part.top_ids.tolist() == np.argsort(-truth)[:num].tolist()
             np.testing.assert_allclose(others, np.sort(truth)[::-1][:num], atol=1e-3)
 

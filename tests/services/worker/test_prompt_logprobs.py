@@ -11,7 +11,7 @@ from kernels.logprobs.reference import logprobs_row
 from services.scheduler.scheduler import Scheduler
 from services.worker.engine.host import HostEngine
 from services.worker.step import logprobs
-from shared.messages import ALL_TOKENS, Generate, NewSequence, SamplingParams
+from shared.messages import ALL_TOKENS, Generate, NewSequence, RunKind, SamplingParams
 from shared.token_arrays import Layout, TokenArrays, join
 from tests.services.worker.checkpoints import VOCAB_SIZE, random_prompts, true_logits
 from tests.services.worker.driver import ENGINES, Driver, Job, make_engine, model_of
@@ -124,11 +124,11 @@ def test_scoring_draws_nothing_and_ends_with_the_prompt(
     assert engine.num_running == 0
     for job in jobs:
         assert job.end is not None
-        assert (job.end.finish, job.end.of_prompt) == ("length", True)
+        assert (job.end.finish, job.end.run.kind) == ("length", RunKind.PROMPT)
         if len(job.prompt) > 1 and job.params is not silent:
             assert_true(oracle, job)
         else:
-            assert sum(row.num_tokens for row, _ in job.prompt_parts) == 0
+            assert sum(row.run.num_tokens for row, _ in job.prompt_parts) == 0
 
 
 def test_a_text_scored_as_a_prompt_has_the_logprobs_it_was_written_with(engine: HostEngine) -> None:
@@ -193,7 +193,7 @@ def run_scheduled(engine: HostEngine, core: Scheduler, jobs: list[Job]) -> None:
         result, arrays = engine.step(planned.plan, planned.ids)
         layout = Layout(result.rows, arrays)
         for each in core.absorb("w", result, arrays):
-            if each.row.of_prompt:
+            if each.row.run.kind == RunKind.PROMPT:
                 number, choice = map(int, each.sequence.request.split("/"))
                 assert choice == 0
                 part = layout.part(each.index, each.index + 1)

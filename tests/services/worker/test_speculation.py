@@ -273,11 +273,11 @@ def test_told_drafts_are_those_that_were_verified() -> None:
     params = params_of(0.7, 24, logprobs=0, draft_logprobs=True)
     done = scheduled.run(engine_of("native", "mtp", 3), prompts(), params)
     for text, verified, drafts in zip(done.texts, done.verified, done.drafts, strict=True):
-        assert [row.num_tokens for row, _ in drafts] == [num for num, _ in verified if num]
+        assert [row.run.num_tokens for row, _ in drafts] == [num for num, _ in verified if num]
         at = iter_positions(verified)
         for (row, part), position in zip(drafts, at, strict=True):
-            right = part.ids[: row.num_accepted].tolist()
-            assert right == text[position : position + row.num_accepted]
+            right = part.ids[: row.run.num_accepted].tolist()
+            assert right == text[position : position + row.run.num_accepted]
             assert (part.values <= 0).all()
             assert (part.ranks >= 1).all()
 

@@ -5,7 +5,7 @@ import numpy as np
 from kernels.logprobs import NO_LOGPROBS
 from services.worker.slots.table import SlotTable
 from services.worker.step.results import RowPart
-from shared.messages import ResultRow
+from shared.messages import NO_TOKENS, ResultRow
 from shared.token_arrays import TokenArrays
 
 REMEDIES = "lower gpu-memory-utilization, max-num-batched-tokens or max-num-seqs"
@@ -18,6 +18,6 @@ def fail(table: SlotTable, slots: np.ndarray, problem: str) -> list[RowPart]:
     error = f"the GPU's memory does not suffice: {problem}; {REMEDIES}"
     requests = [table.requests[slot] for slot in slots.tolist()]
     return [
-        RowPart(ResultRow(slot, request, attempt, 0, error=error), TokenArrays())
+        RowPart(ResultRow(slot, request, attempt, NO_TOKENS, error=error), TokenArrays())
         for slot, (request, attempt) in zip(slots.tolist(), requests, strict=True)
     ]
