@@ -28,7 +28,7 @@ from kernels.sample.reference import noise
 from models.training.acceptance import NUM_DRAFTS, draft_hits
 from models.training.model import ModelConfig, ShoalTiny
 from models.training.oracle import load_weights
-from shared.config import EMBEDDED_MODEL
+from shared.model_folder import EMBEDDED_MODEL
 
 SPECULATION = {"method": "mtp", "num_speculative_tokens": NUM_DRAFTS, "adaptive": False}
 SAMPLING = {"greedy": 0.0, "temperature 1": 1.0}

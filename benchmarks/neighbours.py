@@ -26,7 +26,7 @@ from benchmarks import servers
 from benchmarks.load import result_of_load
 from benchmarks.neighbour_clients import KINDS
 from benchmarks.report import spread, write
-from shared.config import EMBEDDED_MODEL
+from shared.model_folder import EMBEDDED_MODEL
 
 ALONE = "alone"
 NUM_STREAMS = 8

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 
 from models.training.corpus import load_documents, split_documents
 from models.training.evaluate import text_prompts
-from shared.config import EMBEDDED_MODEL
+from shared.model_folder import EMBEDDED_MODEL
 
 
 def held_out_prompts() -> list[list[int]]:

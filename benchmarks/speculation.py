@@ -18,7 +18,7 @@ from benchmarks import servers
 from benchmarks.load import load
 from benchmarks.prompts import write_trace
 from benchmarks.report import spread, write
-from shared.config import EMBEDDED_MODEL
+from shared.model_folder import EMBEDDED_MODEL
 
 MAX_DEPTH = 3
 PINNED = [str(depth) for depth in range(MAX_DEPTH + 1)]

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 
 from shared.address import admin_path
-from shared.config_sources import SUPERVISOR_FD
+from shared.config.sources import SUPERVISOR_FD
 from shared.messages import ServiceName
 
 ASK_S = 1.0

@@ -8,14 +8,15 @@ import sys
 from cli.run_directory import RunDirectory
 from cli.supervisor import StartFailedError, Supervisor
 from cli.table import Screen
-from shared.config import ServeConfig
+from shared.config.load import load_settings
+from shared.config.serve import ServeConfig
 from shared.errors import ConfigError
 
 
 def main(arguments: list[str]) -> int:
     """The exit code: 0 after a drain, 1 when a service cannot start, 2 for a wrong setting."""
     try:
-        config = ServeConfig.load(arguments, "shoal serve")
+        config = load_settings(ServeConfig, arguments, "shoal serve")
         _check_shared_port(config)
         directory = RunDirectory(config.mesh_dir)
     except ConfigError as error:

@@ -14,8 +14,8 @@ from pydantic import SecretStr
 
 from cli.child import ASK_S, Child, exit_text
 from cli.run_directory import RunDirectory
-from shared.config import ServeConfig
-from shared.config_sources import unread_variables
+from shared.config.serve import ServeConfig
+from shared.config.sources import unread_variables
 from shared.errors import ShoalError
 from shared.messages import ServiceName
 

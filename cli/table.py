@@ -10,7 +10,7 @@ from rich.table import Table
 
 from cli.child import Child
 from shared.background_writer import BackgroundWriter
-from shared.config import ServeConfig
+from shared.config.serve import ServeConfig
 
 STDOUT = 1
 LAST_LINES_S = 1.0

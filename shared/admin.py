@@ -10,7 +10,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from shared.address import admin_path, checked
-from shared.config import Settings
+from shared.config.base import Settings
 from shared.messages import ServiceName, State
 from shared.metrics import show_service
 from shared.peer import Handler

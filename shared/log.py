@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from shared.background_writer import BackgroundWriter
-from shared.config import Settings
+from shared.config.base import Settings
 
 MAX_CLIENT_TEXT = 80
 MAX_PEER_TEXT = 500

@@ -10,6 +10,8 @@ import msgspec
 from shared.errors import ConfigError
 from shared.messages import ModelInfo
 
+EMBEDDED_MODEL = Path(__file__).parent.parent / "models" / "shoal-tiny"
+
 CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer.json"
 INDEX_FILE = "model.safetensors.index.json"

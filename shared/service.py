@@ -20,8 +20,9 @@ import uvloop
 from shared import log as logs
 from shared.address import make_private_directory
 from shared.admin import AdminServer
-from shared.config import Settings
-from shared.config_sources import SUPERVISOR_FD
+from shared.config.base import Settings
+from shared.config.load import load_settings
+from shared.config.sources import SUPERVISOR_FD
 from shared.errors import ConfigError
 from shared.messages import ServiceName, State
 from shared.peer import Handler
@@ -46,7 +47,7 @@ class Service(Handler, Protocol):
 def main(name: ServiceName, config_class: type[Config], build: Callable[[Config], Service]) -> None:
     """Runs ``build(config)`` until a signal; never returns."""
     try:
-        config = config_class.load(sys.argv[1:], f"shoal {name}")
+        config = load_settings(config_class, sys.argv[1:], f"shoal {name}")
         make_private_directory(config.mesh_dir)
     except ConfigError as error:
         sys.exit(_refuse(name, error))

@@ -21,7 +21,7 @@ from services.worker.engine.device.warm_up import warm_up
 from services.worker.slots.table import SlotTable
 from services.worker.startup.choose_backend import fuse
 from services.worker.startup.loaded_model import load
-from shared.config import WorkerConfig
+from shared.config.worker import WorkerConfig
 
 MAX_NUM_SEQS, MAX_BATCHED_TOKENS = 16, 256  # of the CPU's patience: they are not compiled for
 NUM_BLOCKS = 0

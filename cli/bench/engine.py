@@ -14,7 +14,8 @@ from cli.bench.lengths import MAX_LENGTH, Lengths
 from cli.bench.options import MAX_COUNT, Parser, said, whole
 from cli.bench.origin import origin, write
 from cli.bench.workload import FIRST_ID
-from shared.config import WorkerConfig
+from shared.config.load import load_settings
+from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ KINDS = {"prefill": "steps with a prompt", "decode": "steps without one"}
 def engine(arguments: list[str]) -> int:
     """The exit code. Raises ConfigError."""
     load, rest = _parse(arguments)
-    settings = WorkerConfig.load(rest, PROGRAM)
+    settings = load_settings(WorkerConfig, rest, PROGRAM)
     found = measure(load, settings)
     _show(found, Console(highlight=False, emoji=False, markup=False))
     if load.json is not None:

@@ -15,7 +15,7 @@ from services.worker.engine.device.engine import DeviceEngine
 from services.worker.engine.host import HostEngine
 from services.worker.metrics import MEMORY
 from services.worker.weights.progress import Progress
-from shared.config import WorkerConfig
+from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError, RequestError
 from shared.messages import Generate, Grant, NewSequence, SamplingParams, StepResult
 from shared.token_arrays import TokenArrays

@@ -1,5 +1,5 @@
 from services.gateway.service import GatewayService
-from shared.config import GatewayConfig
+from shared.config.gateway import GatewayConfig
 from shared.service import main
 
 if __name__ == "__main__":

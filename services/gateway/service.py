@@ -12,7 +12,7 @@ from services.gateway.http.tls import tls_context
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.mesh.mesh_metrics import MeshMetrics
 from shared.codec import Array
-from shared.config import GatewayConfig
+from shared.config.gateway import GatewayConfig
 from shared.errors import ConfigError
 from shared.keys import load_keys
 from shared.link import Link

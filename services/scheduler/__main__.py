@@ -1,5 +1,5 @@
 from services.scheduler.service import SchedulerService
-from shared.config import SchedulerConfig
+from shared.config.scheduler import SchedulerConfig
 from shared.service import main
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from services.scheduler.tokens_message import tokens_of
 from services.scheduler.watchdog import LOOK_S, Watchdog
 from shared.admin import Command
 from shared.codec import Array
-from shared.config import SchedulerConfig
+from shared.config.scheduler import SchedulerConfig
 from shared.errors import (
     RETRY_AFTER_S,
     WORKER_DIED,

@@ -1,5 +1,5 @@
 from services.tokenizer.service import TokenizerService
-from shared.config import TokenizerConfig
+from shared.config.tokenizer import TokenizerConfig
 from shared.service import main
 
 if __name__ == "__main__":

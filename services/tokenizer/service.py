@@ -12,7 +12,7 @@ from services.tokenizer.lanes import Lanes
 from services.tokenizer.requests import Requests
 from services.tokenizer.text_model import TextModel
 from shared.codec import Array
-from shared.config import TokenizerConfig
+from shared.config.tokenizer import TokenizerConfig
 from shared.keys import load_keys
 from shared.link import Link
 from shared.messages import (

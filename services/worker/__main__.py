@@ -1,6 +1,6 @@
 from services.worker.service import AnyEngine, WorkerService
 from services.worker.weights.progress import Progress
-from shared.config import WorkerConfig
+from shared.config.worker import WorkerConfig
 from shared.service import main
 
 

@@ -16,7 +16,7 @@ from services.worker.plan_check import PlanCheck
 from services.worker.slot_log import SlotLog
 from services.worker.weights.progress import Progress, ProgressLines
 from shared.codec import Array
-from shared.config import WorkerConfig
+from shared.config.worker import WorkerConfig
 from shared.keys import load_keys
 from shared.link import Link
 from shared.messages import (

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from shared.config import EMBEDDED_MODEL
+from shared.model_folder import EMBEDDED_MODEL
 from tests.cli.serving import serving
 
 NUM_TOKENS = 48

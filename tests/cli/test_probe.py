@@ -7,7 +7,7 @@ import pytest
 
 from cli.probe import main
 from shared.admin import AdminServer
-from shared.config import SchedulerConfig
+from shared.config.scheduler import SchedulerConfig
 from shared.messages import Heartbeat, State
 
 

@@ -13,7 +13,7 @@ import pytest
 from httpx2 import HTTPError
 from openai import AsyncOpenAI
 
-from shared.config import EMBEDDED_MODEL
+from shared.model_folder import EMBEDDED_MODEL
 from tests.cli.serving import Serving, is_alive, serving
 from tests.shared.hub_cache import add_model
 

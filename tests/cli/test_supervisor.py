@@ -13,8 +13,10 @@ from cli import supervisor as module
 from cli.child import Child
 from cli.run_directory import RunDirectory
 from cli.supervisor import StartFailedError, Supervisor, child_environment
-from shared.config import GatewayConfig, ServeConfig
-from shared.speculative_config import SpeculativeConfig
+from shared.config.gateway import GatewayConfig
+from shared.config.load import load_settings
+from shared.config.serve import ServeConfig
+from shared.config.speculative import SpeculativeConfig
 
 
 class FakeChild:
@@ -161,23 +163,23 @@ def test_replicas_share_the_port_and_the_cores(monkeypatch):
 
 def test_keys_reach_the_gateways_and_nobody_else(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("SHOAL_API_KEY", "one,two")
-    config = ServeConfig.load(["--api-key-file", "/run/secrets/keys"], "shoal serve")
+    config = load_settings(ServeConfig, ["--api-key-file", "/run/secrets/keys"], "shoal serve")
     supervisor = Supervisor(config, RunDirectory(tmp_path), print)
     for service in ("gateway", "tokenizer", "scheduler", "worker"):
         environment = supervisor._environment_of(Child(service, "0.1", tmp_path))
         with monkeypatch.context() as patch:
             patch.setattr(os, "environ", environment)
-            passed = GatewayConfig.load([], "shoal gateway")
+            passed = load_settings(GatewayConfig, [], "shoal gateway")
         keys = [key.get_secret_value() for key in passed.api_key]
         assert keys == (["one", "two"] if service == "gateway" else [])
         assert (passed.api_key_file is not None) == (service == "gateway")
 
 
 def test_the_token_of_admin_ports_reaches_every_service(tmp_path: Path, monkeypatch):
-    config = ServeConfig.load(["--admin-token", "one"], "shoal serve")
+    config = load_settings(ServeConfig, ["--admin-token", "one"], "shoal serve")
     with monkeypatch.context() as patch:
         patch.setattr(os, "environ", child_environment(config))
-        passed = GatewayConfig.load([], "shoal gateway")
+        passed = load_settings(GatewayConfig, [], "shoal gateway")
     assert passed.admin_token is not None
     assert passed.admin_token.get_secret_value() == "one"
 
@@ -235,7 +237,7 @@ async def start_script(
 
 READY_AND_GONE = """
 import asyncio, sys
-from shared.config import SchedulerConfig
+from shared.config.scheduler import SchedulerConfig
 from shared.messages import Heartbeat, State
 from shared.service import main
 

@@ -6,7 +6,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from services.worker.engine.device.engine import DeviceEngine
-from shared.config import EMBEDDED_MODEL, WorkerConfig
+from shared.config.worker import WorkerConfig
+from shared.model_folder import EMBEDDED_MODEL
 
 TEXTS = (
     "import os\n",

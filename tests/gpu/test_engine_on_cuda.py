@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shared.config import EMBEDDED_MODEL
 from shared.messages import SamplingParams
+from shared.model_folder import EMBEDDED_MODEL
 from tests.gpu.engines import drafting, make_cuda_engine, prompts
 from tests.services.worker import scheduled
 from tests.services.worker.driver import make_engine

@@ -8,8 +8,8 @@ import torch
 from transformers import PreTrainedModel, Qwen3ForCausalLM
 
 from services.worker.engine.device.engine import DeviceEngine
-from shared.config import EMBEDDED_MODEL
 from shared.messages import ALL_TOKENS, SamplingParams
+from shared.model_folder import EMBEDDED_MODEL
 from tests.gpu.engines import make_cuda_engine
 from tests.services.worker.checkpoints import load_as_qwen2, save_model
 from tests.services.worker.driver import Driver, Job

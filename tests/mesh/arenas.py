@@ -23,7 +23,8 @@ from services.tokenizer.requests import Requests
 from services.tokenizer.service import TokenizerService
 from services.worker.plan_check import PlanCheck
 from shared.codec import Array, decode, encode
-from shared.config import EMBEDDED_MODEL, SchedulerConfig, TokenizerConfig
+from shared.config.scheduler import SchedulerConfig
+from shared.config.tokenizer import TokenizerConfig
 from shared.errors import CodecError, InvalidRequest
 from shared.messages import (
     Abort,
@@ -64,6 +65,7 @@ from shared.messages import (
     Tokens,
     Vocabulary,
 )
+from shared.model_folder import EMBEDDED_MODEL
 from shared.peer import Peer
 from tests.services.scheduler.simulated_worker import SimulatedWorker
 from tests.services.worker.driver import AnyEngine

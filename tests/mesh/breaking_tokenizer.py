@@ -7,7 +7,7 @@ import os
 
 from services.tokenizer.service import TokenizerService
 from shared.codec import Array
-from shared.config import TokenizerConfig
+from shared.config.tokenizer import TokenizerConfig
 from shared.messages import Message, Submit
 from shared.peer import Peer
 from shared.service import main

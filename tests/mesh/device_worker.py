@@ -2,7 +2,7 @@
 
 from services.worker.engine.device.engine import DeviceEngine
 from services.worker.service import WorkerService
-from shared.config import WorkerConfig
+from shared.config.worker import WorkerConfig
 from shared.service import main
 
 if __name__ == "__main__":

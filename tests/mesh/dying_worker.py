@@ -6,7 +6,7 @@ import numpy as np
 
 from services.worker.service import Engine, StepOutput, WorkerService
 from services.worker.weights.progress import Progress
-from shared.config import WorkerConfig
+from shared.config.worker import WorkerConfig
 from shared.messages import StepPlan
 from shared.service import main
 from tests.mesh.wide_worker import WideEngine

@@ -14,15 +14,12 @@ from services.gateway.service import GatewayService
 from services.scheduler.service import SchedulerService
 from services.tokenizer.service import TokenizerService
 from services.worker.service import WorkerService
-from shared.config import (
-    EMBEDDED_MODEL,
-    GatewayConfig,
-    SchedulerConfig,
-    TokenizerConfig,
-    WorkerConfig,
-)
+from shared.config.gateway import GatewayConfig
+from shared.config.scheduler import SchedulerConfig
+from shared.config.tokenizer import TokenizerConfig
+from shared.config.worker import WorkerConfig
 from shared.messages import Capacity, State
-from shared.model_folder import read_model_info
+from shared.model_folder import EMBEDDED_MODEL, read_model_info
 from shared.service import Service
 from tests.mesh.fake_engine import FakeEngine
 

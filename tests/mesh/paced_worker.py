@@ -14,7 +14,7 @@ import numpy as np
 from services.scheduler.scheduler import Planned
 from services.worker.service import Engine, StepOutput, WorkerService
 from services.worker.weights.progress import Progress
-from shared.config import WorkerConfig
+from shared.config.worker import WorkerConfig
 from shared.messages import Capacity, StepPlan
 from shared.model_folder import read_model_info
 from shared.model_location import locate_model

@@ -12,7 +12,7 @@ from services.worker.engine.host import HostEngine
 from services.worker.service import WorkerService
 from services.worker.step.batch import Batch
 from services.worker.weights.progress import Progress
-from shared.config import WorkerConfig
+from shared.config.worker import WorkerConfig
 from shared.service import main
 
 POISON = int(os.environ.get("SHOAL_TEST_POISON", "-1"))

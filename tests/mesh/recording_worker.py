@@ -11,7 +11,7 @@ import numpy as np
 from services.worker.engine.host import HostEngine
 from services.worker.service import StepOutput, WorkerService
 from services.worker.weights.progress import Progress
-from shared.config import WorkerConfig
+from shared.config.worker import WorkerConfig
 from shared.messages import StepPlan
 from shared.service import main
 from shared.token_arrays import Layout

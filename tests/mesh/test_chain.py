@@ -19,7 +19,8 @@ from prometheus_client import REGISTRY
 from services.scheduler.scheduler import Planned
 from services.scheduler.service import SchedulerService
 from services.worker.service import WorkerService
-from shared.config import SchedulerConfig, WorkerConfig
+from shared.config.scheduler import SchedulerConfig
+from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
 from shared.messages import Capacity, StepPlan, StepResult
 from shared.peer import Peer

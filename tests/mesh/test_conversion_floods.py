@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from shared.config import EMBEDDED_MODEL
+from shared.model_folder import EMBEDDED_MODEL
 from tests.mesh.fleet import Member, running_fleet
 from tests.mesh.load import Load
 from tests.mesh.soak import own_bytes

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from shared.address import ipc_address, socket_path
-from shared.config import EMBEDDED_MODEL
 from shared.messages import (
     Capacity,
     Failed,
@@ -16,7 +15,7 @@ from shared.messages import (
     StepResult,
     Tokens,
 )
-from shared.model_folder import read_model_info
+from shared.model_folder import EMBEDDED_MODEL, read_model_info
 from tests.mesh.arenas import (
     GatewayArena,
     SchedulerArena,

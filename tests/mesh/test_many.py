@@ -10,8 +10,9 @@ from openai import AsyncOpenAI
 from tokenizers import Tokenizer
 
 from services.gateway.service import GatewayService
-from shared.config import EMBEDDED_MODEL, GatewayConfig
+from shared.config.gateway import GatewayConfig
 from shared.messages import WINDOW_TOKENS, Capacity
+from shared.model_folder import EMBEDDED_MODEL
 from tests.mesh.fake_engine import made_up_logprobs
 from tests.mesh.mesh import TEXT, Mesh, running_mesh
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from shared.config import EMBEDDED_MODEL
+from shared.model_folder import EMBEDDED_MODEL
 from tests.mesh.fleet import Fleet, Member, running_fleet
 from tests.mesh.load import body_of, stream
 

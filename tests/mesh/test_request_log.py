@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from shared.config import GatewayConfig
+from shared.config.gateway import GatewayConfig
 from shared.log import set_up
 from shared.messages import Capacity
 from tests.conftest import Lines

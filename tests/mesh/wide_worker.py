@@ -13,7 +13,7 @@ import numpy as np
 
 from services.worker.service import Engine, StepOutput, WorkerService
 from services.worker.weights.progress import Progress
-from shared.config import WorkerConfig
+from shared.config.worker import WorkerConfig
 from shared.messages import Admit, Capacity, ResultRow, StepPlan, StepResult, TokenRun
 from shared.model_folder import read_model_info
 from shared.model_location import locate_model

@@ -11,7 +11,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from models.training.corpus import load_documents, split_documents
 from models.training.dialogues import TEMPLATES, draw_turn, generate_dialogues
 from models.training.model import ModelConfig, ShoalTiny
-from shared.config import EMBEDDED_MODEL
+from shared.model_folder import EMBEDDED_MODEL
 
 MIB = 1 << 20
 WORDS = ["able", "bear", "code", "data", "each", "file", "give", "here", "item", "just"]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from shared.config import EMBEDDED_MODEL
+from shared.model_folder import EMBEDDED_MODEL
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 OTHER_COMMIT = "fedcba9876543210fedcba9876543210fedcba98"

@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 
 from shared.admin import AdminServer
-from shared.config import SchedulerConfig
+from shared.config.scheduler import SchedulerConfig
 from shared.messages import Heartbeat, State
 
 HEADER = {"X-Shoal-Admin": "1"}

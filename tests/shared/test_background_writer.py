@@ -95,7 +95,7 @@ def test_a_pipe_that_somebody_made_non_blocking_gets_every_line():
 
 LOGS_MUCH = """
 import logging, sys
-from shared.config import GatewayConfig
+from shared.config.gateway import GatewayConfig
 from shared.log import set_up
 set_up("gateway", GatewayConfig(instance="0.1", log_format=sys.argv[1]))
 for number in range(20_000):

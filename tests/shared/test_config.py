@@ -1,19 +1,19 @@
 """File below environment below flags; one clear line for each thing that is wrong."""
 
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 from cli.supervisor import child_environment
-from shared.config import (
-    GatewayConfig,
-    SchedulerConfig,
-    ServeConfig,
-    TokenizerConfig,
-    WorkerConfig,
-)
+from shared.config.gateway import GatewayConfig
+from shared.config.load import load_settings
+from shared.config.scheduler import SchedulerConfig
+from shared.config.serve import ServeConfig
+from shared.config.speculative import SpeculativeConfig
+from shared.config.tokenizer import TokenizerConfig
+from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
-from shared.speculative_config import SpeculativeConfig
 
 VLLM_FILE = """\
 model: /models/qwen
@@ -35,18 +35,20 @@ def file(tmp_path: Path) -> str:
 def test_flags_win_over_the_environment_and_that_over_the_file(file: str, monkeypatch):
     monkeypatch.setenv("SHOAL_MAX_NUM_SEQS", "32")
     monkeypatch.setenv("SHOAL_MAX_MODEL_LEN", "4096")
-    config = ServeConfig.load(["--config", file, "--max-model-len", "2048"], "shoal serve")
+    config = load_settings(
+        ServeConfig, ["--config", file, "--max-model-len", "2048"], "shoal serve"
+    )
     assert (config.max_model_len, config.max_num_seqs, config.port) == (2048, 32, 7000)
     assert config.served_model_name == ["one", "two"]
 
 
 def test_the_file_can_be_named_in_the_environment(file: str, monkeypatch):
     monkeypatch.setenv("SHOAL_CONFIG", file)
-    assert GatewayConfig.load([], "shoal gateway").port == 7000
+    assert load_settings(GatewayConfig, [], "shoal gateway").port == 7000
 
 
 def test_a_key_nobody_reads_is_said_by_name(file: str, caplog):
-    ServeConfig.load(["--config", file], "shoal serve")
+    load_settings(ServeConfig, ["--config", file], "shoal serve")
     assert "tensor-parallel-size is not supported" in caplog.text
     assert "max-model-len" not in caplog.text
 
@@ -73,13 +75,13 @@ def test_a_key_nobody_reads_is_said_by_name(file: str, caplog):
 )
 def test_a_wrong_setting_is_named_with_its_value_and_the_limit(flags: list[str], text: str):
     with pytest.raises(ConfigError, match=text):
-        ServeConfig.load(flags, "shoal serve")
+        load_settings(ServeConfig, flags, "shoal serve")
 
 
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path):
     (tmp_path / "bad.yaml").write_text("- a\n- b\n")
     with pytest.raises(ConfigError, match="mapping"):
-        ServeConfig.load(["--config", str(tmp_path / "bad.yaml")], "shoal serve")
+        load_settings(ServeConfig, ["--config", str(tmp_path / "bad.yaml")], "shoal serve")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +101,7 @@ def test_a_flag_that_does_not_exist_is_said_in_one_line_with_one_that_does(
     capsys, flags: list[str], text: str
 ):
     with pytest.raises(ConfigError, match=f"^{text} See shoal serve --help$"):
-        ServeConfig.load(flags, "shoal serve")
+        load_settings(ServeConfig, flags, "shoal serve")
     assert capsys.readouterr() == ("", "")
 
 
@@ -108,8 +110,8 @@ def test_a_variable_that_nobody_reads_is_said_with_one_that_somebody_does(caplog
     monkeypatch.setenv("SHOAL_PUBLISH", "8000")
     monkeypatch.setenv("SHOAL_WORKERS", "2")
     monkeypatch.setenv("SHOAL_SUPERVISOR_FD", "9")
-    environment = child_environment(ServeConfig.load([], "shoal serve"))
-    GatewayConfig.load([], "shoal gateway")
+    environment = child_environment(load_settings(ServeConfig, [], "shoal serve"))
+    load_settings(GatewayConfig, [], "shoal gateway")
     said = [
         "SHOAL_MAX_NUM_SEQ is no setting and has no effect; did you mean SHOAL_MAX_NUM_SEQS?",
         "SHOAL_PUBLISH is no setting and has no effect",
@@ -120,12 +122,12 @@ def test_a_variable_that_nobody_reads_is_said_with_one_that_somebody_does(caplog
 
 def test_what_serve_was_given_reaches_its_services_and_nothing_else(file: str, monkeypatch):
     monkeypatch.setenv("SHOAL_CONFIG", file)
-    config = ServeConfig.load(["--dtype", "float32"], "shoal serve")
+    config = load_settings(ServeConfig, ["--dtype", "float32"], "shoal serve")
     environment = child_environment(config)
     for name in [name for name in environment if name.startswith("SHOAL_")]:
         monkeypatch.setenv(name, environment[name])
     monkeypatch.delenv("SHOAL_CONFIG")
-    worker = WorkerConfig.load([], "shoal worker")
+    worker = load_settings(WorkerConfig, [], "shoal worker")
     assert (worker.dtype, worker.max_model_len, worker.max_num_seqs) == ("float32", 8192, 64)
     assert worker.block_size == WorkerConfig().block_size
     assert "SHOAL_BLOCK_SIZE" not in environment
@@ -135,29 +137,41 @@ def test_what_serve_was_given_reaches_its_services_and_nothing_else(file: str, m
 def test_a_setting_that_protects_is_refused_while_it_would_protect_nothing(tmp_path: Path, key):
     (tmp_path / "config.yaml").write_text(f"{key}: secret\n")
     with pytest.raises(ConfigError, match="not supported yet") as caught:
-        ServeConfig.load(["--config", str(tmp_path / "config.yaml")], "shoal serve")
+        load_settings(ServeConfig, ["--config", str(tmp_path / "config.yaml")], "shoal serve")
     assert "secret" not in str(caught.value)
 
 
 def test_a_file_that_is_no_yaml_is_refused(tmp_path: Path):
     (tmp_path / "bad.yaml").write_text("a: [1\n")
     with pytest.raises(ConfigError, match="no YAML"):
-        ServeConfig.load(["--config", str(tmp_path / "bad.yaml")], "shoal serve")
+        load_settings(ServeConfig, ["--config", str(tmp_path / "bad.yaml")], "shoal serve")
 
 
 def test_null_and_names_with_spaces_reach_the_services(tmp_path: Path, monkeypatch):
     path = tmp_path / "config.yaml"
     path.write_text('max-model-len: null\nserved-model-name: ["my model", "b"]\n')
-    environment = child_environment(ServeConfig.load(["--config", str(path)], "shoal serve"))
+    environment = child_environment(
+        load_settings(ServeConfig, ["--config", str(path)], "shoal serve")
+    )
     assert "SHOAL_MAX_MODEL_LEN" not in environment
     monkeypatch.setenv("SHOAL_SERVED_MODEL_NAME", environment["SHOAL_SERVED_MODEL_NAME"])
-    assert TokenizerConfig.load([], "shoal tokenizer").served_model_name == ["my model", "b"]
+    assert load_settings(TokenizerConfig, [], "shoal tokenizer").served_model_name == [
+        "my model",
+        "b",
+    ]
 
 
 def test_what_names_one_process_is_no_setting_of_the_whole_mesh(monkeypatch):
     monkeypatch.setenv("SHOAL_ADMIN_PORT", "9000")
     with pytest.raises(ConfigError, match="admin-port is a setting of one service alone"):
-        ServeConfig.load([], "shoal serve")
+        load_settings(ServeConfig, [], "shoal serve")
+
+
+def test_a_setting_of_several_services_is_the_same_in_each():
+    services = [GatewayConfig, TokenizerConfig, SchedulerConfig, WorkerConfig]
+    for one, other in combinations(services, 2):
+        for name in one.model_fields.keys() & other.model_fields.keys():
+            assert repr(one.model_fields[name]) == repr(other.model_fields[name]), name
 
 
 def keys_of(config: GatewayConfig) -> list[str]:
@@ -171,11 +185,14 @@ def keys_of(config: GatewayConfig) -> list[str]:
 def test_keys_are_given_alike_in_the_environment_the_flag_and_the_file(
     tmp_path: Path, monkeypatch, written: str, keys: list[str]
 ):
-    assert keys_of(GatewayConfig.load(["--api-key", written], "shoal gateway")) == keys
+    assert keys_of(load_settings(GatewayConfig, ["--api-key", written], "shoal gateway")) == keys
     (tmp_path / "config.yaml").write_text(f"api-key: {written}\n")
-    assert keys_of(ServeConfig.load(["--config", f"{tmp_path}/config.yaml"], "shoal serve")) == keys
+    assert (
+        keys_of(load_settings(ServeConfig, ["--config", f"{tmp_path}/config.yaml"], "shoal serve"))
+        == keys
+    )
     monkeypatch.setenv("SHOAL_API_KEY", written)
-    assert keys_of(GatewayConfig.load([], "shoal gateway")) == keys
+    assert keys_of(load_settings(GatewayConfig, [], "shoal gateway")) == keys
 
 
 @pytest.mark.parametrize(
@@ -186,7 +203,7 @@ def test_keys_are_given_alike_in_the_environment_the_flag_and_the_file(
 def test_keys_that_would_guard_nothing_are_refused_and_not_quoted(tmp_path: Path, written: str):
     (tmp_path / "config.yaml").write_text(f"api-key: {written}\n")
     with pytest.raises(ConfigError, match="api-key") as caught:
-        ServeConfig.load(["--config", str(tmp_path / "config.yaml")], "shoal serve")
+        load_settings(ServeConfig, ["--config", str(tmp_path / "config.yaml")], "shoal serve")
     assert "cret" not in str(caught.value)
 
 
@@ -194,13 +211,13 @@ def test_keys_that_would_guard_nothing_are_refused_and_not_quoted(tmp_path: Path
 def test_a_key_that_breaks_the_yaml_is_not_quoted(tmp_path: Path, written: str):
     (tmp_path / "config.yaml").write_text(f"port: 7000\napi-key: {written}\n")
     with pytest.raises(ConfigError, match=r"no YAML: line [23], column \d+$"):
-        ServeConfig.load(["--config", str(tmp_path / "config.yaml")], "shoal serve")
+        load_settings(ServeConfig, ["--config", str(tmp_path / "config.yaml")], "shoal serve")
 
 
 def test_an_empty_key_in_the_environment_does_not_open_the_server(monkeypatch):
     monkeypatch.setenv("SHOAL_API_KEY", "")
     with pytest.raises(ConfigError, match="api-key: expected 1 to 256"):
-        GatewayConfig.load([], "shoal gateway")
+        load_settings(GatewayConfig, [], "shoal gateway")
 
 
 def test_settings_in_a_line_show_no_key():
@@ -210,8 +227,10 @@ def test_settings_in_a_line_show_no_key():
 
 
 def test_a_switch_that_is_on_is_turned_off_by_its_no():
-    assert SchedulerConfig.load([], "shoal").enable_prefix_caching
-    assert not SchedulerConfig.load(["--no-enable-prefix-caching"], "shoal").enable_prefix_caching
+    assert load_settings(SchedulerConfig, [], "shoal").enable_prefix_caching
+    assert not load_settings(
+        SchedulerConfig, ["--no-enable-prefix-caching"], "shoal"
+    ).enable_prefix_caching
 
 
 @pytest.mark.parametrize(
@@ -228,7 +247,7 @@ def test_a_switch_that_is_on_is_turned_off_by_its_no():
 )
 def test_a_wrong_speculative_config_is_refused_by_name(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
-        WorkerConfig.load([f"--speculative-config={text}"], "test")
+        load_settings(WorkerConfig, [f"--speculative-config={text}"], "test")
     assert "speculative-config" in str(error.value)
     assert message in str(error.value)
 
@@ -238,10 +257,10 @@ def test_a_speculative_config_is_json_as_a_flag_and_in_the_environment(
 ) -> None:
     text = '{"method": "ngram", "num_speculative_tokens": 4}'
     wanted = SpeculativeConfig(method="ngram", num_speculative_tokens=4)
-    loaded = WorkerConfig.load([f"--speculative-config={text}"], "test")
+    loaded = load_settings(WorkerConfig, [f"--speculative-config={text}"], "test")
     assert loaded.speculative_config == wanted
     monkeypatch.setenv("SHOAL_SPECULATIVE_CONFIG", text)
-    assert WorkerConfig.load([], "test").speculative_config == wanted
+    assert load_settings(WorkerConfig, [], "test").speculative_config == wanted
 
 
 @pytest.mark.parametrize("key", ["num_speculative_tokens", "num-speculative-tokens"])
@@ -252,8 +271,10 @@ def test_a_speculative_config_is_a_mapping_in_a_file_and_replaced_as_a_whole(
     path.write_text(f"speculative-config:\n  method: ngram\n  {key}: 5\n")
     flags = [f"--config={path}"]
     wanted = SpeculativeConfig(method="ngram", num_speculative_tokens=5)
-    assert WorkerConfig.load(flags, "test").speculative_config == wanted
-    replaced = WorkerConfig.load([*flags, '--speculative-config={"adaptive": false}'], "test")
+    assert load_settings(WorkerConfig, flags, "test").speculative_config == wanted
+    replaced = load_settings(
+        WorkerConfig, [*flags, '--speculative-config={"adaptive": false}'], "test"
+    )
     assert replaced.speculative_config == SpeculativeConfig(adaptive=False)
 
 

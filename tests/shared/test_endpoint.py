@@ -2,7 +2,12 @@
 
 import pytest
 
-from shared.config import GatewayConfig, SchedulerConfig, ServeConfig, TokenizerConfig, WorkerConfig
+from shared.config.gateway import GatewayConfig
+from shared.config.load import load_settings
+from shared.config.scheduler import SchedulerConfig
+from shared.config.serve import ServeConfig
+from shared.config.tokenizer import TokenizerConfig
+from shared.config.worker import WorkerConfig
 from shared.endpoint import Endpoint, tcp_address
 from shared.errors import ConfigError
 
@@ -58,34 +63,39 @@ def test_ipv6_stands_in_brackets():
 )
 def test_what_is_no_address_is_refused_with_its_value_and_the_form(text: str):
     with pytest.raises(ConfigError) as caught:
-        SchedulerConfig.load([f"--listen-address={text}", "--insecure-tcp"], "shoal scheduler")
+        load_settings(
+            SchedulerConfig, [f"--listen-address={text}", "--insecure-tcp"], "shoal scheduler"
+        )
     assert f"listen-address: {text!r}" in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["tcp://*", "tcp://x:0", "tcp://a,udp://b"])
 def test_what_cannot_be_dialled_is_refused(text: str):
-    for load in (TokenizerConfig.load, WorkerConfig.load):
+    for config in (TokenizerConfig, WorkerConfig):
         with pytest.raises(ConfigError, match=r"scheduler-address.*must be tcp://HOST"):
-            load([f"--scheduler-address={text}", "--insecure-tcp"], "shoal")
+            load_settings(config, [f"--scheduler-address={text}", "--insecure-tcp"], "shoal")
 
 
 def test_tcp_without_keys_must_be_asked_for():
-    for load, flag in (
-        (GatewayConfig.load, "--tokenizer-address=tcp://x"),
-        (TokenizerConfig.load, "--listen-address=tcp://x"),
-        (SchedulerConfig.load, "--listen-address=tcp://x"),
-        (WorkerConfig.load, "--scheduler-address=tcp://x"),
+    for config, flag in (
+        (GatewayConfig, "--tokenizer-address=tcp://x"),
+        (TokenizerConfig, "--listen-address=tcp://x"),
+        (SchedulerConfig, "--listen-address=tcp://x"),
+        (WorkerConfig, "--scheduler-address=tcp://x"),
     ):
         with pytest.raises(ConfigError, match=r"keys.*insecure-tcp"):
-            load([flag], "shoal")
-        load([flag, "--insecure-tcp"], "shoal")
-        load([flag, "--keys=/keys"], "shoal")
+            load_settings(config, [flag], "shoal")
+        load_settings(config, [flag, "--insecure-tcp"], "shoal")
+        load_settings(config, [flag, "--keys=/keys"], "shoal")
 
 
 def test_several_names_stand_between_commas(monkeypatch):
     monkeypatch.setenv("SHOAL_TOKENIZER_ADDRESS", "tcp://a,tcp://b:6000")
     monkeypatch.setenv("SHOAL_INSECURE_TCP", "true")
-    assert GatewayConfig.load([], "shoal").tokenizer_address == ["tcp://a", "tcp://b:6000"]
+    assert load_settings(GatewayConfig, [], "shoal").tokenizer_address == [
+        "tcp://a",
+        "tcp://b:6000",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -94,4 +104,4 @@ def test_several_names_stand_between_commas(monkeypatch):
 def test_a_mesh_on_one_machine_has_no_addresses(monkeypatch, name: str):
     monkeypatch.setenv(f"SHOAL_{name}", "tcp://x")
     with pytest.raises(ConfigError, match="is a setting of one service alone"):
-        ServeConfig.load([], "shoal serve")
+        load_settings(ServeConfig, [], "shoal serve")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shared.config import GatewayConfig
+from shared.config.gateway import GatewayConfig
 from shared.log import fields, log_end, set_up
 from tests.conftest import Lines
 

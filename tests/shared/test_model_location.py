@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from shared.config import EMBEDDED_MODEL
 from shared.errors import ConfigError
-from shared.model_folder import read_model_info
+from shared.model_folder import EMBEDDED_MODEL, read_model_info
 from shared.model_location import ModelLocation, locate_model
 from tests.shared.hub_cache import COMMIT, OTHER_COMMIT, add_model
 

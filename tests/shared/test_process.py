@@ -23,7 +23,7 @@ TIMEOUT_S = 60
 
 TELLS_ITS_LIMITS = """
 import resource, sys
-from shared.config import SchedulerConfig
+from shared.config.scheduler import SchedulerConfig
 from shared.errors import ConfigError
 from shared.service import main
 

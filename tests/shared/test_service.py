@@ -12,7 +12,7 @@ import pytest
 
 from shared import service as runner
 from shared.address import admin_path
-from shared.config import SchedulerConfig
+from shared.config.scheduler import SchedulerConfig
 from shared.errors import ConfigError
 from shared.messages import Heartbeat, State
 

@@ -17,7 +17,7 @@ from services.gateway.http.pieces import PieceMaker
 from services.gateway.http.server import limit_headers
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.requests.request_id import name_response
-from shared.config import GatewayConfig
+from shared.config.gateway import GatewayConfig
 from shared.messages import Heartbeat
 
 

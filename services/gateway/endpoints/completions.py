@@ -28,7 +28,7 @@ from services.gateway.responses.formats import ChatFormat, Format, TextFormat
 from services.gateway.responses.reply import Head, Reply
 from services.gateway.responses.writers import EventWriter, WholeWriter, is_large
 from shared.codec import Array
-from shared.config import GatewayConfig
+from shared.config.gateway import GatewayConfig
 from shared.errors import RETRY_AFTER_S, InvalidRequest, Unavailable
 from shared.messages import ALL_TOKENS, WINDOW_BYTES, WINDOW_TOKENS, ModelInfo
 

@@ -13,7 +13,8 @@ from pydantic import SecretStr
 
 from services.gateway.http.account import ACCOUNT, Account, KeyLimits
 from services.gateway.http.routes import route_of
-from shared.config import GatewayConfig, check_api_key
+from shared.config.fields import check_api_key
+from shared.config.gateway import GatewayConfig
 from shared.errors import ConfigError, Unauthorized
 
 OPEN_ROUTES = {"/health", "/ready", "/ping"}

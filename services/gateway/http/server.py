@@ -9,7 +9,7 @@ from aiohttp.typedefs import Handler
 from services.gateway.http.connection import HttpConnection
 from services.gateway.http.connection_limit import ConnectionLimit
 from services.gateway.http.failures import error_response
-from shared.config import GatewayConfig
+from shared.config.gateway import GatewayConfig
 
 MAX_HEADER_BYTES = 8 << 10
 MAX_HEADERS = 64

@@ -2,7 +2,7 @@
 
 import ssl
 
-from shared.config import GatewayConfig
+from shared.config.gateway import GatewayConfig
 from shared.errors import ConfigError
 
 

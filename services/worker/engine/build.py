@@ -5,7 +5,7 @@ import torch
 from services.worker.engine.device.engine import DeviceEngine
 from services.worker.engine.host import HostEngine
 from services.worker.weights.progress import Progress
-from shared.config import WorkerConfig
+from shared.config.worker import WorkerConfig
 
 
 def build_engine(settings: WorkerConfig, progress: Progress) -> HostEngine | DeviceEngine:

@@ -21,7 +21,7 @@ from services.worker.step.prompt_logprobs import PromptPart, ask_prompts, prompt
 from services.worker.step.results import draft_rows, record, with_parts
 from services.worker.step.verify import verify
 from services.worker.weights.progress import Progress
-from shared.config import WorkerConfig
+from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
 from shared.messages import ResultRow, StepPlan, StepResult
 from shared.token_arrays import TokenArrays

@@ -16,7 +16,7 @@ from services.worker.machine.hardware import bound_kernel_caches, num_cores
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
 from services.worker.step.sampler import Sampler, TorchSampler
-from shared.config import WorkerConfig
+from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from services.worker.step.sampler import Sampler
 from services.worker.weights.checkpoint import load_model
 from services.worker.weights.dummy import make_dummy
 from services.worker.weights.progress import Progress
-from shared.config import WorkerConfig
+from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
 from shared.messages import Capacity, ModelInfo
 from shared.model_folder import read_model_info

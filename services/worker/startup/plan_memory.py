@@ -11,7 +11,7 @@ from services.worker.machine.hardware import Memory
 from services.worker.metrics import show_memory
 from services.worker.startup.loaded_model import LoadedModel
 from services.worker.step.logprobs import MAX_LOGITS_AT_ONCE
-from shared.config import WorkerConfig
+from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
 from shared.messages import MAX_BLOCKS, WINDOW_BYTES
 

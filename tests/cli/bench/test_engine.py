@@ -11,7 +11,8 @@ import torch
 from cli.bench.command import main
 from cli.bench.engine import figures
 from cli.bench.engine_loop import EngineLoop, Job, Step
-from shared.config import EMBEDDED_MODEL, WorkerConfig
+from shared.config.worker import WorkerConfig
+from shared.model_folder import EMBEDDED_MODEL
 
 WORKER = ["--device", "cpu", "--num-threads", "1", "--num-gpu-blocks-override", "200"]
 

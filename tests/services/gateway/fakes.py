@@ -13,7 +13,7 @@ import numpy as np
 from services.gateway.requests.parse import Limits
 from services.gateway.service import GatewayService
 from shared.codec import Array
-from shared.config import GatewayConfig
+from shared.config.gateway import GatewayConfig
 from shared.errors import RequestError
 from shared.link import Link
 from shared.messages import (

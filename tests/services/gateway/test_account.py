@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY
 from pydantic import ValidationError
 
 from services.gateway.http.token_bucket import TokenBucket
-from shared.config import GatewayConfig
+from shared.config.gateway import GatewayConfig
 from shared.messages import State
 from tests.services.gateway.fakes import (
     NUM_PROMPT_TOKENS,

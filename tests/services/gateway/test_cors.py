@@ -5,7 +5,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from shared.config import GatewayConfig
+from shared.config.gateway import GatewayConfig
+from shared.config.load import load_settings
 from shared.errors import ConfigError
 from shared.messages import State
 from tests.services.gateway.fakes import FakeTokenizer, running_gateway, until
@@ -67,4 +68,4 @@ async def test_other_pages_are_told_nothing(
 @pytest.mark.parametrize("origin", ["page.example", "https://page.example/path", "ftp://a", ""])
 def test_what_is_no_origin_is_refused(origin: str) -> None:
     with pytest.raises(ConfigError, match="allowed-origins"):
-        GatewayConfig.load([f"--allowed-origins={origin}"], "shoal gateway")
+        load_settings(GatewayConfig, [f"--allowed-origins={origin}"], "shoal gateway")

@@ -9,7 +9,8 @@ import aiohttp
 import pytest
 
 from services.gateway.service import GatewayService
-from shared.config import GatewayConfig
+from shared.config.gateway import GatewayConfig
+from shared.config.load import load_settings
 from shared.errors import ConfigError
 from tests.certificate import make_certificate
 from tests.services.gateway.fakes import running_gateway
@@ -59,7 +60,7 @@ def test_a_certificate_that_cannot_be_read_is_named(tmp_path: Path, content: str
 
 def test_a_key_alone_is_refused() -> None:
     with pytest.raises(ConfigError, match="there is no ssl-certfile"):
-        GatewayConfig.load(["--ssl-keyfile", "key.pem"], "shoal gateway")
+        load_settings(GatewayConfig, ["--ssl-keyfile", "key.pem"], "shoal gateway")
 
 
 async def test_a_handshake_that_does_not_begin_ends_its_connection(

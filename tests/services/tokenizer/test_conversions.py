@@ -10,7 +10,6 @@ import pytest
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.requests import Requests
 from services.tokenizer.text_model import TextModel
-from shared.config import EMBEDDED_MODEL
 from shared.messages import (
     Convert,
     Converted,
@@ -19,6 +18,7 @@ from shared.messages import (
     Grant,
     RequestKey,
 )
+from shared.model_folder import EMBEDDED_MODEL
 from tests.services.tokenizer.test_deliver import FakePeer
 from tests.services.tokenizer.test_requests import submitted
 

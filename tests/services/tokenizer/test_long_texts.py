@@ -14,9 +14,9 @@ from services.tokenizer.lanes import LONG_BYTES, Lanes
 from services.tokenizer.prepare import convert
 from services.tokenizer.requests import Requests
 from services.tokenizer.text_model import TextModel
-from shared.config import EMBEDDED_MODEL
 from shared.errors import InvalidRequest
 from shared.messages import Convert, Converted, Failed
+from shared.model_folder import EMBEDDED_MODEL
 from tests.services.tokenizer.test_deliver import FakePeer
 
 TICK_S = 0.001

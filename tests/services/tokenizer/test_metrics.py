@@ -12,8 +12,8 @@ from services.tokenizer.lanes import Lanes
 from services.tokenizer.request_table import RequestTable
 from services.tokenizer.requests import Requests
 from services.tokenizer.text_model import TextModel
-from shared.config import EMBEDDED_MODEL
 from shared.messages import ChoiceStart, Generate, SamplingParams, Submit, TextOptions
+from shared.model_folder import EMBEDDED_MODEL
 from tests.services.tokenizer.test_deliver import FakePeer, open_request, tokens
 
 NO_IDS = np.zeros(0, np.int32)

@@ -6,9 +6,9 @@ import pytest
 
 from services.tokenizer.prepare import Prepared, convert, prepare
 from services.tokenizer.text_model import TextModel
-from shared.config import EMBEDDED_MODEL
 from shared.errors import InvalidRequest
 from shared.messages import ChoiceStart, SamplingParams, Submit, TextOptions
+from shared.model_folder import EMBEDDED_MODEL
 
 NO_IDS = np.zeros(0, np.int32)
 

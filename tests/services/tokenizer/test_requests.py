@@ -9,7 +9,6 @@ import pytest
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.requests import Requests
 from services.tokenizer.text_model import TextModel
-from shared.config import EMBEDDED_MODEL
 from shared.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
@@ -24,6 +23,7 @@ from shared.messages import (
     Submit,
     TextOptions,
 )
+from shared.model_folder import EMBEDDED_MODEL
 from shared.rate import UNKNOWN_RETRY_AFTER_S
 from tests.services.tokenizer.test_deliver import FakePeer
 

@@ -8,8 +8,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from services.tokenizer.text_model import TextModel
-from shared.config import EMBEDDED_MODEL
 from shared.errors import ConfigError, InvalidRequest
+from shared.model_folder import EMBEDDED_MODEL
 
 MAX_LEN = 100
 VOCAB = 8192

@@ -3,7 +3,7 @@
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from services.tokenizer.vocabulary import token_bytes
-from shared.config import EMBEDDED_MODEL
+from shared.model_folder import EMBEDDED_MODEL
 
 TEXT = "def f(x):\n\treturn 'Grüße, 世界! 👩‍👩‍👧'"
 

@@ -11,7 +11,7 @@ import numpy as np
 from services.worker.engine.device.engine import DeviceEngine
 from services.worker.engine.host import HostEngine
 from services.worker.models import CausalLM
-from shared.config import WorkerConfig
+from shared.config.worker import WorkerConfig
 from shared.messages import Admit, Decode, Prefill, ResultRow, RunKind, SamplingParams, StepPlan
 from shared.token_arrays import Layout, TokenArrays
 

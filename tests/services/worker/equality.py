@@ -10,8 +10,8 @@ from transformers import Qwen2ForCausalLM
 
 from kernels.sample.reference import noise
 from models.training.corpus import load_documents, split_documents
-from shared.config import EMBEDDED_MODEL
 from shared.messages import SamplingParams
+from shared.model_folder import EMBEDDED_MODEL
 from tests.services.worker import scheduled
 from tests.services.worker.checkpoints import load_as_qwen2, true_logits
 from tests.services.worker.driver import make_engine

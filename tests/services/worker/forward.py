@@ -13,7 +13,7 @@ from services.worker.slots.table import SlotTable
 from services.worker.startup.choose_backend import choose_kernels
 from services.worker.step.batch import Batch, prepare_batch
 from services.worker.weights.checkpoint import load_model
-from shared.config import WorkerConfig
+from shared.config.worker import WorkerConfig
 from shared.messages import Admit, Capacity, Prefill, SamplingParams, StepPlan
 
 CPU = torch.device("cpu")

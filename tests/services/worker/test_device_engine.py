@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from services.worker.engine.device.engine import DeviceEngine
-from shared.config import EMBEDDED_MODEL
 from shared.errors import ConfigError
 from shared.messages import ALL_TOKENS, Admit, Prefill, SamplingParams, StepPlan, StepResult
+from shared.model_folder import EMBEDDED_MODEL
 from shared.token_arrays import TokenArrays
 from tests.services.worker import scheduled
 from tests.services.worker.checkpoints import random_prompts, save_mimo

@@ -6,9 +6,9 @@ import torch
 
 from kernels.sample.reference import sample_row
 from services.worker.speculation.ngram import NgramDrafter
-from shared.config import EMBEDDED_MODEL
 from shared.errors import ConfigError
 from shared.messages import SamplingParams
+from shared.model_folder import EMBEDDED_MODEL
 from tests.services.worker import scheduled
 from tests.services.worker.driver import KERNELS, make_engine
 from tests.services.worker.plain_mtp import PlainMtp

@@ -9,7 +9,7 @@ import torch
 from services.worker.config.model_config import read_model_config
 from services.worker.engine.host import HostEngine
 from services.worker.weights.dummy import make_dummy
-from shared.config import WorkerConfig
+from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
 from shared.messages import Admit, Decode, Prefill, SamplingParams, StepPlan
 from shared.model_folder import weight_files

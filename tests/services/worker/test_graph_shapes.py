@@ -6,7 +6,8 @@ import torch
 
 from services.worker.engine.device.engine import DeviceEngine
 from services.worker.engine.device.graphs import Shape, shapes
-from shared.config import EMBEDDED_MODEL, WorkerConfig
+from shared.config.worker import WorkerConfig
+from shared.model_folder import EMBEDDED_MODEL
 from tests.services.worker.driver import make_engine
 
 DEFAULT_SIZES = WorkerConfig().cudagraph_capture_sizes

@@ -34,7 +34,7 @@ from services.worker.startup.plan_memory import (
     prompt_logprob_bytes,
 )
 from services.worker.step.logprobs import MAX_LOGITS_AT_ONCE
-from shared.config import WorkerConfig
+from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
 from shared.messages import WINDOW_BYTES
 from tests.services.worker.checkpoints import save_model

@@ -10,7 +10,7 @@ from transformers import Qwen2ForCausalLM
 from services.worker.config.model_config import read_model_config
 from services.worker.layers.context import current_context
 from services.worker.weights.checkpoint import load_model
-from shared.config import EMBEDDED_MODEL
+from shared.model_folder import EMBEDDED_MODEL
 from tests.services.worker.checkpoints import (
     assert_greedy,
     load_as_qwen2,

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from services.worker.engine.host import HostEngine
-from shared.config import EMBEDDED_MODEL
 from shared.messages import SamplingParams
+from shared.model_folder import EMBEDDED_MODEL
 from tests.services.worker import scheduled
 from tests.services.worker.driver import ENGINES, make_engine
 from tests.services.worker.scheduled import Run

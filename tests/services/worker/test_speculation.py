@@ -13,8 +13,8 @@ from torch import Tensor
 from services.worker.engine.host import HostEngine
 from services.worker.slots.table import SlotTable
 from services.worker.speculation.drafter import RecordedStep
-from shared.config import EMBEDDED_MODEL
 from shared.messages import SamplingParams
+from shared.model_folder import EMBEDDED_MODEL
 from tests.services.worker import scheduled
 from tests.services.worker.driver import ENGINES, KERNELS, make_engine
 from tests.services.worker.scheduled import Run

@@ -30,7 +30,7 @@ from services.worker.startup.plan_memory import estimate_requirements, plan_memo
 from services.worker.step.prompt_logprobs import PromptPart, ask_prompts
 from services.worker.step.results import RowPart
 from services.worker.weights.progress import Progress
-from shared.config import WorkerConfig
+from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
 from shared.messages import StepPlan
 

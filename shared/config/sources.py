@@ -1,4 +1,4 @@
-"""Where settings come from, and how what is wrong with them is said."""
+"""Where settings come from, and the texts of errors in them."""
 
 import difflib
 import logging
@@ -20,19 +20,19 @@ from shared.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-# What protects a server elsewhere and is not built yet: serving without it would be a trap.
+# Settings that protect other servers and are not supported yet: to ignore them would be a trap.
 PROTECTING_KEYS = {"ssl_ca_certs"}
 
 PREFIX = "SHOAL_"
-# What a process may find in its environment beside settings.
+# A variable that `shoal serve` sets for its services and that is no setting.
 SUPERVISOR_FD = f"{PREFIX}SUPERVISOR_FD"
 
-# Whose values nobody may read in an error.
+# Settings whose values no error quotes.
 SECRET_SETTINGS = {"api_key", "admin_token"}
 
 
 class YamlSource(YamlConfigSettingsSource):
-    """Reads ``max-model-len`` and ``max_model_len`` alike and says which keys are not ``known``."""
+    """Reads ``max-model-len`` and ``max_model_len`` alike and warns of keys not ``known``."""
 
     def __init__(self, settings_cls: type[BaseSettings], path: str, known: Set[str]) -> None:
         self._known = known
@@ -57,9 +57,9 @@ class YamlSource(YamlConfigSettingsSource):
 
 
 def merging(cls: type[BaseSettings], flags: CliSettingsSource[Any], known: Set[str]) -> type[Any]:
-    """``cls`` with its sources in our order; the YAML path comes from the flags or the environment.
+    """Returns ``cls`` with its sources in the order flags, environment, file.
 
-    ``known`` are the keys that any service reads.
+    A flag or the environment names the file; ``known`` are the keys that any service reads.
     """
     path = flags().get("config") or os.environ.get("SHOAL_CONFIG")
     if path and not Path(path).is_file():
@@ -83,7 +83,7 @@ def merging(cls: type[BaseSettings], flags: CliSettingsSource[Any], known: Set[s
 
 
 def unread_variables(known: Set[str]) -> list[str]:
-    """Names in the environment that begin as ours do and that no service reads."""
+    """Returns the names in the environment that begin with ``SHOAL_`` and that no service reads."""
     names = sorted(name for name in os.environ if name.upper().startswith(PREFIX))
     read = {f"{PREFIX}{name}".upper() for name in known} | {SUPERVISOR_FD}
     return [name for name in names if name.upper() not in read]
@@ -97,8 +97,8 @@ def warn_of_unread_variables(known: Set[str]) -> None:
 
 
 def advised(error: str, known: Set[str], prog: str) -> str:
-    """What the flags' parser said, if it was that, with the flags most like those it does not know;
-    what stands alone was most likely meant as the model."""
+    """Adds to an error of the flags' parser the flags that are most like the unknown ones. A word
+    that is no flag was most likely meant as the model."""
     text = error.removeprefix("error parsing CLI: ")
     if text == error:
         return text
@@ -118,7 +118,7 @@ def _nearest(word: str, known: Set[str]) -> str | None:
 
 
 def _where(error: yaml.YAMLError) -> str:
-    """Its words are left out: they may quote a key."""
+    """Returns only the position, since the text of ``error`` may quote a key."""
     mark = getattr(error, "problem_mark", None)
     return f": line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
 
@@ -128,5 +128,5 @@ def one_line(detail: Any) -> str:
     name = ".".join(part for part in detail["loc"] if isinstance(part, str)).replace("_", "-")
     if SECRET_SETTINGS & set(detail["loc"]):
         return f"{name}: {text}"
-    # Where several settings are wrong together, the text names them.
+    # An error of several settings together has no place; its text names them.
     return f"{name}: {detail['input']!r}: {text}" if name else text

@@ -1,4 +1,4 @@
-"""The setting ``speculative-config``: who drafts tokens, and how many."""
+"""The setting ``speculative-config``: how tokens are drafted, and how many."""
 
 import json
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -30,14 +30,15 @@ class SpeculativeConfig(BaseModel):
 
     @property
     def lookup_lens(self) -> tuple[int, int]:
-        """The fewest and the most ids that have to match; one that is not given follows the
-        other."""
+        """The lengths of the shortest and the longest n-gram that is looked up; one that is not
+        given follows the other."""
         low, high = self.prompt_lookup_min, self.prompt_lookup_max
         return low or min(2, high or 2), high or max(4, low or 4)
 
 
 def _read_speculative_config(value: Any) -> SpeculativeConfig:
-    """From a file it comes as a mapping, else as JSON. Raises ValueError, with every wrong key."""
+    """Reads a mapping, as a file has it, or JSON text. Raises ValueError that names every wrong
+    key."""
     if isinstance(value, SpeculativeConfig):
         return value
     if isinstance(value, str):

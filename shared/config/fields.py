@@ -1,0 +1,59 @@
+"""The types of settings: how each is read from text, and what it may be."""
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, SecretStr
+from pydantic_settings import NoDecode
+
+from shared.endpoint import check_dialled, check_listened
+
+API_KEY = r"[!-~]{1,256}"
+
+
+def _split(value: Any) -> Any:
+    """Splits text, which is a JSON list or has commas between its parts; a file may have a list."""
+    if not isinstance(value, str):
+        return value
+    return json.loads(value) if value.startswith("[") else value.split(",")
+
+
+def check_api_key(key: SecretStr) -> SecretStr:
+    """Raises ValueError, whose text does not quote the key."""
+    if not re.fullmatch(API_KEY, key.get_secret_value()):
+        raise ValueError("expected 1 to 256 printable ASCII characters, no space")
+    return key
+
+
+def _path_as_text(value: Any) -> Any:
+    """Lets programs give a folder as a ``Path``."""
+    return str(value) if isinstance(value, Path) else value
+
+
+def _check_origin(text: str) -> str:
+    if text != "*" and not re.fullmatch(r"https?://[^/\s]+", text):
+        raise ValueError("expected *, or an origin such as https://page.example")
+    return text
+
+
+def _split_sizes(value: Any) -> Any:
+    """Reads a number alone as a list of one, and empty text as an empty list."""
+    if isinstance(value, int):
+        return [value]
+    return [] if value == "" else _split(value)
+
+
+Names = Annotated[list[str], NoDecode, BeforeValidator(_split)]
+Sizes = Annotated[list[PositiveInt], Field(min_length=1), NoDecode, BeforeValidator(_split_sizes)]
+Model = Annotated[str, BeforeValidator(_path_as_text)]
+ListenAddress = Annotated[str, AfterValidator(check_listened)]
+ApiKey = Annotated[SecretStr, AfterValidator(check_api_key)]
+ApiKeys = Annotated[list[ApiKey], NoDecode, BeforeValidator(_split)]
+Origins = Annotated[
+    list[Annotated[str, AfterValidator(_check_origin)]], NoDecode, BeforeValidator(_split)
+]
+Addresses = Annotated[
+    list[Annotated[str, AfterValidator(check_dialled)]], NoDecode, BeforeValidator(_split)
+]

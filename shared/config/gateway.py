@@ -1,0 +1,121 @@
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from shared.config.base import Settings
+from shared.config.fields import Addresses, ApiKeys, Origins
+from shared.config.shared_fields import MAX_OPEN_REQUESTS
+from shared.messages import MAX_CHOICES
+
+
+class GatewayConfig(Settings):
+    tokenizer_address: Addresses = Field(
+        [],
+        description="tokenizers on other machines, tcp://HOST or tcp://HOST:PORT with commas"
+        " between; every address of a name is dialled (default port: 5570)",
+    )
+    host: str = Field("127.0.0.1", description="address to serve HTTP on")
+    port: int = Field(8000, ge=0, le=65535, description="port to serve HTTP on")
+    api_key: ApiKeys = Field(
+        [],
+        description="keys of which a client must show one, with commas between; flags can be seen"
+        " by others on the machine, so better in the environment or in api-key-file",
+    )
+    api_key_file: Path | None = Field(
+        None, description="file with one key a line; blank lines and # comments are passed over"
+    )
+    allowed_origins: Origins = Field(
+        [], description="origins whose pages may use the API from a browser; *: all"
+    )
+    ssl_certfile: Path | None = Field(
+        None, description="PEM file with a certificate and its chain: HTTPS instead of HTTP"
+    )
+    ssl_keyfile: Path | None = Field(
+        None, description="PEM file with the certificate's private key (default: in ssl-certfile)"
+    )
+    max_body_bytes: int = Field(16 << 20, gt=0, description="largest request body; above it 413")
+    max_open_requests: int = MAX_OPEN_REQUESTS
+    accept_timeout_s: float = Field(
+        60.0, gt=0, description="seconds to wait until a request is accepted; then 503"
+    )
+    max_buffered_bytes: int = Field(
+        256 << 20,
+        gt=0,
+        description="bytes of bodies, replies and logprobs that all open requests"
+        " may hold; above it 429",
+    )
+    max_logprobs: int = Field(
+        20, ge=-1, description="most logprobs of a token that clients may ask; -1: the vocabulary"
+    )
+    max_choices: int = Field(
+        128,
+        gt=0,
+        le=MAX_CHOICES,
+        description="most choices of a request, n times its number of prompts",
+    )
+    max_open_requests_per_key: int | None = Field(
+        None, gt=0, description="generation requests that an API key may have open; above it 429"
+    )
+    max_tokens_per_minute_per_key: int | None = Field(
+        None,
+        gt=0,
+        description="tokens, of prompts and generated, that an API key may use in a minute; when"
+        " they are used up 429",
+    )
+    max_priority_boost: int = Field(
+        0,
+        ge=0,
+        le=1000,
+        description="how far below 0, which is sooner, clients may set a request's priority",
+    )
+    slow_client_s: float = Field(
+        60.0, gt=0, description="seconds for which a client may not read; then its request ends"
+    )
+    stream_heartbeat_s: float = Field(
+        15.0,
+        gt=0,
+        description="seconds without a token after which a stream gets a comment, so that proxies"
+        " keep it",
+    )
+    header_timeout_s: float = Field(
+        20.0,
+        gt=0,
+        description="seconds to send the head of a request, from the connection or from the first"
+        " byte of a later one, and for the handshake of TLS; then the connection is closed",
+    )
+    keep_alive_timeout_s: float = Field(
+        75.0, gt=0, description="seconds without a request after which a connection is closed"
+    )
+    replay_s: float = Field(
+        30.0,
+        ge=0,
+        description="seconds that a request waits for another tokenizer or scheduler when its own"
+        " is lost",
+    )
+    ready_wait_s: float = Field(
+        5.0,
+        ge=0,
+        description="seconds that a new request waits while nothing is ready to serve it; then 503",
+    )
+    reuse_port: bool = Field(False, description="share the port with other gateways on the machine")
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ValueError("ssl-keyfile: there is no ssl-certfile for it")
+        return self
+
+    @model_validator(mode="after")
+    def _check_key_limits(self) -> Self:
+        for name in ("max_open_requests_per_key", "max_tokens_per_minute_per_key"):
+            has_keys = self.api_key or self.api_key_file is not None
+            if getattr(self, name) is not None and not has_keys:
+                raise ValueError(f"{name.replace('_', '-')} needs api-key or api-key-file")
+        return self
+
+    @model_validator(mode="after")
+    def _check_api_key(self) -> Self:
+        if "api_key" in self.model_fields_set and not self.api_key:
+            raise ValueError("api-key: there is none; remove the setting to serve without")
+        return self

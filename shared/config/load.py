@@ -1,0 +1,33 @@
+"""Reads the settings of one process: a YAML file, the environment (``SHOAL_…``) over it, flags
+over that. The keys are those of vLLM and FastDeploy where the meaning is the same."""
+
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from pydantic_settings import CliSettingsSource, SettingsError
+
+from shared.config.base import Settings
+from shared.config.serve import ServeConfig
+from shared.config.sources import advised, merging, one_line, warn_of_unread_variables
+from shared.errors import ConfigError
+
+Config = TypeVar("Config", bound=Settings)
+
+
+def load_settings(cls: type[Config], argv: list[str], prog: str) -> Config:
+    """Merges file, environment and ``argv``; ConfigError has one line per wrong setting.
+
+    Prints the help and exits where ``argv`` asks for it.
+    """
+    known = ServeConfig.model_fields.keys()
+    warn_of_unread_variables(known)
+    try:
+        flags: CliSettingsSource[Any] = CliSettingsSource(
+            cls, cli_parse_args=argv, cli_prog_name=prog
+        )
+        settings: Config = merging(cls, flags, known)()
+        return settings
+    except ValidationError as error:
+        raise ConfigError("\n".join(one_line(detail) for detail in error.errors())) from None
+    except SettingsError as error:
+        raise ConfigError(advised(str(error), cls.model_fields.keys(), prog)) from None

@@ -1,0 +1,48 @@
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, model_validator
+from pydantic_settings import CliSuppress
+
+from shared.config.base import TCP_SETTINGS
+from shared.config.fields import Addresses
+from shared.config.gateway import GatewayConfig
+from shared.config.scheduler import SchedulerConfig
+from shared.config.tokenizer import TokenizerConfig
+from shared.config.worker import WorkerConfig
+
+# Each process needs its own of these, so that one value for a whole mesh is a mistake.
+SETTINGS_OF_ONE_SERVICE = {
+    *("instance", "admin_host", "admin_port", "keys", "insecure_tcp"),
+    *TCP_SETTINGS,
+}
+
+
+class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, WorkerConfig):
+    """Serves a model from a mesh of processes on this machine."""
+
+    gateways: int = Field(1, ge=1, le=64, description="gateways, which share the port")
+    tokenizers: int = Field(1, ge=1, le=64, description="tokenizers")
+    workers: int = Field(1, ge=1, le=64, description="workers, each with the whole model")
+
+    liveness_timeout_s: float = Field(
+        10.0,
+        gt=0,
+        description="seconds that a service may leave unanswered whether it is alive, six times"
+        " as many while it is starting; then it is killed and started again",
+    )
+
+    instance: CliSuppress[str] = ""
+    admin_host: CliSuppress[str] = ""
+    admin_port: CliSuppress[int | None] = None
+    keys: CliSuppress[Path | None] = None
+    insecure_tcp: CliSuppress[bool] = False
+    listen_address: CliSuppress[str | None] = None
+    tokenizer_address: CliSuppress[Addresses] = Field([])
+    scheduler_address: CliSuppress[Addresses] = Field([])
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        for name in sorted(self.model_fields_set & SETTINGS_OF_ONE_SERVICE):
+            raise ValueError(f"{name.replace('_', '-')} is a setting of one service alone")
+        return self

@@ -1,0 +1,28 @@
+from pydantic import Field
+
+from shared.config.base import Settings
+from shared.config.fields import Addresses, ListenAddress, Model, Names
+from shared.config.shared_fields import (
+    LISTEN_ADDRESS,
+    MAX_MODEL_LEN,
+    MAX_OPEN_REQUESTS,
+    MODEL,
+    SCHEDULER_ADDRESS,
+)
+
+
+class TokenizerConfig(Settings):
+    listen_address: ListenAddress | None = LISTEN_ADDRESS
+    scheduler_address: Addresses = SCHEDULER_ADDRESS
+    model: Model = MODEL
+    served_model_name: Names = Field(
+        [], description="names clients may use (default: the folder's name, or org/name)"
+    )
+    max_model_len: int | None = MAX_MODEL_LEN
+    generation_config: str = Field(
+        "auto",
+        description="defaults of sampling: auto (generation_config.json of the model's folder),"
+        " none (OpenAI's), or another folder",
+    )
+    max_open_requests: int = MAX_OPEN_REQUESTS
+    tokenizer_threads: int = Field(2, gt=0, description="threads that render and encode prompts")
