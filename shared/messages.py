@@ -49,6 +49,7 @@ MAX_STOP_CHARS = 1000
 MAX_BAD_WORDS = 128
 MAX_CHOICES = 4096
 ALL_TOKENS = -1  # as SamplingParams.logprobs: the whole vocabulary
+MIN_LOGPROB = -9999.0  # of a token that cannot be sampled: JSON has no infinity; vLLM's is the same
 MAX_REASON_CHARS = 4000
 MAX_NAME_CHARS = 256
 

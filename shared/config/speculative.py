@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import NoDecode
 
+from shared.messages import MAX_SPECULATIVE_TOKENS
+
 
 class SpeculativeConfig(BaseModel):
     """How a worker drafts tokens; the keys are vLLM's, and ``adaptive``."""
@@ -13,7 +15,7 @@ class SpeculativeConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     method: Literal["mtp", "ngram", "none"] | None = None
-    num_speculative_tokens: int | None = Field(default=None, ge=1, le=16)
+    num_speculative_tokens: int | None = Field(default=None, ge=1, le=MAX_SPECULATIVE_TOKENS)
     adaptive: bool = True
     prompt_lookup_min: int | None = Field(default=None, ge=1, le=64)
     prompt_lookup_max: int | None = Field(default=None, ge=1, le=64)

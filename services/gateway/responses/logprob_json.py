@@ -12,11 +12,9 @@ import orjson
 from services.gateway.mesh.output_collector import ChoiceUpdate
 from services.gateway.mesh.token_table import Spelling
 from shared.codec import Array
-from shared.messages import ALL_TOKENS
+from shared.messages import ALL_TOKENS, MIN_LOGPROB
 
 PIECE_ENTRIES = 1024
-MIN_LOGPROB = -9999.0
-"""What JSON, which has no infinity, says of a token that cannot be drawn; vLLM says the same."""
 
 _NONE = np.zeros(0, np.float32)
 

@@ -10,12 +10,10 @@ from kernels.logprobs import NO_LOGPROBS
 from services.worker.slots.table import SlotTable
 from services.worker.step.sampler import Sampler
 from services.worker.step.verify import AcceptOutcome
-from shared.messages import ALL_TOKENS
+from shared.messages import ALL_TOKENS, MIN_LOGPROB
 
 # Logits that are worked on at a time, so that what stays on the device for it is bounded.
 MAX_LOGITS_AT_ONCE = 1 << 22
-# The logprob of a token that cannot come, since JSON has no −∞; vLLM's is the same.
-MIN_LOGPROB = -9999.0
 
 _NO_FLOATS = np.zeros(0, np.float32)
 _NO_IDS = np.zeros(0, np.int32)

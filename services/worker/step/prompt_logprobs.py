@@ -15,9 +15,16 @@ from kernels.logprobs import NO_LOGPROBS, RowLogprobs
 from kernels.sample import NOT_FINITE
 from services.worker.machine.streams import Download
 from services.worker.slots.table import SlotTable
-from services.worker.step.logprobs import MIN_LOGPROB, num_top_of, pieces
+from services.worker.step.logprobs import num_top_of, pieces
 from services.worker.step.results import ERRORS, ComputedRows, RowPart
-from shared.messages import NO_TOKENS, FinishReason, ResultRow, RunKind, TokenRun
+from shared.messages import (
+    MIN_LOGPROB,
+    NO_TOKENS,
+    FinishReason,
+    ResultRow,
+    RunKind,
+    TokenRun,
+)
 from shared.token_arrays import TokenArrays, join
 
 LogitsOf = Callable[[Tensor], Tensor]  # [n, hidden_size] → [n, V] float32

@@ -14,7 +14,7 @@ from transformers import (
 
 from services.worker.engine.host import HostEngine
 from services.worker.step import logprobs
-from shared.messages import ALL_TOKENS, Admit, Prefill, SamplingParams, StepPlan
+from shared.messages import ALL_TOKENS, MIN_LOGPROB, Admit, Prefill, SamplingParams, StepPlan
 from shared.token_arrays import Layout
 from tests.services.worker.checkpoints import (
     EOS_ID,
@@ -243,6 +243,6 @@ def test_processed_logprobs_are_those_of_what_is_drawn_from(folder: Path, kernel
     expected = kept - np.log(np.exp(kept - kept.max()).sum()) - kept.max()
     random, greedy = (layout.part(index, index + 1) for index in range(2))
     np.testing.assert_allclose(random.values[1:4], expected, atol=1e-3)
-    assert random.values[4:].tolist() == [logprobs.MIN_LOGPROB] * 2, "what is filtered cannot come"
+    assert random.values[4:].tolist() == [MIN_LOGPROB] * 2, "what is filtered cannot come"
     highest = np.sort(raw)[::-1][:5] - raw.max() - np.log(np.exp(raw - raw.max()).sum())
     np.testing.assert_allclose(greedy.values[1:], highest, atol=1e-3)

@@ -9,14 +9,9 @@ from kernels.logprobs import MAX_TOP, NO_LOGPROBS, logprobs
 from services.worker.engine.device.segments import SamplerOutput
 from services.worker.machine.streams import Download, upload
 from services.worker.slots.table import SlotTable
-from services.worker.step.logprobs import (
-    MIN_LOGPROB,
-    StepLogprobs,
-    TokenLogprobs,
-    num_top_of,
-    pieces,
-)
+from services.worker.step.logprobs import StepLogprobs, TokenLogprobs, num_top_of, pieces
 from services.worker.step.verify import AcceptOutcome
+from shared.messages import MIN_LOGPROB
 
 
 @dataclass(frozen=True, slots=True)
