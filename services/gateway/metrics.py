@@ -11,6 +11,16 @@ BUFFERED_BYTES = Gauge(
     "shoal_buffered_bytes", "Bytes of bodies and replies that open requests hold"
 )
 STREAM_ERRORS = Counter("shoal_stream_errors", "Replies that ended with an error after status 200")
+SLOW_CLIENTS = Counter(
+    "shoal_slow_clients", "Clients that read nothing for slow-client-s; their requests ended"
+)
+CONNECTIONS = Gauge("shoal_connections", "Connections of clients")
+SHED_CONNECTIONS = Counter(
+    "shoal_shed_connections",
+    "Connections ended by the gateway: no request came in time (late); or files ran out, and one"
+    " without a request was closed (idle), or a new one got a 503 (refused) or nothing (closed)",
+    ["reason"],
+)
 
 REPLAYS = Counter("shoal_replays", "Prompts submitted anew after the loss of a service")
 

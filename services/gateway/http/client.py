@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager, suppress
 
 from aiohttp import web
-from prometheus_client import Counter
 
 from services.gateway.log_limit import LogLimit
+from services.gateway.metrics import SLOW_CLIENTS
 from services.gateway.requests.request_id import request_id
 
 log = logging.getLogger(__name__)
@@ -18,10 +18,6 @@ log.addFilter(LogLimit())
 WRITE_CHUNK_BYTES = 64 << 10
 EVENT_STREAM = "text/event-stream"
 COMMENT = b": waiting\n\n"
-
-SLOW_CLIENTS = Counter(
-    "shoal_slow_clients", "Clients that read nothing for slow-client-s; their requests ended"
-)
 
 
 class Client:

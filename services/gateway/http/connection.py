@@ -10,10 +10,10 @@ from aiohttp import HttpVersion11, web
 from aiohttp.streams import StreamReader
 
 from services.gateway.http.client import CLIENT
-from services.gateway.http.connection_limit import SHED_CONNECTIONS, ConnectionLimit
+from services.gateway.http.connection_limit import ConnectionLimit
 from services.gateway.http.failures import error_response
 from services.gateway.log_limit import LogLimit
-from services.gateway.metrics import HTTP_REQUESTS
+from services.gateway.metrics import HTTP_REQUESTS, SHED_CONNECTIONS
 from shared.errors import InvalidRequest, Unavailable
 from shared.log import client_text
 

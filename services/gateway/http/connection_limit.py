@@ -3,20 +3,11 @@
 import resource
 from typing import Protocol
 
-from prometheus_client import Counter, Gauge
-
+from services.gateway.metrics import CONNECTIONS, SHED_CONNECTIONS
 from shared.errors import RETRY_AFTER_S, Unavailable
 
 RESERVED_FILES = 256
 """Kept for the mesh and the log; a quarter of what the process may open, where that is less."""
-
-CONNECTIONS = Gauge("shoal_connections", "Connections of clients")
-SHED_CONNECTIONS = Counter(
-    "shoal_shed_connections",
-    "Connections ended by the gateway: no request came in time (late); or files ran out, and one"
-    " without a request was closed (idle), or a new one got a 503 (refused) or nothing (closed)",
-    ["reason"],
-)
 
 
 class SheddableConnection(Protocol):

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from services.gateway.http.connection_limit import SHED_CONNECTIONS
+from services.gateway.metrics import SHED_CONNECTIONS
 from services.gateway.service import GatewayService
 from shared.messages import RequestKey, State
 from tests.services.gateway.fakes import FakeTokenizer, Submitted, running_gateway, until

@@ -12,7 +12,8 @@ import msgspec
 import pytest
 from openai import APIError, AsyncOpenAI
 
-from services.gateway.http.client import COMMENT, SLOW_CLIENTS
+from services.gateway.http.client import COMMENT
+from services.gateway.metrics import SLOW_CLIENTS
 from services.gateway.responses.writers import WholeWriter
 from services.gateway.service import GatewayService
 from shared.messages import RequestKey, State
