@@ -6,7 +6,7 @@ from torch import Tensor
 
 # Triton's interpreter runs kernels on CPU tensors, slowly: its tests have a process of their own.
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-# What Triton up to 3.9 does by default, where 3.9 wants to be told.
+# The default of Triton before 3.9; from 3.9 on it has to be set.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 

@@ -33,9 +33,9 @@ class SlotState:
     choices: Tensor  # [N] int32
     ignores_eos: Tensor  # [N] int32, 1 or 0
     stop_ids: Tensor  # [N, max stop ids] int32, filled up with NO_ID
-    num_logprobs: Tensor  # [N] int32: likeliest tokens to tell, or NO_LOGPROBS
+    num_logprobs: Tensor  # [N] int32: likeliest tokens to return, or NO_LOGPROBS
     wants_draft_logprobs: (
-        Tensor  # [N] int32: 0 if drafts are told with their logprobs, or NO_LOGPROBS
+        Tensor  # [N] int32: 0 if drafts are returned with logprobs, or NO_LOGPROBS
     )
     draft_logprobs: Tensor  # [N, max drafts] float32, of those in ids
     draft_ranks: Tensor  # [N, max drafts] int32

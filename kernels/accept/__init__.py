@@ -1,8 +1,8 @@
-"""Which of the sampled tokens are the text's, and what that changes in the slots.
+"""Which of the sampled tokens are emitted, and what that changes in the slots.
 
-A draft is right if it is the token that was sampled in its place, so what was sampled after the
-drafts that are right, and after no other, is what would have been sampled without drafts.
-``reference.py`` says it row by row; torch serves CPUs, Triton CUDA devices.
+A draft is accepted if it is the token that was sampled in its position, so the token sampled after
+the accepted drafts is the one that would have been sampled without drafts.
+``reference.py`` computes it row by row; torch serves CPUs, Triton CUDA devices.
 """
 
 from typing import NamedTuple

@@ -80,8 +80,8 @@ def accept_kernel(
     b_drafts = tl.load(p_ids + slot * MAX_IDS + 1 + o_w, mask=o_w < WIDTH - 1, other=0)
     num_tokens = tl.load(p_num_tokens + slot)
     room = tl.load(p_ends + slot) - num_tokens
-    hears_eos = tl.load(p_ignores_eos + slot) == 0
-    is_eos = is_among(b_tokens, p_eos_ids, NUM_EOS, BLOCK_EOS) & hears_eos
+    stops_at_eos = tl.load(p_ignores_eos + slot) == 0
+    is_eos = is_among(b_tokens, p_eos_ids, NUM_EOS, BLOCK_EOS) & stops_at_eos
     is_stop = is_among(b_tokens, p_stop_ids + slot * NUM_STOPS, NUM_STOPS, BLOCK_STOPS)
     if p_acceptance is None:
         is_right = b_drafts == b_tokens
@@ -112,7 +112,7 @@ def accept_kernel(
     tl.store(p_packed + 3, num_valid)
     tl.store(p_packed + FIRST_TOKEN + o_w, b_tokens, mask=o_w < WIDTH)
     tl.store(p_packed + FIRST_TOKEN + WIDTH + o_w, b_drafts, mask=o_w < WIDTH - 1)
-    # Of nobody's slot, which several programs may have, what they store is equal.
+    # Several programs may have the null slot; what they store there is equal.
     tl.store(p_ids + slot * MAX_IDS, last_token, mask=num_emitted > 0)
     tl.store(p_num_tokens + slot, num_tokens + num_emitted)
     tl.store(p_num_drafts + slot, 0)

@@ -206,7 +206,7 @@ class NativeDecoder:
     ) -> None:
         """x [T, hidden] float32, changed in place; positions, slot_mapping [T] int64.
 
-        Of the caches only the size counts: how they are laid out is said in ``heads.h``.
+        Only the size of the caches matters here: ``heads.h`` documents how they are laid out.
         """
         tables = attention.block_tables
         rows = _Rows(

@@ -8,7 +8,7 @@ from kernels.cpu.build import library_name
 
 FOLDER = Path(__file__).parent
 CPUINFO = Path("/proc/cpuinfo")
-# Best first: what the kernel must say that a CPU can do. The levels of x86-64 are those of its ABI.
+# Best first: the flags that the kernel must list for a CPU. The levels of x86-64 are its ABI's.
 _V3 = {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 NEEDS = {"avx512bf16": _V4 | {"avx512_bf16"}, "avx512": _V4, "avx2": _V3}

@@ -1,6 +1,6 @@
-"""What rows that decode put into the model: each its last known id, and its drafts behind it.
+"""The input of rows that decode: each row's last known id, followed by its drafts.
 
-``reference.py`` says it row by row; torch serves CPUs, Triton CUDA devices.
+``reference.py`` computes it row by row; torch serves CPUs, Triton CUDA devices.
 """
 
 from typing import NamedTuple

@@ -1,6 +1,6 @@
-"""Logprobs of drawn tokens, and of the likeliest tokens or the whole vocabulary.
+"""Logprobs of sampled tokens, and of the likeliest tokens or the whole vocabulary.
 
-``reference.py`` says the same row by row in numpy; torch serves every device, and
+``reference.py`` computes the same row by row in numpy; torch serves every device, and
 ``kernels/cpu/logprobs.cpp`` CPUs. ``triton.py`` computes up to 20
 of them for the rows of a CUDA graph.
 """

@@ -1,7 +1,7 @@
-"""What an MTP head computes for rows that decode: pairs of a hidden state and the id after it.
+"""The input of an MTP head for rows that decode: pairs of a hidden state and the id after it.
 
-The entry of the pair (h of q − 1, t of q) lies in place q of the head's KV cache; its rotary
-position is that of h. ``reference.py`` says it row by row; torch serves CPUs, Triton CUDA devices.
+The pair (h of q − 1, t of q) is entry q of the head's KV cache; its rotary position is that of h.
+``reference.py`` computes it row by row; torch serves CPUs, Triton CUDA devices.
 """
 
 from typing import NamedTuple

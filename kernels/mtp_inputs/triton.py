@@ -92,7 +92,7 @@ def step_pairs_kernel(
     tl.store(p_slot_mapping + o_out, b_slot_mapping, mask=o_w < WIDTH)
     tl.store(p_firsts + i_row, first)
     tl.store(p_first_keys + i_row, mtp_start)
-    # Nobody's slot, which several programs may have, gets no pairs.
+    # The null slot, which several programs may have, gets no pairs.
     tl.store(p_mtp_starts + slot, mtp_start, mask=num_valid > 0)
     tl.store(p_mtp_ends + slot, tl.minimum(first + num_valid, num_tokens), mask=num_valid > 0)
 

@@ -26,7 +26,7 @@ class Group:
 
     @property
     def is_causal(self) -> bool:
-        """A row whose tokens are all there are: the triangle says what they see."""
+        """True for one row without keys before its tokens: a causal mask is all it needs."""
         num_tokens = self.end - self.start
         return self.mask is None and self.num_rows == 1 < self.num_keys == num_tokens
 
@@ -101,7 +101,8 @@ def _group_bounds(
 def _mask(
     num_keys: np.ndarray, num_tokens: int, dtype: torch.dtype, first_keys: np.ndarray | None
 ) -> Tensor | None:
-    """0 where a token sees a key, else −inf; None where all see all or the triangle says it."""
+    """0 where a token sees a key, else −inf; None if every token sees every key or the mask is
+    causal."""
     longest = num_keys[-1]
     if num_tokens == len(num_keys):
         is_needed = num_keys[0] < longest

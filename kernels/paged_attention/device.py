@@ -1,5 +1,5 @@
-"""Which rows of a step attend to which blocks, told on the device: the host knows no lengths of
-rows that decode, so a captured graph can be replayed."""
+"""Which rows of a step attend to which blocks, held on the device: the host does not know the
+lengths of rows that decode, so a captured graph can be replayed."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -16,7 +16,7 @@ class Norm(NamedTuple):
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [..., size], weight [size] → [..., size]; ``reference.py`` says what it computes."""
+    """x [..., size], weight [size] → [..., size]; the formula is in ``reference.py``."""
     if runs_triton(x):
         from kernels.rms_norm.triton import launch
 

@@ -1,7 +1,7 @@
-"""Draws one token from each row of logits, so that it can be replayed.
+"""Samples one token from each row of logits, reproducibly: the random bits follow from the seed.
 
-The order is: what requests change (``adjust.py``) → temperature → min_p → top_k → top_p →
-Gumbel-max. ``reference.py`` says the same row by row in numpy; torch serves every device, and
+The order is: logits rules (``adjust.py``) → temperature → min_p → top_k → top_p →
+Gumbel-max. ``reference.py`` computes the same row by row in numpy; torch serves every device, and
 ``kernels/cpu/sampler.cpp`` CPUs.
 """
 
@@ -47,7 +47,7 @@ def sample(logits: Tensor, random: RandomRows | None) -> Tensor:
 
 
 def checked(tokens: Tensor, logits: Tensor, adjusted: Tensor) -> Tensor:
-    """``tokens`` [S], drawn from ``adjusted`` [S, V], with what is said where none can be drawn.
+    """``tokens`` [S], sampled from ``adjusted`` [S, V]; a code below 0 where none can be sampled.
 
     ``adjusted`` may be ``logits`` [S, V] themselves.
     """

@@ -45,7 +45,7 @@ class Points:
 
 @dataclass(frozen=True, slots=True)
 class Adjustments:
-    """The changes of all rows, kind by kind; a kind that nobody asks for is None."""
+    """The changes of all rows, kind by kind; a kind that no row has is None."""
 
     allowed: Points | None
     hidden: Points | None

@@ -460,7 +460,7 @@ def sample_slots(
 
 def process_slots(logits: Tensor, params: SlotParams, slots: Tensor) -> Tensor:
     """As in ``slots.py``."""
-    positions = torch.zeros_like(slots, dtype=torch.int64)  # what is drawn there is for nobody
+    positions = torch.zeros_like(slots, dtype=torch.int64)  # the sampled tokens are not used
     _, thresholds = _sample_rows(logits, logits, params, slots, positions)
     scores = torch.empty_like(logits)
     num_rows, vocab_size = logits.shape

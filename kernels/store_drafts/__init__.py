@@ -1,6 +1,6 @@
 """Puts one draft more of each row into its slot, where there is room.
 
-``reference.py`` says it row by row; torch serves CPUs, Triton CUDA devices.
+``reference.py`` does it row by row; torch serves CPUs, Triton CUDA devices.
 """
 
 from torch import Tensor
