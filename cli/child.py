@@ -23,8 +23,8 @@ MAX_LAST_LINES = 50
 
 
 class Child:
-    """A service's process. A pair of sockets connects us: it tells that it is ready, and dies when
-    our end closes, with us.
+    """A service's process. A pair of sockets connects us: the process writes a byte when it is
+    ready, and exits when our end closes, which it does when we die.
 
     ``num_unanswered`` counts how often in a row it had a second and did not answer; while it is
     starting, only if it listens.
@@ -48,7 +48,7 @@ class Child:
 
     @property
     def last_words(self) -> str:
-        """The error it ended with, to its last line; of one that says none the last line."""
+        """The lines of the error that it ended with; where it logged none, its last line."""
         lines = list(self._last_lines)
         starts = [n for n, line in enumerate(lines) if line.startswith(f"shoal {self.service}: ")]
         return "\n".join(lines[starts[-1] if starts else -1 :])
@@ -77,7 +77,7 @@ class Child:
             if self._process is not None and self._is_running:
                 self._process.kill()
                 await self._process.wait()
-            self._ours.close()  # whoever asks meanwhile may still hear from it
+            self._ours.close()  # a request that is in flight may still be answered
             await self._session.close()
             self._ended.set()
 
@@ -103,7 +103,7 @@ class Child:
         except TimeoutError:
             self.num_unanswered += 1
             status = {**status, "state": "unresponsive", "reason": "it does not answer"}
-        except aiohttp.ClientError:  # nobody listens: it begins, or ends
+        except aiohttp.ClientError:  # it does not listen yet, or not any more
             self.num_unanswered += self.was_ready
         if self._is_running:
             self.status = status
@@ -113,7 +113,7 @@ class Child:
         return self._process is not None and self._process.returncode is None
 
     def _read_ready(self) -> None:
-        """What the process has told by itself: one byte, when it is ready."""
+        """Takes the byte that the process writes when it is ready."""
         with suppress(BlockingIOError):
             self.was_ready = self.was_ready or self._ours.recv(1) != b""
 

@@ -39,6 +39,7 @@ def _advice(folder: Path) -> str:
             f"Each machine needs {public} and the secrets of the services it runs, at these places"
             " in the folder that --keys names:",
             *secrets,
-            "Whoever has a secret can be that service. Nobody but the service's user may read it.",
+            "A process that has a secret can act as that service: only the service's user may read"
+            " it.",
         ]
     )

@@ -1,4 +1,4 @@
-"""The console script ``shoal``: one word says what to run, the rest are its settings."""
+"""The console script ``shoal``: the first word names what to run, the rest are its settings."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""The directory of one ``shoal serve``: its sockets, and a lock that says who is alive."""
+"""The directory of one ``shoal serve``: its sockets, and a lock that it holds while it is alive."""
 
 import fcntl
 import os
@@ -61,7 +61,7 @@ def _locked(base: Path) -> Iterator[None]:
 
 
 def _try_lock(directory: Path) -> int | None:
-    """A descriptor that holds the lock of ``directory``, or None where somebody else does."""
+    """A descriptor that holds the lock of ``directory``, or None if another process holds it."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -167,7 +167,7 @@ def child_environment(config: ServeConfig) -> dict[str, str]:
     Replicas share what there is one of: gateways the port, workers the cores.
     """
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    for name in unread_variables(ServeConfig.model_fields.keys()):  # we have said so
+    for name in unread_variables(ServeConfig.model_fields.keys()):  # which we have logged
         del environment[name]
     environment.pop("SHOAL_CONFIG", None)
     environment.pop("SHOAL_ADMIN_PORT", None)

@@ -70,8 +70,8 @@ class Client:
         return Row.of(stream, request.max_tokens, due_s, started_s, perf_counter(), error)
 
     async def _post(self, body: bytes) -> aiohttp.ClientResponse:
-        """A connection that was kept may end as it is written to, which says nothing of the
-        server's answer: once the request is sent again."""
+        """Sends the request once more if the server closed the kept connection before it answered:
+        a server may close an idle connection at any time, which is no failure of the request."""
         try:
             return await self._session.post(self._where, data=body)
         except aiohttp.ServerDisconnectedError:

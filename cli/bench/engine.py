@@ -11,7 +11,7 @@ from rich.table import Table
 
 from cli.bench.figures import PERCENTILES, spread
 from cli.bench.lengths import MAX_LENGTH, Lengths
-from cli.bench.options import MAX_COUNT, Parser, said, whole
+from cli.bench.options import MAX_COUNT, Parser, argument_type, whole
 from cli.bench.origin import origin, write
 from cli.bench.workload import FIRST_ID
 from shared.config.load import load_settings
@@ -60,9 +60,9 @@ def measure(load: Namespace, settings: WorkerConfig) -> dict[str, Any]:
 
 
 def figures(steps: "Sequence[Step]", weights_bytes: int) -> dict[str, Any]:
-    """Rates are of the engine's own time. Tokens of prompts are counted where a step has some,
-    decoded ones where it has none: what is decoded beside a prompt says nothing of either. A step
-    reads all weights; where it is alone with one row, that is nearly all it does."""
+    """Rates are of the engine's own time. A step that computes prompt tokens counts for the rate
+    of prefill, and its decoded tokens for neither rate; any other step counts for that of decode.
+    A step reads all weights; with one row alone, that is nearly all it does."""
     kinds = {
         "prefill": [step for step in steps if step.num_prompt_tokens],
         "decode": [step for step in steps if not step.num_prompt_tokens],
@@ -112,7 +112,7 @@ def _parse(arguments: list[str]) -> tuple[Namespace, list[str]]:
 
 
 def _add_load(add: Callable[..., Any]) -> None:
-    length = said(Lengths.parse)
+    length = argument_type(Lengths.parse)
     text = "tokens, a number or a distribution as in bench serve (default: 128)"
     add("--input-len", type=length, default=Lengths("fixed", 128), metavar="L", help=text)
     text = "the same for answers (default: 128)"

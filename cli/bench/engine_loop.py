@@ -80,7 +80,7 @@ class EngineLoop:
 
     @property
     def weights_bytes(self) -> int:
-        """As the worker tells it to those who watch it."""
+        """The value of the worker's memory metric."""
         (samples,) = (metric.samples for metric in MEMORY.collect())
         return int(next(each.value for each in samples if each.labels["kind"] == "weights"))
 

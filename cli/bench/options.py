@@ -77,7 +77,7 @@ def _add_load(add: Callable[..., Any]) -> None:
 
 def _add_requests(add: Callable[..., Any]) -> None:
     forms = f"tokens, a number or one of {', '.join(FORMS.values())}"
-    length = said(Lengths.parse)
+    length = argument_type(Lengths.parse)
     text = f"{forms} (default: 128); words in a chat"
     add("--input-len", type=length, default=Lengths("fixed", 128), metavar="L", help=text)
     text = "the same for answers (default: 128)"
@@ -102,18 +102,18 @@ def _add_sampling(add: Callable[..., Any]) -> None:
     add("--temperature", type=_number(0, 100), default=0.0, metavar="T", help=text)
     add("--logprobs", type=whole(0, MAX_LENGTH), metavar="K", help="asks for those of each token")
     text = "fields that each request gets in addition"
-    add("--extra-body", type=said(_object), default={}, metavar="JSON", help=text)
+    add("--extra-body", type=argument_type(_object), default={}, metavar="JSON", help=text)
 
 
 def _add_report(add: Callable[..., Any]) -> None:
     text = "targets in ms, such as ttft=200,tpot=50 (also e2e); reports how many requests meet all"
-    add("--goodput", type=said(_targets), default={}, metavar="TARGETS", help=text)
+    add("--goodput", type=argument_type(_targets), default={}, metavar="TARGETS", help=text)
     add("--json", type=Path, metavar="FILE", help="writes everything there")
     add("--rows", action="store_true", help="with a row for each request")
 
 
-def said(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Of a function that raises ValueError, one of which argparse shows the text."""
+def argument_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Makes a type for argparse, which shows the text of a ValueError that ``parse`` raises."""
 
     def checked(text: str) -> Any:
         try:
@@ -134,7 +134,7 @@ def _bounded(kind: type, name: str, low: float, high: float) -> Callable[[str], 
             raise ValueError(f"'{text}' is not a {name} from {low:g} to {high:.10g}")
         return value
 
-    return said(number)
+    return argument_type(number)
 
 
 def whole(low: int, high: int) -> Callable[[str], Any]:
@@ -145,7 +145,7 @@ def _number(low: float, high: float) -> Callable[[str], Any]:
     return _bounded(float, "number", low, high)
 
 
-@said
+@argument_type
 def _url(text: str) -> str:
     """Without a slash at its end, and without the /v1 that SDKs want."""
     try:

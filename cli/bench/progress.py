@@ -1,4 +1,4 @@
-"""How far a run is, for somebody who waits at a terminal."""
+"""Shows at a terminal how far a run is."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

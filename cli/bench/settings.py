@@ -18,8 +18,8 @@ WRITTEN_BY_US = ("model", "prompt", "messages", "max_tokens", "stream", "stream_
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """None where nothing was said. ``goodput`` holds targets in ms by figure. Raises ConfigError
-    where two of them do not go together."""
+    """A setting that was not given is None. ``goodput`` holds targets in ms by figure. Raises
+    ConfigError where two of them do not go together."""
 
     url: str
     model: str | None
@@ -57,7 +57,7 @@ class Settings:
             if field in self.extra_body:
                 raise ConfigError(f"--extra-body: {field} is for this program to write")
         if self.rows and self.json is None:
-            raise ConfigError("--rows: the rows are written where --json says, which is missing")
+            raise ConfigError("--rows: the rows go to the file of --json, which is missing")
         if self.json is not None and (self.json.is_dir() or not self.json.parent.is_dir()):
             raise ConfigError(f"--json: {self.json} is no place for a file")
 

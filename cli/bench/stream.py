@@ -1,4 +1,4 @@
-"""The server-sent events of one answer: when its tokens came. No clock; times are told to it."""
+"""The server-sent events of one answer: when its tokens came. Callers pass the times."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ MAX_MESSAGE_CHARS = 200
 
 
 class StreamError(Exception):
-    """The answer is not what a stream must be, or tells of an error."""
+    """The answer is no valid stream, or it contains an error."""
 
 
 class Delta(msgspec.Struct):

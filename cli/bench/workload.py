@@ -26,8 +26,8 @@ class Request:
 
 
 def random_prompts(settings: Settings, num: int, rng: np.random.Generator) -> list[list[int]]:
-    """Ids from FIRST_ID up to the vocabulary's end: one of the common prefixes, then as many as
-    the input length says."""
+    """Ids from FIRST_ID up to the vocabulary's end: one of the common prefixes, then as many ids
+    as are drawn from the input length's distribution."""
     shape = (settings.num_prefixes, settings.prefix_len)
     prefixes = rng.integers(FIRST_ID, settings.vocab_size, size=shape).tolist()
     return [

@@ -83,7 +83,7 @@ WRONG = [
     ("--verdict 2 --num-requests 3", "--num-requests: --verdict has its own"),
     ("--verdict 2 --concurrency 3", "--concurrency: --verdict has its own"),
     ("--duration 5", "--duration: 5 is for --verdict"),
-    ("--rows", "--rows: the rows are written where --json says"),
+    ("--rows", "--rows: the rows go to the file of --json"),
     ("--json /", "--json: / is no place for a file"),
     ("--json /no/such/file", "--json: /no/such/file is no place for a file"),
     ("--num-request 3", "unrecognized arguments: --num-request"),
