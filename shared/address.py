@@ -11,8 +11,8 @@ MAX_PATH_BYTES = 107
 
 
 def socket_path(directory: Path, service: ServiceName, instance: str, role: str = "") -> Path:
-    """``directory/<service>[-role]-<instance>.sock``; ``role`` tells two sockets of one service
-    apart."""
+    """``directory/<service>[-role]-<instance>.sock``; ``role`` distinguishes two sockets of one
+    service."""
     return directory / f"{service}{role and '.' + role}-{instance}.sock"
 
 
@@ -47,9 +47,9 @@ def sockets_of(directory: Path, service: ServiceName, instance: str) -> set[Path
 
 
 def make_private_directory(directory: Path) -> None:
-    """Creates it, 0700, or checks that nobody else can enter it or put another in its place.
+    """Creates it, 0700, or checks that no other user can enter it or put another in its place.
 
-    Whoever can, could read prompts and answer for the mesh. Raises ConfigError.
+    Such a user could read prompts and answer for the mesh. Raises ConfigError.
     """
     try:
         _make(directory)

@@ -21,7 +21,7 @@ COMMAND_HEADER = "X-Shoal-Admin"  # which no page makes a browser send to anothe
 
 @runtime_checkable
 class HasCommands(Protocol):
-    """A service that does as it is told at its admin port."""
+    """A service that takes commands at its admin port."""
 
     def commands(self) -> dict[str, Command]:
         """What ``POST /name`` does."""

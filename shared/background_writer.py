@@ -1,4 +1,4 @@
-"""Text written by a thread of its own, so that who reads it, or does not, holds up nobody."""
+"""Writes text in a thread of its own, so that a slow or absent reader does not block the caller."""
 
 import io
 import os
@@ -15,8 +15,8 @@ ENTRY_BYTES = 100  # what one text costs beside its bytes
 
 class BackgroundWriter(io.TextIOBase):
     """A text stream to ``descriptor``. ``write`` never blocks and never raises: a text for which
-    there is no room, or whose write fails, is dropped and counted; ``on_dropped`` is told how many
-    were when all that waited is written."""
+    there is no room, or whose write fails, is dropped and counted; ``on_dropped`` gets how many
+    when all that waited is written."""
 
     def __init__(self, descriptor: int, on_dropped: Callable[[int], None]) -> None:
         self._descriptor = descriptor
@@ -83,8 +83,8 @@ class BackgroundWriter(io.TextIOBase):
         rest = memoryview(data)
         try:
             while rest:
-                select([], [self._descriptor], [])  # somebody may have made it non-blocking
+                select([], [self._descriptor], [])  # another process may have made it non-blocking
                 rest = rest[os.write(self._descriptor, rest) :]
-        except OSError:  # no space, nobody reads any more, …
+        except OSError:  # no space, no reader any more, …
             return False
         return True

@@ -26,7 +26,7 @@ class Dialer:
     """Connects to every address of ``service`` that ``sources`` find, with back-off for each.
 
     A connection outlives its address: only the other end, or silence, ends it. With ``takes_one``
-    nobody else is dialled while one is up, and whoever is there by then at once when it is down.
+    no other address is dialled while one peer is up, and all at once when that peer is down.
     ``protect`` prepares each socket before it is connected.
     """
 
@@ -128,7 +128,7 @@ class _DealerConnection:
         if dialer.protect:
             dialer.protect(self._socket)
         self._socket.connect(address)
-        with suppress(PeerGone):  # on_lost tells
+        with suppress(PeerGone):  # on_lost follows
             self._socket.send(encode(dialer.events.hello))
 
     def check_greeting(self, now_s: float) -> None:

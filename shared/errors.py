@@ -3,7 +3,7 @@
 ShoalError
 ├── ConfigError                a setting is wrong: the service ends with exit code 2
 ├── CodecError                 a frame that is not a message of ours, or too large to become one
-└── RequestError               one request fails; nobody else notices
+└── RequestError               one request fails, and no other
     ├── InvalidRequest         400
     ├── Unauthorized           401
     ├── NotFound               404
@@ -16,10 +16,10 @@ ShoalError
 from shared.messages import Failed
 
 MAX_MESSAGE_CHARS = 2000  # clients' words may be part of a message; it travels in a header
-RETRY_AFTER_S = 2.0  # where nothing is known that would tell better
+RETRY_AFTER_S = 2.0  # where no better estimate is known
 NO_SCHEDULER = "no_scheduler"  # as code: a tokenizer had lost it before its gateways knew
 
-# Codes of requests that services died of: who tries again takes more of them.
+# Codes of requests that services died of: to try one again would take more of them.
 WORKER_DIED = "worker_died"
 TOO_MANY_REPLAYS = "too_many_replays"
 QUARANTINED = "quarantined"

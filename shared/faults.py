@@ -1,4 +1,4 @@
-"""What is wrong with ids, logprobs and SamplingParams, for whoever takes them from a peer."""
+"""Finds what is wrong with ids, logprobs and SamplingParams that a peer sent."""
 
 from itertools import chain
 
@@ -20,7 +20,7 @@ def list_bytes(params: SamplingParams) -> int:
 
 
 def params_fault(params: SamplingParams, vocab_size: int) -> str | None:
-    """What nobody can compute with, or None."""
+    """Why no sequence can be sampled with ``params``, or None."""
     if (num_bytes := list_bytes(params)) > MAX_LIST_BYTES:
         return f"the lists of its parameters take {num_bytes} bytes; the limit is {MAX_LIST_BYTES}"
     lengths = [len(word) for word in params.bad_words]

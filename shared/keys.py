@@ -1,7 +1,7 @@
 """The CURVE keys of a mesh: one pair for each service, in a folder of small text files.
 
-``public/SERVICE.key`` is for everybody; ``SERVICE/SERVICE.secret`` is for machines that run the
-service, and for nobody else there. Each file holds one key as Z85 text, after lines of comment.
+``public/SERVICE.key`` is for all machines; ``SERVICE/SERVICE.secret`` only for those that run the
+service, and only for its user there. Each file holds one key as Z85 text, after lines of comment.
 """
 
 import os
@@ -55,7 +55,7 @@ def load_keys(folder: Path | None, service: ServiceName) -> Keys | None:
 
 
 def write_keys(folder: Path) -> list[ServiceName]:
-    """Makes the pairs that are missing, and tells for which services; those there are stay.
+    """Makes the pairs that are missing and returns their services; existing pairs stay.
 
     Raises ConfigError where a public key is there without its secret: that is elsewhere.
     """

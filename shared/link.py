@@ -1,10 +1,11 @@
 """ZeroMQ links: all the connections of one service.
 
-Whoever is below listens with a ROUTER; whoever is above dials every address with a DEALER of its
-own. One connection is one epoch: Hello is the first message either way, no routing id is set,
-nothing reconnects by itself, and whatever ends (a disconnect, silence, a bad message, Bye, Refused)
-takes its Peer and its queued messages with it. Nothing blocks and nothing is dropped: admission
-bounds memory, and who sends more than we read has to wait.
+The service below (scheduler below tokenizer, for one) listens with a ROUTER; each service above it
+dials every address with a DEALER of its own. One connection is one epoch: Hello is the first
+message either way, no routing id is set, nothing reconnects by itself, and the end of a connection
+(by a disconnect, silence, a bad message, Bye, Refused) takes its Peer and its queued messages with
+it. Nothing blocks and nothing is dropped: admission bounds memory, and a peer that sends more than
+we read has to wait.
 """
 
 import asyncio
@@ -49,8 +50,8 @@ BYE_S = 0.1
 class Link:
     """The peers of one service. Used on one event loop only.
 
-    With ``keys`` all tcp is encrypted, and both ends prove which service they are; without, tcp is
-    open to everybody.
+    With ``keys`` all tcp is encrypted, and both ends prove which service they are; without keys
+    tcp accepts any process.
     """
 
     def __init__(self, hello: Hello, handler: Handler, keys: Keys | None = None) -> None:
@@ -90,7 +91,7 @@ class Link:
             address = tcp_address(endpoint.host, endpoint.port_of(self.hello.service, service))
             guard = self._guard(service)
             self._listeners.append(Listener(self._context, address, service, self, guard))
-            who = f"{service}s by their key" if guard else "everybody who says Hello"
+            who = f"{service}s by their key" if guard else "any peer that sends Hello"
             log.info("listening on %s for %s", self.addresses[-1], who)
 
     def dial(
@@ -117,8 +118,8 @@ class Link:
                 tasks.create_task(dialer.run())
 
     async def close(self, reason: str, is_planned: bool = True) -> None:
-        """Says Bye to everybody and welcomes nobody; nothing more is received. A service that broke
-        has not ``planned`` it and says nothing: its peers shall take it for the loss it is.
+        """Ends all connections and accepts no more; nothing more is received. Peers get Bye only if
+        the end ``is_planned``: to them a service that broke is lost.
 
         zmq throws away what a peer has not read yet when the connection ends, so it ends a little
         later.
@@ -157,7 +158,7 @@ class Link:
     def up(self, peer: Peer) -> None:
         self.peers.add(peer)
         PEERS.labels(peer.hello.service).inc()
-        PEERS_LOST.labels(peer.hello.service)  # from here on it is told, as 0
+        PEERS_LOST.labels(peer.hello.service)  # exported as 0 from here on
         minor = peer.hello.minor
         of_theirs = f", with protocol {PROTOCOL_MAJOR}.{minor}" if minor != PROTOCOL_MINOR else ""
         log.info("%s is up%s", peer, of_theirs)
@@ -182,7 +183,7 @@ class Link:
 
     def down(self, peer: Peer, reason: str, is_lost: bool) -> None:
         self.peers.discard(peer)
-        if not peer.is_up:  # we said Bye
+        if not peer.is_up:  # we sent Bye
             return
         peer.is_up, peer.said_bye = False, not is_lost
         PEERS.labels(peer.hello.service).dec()

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Listener:
-    """Accepts peers of ``service`` on ``address``; ``events`` hears of them.
+    """Accepts peers of ``service`` on ``address`` and passes their events to ``events``.
 
     ``protect`` prepares the socket before it is bound. Raises ConfigError where it cannot be.
     """
@@ -71,9 +71,9 @@ class Listener:
     def _on_stranger(self, route: ReceivedFrame, views: list[memoryview]) -> None:
         self._socket.read_events()
         connection = self._connections.newest(source_descriptor(route))
-        if connection is None:  # lost, as ``drop`` was told
+        if connection is None:  # lost, and ``drop`` was called
             return
-        if connection.refused_route == route.bytes:  # it was told, once
+        if connection.refused_route == route.bytes:  # it was answered, once
             return
         connection.route = route.bytes
         decoded = try_decode(views, connection.remote)
@@ -99,13 +99,13 @@ class Listener:
         if connection is None:
             return
         if connection.route is None:
-            reason = f"the handshake failed: {failure}" if failure else "it never said Hello"
+            reason = f"the handshake failed: {failure}" if failure else "it never sent Hello"
             self._count_refused(connection, reason)
         elif connection.route in self._peers:
             self.drop(self._peers[connection.route], "disconnected")
 
     def _count_refused(self, connection: RouterConnection, reason: str) -> None:
-        """Logged once for each remote and reason: who scans ports must not fill the log."""
+        """Logged once for each remote and reason, so that a port scan does not fill the log."""
         PEERS_REFUSED.inc()
         if self._refused.is_new(f"{connection.remote}: {reason}"):
             log.warning("%s: refused %s: %s", self.address, connection.remote, reason)
@@ -120,13 +120,13 @@ class Listener:
             count_sent(peer, message, frames)
 
     def _answer(self, route: bytes, message: Message) -> None:
-        """To somebody who is no peer yet, and may be gone."""
+        """Sends to a connection that is no peer yet, and may be gone."""
         with contextlib.suppress(PeerGone):
             self._socket.send([route, *encode(message)])
 
 
 def _identity_mismatch(hello: Message | None, owner: str | None) -> str | None:
-    """What is wrong with who ``hello`` says it is, where its key tells."""
+    """An error if ``hello`` names another service than ``owner``, whose key it came with."""
     if owner is None or not isinstance(hello, Hello) or hello.service == owner:
         return None
-    return f"a {owner} key, but Hello says {hello.service}"
+    return f"a {owner} key, but Hello names {hello.service}"

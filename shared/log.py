@@ -38,7 +38,7 @@ def _report_dropped(num: int) -> None:
 
 
 class _Handler(logging.Handler):
-    """Leaves writing to the thread of an Output, so that a log which nobody reads stops nobody."""
+    """Leaves writing to the thread of ``output``, so that a log that is not read blocks nothing."""
 
     def __init__(self, output: BackgroundWriter) -> None:
         super().__init__()
@@ -58,8 +58,8 @@ class _Handler(logging.Handler):
         super().close()
 
 
-def say(text: str) -> None:
-    """Writes ``text`` as it is to standard error, behind what was logged."""
+def write_error(text: str) -> None:
+    """Writes ``text`` as it is to standard error, after the lines that were logged."""
     for handler in logging.root.handlers:
         handler.flush()
     output = BackgroundWriter(STDERR, _report_dropped)
@@ -69,7 +69,7 @@ def say(text: str) -> None:
 
 
 def fields(**values: Any) -> dict[str, Any]:
-    """The ``extra`` of a line that tells ``values``; those that are None are left out."""
+    """The ``extra`` of a log line with ``values``; those that are None are left out."""
     return {"fields": {name: value for name, value in values.items() if value is not None}}
 
 

@@ -1,10 +1,10 @@
-"""What was logged already, so that nobody can fill the log by doing the same again."""
+"""Remembers what was logged, so that a peer cannot fill the log by repeating itself."""
 
 MAX_KNOWN = 1000
 
 
 class LogOnce:
-    """Says of each text whether it is new; forgets the oldest above ``MAX_KNOWN``."""
+    """Knows which texts are new; forgets the oldest above ``MAX_KNOWN``."""
 
     def __init__(self) -> None:
         self._known: dict[str, None] = {}

@@ -3,7 +3,7 @@
 On the wire a message is a msgpack array ``[tag, field, …]``. Tags are written out and never reused;
 fields are only ever appended, with a default, so that a decoder of the same protocol major accepts
 fewer or more trailing fields. Arrays of tokens travel beside the header as raw buffers (see
-``shared/codec.py``); each docstring says which. Messages going down are verbs, messages coming up
+``shared/codec.py``); each docstring names them. Messages going down are verbs, messages coming up
 nouns.
 
     Submit →           Generate →            StepPlan →
@@ -73,7 +73,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SamplingDefaults(Row, frozen=True):
-    """What holds where a client says nothing: generation_config.json's values, else OpenAI's."""
+    """Used where a request sets no value: generation_config.json's values, else OpenAI's."""
 
     temperature: Annotated[float, Meta(ge=0, le=1e3)] = 1.0
     top_k: Int32 = 0
@@ -83,7 +83,7 @@ class SamplingDefaults(Row, frozen=True):
 
 
 class ModelInfo(Row, frozen=True):
-    """What the mesh tells about its model; clients see it in ``/v1/models``.
+    """Describes the model that the mesh serves; clients see it in ``/v1/models``.
 
     ``fingerprint`` identifies the weights and the vocabulary: peers with different ones refuse
     each other. ``names`` and ``defaults`` are a tokenizer's, what is below them a worker's: with
@@ -123,8 +123,8 @@ INSTANCE = r"[A-Za-z0-9._-]{1,32}"  # what a process may be called
 
 
 class Hello(Row, tag=1, frozen=True):
-    """First message of either side. A tokenizer and a worker tell their model, a worker its
-    capacity."""
+    """First message of either side. A tokenizer and a worker send their model, a worker its
+    capacity too."""
 
     major: Int32
     minor: Int32
@@ -159,9 +159,9 @@ class Heartbeat(Row, tag=2, frozen=True):
     ``load`` is the number of open requests (worker: sequences); ``num_steps`` counts finished steps
     of the step thread, so that a peer sees progress and not merely life.
 
-    ``sent_s`` is the sender's monotonic clock; ``echo_s`` the ``sent_s`` of the last heartbeat that
-    came from this peer, which lay with the sender for ``held_s``; 0: none came. ``overview`` is a
-    scheduler's; a tokenizer passes on that of its scheduler, which may be a second old.
+    ``sent_s`` is the sender's monotonic clock. ``echo_s`` repeats the receiver's last ``sent_s``,
+    and ``held_s`` is how long ago the sender received it; both are 0 before its first heartbeat.
+    ``overview`` is a scheduler's; a tokenizer passes on that of its scheduler, up to a second old.
     """
 
     state: State
@@ -175,7 +175,7 @@ class Heartbeat(Row, tag=2, frozen=True):
 
 
 class Bye(Row, tag=3, frozen=True):
-    """The sender leaves because it was told to; nothing follows. Who breaks sends none."""
+    """The sender leaves on purpose; nothing follows. A service that breaks sends no Bye."""
 
     reason: Reason
 
@@ -293,7 +293,8 @@ class RequestKey(Row, frozen=True):
 
 
 class Cancel(Row, tag=12, frozen=True):
-    """Down both upper links: nobody waits for these any more. A key that is unknown is ignored."""
+    """Down both upper links: the client does not wait for these requests any more. A key that is
+    unknown is ignored."""
 
     keys: list[RequestKey]
 
@@ -405,7 +406,7 @@ class Finished(Row, frozen=True):
     """The one good terminal of a choice; ``num_tokens`` counts its completion tokens.
 
     ``stop_reason`` is the stop string or stop token id that ended it, if one did; ``num_cached`` as
-    in TokenRow. Both are a tokenizer's to tell.
+    in TokenRow. The tokenizer sets both; the scheduler leaves the defaults.
     """
 
     request: Name
@@ -530,8 +531,8 @@ class Release(Row, tag=25, frozen=True):
 class Lost(Row, tag=26, frozen=True):
     """Tokenizer → gateway: the scheduler that had these is gone; submit them anew. No terminal.
 
-    ``is_planned``: it said Bye, so that none of them can have been the reason. ``scheduler``: its
-    instance.
+    ``is_planned``: the scheduler sent Bye, so none of the requests can have been the reason.
+    ``scheduler`` is its instance.
     """
 
     keys: list[RequestKey]

@@ -33,7 +33,7 @@ class _Index(msgspec.Struct):
 
 
 def read_model_info(folder: Path, names: list[str], max_model_len: int | None) -> ModelInfo:
-    """What the mesh tells about the model in ``folder``; ``names`` are a tokenizer's.
+    """Describes the model in ``folder`` for its Hello; only a tokenizer passes ``names``.
 
     Raises ConfigError where a file is missing or does not parse, and where ``max_model_len`` is
     more than the model's positions.
@@ -98,7 +98,7 @@ def _fingerprint_parts(folder: Path) -> Iterator[bytes]:
     try:
         files = weight_files(folder)
     except ConfigError:
-        return  # a worker that needs weights says so; with load-format dummy none does
+        return  # a worker that needs weights raises it later; with load-format dummy none does
     yield index.read_bytes() if index.is_file() else _header(files[0])
     for file in files:
         yield f"{file.name} {file.stat().st_size}".encode()

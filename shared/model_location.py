@@ -18,7 +18,7 @@ FILES_WE_READ = [
 
 @dataclass(frozen=True, slots=True)
 class ModelLocation:
-    """``name`` is what clients call the model where no setting says otherwise."""
+    """``name`` is what clients call the model, unless a setting gives another name."""
 
     name: str
     folder: Path

@@ -1,4 +1,4 @@
-"""The other end of a link, and what services and links tell each other."""
+"""The other end of a connection, and the interface between a service and its link."""
 
 import logging
 import re
@@ -61,7 +61,8 @@ class Peer:
         message_bytes.inc(num_bytes)
 
     def note_heartbeat(self, heartbeat: Heartbeat) -> bool:
-        """Returns whether its state is another now. Raises CodecError for an overview by nobody."""
+        """Returns whether its state has changed. Raises CodecError for an overview whose scheduler
+        has no valid name."""
         overview = heartbeat.overview
         if overview is not None and not re.fullmatch(INSTANCE, overview.scheduler):
             raise CodecError(f"an overview by {overview.scheduler!r}")
@@ -81,9 +82,9 @@ class Peer:
     def send(self, message: Message, *arrays: Array) -> None:
         """Queues a message; arrays of 64 KiB or more are not copied and must not change any more.
 
-        To a peer that is gone nothing is sent and nothing raised: ``on_down`` tells, once. Raises
-        ValueError where the header breaks the limit of the wire: our mistake, and not that of
-        whoever's message we are handling.
+        To a peer that is gone nothing is sent and nothing raised: ``on_down`` is called for it,
+        once. Raises ValueError where the header breaks the limit of the wire: that is our mistake,
+        and not one of the peer whose message we are handling.
         """
         if not self.is_up:
             return
@@ -94,12 +95,12 @@ class Peer:
 
 
 class Handler(Protocol):
-    """A service as its link sees it. Nothing here may block; what raises ends the service, but for
-    a CodecError of ``on_message``, for a message whose parts do not fit: that ends the peer's
-    epoch, since nobody knows what was lost with it."""
+    """A service as its link sees it. Nothing here may block. An exception ends the service, except
+    for a CodecError of ``on_message``, for a message whose parts do not fit: that ends the peer's
+    epoch, since it is not known what was lost with the message."""
 
     def status(self) -> Heartbeat:
-        """What our heartbeats say; asked twice a second and whenever a peer's state changed."""
+        """The content of our heartbeats; called twice a second and when a peer's state changes."""
 
     def refusal(self, hello: Hello) -> str | None:
         """Why this peer is not welcome, or None."""
@@ -143,7 +144,7 @@ def try_decode(frames: list[memoryview], sender: str) -> tuple[Message, list[Arr
 
 
 def count_bad(sender: str, error: CodecError) -> None:
-    """A message that nobody can read; logged once for each sender."""
+    """Counts a message that cannot be decoded; logged once for each sender."""
     BAD_MESSAGES.inc()
     if _bad_senders.is_new(sender):
         log.warning("%s sent a bad message: %s", sender, peer_text(str(error)))

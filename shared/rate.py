@@ -16,7 +16,7 @@ class Rate:
         self._weight = 0.0
 
     def start(self, now_s: float) -> None:
-        """Work begins after a time without any: what was before tells nothing."""
+        """Forgets the past: work begins after a time without any."""
         self._started_s = self._updated_s = now_s
         self._weight = 0.0
 

@@ -54,4 +54,4 @@ def _remote_host(descriptor: int) -> str:
     with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
         address = copy.getpeername()
         return str(address[0]) if isinstance(address, tuple) else "a process of this machine"
-    return "somebody"
+    return "an unknown address"

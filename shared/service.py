@@ -105,7 +105,7 @@ async def _drain(service: Service, timeout_s: float) -> None:
 
 
 async def _signal_ready(service: Service, admin: AdminServer, on_ready: Callable[[], None]) -> None:
-    """Once: what comes and goes later is told by who comes and goes."""
+    """Calls ``on_ready`` once, when the service is ready for the first time."""
     is_ready = False
     while not is_ready:
         await asyncio.sleep(LOOK_S)
@@ -144,7 +144,7 @@ def _first_leaf(error: BaseException) -> BaseException:
 
 
 def _refuse(name: str, error: BaseException) -> int:
-    logs.say(f"shoal {name}: {error}")
+    logs.write_error(f"shoal {name}: {error}")
     return 2
 
 
@@ -153,13 +153,13 @@ def _raise_file_limit() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    except (OSError, ValueError) as error:  # a kernel may allow less than the hard limit says
+    except (OSError, ValueError) as error:  # a kernel may allow less than the hard limit
         log.warning("the limit of open files stays as it is: %s", error)
 
 
 def _watch_supervisor() -> Callable[[], None]:
     """Exits soon after the supervisor is gone: its end of a pair of sockets closes, or the kernel
-    tells. Returns how to tell it that we are ready."""
+    sends a signal. Returns a function that reports to the supervisor that we are ready."""
     text = os.environ.pop(SUPERVISOR_FD, None)
     if text is None:
         return lambda: None

@@ -44,7 +44,7 @@ class Context:
     """All sockets of one process; ``close`` waits at most ``LINGER_MS`` for what is queued."""
 
     def __init__(self) -> None:
-        # Its one IO thread tells of a connection before it passes on what came through it.
+        # Its one IO thread reports a connection before it passes on messages that came through it.
         self._zmq: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         # Its threads begin with the first socket. Without files left they would end the process.
         self._zmq.socket(zmq.PAIR).close()
@@ -71,12 +71,12 @@ class Context:
 
 
 class Socket:
-    """One zmq socket that never reconnects and never blocks. Those who send to it take turns, so
-    that who sends too much waits, and nobody else does. What we send waits without limit.
+    """One zmq socket that never reconnects and never blocks. Its peers are read in turn, so that
+    only a peer that sends too much waits. What we send is queued without limit.
 
-    ``on_frames`` gets each message; ``on_accepted`` the descriptor of a connection that somebody
-    made to us; ``on_lost`` the descriptor of one that ended or could not be made, and why its
-    handshake failed, else "".
+    ``on_frames`` gets each message; ``on_accepted`` the descriptor of a connection that another
+    process made to us; ``on_lost`` the descriptor of one that ended or could not be made, and why
+    its handshake failed, else "".
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Socket:
         socket.rcvhwm = MAX_UNREAD_MESSAGES
         socket.maxmsgsize = MAX_FRAME_BYTES
         socket.reconnect_ivl = -1
-        socket.linger = LINGER_MS  # from now: a connection that fails waits as long as it says then
+        socket.linger = LINGER_MS  # now: a connection that fails uses the value of that moment
         if socket.type == zmq.ROUTER:
             socket.router_mandatory = True
         self.is_closed = False
@@ -104,15 +104,14 @@ class Socket:
         self._events = _Reader(self._monitor, self._on_event)
 
     def admit_keys(self, secret: bytes, domain: str) -> None:
-        """What is bound after it is encrypted, and whoever answers for ``domain`` decides."""
+        """Encrypts what is bound from now on; the ZAP handler of ``domain`` admits or refuses."""
         self._zmq.curve_server = True
         self._zmq.curve_secretkey = secret
         self._zmq.zap_domain = domain.encode()
-        self._zmq.set(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer nobody is let in
+        self._zmq.set(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without its answer no peer is admitted
 
     def use_keys(self, secret: bytes, public: bytes, server: bytes) -> None:
-        """What is connected after it is encrypted, and only who has the secret of ``server``
-        understands us."""
+        """Encrypts what is connected from now on, for the holder of the secret of ``server``."""
         self._zmq.curve_secretkey = secret
         self._zmq.curve_publickey = public
         self._zmq.curve_serverkey = server
@@ -152,7 +151,7 @@ class Socket:
             self._messages.wake()
 
     def read_events(self) -> None:
-        """``on_accepted`` hears of all connections that messages so far came through."""
+        """Calls ``on_accepted`` for all connections that messages have come through so far."""
         while self._events.read(MAX_MESSAGES_A_TURN):
             pass
 

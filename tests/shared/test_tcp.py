@@ -297,7 +297,7 @@ async def test_a_hello_of_another_role_than_the_key_is_refused(
 ):
     with stranger(guarded.address, keys_of(folder, "gateway"), hello("worker")):
         await guarded.refuses()
-    assert "a gateway key, but Hello says worker" in caplog.text
+    assert "a gateway key, but Hello names worker" in caplog.text
 
 
 async def test_without_a_key_nobody_gets_past_keys(guarded: Guarded):
