@@ -8,8 +8,8 @@ WINDOW_S = 10.0
 
 
 class LogLimit(logging.Filter):
-    """Lets ``MAX_LINES`` of a logger pass in ``WINDOW_S``. The first line of a later window tells
-    how many were left out before it."""
+    """Lets ``MAX_LINES`` of a logger pass in ``WINDOW_S``. The first line of a later window
+    states how many were left out before it."""
 
     def __init__(self) -> None:
         super().__init__()

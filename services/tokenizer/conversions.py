@@ -62,7 +62,7 @@ class Conversions:
             gateway.send(Converted(name), array)
         except RequestError as error:
             gateway.send(error.to_failed(name, 0))
-        except Exception:  # the edge of one request: nobody else may notice
+        except Exception:  # one request fails, and no other
             log.exception("request %s cannot be converted", name)
             gateway.send(InternalError("the text could not be converted").to_failed(name, 0))
 

@@ -29,8 +29,8 @@ class Lanes:
 
 
 class _Lane:
-    """The line is before the executor, whose own one would keep what was cancelled, data and all,
-    until its turn."""
+    """Calls wait here and not in the executor, whose queue would keep cancelled ones, with their
+    data, until their turn."""
 
     def __init__(self, num_threads: int, name: str) -> None:
         self.threads = ThreadPoolExecutor(num_threads, name)
@@ -46,4 +46,4 @@ class _Lane:
     def _end(self, job: asyncio.Future[Any]) -> None:
         self._free.release()
         if not job.cancelled():
-            job.exception()  # whoever would have been told has gone
+            job.exception()  # marks it as seen: a caller that was cancelled does not read it

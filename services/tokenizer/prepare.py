@@ -49,7 +49,7 @@ def prepare(
 
 
 def _check_choices(model: TextModel, submit: Submit, resumed: Array) -> None:
-    """Raises InvalidRequest for what no gateway of ours says."""
+    """Raises InvalidRequest for choices that a gateway of ours never sends."""
     num_ids = sum(start.num_ids for start in submit.choices)
     if num_ids != len(resumed):
         raise InvalidRequest(f"the choices count {num_ids} ids, and {len(resumed)} came")

@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class Requests:
-    """Encodes in ``lanes`` and decodes on the event loop; ``find_scheduler`` says where to.
+    """Encodes in ``lanes`` and decodes on the event loop; ``find_scheduler`` returns the scheduler.
 
     ``max_tokens`` bounds texts whose clients set no bound. Of requests and conversions at most
     ``max_open`` are open.
@@ -175,7 +175,7 @@ class Requests:
                 self._generate(request, prepared)
         except RequestError as error:
             self._fail(request, error)
-        except Exception:  # the edge of one request: nobody else may notice
+        except Exception:  # one request fails, and no other
             log.exception("request %s cannot be encoded", request.request)
             self._fail(request, InternalError("the prompt could not be encoded"))
 

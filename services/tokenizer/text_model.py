@@ -58,8 +58,8 @@ class TextModel:
         return [list(ids) for ids in distinct if max(ids) < self.vocab_size]
 
     def check_size(self, kind: PromptKind, prompt: Array) -> None:
-        """Raises InvalidRequest for what is too long, whatever is in it. Of a chat nobody knows:
-        its template may leave out most of it."""
+        """Raises InvalidRequest for a prompt that is too long whatever is in it. A chat is never
+        refused here: its template may leave out most of it."""
         if kind == "text":
             self._check_num_chars(prompt.nbytes // MAX_CHAR_BYTES)
         elif kind == "ids" and len(prompt) > self.max_model_len:

@@ -1,7 +1,7 @@
 """``/abort_requests``: ends requests by the ids that their clients know.
 
-A client ends only what came with its own API key; what is another's it cannot tell from what does
-not exist.
+A client ends only requests that came with its own API key; the answer for another client's request
+is the same as for one that does not exist.
 """
 
 from aiohttp import web

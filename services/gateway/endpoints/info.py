@@ -1,4 +1,4 @@
-"""What a gateway tells about itself and its model."""
+"""Endpoints about the gateway and its model: models, health, version, load and metrics."""
 
 from collections.abc import Callable
 
@@ -69,5 +69,5 @@ class Info:
         return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _load(self, request: web.Request) -> web.Response:
-        """As vLLM tells it: open requests."""
+        """Open requests, in vLLM's format."""
         return json_response({"server_load": self._status().load})

@@ -12,8 +12,8 @@ from shared.rate import Rate
 
 
 class Reservation:
-    """What one open request holds. ``is_served`` when it is more than a refusal: how fast such
-    requests end tells when there is room again."""
+    """The room that one open request holds. ``is_served`` is true once it is more than a refusal:
+    the rate at which such requests end is the estimate of when there is room again."""
 
     def __init__(self, admission: "Admission") -> None:
         self._admission = admission
@@ -21,17 +21,16 @@ class Reservation:
         self.is_served = False
 
     def hold(self, num_bytes: int) -> None:
-        """So many bytes more, until the request ends. Raises Overloaded at the limit."""
+        """Adds bytes until the request ends. Raises Overloaded at the limit."""
         self._admission.hold(num_bytes)
         self.num_bytes += num_bytes
 
     def replace(self, before: int, after: int) -> None:
-        """What took so many bytes has become so many."""
+        """Holds ``after`` bytes instead of ``before``."""
         self.grow(after - before)
 
     def grow(self, num_bytes: int) -> None:
-        """So many bytes more of a request that has begun: nobody is refused now, but newcomers are
-        sooner."""
+        """Adds bytes of a request in progress without a check; later ones are refused sooner."""
         self._admission.grow(num_bytes)
         self.num_bytes += num_bytes
 

@@ -18,7 +18,7 @@ from shared.config.gateway import GatewayConfig
 from shared.errors import ConfigError, Unauthorized
 
 OPEN_ROUTES = {"/health", "/ready", "/ping"}
-"""For whoever watches over the server and has no key."""
+"""Open to monitoring, which has no key."""
 
 LIMITED_ROUTES = {"/v1/chat/completions", "/v1/completions"}
 
@@ -26,7 +26,7 @@ _LIMIT = re.compile(r"(max-open-requests|max-tokens-per-minute)=([1-9][0-9]{0,17
 
 
 class Guard:
-    """Compares digests: all have one length, and the time it takes tells nothing of a key."""
+    """Compares digests: all have one length, so a comparison's time reveals nothing of a key."""
 
     def __init__(self, accounts: Sequence[Account]) -> None:
         self._accounts = accounts
@@ -60,8 +60,8 @@ def _shown_key(request: web.Request) -> bytes:
 
 
 def load_accounts(config: GatewayConfig) -> list[Account]:
-    """Of the keys of the file and of those of the settings; none: everybody may ask. Raises
-    ConfigError."""
+    """The accounts of the keys in the file and in the settings; without any, requests need no key.
+    Raises ConfigError."""
     path = config.api_key_file
     limits = KeyLimits(config.max_open_requests_per_key, config.max_tokens_per_minute_per_key)
     accounts = _read_accounts(path, limits) if path is not None else []
@@ -87,7 +87,7 @@ def _read_accounts(path: Path, limits: KeyLimits) -> list[Account]:
 
 
 def _account_of(line: str, limits: KeyLimits) -> Account:
-    """Raises ValueError, which does not tell the key."""
+    """Raises ValueError, whose text does not contain the key."""
     key, *words = line.split()
     matches = [_LIMIT.fullmatch(word) for word in words]
     if not all(matches):

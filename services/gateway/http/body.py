@@ -46,8 +46,8 @@ class BodyReader:
             raise web.HTTPRequestTimeout from None
 
     async def expect(self, request: web.Request) -> None:
-        """What asks with ``Expect: 100-continue`` is told by ``read``: here, where aiohttp would
-        answer, nothing has been checked yet."""
+        """Sends nothing: ``read`` answers ``Expect: 100-continue``, after checks that have not been
+        made when aiohttp calls this."""
 
     def _too_large(self, size: str) -> BodyTooLarge:
         return BodyTooLarge(f"the body has {size} bytes; the limit is {self._max_bytes}")

@@ -40,7 +40,8 @@ class Client:
         await self.response.prepare(self._request)
 
     async def write(self, data: bytes) -> None:
-        """In pieces: whoever reads slowly but steadily reads one in time."""
+        """Writes ``WRITE_CHUNK_BYTES`` at a time, so that a client that reads slowly but steadily
+        reads each chunk in time."""
         self._written_s = time.monotonic()
         view = memoryview(data)
         for start in range(0, len(data), WRITE_CHUNK_BYTES):

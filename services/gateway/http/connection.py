@@ -85,7 +85,7 @@ class HttpConnection(web.RequestHandler):
         if self._is_half_closed and not self._messages:
             self.close()
 
-    # --- what the transport tells ---------------------------------------------------------------
+    # --- called by the transport ----------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)

@@ -28,10 +28,10 @@ class SheddableConnection(Protocol):
 
 
 class ConnectionLimit:
-    """All that are open, first those that have been without a request for the longest time.
+    """The open connections, first those that have been without a request for the longest time.
 
-    The kernel gives a new file the lowest number that is free. So a high one tells that files run
-    out, whoever holds them.
+    The kernel gives a new file the lowest number that is free. So a high number means that the
+    process is about to run out of files, whatever holds them.
     """
 
     def __init__(self) -> None:

@@ -32,7 +32,7 @@ class Cors:
         return web.Response(status=204, headers=headers)
 
     async def mark(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Tells the browser that the page may read ``response``, which is about to begin."""
+        """Adds the headers by which the browser lets the page read ``response``."""
         if self._lets_in(request):
             origin = ANY if ANY in self._origins else request.headers[hdrs.ORIGIN]
             response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = origin

@@ -27,7 +27,7 @@ log.addFilter(LogLimit())
 
 CLIENT_LEFT = 499
 SHOULD_RETRY = "X-Should-Retry"
-"""OpenAI's clients do as it says; by themselves they try again after each 5xx."""
+"""OpenAI's clients obey this header; without it they try again after each 5xx."""
 
 
 def error_response(error: RequestError) -> web.Response:

@@ -1,4 +1,4 @@
-"""What the log tells of a request when it ends."""
+"""Logs one line for each request, when it ends."""
 
 from aiohttp import web
 

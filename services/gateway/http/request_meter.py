@@ -19,7 +19,7 @@ from services.gateway.metrics import (
 
 class RequestMeter:
     """Measures one request of ``model`` by the progress it makes; times are monotonic. ``charge``
-    hears of its tokens as they are known."""
+    is called with the number of its tokens as they are known."""
 
     def __init__(self, model: str, started_s: float) -> None:
         self._model = model

@@ -13,7 +13,7 @@ def tls_context(config: GatewayConfig) -> ssl.SSLContext | None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
-        # Whoever starts a server in the background cannot be asked for a password.
+        # A server in the background cannot ask for a password.
         context.load_cert_chain(certificate, key, password=lambda: b"")
     except OSError as error:  # ssl.SSLError is one
         files = certificate if key is None else f"{certificate}, {key}"

@@ -4,8 +4,8 @@
 class TokenBucket:
     """Holds at most what ``per_minute`` pours in; times are monotonic. Pure.
 
-    What is taken may bring it below empty: how much a request takes is known when it has ended, and
-    whoever comes after it waits until that is made up for.
+    It may go below empty: how much a request takes is known when it has ended, and the next request
+    waits until the bucket is above empty again.
     """
 
     def __init__(self, per_minute: int, now_s: float) -> None:

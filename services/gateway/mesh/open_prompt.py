@@ -84,7 +84,7 @@ class OpenPrompt:
 
     After the loss of a tokenizer or a scheduler, ``begin_replay`` and another ``submit`` go on
     where the mesh had come to. ``choices`` are those that have not ended. ``peer`` is the tokenizer
-    that works on it. Where there is none, ``backoff`` tells when to submit it again, and
+    that works on it. Where there is none, ``backoff`` decides when to submit it again, and
     ``replay_until_s`` (monotonic) how long it may wait. ``num_losses`` counts the services that
     died under it since its last token.
     """
@@ -189,7 +189,8 @@ class OpenPrompt:
         self._collector.add(self._index(row.choice), row, part)
 
     def finish(self, finished: Finished) -> None:
-        """A prompt that ends before it was accepted was aborted: nobody need wait for its ids."""
+        """Ends a choice. A prompt that ends before it was accepted was aborted: its ids do not come
+        any more, and it counts as accepted without them."""
         choice = self.choices.pop(finished.choice, None)
         if choice is not None:
             if choice.num_cached is not None:

@@ -16,7 +16,7 @@ from shared.token_arrays import TokenArrays, join
 
 @dataclass(frozen=True, slots=True)
 class ChoiceUpdate:
-    """What came for one choice since the last look: text and tokens (maybe none), maybe its end.
+    """What came for one choice since the last update: text and tokens (maybe none), maybe its end.
 
     ``index`` counts the choices of all prompts. ``arrays`` are those of ``run``; where this is of a
     prompt, ``index`` is that of its first choice. ``drafts`` are the ones that were verified beside

@@ -22,7 +22,7 @@ class _Cache(dict[int, bytes]):
 
 
 class Spelling:
-    """One way to name tokens. ``names`` are JSON strings that tell tokens apart, ``keys`` the same
+    """One way to name tokens. ``names`` are JSON strings, unique for each token; ``keys`` the same
     with a colon; ``entries`` begin the object that describes a token in a chat, up to the value of
     its logprob."""
 

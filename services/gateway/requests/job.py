@@ -23,7 +23,7 @@ class Job:
     for jobs with the same ``cache_salt`` only. The reply ``echoes`` the prompt before the text and
     in its logprobs, ``returns_ids`` beside it, and names the tokens of logprobs by their text or
     ``names_by_id``; ``num_prompt_logprobs`` were asked for beside the prompt's own.
-    A prompt is replaced by its ids when the mesh has told them. ``request_id`` is the client's own,
+    A prompt is replaced by its ids when the mesh has sent them. ``request_id`` is the client's own,
     ``owner`` whose API key it has shown. ``field_names`` are the client's words for what the mesh
     calls ``prompt`` and ``max_tokens``, where they differ. Unless it ``is_seeded`` by the client
     each prompt has a seed of its own.

@@ -58,7 +58,7 @@ def client_seed(request: GenerationRequest) -> int | None:
 
 
 def text_options(request: GenerationRequest, adds_special_tokens: bool) -> TextOptions:
-    """``adds_special_tokens``: where the client says nothing."""
+    """``adds_special_tokens`` is the default where the request sets none."""
     return TextOptions(
         stop=[request.stop] if isinstance(request.stop, str) else request.stop or [],
         bad_words=request.bad_words or [],

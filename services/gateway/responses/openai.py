@@ -90,14 +90,14 @@ class DetokenizeReply(Struct):
 
 
 class AbortReply(Struct):
-    """``aborted`` were ours; ``forwarded`` may be another gateway's, or nobody's."""
+    """``aborted`` were open in this gateway; ``forwarded`` may be open in another or in none."""
 
     aborted: list[str]
     forwarded: list[str]
 
 
 class Model(Struct):
-    """``max_model_len`` in tokens, as vLLM tells it."""
+    """``max_model_len`` is in tokens; the field is vLLM's."""
 
     id: str
     created: int

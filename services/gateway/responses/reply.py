@@ -120,8 +120,8 @@ class Reply:
 class Tally:
     """The tokens of a reply, added up as its choices end, and the drafts as they come.
 
-    Of a prompt's choices the first says how much of the prompt was cached: what the others found
-    the first one had just computed.
+    The first of a prompt's choices determines how much of the prompt was cached: what the others
+    found in the cache the first one had just computed.
     """
 
     def __init__(self, reply: Reply) -> None:
