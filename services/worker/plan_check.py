@@ -12,16 +12,16 @@ from shared.messages import Admit, Capacity, StepPlan
 
 @dataclass(slots=True)
 class _Held:
-    """What plans say of a slot. ``num_left`` of the ids that it was admitted with are not computed
-    yet; from then on each row of it computes the one that was sampled last."""
+    """The state of a slot according to the plans. ``num_left`` of the ids that its sequence was
+    admitted with are not computed yet; after them each row computes the id sampled last."""
 
     num_left: int
     num_blocks: int
 
 
 class PlanCheck:
-    """Follows the plans of one scheduler. ``check`` raises CodecError for one that names what is
-    not there; of what the plans before it said it knows as much as the scheduler."""
+    """Follows the plans of one scheduler. ``check`` raises CodecError for one that does not fit the
+    slots and blocks that the plans before it left."""
 
     def __init__(self, capacity: Capacity, vocab_size: int) -> None:
         self._capacity = capacity

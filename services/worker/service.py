@@ -67,8 +67,8 @@ class Engine(_AnyEngine, Protocol):
 
 @runtime_checkable
 class LaunchingEngine(_AnyEngine, Protocol):
-    """Whose device works by itself: the next step is launched before the result of one is there.
-    It tells for how long the device waited for a plan."""
+    """An asynchronous engine: the next step is launched before the result of the last one is read.
+    Its results state for how long the device waited for a plan."""
 
     def launch(self, plan: StepPlan, ids: np.ndarray) -> None:
         """Begins a step, on the step thread; may wait for results."""

@@ -1,4 +1,4 @@
-"""What the log tells of a sequence when it leaves its slot."""
+"""Logs one line for each sequence, when it leaves its slot."""
 
 from typing import NamedTuple
 
@@ -13,8 +13,8 @@ class _Stay(NamedTuple):
 
 
 class SlotLog:
-    """Who holds which slot, as the plans say; a sequence may come back, to this worker or
-    another."""
+    """The sequences that hold slots according to the plans. A sequence that was logged may come
+    back, to this worker or another."""
 
     def __init__(self) -> None:
         self._stays: dict[int, _Stay] = {}

@@ -141,7 +141,7 @@ ROPES: dict[str, type[Rope]] = {
 
 
 def read_rope(values: dict[str, Any]) -> Rope:
-    """The kind that ``rope_type`` names, ``type`` once. Raises ValueError saying what is wrong."""
+    """The kind that ``rope_type`` names, or ``type`` in older files. Raises ValueError."""
     kind = values.get("rope_type", values.get("type", "default"))
     if kind not in ROPES:
         raise ValueError(f"rope type {kind!r} is not supported; supported are {', '.join(ROPES)}")

@@ -1,4 +1,4 @@
-"""What config.json and generation_config.json say about the model."""
+"""Reads config.json and generation_config.json."""
 
 from pathlib import Path
 from typing import Any
@@ -66,14 +66,14 @@ class ModelConfig(msgspec.Struct, frozen=True):
             "original_max_position_embeddings": self.max_position_embeddings,
             "partial_rotary_factor": self.partial_rotary_factor,
         }
-        said = {key: value for key, value in nested.items() if value is not None}
+        given = {key: value for key, value in nested.items() if value is not None}
         own = {"max_position_embeddings": self.max_position_embeddings}
         if self.original_max_position_embeddings is not None:
             own["original_max_position_embeddings"] = self.original_max_position_embeddings
-        return beside | said | own
+        return beside | given | own
 
     def with_defaults(self, **values: Any) -> "ModelConfig":
-        """``values`` where config.json says nothing: what a family leaves out may differ."""
+        """Sets ``values`` that config.json leaves out, for which each family has defaults."""
         missing = {key: value for key, value in values.items() if getattr(self, key) is None}
         return msgspec.structs.replace(self, **missing)
 

@@ -30,7 +30,7 @@ from shared.token_arrays import TokenArrays
 class HostEngine:
     """A model with its KV cache and the slots of its sequences.
 
-    ``progress`` is told what loading does and how far it is, 0 … 1. Raises ConfigError where model,
+    ``progress`` gets what loading does and how far it is, 0 … 1. Raises ConfigError where model,
     machine and settings do not go together. A plan that breaks the contract raises ValueError.
     """
 

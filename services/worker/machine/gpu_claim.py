@@ -1,4 +1,4 @@
-"""Which GPU is whose, among the workers of a machine: a locked file for each that is taken."""
+"""Divides the GPUs of a machine among its workers: each GPU that is taken has a locked file."""
 
 import fcntl
 import os
@@ -11,8 +11,8 @@ from shared.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class GpuClaim:
-    """``lock`` is a descriptor that nobody closes: the kernel does, and so frees the GPU, when the
-    process ends, however it does."""
+    """``lock`` is a descriptor that we never close: the kernel closes it, and so frees the GPU,
+    when the process ends in any way."""
 
     index: int
     lock: int
@@ -35,8 +35,8 @@ def claim_gpu(folder: Path, gpu_ids: Sequence[str]) -> GpuClaim:
 
 
 def _try_lock(path: Path) -> int | None:
-    """The descriptor that holds the lock, or None where somebody else does. The file stays when it
-    is free again: to remove it would let two hold locks of one name."""
+    """The descriptor that holds the lock, or None if another process does. A file stays when it is
+    free again: to remove it would let two processes hold locks of one name."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -25,8 +25,8 @@ class Memory:
 
 
 def choose_device(wanted: str, gpu_claims: Path | None) -> torch.device:
-    """``wanted`` is auto, cpu or cuda. With a folder ``gpu_claims`` a GPU that is nobody else's
-    there, which becomes the calling thread's current one; else torch's current one.
+    """``wanted`` is auto, cpu or cuda. With a folder ``gpu_claims`` a GPU is claimed there, and
+    becomes the calling thread's current one; without, torch's current one is taken.
 
     Raises ConfigError where there is no such device, or none that is free.
     """
@@ -38,7 +38,7 @@ def choose_device(wanted: str, gpu_claims: Path | None) -> torch.device:
     if gpu_claims is None:
         return torch.device("cuda", torch.cuda.current_device())
     device = torch.device("cuda", claim_gpu(gpu_claims, _gpu_ids()).index)
-    torch.cuda.set_device(device)  # where kernels run that are not told
+    torch.cuda.set_device(device)  # for kernels that are launched without a device
     return device
 
 
@@ -57,15 +57,15 @@ def num_cores() -> int:
 
 def bound_kernel_caches() -> None:
     """In bfloat16 a CPU makes machine code for every number of tokens a step may have, and by
-    default keeps 1024 of them in each of two caches: 0.9 GB that nobody planned. Must come before
-    the first product, when the caches are made; who has set their sizes is left alone."""
+    default keeps 1024 of them in each of two caches: 0.9 GB that no memory plan counts. Must come
+    before the first product, when the caches are made; sizes that are already set stay."""
     for name, size in KERNEL_CACHES.items():
         os.environ.setdefault(name, size)
 
 
 def compute_exactly() -> None:
     """Products on GPUs neither round float32 to TF32 nor add parts of a sum in 16 bits, as torch
-    does by itself or because the environment says so."""
+    does by default or because of a variable of the environment."""
     products = torch.backends.cuda.matmul
     products.allow_tf32 = False
     # Both within a product, and between the parts that cuBLAS splits one into.

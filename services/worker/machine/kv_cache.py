@@ -13,8 +13,8 @@ class KVCache:
     """Keys and values of ``num_layers``, in blocks that the scheduler hands out.
 
     ``layers`` has [num_blocks + 1, block_size, 2, num_kv_heads, head_dim] for each. The last block
-    is nobody's: block tables are filled up with it, and it takes writes for which nothing was
-    reserved.
+    is the null block: block tables are padded with it, and tokens without a reserved block write to
+    it.
     """
 
     def __init__(

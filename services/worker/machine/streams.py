@@ -39,7 +39,7 @@ class Download:
 
 
 class DeviceEvent:
-    """A moment in the device's work, told when it gets there; a CPU is there at once."""
+    """A CUDA event after the work that was launched so far; on a CPU a timestamp."""
 
     def __init__(self, device: torch.device) -> None:
         self._at_s = time.perf_counter()

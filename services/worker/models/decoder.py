@@ -1,6 +1,6 @@
 """The decoder that most families are: pre-norm layers under one rotation, and an output head.
 
-A family says what its layers are made of. Modules are named as in its checkpoints.
+A family defines what its layers are made of. Modules are named as in its checkpoints.
 """
 
 from collections.abc import Callable
@@ -60,7 +60,7 @@ class Trunk(nn.Module):
 class DecoderLM(CausalLM):
     """The trunk and its output head.
 
-    ``make_layer`` gives the layer of an index; ``is_interleaved`` says that neighbours, and not a
+    ``make_layer`` gives the layer of an index; ``is_interleaved``: neighbours, and not a
     head's halves, are the pairs of its rotation.
     """
 

@@ -13,8 +13,8 @@ from shared.messages import Admit, Capacity, SamplingParams, StepPlan
 class SlotTable:
     """The scheduler owns slots and blocks and sends differences; here lie the lengths.
 
-    ``is_open`` slots take part in steps: a slot closes when its sequence ends and stays so,
-    whatever later plans say, until it is admitted anew.
+    ``is_open`` slots take part in steps: a slot closes when its sequence ends and stays closed,
+    though later plans may name it, until a sequence is admitted to it.
     """
 
     def __init__(self, capacity: Capacity) -> None:

@@ -30,7 +30,7 @@ class Speculation(NamedTuple):
 
 
 def choose_speculation(wanted: SpeculativeConfig, model: CausalLM) -> Speculation:
-    """Says what is chosen. Raises ConfigError where the model lacks what is wanted."""
+    """Logs the choice. Raises ConfigError where the model lacks what is wanted."""
     method = wanted.method or ("mtp" if model.has_mtp else "none")
     if method == "none":
         log.info("drafts: none%s", "" if wanted.method else " (the model has no MTP head)")

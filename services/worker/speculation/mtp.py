@@ -7,8 +7,8 @@ draft it is fed its own output in place of h, with the draft as t.
 **Its KV.** The entry of the pair (h of q − 1, t of q) lies in place q of its layer's cache, so that
 a block depends on what is before it alone, and may be shared like the trunk's. Place 0 has none.
 Its rotary position is that of h. After a step the pairs of all its tokens are computed, drafts
-included, since what was known of the ones before was a draft too; what is beyond the tokens that
-were right is written again before anybody sees it.
+included, since what was known of the ones before was a draft too; what is beyond the
+accepted tokens is written again before any token attends to it.
 
 **Prefix hits.** The first pair wants the state of the last cached token, which is computed once
 more for it.

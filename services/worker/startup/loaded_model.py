@@ -100,7 +100,7 @@ class LoadedModel:
 
 
 def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedModel:
-    """``choose``: what computes the model. ``progress`` is told what loading does and how far it
+    """``choose`` picks what computes the model. ``progress`` gets what loading does and how far it
     is, 0 … 1. Raises ConfigError where model, machine and settings do not go together."""
     location = locate_model(settings.model)
     check_architecture(location.folder)

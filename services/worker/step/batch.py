@@ -23,7 +23,7 @@ from shared.messages import StepPlan
 
 
 class SamplingMetadata(NamedTuple):
-    """Whom the rows of logits are of, and how a token is drawn from each."""
+    """The slots of the rows of logits, and how a token is sampled from each row."""
 
     slots: np.ndarray  # [S] int64
     adjustments: Adjustments | None
@@ -183,8 +183,8 @@ def make_context(
     kv_cache: KVCache,
     first_keys: np.ndarray | None = None,
 ) -> ForwardContext:
-    """Of rows [R] in the order attention wants: one token first, then by length. ``slot_mapping``
-    [T] says where the KV of their tokens goes; keys before ``first_keys`` [R] are hidden."""
+    """The context of rows [R] in the order attention wants: one token first, then by length.
+    ``slot_mapping`` [T] is of their tokens; keys before ``first_keys`` [R] are hidden."""
     cache = kv_cache.layers[0]
     return ForwardContext(
         kv_cache.layers,

@@ -28,7 +28,7 @@ class TokenLogprobs(NamedTuple):
 
 
 class StepLogprobs:
-    """By index of the token; those of which nobody asked are missing."""
+    """Logprobs by index of the token, only of those for which the request asked."""
 
     def __init__(self, tokens: dict[int, TokenLogprobs]) -> None:
         self._tokens = tokens

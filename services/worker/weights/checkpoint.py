@@ -1,7 +1,7 @@
 """Builds a model and fills it from safetensors files, which are mapped and never read whole.
 
-Knows no architecture: each module says which tensors of a checkpoint its parameters are made of,
-by default one each under the parameter's own name. For MTP heads ``mtp_layouts`` says more.
+Knows no architecture: each module declares which tensors of a checkpoint its parameters are made
+of, by default one each under the parameter's own name; ``mtp_layouts`` adds those of MTP heads.
 """
 
 from collections.abc import Iterator

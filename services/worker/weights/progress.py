@@ -1,4 +1,4 @@
-"""How loading tells how far it is."""
+"""Logs how far loading is."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Keeps the slots on the device what the host's table says of those that come in or grow."""
+"""Copies to the device what changes in the host's slot table: sequences admitted, blocks added."""
 
 from itertools import count, repeat
 

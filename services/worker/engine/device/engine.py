@@ -43,7 +43,7 @@ class DeviceEngine:
     ``launch`` and ``reset`` are called by one thread, ``collect`` by one, which may be another: as
     often as ``launch``, and in its order. The table is the launching thread's where a sequence is
     admitted and gets blocks, and the collecting one's where it runs on and ends: the scheduler
-    gives a slot to nobody else before the results of all plans that name it have come.
+    gives a slot to no other sequence before the results of all plans that name it have come.
     """
 
     def __init__(self, settings: WorkerConfig, progress: Progress) -> None:

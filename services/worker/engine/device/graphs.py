@@ -108,7 +108,7 @@ class StepGraphs:
 def record_graphs(
     segments: Segments, wanted: Sequence[Shape], capacity: Capacity, progress: Progress
 ) -> StepGraphs:
-    """Says what was recorded, and what was not, where the memory is short."""
+    """Records the graphs of the shapes ``wanted``, as many as the memory allows, and logs which."""
     device = segments.eos_ids.device
     graphs = StepGraphs(segments, wanted, capacity.max_num_seqs, capacity.max_model_len)
     record = CudaRecorder(device) if device.type == "cuda" else CpuRecorder()
@@ -171,7 +171,7 @@ class CudaRecorder:
         try:
             run()
         except BaseException:
-            with suppress(RuntimeError):  # what went wrong is the error to tell
+            with suppress(RuntimeError):  # the first error is the one to raise
                 graph.capture_end()
             raise
         graph.capture_end()

@@ -1,4 +1,4 @@
-"""What is said where a GPU's memory is short."""
+"""Fails sequences and plans for which a GPU's memory does not suffice."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ REMEDIES = "lower gpu-memory-utilization, max-num-batched-tokens or max-num-seqs
 
 
 def fail(table: SlotTable, slots: np.ndarray, problem: str) -> list[RowPart]:
-    """Closes ``slots`` [n]; returns the parts of the result that say so."""
+    """Closes ``slots`` [n]; returns the parts of the result with an error for each."""
     table.is_open[slots] = False
     table.num_prompt_logprobs[slots] = NO_LOGPROBS  # nor do more come of the step before
     error = f"the GPU's memory does not suffice: {problem}; {REMEDIES}"

@@ -46,7 +46,7 @@ class SamplerOutput(NamedTuple):
 
     tokens: Tensor  # [R, w] int64
     accepted: AcceptOutput
-    scores: Tensor  # [R * w, V]: what logprobs are told of
+    scores: Tensor  # [R * w, V]: logprobs are computed from them
     logprobs: tuple[Tensor, Tensor, Tensor]  # of the R * w tokens, see ``logprobs_slots``
 
 

@@ -44,8 +44,7 @@ def _decode(segments: Segments, num_rows: int, width: int) -> None:
 
 
 def _run_largest(segments: Segments, table: SlotTable, capacity: Capacity) -> None:
-    """A prompt's chunk of every sequence, all of which then sample as requests may wish, and
-    draft."""
+    """Runs a prefill chunk of every sequence, then samples with every parameter, and drafts."""
     state = segments.state
     num_rows, num_tokens = capacity.max_num_seqs, capacity.max_num_batched_tokens
     nums = np.full(num_rows, num_tokens // num_rows)
