@@ -1,4 +1,4 @@
-"""A tokenizer that says what a test tells it to, on a real link."""
+"""A tokenizer that sends what a test makes it send, on a real link."""
 
 import asyncio
 from collections import Counter
@@ -138,7 +138,7 @@ class Submitted:
         num_top: int = 0,
         choice: int = 0,
     ) -> None:
-        """``ids`` of a step that verified ``drafts``, which are told if the client asked.
+        """``ids`` of a step that verified ``drafts``, which are sent if the client asked.
 
         Token and draft number i have the logprob −i / 8 and the rank i + 1; a token's alternatives
         are the ids from 0 on, each less likely than the one before by an eighth.
@@ -146,7 +146,7 @@ class Submitted:
         asked = self.submit.params
         position = self.num_sent[choice]
         self.num_sent[choice] += len(ids)
-        told = drafts if asked.draft_logprobs else []
+        sent_drafts = drafts if asked.draft_logprobs else []
         num_values = 0 if asked.logprobs is None else 1 + num_top
         run = TokenRun(
             len(ids), num_values, num_top, num_drafts=len(drafts), num_accepted=num_accepted
@@ -160,7 +160,7 @@ class Submitted:
         for number in range(len(ids) if num_values else 0):
             eighths += [number, *range(num_top)]
         arrays = TokenArrays(
-            np.array([*told, *ids], np.int32),
+            np.array([*sent_drafts, *ids], np.int32),
             np.array(eighths, np.float32) / -8,
             np.tile(np.arange(num_top, dtype=np.int32), len(ids)),
             np.array(own, np.int32) + 1,

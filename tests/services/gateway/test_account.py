@@ -77,7 +77,7 @@ class TestOpenRequests:
             again = post("ada")
             await finish(again, await tokenizer.accepted())
 
-    async def test_a_client_that_leaves_gives_its_place_back(
+    async def test_a_client_that_leaves_frees_its_open_request(
         self, tmp_path: Path, tokenizer: FakeTokenizer
     ) -> None:
         async with posting(tmp_path, max_open_requests_per_key=1) as post:
@@ -151,7 +151,7 @@ class TestTokens:
         assert bucket.wait_s(10_000) == 1, "no more than a minute's are ever saved"
 
     @given(st.lists(st.tuples(st.integers(0, 1000), st.floats(0, 100))), st.integers(1, 1000))
-    def test_whoever_waits_as_told_finds_one(
+    def test_after_wait_s_there_is_a_token(
         self, takes: list[tuple[int, float]], per_minute: int
     ) -> None:
         bucket, now_s = TokenBucket(per_minute, 0.0), 0.0

@@ -18,7 +18,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now_s
 
 
-def test_one_may_come_back_when_one_place_is_free_however_many_are_taken(
+def test_retry_after_is_the_time_until_one_request_ends_however_many_are_open(
     clock: list[float],
 ) -> None:
     admission = Admission(max_open=40, max_bytes=1 << 20)

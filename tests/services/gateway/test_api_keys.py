@@ -1,4 +1,4 @@
-"""With keys nothing but health is open, and a refusal tells nothing."""
+"""With keys nothing but health is open, and a refusal reveals nothing."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -71,7 +71,7 @@ async def test_every_route_is_open_with_one(http: aiohttp.ClientSession) -> None
             assert response.status != 401, path
 
 
-async def test_whoever_watches_over_the_server_needs_none(http: aiohttp.ClientSession) -> None:
+async def test_monitoring_needs_no_key(http: aiohttp.ClientSession) -> None:
     for path in ("/health", "/ready", "/ping"):
         async with http.get(path) as response:
             assert response.status == 200, path

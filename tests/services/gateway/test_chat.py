@@ -75,7 +75,7 @@ async def test_parameters_arrive_as_the_client_gave_them(
     assert request.submit.text.stop == ["a", "bb"]
 
 
-async def test_missing_parameters_have_openais_defaults_and_a_drawn_seed(
+async def test_missing_parameters_have_openais_defaults_and_a_random_seed(
     openai: AsyncOpenAI, tokenizer: FakeTokenizer
 ) -> None:
     seeds = set()
@@ -147,7 +147,7 @@ async def test_a_stream_without_text_has_its_role_and_its_finish_reason(
 
 
 @pytest.mark.parametrize("message", [{"role": "user"}, {"role": "assistant", "content": None}])
-async def test_a_message_without_content_is_refused_by_its_place(
+async def test_a_message_without_content_is_refused_by_its_index(
     http: aiohttp.ClientSession, message: dict[str, Any]
 ) -> None:
     async with http.post("/v1/chat/completions", json={"messages": [*MESSAGES, message]}) as reply:

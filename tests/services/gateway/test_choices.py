@@ -13,7 +13,7 @@ MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 
 
 async def answer_all(tokenizer: FakeTokenizer, num_prompts: int, n: int) -> list[Submitted]:
-    """Says of choice c of prompt p ``p.c``, one character a message, the last choice first."""
+    """Sends ``p.c`` for choice c of prompt p, one character a message, the last choice first."""
     requests = [await tokenizer.submitted.get() for _ in range(num_prompts)]
     for number, request in enumerate(requests):
         request.accept(list(range(number + 1)))
@@ -64,7 +64,7 @@ async def test_prompts_have_the_seed_of_their_client_or_one_of_their_own(
     assert [request.prompt.tolist() for request in requests] == [[1], [1], [3]]
 
 
-async def test_a_stream_says_of_each_chunk_which_choice_it_continues(
+async def test_each_chunk_of_a_stream_has_the_index_of_its_choice(
     openai: AsyncOpenAI, tokenizer: FakeTokenizer
 ) -> None:
     stream, _ = await asyncio.gather(
@@ -148,7 +148,7 @@ async def test_a_refusal_names_the_field_that_the_client_sent(
     assert error.param == named
 
 
-async def test_the_stop_that_ended_a_choice_is_told_with_its_finish_reason(
+async def test_the_stop_that_ended_a_choice_is_sent_with_its_finish_reason(
     http: aiohttp.ClientSession, tokenizer: FakeTokenizer
 ) -> None:
     async def answer() -> None:

@@ -194,7 +194,7 @@ class TestOfAClientThatSendsNoMore:
         writer.close()
         await until(lambda: gateway.status().load == 0)
 
-    async def test_one_that_has_left_is_told_from_it(
+    async def test_a_client_that_has_left_cancels_its_request(
         self, tmp_path: Path, tokenizer: FakeTokenizer
     ) -> None:
         async with gateway_process(tmp_path) as gateway:

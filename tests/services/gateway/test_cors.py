@@ -1,4 +1,4 @@
-"""What a browser is told about pages of other origins."""
+"""Headers for pages of other origins."""
 
 from pathlib import Path
 
@@ -32,20 +32,20 @@ async def ask(
             return response
 
 
-@pytest.mark.parametrize(("allowed", "told"), [(PAGE, PAGE), ("*", "*")])
+@pytest.mark.parametrize(("allowed", "expected"), [(PAGE, PAGE), ("*", "*")])
 async def test_a_page_that_is_let_in_may_ask_and_read(
-    tmp_path: Path, tokenizer: FakeTokenizer, allowed: str, told: str
+    tmp_path: Path, tokenizer: FakeTokenizer, allowed: str, expected: str
 ) -> None:
     settings = {"allowed_origins": [allowed]}
     response = await ask(tmp_path, "OPTIONS", {"Origin": PAGE} | PREFLIGHT, **settings)
     assert response.status == 204, "before it has a key"
-    assert response.headers["Access-Control-Allow-Origin"] == told
+    assert response.headers["Access-Control-Allow-Origin"] == expected
     assert response.headers["Access-Control-Allow-Headers"] == "authorization,content-type"
     assert "POST" in response.headers["Access-Control-Allow-Methods"]
     headers = {"Origin": PAGE, "Authorization": "Bearer k"}
     response = await ask(tmp_path, "GET", headers, **settings)
     assert response.status == 200
-    assert response.headers["Access-Control-Allow-Origin"] == told
+    assert response.headers["Access-Control-Allow-Origin"] == expected
     assert "X-Request-Id" in response.headers["Access-Control-Expose-Headers"]
     assert response.headers["Vary"] == "Origin"
 
@@ -57,7 +57,7 @@ async def test_a_refusal_can_be_read_too(tmp_path: Path, tokenizer: FakeTokenize
 
 
 @pytest.mark.parametrize("allowed", [[], ["https://other.example"]])
-async def test_other_pages_are_told_nothing(
+async def test_other_pages_get_no_headers(
     tmp_path: Path, tokenizer: FakeTokenizer, allowed: list[str]
 ) -> None:
     for method, headers in (("OPTIONS", PREFLIGHT), ("GET", {"Authorization": "Bearer k"})):

@@ -28,7 +28,7 @@ def written(*several: Drafts, by_id: bool = False) -> Any:
     return json.loads(b"".join(writer.write(several)))
 
 
-def test_a_draft_tells_of_its_token_logprob_rank_end_and_place() -> None:
+def test_a_draft_has_token_logprob_rank_whether_it_was_accepted_and_position() -> None:
     assert written(drafts(4, [6, 0], 1)) == {
         "content": [
             {
@@ -60,7 +60,7 @@ def test_without_drafts_there_is_an_empty_list() -> None:
     assert written() == written(NO_DRAFTS, NO_DRAFTS) == {"content": []}
 
 
-def test_what_its_drafter_could_not_draw_has_a_number_all_the_same() -> None:
+def test_a_draft_that_its_drafter_could_not_sample_has_a_number_all_the_same() -> None:
     one = np.ones(1, np.int32)
     arrays = TokenArrays(one, np.full(1, -np.inf, np.float32), one[:0], one)
     [entry] = written(drafts_of(Delta("a", 1, 0, 0, TokenRun(1, 1, kind=RunKind.DRAFTS)), arrays))[

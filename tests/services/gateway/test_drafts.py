@@ -61,7 +61,7 @@ def without_bytes(draft_logprobs: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(("path", "body"), [(TEXT, OF_TEXT), (CHAT, OF_CHAT)])
-async def test_a_whole_reply_tells_of_all_drafts_of_a_choice_in_order(
+async def test_a_whole_reply_has_all_drafts_of_a_choice_in_order(
     http: aiohttp.ClientSession, tokenizer: FakeTokenizer, path: str, body: Any
 ) -> None:
     reply, _ = await asyncio.gather(post(http, path, **body, **ASKS), speculate(tokenizer))
@@ -73,22 +73,22 @@ async def test_a_whole_reply_tells_of_all_drafts_of_a_choice_in_order(
 
 
 @pytest.mark.parametrize(("path", "body"), [(TEXT, OF_TEXT), (CHAT, OF_CHAT)])
-async def test_a_stream_tells_of_drafts_in_the_chunk_of_the_tokens_that_came_with_them(
+async def test_a_stream_has_drafts_in_the_chunk_of_the_tokens_that_came_with_them(
     http: aiohttp.ClientSession, tokenizer: FakeTokenizer, path: str, body: Any
 ) -> None:
     chunks, _ = await asyncio.gather(stream(http, path, **body, **ASKS), speculate(tokenizer))
-    told: dict[str, list[Any]] = {}
+    by_text: dict[str, list[Any]] = {}
     for chunk in chunks:
         [choice] = chunk["choices"]
         text = choice["text"] if path == TEXT else choice["delta"].get("content") or ""
         if "draft_logprobs" in choice:
-            told[text] = without_bytes(choice["draft_logprobs"])
+            by_text[text] = without_bytes(choice["draft_logprobs"])
             assert choice["logprobs"] is not None
-    assert told == {"bcd": DRAFTS[:3], "e": DRAFTS[3:]}
+    assert by_text == {"bcd": DRAFTS[:3], "e": DRAFTS[3:]}
 
 
 @pytest.mark.parametrize(("path", "body"), [(TEXT, OF_TEXT), (CHAT, OF_CHAT)])
-async def test_who_does_not_ask_is_told_of_none(
+async def test_a_request_that_does_not_ask_gets_no_drafts(
     http: aiohttp.ClientSession, tokenizer: FakeTokenizer, path: str, body: Any
 ) -> None:
     reply, _ = await asyncio.gather(post(http, path, **body), speculate(tokenizer))
@@ -217,7 +217,7 @@ async def test_drafts_that_are_all_wrong_are_counted_too(
     assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (0, 1)
 
 
-async def test_after_a_replay_what_was_delivered_before_is_counted_and_told_once(
+async def test_after_a_replay_drafts_that_were_delivered_before_are_counted_and_sent_once(
     tmp_path: Path, http: aiohttp.ClientSession, tokenizer: FakeTokenizer
 ) -> None:
     async def answer() -> None:

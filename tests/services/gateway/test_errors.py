@@ -95,7 +95,7 @@ async def test_an_unknown_route_is_404(http: aiohttp.ClientSession) -> None:
         assert "/v2/nothing" in (await error_of(response))["message"]
 
 
-async def test_a_wrong_method_is_405_and_says_which_are_allowed(
+async def test_a_wrong_method_is_405_and_names_those_that_are_allowed(
     http: aiohttp.ClientSession,
 ) -> None:
     async with http.get(CHAT) as response:
@@ -213,7 +213,7 @@ class TestBodyLimit:
             assert response.status == 400
             await error_of(response)
 
-    async def test_a_client_that_asks_first_is_told_to_continue(
+    async def test_a_client_that_expects_100_continue_gets_it(
         self, gateway: GatewayService
     ) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
@@ -352,7 +352,7 @@ async def test_a_large_body_is_parsed_on_a_thread_and_refused_as_others_are(
     assert last not in others
 
 
-async def test_a_request_that_nobody_accepts_is_503_and_cancelled(
+async def test_a_request_that_no_scheduler_accepts_is_503_and_cancelled(
     tmp_path: Path, tokenizer: FakeTokenizer
 ) -> None:
     async with running_gateway(tmp_path, accept_timeout_s=0.05) as gateway:
@@ -466,7 +466,7 @@ async def test_who_came_just_when_the_scheduler_was_lost_is_served_by_the_next(
             assert (await response.json())["choices"][0]["text"] == "carp"
 
 
-async def test_who_finds_no_scheduler_for_too_long_is_told_so(
+async def test_a_request_without_a_scheduler_for_too_long_fails_with_the_reason(
     tmp_path: Path, tokenizer: FakeTokenizer
 ) -> None:
     async with (

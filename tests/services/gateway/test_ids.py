@@ -98,7 +98,7 @@ class TestOfTokens:
         assert "prompt_token_ids" not in reply["choices"][0]
 
     @pytest.mark.parametrize("path", [CHAT, TEXT])
-    async def test_a_stream_tells_those_of_the_prompt_once_and_all_of_the_text(
+    async def test_a_stream_has_the_ids_of_the_prompt_once_and_all_of_the_text(
         self, openai: AsyncOpenAI, tokenizer: FakeTokenizer, path: str
     ) -> None:
         body = BODIES[path] | {"model": "fish", "stream": True}
@@ -115,7 +115,7 @@ class TestOfTokens:
         assert ids == [10, 11, 12]
 
     @pytest.mark.parametrize("path", [CHAT, TEXT])
-    async def test_nobody_sees_them_who_did_not_ask(
+    async def test_a_request_that_did_not_ask_gets_no_ids(
         self, http: aiohttp.ClientSession, tokenizer: FakeTokenizer, path: str
     ) -> None:
         response, _ = await asyncio.gather(

@@ -35,7 +35,7 @@ async def test_an_unknown_model_is_404(openai: AsyncOpenAI) -> None:
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/ping", "/version"])
-async def test_a_ready_gateway_says_so(http: aiohttp.ClientSession, path: str) -> None:
+async def test_a_ready_gateway_reports_ready(http: aiohttp.ClientSession, path: str) -> None:
     async with http.get(path) as response:
         assert response.status == 200
         assert await response.json()
@@ -68,7 +68,7 @@ async def test_a_gateway_is_ready_when_its_tokenizer_is(
     await until(lambda: gateway.status().state == State.READY)
 
 
-async def test_a_draining_gateway_says_so_and_still_accepts_for_a_while(
+async def test_a_draining_gateway_reports_it_and_still_accepts_for_a_while(
     gateway: GatewayService,
     tokenizer: FakeTokenizer,
     http: aiohttp.ClientSession,

@@ -34,7 +34,7 @@ def test_lines_beyond_the_limit_are_left_out_and_counted_when_the_next_window_be
     assert caplog.messages[-1] == "line %d (7 lines like this were left out before)"
 
 
-def test_a_window_without_too_many_lines_tells_of_none(
+def test_a_window_without_too_many_lines_reports_none(
     limited: logging.Logger, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 100.0

@@ -54,7 +54,7 @@ def text(*updates: ChoiceUpdate, size: int = 100, by_id: bool = False) -> Any:
     return json.loads(b"".join(writer.write(updates)))
 
 
-def test_a_chat_tells_of_each_token_its_logprob_bytes_rank_and_the_likeliest() -> None:
+def test_each_token_of_a_chat_has_logprob_bytes_rank_and_the_likeliest() -> None:
     got = update([6, 0], [[-0.5, -0.25, -0.5], [-3, -1, -2]], [[7, 6], [8, 9]], [2, 5])
     assert chat(got) == {
         "content": [
@@ -128,7 +128,7 @@ def test_tokens_can_be_named_by_their_ids() -> None:
     assert text(got, by_id=True)["top_logprobs"] == [{"token_id:7": -0.25, "token_id:6": -0.5}]
 
 
-def test_of_tokens_that_are_written_alike_the_likeliest_is_told() -> None:
+def test_of_tokens_that_are_written_alike_the_likeliest_is_written() -> None:
     got = update([4], [[-4, -1, -2]], [[5, 6]])
     written = b"".join(TextLogprobs(table(100).spelling(by_id=False)).write([got])).decode()
     assert json.loads(written)["top_logprobs"] == [{"": -1, " w6": -2}]

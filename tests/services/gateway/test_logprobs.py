@@ -63,7 +63,7 @@ async def test_a_whole_chat_has_them_in_its_choice(
     assert (top.token, top.logprob, top.bytes) == (" w7", -0.25, list(b" w7"))
 
 
-async def test_a_streamed_chat_tells_of_every_token_even_of_those_without_text(
+async def test_a_streamed_chat_has_logprobs_of_every_token_even_of_those_without_text(
     openai: AsyncOpenAI, tokenizer: FakeTokenizer
 ) -> None:
     stream, asked = await asyncio.gather(
@@ -200,7 +200,7 @@ async def test_the_whole_vocabulary_arrives_sorted_and_complete(
 
 
 async def test_a_large_stream_does_not_hold_up_its_neighbour(tmp_path: Path) -> None:
-    """The neighbour gets its text while nobody reads the large one to its end."""
+    """The neighbour gets its text while the large reply is not read to its end."""
     large = {"prompt": "a", "logprobs": -1, "stream": True}
     async with large_mesh(tmp_path) as (tokenizer, _, http):
         posting = asyncio.create_task(http.post(TEXT, json=large).__aenter__())
@@ -287,7 +287,7 @@ async def test_what_has_come_of_whole_replies_counts_and_refuses_newcomers_only(
 
 
 @pytest.mark.parametrize("lag_s", [0, 0.001])
-async def test_a_whole_reply_of_many_tokens_tells_of_each_in_order(
+async def test_a_whole_reply_of_many_tokens_has_logprobs_of_each_in_order(
     http: aiohttp.ClientSession, tokenizer: FakeTokenizer, lag_s: float
 ) -> None:
     """They come one by one, and the gateway keeps them in larger pieces."""

@@ -1,4 +1,4 @@
-"""What a gateway counts, and what it tells of the mesh."""
+"""What a gateway counts, and the figures of the mesh that it exports."""
 
 import asyncio
 from pathlib import Path
@@ -70,7 +70,7 @@ def replicas(values: dict[str, float]) -> dict[str, float]:
     return {kind: values[f'shoal_mesh_replicas{{service="{kind}"}}'] for kind in kinds}
 
 
-async def test_what_a_scheduler_told_two_tokenizers_counts_once(
+async def test_figures_of_one_scheduler_through_two_tokenizers_count_once(
     tmp_path: Path,
     http: aiohttp.ClientSession,
     gateway: GatewayService,
@@ -86,11 +86,11 @@ async def test_what_a_scheduler_told_two_tokenizers_counts_once(
         other.link.send_status()
         peers = [each.peer for each in gateway._mesh.tokenizers]
         await until(lambda: all(peer.status.overview for peer in peers))
-        told = await values(http)
-        assert replicas(told) == {"tokenizer": 2, "scheduler": 1, "worker": 3}
-        assert told[f"vllm:num_requests_running{{{FISH}}}"] == 7
-        assert told[f"vllm:num_requests_waiting{{{FISH}}}"] == 2
-        assert told[f"vllm:kv_cache_usage_perc{{{FISH}}}"] == 0.25
+        metrics = await values(http)
+        assert replicas(metrics) == {"tokenizer": 2, "scheduler": 1, "worker": 3}
+        assert metrics[f"vllm:num_requests_running{{{FISH}}}"] == 7
+        assert metrics[f"vllm:num_requests_waiting{{{FISH}}}"] == 2
+        assert metrics[f"vllm:kv_cache_usage_perc{{{FISH}}}"] == 0.25
 
 
 def test_without_a_scheduler_its_figures_are_absent() -> None:

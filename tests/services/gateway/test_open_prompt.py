@@ -24,7 +24,7 @@ PROMPT = Prompt("text", np.frombuffer(b"Once", np.uint8))
 IDS = np.array([7, 8, 9], np.int32)
 
 
-def new_trip(num_choices: int = 1) -> tuple[OpenPrompt, OutputCollector]:
+def new_open_prompt(num_choices: int = 1) -> tuple[OpenPrompt, OutputCollector]:
     job = Job(
         model="m",
         prompts=[PROMPT],
@@ -60,7 +60,7 @@ async def take(open_prompt: OpenPrompt, collector: OutputCollector):
 
 
 def test_a_replay_asks_for_what_is_missing_of_the_choices_that_have_not_ended():
-    open_prompt, _ = new_trip(num_choices=3)
+    open_prompt, _ = new_open_prompt(num_choices=3)
     open_prompt.accept(IDS)
     add(open_prompt, 0, "ab", [1, 2])
     add(open_prompt, 0, "xyz", [3], choice=2)
@@ -74,7 +74,7 @@ def test_a_replay_asks_for_what_is_missing_of_the_choices_that_have_not_ended():
 
 
 def test_before_it_was_accepted_a_replay_is_the_first_submit_again():
-    open_prompt, _ = new_trip()
+    open_prompt, _ = new_open_prompt()
     open_prompt.begin_replay(0)
     submit, prompt, _ = open_prompt.submit()
     assert submit.kind == "text"
@@ -82,7 +82,7 @@ def test_before_it_was_accepted_a_replay_is_the_first_submit_again():
 
 
 def test_there_are_so_many_replays_and_no_more():
-    open_prompt, _ = new_trip()
+    open_prompt, _ = new_open_prompt()
     for _ in range(MAX_REPLAYS):
         open_prompt.begin_replay(0)
     with pytest.raises(InternalError, match="3 services died"):
@@ -90,7 +90,7 @@ def test_there_are_so_many_replays_and_no_more():
 
 
 def test_progress_forgets_the_losses_before_it():
-    open_prompt, _ = new_trip()
+    open_prompt, _ = new_open_prompt()
     for position in range(2 * MAX_REPLAYS):
         open_prompt.begin_replay(0)
         add(open_prompt, position, "a", [1])
@@ -102,7 +102,7 @@ def test_progress_forgets_the_losses_before_it():
 
 
 def test_a_scheduler_that_tokenizer_after_tokenizer_loses_is_one_loss():
-    open_prompt, collector = new_trip()
+    open_prompt, collector = new_open_prompt()
     for now_s in (100.0, 100.3, 103.0, 106.0):
         open_prompt.begin_replay(now_s, scheduler="s1")
     assert (open_prompt.num_losses, collector.num_replays) == (1, 4)
@@ -114,7 +114,7 @@ def test_a_scheduler_that_tokenizer_after_tokenizer_loses_is_one_loss():
 
 
 def test_a_scheduler_that_is_lost_again_much_later_is_another_loss():
-    open_prompt, _ = new_trip()
+    open_prompt, _ = new_open_prompt()
     for number in range(MAX_REPLAYS):
         open_prompt.begin_replay(100.0 + number * SAME_HANG_S, scheduler="s1")
     with pytest.raises(InternalError, match="3 services died"):
@@ -122,14 +122,14 @@ def test_a_scheduler_that_is_lost_again_much_later_is_another_loss():
 
 
 def test_a_service_that_leaves_on_purpose_is_no_loss():
-    open_prompt, collector = new_trip()
+    open_prompt, collector = new_open_prompt()
     for _ in range(2 * MAX_REPLAYS):
         open_prompt.begin_replay(0, is_planned=True)
     assert (open_prompt.num_losses, collector.num_replays) == (0, 2 * MAX_REPLAYS)
 
 
 async def test_a_choice_had_of_the_cache_what_its_first_attempt_found():
-    open_prompt, collector = new_trip(num_choices=2)
+    open_prompt, collector = new_open_prompt(num_choices=2)
     for attempt, num_cached in enumerate([3, 85], 1):
         row = Delta(open_prompt.request, attempt, 0, attempt - 1, TokenRun(1), "a", num_cached)
         open_prompt.add(row, TokenArrays(IDS[:1]))
@@ -143,7 +143,7 @@ async def test_a_choice_had_of_the_cache_what_its_first_attempt_found():
 
 
 def test_tokens_that_do_not_follow_the_last_ones_are_an_error():
-    open_prompt, _ = new_trip()
+    open_prompt, _ = new_open_prompt()
     add(open_prompt, 0, "a", [1])
     with pytest.raises(InternalError):
         add(open_prompt, 0, "a", [1])
@@ -152,7 +152,7 @@ def test_tokens_that_do_not_follow_the_last_ones_are_an_error():
 
 
 async def test_credit_is_granted_when_half_a_window_of_tokens_was_taken():
-    open_prompt, collector = new_trip()
+    open_prompt, collector = new_open_prompt()
     half = WINDOW_TOKENS // 2
     add(open_prompt, 0, "a", [1] * (half - 1))
     assert await take(open_prompt, collector) is None
@@ -163,15 +163,15 @@ async def test_credit_is_granted_when_half_a_window_of_tokens_was_taken():
 
 
 async def test_credit_is_granted_when_half_a_window_of_bytes_was_taken():
-    open_prompt, collector = new_trip()
+    open_prompt, collector = new_open_prompt()
     num_values = WINDOW_BYTES // 8
     add(open_prompt, 0, "a", [1], num_values)
     grant = await take(open_prompt, collector)
     assert grant.num_bytes == 4 * (1 + num_values + 1) + WINDOW_BYTES
 
 
-async def test_after_a_replay_bytes_are_counted_anew_and_what_nobody_read_still_counts():
-    open_prompt, collector = new_trip()
+async def test_after_a_replay_bytes_are_counted_anew_and_unread_ones_still_count():
+    open_prompt, collector = new_open_prompt()
     num_values = WINDOW_BYTES // 8
     add(open_prompt, 0, "a", [1], num_values)
     open_prompt.begin_replay(0)
@@ -182,7 +182,7 @@ async def test_after_a_replay_bytes_are_counted_anew_and_what_nobody_read_still_
 
 
 async def test_an_abort_ends_each_open_choice_with_what_it_has():
-    open_prompt, collector = new_trip(num_choices=2)
+    open_prompt, collector = new_open_prompt(num_choices=2)
     add(open_prompt, 0, "a", [1])
     open_prompt.finish(Finished("a~b/0", 1, 1, "stop", 0))
     open_prompt.abort()
@@ -192,10 +192,9 @@ async def test_an_abort_ends_each_open_choice_with_what_it_has():
     assert open_prompt.choices == {}
 
 
-def send_heartbeat(
+def add_prompt_logprobs(
     open_prompt: OpenPrompt, position: int, ids: list[int], num_values: int = 1
 ) -> None:
-    """Of the prompt."""
     row = Delta(
         open_prompt.request,
         open_prompt.attempt,
@@ -207,27 +206,27 @@ def send_heartbeat(
     open_prompt.add(row, TokenArrays(np.array(ids, np.int32), values, IDS[:0], ranks))
 
 
-def test_a_replay_tells_how_much_of_the_prompt_is_told():
-    open_prompt, _ = new_trip(num_choices=2)
+def test_a_replay_submits_how_much_of_the_prompt_is_scored():
+    open_prompt, _ = new_open_prompt(num_choices=2)
     open_prompt.accept(IDS)
-    send_heartbeat(open_prompt, 0, [8])
+    add_prompt_logprobs(open_prompt, 0, [8])
     open_prompt.begin_replay(0)
     submit, _, resumed = open_prompt.submit()
     assert submit.choices == [ChoiceStart(0, 0, 0, 1), ChoiceStart(1)]
     assert resumed.tolist() == []
     with pytest.raises(InternalError, match="token 0 of the prompt of choice 0"):
-        send_heartbeat(open_prompt, 0, [8])
-    send_heartbeat(open_prompt, 1, [9])
+        add_prompt_logprobs(open_prompt, 0, [8])
+    add_prompt_logprobs(open_prompt, 1, [9])
     add(open_prompt, 0, "a", [1])
 
 
-async def test_what_is_told_of_a_prompt_counts_in_bytes_and_not_in_tokens():
-    open_prompt, collector = new_trip()
+async def test_prompt_logprobs_count_in_bytes_and_not_in_tokens():
+    open_prompt, collector = new_open_prompt()
     half = WINDOW_TOKENS // 2
-    send_heartbeat(open_prompt, 0, [8] * half)
+    add_prompt_logprobs(open_prompt, 0, [8] * half)
     assert await take(open_prompt, collector) is None
     num_values = WINDOW_BYTES // 8
-    send_heartbeat(open_prompt, half, [8], num_values)
+    add_prompt_logprobs(open_prompt, half, [8], num_values)
     grant = await take(open_prompt, collector)
     assert grant.num_bytes == 12 * half + 4 * (1 + num_values + 1) + WINDOW_BYTES
     assert grant.num_tokens == WINDOW_TOKENS
@@ -242,7 +241,7 @@ def draft(open_prompt: OpenPrompt, position: int, num: int) -> None:
 
 
 async def test_drafts_count_in_bytes_and_are_no_tokens():
-    open_prompt, collector = new_trip()
+    open_prompt, collector = new_open_prompt()
     draft(open_prompt, 0, 5)
     add(open_prompt, 0, "a", [1])
     assert await take(open_prompt, collector) is None
@@ -259,7 +258,7 @@ async def test_drafts_count_in_bytes_and_are_no_tokens():
 
 
 def test_drafts_for_other_tokens_than_the_next_ones_are_an_error():
-    open_prompt, _ = new_trip()
+    open_prompt, _ = new_open_prompt()
     add(open_prompt, 0, "a", [1])
     with pytest.raises(InternalError, match="token 0 of choice 0 came where 1 belongs"):
         draft(open_prompt, 0, 2)

@@ -90,28 +90,30 @@ def send_heartbeat(collector: OutputCollector, index: int, position: int, *ids: 
     collector.add(index, row, TokenArrays(np.array(ids, np.int32)))
 
 
-async def test_a_text_waits_until_all_of_its_prompt_is_told() -> None:
+async def test_a_text_waits_until_all_of_its_prompt_is_scored() -> None:
     collector = OutputCollector(2, 2, has_prompt_logprobs=True)
     for prompt in range(2):
         collector.accept(prompt, np.array([1, 2, 3], np.int32))
     add(collector, 1, 0, "b", 9)
     add(collector, 3, 0, "d", 9)
-    send_heartbeat(collector, 0, 0, 2)
+    add_prompt_logprobs(collector, 0, 0, 2)
     first = await anext(collector)
     assert (first.of_prompt, first.index, first.arrays.ids.tolist()) == (True, 0, [2])
     waiting = asyncio.ensure_future(anext(collector))
     await asyncio.sleep(0)
     assert not waiting.done()
-    send_heartbeat(collector, 2, 0, 2, 3)
+    add_prompt_logprobs(collector, 2, 0, 2, 3)
     second = await waiting
     assert (second.of_prompt, second.index, second.arrays.ids.tolist()) == (True, 2, [2, 3])
     assert (await anext(collector)).index == 3
-    send_heartbeat(collector, 0, 1, 3)
+    add_prompt_logprobs(collector, 0, 1, 3)
     assert (await anext(collector)).of_prompt
     assert (await anext(collector)).index == 1
 
 
-async def test_nobody_waits_for_a_prompt_of_one_token_nor_for_one_that_was_aborted() -> None:
+async def test_a_text_does_not_wait_for_a_prompt_of_one_token_nor_for_one_that_was_aborted() -> (
+    None
+):
     collector = OutputCollector(2, 2, has_prompt_logprobs=True)
     collector.accept(0, np.array([1], np.int32))
     add(collector, 1, 0, "b", 9)

@@ -65,7 +65,7 @@ def test_text_options_are_as_the_client_asks(
     assert completion(**{name: value}).text == TextOptions(**options)
 
 
-def test_a_chat_template_writes_the_special_tokens_unless_the_client_says_otherwise() -> None:
+def test_a_chat_template_writes_the_special_tokens_unless_the_request_sets_otherwise() -> None:
     assert not chat().text.adds_special_tokens
     assert chat(add_special_tokens=True).text.adds_special_tokens
     assert completion().text.adds_special_tokens
@@ -93,7 +93,7 @@ def test_a_chat_asks_for_logprobs_with_two_fields(
     assert chat(**fields).params.logprobs == expected
 
 
-def test_drafts_are_told_where_the_client_asks_for_them_and_for_logprobs() -> None:
+def test_draft_logprobs_are_sent_where_the_client_asks_for_them_and_for_logprobs() -> None:
     asked: dict[str, Any] = {"include_draft_logprobs": True}
     assert completion(logprobs=0, **asked).params.draft_logprobs
     assert chat(logprobs=True, **asked).params.draft_logprobs
@@ -141,7 +141,7 @@ DEFAULTS = SamplingDefaults(
 
 
 @pytest.mark.parametrize("name", DEFAULTS.__struct_fields__)
-def test_what_the_client_does_not_say_is_the_models_default(name: str) -> None:
+def test_a_parameter_that_a_request_does_not_set_is_the_models_default(name: str) -> None:
     model = msgspec.structs.replace(MODEL, defaults=DEFAULTS)
     asked = 1
     for fields, expected in [

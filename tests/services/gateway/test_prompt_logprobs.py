@@ -35,17 +35,18 @@ MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 PROMPT = [6, 7, 8]  # " w6 w7 w8"
 
 
-def send_heartbeat(request: Submitted) -> None:
-    """Of the prompt's second and third token, in two messages; two alternatives each."""
+def add_prompt_logprobs(request: Submitted) -> None:
+    """Sends logprobs of the prompt's second and third token, in two messages; two alternatives
+    each."""
     request.logprobs("", [7], [[-0.5, -0.25, -0.5]], [[9, 7]], [2], of_prompt=True)
     request.logprobs("", [8], [[-4, -0.125, -0.5]], [[7, 1]], [5], of_prompt=True)
 
 
 async def serve(tokenizer: FakeTokenizer, num_choices: int = 1, writes: bool = True) -> Submitted:
-    """Tells of the prompt, and has one token with two alternatives for each choice."""
+    """Sends the prompt's logprobs, and one token with two alternatives for each choice."""
     request = await tokenizer.submitted.get()
     request.accept(PROMPT)
-    send_heartbeat(request)
+    add_prompt_logprobs(request)
     for choice in range(num_choices):
         if writes:
             request.logprobs("a", [10], [[-1, -0.5, -1]], [[9, 10]], [2], choice)
@@ -151,14 +152,14 @@ async def test_a_streamed_echo_goes_on_from_the_prompt_in_each_choice(
     openai: AsyncOpenAI, tokenizer: FakeTokenizer, num_choices: int
 ) -> None:
     async def early() -> None:
-        """The second choice is ahead of what is told of the prompt."""
+        """The second choice is ahead of the prompt logprobs."""
         request = await tokenizer.submitted.get()
         request.accept(PROMPT)
         if num_choices == 2:
             request.logprobs("b", [11], [[-1]], choice=1)
             request.finish("length", 1)
         await asyncio.sleep(0.05)
-        send_heartbeat(request)
+        add_prompt_logprobs(request)
         await asyncio.sleep(0.05)
         request.logprobs("a", [10], [[-1]])
         request.finish("length")
@@ -210,7 +211,7 @@ async def test_scoring_has_the_prompt_and_no_token(
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_of_a_prompt_of_one_token_there_is_nothing_to_tell(
+async def test_a_prompt_of_one_token_has_no_logprobs(
     http: aiohttp.ClientSession, tokenizer: FakeTokenizer, is_stream: bool
 ) -> None:
     async def answer() -> None:
@@ -244,12 +245,12 @@ async def test_each_prompt_of_a_list_has_its_own(
     reply, _ = await asyncio.gather(
         post(http, TEXT, prompt=[[6, 8], [6, 7]], prompt_logprobs=0, max_tokens=0), answer()
     )
-    told = [choice["prompt_logprobs"][1] for choice in reply["choices"]]
-    assert [list(each) for each in told] == [["8"], ["7"]]
-    assert told[0]["8"]["logprob"] == -8
+    entries = [choice["prompt_logprobs"][1] for choice in reply["choices"]]
+    assert [list(each) for each in entries] == [["8"], ["7"]]
+    assert entries[0]["8"]["logprob"] == -8
 
 
-async def test_what_is_aborted_in_its_prompt_has_what_was_told(
+async def test_a_choice_that_is_aborted_in_its_prompt_has_the_logprobs_that_came(
     http: aiohttp.ClientSession, tokenizer: FakeTokenizer
 ) -> None:
     async def answer() -> None:
@@ -267,7 +268,7 @@ async def test_what_is_aborted_in_its_prompt_has_what_was_told(
     assert tokens == [[" w6", " w7"], [" w6", " w7", " w11"]]
 
 
-async def test_a_replay_asks_for_what_is_not_told_yet(
+async def test_a_replay_asks_for_the_prompt_tokens_that_are_not_scored_yet(
     tmp_path: Path, http: aiohttp.ClientSession, tokenizer: FakeTokenizer
 ) -> None:
     async def answer() -> None:
@@ -289,11 +290,11 @@ async def test_a_replay_asks_for_what_is_not_told_yet(
     reply, _ = await asyncio.gather(
         post(http, TEXT, prompt=PROMPT, prompt_logprobs=0, max_tokens=0), answer()
     )
-    told = reply["choices"][0]["prompt_logprobs"]
-    assert [entry and list(entry) for entry in told] == [None, ["7"], ["8"]]
+    entries = reply["choices"][0]["prompt_logprobs"]
+    assert [entry and list(entry) for entry in entries] == [None, ["7"], ["8"]]
 
 
-async def test_they_are_in_nobodys_count_of_tokens(
+async def test_prompt_logprobs_are_in_no_count_of_tokens(
     http: aiohttp.ClientSession, tokenizer: FakeTokenizer
 ) -> None:
     async def count() -> float:

@@ -1,4 +1,4 @@
-"""What the parser refuses, and what it tells the client."""
+"""What the parser refuses, and the error that the client gets."""
 
 import json
 from typing import Any

@@ -71,7 +71,7 @@ async def refuse_all(
         (429, {"retry_after_s": 60.0}, 2),
     ],
 )
-async def test_a_refused_replay_waits_longer_each_time_and_as_long_as_it_is_told(
+async def test_a_refused_replay_waits_longer_each_time_and_at_least_its_retry_after(
     tmp_path: Path, tokenizer: FakeTokenizer, status: int, details: dict[str, Any], most: int
 ) -> None:
     async with asked(tmp_path, tokenizer, replay_s=2) as (task, request):
@@ -138,7 +138,7 @@ async def test_who_waits_for_a_tokenizer_is_woken_by_news_alone() -> None:
     running.cancel()
 
 
-async def test_who_waits_in_vain_is_told_why() -> None:
+async def test_a_request_that_waits_in_vain_fails_with_the_reason() -> None:
     mesh = Mesh(30, 0.01, accept_timeout_s=1)
     with pytest.raises(Unavailable, match="no tokenizer is connected"):
         await mesh.tokenizers.ready_model()

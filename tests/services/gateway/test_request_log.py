@@ -1,4 +1,4 @@
-"""What the gateway's line tells of requests that do not end well."""
+"""The gateway's log lines of requests that do not end well."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,24 +13,24 @@ from tests.services.gateway.fakes import FakeTokenizer, running_gateway, until
 
 TEXT = "/v1/completions"
 
-StepLogprobs = Callable[[], dict[str, Any]]
+LoggedFields = Callable[[], dict[str, Any]]
 
 
 @pytest.fixture
-def told(caplog: pytest.LogCaptureFixture) -> StepLogprobs:
+def logged_fields(caplog: pytest.LogCaptureFixture) -> LoggedFields:
     """The fields of the one line about a request."""
     caplog.set_level("INFO")
 
-    def told() -> dict[str, Any]:
+    def logged_fields() -> dict[str, Any]:
         (record,) = [each for each in caplog.records if each.name == "shoal.requests"]
         fields: dict[str, Any] = vars(record)["fields"]
         return fields
 
-    return told
+    return logged_fields
 
 
-async def test_a_stream_that_fails_is_told_with_its_status_and_the_error(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, told: StepLogprobs
+async def test_a_stream_that_fails_is_logged_with_its_status_and_the_error(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, logged_fields: LoggedFields
 ) -> None:
     async def fail() -> None:
         request = await tokenizer.accepted()
@@ -42,38 +42,38 @@ async def test_a_stream_that_fails_is_told_with_its_status_and_the_error(
     )
     async with response:
         assert "the whale is ill" in await response.text()
-    line = told()
+    line = logged_fields()
     assert (line["status"], line["code"]) == (200, "internal_error")
     assert (line["num_prompt_tokens"], line["num_output_tokens"]) == (5, 2)
     assert line["request"] == response.headers["X-Request-Id"]
 
 
-async def test_an_id_in_the_body_is_the_one_that_is_told(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, told: StepLogprobs
+async def test_an_id_in_the_body_is_the_one_that_is_logged(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, logged_fields: LoggedFields
 ) -> None:
     body = {"prompt": "a", "request_id": "seven", "model": "org/fish"}
     response, _ = await asyncio.gather(http.post(TEXT, json=body), tokenizer.answer("x"))
     response.close()
-    line = told()
+    line = logged_fields()
     assert (line["request"], line["model"], line["status"]) == ("seven", "org/fish", 200)
 
 
-async def test_what_the_mesh_refuses_is_told_with_its_model_and_no_tokens(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, told: StepLogprobs
+async def test_a_request_that_the_mesh_refuses_is_logged_with_its_model_and_no_tokens(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, logged_fields: LoggedFields
 ) -> None:
     async def refuse() -> None:
         (await tokenizer.submitted.get()).fail(429, "full", "too many fish")
 
     response, _ = await asyncio.gather(http.post(TEXT, json={"prompt": "a"}), refuse())
     response.close()
-    line = told()
+    line = logged_fields()
     assert (line["status"], line["code"], line["model"]) == (429, "full", "fish")
     assert line["num_prompt_tokens"] == line["num_output_tokens"] == 0
     assert "ttft_s" not in line
 
 
-async def test_a_key_that_is_wrong_is_told_even_of_a_route_that_machines_ask(
-    tmp_path: Path, tokenizer: FakeTokenizer, told: StepLogprobs
+async def test_a_wrong_key_is_logged_even_at_a_route_that_machines_poll(
+    tmp_path: Path, tokenizer: FakeTokenizer, logged_fields: LoggedFields
 ) -> None:
     async with (
         running_gateway(tmp_path, api_key=["good"]) as gateway,
@@ -83,6 +83,6 @@ async def test_a_key_that_is_wrong_is_told_even_of_a_route_that_machines_ask(
         for key in ("good", "secret"):
             async with http.get("/metrics", headers={"Authorization": f"Bearer {key}"}):
                 pass
-    line = told()
+    line = logged_fields()
     assert (line["route"], line["status"], line["code"]) == ("/metrics", 401, "invalid_api_key")
     assert "secret" not in str(line)

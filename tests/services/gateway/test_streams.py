@@ -90,7 +90,7 @@ async def test_a_client_that_does_not_read_is_cut_off_and_its_request_cancelled(
     assert SLOW_CLIENTS._value.get() == before + 1
 
 
-async def test_a_whole_reply_that_nobody_reads_is_cut_off_too(
+async def test_a_whole_reply_that_is_not_read_is_cut_off_too(
     tmp_path: Path, tokenizer: FakeTokenizer
 ) -> None:
     body = b'{"prompt": "a"}'
@@ -252,4 +252,4 @@ async def test_a_large_whole_reply_that_breaks_is_cut_off_and_holds_no_event(
     assert answer.startswith(b"HTTP/1.1 200")
     assert b"data: " not in answer
     assert b"DONE" not in answer
-    assert not answer.endswith(b"0\r\n\r\n"), "the client is not told that this was all"
+    assert not answer.endswith(b"0\r\n\r\n"), "the last chunk must not come: the reply is not whole"

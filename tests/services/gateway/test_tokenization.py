@@ -164,7 +164,7 @@ async def test_a_conversion_is_cancelled_when_its_client_leaves(
         ("/v1/completions", {"prompt": [1], "echo": True}),
     ],
 )
-async def test_what_nobody_converts_in_time_is_503_and_cancelled(
+async def test_a_conversion_that_is_not_answered_in_time_is_503_and_cancelled(
     tmp_path: Path, tokenizer: FakeTokenizer, path: str, body: Any
 ) -> None:
     tokenizer.converts = False

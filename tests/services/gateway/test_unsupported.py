@@ -71,7 +71,7 @@ def test_a_neutral_number_may_be_written_as_a_float(name: str, value: float) -> 
     assert chat(**{name: value}).prompts[0].kind == "chat"
 
 
-def test_what_nobody_knows_is_ignored_with_a_line_in_the_log(
+def test_an_unknown_field_is_ignored_with_a_line_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
@@ -81,7 +81,7 @@ def test_what_nobody_knows_is_ignored_with_a_line_in_the_log(
     assert "a\\nb" in caplog.text
 
 
-def test_what_has_no_effect_is_accepted_without_a_line_in_the_log(
+def test_a_known_field_without_effect_is_accepted_without_a_line_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")

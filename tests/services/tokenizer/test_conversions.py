@@ -1,4 +1,4 @@
-"""Conversions are counted, refused above the limit, and cancelled when nobody waits any more."""
+"""Conversions are counted, refused above the limit, and cancelled when their client leaves."""
 
 import asyncio
 import threading
@@ -72,7 +72,7 @@ async def test_conversions_count_among_the_open_requests_and_are_refused_above_t
     assert all(isinstance(message, Converted) for message, _ in gateway.sent)
 
 
-async def test_what_nobody_waits_for_any_more_is_not_converted(model: SlowModel):
+async def test_a_cancelled_conversion_does_not_begin(model: SlowModel):
     gateway, leaving = FakePeer(), FakePeer()
     async with asyncio.TaskGroup() as tasks:
         requests = Requests(model, None, 10, Lanes(1), tasks, lambda: None)

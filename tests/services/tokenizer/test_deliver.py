@@ -68,7 +68,7 @@ def tokens(rows: list[tuple[str, list[int]]], finished: list[Finished] = (), num
     return message, TokenArrays(ids, values, ids[:0], ranks)
 
 
-def test_the_end_of_a_choice_tells_how_much_of_its_prompt_was_cached(tokenizer: Tokenizer):
+def test_the_end_of_a_choice_has_how_much_of_its_prompt_was_cached(tokenizer: Tokenizer):
     table, gateway = RequestTable(), FakePeer()
     open_request(table, tokenizer, "a", gateway, stop=("fox",))
     ids = np.array(tokenizer.encode("a fox").ids, np.int32)
@@ -135,7 +135,7 @@ def test_a_request_ends_with_the_last_of_its_choices(tokenizer: Tokenizer):
     assert all(isinstance(deltas, Deltas) for deltas, _ in gateway.sent)
 
 
-def test_what_is_told_of_a_prompt_passes_through_and_is_no_text(tokenizer: Tokenizer):
+def test_prompt_logprobs_pass_through_and_are_no_text(tokenizer: Tokenizer):
     table, gateway = RequestTable(), FakePeer()
     request = open_request(table, tokenizer, "a", gateway, stop=("fox",), stop_token_ids=[7])
     request.choices[0].num_prompt_scored = 3
@@ -161,7 +161,7 @@ def test_what_is_told_of_a_prompt_passes_through_and_is_no_text(tokenizer: Token
     assert DECODED_TOKENS._value.get() == counted + len(drawn)
 
 
-def test_what_was_told_of_a_prompt_before_is_a_broken_promise(tokenizer: Tokenizer):
+def test_a_prompt_token_that_was_scored_before_is_an_error(tokenizer: Tokenizer):
     table = RequestTable()
     open_request(table, tokenizer, "a", FakePeer()).choices[0].num_prompt_scored = 3
     row = TokenRow("a/0", 1, 2, TokenRun(1, 1, kind=RunKind.PROMPT))

@@ -117,7 +117,7 @@ async def test_a_cancelled_long_text_keeps_its_thread_until_it_ends_it():
     assert most == [1, 1]
 
 
-async def test_what_is_too_long_whatever_it_says_is_refused_at_once():
+async def test_a_text_too_long_for_any_tokenization_is_refused_at_once():
     model, gateway = TextModel(EMBEDDED_MODEL, 10, 8192), FakePeer()
     data = np.zeros(10 * 4 * model._max_token_chars + 4, np.uint8)
     async with asyncio.TaskGroup() as tasks:

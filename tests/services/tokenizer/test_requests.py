@@ -56,7 +56,7 @@ class LeavingPeer(FakePeer):
 
 
 @pytest.mark.parametrize("said_bye", [True, False])
-async def test_gateways_hear_which_scheduler_left_and_whether_on_purpose(said_bye: bool):
+async def test_gateways_get_the_scheduler_that_left_and_whether_it_was_planned(said_bye: bool):
     text, gateway, scheduler = TextModel(EMBEDDED_MODEL, 100, 8192), FakePeer(), LeavingPeer()
     async with asyncio.TaskGroup() as tasks:
         requests = Requests(text, None, 10, Lanes(1), tasks, lambda: scheduler)

@@ -38,7 +38,7 @@ def test_no_stop_string_ends_within_min_tokens(tokenizer: Tokenizer):
 
 
 @pytest.mark.parametrize("stops", [[], ["zzz"]])
-def test_a_mute_id_counts_and_says_nothing(tokenizer: Tokenizer, stops: list[str]):
+def test_an_id_without_text_counts_and_adds_none(tokenizer: Tokenizer, stops: list[str]):
     ids = tokenizer.encode("one two").ids
     stream = TextStream(tokenizer.decode, stops)
     text = stream.push(ids[:-1]) + stream.push(ids[-1:], last_is_textless=True) + stream.finish()
