@@ -1,4 +1,4 @@
-"""Prompts of one choice, for tests of whoever schedules and runs them."""
+"""Prompts of one choice, for tests of scheduler and engines."""
 
 from collections.abc import Sequence
 

@@ -15,7 +15,7 @@ from tests.services.worker.driver import make_engine
 
 pytestmark = pytest.mark.gpu
 TEMPERATURES = [0.0, 0.8]
-LOGPROB_TOLERANCE = 1e-3  # engine.md §2, in float32
+LOGPROB_TOLERANCE = 1e-3  # in float32
 STEPS = {"graphs": {}, "eager": {"enforce_eager": True}}
 
 
@@ -34,7 +34,7 @@ def test_texts_in_float32_are_the_cpus(temperature: float, steps: dict[str, Any]
 
 
 @pytest.mark.parametrize("depth", [0, 2])
-def test_rows_with_filters_of_their_own_draw_what_the_cpu_draws(depth: int) -> None:
+def test_rows_with_filters_of_their_own_sample_what_the_cpu_samples(depth: int) -> None:
     """Every mixture of them, beside rows that are greedy, and as likely."""
     filters = {"temperature": [0.0, 0.8, 1.3], "top_k": [0, 20], "top_p": [1.0, 0.7]}
     filters |= {"min_p": [0.0, 0.05]}
@@ -75,7 +75,7 @@ def test_texts_in_float32_are_the_same_at_every_depth(
 @pytest.mark.parametrize("num_rows", [1, 3, 8])
 @pytest.mark.parametrize("depth", [0, 2])
 def test_recorded_steps_bring_the_bits_that_others_bring(num_rows: int, depth: int) -> None:
-    """In bfloat16, with rows that are nobody's where there are three."""
+    """In bfloat16; three rows are padded with rows of the null slot."""
     settings = {"dtype": "bfloat16", "speculative_config": drafting(depth)}
     params = params_of(0.8, logprobs=5)[:num_rows]
     recorded, eager = (

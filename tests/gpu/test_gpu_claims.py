@@ -1,4 +1,4 @@
-"""Workers that take a GPU each, with what torch tells of real ones."""
+"""Workers that claim a GPU each, by the ids that torch reads from real GPUs."""
 
 from pathlib import Path
 

@@ -15,7 +15,7 @@ from tests.services.worker.checkpoints import load_as_qwen2, save_model
 from tests.services.worker.driver import Driver, Job
 
 pytestmark = pytest.mark.gpu
-FLOAT32_TOLERANCE = 1e-3  # engine.md §2, of each logprob
+FLOAT32_TOLERANCE = 1e-3  # of each logprob
 BFLOAT16_TOLERANCE = 0.03  # of the logprobs' spread, on average
 VOCAB_SIZE = 8192  # of both
 PROMPTS = [np.random.default_rng(num).integers(8, VOCAB_SIZE, num).tolist() for num in (2, 17, 90)]

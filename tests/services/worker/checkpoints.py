@@ -14,7 +14,7 @@ from shared.model_folder import weight_files
 VOCAB_SIZE = 160
 EOS_ID = 7
 MAX_POSITIONS = 128
-SETTLED = 1e-4  # engine.md §2: float32 texts may differ where two scores are closer than this
+SETTLED = 1e-4  # float32 texts may differ where two scores are closer than this
 
 
 def save_qwen2(folder: Path, shard_size: str = "60KB", **changes: Any) -> None:
@@ -100,7 +100,7 @@ def true_logits(oracle: PreTrainedModel, ids: list[int]) -> np.ndarray:
 
 
 def assert_greedy(oracle: PreTrainedModel, prompt: list[int], text: list[int]) -> None:
-    """Every token of ``text`` has the highest logit, or ties with it as the equality rule says."""
+    """Every token of ``text`` has the highest logit, or one closer to it than ``SETTLED``."""
     logits = true_logits(oracle, prompt + text)[len(prompt) - 1 : -1]
     gaps = logits.max(-1) - logits[np.arange(len(text)), text]
     assert gaps.max() < SETTLED, f"token {gaps.argmax()} is {gaps.max()} below the highest"

@@ -1,4 +1,4 @@
-"""The engine under the scheduler's own core: texts, and all that is told of them. No sockets."""
+"""The engine under the scheduler's own core: texts and their logprobs. No sockets."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence

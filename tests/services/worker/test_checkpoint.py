@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_shards_fill_every_parameter_and_tell_progress(checkpoint: Path) -> None:
+def test_shards_fill_every_parameter_and_report_progress(checkpoint: Path) -> None:
     num_files = len(weight_files(checkpoint))
     assert num_files >= 2
     model, fractions = load(checkpoint)
@@ -168,7 +168,9 @@ def test_a_config_without_architectures_lists_them_too(folder: Path) -> None:
         ({"hidden_size": "many"}, "Expected `int`"),
     ],
 )
-def test_what_we_cannot_do_is_said(folder: Path, change: dict[str, object], text: str) -> None:
+def test_a_checkpoint_we_cannot_load_is_an_error(
+    folder: Path, change: dict[str, object], text: str
+) -> None:
     change_config(folder, **change)
     with pytest.raises(ConfigError, match=text):
         read_model_config(folder)

@@ -17,7 +17,7 @@ from tests.services.worker.checkpoints import random_prompts, save_mimo
 from tests.services.worker.driver import AnyEngine, make_engine
 from tests.services.worker.test_engine_contract import NO_IDS, admit, ids, plan
 
-TOLERANCE = 1e-3  # engine.md §2, of logprobs in float32
+TOLERANCE = 1e-3  # of logprobs in float32
 GREEDY = {"seed": 0, "temperature": 0.0, "ignore_eos": True}
 Step = tuple[StepPlan, np.ndarray]
 BackgroundWriter = tuple[StepResult, TokenArrays]
@@ -34,7 +34,7 @@ def admitted(slot: int, num_ids: int, **rules: Any) -> Admit:
 
 def steps_of(**rules: Any) -> list[Step]:
     """Slot 0 has a prompt in two chunks, slot 1 one in one, and slot 2 comes later. Slots 0 and 2
-    wish something."""
+    have ``rules``."""
     first = [admitted(0, 9, **rules), admitted(1, 5)]
     last = [admitted(2, 3, **rules)]
     return [
@@ -117,7 +117,7 @@ def count_calls(engine: DeviceEngine) -> list[str]:
 def test_a_text_that_ends_emits_nothing_in_steps_that_were_launched_already(
     engine: DeviceEngine,
 ) -> None:
-    """Slot 0 ends with its second token, which nobody knew when two plans more named it."""
+    """Slot 0 ends with its second token, which was not known when two plans more named it."""
     texts = launched_ahead(engine, steps_of())
     second = int(texts[2][1].ids[0])
     engine.reset()
@@ -175,7 +175,8 @@ def test_drafts_are_those_of_the_host_engine(method: str, pipeline_depth: int) -
 def test_logprobs_of_tokens_that_were_drafts_are_those_without_drafts(
     tmp_path: Path, num_logprobs: int
 ) -> None:
-    """Hot, so that drafts of a random head are often right: its coins are those of the model."""
+    """At a high temperature drafts of a random head are often accepted: they are sampled with the
+    random bits of the tokens they predict."""
     save_mimo(tmp_path)
     params = SamplingParams(seed=1, temperature=6.0, max_tokens=12, logprobs=num_logprobs)
     speculation = {"method": "mtp", "num_speculative_tokens": 3, "adaptive": False}
@@ -207,7 +208,7 @@ def test_a_reset_waits_for_results_and_forgets_all_sequences(engine: DeviceEngin
 
 
 def test_recorded_steps_bring_what_others_bring(checkpoint: Path, engine: DeviceEngine) -> None:
-    """Four rows, some of which are nobody's, as here, or as many as there are."""
+    """With graphs of four rows, some of which are padding, and of as many as there are."""
     eager = make_engine(checkpoint, "device", enforce_eager=True)
     rules = {"logprobs": 2, "temperature": 0.9}
     found = launched_ahead(engine, steps_of(**rules))

@@ -56,7 +56,7 @@ def test_prompts_fail_and_rows_that_decode_go_on(
     assert (len(tokens), tried, engine.num_running) == (1, [10, 1], 1)
 
 
-def test_a_text_is_the_same_whoever_failed_beside_it(
+def test_a_text_is_the_same_if_another_sequence_failed_beside_it(
     checkpoint: Path, engine: DeviceEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = make_engine(checkpoint, "device", enforce_eager=True)
@@ -104,7 +104,7 @@ def test_plans_that_were_made_when_it_was_known_hit_prefixes_again(
     assert len(tokens) == 1
 
 
-def test_a_step_that_only_decodes_has_nobody_to_fail(
+def test_a_step_that_only_decodes_has_no_sequence_to_fail(
     engine: DeviceEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_short(engine, monkeypatch, lambda num: True)

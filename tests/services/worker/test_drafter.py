@@ -17,7 +17,7 @@ from tests.services.worker.test_speculation import engine_of, iter_positions, pa
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_drafts_are_those_of_plain_torch_drawn_with_the_coins_of_their_positions(
+def test_drafts_are_those_of_plain_torch_sampled_with_the_random_bits_of_their_positions(
     kernels: str, temperature: float
 ) -> None:
     plain, some = PlainMtp(EMBEDDED_MODEL), prompts()[:4] + prompts()[12:14]
@@ -76,7 +76,7 @@ def test_a_head_that_is_not_there_is_refused(checkpoint: str) -> None:
         make_engine(checkpoint, speculative_config={"method": "mtp"})
 
 
-def test_a_model_with_a_head_drafts_unless_told_otherwise(checkpoint: str) -> None:
+def test_a_model_with_a_head_drafts_by_default(checkpoint: str) -> None:
     capacity = make_engine(EMBEDDED_MODEL, max_model_len=64).capacity
     assert (capacity.num_speculative_tokens, capacity.adapts_depth) == (3, True)
     none = make_engine(EMBEDDED_MODEL, max_model_len=64, speculative_config={"method": "none"})

@@ -73,7 +73,7 @@ def ids(*lengths: int) -> np.ndarray:
 
 @contextmanager
 def poisoned(engine: HostEngine, token: int) -> Iterator[None]:
-    """Gives NaN to whoever uses the token."""
+    """Gives NaN to every sequence that uses the token."""
     is_on_device = isinstance(engine, DeviceEngine)
     model = engine._segments.model.decoder if is_on_device else engine._model
     is_native = isinstance(model, NativeLM)
@@ -262,7 +262,7 @@ def test_a_row_with_bad_logits_fails_alone(engine: HostEngine) -> None:
     assert engine.num_running == 1
 
 
-def test_a_sequence_fails_once_whatever_it_asked_to_be_told(engine: HostEngine) -> None:
+def test_a_sequence_fails_once_whatever_logprobs_it_asked_for(engine: HostEngine) -> None:
     params = SamplingParams(seed=0, temperature=0.0, logprobs=1, prompt_logprobs=1)
     with poisoned(engine, 12):
         result, _ = step(engine, plan(admit=[admit(0, 5, params)], prefill=[Prefill(0, 5)]), ids(5))
@@ -276,7 +276,9 @@ def test_drafts_that_were_not_made_are_not_verified(engine: HostEngine) -> None:
     assert len(tokens) == 1
 
 
-def test_what_a_failed_sequence_left_in_its_blocks_harms_nobody(engine: HostEngine) -> None:
+def test_kv_that_a_failed_sequence_left_in_its_blocks_harms_no_other_sequence(
+    engine: HostEngine,
+) -> None:
     """Ragged rows are attended to together, so the shorter one's last block is read to its end."""
     rows = plan(admit=[admit(0, 9), admit(1, 13)], prefill=[Prefill(0, 9), Prefill(1, 13)])
     prompts = ids(9, 13)

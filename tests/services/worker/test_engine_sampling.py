@@ -146,12 +146,12 @@ def test_a_stop_id_ends_the_text_and_is_its_last(engine: HostEngine) -> None:
     assert job.end.finish == "stop"
 
 
-def test_who_forbids_every_token_fails_and_nobody_else(engine: HostEngine) -> None:
+def test_a_sequence_that_forbids_every_token_fails_and_no_other(engine: HostEngine) -> None:
     filters = {"top_k": 5, "top_p": 0.5, "min_p": 0.1}
-    hopeless = Job([5, 6], changed(allowed_token_ids=[20], bad_words=[[20]], **filters))
+    failing = Job([5, 6], changed(allowed_token_ids=[20], bad_words=[[20]], **filters))
     fine = Job([5, 6], PARAMS)
-    Driver(engine).run([hopeless, fine])
-    assert "forbids every token" in hopeless.end.error
+    Driver(engine).run([failing, fine])
+    assert "forbids every token" in failing.end.error
     assert fine.end.finish == "length"
 
 
@@ -171,7 +171,7 @@ def step_with(engine: HostEngine, nums: list[int | None]) -> tuple:
 
 
 @pytest.mark.parametrize("piece", [1, logprobs.MAX_LOGITS_AT_ONCE])
-def test_each_row_tells_as_much_as_it_asked_and_what_the_model_says(
+def test_each_row_has_as_many_logprobs_as_it_asked_for_and_those_of_the_model(
     engine: HostEngine, folder: Path, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
     monkeypatch.setattr(logprobs, "MAX_LOGITS_AT_ONCE", piece)
@@ -196,7 +196,7 @@ def test_each_row_tells_as_much_as_it_asked_and_what_the_model_says(
             np.testing.assert_allclose(others, np.sort(truth)[::-1][:num], atol=1e-3)
 
 
-def test_logprobs_are_told_of_the_raw_logits(engine: HostEngine) -> None:
+def test_logprobs_are_those_of_the_raw_logits(engine: HostEngine) -> None:
     _, _, first = step_with(engine, [4])
     engine.reset()
     prompts = random_prompts(1)
@@ -212,7 +212,7 @@ def test_logprobs_are_told_of_the_raw_logits(engine: HostEngine) -> None:
 
 
 @pytest.mark.parametrize("kernels", ENGINES)
-def test_processed_logprobs_are_those_of_what_is_drawn_from(folder: Path, kernels: str) -> None:
+def test_processed_logprobs_are_those_of_the_scores(folder: Path, kernels: str) -> None:
     engine = make_engine(folder, kernels, logprobs_mode="processed_logprobs")
     (prompt,) = random_prompts(1)
     change = {"temperature": 0.7, "top_k": 3, "logit_bias": [(50, 4.0)]}

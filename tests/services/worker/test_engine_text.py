@@ -88,7 +88,7 @@ def test_seed_and_choice_make_another_text_and_the_same_ones_the_same(engine: Ho
     assert len({tuple(first), tuple(other_seed), tuple(other_choice)}) == 3
 
 
-def test_longer_than_reserved_writes_go_to_nobodys_block(
+def test_tokens_beyond_the_reserved_blocks_write_to_the_null_block(
     engine: HostEngine, oracle: Qwen2ForCausalLM
 ) -> None:
     """A job whose table ends early must not disturb the one that owns block 0."""

@@ -1,5 +1,5 @@
 """Both engines under the scheduler with whatever requests, settings and plans chance brings: texts,
-ends and what is told are the same."""
+ends and logprobs are the same."""
 
 import random
 from pathlib import Path
@@ -94,12 +94,12 @@ def check(seed: int, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_both_engines_write_and_tell_the_same(seed: int, mimo: Path) -> None:
+def test_both_engines_emit_the_same_text_and_logprobs(seed: int, mimo: Path) -> None:
     check(seed, mimo)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("piece", range(10))
-def test_both_engines_write_and_tell_the_same_at_length(piece: int, mimo: Path) -> None:
+def test_both_engines_emit_the_same_text_and_logprobs_at_length(piece: int, mimo: Path) -> None:
     for seed in range(1000 + 30 * piece, 1030 + 30 * piece):
         check(seed, mimo)

@@ -125,7 +125,7 @@ def test_greedy_text_is_that_of_transformers(
 
 @pytest.mark.parametrize("key", ["type", "rope_type"])
 @pytest.mark.parametrize("kind", ["linear", "dynamic", "yarn", "llama3"])
-def test_older_configs_say_rope_scaling(tmp_path: Path, key: str, kind: str) -> None:
+def test_older_configs_have_rope_scaling(tmp_path: Path, key: str, kind: str) -> None:
     save_model(tmp_path, LlamaForCausalLM)
     scaling = {key: kind, **LLAMA3, **OLD_LENGTH}
     change_config(tmp_path, rope_parameters=None, rope_theta=500.0, rope_scaling=scaling)

@@ -24,7 +24,7 @@ MIMO = "Qwen2, biases"
 
 
 class Drafts(CausalLM):
-    """What a model's MTP head says of a token and itself once more."""
+    """Makes the logits of a model's MTP head for a token and for its own output once more."""
 
     def __init__(self, model: CausalLM) -> None:
         nn.Module.__init__(self)
@@ -82,9 +82,9 @@ def test_drafts_are_those_of_the_layers() -> None:
 @pytest.mark.parametrize("name", SHAPES)
 def test_weights_stay_where_they_are(name: str) -> None:
     model = make_model(make_config(name), torch.bfloat16)
-    slot_mapping = {parameter.data_ptr() for parameter in model.parameters()}
+    addresses = {parameter.data_ptr() for parameter in model.parameters()}
     fused = FusedLM(model)
-    assert {parameter.data_ptr() for parameter in fused.parameters()} == slot_mapping
+    assert {parameter.data_ptr() for parameter in fused.parameters()} == addresses
     assert not fused.has_mtp
     assert FusedLM(make_model(mimo_config(), torch.bfloat16)).has_mtp
 

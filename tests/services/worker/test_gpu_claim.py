@@ -76,7 +76,7 @@ def test_processes_that_start_together_take_different_gpus(start: Start) -> None
     assert sorted(map(answer, processes)) == list("0123")
 
 
-def test_a_gpu_is_known_by_its_id_and_not_by_its_place(start: Start) -> None:
+def test_a_gpu_is_known_by_its_id_and_not_by_its_index(start: Start) -> None:
     assert answer(start("a", "b")) == "0"
     assert answer(start("b", "a")) == "0"
     assert "are taken" in answer(start("b", "a"))

@@ -75,8 +75,8 @@ def test_a_step_takes_the_next_larger_shape(
     step = engine._graphs.find(np.arange(num_rows), np.full(num_rows, depth))
     assert step is not None
     assert (len(step.slots), step.width) == taken
-    nobody = engine.capacity.max_num_seqs
-    padding = [nobody] * (taken[0] - num_rows)
+    null_slot = engine.capacity.max_num_seqs
+    padding = [null_slot] * (taken[0] - num_rows)
     assert step.slots.tolist() == [*range(num_rows), *padding]
 
 

@@ -14,8 +14,8 @@ print(products.allow_tf32, products.allow_bf16_reduced_precision_reduction)
 """
 
 
-def test_products_are_exact_whatever_the_environment_says() -> None:
-    """As images with PyTorch say it, whose users train."""
+def test_products_are_exact_whatever_the_environment_sets() -> None:
+    """Images with PyTorch set this variable, for users that train."""
     environment = os.environ | {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
     command = [sys.executable, "-c", CODE]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""What a request asks for, said again in plain loops."""
+"""Logits rules of a request against plain loops."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""How the number of KV blocks comes about, and what is said when they are too few."""
+"""How the number of KV blocks comes about, and the error when they are too few."""
 
 import os
 import subprocess
@@ -70,14 +70,14 @@ def test_blocks_take_what_is_left_of_the_share() -> None:
     ]
 
 
-def test_slack_is_kept_from_the_cache_and_told() -> None:
+def test_slack_is_kept_from_the_cache_and_reported() -> None:
     requirements = replace(NEEDS, graphs=GIB // 4, slack=GIB // 4)
     report = plan_memory(settings(gpu_memory_utilization=0.5), requirements, MACHINE, CUDA)
     assert report.num_blocks == (10 - 5 - 2 - 1) * GIB // NEEDS.block - GIB // 2 // NEEDS.block
     assert "slack: 256.0 MiB, for libraries and fragments that come later" in report.lines()
 
 
-def test_a_cpu_gives_four_gibibytes_at_most_unless_told() -> None:
+def test_a_cpu_gives_four_gibibytes_at_most_by_default() -> None:
     roomy = Memory(total=100 * GIB, free=90 * GIB)
     assert plan_memory(settings(), NEEDS, roomy, CPU).num_blocks == CPU_MAX_KV_BYTES >> 20
     logprobs = settings(kv_cache_memory_bytes=6 * GIB)
@@ -97,7 +97,7 @@ def test_an_override_needs_no_memory_to_be_left() -> None:
         plan_memory(settings(num_gpu_blocks_override=255), NEEDS, full, CPU)
 
 
-def test_too_little_memory_says_how_much_and_what_to_change() -> None:
+def test_too_little_memory_is_an_error_with_the_figures_and_the_settings() -> None:
     with pytest.raises(ConfigError) as caught:
         plan_memory(settings(gpu_memory_utilization=0.3), NEEDS, MACHINE, CPU)
     text = str(caught.value)
@@ -111,7 +111,7 @@ def planned_bytes(kind: str) -> float | None:
     return REGISTRY.get_sample_value("shoal_memory_bytes", {"kind": kind})
 
 
-def test_an_engine_has_the_capacity_that_was_asked_for_and_tells_its_memory(
+def test_an_engine_has_the_capacity_that_was_asked_for_and_reports_its_memory(
     checkpoint: Path,
 ) -> None:
     engine = make_engine(

@@ -251,7 +251,7 @@ def test_larger_blocks_change_nothing(block_size: int) -> None:
         ({"num_attention_heads": 64, "num_kv_heads": 1}, 16, "more than 48 query heads"),
     ],
 )
-def test_what_native_code_cannot_run_is_said(
+def test_a_model_that_native_code_cannot_run_is_refused_with_the_reason(
     change: dict[str, int], block_size: int, message: str
 ) -> None:
     values = {

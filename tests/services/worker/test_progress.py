@@ -3,7 +3,7 @@
 from services.worker.weights.progress import LINE_S, ProgressLines
 
 
-def test_a_line_now_and_then_and_none_where_loading_is_soon_done():
+def test_progress_is_logged_now_and_then_and_not_where_loading_is_soon_done():
     lines = ProgressLines(now_s=100)
     times = [100 + LINE_S * tenths / 10 for tenths in range(35)]
     due = [now_s for now_s in times if lines.is_due(now_s)]

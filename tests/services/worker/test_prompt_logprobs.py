@@ -1,5 +1,5 @@
-"""The logprobs of a prompt are the model's, however it is cut into steps and whoever shares
-them."""
+"""The logprobs of a prompt are the model's, however it is cut into steps and whatever sequences
+share them."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from shared.token_arrays import Layout, TokenArrays, join
 from tests.services.worker.checkpoints import VOCAB_SIZE, random_prompts, true_logits
 from tests.services.worker.driver import ENGINES, Driver, Job, make_engine, model_of
 
-TOLERANCE = 1e-3  # engine.md §2, of logprobs in float32
+TOLERANCE = 1e-3  # of logprobs in float32
 
 
 @pytest.fixture(scope="module", params=ENGINES)
@@ -34,7 +34,7 @@ def prompt_logprobs_of(job: Job) -> TokenArrays:
 
 
 def assert_true(oracle: Qwen2ForCausalLM, job: Job) -> None:
-    """What was told is what transformers and the reference say, of all tokens that were lacking."""
+    """The logprobs are those of transformers and the reference, of all tokens that lacked them."""
     ids, num = job.prompt[1:], job.params.prompt_logprobs
     num_top = VOCAB_SIZE if num in (None, ALL_TOKENS) else num
     got, first = prompt_logprobs_of(job), job.num_prompt_scored
@@ -75,7 +75,7 @@ def test_no_more_logits_exist_at_once_than_may_be_worked_on(
     assert max(sizes) == 5
 
 
-def test_who_asks_does_not_disturb_who_does_not(engine: HostEngine) -> None:
+def test_prompt_logprobs_of_one_sequence_do_not_change_the_others(engine: HostEngine) -> None:
     prompts = random_prompts(9, seed=5)
     plain = SamplingParams(0, 0.0, max_tokens=6, logprobs=2)
     alone = [Job(prompt, plain) for prompt in prompts]
@@ -113,7 +113,7 @@ def test_what_is_known_already_is_not_sent_again(
     assert all(job.prompt_parts == [] for job in emitting)
 
 
-def test_scoring_draws_nothing_and_ends_with_the_prompt(
+def test_scoring_samples_nothing_and_ends_with_the_prompt(
     engine: HostEngine, oracle: Qwen2ForCausalLM
 ) -> None:
     prompts = random_prompts(6, seed=7)
@@ -146,7 +146,7 @@ def test_a_text_scored_as_a_prompt_has_the_logprobs_it_was_written_with(engine: 
         )
 
 
-def test_a_prompt_is_told_even_where_no_token_can_follow_it(
+def test_a_prompt_is_scored_even_where_no_token_can_follow_it(
     engine: HostEngine, oracle: Qwen2ForCausalLM
 ) -> None:
     (prompt,) = random_prompts(4)[3:]
@@ -201,7 +201,7 @@ def run_scheduled(engine: HostEngine, core: Scheduler, jobs: list[Job]) -> None:
 
 
 @pytest.mark.parametrize("caches_prefixes", [True, False])
-def test_a_prompt_that_was_preempted_is_told_once(
+def test_a_prompt_that_was_preempted_is_scored_once(
     checkpoint: Path, oracle: Qwen2ForCausalLM, caches_prefixes: bool
 ) -> None:
     engine = make_engine(checkpoint, max_num_batched_tokens=9, num_gpu_blocks_override=40)

@@ -1,4 +1,4 @@
-"""A sequence is told when it leaves its slot, whatever the reason."""
+"""A sequence is logged when it leaves its slot, whatever the reason."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def logprobs(caplog: pytest.LogCaptureFixture) -> list[tuple[str, int, int]]:
     return [(line["name"], line["slot"], line["num_steps"]) for line in lines]
 
 
-def test_a_slot_that_changes_hands_in_one_plan_is_told_of_who_left(
+def test_a_slot_that_changes_hands_in_one_plan_is_logged_for_the_sequence_that_left(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")

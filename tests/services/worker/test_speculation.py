@@ -253,7 +253,7 @@ def test_blocks_of_requests_that_failed_do_not_spoil_drafts(kernels: str) -> Non
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_context_is_filled_to_its_last_place(method: str) -> None:
+def test_the_context_is_filled_to_its_last_position(method: str) -> None:
     params = SamplingParams(seed=1, temperature=0.0, ignore_eos=True)
     long = [each for each in prompts() if len(each) > 40]
     full = scheduled.run(engine_of("native", method, 5), long, params)
@@ -269,7 +269,7 @@ def test_few_tokens_are_not_more_with_drafts(max_tokens: int) -> None:
     assert {len(text) for text in few.texts} == {max_tokens}
 
 
-def test_told_drafts_are_those_that_were_verified() -> None:
+def test_drafts_with_logprobs_are_those_that_were_verified() -> None:
     params = params_of(0.7, 24, logprobs=0, draft_logprobs=True)
     done = scheduled.run(engine_of("native", "mtp", 3), prompts(), params)
     for text, verified, drafts in zip(done.texts, done.verified, done.drafts, strict=True):

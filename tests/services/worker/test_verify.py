@@ -1,4 +1,4 @@
-"""Which sampled tokens are the text's, against a loop that says so in plain words."""
+"""Which sampled tokens are emitted, against a plain loop."""
 
 from types import SimpleNamespace
 from typing import Any, cast
