@@ -56,7 +56,7 @@ def compare(
     dtype: torch.dtype = torch.float32,
     device: torch.device = CPU,
 ) -> None:
-    """Asserts that ``attend`` and the reference agree where all that nobody sees is NaN."""
+    """Asserts that ``attend`` and the reference agree where every key that no token sees is NaN."""
     starts, num_tokens = step.rows.T
     tables, cache = random_cache(step, heads, dtype)
     query = torch.randn(int(num_tokens.sum()), *heads[::2]).to(dtype)

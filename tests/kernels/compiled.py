@@ -39,13 +39,13 @@ def compiled(
     """``signature``: the types of the arguments that are not ``constants``, such as "*bf16" and
     "i32". Pointers, and integers written "i32:16", are multiples of 16, as torch's tensors are."""
     types = {name: kind.removesuffix(":16") for name, kind in signature.items()}
-    slot_mapping = {name: place for place, name in enumerate(kernel.arg_names)}
+    indices = {name: index for index, name in enumerate(kernel.arg_names)}
     aligned = {
-        (slot_mapping[name],): ALIGNED
+        (indices[name],): ALIGNED
         for name, kind in signature.items()
         if kind.startswith("*") or kind.endswith(":16")
     }
-    constexprs = {(slot_mapping[name],): value for name, value in constants.items()}
+    constexprs = {(indices[name],): value for name, value in constants.items()}
     types |= dict.fromkeys(constants, "constexpr")
     source = ASTSource(kernel, types, constexprs, aligned)
     options = {"num_warps": num_warps, "num_stages": num_stages}

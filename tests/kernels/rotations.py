@@ -7,7 +7,7 @@ from kernels.rope_kv import reference, rope_kv
 
 EPS = 1e-6
 NUM_POSITIONS = 50
-NUM_PLACES = 24
+NUM_KV_SLOTS = 24
 # Products are rounded in another order: a bfloat16 may become its neighbour.
 TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 2**-7}
 CPU = torch.device("cpu")
@@ -29,8 +29,8 @@ def compare(
     norms = [torch.rand(head_dim).to(dtype) + 0.5 if has_norm else None for _ in range(2)]
     table = rotation_table(NUM_POSITIONS, head_dim, is_interleaved)
     positions = torch.randint(0, NUM_POSITIONS, (num_tokens,))
-    slot_mapping = torch.randperm(NUM_PLACES)[:num_tokens]
-    expected_cache = torch.randn(NUM_PLACES // 4, 4, 2, num_kv_heads, head_dim).to(dtype)
+    slot_mapping = torch.randperm(NUM_KV_SLOTS)[:num_tokens]
+    expected_cache = torch.randn(NUM_KV_SLOTS // 4, 4, 2, num_kv_heads, head_dim).to(dtype)
     cache = expected_cache.clone()
     arguments = (heads, *norms, EPS, table, positions, slot_mapping)
     expected = reference.rope_kv(*arguments, expected_cache, is_interleaved)

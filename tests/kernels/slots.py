@@ -16,7 +16,7 @@ MAX_LEN = MAX_BLOCKS * BLOCK_SIZE - 1
 
 
 class Rows(NamedTuple):
-    slots: Tensor  # [R] int32: some, and nobody's twice
+    slots: Tensor  # [R] int32: some, and the null slot twice
     depths: Tensor  # [R] int32
 
 

@@ -51,7 +51,7 @@ def test_a_mixed_batch_is_adjusted_as_the_reference_adjusts_row_by_row(
     raw_logits = logits.to(device)
     adjusted = adjust(raw_logits, adjustments).cpu()
     logits = raw_logits.cpu()
-    assert logits.equal(before), "the raw logits are told to clients"
+    assert logits.equal(before), "clients may get logprobs of the raw logits"
     by_row = {change.row: change for change in changes}
     for row, raw in enumerate(before.numpy()):
         expected = adjusted_row(raw, by_row[row]) if row in by_row else raw
@@ -60,7 +60,7 @@ def test_a_mixed_batch_is_adjusted_as_the_reference_adjusts_row_by_row(
 
 @settings(max_examples=200)
 @given(st.integers(0, 10**9), st.integers(1, 6))
-def test_what_is_drawn_of_adjusted_rows_is_what_the_reference_draws(seed: int, num: int) -> None:
+def test_adjusted_rows_sample_what_the_reference_samples(seed: int, num: int) -> None:
     rng = np.random.default_rng(seed)
     logits = rng.normal(size=(num, VOCAB_SIZE)).astype(np.float32) * 5
     changes = [random_change(rng, row) for row in range(num)]

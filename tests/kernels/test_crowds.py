@@ -1,4 +1,4 @@
-"""Drawing and logprobs for many rows at once, each of which wishes for something else: on a card
+"""Sampling and logprobs for many rows at once, each with other parameters: on a card
 200 rows of Qwen3's vocabulary, whose programs run side by side."""
 
 from functools import cache
@@ -18,7 +18,7 @@ from tests.kernels.draws import expected_scores, expected_token, moved, slot_par
 SIZES = {"cpu": (24, 601) if IS_INTERPRETED else (144, 5003), "cuda": (200, 151_936)}
 FEW = [1, 8]
 EMPTY = 4  # the row of which nothing is left
-SAID = {2: NOT_FINITE, EMPTY: NOTHING_LEFT, 5: NOT_FINITE}  # in place of a token
+CODES = {2: NOT_FINITE, EMPTY: NOTHING_LEFT, 5: NOT_FINITE}  # in place of a token
 NEAR = 1e-5  # a mass so close to p, in float32, may fall on either side
 TOLERANCE = 2e-5  # float32 sums of exponentials
 
@@ -62,7 +62,7 @@ def crowd(num_rows: int, vocab_size: int) -> Crowd:
     return Crowd(first, second, params, *others)
 
 
-def test_each_row_of_a_crowd_draws_what_the_reference_draws(device: torch.device) -> None:
+def test_each_row_of_a_crowd_samples_what_the_reference_samples(device: torch.device) -> None:
     """Twice the same, and the same among few."""
     whole = crowd(*SIZES[device.type])
     there = whole.to(device)
@@ -71,10 +71,10 @@ def test_each_row_of_a_crowd_draws_what_the_reference_draws(device: torch.device
     assert tokens.tolist() == again.tolist()
     for num in FEW:
         assert sample_slots(*there.some(num)).tolist() == tokens[:num].tolist()
-    adjusted, slot_mapping = whole.adjusted.numpy(), zip(whole.slots, whole.positions, strict=True)
+    adjusted, keys = whole.adjusted.numpy(), zip(whole.slots, whole.positions, strict=True)
     assert tokens.tolist() == [
-        SAID.get(row) or expected_token(adjusted[row], whole.params, int(slot), int(position))
-        for row, (slot, position) in enumerate(slot_mapping)
+        CODES.get(row) or expected_token(adjusted[row], whole.params, int(slot), int(position))
+        for row, (slot, position) in enumerate(keys)
     ]
 
 
@@ -103,7 +103,7 @@ def test_each_row_of_a_crowd_keeps_what_the_reference_keeps(device: torch.device
             assert shares[differs].sum() < NEAR * max(1, shares.sum()), row
 
 
-def test_each_row_of_a_crowd_is_told_what_the_reference_tells(device: torch.device) -> None:
+def test_each_row_of_a_crowd_has_the_logprobs_of_the_reference(device: torch.device) -> None:
     """Of every number of likeliest tokens, and of none. Twice the same, and the same among few."""
     num_rows, vocab_size = SIZES[device.type]
     rng, whole = np.random.default_rng(2), crowd(num_rows, vocab_size)
@@ -115,16 +115,16 @@ def test_each_row_of_a_crowd_is_told_what_the_reference_tells(device: torch.devi
     there = [each.to(device) for each in own]
     result = logprobs_slots(*there)
     of_rows = wants[whole.slots.long()]
-    is_told = of_rows != NO_LOGPROBS
+    has_logprobs = of_rows != NO_LOGPROBS
     for part, again in zip(result, logprobs_slots(*there), strict=True):
-        assert part.cpu()[is_told].nan_to_num().equal(again.cpu()[is_told].nan_to_num())
+        assert part.cpu()[has_logprobs].nan_to_num().equal(again.cpu()[has_logprobs].nan_to_num())
     for num in FEW:
         few = logprobs_slots(there[0][:num], there[1][:num], there[2], there[3][:num])
         for part, again in zip(result, few, strict=True):
-            some = is_told[:num]
+            some = has_logprobs[:num]
             assert part.cpu()[:num][some].nan_to_num().equal(again.cpu()[some].nan_to_num())
     values, top_ids, ranks = (each.cpu() for each in result)
-    for row in np.flatnonzero(is_told):
+    for row in np.flatnonzero(has_logprobs):
         if row == EMPTY:
             assert ((top_ids[row] >= 0) & (top_ids[row] < vocab_size)).all()
             continue

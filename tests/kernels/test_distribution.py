@@ -25,7 +25,7 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 
 
-def num_drawn(sampler: Sampler, logits: np.ndarray = LOGITS, **values: float) -> np.ndarray:
+def num_sampled(sampler: Sampler, logits: np.ndarray = LOGITS, **values: float) -> np.ndarray:
     """How often each token is drawn, with a seed of its own each time."""
     arrays = {
         name: np.full(NUM_DRAWS, value, DTYPES.get(name, np.float32))
@@ -66,10 +66,12 @@ def _percentile_999(num_degrees: int) -> float:
 
 
 @pytest.mark.parametrize("values", VARIANTS, ids=str)
-def test_draws_follow_what_was_asked_for(sampler: Sampler, values: dict[str, Any]) -> None:
+def test_samples_follow_the_requested_distribution(
+    sampler: Sampler, values: dict[str, Any]
+) -> None:
     shares = expected_shares(**values)
     assert (shares > 0).sum() >= 5
-    assert misfit(num_drawn(sampler, **values), shares) < 1
+    assert misfit(num_sampled(sampler, **values), shares) < 1
 
 
 @pytest.mark.parametrize(
@@ -84,13 +86,13 @@ def test_draws_follow_what_was_asked_for(sampler: Sampler, values: dict[str, Any
     ],
     ids=str,
 )
-def test_draws_that_are_off_by_a_few_percent_are_found(
+def test_samples_that_are_off_by_a_few_percent_are_found(
     sampler: Sampler, values: dict[str, Any], wrong: dict[str, Any]
 ) -> None:
-    assert misfit(num_drawn(sampler, **wrong), expected_shares(**values)) > 1
+    assert misfit(num_sampled(sampler, **wrong), expected_shares(**values)) > 1
 
 
 def test_one_token_that_comes_five_percent_too_often_is_found(sampler: Sampler) -> None:
     logits = LOGITS.copy()
     logits[logits.argmax()] += np.log(1.05)
-    assert misfit(num_drawn(sampler, logits), expected_shares()) > 1
+    assert misfit(num_sampled(sampler, logits), expected_shares()) > 1

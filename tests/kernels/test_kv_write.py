@@ -8,7 +8,7 @@ from kernels.kv_write import kv_write, reference
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 13])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_tokens_go_to_their_places_and_nothing_else_changes(
+def test_keys_and_values_go_to_their_slot_mapping_and_nothing_else_changes(
     num_tokens: int, dtype: torch.dtype
 ) -> None:
     cache = torch.randn(6, 4, 2, 3, 8).to(dtype)

@@ -73,7 +73,7 @@ def test_a_ready_worker_compiles_nothing_for_prompts(
     assert started.card.loaded[len(compiled) :] == []
 
 
-def test_a_ready_worker_compiles_nothing_for_what_requests_wish(started: Started) -> None:
+def test_a_ready_worker_compiles_nothing_for_logits_rules(started: Started) -> None:
     compiled = list(started.card.loaded)
     for step in (started.engine.decode(3, [started.num_drafts]), started.engine.mix(2, 0, [9, 8])):
         started.engine.run(step, is_adjusted=True)

@@ -21,7 +21,7 @@ TOLERANCE = 2e-5  # float32 sums of up to 200 exponentials
     st.one_of(st.none(), st.integers(0, 60)),
     st.sampled_from([0.0, 0.3]),
 )
-def test_rows_tell_what_the_reference_tells(
+def test_rows_have_the_logprobs_of_the_reference(
     sampler: Sampler, seed: int, num: int, vocab_size: int, num_top: int | None, share_hidden: float
 ) -> None:
     """Some of the rows, with ties, hidden logits and both zeros among them."""
@@ -42,7 +42,7 @@ def test_rows_tell_what_the_reference_tells(
 
 
 @pytest.mark.parametrize("num_top", [1, 20, 200, 5000, None])
-def test_a_large_vocabulary_is_told_by_the_same_bits_alone_and_among_others(
+def test_logprobs_of_a_large_vocabulary_are_the_same_bits_alone_and_among_others(
     sampler: Sampler, num_top: int | None
 ) -> None:
     rng, num = np.random.default_rng(8), 9
@@ -59,7 +59,7 @@ def test_a_large_vocabulary_is_told_by_the_same_bits_alone_and_among_others(
 
 
 @pytest.mark.parametrize("num_top", [0, 1, 200, None])
-def test_prompts_and_wide_wishes_are_told_with_ties_on_every_device(
+def test_logprobs_of_prompts_and_many_likeliest_tokens_break_ties_alike_on_every_device(
     device: torch.device, num_top: int | None
 ) -> None:
     rng = np.random.default_rng(4)
@@ -75,7 +75,7 @@ def test_prompts_and_wide_wishes_are_told_with_ties_on_every_device(
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
 def test_rows_that_are_not_finite_do_not_disturb_others(sampler: Sampler, wrong: float) -> None:
-    """What is told of them means nothing, but it names tokens."""
+    """The logprobs of such a row are not meaningful, but its ids are those of tokens."""
     logits = torch.from_numpy(np.random.default_rng(2).normal(size=(4, 2000)).astype(np.float32))
     tokens = np.array([5, 6, 7, 8])
     expected = sampler.logprobs(logits, np.arange(4), tokens, 30)
@@ -89,7 +89,7 @@ def test_rows_that_are_not_finite_do_not_disturb_others(sampler: Sampler, wrong:
         assert result.ranks[row] == expected.ranks[row]
 
 
-def test_values_are_told_as_float32_and_ids_as_int32(sampler: Sampler) -> None:
+def test_values_are_float32_and_ids_int32(sampler: Sampler) -> None:
     for num_top in (0, 3, None):
         result = sampler.logprobs(torch.randn(2, 9), np.arange(2), np.array([1, 2]), num_top)
         assert result.values.dtype == torch.float32

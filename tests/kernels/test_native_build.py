@@ -37,7 +37,7 @@ def test_a_cpu_gets_what_it_can_run(
     assert library.variants() == expected
 
 
-def test_a_compiler_that_does_not_start_is_said(
+def test_a_compiler_that_does_not_start_is_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler -v")

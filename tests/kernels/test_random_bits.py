@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kernels.cpu.library import load_library, variants
 from kernels.dispatch import IS_INTERPRETED
 from kernels.random_bits import philox, random_bits, reference
-from kernels.random_bits.triton import random_bits as coins_in_kernels
+from kernels.random_bits.triton import random_bits as random_bits_in_kernels
 from kernels.sample.reference import noise
 from kernels.sample.triton import _perturbed as perturbed
 
@@ -87,32 +87,32 @@ def test_native_code_and_numpy_agree_bit_for_bit(
 
 
 @pytest.mark.parametrize("variant", variants())
-def test_native_noise_is_exact_to_the_last_places_of_float32(variant: str) -> None:
-    """Over the whole range of coins, its ends among them; logarithms are within 2 units."""
+def test_native_noise_is_exact_to_the_last_digits_of_float32(variant: str) -> None:
+    """Over the whole range of random bits with its ends; logarithms are within 2 units."""
     ends = np.arange(0, 1 << 16, 8, np.uint32)
     random_bits = np.concatenate([ends, ~ends, np.arange(0, 1 << 32, 1 << 12).astype(np.uint32)])
     noise = np.empty(len(random_bits), np.float32)
-    slot_mapping = [ctypes.c_void_p(array.ctypes.data) for array in (random_bits, noise)]
-    load_library(variant)["shoal_noise"](slot_mapping[0], len(random_bits), slot_mapping[1])
+    pointers = [ctypes.c_void_p(array.ctypes.data) for array in (random_bits, noise)]
+    load_library(variant)["shoal_noise"](pointers[0], len(random_bits), pointers[1])
     exact = -np.log(-np.log(np.maximum(random_bits >> 8, 0.5) * 2.0**-24))
     np.testing.assert_allclose(noise, exact, rtol=2.5e-7, atol=2.5e-7)
 
 
 @triton.jit
-def _throw(p_seed, p_position, p_choice, p_coins, p_noise, num: tl.constexpr):
-    """The coins of ``num`` tokens, and the noise that they are for scores that are 0."""
+def _make_random_bits(p_seed, p_position, p_choice, p_random_bits, p_noise, num: tl.constexpr):
+    """Stores the random bits of ``num`` tokens, and the noise they make for scores of 0."""
     o_token = tl.program_id(0) * num + tl.arange(0, num)
     seed, position, choice = tl.load(p_seed), tl.load(p_position), tl.load(p_choice)
-    drawn = coins_in_kernels(seed, o_token, position, choice, 0)
+    drawn = random_bits_in_kernels(seed, o_token, position, choice, 0)
     zeros, is_kept = tl.zeros([num], tl.float32), o_token >= 0
-    tl.store(p_coins + o_token, drawn.to(tl.int64))
+    tl.store(p_random_bits + o_token, drawn.to(tl.int64))
     tl.store(
         p_noise + o_token, perturbed(zeros, o_token, is_kept, 0.0, 1.0, seed, position, choice)
     )
 
 
 @pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(2**63), 12345678901234])
-def test_kernels_throw_the_same_coins_and_make_their_noise(
+def test_kernels_make_the_same_random_bits_and_their_noise(
     triton_device: torch.device, seed: int
 ) -> None:
     """On a card of a million tokens, so that the ends of the noise are among them."""
@@ -124,7 +124,7 @@ def test_kernels_throw_the_same_coins_and_make_their_noise(
     )
     drawn = torch.empty(num_tokens, dtype=torch.int64, device=triton_device)
     found = torch.empty(num_tokens, dtype=torch.float32, device=triton_device)
-    _throw[(num_tokens // block,)](*words, drawn, found, num=block)
+    _make_random_bits[(num_tokens // block,)](*words, drawn, found, num=block)
     expected = reference.random_bits(
         np.array(seed), np.arange(num_tokens), np.array(position), np.array(choice), 0
     )

@@ -34,7 +34,7 @@ def test_any_number_of_tokens_agrees(device: torch.device, num_tokens: int) -> N
     compare(num_tokens, 4, 2, 64, torch.float32, device=device)
 
 
-def test_several_tokens_may_go_to_the_place_of_nobody(device: torch.device) -> None:
+def test_several_tokens_may_go_to_one_entry_of_the_null_block(device: torch.device) -> None:
     with device:
         heads = torch.randn(3, 4 * 16)
         cache = torch.zeros(2, 1, 2, 1, 16)

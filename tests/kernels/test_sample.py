@@ -122,7 +122,7 @@ def test_a_wide_and_a_narrow_nucleus_are_found_alike(sampler: Sampler, spread: f
 
 @settings(max_examples=60)
 @given(data=st.data())
-def test_a_mixed_batch_draws_what_the_reference_draws_row_by_row(
+def test_a_mixed_batch_samples_what_the_reference_samples_row_by_row(
     sampler: Sampler, data: st.DataObject
 ) -> None:
     num = data.draw(st.integers(1, 6))
@@ -161,7 +161,7 @@ def test_greedy_takes_the_lowest_of_equals(sampler: Sampler) -> None:
     assert drawn(sampler, logits, mixed)[0] == 1
 
 
-def test_the_lowest_temperature_that_draws_takes_the_highest(sampler: Sampler) -> None:
+def test_the_lowest_temperature_that_samples_takes_the_highest(sampler: Sampler) -> None:
     logits = torch.from_numpy(np.random.default_rng(1).permutation(900).astype(np.float32))[None]
     random = random_rows(1, temperature=MIN_TEMPERATURE, top_p=0.9, min_p=0.5, top_k=3)
     assert random is not None
@@ -171,7 +171,7 @@ def test_the_lowest_temperature_that_draws_takes_the_highest(sampler: Sampler) -
 
 @pytest.mark.parametrize("vocab_size", [1, 16, 37, 400])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_cannot_be_drawn_is_said_row_by_row(
+def test_a_row_that_cannot_be_sampled_has_a_code_in_place_of_a_token(
     sampler: Sampler, vocab_size: int, temperature: float
 ) -> None:
     """Adjustments may hide what is not finite, and all there is."""
@@ -208,7 +208,7 @@ def test_the_kth_is_found_among_many_and_their_ties(sampler: Sampler, vocab_size
             np.testing.assert_array_equal(is_kept, reference.kept_by_top_k(row, k))
 
 
-def test_a_row_is_drawn_by_the_same_bits_alone_and_among_others(sampler: Sampler) -> None:
+def test_a_row_samples_the_same_bits_alone_and_among_others(sampler: Sampler) -> None:
     num, rng = 40, np.random.default_rng(9)
     logits = torch.from_numpy(rng.normal(size=(num, 777)).astype(np.float32) * 3)
     values = {
@@ -227,7 +227,7 @@ def test_a_row_is_drawn_by_the_same_bits_alone_and_among_others(sampler: Sampler
 
 
 @pytest.mark.parametrize("varied", ["positions", "choices"])
-def test_positions_and_choices_draw_independently(sampler: Sampler, varied: str) -> None:
+def test_positions_and_choices_sample_independently(sampler: Sampler, varied: str) -> None:
     """Pairs of neighbouring draws over 4 equal tokens: 15 degrees of freedom, 99.9th is 37.7."""
     num = 16000
     random = random_rows(num, seeds=-77, **{varied: np.arange(num)})

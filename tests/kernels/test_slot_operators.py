@@ -12,7 +12,7 @@ from kernels.dispatch import IS_INTERPRETED
 from kernels.mtp_inputs import Pairs, draft_pairs, step_pairs
 from kernels.mtp_inputs.reference import draft_row, step_row
 from kernels.random_bits import PURPOSE_ACCEPT
-from kernels.random_bits.reference import random_bits as coins_slowly
+from kernels.random_bits.reference import random_bits as random_bits_slowly
 from kernels.slot_state import SlotState
 from kernels.store_drafts import store_drafts
 from kernels.store_drafts.reference import store_draft
@@ -145,7 +145,7 @@ def assert_pairs(found: Pairs, wanted: list[tuple[int, ...]]) -> None:
 
 @sizes
 @pytest.mark.parametrize("eos_ids", [EOS_IDS, NO_EOS], ids=["eos", "no eos"])
-def test_drafts_are_declared_right_by_the_coins_of_torch(
+def test_drafts_are_declared_accepted_by_the_random_bits_of_torch(
     triton_device: torch.device, seed: int, num_slots: int, eos_ids: torch.Tensor
 ) -> None:
     rng, width = np.random.default_rng(seed), MAX_DRAFTS + 1
@@ -162,7 +162,7 @@ def test_drafts_are_declared_right_by_the_coins_of_torch(
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_drafts_are_declared_right_by_coins_of_their_positions(
+def test_drafts_are_declared_accepted_by_random_bits_of_their_positions(
     device: torch.device, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -173,14 +173,14 @@ def test_drafts_are_declared_right_by_coins_of_their_positions(
     tokens = torch.full((len(slots), 2), VOCAB_SIZE)  # no draft, no end
     of_slots = (state.seeds, torch.zeros_like(state.seeds), state.num_tokens, state.choices)
     columns = (each[rows].numpy().astype(np.int64) for each in of_slots)
-    is_right = (coins_slowly(*columns, PURPOSE_ACCEPT) >> np.uint64(8)) < 2**23
+    is_right = (random_bits_slowly(*columns, PURPOSE_ACCEPT) >> np.uint64(8)) < 2**23
     nums = 2 * state.is_open[rows]
     arguments = (slots, nums, tokens, EOS_IDS, torch.tensor([0.5]))
     accepted = accept(copied(state, device), *(each.to(device) for each in arguments))
     assert accepted.num_accepted.tolist() == (is_right & (nums.numpy() > 0)).tolist()
 
 
-def test_drafts_can_be_declared_right_as_often_as_a_measurement_wants() -> None:
+def test_drafts_can_be_declared_accepted_as_often_as_a_measurement_wants() -> None:
     rng = np.random.default_rng(0)
     num_right = num_rows = 0
     for _ in range(400):

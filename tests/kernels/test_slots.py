@@ -16,7 +16,7 @@ TOLERANCE = 2e-5  # float32 sums of a thousand exponentials
 
 @pytest.mark.parametrize("vocab_size", [1, 17, 2001])
 @pytest.mark.parametrize("share_hidden", [0.0, 0.9])
-def test_rows_draw_by_their_slots_what_the_reference_draws(
+def test_rows_sample_by_their_slots_what_the_reference_samples(
     device: torch.device, vocab_size: int, share_hidden: float
 ) -> None:
     rng = np.random.default_rng(vocab_size)
@@ -42,7 +42,9 @@ def test_rows_draw_by_their_slots_what_the_reference_draws(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_cannot_be_drawn_is_said(device: torch.device, temperature: float) -> None:
+def test_slots_that_cannot_be_sampled_have_a_code_in_place_of_a_token(
+    device: torch.device, temperature: float
+) -> None:
     params = moved(
         slot_params(np.random.default_rng(0), NUM_SLOTS, temperature=temperature), device
     )
@@ -60,7 +62,7 @@ def test_what_cannot_be_drawn_is_said(device: torch.device, temperature: float) 
     assert tokens[4] >= 0
 
 
-def test_scores_are_those_that_are_drawn_from(device: torch.device) -> None:
+def test_scores_are_those_that_are_sampled_from(device: torch.device) -> None:
     rng, num_slots = np.random.default_rng(3), 12
     params = slot_params(rng, num_slots)
     slots = torch.arange(num_slots, dtype=torch.int32, device=device)

@@ -14,7 +14,7 @@ from tests.services.worker import scheduled
 from tests.services.worker.checkpoints import save_mimo
 from tests.services.worker.driver import Driver, Job, make_engine
 
-LOGPROB_TOLERANCE = 1e-3  # engine.md §2, in float32
+LOGPROB_TOLERANCE = 1e-3  # in float32
 # Of logprobs in bfloat16, on average, which spread by 1.6: they round at different places.
 BFLOAT16_TOLERANCE = 0.03
 VOCAB_SIZE = 160
@@ -92,8 +92,8 @@ def test_bfloat16_logprobs_are_near_those_of_torch(folder: Path) -> None:
 def test_with_drafts_the_texts_are_the_host_engines_without(
     folder: Path, temperature: float, steps: dict[str, Any]
 ) -> None:
-    """At a high temperature drafts of a head that knows nothing are often right: its coins are
-    those of the model."""
+    """At a high temperature even drafts of a random head are often accepted: they are sampled with
+    the random bits of the tokens they predict."""
     logprobs = {"logprobs": 0, "draft_logprobs": True}
     params = params_of(len(PROMPTS), temperature=temperature, max_tokens=6, **logprobs)
     speculation = {"method": "mtp", "num_speculative_tokens": 2, "adaptive": False}

@@ -147,6 +147,8 @@ def test_many_tokens_have_another_way(dtype: torch.dtype) -> None:
         (torch.ones(1, 8), torch.ones(8, 8).T, "rows must be contiguous"),
     ],
 )
-def test_what_it_cannot_multiply_is_said(x: Tensor, weight: Tensor, message: str) -> None:
+def test_shapes_and_dtypes_it_cannot_multiply_are_an_error(
+    x: Tensor, weight: Tensor, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         linear(x, weight)

@@ -4,12 +4,12 @@ from tests.kernels.test_rope_kv import (
     test_any_number_and_size_of_heads_agrees,
     test_any_number_of_tokens_agrees,
     test_kinds_of_heads_agree,
-    test_several_tokens_may_go_to_the_place_of_nobody,
+    test_several_tokens_may_go_to_one_entry_of_the_null_block,
 )
 
 __all__ = [
     "test_any_number_and_size_of_heads_agrees",
     "test_any_number_of_tokens_agrees",
     "test_kinds_of_heads_agree",
-    "test_several_tokens_may_go_to_the_place_of_nobody",
+    "test_several_tokens_may_go_to_one_entry_of_the_null_block",
 ]

@@ -4,22 +4,22 @@ import pytest
 
 from kernels.sample import triton as kernels
 from tests.kernels.test_crowds import (
-    test_each_row_of_a_crowd_draws_what_the_reference_draws,
     test_each_row_of_a_crowd_keeps_what_the_reference_keeps,
+    test_each_row_of_a_crowd_samples_what_the_reference_samples,
 )
 from tests.kernels.test_slots import (
-    test_rows_draw_by_their_slots_what_the_reference_draws,
-    test_scores_are_those_that_are_drawn_from,
-    test_what_cannot_be_drawn_is_said,
+    test_rows_sample_by_their_slots_what_the_reference_samples,
+    test_scores_are_those_that_are_sampled_from,
+    test_slots_that_cannot_be_sampled_have_a_code_in_place_of_a_token,
     test_what_ties_with_the_last_is_kept,
 )
 
 __all__ = [
-    "test_each_row_of_a_crowd_draws_what_the_reference_draws",
     "test_each_row_of_a_crowd_keeps_what_the_reference_keeps",
-    "test_rows_draw_by_their_slots_what_the_reference_draws",
-    "test_scores_are_those_that_are_drawn_from",
-    "test_what_cannot_be_drawn_is_said",
+    "test_each_row_of_a_crowd_samples_what_the_reference_samples",
+    "test_rows_sample_by_their_slots_what_the_reference_samples",
+    "test_scores_are_those_that_are_sampled_from",
+    "test_slots_that_cannot_be_sampled_have_a_code_in_place_of_a_token",
     "test_what_ties_with_the_last_is_kept",
 ]
 
