@@ -1,4 +1,4 @@
-"""A service that only writes down what its link tells it."""
+"""A service that only records the calls of its link."""
 
 import asyncio
 

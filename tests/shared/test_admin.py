@@ -1,4 +1,4 @@
-"""Commands at the admin port: whom they are refused."""
+"""Commands at the admin port, and the requests that are refused."""
 
 from pathlib import Path
 
@@ -53,6 +53,6 @@ async def test_a_command_needs_its_header_and_the_token_where_there_is_one(
             assert response.status == 200
 
 
-def test_the_token_is_not_told(tmp_path: Path):
+def test_the_token_is_not_shown(tmp_path: Path):
     config = SchedulerConfig(mesh_dir=tmp_path, admin_token="secret")
     assert "secret" not in config.describe()

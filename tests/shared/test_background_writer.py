@@ -27,14 +27,14 @@ def read_all(descriptor: int) -> bytes:
         return file.read()
 
 
-def test_a_pipe_that_nobody_reads_holds_up_nobody_and_what_was_dropped_is_told(change):
+def test_a_pipe_that_is_not_read_blocks_no_writer_and_dropped_lines_are_counted(change):
     read_end, write_end = os.pipe()
-    told: list[int] = []
-    is_told = threading.Event()
+    reported: list[int] = []
+    is_reported = threading.Event()
 
     def on_dropped(num: int) -> None:
-        told.append(num)
-        is_told.set()
+        reported.append(num)
+        is_reported.set()
 
     output = BackgroundWriter(write_end, on_dropped)
     num_lines = 4 * MAX_WAITING_BYTES // len(LINE)
@@ -45,13 +45,13 @@ def test_a_pipe_that_nobody_reads_holds_up_nobody_and_what_was_dropped_is_told(c
     texts: list[bytes] = []
     reading = threading.Thread(target=lambda: texts.append(read_all(read_end)))
     reading.start()
-    assert is_told.wait(TIMEOUT_S)
+    assert is_reported.wait(TIMEOUT_S)
     output.write("again\n")
     output.wait_written(TIMEOUT_S)
     os.close(write_end)
     reading.join(TIMEOUT_S)
     lines = texts[0].decode().splitlines(keepends=True)
-    assert told == [num_dropped]
+    assert reported == [num_dropped]
     assert lines == [LINE] * int(num_lines - num_dropped) + ["again\n"]
 
 
@@ -77,7 +77,7 @@ def test_a_pipe_that_was_closed_costs_lines_and_nothing_else(pipe: tuple[int, in
     assert change(DROPPED) == 1
 
 
-def test_a_pipe_that_somebody_made_non_blocking_gets_every_line():
+def test_a_pipe_that_another_process_made_non_blocking_gets_every_line():
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     output = BackgroundWriter(write_end, lambda num: None)
@@ -99,7 +99,7 @@ from shared.config.gateway import GatewayConfig
 from shared.log import set_up
 set_up("gateway", GatewayConfig(instance="0.1", log_format=sys.argv[1]))
 for number in range(20_000):
-    logging.info("line %d of a log that nobody reads yet", number)
+    logging.info("line %d of a log that is not read yet", number)
 print("it went on", flush=True)
 sys.stdin.read()
 logging.shutdown()
@@ -107,7 +107,9 @@ logging.shutdown()
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_a_service_whose_log_nobody_reads_goes_on_and_says_later_what_is_lacking(log_format: str):
+def test_a_service_whose_log_is_not_read_goes_on_and_logs_later_how_many_lines_are_lacking(
+    log_format: str,
+):
     process = subprocess.Popen(
         [sys.executable, "-c", LOGS_MUCH, log_format],
         text=True,

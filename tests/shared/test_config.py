@@ -97,7 +97,7 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path):
         (["--port"], r"argument --port: expected one argument\."),
     ],
 )
-def test_a_flag_that_does_not_exist_is_said_in_one_line_with_one_that_does(
+def test_a_flag_that_does_not_exist_is_an_error_of_one_line_with_one_that_does(
     capsys, flags: list[str], text: str
 ):
     with pytest.raises(ConfigError, match=f"^{text} See shoal serve --help$"):
@@ -105,7 +105,7 @@ def test_a_flag_that_does_not_exist_is_said_in_one_line_with_one_that_does(
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_variable_that_nobody_reads_is_said_with_one_that_somebody_does(caplog, monkeypatch):
+def test_an_unknown_variable_is_logged_with_the_nearest_known_one(caplog, monkeypatch):
     monkeypatch.setenv("SHOAL_MAX_NUM_SEQ", "4")
     monkeypatch.setenv("SHOAL_PUBLISH", "8000")
     monkeypatch.setenv("SHOAL_WORKERS", "2")
@@ -116,8 +116,8 @@ def test_a_variable_that_nobody_reads_is_said_with_one_that_somebody_does(caplog
         "SHOAL_MAX_NUM_SEQ is no setting and has no effect; did you mean SHOAL_MAX_NUM_SEQS?",
         "SHOAL_PUBLISH is no setting and has no effect",
     ]
-    assert caplog.messages == 2 * said
-    assert not {"SHOAL_MAX_NUM_SEQ", "SHOAL_PUBLISH"} & environment.keys(), "or each says it again"
+    assert caplog.messages == 2 * warnings
+    assert not {"SHOAL_MAX_NUM_SEQ", "SHOAL_PUBLISH"} & environment.keys(), "else children log it"
 
 
 def test_what_serve_was_given_reaches_its_services_and_nothing_else(file: str, monkeypatch):

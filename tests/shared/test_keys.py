@@ -43,15 +43,15 @@ def test_the_umask_does_not_matter(tmp_path: Path):
     assert public_path(tmp_path / "keys", "worker").stat().st_mode & 0o777 == 0o644
 
 
-def test_it_says_which_machine_needs_what(tmp_path: Path, capsys):
+def test_making_keys_prints_which_machine_needs_which_files(tmp_path: Path, capsys):
     folder = tmp_path / "keys"
     main([str(folder)])
-    said = capsys.readouterr().out
-    assert "made keys for gateway, tokenizer, scheduler, worker" in said
-    assert str(folder / "public") in said
+    printed = capsys.readouterr().out
+    assert "made keys for gateway, tokenizer, scheduler, worker" in printed
+    assert str(folder / "public") in printed
     for service in SERVICES:
-        assert str(folder / service) in said
-        assert secret_path(folder, service).read_text().split()[-1] not in said
+        assert str(folder / service) in printed
+        assert secret_path(folder, service).read_text().split()[-1] not in printed
 
 
 def test_a_second_time_changes_nothing(folder: Path, capsys):
@@ -100,7 +100,7 @@ def test_other_arguments_write_nothing(arguments: list[str], capsys):
     assert "usage" in capsys.readouterr().err
 
 
-def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path, capsys):
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path, capsys):
     (tmp_path / "file").touch()
     assert main([str(tmp_path / "file")]) == 2
     assert str(tmp_path / "file") in capsys.readouterr().err

@@ -156,7 +156,7 @@ async def test_who_takes_one_dials_the_next_when_that_has_left(tmp_path: Path):
         await each.link.close("test over")
 
 
-async def test_a_peer_that_was_refused_hears_why_and_nobody_is_up(tmp_path: Path, caplog):
+async def test_a_peer_that_was_refused_gets_the_reason_and_no_peer_is_up(tmp_path: Path, caplog):
     pair = Pair(tmp_path, refuses="not today")
     before = PEERS_REFUSED._value.get()
     async with asyncio.timeout(TIMEOUT_S):
@@ -248,7 +248,7 @@ def test_what_a_peer_wrote_stays_within_what_the_wire_takes_however_it_is_escape
     assert len(peer_text("\U000e0001" * 5000)) <= MAX_PEER_TEXT < MAX_REASON_CHARS
 
 
-async def test_an_overview_by_nobody_ends_the_peer_that_sent_it(pair: Pair, raw):
+async def test_an_overview_without_a_valid_scheduler_ends_the_peer_that_sent_it(pair: Pair, raw):
     await pair.up()
     raw.send_multipart(encode(Hello(PROTOCOL_MAJOR, 0, "gateway", "g1")))
     peer = await got(pair.lower.ups)
@@ -258,7 +258,7 @@ async def test_an_overview_by_nobody_ends_the_peer_that_sent_it(pair: Pair, raw)
 
 
 @pytest.mark.parametrize("garbage", [[b"\xc1", b"x"], [b""]])
-async def test_garbage_ends_the_peer_that_sent_it_and_harms_nobody_else(pair: Pair, raw, garbage):
+async def test_garbage_ends_the_peer_that_sent_it_and_harms_no_other(pair: Pair, raw, garbage):
     down, _ = await pair.up()
     raw.send_multipart(encode(Hello(PROTOCOL_MAJOR, 0, "gateway", "g1")))
     peer = await got(pair.lower.ups)
@@ -345,7 +345,9 @@ async def test_descriptors_used_again_never_end_the_wrong_peer(pair: Pair):
     context.destroy(linger=0)
 
 
-async def test_sending_to_a_peer_that_just_died_raises_nothing_and_on_down_tells(tmp_path: Path):
+async def test_sending_to_a_peer_that_just_died_raises_nothing_and_on_down_is_called(
+    tmp_path: Path,
+):
     context = zmq.Context()
     router = context.socket(zmq.ROUTER)
     router.bind(f"ipc://{tmp_path / 'tokenizer-t0.sock'}")
@@ -378,7 +380,7 @@ async def test_silence_ends_a_peer(pair: Pair, raw, monkeypatch):
 HEARTBEAT = encode(Heartbeat(State.READY, "", 0, 0))
 
 
-async def test_what_a_peer_sends_and_nobody_reads_waits_with_the_peer(pair: Pair, raw):
+async def test_messages_that_are_not_read_wait_with_the_peer_that_sent_them(pair: Pair, raw):
     await pair.up()
     raw.send_multipart(encode(Hello(PROTOCOL_MAJOR, 0, "gateway", "flood")))
     await got(pair.lower.ups)
@@ -389,7 +391,7 @@ async def test_what_a_peer_sends_and_nobody_reads_waits_with_the_peer(pair: Pair
     assert num_sent < limit / 4
 
 
-async def test_whoever_floods_us_delays_neither_others_nor_the_news_of_a_loss(pair: Pair):
+async def test_a_peer_that_floods_us_delays_neither_others_nor_the_news_of_a_loss(pair: Pair):
     down, up = await pair.up()
     path = str(pair.directory / "tokenizer-t0.sock")
     command = (sys.executable, "-m", "tests.shared.flooding_peer", path)
@@ -439,7 +441,7 @@ async def test_a_peer_that_stalls_is_kept_and_one_that_hangs_is_lost(tmp_path: P
     await below.link.close("test over")
 
 
-async def test_while_we_stand_still_ourselves_nobody_is_silent(pair: Pair, monkeypatch):
+async def test_while_we_stand_still_ourselves_no_peer_counts_as_silent(pair: Pair, monkeypatch):
     monkeypatch.setattr(link_module, "HEARTBEAT_S", 0.05)
     monkeypatch.setattr(link_module, "SILENCE_S", 0.5)
     await pair.up()

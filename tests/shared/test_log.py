@@ -34,9 +34,9 @@ def test_a_json_line_is_an_object_with_its_fields_as_keys(log_lines: Lines) -> N
     begin("json")
     log.warning("%d fish", 3, extra=fields(status=200, model="Der Fisch ißt", total_s=0.12345678))
     (line,) = log_lines()
-    told = json.loads(line)
-    datetime.strptime(told.pop("time"), "%Y-%m-%dT%H:%M:%S.%fZ")
-    assert told == {
+    logged = json.loads(line)
+    datetime.strptime(logged.pop("time"), "%Y-%m-%dT%H:%M:%S.%fZ")
+    assert logged == {
         "level": "warning",
         "service": "gateway",
         "instance": "0.1",
@@ -51,9 +51,9 @@ def test_a_json_line_is_an_object_with_its_fields_as_keys(log_lines: Lines) -> N
 def test_a_value_that_is_none_is_left_out(log_lines: Lines) -> None:
     begin("json")
     log.info("hm", extra=fields(code=None, num_replays=0))
-    told = json.loads(log_lines()[0])
-    assert "code" not in told
-    assert told["num_replays"] == 0
+    logged = json.loads(log_lines()[0])
+    assert "code" not in logged
+    assert logged["num_replays"] == 0
 
 
 def test_an_error_in_text_has_its_fields_before_its_traceback(log_lines: Lines) -> None:
@@ -74,10 +74,10 @@ def test_an_error_in_json_is_one_line_with_its_traceback(log_lines: Lines) -> No
     except ZeroDivisionError:
         log.exception("broke\ndown")
     (line,) = log_lines()
-    told = json.loads(line)
-    assert told["message"] == "broke\ndown"
-    assert told["exception"].startswith("Traceback")
-    assert told["exception"].endswith("ZeroDivisionError")
+    logged = json.loads(line)
+    assert logged["message"] == "broke\ndown"
+    assert logged["exception"].startswith("Traceback")
+    assert logged["exception"].endswith("ZeroDivisionError")
 
 
 EVIL = "x status=200\n2026-01-01T00:00:00Z INFO    gateway 0.1 \x1b[31mall is well"
@@ -99,17 +99,17 @@ def test_whatever_a_client_writes_a_json_line_is_one_object(log_lines: Lines, te
     begin("json")
     log.info(text, extra=fields(code=text))
     (line,) = log_lines()
-    told = json.loads(line)
-    assert told["message"] == told["code"] == text.encode(errors="backslashreplace").decode()
+    logged = json.loads(line)
+    assert logged["message"] == logged["code"] == text.encode(errors="backslashreplace").decode()
 
 
-def test_a_value_that_json_does_not_know_is_told_as_text(log_lines: Lines) -> None:
+def test_a_value_that_json_does_not_know_is_logged_as_text(log_lines: Lines) -> None:
     begin("json")
     log.info("hm", extra=fields(what=1 + 2j))
     assert json.loads(log_lines()[0])["what"] == "(1+2j)"
 
 
-def test_a_request_is_told_by_its_clients_id_and_its_name_in_the_mesh(log_lines: Lines) -> None:
+def test_a_request_is_logged_by_its_clients_id_and_its_name_in_the_mesh(log_lines: Lines) -> None:
     begin("json")
     log_end("sequence ended", "my/id~0a1b/0/2", attempt=1)
     log_end("request ended", "my/id", status=200)

@@ -1,4 +1,4 @@
-"""A model folder without torch: what is told about it, and what is wrong with it."""
+"""A model folder without torch: its description, and errors in it."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def shard(folder: Path, *names: str) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def test_a_folder_tells_its_model(folder: Path) -> None:
+def test_model_info_is_read_from_the_folder(folder: Path) -> None:
     os.utime(folder / "config.json", (5, 1234567))
     info = read_model_info(folder, ["a", "b"], None)
     assert (info.names, info.vocab_size, info.max_model_len) == (["a", "b"], 50, 64)

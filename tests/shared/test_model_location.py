@@ -65,7 +65,7 @@ def test_a_folder_wins_over_the_cache(cache: Path, tmp_path: Path, monkeypatch) 
 
 
 @pytest.mark.parametrize("name", ["org/name", "name", "a--b", "name.git"])
-def test_what_is_neither_folder_nor_in_the_cache_is_said_with_what_helps(
+def test_a_name_that_is_neither_folder_nor_in_the_cache_is_an_error_with_a_remedy(
     cache: Path, name: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"model: no such folder: {name}, ") as caught:
@@ -120,7 +120,8 @@ def read_only_cache(cache: Path) -> Iterator[Path]:
 
 
 def test_a_cache_is_only_read(read_only_cache: Path, monkeypatch) -> None:
-    """Not even a file that goes again: the times of folders would tell. Root may write anywhere."""
+    """Not even a temporary file is made: the times of folders would show it. Root may write
+    anywhere."""
     monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("it asks the network"))
     before = {path: path.lstat().st_mtime_ns for path in read_only_cache.rglob("*")}
     locate_model("org/name")
@@ -144,7 +145,7 @@ def test_the_library_is_imported_for_names_alone() -> None:
 
 
 @pytest.mark.parametrize(("variable", "folder"), [("HF_HOME", "."), ("HF_HUB_CACHE", "hub")])
-def test_the_cache_is_where_the_librarys_environment_says(
+def test_the_cache_is_where_the_librarys_environment_puts_it(
     tmp_path: Path, monkeypatch, variable: str, folder: str
 ) -> None:
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)

@@ -27,14 +27,14 @@ from shared.config.scheduler import SchedulerConfig
 from shared.errors import ConfigError
 from shared.service import main
 
-class Telling:
+class Ready:
     def __init__(self, config): pass
-    def status(self): raise AssertionError("nobody asks yet")
+    def status(self): raise AssertionError("it is not asked yet")
     async def run(self):
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         raise ConfigError(f"files {limits}, switch {sys.getswitchinterval()}")
 
-main("scheduler", SchedulerConfig, Telling)
+main("scheduler", SchedulerConfig, Ready)
 """
 
 
@@ -75,7 +75,7 @@ async def until_logged(process: asyncio.subprocess.Process, text: str) -> None:
     assert process.stderr is not None
     async with asyncio.timeout(TIMEOUT_S):
         while text not in (line := (await process.stderr.readline()).decode()):
-            assert line, f"it ended and never said {text}"
+            assert line, f"it ended and never logged {text}"
 
 
 @pytest.mark.parametrize("num_free", [0, 2])

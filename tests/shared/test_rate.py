@@ -13,7 +13,7 @@ def test_a_steady_stream_has_its_rate_from_the_first_second_on():
         assert 4.5 < rate.per_s(100.0 + second) < 6
 
 
-def test_a_place_is_free_when_the_next_one_ends():
+def test_the_wait_is_the_time_until_the_next_one_ends():
     rate = Rate()
     for number in range(1, 100):
         rate.note(1, 5.0 * number)

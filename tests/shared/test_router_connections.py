@@ -3,7 +3,7 @@
 from shared.log_once import MAX_KNOWN, LogOnce
 from shared.router_connections import RouterConnections
 
-FD = 10_000  # nobody's
+FD = 10_000  # no descriptor of ours
 
 
 def test_a_loss_belongs_to_the_oldest_and_a_message_to_the_newest_of_a_descriptor():
@@ -16,7 +16,7 @@ def test_a_loss_belongs_to_the_oldest_and_a_message_to_the_newest_of_a_descripto
     assert connections.lost(FD).route == b"second"
 
 
-def test_one_that_said_nothing_is_lost_without_taking_its_successor_along():
+def test_a_connection_that_sent_nothing_is_lost_without_its_successor():
     connections = RouterConnections()
     connections.accepted(FD)
     connections.accepted(FD)
@@ -25,7 +25,7 @@ def test_one_that_said_nothing_is_lost_without_taking_its_successor_along():
     assert connections.lost(FD).route == b"second"
 
 
-def test_a_descriptor_that_was_never_accepted_is_nobodys():
+def test_a_descriptor_that_was_never_accepted_has_no_connection():
     connections = RouterConnections()
     connections.accepted(FD)
     connections.lost(FD)
@@ -33,7 +33,7 @@ def test_a_descriptor_that_was_never_accepted_is_nobodys():
     assert connections.newest(FD) is None
 
 
-def test_what_was_said_once_is_known_until_very_much_else_was_said():
+def test_a_logged_text_is_known_until_very_many_others_were_logged():
     once = LogOnce()
     assert once.is_new("a")
     assert not once.is_new("a")

@@ -18,7 +18,7 @@ from shared.messages import Heartbeat, State
 
 
 class Idle:
-    """A service that does nothing until told to; ``how`` says in which way it breaks."""
+    """A service that does nothing until a test sets its state; ``how`` is the way it breaks."""
 
     def __init__(self, how: str = "") -> None:
         self.how = how
@@ -72,7 +72,7 @@ async def test_a_signal_drains_within_the_time_and_exits_with_0(tmp_path: Path, 
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_service_tells_once_that_it_is_ready(tmp_path: Path, monkeypatch, caplog):
+async def test_a_service_signals_once_that_it_is_ready(tmp_path: Path, monkeypatch, caplog):
     monkeypatch.setattr(runner, "LOOK_S", 0.001)
     caplog.set_level(logging.INFO)
     service = Idle()
@@ -100,7 +100,7 @@ async def test_what_breaks_a_service_is_its_exit_code(tmp_path: Path, how: str, 
         assert capfd.readouterr().err == "shoal scheduler: port: 1: in use\n"
 
 
-async def test_the_admin_port_tells_health_readiness_status_and_metrics(tmp_path: Path, caplog):
+async def test_the_admin_port_serves_health_readiness_status_and_metrics(tmp_path: Path, caplog):
     caplog.set_level(logging.INFO)
     service = Idle()
     running = asyncio.create_task(run(service, tmp_path))
@@ -125,7 +125,7 @@ async def test_the_admin_port_tells_health_readiness_status_and_metrics(tmp_path
                 await asyncio.sleep(0.01)
         service.state = State.NOT_READY
         async with session.get("/health") as response:
-            assert response.status == 200, "it was ready, though nobody asked at the time"
+            assert response.status == 200, "it was ready, though there was no request at the time"
     assert (status["state"], status["load"], status["num_steps"]) == ("not_ready", 3, 4)
     who = f'instance="0",service="scheduler",version="{version("shoal")}"'
     assert f"shoal_service_info{{{who}}} 1.0" in lines

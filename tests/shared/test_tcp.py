@@ -192,7 +192,7 @@ async def test_one_process_behind_two_addresses_is_one_peer(mesh: Mesh, tmp_path
     assert (await got(above.ups)).hello.instance == "t1"
 
 
-async def test_dialling_where_nobody_listens_is_logged_once_and_ends_with_the_link(
+async def test_dialling_an_address_without_a_listener_is_logged_once_and_ends_with_the_link(
     tmp_path: Path, caplog
 ):
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -232,7 +232,7 @@ class Guarded:
         self._num_refused = num_refused()
 
     async def refuses(self) -> None:
-        """Somebody was refused, and the two never noticed."""
+        """A connection was refused, and the two peers never noticed."""
         await until_refused(self._num_refused + 1)
         await both_ways(self._above, self.below, *self._peers)
         assert self.below.ups.empty()
@@ -249,7 +249,7 @@ async def guarded(mesh: Mesh, tmp_path: Path, folder: Path) -> Guarded:
 
 @contextlib.contextmanager
 def stranger(address: str, keys: Keys | None, first: Message):
-    """Connects with these keys and says ``first``."""
+    """Connects with these keys and sends ``first``."""
     context = zmq.Context()
     dealer = context.socket(zmq.DEALER)
     if keys:
@@ -272,7 +272,7 @@ async def test_a_key_of_another_role_is_refused(guarded: Guarded, folder: Path, 
     assert "the handshake failed: the key is not accepted" in caplog.text
 
 
-async def test_a_key_nobody_knows_is_refused(guarded: Guarded, folder: Path, tmp_path: Path):
+async def test_an_unknown_key_is_refused(guarded: Guarded, folder: Path, tmp_path: Path):
     write_keys(tmp_path / "other keys")
     ours, other = keys_of(folder, "gateway"), keys_of(tmp_path / "other keys", "gateway")
     with stranger(
@@ -300,7 +300,7 @@ async def test_a_hello_of_another_role_than_the_key_is_refused(
     assert "a gateway key, but Hello names worker" in caplog.text
 
 
-async def test_without_a_key_nobody_gets_past_keys(guarded: Guarded):
+async def test_a_peer_without_a_key_gets_no_connection_where_keys_are_needed(guarded: Guarded):
     with stranger(guarded.address, None, hello("gateway")):
         await guarded.refuses()
 
