@@ -2,7 +2,7 @@
 refused, or to fail its own request.
 
 An arena has ``examples``, messages that are right, and takes a bad one in place of one of them; it
-tells whether it was let through. ``lies`` are bad in more than one place, by what is wrong.
+returns whether it was let through. ``lies`` are bad in more than one place, by what is wrong.
 """
 
 import asyncio
@@ -210,7 +210,7 @@ class SchedulerArena:
             (Generate("q~1/0", 1, PLAIN, two, 1, "salt"), [PROMPT, emitted]),
             (Cancel([key]), []),
             (Credit([Grant(*_fields(key), 300, 1 << 22)]), []),
-            (StepResult(1, told_only, 0.1, 0.1), [ids, values, top_ids, ranks]),
+            (StepResult(1, rows, 0.1, 0.1), [ids, values, top_ids, ranks]),
         ]
         many, one = np.full(5000, 7, np.int32), np.full(2, 7, np.int32)
         plain = ResultRow(0, "r~1/0/0", 1, TokenRun(1))
@@ -233,14 +233,14 @@ class SchedulerArena:
                 StepResult(1, [ResultRow(0, "r~1/0/0", 1, TokenRun(0), "stop")]),
                 NO_ARRAYS,
             ),
-            "drafts without tokens": (4, StepResult(1, [drafts]), told_drafts),
+            "drafts without tokens": (4, StepResult(1, [drafts]), draft_arrays),
             "3000 emitted ids": (
                 0,
                 Generate("r~1/0", 1, PARAMS, [NewSequence("r~1/0/0", 0, 3000)]),
                 [PROMPT, np.full(3000, 7, np.int32)],
             ),
-            "more emitted ids than are said": (0, self.generate, [PROMPT, one]),
-            "fewer emitted ids than are said": (
+            "more emitted ids than the sequence counts": (0, self.generate, [PROMPT, one]),
+            "fewer emitted ids than the sequence counts": (
                 0,
                 Generate("r~1/0", 1, PARAMS, [NewSequence("r~1/0/0", 0, 3)]),
                 [PROMPT, one],
@@ -281,7 +281,7 @@ class SchedulerArena:
         except CodecError:
             is_good = False
             self._service.on_down(sender, "a bad message")
-        else:  # it may be believed, and the simulated worker was never told
+        else:  # the scheduler may accept it, though the simulated worker never sent it
             is_good = not ends.tokenizer.take(Failed)
             if is_of_worker:
                 self._service.on_down(sender, "it has lied")
@@ -309,8 +309,8 @@ class SchedulerArena:
         while plans := ends.worker.take(StepPlan):
             for plan, arrays in plans:
                 PlanCheck(self.capacity, self.model.vocab_size)._check_ids(plan, arrays[0])
-                result, told = ends.simulated.step(_Planned(plan, arrays[0]))
-                self._service.on_message(ends.worker, result, list(told))
+                result, buffers = ends.simulated.step(_Planned(plan, arrays[0]))
+                self._service.on_message(ends.worker, result, list(buffers))
             await asyncio.sleep(0)
 
 
@@ -353,7 +353,7 @@ class TokenizerArena:
             (Credit([Grant(name, 1, 300, 1 << 22)]), []),
             (Abort(["r"]), []),
             (Accepted("r~1/0", 1), [NO_IDS]),
-            (Tokens(rows, [Finished(name, 1, 1, "length", 1)]), told),
+            (Tokens(rows, [Finished(name, 1, 1, "length", 1)]), buffers),
             (Failed(name, 1, 400, "t", "c", "m", "prompt", 1.0), []),
         ]
         drafts = TokenRow(name, 1, 0, TokenRun(1, 1, kind=RunKind.DRAFTS))
@@ -413,7 +413,7 @@ class TokenizerArena:
 
 
 class GatewayArena:
-    """A trip of two choices, and what a tokenizer says of it."""
+    """An open prompt of two choices, and messages of a tokenizer about it."""
 
     model = ModelInfo(["m"], "f", 100, 64, 1)
 
@@ -433,7 +433,7 @@ class GatewayArena:
         vocabulary = [np.zeros(100, np.uint8), np.ones(100, np.int32)]
         self.examples: list[Example] = [
             (Accepted("r/0", 1), [PROMPT]),
-            (Deltas(rows, [Finished("r/0", 1, 0, "stop", 2, "x", 1)]), told),
+            (Deltas(rows, [Finished("r/0", 1, 0, "stop", 2, "x", 1)]), buffers),
             (Failed("r/0", 1, 503, "t", "c", "m", "prompt", 1.0), []),
             (Lost([RequestKey("r/0", 1)]), []),
             (Converted("convert-0"), [PROMPT]),

@@ -22,7 +22,7 @@ from tests.services.scheduler.simulated_worker import SimulatedWorker
 
 
 def made_up_logprobs(position: int, vocab_size: int) -> np.ndarray:
-    """What FakeEngine tells of the ``position``-th token of a completion, float32 [vocab_size].
+    """FakeEngine's logprobs of the ``position``-th token of a completion, float32 [vocab_size].
 
     They are all different where ``vocab_size`` is a power of two.
     """
@@ -32,7 +32,7 @@ def made_up_logprobs(position: int, vocab_size: int) -> np.ndarray:
 
 def made_up_arrays(token: int, position: int, vocab_size: int, num: int | None) -> TokenArrays:
     """All buffers of one token whose request asked for ``num`` logprobs; ``position`` counts from
-    the first token that was drawn."""
+    the first token that was sampled."""
     ids = np.array([token], np.int32)
     if num is None:
         return TokenArrays(ids)
@@ -48,7 +48,7 @@ def made_up_arrays(token: int, position: int, vocab_size: int, num: int | None) 
 class FakeEngine:
     """Writes the ids of ``text`` over and over, one a step; checks every plan it gets.
 
-    ``starts_at`` tells at which of them a choice of a prompt begins.
+    ``starts_at`` returns the index at which a choice of a prompt begins.
     """
 
     def __init__(

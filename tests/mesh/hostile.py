@@ -1,4 +1,4 @@
-"""Messages as nobody of ours sends them: every field at odd values, or with bits turned over."""
+"""Messages that no service of ours sends: every field at odd values, or with bits turned over."""
 
 import math
 import random
@@ -45,7 +45,7 @@ def odd_versions(message: Message, arrays: list[np.ndarray]) -> Iterator[Odd]:
     """``message`` with one field or one array changed, for each of them and each odd value."""
     kind = type(message).__name__
     plain = msgspec.to_builtins(message)
-    for path, value in _places(plain, ()):
+    for path, value in _paths(plain, ()):
         for odd in _odd_values(value):
             label = repr(odd)[:40]
             yield Odd(f"{kind}{list(path)} = {label}", _frames(_changed(plain, path, odd), arrays))
@@ -58,14 +58,14 @@ def odd_versions(message: Message, arrays: list[np.ndarray]) -> Iterator[Odd]:
 
 def with_turned_bits(message: Message, arrays: list[np.ndarray], dice: random.Random) -> Odd:
     frames = [bytearray(frame) for frame in _frames(msgspec.to_builtins(message), arrays)]
-    places = []
+    flipped = []
     for _ in range(dice.choice((1, 1, 1, 2, 8))):
         frame = dice.randrange(len(frames))
         if frames[frame]:
             bit = dice.randrange(8 * len(frames[frame]))
             frames[frame][bit // 8] ^= 1 << bit % 8
-            places.append((frame, bit))
-    return Odd(f"{type(message).__name__} bits {places}", [bytes(frame) for frame in frames])
+            flipped.append((frame, bit))
+    return Odd(f"{type(message).__name__} bits {flipped}", [bytes(frame) for frame in frames])
 
 
 def _frames(plain: Any, arrays: list[np.ndarray]) -> list[bytes]:
@@ -75,14 +75,14 @@ def _frames(plain: Any, arrays: list[np.ndarray]) -> list[bytes]:
     return [header, body] if body else [header]
 
 
-def _places(value: Any, path: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Any]]:
+def _paths(value: Any, path: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Any]]:
     """All that is inside, at its path; the tag of the message is left out."""
     if path:
         yield path, value
     if isinstance(value, list | tuple):
         for index, each in enumerate(value):
             if path or index:
-                yield from _places(each, (*path, index))
+                yield from _paths(each, (*path, index))
 
 
 def _changed(value: Any, path: tuple[int, ...], odd: Any) -> Any:

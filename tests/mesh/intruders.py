@@ -1,4 +1,4 @@
-"""Peers that say a proper Hello to a real service, and then something else."""
+"""Peers that send a proper Hello to a real service, and then something else."""
 
 import asyncio
 import string

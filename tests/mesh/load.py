@@ -13,7 +13,7 @@ PROMPTS = ("def add(", "The scheduler", "import os\n", "class Fish:", "Once upon
 
 
 def body_of(number: int, max_tokens: int) -> dict:
-    """A request that is always answered the same, since it says the seed."""
+    """A request that is always answered the same, since it sets the seed."""
     return {
         "prompt": PROMPTS[number % len(PROMPTS)] + f" {number}",
         "max_tokens": max_tokens - number % 7,
@@ -68,10 +68,10 @@ async def stream(
 
 @dataclass
 class Load:
-    """``num`` clients that send request after request; ``pick_url`` says where to.
+    """``num`` clients that send request after request, each to the address of ``pick_url``.
 
     A client whose gateway is in ``lost_urls`` when its request fails is not counted. ``times_s``
-    tells of each stream when it was asked for and when its tokens came.
+    holds for each stream when it was requested and when its tokens came.
     """
 
     num: int

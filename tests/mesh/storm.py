@@ -25,7 +25,7 @@ from tests.mesh.intruders import Attack, call_all
 KINDS = ("gateway", "tokenizer", "scheduler", "worker")
 ROLES = {"tokenizer": "tokenizers", "worker": "workers"}  # of the scheduler's sockets
 LOSS_S = SILENCE_S - 2 * HEARTBEAT_S  # a pause from here on may be taken for a loss
-NOTICE_S = 1.0  # until everybody knows of a loss
+NOTICE_S = 1.0  # until all services know of a loss
 Protect = Callable[[zmq.asyncio.Socket], None]
 
 
@@ -52,7 +52,7 @@ class Blow(NamedTuple):
 
 
 class Siege(NamedTuple):
-    """Peers that say ``hello`` to the services of a kind, and then send ``attacks``."""
+    """Peers that send ``hello`` to the services of a kind, and then ``attacks``."""
 
     kind: ServiceName
     hello: Hello
@@ -63,8 +63,8 @@ class Siege(NamedTuple):
 @dataclass
 class Storm:
     """``urls`` are those of gateways that take requests, ``lost_urls`` of those that were killed.
-    ``blows`` tells what was done when and ``counts`` how often, ``losses`` until when a request
-    could be lost with which kind, ``ended`` whom we ended."""
+    ``blows`` lists what was done when, ``counts`` how often; ``losses`` until when a request could
+    be lost with a service of which kind; ``ended`` are the members that we ended."""
 
     fleet: Fleet
     seed: int
@@ -97,7 +97,7 @@ class Storm:
         return sum(lost_s >= since_s and kind in kinds for lost_s, kind in self.losses) >= least
 
     async def run(self, duration_s: float, sieges: Sequence[Siege]) -> None:
-        """When it returns, everybody who was hit is ready again, or has a successor that is."""
+        """When it returns, every service that was hit is ready again or has a ready successor."""
         dice = random.Random(self.seed)
         besieging = [asyncio.create_task(self._besiege(each)) for each in sieges]
         try:

@@ -103,7 +103,7 @@ def _texts(data: str, body: dict[str, Any]) -> tuple[str, ...]:
 
 @dataclass
 class Clients:
-    """``num`` of them, until ``is_over``. ``ends`` counts how requests ended; ``wrong`` tells of
+    """``num`` of them, until ``is_over``. ``ends`` counts how requests ended; ``wrong`` describes
     those that ended as they must not."""
 
     storm: Storm
@@ -157,7 +157,7 @@ class Clients:
         expected: tuple[str, ...] | None,
         pause_s: float,
     ) -> None:
-        """Asks again where it is told to, or where its gateway was killed."""
+        """Sends it again after a refusal with Retry-After, or after its gateway was killed."""
         began_s = time.monotonic()
         while True:
             url, asked_s = await self.storm.next_url(), self.storm.now_s
@@ -180,7 +180,7 @@ class Clients:
                 return
 
     def _check_refusal(self, error: Refused, asked_s: float) -> None:
-        """Raises it, unless it is for now, or services were lost as it says."""
+        """Raises it, unless it is temporary or the services that it blames were lost."""
         self.ends[f"refused: {error}"] += 1
         is_for_now = error.status in (429, 503) or error.code == QUARANTINED
         if not is_for_now and not self.storm.explains(error.code, asked_s):

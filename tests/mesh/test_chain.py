@@ -73,7 +73,9 @@ async def test_sixty_four_streams_at_once_each_end_once_and_leave_nothing(tmp_pa
         await mesh.until_idle()
 
 
-async def test_a_result_makes_no_plan_for_another_worker_while_nobody_waits(tmp_path: Path):
+async def test_a_result_makes_no_plan_for_another_worker_while_the_waiting_queue_is_empty(
+    tmp_path: Path,
+):
     async with running_mesh(tmp_path, num_workers=2) as mesh, client_of(mesh) as client:
         plan, num_calls = mesh.core.plan, Counter()
 
@@ -121,7 +123,9 @@ async def test_a_prompt_too_long_is_refused_with_both_numbers(tmp_path: Path):
             await client.completions.create(model="shoal-tiny", prompt=[5] * 5, max_tokens=125)
 
 
-async def test_a_full_line_is_a_429_with_retry_after_and_hurts_nobody(tmp_path: Path):
+async def test_a_full_waiting_queue_is_a_429_with_retry_after_and_fails_no_other_request(
+    tmp_path: Path,
+):
     capacity = Capacity(64, 16, 1, 64, 256)
     async with running_mesh(tmp_path, capacity, 0.005) as mesh, client_of(mesh) as client:
         mesh.core.max_waiting = 2
@@ -135,7 +139,7 @@ async def test_a_full_line_is_a_429_with_retry_after_and_hurts_nobody(tmp_path: 
         assert all(each.usage.completion_tokens == 30 for each in good)
 
 
-async def test_clients_that_leave_the_line_tell_how_soon_there_is_room(tmp_path: Path):
+async def test_clients_that_leave_the_waiting_queue_count_for_retry_after(tmp_path: Path):
     async with (
         running_mesh(tmp_path, Capacity(256, 16, 1, 64, 2048)) as mesh,
         client_of(mesh) as client,
@@ -336,7 +340,7 @@ async def test_when_no_worker_that_can_run_it_comes_back_in_time_what_waits_fail
         await mesh.until_idle()
 
 
-async def test_a_second_scheduler_gets_nobody_until_the_first_leaves_and_then_everybody(
+async def test_a_second_scheduler_gets_no_peer_until_the_first_leaves_and_then_all(
     tmp_path: Path,
 ):
     async with running_mesh(tmp_path, step_s=0.01) as mesh, client_of(mesh) as client:
@@ -419,8 +423,8 @@ async def test_a_request_goes_on_after_a_result_that_came_twice_or_results_that_
                 faulty.append(peer)
             if peer in faulty and fault == "doubled":
                 peer.send(result, *arrays)
-            nobody = Peer(peer.hello, lambda *_: None)
-            send(nobody if peer in faulty and fault == "lost" else peer, result, arrays)
+            unconnected = Peer(peer.hello, lambda *_: None)
+            send(unconnected if peer in faulty and fault == "lost" else peer, result, arrays)
 
         worker._send_result = send_wrongly
         done = await complete(client, 40)

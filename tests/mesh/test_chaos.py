@@ -111,11 +111,11 @@ async def test_two_hundred_streams_each_end_once_and_leave_nothing(tmp_path: Pat
         assert all(texts)
         await fleet.until_idle()
         for member in fleet.of("worker") + fleet.of("tokenizer"):
-            assert (await member.status())["num_steps"] > 0, "everybody had work"
+            assert (await member.status())["num_steps"] > 0, "every worker had work"
 
 
 @pytest.mark.parametrize("kind", ["gateway", "tokenizer", "worker"])
-async def test_replicas_come_and_go_under_load_and_nobody_notices(tmp_path: Path, kind: str):
+async def test_replicas_come_and_go_under_load_without_a_failed_request(tmp_path: Path, kind: str):
     async with running_fleet(tmp_path, SETTINGS) as fleet:
         await fleet.start_all(scheduler=1, worker=1, tokenizer=1, gateway=1)
         urls = ready_urls(fleet)
@@ -206,7 +206,7 @@ async def test_a_worker_that_is_stopped_for_ten_seconds_mixes_nothing_up(tmp_pat
             await progress(load, NUM_STREAMS)
 
 
-async def test_a_client_that_asks_for_what_is_not_there_hurts_nobody(tmp_path: Path):
+async def test_requests_that_are_refused_fail_no_other(tmp_path: Path):
     async with running_fleet(tmp_path, SETTINGS) as fleet:
         await fleet.start_all(scheduler=1, worker=1, tokenizer=1, gateway=1)
         (url,) = ready_urls(fleet)

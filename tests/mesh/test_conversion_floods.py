@@ -56,9 +56,9 @@ class Flood:
             there = json.dumps({"prompt": text}).encode()
             answer = await self._post(session, "tokenize", there)
             ids = json.dumps({"tokens": json.loads(answer)["tokens"]}).encode()
-            told = await self._post(session, "detokenize", ids)
-            assert json.loads(told) == {"prompt": text}
-            self.asks += [("tokenize", there, answer), ("detokenize", ids, told)]
+            detokenized = await self._post(session, "detokenize", ids)
+            assert json.loads(detokenized) == {"prompt": text}
+            self.asks += [("tokenize", there, answer), ("detokenize", ids, detokenized)]
 
     async def run(self, session: aiohttp.ClientSession, num_leavers: int) -> None:
         """Until so many more have left."""

@@ -57,9 +57,9 @@ async def answers(directory: Path, worker: str) -> list[dict[str, Any]]:
 
 async def answer(session: aiohttp.ClientSession, body: dict[str, Any]) -> dict[str, Any]:
     async with session.post("completions", json=body) as response:
-        told: dict[str, Any] = await response.json()
-        assert response.status == 200, told
-        return told
+        reply: dict[str, Any] = await response.json()
+        assert response.status == 200, reply
+        return reply
 
 
 async def test_answers_are_those_of_the_engine_of_cpus(tmp_path: Path) -> None:
@@ -69,10 +69,10 @@ async def test_answers_are_those_of_the_engine_of_cpus(tmp_path: Path) -> None:
     assert sum(num_accepted(each) for each in found) > 0
 
 
-def texts(told: dict[str, Any]) -> list[tuple[str, str]]:
-    return [(choice["text"], choice["finish_reason"]) for choice in told["choices"]]
+def texts(reply: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(choice["text"], choice["finish_reason"]) for choice in reply["choices"]]
 
 
-def num_accepted(told: dict[str, Any]) -> int:
-    details: dict[str, int] = told["usage"]["completion_tokens_details"]
+def num_accepted(reply: dict[str, Any]) -> int:
+    details: dict[str, int] = reply["usage"]["completion_tokens_details"]
     return details["accepted_prediction_tokens"]

@@ -61,7 +61,7 @@ async def arena(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         await arena.close()
 
 
-async def test_what_is_right_is_let_through_and_what_is_wrong_in_two_places_is_not(arena: Arena):
+async def test_a_right_message_is_let_through_and_one_with_two_faults_is_not(arena: Arena):
     for index, (message, arrays) in enumerate(arena.examples):
         assert await arena.take(index, frames_of(message, arrays)), message
     for name, (index, message, arrays) in arena.lies.items():

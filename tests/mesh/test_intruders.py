@@ -1,4 +1,4 @@
-"""Real services, with traffic, and peers of every role that send what nobody of ours does."""
+"""Real services, with traffic, and peers of every role that send what no service of ours sends."""
 
 import asyncio
 import random
@@ -30,7 +30,7 @@ from tests.mesh.test_chaos import SETTINGS, loaded, ready_urls
 from tests.services.worker.driver import make_engine
 
 MODEL = read_model_info(EMBEDDED_MODEL, ["m"], int(SETTINGS["MAX_MODEL_LEN"]))
-# Room for nobody: it gets no plan, and nobody loses a worker with it.
+# Too small for any sequence: the intruder gets no plan, and no sequence is lost with it.
 TINY = Capacity(1, 16, 1, 64, MODEL.max_model_len, MODEL.vocab_size)
 
 
@@ -77,11 +77,11 @@ def arenas(tmp_path_factory: pytest.TempPathFactory) -> dict:
 async def attack_all(fleet: Fleet, tmp_path: Path, arenas: dict, scheduler: SchedulerArena, num):
     """By peers of all roles at the same time."""
     dice = random.Random(num)
-    places = {}
+    directories = {}
     for kind in ("gateway", "tokenizer", "worker"):
-        places[kind] = tmp_path / kind
-        places[kind].mkdir(mode=0o700)
-        await fleet.start(kind, MESH_DIR=str(places[kind]))
+        directories[kind] = tmp_path / kind
+        directories[kind].mkdir(mode=0o700)
+        await fleet.start(kind, MESH_DIR=str(directories[kind]))
     (tokenizer,), (below,) = fleet.of("tokenizer")[:1], fleet.of("scheduler")
     requests = socket_path(tmp_path, "tokenizer", tokenizer.instance)
     sequences = socket_path(tmp_path, "scheduler", below.instance, "tokenizers")
@@ -97,7 +97,7 @@ async def attack_all(fleet: Fleet, tmp_path: Path, arenas: dict, scheduler: Sche
             tasks.create_task(call_all(ipc_address(path), who, attacks))
 
         def answer(kind, service, role, model, arena, kinds):
-            path = socket_path(places[kind], service, "i", role)
+            path = socket_path(directories[kind], service, "i", role)
             attacks = attacks_on(arena, num // 3, dice, kinds)
             tasks.create_task(be_called(path, hello(service, model), attacks))
 

@@ -26,9 +26,9 @@ def client_of(mesh: Mesh, gateway: str = "gateway") -> AsyncOpenAI:
 async def test_every_choice_of_every_prompt_ends_once_with_its_own_text(tmp_path: Path):
     tokenizer = Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
     ids, prompts = tokenizer.encode(TEXT).ids, ["a", "b b", "c"]
-    places = [tokenizer.encode(prompt).ids for prompt in prompts]
+    all_ids = [tokenizer.encode(prompt).ids for prompt in prompts]
     async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
-        mesh.engine.starts_at = lambda prompt_ids, choice: 3 * places.index(prompt_ids) + choice
+        mesh.engine.starts_at = lambda prompt_ids, choice: 3 * all_ids.index(prompt_ids) + choice
         done = await client.completions.create(
             model="shoal-tiny", prompt=prompts, n=3, max_tokens=10
         )
@@ -78,15 +78,15 @@ async def test_logprobs_are_those_of_the_worker_also_after_a_loss(
         await mesh.until_idle()
 
 
-async def test_a_client_that_does_not_read_is_not_computed_for_and_hinders_nobody(tmp_path: Path):
+async def test_a_paused_sequence_is_not_computed_and_gives_up_its_slot(tmp_path: Path):
     capacity = Capacity(400, 16, 1, 64, 2048)
     async with running_mesh(tmp_path, capacity, step_s=0) as mesh, client_of(mesh) as client:
         body = {"prompt": "a", "max_tokens": 2000, "stream": True, "logprobs": -1}
         async with aiohttp.ClientSession(read_bufsize=1) as session:
             response = await session.post(f"{mesh.url()}/v1/completions", json=body)
             await mesh.until(lambda: any(not s.has_credit for s in mesh.core.sequences.values()))
-            (stalled,) = mesh.core.sequences.values()
-            assert len(stalled.emitted) < 1000
+            (paused,) = mesh.core.sequences.values()
+            assert len(paused.emitted) < 1000
             done = await client.completions.create(model="shoal-tiny", prompt="b", max_tokens=20)
             assert done.usage.completion_tokens == 20, "there is one slot, and it was given up"
             response.close()

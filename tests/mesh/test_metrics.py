@@ -1,4 +1,4 @@
-"""Every name that dashboards and alerts rely on is told by the service it belongs to."""
+"""Every metric that dashboards and alerts rely on is exported by the service it belongs to."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ from shared.admin import AdminServer
 from shared.messages import ServiceName
 from tests.mesh.mesh import READY_TIMEOUT_S, Mesh, running_mesh
 
-EVERYBODY = [
+ALL_SERVICES = [
     "shoal_bad_messages_total",
     "shoal_peers_refused_total",
     "shoal_ready",
@@ -146,7 +146,7 @@ async def observed_mesh(directory: Path) -> AsyncIterator[Mesh]:
         yield mesh
 
 
-async def test_each_service_tells_its_metrics_and_counts_what_it_did(tmp_path: Path, monkeypatch):
+async def test_each_service_exports_its_metrics_and_counts_what_it_did(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(link_module, "HEARTBEAT_S", 0.05)
     async with observed_mesh(tmp_path) as mesh:
         before = await scrape(mesh, "scheduler")
@@ -154,13 +154,13 @@ async def test_each_service_tells_its_metrics_and_counts_what_it_did(tmp_path: P
         await mesh.until_idle()
         await mesh.until(lambda: not any(each.in_flight for each in mesh.core.workers.values()))
         await until_heartbeats_came_back(mesh, before)
-        told = {name: await scrape(mesh, name) for name in NAMES}
+        metrics = {name: await scrape(mesh, name) for name in NAMES}
         instances = {name: service._config.instance for name, service in mesh.services.items()}
     for service, names in NAMES.items():
-        assert [name for name in [*EVERYBODY, *names] if name not in told[service]] == []
+        assert [name for name in [*ALL_SERVICES, *names] if name not in metrics[service]] == []
         who = f'instance="{instances[service]}",service="{service}",version="{version("shoal")}"'
-        assert told[service][f"shoal_service_info{{{who}}}"] == 1
-    after = told["scheduler"]  # in one process they all count together
+        assert metrics[service][f"shoal_service_info{{{who}}}"] == 1
+    after = metrics["scheduler"]  # in one process they all count together
     assert {name: after[name] - before.get(name, 0) for name in changes} == changes
     assert after["shoal_ready"] == 1
     assert after["shoal_open_requests"] == after["shoal_step_age_seconds"] == 0
@@ -174,10 +174,10 @@ async def test_each_service_tells_its_metrics_and_counts_what_it_did(tmp_path: P
 async def until_heartbeats_came_back(mesh: Mesh, before: Values) -> None:
     """On each link to a service, after the figures of the mesh had come to its gateway."""
     overview = 'shoal_mesh_replicas{service="worker"}'
-    open_prompts = [f'shoal_link_round_trip_seconds_count{{service="{name}"}}' for name in NAMES]
+    round_trips = [f'shoal_link_round_trip_seconds_count{{service="{name}"}}' for name in NAMES]
     async with asyncio.timeout(READY_TIMEOUT_S):
         while True:
             now = await scrape(mesh, "gateway")
-            if now[overview] == 1 and all(now[name] > before.get(name, 0) for name in open_prompts):
+            if now[overview] == 1 and all(now[name] > before.get(name, 0) for name in round_trips):
                 return
             await asyncio.sleep(0.02)

@@ -141,7 +141,7 @@ async def test_a_large_vocabulary_arrives_too(tmp_path: Path, large_model: Path)
         assert all(np.array_equal(*pair) for pair in zip(rows, expected, strict=True))
 
 
-async def test_a_reader_that_stalls_bounds_memory_and_slows_nobody_else(
+async def test_clients_that_do_not_read_bound_memory_and_slow_no_other(
     tmp_path: Path, large_model: Path
 ):
     settings = {**SETTINGS, "MAX_NUM_SEQS": "4"}
@@ -152,14 +152,14 @@ async def test_a_reader_that_stalls_bounds_memory_and_slows_nobody_else(
             await stream(session, url, body_of(0, 8))
             await logprobs_of(session, url, whole_vocabulary(1, 2))
             before = sizes(front)
-            stalled = [
+            unread = [
                 await session.post(f"{url}/v1/completions", json=whole_vocabulary(number, 300))
                 for number in range(8)
             ]
             for number in range(12):
                 await stream(session, url, body_of(number, 32))
             grown = {kind: after - before[kind] for kind, after in sizes(front).items()}
-            for response in stalled:
+            for response in unread:
                 response.close()
         await fleet.until_idle()
     assert all(growth < MAX_GROWTH_BYTES for growth in grown.values()), grown

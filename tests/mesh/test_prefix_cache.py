@@ -50,7 +50,7 @@ async def test_each_salt_has_a_cache_of_its_own(tmp_path: Path):
         assert (await complete(client))[1] == 0
 
 
-async def test_of_several_choices_the_first_tells_what_was_cached_and_all_but_it_are(
+async def test_of_several_choices_the_first_counts_what_was_cached_and_the_others_hit_the_cache(
     tmp_path: Path, change: Any
 ):
     async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
@@ -82,7 +82,7 @@ async def test_the_cache_is_emptied_at_the_admin_port(tmp_path: Path):
 
 
 @pytest.mark.parametrize("lost", ["tokenizer", "scheduler"])
-async def test_after_a_replay_usage_tells_what_was_cached_when_the_request_came(
+async def test_after_a_replay_usage_has_what_was_cached_when_the_request_came(
     tmp_path: Path, lost: str
 ):
     async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:

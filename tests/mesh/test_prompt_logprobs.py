@@ -1,4 +1,4 @@
-"""The logprobs of prompts through the whole mesh: each once, whoever dies and whoever reads."""
+"""Prompt logprobs through the whole mesh: each is sent once, through deaths and slow clients."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ VOCAB_SIZE = 8192
 CAPACITY = Capacity(256, 16, 8, 16, 2048, VOCAB_SIZE)
 PROMPT = [300 + number * 7 % 5000 for number in range(400)]
 NARROW_BYTES = 256 << 10
-TOLERANCE = 1e-3  # engine.md §2, of logprobs in float32
+TOLERANCE = 1e-3  # of logprobs in float32
 
 
 async def ask(url: str, **body: Any) -> Any:
@@ -33,17 +33,17 @@ async def ask(url: str, **body: Any) -> Any:
         return await response.json()
 
 
-def is_told_in_part(mesh: Mesh) -> bool:
+def is_scored_in_part(mesh: Mesh) -> bool:
     return any(
         0 < each.num_prompt_scored < len(each.prompt) // 2 for each in mesh.core.sequences.values()
     )
 
 
-def check_list(told: list[Any], prompt: list[int], num_top: int) -> None:
+def check_list(found: list[Any], prompt: list[int], num_top: int) -> None:
     """As FakeEngine made them up."""
-    assert told[0] is None
-    assert len(told) == len(prompt)
-    for index, (token, entries) in enumerate(zip(prompt[1:], told[1:], strict=True), 1):
+    assert found[0] is None
+    assert len(found) == len(prompt)
+    for index, (token, entries) in enumerate(zip(prompt[1:], found[1:], strict=True), 1):
         truth = made_up_logprobs(index - len(prompt), VOCAB_SIZE)
         likeliest = np.argsort(-truth, kind="stable")[:num_top].tolist()
         assert list(entries) == list(dict.fromkeys(map(str, [token, *likeliest])))
@@ -57,7 +57,7 @@ async def test_a_service_that_is_lost_within_a_prompt_is_not_noticed(tmp_path: P
     async with running_mesh(tmp_path, CAPACITY, 0.01) as mesh:
         body = {"prompt": PROMPT, "prompt_logprobs": 2, "max_tokens": 3, "n": 2}
         request = asyncio.create_task(ask(mesh.url(), **body))
-        await mesh.until(lambda: is_told_in_part(mesh))
+        await mesh.until(lambda: is_scored_in_part(mesh))
         await mesh.lose(lost)
         mesh.start(lost)
         reply = await request
@@ -67,7 +67,7 @@ async def test_a_service_that_is_lost_within_a_prompt_is_not_noticed(tmp_path: P
         await mesh.until_idle()
 
 
-async def test_what_is_told_is_not_told_again_and_the_cache_is_filled_but_not_read(tmp_path: Path):
+async def test_prompt_logprobs_fill_the_prefix_cache_but_do_not_read_it(tmp_path: Path):
     async with running_mesh(tmp_path, CAPACITY, 0) as mesh:
         for num_prompt_scored in (0, 1):
             reply = await ask(
@@ -128,7 +128,7 @@ async def test_more_than_a_window_streams_to_who_reads(
         assert [int(name[9:]) for name in top] == order
 
 
-async def test_who_does_not_read_holds_a_prompt_up_and_nobody_else(tmp_path: Path):
+async def test_a_client_that_does_not_read_its_prompt_logprobs_holds_up_no_other(tmp_path: Path):
     async with (
         running_mesh(tmp_path, CAPACITY, 0) as mesh,
         aiohttp.ClientSession(mesh.url()) as session,

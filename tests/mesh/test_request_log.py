@@ -1,4 +1,4 @@
-"""One id through the logs of all four services, each of which tells it once."""
+"""One id through the logs of all four services, each of which logs it once."""
 
 import asyncio
 import json
@@ -20,23 +20,23 @@ GATEWAY, TOKENIZER = "request ended", "prompt ended"
 SCHEDULER, WORKER = "sequence ended", "sequence left its slot"
 TEXT = "/v1/completions"
 
-StepLogprobs = dict[str, list[dict[str, Any]]]
+LinesByHop = dict[str, list[dict[str, Any]]]
 
 
 @pytest.fixture
-def scored_logits(log_lines: Lines) -> Callable[[str], StepLogprobs]:
+def lines_of(log_lines: Lines) -> Callable[[str], LinesByHop]:
     """The lines that have a request's id, by the hop that wrote them."""
     seen: list[dict[str, Any]] = []
 
-    def scored_logits(request: str) -> StepLogprobs:
+    def lines_of(request: str) -> LinesByHop:
         seen.extend(json.loads(line) for line in log_lines() if line)
-        told: StepLogprobs = {}
+        by_hop: LinesByHop = {}
         for line in seen:
             if line.get("request") == request:
-                told.setdefault(line["message"], []).append(line)
-        return told
+                by_hop.setdefault(line["message"], []).append(line)
+        return by_hop
 
-    return scored_logits
+    return lines_of
 
 
 @asynccontextmanager
@@ -53,26 +53,26 @@ def completion(http: aiohttp.ClientSession, request: str, **body: Any):
     return http.post(TEXT, json=body, headers={"X-Request-Id": request})
 
 
-async def until_all_have_told(
-    mesh, scored_logits: Callable[[str], StepLogprobs], request: str
-) -> StepLogprobs:
-    """The worker is the last to tell, with the plan after the end."""
-    await mesh.until(lambda: WORKER in scored_logits(request))
+async def until_all_have_logged(
+    mesh, lines_of: Callable[[str], LinesByHop], request: str
+) -> LinesByHop:
+    """The worker logs last, with the plan after the end."""
+    await mesh.until(lambda: WORKER in lines_of(request))
     await mesh.until_idle()
-    return scored_logits(request)
+    return lines_of(request)
 
 
-async def test_a_request_is_told_once_by_each_service(tmp_path: Path, scored_logits) -> None:
+async def test_a_request_is_logged_once_by_each_service(tmp_path: Path, lines_of) -> None:
     async with mesh_and_client(tmp_path) as (mesh, http):
         async with completion(http, "mine") as response:
             assert response.status == 200
             await response.read()
-        told = await until_all_have_told(mesh, scored_logits, "mine")
-    assert {hop: len(lines) for hop, lines in told.items()} == dict.fromkeys(
+        by_hop = await until_all_have_logged(mesh, lines_of, "mine")
+    assert {hop: len(lines) for hop, lines in by_hop.items()} == dict.fromkeys(
         (GATEWAY, TOKENIZER, SCHEDULER, WORKER), 1
     )
-    gateway, tokenizer = told[GATEWAY][0], told[TOKENIZER][0]
-    scheduler, worker = told[SCHEDULER][0], told[WORKER][0]
+    gateway, tokenizer = by_hop[GATEWAY][0], by_hop[TOKENIZER][0]
+    scheduler, worker = by_hop[SCHEDULER][0], by_hop[WORKER][0]
     assert (gateway["route"], gateway["status"], gateway["model"]) == (TEXT, 200, "shoal-tiny")
     assert (gateway["num_prompt_tokens"], gateway["num_output_tokens"]) == (3, 7)
     assert 0 < gateway["ttft_s"] <= gateway["total_s"]
@@ -89,23 +89,23 @@ async def test_a_request_is_told_once_by_each_service(tmp_path: Path, scored_log
     assert tokenizer["name"].startswith("mine~")
 
 
-async def test_every_prompt_and_every_choice_is_told(tmp_path: Path, scored_logits) -> None:
+async def test_every_prompt_and_every_choice_is_logged(tmp_path: Path, lines_of) -> None:
     async with mesh_and_client(tmp_path) as (mesh, http):
         async with completion(http, "many", prompt=[[5], [6, 7]], n=2) as response:
             assert response.status == 200
-        await mesh.until(lambda: len(scored_logits("many").get(WORKER, [])) == 4)
-        told = scored_logits("many")
-    assert {hop: len(lines) for hop, lines in told.items()} == {
+        await mesh.until(lambda: len(lines_of("many").get(WORKER, [])) == 4)
+        by_hop = lines_of("many")
+    assert {hop: len(lines) for hop, lines in by_hop.items()} == {
         GATEWAY: 1, TOKENIZER: 2, SCHEDULER: 4, WORKER: 4,
     }  # fmt: skip
-    assert told[GATEWAY][0]["num_prompt_tokens"] == 3
-    assert told[GATEWAY][0]["num_output_tokens"] == 28
-    assert len({line["name"] for line in told[WORKER]}) == 4
+    assert by_hop[GATEWAY][0]["num_prompt_tokens"] == 3
+    assert by_hop[GATEWAY][0]["num_output_tokens"] == 28
+    assert len({line["name"] for line in by_hop[WORKER]}) == 4
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
-async def test_a_client_that_leaves_is_told_as_such(
-    tmp_path: Path, scored_logits, is_stream: bool
+async def test_a_client_that_leaves_is_logged_as_such(
+    tmp_path: Path, lines_of, is_stream: bool
 ) -> None:
     async with mesh_and_client(tmp_path) as (mesh, http):
         request = asyncio.ensure_future(completion(http, "gone", max_tokens=1000, stream=is_stream))
@@ -113,15 +113,15 @@ async def test_a_client_that_leaves_is_told_as_such(
         if is_stream:
             (await request).close()
         request.cancel()
-        told = await until_all_have_told(mesh, scored_logits, "gone")
-    assert {hop: len(lines) for hop, lines in told.items()} == dict.fromkeys(
+        by_hop = await until_all_have_logged(mesh, lines_of, "gone")
+    assert {hop: len(lines) for hop, lines in by_hop.items()} == dict.fromkeys(
         (GATEWAY, TOKENIZER, SCHEDULER, WORKER), 1
     )
-    assert told[GATEWAY][0]["code"] == "client_left"
-    assert told[TOKENIZER][0]["reason"] == told[SCHEDULER][0]["reason"] == "cancelled"
+    assert by_hop[GATEWAY][0]["code"] == "client_left"
+    assert by_hop[TOKENIZER][0]["reason"] == by_hop[SCHEDULER][0]["reason"] == "cancelled"
 
 
-async def test_a_refusal_is_told_as_far_down_as_it_came(tmp_path: Path, scored_logits) -> None:
+async def test_a_refusal_is_logged_as_far_down_as_it_came(tmp_path: Path, lines_of) -> None:
     capacity = Capacity(64, 16, 4, 64, 128)
     async with mesh_and_client(tmp_path, capacity) as (mesh, http):
         for request, body, status in [
@@ -131,33 +131,31 @@ async def test_a_refusal_is_told_as_far_down_as_it_came(tmp_path: Path, scored_l
             async with completion(http, request, **body) as response:
                 assert response.status == status
                 code = (await response.json())["error"]["code"]
-            (line,) = scored_logits(request)[GATEWAY]
+            (line,) = lines_of(request)[GATEWAY]
             assert (line["status"], line["code"]) == (status, code)
         await mesh.until_idle()
-    assert scored_logits("wrong").keys() == {GATEWAY}
-    assert "model" not in scored_logits("wrong")[GATEWAY][0]
-    long = scored_logits("long")
+    assert lines_of("wrong").keys() == {GATEWAY}
+    assert "model" not in lines_of("wrong")[GATEWAY][0]
+    long = lines_of("long")
     assert long.keys() == {GATEWAY, TOKENIZER, SCHEDULER}
     assert long[GATEWAY][0]["num_output_tokens"] == 0
     assert long[TOKENIZER][0]["reason"] == long[SCHEDULER][0]["reason"] == code
     assert len(long[SCHEDULER]) == 1
 
 
-async def test_a_route_that_is_none_is_told_and_a_probe_is_not(
-    tmp_path: Path, scored_logits
-) -> None:
+async def test_an_unknown_route_is_logged_and_a_probe_is_not(tmp_path: Path, lines_of) -> None:
     async with mesh_and_client(tmp_path) as (_, http):
         for path in ("/nothing", "/v1/models", "/health", "/ready", "/ping", "/load", "/metrics"):
             async with http.get(path, headers={"X-Request-Id": "looking"}) as response:
                 assert response.status == (404 if path == "/nothing" else 200)
-    lines = scored_logits("looking")[GATEWAY]
+    lines = lines_of("looking")[GATEWAY]
     assert [(line["route"], line["status"], line.get("code")) for line in lines] == [
         ("unknown", 404, "not_found"),
         ("/v1/models", 200, None),
     ]
 
 
-async def test_a_replay_is_told_as_another_attempt(tmp_path: Path, scored_logits) -> None:
+async def test_a_replay_is_logged_as_another_attempt(tmp_path: Path, lines_of) -> None:
     async with mesh_and_client(tmp_path) as (mesh, http):
         request = asyncio.ensure_future(completion(http, "twice", max_tokens=300))
         await mesh.until(lambda: any(each.emitted for each in mesh.core.sequences.values()))
@@ -165,20 +163,20 @@ async def test_a_replay_is_told_as_another_attempt(tmp_path: Path, scored_logits
         mesh.start("scheduler")
         async with await request as response:
             assert response.status == 200
-        await mesh.until(lambda: len(scored_logits("twice").get(WORKER, [])) == 2)
+        await mesh.until(lambda: len(lines_of("twice").get(WORKER, [])) == 2)
         await mesh.until_idle()
-        told = scored_logits("twice")
-    assert told[GATEWAY][0]["num_replays"] == 1
-    assert told[GATEWAY][0]["num_output_tokens"] == 300
-    assert [(line["attempt"], line["reason"]) for line in told[TOKENIZER]] == [
+        by_hop = lines_of("twice")
+    assert by_hop[GATEWAY][0]["num_replays"] == 1
+    assert by_hop[GATEWAY][0]["num_output_tokens"] == 300
+    assert [(line["attempt"], line["reason"]) for line in by_hop[TOKENIZER]] == [
         (1, "scheduler_lost"),
         (2, "finished"),
     ]
-    assert [line["attempt"] for line in told[WORKER]] == [1, 2]
-    assert told[SCHEDULER][-1]["attempt"] == 2
+    assert [line["attempt"] for line in by_hop[WORKER]] == [1, 2]
+    assert by_hop[SCHEDULER][-1]["attempt"] == 2
 
 
-async def test_with_log_requests_off_nobody_tells(tmp_path: Path, log_lines: Lines) -> None:
+async def test_with_log_requests_off_no_request_is_logged(tmp_path: Path, log_lines: Lines) -> None:
     async with mesh_and_client(tmp_path, log_requests=False) as (mesh, http):
         async with completion(http, "silent") as response:
             assert response.status == 200

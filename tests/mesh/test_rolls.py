@@ -48,7 +48,7 @@ async def replace_without_a_token(fleet: Fleet, hold: Path) -> None:
 
 async def roll(directory: Path, num_streams: int, num_tokens: int, duration_s: float) -> None:
     """At least one round. A stream that ended before the last one, or is still open long after,
-    would tell nothing."""
+    would prove nothing."""
     hold, slow = directory / "hold", directory / "slow"
     async with running_fleet(directory, SETTINGS | {"TEST_PACE": str(directory)}) as fleet:
         for kind in ("scheduler", "worker", "tokenizer", "gateway", "gateway"):

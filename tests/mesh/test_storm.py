@@ -1,5 +1,5 @@
 """Kills, planned restarts, pauses, slow and leaving clients, bad requests and hostile peers, all at
-once: every request ends with its right text or is told to come again, and nothing is left behind.
+once: every request ends with its right text or a Retry-After, and nothing is left behind.
 """
 
 import asyncio
@@ -104,7 +104,7 @@ def held(fleet: Fleet) -> dict[str, tuple[str, int, int]]:
 
 
 async def check_held(fleet: Fleet, before: dict[str, tuple[str, int, int]]) -> None:
-    """Nobody has more than the largest of its kind had; connections need a moment to end."""
+    """No service holds more than the largest of its kind held; connections need time to end."""
     most = {
         kind: [max(each[i] for each in before.values() if each[0] == kind) for i in (1, 2)]
         for kind, _, _ in before.values()

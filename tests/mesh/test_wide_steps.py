@@ -19,7 +19,7 @@ from benchmarks.steps import wide_step
 from shared.token_arrays import TokenArrays
 from tests.mesh.fleet import Fleet, Member, running_fleet
 from tests.mesh.load import TIMEOUT, body_of, stream
-from tests.mesh.wide_worker import NUM_DRAFTS, told
+from tests.mesh.wide_worker import NUM_DRAFTS, arrays_of
 
 NUM_ROWS, NUM_TOKENS = 512, 1 + NUM_DRAFTS
 SETTINGS = {
@@ -81,7 +81,7 @@ def check(found: dict[int, list[dict[str, Any]]], num_logprobs: int) -> None:
     for choice, entries in found.items():
         assert len(entries) == 1 + NUM_TOKENS
         for position, entry in enumerate(entries):
-            check_token(entry, told(choice, position, num_logprobs - 1))
+            check_token(entry, arrays_of(choice, position, num_logprobs - 1))
 
 
 def check_token(entry: dict[str, Any], truth: TokenArrays) -> None:

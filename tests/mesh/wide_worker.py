@@ -24,7 +24,7 @@ NUM_DRAFTS = 5
 VOCAB_SIZE = 8192
 
 
-def told(choice: int, position: int, num: int | None) -> TokenArrays:
+def arrays_of(choice: int, position: int, num: int | None) -> TokenArrays:
     """All buffers of the ``position``-th token of a choice that asked for ``num`` logprobs; no two
     tokens have the same numbers."""
     rng = np.random.default_rng((choice, position))
@@ -64,7 +64,7 @@ class Slot:
             ),
             None if self.num_left else "length",
         )
-        return row, join([told(admit.choice, position, asked) for position in positions])
+        return row, join([arrays_of(admit.choice, position, asked) for position in positions])
 
 
 class WideEngine:
