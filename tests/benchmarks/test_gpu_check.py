@@ -85,7 +85,7 @@ def test_every_section_finds_something_and_all_of_it_is_written(tmp_path: Path) 
     assert "## mesh" in text
 
 
-def test_what_fails_says_why_and_what_it_found_before_is_kept(tmp_path: Path) -> None:
+def test_a_section_that_fails_reports_why_and_keeps_what_it_measured(tmp_path: Path) -> None:
     results = Results(tmp_path, machine.describe(torch.device("cpu"), []))
 
     def fails(limit_s: float) -> Iterator[dict[str, Any]]:
@@ -112,12 +112,12 @@ def test_what_fails_says_why_and_what_it_found_before_is_kept(tmp_path: Path) ->
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
-def test_without_a_card_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_card_the_check_exits_with_a_message(capsys: pytest.CaptureFixture[str]) -> None:
     assert check.main([]) == 2
     assert capsys.readouterr().err == f"gpu-check: torch {torch.__version__} finds no CUDA device\n"
 
 
-def test_a_step_brings_as_many_tokens_as_drafts_are_said_to_be_right(tmp_path: Path) -> None:
+def test_a_step_emits_as_many_tokens_as_drafts_are_declared_accepted(tmp_path: Path) -> None:
     loop = Engines(of_test(), tmp_path).loop("mtp")
     ids = torch.arange(20, dtype=torch.int32).numpy()
     for depth, share in ((3, 1.0), (1, 1.0), (3, 0.0), (0, 1.0)):

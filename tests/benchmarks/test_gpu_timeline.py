@@ -1,4 +1,4 @@
-"""What the check tells of a step's kernels, and of the card's clocks."""
+"""The check's report of a step's kernels, and of the card's clocks."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def trace() -> list[dict[str, Any]]:
     return [*others, *reversed(steps), *prompt, kernel("decode_inputs", 300, 2)]
 
 
-def test_a_step_is_told_kernel_by_kernel_with_the_gaps_before_them() -> None:
+def test_a_step_is_reported_kernel_by_kernel_with_the_gaps_before_them() -> None:
     steps = steps_of(read_events(trace(), ("kernel",)), "decode_inputs")
     assert [len(step) for step in steps] == [4, 4], "with the beginning of the next"
     first, product, whole = table(steps)
@@ -41,14 +41,14 @@ def test_a_step_is_told_kernel_by_kernel_with_the_gaps_before_them() -> None:
     assert (whole["gap_after_us"], whole["span_us"]) == (44, 100)
 
 
-def test_kernels_of_one_name_and_other_grids_are_told_apart() -> None:
+def test_kernels_of_one_name_and_other_grids_are_reported_separately() -> None:
     step = [kernel("a", 0, 1, [4]), kernel("a", 2, 1, [8]), kernel("a", 9, 1, [4])]
     events = read_events(step, ("kernel",))
     *kernels, _ = table([events])
     assert [row["grid"] for row in kernels] == ["[4]", "[8]"]
 
 
-def test_clocks_are_told_with_what_held_them_back() -> None:
+def test_clocks_are_reported_with_what_throttled_them() -> None:
     lines = ["1980, 2619, 400.5, 50, 0x0000000000000000", "1200, 2619, 690.0, 61, 0x4", ""]
     found = summary([*lines, "345, 2619, 70.0, 40, 0x1", "345, 26"])
     assert found["SM MHz"] == [345, 1200, 1980]
@@ -56,6 +56,6 @@ def test_clocks_are_told_with_what_held_them_back() -> None:
     assert found["reasons"] == ["0x4"]
 
 
-def test_what_the_driver_says_instead_is_kept() -> None:
+def test_an_error_of_the_driver_is_kept_in_place_of_clocks() -> None:
     assert summary(["No devices were found"]) == {"unreadable": ["No devices were found"]}
     assert summary([]) == {}

@@ -137,7 +137,7 @@ async def test_chat_answers_what_it_was_taught_streaming_or_not(tmp_path: Path):
     for usage in (whole.usage, chunks[-1].usage):
         assert usage is not None
         assert usage.completion_tokens == whole.usage.completion_tokens
-        assert usage.completion_tokens_details is not None, "it drafts unless told otherwise"
+        assert usage.completion_tokens_details is not None, "it drafts by default"
         assert usage.completion_tokens_details.accepted_prediction_tokens > 0
 
 

@@ -35,7 +35,9 @@ async def probe(*arguments: str) -> int:
     return await asyncio.to_thread(main, list(arguments))
 
 
-async def test_it_says_why_a_service_is_not_ready(admin: AdminServer, handler: Handler, capsys):
+async def test_a_probe_prints_why_a_service_is_not_ready(
+    admin: AdminServer, handler: Handler, capsys
+):
     for path in ("/health", "/ready"):
         assert await probe(path) == 1
         assert "no worker is connected" in capsys.readouterr().out
@@ -47,7 +49,7 @@ async def test_it_says_why_a_service_is_not_ready(admin: AdminServer, handler: H
     assert await probe() == 0, "a service that waits for another is alive"
 
 
-async def test_it_asks_whom_the_url_names(
+async def test_a_probe_asks_the_address_of_the_url(
     admin: AdminServer, unused_tcp_port: int, handler: Handler, monkeypatch, capsys
 ):
     port = unused_tcp_port
@@ -58,17 +60,19 @@ async def test_it_asks_whom_the_url_names(
     assert await probe(f"http://127.0.0.1:{port}") == 0
 
 
-async def test_nobody_answers(unused_tcp_port: int, monkeypatch, capsys):
+async def test_a_service_that_does_not_answer_is_an_error(
+    unused_tcp_port: int, monkeypatch, capsys
+):
     monkeypatch.setenv("SHOAL_ADMIN_PORT", str(unused_tcp_port))
     assert await probe("/ready") == 2
     assert f"127.0.0.1:{unused_tcp_port} does not answer" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [(["a", "b"], "usage"), (["http://x:y/"], "usage"), ([], "SHOAL_ADMIN_PORT is not set")],
 )
-def test_what_cannot_be_asked_is_said(arguments, says, monkeypatch, capsys):
+def test_wrong_arguments_are_an_error(arguments, message, monkeypatch, capsys):
     monkeypatch.delenv("SHOAL_ADMIN_PORT", raising=False)
     assert main(arguments) == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -170,7 +170,7 @@ async def test_a_model_of_the_hugging_face_cache_is_served_by_its_name(
             assert done.usage.completion_tokens == 2
 
 
-async def test_a_port_in_use_is_said(tmp_path: Path):
+async def test_a_port_in_use_is_an_error(tmp_path: Path):
     async with serving(tmp_path / "a") as shoal:
         await shoal.until_ready()
         async with serving(tmp_path / "b", "--port", str(shoal.port)) as second:

@@ -20,7 +20,7 @@ from shared.config.speculative import SpeculativeConfig
 
 
 class FakeChild:
-    """Ends as ``script`` says: for each start of its service (exit code, whether it was ready)."""
+    """Ends as in ``script``: for each start of its service (exit code, whether it was ready)."""
 
     script: ClassVar[dict[str, list[tuple[int, bool]]]] = {}
     starts: ClassVar[list[str]] = []
@@ -161,7 +161,7 @@ def test_replicas_share_the_port_and_the_cores(monkeypatch):
     assert "SHOAL_REUSE_PORT" not in child_environment(ServeConfig())
 
 
-def test_keys_reach_the_gateways_and_nobody_else(tmp_path: Path, monkeypatch):
+def test_keys_reach_the_gateways_and_no_other_service(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("SHOAL_API_KEY", "one,two")
     config = load_settings(ServeConfig, ["--api-key-file", "/run/secrets/keys"], "shoal serve")
     supervisor = Supervisor(config, RunDirectory(tmp_path), print)
@@ -255,7 +255,7 @@ main("scheduler", SchedulerConfig, Service)
 
 
 @pytest.mark.parametrize("state", ["READY", "NOT_READY"])
-async def test_what_was_ready_for_a_moment_says_so_though_nobody_asked(
+async def test_a_child_that_was_ready_for_a_moment_counts_as_ready_without_a_probe(
     tmp_path: Path, monkeypatch, state: str
 ):
     child = Child("scheduler", "0.1", tmp_path)

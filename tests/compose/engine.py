@@ -212,7 +212,7 @@ def _import_base(name: str, environment: dict[str, str]) -> None:
 
 
 def _adapt(base: Path) -> Iterator[str]:
-    """Copies certificates and folders of wheels into ``base``; environment that says so."""
+    """Copies certificates and folders of wheels into ``base``; yields the variables for them."""
     bundle = Path("etc/ssl/certs/ca-certificates.crt")
     if ("/" / bundle).exists():
         shutil.copy("/" / bundle, base / bundle)

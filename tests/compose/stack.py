@@ -98,7 +98,7 @@ class Stack:
         return (await self.compose("ps", "-q", service)).split()
 
     async def status(self, container: str) -> dict[str, object]:
-        """What the service in it says of itself."""
+        """The status of the container's service."""
         answer: dict[str, object] = json.loads(
             await self.docker("exec", container, "shoal", "probe", "/status")
         )
@@ -110,7 +110,7 @@ class Stack:
         return {name: float(value) for name, value in pairs}
 
     async def kill(self, container: str) -> None:
-        """Ends the service's process by the host's process id, so that nobody meant it to end."""
+        """Kills the service's process by the host's process id: to the engine it is a crash."""
         init = await self.docker("inspect", "-f", "{{.State.Pid}}", container)
         children = Path(f"/proc/{init.strip()}/task/{init.strip()}/children").read_text()
         (pid,) = map(int, children.split())
@@ -125,7 +125,7 @@ class Stack:
                 await asyncio.sleep(0.2)
 
     async def until_ready(self, service: str, num: int) -> None:
-        """Waits until so many containers of ``service`` are there and each says it is ready."""
+        """Waits until ``num`` containers of ``service`` are there and each is ready."""
         async with asyncio.timeout(READY_S):
             while True:
                 found = await self.containers(service)

@@ -1,4 +1,4 @@
-"""The alert rules and the board: both can be read, and ask for what the services tell."""
+"""The alert rules and the board: both parse, and every metric they query is exported."""
 
 import json
 import re
@@ -34,8 +34,8 @@ MODULES = (
     *(gateway_client, gateway_metrics, scheduler_metrics, tokenizer_metrics, worker_metrics),
     *(shared_metrics, open_requests),
 )
-# Told by services of more than one kind: without a job their figures would be added up.
-TOLD_BY_SEVERAL = {
+# Exported by services of more than one kind: without a job their figures would be added up.
+EXPORTED_BY_SEVERAL = {
     "shoal_open_requests",
     "vllm:kv_cache_usage_perc",
     "vllm:num_requests_running",
@@ -51,8 +51,8 @@ def promtool(*arguments: str | Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def told_names() -> set[str]:
-    """The names of all samples that our services tell, and of those Prometheus makes itself."""
+def exported_names() -> set[str]:
+    """The names of all samples that our services export, and of those Prometheus makes itself."""
     values = (value for module in MODULES for value in vars(module).values())
     ours = [
         metric
@@ -112,12 +112,12 @@ def test_prometheus_understands_the_queries_of_the_board(tmp_path: Path):
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
-def test_what_is_asked_for_is_told(expression: str):
+def test_every_metric_of_a_query_is_exported(expression: str):
     asked = selectors(expression)
     assert asked
-    assert {name for name, _ in asked} <= told_names()
+    assert {name for name, _ in asked} <= exported_names()
     for name, labels in asked:
-        assert name not in TOLD_BY_SEVERAL or "job=" in labels, f"{name}: of which job?"
+        assert name not in EXPORTED_BY_SEVERAL or "job=" in labels, f"{name}: of which job?"
 
 
 def test_panels_of_the_board_have_an_id_a_place_and_a_query_of_their_own():

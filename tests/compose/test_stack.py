@@ -85,7 +85,7 @@ async def test_the_openai_client_is_served(stack: Stack):
         assert "".join(parts) == answer.choices[0].message.content
 
 
-async def test_each_service_grows_and_shrinks_under_load_and_nobody_notices(stack: Stack):
+async def test_each_service_grows_and_shrinks_under_load_without_a_failed_request(stack: Stack):
     async with loaded(stack) as load:
         await progress(load)
         await stack.scale(gateway=2, tokenizer=3, worker=2)
@@ -124,7 +124,7 @@ async def test_what_is_killed_comes_back_and_only_a_gateways_own_clients_notice(
         pass
 
 
-async def test_each_service_is_replaced_under_load_and_nobody_notices(stack: Stack):
+async def test_each_service_is_replaced_under_load_without_a_failed_request(stack: Stack):
     async with loaded(stack, LONG_STREAM) as load:
         for service in ("gateway", "tokenizer", "scheduler", "worker"):
             old = await stack.begin_replacement(service)
@@ -205,7 +205,7 @@ async def test_only_the_edge_is_reached_from_outside(stack: Stack):
         address = await address_of(stack, service)
         assert await connects(stack, "mesh", address, port), "it listens"
         assert not await connects(stack, "outside", address, port)
-    assert not await connects(stack, "mesh", "1.1.1.1", 53), "nobody inside gets out"
+    assert not await connects(stack, "mesh", "1.1.1.1", 53), "no service inside gets out"
 
 
 async def address_of(stack: Stack, service: str) -> str:
@@ -233,7 +233,9 @@ else:
 
 
 @pytest.mark.parametrize("secret", [None, "gateway"])
-async def test_who_has_no_key_of_its_role_gets_nowhere(stack: Stack, secret: str | None):
+async def test_a_service_without_a_key_of_its_role_connects_to_no_peer(
+    stack: Stack, secret: str | None
+):
     """A would-be worker on the mesh's own network."""
     (scheduler,) = await stack.containers("scheduler")
     before = await stack.metrics(scheduler)

@@ -12,8 +12,8 @@ MODEL = "fake"
 
 
 class FakeServer:
-    """Answers ``max_tokens`` chunks of one token. ``ways`` says by number (from 0 on, in order of
-    arrival) which requests are answered otherwise:
+    """Answers ``max_tokens`` chunks of one token. ``ways`` lists by number (from 0 on, in order of
+    arrival) the requests that are answered otherwise:
 
     refuse       429 with OpenAI's error object
     crash        500 with a text

@@ -54,7 +54,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize(("way", "error"), WAYS.items())
-async def test_one_that_fails_says_how_and_harms_no_other(way: str, error: str):
+async def test_a_request_that_fails_reports_how_and_harms_no_other(way: str, error: str):
     async with fake_server({1: way}) as server:
         rows = await ask(server, "--concurrency 1", 3)
     assert rows[1].error
@@ -122,7 +122,7 @@ async def test_the_key_is_shown_and_the_model_is_the_first_of_the_list():
     assert server.headers[0]["Content-Type"] == "application/json"
 
 
-async def test_who_lists_no_model_is_told_to_the_person():
+async def test_a_server_that_lists_no_model_is_a_config_error():
     async def model(flags: list[str]) -> str:
         async with client(parse(flags)) as target:
             return await target.model()

@@ -78,7 +78,7 @@ async def test_names_are_shown_as_they_are(capsys):
     assert server.bodies[0]["model"] == "[red]x[/blue]"
 
 
-async def test_where_nothing_is_answered_the_exit_code_says_so(capsys):
+async def test_the_exit_code_is_1_if_no_request_is_answered(capsys):
     async with fake_server({0: "crash", 1: "crash"}) as server:
         assert await bench(server.url, "--num-requests", "2") == 1
     text = capsys.readouterr().out
@@ -124,7 +124,7 @@ async def test_a_trace_is_asked_as_it_stands_in_order_of_its_times(tmp_path: Pat
     assert found == [("first", 1), ("second", 2), ("last", 3)]
 
 
-async def test_a_server_that_is_not_there_is_said_in_one_line(unused_tcp_port: int, capsys):
+async def test_a_server_that_is_not_there_is_an_error_of_one_line(unused_tcp_port: int, capsys):
     url = f"http://127.0.0.1:{unused_tcp_port}"
     assert await bench(url) == 2
     error = capsys.readouterr().err
@@ -147,7 +147,7 @@ def test_what_a_person_may_type_wrong(words: list[str], code: int, text: str, ca
     assert text in output.out + output.err
 
 
-def test_a_client_that_is_too_busy_says_so(capsys):
+def test_a_client_that_is_too_busy_is_reported(capsys):
     row = Row(0.0, 0.0, 1.0, "", 4, 7, 4, 0.5, [0.1] * 3)
     for cpu_s, is_warned in ((0.79, False), (0.9, True)):
         result = Result(parse([]), MODEL, [row], figures([row], {}, False), cpu_s)

@@ -83,7 +83,9 @@ def test_answers_of_one_token_need_no_step_without_a_prompt(capsys):
         (["--model", "/no/such"], "/no/such"),
     ],
 )
-def test_what_does_not_go_together_is_said_in_one_line(words: list[str], text: str, capsys):
+def test_settings_that_do_not_go_together_are_an_error_of_one_line(
+    words: list[str], text: str, capsys
+):
     assert main(["engine", *WORKER, *words]) == 2
     error = capsys.readouterr().err
     assert error.startswith("shoal bench engine: ")

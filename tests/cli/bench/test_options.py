@@ -12,7 +12,7 @@ def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SHOAL_API_KEY", raising=False)
 
 
-def test_a_person_who_says_nothing_gets_a_closed_loop():
+def test_without_options_the_load_is_a_closed_loop():
     settings = parse([])
     assert settings.url == "http://127.0.0.1:8000"
     assert (settings.max_open, settings.rate, settings.is_open_loop) == (8, None, False)
@@ -45,7 +45,7 @@ def test_of_a_trace_what_does_not_warm_up_counts():
         parse(["--trace", "t", "--num-requests", "11"]).num_measured(10)
 
 
-def test_the_key_may_stand_in_the_environment_and_is_never_told(monkeypatch: pytest.MonkeyPatch):
+def test_the_key_may_stand_in_the_environment_and_is_never_written(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SHOAL_API_KEY", "secret")
     assert parse([]).api_key == "secret"
     settings = parse(["--api-key", "other-secret"])

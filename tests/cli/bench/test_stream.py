@@ -75,7 +75,7 @@ def test_a_token_of_a_completion_counts_before_its_text_shows():
         (event({"choices": 3}), "not an event"),
     ],
 )
-def test_an_error_within_the_stream_is_told(data: bytes, message: str):
+def test_an_error_within_the_stream_is_raised(data: bytes, message: str):
     with pytest.raises(StreamError, match=message):
         Stream().feed(completion("a") + data, 0.0)
 
@@ -102,5 +102,5 @@ def test_an_answer_without_its_end_is_not_whole(data: bytes, message: str):
         (b"\xff" * 500, "\ufffd" * 200),
     ],
 )
-def test_a_refusal_is_told_in_the_words_of_the_server(body: bytes, message: str):
+def test_a_refusal_is_reported_in_the_words_of_the_server(body: bytes, message: str):
     assert message_of_body(body) == message

@@ -38,7 +38,7 @@ def test_a_prompt_may_be_asked_in_a_chat_and_empty_lines_are_none():
         ("completions", "a", "Expected `object`"),
     ],
 )
-def test_a_line_that_cannot_be_asked_is_named_by_its_number(endpoint, line, message):
+def test_a_line_that_is_no_request_is_named_by_its_number(endpoint, line, message):
     good = {"prompt": "a", "timestamp": 0} if endpoint == "completions" else {"messages": CHAT}
     needs_timestamp = message == "no timestamp"
     first = good | {"timestamp": 1}

@@ -45,7 +45,7 @@ def test_all_prefixes_are_used_and_what_follows_them_differs():
     assert len({tuple(prompt[6:]) for prompt in prompts}) == 100
 
 
-def test_a_completion_is_asked_in_ids_and_says_how_long_its_answer_is():
+def test_a_completion_has_ids_as_prompt_and_the_length_of_its_answer():
     settings = parse(["--input-len", "4", "--output-len", "uniform:2,9", "--logprobs", "3"])
     requests = random_requests(settings, "m", 20, rng())
     for request, body in zip(requests, bodies(requests), strict=True):
@@ -63,7 +63,7 @@ def test_a_completion_is_asked_in_ids_and_says_how_long_its_answer_is():
     assert len({request.max_tokens for request in requests}) > 1
 
 
-def test_a_chat_is_asked_in_words_with_the_same_common_prefix():
+def test_a_chat_has_words_as_prompt_with_the_same_common_prefix():
     flags = "--endpoint chat --input-len 4 --prefix-len 3 --logprobs 2 --no-ignore-eos"
     extra = ["--extra-body", '{"top_p": 0.5, "temperature": 0.9}']
     found = bodies(random_requests(parse([*flags.split(), *extra]), "m", 5, rng()))
@@ -77,7 +77,7 @@ def test_a_chat_is_asked_in_words_with_the_same_common_prefix():
     assert "ignore_eos" not in found[0]
 
 
-def test_a_line_of_a_trace_that_says_no_length_gets_the_settings():
+def test_a_line_of_a_trace_without_a_length_gets_the_settings():
     lines = [Line(prompt="a", max_tokens=3), Line(prompt=[1, 2])]
     requests = traced_requests(parse(["--output-len", "8"]), "m", lines, rng())
     assert [request.max_tokens for request in requests] == [3, 8]
