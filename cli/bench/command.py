@@ -115,6 +115,6 @@ def _verdict(settings: Settings, rows: list[Row], found: dict[str, Any]) -> dict
 
 
 def _allow_many_sockets() -> None:
-    """As many as this user may have: each open request is one."""
+    """Raises the soft limit of open files to the hard one: each open request takes a socket."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -99,7 +99,7 @@ class Stream:
 
 
 def message_of(error: Any) -> str:
-    """Of OpenAI's error object, or of what a server sends instead."""
+    """The text of OpenAI's error object, or of what a server sends instead."""
     text = error.get("message", error) if isinstance(error, dict) else error
     return printable(str(text)[:MAX_MESSAGE_CHARS])
 
@@ -110,7 +110,7 @@ def printable(text: str) -> str:
 
 
 def message_of_body(body: bytes) -> str:
-    """Of an answer that is no stream."""
+    """The text of an answer that is no stream."""
     try:
         value = msgspec.json.decode(body)
     except msgspec.MsgspecError:

@@ -25,7 +25,7 @@ NUM_EMITTED, NUM_ACCEPTED, CODE, NUM_VALID, TOKENS = range(5)  # columns of what
 
 
 class AcceptOutput(NamedTuple):
-    """Of R rows with up to w tokens each; all int32. ``packed`` is for the host, in one copy."""
+    """R rows with up to w tokens each; all int32. ``packed`` is for the host, in one copy."""
 
     num_emitted: Tensor  # [R]: the first of the tokens
     packed: Tensor  # [R, 4 + w + w - 1]: the columns above, tokens (0: none), drafts

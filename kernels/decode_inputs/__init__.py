@@ -13,7 +13,7 @@ from kernels.slot_state import SlotState
 
 
 class DecodeInputs(NamedTuple):
-    """Of B rows of w tokens; tokens that a row does not have are written to the null block."""
+    """B rows of w tokens; tokens that a row does not have are written to the null block."""
 
     input_ids: Tensor  # [B * w] int32
     positions: Tensor  # [B * w] int64

@@ -18,7 +18,7 @@ NO_LOGPROBS = -2
 
 @dataclass(frozen=True, slots=True)
 class RowLogprobs:
-    """Of N rows: the drawn token, then the K likeliest, or with K = 0 ids the whole vocabulary."""
+    """N rows: the sampled token, then the K likeliest, or with K = 0 ids the whole vocabulary."""
 
     values: Tensor  # [N, 1 + num_top or 1 + V] float32, first the drawn token's own
     top_ids: Tensor  # [N, num_top or 0] int32, descending, of equal ones the lowest first

@@ -14,7 +14,7 @@ from kernels.slot_state import SlotState
 
 
 class Pairs(NamedTuple):
-    """Of R rows of w pairs; what a row does not have is written to the null block."""
+    """R rows of w pairs; pairs that a row does not have are written to the null block."""
 
     input_ids: Tensor  # [R * w] int32
     positions: Tensor  # [R * w] int64

@@ -28,7 +28,7 @@ def step_row(
 def draft_row(
     state: SlotState, slot: int, block_size: int, null_block: int
 ) -> tuple[Pair, int, int]:
-    """As ``step_row``, of the one pair with the last draft."""
+    """Does the same as ``step_row`` for the one pair with the last draft."""
     num, known = int(state.num_drafts[slot]), int(state.num_tokens[slot])
     token, seen = int(state.ids[slot, num]), int(state.mtp_starts[slot])
     if not num or not state.is_open[slot]:

@@ -18,7 +18,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rope_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """As ``rope``, but neighbours are the pairs."""
+    """Rotates like ``rope``, but neighbours are the pairs."""
     wide = x.float()
     partners = torch.unflatten(wide, -1, (-1, 2)).flip(-1).flatten(-2)
     return torch.addcmul(wide * cos, partners, sin).to(x.dtype)

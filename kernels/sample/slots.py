@@ -1,4 +1,4 @@
-"""Drawing by parameters that lie by slot on the device, so that a CUDA graph can hold it.
+"""Samples with parameters that the device holds by slot, so that a CUDA graph can hold it.
 
 The host need not know which rows are greedy or which filters they ask for. ``triton.py`` serves
 CUDA devices, ``sample`` CPUs. All tensors are contiguous.

@@ -36,6 +36,6 @@ def silu_mul_kernel(
 
 @triton.jit
 def silu(b_x):
-    """Of float32; no exponential overflows."""
+    """Computes SiLU of float32; no exponential overflows."""
     b_small = tl.exp(-tl.abs(b_x))
     return b_x * tl.where(b_x >= 0, 1.0, b_small) / (1 + b_small)

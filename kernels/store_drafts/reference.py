@@ -6,7 +6,7 @@ from kernels.slot_state import SlotState
 def store_draft(
     state: SlotState, slot: int, count: int, token: int, logprob: float, rank: int
 ) -> None:
-    """Of one row."""
+    """Stores the draft of one row."""
     room = int(state.ends[slot]) - int(state.num_tokens[slot]) - 1
     num = int(state.num_drafts[slot])
     if token < 0 or num >= min(room, state.max_drafts) or not state.is_open[slot] or not count:
