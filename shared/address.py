@@ -1,4 +1,4 @@
-"""Where the sockets of a mesh on one machine lie."""
+"""Paths of the sockets of a mesh on one machine."""
 
 import os
 import stat

@@ -15,7 +15,7 @@ class CreditBatch:
         self._grants: dict[Peer, dict[tuple[str, int], Grant]] = {}
 
     def add(self, peer: Peer, grant: Grant) -> None:
-        """To be sent soon; of several for one sequence the last."""
+        """Queues ``grant`` to be sent soon; it replaces one for the same sequence."""
         if not self._grants:
             asyncio.get_running_loop().call_soon(self._flush)
         self._grants.setdefault(peer, {})[grant.request, grant.attempt] = grant

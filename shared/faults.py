@@ -42,14 +42,14 @@ def params_fault(params: SamplingParams, vocab_size: int) -> str | None:
 
 
 def ids_fault(ids: Array, vocab_size: int) -> str | None:
-    """Of ids [n] int32 that are none of the model's, or None."""
+    """An error if ``ids`` [n] int32 are not all the model's, or None."""
     if len(ids) and (ids.min() < 0 or ids.max() >= vocab_size):
         return f"ids from {ids.min()} to {ids.max()}; the model has {vocab_size}"
     return None
 
 
 def logprobs_fault(values: Array) -> str | None:
-    """Of logprobs [n] float32, or None. NaN is within no limits."""
+    """An error if ``values`` [n] float32 are no logprobs, or None. NaN is none."""
     if len(values) and not -MAX_LOGPROB < values.min() <= values.max() < MAX_LOGPROB:
         return f"logprobs from {values.min()} to {values.max()}"
     return None

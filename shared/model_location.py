@@ -1,4 +1,4 @@
-"""Where the model that the setting ``model`` names lies: a folder, or a snapshot in the cache."""
+"""Finds the model that the setting ``model`` names: a folder, or a snapshot in the cache."""
 
 import re
 from dataclasses import dataclass

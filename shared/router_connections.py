@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 @dataclass(eq=False)
 class RouterConnection:
-    """``route`` is who spoke through it, the last one where two did: the first belongs to a
-    connection that had the descriptor before, and is about to be lost."""
+    """``route`` is the id of the peer's messages, the last one where there are two: the first
+    belongs to a connection that had the descriptor before, and is about to be lost."""
 
     remote: str
     route: bytes | None = None
@@ -24,7 +24,7 @@ class RouterConnection:
 
 
 class RouterConnections:
-    """Those accepted whose loss was not read yet."""
+    """The accepted connections whose loss was not read yet."""
 
     def __init__(self) -> None:
         self._open: dict[int, deque[RouterConnection]] = {}

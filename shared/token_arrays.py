@@ -65,7 +65,7 @@ class Layout:
 
 
 class Selection:
-    """Rows of a Layout for one receiver, in order; copied only where they do not lie together."""
+    """Rows of a Layout for one receiver, in order; copied only if they are not consecutive."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout

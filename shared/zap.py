@@ -1,4 +1,4 @@
-"""Whose keys are let in: encrypted sockets, and the answers to ZeroMQ about who connects to them.
+"""Admits peers to encrypted sockets by their keys: answers ZeroMQ's questions about connections.
 
 ZAP 1.0 (ZeroMQ RFC 27) for the CURVE mechanism. A domain is one of our listening sockets: only the
 key of the service it is for may enter, and what comes through is marked with the service's name.
