@@ -40,7 +40,7 @@ class StopMatcher:
         return text
 
     def _first_match(self, text: str) -> tuple[int, int] | None:
-        """Where the stop string lies whose end comes first."""
+        """The position of the stop string that ends first."""
         num = self._num_exempt
         matches = [(text.find(stop, max(0, num - len(stop) + 1)), stop) for stop in self._stops]
         found = [(start + len(stop), start) for start, stop in matches if start >= 0]

@@ -85,7 +85,7 @@ class TextModel:
         return np.array(encoding.ids, np.int32)
 
     def decode(self, ids: Sequence[int], skips_special_tokens: bool = True) -> str:
-        """Of a few ids: it holds the GIL."""
+        """Decodes a few ids; it holds the GIL meanwhile."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=skips_special_tokens))
 
     def decode_many(self, ids: Sequence[int]) -> str:

@@ -49,7 +49,7 @@ _NO_IDS = np.zeros(0, np.int32)
 
 @dataclass(frozen=True)
 class CompletionEndpoint:
-    """In what the two endpoints differ."""
+    """The differences between the two endpoints."""
 
     id_prefix: str
     parse: Callable[[Body, ModelInfo, Limits], Job]
@@ -272,6 +272,5 @@ def prompt_bytes(job: Job, model: ModelInfo, prompt_ids: Sequence[Array]) -> int
 
 
 def _logprob_bytes(num_logprobs: int, model: ModelInfo) -> int:
-    """Of one token."""
     num_alternatives = model.vocab_size if num_logprobs == ALL_TOKENS else num_logprobs
     return 8 * (2 + num_alternatives)

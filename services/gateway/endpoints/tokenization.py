@@ -26,7 +26,7 @@ from shared.messages import ModelInfo
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What a client wants converted; the prompt stands in its field ``param``."""
+    """A text or ids that a client wants converted; ``param`` is the field that holds them."""
 
     prompt: Prompt
     param: str

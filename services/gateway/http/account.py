@@ -87,6 +87,6 @@ ACCOUNT = web.RequestKey("account", Account)
 
 
 def owner_of(request: web.Request) -> str:
-    """The ``key_id`` of who asks; empty where the server has no keys."""
+    """The ``key_id`` of the request's API key; empty where the server has no keys."""
     account = request.get(ACCOUNT)
     return account.key_id if account is not None else ""

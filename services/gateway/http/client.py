@@ -52,7 +52,7 @@ class Client:
         return self.response
 
     def cut_off(self) -> None:
-        """Of a reply that cannot be ended as it began its client learns by the connection."""
+        """Closes the connection: the client learns by it that the reply is not whole."""
         if self._request.transport is not None:
             self._request.transport.abort()
 

@@ -162,8 +162,8 @@ class OpenPrompt:
             choice.begin_attempt()
 
     def _is_known_loss(self, scheduler: str, now_s: float) -> bool:
-        """One that hangs is missed by one tokenizer after another, last by who stood still itself,
-        and a replay may come to each of them just before."""
+        """A scheduler that hangs is missed by one tokenizer after another, and a replay may come to
+        each of them just before: that counts as one loss."""
         name, lost_s = self._lost_scheduler
         return scheduler != "" and scheduler == name and now_s - lost_s < SAME_HANG_S
 

@@ -9,7 +9,7 @@ MAX_PAUSE_S = 30.0
 class Probation:
     """A tokenizer is on probation until it accepts or converts something, and again when it fails
     that. While others are not, it gets one request at a time, and after a failure none
-    until a pause is over: who fails everything at once would always have the fewest open requests.
+    until a pause is over: one that fails everything would always have the fewest open requests.
     Times are monotonic. Pure.
     """
 

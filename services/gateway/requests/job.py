@@ -16,7 +16,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Prompts, how many choices to make of each, and what to do with them.
+    """Prompts, how many choices to make of each, and how to reply.
 
     ``model`` is the name the client used, one of those we serve. The choices of all prompts are
     numbered through: those of the first prompt, then those of the second. What is cached of them is

@@ -28,7 +28,7 @@ def chat_prompt(messages: Raw) -> Prompt:
 
 
 def completion_prompts(raw: Raw, model: ModelInfo, max_prompts: int) -> list[Prompt]:
-    """Of a text, a list of ids, or a list of several of either kind."""
+    """Reads a text, a list of ids, or a list of several of either kind."""
     if _TEXT.match(raw):
         return [text_prompt(raw)]
     if _IDS.match(raw):

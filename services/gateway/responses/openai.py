@@ -11,7 +11,7 @@ class PromptTokensDetails(Struct):
 
 
 class CompletionTokensDetails(Struct):
-    """Of the drafts that were verified, those that the completion has and those that it has not."""
+    """Counts the verified drafts that were accepted and those that were rejected."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
