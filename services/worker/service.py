@@ -211,7 +211,6 @@ class WorkerService:
     def _launch_step(
         self, peer: Peer, plan: StepPlan, ids: np.ndarray, loop: asyncio.AbstractEventLoop
     ) -> None:
-        """As ``_run_step``."""
         try:
             cast(LaunchingEngine, self._launching).launch(plan, ids)
             self._result_thread.submit(self._collect, peer, loop)

@@ -1,4 +1,4 @@
-"""A decoder on fused operators, for GPUs: the weights of a DecoderLM where they lie.
+"""A decoder on fused operators, for GPUs, which uses the weights of a DecoderLM without a copy.
 
 They leave the host nothing to know but how many tokens there are, so that a graph of them can be
 captured.

@@ -56,9 +56,9 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
     @property
     def rope_values(self) -> dict[str, Any]:
-        """The keys about rotary positions, which lie in ``rope_parameters`` since transformers 5.
+        """The keys about rotary positions, which are in ``rope_parameters`` since transformers 5.
 
-        Before, ``rope_scaling`` had some of them and the others lay beside it.
+        Before, ``rope_scaling`` had some of them and the others were beside it.
         """
         nested = self.rope_scaling or self.rope_parameters or {}
         beside = {

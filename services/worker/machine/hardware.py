@@ -91,8 +91,8 @@ def why_out_of_memory(error: torch.OutOfMemoryError) -> str:
 
 
 def _gpu_ids() -> list[str]:
-    """In torch's order. An index, where a build of torch knows no UUIDs, is only good for workers
-    that see the same GPUs."""
+    """The ids of the GPUs, in torch's order. Where a build of torch knows no UUIDs they are
+    indices, which are only good for workers that see the same GPUs."""
     gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return [str(getattr(gpu, "uuid", index)) for index, gpu in enumerate(gpus)]
 

@@ -1,4 +1,4 @@
-"""Architectures we can run: the class's name in config.json, and the module it lies in."""
+"""Architectures we can run: the class's name in config.json, and its module."""
 
 from importlib import import_module
 from pathlib import Path

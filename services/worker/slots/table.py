@@ -11,7 +11,7 @@ from shared.messages import Admit, Capacity, SamplingParams, StepPlan
 
 
 class SlotTable:
-    """The scheduler owns slots and blocks and sends differences; here lie the lengths.
+    """The host's state of all slots: the scheduler owns slots and blocks and sends differences.
 
     ``is_open`` slots take part in steps: a slot closes when its sequence ends and stays closed,
     though later plans may name it, until a sequence is admitted to it.

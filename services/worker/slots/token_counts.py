@@ -6,7 +6,7 @@ import numpy as np
 
 
 class SeenIds:
-    """Of a list that begins with ``ids`` [n] int32."""
+    """Counts the distinct ids of a list that begins with ``ids`` [n] int32."""
 
     def __init__(self, ids: np.ndarray) -> None:
         distinct, counts = np.unique(ids, return_counts=True)

@@ -1,7 +1,7 @@
 """Which pairs an MTP head has in its KV cache: it pauses where no drafts are wanted.
 
-Each sequence remembers from which place on it has them all, and sees no others; so does each block,
-for those who find it in the prefix cache.
+Each sequence remembers from which position on it has them all, and sees no others; so does each
+block, for the sequences that find it in the prefix cache.
 """
 
 import numpy as np

@@ -44,7 +44,7 @@ class NgramDrafter(NoDrafter):
 
 
 def _find_last(text: bytes, length: int, itemsize: int) -> int | None:
-    """Where the last occurrence before it of the last ``length`` bytes of ``text`` ends."""
+    """The end of the last earlier occurrence of the last ``length`` bytes of ``text``."""
     wanted = text[-length:]
     end = len(text) - 1
     while (start := text.rfind(wanted, 0, end)) >= 0:

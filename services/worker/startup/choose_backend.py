@@ -60,7 +60,8 @@ def choose_kernels(
 def fuse(
     model: CausalLM, config: ModelConfig, settings: WorkerConfig, dtype: torch.dtype
 ) -> tuple[CausalLM, Sampler]:
-    """As ``choose_kernels``, on a device whose engine samples by itself. Raises ConfigError."""
+    """Does the same as ``choose_kernels`` for the device engine, which samples by itself. Raises
+    ConfigError."""
     if not isinstance(model, DecoderLM):
         raise ConfigError(f"model: {'/'.join(config.architectures)} does not run on GPUs")
     log.info("kernels: Triton's, attention by %s", settings.attention_backend)

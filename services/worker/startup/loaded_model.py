@@ -69,7 +69,7 @@ class LoadedModel:
 
     @property
     def kv_entry_bytes(self) -> int:
-        """Of the key and the value of a token in one layer."""
+        """The size of a token's key and value in one layer."""
         return 2 * self.config.num_key_value_heads * self.config.head_dim * self.dtype.itemsize
 
     def make_kv_cache(self, num_blocks: int) -> KVCache:

@@ -94,7 +94,7 @@ class MemoryReport:
 
 
 def estimate_requirements(loaded: LoadedModel) -> MemoryRequirements:
-    """The weights as they lie in memory, and an upper estimate of a step's tensors."""
+    """Measures the weights in memory, and estimates a step's tensors from above."""
     config, dtype = loaded.config, loaded.dtype
     max_tokens, max_len = loaded.max_num_batched_tokens, loaded.model_info.max_model_len
     num_tokens, numbers = max_tokens, activations_per_token(config)
@@ -200,5 +200,4 @@ def _too_little(
 
 
 def mib(num_bytes: int) -> str:
-    """For people."""
     return f"{num_bytes / (1 << 20):.1f} MiB"

@@ -53,7 +53,7 @@ class Batch:
     context: ForwardContext
 
     def kv_slots_of(self, is_chosen: np.ndarray) -> Tensor:
-        """Where the KV of those lies of the rows that sample: of ``is_chosen`` [Q] bool."""
+        """The KV slots of the tokens of those sampling rows that ``is_chosen`` [Q] bool selects."""
         tokens = np.isin(self.rows, self.sampling_rows[is_chosen])
         return self.context.slot_mapping[torch.from_numpy(tokens)]
 
@@ -65,7 +65,7 @@ class Batch:
 
 
 class _Rows(NamedTuple):
-    """Of a plan, whose sequences still run; each [R] int64."""
+    """The rows of a plan whose sequences still run; each [R] int64."""
 
     slots: np.ndarray
     num_tokens: np.ndarray

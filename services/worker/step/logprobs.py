@@ -88,7 +88,8 @@ def pieces(rows: np.ndarray, vocab_size: int) -> Iterator[np.ndarray]:
 def _gather(
     logits: Tensor, rows: np.ndarray, tokens: np.ndarray, nums: np.ndarray, sampler: Sampler
 ) -> list[TokenLogprobs]:
-    """Of ``rows`` [N] of the logits; all or none of the ``nums`` [N] of likeliest tokens are V."""
+    """Logprobs of ``rows`` [N] of the logits; all or none of the ``nums`` [N] of likeliest tokens
+    are V."""
     num_top = int(nums.max())
     found = sampler.logprobs(logits, rows, tokens, num_top if num_top < logits.shape[-1] else None)
     values, top_ids = found.values.clamp(min=MIN_LOGPROB).cpu().numpy(), found.top_ids.cpu().numpy()

@@ -79,7 +79,7 @@ def _row(
     stops: bool,
     fills: bool,
 ) -> ResultRow:
-    """Of a slot whose first token is number ``start`` of those that are emitted."""
+    """The row of a slot whose first token is number ``start`` of those that the step emits."""
     request, attempt = table.requests[slot]
     if error:
         return ResultRow(slot, request, attempt, NO_TOKENS, error=ERRORS[error])

@@ -34,7 +34,7 @@ class Sampler(Protocol):
 
 
 class TorchSampler:
-    """By torch's operators, on every device."""
+    """Samples by torch's operators, on every device."""
 
     def sample(self, logits: Tensor, adjusted: Tensor, random: RandomRows | None) -> np.ndarray:
         """Copies to the host once."""

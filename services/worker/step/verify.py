@@ -17,7 +17,7 @@ NO_TOKEN = -1
 
 @dataclass(frozen=True, slots=True)
 class AcceptOutcome:
-    """Of the Q rows of a batch that sample; w is one more than the most drafts of a row."""
+    """The outcome of the Q rows that sample; w is one more than the most drafts of a row."""
 
     tokens: np.ndarray  # [Q, w] int64: what was sampled, or in its place what is wrong
     drafts: np.ndarray  # [Q, w - 1] int64, NO_TOKEN where there is none

@@ -28,7 +28,7 @@ class Chunks:
     last_tokens: Tensor  # [P] int64, indices into T: those that tokens are sampled after
 
     def pair_rows(self, state: SlotState) -> ChunkRows:
-        """Of the pairs of an MTP head, each in the place after its token's."""
+        """The rows of the MTP head's pairs, each at the position after its token's."""
         first_keys = state.mtp_starts[self.slots.long()]
         return replace(
             self.rows,

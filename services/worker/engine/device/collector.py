@@ -77,7 +77,7 @@ class Collector:
         return StepResult(launched.plan.step, result_rows, step_s, idle_s), arrays
 
     def note_chunk_pairs(self, planned: PlannedRows) -> None:
-        """The pairs of chunks that are launched, so that who hits them in the cache knows."""
+        """Notes the pairs of launched chunks, for sequences that find them in the prefix cache."""
         slots, starts = planned.chunk_slots, planned.chunk_starts
         known = self._table.num_tokens[slots]
         known[planned.sampling_chunks] += 1

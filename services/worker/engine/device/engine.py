@@ -158,8 +158,8 @@ class DeviceEngine:
         launched.planned = planned.without_chunks()
 
     def _fail_hits(self, plan: StepPlan) -> list[RowPart]:
-        """``plan`` was made before the scheduler learnt that prompts failed, and may take their
-        blocks, or those of who took them, for a prefix that is cached."""
+        """Fails the sequences of ``plan`` with a cached prefix: the plan was made before the
+        scheduler learnt that prompts failed, so their blocks may be part of such a prefix."""
         slots = np.array([row.slot for row in plan.admit if row.num_cached], np.int64)
         return fail(self._table, slots, "a prefix of its prompt was not computed")
 
@@ -232,7 +232,7 @@ class DeviceEngine:
         return Download(state.draft_logprobs[rows], state.draft_ranks[rows])
 
     def _wait_for_results(self) -> None:
-        """Of all steps that were launched."""
+        """Waits for the results of all steps that were launched."""
         with self._is_collected:
             self._is_collected.wait_for(lambda: not self._in_flight)
 
@@ -250,7 +250,7 @@ def _warn_of_acceptance(loaded: LoadedModel) -> None:
 
 
 def _shapes(loaded: LoadedModel) -> list[Shape]:
-    """Of the steps to record."""
+    """The shapes of the steps to record."""
     settings = loaded.settings
     if settings.enforce_eager or settings.attention_backend == "sdpa":
         return []

@@ -152,8 +152,8 @@ class CudaRecorder:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, run: Run) -> Run:
-        """Runs it before: kernels are compiled then, and libraries get their memory. And after: who
-        is captured next finds in its tensors what belongs there."""
+        """Runs it before: kernels are compiled then, and libraries get their memory. And after, so
+        that the tensors that the next capture reads are filled."""
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):

@@ -1,4 +1,4 @@
-"""A plan's rows as the device takes them: some whose lengths it alone knows, and prompt chunks.
+"""A plan's rows as the device takes them: rows whose lengths it alone knows, and prompt chunks.
 
 A slot is the host's until the ids that it was admitted with are computed. From then on the host
 knows bounds.

@@ -1,4 +1,4 @@
-"""What a step computes, as functions of what lies on the device: the parts that graphs are made of.
+"""The parts of a step that graphs are made of, as functions of tensors on the device.
 
 forward → logits; judge: sample → accept; draft: the MTP head over what was computed → a draft, and
 then one draft more at a time. None of them makes the host wait, nor allocates for ever.
@@ -25,7 +25,7 @@ from services.worker.startup.loaded_model import LoadedModel
 
 
 class ForwardOutput(NamedTuple):
-    """Of B rows of w tokens."""
+    """The states and logits of B rows of w tokens."""
 
     inputs: DecodeInputs
     hidden: Tensor  # [B * w, hidden]
@@ -42,7 +42,7 @@ class SampledRows(NamedTuple):
 
 
 class SamplerOutput(NamedTuple):
-    """Of R rows with up to w tokens each."""
+    """What was sampled for R rows with up to w tokens each."""
 
     tokens: Tensor  # [R, w] int64
     accepted: AcceptOutput

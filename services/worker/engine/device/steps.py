@@ -128,7 +128,7 @@ class DecodeStep:
 
 
 def _tensors(values: tuple[Any, ...]) -> Iterator[Tensor]:
-    """Of nested tuples, in order."""
+    """Yields the tensors of nested tuples, in order."""
     for value in values:
         if isinstance(value, tuple):
             yield from _tensors(value)

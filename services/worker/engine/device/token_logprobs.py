@@ -23,7 +23,7 @@ class _Wide:
 
 
 class PendingLogprobs:
-    """Of one step: begins the copies, and makes of them what was asked for."""
+    """The logprobs of one step: begins the copies to the host, gathers what requests ask for."""
 
     def __init__(self, table: SlotTable, slots: np.ndarray, sampler_output: SamplerOutput) -> None:
         """``slots`` [R] int64 are those of the rows that sample."""
