@@ -197,8 +197,8 @@ class SchedulerArena:
         emitted = np.array([5, 6, 7], np.int32)
         key = RequestKey("r~1/0/0", 1)
         row = ResultRow(0, "r~1/0/0", 1, TokenRun(1, 3, 2))
-        told = ResultRow(0, "r~1/0/0", 1, TokenRun(3, 2, 1, kind=RunKind.PROMPT))
-        told_only = [told, row]
+        prompt_row = ResultRow(0, "r~1/0/0", 1, TokenRun(3, 2, 1, kind=RunKind.PROMPT))
+        rows = [prompt_row, row]
         values = np.zeros(3 * 2 + 3, np.float32)
         ids, top_ids, ranks = (
             np.full(4, 7, np.int32),
@@ -215,7 +215,7 @@ class SchedulerArena:
         many, one = np.full(5000, 7, np.int32), np.full(2, 7, np.int32)
         plain = ResultRow(0, "r~1/0/0", 1, TokenRun(1))
         drafts = ResultRow(0, "r~1/0/0", 1, TokenRun(2, 1, kind=RunKind.DRAFTS))
-        told_drafts = [one, one.astype(np.float32), NO_IDS, one]
+        draft_arrays = [one, one.astype(np.float32), NO_IDS, one]
         self.lies: dict[str, tuple[int, Message, list[np.ndarray]]] = {
             "two rows for a slot": (4, StepResult(1, [plain, plain]), [one, *NO_ARRAYS[1:]]),
             "5000 tokens": (
@@ -337,7 +337,7 @@ class TokenizerArena:
             TokenRow(name, 1, 0, TokenRun(2, 2, 1, kind=RunKind.PROMPT), 1),
             TokenRow(name, 1, 0, TokenRun(1, 2, 1)),
         ]
-        told = [
+        buffers = [
             np.array([5, 6, 7], np.int32),
             np.zeros(6, np.float32),
             np.ones(3, np.int32),
@@ -422,7 +422,7 @@ class GatewayArena:
             Delta("r/0", 1, 0, 0, TokenRun(2, 2, 1), "ab"),
             Delta("r/0", 1, 1, 0, TokenRun(1, 2, 1), "c"),
         ]
-        told = [
+        buffers = [
             np.array([5, 6, 7], np.int32),
             np.zeros(6, np.float32),
             np.ones(3, np.int32),

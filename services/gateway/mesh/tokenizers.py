@@ -83,7 +83,7 @@ class Tokenizers:
     def refusal(self, hello: Hello) -> str | None:
         """Returns why the tokenizer that sent ``hello`` may not connect, or None."""
         if hello.model is None or not hello.model.names:
-            return "a tokenizer must tell its model and a name for it"
+            return "a tokenizer must send its model and a name for it"
         return next(filter(None, (difference(hello, peer.hello) for peer in self._by_peer)), None)
 
     @property

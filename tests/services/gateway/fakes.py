@@ -152,11 +152,11 @@ class Submitted:
             len(ids), num_values, num_top, num_drafts=len(drafts), num_accepted=num_accepted
         )
         rows = [Delta(*self.key, choice, position, run, text)]
-        if told:
-            run = TokenRun(len(told), 1, kind=RunKind.DRAFTS, num_accepted=num_accepted)
+        if sent_drafts:
+            run = TokenRun(len(sent_drafts), 1, kind=RunKind.DRAFTS, num_accepted=num_accepted)
             rows.insert(0, Delta(*self.key, choice, position, run))
-        own = [*range(len(told)), *(range(len(ids)) if num_values else ())]
-        eighths = [*range(len(told))]
+        own = [*range(len(sent_drafts)), *(range(len(ids)) if num_values else ())]
+        eighths = [*range(len(sent_drafts))]
         for number in range(len(ids) if num_values else 0):
             eighths += [number, *range(num_top)]
         arrays = TokenArrays(

@@ -14,7 +14,7 @@ from tests.services.gateway.test_logprob_json import table
 
 
 def drafts(position: int, ids: list[int], num_accepted: int) -> Drafts:
-    """Of a rank and a logprob that their ids tell."""
+    """Drafts whose ranks and logprobs follow from their ids."""
     row = Delta(
         "a", 1, 0, position, TokenRun(len(ids), 1, kind=RunKind.DRAFTS, num_accepted=num_accepted)
     )

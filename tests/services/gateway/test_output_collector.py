@@ -85,7 +85,7 @@ async def test_prompt_tokens_count_once_for_each_prompt() -> None:
     assert collector.num_prompt_tokens == 3
 
 
-def send_heartbeat(collector: OutputCollector, index: int, position: int, *ids: int) -> None:
+def add_prompt_logprobs(collector: OutputCollector, index: int, position: int, *ids: int) -> None:
     row = Delta("a~b/0", 1, index, position, TokenRun(len(ids), kind=RunKind.PROMPT))
     collector.add(index, row, TokenArrays(np.array(ids, np.int32)))
 

@@ -150,9 +150,9 @@ def test_prompt_logprobs_pass_through_and_are_no_text(tokenizer: Tokenizer):
     counted = DECODED_TOKENS._value.get()
     deliver(Tokens(rows, finished), TokenArrays(ids, values, ids[:0], ranks), table)
     ((deltas, arrays),) = gateway.sent
-    told, text = deltas.rows[:2]
-    assert (told.run.kind, told.position, told.run.num_tokens) == (RunKind.PROMPT, 3, len(prompt))
-    assert told.text == ""
+    scored, text = deltas.rows[:2]
+    assert (scored.run.kind, scored.position) == (RunKind.PROMPT, 3)
+    assert (scored.run.num_tokens, scored.text) == (len(prompt), "")
     assert (text.run.kind, text.position, text.run.num_tokens) == (RunKind.OUTPUT, 0, len(drawn))
     assert arrays.ids.tolist() == prompt + drawn
     assert arrays.values.tolist() == values.tolist()

@@ -16,8 +16,8 @@ NUM_DRAFTS, NUM_VALUES = 5, 21  # six tokens a row
 
 
 def speculated(ids: list[int], num_accepted: int) -> tuple[Tokens, TokenArrays]:
-    """What a step brings of ``a/0`` that verified five drafts: each number of the payload tells
-    where it lay."""
+    """The rows of ``a/0`` after a step that verified five drafts: each number of the payload is its
+    index."""
     drafts = TokenRow(
         "a/0", 1, 0, TokenRun(NUM_DRAFTS, 1, kind=RunKind.DRAFTS, num_accepted=num_accepted)
     )
