@@ -111,9 +111,7 @@ async def test_a_text_waits_until_all_of_its_prompt_is_scored() -> None:
     assert (await anext(collector)).index == 1
 
 
-async def test_a_text_does_not_wait_for_a_prompt_of_one_token_nor_for_one_that_was_aborted() -> (
-    None
-):
+async def test_a_text_waits_neither_for_a_prompt_of_one_token_nor_for_an_aborted_one() -> None:
     collector = OutputCollector(2, 2, has_prompt_logprobs=True)
     collector.accept(0, np.array([1], np.int32))
     add(collector, 1, 0, "b", 9)
