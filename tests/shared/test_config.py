@@ -47,7 +47,7 @@ def test_the_file_can_be_named_in_the_environment(file: str, monkeypatch):
     assert load_settings(GatewayConfig, [], "shoal gateway").port == 7000
 
 
-def test_a_key_nobody_reads_is_said_by_name(file: str, caplog):
+def test_an_unknown_key_is_logged_by_name(file: str, caplog):
     load_settings(ServeConfig, ["--config", file], "shoal serve")
     assert "tensor-parallel-size is not supported" in caplog.text
     assert "max-model-len" not in caplog.text
@@ -112,7 +112,7 @@ def test_an_unknown_variable_is_logged_with_the_nearest_known_one(caplog, monkey
     monkeypatch.setenv("SHOAL_SUPERVISOR_FD", "9")
     environment = child_environment(load_settings(ServeConfig, [], "shoal serve"))
     load_settings(GatewayConfig, [], "shoal gateway")
-    said = [
+    warnings = [
         "SHOAL_MAX_NUM_SEQ is no setting and has no effect; did you mean SHOAL_MAX_NUM_SEQS?",
         "SHOAL_PUBLISH is no setting and has no effect",
     ]
