@@ -150,3 +150,9 @@ def test_our_kernels_are_not_taken_for_the_package_of_hugging_face():
     assert (ROOT / "kernels" / "__init__.py").read_text() == ""
     assert not list(ROOT.glob("*.egg-info"))
     assert importlib.metadata.version("shoal").startswith("20")
+
+
+def test_no_benchmark_imports_tests():
+    for path in ROOT.glob("benchmarks/**/*.py"):
+        found = {name for name in imports_of(path) if name.split(".")[0] == "tests"}
+        assert not found, f"{path} imports {found}"

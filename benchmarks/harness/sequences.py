@@ -1,4 +1,4 @@
-"""Prompts of one choice, for tests of whoever schedules and runs them."""
+"""Makes requests of one sequence and adds them to a scheduler."""
 
 from collections.abc import Sequence
 

@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.compose.engine import ROOT
+from benchmarks.harness.docker_engine import ROOT
 
 READY_S = 120
-FILES = ("docker-compose.yml", "tests/compose/override.yml")
+FILES = ("docker-compose.yml", "benchmarks/harness/override.yml")
 
 
 class CommandError(Exception):
