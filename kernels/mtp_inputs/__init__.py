@@ -4,23 +4,12 @@ The entry of the pair (h of q − 1, t of q) lies in place q of the head's KV ca
 position is that of h. ``reference.py`` says it row by row; torch serves CPUs, Triton CUDA devices.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from kernels.dispatch import runs_triton
+from kernels.mtp_inputs.pairs import Pairs
 from kernels.slot_state import SlotState
-
-
-class Pairs(NamedTuple):
-    """Of R rows of w pairs; what a row does not have is written to the null block."""
-
-    input_ids: Tensor  # [R * w] int32
-    positions: Tensor  # [R * w] int64
-    slot_mapping: Tensor  # [R * w] int64: block * block_size + offset that a pair's KV goes to
-    starts: Tensor  # [R] int32: the place, within the row, of its first pair
-    first_keys: Tensor  # [R] int32: places before it lack their pairs
 
 
 def step_pairs(

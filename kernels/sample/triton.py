@@ -17,10 +17,10 @@ from torch import Tensor
 
 from kernels.random_bits import PURPOSE_SAMPLE
 from kernels.random_bits.triton import random_bits
-from kernels.sample import NOT_FINITE, NOTHING_LEFT
 from kernels.sample.gumbel import MAX_GAP
 from kernels.sample.rows import MIN_TEMPERATURE
-from kernels.sample.slots import SlotParams
+from kernels.sample.sentinels import NOT_FINITE, NOTHING_LEFT
+from kernels.sample.slot_params import SlotParams
 
 # All of these are yet to be measured on a card.
 CHUNK = 2048  # of a row to a program; 75 of them make Qwen3's vocabulary, on 132 multiprocessors
