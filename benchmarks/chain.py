@@ -20,13 +20,13 @@ import aiohttp
 import numpy as np
 from tokenizers import Tokenizer
 
+from benchmarks.harness.fleet import running_fleet
 from benchmarks.report import spread, write
 from services.scheduler.scheduler import Scheduler
 from services.worker.engine.host import HostEngine
 from shared.config.worker import WorkerConfig
 from shared.messages import WINDOW_BYTES, Generate, Grant, NewSequence, SamplingParams
 from shared.model_folder import EMBEDDED_MODEL
-from tests.mesh.fleet import running_fleet
 
 PROMPT = "import asyncio\n\n\nasync def main() -> None:\n    "
 NUM_TOKENS = 200

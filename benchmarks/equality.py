@@ -7,10 +7,40 @@ those that differ how far the differing token lay below the highest score.
 """
 
 import argparse
+from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
+import numpy as np
+from tokenizers import Tokenizer
+from transformers import Qwen2ForCausalLM
+
+from benchmarks.harness import scheduled
+from benchmarks.harness.engines import make_engine
+from benchmarks.harness.oracle import load_as_qwen2, true_logits
 from benchmarks.report import write
-from tests.services.worker.equality import DTYPES, METHODS, TEMPERATURES, compare, prompts_of
+from kernels.sample.reference import noise
+from models.training.corpus import load_documents, split_documents
+from shared.messages import SamplingParams
+from shared.model_folder import EMBEDDED_MODEL
+
+DTYPES = ["float32", "bfloat16"]
+METHODS = ["mtp", "ngram"]
+TEMPERATURES = [0.0, 0.7, 1.0]
+AT_ONCE = {"alone": 1, "32 at once": 32}
+MAX_PROMPT_LEN = 96
+
+
+@cache
+def prompts_of(num: int) -> list[list[int]]:
+    """Beginnings of texts that the embedded model has not seen, of 1 … 96 ids."""
+    tokenizer = Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
+    _, held_out = split_documents(load_documents())
+    ids = tokenizer.encode("\n".join(document.text for document in held_out)).ids
+    rng = np.random.default_rng(0)
+    starts = rng.integers(0, len(ids) - MAX_PROMPT_LEN, num)
+    lengths = rng.integers(1, MAX_PROMPT_LEN + 1, num)
+    return [ids[start : start + length] for start, length in zip(starts, lengths, strict=True)]
 
 
 def measure(num_prompts: int, max_tokens: int, depths: list[int], dtypes: list[str]) -> Any:
@@ -25,6 +55,74 @@ def measure(num_prompts: int, max_tokens: int, depths: list[int], dtypes: list[s
         for dtype in dtypes
         for method in METHODS
     }
+
+
+def compare(
+    prompts: list[list[int]],
+    dtype: str,
+    method: str,
+    temperature: float,
+    depths: list[int],
+    max_tokens: int,
+) -> dict[str, dict[str, Any]]:
+    """By depth and number at once: texts that are the same, drafts that were right, and the gaps
+    between the scores of the two tokens where a text first differs."""
+    params = [
+        SamplingParams(seed=index, temperature=temperature, max_tokens=max_tokens)
+        for index in range(len(prompts))
+    ]
+    without = _run(prompts, params, dtype, {"method": "none"}, 32)
+    found = {}
+    for depth in depths:
+        speculation = {"method": method, "num_speculative_tokens": depth, "adaptive": False}
+        for name, max_open in AT_ONCE.items():
+            done = _run(prompts, params, dtype, speculation, max_open)
+            gaps = list(_gaps(prompts, params, without.texts, done.texts))
+            found[f"depth {depth}, {name}"] = {
+                "texts": len(prompts),
+                "same": len(prompts) - len(gaps),
+                "right drafts": done.num_accepted,
+                "gaps": [round(gap, 6) for gap in gaps],
+            }
+    return found
+
+
+@cache
+def _engine(dtype: str, speculation: frozenset[tuple[str, Any]]) -> Any:
+    settings = {"dtype": dtype, "max_model_len": 256, "max_num_seqs": 32}
+    return make_engine(EMBEDDED_MODEL, "native", speculative_config=dict(speculation), **settings)
+
+
+def _run(
+    prompts: list[list[int]],
+    params: list[SamplingParams],
+    dtype: str,
+    speculation: dict[str, Any],
+    max_open: int,
+) -> scheduled.Run:
+    engine = _engine(dtype, frozenset(speculation.items()))
+    return scheduled.run(engine, prompts, params, max_open=max_open)
+
+
+def _gaps(
+    prompts: list[list[int]],
+    params: list[SamplingParams],
+    texts: list[list[int]],
+    others: list[list[int]],
+) -> Iterator[float]:
+    for prompt, each, text, other in zip(prompts, params, texts, others, strict=True):
+        if text != other:
+            place = next(i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b)
+            ids = prompt + text[:place]
+            scores = true_logits(_oracle(), ids)[-1]
+            if each.temperature:
+                scores = scores / each.temperature + noise(len(scores), each.seed, len(ids), 0)
+            yield float(abs(scores[text[place]] - scores[other[place]]))
+
+
+@cache
+def _oracle() -> Qwen2ForCausalLM:
+    return load_as_qwen2(EMBEDDED_MODEL)
 
 
 if __name__ == "__main__":

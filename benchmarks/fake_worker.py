@@ -36,7 +36,9 @@ class InstantEngine:
     def __init__(self, config: WorkerConfig) -> None:
         self.model_info = read_model_info(locate_model(config.model).folder, [], None)
         max_len = self.model_info.max_model_len
-        self.capacity = Capacity(1 << 20, 16, config.max_num_seqs, 8192, max_len)
+        self.capacity = Capacity(
+            1 << 20, 16, config.max_num_seqs, 8192, max_len, self.model_info.vocab_size
+        )
         self._slots: dict[int, Slot] = {}
 
     @property

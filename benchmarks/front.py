@@ -14,8 +14,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.fleet import Fleet, Member, running_fleet
 from benchmarks.report import spread, write
-from tests.mesh.fleet import Fleet, Member, running_fleet
 
 NUMS_STREAMS = (1, 64, 256)
 NUM_TOKENS = 40_000  # of all streams of a run

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -12,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
+
+from benchmarks.harness.ports import free_port
 
 READY_TIMEOUT_S = 600  # vLLM compiles for a minute
 STOP_TIMEOUT_S = 60
@@ -69,7 +70,7 @@ def llama(program: Path, gguf: Path) -> Server:
 @asynccontextmanager
 async def running(server: Server) -> AsyncIterator[str]:
     """Its URL, once it is ready; at the end it is gone with all its processes."""
-    port = _free_port()
+    port = free_port()
     with tempfile.TemporaryDirectory() as name, (Path(name) / "log").open("w+b") as log:
         process = await asyncio.create_subprocess_exec(
             *(*server.command, "--host", "127.0.0.1", "--port", str(port)),
@@ -116,9 +117,3 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
     except TimeoutError:
         os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -8,7 +8,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -18,6 +17,7 @@ from typing import Any
 
 import aiohttp
 
+from benchmarks.harness.ports import free_port
 from benchmarks.report import spread, write
 from shared.address import admin_path
 from shared.messages import ServiceName
@@ -39,9 +39,7 @@ PROMPT = {
 
 async def time_mesh() -> tuple[float, float]:
     """Seconds from ``shoal serve`` to ready and to the first token of a chat."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with tempfile.TemporaryDirectory() as directory:
         started_s = time.perf_counter()
         process = await _start("-c", "from cli.main import main; main()", "serve",

@@ -14,10 +14,10 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import Any
 
+from benchmarks.harness.checked_load import Load
+from benchmarks.harness.docker_engine import provide_base_images, running_engine
+from benchmarks.harness.stack import Stack, running_stack
 from benchmarks.report import spread, write
-from tests.compose.engine import provide_base_images, running_engine
-from tests.compose.stack import Stack, running_stack
-from tests.mesh.load import Load
 
 SERVICES = ("gateway", "tokenizer", "scheduler", "worker")
 NUM_STREAMS = 12

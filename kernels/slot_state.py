@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.logprobs import NO_LOGPROBS
+from kernels.logprobs.num_logprobs import NO_LOGPROBS
 
 NO_ID = -1
 

@@ -10,9 +10,11 @@ from benchmarks.gpu.rows import Case, num_copies
 from benchmarks.gpu.suite import BLOCK_SIZE, Suite
 from benchmarks.gpu.timing import Run
 from kernels.accept import accept
-from kernels.logprobs import MAX_TOP, logprobs_slots
+from kernels.logprobs import logprobs_slots
+from kernels.logprobs.num_logprobs import MAX_TOP
 from kernels.rope_kv import rope_kv
-from kernels.sample.slots import SlotParams, sample_slots
+from kernels.sample.slot_params import SlotParams
+from kernels.sample.slots import sample_slots
 from kernels.slot_state import empty_slots
 
 NUM_DRAFTS = 3

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from kernels.accept import CLOSED, FULL, RETRIED, RUNS, STOPPED
+from kernels.accept.output import CLOSED, FULL, RETRIED, RUNS, STOPPED
 from kernels.sample import NOT_FINITE
 from kernels.slot_state import SlotState
 

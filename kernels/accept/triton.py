@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.accept import CLOSED, FULL, RETRIED, RUNS, STOPPED, TOKENS, AcceptOutput
+from kernels.accept.output import CLOSED, FULL, RETRIED, RUNS, STOPPED, TOKENS, AcceptOutput
 from kernels.random_bits import PURPOSE_ACCEPT
 from kernels.random_bits.triton import random_bits
 from kernels.sample import NOT_FINITE

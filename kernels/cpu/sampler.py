@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.decoder import address, array_address
-from kernels.logprobs import RowLogprobs
+from kernels.logprobs.row_logprobs import RowLogprobs
 from kernels.sample import RandomRows
 
 _Pointer = ctypes.c_void_p

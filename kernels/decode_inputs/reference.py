@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.decode_inputs import DecodeInputs
+from kernels.decode_inputs.inputs import DecodeInputs
 from kernels.slot_state import SlotState
 
 

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.decode_inputs import DecodeInputs
+from kernels.decode_inputs.inputs import DecodeInputs
 from kernels.slot_state import SlotState
 
 

@@ -5,24 +5,12 @@
 of them for the rows of a CUDA graph.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from kernels.dispatch import runs_triton
-
-MAX_TOP = 20  # of ``logprobs_slots``
-NO_LOGPROBS = -2
-
-
-@dataclass(frozen=True, slots=True)
-class RowLogprobs:
-    """N rows: the sampled token, then the K likeliest, or with K = 0 ids the whole vocabulary."""
-
-    values: Tensor  # [N, 1 + num_top or 1 + V] float32, first the drawn token's own
-    top_ids: Tensor  # [N, num_top or 0] int32, descending, of equal ones the lowest first
-    ranks: Tensor  # [N] int32, of the drawn tokens: 1 + the number of likelier ones
+from kernels.logprobs.num_logprobs import MAX_TOP
+from kernels.logprobs.row_logprobs import RowLogprobs
 
 
 def logprobs(logits: Tensor, tokens: Tensor, num_top: int | None) -> RowLogprobs:

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.logprobs import MAX_TOP, NO_LOGPROBS
+from kernels.logprobs.num_logprobs import MAX_TOP, NO_LOGPROBS
 
 # All of these are yet to be measured on a card.
 CHUNK = 2048  # of a row to a program; 75 of them make Qwen3's vocabulary, on 132 multiprocessors

@@ -4,23 +4,12 @@ The pair (h of q − 1, t of q) is entry q of the head's KV cache; its rotary po
 ``reference.py`` computes it row by row; torch serves CPUs, Triton CUDA devices.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from kernels.dispatch import runs_triton
+from kernels.mtp_inputs.pairs import Pairs
 from kernels.slot_state import SlotState
-
-
-class Pairs(NamedTuple):
-    """R rows of w pairs; pairs that a row does not have are written to the null block."""
-
-    input_ids: Tensor  # [R * w] int32
-    positions: Tensor  # [R * w] int64
-    slot_mapping: Tensor  # [R * w] int64: block * block_size + offset that a pair's KV goes to
-    starts: Tensor  # [R] int32: the place, within the row, of its first pair
-    first_keys: Tensor  # [R] int32: places before it lack their pairs
 
 
 def step_pairs(

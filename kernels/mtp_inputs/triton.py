@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.decode_inputs.triton import kv_slots_of
-from kernels.mtp_inputs import Pairs
+from kernels.mtp_inputs.pairs import Pairs
 from kernels.slot_state import SlotState
 
 

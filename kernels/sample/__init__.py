@@ -12,6 +12,7 @@ from kernels.sample.adjust import Adjustments, RowChange, adjust, prepare_adjust
 from kernels.sample.filters import keep_min_p, keep_top_k, keep_top_p
 from kernels.sample.gumbel import gumbel_argmax
 from kernels.sample.rows import MIN_TEMPERATURE, RandomRows, prepare_random_rows
+from kernels.sample.sentinels import NOT_FINITE, NOTHING_LEFT
 
 __all__ = [
     "MIN_TEMPERATURE",
@@ -27,10 +28,6 @@ __all__ = [
     "process",
     "sample",
 ]
-
-# What stands in place of a token where none can be drawn: the logits have a NaN or an infinity, or
-# what requests change has hidden all of them.
-NOT_FINITE, NOTHING_LEFT = -1, -2
 
 
 def sample(logits: Tensor, random: RandomRows | None) -> Tensor:

@@ -4,8 +4,6 @@ The host need not know which rows are greedy or which filters they ask for. ``tr
 CUDA devices, ``sample`` CPUs. All tensors are contiguous.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,17 +11,7 @@ from torch import Tensor
 from kernels.dispatch import runs_triton
 from kernels.sample import checked, process, sample
 from kernels.sample.rows import RandomRows, prepare_random_rows
-
-
-class SlotParams(NamedTuple):
-    """How each of N slots draws."""
-
-    temperature: Tensor  # [N] float32, below MIN_TEMPERATURE greedy
-    top_k: Tensor  # [N] int32, 0 keeps all
-    top_p: Tensor  # [N] float32, 1 keeps all
-    min_p: Tensor  # [N] float32, 0 keeps all
-    seeds: Tensor  # [N] int64
-    choices: Tensor  # [N] int32
+from kernels.sample.slot_params import SlotParams
 
 
 def sample_slots(

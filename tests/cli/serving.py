@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import aiohttp
 
+from benchmarks.harness.ports import free_port
 from benchmarks.processes import services_of
 
 READY_TIMEOUT_S = 90
@@ -85,12 +85,6 @@ async def serving(
             process.send_signal(signal.SIGINT)
         await asyncio.wait_for(process.wait(), 60)
         await reading
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def is_alive(pid: int) -> bool:

@@ -12,6 +12,7 @@ import yaml
 from prometheus_client import PROCESS_COLLECTOR
 from prometheus_client.metrics import MetricWrapperBase
 
+from benchmarks.harness.docker_engine import ROOT
 from services.gateway import metrics as gateway_metrics
 from services.gateway.http import client as gateway_client
 from services.scheduler import metrics as scheduler_metrics
@@ -20,7 +21,6 @@ from services.worker import metrics as worker_metrics
 from shared import metrics as shared_metrics
 from shared import open_requests
 from tests.compose.board import BOARD, Panel, panels, queries
-from tests.compose.engine import ROOT
 
 PROMETHEUS = ROOT / "compose" / "prometheus"
 RULES = [

@@ -13,11 +13,11 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
+from benchmarks.harness.checked_load import Load
+from benchmarks.harness.docker_engine import ROOT, NoEngine, provide_base_images, running_engine
+from benchmarks.harness.stack import CommandError, Stack, running_stack
 from tests.certificate import make_certificate
 from tests.compose.board import queries
-from tests.compose.engine import ROOT, NoEngine, provide_base_images, running_engine
-from tests.compose.stack import CommandError, Stack, running_stack
-from tests.mesh.load import Load
 
 pytestmark = [
     pytest.mark.compose,

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.harness import scheduled
+from benchmarks.harness.engines import make_engine
 from shared.messages import SamplingParams
 from shared.model_folder import EMBEDDED_MODEL
 from tests.gpu.engines import drafting, make_cuda_engine, prompts
-from tests.services.worker import scheduled
-from tests.services.worker.driver import make_engine
 
 pytestmark = pytest.mark.gpu
 TEMPERATURES = [0.0, 0.8]

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.harness import scheduled
 from services.worker.engine.device.engine import DeviceEngine
 from shared.messages import Admit, Decode, Prefill, SamplingParams, StepPlan
 from tests.gpu.engines import make_cuda_engine
-from tests.services.worker import scheduled
 
 pytestmark = pytest.mark.gpu
 BUDGET_BYTES = 4 << 30  # little enough that not all slots can be full

@@ -7,11 +7,12 @@ import pytest
 import torch
 from transformers import PreTrainedModel, Qwen3ForCausalLM
 
+from benchmarks.harness.oracle import load_as_qwen2
 from services.worker.engine.device.engine import DeviceEngine
 from shared.messages import ALL_TOKENS, SamplingParams
 from shared.model_folder import EMBEDDED_MODEL
 from tests.gpu.engines import make_cuda_engine
-from tests.services.worker.checkpoints import load_as_qwen2, save_model
+from tests.services.worker.checkpoints import save_model
 from tests.services.worker.driver import Driver, Job
 
 pytestmark = pytest.mark.gpu

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from kernels.sample import reference
-from kernels.sample.slots import SlotParams
+from kernels.sample.slot_params import SlotParams
 
 TEMPERATURES, TOP_K = [0.0, 0.3, 1.0, 2.5], [0, 1, 5, 300]
 TOP_P, MIN_P = [1.0, 0.9, 0.2], [0.0, 0.01, 0.3]

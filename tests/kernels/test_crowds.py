@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import IS_INTERPRETED
-from kernels.logprobs import MAX_TOP, NO_LOGPROBS, logprobs_slots
+from kernels.logprobs import logprobs_slots
+from kernels.logprobs.num_logprobs import MAX_TOP, NO_LOGPROBS
 from kernels.logprobs.reference import logprobs_row
 from kernels.sample import NOT_FINITE, NOTHING_LEFT
-from kernels.sample.slots import SlotParams, process_slots, sample_slots
+from kernels.sample.slot_params import SlotParams
+from kernels.sample.slots import process_slots, sample_slots
 from tests.kernels.draws import expected_scores, expected_token, moved, slot_params
 
 SIZES = {"cpu": (24, 601) if IS_INTERPRETED else (144, 5003), "cuda": (200, 151_936)}

@@ -15,7 +15,7 @@ from kernels.dispatch import IS_INTERPRETED
 from kernels.random_bits import philox, random_bits, reference
 from kernels.random_bits.triton import random_bits as random_bits_in_kernels
 from kernels.sample.reference import noise
-from kernels.sample.triton import _perturbed as perturbed
+from kernels.sample.triton.row import perturbed
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 WORD = st.integers(0, 2**32 - 1)

@@ -6,10 +6,12 @@ import torch
 
 from kernels.accept import accept, accept_with_torch
 from kernels.accept.reference import accept_row
-from kernels.decode_inputs import DecodeInputs, decode_inputs
+from kernels.decode_inputs import decode_inputs
+from kernels.decode_inputs.inputs import DecodeInputs
 from kernels.decode_inputs.reference import decode_inputs as decode_inputs_slowly
 from kernels.dispatch import IS_INTERPRETED
-from kernels.mtp_inputs import Pairs, draft_pairs, step_pairs
+from kernels.mtp_inputs import draft_pairs, step_pairs
+from kernels.mtp_inputs.pairs import Pairs
 from kernels.mtp_inputs.reference import draft_row, step_row
 from kernels.random_bits import PURPOSE_ACCEPT
 from kernels.random_bits.reference import random_bits as random_bits_slowly

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.logprobs import MAX_TOP, logprobs_slots
+from kernels.logprobs import logprobs_slots
+from kernels.logprobs.num_logprobs import MAX_TOP
 from kernels.logprobs.reference import logprobs_row
 from kernels.sample import NOT_FINITE, NOTHING_LEFT, reference
 from kernels.sample.slots import process_slots, sample_slots

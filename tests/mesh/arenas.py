@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from benchmarks.harness.engines import AnyEngine
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.requests.job import Job, Prompt
 from services.scheduler.generate_check import check_generate
@@ -68,7 +69,6 @@ from shared.messages import (
 from shared.model_folder import EMBEDDED_MODEL
 from shared.peer import Peer
 from tests.services.scheduler.simulated_worker import SimulatedWorker
-from tests.services.worker.driver import AnyEngine
 
 NO_IDS = np.zeros(0, np.int32)
 NO_ARRAYS = [NO_IDS, np.zeros(0, np.float32), NO_IDS, NO_IDS]

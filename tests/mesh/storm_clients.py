@@ -13,8 +13,8 @@ from typing import Any
 
 import aiohttp
 
+from benchmarks.harness.checked_load import TIMEOUT, body_of
 from shared.errors import DEADLY, QUARANTINED
-from tests.mesh.load import TIMEOUT, body_of
 from tests.mesh.soak import BAD_BODIES, events_of
 from tests.mesh.storm import Storm
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import aiohttp
 
+from benchmarks.harness.fleet import running_fleet
 from services.scheduler.worker_state import PROBATION_STEPS
-from tests.mesh.fleet import running_fleet
 from tests.mesh.wide_worker import NUM_DRAFTS
 
 NUM_DEATHS = 4

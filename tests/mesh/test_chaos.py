@@ -9,9 +9,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from benchmarks.harness.checked_load import Load, StreamError, body_of, stream
+from benchmarks.harness.fleet import Fleet, Member, running_fleet
 from benchmarks.processes import num_descriptors
-from tests.mesh.fleet import Fleet, Member, running_fleet
-from tests.mesh.load import Load, StreamError, body_of, stream
 
 SETTINGS = {
     "DTYPE": "float32",

@@ -9,9 +9,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from benchmarks.harness.checked_load import Load
+from benchmarks.harness.fleet import Member, running_fleet
 from shared.model_folder import EMBEDDED_MODEL
-from tests.mesh.fleet import Member, running_fleet
-from tests.mesh.load import Load
 from tests.mesh.soak import own_bytes
 
 MAX_LEN = 1 << 18  # a context in which texts of so many characters have room

@@ -7,8 +7,8 @@ from typing import Any
 
 import aiohttp
 
-from tests.mesh.fleet import running_fleet
-from tests.mesh.load import TIMEOUT
+from benchmarks.harness.checked_load import TIMEOUT
+from benchmarks.harness.fleet import running_fleet
 
 SETTINGS = {
     "DTYPE": "float32",

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 import pytest
 
+from benchmarks.harness.engines import make_engine
 from shared.codec import encode
 from shared.messages import Message
 from tests.mesh.arenas import (
@@ -19,7 +20,6 @@ from tests.mesh.arenas import (
 )
 from tests.mesh.hostile import odd_versions, with_turned_bits
 from tests.services.worker.checkpoints import save_qwen2
-from tests.services.worker.driver import make_engine
 
 
 class Arena(Protocol):

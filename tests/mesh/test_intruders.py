@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.checked_load import Load
+from benchmarks.harness.engines import make_engine
+from benchmarks.harness.fleet import Fleet, running_fleet
 from shared.address import ipc_address, socket_path
 from shared.messages import (
     Capacity,
@@ -22,12 +25,9 @@ from tests.mesh.arenas import (
     TokenizerArena,
     WorkerArena,
 )
-from tests.mesh.fleet import Fleet, running_fleet
 from tests.mesh.hostile import odd_versions, with_turned_bits
 from tests.mesh.intruders import Attack, be_called, call_all, frames_of
-from tests.mesh.load import Load
 from tests.mesh.test_chaos import SETTINGS, loaded, ready_urls
-from tests.services.worker.driver import make_engine
 
 MODEL = read_model_info(EMBEDDED_MODEL, ["m"], int(SETTINGS["MAX_MODEL_LEN"]))
 # Too small for any sequence: the intruder gets no plan, and no sequence is lost with it.

@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from benchmarks.harness.checked_load import body_of, stream
+from benchmarks.harness.fleet import Fleet, Member, running_fleet
 from shared.model_folder import EMBEDDED_MODEL
-from tests.mesh.fleet import Fleet, Member, running_fleet
-from tests.mesh.load import body_of, stream
 
 SETTINGS = {"DTYPE": "float32", "MAX_MODEL_LEN": "512", "MAX_LOGPROBS": "-1"}
 LARGE_VOCABULARY = 151_936

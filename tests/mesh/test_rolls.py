@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mesh.fleet import Fleet, Member, running_fleet
-from tests.mesh.load import Load
+from benchmarks.harness.checked_load import Load
+from benchmarks.harness.fleet import Fleet, Member, running_fleet
 
 MODULES = {"worker": "tests.mesh.paced_worker"}
 SETTINGS = {"DRAIN_TIMEOUT_S": "1", "REPLAY_S": "120", "READY_WAIT_S": "120"}

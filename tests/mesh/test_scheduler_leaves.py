@@ -5,7 +5,7 @@ from pathlib import Path
 
 import aiohttp
 
-from tests.mesh.fleet import running_fleet
+from benchmarks.harness.fleet import running_fleet
 from tests.mesh.mesh import TEXT, running_mesh
 from tests.mesh.test_chain import client_of, complete
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import zmq.asyncio
 
+from benchmarks.harness.fleet import Fleet, running_fleet
 from benchmarks.processes import num_descriptors, own_bytes
 from cli.keys import main as make_keys
 from shared.address import sockets_of
 from shared.keys import load_keys
 from shared.messages import Cancel, Convert, Credit, Generate, ServiceName, StepResult, Submit
 from tests.mesh.arenas import SchedulerArena, TokenizerArena
-from tests.mesh.fleet import Fleet, running_fleet
 from tests.mesh.storm import Protect, Siege, Storm
 from tests.mesh.storm_clients import Clients, connected
 from tests.mesh.test_chaos import SETTINGS, ready_urls

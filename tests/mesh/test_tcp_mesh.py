@@ -7,9 +7,9 @@ from pathlib import Path
 
 import aiohttp
 
+from benchmarks.harness.checked_load import body_of, stream
+from benchmarks.harness.fleet import Fleet, running_fleet
 from cli.keys import main as make_keys
-from tests.mesh.fleet import Fleet, running_fleet
-from tests.mesh.load import body_of, stream
 
 SETTINGS = {"DTYPE": "float32", "MAX_MODEL_LEN": "512"}
 

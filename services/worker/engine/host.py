@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.logprobs import RowLogprobs
+from kernels.logprobs.row_logprobs import RowLogprobs
 from kernels.sample import adjust
 from services.worker.layers.context import forward_context
 from services.worker.slots.table import SlotTable

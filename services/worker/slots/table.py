@@ -5,7 +5,7 @@ Everything is an array over slots, so that preparing a batch is a few array oper
 
 import numpy as np
 
-from kernels.logprobs import NO_LOGPROBS
+from kernels.logprobs.num_logprobs import NO_LOGPROBS
 from services.worker.slots.logits_rules import LogitsRules, make_logits_rules
 from shared.messages import Admit, Capacity, SamplingParams, StepPlan
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from kernels.logprobs import NO_LOGPROBS
+from kernels.logprobs.num_logprobs import NO_LOGPROBS
 from services.worker.slots.table import SlotTable
 from services.worker.step.sampler import Sampler
 from services.worker.step.verify import AcceptOutcome

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.logprobs import NO_LOGPROBS, RowLogprobs
+from kernels.logprobs.num_logprobs import NO_LOGPROBS
+from kernels.logprobs.row_logprobs import RowLogprobs
 from kernels.sample import NOT_FINITE
 from services.worker.machine.streams import Download
 from services.worker.slots.table import SlotTable

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.logprobs import RowLogprobs, logprobs
+from kernels.logprobs import logprobs
+from kernels.logprobs.row_logprobs import RowLogprobs
 from kernels.sample import RandomRows, checked, process, sample
 
 

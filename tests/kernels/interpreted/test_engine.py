@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.harness import scheduled
+from benchmarks.harness.engines import make_engine
 from kernels import dispatch
 from shared.messages import ALL_TOKENS, SamplingParams
-from tests.services.worker import scheduled
 from tests.services.worker.checkpoints import save_mimo
-from tests.services.worker.driver import Driver, Job, make_engine
+from tests.services.worker.driver import Driver, Job
 
 LOGPROB_TOLERANCE = 1e-3  # in float32
 # Of logprobs in bfloat16, on average, which spread by 1.6: they round at different places.

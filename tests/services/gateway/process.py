@@ -10,7 +10,7 @@ from pathlib import Path
 
 import aiohttp
 
-from tests.cli.serving import free_port
+from benchmarks.harness.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 

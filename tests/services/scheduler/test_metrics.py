@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from prometheus_client import REGISTRY
 
+from benchmarks.harness.sequences import add_one
 from services.scheduler.metrics import CoreMetrics, StepMetrics
 from services.scheduler.scheduler import Planned, Scheduler
 from shared.messages import (
@@ -18,7 +19,6 @@ from shared.messages import (
     StepResult,
     TokenRun,
 )
-from tests.sequences import add_one
 from tests.services.scheduler.simulated_worker import SimulatedWorker
 
 CAPACITY = Capacity(num_blocks=16, block_size=4, max_num_seqs=2, max_num_batched_tokens=8,

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.harness.sequences import generate_one
 from services.scheduler.request_log import RequestLog
 from services.scheduler.sequence import Ended, Sequence
 from shared.errors import Overloaded
 from shared.messages import SamplingParams
-from tests.sequences import generate_one
 
 NAME = "mine~0a1b/0/0"
 PARAMS = SamplingParams(seed=0)

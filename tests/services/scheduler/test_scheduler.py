@@ -4,6 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from benchmarks.harness.sequences import add_one
 from services.scheduler.emission import Emission
 from services.scheduler.placement import MAX_LAG_STEPS
 from services.scheduler.scheduler import Planned, Scheduler
@@ -23,7 +24,6 @@ from shared.messages import (
     TokenRun,
 )
 from shared.token_arrays import TokenArrays
-from tests.sequences import add_one
 from tests.services.scheduler.simulated_worker import SimulatedWorker
 
 CAPACITY = Capacity(num_blocks=16, block_size=4, max_num_seqs=4, max_num_batched_tokens=8,

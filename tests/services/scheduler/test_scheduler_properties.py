@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.harness.sequences import add_one
 from services.scheduler.prefills import PrefillLimits
 from services.scheduler.scheduler import Scheduler
 from shared.messages import Capacity, SamplingParams
-from tests.sequences import add_one
 from tests.services.scheduler.schedules import run_schedule
 from tests.services.scheduler.simulated_worker import SimulatedWorker
 

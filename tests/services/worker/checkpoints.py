@@ -1,4 +1,4 @@
-"""Tiny random checkpoints, and transformers' word on them."""
+"""Tiny random checkpoints."""
 
 import json
 from pathlib import Path
@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel, Qwen2ForCausalLM
 
+from benchmarks.harness.oracle import true_logits
 from shared.model_folder import weight_files
 
 VOCAB_SIZE = 160
@@ -70,33 +71,11 @@ def save_mimo(folder: Path, num_mtp_layers: int = 1, **changes: Any) -> dict[str
     return mtp
 
 
-def load_as_qwen2(folder: Path) -> Qwen2ForCausalLM:
-    """transformers does not know MiMo: its trunk with tied embeddings, in float32."""
-    values = json.loads((folder / "config.json").read_text())
-    for key in ("architectures", "model_type", "dtype", "torch_dtype"):
-        values.pop(key, None)
-    model = Qwen2ForCausalLM(Qwen2Config(**values)).eval()
-    trunk = {
-        name: tensor.float()
-        for file in weight_files(folder)
-        for name, tensor in load_file(file).items()
-        if "mtp_layers" not in name
-    }
-    model.load_state_dict(trunk | {"lm_head.weight": trunk["model.embed_tokens.weight"]})
-    return model
-
-
 def change_config(folder: Path, **values: Any) -> None:
     """None takes a key away."""
     path = folder / "config.json"
     config = json.loads(path.read_text()) | values
     path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
-
-
-@torch.inference_mode()
-def true_logits(oracle: PreTrainedModel, ids: list[int]) -> np.ndarray:
-    """Logits [len(ids), vocab_size] after every one of ``ids``."""
-    return oracle(torch.tensor([ids])).logits[0].numpy()
 
 
 def assert_greedy(oracle: PreTrainedModel, prompt: list[int], text: list[int]) -> None:

@@ -3,37 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from benchmarks.harness.engines import AnyEngine
 from services.worker.engine.device.engine import DeviceEngine
-from services.worker.engine.host import HostEngine
 from services.worker.models import CausalLM
-from shared.config.worker import WorkerConfig
 from shared.messages import Admit, Decode, Prefill, ResultRow, RunKind, SamplingParams, StepPlan
 from shared.token_arrays import Layout, TokenArrays
 
-AnyEngine = HostEngine | DeviceEngine
 GREEDY = SamplingParams(seed=0, temperature=0.0, max_tokens=12)
-
-
-KERNELS: dict[str, dict[str, Any]] = {
-    "torch": {"native_kernels": False, "block_size": 4},
-    "native": {"native_kernels": True, "block_size": 16},
-}
-# The engine of GPUs, here on the CPU with torch's operators.
-DEVICE = {"native_kernels": False, "block_size": 4, "cudagraph_capture_sizes": [1, 4, 16]}
-ENGINES = {**KERNELS, "device": DEVICE}
-
-
-def make_engine(folder: Path, kernels: str = "torch", **settings: Any) -> AnyEngine:
-    """``kernels``: what computes the steps, one of ``ENGINES``."""
-    defaults = {"dtype": "float32", "max_num_seqs": 24, "num_threads": 1, **ENGINES[kernels]}
-    config = WorkerConfig(model=folder, device="cpu", **(defaults | settings))
-    build = DeviceEngine if kernels == "device" else HostEngine
-    return build(config, lambda text, fraction: None)
 
 
 def model_of(engine: AnyEngine) -> CausalLM:

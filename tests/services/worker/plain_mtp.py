@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 from transformers import Qwen2ForCausalLM
 
+from benchmarks.harness.oracle import load_as_qwen2
 from shared.model_folder import weight_files
-from tests.services.worker.checkpoints import load_as_qwen2
 
 PREFIX = "model.mtp_layers.0."
 

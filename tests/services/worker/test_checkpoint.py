@@ -8,13 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.harness.engines import make_engine
 from services.worker.config.model_config import read_model_config
 from services.worker.models import CausalLM
 from services.worker.weights.checkpoint import load_model
 from shared.errors import ConfigError
 from shared.model_folder import weight_files
 from tests.services.worker.checkpoints import change_config, save_mimo, save_qwen2
-from tests.services.worker.driver import make_engine
 
 FLAT_LLAMA3 = {"type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 1}
 

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.harness import scheduled
+from benchmarks.harness.engines import AnyEngine, make_engine
 from services.worker.engine.device.engine import DeviceEngine
 from shared.errors import ConfigError
 from shared.messages import ALL_TOKENS, Admit, Prefill, SamplingParams, StepPlan, StepResult
 from shared.model_folder import EMBEDDED_MODEL
 from shared.token_arrays import TokenArrays
-from tests.services.worker import scheduled
 from tests.services.worker.checkpoints import random_prompts, save_mimo
-from tests.services.worker.driver import AnyEngine, make_engine
 from tests.services.worker.test_engine_contract import NO_IDS, admit, ids, plan
 
 TOLERANCE = 1e-3  # of logprobs in float32

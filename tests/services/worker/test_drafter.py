@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.harness import scheduled
+from benchmarks.harness.engines import KERNELS, make_engine
 from kernels.sample.reference import sample_row
 from services.worker.speculation.ngram import NgramDrafter
 from shared.errors import ConfigError
 from shared.messages import SamplingParams
 from shared.model_folder import EMBEDDED_MODEL
-from tests.services.worker import scheduled
-from tests.services.worker.driver import KERNELS, make_engine
 from tests.services.worker.plain_mtp import PlainMtp
 from tests.services.worker.test_speculation import engine_of, iter_positions, params_of, prompts
 

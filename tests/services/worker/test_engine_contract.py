@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.harness.engines import ENGINES, make_engine
 from services.worker.backends.native import NativeLM
 from services.worker.config.model_config import read_eos_ids, read_model_config
 from services.worker.engine.device.engine import DeviceEngine
@@ -29,7 +30,7 @@ from tests.services.worker.checkpoints import (
     random_prompts,
     save_qwen2,
 )
-from tests.services.worker.driver import ENGINES, Driver, Job, make_engine
+from tests.services.worker.driver import Driver, Job
 
 NO_IDS = np.zeros(0, np.int32)
 FOREVER = SamplingParams(seed=0, temperature=0.0, ignore_eos=True)

@@ -12,6 +12,8 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
 )
 
+from benchmarks.harness.engines import ENGINES, make_engine
+from benchmarks.harness.oracle import load_as_qwen2, true_logits
 from services.worker.engine.host import HostEngine
 from services.worker.step import logprobs
 from shared.messages import ALL_TOKENS, MIN_LOGPROB, Admit, Prefill, SamplingParams, StepPlan
@@ -21,12 +23,10 @@ from tests.services.worker.checkpoints import (
     MAX_POSITIONS,
     SETTLED,
     VOCAB_SIZE,
-    load_as_qwen2,
     random_prompts,
     save_qwen2,
-    true_logits,
 )
-from tests.services.worker.driver import ENGINES, Driver, Job, make_engine
+from tests.services.worker.driver import Driver, Job
 
 PARAMS = SamplingParams(seed=5, temperature=0.9, max_tokens=14, ignore_eos=True)
 CHANGES = {

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from transformers import Qwen2ForCausalLM
 
+from benchmarks.harness.engines import ENGINES, make_engine
 from services.worker.engine.host import HostEngine
 from shared.messages import SamplingParams
 from tests.services.worker.checkpoints import MAX_POSITIONS, assert_greedy, random_prompts
-from tests.services.worker.driver import ENGINES, Driver, Job, make_engine
+from tests.services.worker.driver import Driver, Job
 
 
 @pytest.fixture(scope="module", params=ENGINES)

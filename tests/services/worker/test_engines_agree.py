@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.harness import scheduled
+from benchmarks.harness.engines import make_engine
 from shared.messages import ALL_TOKENS, SamplingParams
-from tests.services.worker import scheduled
 from tests.services.worker.checkpoints import VOCAB_SIZE, save_mimo
-from tests.services.worker.driver import make_engine
 
 FIRST_ID = 8  # below are ids that end texts
 ATOL = 1e-3

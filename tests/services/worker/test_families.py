@@ -16,6 +16,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from benchmarks.harness.engines import KERNELS, make_engine
+from benchmarks.harness.oracle import true_logits
 from services.worker.config.model_config import read_model_config
 from services.worker.models.registry import MODELS
 from shared.model_folder import weight_files
@@ -24,9 +26,8 @@ from tests.services.worker.checkpoints import (
     change_config,
     random_prompts,
     save_model,
-    true_logits,
 )
-from tests.services.worker.driver import KERNELS, Driver, Job, make_engine
+from tests.services.worker.driver import Driver, Job
 from tests.services.worker.forward import our_logits
 
 LLAMA3 = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.harness.engines import make_engine
 from services.worker.engine.device.engine import DeviceEngine
 from services.worker.engine.device.graphs import Shape, shapes
 from shared.config.worker import WorkerConfig
 from shared.model_folder import EMBEDDED_MODEL
-from tests.services.worker.driver import make_engine
 
 DEFAULT_SIZES = WorkerConfig().cudagraph_capture_sizes
 

@@ -20,6 +20,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from benchmarks.harness.engines import make_engine
 from kernels.logprobs import logprobs
 from services.worker.config.model_config import read_model_config
 from services.worker.layers.context import forward_context
@@ -38,7 +39,6 @@ from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
 from shared.messages import WINDOW_BYTES
 from tests.services.worker.checkpoints import save_model
-from tests.services.worker.driver import make_engine
 from tests.services.worker.forward import prepare
 
 GIB = 1 << 30

@@ -7,19 +7,14 @@ import pytest
 import torch
 from transformers import Qwen2ForCausalLM
 
+from benchmarks.harness.engines import make_engine
+from benchmarks.harness.oracle import load_as_qwen2, true_logits
 from services.worker.config.model_config import read_model_config
 from services.worker.layers.context import current_context
 from services.worker.weights.checkpoint import load_model
 from shared.model_folder import EMBEDDED_MODEL
-from tests.services.worker.checkpoints import (
-    assert_greedy,
-    load_as_qwen2,
-    random_prompts,
-    save_mimo,
-    save_qwen2,
-    true_logits,
-)
-from tests.services.worker.driver import Driver, Job, make_engine
+from tests.services.worker.checkpoints import assert_greedy, random_prompts, save_mimo, save_qwen2
+from tests.services.worker.driver import Driver, Job
 from tests.services.worker.forward import our_logits
 
 CPU = torch.device("cpu")

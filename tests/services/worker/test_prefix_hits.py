@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
+from benchmarks.harness import scheduled
+from benchmarks.harness.engines import ENGINES, make_engine
+from benchmarks.harness.scheduled import Run
 from services.worker.engine.host import HostEngine
 from shared.messages import SamplingParams
 from shared.model_folder import EMBEDDED_MODEL
-from tests.services.worker import scheduled
-from tests.services.worker.driver import ENGINES, make_engine
-from tests.services.worker.scheduled import Run
 
 PARAMS = SamplingParams(seed=0, temperature=0.0, max_tokens=24, ignore_eos=True)
 

@@ -7,14 +7,16 @@ import numpy as np
 import pytest
 from transformers import Qwen2ForCausalLM
 
+from benchmarks.harness.engines import ENGINES, make_engine
+from benchmarks.harness.oracle import true_logits
 from kernels.logprobs.reference import logprobs_row
 from services.scheduler.scheduler import Scheduler
 from services.worker.engine.host import HostEngine
 from services.worker.step import logprobs
 from shared.messages import ALL_TOKENS, Generate, NewSequence, RunKind, SamplingParams
 from shared.token_arrays import Layout, TokenArrays, join
-from tests.services.worker.checkpoints import VOCAB_SIZE, random_prompts, true_logits
-from tests.services.worker.driver import ENGINES, Driver, Job, make_engine, model_of
+from tests.services.worker.checkpoints import VOCAB_SIZE, random_prompts
+from tests.services.worker.driver import Driver, Job, model_of
 
 TOLERANCE = 1e-3  # of logprobs in float32
 

@@ -10,14 +10,14 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from benchmarks.harness import scheduled
+from benchmarks.harness.engines import ENGINES, KERNELS, make_engine
+from benchmarks.harness.scheduled import Run
 from services.worker.engine.host import HostEngine
 from services.worker.slots.table import SlotTable
 from services.worker.speculation.drafter import RecordedStep
 from shared.messages import SamplingParams
 from shared.model_folder import EMBEDDED_MODEL
-from tests.services.worker import scheduled
-from tests.services.worker.driver import ENGINES, KERNELS, make_engine
-from tests.services.worker.scheduled import Run
 
 BEGINNINGS = (
     "import os\nimport sys\n\n\nclass Server:\n    def __init__(self, ",

@@ -2,8 +2,8 @@
 
 import pytest
 
+from benchmarks.equality import DTYPES, METHODS, TEMPERATURES, compare, prompts_of
 from tests.services.worker.checkpoints import SETTLED
-from tests.services.worker.equality import DTYPES, METHODS, TEMPERATURES, compare, prompts_of
 
 CLOSE = {"float32": SETTLED, "bfloat16": 0.25}
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kernels.accept import (
+from kernels.accept.output import (
     CLOSED,
     CODE,
     FULL,

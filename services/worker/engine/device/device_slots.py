@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.logprobs import NO_LOGPROBS
+from kernels.logprobs.num_logprobs import NO_LOGPROBS
 from kernels.slot_state import NO_ID, SlotState, empty_slots
 from services.worker.machine.streams import upload
 from services.worker.slots.table import SlotTable

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.logprobs import RowLogprobs, logprobs
+from kernels.logprobs import logprobs
+from kernels.logprobs.row_logprobs import RowLogprobs
 from services.worker.engine.device.adjust_logits import adjusted
 from services.worker.engine.device.chunks import prepare_chunks
 from services.worker.engine.device.collector import Collector, LaunchedStep, StepOutput

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.decode_inputs import DecodeInputs
+from kernels.decode_inputs.inputs import DecodeInputs
 from kernels.mtp_inputs import note_pairs
 from kernels.paged_attention import DecodeRows
 from services.worker.engine.device.chunks import Chunks

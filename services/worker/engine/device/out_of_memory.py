@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kernels.logprobs import NO_LOGPROBS
+from kernels.logprobs.num_logprobs import NO_LOGPROBS
 from services.worker.slots.table import SlotTable
 from services.worker.step.results import RowPart
 from shared.messages import NO_TOKENS, ResultRow

@@ -10,12 +10,16 @@ from typing import Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from kernels.accept import AcceptOutput, accept
-from kernels.decode_inputs import DecodeInputs, decode_inputs
+from kernels.accept import accept
+from kernels.accept.output import AcceptOutput
+from kernels.decode_inputs import decode_inputs
+from kernels.decode_inputs.inputs import DecodeInputs
 from kernels.logprobs import logprobs_slots
-from kernels.mtp_inputs import Pairs, draft_pairs, step_pairs
+from kernels.mtp_inputs import draft_pairs, step_pairs
+from kernels.mtp_inputs.pairs import Pairs
 from kernels.paged_attention import ChunkRows, DecodeRows, DeviceAttention
-from kernels.sample.slots import SlotParams, process_slots, sample_slots
+from kernels.sample.slot_params import SlotParams
+from kernels.sample.slots import process_slots, sample_slots
 from kernels.slot_state import SlotState
 from kernels.store_drafts import store_drafts
 from services.worker.backends.fused import FusedLM

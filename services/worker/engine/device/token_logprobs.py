@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kernels.logprobs import MAX_TOP, NO_LOGPROBS, logprobs
+from kernels.logprobs import logprobs
+from kernels.logprobs.num_logprobs import MAX_TOP, NO_LOGPROBS
 from services.worker.engine.device.segments import SamplerOutput
 from services.worker.machine.streams import Download, upload
 from services.worker.slots.table import SlotTable

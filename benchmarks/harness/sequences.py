@@ -1,4 +1,4 @@
-"""Prompts of one choice, for tests of scheduler and engines."""
+"""Makes requests of one sequence and adds them to a scheduler."""
 
 from collections.abc import Sequence
 

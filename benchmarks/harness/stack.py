@@ -5,16 +5,16 @@ import json
 import os
 import secrets
 import signal
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.compose.engine import ROOT
+from benchmarks.harness.docker_engine import ROOT
+from benchmarks.harness.ports import free_port
 
 READY_S = 120
-FILES = ("docker-compose.yml", "tests/compose/override.yml")
+FILES = ("docker-compose.yml", "benchmarks/harness/override.yml")
 
 
 class CommandError(Exception):
@@ -27,8 +27,8 @@ class Stack:
 
     environment: dict[str, str]
     name: str = field(default_factory=lambda: f"shoal-test-{secrets.token_hex(3)}")
-    port: int = field(default_factory=lambda: free_port())
-    prometheus_port: int = field(default_factory=lambda: free_port())
+    port: int = field(default_factory=free_port)
+    prometheus_port: int = field(default_factory=free_port)
     files: list[str] = field(default_factory=lambda: list(FILES))
 
     @property
@@ -155,9 +155,3 @@ async def running_stack(environment: dict[str, str]) -> AsyncIterator[Stack]:
         raise
     finally:
         await stack.compose("--profile", "*", "down", "--volumes", "--timeout", "60")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

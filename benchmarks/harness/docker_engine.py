@@ -1,4 +1,4 @@
-"""A Docker engine with Compose for the tests: the one that runs here, or one of our own.
+"""A Docker engine with Compose: the one that runs here, or one of our own.
 
 Our own is Debian's, with all it needs from Debian's mirrors: the engine (its data in the user's
 cache, so that a second run finds its layers), Compose from the next release, and a base image made

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +13,7 @@ from typing import Any
 
 import aiohttp
 
+from benchmarks.harness.ports import free_port
 from shared.address import admin_path, sockets_of
 
 READY_TIMEOUT_S = 30
@@ -101,7 +101,7 @@ class Fleet:
         own = {f"SHOAL_{name}": text for name, text in settings.items()}
         own |= {"SHOAL_MESH_DIR": str(directory), "SHOAL_INSTANCE": instance}
         if kind == "gateway":
-            port = _free_port()
+            port = free_port()
             own["SHOAL_PORT"] = str(port)
         with (self._directory / f"{instance}.log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(
@@ -167,9 +167,3 @@ async def running_fleet(directory: Path, settings: dict[str, str]) -> AsyncItera
         for member in fleet.members:
             member.process.kill()
             await member.process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -9,12 +9,12 @@ from functools import partial
 
 import numpy as np
 
+from benchmarks.harness.engines import AnyEngine
+from benchmarks.harness.sequences import add_one
 from services.scheduler.scheduler import Planned, Scheduler
 from services.worker.engine.host import HostEngine
 from shared.messages import Grant, ResultRow, RunKind, SamplingParams, StepPlan, StepResult
 from shared.token_arrays import Layout, TokenArrays
-from tests.sequences import add_one
-from tests.services.worker.driver import AnyEngine
 
 UNLIMITED_BYTES = 1 << 40
 

@@ -1,0 +1,26 @@
+"""Engines on the CPU, with each code that can compute their steps."""
+
+from pathlib import Path
+from typing import Any
+
+from services.worker.engine.device.engine import DeviceEngine
+from services.worker.engine.host import HostEngine
+from shared.config.worker import WorkerConfig
+
+AnyEngine = HostEngine | DeviceEngine
+
+KERNELS: dict[str, dict[str, Any]] = {
+    "torch": {"native_kernels": False, "block_size": 4},
+    "native": {"native_kernels": True, "block_size": 16},
+}
+# The engine of GPUs, here on the CPU with torch's operators.
+DEVICE = {"native_kernels": False, "block_size": 4, "cudagraph_capture_sizes": [1, 4, 16]}
+ENGINES = {**KERNELS, "device": DEVICE}
+
+
+def make_engine(folder: Path, kernels: str = "torch", **settings: Any) -> AnyEngine:
+    """``kernels``: what computes the steps, one of ``ENGINES``."""
+    defaults = {"dtype": "float32", "max_num_seqs": 24, "num_threads": 1, **ENGINES[kernels]}
+    config = WorkerConfig(model=folder, device="cpu", **(defaults | settings))
+    build = DeviceEngine if kernels == "device" else HostEngine
+    return build(config, lambda text, fraction: None)

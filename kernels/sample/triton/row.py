@@ -1,0 +1,58 @@
+"""Functions that several of the kernels apply to a row, and the constants of all."""
+
+import triton
+import triton.language as tl
+
+from kernels.random_bits import PURPOSE_SAMPLE
+from kernels.random_bits.triton import random_bits
+from kernels.sample.gumbel import MAX_GAP
+from kernels.sample.rows import MIN_TEMPERATURE
+
+HIDDEN = tl.constexpr(float("-inf"))
+NO_TOKEN = tl.constexpr(2**31 - 1)
+GAP = tl.constexpr(MAX_GAP)
+COLDEST = tl.constexpr(MIN_TEMPERATURE)
+PURPOSE = tl.constexpr(PURPOSE_SAMPLE)
+LOG2_E = tl.constexpr(1.4426950408889634)
+MASS_UNIT = tl.constexpr(2.0**40)
+
+
+@triton.jit
+def load_filters(p_temperature, p_top_k, p_top_p, p_min_p, slot, vocab_size):
+    """→ temperature, top_k (0: none), top_p, min_p, whether thresholds must be searched."""
+    temperature = tl.load(p_temperature + slot)
+    top_k = tl.load(p_top_k + slot)
+    top_p = tl.load(p_top_p + slot)
+    min_p = tl.load(p_min_p + slot)
+    top_k = tl.where(top_k < vocab_size, top_k, 0)
+    is_searched = (temperature >= COLDEST) & ((top_k > 0) | (top_p < 1))
+    return temperature, top_k, top_p, min_p, is_searched
+
+
+@triton.jit
+def load_highest(p_max, row, num_chunks, CHUNKS: tl.constexpr):
+    o_chunk = tl.arange(0, CHUNKS)
+    return tl.max(tl.load(p_max + row * num_chunks + o_chunk, o_chunk < num_chunks, HIDDEN))
+
+
+@triton.jit
+def min_p_floor(highest, temperature, min_p):
+    """What min_p keeps is at least this."""
+    gap = temperature * tl.log(tl.maximum(min_p, 1e-37))
+    return tl.where(min_p > 0, highest + gap, HIDDEN)
+
+
+@triton.jit
+def best_of(scores, ids):
+    """The highest score and the lowest id that has it."""
+    best = tl.max(scores)
+    return best, tl.min(tl.where(scores == best, ids, NO_TOKEN))
+
+
+@triton.jit
+def perturbed(values, ids, is_kept, highest, temperature, seed, position, choice):
+    """Scores less the highest, with their noise; −inf where not kept."""
+    bits = random_bits(seed, ids, position, choice, PURPOSE)
+    uniform = tl.maximum((bits >> 8).to(tl.int32).to(tl.float32), 0.5) * 5.9604644775390625e-08
+    noise = -tl.log(-tl.log(uniform))
+    return tl.where(is_kept, (values - highest) / temperature + noise, HIDDEN)

@@ -1,0 +1,43 @@
+"""The first kernel finds the highest and the lowest of each chunk of a row."""
+
+import triton
+import triton.language as tl
+
+from kernels.sample.triton.row import HIDDEN, best_of
+
+
+@triton.jit
+def stats_kernel(
+    p_logits,  # [S, V]
+    p_adjusted,  # [S, V]
+    p_max,  # [S, chunks]
+    p_max_id,  # [S, chunks]
+    p_min,  # [S, chunks], of what is finite
+    p_is_wrong,  # [S, chunks]
+    p_counts,  # [S, PIVOTS]
+    p_masses,  # [S, PIVOTS]
+    p_num_listed,  # [S]
+    vocab_size,
+    IS_ADJUSTED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PIVOTS: tl.constexpr,
+):
+    i_row, i_chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    o_token = i_chunk * CHUNK + tl.arange(0, CHUNK)
+    is_token = o_token < vocab_size
+    logits = tl.load(p_logits + i_row * vocab_size + o_token, is_token, 0.0)
+    is_finite = tl.abs(logits) < float("inf")  # a NaN is not
+    values = tl.where(is_token, logits, HIDDEN)
+    if IS_ADJUSTED:
+        values = tl.load(p_adjusted + i_row * vocab_size + o_token, is_token, HIDDEN)
+    best, best_id = best_of(values, o_token)
+    o_part = i_row * tl.num_programs(1) + i_chunk
+    tl.store(p_max + o_part, best)
+    tl.store(p_max_id + o_part, best_id)
+    tl.store(p_min + o_part, tl.min(tl.where(values > HIDDEN, values, float("inf"))))
+    tl.store(p_is_wrong + o_part, 1 - tl.min(is_finite.to(tl.int32)))
+    if i_chunk == 0:
+        o_pivot = tl.arange(0, PIVOTS)
+        tl.store(p_counts + i_row * PIVOTS + o_pivot, tl.zeros((PIVOTS,), tl.int32))
+        tl.store(p_masses + i_row * PIVOTS + o_pivot, tl.zeros((PIVOTS,), tl.int64))
+        tl.store(p_num_listed + i_row, 0)
