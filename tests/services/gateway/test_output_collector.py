@@ -150,4 +150,4 @@ async def test_drafts_of_several_steps_are_one_beside_their_tokens() -> None:
     verify(collector, 4, [6], 1)
     both = merged([update, await anext(collector)])
     assert both.drafts.positions.tolist() == [0, 1, 2, 3, 4]
-    assert (both.num_tokens, both.num_drafts, both.num_accepted) == (6, 5, 3)
+    assert (both.run.num_tokens, both.run.num_drafts, both.run.num_accepted) == (6, 5, 3)
