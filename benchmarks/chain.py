@@ -24,6 +24,7 @@ from benchmarks.harness.fleet import running_fleet
 from benchmarks.report import spread, write
 from services.scheduler.scheduler import Scheduler
 from services.worker.engine.host import HostEngine
+from services.worker.engine.protocol import run_step
 from shared.config.worker import WorkerConfig
 from shared.messages import WINDOW_BYTES, Generate, Grant, NewSequence, SamplingParams
 from shared.model_folder import EMBEDDED_MODEL
@@ -62,7 +63,7 @@ class Loop:
         while self._core.sequences:
             planned = self._core.plan(WORKER)
             assert planned is not None
-            result, arrays = self._engine.step(planned.plan, planned.ids)
+            result, arrays = run_step(self._engine, planned.plan, planned.ids)
             self._core.absorb(WORKER, result, arrays)
             times_s.append(time.perf_counter())
         return _first_and_later(times_s)

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.worker.service import Engine, StepOutput, WorkerService
+from benchmarks.harness.step_engine import StepEngine
+from services.worker.engine.protocol import Engine, StepOutput
+from services.worker.service import WorkerService
 from services.worker.weights.progress import Progress
 from shared.config.worker import WorkerConfig
 from shared.messages import Admit, Capacity, ResultRow, StepPlan, StepResult, TokenRun
@@ -30,7 +32,7 @@ class Slot:
         return ResultRow(admit.slot, admit.request, admit.attempt, TokenRun(1), finish)
 
 
-class InstantEngine:
+class InstantEngine(StepEngine):
     """Every sequence that has computed all it knows emits some id."""
 
     def __init__(self, config: WorkerConfig) -> None:
@@ -44,9 +46,6 @@ class InstantEngine:
     @property
     def num_running(self) -> int:
         return len(self._slots)
-
-    def draft(self) -> None:
-        pass
 
     def reset(self) -> None:
         self._slots = {}

@@ -36,7 +36,7 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         {"__main__"},
     ],
     "worker": [
-        {"__init__", "config", "slots", "metrics", "idle", "slot_log", "plan_check"},
+        {"__init__", "config", "slots", "metrics", "slot_log", "plan_check"},
         {"machine", "layers"},
         {"models", "step"},
         {"backends", "speculation", "weights"},

@@ -1,19 +1,17 @@
 """The engine under the scheduler's own core: texts and their logprobs. No sockets."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
 from benchmarks.harness.engines import AnyEngine
 from benchmarks.harness.sequences import add_one
 from services.scheduler.scheduler import Planned, Scheduler
-from services.worker.engine.host import HostEngine
-from shared.messages import Grant, ResultRow, RunKind, SamplingParams, StepPlan, StepResult
+from services.worker.engine.protocol import StepOutput
+from shared.messages import Grant, ResultRow, RunKind, SamplingParams, StepPlan
 from shared.token_arrays import Layout, TokenArrays
 
 UNLIMITED_BYTES = 1 << 40
@@ -76,49 +74,25 @@ def run(
     core.add_worker("w", engine.capacity)
     each_params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
     done, waiting = Run.of(len(prompts)), deque(enumerate(prompts))
-    in_flight: deque[Collect] = deque()
+    in_flight: deque[Future[StepOutput]] = deque()
     each_depth = iter(depths)
-    with _launching(engine) as launch:
-        while waiting or core.sequences:
-            while waiting and len(core.sequences) < max_open:
-                index, prompt = waiting.popleft()
-                add_one(core, str(index), prompt, each_params[index], float(index))
-                core.grant(Grant(str(index), 1, engine.capacity.max_model_len, UNLIMITED_BYTES))
-            while (planned := _plan(core, each_depth)) is not None:
-                done.note_plan(planned.plan)
-                in_flight.append(launch(planned.plan, planned.ids))
-            result, arrays = in_flight.popleft()()
-            layout = Layout(result.rows, arrays)
-            for each in core.absorb("w", result, arrays):
-                done.note(each.row, layout.part(each.index, each.index + 1))
-        for collect in in_flight:
-            collect()
+    while waiting or core.sequences:
+        while waiting and len(core.sequences) < max_open:
+            index, prompt = waiting.popleft()
+            add_one(core, str(index), prompt, each_params[index], float(index))
+            core.grant(Grant(str(index), 1, engine.capacity.max_model_len, UNLIMITED_BYTES))
+        while (planned := _plan(core, each_depth)) is not None:
+            done.note_plan(planned.plan)
+            in_flight.append(Future())
+            engine.submit(planned.plan, planned.ids, in_flight[-1])
+        result, arrays = in_flight.popleft().result()
+        layout = Layout(result.rows, arrays)
+        for each in core.absorb("w", result, arrays):
+            done.note(each.row, layout.part(each.index, each.index + 1))
+    for output in in_flight:
+        output.result()
     engine.reset()
     return done
-
-
-Collect = Callable[[], tuple[StepResult, TokenArrays]]
-Launch = Callable[[StepPlan, np.ndarray], Collect]
-
-
-@contextmanager
-def _launching(engine: AnyEngine) -> Iterator[Launch]:
-    """On a thread of its own where results may come later: launching may wait for them."""
-    if isinstance(engine, HostEngine):
-        yield lambda plan, ids: partial(engine.step, plan, ids)
-        return
-    with ThreadPoolExecutor(1) as thread:
-
-        def launch(plan: StepPlan, ids: np.ndarray) -> Collect:
-            launched = thread.submit(engine.launch, plan, ids)
-
-            def collect() -> tuple[StepResult, TokenArrays]:
-                launched.result()
-                return engine.collect()
-
-            return collect
-
-        yield launch
 
 
 def _plan(core: Scheduler, depths: Iterator[int]) -> Planned | None:

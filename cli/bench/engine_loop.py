@@ -3,7 +3,7 @@ two plans are in flight, else one."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -12,19 +12,18 @@ import numpy as np
 from services.scheduler.scheduler import Planned, Scheduler
 from services.worker.engine.build import build_engine
 from services.worker.engine.device.engine import DeviceEngine
-from services.worker.engine.host import HostEngine
+from services.worker.engine.protocol import Engine, StepOutput
 from services.worker.metrics import MEMORY
 from services.worker.weights.progress import Progress
 from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError, RequestError
 from shared.messages import Generate, Grant, NewSequence, SamplingParams, StepResult
-from shared.token_arrays import TokenArrays
 
 WORKER = "engine"
 UNLIMITED_BYTES = 1 << 60
 WARM_UP_TOKENS = 4
 
-Build = Callable[[WorkerConfig, Progress], HostEngine | DeviceEngine]
+Build = Callable[[WorkerConfig, Progress], Engine]
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Step:
 class _InFlight:
     planned: Planned
     planned_s: float
-    launched: Future[None] | None
+    output: Future[StepOutput]
 
 
 class EngineLoop:
@@ -66,7 +65,6 @@ class EngineLoop:
         depth = 2 if is_ahead else 1
         self._core = Scheduler(0, 0.0, caches_prefixes=False, pipeline_depth=depth)
         self._core.add_worker(WORKER, self.capacity)
-        self._launching = ThreadPoolExecutor(1)  # launches may wait for results, which we collect
         self._num_added = 0
 
     @property
@@ -106,10 +104,10 @@ class EngineLoop:
             while left and len(self._core.sequences) < concurrency:
                 self._add(left.popleft(), logprobs)
             while (planned := self._core.plan(WORKER)) is not None:
-                in_flight.append(_InFlight(planned, perf_counter(), self._launch(planned)))
+                in_flight.append(_InFlight(planned, perf_counter(), self._submit(planned)))
             oldest = in_flight.popleft()
             begun_s = max(oldest.planned_s, computed_s)
-            result, arrays = self._collect(oldest)
+            result, arrays = oldest.output.result()
             computed_s = perf_counter()
             self._core.absorb(WORKER, result, arrays)
             self._check_ends()
@@ -117,19 +115,13 @@ class EngineLoop:
             scheduling_s = max(0.0, perf_counter() - started_s - engine_s)
             steps.append(_step(oldest.planned, result, engine_s, scheduling_s))
         for each in in_flight:  # planned before it was known that all had ended
-            self._core.absorb(WORKER, *self._collect(each))
+            self._core.absorb(WORKER, *each.output.result())
         return steps
 
-    def _launch(self, planned: Planned) -> Future[None] | None:
-        if not isinstance(self._engine, DeviceEngine):
-            return None
-        return self._launching.submit(self._engine.launch, planned.plan, planned.ids)
-
-    def _collect(self, step: _InFlight) -> tuple[StepResult, TokenArrays]:
-        if not isinstance(self._engine, DeviceEngine) or step.launched is None:
-            return self._engine.step(step.planned.plan, step.planned.ids)
-        step.launched.result()
-        return self._engine.collect()
+    def _submit(self, planned: Planned) -> Future[StepOutput]:
+        output: Future[StepOutput] = Future()
+        self._engine.submit(planned.plan, planned.ids, output)
+        return output
 
     def _add(self, job: Job, logprobs: int | None) -> None:
         self._num_added += 1

@@ -1,4 +1,4 @@
-"""What stands in place of a token where none can be drawn."""
+"""What stands in place of a token where none can be sampled."""
 
 NOT_FINITE = -1  # the logits have a NaN or an infinity
 NOTHING_LEFT = -2  # what requests change has hidden all of them

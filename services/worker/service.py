@@ -4,13 +4,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, cast, runtime_checkable
+from concurrent.futures import Future, ThreadPoolExecutor
 
-import msgspec
 import numpy as np
 
-from services.worker.idle import IdleTime
+from services.worker.engine.protocol import Engine, StepOutput
 from services.worker.metrics import SEQUENCES, STEP_BUSY_SECONDS, STEP_IDLE_SECONDS, STEPS
 from services.worker.plan_check import PlanCheck
 from services.worker.slot_log import SlotLog
@@ -22,63 +20,20 @@ from shared.link import Link
 from shared.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
-    Capacity,
     Heartbeat,
     Hello,
     Message,
-    ModelInfo,
     Release,
     State,
     StepPlan,
-    StepResult,
 )
 from shared.peer import Peer
-from shared.token_arrays import TokenArrays
 
 log = logging.getLogger(__name__)
 
 WATCH_S = 1.0
 
-StepOutput = tuple[StepResult, TokenArrays]
-
-
-class _AnyEngine(Protocol):
-    """A model that runs steps. It is built on the step thread."""
-
-    model_info: ModelInfo
-    capacity: Capacity
-
-    @property
-    def num_running(self) -> int: ...
-
-    def reset(self) -> None:
-        """Forgets all sequences."""
-
-
-class Engine(_AnyEngine, Protocol):
-    """Used on the step thread alone."""
-
-    def step(self, plan: StepPlan, ids: np.ndarray) -> StepOutput:
-        """Applies a plan, whose int32 buffer is ``ids``; the result and its buffers."""
-
-    def draft(self) -> None:
-        """What is left to do when the result of the last step is on its way."""
-
-
-@runtime_checkable
-class LaunchingEngine(_AnyEngine, Protocol):
-    """An asynchronous engine: the next step is launched before the result of the last one is read.
-    Its results state for how long the device waited for a plan."""
-
-    def launch(self, plan: StepPlan, ids: np.ndarray) -> None:
-        """Begins a step, on the step thread; may wait for results."""
-
-    def collect(self) -> StepOutput:
-        """The result of the oldest step that was not collected, on the thread of the results."""
-
-
-AnyEngine = Engine | LaunchingEngine
-BuildEngine = Callable[[WorkerConfig, Progress], AnyEngine]
+BuildEngine = Callable[[WorkerConfig, Progress], Engine]
 
 
 class WorkerService:
@@ -88,8 +43,6 @@ class WorkerService:
         self._config = config
         self._build = build
         self._step_thread = ThreadPoolExecutor(1, "step")
-        self._result_thread = ThreadPoolExecutor(1, "results")
-        self._launching: LaunchingEngine | None = None
         self._progress = "starting"
         self._progress_lines = ProgressLines(time.monotonic())
         self._link: Link | None = None
@@ -98,7 +51,6 @@ class WorkerService:
         self._is_draining = False
         self._idle = asyncio.Event()
         self._log = SlotLog()
-        self._idle_time = IdleTime()  # of the step thread, and used there alone
 
     async def run(self) -> None:
         keys = load_keys(self._config.keys, "worker")
@@ -106,8 +58,6 @@ class WorkerService:
         self._engine = await loop.run_in_executor(
             self._step_thread, self._build, self._config, self._note_progress
         )
-        if isinstance(self._engine, LaunchingEngine):
-            self._launching = self._engine
         instance = self._config.instance
         model, capacity = self._engine.model_info, self._engine.capacity
         self._plan_check = PlanCheck(capacity, model.vocab_size)
@@ -165,7 +115,7 @@ class WorkerService:
 
     def on_down(self, peer: Peer, reason: str) -> None:
         """The next scheduler knows nothing of our sequences."""
-        self._step_thread.submit(self._reset)
+        self._step_thread.submit(self._engine.reset)
         self._log.clear()
         self._plan_check.clear()
         self._load = 0
@@ -184,48 +134,25 @@ class WorkerService:
         if self._num_pending == 0:
             self._last_progress_s = time.monotonic()
         self._num_pending += 1
-        run = self._run_step if self._launching is None else self._launch_step
-        self._step_thread.submit(run, peer, plan, ids, asyncio.get_running_loop())
+        self._step_thread.submit(self._run_step, peer, plan, ids, asyncio.get_running_loop())
         self._log.note(plan)
-
-    def _reset(self) -> None:
-        """On the step thread."""
-        self._engine.reset()
-        self._idle_time.forget()
 
     def _run_step(
         self, peer: Peer, plan: StepPlan, ids: np.ndarray, loop: asyncio.AbstractEventLoop
     ) -> None:
-        """On the step thread; what breaks there breaks the service."""
-        engine = cast(Engine, self._engine)
+        """Runs on the step thread; an error there ends the service."""
+        output: Future[StepOutput] = Future()
+        output.add_done_callback(
+            lambda done: loop.call_soon_threadsafe(self._send_result, peer, done)
+        )
         try:
-            idle_s = self._idle_time.begin_step(time.monotonic())
-            result, arrays = engine.step(plan, ids)
-            result = msgspec.structs.replace(result, idle_s=idle_s)
-            loop.call_soon_threadsafe(self._send_result, peer, result, arrays)
-            engine.draft()
-            self._idle_time.end_step(time.monotonic(), engine.num_running)
+            self._engine.submit(plan, ids, output)
         except Exception as error:
             loop.call_soon_threadsafe(_raise, error)
 
-    def _launch_step(
-        self, peer: Peer, plan: StepPlan, ids: np.ndarray, loop: asyncio.AbstractEventLoop
-    ) -> None:
-        try:
-            cast(LaunchingEngine, self._launching).launch(plan, ids)
-            self._result_thread.submit(self._collect, peer, loop)
-        except Exception as error:
-            loop.call_soon_threadsafe(_raise, error)
-
-    def _collect(self, peer: Peer, loop: asyncio.AbstractEventLoop) -> None:
-        """On the thread of the results."""
-        try:
-            result, arrays = cast(LaunchingEngine, self._launching).collect()
-            loop.call_soon_threadsafe(self._send_result, peer, result, arrays)
-        except Exception as error:
-            loop.call_soon_threadsafe(_raise, error)
-
-    def _send_result(self, peer: Peer, result: StepResult, arrays: TokenArrays) -> None:
+    def _send_result(self, peer: Peer, output: Future[StepOutput]) -> None:
+        """Raises what broke the step, which ends the service."""
+        result, arrays = output.result()
         peer.send(result, *arrays)
         self._num_pending -= 1
         self._last_progress_s = time.monotonic()

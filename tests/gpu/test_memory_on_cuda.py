@@ -9,6 +9,7 @@ import torch
 
 from benchmarks.harness import scheduled
 from services.worker.engine.device.engine import DeviceEngine
+from services.worker.engine.protocol import run_step
 from shared.messages import Admit, Decode, Prefill, SamplingParams, StepPlan
 from tests.gpu.engines import make_cuda_engine
 
@@ -87,16 +88,17 @@ def test_prompts_that_find_no_memory_fail_and_rows_that_decode_go_on(
 ) -> None:
     engine = make_cuda_engine(max_model_len=MAX_LEN, max_num_batched_tokens=8192)
     first = admit(engine, 0, 10)
-    engine.step(StepPlan(1, [], [first], [], [Prefill(0, 10)], []), np.arange(300, 310, dtype="i4"))
+    ids = np.arange(300, 310, dtype=np.int32)
+    run_step(engine, StepPlan(1, [], [first], [], [Prefill(0, 10)], []), ids)
     fill_card()
     length = 2000
     admits = [admit(engine, slot, length) for slot in range(1, 5)]
     rows = [Prefill(slot, length) for slot in range(1, 5)]
     ids = np.concatenate(long_prompts(4, length)).astype(np.int32)
-    result, _ = engine.step(StepPlan(2, [], admits, [], rows, [Decode(0)]), ids)
+    result, _ = run_step(engine, StepPlan(2, [], admits, [], rows, [Decode(0)]), ids)
     by_slot = {row.slot: row for row in result.rows}
-    assert by_slot[0].num_tokens == 1
+    assert by_slot[0].run.num_tokens == 1
     for slot in range(1, 5):
         assert "memory does not suffice" in str(by_slot[slot].error)
-    result, _ = engine.step(StepPlan(3, [], [], [], [], [Decode(0)]), np.zeros(0, np.int32))
+    result, _ = run_step(engine, StepPlan(3, [], [], [], [], [Decode(0)]), np.zeros(0, np.int32))
     assert [(row.slot, row.run.num_tokens) for row in result.rows] == [(0, 1)]

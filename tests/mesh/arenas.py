@@ -22,6 +22,7 @@ from services.scheduler.service import SchedulerService
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.requests import Requests
 from services.tokenizer.service import TokenizerService
+from services.worker.engine.protocol import run_step
 from services.worker.plan_check import PlanCheck
 from shared.codec import Array, decode, encode
 from shared.config.scheduler import SchedulerConfig
@@ -171,7 +172,7 @@ class WorkerArena:
 
     def _step(self, check: PlanCheck, plan: StepPlan, arrays: list[np.ndarray]) -> None:
         check.check(plan, arrays[0])
-        result, arrays = self._engine.step(plan, arrays[0])
+        result, arrays = run_step(self._engine, plan, arrays[0])
         decode([bytes(frame) for frame in encode(result, arrays)])
 
 

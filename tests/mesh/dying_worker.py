@@ -4,7 +4,8 @@ import os
 
 import numpy as np
 
-from services.worker.service import Engine, StepOutput, WorkerService
+from services.worker.engine.protocol import Engine, StepOutput
+from services.worker.service import WorkerService
 from services.worker.weights.progress import Progress
 from shared.config.worker import WorkerConfig
 from shared.messages import StepPlan

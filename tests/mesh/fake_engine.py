@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 from msgspec.structs import replace
 
+from benchmarks.harness.step_engine import StepEngine
 from services.scheduler.scheduler import Planned
 from shared.messages import (
     ALL_TOKENS,
@@ -45,7 +46,7 @@ def made_up_arrays(token: int, position: int, vocab_size: int, num: int | None) 
     return TokenArrays(ids, np.concatenate((own, truth[top_ids])), top_ids, rank)
 
 
-class FakeEngine:
+class FakeEngine(StepEngine):
     """Writes the ids of ``text`` over and over, one a step; checks every plan it gets.
 
     ``starts_at`` returns the index at which a choice of a prompt begins.
@@ -64,9 +65,6 @@ class FakeEngine:
     @property
     def num_running(self) -> int:
         return len(self._worker.slots)
-
-    def draft(self) -> None:
-        pass
 
     def reset(self) -> None:
         self._worker = SimulatedWorker(self.capacity)

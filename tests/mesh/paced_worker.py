@@ -11,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.harness.step_engine import StepEngine
 from services.scheduler.scheduler import Planned
-from services.worker.service import Engine, StepOutput, WorkerService
+from services.worker.engine.protocol import Engine, StepOutput
+from services.worker.service import WorkerService
 from services.worker.weights.progress import Progress
 from shared.config.worker import WorkerConfig
 from shared.messages import Capacity, StepPlan
@@ -25,7 +27,7 @@ STEP_S = 0.15
 LOOK_S = 0.005
 
 
-class PacedEngine:
+class PacedEngine(StepEngine):
     def __init__(self, config: WorkerConfig) -> None:
         folder = locate_model(config.model).folder
         self.model_info = read_model_info(folder, [], config.max_model_len)
@@ -43,9 +45,6 @@ class PacedEngine:
     @property
     def num_running(self) -> int:
         return len(self._worker.slots)
-
-    def draft(self) -> None:
-        pass
 
     def reset(self) -> None:
         self._worker = SimulatedWorker(self.capacity)

@@ -4,22 +4,28 @@ Each step's rows and arrays go to a file in the folder that SHOAL_TEST_RECORDS n
 """
 
 import os
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
 
 from services.worker.engine.host import HostEngine
-from services.worker.service import StepOutput, WorkerService
+from services.worker.engine.protocol import StepOutput
+from services.worker.service import WorkerService
 from services.worker.weights.progress import Progress
 from shared.config.worker import WorkerConfig
-from shared.messages import StepPlan
+from shared.messages import StepPlan, StepResult
 from shared.service import main
-from shared.token_arrays import Layout
+from shared.token_arrays import Layout, TokenArrays
 
 
 class RecordingEngine(HostEngine):
-    def step(self, plan: StepPlan, ids: np.ndarray) -> StepOutput:
-        result, arrays = super().step(plan, ids)
+    def submit(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
+        computed: Future[StepOutput] = Future()
+        super().submit(plan, ids, computed)
+        output.set_result(self._recorded(plan, *computed.result()))
+
+    def _recorded(self, plan: StepPlan, result: StepResult, arrays: TokenArrays) -> StepOutput:
         layout = Layout(result.rows, arrays)
         parts = {
             row.request.replace("/", ":"): layout.part(index, index + 1).values.reshape(

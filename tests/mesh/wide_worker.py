@@ -11,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from services.worker.service import Engine, StepOutput, WorkerService
+from benchmarks.harness.step_engine import StepEngine
+from services.worker.engine.protocol import Engine, StepOutput
+from services.worker.service import WorkerService
 from services.worker.weights.progress import Progress
 from shared.config.worker import WorkerConfig
 from shared.messages import Admit, Capacity, ResultRow, StepPlan, StepResult, TokenRun
@@ -67,7 +69,7 @@ class Slot:
         return row, join([arrays_of(admit.choice, position, asked) for position in positions])
 
 
-class WideEngine:
+class WideEngine(StepEngine):
     """A prompt that is computed brings one token, and every other row as many as it may."""
 
     def __init__(self, config: WorkerConfig) -> None:
@@ -87,9 +89,6 @@ class WideEngine:
     @property
     def num_running(self) -> int:
         return len(self._slots)
-
-    def draft(self) -> None:
-        pass
 
     def reset(self) -> None:
         self._slots = {}

@@ -1,6 +1,7 @@
-"""The engine: one step after another, from a plan to the tokens it brought. No sockets."""
+"""The engine on a CPU: one step after another, from a plan to the tokens it brought. No sockets."""
 
 import time
+from concurrent.futures import Future
 
 import numpy as np
 import torch
@@ -8,6 +9,8 @@ from torch import Tensor
 
 from kernels.logprobs.row_logprobs import RowLogprobs
 from kernels.sample import adjust
+from services.worker.engine.idle import IdleTime
+from services.worker.engine.protocol import StepOutput
 from services.worker.layers.context import forward_context
 from services.worker.slots.table import SlotTable
 from services.worker.speculation.choose import make_drafter
@@ -50,7 +53,7 @@ class HostEngine:
             *(self._speculation, settings.speculative_config, self._model, self._sampler),
             *(self._kv_cache, self._eos_ids, self.capacity),
         )
-        self._undrafted: RecordedStep | None = None
+        self._idle_time = IdleTime()
         self._draft_s = 0.0
 
     @property
@@ -59,44 +62,41 @@ class HostEngine:
         return int(self._slots.is_open.sum())
 
     def reset(self) -> None:
-        """Forgets every sequence: their scheduler is gone."""
         self._slots.is_open[:] = False
-        self._undrafted = None
+        self._idle_time.forget()
         self._draft_s = 0.0
 
     @torch.inference_mode()
-    def step(self, plan: StepPlan, ids: np.ndarray) -> tuple[StepResult, TokenArrays]:
-        """Runs ``plan``; ``ids`` [sum of num_ids] int32 are the known ids of the admitted rows.
+    def submit(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
+        """Runs ``plan``, and makes the drafts for the next step when ``output`` is on its way. The
+        time that a step took includes that of the drafts that it verified."""
+        started_s = time.perf_counter()
+        idle_s = self._idle_time.begin_step(started_s)
+        batch = self._prepare(plan, ids)
+        if len(batch.slots):
+            rows, arrays, recorded = self._run(batch, plan.draft_depth)
+        else:
+            rows, arrays, recorded = [], TokenArrays(), None
+        ended_s = time.perf_counter()
+        step_s = ended_s - started_s + self._draft_s
+        output.set_result((StepResult(plan.step, rows, step_s, idle_s), arrays))
+        if recorded is not None:
+            self._drafter.draft(self._slots, recorded)
+        drafted_s = time.perf_counter()
+        self._draft_s = drafted_s - ended_s
+        self._idle_time.end_step(drafted_s, self.num_running)
 
-        Returns the rows that emitted or ended, and what they emitted. What the step took includes
-        the drafts that it verified.
-        """
-        self.draft()
-        started_s = time.perf_counter() - self._draft_s
-        self._draft_s = 0.0
+    def _prepare(self, plan: StepPlan, ids: np.ndarray) -> Batch:
         fresh_blocks = self._slots.apply(plan, ids)
         if self._model.clears_blocks:
             self._kv_cache.clear(fresh_blocks)
         self._drafter.begin(self._slots, plan, fresh_blocks)
         recomputes_states = self._drafter.recomputes_states and plan.draft_depth > 0
-        batch = prepare_batch(self._slots, plan, self._kv_cache, self._eos_ids, recomputes_states)
-        rows, arrays = (
-            self._run(batch, plan.draft_depth) if len(batch.slots) else ([], TokenArrays())
-        )
-        return StepResult(plan.step, rows, time.perf_counter() - started_s), arrays
+        return prepare_batch(self._slots, plan, self._kv_cache, self._eos_ids, recomputes_states)
 
-    @torch.inference_mode()
-    def draft(self) -> None:
-        """Makes the drafts for the next step, unless it has: to be called when the result of the
-        last one is on its way."""
-        if self._undrafted is None:
-            return
-        started_s = time.perf_counter()
-        self._drafter.draft(self._slots, self._undrafted)
-        self._undrafted = None
-        self._draft_s = time.perf_counter() - started_s
-
-    def _run(self, batch: Batch, draft_depth: int) -> tuple[list[ResultRow], TokenArrays]:
+    def _run(
+        self, batch: Batch, draft_depth: int
+    ) -> tuple[list[ResultRow], TokenArrays, RecordedStep]:
         table, sampler = self._slots, self._sampler
         hidden = self._forward(batch)
         logits = self._model.logits(hidden.index_select(0, batch.sampling_tokens))
@@ -112,9 +112,9 @@ class HostEngine:
         prompts = prompt_rows(table, batch, self._ask_prompts(batch, hidden))
         go_on = batch.sampling_slots[~outcome.has_ended & (outcome.num_emitted > 0)]
         depth = min(draft_depth, self._speculation.num_drafts)
-        self._undrafted = RecordedStep(batch, hidden, go_on, depth)
         arrays = TokenArrays(emitted, *logprobs.arrays())
-        return with_parts(table, rows, arrays, prompts + drafts)
+        rows, arrays = with_parts(table, rows, arrays, prompts + drafts)
+        return rows, arrays, RecordedStep(batch, hidden, go_on, depth)
 
     def _ask_prompts(self, batch: Batch, hidden: Tensor) -> dict[int, PromptPart]:
         """When the step is recorded."""

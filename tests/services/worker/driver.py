@@ -8,6 +8,7 @@ import numpy as np
 
 from benchmarks.harness.engines import AnyEngine
 from services.worker.engine.device.engine import DeviceEngine
+from services.worker.engine.protocol import run_step
 from services.worker.models import CausalLM
 from shared.messages import Admit, Decode, Prefill, ResultRow, RunKind, SamplingParams, StepPlan
 from shared.token_arrays import Layout, TokenArrays
@@ -94,7 +95,7 @@ class Driver:
             lacking[slot] -= num_tokens
         self._num_steps += 1
         plan = StepPlan(self._num_steps, [], admits, [], prefill, decode)
-        result, arrays = self.engine.step(plan, ids)
+        result, arrays = run_step(self.engine, plan, ids)
         self._absorb(result.rows, arrays, jobs, lacking)
 
     def _absorb(

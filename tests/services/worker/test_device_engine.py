@@ -1,7 +1,10 @@
 """What only the engine of GPUs does: it launches steps before the results of others are known."""
 
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -10,17 +13,16 @@ import pytest
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import AnyEngine, make_engine
 from services.worker.engine.device.engine import DeviceEngine
+from services.worker.engine.protocol import StepOutput, run_step
 from shared.errors import ConfigError
-from shared.messages import ALL_TOKENS, Admit, Prefill, SamplingParams, StepPlan, StepResult
+from shared.messages import ALL_TOKENS, Admit, Prefill, SamplingParams, StepPlan
 from shared.model_folder import EMBEDDED_MODEL
-from shared.token_arrays import TokenArrays
 from tests.services.worker.checkpoints import random_prompts, save_mimo
 from tests.services.worker.test_engine_contract import NO_IDS, admit, ids, plan
 
 TOLERANCE = 1e-3  # of logprobs in float32
 GREEDY = {"seed": 0, "temperature": 0.0, "ignore_eos": True}
 Step = tuple[StepPlan, np.ndarray]
-BackgroundWriter = tuple[StepResult, TokenArrays]
 
 
 @pytest.fixture
@@ -46,18 +48,35 @@ def steps_of(**rules: Any) -> list[Step]:
     ]
 
 
-def launched_ahead(engine: DeviceEngine, steps: list[Step]) -> list[BackgroundWriter]:
-    """No result is looked at before all of ``steps`` are launched."""
-    for step in steps:
-        engine.launch(*step)
-    return [engine.collect() for _ in steps]
+def launched_ahead(engine: DeviceEngine, steps: list[Step]) -> list[StepOutput]:
+    """Submits all of ``steps`` before any result is collected."""
+    with held_results(engine):
+        outputs = [submitted(engine, step) for step in steps]
+    return [output.result() for output in outputs]
 
 
-def one_by_one(engine: AnyEngine, steps: list[Step]) -> list[BackgroundWriter]:
-    return [engine.step(*step) for step in steps]
+def submitted(engine: DeviceEngine, step: Step) -> Future[StepOutput]:
+    output: Future[StepOutput] = Future()
+    engine.submit(*step, output)
+    return output
 
 
-def assert_same(found: list[BackgroundWriter], wanted: list[BackgroundWriter]) -> None:
+@contextmanager
+def held_results(engine: DeviceEngine) -> Iterator[Event]:
+    """Keeps the thread of the results from collecting any until the event is set."""
+    is_released = Event()
+    engine._results.submit(is_released.wait)
+    try:
+        yield is_released
+    finally:
+        is_released.set()
+
+
+def one_by_one(engine: AnyEngine, steps: list[Step]) -> list[StepOutput]:
+    return [run_step(engine, *step) for step in steps]
+
+
+def assert_same(found: list[StepOutput], wanted: list[StepOutput]) -> None:
     for (result, arrays), (other, others) in zip(found, wanted, strict=True):
         assert result.rows == other.rows
         for name in ("ids", "top_ids", "ranks"):
@@ -91,13 +110,13 @@ def test_prompts_logprobs_are_computed_in_the_step_not_behind_those_that_were_la
     engine: DeviceEngine,
 ) -> None:
     first, second, *_ = steps_of(prompt_logprobs=2)
-    engine.launch(*first)
-    calls = count_calls(engine)
-    engine.launch(*second)
-    num_launched = len(calls)
-    assert num_launched > 0
-    engine.collect()
-    engine.collect()
+    with held_results(engine):
+        outputs = [submitted(engine, first)]
+        calls = count_calls(engine)
+        outputs.append(submitted(engine, second))
+        num_launched = len(calls)
+        assert num_launched > 0
+    wait(outputs)
     assert len(calls) == num_launched, "the model is not asked again when results are collected"
 
 
@@ -138,15 +157,13 @@ def test_who_is_penalised_waits_for_what_was_emitted_before(
 ) -> None:
     rules = {"presence_penalty": 2.0, "repetition_penalty": 1.6}
     first, *others = steps_of(**rules)
-    found: list[BackgroundWriter] = []
-    with ThreadPoolExecutor(1) as thread:
-        engine.launch(*first)
-        launching = [thread.submit(engine.launch, *step) for step in others]
-        assert wait(launching[:1], timeout=0.1).not_done
-        for each in launching:
-            found.append(engine.collect())
-            each.result()
-        found.append(engine.collect())
+    with ThreadPoolExecutor(1) as thread, held_results(engine) as is_released:
+        outputs = [submitted(engine, first)]
+        submitting = [thread.submit(submitted, engine, step) for step in others]
+        assert wait(submitting[:1], timeout=0.1).not_done
+        is_released.set()
+        outputs += [each.result() for each in submitting]
+    found = [output.result() for output in outputs]
     assert_same(found, one_by_one(make_engine(checkpoint), steps_of(**rules)))
 
 
@@ -192,14 +209,15 @@ def test_logprobs_of_tokens_that_were_drafts_are_those_without_drafts(
 def test_a_reset_waits_for_results_and_forgets_all_sequences(engine: DeviceEngine) -> None:
     wanted = launched_ahead(engine, steps_of())
     engine.reset()
-    with ThreadPoolExecutor(1) as thread:
-        engine.launch(*steps_of(max_tokens=30)[0])
+    with ThreadPoolExecutor(1) as thread, held_results(engine) as is_released:
+        output = submitted(engine, steps_of(max_tokens=30)[0])
         resetting = thread.submit(engine.reset)
         assert wait([resetting], timeout=0.1).not_done
-        assert engine.collect()[0].rows
+        is_released.set()
+        assert output.result()[0].rows
         resetting.result()
     assert engine.num_running == 0
-    result, arrays = engine.step(plan(prefill=[Prefill(0, 5)], decode=[1]), NO_IDS)
+    result, arrays = run_step(engine, plan(prefill=[Prefill(0, 5)], decode=[1]), NO_IDS)
     assert (result.rows, len(arrays.ids)) == ([], 0)
     engine.reset()
     found = launched_ahead(engine, steps_of())

@@ -8,6 +8,7 @@ import torch
 
 from services.worker.config.model_config import read_model_config
 from services.worker.engine.host import HostEngine
+from services.worker.engine.protocol import run_step
 from services.worker.weights.dummy import make_dummy
 from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
@@ -43,10 +44,10 @@ def test_an_engine_runs_on_them(folder: Path) -> None:
     params = SamplingParams(seed=1)
     admit = Admit(0, "r/0/0", 1, 0, 0, 3, 3, 0, params, [0])
     ids = np.array([1, 2, 3], np.int32)
-    result, arrays = engine.step(StepPlan(0, [], [admit], [], [Prefill(0, 3)], []), ids)
+    result, arrays = run_step(engine, StepPlan(0, [], [admit], [], [Prefill(0, 3)], []), ids)
     assert [row.run.num_tokens for row in result.rows] == [1]
     assert 0 <= arrays.ids[0] < VOCAB_SIZE
-    result, _ = engine.step(StepPlan(1, [], [], [], [], [Decode(0)]), ids[:0])
+    result, _ = run_step(engine, StepPlan(1, [], [], [], [], [Decode(0)]), ids[:0])
     assert [row.run.num_tokens for row in result.rows] == [1]
 
 

@@ -12,6 +12,7 @@ from services.worker.backends.native import NativeLM
 from services.worker.config.model_config import read_eos_ids, read_model_config
 from services.worker.engine.device.engine import DeviceEngine
 from services.worker.engine.host import HostEngine
+from services.worker.engine.protocol import run_step
 from shared.messages import (
     Admit,
     Decode,
@@ -64,7 +65,7 @@ def plan(
 
 def step(engine: HostEngine, plan: StepPlan, ids: np.ndarray) -> tuple[StepResult, np.ndarray]:
     """The result and the ids it emitted."""
-    result, arrays = engine.step(plan, ids)
+    result, arrays = run_step(engine, plan, ids)
     return result, arrays.ids
 
 
@@ -256,8 +257,8 @@ def test_a_row_with_bad_logits_fails_alone(engine: HostEngine) -> None:
     with poisoned(engine, 12):
         result, tokens = step(engine, rows, ids(2, 2))
     good, bad = result.rows
-    assert (good.slot, good.num_tokens, good.error) == (0, 1, None)
-    assert (bad.slot, bad.num_tokens, bad.finish) == (1, 0, None)
+    assert (good.slot, good.run.num_tokens, good.error) == (0, 1, None)
+    assert (bad.slot, bad.run.num_tokens, bad.finish) == (1, 0, None)
     assert "not finite" in str(bad.error)
     assert len(tokens) == 1
     assert engine.num_running == 1

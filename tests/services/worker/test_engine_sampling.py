@@ -15,6 +15,7 @@ from transformers import (
 from benchmarks.harness.engines import ENGINES, make_engine
 from benchmarks.harness.oracle import load_as_qwen2, true_logits
 from services.worker.engine.host import HostEngine
+from services.worker.engine.protocol import run_step
 from services.worker.step import logprobs
 from shared.messages import ALL_TOKENS, MIN_LOGPROB, Admit, Prefill, SamplingParams, StepPlan
 from shared.token_arrays import Layout
@@ -167,7 +168,7 @@ def step_with(engine: HostEngine, nums: list[int | None]) -> tuple:
     ]  # fmt: skip
     prefills = [Prefill(slot, len(prompt)) for slot, prompt in enumerate(prompts)]
     ids = np.concatenate([np.array(prompt, np.int32) for prompt in prompts])
-    return prompts, *engine.step(StepPlan(1, [], admits, [], prefills, []), ids)
+    return prompts, *run_step(engine, StepPlan(1, [], admits, [], prefills, []), ids)
 
 
 @pytest.mark.parametrize("piece", [1, logprobs.MAX_LOGITS_AT_ONCE])
@@ -205,7 +206,7 @@ def test_logprobs_are_those_of_the_raw_logits(engine: HostEngine) -> None:
         0, "r0", 1, 0, 0, len(prompts[0]), len(prompts[0]), 0, params, blocks_of(engine, 0)
     )
     ids = np.array(prompts[0], np.int32)
-    _, second = engine.step(StepPlan(1, [], [admit], [], [Prefill(0, len(ids))], []), ids)
+    _, second = run_step(engine, StepPlan(1, [], [admit], [], [Prefill(0, len(ids))], []), ids)
     assert second.ids.tolist() == [50]
     assert second.ranks[0] > 1
     np.testing.assert_allclose(first.values[1:], second.values[1:], atol=1e-5)
@@ -233,7 +234,7 @@ def test_processed_logprobs_are_those_of_the_scores(folder: Path, kernels: str) 
         for slot, each in enumerate(params)
     ]
     plan = StepPlan(1, [], admits, [], [Prefill(slot, len(prompt)) for slot in range(2)], [])
-    result, arrays = engine.step(plan, np.array(prompt * 2, np.int32))
+    result, arrays = run_step(engine, plan, np.array(prompt * 2, np.int32))
     layout = Layout(result.rows, arrays)
     raw = true_logits(load_as_qwen2(folder), prompt)[-1].astype(np.float64)
     scores = raw.copy()

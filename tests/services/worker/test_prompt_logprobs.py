@@ -12,6 +12,7 @@ from benchmarks.harness.oracle import true_logits
 from kernels.logprobs.reference import logprobs_row
 from services.scheduler.scheduler import Scheduler
 from services.worker.engine.host import HostEngine
+from services.worker.engine.protocol import run_step
 from services.worker.step import logprobs
 from shared.messages import ALL_TOKENS, Generate, NewSequence, RunKind, SamplingParams
 from shared.token_arrays import Layout, TokenArrays, join
@@ -192,7 +193,7 @@ def run_scheduled(engine: HostEngine, core: Scheduler, jobs: list[Job]) -> None:
     while core.sequences:
         planned = core.plan("w")
         assert planned is not None
-        result, arrays = engine.step(planned.plan, planned.ids)
+        result, arrays = run_step(engine, planned.plan, planned.ids)
         layout = Layout(result.rows, arrays)
         for each in core.absorb("w", result, arrays):
             if each.row.run.kind == RunKind.PROMPT:

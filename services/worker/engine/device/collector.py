@@ -7,6 +7,7 @@ import numpy as np
 from services.worker.engine.device.accept_outcomes import NO_ROWS, StepRows, unpack
 from services.worker.engine.device.planned_rows import PlannedRows
 from services.worker.engine.device.token_logprobs import PendingLogprobs
+from services.worker.engine.protocol import StepOutput
 from services.worker.machine.streams import DeviceEvent, Download
 from services.worker.slots.table import SlotTable
 from services.worker.speculation.mtp_coverage import MtpCoverage
@@ -18,8 +19,6 @@ from services.worker.step.results import RowPart, draft_rows, record, with_parts
 from services.worker.step.verify import AcceptOutcome
 from shared.messages import Capacity, StepPlan, StepResult
 from shared.token_arrays import TokenArrays
-
-StepOutput = tuple[StepResult, TokenArrays]
 
 
 @dataclass

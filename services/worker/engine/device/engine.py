@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from kernels.logprobs import logprobs
 from kernels.logprobs.row_logprobs import RowLogprobs
 from services.worker.engine.device.adjust_logits import adjusted
 from services.worker.engine.device.chunks import prepare_chunks
-from services.worker.engine.device.collector import Collector, LaunchedStep, StepOutput
+from services.worker.engine.device.collector import Collector, LaunchedStep
 from services.worker.engine.device.device_slots import DeviceSlots
 from services.worker.engine.device.graphs import Shape, record_graphs, shapes
 from services.worker.engine.device.measure import measure
@@ -22,6 +22,7 @@ from services.worker.engine.device.planned_rows import HostLengths, PlannedRows
 from services.worker.engine.device.segments import make_segments
 from services.worker.engine.device.steps import DecodeStep, Step
 from services.worker.engine.device.token_logprobs import PendingLogprobs
+from services.worker.engine.protocol import StepOutput
 from services.worker.machine.hardware import why_out_of_memory
 from services.worker.machine.streams import DeviceEvent, Download, upload
 from services.worker.slots.table import SlotTable
@@ -41,10 +42,10 @@ log = logging.getLogger(__name__)
 class DeviceEngine:
     """A model with its KV cache and the slots of its sequences, on a device that works by itself.
 
-    ``launch`` and ``reset`` are called by one thread, ``collect`` by one, which may be another: as
-    often as ``launch``, and in its order. The table is the launching thread's where a sequence is
-    admitted and gets blocks, and the collecting one's where it runs on and ends: the scheduler
-    gives a slot to no other sequence before the results of all plans that name it have come.
+    ``submit`` launches a step, and a thread of the engine's own collects its result. The table of
+    slots is the launching thread's where a sequence is admitted and gets blocks, and the collecting
+    one's where it runs on and ends: the scheduler gives a slot to no other sequence before the
+    results of all plans that name it have come.
     """
 
     def __init__(self, settings: WorkerConfig, progress: Progress) -> None:
@@ -68,16 +69,15 @@ class DeviceEngine:
         self._graphs = record_graphs(self._segments, wanted, self.capacity, progress)
         self._collector = Collector(self._table, loaded, self.capacity)
         self._has_failed = False  # prompts of the step before, for want of memory
-        self._in_flight: deque[LaunchedStep] = deque()
+        self._results = ThreadPoolExecutor(1, "results")
+        self._num_in_flight = 0
         self._is_collected = threading.Condition()
 
     @property
     def num_running(self) -> int:
-        """Sequences that are admitted and have not ended, as far as results have come."""
         return int(self._table.is_open.sum())
 
     def reset(self) -> None:
-        """Forgets every sequence: their scheduler is gone."""
         self._wait_for_results()
         self._table.is_open[:] = False
         self._slots.close()
@@ -89,15 +89,15 @@ class DeviceEngine:
             raise ValueError("only with draft-acceptance are drafts accepted without a look")
         self._segments.acceptance.fill_(share)
 
-    def step(self, plan: StepPlan, ids: np.ndarray) -> StepOutput:
-        """Both at once."""
-        self.launch(plan, ids)
-        return self.collect()
-
     @torch.inference_mode()
-    def launch(self, plan: StepPlan, ids: np.ndarray) -> None:
-        """Puts ``plan`` on the device; ``ids`` [sum of num_ids] int32 are the known ids of the
-        admitted rows."""
+    def submit(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
+        """Puts ``plan`` on the device. A step that needs results of earlier ones waits for them."""
+        launched = self._launch(plan, ids)
+        with self._is_collected:
+            self._num_in_flight += 1
+        self._results.submit(self._collect, launched, output)
+
+    def _launch(self, plan: StepPlan, ids: np.ndarray) -> LaunchedStep:
         fresh_blocks = self._table.apply(plan, ids)
         self._lengths.admit(self._table, plan)
         self._slots.update(self._table, plan)
@@ -113,19 +113,22 @@ class DeviceEngine:
         launched.failed += failed
         self._run(launched)
         self._has_failed = bool(launched.failed)
-        with self._is_collected:
-            self._in_flight.append(launched)
+        return launched
 
     @torch.inference_mode()
-    def collect(self) -> StepOutput:
-        """The result of the oldest step that was launched and not collected, when it is there."""
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)  # of this thread
-        output = self._collector.collect(self._in_flight[0])
+    def _collect(self, launched: LaunchedStep, output: Future[StepOutput]) -> None:
+        """Waits for the result, on the thread of the results."""
+        try:
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)  # of this thread
+            found = self._collector.collect(launched)
+        except Exception as error:
+            output.set_exception(error)
+            return
         with self._is_collected:
-            self._in_flight.popleft()
+            self._num_in_flight -= 1
             self._is_collected.notify_all()
-        return output
+        output.set_result(found)
 
     def _run(self, launched: LaunchedStep) -> None:
         step = self._forward(launched) if launched.planned.num_rows else None
@@ -233,9 +236,9 @@ class DeviceEngine:
         return Download(state.draft_logprobs[rows], state.draft_ranks[rows])
 
     def _wait_for_results(self) -> None:
-        """Waits for the results of all steps that were launched."""
+        """Waits until the results of all steps that were launched have come."""
         with self._is_collected:
-            self._is_collected.wait_for(lambda: not self._in_flight)
+            self._is_collected.wait_for(lambda: not self._num_in_flight)
 
 
 def _warn_of_acceptance(loaded: LoadedModel) -> None:

@@ -1,0 +1,40 @@
+"""What the worker asks of an engine, whichever device it computes on."""
+
+from concurrent.futures import Future
+from typing import Protocol
+
+import numpy as np
+
+from shared.messages import Capacity, ModelInfo, StepPlan, StepResult
+from shared.token_arrays import TokenArrays
+
+StepOutput = tuple[StepResult, TokenArrays]
+
+
+class Engine(Protocol):
+    """A model with its KV cache and the slots of its sequences. One thread builds it and calls
+    it."""
+
+    model_info: ModelInfo
+    capacity: Capacity
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that are admitted and have not ended, as far as results have come."""
+
+    def submit(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
+        """Runs a step; ``ids`` [sum of num_ids] int32 are the known ids of the admitted rows.
+
+        ``output`` gets the rows that emitted or ended and their buffers, in the order of calls,
+        maybe from another thread, and maybe before or after this returns.
+        """
+
+    def reset(self) -> None:
+        """Forgets all sequences, once their steps have run."""
+
+
+def run_step(engine: Engine, plan: StepPlan, ids: np.ndarray) -> StepOutput:
+    """Submits one step and waits for its output."""
+    output: Future[StepOutput] = Future()
+    engine.submit(plan, ids, output)
+    return output.result()
