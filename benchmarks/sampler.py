@@ -17,6 +17,7 @@ from benchmarks.report import spread, write
 from kernels.cpu.library import find_variant, load_library
 from kernels.cpu.sampler import NativeSampler
 from kernels.sample import RandomRows, prepare_random_rows
+from kernels.sample.slot_params import COLUMNS, SlotParams
 from services.worker.step.sampler import Sampler, TorchSampler
 
 Work = Callable[[Sampler], Any]
@@ -33,12 +34,9 @@ DEVIATIONS = {"wide": 4.0, "flat": 0.01}
 
 def random_rows(num: int, **changes: float) -> RandomRows | None:
     values = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | changes
-    wholes = {"seeds": 7, "positions": 5, "choices": 0, "top_k": values.pop("top_k")}
-    return prepare_random_rows(
-        **{name: np.full(num, value, np.float32) for name, value in values.items()},
-        **{name: np.full(num, value, np.int64) for name, value in wholes.items()},
-        device=torch.device("cpu"),
-    )
+    columns = zip((values | {"seeds": 7, "choices": 0}).items(), COLUMNS, strict=True)
+    params = SlotParams(**{name: np.full(num, value, each.host) for (name, value), each in columns})
+    return prepare_random_rows(params, np.full(num, 5), torch.device("cpu"))
 
 
 def draw(logits: Tensor, **changes: float) -> Work:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.logprobs.num_logprobs import NO_LOGPROBS
+from kernels.sample.slot_params import SlotParams, device_params
 
 NO_ID = -1
 
@@ -25,12 +26,7 @@ class SlotState:
     ends: Tensor  # [N] int32: known ids at which the sequence is full
     is_open: Tensor  # [N] int32, 1 or 0
     block_tables: Tensor  # [N, max_blocks] int32, filled up with the null block
-    temperature: Tensor  # [N] float32
-    top_k: Tensor  # [N] int32
-    top_p: Tensor  # [N] float32
-    min_p: Tensor  # [N] float32
-    seeds: Tensor  # [N] int64
-    choices: Tensor  # [N] int32
+    sampling: SlotParams[Tensor]
     ignores_eos: Tensor  # [N] int32, 1 or 0
     stop_ids: Tensor  # [N, max stop ids] int32, filled up with NO_ID
     num_logprobs: Tensor  # [N] int32: likeliest tokens to return, or NO_LOGPROBS
@@ -67,12 +63,7 @@ def empty_slots(
         ends=zeros(num),
         is_open=zeros(num),
         block_tables=tables,
-        temperature=zeros(num, dtype=torch.float32),
-        top_k=zeros(num),
-        top_p=zeros(num, dtype=torch.float32).fill_(1),
-        min_p=zeros(num, dtype=torch.float32),
-        seeds=zeros(num, dtype=torch.int64),
-        choices=zeros(num),
+        sampling=device_params(num, device),
         ignores_eos=zeros(num),
         stop_ids=stop_ids,
         num_logprobs=zeros(num).fill_(NO_LOGPROBS),

@@ -16,7 +16,7 @@ import aiohttp
 from benchmarks.harness.ports import free_port
 from shared.address import admin_path, sockets_of
 
-READY_TIMEOUT_S = 30
+READY_TIMEOUT_S = 120
 TOKENIZER_PEERS = 'shoal_peers{service="tokenizer"}'
 ROOT = Path(__file__).parent.parent.parent
 

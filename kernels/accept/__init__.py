@@ -103,7 +103,7 @@ def _accepted_at_random(
     columns = torch.arange(tokens.shape[1] - 1, device=tokens.device)
     positions = state.num_tokens[slots, None] + columns
     drawn = random_bits(
-        state.seeds[slots, None], torch.zeros_like(positions), positions,
-        state.choices[slots, None].long(), PURPOSE_ACCEPT,
+        state.sampling.seeds[slots, None], torch.zeros_like(positions), positions,
+        state.sampling.choices[slots, None].long(), PURPOSE_ACCEPT,
     )  # fmt: skip
     return (drawn >> 8).float() * 2.0**-24 < acceptance

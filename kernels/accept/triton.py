@@ -33,7 +33,8 @@ def launch(
     )
     accept_kernel[num_rows,](
         slots, num_valid, tokens, eos_ids, state.ids, state.num_tokens, state.num_drafts,
-        state.ends, state.is_open, state.ignores_eos, state.stop_ids, state.seeds, state.choices,
+        state.ends, state.is_open, state.ignores_eos, state.stop_ids, state.sampling.seeds,
+        state.sampling.choices,
         *accepted, *tokens.stride(), acceptance, state.ids.shape[1], len(eos_ids), num_stops, width,
         triton.next_power_of_2(max(1, len(eos_ids))), triton.next_power_of_2(num_stops),
         triton.next_power_of_2(width), num_warps=1,

@@ -21,7 +21,7 @@ struct Rows {
   const int64_t* num_keys;  // [num_rows], of the last token
   const int64_t* tables;    // [num_rows, table_stride], their blocks
   int table_stride;
-  const int64_t* first_keys;  // [num_rows]: what is before them nobody sees; or null
+  const int64_t* first_keys;  // [num_rows]: keys before them are hidden; or null
 };
 
 // Some tokens of a row, and the splits of its keys that they are to see.

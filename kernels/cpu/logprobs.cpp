@@ -30,16 +30,16 @@ void find_highest(const float* x, int n, int k, float* spare, int32_t* ids) {
     });
   });
   qsort(higher, num_higher, sizeof(uint64_t), compare);
-  for (int j = 0; j < k; j++)  // of what are no numbers none may be found
+  for (int j = 0; j < k; j++)  // NaN compares with nothing, so fewer may be found
     ids[j] = j < num_higher                ? (int32_t)higher[j]
              : j < num_higher + num_equals ? equals[j - num_higher]
                                            : 0;
 }
 
-struct Tell {
+struct RowsJob {
   const float* logits;
   int n;
-  const int64_t *rows, *tokens;  // of what is told, one after the other
+  const int64_t *rows, *tokens;  // of the tokens to score, one after the other
   int num_top;                   // below 0: the whole vocabulary
   float* values;                 // [.., 1 + num_top or 1 + n]
   int32_t *top_ids, *ranks;      // [.., num_top], [..]
@@ -74,6 +74,6 @@ struct Tell {
 EXPORT void shoal_logprobs(const float* logits, int n, int num, const int64_t* rows,
                            const int64_t* tokens, int num_top, float* values, int32_t* top_ids,
                            int32_t* ranks) {
-  Tell job = {logits, n, rows, tokens, num_top, values, top_ids, ranks};
+  RowsJob job = {logits, n, rows, tokens, num_top, values, top_ids, ranks};
   share(job, num);
 }

@@ -14,11 +14,11 @@ constexpr float MAX_GAP = 20.0f, MAX_NOISE = 17.0f;
 // `num` of the rows of logits in ascending order, and how they are drawn.
 struct RandomRows {
   int32_t num;
-  const int64_t* rows;
+  const int64_t *rows, *positions;
   const float* temperature;
   const int64_t* top_k;
   const float *top_p, *min_p;
-  const int64_t *seeds, *positions, *choices;
+  const int64_t *seeds, *choices;
 
   // Which of them a row is, or −1: it is greedy.
   int find(int row) const {
@@ -155,8 +155,8 @@ EXPORT void shoal_process(const float* logits, int num_rows, int n, const Random
 
 // For tests: the random bits of `num` ids from `first_id` on, a multiple of 16, and the noise of
 // bits.
-EXPORT void shoal_coins(int64_t seed, int64_t position, int64_t choice, int64_t purpose,
-                        uint32_t first_id, int num, uint32_t* key) {
+EXPORT void shoal_random_bits(int64_t seed, int64_t position, int64_t choice, int64_t purpose,
+                              uint32_t first_id, int num, uint32_t* key) {
   BitKey row = {(uint64_t)seed, (uint32_t)position, (uint32_t)choice, (uint32_t)purpose};
   for (int i = 0; i < num; i += LANES)
     store(key + i, random_bits(row, plus(spread_word(first_id + i), count_up())));

@@ -12,9 +12,10 @@ from torch import Tensor
 from kernels.cpu.decoder import address, array_address
 from kernels.logprobs.row_logprobs import RowLogprobs
 from kernels.sample import RandomRows
+from kernels.sample.slot_params import SlotParams
 
 _Pointer = ctypes.c_void_p
-_ARRAYS = ("rows", "temperature", "top_k", "top_p", "min_p", "seeds", "positions", "choices")
+_ARRAYS = ("rows", "positions", *SlotParams._fields)
 
 
 class _RandomRows(ctypes.Structure):
@@ -73,4 +74,5 @@ class NativeSampler:
 def _struct(random: RandomRows | None) -> _RandomRows:
     if random is None:
         return _RandomRows()
-    return _RandomRows(len(random.rows), *(address(getattr(random, name)) for name in _ARRAYS))
+    arrays = (random.rows, random.positions, *random.params)
+    return _RandomRows(len(random.rows), *map(address, arrays))

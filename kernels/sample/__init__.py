@@ -62,15 +62,16 @@ def process(logits: Tensor, random: RandomRows | None) -> Tensor:
 
 def _sample_rows(logits: Tensor, random: RandomRows) -> Tensor:
     scores = _filtered(logits, random)
-    return gumbel_argmax(scores, random.seeds, random.positions, random.choices)
+    return gumbel_argmax(scores, random.params.seeds, random.positions, random.params.choices)
 
 
 def _filtered(logits: Tensor, random: RandomRows) -> Tensor:
-    scores = logits / random.temperature[:, None]
+    params = random.params
+    scores = logits / params.temperature[:, None]
     if random.has_min_p:
-        scores = keep_min_p(scores, random.min_p)
+        scores = keep_min_p(scores, params.min_p)
     if random.max_top_k:
-        scores = keep_top_k(scores, random.top_k, random.max_top_k)
+        scores = keep_top_k(scores, params.top_k, random.max_top_k)
     if random.has_top_p:
-        scores = keep_top_p(scores, random.top_p)
+        scores = keep_top_p(scores, params.top_p)
     return scores

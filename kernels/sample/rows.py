@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.sample.slot_params import SlotParams
+
 MIN_TEMPERATURE = 1e-5  # below it a row is greedy
 
 
@@ -14,46 +16,32 @@ class RandomRows:
     """N of the S rows of logits. What the host knows decides which filters run at all."""
 
     rows: Tensor  # [N] int64
-    temperature: Tensor  # [N] float32
-    top_k: Tensor  # [N] int64, 0 keeps all
-    top_p: Tensor  # [N] float32, 1 keeps all
-    min_p: Tensor  # [N] float32, 0 keeps all
-    seeds: Tensor  # [N] int64
     positions: Tensor  # [N] int64, the sampled token's index in the whole sequence
-    choices: Tensor  # [N] int64
+    params: SlotParams[Tensor]  # each [N], with the host's dtypes
     max_top_k: int
     has_top_p: bool
     has_min_p: bool
 
 
 def prepare_random_rows(
-    temperature: np.ndarray,
-    top_k: np.ndarray,
-    top_p: np.ndarray,
-    min_p: np.ndarray,
-    seeds: np.ndarray,
-    positions: np.ndarray,
-    choices: np.ndarray,
-    device: torch.device,
+    params: SlotParams[np.ndarray], positions: np.ndarray, device: torch.device
 ) -> RandomRows | None:
-    """All arrays are [S], in the order of the logits; None where every row is greedy."""
-    rows = np.flatnonzero(temperature >= MIN_TEMPERATURE)
+    """Returns the rows of the logits that are not greedy, or None where all are. Arrays are [S], in
+    the order of the logits."""
+    rows = np.flatnonzero(params.temperature >= MIN_TEMPERATURE)
     if not len(rows):
         return None
 
-    def take(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array[rows]).to(device, non_blocking=True)
+    taken = SlotParams(*(each[rows] for each in params))
+
+    def upload(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(device, non_blocking=True)
 
     return RandomRows(
-        torch.from_numpy(rows).to(device, non_blocking=True),
-        take(temperature),
-        take(top_k),
-        take(top_p),
-        take(min_p),
-        take(seeds),
-        take(positions),
-        take(choices),
-        max_top_k=int(top_k[rows].max()),
-        has_top_p=bool((top_p[rows] < 1).any()),
-        has_min_p=bool((min_p[rows] > 0).any()),
+        rows=upload(rows),
+        positions=upload(positions[rows]),
+        params=SlotParams(*map(upload, taken)),
+        max_top_k=int(taken.top_k.max()),
+        has_top_p=bool((taken.top_p < 1).any()),
+        has_min_p=bool((taken.min_p > 0).any()),
     )

@@ -1,16 +1,50 @@
-"""The sampling parameters of each slot, as they lie on the device."""
+"""Sampling parameters as columns: an entry for each of N slots or rows."""
 
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
+import numpy as np
+import torch
 from torch import Tensor
 
+T = TypeVar("T")
 
-class SlotParams(NamedTuple):
-    """How each of N slots draws."""
 
-    temperature: Tensor  # [N] float32, below MIN_TEMPERATURE greedy
-    top_k: Tensor  # [N] int32, 0 keeps all
-    top_p: Tensor  # [N] float32, 1 keeps all
-    min_p: Tensor  # [N] float32, 0 keeps all
-    seeds: Tensor  # [N] int64
-    choices: Tensor  # [N] int32
+class SlotParams(NamedTuple, Generic[T]):
+    """How each of N slots or rows is sampled: arrays of numpy on the host, tensors on a device.
+
+    Here a parameter is declared; ``COLUMNS`` gives its dtypes, and whatever holds or moves
+    parameters goes through all fields.
+    """
+
+    temperature: T  # below MIN_TEMPERATURE greedy
+    top_k: T  # 0 keeps all
+    top_p: T  # 1 keeps all
+    min_p: T  # 0 keeps all
+    seeds: T
+    choices: T
+
+
+class Column(NamedTuple):
+    host: type[np.generic]
+    device: torch.dtype
+    default: float = 0
+
+
+COLUMNS = SlotParams(
+    temperature=Column(np.float32, torch.float32),
+    top_k=Column(np.int64, torch.int32),
+    top_p=Column(np.float32, torch.float32, default=1),
+    min_p=Column(np.float32, torch.float32),
+    seeds=Column(np.int64, torch.int64),
+    choices=Column(np.int64, torch.int32),
+)
+
+
+def host_params(num: int) -> SlotParams[np.ndarray]:
+    return SlotParams(*(np.full(num, each.default, each.host) for each in COLUMNS))
+
+
+def device_params(num: int, device: torch.device) -> SlotParams[Tensor]:
+    return SlotParams(
+        *(torch.full((num,), each.default, dtype=each.device, device=device) for each in COLUMNS)
+    )

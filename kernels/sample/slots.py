@@ -4,18 +4,17 @@ The host need not know which rows are greedy or which filters they ask for. ``tr
 CUDA devices, ``sample`` CPUs. All tensors are contiguous.
 """
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from kernels.dispatch import runs_triton
 from kernels.sample import checked, process, sample
 from kernels.sample.rows import RandomRows, prepare_random_rows
-from kernels.sample.slot_params import SlotParams
+from kernels.sample.slot_params import COLUMNS, SlotParams
 
 
 def sample_slots(
-    logits: Tensor, adjusted: Tensor, params: SlotParams, slots: Tensor, positions: Tensor
+    logits: Tensor, adjusted: Tensor, params: SlotParams[Tensor], slots: Tensor, positions: Tensor
 ) -> Tensor:
     """Token ids [S] int64 drawn from ``adjusted`` [S, V] float32, which may be ``logits`` itself.
 
@@ -31,7 +30,7 @@ def sample_slots(
     return checked(sample(adjusted, random), logits, adjusted)
 
 
-def process_slots(logits: Tensor, params: SlotParams, slots: Tensor) -> Tensor:
+def process_slots(logits: Tensor, params: SlotParams[Tensor], slots: Tensor) -> Tensor:
     """logits [S, V] float32, adjusted → the scores that are drawn from; what is filtered is −inf.
 
     Greedy rows are as they were.
@@ -43,17 +42,9 @@ def process_slots(logits: Tensor, params: SlotParams, slots: Tensor) -> Tensor:
     return process(logits, _random_rows(params, slots, torch.zeros_like(slots)))
 
 
-def _random_rows(params: SlotParams, slots: Tensor, positions: Tensor) -> RandomRows | None:
-    def take(values: Tensor) -> np.ndarray:
-        return values[slots].numpy()
-
-    return prepare_random_rows(
-        take(params.temperature),
-        take(params.top_k.long()),
-        take(params.top_p),
-        take(params.min_p),
-        take(params.seeds),
-        positions.long().numpy(),
-        take(params.choices.long()),
-        slots.device,
+def _random_rows(params: SlotParams[Tensor], slots: Tensor, positions: Tensor) -> RandomRows | None:
+    columns = zip(params, COLUMNS, strict=True)
+    taken = SlotParams(
+        *(values[slots].numpy().astype(each.host, copy=False) for values, each in columns)
     )
+    return prepare_random_rows(taken, positions.long().numpy(), slots.device)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.sample import NOT_FINITE, NOTHING_LEFT
+from kernels.sample.slot_params import SlotParams
 from kernels.slot_state import SlotState, empty_slots
 
 MAX_DRAFTS, BLOCK_SIZE, MAX_BLOCKS, NULL_BLOCK = 3, 4, 8, 40
@@ -40,8 +41,8 @@ def random_slots(rng: np.random.Generator, num_slots: int) -> SlotState:
     fill(state.block_tables, 0, NULL_BLOCK)
     fill(state.ignores_eos, 0, 2)
     fill(state.stop_ids, -1, 2 * VOCAB_SIZE)
-    fill(state.seeds, -(2**62), 2**62)
-    fill(state.choices, 0, 3)
+    fill(state.sampling.seeds, -(2**62), 2**62)
+    fill(state.sampling.choices, 0, 3)
     fill(state.mtp_starts, 1, 4)
     state.mtp_ends.copy_(torch.maximum(state.num_tokens - 1, state.mtp_starts))
     return state
@@ -82,13 +83,22 @@ def moved(view: Tensor, device: torch.device) -> Tensor:
 
 
 def copied(state: SlotState, device: torch.device) -> SlotState:
-    columns = (getattr(state, field.name) for field in fields(state))
-    return SlotState(*(column.to(device, copy=True) for column in columns))
+    others = columns_of(state)
+    sampling = SlotParams(*(others.pop(name).to(device, copy=True) for name in SlotParams._fields))
+    return SlotState(
+        **{name: column.to(device, copy=True) for name, column in others.items()}, sampling=sampling
+    )
+
+
+def columns_of(state: SlotState) -> dict[str, Tensor]:
+    columns = {field.name: getattr(state, field.name) for field in fields(state)}
+    return columns | columns.pop("sampling")._asdict()
 
 
 def assert_same(found: SlotState, wanted: SlotState) -> None:
-    for field in fields(found):
-        assert_equal(getattr(found, field.name), getattr(wanted, field.name), field.name)
+    others = columns_of(wanted)
+    for name, column in columns_of(found).items():
+        assert_equal(column, others[name], name)
 
 
 def assert_equal(found: Tensor, wanted: Tensor, name: str) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kernels.sample import RowChange, adjust, prepare_adjustments, prepare_random_rows, sample
 from kernels.sample.reference import adjusted_row, sample_row
+from kernels.sample.slot_params import SlotParams
 
 VOCAB_SIZE = 50
 CPU = torch.device("cpu")
@@ -76,7 +77,8 @@ def test_adjusted_rows_sample_what_the_reference_samples(seed: int, num: int) ->
     adjustments = prepare_adjustments(changes, torch.from_numpy)
     assert adjustments is not None
     adjusted = adjust(torch.from_numpy(logits), adjustments)
-    tokens = sample(adjusted, prepare_random_rows(**values, device=CPU)).tolist()
+    params = SlotParams(**{name: values[name] for name in SlotParams._fields})
+    tokens = sample(adjusted, prepare_random_rows(params, values["positions"], CPU)).tolist()
     for row, change in enumerate(changes):
         truth = adjusted_row(logits[row], change)
         if np.isfinite(truth).any():

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kernels.sample import prepare_random_rows, reference
+from kernels.sample.slot_params import SlotParams
 from services.worker.step.sampler import Sampler
 
 NUM_DRAWS = 300_000
@@ -33,9 +34,8 @@ def num_sampled(sampler: Sampler, logits: np.ndarray = LOGITS, **values: float) 
     }
     seeds, positions = np.arange(NUM_DRAWS), np.full(NUM_DRAWS, 5)
     choices, device = np.zeros_like(seeds), torch.device("cpu")
-    random = prepare_random_rows(
-        **arrays, seeds=seeds, positions=positions, choices=choices, device=device
-    )
+    params = SlotParams(**arrays, seeds=seeds, choices=choices)
+    random = prepare_random_rows(params, positions, device)
     rows = torch.from_numpy(logits).repeat(NUM_DRAWS, 1)
     return np.bincount(sampler.sample(rows, rows, random), minlength=len(logits))
 

@@ -79,7 +79,7 @@ def test_native_code_and_numpy_agree_bit_for_bit(
         np.array(seed), tokens, np.array(position), np.array(choice), purpose
     )
     drawn = np.empty(48, np.uint32)
-    load_library(variant)["shoal_coins"](
+    load_library(variant)["shoal_random_bits"](
         *(ctypes.c_int64(word) for word in (seed, position, choice, purpose)),
         *(ctypes.c_uint32(token), len(drawn), ctypes.c_void_p(drawn.ctypes.data)),
     )

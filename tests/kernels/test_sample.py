@@ -13,6 +13,7 @@ from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 from kernels.sample import NOT_FINITE, NOTHING_LEFT, filters, prepare_random_rows, reference
 from kernels.sample.gumbel import MAX_GAP, gumbel
 from kernels.sample.rows import MIN_TEMPERATURE, RandomRows
+from kernels.sample.slot_params import SlotParams
 from services.worker.step.sampler import Sampler
 
 CPU = torch.device("cpu")
@@ -35,7 +36,8 @@ def random_rows(num: int, **values: Any) -> RandomRows | None:
         name: np.broadcast_to(np.asarray(value, dtypes.get(name, np.int64)), num).copy()
         for name, value in (defaults | values).items()
     }
-    return prepare_random_rows(**arrays, device=CPU)
+    positions = arrays.pop("positions")
+    return prepare_random_rows(SlotParams(**arrays), positions, CPU)
 
 
 def drawn(sampler: Sampler, logits: Tensor, random: RandomRows | None) -> list[int]:

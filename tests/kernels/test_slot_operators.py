@@ -173,7 +173,12 @@ def test_drafts_are_declared_accepted_by_random_bits_of_their_positions(
     state.ends.fill_(1000)
     state.stop_ids.fill_(-1)
     tokens = torch.full((len(slots), 2), VOCAB_SIZE)  # no draft, no end
-    of_slots = (state.seeds, torch.zeros_like(state.seeds), state.num_tokens, state.choices)
+    of_slots = (
+        state.sampling.seeds,
+        torch.zeros_like(state.sampling.seeds),
+        state.num_tokens,
+        state.sampling.choices,
+    )
     columns = (each[rows].numpy().astype(np.int64) for each in of_slots)
     is_right = (random_bits_slowly(*columns, PURPOSE_ACCEPT) >> np.uint64(8)) < 2**23
     nums = 2 * state.is_open[rows]

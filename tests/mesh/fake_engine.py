@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from benchmarks.harness.step_engine import StepEngine
 from services.scheduler.scheduler import Planned
+from services.worker.engine.idle import IdleTime
 from shared.messages import (
     ALL_TOKENS,
     Capacity,
@@ -60,6 +61,7 @@ class FakeEngine(StepEngine):
         self.step_s = step_s
         self.starts_at: Callable[[list[int], int], int] = lambda prompt_ids, choice: 0
         self._ids = ids
+        self._idle_time = IdleTime()
         self._worker = SimulatedWorker(capacity)
 
     @property
@@ -70,6 +72,7 @@ class FakeEngine(StepEngine):
         self._worker = SimulatedWorker(self.capacity)
 
     def step(self, plan: StepPlan, ids: np.ndarray) -> tuple[StepResult, TokenArrays]:
+        idle_s = self._idle_time.begin_step(time.monotonic())
         time.sleep(self.step_s)
         result, emitted = self._worker.step(Planned(plan, ids))
         layout = Layout(result.rows, emitted)
@@ -84,7 +87,8 @@ class FakeEngine(StepEngine):
             for row, part in zip(result.rows, parts, strict=True)
         ]
         arrays = join(parts) if parts else TokenArrays()
-        return replace(result, rows=rows, step_s=self.step_s), arrays
+        self._idle_time.end_step(time.monotonic(), self.num_running)
+        return replace(result, rows=rows, step_s=self.step_s, idle_s=idle_s), arrays
 
     def _prompt_arrays(self, row: ResultRow, ids: list[int]) -> TokenArrays:
         slot = self._worker.slots[row.slot]

@@ -5,6 +5,7 @@ import itertools
 import socket
 import threading
 from collections import Counter
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from prometheus_client import REGISTRY
 
 from services.scheduler.scheduler import Planned
 from services.scheduler.service import SchedulerService
+from services.worker.engine.protocol import StepOutput
 from services.worker.service import WorkerService
 from shared.config.scheduler import SchedulerConfig
 from shared.config.worker import WorkerConfig
@@ -418,13 +420,14 @@ async def test_a_request_goes_on_after_a_result_that_came_twice_or_results_that_
         worker = mesh.services["worker"]
         send, num_results, faulty = worker._send_result, itertools.count(1), []
 
-        def send_wrongly(peer: Peer, result: StepResult, arrays: TokenArrays) -> None:
+        def send_wrongly(peer: Peer, output: Future[StepOutput]) -> None:
             if next(num_results) == 5:
                 faulty.append(peer)
             if peer in faulty and fault == "doubled":
+                result, arrays = output.result()
                 peer.send(result, *arrays)
             unconnected = Peer(peer.hello, lambda *_: None)
-            send(unconnected if peer in faulty and fault == "lost" else peer, result, arrays)
+            send(unconnected if peer in faulty and fault == "lost" else peer, output)
 
         worker._send_result = send_wrongly
         done = await complete(client, 40)

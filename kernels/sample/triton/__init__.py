@@ -32,13 +32,13 @@ NUM_FINISH_WARPS = 16
 
 
 def sample_slots(
-    logits: Tensor, adjusted: Tensor, params: SlotParams, slots: Tensor, positions: Tensor
+    logits: Tensor, adjusted: Tensor, params: SlotParams[Tensor], slots: Tensor, positions: Tensor
 ) -> Tensor:
     """As in ``slots.py``."""
     return _sample_rows(logits, adjusted, params, slots, positions)[0]
 
 
-def process_slots(logits: Tensor, params: SlotParams, slots: Tensor) -> Tensor:
+def process_slots(logits: Tensor, params: SlotParams[Tensor], slots: Tensor) -> Tensor:
     """As in ``slots.py``."""
     positions = torch.zeros_like(slots, dtype=torch.int64)  # the sampled tokens are not used
     _, thresholds = _sample_rows(logits, logits, params, slots, positions)
@@ -60,7 +60,7 @@ def process_slots(logits: Tensor, params: SlotParams, slots: Tensor) -> Tensor:
 
 
 def _sample_rows(
-    logits: Tensor, adjusted: Tensor, params: SlotParams, slots: Tensor, positions: Tensor
+    logits: Tensor, adjusted: Tensor, params: SlotParams[Tensor], slots: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor]:
     """→ tokens [S] int64, thresholds [S] float32."""
     if not all(each.is_contiguous() for each in (logits, adjusted, slots, positions)):

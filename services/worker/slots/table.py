@@ -6,6 +6,7 @@ Everything is an array over slots, so that preparing a batch is a few array oper
 import numpy as np
 
 from kernels.logprobs.num_logprobs import NO_LOGPROBS
+from kernels.sample.slot_params import SlotParams, host_params
 from services.worker.slots.logits_rules import LogitsRules, make_logits_rules
 from shared.messages import Admit, Capacity, SamplingParams, StepPlan
 
@@ -39,12 +40,7 @@ class SlotTable:
         self.end = np.zeros(num_slots, np.int64)  # known ids at which the sequence is full
         self.num_blocks = np.zeros(num_slots, np.int64)
         self.block_tables = np.full((num_slots, max_blocks), self.null_block, np.int64)
-        self.temperature = np.zeros(num_slots, np.float32)
-        self.top_k = np.zeros(num_slots, np.int64)
-        self.top_p = np.zeros(num_slots, np.float32)
-        self.min_p = np.zeros(num_slots, np.float32)
-        self.seeds = np.zeros(num_slots, np.int64)
-        self.choices = np.zeros(num_slots, np.int64)
+        self.sampling = host_params(num_slots)
         self.ignore_eos = np.zeros(num_slots, bool)
         self.params = [SamplingParams(seed=0)] * num_slots
         self.prompt_lens = np.zeros(num_slots, np.int64)
@@ -110,12 +106,8 @@ class SlotTable:
         self.block_tables[slot] = self.null_block
         self.num_blocks[slot] = 0
         self._add_blocks(slot, row.blocks)
-        self.temperature[slot] = params.temperature
-        self.top_k[slot] = params.top_k
-        self.top_p[slot] = params.top_p
-        self.min_p[slot] = params.min_p
-        self.seeds[slot] = params.seed
-        self.choices[slot] = row.choice
+        for column, value in zip(self.sampling, _sampling_of(row), strict=True):
+            column[slot] = value
         self.ignore_eos[slot] = params.ignore_eos
         self.params[slot] = params
         self.prompt_lens[slot] = row.prompt_len
@@ -130,6 +122,18 @@ class SlotTable:
         start = self.num_blocks[slot]
         self.block_tables[slot, start : start + len(blocks)] = blocks
         self.num_blocks[slot] += len(blocks)
+
+
+def _sampling_of(row: Admit) -> SlotParams[float]:
+    params = row.params
+    return SlotParams(
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        seeds=params.seed,
+        choices=row.choice,
+    )
 
 
 def _num_asked(logprobs: int | None) -> int:

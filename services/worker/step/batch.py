@@ -15,6 +15,7 @@ from kernels.sample import (
     prepare_adjustments,
     prepare_random_rows,
 )
+from kernels.sample.slot_params import SlotParams
 from services.worker.layers.context import ForwardContext
 from services.worker.machine.kv_cache import KVCache
 from services.worker.slots.logits_rules import row_change
@@ -140,16 +141,8 @@ def prepare_sampling(
 
     rows = np.flatnonzero(table.has_logits_rules[slots])
     changes = row_changes(table, rows, slots[rows], positions[rows], eos_ids)
-    random = prepare_random_rows(
-        table.temperature[slots],
-        table.top_k[slots],
-        table.top_p[slots],
-        table.min_p[slots],
-        table.seeds[slots],
-        positions,
-        table.choices[slots],
-        device,
-    )
+    params = SlotParams(*(column[slots] for column in table.sampling))
+    random = prepare_random_rows(params, positions, device)
     return SamplingMetadata(slots, prepare_adjustments(changes, upload), random)
 
 

@@ -307,7 +307,7 @@ class Mesh:
             name = emission.sequence.request
             assert name in self.open
             ids = layout.part(emission.index, emission.index + 1).ids.tolist()
-            self.num_bytes[name] += bytes_of(emission.row)
+            self.num_bytes[name] += bytes_of(emission.row.run)
             self.num_accepted += emission.row.run.num_accepted
             self.num_rejected += emission.row.run.num_drafts - emission.row.run.num_accepted
             if emission.row.run.kind == RunKind.PROMPT:

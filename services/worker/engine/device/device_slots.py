@@ -65,12 +65,7 @@ class DeviceSlots:
             (state.ends, table.end),
             (state.is_open, table.is_open),
             (state.block_tables, table.block_tables),
-            (state.temperature, table.temperature),
-            (state.top_k, table.top_k),
-            (state.top_p, table.top_p),
-            (state.min_p, table.min_p),
-            (state.seeds, table.seeds),
-            (state.choices, table.choices),
+            *zip(state.sampling, table.sampling, strict=True),
             (state.ignores_eos, table.ignore_eos),
             (state.num_logprobs, table.num_logprobs),
             (

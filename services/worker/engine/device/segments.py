@@ -18,7 +18,6 @@ from kernels.logprobs import logprobs_slots
 from kernels.mtp_inputs import draft_pairs, step_pairs
 from kernels.mtp_inputs.pairs import Pairs
 from kernels.paged_attention import ChunkRows, DecodeRows, DeviceAttention
-from kernels.sample.slot_params import SlotParams
 from kernels.sample.slots import process_slots, sample_slots
 from kernels.slot_state import SlotState
 from kernels.store_drafts import store_drafts
@@ -71,14 +70,6 @@ class Segments:
     def null_block(self) -> int:
         return len(self.kv_cache.layers[0]) - 1
 
-    @property
-    def params(self) -> SlotParams:
-        state = self.state
-        return SlotParams(
-            *(state.temperature, state.top_k, state.top_p, state.min_p),
-            *(state.seeds, state.choices),
-        )
-
     def inputs(self, slots: Tensor, depths: Tensor, width: int) -> DecodeInputs:
         """slots and depths [B] int32 → B rows of ``width`` tokens."""
         size = self.kv_cache.block_size
@@ -105,10 +96,10 @@ class Segments:
     ) -> SamplerOutput:
         """logits and adjusted [R * w, V] float32."""
         _, token_slots, positions, num_valid = sampled
-        tokens = sample_slots(logits, adjusted, self.params, token_slots, positions)
+        tokens = sample_slots(logits, adjusted, self.state.sampling, token_slots, positions)
         scores = logits
         if self.returns_processed:
-            scores = process_slots(adjusted, self.params, token_slots)
+            scores = process_slots(adjusted, self.state.sampling, token_slots)
         logprobs = logprobs_slots(scores, tokens, self.state.num_logprobs, token_slots)
         tokens = tokens.view(len(num_valid), -1)
         ends = self.eos_ids, self.acceptance
@@ -152,7 +143,7 @@ class Segments:
         state = self.state
         logits = self.model.mtp_logits(out)
         positions = (state.num_tokens + state.num_drafts)[slots.long()].long()
-        tokens = sample_slots(logits, logits, self.params, slots, positions)
+        tokens = sample_slots(logits, logits, self.state.sampling, slots, positions)
         values, _, ranks = logprobs_slots(logits, tokens, state.wants_draft_logprobs, slots)
         store_drafts(state, slots, counts, tokens, values[:, 0], ranks)
 
