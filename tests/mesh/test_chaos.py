@@ -218,6 +218,12 @@ async def test_requests_that_are_refused_fail_no_other(tmp_path: Path):
         load = Load(4, 24, lambda number: url)
         await load.learn()
         async with loaded(fleet, load), aiohttp.ClientSession() as session:
-            for body in ({"prompt": [9000]}, {"prompt": "x" * 100_000}, {"prompt": []}, {}):
+            bad: tuple[dict[str, object], ...] = (
+                {"prompt": [9000]},
+                {"prompt": "x" * 100_000},
+                {"prompt": []},
+                {},
+            )
+            for body in bad:
                 with pytest.raises(StreamError, match=r"^400"):
                     await stream(session, url, body)
