@@ -15,7 +15,6 @@ from shared.model_folder import EMBEDDED_MODEL
 from tests.cli.serving import serving
 
 NUM_TOKENS = 48
-ONE_THREAD = ("--num-threads", "1")  # others want the cores, too
 MAX_TIE = 1e-4  # closer scores may fall either way: float32 sums in another order
 PROMPTS = [
     "import os\n",
@@ -81,7 +80,7 @@ async def complete(client: AsyncOpenAI, ids: list[int]) -> dict[str, Any]:
 async def test_greedy_text_in_float32_equals_transformers(tmp_path: Path):
     tokenizer = Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
     prompts = [tokenizer.encode(prompt).ids for prompt in PROMPTS]
-    flags = (*ONE_THREAD, "--dtype", "float32", "--max-num-batched-tokens", "24")
+    flags = ("--dtype", "float32", "--max-num-batched-tokens", "24")
     async with serving(tmp_path, *flags) as shoal:
         await shoal.until_ready()
         async with AsyncOpenAI(base_url=f"{shoal.url}/v1", api_key="none") as client:
@@ -98,7 +97,7 @@ async def test_greedy_text_in_float32_equals_transformers(tmp_path: Path):
 
 async def test_chat_answers_what_it_was_taught_streaming_or_not(tmp_path: Path):
     question = [{"role": "user", "content": "What is Shoal?"}]
-    async with serving(tmp_path) as shoal:
+    async with serving(tmp_path, "--num-threads", "2") as shoal:
         await shoal.until_ready()
         async with AsyncOpenAI(base_url=f"{shoal.url}/v1", api_key="none") as client:
             whole = await client.chat.completions.create(
@@ -147,7 +146,7 @@ async def test_texts_over_http_are_the_same_with_drafts_and_without(tmp_path: Pa
     found = []
     for method in ("none", "mtp", "ngram"):
         flags = ("--speculative-config", json.dumps({"method": method, "adaptive": False}))
-        async with serving(tmp_path, *ONE_THREAD, "--dtype", "float32", *flags) as shoal:
+        async with serving(tmp_path, "--dtype", "float32", *flags) as shoal:
             await shoal.until_ready()
             async with AsyncOpenAI(base_url=f"{shoal.url}/v1", api_key="none") as client:
                 asked = (ask(client, seed, ids) for seed, ids in enumerate(prompts))

@@ -15,7 +15,6 @@ from benchmarks.processes import num_descriptors
 
 SETTINGS = {
     "DTYPE": "float32",
-    "NUM_THREADS": "1",
     "MAX_MODEL_LEN": "512",
     "MAX_LOGPROBS": "-1",
     "DRAIN_TIMEOUT_S": "10",

@@ -13,7 +13,6 @@ from benchmarks.harness.fleet import running_fleet
 
 SETTINGS = {
     "DTYPE": "float32",
-    "NUM_THREADS": "1",
     "MAX_MODEL_LEN": "512",
     "MAX_NUM_SEQS": "16",
     "MAX_NUM_BATCHED_TOKENS": "96",

@@ -148,7 +148,7 @@ async def test_a_client_that_does_not_read_its_prompt_logprobs_holds_up_no_other
 
 
 SETTINGS = {
-    "DTYPE": "float32", "NUM_THREADS": "1", "MAX_MODEL_LEN": "2048",
+    "DTYPE": "float32", "MAX_MODEL_LEN": "2048",
     "MAX_NUM_BATCHED_TOKENS": "16",
 }  # fmt: skip
 

@@ -11,7 +11,7 @@ from tests.mesh.soak import Held, Traffic
 
 # So few blocks that sequences have to give theirs back; one of max-model-len has room.
 FLAGS = (
-    *("--max-model-len", "512", "--num-gpu-blocks-override", "40", "--num-threads", "1"),
+    *("--max-model-len", "512", "--num-gpu-blocks-override", "40"),
     *("--max-num-seqs", "12"),
 )
 NUM_CLIENTS = 10
