@@ -6,7 +6,7 @@ SETUP := .venv/.ready
 # Tests wait for processes most of the time, so three run at once on two cores.
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder --durations 20
 # Triton's interpreter has to be chosen before Triton is imported; ARGS are for the other tests.
-INTERPRETED = $(if $(ARGS),,TRITON_INTERPRET=1 $(BIN)/pytest -n 2 --dist loadfile --durations 20 tests/kernels/interpreted)
+INTERPRETED = TRITON_INTERPRET=1 $(BIN)/pytest -n 2 --dist worksteal --durations 20 tests/kernels/interpreted
 # Without torch and without a model.
 FAST := tests/test_imports.py tests/test_words.py tests/shared tests/services/gateway \
 	tests/services/scheduler tests/services/tokenizer
@@ -36,14 +36,14 @@ check: lint ## lint, types and the fast tests: before every commit
 
 test: $(SETUP) ## all tests but the slow ones (ARGS='--lf': those that failed; any of pytest's arguments)
 	$(BIN)/pytest -m 'not slow and not compose and not gpu' $(if $(ARGS),,$(PARALLEL)) $(ARGS)
-	$(INTERPRETED)
+	$(if $(ARGS),,$(INTERPRETED) -m 'not slow')
 
 test-compose: $(SETUP) ## the container stack, on Docker
 	timeout --signal=INT --kill-after=90 900 $(BIN)/pytest -m compose --durations 20 $(ARGS)
 
 test-all: $(SETUP) ## everything that needs no card, the slow tests too
 	$(BIN)/pytest -m 'not compose and not gpu' --hypothesis-profile search $(if $(ARGS),,$(PARALLEL)) $(ARGS)
-	$(INTERPRETED)
+	$(if $(ARGS),,$(INTERPRETED))
 	$(if $(ARGS),,$(MAKE) test-compose)
 
 lint: $(SETUP) ## ruff, mypy and clang-format
