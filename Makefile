@@ -4,51 +4,64 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.ready
 # Tests wait for processes most of the time, so three run at once on two cores.
-PARALLEL = $(if $(ARGS),,-n 3 --dist loadfile --no-loadscope-reorder --durations 20)
+PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder --durations 20
 # Triton's interpreter has to be chosen before Triton is imported; ARGS are for the other tests.
-INTERPRETED = $(if $(ARGS),,TRITON_INTERPRET=1 $(BIN)/pytest -n 2 --dist loadfile tests/kernels/interpreted)
+INTERPRETED = TRITON_INTERPRET=1 $(BIN)/pytest -n 2 --dist worksteal --durations 20 tests/kernels/interpreted
+# Without torch and without a model.
+FAST := tests/test_imports.py tests/test_words.py tests/shared tests/services/gateway \
+	tests/services/scheduler tests/services/tokenizer
 BENCHMARKS := startup link wide_steps scheduler partial_prefills chain front prefix logprobs idle acceptance speculation
 
-.PHONY: setup serve test test-compose test-all lint bench gpu-pack gpu-check clean
+# Our modules are compiled once, not by each of the hundreds of processes that tests start.
+unexport PYTHONDONTWRITEBYTECODE
 
-setup: $(SETUP)
+.PHONY: help setup serve check test test-compose test-all lint bench gpu-pack gpu-check clean
+.DEFAULT_GOAL := help
+
+help: ## print this
+	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+setup: $(SETUP) ## install everything into .venv, and again when pyproject.toml or native code changed
 
 $(SETUP): pyproject.toml hatch_build.py $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h)
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
-serve: $(SETUP)
+serve: $(SETUP) ## serve a model (PORT=9000, ARGS='--model FOLDER')
 	$(BIN)/shoal serve --port $(PORT) $(ARGS)
 
-test: $(SETUP)
-	$(BIN)/pytest -m 'not slow and not compose and not gpu' $(PARALLEL) $(ARGS)
-	$(INTERPRETED)
+check: lint ## lint, types and the fast tests: before every commit
+	$(BIN)/pytest -m 'not slow and not seconds and not compose and not gpu' $(PARALLEL) $(FAST)
 
-test-compose: $(SETUP)
-	timeout --signal=INT --kill-after=90 900 $(BIN)/pytest -m compose $(ARGS)
+test: $(SETUP) ## all tests but the slow ones (ARGS='--lf': those that failed; any of pytest's arguments)
+	$(BIN)/pytest -m 'not slow and not compose and not gpu' $(if $(ARGS),,$(PARALLEL)) $(ARGS)
+	$(if $(ARGS),,$(INTERPRETED) -m 'not slow')
 
-test-all: $(SETUP)
-	$(BIN)/pytest -m 'not compose and not gpu' --hypothesis-profile search $(PARALLEL) $(ARGS)
-	$(INTERPRETED)
+test-compose: $(SETUP) ## the container stack, on Docker
+	timeout --signal=INT --kill-after=90 900 $(BIN)/pytest -m compose --durations 20 $(ARGS)
+
+test-all: $(SETUP) ## everything that needs no card, the slow tests too
+	$(BIN)/pytest -m 'not compose and not gpu' --hypothesis-profile search $(if $(ARGS),,$(PARALLEL)) $(ARGS)
+	$(if $(ARGS),,$(INTERPRETED))
 	$(if $(ARGS),,$(MAKE) test-compose)
 
-lint: $(SETUP)
+lint: $(SETUP) ## ruff, mypy and clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror kernels/cpu/*.h kernels/cpu/*.cpp
 
-bench: $(SETUP)
+bench: $(SETUP) ## what the mesh costs, into benchmarks/results
 	for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit; done
 
-# What a machine with a card may lack, for Python 3.12 (ARGS='--python 3.13'), into .gpu.
-gpu-pack:
+# Wheels for Python 3.12 (ARGS='--python 3.13').
+gpu-pack: ## into .gpu what a machine with a card may lack
 	$(PYTHON) -m benchmarks.gpu.carry pack $(ARGS)
 
 # On a machine with a card, whose python may have torch and what else is needed by itself.
-gpu-check:
+gpu-check: ## measure the engine on a card, in eight minutes
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu.carry run $(ARGS)
 
-clean:
+clean: ## remove .venv and all caches
 	rm -rf .venv .cache .mypy_cache .ruff_cache .hypothesis

@@ -82,7 +82,7 @@ def _save_model(folder: Path, shape: dict[str, Any]) -> None:
         bos_token_id=None,
         pad_token_id=None,
     )
-    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    Qwen3ForCausalLM(config).bfloat16().save_pretrained(folder)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from services.worker.engine.protocol import Engine, StepOutput
 from services.worker.service import WorkerService
 from services.worker.weights.progress import Progress
 from shared.config.worker import WorkerConfig
-from shared.messages import Admit, Capacity, ResultRow, StepPlan, StepResult, TokenRun
+from shared.messages import Admit, Capacity, FinishReason, ResultRow, StepPlan, StepResult, TokenRun
 from shared.model_folder import read_model_info
 from shared.model_location import locate_model
 from shared.service import main
@@ -28,7 +28,7 @@ class Slot:
     def row(self) -> ResultRow:
         admit = self.admit
         is_over = self.num_emitted == admit.params.max_tokens
-        finish = "length" if is_over else None
+        finish: FinishReason | None = "length" if is_over else None
         return ResultRow(admit.slot, admit.request, admit.attempt, TokenRun(1), finish)
 
 

@@ -98,11 +98,12 @@ class Simulation:
 
     def _absorb(self, planned: Planned, now_s: float) -> None:
         running = self._core.workers["w"].running
-        slots = [row.slot for row in (*planned.plan.prefill, *planned.plan.decode)]
+        prefilled = [row.slot for row in planned.plan.prefill]
+        slots = prefilled + [row.slot for row in planned.plan.decode]
         rows = []
         for slot in slots:
             sequence = running[slot]
-            if sequence.num_pending:
+            if sequence.allocated.num_pending:
                 is_last = len(sequence.emitted) + 1 == MAX_TOKENS
                 rows.append(
                     ResultRow(slot, sequence.request, 1, TokenRun(1), "length" if is_last else None)

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 PATH = Path(__file__).parent.parent / "docs" / "soak.svg"
 MIB = 1 << 20
 # The same results make the same file, with letters that can be searched.
-STYLE = {"svg.hashsalt": "shoal", "svg.fonttype": "none", "font.size": 9}
+STYLE: Any = {"svg.hashsalt": "shoal", "svg.fonttype": "none", "font.size": 9}
 
 
 def plot(results: dict[str, Any], path: Path = PATH) -> None:

@@ -2,9 +2,8 @@
 
 import re
 import tokenize
+from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parent.parent
 TERMS = {
@@ -33,21 +32,28 @@ def words_of(identifier: str) -> list[str]:
     return [word.lower() for word in split]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_identifiers_are_in_the_terms_of_the_glossary(path: Path):
+def test_identifiers_are_in_the_terms_of_the_glossary() -> None:
+    found = [f"{path.relative_to(ROOT)}, {each}" for path in SOURCES for each in other_words(path)]
+    assert not found, "\n".join(found)
+
+
+def other_words(path: Path) -> Iterator[str]:
     with tokenize.open(path) as file:
         names = {
-            (token.string, token.start[0])
+            (token.start[0], token.string)
             for token in tokenize.generate_tokens(file.readline)
             if token.type == tokenize.NAME
         }
-    found = {
-        f"line {line}: {name}; the glossary says {TERMS[word]}"
-        for name, line in names
-        for word in words_of(name.replace("round_trip", "").replace("ROUND_TRIP", ""))
-        if word in TERMS
-    }
-    assert not found
+    for line, name in sorted(names):
+        for word in words_of(name.replace("round_trip", "").replace("ROUND_TRIP", "")):
+            if word in TERMS:
+                yield f"line {line}: {name}; the glossary says {TERMS[word]}"
+
+
+def test_another_word_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "trips.py"
+    file.write_text("round_trips = 1\nnum_told = 2\n")
+    assert [*other_words(file)] == ["line 2: num_told; the glossary says logprobs, scored"]
 
 
 def test_an_identifier_is_split_into_its_words():

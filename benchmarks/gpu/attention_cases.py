@@ -67,9 +67,10 @@ def _chunk(suite: Suite, num_tokens: int) -> tuple[list[Run], list[Run]]:
     query = torch.randn(num_tokens, num_heads, head_dim, device=suite.device, dtype=suite.dtype)
     nums = np.array([num_tokens])
     zeros = torch.zeros(1, dtype=torch.int32, device=suite.device)
-    tiles = (torch.from_numpy(each).to(suite.device) for each in make_tiles(nums))
+    tile_rows, tile_starts = (torch.from_numpy(e).to(suite.device) for e in make_tiles(nums))
     ends = torch.tensor([0, num_tokens], dtype=torch.int32, device=suite.device)
-    chunks = ChunkRows(tables, zeros, ends, zeros, *tiles, np.zeros(1, np.int64), nums)
+    starts = np.zeros(1, np.int64)
+    chunks = ChunkRows(tables, zeros, ends, zeros, tile_rows, tile_starts, starts, nums)
     attention = DeviceAttention(None, chunks, BLOCK_SIZE, 1)
     key, value = _in_one_piece(cache, tables)
     by_head = query.transpose(0, 1)[None]

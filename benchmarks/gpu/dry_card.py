@@ -114,7 +114,7 @@ def resources(cubin: bytes, shared_bytes: int) -> Resources:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [CUOBJDUMP, "--dump-resource-usage", file.name]
+        command = [str(CUOBJDUMP), "--dump-resource-usage", file.name]
         facts = subprocess.run(command, capture_output=True, check=True, text=True).stdout
     found = re.search(r"REG:(\d+) STACK:(\d+)", facts)
     if found is None:

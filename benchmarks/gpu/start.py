@@ -48,7 +48,7 @@ def _start(folder: str, device: str) -> dict[str, float]:
     from services.worker.engine.device.engine import DeviceEngine  # torch: it takes seconds
 
     started_s = time.monotonic()
-    settings = WorkerConfig(model=folder, load_format="dummy", device=device)  # type: ignore[arg-type]
+    settings = WorkerConfig(model=folder, load_format="dummy", device=device)
     DeviceEngine(settings, lambda text, fraction: None)
     return {"engine_seconds": time.monotonic() - started_s}
 

@@ -13,7 +13,8 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 import torch
-from torch.profiler import ProfilerActivity, _ExperimentalConfig, profile
+from torch._C._profiler import _ExperimentalConfig
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.engine_table import ACCEPTANCE, MAX_DEPTH, Engines, Point, run_point
 from benchmarks.gpu.suite import of_card, of_test

@@ -37,7 +37,8 @@ async def stream(
 
     To ``times_s`` it adds when the request was sent and when each event with tokens came.
     """
-    text, reasons, usage, is_done = "", [], None, False
+    text, reasons, is_done = "", [], False
+    usage: dict[str, int] = {}
     times_s = [] if times_s is None else times_s
     times_s.append(time.monotonic())
     async with session.post(f"{url}/v1/completions", json=body, timeout=TIMEOUT) as response:
@@ -107,7 +108,8 @@ class Load:
     async def _client(self, session: aiohttp.ClientSession, number: int) -> None:
         while not self.is_over:
             url = self.pick_url(number)
-            self.times_s.append(times_s := [])
+            times_s: list[float] = []
+            self.times_s.append(times_s)
             try:
                 text = await stream(session, url, body_of(number, self.max_tokens), times_s)
             except (StreamError, aiohttp.ClientError, TimeoutError) as error:

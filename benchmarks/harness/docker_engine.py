@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "shoal-engine"
@@ -148,7 +149,7 @@ def _mirror() -> str:
 
 @contextmanager
 def _daemon(folder: Path, environment: dict[str, str]) -> Iterator[None]:
-    command = [
+    command: list[str | Path] = [
         *("setpriv", "--pdeathsig", "TERM", "dockerd"),
         *("--data-root", CACHE / "data", "--exec-root", folder / "exec"),
         *("--pidfile", folder / "dockerd.pid", "--host", environment["DOCKER_HOST"]),
@@ -176,7 +177,7 @@ def _await_daemon(
 
 
 def _has_image(name: str, environment: dict[str, str]) -> bool:
-    quiet = {"env": environment, "capture_output": True}
+    quiet: dict[str, Any] = {"env": environment, "capture_output": True}
     if subprocess.run(["docker", "image", "inspect", name], **quiet).returncode == 0:
         return True
     try:
@@ -225,9 +226,9 @@ def _adapt(base: Path) -> Iterator[str]:
             return
 
 
-def _run(*command: str, **options: object) -> None:
+def _run(*command: str, **options: Any) -> None:
     """Raises NoEngine with the end of what the command printed."""
-    done = subprocess.run(command, capture_output=True, text=True, **options)  # type: ignore[call-overload]
+    done = subprocess.run(command, capture_output=True, text=True, **options)
     if done.returncode != 0:
         what = (done.stdout + done.stderr).strip()[-800:]
         raise NoEngine(f"{' '.join(command[:3])} … ended with {done.returncode}: {what}")

@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 
 from benchmarks.harness.ports import free_port
 from shared.address import admin_path, sockets_of
+from shared.messages import ServiceName
 
 READY_TIMEOUT_S = 120
 TOKENIZER_PEERS = 'shoal_peers{service="tokenizer"}'
@@ -25,7 +26,7 @@ ROOT = Path(__file__).parent.parent.parent
 class Member:
     """One process of the fleet; ``port`` is a gateway's."""
 
-    kind: str
+    kind: ServiceName
     instance: str
     process: asyncio.subprocess.Process
     directory: Path
@@ -111,7 +112,7 @@ class Fleet:
                 start_new_session=True,
                 stderr=log,
             )
-        member = Member(kind, instance, process, directory, port, settings)
+        member = Member(cast(ServiceName, kind), instance, process, directory, port, settings)
         self.started.append(member)
         return member
 

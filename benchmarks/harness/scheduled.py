@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -32,8 +33,9 @@ class Run:
 
     @classmethod
     def of(cls, num: int) -> "Run":
-        lists = [[[] for _ in range(num)] for _ in range(4)]
-        return cls(*lists, ends=[""] * num)
+        columns: list[Any] = [[[] for _ in range(num)] for _ in range(4)]
+        texts, logprobs, verified, drafts = columns
+        return cls(texts, logprobs, verified, drafts, ends=[""] * num)
 
     @property
     def num_accepted(self) -> int:

@@ -67,7 +67,8 @@ class Serving:
 async def serving(
     directory: Path, *flags: str, stdout: int = asyncio.subprocess.PIPE
 ) -> AsyncIterator[Serving]:
-    """Reads ``lines`` from ``stdout`` where it is a pipe of ours."""
+    """Reads ``lines`` from ``stdout`` where it is a pipe of ours. Workers have one thread unless
+    ``flags`` say more: other tests want the cores, too."""
     port = free_port()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", "from cli.main import main; main()", "serve"),
@@ -75,6 +76,7 @@ async def serving(
         stdout=stdout,
         stderr=asyncio.subprocess.STDOUT,
         cwd=Path(__file__).parent.parent.parent,
+        env={"SHOAL_NUM_THREADS": "1"} | os.environ,
     )
     serving = Serving(process, port, directory)
     reading = asyncio.create_task(serving.read_lines())

@@ -7,8 +7,14 @@ import torch
 from kernels.cpu.library import load_library, variants
 from kernels.cpu.sampler import NativeSampler
 from services.worker.step.sampler import Sampler, TorchSampler
+from tests.unwritten import poison
 
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
+
+
+@pytest.fixture(autouse=True)
+def _unwritten_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(monkeypatch)
 
 
 @pytest.fixture(scope="session", params=["cpu", CUDA])

@@ -27,6 +27,11 @@ class Started(NamedTuple):
     num_drafts: int
 
 
+@pytest.fixture(autouse=True)
+def _unwritten_memory() -> None:
+    """Is zeros here: no kernel of a dry card writes what the next reads."""
+
+
 @pytest.fixture(scope="module", params=MODELS)
 def started(request: pytest.FixtureRequest) -> Iterator[Started]:
     name = request.param

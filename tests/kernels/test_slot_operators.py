@@ -38,7 +38,6 @@ EOS_IDS = torch.tensor([3, 7, 8], dtype=torch.int32)  # only the first of them i
 NO_EOS = torch.empty(0, dtype=torch.int32)
 MANY = 40 if IS_INTERPRETED else 200
 SIZES = [(0, 1), (0, 8), (0, MANY), *((seed, 12) for seed in range(10))]
-sizes = pytest.mark.parametrize(("seed", "num_slots"), SIZES)
 widths = pytest.mark.parametrize("width", range(1, MAX_DRAFTS + 2))
 
 
@@ -46,98 +45,102 @@ def inputs_of(state: SlotState, rows: Rows, width: int) -> DecodeInputs:
     return decode_inputs(state, *rows, width, BLOCK_SIZE, NULL_BLOCK)
 
 
-@sizes
 @widths
 def test_rows_that_decode_put_their_last_id_and_their_drafts_in(
-    device: torch.device, seed: int, num_slots: int, width: int
+    device: torch.device, subtests: pytest.Subtests, width: int
 ) -> None:
-    rng = np.random.default_rng(seed)
-    state, rows = random_slots(rng, num_slots), random_rows(rng, width, num_slots)
-    wanted = decode_inputs_slowly(state, *rows, width, BLOCK_SIZE, NULL_BLOCK)
-    there = Rows(*(each.to(device) for each in rows))
-    found = inputs_of(copied(state, device), there, width)
-    for name, value in found._asdict().items():
-        assert_equal(value, getattr(wanted, name), name)
+    for seed, num_slots in SIZES:
+        with subtests.test(seed=seed, num_slots=num_slots):
+            rng = np.random.default_rng(seed)
+            state, rows = random_slots(rng, num_slots), random_rows(rng, width, num_slots)
+            wanted = decode_inputs_slowly(state, *rows, width, BLOCK_SIZE, NULL_BLOCK)
+            there = Rows(*(each.to(device) for each in rows))
+            found = inputs_of(copied(state, device), there, width)
+            for name, value in found._asdict().items():
+                assert_equal(value, getattr(wanted, name), name)
 
 
-@sizes
 @widths
 def test_tokens_are_accepted_as_row_by_row(
-    device: torch.device, seed: int, num_slots: int, width: int
+    device: torch.device, subtests: pytest.Subtests, width: int
 ) -> None:
-    rng = np.random.default_rng(seed)
-    state, rows = random_slots(rng, num_slots), random_rows(rng, width, num_slots)
-    slots = rows.slots.tolist()
-    nums = decode_inputs_slowly(state, *rows, width, BLOCK_SIZE, NULL_BLOCK).num_valid
-    tokens = random_tokens(rng, state, slots, width)
-    drafts = state.ids[slots, 1:width]
-    on_device = copied(state, device)
-    wanted = [
-        accept_row(state, slot, num, row, EOS_IDS)
-        for slot, num, row in zip(slots, nums.tolist(), tokens.tolist(), strict=True)
-    ]
-    found = accept(
-        on_device,
-        *(rows.slots.to(device), nums.to(device), moved(tokens, device), EOS_IDS.to(device)),
-    )
-    columns = (found.num_emitted.tolist(), found.num_accepted.tolist(), found.codes.tolist())
-    assert list(zip(*columns, strict=True)) == wanted
-    assert_equal(found.drafts, drafts, "drafts")
-    assert_same(on_device, state)
+    for seed, num_slots in SIZES:
+        with subtests.test(seed=seed, num_slots=num_slots):
+            rng = np.random.default_rng(seed)
+            state, rows = random_slots(rng, num_slots), random_rows(rng, width, num_slots)
+            slots = rows.slots.tolist()
+            nums = decode_inputs_slowly(state, *rows, width, BLOCK_SIZE, NULL_BLOCK).num_valid
+            tokens = random_tokens(rng, state, slots, width)
+            drafts = state.ids[slots, 1:width]
+            on_device = copied(state, device)
+            wanted = [
+                accept_row(state, slot, num, row, EOS_IDS)
+                for slot, num, row in zip(slots, nums.tolist(), tokens.tolist(), strict=True)
+            ]
+            arguments = (rows.slots, nums, tokens, EOS_IDS)
+            found = accept(on_device, *(moved(each, device) for each in arguments))
+            columns = (found.num_emitted, found.num_accepted, found.codes)
+            assert list(zip(*(column.tolist() for column in columns), strict=True)) == wanted
+            assert_equal(found.drafts, drafts, "drafts")
+            assert_same(on_device, state)
 
 
-@sizes
 def test_drafts_are_stored_where_there_is_room(
-    device: torch.device, seed: int, num_slots: int
+    device: torch.device, subtests: pytest.Subtests
 ) -> None:
-    rng = np.random.default_rng(seed)
-    state, (slots, _) = random_slots(rng, num_slots), random_rows(rng, 1, num_slots)
-    on_device = copied(state, device)
-    for _ in range(MAX_DRAFTS):
-        drafts = random_drafts(rng, len(slots))
-        store_drafts(on_device, slots.to(device), *(moved(each, device) for each in drafts))
-        for slot, *row in zip(slots.tolist(), *(each.tolist() for each in drafts), strict=True):
-            store_draft(state, slot, *row)
-    assert_same(on_device, state)
+    for seed, num_slots in SIZES:
+        with subtests.test(seed=seed, num_slots=num_slots):
+            rng = np.random.default_rng(seed)
+            state, (slots, _) = random_slots(rng, num_slots), random_rows(rng, 1, num_slots)
+            on_device = copied(state, device)
+            for _ in range(MAX_DRAFTS):
+                drafts = random_drafts(rng, len(slots))
+                store_drafts(on_device, slots.to(device), *(moved(each, device) for each in drafts))
+                columns = (slots, *drafts)
+                for row in zip(*(column.tolist() for column in columns), strict=True):
+                    store_draft(state, *row)
+            assert_same(on_device, state)
 
 
-@sizes
 @widths
 def test_the_pairs_of_a_step_follow_its_tokens(
-    device: torch.device, seed: int, num_slots: int, width: int
+    device: torch.device, subtests: pytest.Subtests, width: int
 ) -> None:
-    rng = np.random.default_rng(seed)
-    state, rows = random_slots(rng, num_slots), random_rows(rng, width, num_slots)
-    inputs = decode_inputs_slowly(state, *rows, width, BLOCK_SIZE, NULL_BLOCK)
-    tokens = random_tokens(rng, state, rows.slots.tolist(), width)
-    columns = (rows.slots, inputs.starts, inputs.num_valid, tokens)
-    for slot, _, num_valid, row in zip(*(each.tolist() for each in columns), strict=True):
-        accept_row(state, slot, num_valid, row, EOS_IDS)
-    on_device = copied(state, device)
-    found = step_pairs(
-        on_device, *(moved(each, device) for each in columns), BLOCK_SIZE, NULL_BLOCK
-    )
-    wanted = [
-        step_row(state, *row, BLOCK_SIZE, NULL_BLOCK)
-        for row in zip(*(each.tolist() for each in columns), strict=True)
-    ]
-    assert_pairs(found, [pair for row, _, _ in wanted for pair in row])
-    assert found.starts.tolist() == [first for _, first, _ in wanted]
-    assert found.first_keys.tolist() == [seen for _, _, seen in wanted]
-    assert_same(on_device, state)
+    for seed, num_slots in SIZES:
+        with subtests.test(seed=seed, num_slots=num_slots):
+            rng = np.random.default_rng(seed)
+            state, rows = random_slots(rng, num_slots), random_rows(rng, width, num_slots)
+            inputs = decode_inputs_slowly(state, *rows, width, BLOCK_SIZE, NULL_BLOCK)
+            tokens = random_tokens(rng, state, rows.slots.tolist(), width)
+            columns = (rows.slots, inputs.starts, inputs.num_valid, tokens)
+            for slot, _, num_valid, row in zip(*(each.tolist() for each in columns), strict=True):
+                accept_row(state, slot, num_valid, row, EOS_IDS)
+            on_device = copied(state, device)
+            found = step_pairs(
+                on_device, *(moved(each, device) for each in columns), BLOCK_SIZE, NULL_BLOCK
+            )
+            wanted = [
+                step_row(state, *row, BLOCK_SIZE, NULL_BLOCK)
+                for row in zip(*(each.tolist() for each in columns), strict=True)
+            ]
+            assert_pairs(found, [pair for row, _, _ in wanted for pair in row])
+            assert found.starts.tolist() == [first for _, first, _ in wanted]
+            assert found.first_keys.tolist() == [seen for _, _, seen in wanted]
+            assert_same(on_device, state)
 
 
-@sizes
 def test_a_pair_more_is_that_of_the_last_draft(
-    device: torch.device, seed: int, num_slots: int
+    device: torch.device, subtests: pytest.Subtests
 ) -> None:
-    rng = np.random.default_rng(seed)
-    state, (slots, _) = random_slots(rng, num_slots), random_rows(rng, 1, num_slots)
-    wanted = [draft_row(state, slot, BLOCK_SIZE, NULL_BLOCK) for slot in slots.tolist()]
-    found = draft_pairs(copied(state, device), slots.to(device), BLOCK_SIZE, NULL_BLOCK)
-    assert_pairs(found, [pair for pair, _, _ in wanted])
-    assert found.starts.tolist() == [first for _, first, _ in wanted]
-    assert found.first_keys.tolist() == [seen for _, _, seen in wanted]
+    for seed, num_slots in SIZES:
+        with subtests.test(seed=seed, num_slots=num_slots):
+            rng = np.random.default_rng(seed)
+            state, (slots, _) = random_slots(rng, num_slots), random_rows(rng, 1, num_slots)
+            wanted = [draft_row(state, slot, BLOCK_SIZE, NULL_BLOCK) for slot in slots.tolist()]
+            found = draft_pairs(copied(state, device), slots.to(device), BLOCK_SIZE, NULL_BLOCK)
+            assert_pairs(found, [pair for pair, _, _ in wanted])
+            assert found.starts.tolist() == [first for _, first, _ in wanted]
+            assert found.first_keys.tolist() == [seen for _, _, seen in wanted]
 
 
 def assert_pairs(found: Pairs, wanted: list[tuple[int, ...]]) -> None:
@@ -145,46 +148,44 @@ def assert_pairs(found: Pairs, wanted: list[tuple[int, ...]]) -> None:
     assert list(zip(*(column.tolist() for column in columns), strict=True)) == wanted
 
 
-@sizes
 @pytest.mark.parametrize("eos_ids", [EOS_IDS, NO_EOS], ids=["eos", "no eos"])
 def test_drafts_are_declared_accepted_by_the_random_bits_of_torch(
-    triton_device: torch.device, seed: int, num_slots: int, eos_ids: torch.Tensor
+    triton_device: torch.device, subtests: pytest.Subtests, eos_ids: torch.Tensor
 ) -> None:
-    rng, width = np.random.default_rng(seed), MAX_DRAFTS + 1
-    state, rows = random_slots(rng, num_slots), random_rows(rng, width, num_slots)
-    nums = decode_inputs_slowly(state, *rows, width, BLOCK_SIZE, NULL_BLOCK).num_valid
-    tokens = random_tokens(rng, state, rows.slots.tolist(), width)
-    on_device, acceptance = copied(state, triton_device), torch.tensor([0.5])
-    arguments = (rows.slots, nums, tokens, eos_ids, acceptance)
-    found = accept(on_device, *(moved(each, triton_device) for each in arguments))
-    wanted = accept_with_torch(state, *arguments)
-    for name, value in found._asdict().items():
-        assert_equal(value, getattr(wanted, name), name)
-    assert_same(on_device, state)
+    for seed, num_slots in SIZES:
+        with subtests.test(seed=seed, num_slots=num_slots):
+            rng, width = np.random.default_rng(seed), MAX_DRAFTS + 1
+            state, rows = random_slots(rng, num_slots), random_rows(rng, width, num_slots)
+            nums = decode_inputs_slowly(state, *rows, width, BLOCK_SIZE, NULL_BLOCK).num_valid
+            tokens = random_tokens(rng, state, rows.slots.tolist(), width)
+            on_device, acceptance = copied(state, triton_device), torch.tensor([0.5])
+            arguments = (rows.slots, nums, tokens, eos_ids, acceptance)
+            found = accept(on_device, *(moved(each, triton_device) for each in arguments))
+            wanted = accept_with_torch(state, *arguments)
+            for name, value in found._asdict().items():
+                assert_equal(value, getattr(wanted, name), name)
+            assert_same(on_device, state)
 
 
-@pytest.mark.parametrize("seed", range(20))
 def test_drafts_are_declared_accepted_by_random_bits_of_their_positions(
-    device: torch.device, seed: int
+    device: torch.device, subtests: pytest.Subtests
 ) -> None:
-    rng = np.random.default_rng(seed)
-    state, (slots, _) = random_slots(rng, 12), random_rows(rng, 2, 12)
-    rows = slots.long()
-    state.ends.fill_(1000)
-    state.stop_ids.fill_(-1)
-    tokens = torch.full((len(slots), 2), VOCAB_SIZE)  # no draft, no end
-    of_slots = (
-        state.sampling.seeds,
-        torch.zeros_like(state.sampling.seeds),
-        state.num_tokens,
-        state.sampling.choices,
-    )
-    columns = (each[rows].numpy().astype(np.int64) for each in of_slots)
-    is_right = (random_bits_slowly(*columns, PURPOSE_ACCEPT) >> np.uint64(8)) < 2**23
-    nums = 2 * state.is_open[rows]
-    arguments = (slots, nums, tokens, EOS_IDS, torch.tensor([0.5]))
-    accepted = accept(copied(state, device), *(each.to(device) for each in arguments))
-    assert accepted.num_accepted.tolist() == (is_right & (nums.numpy() > 0)).tolist()
+    for seed in range(20):
+        with subtests.test(seed=seed):
+            rng = np.random.default_rng(seed)
+            state, (slots, _) = random_slots(rng, 12), random_rows(rng, 2, 12)
+            rows = slots.long()
+            state.ends.fill_(1000)
+            state.stop_ids.fill_(-1)
+            tokens = torch.full((len(slots), 2), VOCAB_SIZE)  # no draft, no end
+            sampling, num_tokens = state.sampling, state.num_tokens
+            of_slots = (sampling.seeds, torch.zeros_like(num_tokens), num_tokens, sampling.choices)
+            columns = (each[rows].numpy().astype(np.int64) for each in of_slots)
+            is_right = (random_bits_slowly(*columns, PURPOSE_ACCEPT) >> np.uint64(8)) < 2**23
+            nums = 2 * state.is_open[rows]
+            arguments = (slots, nums, tokens, EOS_IDS, torch.tensor([0.5]))
+            accepted = accept(copied(state, device), *(each.to(device) for each in arguments))
+            assert accepted.num_accepted.tolist() == (is_right & (nums.numpy() > 0)).tolist()
 
 
 def test_drafts_can_be_declared_accepted_as_often_as_a_measurement_wants() -> None:

@@ -18,6 +18,7 @@ from benchmarks.harness.engines import AnyEngine
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.requests.job import Job, Prompt
 from services.scheduler.generate_check import check_generate
+from services.scheduler.scheduler import Planned
 from services.scheduler.service import SchedulerService
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.requests import Requests
@@ -57,6 +58,7 @@ from shared.messages import (
     ResultRow,
     RunKind,
     SamplingParams,
+    ServiceName,
     State,
     StepPlan,
     StepResult,
@@ -98,7 +100,9 @@ PLAIN = SamplingParams(seed=0, temperature=0.0, max_tokens=6)
 Example = tuple[Message, list[np.ndarray]]
 
 
-def connect(service: str, model: ModelInfo | None, capacity: Capacity | None = None) -> "FakePeer":
+def connect(
+    service: ServiceName, model: ModelInfo | None, capacity: Capacity | None = None
+) -> "FakePeer":
     return FakePeer(Hello(1, 0, service, service[0], model, capacity))
 
 
@@ -161,6 +165,7 @@ class WorkerArena:
         self._engine.reset()
         check = PlanCheck(self._engine.capacity, self._engine.model_info.vocab_size)
         for plan, arrays in self.examples[:index]:
+            assert isinstance(plan, StepPlan)
             self._step(check, plan, arrays)
         try:
             message, arrays = decode(frames)
@@ -172,8 +177,8 @@ class WorkerArena:
 
     def _step(self, check: PlanCheck, plan: StepPlan, arrays: list[np.ndarray]) -> None:
         check.check(plan, arrays[0])
-        result, arrays = run_step(self._engine, plan, arrays[0])
-        decode([bytes(frame) for frame in encode(result, arrays)])
+        result, parts = run_step(self._engine, plan, arrays[0])
+        decode([bytes(frame) for frame in encode(result, parts)])
 
 
 @dataclass
@@ -310,15 +315,9 @@ class SchedulerArena:
         while plans := ends.worker.take(StepPlan):
             for plan, arrays in plans:
                 PlanCheck(self.capacity, self.model.vocab_size)._check_ids(plan, arrays[0])
-                result, buffers = ends.simulated.step(_Planned(plan, arrays[0]))
+                result, buffers = ends.simulated.step(Planned(plan, arrays[0]))
                 self._service.on_message(ends.worker, result, list(buffers))
             await asyncio.sleep(0)
-
-
-@dataclass
-class _Planned:
-    plan: StepPlan
-    ids: np.ndarray
 
 
 class TokenizerArena:
@@ -402,9 +401,9 @@ class TokenizerArena:
                 is_good = False
                 requests.lose(sender)
         is_good = is_good and (kind is Failed or not gateway.take(Failed))
-        for generate, arrays in scheduler.take(Generate):
+        for generate, (prompt, emitted) in scheduler.take(Generate):
             try:
-                check_generate(generate, *arrays, self._model.vocab_size, 2048)
+                check_generate(generate, prompt, emitted, self._model.vocab_size, 2048)
             except InvalidRequest:
                 assert index < 3, "what was right has become wrong"
         requests.lose(gateway)
@@ -431,7 +430,7 @@ class GatewayArena:
         ]
         prompts = [Prompt("ids", PROMPT)]
         self._job = Job("m", prompts, 2, PARAMS, TextOptions(), 0, True, False)
-        vocabulary = [np.zeros(100, np.uint8), np.ones(100, np.int32)]
+        vocabulary: list[np.ndarray] = [np.zeros(100, np.uint8), np.ones(100, np.int32)]
         self.examples: list[Example] = [
             (Accepted("r/0", 1), [PROMPT]),
             (Deltas(rows, [Finished("r/0", 1, 0, "stop", 2, "x", 1)]), buffers),

@@ -30,7 +30,7 @@ ODD_INTS = (
 )
 ODD_FLOATS = (math.nan, math.inf, -math.inf, -1.0, 0.0, 1e-300, 1e308)
 ODD_TEXTS = ("", "x" * 3_000_000, "a\r\nb\x1b[31m", "a/b/c", "r~1/0/" + "9" * 200, "stop", "ids")
-ODD_THINGS = (None, [], {}, "text", 1.5, -1)
+ODD_THINGS: tuple[object, ...] = (None, [], {}, "text", 1.5, -1)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer
@@ -33,7 +34,7 @@ class Mesh:
     """Its services by name; the second of a kind is ``worker-1`` and so on."""
 
     directory: Path
-    services: dict[str, Service]
+    services: dict[str, Any]  # tests look into them
     tasks: dict[str, asyncio.Task]
     engines: dict[str, FakeEngine]
     new_engine: Callable[[], FakeEngine]
@@ -55,7 +56,7 @@ class Mesh:
         self.tasks[name] = asyncio.create_task(self.services[name].run())
 
     def _new(self, kind: str, name: str) -> Service:
-        at = {"mesh_dir": self.directory, "instance": secrets.token_hex(4)}
+        at: dict[str, Any] = {"mesh_dir": self.directory, "instance": secrets.token_hex(4)}
         match kind:
             case "gateway":
                 return GatewayService(GatewayConfig(**at, port=0, max_logprobs=-1, ready_wait_s=0))

@@ -6,6 +6,7 @@ Each step's rows and arrays go to a file in the folder that SHOAL_TEST_RECORDS n
 import os
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,7 @@ class RecordingEngine(HostEngine):
 
     def _recorded(self, plan: StepPlan, result: StepResult, arrays: TokenArrays) -> StepOutput:
         layout = Layout(result.rows, arrays)
-        parts = {
+        parts: dict[str, Any] = {
             row.request.replace("/", ":"): layout.part(index, index + 1).values.reshape(
                 row.run.num_tokens, row.run.num_values
             )

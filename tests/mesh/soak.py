@@ -24,7 +24,12 @@ WORDS = (
     "return",
     "12 + 30",
 )
-BAD_BODIES = ({"prompt": [9000]}, {"prompt": "x" * 50_000}, {"prompt": []}, {"stop": 7})
+BAD_BODIES: tuple[dict[str, Any], ...] = (
+    {"prompt": [9000]},
+    {"prompt": "x" * 50_000},
+    {"prompt": []},
+    {"stop": 7},
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class Ask:
 
 
 def _body(dice: random.Random) -> dict[str, Any]:
-    body = {
+    body: dict[str, Any] = {
         "max_tokens": dice.choice((1, 4, 12, 40)),
         "temperature": dice.choice((0, 0.8)),
         "n": dice.choice((1, 1, 1, 3)),

@@ -15,7 +15,6 @@ from benchmarks.processes import num_descriptors
 
 SETTINGS = {
     "DTYPE": "float32",
-    "NUM_THREADS": "1",
     "MAX_MODEL_LEN": "512",
     "MAX_LOGPROBS": "-1",
     "DRAIN_TIMEOUT_S": "10",
@@ -59,18 +58,18 @@ async def progress(load: Load, num: int) -> None:
             await asyncio.sleep(0.02)
 
 
-async def kill_in_turn(directory: Path, num_rounds: int) -> None:
+async def kill_in_turn(directory: Path, num_rounds: int, num_streams: int) -> None:
     async with running_fleet(directory, SETTINGS) as fleet:
         await fleet.start_all(scheduler=1, worker=2, tokenizer=2, gateway=2)
         steady, fragile = fleet.of("gateway")
         urls = [steady.url, fragile.url]
-        load = Load(NUM_STREAMS, 48, lambda number: urls[number % 8 == 7])
+        load = Load(num_streams, 48, lambda number: urls[number % 8 == 7])
         await load.learn()
         before = (0, 0)
         async with loaded(fleet, load):
             for turn in range(num_rounds):
                 for kind in ("worker", "tokenizer", "scheduler", "gateway"):
-                    await progress(load, NUM_STREAMS // 2)
+                    await progress(load, num_streams // 2)
                     victim = fleet.of(kind)[-1]
                     load.lost_urls |= {victim.url} if kind == "gateway" else set()
                     await fleet.kill(victim)
@@ -82,20 +81,20 @@ async def kill_in_turn(directory: Path, num_rounds: int) -> None:
                 if turn == 0:
                     before = num_descriptors(steady.process.pid), steady.resident_bytes
             await fleet.until_ready()
-            await progress(load, NUM_STREAMS)
+            await progress(load, num_streams)
             after = num_descriptors(steady.process.pid), steady.resident_bytes
-        assert after[0] - before[0] <= NUM_STREAMS, "descriptors of clients come and go, no others"
+        assert after[0] - before[0] <= num_streams, "descriptors of clients come and go, no others"
         assert after[1] - before[1] < MAX_GROWTH_BYTES
 
 
 async def test_services_are_killed_in_turn_and_no_request_is_lost_or_changed(tmp_path: Path):
-    await kill_in_turn(tmp_path, num_rounds=2)
+    await kill_in_turn(tmp_path, num_rounds=2, num_streams=NUM_STREAMS // 2)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 async def test_services_are_killed_in_turn_many_times(tmp_path: Path):
-    await kill_in_turn(tmp_path, num_rounds=20)
+    await kill_in_turn(tmp_path, num_rounds=20, num_streams=NUM_STREAMS)
 
 
 async def test_two_hundred_streams_each_end_once_and_leave_nothing(tmp_path: Path):
@@ -115,11 +114,16 @@ async def test_two_hundred_streams_each_end_once_and_leave_nothing(tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", ["gateway", "tokenizer", "worker"])
-async def test_replicas_come_and_go_under_load_without_a_failed_request(tmp_path: Path, kind: str):
+@pytest.mark.parametrize(
+    "num_streams", [NUM_STREAMS // 2, pytest.param(NUM_STREAMS, marks=pytest.mark.slow)]
+)
+async def test_replicas_come_and_go_under_load_without_a_failed_request(
+    tmp_path: Path, kind: str, num_streams: int
+):
     async with running_fleet(tmp_path, SETTINGS) as fleet:
         await fleet.start_all(scheduler=1, worker=1, tokenizer=1, gateway=1)
         urls = ready_urls(fleet)
-        load = Load(NUM_STREAMS, 32, lambda number: urls[number % len(urls)])
+        load = Load(num_streams, 32, lambda number: urls[number % len(urls)])
         await load.learn()
         async with loaded(fleet, load):
             first = fleet.of(kind)[0]
@@ -127,14 +131,14 @@ async def test_replicas_come_and_go_under_load_without_a_failed_request(tmp_path
             for member in added:
                 await member.until_ready()
             urls[:] = ready_urls(fleet)
-            await progress(load, NUM_STREAMS)
+            await progress(load, num_streams)
             async with asyncio.timeout(60):
                 for member in added:
                     await until_it_works(member)
             urls[:] = [added[1].url] if kind == "gateway" else urls
             for member in (first, added[0]):
                 assert await fleet.stop(member) == 0
-            await progress(load, NUM_STREAMS)
+            await progress(load, num_streams)
 
 
 async def test_a_poisoned_request_takes_two_workers_and_no_other_request(tmp_path: Path):
@@ -213,6 +217,12 @@ async def test_requests_that_are_refused_fail_no_other(tmp_path: Path):
         load = Load(4, 24, lambda number: url)
         await load.learn()
         async with loaded(fleet, load), aiohttp.ClientSession() as session:
-            for body in ({"prompt": [9000]}, {"prompt": "x" * 100_000}, {"prompt": []}, {}):
+            bad: tuple[dict[str, object], ...] = (
+                {"prompt": [9000]},
+                {"prompt": "x" * 100_000},
+                {"prompt": []},
+                {},
+            )
+            for body in bad:
                 with pytest.raises(StreamError, match=r"^400"):
                     await stream(session, url, body)

@@ -15,6 +15,7 @@ from shared.messages import (
     Failed,
     Hello,
     ModelInfo,
+    ServiceName,
     StepResult,
     Tokens,
 )
@@ -34,7 +35,9 @@ MODEL = read_model_info(EMBEDDED_MODEL, ["m"], int(SETTINGS["MAX_MODEL_LEN"]))
 TINY = Capacity(1, 16, 1, 64, MODEL.max_model_len, MODEL.vocab_size)
 
 
-def hello(service: str, model: ModelInfo | None = None, capacity: Capacity | None = None) -> Hello:
+def hello(
+    service: ServiceName, model: ModelInfo | None = None, capacity: Capacity | None = None
+) -> Hello:
     return Hello(1, 0, service, "intruder", model, capacity)
 
 
@@ -48,8 +51,8 @@ def attacks_on(arena, num: int, dice: random.Random, kinds: tuple[type, ...]) ->
     ]
     attacks = dice.sample(attacks, min(len(attacks), num // 2))
     for _ in range(num - len(attacks)):
-        index, example = dice.choice(examples)
-        odd = with_turned_bits(*example, dice)
+        index, (message, arrays) = dice.choice(examples)
+        odd = with_turned_bits(message, arrays, dice)
         attacks.append(Attack(odd.name, odd.frames, _before(arena, index)))
     return attacks
 
@@ -124,7 +127,7 @@ async def besiege(tmp_path: Path, arenas: dict, num: int) -> None:
 
 @pytest.mark.timeout(240)
 async def test_intruders_of_all_roles_end_no_service_and_no_request(tmp_path: Path, arenas: dict):
-    await besiege(tmp_path, arenas, 90)
+    await besiege(tmp_path, arenas, 45)
 
 
 @pytest.mark.slow

@@ -113,7 +113,7 @@ async def serve_requests(mesh: Mesh) -> int:
                 for _ in range(NUM_REQUESTS)
             )
         )
-    return sum(reply.usage.prompt_tokens for reply in replies)
+    return sum(reply.usage.prompt_tokens for reply in replies if reply.usage)
 
 
 def expected_changes(num_prompt_tokens: int) -> Values:

@@ -38,6 +38,8 @@ async def test_a_prompt_that_came_before_is_cached_and_its_text_the_same(tmp_pat
             stream_options={"include_usage": True},
         )  # fmt: skip
         chunks = [chunk async for chunk in stream]
+        assert chunks[-1].usage
+        assert chunks[-1].usage.prompt_tokens_details
         assert chunks[-1].usage.prompt_tokens_details.cached_tokens == 32
         await mesh.until_idle()
 

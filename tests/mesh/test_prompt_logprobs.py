@@ -105,7 +105,8 @@ def narrow_windows(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_more_than_a_window_streams_to_who_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    prompt, tops = PROMPT[:40], []
+    prompt = PROMPT[:40]
+    tops: list[dict[str, float]] = []
     assert len(prompt) * VOCAB_SIZE * 4 > 4 * NARROW_BYTES
     async with (
         running_mesh(tmp_path, CAPACITY, 0) as mesh,
@@ -147,7 +148,7 @@ async def test_a_client_that_does_not_read_its_prompt_logprobs_holds_up_no_other
 
 
 SETTINGS = {
-    "DTYPE": "float32", "NUM_THREADS": "1", "MAX_MODEL_LEN": "2048",
+    "DTYPE": "float32", "MAX_MODEL_LEN": "2048",
     "MAX_NUM_BATCHED_TOKENS": "16",
 }  # fmt: skip
 

@@ -5,6 +5,7 @@ once: every request ends with its right text or a Retry-After, and nothing is le
 import asyncio
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq.asyncio
@@ -14,7 +15,16 @@ from benchmarks.processes import num_descriptors, own_bytes
 from cli.keys import main as make_keys
 from shared.address import sockets_of
 from shared.keys import load_keys
-from shared.messages import Cancel, Convert, Credit, Generate, ServiceName, StepResult, Submit
+from shared.messages import (
+    Cancel,
+    Convert,
+    Credit,
+    Generate,
+    Hello,
+    ServiceName,
+    StepResult,
+    Submit,
+)
 from tests.mesh.arenas import SchedulerArena, TokenizerArena
 from tests.mesh.storm import Protect, Siege, Storm
 from tests.mesh.storm_clients import Clients, connected
@@ -65,7 +75,7 @@ async def sieges_of(directory: Path, dice: random.Random, transport: str) -> lis
     place.mkdir()
     tokenizer, scheduler = TokenizerArena(place), SchedulerArena(place)
     await scheduler.close()
-    parts = [
+    parts: list[tuple[ServiceName, Hello, Any, tuple[type, ...]]] = [
         ("tokenizer", hello("gateway"), tokenizer, (Submit, Convert, Cancel, Credit)),
         ("scheduler", hello("tokenizer", MODEL), scheduler, (Generate, Cancel, Credit)),
         ("scheduler", hello("worker", MODEL, TINY), scheduler, (StepResult,)),
@@ -87,6 +97,7 @@ def no_keys(socket: zmq.asyncio.Socket) -> None:
 
 def protector(folder: Path, service: ServiceName, server: ServiceName) -> Protect:
     keys = load_keys(folder, service)
+    assert keys
 
     def protect(socket: zmq.asyncio.Socket) -> None:
         socket.curve_secretkey, socket.curve_publickey = keys.secret, keys.public
@@ -106,7 +117,10 @@ def held(fleet: Fleet) -> dict[str, tuple[str, int, int]]:
 async def check_held(fleet: Fleet, before: dict[str, tuple[str, int, int]]) -> None:
     """No service holds more than the largest of its kind held; connections need time to end."""
     most = {
-        kind: [max(each[i] for each in before.values() if each[0] == kind) for i in (1, 2)]
+        kind: (
+            max(num for each, num, _ in before.values() if each == kind),
+            max(num_bytes for each, _, num_bytes in before.values() if each == kind),
+        )
         for kind, _, _ in before.values()
     }
     for _ in range(100):

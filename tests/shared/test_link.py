@@ -391,6 +391,7 @@ async def test_messages_that_are_not_read_wait_with_the_peer_that_sent_them(pair
     assert num_sent < limit / 4
 
 
+@pytest.mark.seconds
 async def test_a_peer_that_floods_us_delays_neither_others_nor_the_news_of_a_loss(pair: Pair):
     down, up = await pair.up()
     path = str(pair.directory / "tokenizer-t0.sock")
@@ -422,6 +423,7 @@ async def test_all_that_a_peer_sent_arrives_before_its_loss(pair: Pair, raw):
     assert pair.lower.messages.qsize() == 500
 
 
+@pytest.mark.seconds
 async def test_a_peer_that_stalls_is_kept_and_one_that_hangs_is_lost(tmp_path: Path):
     below = Recorder("tokenizer", "t0")
     below.link.listen(tmp_path, "gateway")

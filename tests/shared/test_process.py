@@ -78,6 +78,7 @@ async def until_logged(process: asyncio.subprocess.Process, text: str) -> None:
             assert line, f"it ended and never logged {text}"
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("num_free", [0, 2])
 async def test_a_service_out_of_files_goes_on_and_finds_its_peers_when_there_are_some_again(
     tmp_path: Path, num_free: int

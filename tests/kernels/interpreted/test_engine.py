@@ -90,13 +90,14 @@ def test_bfloat16_logprobs_are_near_those_of_torch(folder: Path) -> None:
     [(0.0, {"enforce_eager": True}), (6.0, {"cudagraph_capture_sizes": [3]})],
     ids=["greedy", "hot, in steps of three rows"],
 )
+@pytest.mark.parametrize("max_tokens", [3, pytest.param(6, marks=pytest.mark.slow)])
 def test_with_drafts_the_texts_are_the_host_engines_without(
-    folder: Path, temperature: float, steps: dict[str, Any]
+    folder: Path, temperature: float, steps: dict[str, Any], max_tokens: int
 ) -> None:
     """At a high temperature even drafts of a random head are often accepted: they are sampled with
     the random bits of the tokens they predict."""
     logprobs = {"logprobs": 0, "draft_logprobs": True}
-    params = params_of(len(PROMPTS), temperature=temperature, max_tokens=6, **logprobs)
+    params = params_of(len(PROMPTS), temperature=temperature, max_tokens=max_tokens, **logprobs)
     speculation = {"method": "mtp", "num_speculative_tokens": 2, "adaptive": False}
     common = {"max_num_seqs": 4, "max_num_batched_tokens": 8}
     engine = make_engine(folder, "device", speculative_config=speculation, **common, **steps)

@@ -86,7 +86,7 @@ class SimulatedWorker:
 
     def _check_rows(self, plan: StepPlan) -> int:
         """Returns the number of tokens."""
-        slots = [row.slot for row in (*plan.prefill, *plan.decode)]
+        slots = [row.slot for row in plan.prefill] + [row.slot for row in plan.decode]
         assert len(set(slots)) == len(slots)
         assert all(row.num_tokens > 0 for row in plan.prefill)
         assert all(0 <= row.verify_depth <= self.draft_depth for row in plan.decode)
@@ -236,7 +236,7 @@ class SimulatedWorker:
         if not ids and not slot.has_finished:
             return []
         num_values, num_top = self._widths(asked) if asked is not None and ids else (0, 0)
-        finish = "length" if slot.has_finished else None
+        finish: FinishReason | None = "length" if slot.has_finished else None
         name = (slot_id, admit.request, admit.attempt)
         row = ResultRow(*name, TokenRun(len(ids), num_values, num_top, kind=RunKind.PROMPT), finish)
         numbers = np.zeros(len(ids) * num_values, np.int32)

@@ -29,6 +29,7 @@ def progress_file() -> Path:
     return ROOT / ".cache" / f"schedules-{digest}.json"
 
 
+@pytest.mark.seconds
 def test_random_schedules_keep_the_contract_and_meet_what_they_are_for() -> None:
     met: Counter[str] = Counter()
     for number in range(NUM_SCHEDULES):

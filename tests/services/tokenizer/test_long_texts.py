@@ -50,6 +50,7 @@ async def ticks_during(work: Callable[[], Any]) -> tuple[Any, float]:
     return result, num / (time.monotonic() - started_s)
 
 
+@pytest.mark.seconds
 async def test_the_loop_runs_while_a_megabyte_is_encoded_and_decoded(
     model: TextModel, raw: Tokenizer
 ):
@@ -63,6 +64,7 @@ async def test_the_loop_runs_while_a_megabyte_is_encoded_and_decoded(
     assert ticks > 5 * direct_ticks
 
 
+@pytest.mark.seconds
 async def test_the_loop_runs_while_a_megabyte_of_a_chat_is_rendered(model: TextModel):
     messages = [{"role": "user", "content": MEGABYTE[:1000]}] * 1000
     chat = np.frombuffer(json.dumps(messages).encode(), np.uint8)

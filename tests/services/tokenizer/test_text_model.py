@@ -76,6 +76,7 @@ def test_a_template_may_be_a_file_a_string_or_a_list(folder: Path, tokenizer: To
     )
 
 
+@pytest.mark.seconds
 def test_a_vocabulary_without_tokenizer_json_is_converted(tmp_path: Path, tokenizer: Tokenizer):
     tokenizer.model.save(str(tmp_path))
     write_config(tmp_path, tokenizer_class="GPT2Tokenizer", unk_token="<|end|>")

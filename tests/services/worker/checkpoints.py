@@ -40,6 +40,7 @@ def save_model(
         "eos_token_id": EOS_ID,
         "pad_token_id": None,
     }
+    assert family.config_class
     config = family.config_class(**(shape | changes))
     torch.manual_seed(20261121)
     model = family(config)

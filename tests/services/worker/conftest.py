@@ -8,6 +8,7 @@ import torch
 from transformers import Qwen2ForCausalLM
 
 from tests.services.worker.checkpoints import save_qwen2
+from tests.unwritten import poison
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -17,6 +18,11 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(num_threads)
+
+
+@pytest.fixture
+def _unwritten_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,8 @@ from shared.model_folder import EMBEDDED_MODEL
 from tests.services.worker.checkpoints import random_prompts, save_mimo
 from tests.services.worker.test_engine_contract import NO_IDS, admit, ids, plan
 
+pytestmark = pytest.mark.usefixtures("_unwritten_memory")
+
 TOLERANCE = 1e-3  # of logprobs in float32
 GREEDY = {"seed": 0, "temperature": 0.0, "ignore_eos": True}
 Step = tuple[StepPlan, np.ndarray]

@@ -13,6 +13,8 @@ from benchmarks.harness.engines import make_engine
 from shared.messages import ALL_TOKENS, SamplingParams
 from tests.services.worker.checkpoints import VOCAB_SIZE, save_mimo
 
+pytestmark = pytest.mark.usefixtures("_unwritten_memory")
+
 FIRST_ID = 8  # below are ids that end texts
 ATOL = 1e-3
 

@@ -1,5 +1,6 @@
 """Each kind of rotary positions against transformers' own functions."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -51,19 +52,20 @@ def test_every_kind_is_compared_below() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("head_dim", [8, 64, 128])
-@pytest.mark.parametrize("length", [1, 100, MAX_POSITIONS, MAX_POSITIONS + 1, 30000])
 def test_frequencies_are_those_of_transformers(
-    kind: dict[str, Any], head_dim: int, length: int
+    kind: dict[str, Any], subtests: pytest.Subtests
 ) -> None:
-    config = llama_config(kind, head_dim)
-    if kind["rope_type"] == "default":
-        true, magnitude = LlamaRotaryEmbedding.compute_default_rope_parameters(config)
-    else:
-        true, magnitude = ROPE_INIT_FUNCTIONS[kind["rope_type"]](config, seq_len=length)
-    rope = read_rope(complete(kind))
-    torch.testing.assert_close(rope.frequencies(head_dim, length), true, rtol=1e-6, atol=0)
-    assert rope.magnitude == pytest.approx(magnitude, rel=1e-12)
+    lengths = (1, 100, MAX_POSITIONS, MAX_POSITIONS + 1, 30000)
+    for head_dim, length in product((8, 64, 128), lengths):
+        with subtests.test(head_dim=head_dim, length=length):
+            config = llama_config(kind, head_dim)
+            if kind["rope_type"] == "default":
+                true, magnitude = LlamaRotaryEmbedding.compute_default_rope_parameters(config)
+            else:
+                true, magnitude = ROPE_INIT_FUNCTIONS[kind["rope_type"]](config, seq_len=length)
+            rope = read_rope(complete(kind))
+            torch.testing.assert_close(rope.frequencies(head_dim, length), true, rtol=1e-6, atol=0)
+            assert rope.magnitude == pytest.approx(magnitude, rel=1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -20,6 +20,8 @@ from tests.services.worker.test_native import (
     run,
 )
 
+pytestmark = pytest.mark.usefixtures("_unwritten_memory")
+
 MIMO = "Qwen2, biases"
 
 

@@ -22,6 +22,8 @@ from services.worker.step.batch import prepare_batch
 from services.worker.weights.dummy import make_dummy
 from shared.messages import Admit, Capacity, Decode, Prefill, SamplingParams, StepPlan
 
+pytestmark = pytest.mark.usefixtures("_unwritten_memory")
+
 CPU = torch.device("cpu")
 NUM_BLOCKS, MAX_LEN, VOCAB_SIZE = 192, 1024, 330
 SHAPES: dict[str, dict[str, Any]] = {

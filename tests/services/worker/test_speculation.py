@@ -164,8 +164,14 @@ def test_drafts_are_the_same_however_a_prompt_is_cut(kernels: str) -> None:
     assert same_drafts(in_pieces, whole)
 
 
-@pytest.mark.parametrize("kernels", ENGINES)
-@pytest.mark.parametrize("pipeline_depth", [1, 2])
+@pytest.mark.parametrize(
+    ("kernels", "pipeline_depth"),
+    [
+        *((kernels, depth) for kernels in KERNELS for depth in (1, 2)),
+        ("device", 2),
+        pytest.param("device", 1, marks=pytest.mark.slow),
+    ],
+)
 def test_preempted_sequences_go_on_with_the_same_text(kernels: str, pipeline_depth: int) -> None:
     """Blocks for two or three of the longest."""
     num_blocks = 400 // ENGINES[kernels]["block_size"]
@@ -178,8 +184,20 @@ def test_preempted_sequences_go_on_with_the_same_text(kernels: str, pipeline_dep
     assert squeezed.num_resumed > 0
 
 
-@pytest.mark.parametrize("kernels", ENGINES)
-def test_drafts_come_back_after_a_pause_and_caches_with_gaps_do_no_harm(kernels: str) -> None:
+PAUSES = ([3, 0, 0, 0, 2], [0] * 9 + [3] * 9, [1, 0])
+
+
+@pytest.mark.parametrize(
+    ("kernels", "all_pauses"),
+    [
+        *((kernels, PAUSES) for kernels in KERNELS),
+        ("device", PAUSES[:1]),
+        pytest.param("device", PAUSES[1:], marks=pytest.mark.slow),
+    ],
+)
+def test_drafts_come_back_after_a_pause_and_caches_with_gaps_do_no_harm(
+    kernels: str, all_pauses: tuple[list[int], ...]
+) -> None:
     """The head sees what it has of a text since it went on, and of cached blocks the last ones that
     it has as a whole."""
     some = prompts()[9:15]
@@ -187,7 +205,7 @@ def test_drafts_come_back_after_a_pause_and_caches_with_gaps_do_no_harm(kernels:
     params = SamplingParams(seed=3, temperature=0.7, max_tokens=40, ignore_eos=True)
     engine = engine_of(kernels, "mtp", 3)
     without = scheduled.run(plain(kernels), twice, params)
-    for pauses in ([3, 0, 0, 0, 2], [0] * 9 + [3] * 9, [1, 0]):
+    for pauses in all_pauses:
         done = scheduled.run(
             engine, twice, params, caches_prefixes=True, max_open=4, depths=cycle(pauses)
         )
