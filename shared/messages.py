@@ -436,8 +436,8 @@ class TokenRun(Row, frozen=True):
     belong to the likeliest tokens, which the ids name in descending order; without ids they are
     those of the whole vocabulary, in order of ids.
 
-    ``num_drafts`` were verified beside output tokens, and ``num_accepted`` of these were drafts; of
-    a run of drafts the first ``num_accepted`` were accepted.
+    Of output, ``num_drafts`` drafts were verified and the first ``num_accepted`` tokens were
+    drafts; of drafts, the first ``num_accepted`` were accepted.
     """
 
     num_tokens: Int32

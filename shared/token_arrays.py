@@ -77,7 +77,7 @@ class Selection:
         run = self._layout.runs[index]
         is_cut = num_tokens is not None and num_tokens < run.num_tokens
         if is_cut or index != self._last:
-            self._end_run(index)
+            self._take_consecutive(index)
         if is_cut:
             part = self._layout.part(index, index + 1)
             self._parts.append(first_tokens(run, part, num_tokens or 0))
@@ -85,10 +85,10 @@ class Selection:
         self._last = index + 1
 
     def arrays(self) -> TokenArrays:
-        self._end_run(self._last)
+        self._take_consecutive(self._last)
         return join(self._parts) if self._parts else TokenArrays()
 
-    def _end_run(self, next_first: int) -> None:
+    def _take_consecutive(self, next_first: int) -> None:
         if self._last > self._first:
             self._parts.append(self._layout.part(self._first, self._last))
         self._first = next_first

@@ -15,7 +15,9 @@ from kernels.sample import RandomRows
 from kernels.sample.slot_params import SlotParams
 
 _Pointer = ctypes.c_void_p
-_ARRAYS = ("rows", "positions", *SlotParams._fields)
+_PARAMS = ("temperature", "top_k", "top_p", "min_p", "seeds", "choices")
+_ARRAYS = ("rows", "positions", *_PARAMS)
+assert SlotParams._fields == _PARAMS, "RandomRows of sampler.cpp has other fields"
 
 
 class _RandomRows(ctypes.Structure):

@@ -13,7 +13,7 @@ class SlotParams(NamedTuple, Generic[T]):
     """How each of N slots or rows is sampled: arrays of numpy on the host, tensors on a device.
 
     Here a parameter is declared; ``COLUMNS`` gives its dtypes, and whatever holds or moves
-    parameters goes through all fields.
+    parameters goes through all fields. ``RandomRows`` in ``sampler.cpp`` has the same ones.
     """
 
     temperature: T  # below MIN_TEMPERATURE greedy

@@ -1,4 +1,4 @@
-"""What the rows of a StepResult bring for their sequences. Pure."""
+"""What the rows of a StepResult bring for their sequences. No IO."""
 
 from dataclasses import dataclass
 
@@ -11,8 +11,8 @@ from shared.token_arrays import bytes_of
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """What row ``index`` of a StepResult brought for a sequence, after ``position`` other
-    tokens of its output or, for a run of its prompt, of that."""
+    """What row ``index`` of a StepResult brought. ``position``: how many tokens of the sequence's
+    output (of its prompt, for a run of that) came before."""
 
     sequence: Sequence
     index: int
@@ -32,7 +32,7 @@ class Emission:
         return self.row.finish or InternalError.code
 
 
-def record(worker: WorkerState, result: StepResult, ids: list[int]) -> list[Emission]:
+def apply_result(worker: WorkerState, result: StepResult, ids: list[int]) -> list[Emission]:
     """Adds ``ids``, those of all rows, to their sequences. Rows of sequences that do not run on
     ``worker`` any more are left out."""
     emissions = []

@@ -173,18 +173,17 @@ class Planner:
                 lambda each: (
                     each.prompt_key not in prompts
                     and self._may_run_on(worker, each)
-                    and prefills.may_enter(each)
+                    and prefills.may_admit(each)
                 )
             )
             if first is None or not prefills.has_room_for(first) or not worker.has_room_for(first):
                 return
-            nums = len(waiting), num_absorbed
-            can_start = partial(self._can_start, first)
-            if not is_best_worker(worker, self._workers.values(), first, *nums, can_start):
+            workers, can_start = self._workers.values(), partial(self._can_start, first)
+            if not is_best_worker(worker, workers, first, len(waiting), num_absorbed, can_start):
                 return
             waiting.try_remove(first)
             worker.allocate(first)
-            prefills.enter(first)
+            prefills.admit(first)
             if worker.num_to_index(first) > 0 or first in prefills.longs:
                 prompts.add(first.prompt_key)
 

@@ -70,7 +70,7 @@ class Prefills:
             if sequence.num_to_compute <= self._threshold:
                 self._compute(sequence)
 
-    def may_enter(self, sequence: Sequence) -> bool:
+    def may_admit(self, sequence: Sequence) -> bool:
         """Whether ``sequence`` is short, or another long one may run."""
         return len(self.longs) < self._limits.max_long or not self._is_long(sequence)
 
@@ -78,10 +78,10 @@ class Prefills:
         """Whether ``sequence`` may be left in the middle of its prompt, or is done in this step."""
         if len(self.longs) + self._num_short < self._limits.max_partial:
             return True
-        is_short_of_blocks = self._num_lacking(sequence) <= min(self.budget, self._threshold)
-        return is_short_of_blocks and self._builder.max_tokens(sequence) == sequence.num_to_compute
+        is_short = self._num_lacking(sequence) <= min(self.budget, self._threshold)
+        return is_short and self._builder.max_tokens(sequence) == sequence.num_to_compute
 
-    def enter(self, sequence: Sequence) -> None:
+    def admit(self, sequence: Sequence) -> None:
         """Computes ``sequence``, which has just got its slot."""
         self._builder.admit(sequence)
         self.add([sequence])

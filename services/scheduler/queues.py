@@ -67,7 +67,9 @@ class Queues:
             self.waiting.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        any(queue.try_remove(sequence) for queue in (self.waiting, self.isolated, self.paused))
+        for queue in (self.waiting, self.isolated, self.paused):
+            if queue.try_remove(sequence):
+                return
 
     def resume(self, sequence: Sequence) -> None:
         """Moves a paused sequence that has credit again to the queue where it is computed from."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from services.scheduler.emission import Emission, record
+from services.scheduler.emission import Emission, apply_result
 from services.scheduler.handover import Handover
 from services.scheduler.limits import LacksBlocks, check_length
 from services.scheduler.planner import Planner
@@ -86,7 +86,7 @@ class Scheduler:
         self.queues = Queues()
         self.planner = Planner(self.workers, self.queues, pipeline_depth, prefill_limits)
         self.num_requeues = 0  # after the death of their worker
-        self.num_prefix_queries = self.num_prefix_hits = 0  # tokens of those that entered first
+        self.num_prefix_queries = self.num_prefix_hits = 0  # tokens of prompts admitted first
         self._handover = Handover(self.workers, self.sequences, self.queues)
         self._priority_step_s = priority_step_s
         self._caches_prefixes = caches_prefixes
@@ -115,7 +115,7 @@ class Scheduler:
         refusals = []
         for slot, sequence in list(worker.running.items()):
             sequence.allocation = None
-            if slot in computed and not is_planned and not sequence.survives_worker_death():
+            if slot in computed and not is_planned and not sequence.note_worker_death():
                 text = f"{sequence.num_worker_deaths} workers died while they ran this request"
                 refusals.append(self._refusal(sequence, InternalError(text, code=WORKER_DIED)))
             else:
@@ -235,7 +235,7 @@ class Scheduler:
         worker = self.workers[worker_id]
         worker.finish(result, self._num_absorbed + 1)
         self._num_absorbed += 1
-        emissions = record(worker, result, arrays.ids.tolist())
+        emissions = apply_result(worker, result, arrays.ids.tolist())
         for emission in emissions:
             if emission.ends or emission.has_output:
                 worker.index_blocks(emission.sequence, emission.ends)
@@ -248,13 +248,13 @@ class Scheduler:
         return emissions
 
     @property
-    def concerns_all(self) -> bool:
+    def may_change_other_plans(self) -> bool:
         """Whether the result of one worker may change the next plans of others: a sequence waits,
         or is handed over."""
         is_leaving = any(worker.is_leaving for worker in self.workers.values())
         return is_leaving or self.queues.num_runnable > 0
 
-    # --- within ---------------------------------------------------------------------------------
+    # --- private --------------------------------------------------------------------------------
 
     def _count_hits(self, newcomers: list[Sequence]) -> None:
         """Leaves out those that resume: that they were preempted is no success of the cache."""

@@ -138,16 +138,16 @@ class Sequence:
         self.is_isolated = self.is_isolated and not ids
         self.num_bytes += bytes_of(run)
 
-    def survives_worker_death(self) -> bool:
+    def note_worker_death(self) -> bool:
         """Notes that a worker died while it computed this sequence, and returns whether another one
         may run it.
 
         None may if the sequence was computed alone and has emitted nothing since.
         """
-        is_proven = self.is_isolated
+        was_alone = self.is_isolated
         self.is_isolated = True
         self.num_worker_deaths += 1
-        return not is_proven and self.num_worker_deaths <= MAX_WORKER_DEATHS
+        return not was_alone and self.num_worker_deaths <= MAX_WORKER_DEATHS
 
     def known_ids(self) -> np.ndarray:
         """The prompt, then what was emitted: [num_known] int32."""

@@ -170,11 +170,9 @@ class SchedulerService:
             case Generate(), "tokenizer":
                 self._add(peer, message, *arrays)
             case Cancel(keys), "tokenizer":
-                num_before = len(self._core.sequences)
                 for key in keys:
                     if self._owns(peer, key):
                         self._core.cancel((key.request, key.attempt))
-                self._intake.note_ends(num_before - len(self._core.sequences), time.monotonic())
             case Credit(grants), "tokenizer":
                 for grant in grants:
                     if self._owns(peer, grant):
@@ -209,11 +207,10 @@ class SchedulerService:
         self._plan_for(worker_id, peer)  # first of all: the worker idles until it has a plan
         self._num_steps += 1
         self._steps.end(worker_id, result, time.monotonic())
-        self._intake.note_ends(sum(each.ends for each in emissions), time.monotonic())
         for route, group in groupby(emissions, key=lambda each: each.sequence.route):
             self._forward(route, list(group), layout)
         self._account()
-        if self._core.concerns_all:
+        if self._core.may_change_other_plans:
             self._plan_soon()
 
     def _refuse(self, refusals: list[Refusal]) -> None:
@@ -253,8 +250,10 @@ class SchedulerService:
         else:
             self._idle.set()
         self._metrics.count()
-        for ended in self._core.take_ended():
-            self._log.end(ended, time.monotonic())
+        now_s, all_ended = time.monotonic(), self._core.take_ended()
+        self._intake.note_ends(len(all_ended), now_s)
+        for ended in all_ended:
+            self._log.end(ended, now_s)
 
     def _plan_for(self, worker_id: str, peer: Peer) -> None:
         """Sends as many plans as may be in flight at once."""

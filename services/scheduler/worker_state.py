@@ -79,14 +79,14 @@ class WorkerState:
         depth = self.draft_depth.now
         return PlanBuilder(self._num_steps, budget, release, vocab_size, self._verify_depth, depth)
 
-    def send(self, plan: StepPlan, now: int) -> None:
-        """Notes that ``plan`` is in flight; ``now`` counts the results of all workers."""
+    def send(self, plan: StepPlan, num_absorbed: int) -> None:
+        """Notes that ``plan`` is in flight; ``num_absorbed`` counts the results of all workers."""
         if not self.in_flight:
-            self.in_flight_since = now
+            self.in_flight_since = num_absorbed
         self.in_flight.append(plan)
         self._verify_depth = plan.draft_depth
 
-    def finish(self, result: StepResult, now: int) -> None:
+    def finish(self, result: StepResult, num_absorbed: int) -> None:
         """Takes the oldest plan, which ``result`` belongs to, out of flight. Raises CodecError for
         the result of another plan: what the plans before it brought is lost."""
         step = result.step
@@ -96,7 +96,7 @@ class WorkerState:
         plan = self.in_flight.popleft()
         self._num_finished += bool(plan.prefill or plan.decode)
         self.draft_depth.note(plan, result)
-        self.in_flight_since = now
+        self.in_flight_since = num_absorbed
         done = [each for each in self.leaving if each.last_step <= step]
         self.leaving = [each for each in self.leaving if each.last_step > step]
         for each in done:

@@ -5,6 +5,8 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 
@@ -115,7 +117,7 @@ class WorkerService:
 
     def on_down(self, peer: Peer, reason: str) -> None:
         """The next scheduler knows nothing of our sequences."""
-        self._step_thread.submit(self._engine.reset)
+        self._step_thread.submit(_run, asyncio.get_running_loop(), self._engine.reset)
         self._log.clear()
         self._plan_check.clear()
         self._load = 0
@@ -128,27 +130,17 @@ class WorkerService:
             log.warning("%s sent a %s, which is not for us", peer, type(message).__name__)
 
     def _step(self, peer: Peer, plan: StepPlan, ids: np.ndarray) -> None:
-        """Queues the step at once: what the step thread gets next must find it done. Raises
-        CodecError for a plan that cannot be run."""
+        """Submits to the step thread at once, so that a reset that comes later runs after it.
+        Raises CodecError for a plan that cannot be run."""
         self._plan_check.check(plan, ids)
         if self._num_pending == 0:
             self._last_progress_s = time.monotonic()
         self._num_pending += 1
-        self._step_thread.submit(self._run_step, peer, plan, ids, asyncio.get_running_loop())
-        self._log.note(plan)
-
-    def _run_step(
-        self, peer: Peer, plan: StepPlan, ids: np.ndarray, loop: asyncio.AbstractEventLoop
-    ) -> None:
-        """Runs on the step thread; an error there ends the service."""
+        loop = asyncio.get_running_loop()
         output: Future[StepOutput] = Future()
-        output.add_done_callback(
-            lambda done: loop.call_soon_threadsafe(self._send_result, peer, done)
-        )
-        try:
-            self._engine.submit(plan, ids, output)
-        except Exception as error:
-            loop.call_soon_threadsafe(_raise, error)
+        output.add_done_callback(lambda done: _call_soon(loop, self._send_result, peer, done))
+        self._step_thread.submit(_run, loop, self._engine.submit, plan, ids, output)
+        self._log.note(plan)
 
     def _send_result(self, peer: Peer, output: Future[StepOutput]) -> None:
         """Raises what broke the step, which ends the service."""
@@ -185,6 +177,22 @@ class WorkerService:
             await asyncio.sleep(WATCH_S)
             if self._busy_s() > 2 * self._config.stall_s:
                 raise RuntimeError(f"no step has finished for {self._busy_s():.0f} s")
+
+
+def _run(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: Any) -> None:
+    """Runs ``call`` on the step thread; an error there ends the service."""
+    try:
+        call(*arguments)
+    except Exception as error:
+        _call_soon(loop, _raise, error)
+
+
+def _call_soon(
+    loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: Any
+) -> None:
+    """Calls back on the event loop, from any thread, unless the service has ended."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(callback, *arguments)
 
 
 def _raise(error: Exception) -> None:

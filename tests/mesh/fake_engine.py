@@ -70,6 +70,7 @@ class FakeEngine(StepEngine):
 
     def reset(self) -> None:
         self._worker = SimulatedWorker(self.capacity)
+        self._idle_time.forget()
 
     def step(self, plan: StepPlan, ids: np.ndarray) -> tuple[StepResult, TokenArrays]:
         idle_s = self._idle_time.begin_step(time.monotonic())

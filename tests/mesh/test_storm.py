@@ -200,8 +200,7 @@ async def test_a_storm_loses_and_changes_nothing_and_leaves_nothing(tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("transport", ["ipc", "tcp"])
-@pytest.mark.parametrize("seed", [20, 25, 31])
-async def test_a_long_storm(tmp_path: Path, seed: int, transport: str):
-    await weather(tmp_path, seed, transport, duration_s=75)
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize(("seed", "transport"), [(20, "ipc"), (25, "tcp"), (31, "ipc")])
+async def test_ten_minutes_of_storm(tmp_path: Path, seed: int, transport: str):
+    await weather(tmp_path, seed, transport, duration_s=600)

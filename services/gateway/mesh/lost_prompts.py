@@ -8,8 +8,8 @@ from services.gateway.mesh.open_prompt import OpenPrompt
 class LostPrompts:
     """Times are monotonic. Pure.
 
-    One is due when its pause is over, at the latest when it may wait no longer; while no tokenizer
-    is ready, then alone.
+    A prompt is due when its pause or its time to wait is over; while no tokenizer is ready, only
+    the latter counts.
     """
 
     def __init__(self) -> None:

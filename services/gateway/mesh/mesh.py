@@ -56,8 +56,8 @@ class Mesh:
     """
 
     def __init__(self, replay_s: float, ready_wait_s: float, accept_timeout_s: float) -> None:
-        self._look = asyncio.Event()  # at lost prompts, since a tokenizer or a prompt has changed
-        self.tokenizers = Tokenizers(ready_wait_s, self._look.set)
+        self._lost_changed = asyncio.Event()  # a prompt was lost, or a tokenizer has changed
+        self.tokenizers = Tokenizers(ready_wait_s, self._lost_changed.set)
         self.conversions = Conversions(self.tokenizers, accept_timeout_s)
         self._replay_s = replay_s
         self._ready_wait_s = ready_wait_s
@@ -69,7 +69,7 @@ class Mesh:
     async def run(self) -> None:
         """Replays what was lost, until cancelled."""
         while True:
-            self._look.clear()
+            self._lost_changed.clear()
             now_s, is_ready = time.monotonic(), bool(self.tokenizers.ready())
             for prompt in self._lost.take_due(now_s, is_ready):
                 if is_ready:
@@ -78,7 +78,7 @@ class Mesh:
                     prompt.fail(self.tokenizers.unavailable())
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._lost.pause_s(now_s, is_ready)):
-                    await self._look.wait()
+                    await self._lost_changed.wait()
 
     @property
     def tokens(self) -> TokenTable:
@@ -197,7 +197,7 @@ class Mesh:
         REPLAYS.inc()
         prompt.replay_until_s = now_s + self._replay_s
         self._lost.add(prompt, now_s)
-        self._look.set()
+        self._lost_changed.set()
 
     def _fail(self, prompt: OpenPrompt, error: RequestError) -> None:
         """Ends the prompt, or submits it again later if the mesh is just putting itself together:
@@ -214,7 +214,7 @@ class Mesh:
         prompt.begin_attempt()
         is_full = error.status == Overloaded.status  # else retry_after_s is a guess
         self._lost.add(prompt, now_s, error.retry_after_s or 0.0 if is_full else 0.0)
-        self._look.set()
+        self._lost_changed.set()
 
     def _deliver(
         self, prompts: dict[RequestKey, OpenPrompt], deltas: Deltas, arrays: TokenArrays

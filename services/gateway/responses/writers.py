@@ -6,6 +6,7 @@ Writers yield pieces, for logprobs may make a reply large; see ``pieces.py``.
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from services.gateway.mesh.output_collector import ChoiceUpdate, merged
@@ -43,7 +44,8 @@ class WholeWriter:
             self._of_prompts[update.index // num_choices].append(update)
             return
         if not self._reply.shows_tokens:
-            update = replace(update, arrays=TokenArrays())
+            run = msgspec.structs.replace(update.run, num_tokens=0)
+            update = replace(update, run=run, arrays=TokenArrays())
         self._num_entries += update.num_entries
         self._num_entries += update.num_tokens if self._reply.job.returns_ids else 0
         self._keep(update.index, update)

@@ -77,13 +77,13 @@ class HostEngine:
             rows, arrays, recorded = self._run(batch, plan.draft_depth)
         else:
             rows, arrays, recorded = [], TokenArrays(), None
-        ended_s = time.perf_counter()
-        step_s = ended_s - started_s + self._draft_s
+        step_s = time.perf_counter() - started_s + self._draft_s
         output.set_result((StepResult(plan.step, rows, step_s, idle_s), arrays))
+        delivered_s = time.perf_counter()
         if recorded is not None:
             self._drafter.draft(self._slots, recorded)
         drafted_s = time.perf_counter()
-        self._draft_s = drafted_s - ended_s
+        self._draft_s = drafted_s - delivered_s
         self._idle_time.end_step(drafted_s, self.num_running)
 
     def _prepare(self, plan: StepPlan, ids: np.ndarray) -> Batch:
@@ -110,14 +110,14 @@ class HostEngine:
         if self._model.clears_blocks and outcome.is_retried.any():
             self._kv_cache.clear_slots(batch.kv_slots_of(outcome.is_retried))
         prompts = prompt_rows(table, batch, self._ask_prompts(batch, hidden))
-        go_on = batch.sampling_slots[~outcome.has_ended & (outcome.num_emitted > 0)]
+        continuing = batch.sampling_slots[~outcome.has_ended & (outcome.num_emitted > 0)]
         depth = min(draft_depth, self._speculation.num_drafts)
         arrays = TokenArrays(emitted, *logprobs.arrays())
         rows, arrays = with_parts(table, rows, arrays, prompts + drafts)
-        return rows, arrays, RecordedStep(batch, hidden, go_on, depth)
+        return rows, arrays, RecordedStep(batch, hidden, continuing, depth)
 
     def _ask_prompts(self, batch: Batch, hidden: Tensor) -> dict[int, PromptPart]:
-        """When the step is recorded."""
+        """Starts the logprobs of prompts. ``record``, which advances ``num_computed``, has run."""
         starts = self._slots.num_computed[batch.slots] - batch.num_tokens
         return ask_prompts(
             *(self._slots, batch.slots, starts, batch.num_tokens, hidden),

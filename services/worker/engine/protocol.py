@@ -25,8 +25,8 @@ class Engine(Protocol):
     def submit(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
         """Runs a step; ``ids`` [sum of num_ids] int32 are the known ids of the admitted rows.
 
-        ``output`` gets the rows that emitted or ended and their buffers, in the order of calls,
-        maybe from another thread, and maybe before or after this returns.
+        ``output`` gets the rows that emitted or ended and their buffers, on any thread, during the
+        call or after it, in the order of calls; an error before that may be raised here instead.
         """
 
     def reset(self) -> None:

@@ -54,7 +54,8 @@ class Batch:
     context: ForwardContext
 
     def kv_slots_of(self, is_chosen: np.ndarray) -> Tensor:
-        """The KV slots of the tokens of those sampling rows that ``is_chosen`` [Q] bool selects."""
+        """Returns the KV slots of the tokens of the sampling rows that ``is_chosen`` [Q] bool
+        selects."""
         tokens = np.isin(self.rows, self.sampling_rows[is_chosen])
         return self.context.slot_mapping[torch.from_numpy(tokens)]
 
@@ -82,7 +83,7 @@ def prepare_batch(
     eos_ids: np.ndarray,
     recomputes_states: bool = False,
 ) -> Batch:
-    """The batch of the plan's rows whose sequences still run.
+    """Lays the plan's rows whose sequences still run end to end.
 
     ``recomputes_states``: where the ids before the first one of a row were cached, the last of them
     is computed once more, since its hidden state is needed.
@@ -133,8 +134,8 @@ def prepare_sampling(
     eos_ids: np.ndarray,
     device: torch.device,
 ) -> SamplingMetadata:
-    """Of ``slots`` [S], whose ids before ``positions`` [S] are what the table has there, drafts
-    included."""
+    """Prepares sampling for ``slots`` [S], whose ids before ``positions`` [S] are those of the
+    table, drafts included."""
 
     def upload(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(device)
@@ -153,8 +154,8 @@ def row_changes(
     positions: np.ndarray,
     eos_ids: np.ndarray,
 ) -> list[RowChange]:
-    """What ``slots`` [n] ask to be changed in ``rows`` [n] of the logits, which are for
-    ``positions`` [n]."""
+    """Returns what the logits rules of ``slots`` [n] change in ``rows`` [n] of the logits, which
+    are for ``positions`` [n]."""
     changes = []
     for row, slot, position in zip(
         *(each.tolist() for each in (rows, slots, positions)), strict=True
@@ -176,7 +177,7 @@ def make_context(
     kv_cache: KVCache,
     first_keys: np.ndarray | None = None,
 ) -> ForwardContext:
-    """The context of rows [R] in the order attention wants: one token first, then by length.
+    """Makes the context of rows [R] in the order attention wants: one token first, then by length.
     ``slot_mapping`` [T] is of their tokens; keys before ``first_keys`` [R] are hidden."""
     cache = kv_cache.layers[0]
     return ForwardContext(
@@ -213,7 +214,7 @@ def _planned_rows(table: SlotTable, plan: StepPlan, recomputes_states: bool) -> 
 
 
 def _last_tokens(ends: np.ndarray, nums: np.ndarray) -> np.ndarray:
-    """The last ``nums`` [Q] of the tokens before ``ends`` [Q], one after the other."""
+    """Returns the last ``nums`` [Q] of the tokens before ``ends`` [Q], one after the other."""
     starts = np.cumsum(nums) - nums
     tokens: np.ndarray = np.arange(int(nums.sum())) + np.repeat(ends - nums - starts, nums)
     return tokens

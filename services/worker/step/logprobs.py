@@ -34,12 +34,12 @@ class StepLogprobs:
         self._tokens = tokens
 
     def widths(self, index: int) -> tuple[int, int]:
-        """``num_values`` and ``num_top_ids`` of the ResultRow that the token is of."""
+        """Returns ``num_values`` and ``num_top_ids`` of the run that begins with a token."""
         by_token = self._tokens.get(index)
         return (len(by_token.values), len(by_token.top_ids)) if by_token is not None else (0, 0)
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Values, ids of the likeliest and ranks of all tokens in order, concatenated."""
+        """Returns values, ids of the likeliest and ranks of all tokens in order, concatenated."""
         by_token = [self._tokens[index] for index in sorted(self._tokens)]
         if not by_token:
             return _NO_FLOATS, _NO_IDS, _NO_IDS
@@ -55,8 +55,8 @@ def gather_logprobs(
     logits: Tensor,
     sampler: Sampler,
 ) -> StepLogprobs:
-    """Of the E tokens that are emitted; ``slots`` [S] are those of the rows of ``logits`` [S, V],
-    as the model computed them or as they were processed."""
+    """Returns the logprobs of the E emitted tokens; ``slots`` [S] are those of the rows of
+    ``logits`` [S, V], raw or processed."""
     rows = outcome.rows
     slots, tokens = slots[rows], outcome.emitted
     asked, vocab_size = table.num_logprobs[slots], logits.shape[-1]
@@ -73,14 +73,14 @@ def gather_logprobs(
 
 
 def num_top_of(asked: np.ndarray, vocab_size: int) -> np.ndarray:
-    """How many of the likeliest tokens [n] get a logprob where ``asked`` [n] are wanted: V for
-    all; NO_LOGPROBS stays what it is."""
+    """Returns how many of the likeliest tokens [n] get a logprob where requests ask for ``asked``
+    [n]: V for all; NO_LOGPROBS stays what it is."""
     nums: np.ndarray = np.where(asked == ALL_TOKENS, vocab_size, np.minimum(asked, vocab_size))
     return nums
 
 
 def pieces(rows: np.ndarray, vocab_size: int) -> Iterator[np.ndarray]:
-    """As many ``rows`` [n] of logits at a time as may be worked on."""
+    """Splits ``rows`` [n] of logits into pieces that fit the scratch memory."""
     num = max(1, MAX_LOGITS_AT_ONCE // vocab_size)
     return (rows[start : start + num] for start in range(0, len(rows), num))
 
@@ -88,8 +88,8 @@ def pieces(rows: np.ndarray, vocab_size: int) -> Iterator[np.ndarray]:
 def _gather(
     logits: Tensor, rows: np.ndarray, tokens: np.ndarray, nums: np.ndarray, sampler: Sampler
 ) -> list[TokenLogprobs]:
-    """Logprobs of ``rows`` [N] of the logits; all or none of the ``nums`` [N] of likeliest tokens
-    are V."""
+    """Returns the logprobs of ``rows`` [N] of the logits; all or none of the ``nums`` [N] of
+    likeliest tokens are V."""
     num_top = int(nums.max())
     found = sampler.logprobs(logits, rows, tokens, num_top if num_top < logits.shape[-1] else None)
     values, top_ids = found.values.clamp(min=MIN_LOGPROB).cpu().numpy(), found.top_ids.cpu().numpy()

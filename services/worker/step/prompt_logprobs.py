@@ -1,4 +1,4 @@
-"""The logprobs of prompts: of what a step has computed of them, as rows of a StepResult.
+"""Computes the logprobs of prompts, of the chunks that a step computes, as rows of a StepResult.
 
 They are those of the model, also where those of sampled tokens are processed: nothing is sampled
 from them. Logits of all positions never exist at once.
@@ -35,8 +35,8 @@ Score = Callable[[Tensor, np.ndarray, int | None], RowLogprobs]
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """Logprobs of a part of a prompt, on their way to the host: of its tokens ``ids`` [n], the
-    last of which is number ``last``, counted from the prompt's second."""
+    """Logprobs of the tokens ``ids`` [n] of a prompt, on their way to the host. The last one is
+    number ``last``, counted from the prompt's second."""
 
     ids: np.ndarray
     last: int
@@ -63,8 +63,9 @@ def ask_prompts(
     logits_of: LogitsOf,
     score: Score,
 ) -> dict[int, PromptPart]:
-    """By slot, of those of ``slots`` [C] that ask, as soon as their chunks are computed: each has
-    ``nums`` [C] states of ``hidden`` [T, hidden_size], from position ``starts`` [C] on."""
+    """Starts the logprobs of every chunk whose request asks for them, and returns them by slot.
+    Each of ``slots`` [C] has ``nums`` [C] states of ``hidden`` [T, hidden_size], from position
+    ``starts`` [C] on."""
     ends, prompt_lens = starts + nums, table.prompt_lens[slots]
     # Tokens before a chunk were scored by the chunks before it, whose results may be under way.
     firsts = np.maximum(table.num_prompt_scored[slots], starts)
@@ -95,8 +96,8 @@ def _pieces_of(
     logits_of: LogitsOf,
     score: Score,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Values, top ids and ranks, in pieces: of ``states`` [n, hidden_size], which are followed by
-    ``ids`` [n]."""
+    """Yields values, top ids and ranks, in pieces, for ``states`` [n, hidden_size], which are
+    followed by ``ids`` [n]."""
     for piece in pieces(np.arange(len(ids)), vocab_size):
         logits = logits_of(states[piece[0] : piece[-1] + 1])
         tokens = ids[piece].astype(np.int64)
@@ -109,7 +110,8 @@ def _pieces_of(
 def prompt_rows(
     table: SlotTable, computed: ComputedRows, parts: Mapping[int, PromptPart]
 ) -> list[RowPart]:
-    """After the step was recorded. Sequences that end with their prompt are closed."""
+    """Returns the rows of prompts, once the step is recorded, and closes sequences that end with
+    their prompt."""
     slots = computed.slots
     prompt_lens, ends = table.prompt_lens[slots], table.num_computed[slots]
     is_over = (ends == prompt_lens) & (table.end[slots] == prompt_lens)

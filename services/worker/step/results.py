@@ -1,4 +1,4 @@
-"""What a step did to the slots, as the result that goes to the scheduler."""
+"""Records a step in the slot table, as the result that goes to the scheduler."""
 
 from typing import NamedTuple, Protocol
 
@@ -79,7 +79,7 @@ def _row(
     stops: bool,
     fills: bool,
 ) -> ResultRow:
-    """The row of a slot whose first token is number ``start`` of those that the step emits."""
+    """Returns the row of a slot whose first token is number ``start`` of all emitted ones."""
     request, attempt = table.requests[slot]
     if error:
         return ResultRow(slot, request, attempt, NO_TOKENS, error=ERRORS[error])
@@ -92,7 +92,8 @@ def _row(
 
 
 def draft_rows(table: SlotTable, computed: ComputedRows, outcome: AcceptOutcome) -> list[RowPart]:
-    """The drafts of those that asked, before the step is recorded."""
+    """Returns the verified drafts of slots whose request asked for them; the step is not recorded
+    yet."""
     slots = computed.sampling_slots
     num_drafts = computed.num_drafts[computed.sampling_rows]
     parts = []
@@ -113,8 +114,8 @@ def draft_rows(table: SlotTable, computed: ComputedRows, outcome: AcceptOutcome)
 def with_parts(
     table: SlotTable, rows: list[ResultRow], arrays: TokenArrays, parts: list[RowPart]
 ) -> tuple[list[ResultRow], TokenArrays]:
-    """``parts`` among the rows of a result, each before its slot's tokens, unless it fails: then
-    its slot has no other row."""
+    """Puts each part before its slot's output row. A part with an error replaces all rows of its
+    slot."""
     if not parts:
         return rows, arrays
     failed = {each.row.slot: each for each in parts if each.row.error is not None}

@@ -1,4 +1,4 @@
-"""What is made of a step's logits: tokens, scores and logprobs."""
+"""Turns a step's logits into tokens, scores and logprobs."""
 
 from typing import Protocol
 
@@ -15,7 +15,7 @@ class Sampler(Protocol):
     """Logits are [S, V] float32."""
 
     def sample(self, logits: Tensor, adjusted: Tensor, random: RandomRows | None) -> np.ndarray:
-        """Token ids [S] int64 drawn from ``adjusted``, which may be ``logits`` themselves.
+        """Samples token ids [S] int64 from ``adjusted``, which may be ``logits`` themselves.
 
         In place of a token NOT_FINITE where the row of ``logits`` has a NaN or an infinity, or
         NOTHING_LEFT where all of ``adjusted`` is −inf.
@@ -23,14 +23,14 @@ class Sampler(Protocol):
         ...
 
     def process(self, logits: Tensor, random: RandomRows | None) -> Tensor:
-        """The scores that are drawn from, [S, V]; what is filtered is −inf."""
+        """Returns the scores that are sampled from, [S, V]; what is filtered is −inf."""
         ...
 
     def logprobs(
         self, logits: Tensor, rows: np.ndarray, tokens: np.ndarray, num_top: int | None
     ) -> RowLogprobs:
-        """Of ``rows`` [N] int64, ascending, and their ``tokens`` [N] int64; ``num_top`` < V, or
-        None: the whole vocabulary."""
+        """Returns the logprobs of ``rows`` [N] int64, ascending, and their ``tokens`` [N] int64;
+        ``num_top`` < V, or None: the whole vocabulary."""
         ...
 
 

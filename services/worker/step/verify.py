@@ -1,7 +1,7 @@
-"""Which of the sampled tokens are the text's: speculation never changes it.
+"""Decides which sampled tokens are emitted; speculation never changes the text.
 
-A draft is right if it is the token that was sampled in its place, so what was sampled after the
-drafts that are right, and after no other, is what would have been sampled without drafts.
+A draft is accepted if it is the token that was sampled in its position, so the token sampled after
+the accepted drafts is the one that would have been sampled without drafts.
 """
 
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ NO_TOKEN = -1
 class AcceptOutcome:
     """The outcome of the Q rows that sample; w is one more than the most drafts of a row."""
 
-    tokens: np.ndarray  # [Q, w] int64: what was sampled, or in its place what is wrong
+    tokens: np.ndarray  # [Q, w] int64: what was sampled, or NOT_FINITE or NOTHING_LEFT
     drafts: np.ndarray  # [Q, w - 1] int64, NO_TOKEN where there is none
     num_emitted: np.ndarray  # [Q] int64: the first of the tokens
     num_accepted: np.ndarray  # [Q] int64: the first of the drafts, which are emitted
-    errors: np.ndarray  # [Q] int64: what is wrong, below 0
+    errors: np.ndarray  # [Q] int64: 0, or NOT_FINITE or NOTHING_LEFT
     is_stopped: np.ndarray  # [Q] bool: the last one emitted ends the text
     is_full: np.ndarray  # [Q] bool: there is no room for more
     emitted: np.ndarray  # [E] int64: all tokens that are emitted, in order
@@ -31,7 +31,7 @@ class AcceptOutcome:
 
     @property
     def is_retried(self) -> np.ndarray:
-        """[Q] bool: its numbers were not finite, maybe for its drafts."""
+        """[Q] bool: the row is computed again, since logits at its drafts were not finite."""
         retried: np.ndarray = (self.num_emitted == 0) & (self.errors == 0)
         return retried
 
@@ -99,6 +99,6 @@ def _ends_text(
 
 
 def _first(flags: np.ndarray) -> np.ndarray:
-    """The first true column of each row [Q, w], or one beyond what a row may have."""
+    """Returns the first true column of each row [Q, w], or one beyond what a row may have."""
     first: np.ndarray = np.where(flags.any(1), flags.argmax(1), flags.shape[1] + 1)
     return first

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import AnyEngine, make_engine
+from services.worker.engine.device.collector import LaunchedStep
 from services.worker.engine.device.engine import DeviceEngine
 from services.worker.engine.protocol import StepOutput, run_step
 from shared.errors import ConfigError
@@ -225,6 +226,24 @@ def test_a_reset_waits_for_results_and_forgets_all_sequences(engine: DeviceEngin
     found = launched_ahead(engine, steps_of())
     assert_same(found, wanted)
     assert found[0][0].idle_s == 0.0
+
+
+def test_what_follows_a_step_that_broke_has_its_error(
+    engine: DeviceEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(launched: LaunchedStep) -> StepOutput:
+        raise RuntimeError("the card fell off the bus")
+
+    first, second, third, *_ = steps_of()
+    with held_results(engine):
+        outputs = [submitted(engine, first), submitted(engine, second)]
+        monkeypatch.setattr(engine._collector, "collect", broken)
+    for output in outputs:
+        with pytest.raises(RuntimeError, match="fell off"):
+            output.result()
+    for call in (lambda: submitted(engine, third), engine.reset):
+        with pytest.raises(RuntimeError, match="fell off"):
+            call()
 
 
 def test_recorded_steps_bring_what_others_bring(checkpoint: Path, engine: DeviceEngine) -> None:

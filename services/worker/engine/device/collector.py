@@ -1,4 +1,4 @@
-"""What a step brought: from the device to the table of slots, and to the scheduler."""
+"""Brings what a step computed from the device to the slot table and to the scheduler."""
 
 from dataclasses import dataclass, field
 
@@ -23,7 +23,7 @@ from shared.token_arrays import TokenArrays
 
 @dataclass
 class LaunchedStep:
-    """A step that is on the device, and what comes back of it."""
+    """A step that is on the device, and its downloads."""
 
     plan: StepPlan
     planned: PlannedRows
@@ -40,7 +40,8 @@ class LaunchedStep:
 
 
 class Collector:
-    """Knows the step before: what the device did after its result belongs to the next one."""
+    """Collects steps in order. It keeps the step before, since what the device did after that
+    one's result belongs to the next one."""
 
     def __init__(self, table: SlotTable, loaded: LoadedModel, capacity: Capacity) -> None:
         self.mtp_coverage = MtpCoverage(capacity)
@@ -51,11 +52,11 @@ class Collector:
         self._has_more = False  # sequences were open when the last step was collected
 
     def forget(self) -> None:
-        """No step was before the next one."""
+        """Forgets the step before."""
         self._last = None
 
     def collect(self, launched: LaunchedStep) -> StepOutput:
-        """Waits until the device has decided."""
+        """Waits for the sampled tokens, records them in the table and returns the result."""
         table = self._table
         packed = NO_ROWS if launched.packed is None else launched.packed.wait()[0]
         rows, outcome = unpack(table, launched.planned, packed)
@@ -101,7 +102,8 @@ class Collector:
     def _note_drafts(
         self, launched: LaunchedStep, rows: StepRows, outcome: AcceptOutcome, num_known: np.ndarray
     ) -> None:
-        """What was drafted, or is now. ``num_known`` [R] are the lengths before the step."""
+        """Notes the drafts that the device made, or looks up n-grams. ``num_known`` [R] are the
+        lengths before the step."""
         table = self._table
         if self._method == "mtp":
             is_decoding = ~np.isin(rows.slots, launched.planned.chunk_slots)
@@ -115,8 +117,8 @@ class Collector:
             self._ngram.look_up(table, rows.sampling_slots[goes_on], launched.depth)
 
     def _times(self, launched: LaunchedStep) -> tuple[float, float]:
-        """What the step took, with the drafts that it verified, and for how long the device had
-        nothing to do before it, while sequences were open."""
+        """Returns the seconds that the step took, with the drafts that it verified, and those for
+        which the device had nothing to do before it, while sequences were open."""
         assert launched.decided is not None
         launched.decided.wait()
         step_s = launched.decided.since(launched.begins)
@@ -128,7 +130,7 @@ class Collector:
 
 
 def _note(table: SlotTable, slots: np.ndarray, drafts: np.ndarray, nums: np.ndarray) -> None:
-    """``drafts`` [R, max drafts] of ``slots`` [R], ``nums`` [R] of each."""
+    """Writes ``drafts`` [R, max drafts] of ``slots`` [R], ``nums`` [R] of each, into the table."""
     for slot, row, num in zip(slots.tolist(), drafts, nums.tolist(), strict=True):
         if table.is_open[slot]:
             start = table.num_tokens[slot]

@@ -72,6 +72,7 @@ class DeviceEngine:
         self._results = ThreadPoolExecutor(1, "results")
         self._num_in_flight = 0
         self._is_collected = threading.Condition()
+        self._error: Exception | None = None  # of the first step that broke: what follows is void
 
     @property
     def num_running(self) -> int:
@@ -84,14 +85,18 @@ class DeviceEngine:
         self._collector.forget()
 
     def accept_drafts(self, share: float) -> None:
-        """From the next step on. Raises ValueError where ``draft-acceptance`` is not set."""
+        """Sets the share of drafts that count as accepted, from the next step on. Raises
+        ValueError where ``draft-acceptance`` is not set."""
         if self._segments.acceptance is None:
             raise ValueError("only with draft-acceptance are drafts accepted without a look")
         self._segments.acceptance.fill_(share)
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
-        """Puts ``plan`` on the device. A step that needs results of earlier ones waits for them."""
+        """Puts ``plan`` on the device. A step that needs results of earlier ones waits for them.
+        Raises the error of an earlier step."""
+        if self._error is not None:
+            raise self._error
         launched = self._launch(plan, ids)
         with self._is_collected:
             self._num_in_flight += 1
@@ -118,17 +123,20 @@ class DeviceEngine:
     @torch.inference_mode()
     def _collect(self, launched: LaunchedStep, output: Future[StepOutput]) -> None:
         """Waits for the result, on the thread of the results."""
-        try:
-            if self._device.type == "cuda":
-                torch.cuda.set_device(self._device)  # of this thread
-            found = self._collector.collect(launched)
-        except Exception as error:
-            output.set_exception(error)
-            return
+        if self._error is None:
+            try:
+                if self._device.type == "cuda":
+                    torch.cuda.set_device(self._device)  # of this thread
+                found = self._collector.collect(launched)
+            except Exception as error:
+                self._error = error
         with self._is_collected:
             self._num_in_flight -= 1
             self._is_collected.notify_all()
-        output.set_result(found)
+        if self._error is None:
+            output.set_result(found)
+        else:
+            output.set_exception(self._error)
 
     def _run(self, launched: LaunchedStep) -> None:
         step = self._forward(launched) if launched.planned.num_rows else None
@@ -138,8 +146,8 @@ class DeviceEngine:
             launched.decided = launched.ends = DeviceEvent(self._device)
 
     def _forward(self, launched: LaunchedStep) -> tuple[Step, Tensor] | None:
-        """Where the memory is short, without what prompts take. Steps that only decode take what
-        was there from the start."""
+        """Runs the forward pass. Where memory is short, fails the step's prompt chunks and runs the
+        rest; steps that only decode need no more than was reserved."""
         try:
             return self._try_forward(launched.planned)
         except torch.OutOfMemoryError as error:
@@ -152,7 +160,8 @@ class DeviceEngine:
         return step, step.forward()
 
     def _fail_chunks(self, launched: LaunchedStep, problem: str) -> None:
-        """Raises torch.OutOfMemoryError where there are none."""
+        """Fails the prompt chunks and takes them out of the step. Raises torch.OutOfMemoryError
+        where there are none."""
         planned = launched.planned
         slots = planned.chunk_slots
         if not len(slots):
@@ -239,10 +248,12 @@ class DeviceEngine:
         """Waits until the results of all steps that were launched have come."""
         with self._is_collected:
             self._is_collected.wait_for(lambda: not self._num_in_flight)
+        if self._error is not None:
+            raise self._error
 
 
 def _warn_of_acceptance(loaded: LoadedModel) -> None:
-    """Raises ConfigError where there are no drafts."""
+    """Warns where ``draft-acceptance`` is set. Raises ConfigError where there are no drafts."""
     share = loaded.settings.draft_acceptance
     if share is None:
         return
@@ -254,7 +265,7 @@ def _warn_of_acceptance(loaded: LoadedModel) -> None:
 
 
 def _shapes(loaded: LoadedModel) -> list[Shape]:
-    """The shapes of the steps to record."""
+    """Returns the shapes of the steps to record."""
     settings = loaded.settings
     if settings.enforce_eager or settings.attention_backend == "sdpa":
         return []
