@@ -24,12 +24,12 @@ settings.register_profile("same", search, derandomize=True)
 settings.load_profile("same")
 
 TESTS = Path(__file__).parent
-LONG = ("mesh", "cli", "kernels")
+LONG = ("services/worker", "mesh", "cli", "benchmarks", "kernels")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take minutes begin first, so that none of them is left alone at the end."""
-    items.sort(key=lambda item: item.path.relative_to(TESTS).parts[0] not in LONG)
+    items.sort(key=lambda item: not item.path.relative_to(TESTS).as_posix().startswith(LONG))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
