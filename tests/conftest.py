@@ -24,12 +24,24 @@ settings.register_profile("same", search, derandomize=True)
 settings.load_profile("same")
 
 TESTS = Path(__file__).parent
-LONG = ("services/worker", "mesh", "cli", "benchmarks", "kernels")
+LONG = (
+    "services/worker/test_speculation",
+    "mesh",
+    "cli",
+    "benchmarks",
+    "services/worker",
+    "kernels",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take minutes begin first, so that none of them is left alone at the end."""
-    items.sort(key=lambda item: not item.path.relative_to(TESTS).as_posix().startswith(LONG))
+
+    def place(item: pytest.Item) -> int:
+        path = item.path.relative_to(TESTS).as_posix()
+        return next((i for i, start in enumerate(LONG) if path.startswith(start)), len(LONG))
+
+    items.sort(key=place)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
