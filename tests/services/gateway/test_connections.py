@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import os
 import resource
 import socket
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,18 @@ async def test_more_silent_connections_than_files_neither_end_nor_starve_a_gatew
             assert await gateway.metric("shoal_connections") < NUM_FILES
 
 
+@contextmanager
+def no_gaps() -> Iterator[None]:
+    """Holds files open so that the next ones get consecutive numbers, whatever ran before."""
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    held = [os.dup(0)]
+    while held[-1] < highest:
+        held.append(os.dup(0))
+    yield
+    for number in held:
+        os.close(number)
+
+
 @pytest.mark.parametrize(("share", "is_answered"), [(6, True), (12, False)])
 async def test_where_all_connections_have_a_request_a_new_one_is_refused(
     gateway: GatewayService,
@@ -69,7 +83,7 @@ async def test_where_all_connections_have_a_request_a_new_one_is_refused(
     is_answered: bool,
 ) -> None:
     """Of the files a ``share``th is left."""
-    with socket.create_connection(("127.0.0.1", gateway.port)) as busy:
+    with no_gaps(), socket.create_connection(("127.0.0.1", gateway.port)) as busy:
         busy.sendall(post(prompt="a"))
         request = await tokenizer.accepted()
         limit = (busy.fileno() + 4) * share // (share - 1)
