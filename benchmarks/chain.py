@@ -21,10 +21,10 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from benchmarks.harness.fleet import running_fleet
+from benchmarks.harness.step_engine import run_step
 from benchmarks.report import spread, write
 from services.scheduler.scheduler import Scheduler
 from services.worker.engine.host import HostEngine
-from services.worker.engine.protocol import run_step
 from shared.config.worker import WorkerConfig
 from shared.messages import WINDOW_BYTES, Generate, Grant, NewSequence, SamplingParams
 from shared.model_folder import EMBEDDED_MODEL

@@ -1,10 +1,10 @@
-"""The base of engines that compute a whole step at once."""
+"""Steps one by one: engines that compute a whole step at once, and waiting for the step of any."""
 
 from concurrent.futures import Future
 
 import numpy as np
 
-from services.worker.engine.protocol import StepOutput
+from services.worker.engine.protocol import Engine, StepOutput
 from shared.messages import StepPlan
 
 
@@ -16,3 +16,10 @@ class StepEngine:
 
     def submit(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
         output.set_result(self.step(plan, ids))
+
+
+def run_step(engine: Engine, plan: StepPlan, ids: np.ndarray) -> StepOutput:
+    """Submits one step and waits for its output."""
+    output: Future[StepOutput] = Future()
+    engine.submit(plan, ids, output)
+    return output.result()

@@ -250,10 +250,11 @@ class SchedulerService:
         else:
             self._idle.set()
         self._metrics.count()
-        now_s, all_ended = time.monotonic(), self._core.take_ended()
-        self._intake.note_ends(len(all_ended), now_s)
-        for ended in all_ended:
-            self._log.end(ended, now_s)
+        if all_ended := self._core.take_ended():
+            now_s = time.monotonic()
+            self._intake.note_ends(len(all_ended), now_s)
+            for ended in all_ended:
+                self._log.end(ended, now_s)
 
     def _plan_for(self, worker_id: str, peer: Peer) -> None:
         """Sends as many plans as may be in flight at once."""

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from benchmarks.harness import scheduled
+from benchmarks.harness.step_engine import run_step
 from services.worker.engine.device.engine import DeviceEngine
-from services.worker.engine.protocol import run_step
 from shared.messages import Admit, Decode, Prefill, SamplingParams, StepPlan
 from tests.gpu.engines import make_cuda_engine
 

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.harness.engines import AnyEngine
+from benchmarks.harness.step_engine import run_step
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.requests.job import Job, Prompt
 from services.scheduler.generate_check import check_generate
@@ -23,7 +24,6 @@ from services.scheduler.service import SchedulerService
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.requests import Requests
 from services.tokenizer.service import TokenizerService
-from services.worker.engine.protocol import run_step
 from services.worker.plan_check import PlanCheck
 from shared.codec import Array, decode, encode
 from shared.config.scheduler import SchedulerConfig

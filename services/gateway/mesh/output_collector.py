@@ -63,8 +63,8 @@ def merged(updates: Sequence[ChoiceUpdate]) -> ChoiceUpdate:
 
 def _sum(runs: Sequence[TokenRun]) -> TokenRun:
     """Returns consecutive runs of one kind as one. Those with tokens have equal widths."""
-    if not runs:
-        return NO_TOKENS
+    if len(runs) < 2:
+        return runs[0] if runs else NO_TOKENS
     first = next((run for run in runs if run.num_tokens), runs[0])
     return msgspec.structs.replace(
         first,

@@ -6,7 +6,6 @@ Writers yield pieces, for logprobs may make a reply large; see ``pieces.py``.
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from services.gateway.mesh.output_collector import ChoiceUpdate, merged
@@ -15,6 +14,7 @@ from services.gateway.responses.json_reply import DONE, encode, event
 from services.gateway.responses.logprob_json import PIECE_ENTRIES
 from services.gateway.responses.openai import Choice, TokenIds
 from services.gateway.responses.reply import Reply, Tally
+from shared.messages import NO_TOKENS
 from shared.token_arrays import TokenArrays
 
 _HOLE = b"\0"  # no JSON contains it
@@ -43,13 +43,12 @@ class WholeWriter:
             self._num_entries += len(update.arrays.values) * num_choices
             self._of_prompts[update.index // num_choices].append(update)
             return
+        self._tally.add(update)
         if not self._reply.shows_tokens:
-            run = msgspec.structs.replace(update.run, num_tokens=0)
-            update = replace(update, run=run, arrays=TokenArrays())
+            update = replace(update, run=NO_TOKENS, arrays=TokenArrays())
         self._num_entries += update.num_entries
         self._num_entries += update.num_tokens if self._reply.job.returns_ids else 0
         self._keep(update.index, update)
-        self._tally.add(update)
 
     def _keep(self, index: int, update: ChoiceUpdate) -> None:
         kept = self._progresses[index]

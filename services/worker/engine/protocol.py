@@ -31,10 +31,3 @@ class Engine(Protocol):
 
     def reset(self) -> None:
         """Forgets all sequences, once their steps have run."""
-
-
-def run_step(engine: Engine, plan: StepPlan, ids: np.ndarray) -> StepOutput:
-    """Submits one step and waits for its output."""
-    output: Future[StepOutput] = Future()
-    engine.submit(plan, ids, output)
-    return output.result()

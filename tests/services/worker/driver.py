@@ -7,8 +7,8 @@ from itertools import cycle
 import numpy as np
 
 from benchmarks.harness.engines import AnyEngine
+from benchmarks.harness.step_engine import run_step
 from services.worker.engine.device.engine import DeviceEngine
-from services.worker.engine.protocol import run_step
 from services.worker.models import CausalLM
 from shared.messages import Admit, Decode, Prefill, ResultRow, RunKind, SamplingParams, StepPlan
 from shared.token_arrays import Layout, TokenArrays

@@ -12,9 +12,10 @@ import pytest
 
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import AnyEngine, make_engine
+from benchmarks.harness.step_engine import run_step
 from services.worker.engine.device.collector import LaunchedStep
 from services.worker.engine.device.engine import DeviceEngine
-from services.worker.engine.protocol import StepOutput, run_step
+from services.worker.engine.protocol import StepOutput
 from shared.errors import ConfigError
 from shared.messages import ALL_TOKENS, Admit, Prefill, SamplingParams, StepPlan
 from shared.model_folder import EMBEDDED_MODEL

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from benchmarks.harness.engines import ENGINES, make_engine
+from benchmarks.harness.step_engine import run_step
 from services.worker.backends.native import NativeLM
 from services.worker.config.model_config import read_eos_ids, read_model_config
 from services.worker.engine.device.engine import DeviceEngine
 from services.worker.engine.host import HostEngine
-from services.worker.engine.protocol import run_step
 from shared.messages import (
     Admit,
     Decode,

@@ -14,8 +14,8 @@ from transformers import (
 
 from benchmarks.harness.engines import ENGINES, make_engine
 from benchmarks.harness.oracle import load_as_qwen2, true_logits
+from benchmarks.harness.step_engine import run_step
 from services.worker.engine.host import HostEngine
-from services.worker.engine.protocol import run_step
 from services.worker.step import logprobs
 from shared.messages import ALL_TOKENS, MIN_LOGPROB, Admit, Prefill, SamplingParams, StepPlan
 from shared.token_arrays import Layout

@@ -9,10 +9,10 @@ from transformers import Qwen2ForCausalLM
 
 from benchmarks.harness.engines import ENGINES, make_engine
 from benchmarks.harness.oracle import true_logits
+from benchmarks.harness.step_engine import run_step
 from kernels.logprobs.reference import logprobs_row
 from services.scheduler.scheduler import Scheduler
 from services.worker.engine.host import HostEngine
-from services.worker.engine.protocol import run_step
 from services.worker.step import logprobs
 from shared.messages import ALL_TOKENS, Generate, NewSequence, RunKind, SamplingParams
 from shared.token_arrays import Layout, TokenArrays, join
