@@ -24,7 +24,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PROTOCOL_MAJOR = 2
+PROTOCOL_MAJOR = 3
 PROTOCOL_MINOR = 0
 
 ServiceName = Literal["gateway", "tokenizer", "scheduler", "worker"]
@@ -52,6 +52,11 @@ ALL_TOKENS = -1  # as SamplingParams.logprobs: the whole vocabulary
 MIN_LOGPROB = -9999.0  # of a token that cannot be sampled: JSON has no infinity; vLLM's is the same
 MAX_REASON_CHARS = 4000
 MAX_NAME_CHARS = 256
+MAX_JSON_CHARS = 256 << 10  # of tools, documents, template arguments and a template, each
+MAX_FORMAT_CHARS = 256 << 10  # of a schema, an expression or a grammar of a client
+MAX_GRAMMAR_CHARS = 512 << 10  # of what becomes of it
+MAX_TOOLS = 512
+MAX_MARKER_IDS = 64
 
 Int32 = Annotated[int, Meta(ge=0, le=2**31 - 1)]  # a count, an index or an id
 Int64 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -63,6 +68,7 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 Reason = Annotated[str, Meta(max_length=MAX_REASON_CHARS)]
+Json = Annotated[str, Meta(max_length=MAX_JSON_CHARS)]
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -87,7 +93,8 @@ class ModelInfo(Row, frozen=True):
 
     ``fingerprint`` identifies the weights and the vocabulary: peers with different ones refuse
     each other. ``names`` and ``defaults`` are a tokenizer's, what is below them a worker's: with
-    others it would write other texts.
+    others it would write other texts. ``tool_parser`` and ``reasoning_parser`` name the formats of
+    ``shared/dialects`` in which it calls tools and reasons; empty: it does not.
     """
 
     names: list[Reason]
@@ -99,6 +106,8 @@ class ModelInfo(Row, frozen=True):
     dtype: Name = ""
     load_format: Name = ""
     logprobs_mode: Name = ""
+    tool_parser: Name = ""
+    reasoning_parser: Name = ""
 
 
 class Capacity(Row, frozen=True):
@@ -190,6 +199,23 @@ class Refused(Row, tag=4, frozen=True):
 # --- going down -----------------------------------------------------------------------------------
 
 
+class Guide(Row, frozen=True):
+    """What a text must be: one of ``grammar``, in llguidance's syntax; empty: any.
+
+    The model may reason before, if there are ``close_ids``: any of them ends it, and only then does
+    the grammar hold. It does reason at first if ``is_open``; otherwise one of ``open_ids`` may be
+    its first token, and begins it. After ``budget`` tokens of reasoning ``forced_ids`` follow,
+    which end it.
+    """
+
+    grammar: Annotated[str, Meta(max_length=MAX_GRAMMAR_CHARS)] = ""
+    is_open: bool = False
+    open_ids: Annotated[list[Int32], Meta(max_length=MAX_MARKER_IDS)] = []
+    close_ids: Annotated[list[Int32], Meta(max_length=MAX_MARKER_IDS)] = []
+    budget: Int32 | None = None
+    forced_ids: Annotated[list[Int32], Meta(max_length=MAX_STOP_CHARS)] = []
+
+
 class SamplingParams(Row, frozen=True):
     """How tokens are drawn and when the worker ends a sequence. The defaults change nothing.
 
@@ -197,7 +223,8 @@ class SamplingParams(Row, frozen=True):
     ``logprobs``: None for none, else how many of the likeliest tokens come beside the sampled
     one, ``ALL_TOKENS`` for every one. ``prompt_logprobs``: the same of the tokens of the prompt.
     ``bad_words`` are sequences of ids whose last one may not follow the others.
-    ``draft_logprobs``: each draft comes, too, with the logprob that its drafter gave it.
+    ``draft_logprobs``: each draft comes, too, with the logprob that its drafter gave it. A
+    tokenizer makes the ``guide``.
     """
 
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -218,36 +245,84 @@ class SamplingParams(Row, frozen=True):
     logprobs: NumLogprobs | None = None
     prompt_logprobs: NumLogprobs | None = None
     draft_logprobs: bool = False
+    guide: Guide | None = None
 
 
 class TextOptions(Row, frozen=True):
-    """What the tokenizer does with the text. ``bad_words`` end up in SamplingParams, as ids."""
+    """What the tokenizer does with the text. ``bad_words`` end up in SamplingParams, as ids.
+    ``has_marks``: Deltas say where the added tokens of the vocabulary are."""
 
     stop: Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] = []
     bad_words: Annotated[list[StopString], Meta(max_length=MAX_BAD_WORDS)] = []
     includes_stop: bool = False
     skips_special_tokens: bool = True
     adds_special_tokens: bool = True
+    has_marks: bool = False
+
+
+class ChatOptions(Row, frozen=True):
+    """What a chat template gets beside the messages.
+
+    ``tools`` and ``documents`` are JSON arrays, ``template_kwargs`` is a JSON object; empty: none.
+    ``template`` is used instead of the model's. ``continues_final_message``: the prompt ends in the
+    text of the last message, which the model continues.
+    """
+
+    tools: Json = ""
+    documents: Json = ""
+    template_kwargs: Json = ""
+    template: Json = ""
+    adds_generation_prompt: bool = True
+    continues_final_message: bool = False
+
+
+FormatKind = Literal["json_object", "json_schema", "regex", "choice", "grammar", "structural_tag"]
+
+
+class OutputFormat(Row, frozen=True):
+    """What a client wants a text to be. ``value`` is a JSON schema, an expression, a JSON array of
+    strings, a grammar (Lark or GBNF) or a structural tag in JSON; it came as the field ``param``.
+
+    ``is_strict``: what cannot be held exactly is refused. ``whitespace`` is an expression for what
+    may stand between the parts of JSON; None: the default.
+    """
+
+    kind: FormatKind
+    param: Name
+    value: Annotated[str, Meta(max_length=MAX_FORMAT_CHARS)] = ""
+    is_strict: bool = True
+    whitespace: StopString | None = None
+
+
+class ToolChoice(Row, frozen=True):
+    """Whether ChatOptions' tools may be called or must be, only those with ``names`` if there are
+    any, and more than one of them if ``is_parallel``."""
+
+    kind: Literal["none", "auto", "required"]
+    names: Annotated[list[Name], Meta(max_length=MAX_TOOLS)] = []
+    is_parallel: bool = True
 
 
 class ChoiceStart(Row, frozen=True):
     """A choice to make, and how much of it the gateway has already: a replay goes on from there.
 
-    ``num_ids`` counts the choice's ids in the Submit's second buffer, ``num_prompt_scored`` the
-    tokens of the prompt whose logprobs are there.
+    ``num_ids`` counts the choice's ids in the Submit's second buffer, ``num_marks`` its Marks,
+    ``num_prompt_scored`` the tokens of the prompt whose logprobs are there.
     """
 
     choice: Int32
     num_ids: Int32 = 0
     num_chars: Int64 = 0
     num_prompt_scored: Int32 = 0
+    num_marks: Int32 = 0
 
 
 class Submit(Row, tag=10, frozen=True):
     """Gateway → tokenizer: one prompt. Buffers: the prompt; int32 ids that its choices have.
 
     ``kind`` text: UTF-8 bytes; ids: int32 token ids; chat: the JSON array of messages, UTF-8.
-    ``owner`` names the API key it came with; empty: there are no keys.
+    ``owner`` names the API key it came with; empty: there are no keys. ``reasoning_budget`` is in
+    tokens.
     """
 
     request: Name
@@ -259,6 +334,10 @@ class Submit(Row, tag=10, frozen=True):
     priority: Priority = 0
     cache_salt: Name = ""
     owner: Name = ""
+    chat: ChatOptions | None = None
+    format: OutputFormat | None = None
+    tool_choice: ToolChoice | None = None
+    reasoning_budget: Int32 | None = None
 
 
 class NewSequence(Row, frozen=True):
@@ -325,6 +404,7 @@ class Convert(Row, tag=15, frozen=True):
     request: Name
     kind: PromptKind
     adds_special_tokens: bool
+    chat: ChatOptions | None = None
 
 
 class Abort(Row, tag=16, frozen=True):
@@ -392,14 +472,25 @@ class StepPlan(Row, tag=13, frozen=True):
 # --- coming up ------------------------------------------------------------------------------------
 
 
+class OutputStart(IntEnum):
+    """What the first token of a text belongs to: the answer or the reasoning, as the prompt ends,
+    or the one that the model begins itself."""
+
+    ANSWER = 0
+    REASONING = 1
+    UNDECIDED = 2
+
+
 class Accepted(Row, tag=20, frozen=True):
     """All choices will run. Until it arrives, a gateway has sent no byte to the client.
 
-    Buffer: int32 ids of the prompt; a scheduler, whose peer knows them, sends none.
+    Buffer: int32 ids of the prompt; a scheduler, whose peer knows them, sends none. A tokenizer
+    sets ``start``.
     """
 
     request: Name
     attempt: Int32
+    start: OutputStart = OutputStart.ANSWER
 
 
 class Finished(Row, frozen=True):
@@ -474,8 +565,23 @@ class Tokens(Row, tag=21, frozen=True):
     finished: list[Finished]
 
 
+class Mark(Row, frozen=True):
+    """An added token in the text of a choice: the output's token number ``index`` is ``token_id``.
+
+    Its text begins ``position`` characters into the choice's, and has ``num_chars``, which may come
+    later; 0: it is not shown.
+    """
+
+    position: Int64
+    num_chars: Int32
+    index: Int32
+    token_id: Int32
+
+
 class Delta(Row, frozen=True):
     """A TokenRow of one choice, and the text that became certain with its tokens.
+
+    A Mark comes with the first character at its position, or before it.
 
     ``text`` may be empty while a character is incomplete, or come without a token. ``num_cached``
     is None where there is no token.
@@ -488,6 +594,7 @@ class Delta(Row, frozen=True):
     run: TokenRun
     text: str = ""
     num_cached: Int32 | None = None
+    marks: list[Mark] = []
 
 
 class Deltas(Row, tag=22, frozen=True):
