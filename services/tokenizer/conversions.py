@@ -57,7 +57,8 @@ class Conversions:
         name, kind, adds_special_tokens = message.request, message.kind, message.adds_special_tokens
         try:
             array = await self._lanes.run(
-                data.nbytes, lambda: convert(self._text, kind, data, adds_special_tokens)
+                data.nbytes,
+                lambda: convert(self._text, kind, data, adds_special_tokens, message.chat),
             )
             gateway.send(Converted(name), array)
         except RequestError as error:

@@ -81,7 +81,13 @@ class TokenizerService:
         location = locate_model(config.model)
         names = config.served_model_name or [location.name]
         model = read_model_info(location.folder, names, config.max_model_len)
-        self._text = TextModel(location.folder, model.max_model_len, model.vocab_size)
+        self._text = TextModel(
+            location.folder,
+            model.max_model_len,
+            model.vocab_size,
+            chat_template=config.chat_template,
+            trusts_requests=config.trust_request_chat_template,
+        )
         written = self._text.token_bytes()
         self._vocabulary = (
             np.frombuffer(b"".join(written), np.uint8),

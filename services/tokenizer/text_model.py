@@ -1,6 +1,5 @@
-"""The textual half of a model folder: vocabulary, special tokens and chat template."""
+"""The textual half of a model folder: vocabulary, special tokens and chat templates."""
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,45 +8,69 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from services.tokenizer.template import ChatTemplate
+from services.tokenizer.chat.prompt import render_prompt
+from services.tokenizer.chat.template import TooMuchText
+from services.tokenizer.chat.template_files import read_json, read_special_tokens, read_templates
+from services.tokenizer.chat.templates import ChatTemplates
 from services.tokenizer.vocabulary import token_bytes
 from shared.codec import Array
 from shared.errors import ConfigError, InvalidRequest
-from shared.messages import PromptKind
+from shared.messages import ChatOptions, PromptKind
 
 MAX_CHAR_BYTES = 4  # in UTF-8
+NO_OPTIONS = ChatOptions()
 
 
 class TextModel:
     """Text ⇄ ids. Its methods may be called from several threads.
 
     A text that must have more than ``max_model_len`` tokens is refused before it is encoded, which
-    for megabytes takes seconds. Ids are those below ``vocab_size``.
+    for megabytes takes seconds. Ids are those below ``vocab_size``. ``chat_template`` is a file
+    with a template instead of the folder's; ``trusts_requests``: a request may bring its own.
     """
 
-    def __init__(self, folder: Path, max_model_len: int, vocab_size: int) -> None:
-        config = _read_json(folder / "tokenizer_config.json")
+    def __init__(
+        self,
+        folder: Path,
+        max_model_len: int,
+        vocab_size: int,
+        *,
+        chat_template: Path | None = None,
+        trusts_requests: bool = False,
+    ) -> None:
+        config = read_json(folder / "tokenizer_config.json")
         self._tokenizer = _load_tokenizer(folder)
         self._tokenizer.no_truncation()  # some folders store it, and it would cut in silence
         self._tokenizer.no_padding()
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self._max_token_chars = max(map(len, self._tokenizer.get_vocab()))
-        self._template = _load_template(folder, config)
+        self._special_tokens = read_special_tokens(folder, config)
+        sources = read_templates(folder, config, chat_template)
+        self._templates = ChatTemplates(sources, trusts_requests)
 
     def encode(self, text: str, adds_special_tokens: bool = True) -> np.ndarray:
         """Ids of a plain prompt, with the special tokens the model's tokenizer adds: [n] int32."""
         return self._encode(text, adds_special_tokens)
 
     def encode_chat(
-        self, messages: list[dict[str, Any]], adds_special_tokens: bool = False
+        self,
+        messages: list[dict[str, Any]],
+        options: ChatOptions = NO_OPTIONS,
+        adds_special_tokens: bool = False,
     ) -> np.ndarray:
         """Ids of a conversation; templates mostly write the special tokens: [n] int32."""
-        if self._template is None:
-            raise InvalidRequest(
-                "the model has no chat template; use /v1/completions", param="messages"
+        return self._encode(self.render(messages, options), adds_special_tokens)
+
+    def render(self, messages: list[dict[str, Any]], options: ChatOptions = NO_OPTIONS) -> str:
+        """A conversation as the text that the model reads."""
+        max_chars = self.max_model_len * self._max_token_chars
+        try:
+            return render_prompt(
+                self._templates, self._special_tokens, messages, options, max_chars
             )
-        return self._encode(self._template.render(messages), adds_special_tokens)
+        except TooMuchText as error:
+            raise self._too_long(f"has {error}") from None
 
     def encode_words(self, words: list[str]) -> list[list[int]]:
         """The ids of each word, at the start of a text and after a space, where they differ."""
@@ -124,33 +147,3 @@ def _load_tokenizer(folder: Path) -> Tokenizer:
     if not tokenizer.get_vocab_size():  # what transformers makes of nothing
         raise ConfigError(f"model: {folder} holds no tokenizer")
     return tokenizer
-
-
-def _load_template(folder: Path, config: dict[str, Any]) -> ChatTemplate | None:
-    path = folder / "chat_template.jinja"
-    source = path.read_text() if path.is_file() else config.get("chat_template")
-    if isinstance(source, list):
-        source = next((each["template"] for each in source if each["name"] == "default"), None)
-    if source is None:
-        return None
-    return ChatTemplate(source, _special_tokens(config))
-
-
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """``bos_token`` and the like by name; older folders write each as an object with its
-    content."""
-    tokens = {}
-    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
-        value = config.get(name)
-        content = value.get("content") if isinstance(value, dict) else value
-        if content is not None:
-            tokens[name] = str(content)
-    return tokens
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text()) if path.is_file() else {}
-    except ValueError as error:
-        raise ConfigError(f"model: {path} is no JSON: {error}") from None
-    return dict(content)
