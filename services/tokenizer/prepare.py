@@ -45,7 +45,14 @@ def prepare(
         begin, end = end, end + start.num_ids
         stream, so_far = _stream(model, submit), resumed[begin:end].tolist()
         choices.append(
-            OpenChoice(start.choice, stream, so_far, start.num_chars, start.num_prompt_scored)
+            OpenChoice(
+                start.choice,
+                stream,
+                so_far,
+                start.num_chars,
+                start.num_prompt_scored,
+                start.num_marks,
+            )
         )
     return Prepared(ids, params, resumed, choices)
 
@@ -137,4 +144,5 @@ def _stream(model: TextModel, submit: Submit) -> TextStream:
         text.stop,
         text.includes_stop,
         submit.params.min_tokens,
+        model.added_texts(text.skips_special_tokens) if text.has_marks else None,
     )

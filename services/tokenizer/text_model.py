@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from services.tokenizer.chat.prompt import render_prompt
 from services.tokenizer.chat.template import TooMuchText
 from services.tokenizer.chat.template_files import read_json, read_special_tokens, read_templates
 from services.tokenizer.chat.templates import ChatTemplates
-from services.tokenizer.vocabulary import token_bytes
+from services.tokenizer.vocabulary import SPACE, token_bytes
 from shared.codec import Array
 from shared.errors import ConfigError, InvalidRequest
 from shared.messages import ChatOptions, PromptKind
@@ -42,6 +42,8 @@ class TextModel:
         self._tokenizer = _load_tokenizer(folder)
         self._tokenizer.no_truncation()  # some folders store it, and it would cut in silence
         self._tokenizer.no_padding()
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._added_texts = {skips: _added_texts(added, skips) for skips in (True, False)}
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self._max_token_chars = max(map(len, self._tokenizer.get_vocab()))
@@ -97,6 +99,10 @@ class TextModel:
                 param="prompt",
             )
 
+    def added_texts(self, skips_special_tokens: bool) -> dict[int, str]:
+        """What is written for each added token, by id."""
+        return self._added_texts[skips_special_tokens]
+
     def token_bytes(self) -> list[bytes]:
         """How each id is written, alone."""
         return token_bytes(self._tokenizer, self.vocab_size)
@@ -147,3 +153,12 @@ def _load_tokenizer(folder: Path) -> Tokenizer:
     if not tokenizer.get_vocab_size():  # what transformers makes of nothing
         raise ConfigError(f"model: {folder} holds no tokenizer")
     return tokenizer
+
+
+def _added_texts(added: dict[int, AddedToken], skips_special_tokens: bool) -> dict[int, str]:
+    """Without tokens of blanks, of which some vocabularies have dozens: they mark nothing."""
+    return {
+        token_id: "" if skips_special_tokens and token.special else token.content
+        for token_id, token in added.items()
+        if token.content.replace(SPACE, " ").strip()
+    }

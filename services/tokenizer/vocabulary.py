@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 
 def token_bytes(tokenizer: Tokenizer, vocab_size: int) -> list[bytes]:
@@ -41,7 +41,7 @@ def _byte_level(piece: str) -> bytes:
 def _sentence_piece(piece: str) -> bytes:
     if match := _BYTE_TOKEN.fullmatch(piece):
         return bytes.fromhex(match[1])
-    return piece.replace(_SPACE, " ").encode()
+    return piece.replace(SPACE, " ").encode()
 
 
 def _byte_characters() -> dict[str, int]:
