@@ -11,18 +11,20 @@ from services.tokenizer.text_model import NO_OPTIONS, TextModel
 from services.tokenizer.text_stream import TextStream
 from shared.codec import Array
 from shared.errors import InvalidRequest
-from shared.messages import ChatOptions, PromptKind, SamplingParams, Submit
+from shared.messages import ChatOptions, OutputStart, PromptKind, SamplingParams, Submit
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """``ids`` [prompt_len] int32 of the prompt; ``params`` completed by what only we know;
-    ``resumed`` [n] int32: what an attempt before this one had emitted of all ``choices``."""
+    ``resumed`` [n] int32: what an attempt before this one had emitted of all ``choices``;
+    ``start``: what the first token of each belongs to."""
 
     ids: Array
     params: SamplingParams
     resumed: Array
     choices: list[OpenChoice]
+    start: OutputStart
 
 
 def prepare(
@@ -32,7 +34,9 @@ def prepare(
     the client sets no bound, as far as the context goes. Raises InvalidRequest."""
     _check_choices(model, submit, resumed)
     adds_special_tokens = submit.text.adds_special_tokens
-    ids = encode(model, submit.kind, prompt, adds_special_tokens, submit.chat)
+    chat = (submit.chat or NO_OPTIONS) if submit.kind == "chat" else None
+    ids = encode(model, submit.kind, prompt, adds_special_tokens, chat)
+    output_start = model.output_start(ids, chat)
     params = submit.params
     if submit.text.bad_words:
         bad_words = model.encode_words(submit.text.bad_words)
@@ -54,7 +58,7 @@ def prepare(
                 start.num_marks,
             )
         )
-    return Prepared(ids, params, resumed, choices)
+    return Prepared(ids, params, resumed, choices, output_start)
 
 
 def _check_choices(model: TextModel, submit: Submit, resumed: Array) -> None:

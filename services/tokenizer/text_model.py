@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,36 @@ from services.tokenizer.chat.prompt import render_prompt
 from services.tokenizer.chat.template import TooMuchText
 from services.tokenizer.chat.template_files import read_json, read_special_tokens, read_templates
 from services.tokenizer.chat.templates import ChatTemplates
+from services.tokenizer.output_formats import AUTO, PromptEnd, find_formats
 from services.tokenizer.vocabulary import SPACE, token_bytes
 from shared.codec import Array
 from shared.errors import ConfigError, InvalidRequest
-from shared.messages import ChatOptions, PromptKind
+from shared.messages import ChatOptions, OutputStart, PromptKind
 
 MAX_CHAR_BYTES = 4  # in UTF-8
 NO_OPTIONS = ChatOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSettings:
+    """What operators set: a file with a ``template`` instead of the folder's, whether requests may
+    bring their own, and the formats of output, ``auto``, ``none`` or a name."""
+
+    template: Path | None = None
+    trusts_requests: bool = False
+    tool_parser: str = AUTO
+    reasoning_parser: str = AUTO
+
+
+DEFAULTS = ChatSettings()
 
 
 class TextModel:
     """Text ⇄ ids. Its methods may be called from several threads.
 
     A text that must have more than ``max_model_len`` tokens is refused before it is encoded, which
-    for megabytes takes seconds. Ids are those below ``vocab_size``. ``chat_template`` is a file
-    with a template instead of the folder's; ``trusts_requests``: a request may bring its own.
+    for megabytes takes seconds. Ids are those below ``vocab_size``. ``tools`` and ``reasoning``
+    are the formats in which the model calls tools and reasons.
     """
 
     def __init__(
@@ -34,9 +50,7 @@ class TextModel:
         folder: Path,
         max_model_len: int,
         vocab_size: int,
-        *,
-        chat_template: Path | None = None,
-        trusts_requests: bool = False,
+        settings: ChatSettings = DEFAULTS,
     ) -> None:
         config = read_json(folder / "tokenizer_config.json")
         self._tokenizer = _load_tokenizer(folder)
@@ -48,8 +62,14 @@ class TextModel:
         self.vocab_size = vocab_size
         self._max_token_chars = max(map(len, self._tokenizer.get_vocab()))
         self._special_tokens = read_special_tokens(folder, config)
-        sources = read_templates(folder, config, chat_template)
-        self._templates = ChatTemplates(sources, trusts_requests)
+        sources = read_templates(folder, config, settings.template)
+        self._templates = ChatTemplates(sources, settings.trusts_requests)
+        self.added_ids = {each.content: i for i, each in added.items() if i < vocab_size}
+        self.tools, self.reasoning = find_formats(
+            settings.tool_parser, settings.reasoning_parser, self._templates.source, self.added_ids
+        )
+        special_ids = [token_id for token_id, each in added.items() if each.special]
+        self._prompt_end = PromptEnd(self.reasoning, self.added_ids, special_ids, self.decode_many)
 
     def encode(self, text: str, adds_special_tokens: bool = True) -> np.ndarray:
         """Ids of a plain prompt, with the special tokens the model's tokenizer adds: [n] int32."""
@@ -73,6 +93,11 @@ class TextModel:
             )
         except TooMuchText as error:
             raise self._too_long(f"has {error}") from None
+
+    def output_start(self, prompt: Array, chat: ChatOptions | None) -> OutputStart:
+        """What the first token after ``prompt`` belongs to; ``chat`` is None for a plain text."""
+        continues = chat is not None and chat.continues_final_message
+        return self._prompt_end.start(prompt, chat is not None, continues)
 
     def encode_words(self, words: list[str]) -> list[list[int]]:
         """The ids of each word, at the start of a text and after a space, where they differ."""

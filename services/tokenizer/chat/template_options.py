@@ -44,6 +44,13 @@ def read_options(options: ChatOptions, special_tokens: Container[str]) -> dict[s
     }
 
 
+def num_chars(options: ChatOptions | None) -> int:
+    """About as many as a prompt may have of them."""
+    if options is None:
+        return 0
+    return len(options.tools) + len(options.documents) + len(options.template_kwargs)
+
+
 def _read(text: str, kind: type[T], param: str, expected: str) -> T | None:
     if not text:
         return None
