@@ -132,7 +132,7 @@ def _text(prompt: Array) -> str:
 def _messages(prompt: Array) -> list[dict[str, Any]]:
     try:
         return msgspec.json.decode(prompt.tobytes(), type=list[dict[str, Any]])
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"messages are no chat: {error}", param="messages") from None
 
 
