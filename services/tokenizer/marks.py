@@ -1,7 +1,7 @@
 """Where the added tokens of a text are: Marks, each beside the text that it belongs to. Pure."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from shared.messages import Mark
 
@@ -17,13 +17,14 @@ class Marks:
         self._num_decoded = 0
         self._waiting: deque[Mark] = deque()
 
-    def note(self, new: str, index: int, token_id: int) -> None:
-        """Token ``index`` made the text ``new`` certain, of which its own is the end."""
+    def note(self, new: str, index: int, ids: Sequence[int]) -> None:
+        """``ids``, from token ``index`` on, made the text ``new`` certain. An added token comes
+        alone, and ``new`` ends with its text."""
         self.note_text(new)
-        shown = self._added.get(token_id)
+        shown = self._added.get(ids[0])
         if shown is not None:
             num_chars = len(shown) if new.endswith(shown) else len(new)
-            self._waiting.append(Mark(self._num_decoded - num_chars, num_chars, index, token_id))
+            self._waiting.append(Mark(self._num_decoded - num_chars, num_chars, index, ids[0]))
 
     def note_text(self, new: str) -> None:
         """``new`` became certain without a token."""

@@ -149,4 +149,5 @@ def _stream(model: TextModel, submit: Submit) -> TextStream:
         text.includes_stop,
         submit.params.min_tokens,
         model.added_texts(text.skips_special_tokens) if text.has_marks else None,
+        model.partial_ids,
     )

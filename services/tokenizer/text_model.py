@@ -14,7 +14,7 @@ from services.tokenizer.chat.template import TooMuchText
 from services.tokenizer.chat.template_files import read_json, read_special_tokens, read_templates
 from services.tokenizer.chat.templates import ChatTemplates
 from services.tokenizer.output_formats import AUTO, PromptEnd, find_formats
-from services.tokenizer.vocabulary import SPACE, token_bytes
+from services.tokenizer.vocabulary import SPACE, partial_ids, token_bytes
 from shared.codec import Array
 from shared.errors import ConfigError, InvalidRequest
 from shared.messages import ChatOptions, OutputStart, PromptKind
@@ -41,8 +41,9 @@ class TextModel:
     """Text ⇄ ids. Its methods may be called from several threads.
 
     A text that must have more than ``max_model_len`` tokens is refused before it is encoded, which
-    for megabytes takes seconds. Ids are those below ``vocab_size``. ``tools`` and ``reasoning``
-    are the formats in which the model calls tools and reasons.
+    for megabytes takes seconds. Ids are those below ``vocab_size``; ``partial_ids`` are those of
+    tokens that are no whole characters. ``tools`` and ``reasoning`` are the formats in which the
+    model calls tools and reasons.
     """
 
     def __init__(
@@ -58,6 +59,8 @@ class TextModel:
         self._tokenizer.no_padding()
         added = self._tokenizer.get_added_tokens_decoder()
         self._added_texts = {skips: _added_texts(added, skips) for skips in (True, False)}
+        self._token_bytes = token_bytes(self._tokenizer, vocab_size)
+        self.partial_ids = frozenset(partial_ids(self._token_bytes))
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self._max_token_chars = max(map(len, self._tokenizer.get_vocab()))
@@ -130,7 +133,7 @@ class TextModel:
 
     def token_bytes(self) -> list[bytes]:
         """How each id is written, alone."""
-        return token_bytes(self._tokenizer, self.vocab_size)
+        return self._token_bytes
 
     def _encode(self, text: str, adds_special_tokens: bool) -> np.ndarray:
         self._check_num_chars(len(text))

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -24,6 +25,15 @@ def token_bytes(tokenizer: Tokenizer, vocab_size: int) -> list[bytes]:
         if token < vocab_size:
             written[token] = added[token].encode() if token in added else to_bytes(piece)
     return written
+
+
+def partial_ids(written: Iterable[bytes]) -> Iterator[int]:
+    """The ids of tokens that are no whole characters."""
+    for token_id, data in enumerate(written):
+        try:
+            data.decode()
+        except UnicodeDecodeError:
+            yield token_id
 
 
 def _kinds(decoder: dict[str, Any] | None) -> set[str]:

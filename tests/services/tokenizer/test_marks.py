@@ -10,43 +10,54 @@ from tokenizers import Tokenizer
 
 from services.tokenizer.open_choice import OpenChoice
 from services.tokenizer.text_stream import TextStream
+from services.tokenizer.vocabulary import partial_ids, token_bytes
 from shared.messages import Mark
 from tests.services.tokenizer.conftest import SAMPLE, byte_level_tokenizer
 
 SHOWN, HIDDEN = ("<think>", "</think>", "<tool_call>"), ("<|end|>", "<｜call｜>")
 
 
-def with_added_tokens() -> Tokenizer:
-    tokenizer = byte_level_tokenizer([SAMPLE], 300)
-    tokenizer.add_tokens(list(SHOWN))
-    tokenizer.add_special_tokens(list(HIDDEN))
-    return tokenizer
+class Vocabulary:
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = Tokenizer.from_str(tokenizer.to_str())
+        self.tokenizer.add_tokens(list(SHOWN))
+        self.tokenizer.add_special_tokens(list(HIDDEN))
+        self.size = self.tokenizer.get_vocab_size()
+        self.ids = {text: self.tokenizer.token_to_id(text) for text in (*SHOWN, *HIDDEN)}
+        self.added = {token_id: shown(text) for text, token_id in self.ids.items()}
+        self.partial_ids = frozenset(partial_ids(token_bytes(self.tokenizer, self.size)))
 
 
-TOKENIZER = with_added_tokens()
-ADDED = {TOKENIZER.token_to_id(text): "" if text in HIDDEN else text for text in (*SHOWN, *HIDDEN)}
-IDS = {text: token_id for token_id, text in ADDED.items() if text}
+def shown(text: str) -> str:
+    return "" if text in HIDDEN else text
+
+
+BYTE_LEVEL = Vocabulary(byte_level_tokenizer([SAMPLE], 300))
+TOKENIZER, IDS = BYTE_LEVEL.tokenizer, BYTE_LEVEL.ids
 CUTS = st.lists(st.integers(0, 1000), max_size=8)
 TEXTS = st.text(st.sampled_from("ab <世é👩"), max_size=8)
 PIECES = st.lists(st.one_of(st.sampled_from([*SHOWN, *HIDDEN]), TEXTS), max_size=12)
-ANY_IDS = st.lists(
-    st.one_of(st.integers(0, TOKENIZER.get_vocab_size() - 1), st.sampled_from(sorted(ADDED))),
-    max_size=120,
-)
+NUMBERS = st.lists(st.integers(0, 400), max_size=120)
 STOPS = st.sampled_from([[], ["e"], ["</think>"], ["hink>"], ["fox j", "><"]])
 
 
 class Client:
     """Takes what a choice sends, over several attempts, and checks each piece."""
 
-    def __init__(self, stops: Sequence[str] = ()) -> None:
+    def __init__(self, stops: Sequence[str] = (), vocabulary: Vocabulary = BYTE_LEVEL) -> None:
         self.stops = stops
+        self.vocabulary = vocabulary
         self.text = ""
         self.marks: list[Mark] = []
         self.choice = self.new_choice([])
 
     def new_choice(self, resumed: Sequence[int]) -> OpenChoice:
-        stream = TextStream(TOKENIZER.decode, self.stops, added=ADDED)
+        stream = TextStream(
+            self.vocabulary.tokenizer.decode,
+            self.stops,
+            added=self.vocabulary.added,
+            partial_ids=self.vocabulary.partial_ids,
+        )
         return OpenChoice(0, stream, resumed, len(self.text), num_marks=len(self.marks))
 
     def take(self, text: str) -> None:
@@ -67,10 +78,28 @@ class Client:
         return self
 
 
-def written(ids: Sequence[int], cuts: list[int], stops: Sequence[str] = ()) -> Client:
-    client = Client(stops)
+def written(
+    ids: Sequence[int],
+    cuts: list[int],
+    stops: Sequence[str] = (),
+    vocabulary: Vocabulary = BYTE_LEVEL,
+) -> Client:
+    client = Client(stops, vocabulary)
     client.push(ids, cuts)
     return client.finish()
+
+
+@pytest.fixture(scope="module", params=["byte-level", "byte fallback"])
+def vocabulary(request: pytest.FixtureRequest, byte_fallback_tokenizer: Tokenizer) -> Vocabulary:
+    is_byte_level = request.param == "byte-level"
+    return BYTE_LEVEL if is_byte_level else Vocabulary(byte_fallback_tokenizer)
+
+
+def ids_of(numbers: list[int], vocabulary: Vocabulary) -> list[int]:
+    """Every id may come, and added tokens come often."""
+    often = sorted(vocabulary.added)
+    size = vocabulary.size
+    return [each if each < size else often[each % len(often)] for each in numbers]
 
 
 @given(PIECES, CUTS)
@@ -80,10 +109,9 @@ def test_each_added_token_is_marked_where_it_stands(pieces: list[str], cuts: lis
     for piece in pieces:
         if piece in SHOWN or piece in HIDDEN:
             token_id = TOKENIZER.token_to_id(piece)
-            shown = ADDED[token_id]
-            marks.append(Mark(len(text), len(shown), len(ids), token_id))
+            marks.append(Mark(len(text), len(shown(piece)), len(ids), token_id))
             ids.append(token_id)
-            text += shown
+            text += shown(piece)
         else:
             ids += TOKENIZER.encode(piece).ids
             text += piece
@@ -92,25 +120,33 @@ def test_each_added_token_is_marked_where_it_stands(pieces: list[str], cuts: lis
     assert client.marks == marks
 
 
-@given(ANY_IDS, CUTS, STOPS)
-def test_marks_are_the_same_however_the_ids_come(ids: list[int], cuts: list[int], stops: list[str]):
-    client, at_once = written(ids, cuts, stops), written(ids, [], stops)
-    assert (client.text, client.marks) == (at_once.text, at_once.marks)
-    shown = [mark for mark in client.marks if mark.num_chars]
-    for mark in shown if not stops else []:
-        end = mark.position + mark.num_chars
-        assert client.text[mark.position : end] == ADDED[mark.token_id]
-    if not stops:
-        assert [mark.index for mark in client.marks] == [
-            index for index, token_id in enumerate(ids) if token_id in ADDED
-        ]
-
-
-@given(ANY_IDS, st.lists(st.integers(0, 120), max_size=3), CUTS, STOPS)
-def test_marks_before_and_after_resumptions_are_the_marks(
-    ids: list[int], losses: list[int], cuts: list[int], stops: list[str]
+@given(NUMBERS, CUTS, STOPS)
+def test_marks_are_the_same_however_the_ids_come(
+    vocabulary: Vocabulary, numbers: list[int], cuts: list[int], stops: list[str]
 ):
-    client, begin = Client(stops), 0
+    ids = ids_of(numbers, vocabulary)
+    client = written(ids, cuts, stops, vocabulary)
+    at_once = written(ids, [], stops, vocabulary)
+    assert (client.text, client.marks) == (at_once.text, at_once.marks)
+    if not stops:
+        added = vocabulary.added
+        places = [index for index, token_id in enumerate(ids) if token_id in added]
+        assert [mark.index for mark in client.marks] == places
+        for mark in client.marks:
+            text = client.text[mark.position : mark.position + mark.num_chars]
+            assert text == added[mark.token_id]
+
+
+@given(NUMBERS, st.lists(st.integers(0, 120), max_size=3), CUTS, STOPS)
+def test_marks_before_and_after_resumptions_are_the_marks(
+    vocabulary: Vocabulary,
+    numbers: list[int],
+    losses: list[int],
+    cuts: list[int],
+    stops: list[str],
+):
+    ids = ids_of(numbers, vocabulary)
+    client, begin = Client(stops, vocabulary), 0
     for loss in sorted(min(each, len(ids)) for each in losses):
         client.push(ids[begin:loss], cuts)
         begin = loss
@@ -118,7 +154,7 @@ def test_marks_before_and_after_resumptions_are_the_marks(
             client.choice = client.new_choice(ids[:loss])
     client.push(ids[begin:], cuts)
     client.finish()
-    straight = written(ids, [], stops)
+    straight = written(ids, [], stops, vocabulary)
     assert (client.text, client.marks) == (straight.text, straight.marks)
 
 
