@@ -13,6 +13,8 @@ FIELDS_OF_ONE_SERVICE = FIELDS_OF_ALL | {
     "dtype": "dtype",
     "load_format": "load-format",
     "logprobs_mode": "logprobs-mode",
+    "tool_parser": "tool-call-parser",
+    "reasoning_parser": "reasoning-parser",
 }
 
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from services.tokenizer.chat.template_options import num_chars
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.metrics import OPEN_CONVERSIONS
 from services.tokenizer.prepare import convert
@@ -57,7 +58,8 @@ class Conversions:
         name, kind, adds_special_tokens = message.request, message.kind, message.adds_special_tokens
         try:
             array = await self._lanes.run(
-                data.nbytes, lambda: convert(self._text, kind, data, adds_special_tokens)
+                data.nbytes + num_chars(message.chat),
+                lambda: convert(self._text, kind, data, adds_special_tokens, message.chat),
             )
             gateway.send(Converted(name), array)
         except RequestError as error:

@@ -118,7 +118,7 @@ class _Delivery:
         row = _first_tokens(row, choice.num_tokens - row.position)
         self.num_tokens += row.run.num_tokens
         self._add_drafts(request, choice, row)
-        self._outbox.add_row(request, choice, index, row, text)
+        self._outbox.add_row(request, choice, index, row, text, choice.take_marks())
         if choice.stop is not None:
             request.cancel_choice(choice.index)
             self._outbox.add_end(request, choice, "", "stop", choice.stop)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from services.tokenizer.text_stream import TextStream
+from shared.messages import Mark
 
 
 class OpenChoice:
@@ -10,8 +11,8 @@ class OpenChoice:
 
     ``num_cached`` ids of its prompt came from the cache, once its first token has come; the
     logprobs of ``num_prompt_scored`` of its tokens have come.
-    Decoding the ``resumed`` ids again gives the text that was delivered, ``num_chars`` of it, and
-    what was held back; only what follows comes out.
+    Decoding the ``resumed`` ids again gives the text that was delivered, ``num_chars`` and
+    ``num_marks`` of it, and what was held back; only what follows comes out.
     """
 
     def __init__(
@@ -21,6 +22,7 @@ class OpenChoice:
         resumed: Sequence[int],
         num_chars: int,
         num_prompt_scored: int = 0,
+        num_marks: int = 0,
     ) -> None:
         self.index = index
         self.num_cached = 0
@@ -28,6 +30,7 @@ class OpenChoice:
         self._stream = stream
         self._num_to_skip = num_chars
         self._unsent = self._skip(stream.push(resumed)) if resumed else ""
+        self._unsent_marks = stream.take_marks()[num_marks:]
 
     @property
     def num_tokens(self) -> int:
@@ -44,6 +47,11 @@ class OpenChoice:
 
     def finish(self) -> str:
         return self._take(self._stream.finish())
+
+    def take_marks(self) -> list[Mark]:
+        """Those that go out with the text of the last push or finish."""
+        marks, self._unsent_marks = self._unsent_marks + self._stream.take_marks(), []
+        return marks
 
     def _take(self, text: str) -> str:
         text, self._unsent = self._unsent + self._skip(text), ""

@@ -1,8 +1,10 @@
 """What one Tokens sends up: a single Deltas for each gateway."""
 
+from collections.abc import Sequence
+
 from services.tokenizer.open_choice import OpenChoice
 from services.tokenizer.request_table import OpenRequest
-from shared.messages import NO_TOKENS, Delta, Deltas, Finished, FinishReason, TokenRow
+from shared.messages import NO_TOKENS, Delta, Deltas, Finished, FinishReason, Mark, TokenRow
 from shared.peer import Peer
 from shared.token_arrays import Layout, Selection
 
@@ -21,10 +23,16 @@ class Outbox:
         self._outgoing: dict[Peer, _Outgoing] = {}
 
     def add_row(
-        self, request: OpenRequest, choice: OpenChoice, index: int, row: TokenRow, text: str = ""
+        self,
+        request: OpenRequest,
+        choice: OpenChoice,
+        index: int,
+        row: TokenRow,
+        text: str = "",
+        marks: Sequence[Mark] = (),
     ) -> None:
-        """Adds ``row``, which is row ``index`` or the beginning of it, with the text that goes
-        out."""
+        """Adds ``row``, which is row ``index`` or the beginning of it, with the text and the marks
+        that go out."""
         outgoing = self._outgoing_for(request)
         delta = Delta(
             request=request.request,
@@ -34,6 +42,7 @@ class Outbox:
             run=row.run,
             text=text,
             num_cached=row.num_cached,
+            marks=list(marks),
         )
         outgoing.deltas.rows.append(delta)
         outgoing.selection.add(index, row.run.num_tokens)
@@ -46,11 +55,13 @@ class Outbox:
         reason: FinishReason,
         stop_reason: int | str | None = None,
     ) -> None:
-        """The end of a choice, with the text that had been held back."""
+        """The end of a choice, with the text and the marks that had been held back."""
         name = (request.request, request.attempt, choice.index)
         deltas = self._outgoing_for(request).deltas
-        if text:
-            deltas.rows.append(Delta(*name, choice.num_tokens, NO_TOKENS, text))
+        marks = choice.take_marks()
+        if text or marks:
+            position = choice.num_tokens
+            deltas.rows.append(Delta(*name, position, NO_TOKENS, text, marks=marks))
         finished = Finished(*name, reason, choice.num_tokens, stop_reason, choice.num_cached)
         deltas.finished.append(finished)
 

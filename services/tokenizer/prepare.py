@@ -1,27 +1,30 @@
 """A Submit as the scheduler and the decoding of its choices need it; runs on a thread. Pure."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from services.tokenizer.open_choice import OpenChoice
-from services.tokenizer.text_model import TextModel
+from services.tokenizer.text_model import NO_OPTIONS, TextModel
 from services.tokenizer.text_stream import TextStream
 from shared.codec import Array
 from shared.errors import InvalidRequest
-from shared.messages import PromptKind, SamplingParams, Submit
+from shared.messages import ChatOptions, OutputStart, PromptKind, SamplingParams, Submit
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """``ids`` [prompt_len] int32 of the prompt; ``params`` completed by what only we know;
-    ``resumed`` [n] int32: what an attempt before this one had emitted of all ``choices``."""
+    ``resumed`` [n] int32: what an attempt before this one had emitted of all ``choices``;
+    ``start``: what the first token of each belongs to."""
 
     ids: Array
     params: SamplingParams
     resumed: Array
     choices: list[OpenChoice]
+    start: OutputStart
 
 
 def prepare(
@@ -30,7 +33,10 @@ def prepare(
     """``resumed`` holds the ids of all choices, one after the other; ``max_tokens`` counts where
     the client sets no bound, as far as the context goes. Raises InvalidRequest."""
     _check_choices(model, submit, resumed)
-    ids = encode(model, submit.kind, prompt, submit.text.adds_special_tokens)
+    adds_special_tokens = submit.text.adds_special_tokens
+    chat = (submit.chat or NO_OPTIONS) if submit.kind == "chat" else None
+    ids = encode(model, submit.kind, prompt, adds_special_tokens, chat)
+    output_start = model.output_start(ids, chat)
     params = submit.params
     if submit.text.bad_words:
         bad_words = model.encode_words(submit.text.bad_words)
@@ -43,9 +49,16 @@ def prepare(
         begin, end = end, end + start.num_ids
         stream, so_far = _stream(model, submit), resumed[begin:end].tolist()
         choices.append(
-            OpenChoice(start.choice, stream, so_far, start.num_chars, start.num_prompt_scored)
+            OpenChoice(
+                start.choice,
+                stream,
+                so_far,
+                start.num_chars,
+                start.num_prompt_scored,
+                start.num_marks,
+            )
         )
-    return Prepared(ids, params, resumed, choices)
+    return Prepared(ids, params, resumed, choices, output_start)
 
 
 def _check_choices(model: TextModel, submit: Submit, resumed: Array) -> None:
@@ -71,33 +84,56 @@ def _bounded(params: SamplingParams, room: int, max_tokens: int | None) -> Sampl
     return msgspec.structs.replace(params, max_tokens=bound)
 
 
-def encode(model: TextModel, kind: PromptKind, prompt: Array, adds_special_tokens: bool) -> Array:
+def encode(
+    model: TextModel,
+    kind: PromptKind,
+    prompt: Array,
+    adds_special_tokens: bool,
+    chat: ChatOptions | None = None,
+) -> Array:
     """The ids of a prompt: [prompt_len] int32, at least one. Raises InvalidRequest."""
     _check_dtype(kind, prompt)
-    try:
-        match kind:
-            case "ids":
-                ids = prompt
-            case "text":
-                ids = model.encode(prompt.tobytes().decode(), adds_special_tokens)
-            case "chat":
-                ids = model.encode_chat(msgspec.json.decode(prompt.tobytes()), adds_special_tokens)
-    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequest(f"the prompt is no {kind}: {error}", param="prompt") from None
+    match kind:
+        case "ids":
+            ids = prompt
+        case "text":
+            ids = model.encode(_text(prompt), adds_special_tokens)
+        case "chat":
+            ids = model.encode_chat(_messages(prompt), chat or NO_OPTIONS, adds_special_tokens)
     if len(ids) == 0:
         raise InvalidRequest("the prompt has no tokens", param="prompt")
     model.check_ids(ids)
     return ids
 
 
-def convert(model: TextModel, kind: PromptKind, data: Array, adds_special_tokens: bool) -> Array:
+def convert(
+    model: TextModel,
+    kind: PromptKind,
+    data: Array,
+    adds_special_tokens: bool,
+    chat: ChatOptions | None = None,
+) -> Array:
     """Ids of a text or a chat, [n] int32; or the UTF-8 bytes of the text of ids."""
     if kind != "ids":
-        return encode(model, kind, data, adds_special_tokens)
+        return encode(model, kind, data, adds_special_tokens, chat)
     _check_dtype(kind, data)
     model.check_ids(data)
     text = model.decode_many(data.tolist())
     return np.frombuffer(text.encode(), np.uint8)
+
+
+def _text(prompt: Array) -> str:
+    try:
+        return prompt.tobytes().decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"the prompt is no text: {error}", param="prompt") from None
+
+
+def _messages(prompt: Array) -> list[dict[str, Any]]:
+    try:
+        return msgspec.json.decode(prompt.tobytes(), type=list[dict[str, Any]])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"messages are no chat: {error}", param="messages") from None
 
 
 def _check_dtype(kind: PromptKind, prompt: Array) -> None:
@@ -112,4 +148,6 @@ def _stream(model: TextModel, submit: Submit) -> TextStream:
         text.stop,
         text.includes_stop,
         submit.params.min_tokens,
+        model.added_texts(text.skips_special_tokens) if text.has_marks else None,
+        model.partial_ids,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from services.tokenizer.open_choice import OpenChoice
 from shared.codec import Array
 from shared.log import log_end
-from shared.messages import Cancel, RequestKey, Submit
+from shared.messages import Cancel, OutputStart, RequestKey, Submit
 from shared.open_requests import OPEN_REQUESTS
 from shared.peer import Peer
 
@@ -22,7 +22,7 @@ class OpenRequest:
 
     ``choices`` is empty and ``scheduler`` None until the prompt is encoded and sent. ``prepare_s``
     is the time that took, with the wait for a thread. ``prompt_ids`` are there from then until the
-    gateway gets them, with Accepted.
+    gateway gets them, with Accepted, and with ``start``, what the first token belongs to.
     """
 
     submit: Submit
@@ -32,6 +32,7 @@ class OpenRequest:
     prepare_s: float | None = None
     prompt_ids: Array | None = None
     num_prompt_tokens: int = 0
+    start: OutputStart = OutputStart.ANSWER
     choices: dict[int, OpenChoice] = field(default_factory=dict)
 
     @property

@@ -6,6 +6,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
+from services.tokenizer.chat.template_options import num_chars
 from services.tokenizer.conversions import Conversions
 from services.tokenizer.deliver import deliver
 from services.tokenizer.lanes import Lanes
@@ -166,7 +169,8 @@ class Requests:
 
     async def _encode_and_send(self, request: OpenRequest, prompt: Array, resumed: Array) -> None:
         try:
-            num_bytes = resumed.nbytes + (prompt.nbytes if request.submit.kind != "ids" else 0)
+            num_bytes = resumed.nbytes + num_chars(request.submit.chat)
+            num_bytes += prompt.nbytes if request.submit.kind != "ids" else 0
             prepared = await self._lanes.run(
                 num_bytes, lambda: self._prepare(request, prompt, resumed)
             )
@@ -194,6 +198,7 @@ class Requests:
             )
         request.scheduler = scheduler
         request.prompt_ids, request.num_prompt_tokens = prepared.ids, len(prepared.ids)
+        request.start = prepared.start
         request.choices = {choice.index: choice for choice in prepared.choices}
         generate = Generate(
             request.request,
@@ -218,6 +223,7 @@ class Requests:
     def accept(self, accepted: Accepted) -> None:
         request = self._open.get(accepted.request, accepted.attempt)
         if request is not None and request.prompt_ids is not None:
+            accepted = replace(accepted, start=request.start)
             request.gateway.send(accepted, request.prompt_ids)
             request.prompt_ids = None
 

@@ -10,7 +10,7 @@ import numpy as np
 from services.tokenizer.defaults import read_defaults
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.requests import Requests
-from services.tokenizer.text_model import TextModel
+from services.tokenizer.text_model import ChatSettings, TextModel
 from shared.codec import Array
 from shared.config.tokenizer import TokenizerConfig
 from shared.keys import load_keys
@@ -81,14 +81,25 @@ class TokenizerService:
         location = locate_model(config.model)
         names = config.served_model_name or [location.name]
         model = read_model_info(location.folder, names, config.max_model_len)
-        self._text = TextModel(location.folder, model.max_model_len, model.vocab_size)
+        settings = ChatSettings(
+            config.chat_template,
+            config.trust_request_chat_template,
+            config.tool_call_parser,
+            config.reasoning_parser,
+        )
+        self._text = TextModel(location.folder, model.max_model_len, model.vocab_size, settings)
         written = self._text.token_bytes()
         self._vocabulary = (
             np.frombuffer(b"".join(written), np.uint8),
             np.array([len(each) for each in written], np.int32),
         )
         defaults, self._max_tokens = read_defaults(location.folder, config.generation_config)
-        return msgspec.structs.replace(model, defaults=defaults)
+        return msgspec.structs.replace(
+            model,
+            defaults=defaults,
+            tool_parser=self._text.tools.name if self._text.tools else "",
+            reasoning_parser=self._text.reasoning.name if self._text.reasoning else "",
+        )
 
     async def drain(self) -> None:
         self._is_draining = True

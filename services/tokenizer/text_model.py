@@ -1,53 +1,106 @@
-"""The textual half of a model folder: vocabulary, special tokens and chat template."""
+"""The textual half of a model folder: vocabulary, special tokens and chat templates."""
 
-import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
-from services.tokenizer.template import ChatTemplate
-from services.tokenizer.vocabulary import token_bytes
+from services.tokenizer.chat.prompt import render_prompt
+from services.tokenizer.chat.template import TooMuchText
+from services.tokenizer.chat.template_files import read_json, read_special_tokens, read_templates
+from services.tokenizer.chat.templates import ChatTemplates
+from services.tokenizer.output_formats import AUTO, PromptEnd, find_formats
+from services.tokenizer.vocabulary import SPACE, partial_ids, token_bytes
 from shared.codec import Array
 from shared.errors import ConfigError, InvalidRequest
-from shared.messages import PromptKind
+from shared.messages import ChatOptions, OutputStart, PromptKind
 
 MAX_CHAR_BYTES = 4  # in UTF-8
+NO_OPTIONS = ChatOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSettings:
+    """What operators set: a file with a ``template`` instead of the folder's, whether requests may
+    bring their own, and the formats of output, ``auto``, ``none`` or a name."""
+
+    template: Path | None = None
+    trusts_requests: bool = False
+    tool_parser: str = AUTO
+    reasoning_parser: str = AUTO
+
+
+DEFAULTS = ChatSettings()
 
 
 class TextModel:
     """Text ⇄ ids. Its methods may be called from several threads.
 
     A text that must have more than ``max_model_len`` tokens is refused before it is encoded, which
-    for megabytes takes seconds. Ids are those below ``vocab_size``.
+    for megabytes takes seconds. Ids are those below ``vocab_size``; ``partial_ids`` are those of
+    tokens that are no whole characters. ``tools`` and ``reasoning`` are the formats in which the
+    model calls tools and reasons.
     """
 
-    def __init__(self, folder: Path, max_model_len: int, vocab_size: int) -> None:
-        config = _read_json(folder / "tokenizer_config.json")
+    def __init__(
+        self,
+        folder: Path,
+        max_model_len: int,
+        vocab_size: int,
+        settings: ChatSettings = DEFAULTS,
+    ) -> None:
+        config = read_json(folder / "tokenizer_config.json")
         self._tokenizer = _load_tokenizer(folder)
         self._tokenizer.no_truncation()  # some folders store it, and it would cut in silence
         self._tokenizer.no_padding()
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._added_texts = {skips: _added_texts(added, skips) for skips in (True, False)}
+        self._token_bytes = token_bytes(self._tokenizer, vocab_size)
+        self.partial_ids = frozenset(partial_ids(self._token_bytes))
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self._max_token_chars = max(map(len, self._tokenizer.get_vocab()))
-        self._template = _load_template(folder, config)
+        self._special_tokens = read_special_tokens(folder, config)
+        sources = read_templates(folder, config, settings.template)
+        self._templates = ChatTemplates(sources, settings.trusts_requests)
+        self.added_ids = {each.content: i for i, each in added.items() if i < vocab_size}
+        self.tools, self.reasoning = find_formats(
+            settings.tool_parser, settings.reasoning_parser, self._templates.source, self.added_ids
+        )
+        special_ids = [token_id for token_id, each in added.items() if each.special]
+        self._prompt_end = PromptEnd(self.reasoning, self.added_ids, special_ids, self.decode_many)
 
     def encode(self, text: str, adds_special_tokens: bool = True) -> np.ndarray:
         """Ids of a plain prompt, with the special tokens the model's tokenizer adds: [n] int32."""
         return self._encode(text, adds_special_tokens)
 
     def encode_chat(
-        self, messages: list[dict[str, Any]], adds_special_tokens: bool = False
+        self,
+        messages: list[dict[str, Any]],
+        options: ChatOptions = NO_OPTIONS,
+        adds_special_tokens: bool = False,
     ) -> np.ndarray:
         """Ids of a conversation; templates mostly write the special tokens: [n] int32."""
-        if self._template is None:
-            raise InvalidRequest(
-                "the model has no chat template; use /v1/completions", param="messages"
+        return self._encode(self.render(messages, options), adds_special_tokens)
+
+    def render(self, messages: list[dict[str, Any]], options: ChatOptions = NO_OPTIONS) -> str:
+        """A conversation as the text that the model reads."""
+        max_chars = self.max_model_len * self._max_token_chars
+        try:
+            return render_prompt(
+                self._templates, self._special_tokens, messages, options, max_chars
             )
-        return self._encode(self._template.render(messages), adds_special_tokens)
+        except TooMuchText as error:
+            raise self._too_long(f"has {error}") from None
+
+    def output_start(self, prompt: Array, chat: ChatOptions | None) -> OutputStart:
+        """What the first token after ``prompt`` belongs to; ``chat`` is None for a plain text."""
+        continues = chat is not None and chat.continues_final_message
+        return self._prompt_end.start(prompt, chat is not None, continues)
 
     def encode_words(self, words: list[str]) -> list[list[int]]:
         """The ids of each word, at the start of a text and after a space, where they differ."""
@@ -74,9 +127,13 @@ class TextModel:
                 param="prompt",
             )
 
+    def added_texts(self, skips_special_tokens: bool) -> dict[int, str]:
+        """What is written for each added token, by id."""
+        return self._added_texts[skips_special_tokens]
+
     def token_bytes(self) -> list[bytes]:
         """How each id is written, alone."""
-        return token_bytes(self._tokenizer, self.vocab_size)
+        return self._token_bytes
 
     def _encode(self, text: str, adds_special_tokens: bool) -> np.ndarray:
         self._check_num_chars(len(text))
@@ -126,31 +183,10 @@ def _load_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def _load_template(folder: Path, config: dict[str, Any]) -> ChatTemplate | None:
-    path = folder / "chat_template.jinja"
-    source = path.read_text() if path.is_file() else config.get("chat_template")
-    if isinstance(source, list):
-        source = next((each["template"] for each in source if each["name"] == "default"), None)
-    if source is None:
-        return None
-    return ChatTemplate(source, _special_tokens(config))
-
-
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """``bos_token`` and the like by name; older folders write each as an object with its
-    content."""
-    tokens = {}
-    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
-        value = config.get(name)
-        content = value.get("content") if isinstance(value, dict) else value
-        if content is not None:
-            tokens[name] = str(content)
-    return tokens
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text()) if path.is_file() else {}
-    except ValueError as error:
-        raise ConfigError(f"model: {path} is no JSON: {error}") from None
-    return dict(content)
+def _added_texts(added: dict[int, AddedToken], skips_special_tokens: bool) -> dict[int, str]:
+    """Without tokens of blanks, of which some vocabularies have dozens: they mark nothing."""
+    return {
+        token_id: "" if skips_special_tokens and token.special else token.content
+        for token_id, token in added.items()
+        if token.content.replace(SPACE, " ").strip()
+    }

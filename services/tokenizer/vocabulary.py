@@ -2,12 +2,13 @@
 
 import json
 import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tokenizers import Tokenizer
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 
 def token_bytes(tokenizer: Tokenizer, vocab_size: int) -> list[bytes]:
@@ -26,6 +27,15 @@ def token_bytes(tokenizer: Tokenizer, vocab_size: int) -> list[bytes]:
     return written
 
 
+def partial_ids(written: Iterable[bytes]) -> Iterator[int]:
+    """The ids of tokens that are no whole characters."""
+    for token_id, data in enumerate(written):
+        try:
+            data.decode()
+        except UnicodeDecodeError:
+            yield token_id
+
+
 def _kinds(decoder: dict[str, Any] | None) -> set[str]:
     if decoder is None:
         return set()
@@ -41,7 +51,7 @@ def _byte_level(piece: str) -> bytes:
 def _sentence_piece(piece: str) -> bytes:
     if match := _BYTE_TOKEN.fullmatch(piece):
         return bytes.fromhex(match[1])
-    return piece.replace(_SPACE, " ").encode()
+    return piece.replace(SPACE, " ").encode()
 
 
 def _byte_characters() -> dict[str, int]:

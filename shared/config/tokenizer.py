@@ -1,3 +1,5 @@
+from pathlib import Path
+
 from pydantic import Field
 
 from shared.config.base import Settings
@@ -23,6 +25,24 @@ class TokenizerConfig(Settings):
         "auto",
         description="defaults of sampling: auto (generation_config.json of the model's folder),"
         " none (OpenAI's), or another folder",
+    )
+    chat_template: Path | None = Field(
+        None, description="file with a chat template to use instead of the model's"
+    )
+    trust_request_chat_template: bool = Field(
+        False,
+        description="take the chat_template of a request: it can use any time and memory of the"
+        " tokenizer, which other requests wait for",
+    )
+    tool_call_parser: str = Field(
+        "auto",
+        description="format in which the model calls tools: auto (read from its chat template),"
+        " none, or a name, such as hermes",
+    )
+    reasoning_parser: str = Field(
+        "auto",
+        description="format in which the model reasons: auto (read from its chat template), none,"
+        " or a name, such as qwen3",
     )
     max_open_requests: int = MAX_OPEN_REQUESTS
     tokenizer_threads: int = Field(2, gt=0, description="threads that render and encode prompts")

@@ -18,6 +18,7 @@ from shared.messages import (
     ChoiceStart,
     Deltas,
     Finished,
+    Mark,
     RequestKey,
     RunKind,
     SamplingParams,
@@ -45,6 +46,7 @@ def open_request(
     gateway: FakePeer,
     num_choices: int = 1,
     stop: tuple[str, ...] = (),
+    added: dict[int, str] | None = None,
     **params: Any,
 ) -> OpenRequest:
     starts = [ChoiceStart(index) for index in range(num_choices)]
@@ -52,7 +54,8 @@ def open_request(
     request = OpenRequest(Submit(name, 1, "text", sampling, text, starts), gateway)
     request.scheduler = FakePeer()
     for index in range(num_choices):
-        request.choices[index] = OpenChoice(index, TextStream(tokenizer.decode, stop), [], 0)
+        stream = TextStream(tokenizer.decode, stop, added=added)
+        request.choices[index] = OpenChoice(index, stream, [], 0)
     table.add(request)
     return request
 
@@ -123,6 +126,23 @@ def test_the_token_that_ends_a_text_has_no_text_but_counts_and_may_be_the_reason
     assert "".join(row.text for row in deltas.rows) == tokenizer.decode(ids[:-1])
     (end,) = deltas.finished
     assert (end.num_tokens, end.stop_reason) == (len(ids), ids[-1])
+
+
+def test_marks_go_out_with_the_text_at_their_place_and_at_the_end(tokenizer: Tokenizer):
+    table, gateway = RequestTable(), FakePeer()
+    end = tokenizer.token_to_id("<|end|>")
+    request = open_request(table, tokenizer, "a", gateway, stop=("fox!",), added={end: ""})
+    ids = [*tokenizer.encode("the fox").ids, end, end]
+    finished = [Finished("a/0", 1, 0, "stop", len(ids))]
+    deliver(*tokens([("a/0", ids[:-1])]), table)
+    assert request.choices[0].num_tokens == len(ids) - 1
+    message = Tokens([TokenRow("a/0", 1, len(ids) - 1, TokenRun(1))], finished)
+    deliver(message, TokenArrays(np.array(ids[-1:], np.int32)), table)
+    sent = [row for deltas, _ in gateway.sent for row in deltas.rows]
+    assert [(row.text, row.marks) for row in sent] == [
+        ("the ", []),
+        ("fox", [Mark(7, 0, len(ids) - 2, end), Mark(7, 0, len(ids) - 1, end)]),
+    ]
 
 
 def test_a_request_ends_with_the_last_of_its_choices(tokenizer: Tokenizer):

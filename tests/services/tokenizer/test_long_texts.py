@@ -69,7 +69,7 @@ async def test_the_loop_runs_while_a_megabyte_of_a_chat_is_rendered(model: TextM
     messages = [{"role": "user", "content": MEGABYTE[:1000]}] * 1000
     chat = np.frombuffer(json.dumps(messages).encode(), np.uint8)
     _, ticks = await ticks_during(lambda: convert(model, "chat", chat, False))
-    rendered = model._template.render(messages)
+    rendered = model.render(messages)
     _, direct_ticks = await ticks_during(lambda: raw_encode(model, rendered))
     assert ticks > 10 * direct_ticks
 

@@ -7,7 +7,7 @@ import pytest
 from services.tokenizer.prepare import Prepared, convert, prepare
 from services.tokenizer.text_model import TextModel
 from shared.errors import InvalidRequest
-from shared.messages import ChoiceStart, SamplingParams, Submit, TextOptions
+from shared.messages import ChatOptions, ChoiceStart, SamplingParams, Submit, TextOptions
 from shared.model_folder import EMBEDDED_MODEL
 
 NO_IDS = np.zeros(0, np.int32)
@@ -62,6 +62,40 @@ def test_each_choice_resumes_with_its_own_ids(model: TextModel):
     done = prepared(model, [5], resumed=(7, 8, 9), choices=starts)
     assert [each.num_tokens for each in done.choices] == [2, 0, 1]
     assert done.resumed.tolist() == [7, 8, 9]
+
+
+def test_a_choice_resumes_behind_the_marks_that_its_gateway_has(model: TextModel):
+    end = model.added_ids["<|im_end|>"]
+    resumed = (*model.encode("one", False), end, end)
+    starts = [ChoiceStart(0, len(resumed), 3, num_marks=1)]
+    text = TextOptions(has_marks=True)
+    (choice,) = prepared(model, [5], resumed=resumed, choices=starts, text=text).choices
+    assert choice.push([end], last_is_textless=False) == ""
+    indexes = [mark.index for mark in choice.take_marks()]
+    assert indexes == [len(resumed) - 1, len(resumed)]
+    (plain,) = prepared(model, [5], resumed=resumed, choices=starts).choices
+    assert plain.take_marks() == []
+
+
+def test_a_chat_is_rendered_with_its_options(model: TextModel):
+    message = {"role": "assistant", "content": "The answer is"}
+    chat = ChatOptions(adds_generation_prompt=False, continues_final_message=True)
+    messages = np.frombuffer(msgspec.json.encode([message]), np.uint8)
+    submit = Submit(
+        "r", 1, "chat", SamplingParams(seed=0), TextOptions(), [ChoiceStart(0)], chat=chat
+    )
+    for ids in (
+        prepare(model, submit, messages, NO_IDS, None).ids,
+        convert(model, "chat", messages, False, chat),
+    ):
+        assert model.decode_many(ids.tolist()).endswith("assistant\nThe answer is")
+
+
+def test_a_chat_that_is_no_array_of_objects_is_refused(model: TextModel, subtests: pytest.Subtests):
+    for chat in (b"[1]", b"{}", b"[", b'[{"a": "\xff"}]', b"[" * 100_000):
+        with subtests.test(chat=chat[:20]), pytest.raises(InvalidRequest) as raised:
+            convert(model, "chat", np.frombuffer(chat, np.uint8), False)
+        assert raised.value.param == "messages"
 
 
 @pytest.mark.parametrize("ids", [[], [8192], [-1]])

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.requests import Requests
-from services.tokenizer.text_model import TextModel
+from services.tokenizer.text_model import ChatSettings, TextModel
 from shared.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
@@ -18,6 +19,7 @@ from shared.messages import (
     Generate,
     Hello,
     Lost,
+    OutputStart,
     RequestKey,
     SamplingParams,
     Submit,
@@ -82,6 +84,20 @@ async def test_a_request_that_cannot_be_sent_fails_alone():
     (failed,) = gateway.sent
     assert isinstance(failed, Failed)
     assert (failed.request, failed.status, len(requests)) == ("r", 500, 0)
+
+
+async def test_what_is_accepted_says_how_the_output_begins():
+    settings = ChatSettings(reasoning_parser="deepseek_r1")
+    text = TextModel(EMBEDDED_MODEL, 100, 8192, settings)
+    gateway, scheduler = FakePeer(), FakePeer()
+    async with asyncio.TaskGroup() as tasks:
+        requests = Requests(text, None, 10, Lanes(1), tasks, lambda: scheduler)
+        submit, _, resumed = submitted("r")
+        messages = np.frombuffer(b'[{"role": "user", "content": "Who leads?"}]', "u1")
+        requests.submit(gateway, replace(submit, kind="chat"), messages, resumed)
+    requests.accept(Accepted("r", 1))
+    ((accepted, _),) = gateway.sent
+    assert accepted == Accepted("r", 1, OutputStart.REASONING)
 
 
 async def test_ids_of_a_prompt_are_held_until_the_gateway_gets_them():

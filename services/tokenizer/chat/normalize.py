@@ -1,0 +1,107 @@
+"""Messages as clients send them to messages as chat templates read them. Pure."""
+
+import json
+import logging
+from typing import Any
+
+from services.tokenizer.chat.template_traits import TemplateTraits
+from shared.errors import InvalidRequest
+
+log = logging.getLogger(__name__)
+
+Message = dict[str, Any]
+
+
+def normalize(messages: list[Message], traits: TemplateTraits) -> list[Message]:
+    """New messages; those of the client stay as they are. Raises InvalidRequest naming the field
+    of a message that no template can read."""
+    return [
+        _normalized(message, traits, f"messages[{index}]") for index, message in enumerate(messages)
+    ]
+
+
+def _normalized(message: Message, traits: TemplateTraits, param: str) -> Message:
+    # Templates ask whether a field is there, not whether it is null; but for content, which is null
+    # beside calls in OpenAI's own replies.
+    found = {key: value for key, value in message.items() if value is not None or key == "content"}
+    if found.get("role") == "developer" and not traits.knows_developer:
+        found["role"] = "system"
+    if "content" in found:
+        found["content"] = _content(found, traits, f"{param}.content")
+    if calls := found.pop("tool_calls", None):
+        found["tool_calls"] = _calls(calls, traits, f"{param}.tool_calls")
+    reasoning = found.get("reasoning_content", found.get("reasoning"))
+    if reasoning is not None:
+        found["reasoning"] = found["reasoning_content"] = reasoning
+    return found
+
+
+def _content(message: Message, traits: TemplateTraits, param: str) -> Any:
+    content = message["content"]
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if traits.takes_parts_alone else content
+    if content is None:
+        return None
+    if not isinstance(content, list):
+        raise InvalidRequest(
+            f"{param} is {_kind(content)}; expected str, array or null", param=param
+        )
+    texts = [_text_of(part, f"{param}[{number}]") for number, part in enumerate(content)]
+    if not traits.takes_parts or (message.get("role") == "tool" and not traits.takes_parts_alone):
+        return "".join(texts)
+    return [dict(part) for part in content]
+
+
+def _text_of(part: Any, param: str) -> str:
+    if not isinstance(part, dict):
+        raise InvalidRequest(f"{param} is {_kind(part)}; expected object", param=param)
+    if part.get("type") != "text":
+        field = f"{param}.type"
+        raise InvalidRequest(
+            f'{field} is {json.dumps(part.get("type"))}; expected "text"', param=field
+        )
+    if not isinstance(part.get("text"), str):
+        field = f"{param}.text"
+        raise InvalidRequest(f"{field} is {_kind(part.get('text'))}; expected str", param=field)
+    return str(part["text"])
+
+
+def _calls(calls: Any, traits: TemplateTraits, param: str) -> list[Any]:
+    if not isinstance(calls, list):
+        raise InvalidRequest(f"{param} is {_kind(calls)}; expected array", param=param)
+    return [_call(call, traits, f"{param}[{number}]") for number, call in enumerate(calls)]
+
+
+def _call(call: Any, traits: TemplateTraits, param: str) -> Message:
+    """The call with its arguments as a dict, or as JSON where the template joins them."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        raise InvalidRequest(f"{param}.function is required", param=f"{param}.function")
+    arguments = function.get("arguments")
+    if traits.joins_arguments:
+        is_text = isinstance(arguments, str)
+        arguments = arguments if is_text else json.dumps(arguments or {}, ensure_ascii=False)
+    else:
+        arguments = _parsed(arguments, f"{param}.function.arguments")
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _parsed(arguments: Any, param: str) -> Message:
+    """A model may have written anything; its conversation goes on."""
+    value = arguments
+    if isinstance(arguments, str):
+        try:
+            value = json.loads(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError):
+            value = None
+    if isinstance(value, dict):
+        return value
+    if arguments is not None:
+        log.info("%s is no JSON object; the chat template gets {}", param)
+    return {}
+
+
+def _kind(value: Any) -> str:
+    """The word of JSON for a value's type."""
+    names = {dict: "object", list: "array", bool: "bool", type(None): "null"}
+    return names.get(type(value), type(value).__name__)

@@ -1,0 +1,69 @@
+"""A chat as the text that the model reads."""
+
+import secrets
+from typing import Any
+
+from services.tokenizer.chat.normalize import Message, normalize
+from services.tokenizer.chat.template import TEMPLATE_ERRORS
+from services.tokenizer.chat.template_options import read_options
+from services.tokenizer.chat.templates import ChatTemplates
+from shared.errors import InvalidRequest
+from shared.messages import ChatOptions
+
+# Stands behind the text that the model is to continue while a template renders it. Unknown to
+# clients, so none can write it; with a blank at its end, so that a template that strips shows.
+END_OF_MESSAGE = f"END-OF-MESSAGE-{secrets.token_hex(8)} "
+CONTINUES = "continue_final_message"
+
+
+def render_prompt(
+    templates: ChatTemplates,
+    special_tokens: dict[str, str],
+    messages: list[Message],
+    options: ChatOptions,
+    max_chars: int,
+) -> str:
+    """Raises InvalidRequest naming the client's field, TooMuchText above ``max_chars``."""
+    variables = read_options(options, special_tokens)
+    template = templates.find(options.template, variables["tools"] is not None)
+    normalized = normalize(messages, template.traits)
+    if options.continues_final_message:
+        _mark_end(normalized)
+    variables = {**special_tokens, **variables, "messages": normalized}
+    try:
+        prompt = template.render(variables, max_chars)
+    except TEMPLATE_ERRORS as error:
+        raise _refusal(options, error) from None
+    return _cut_at_end(prompt) if options.continues_final_message else prompt
+
+
+def _refusal(options: ChatOptions, error: BaseException) -> InvalidRequest:
+    if options.template:
+        return InvalidRequest(f"chat_template fails: {error}", param="chat_template")
+    return InvalidRequest(
+        f"the model's chat template refuses these messages: {error}", param="messages"
+    )
+
+
+def _mark_end(messages: list[Message]) -> None:
+    """Adds the mark to the last text of the last message."""
+    content: Any = messages[-1].get("content") if messages else None
+    if isinstance(content, str):
+        messages[-1]["content"] = content + END_OF_MESSAGE
+    elif content:
+        content[-1]["text"] += END_OF_MESSAGE
+    else:
+        raise InvalidRequest(
+            f"{CONTINUES} is true, but the last message holds no text to continue", param=CONTINUES
+        )
+
+
+def _cut_at_end(prompt: str) -> str:
+    end = prompt.rfind(END_OF_MESSAGE.rstrip())
+    if end < 0:
+        raise InvalidRequest(
+            f"{CONTINUES} is true, but the chat template leaves out the text of the last message",
+            param=CONTINUES,
+        )
+    is_whole = prompt.startswith(END_OF_MESSAGE, end)
+    return prompt[:end] if is_whole else prompt[:end].rstrip()

@@ -1,0 +1,110 @@
+"""One chat template, as Hugging Face models bring them, in jinja's sandbox.
+
+Of what a template does, the length of its output is bounded, and each of its ``range`` by jinja.
+Its time and its memory are not: nested loops and ``'x' * n`` can take any of both.
+"""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from services.tokenizer.chat.template_traits import TemplateTraits, traits_of
+
+# What a template raises of itself, and what Python raises of what it does.
+TEMPLATE_ERRORS = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
+class TooMuchText(Exception):
+    """A template wrote more characters than it may."""
+
+    def __init__(self, num_chars: int) -> None:
+        super().__init__(f"more than {num_chars} characters")
+        self.num_chars = num_chars
+
+
+class ChatTemplate:
+    """A compiled template; ``traits`` say what it wants messages to look like.
+
+    The functions and tags it offers are those of transformers' ``apply_chat_template``. Raises one
+    of ``TEMPLATE_ERRORS`` for a source that does not compile.
+    """
+
+    def __init__(self, source: str) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = _strftime_now
+        self.source = source
+        self.traits: TemplateTraits = traits_of(environment.parse(source))
+        self._template = environment.from_string(source)
+
+    def render(self, variables: Mapping[str, Any], max_chars: int) -> str:
+        """Raises one of ``TEMPLATE_ERRORS`` if the template fails, TooMuchText if it writes more
+        than ``max_chars``."""
+        pieces, num_chars = [], 0
+        for piece in self._template.generate(variables):
+            num_chars += len(piece)
+            if num_chars > max_chars:
+                raise TooMuchText(max_chars)
+            pieces.append(piece)
+        return "".join(pieces)
+
+
+class _Generation(Extension):
+    """``{% generation %}`` marks what a model is trained to write; the text stands for itself."""
+
+    def __init__(self, environment: jinja2.Environment) -> None:
+        super().__init__(environment)
+        self.tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        block = nodes.CallBlock(self.call_method("_write"), [], [], body)
+        return block.set_lineno(line)
+
+    def _write(self, caller: Macro) -> str:
+        return str(caller())
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format_string: str) -> str:
+    return datetime.now().strftime(format_string)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )

@@ -1,0 +1,44 @@
+"""Chat templates with what those of real models do, each in little; and a conversation for them."""
+
+import json
+from pathlib import Path
+
+from shared.messages import ChatOptions
+
+FOLDER = Path(__file__).parent / "templates"
+QWEN, LLAMA, GLM, DEEPSEEK, PARTS = (
+    (FOLDER / f"{name}.jinja").read_text() for name in ("qwen", "llama", "glm", "deepseek", "parts")
+)
+TEMPLATES = {"qwen": QWEN, "llama": LLAMA, "glm": GLM, "deepseek": DEEPSEEK}
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": 'Das Wetter <heute> für 世界\'s "Städte"',
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        },
+    }
+]
+CALL = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "weather", "arguments": '{"city": "Köln", "days": 2}'},
+}
+CONVERSATION = [
+    {"role": "system", "content": "Be <brief>."},
+    {"role": "user", "content": "Wie wird's?"},
+    {"role": "assistant", "content": "", "reasoning": "Ask it.", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "call_1", "content": "18 °C"},
+    {"role": "assistant", "content": " It is mild. "},
+]
+SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+def options(**changes: object) -> ChatOptions:
+    """Values that are no text are given as JSON."""
+    texts = {"tools", "documents", "template_kwargs"}
+    return ChatOptions(
+        **{key: json.dumps(each) if key in texts else each for key, each in changes.items()}
+    )

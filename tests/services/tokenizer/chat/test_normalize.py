@@ -1,0 +1,103 @@
+"""Messages as clients send them, as templates read them."""
+
+from typing import Any
+
+import pytest
+from jinja2 import Environment
+
+from services.tokenizer.chat.normalize import normalize
+from services.tokenizer.chat.template_traits import TemplateTraits, traits_of
+from tests.services.tokenizer.chat.samples import CALL, DEEPSEEK, GLM, LLAMA, PARTS, QWEN
+
+PARTS_OF_TEXT = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+
+
+def test_traits_are_read_from_the_template(subtests: pytest.Subtests):
+    for source, traits in (
+        (QWEN, TemplateTraits()),
+        (LLAMA, TemplateTraits(knows_developer=True)),
+        (GLM, TemplateTraits(takes_parts=True)),
+        (DEEPSEEK, TemplateTraits(joins_arguments=True)),
+        (PARTS, TemplateTraits(takes_parts=True, takes_parts_alone=True)),
+        ("made by a developer", TemplateTraits()),
+        ("{% for line in m.content.split('x') %}{% endfor %}", TemplateTraits()),
+        (
+            "{% set c = m['content'] %}{% if c is not string %}{% for p in c[1:] | list %}"
+            "{% endfor %}{% endif %}",
+            TemplateTraits(takes_parts=True),
+        ),
+        ("{{ call.arguments | tojson }}{{ '' + call.arguments }}", TemplateTraits()),
+        (
+            "{% if call.arguments is defined %}{{ call.arguments }}{% endif %}",
+            TemplateTraits(joins_arguments=True),
+        ),
+    ):
+        with subtests.test(source=source[:50]):
+            assert traits_of(Environment(extensions=[]).parse(plain(source))) == traits
+
+
+def plain(source: str) -> str:
+    """Without the tags of extensions."""
+    for tag in ("{% generation %}", "{% endgeneration %}", "{% continue %}"):
+        source = source.replace(tag, "")
+    return source
+
+
+def call_with(arguments: Any) -> dict[str, Any]:
+    return {**CALL, "function": {**CALL["function"], "arguments": arguments}}
+
+
+def test_messages_are_what_templates_expect(subtests: pytest.Subtests):
+    plain, parts = TemplateTraits(), TemplateTraits(takes_parts=True)
+    joins = TemplateTraits(joins_arguments=True)
+    user, assistant, tool = {"role": "user"}, {"role": "assistant"}, {"role": "tool"}
+    for message, traits, expected in (
+        ({"role": "developer"}, plain, {"role": "system"}),
+        ({"role": "developer"}, TemplateTraits(knows_developer=True), {"role": "developer"}),
+        ({**user, "content": PARTS_OF_TEXT}, plain, {**user, "content": "ab"}),
+        ({**user, "content": PARTS_OF_TEXT}, parts, {**user, "content": PARTS_OF_TEXT}),
+        ({**tool, "content": PARTS_OF_TEXT}, parts, {**tool, "content": "ab"}),
+        (
+            {**assistant, "content": None, "tool_calls": [], "name": None},
+            plain,
+            {**assistant, "content": None},
+        ),
+        (
+            {**assistant, "reasoning": "so"},
+            plain,
+            {**assistant, "reasoning": "so", "reasoning_content": "so"},
+        ),
+        (
+            {**assistant, "reasoning_content": "so"},
+            plain,
+            {**assistant, "reasoning": "so", "reasoning_content": "so"},
+        ),
+        ({**tool, "tool_call_id": "1"}, plain, {**tool, "tool_call_id": "1"}),
+        *(
+            (
+                {**assistant, "tool_calls": [call_with(given)]},
+                traits,
+                {**assistant, "tool_calls": [call_with(found)]},
+            )
+            for given, traits, found in (
+                ('{"a": [1, 2.5, "ü"]}', plain, {"a": [1, 2.5, "ü"]}),
+                ({"a": 1}, plain, {"a": 1}),
+                ("", plain, {}),
+                (None, plain, {}),
+                ('{"a": ', plain, {}),
+                ("[1]", plain, {}),
+                ("[" * 100_000, plain, {}),
+                ('{"a":1}', joins, '{"a":1}'),
+                ({"a": "ü"}, joins, '{"a": "ü"}'),
+            )
+        ),
+    ):
+        with subtests.test(message=str(message)[:100]):
+            assert normalize([message], traits) == [expected]
+
+
+def test_arguments_that_are_no_object_are_logged_by_place(caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO")
+    normalize([{"role": "assistant", "tool_calls": [call_with("oops")]}], TemplateTraits())
+    assert "messages[0].tool_calls[0].function.arguments" in caplog.text
+    assert "oops" not in caplog.text
