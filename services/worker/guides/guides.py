@@ -24,7 +24,8 @@ class Guides:
         if guide is None:
             return None
         compiled = self._grammars.compile(guide.grammar) if guide.grammar else None
-        end_ids = [*self._eos_ids, *params.stop_token_ids]
-        slot_guide = SlotGuide(guide, compiled, self._vocab_size, end_ids)
+        slot_guide = SlotGuide(
+            guide, compiled, self._vocab_size, self._eos_ids, params.stop_token_ids
+        )
         slot_guide.note(emitted.tolist())
         return slot_guide

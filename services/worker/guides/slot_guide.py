@@ -17,17 +17,22 @@ class SlotGuide:
     whether they came one by one or with the admission."""
 
     def __init__(
-        self, guide: Guide, compiled: Compiled | None, vocab_size: int, end_ids: Iterable[int]
+        self,
+        guide: Guide,
+        compiled: Compiled | None,
+        vocab_size: int,
+        eos_ids: Sequence[int],
+        stop_ids: Sequence[int],
     ) -> None:
-        """``compiled``: None where the guide has no grammar. ``end_ids`` end the text."""
-        ends = frozenset(end_ids)
+        """``compiled``: None where the guide has no grammar. ``stop_ids`` are the request's."""
+        ends = frozenset([*eos_ids, *stop_ids])
         self._rules = GateRules.of(guide, ends)
         self._gate: Gate = self._rules.first
         self._answer = None if compiled is None else AnswerMatcher(compiled, vocab_size)
         self._vocab_size = vocab_size
         self._end_mask = self._pack(ends)
         self._open_mask = self._pack(self._rules.open_ids)
-        self._close_mask = self._pack(self._rules.close_ids)
+        self._reasoning_mask = ~self._pack(frozenset(eos_ids) - self._rules.close_ids)
         self._masks: dict[tuple[int, ...], np.ndarray | None] = {}  # by drafts
 
     @property
@@ -76,10 +81,10 @@ class SlotGuide:
         if gate.phase is Phase.ENDED:
             return self._end_mask
         if gate.phase is Phase.REASONING:  # it leads to an answer
-            return np.bitwise_or(~self._end_mask, self._close_mask)
+            return self._reasoning_mask
         mask = self._answer.mask(answer, self._end_mask)
         if gate.phase is Phase.UNDECIDED and mask is not None and self.error is None:
-            return np.bitwise_or(mask, self._open_mask)
+            mask |= self._open_mask
         return mask
 
     def _pack(self, ids: Iterable[int]) -> np.ndarray:
