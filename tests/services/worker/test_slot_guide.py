@@ -31,7 +31,7 @@ PERSON = {
 }
 GRAMMARS = {
     "schema": grammar_from("json_schema", msgspec.json.encode(PERSON).decode()),
-    "expression": grammar_from("regex", "[a-f]{3,9}(, [0-9]+)*"),
+    "expression": grammar_from("regex", "[a-f]{3,9}(, [0-9]{1,2}){0,2}"),
     "choice": grammar_from("choice", '["yes", "no", "nothing at all"]'),
     "Lark": 'start: "(" (start | "x"){1,3} ")"',
 }
