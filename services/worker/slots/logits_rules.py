@@ -118,6 +118,8 @@ def _is_complete(rules: LogitsRules, mask: np.ndarray | None) -> bool:
 
 def _word_ends(rules: LogitsRules, ids: np.ndarray) -> np.ndarray:
     """The last id of each bad word whose other ids are the last of ``ids``."""
+    if not len(rules.word_ends):
+        return _NO_IDS
     starts = rules.word_starts
     max_len = starts.shape[1]
     latest = np.full(max_len, NO_ID, np.int64)
