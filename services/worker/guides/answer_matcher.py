@@ -39,6 +39,16 @@ class AnswerMatcher:
         matcher.rollback(num_valid)
         return mask if num_valid == len(drafts) else None
 
+    def forced(self) -> list[int]:
+        """The ids that the grammar says will follow ``ids``, as a tokenizer would write them."""
+        matcher = self._follow()
+        if matcher is None:
+            return []
+        found = matcher.compute_ff_tokens()
+        if matcher.is_error():
+            self._matcher = None
+        return found
+
     def _follow(self) -> LLMatcher | None:
         """The matcher after ``ids``, or None where there is an error."""
         if self.error is not None:

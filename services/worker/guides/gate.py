@@ -58,12 +58,12 @@ class GateRules:
             return Gate(Phase.ENDED)
         return Gate(Phase.ANSWER)
 
-    def forced_id(self, gate: Gate) -> int | None:
+    def forced_ids_from(self, gate: Gate) -> list[int]:
         """What must come, if the budget is spent."""
         if gate.phase is not Phase.REASONING or self.budget is None:
-            return None
+            return []
         num_beyond = gate.num_reasoned - self.budget
-        return self.forced_ids[num_beyond] if num_beyond >= 0 else None
+        return list(self.forced_ids[num_beyond:]) if num_beyond >= 0 else []
 
     def _reasoning(self, num_reasoned: int) -> Gate:
         if self.budget is not None and num_reasoned >= self.budget + len(self.forced_ids):

@@ -59,6 +59,15 @@ class SlotGuide:
             GUIDE_MASK_SECONDS.inc(time.perf_counter() - started_s)
         return self._masks[key]
 
+    def forced(self) -> list[int]:
+        """The next ids as far as there is no choice: good drafts. It may be that others write the
+        same text."""
+        if self._gate.phase is Phase.REASONING:
+            return self._rules.forced_ids_from(self._gate)
+        if self._answer is None or self._gate.phase is not Phase.ANSWER:
+            return []
+        return self._answer.forced()
+
     def leaves_ends_only(self, mask: np.ndarray) -> bool:
         return not (mask & ~self._end_mask).any()
 
@@ -73,9 +82,8 @@ class SlotGuide:
 
     def _make_mask(self, drafts: Sequence[int]) -> np.ndarray | None:
         gate, answer = self._follow(drafts)
-        forced = self._rules.forced_id(gate)
-        if forced is not None:
-            return self._pack([forced])
+        if forced := self._rules.forced_ids_from(gate):
+            return self._pack(forced[:1])
         if self._answer is None:
             return None
         if gate.phase is Phase.ENDED:

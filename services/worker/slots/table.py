@@ -8,6 +8,7 @@ import numpy as np
 from kernels.logprobs.num_logprobs import NO_LOGPROBS
 from kernels.sample.slot_params import SlotParams, host_params
 from services.worker.guides.guides import Guides
+from services.worker.guides.slot_guide import SlotGuide
 from services.worker.slots.logits_rules import LogitsRules, make_logits_rules
 from shared.messages import Admit, Capacity, SamplingParams, StepPlan
 
@@ -92,10 +93,9 @@ class SlotTable:
             if (rules := self.logits_rules[slots[row]]) is not None:
                 rules.note(tokens[row, : nums[row]].tolist())
 
-    def guide_error(self, slot: int) -> str | None:
-        """Why the text of ``slot`` cannot go on as its guide wants."""
+    def guide_of(self, slot: int) -> SlotGuide | None:
         rules = self.logits_rules[slot]
-        return rules.guide.error if rules is not None and rules.guide is not None else None
+        return None if rules is None else rules.guide
 
     def _admit(self, row: Admit, ids: np.ndarray) -> None:
         slot, params = row.slot, row.params

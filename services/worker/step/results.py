@@ -82,8 +82,9 @@ def _row(
     """Returns the row of a slot whose first token is number ``start`` of all emitted ones."""
     request, attempt = table.requests[slot]
     if error:
-        why = table.guide_error(slot) or ERRORS[error]
-        return ResultRow(slot, request, attempt, NO_TOKENS, error=why)
+        guide = table.guide_of(slot)
+        why = None if guide is None else guide.error
+        return ResultRow(slot, request, attempt, NO_TOKENS, error=why or ERRORS[error])
     finish: FinishReason | None = "stop" if stops else "length" if fills else None
     num_values, num_top_ids = logprobs.widths(start)
     run = TokenRun(

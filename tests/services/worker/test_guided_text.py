@@ -119,7 +119,7 @@ def test_with_little_memory_sequences_come_back_and_their_texts_are_the_same() -
     scarce = engine_of("device", "ngram", 3, num_gpu_blocks_override=40)
     preempted = scheduled.run(scarce, some(), mixed(), caches_prefixes=True)
     assert preempted.texts == expected().texts
-    assert preempted.num_resumed > 0
+    assert preempted.num_readmitted > 0
 
 
 @pytest.mark.parametrize("kernels", ["native", "device"])
@@ -169,6 +169,17 @@ def test_a_budget_ends_reasoning_where_it_is_spent(kernels: str, method: str) ->
             if num_reasoned == budget + len(forced) - 1:
                 assert text[budget : num_reasoned + 1] == forced
             assert HOLDS["choice"](tokenizer().decode(text[num_reasoned + 1 :]))
+
+
+@pytest.mark.parametrize("kernels", ["native", "device"])
+def test_where_there_is_no_choice_drafts_are_right(kernels: str) -> None:
+    sentence = "Nothing but this sentence may be said."
+    params = SamplingParams(seed=1, guide=Guide(f'start: "{sentence}"'), max_tokens=60)
+    done = scheduled.run(engine(kernels, "ngram"), some()[:4], params)
+    plain = scheduled.run(engine("native", "none"), some()[:4], params)
+    assert done.texts == plain.texts
+    assert {tokenizer().decode(text) for text in done.texts} == {sentence}
+    assert done.num_accepted > 0.6 * sum(map(len, done.texts))
 
 
 def test_min_tokens_gives_way_to_a_complete_text_and_ignore_eos_repeats_its_end() -> None:

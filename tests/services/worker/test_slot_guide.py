@@ -102,6 +102,22 @@ def test_masks_with_drafts_and_after_readmission_are_those_of_one_id_after_anoth
             num += num_kept
 
 
+@pytest.mark.parametrize("gate", GATES)
+def test_what_is_forced_may_come_and_nothing_is_forced_where_there_is_a_choice(gate: str) -> None:
+    num_forced = 0
+    for grammar in GRAMMARS.values():
+        guide = Guide(grammar, **GATES[gate])
+        for seed in range(3):
+            ids = walk(guide, seed)
+            for num in range(len(ids)):
+                slot_guide = begin(guide, ids[:num])
+                forced = slot_guide.forced()
+                num_forced += len(forced)
+                for index, token_id in enumerate(forced):
+                    assert token_id in allowed(slot_guide.mask(forced[:index]))
+    assert num_forced > 0 or gate == "open", "chance finds no end of reasoning there"
+
+
 def test_a_wrong_draft_changes_nothing() -> None:
     guide = Guide(GRAMMARS["schema"])
     for seed in range(4):
