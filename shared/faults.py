@@ -3,7 +3,7 @@
 from itertools import chain
 
 from shared.codec import Array
-from shared.messages import SamplingParams
+from shared.messages import Guide, SamplingParams
 
 MAX_LIST_BYTES = 1 << 20
 """Of a request in the header of a plan, which holds 4 MiB in all."""
@@ -13,16 +13,30 @@ MAX_BAD_WORD_IDS = 4096
 
 
 def list_bytes(params: SamplingParams) -> int:
-    """About what the lists of ``params`` take in msgpack."""
+    """About what the lists of ``params`` and its grammar take in msgpack."""
     ids = len(params.stop_token_ids) + len(params.allowed_token_ids)
     ids += sum(1 + len(word) for word in params.bad_words)
-    return 5 * ids + 15 * len(params.logit_bias)
+    num_bytes = 5 * ids + 15 * len(params.logit_bias)
+    if (guide := params.guide) is not None:
+        num_bytes += len(guide.grammar.encode()) + 5 * sum(map(len, _guide_ids(guide).values()))
+    return num_bytes
+
+
+def _guide_ids(guide: Guide) -> dict[str, list[int]]:
+    return {
+        "guide.open_ids": guide.open_ids,
+        "guide.close_ids": guide.close_ids,
+        "guide.forced_ids": guide.forced_ids,
+    }
 
 
 def params_fault(params: SamplingParams, vocab_size: int) -> str | None:
     """Why no sequence can be sampled with ``params``, or None."""
     if (num_bytes := list_bytes(params)) > MAX_LIST_BYTES:
-        return f"the lists of its parameters take {num_bytes} bytes; the limit is {MAX_LIST_BYTES}"
+        return (
+            f"the lists and the grammar of its parameters take {num_bytes} bytes; the limit is"
+            f" {MAX_LIST_BYTES}"
+        )
     lengths = [len(word) for word in params.bad_words]
     are_words = all(0 < each <= MAX_BAD_WORD_IDS for each in lengths)
     if len(lengths) > MAX_BAD_SEQUENCES or not are_words:
@@ -35,6 +49,7 @@ def params_fault(params: SamplingParams, vocab_size: int) -> str | None:
         ("allowed_token_ids", params.allowed_token_ids),
         ("logit_bias", [token_id for token_id, _ in params.logit_bias]),
         ("bad_words", list(chain.from_iterable(params.bad_words))),
+        *(_guide_ids(params.guide).items() if params.guide is not None else ()),
     ):
         if ids and max(ids) >= vocab_size:
             return f"{name} has the id {max(ids)}; the model has {vocab_size}"

@@ -200,12 +200,13 @@ class Refused(Row, tag=4, frozen=True):
 
 
 class Guide(Row, frozen=True):
-    """What a text must be: one of ``grammar``, in llguidance's syntax; empty: any.
+    """What a text must be: one of ``grammar``, a string as ``llguidance.grammar_from`` returns it
+    (Lark, or JSON with grammars in it); empty: any.
 
     The model may reason before, if there are ``close_ids``: any of them ends it, and only then does
     the grammar hold. It does reason at first if ``is_open``; otherwise one of ``open_ids`` may be
-    its first token, and begins it. After ``budget`` tokens of reasoning ``forced_ids`` follow,
-    which end it.
+    its first token, and begins it. After ``budget`` tokens of reasoning ``forced_ids`` follow; the
+    last of them ends it, or the first that is one of ``close_ids``.
     """
 
     grammar: Annotated[str, Meta(max_length=MAX_GRAMMAR_CHARS)] = ""

@@ -24,6 +24,7 @@ ONLY_IN = {
     "torch": ("services/worker/", "kernels/"),
     "huggingface_hub": ("shared/model_location.py",),
     "transformers": ("services/tokenizer/", "services/worker/"),
+    "llguidance": ("services/tokenizer/", "services/worker/"),
     "tokenizers": ("services/tokenizer/", "services/worker/"),
 }
 FLOORS: dict[str, list[set[str]]] = {  # lowest first
@@ -38,7 +39,7 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         {"__main__"},
     ],
     "worker": [
-        {"__init__", "config", "slots", "metrics", "slot_log", "plan_check"},
+        {"__init__", "config", "guides", "slots", "metrics", "slot_log", "plan_check"},
         {"machine", "layers"},
         {"models", "step"},
         {"backends", "speculation", "weights"},

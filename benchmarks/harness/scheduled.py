@@ -21,7 +21,7 @@ UNLIMITED_BYTES = 1 << 40
 @dataclass
 class Run:
     """By request; rows in the order they came. ``num_hits`` sequences began in the cache, of which
-    ``num_resumed`` had been preempted."""
+    ``num_resumed`` had been preempted; ``num_readmitted`` came back at all."""
 
     texts: list[list[int]]
     logprobs: list[list[np.ndarray]]  # values of each token
@@ -30,6 +30,7 @@ class Run:
     ends: list[str]
     num_hits: int = 0
     num_resumed: int = 0
+    num_readmitted: int = 0
 
     @classmethod
     def of(cls, num: int) -> "Run":
@@ -43,6 +44,7 @@ class Run:
 
     def note_plan(self, plan: StepPlan) -> None:
         for row in plan.admit:
+            self.num_readmitted += row.num_ids > row.prompt_len
             self.num_hits += row.num_cached > 0
             self.num_resumed += row.num_cached > 0 and row.num_ids > row.prompt_len
 

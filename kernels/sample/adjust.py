@@ -1,16 +1,18 @@
 """What a request asks to be changed in its logits before they are scaled and filtered.
 
-The order is: allowed ids → hidden ids (bad words, ends before min_tokens) → bias → penalties.
+The order is: the mask of a grammar → allowed ids → hidden ids (bad words, ends before min_tokens) →
+bias → penalties.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-HIDDEN = float("-inf")
+from kernels.grammar_mask import HIDDEN, hide
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +20,8 @@ class RowChange:
     """What is to be changed in row ``row`` of the logits. Ids occur once, but in ``hidden``.
 
     ``known`` are the distinct ids of prompt and output, ``emitted`` those of the output, each with
-    how often it occurs; both only where the penalties need them.
+    how often it occurs; both only where the penalties need them. ``mask`` [⌈V / 32⌉] int32 has
+    the bits of the ids that a grammar allows; see ``grammar_mask``.
     """
 
     row: int
@@ -32,6 +35,7 @@ class RowChange:
     num_emitted: np.ndarray  # [n] int64
     presence_penalty: float
     frequency_penalty: float
+    mask: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +47,16 @@ class Points:
     values: Tensor  # [n] float32
 
 
+class Masks(NamedTuple):
+    rows: Tensor  # [M] int64
+    bits: Tensor  # [M, ⌈V / 32⌉] int32
+
+
 @dataclass(frozen=True, slots=True)
 class Adjustments:
     """The changes of all rows, kind by kind; a kind that no row has is None."""
 
+    masks: Masks | None
     allowed: Points | None
     hidden: Points | None
     biases: Points | None
@@ -76,7 +86,9 @@ def prepare_adjustments(
         return points(ids, [np.full(len(each), value, np.float32) for each, value in pairs])
 
     zeros = [0.0] * len(changes)
+    masks = {each.row: each.mask for each in changes if each.mask is not None}
     return Adjustments(
+        Masks(upload(np.array([*masks])), upload(np.stack([*masks.values()]))) if masks else None,
         constant([each.allowed for each in changes], zeros),
         constant([each.hidden for each in changes], zeros),
         points([each.biased for each in changes], [each.biases for each in changes]),
@@ -95,6 +107,8 @@ def adjust(logits: Tensor, adjustments: Adjustments) -> Tensor:
     frequency are subtracted, as in OpenAI's API.
     """
     logits = logits.clone()
+    if adjustments.masks is not None:
+        hide(logits, adjustments.masks.rows, adjustments.masks.bits)
     if (allowed := adjustments.allowed) is not None:
         kept = logits[allowed.rows, allowed.ids]
         is_restricted = torch.zeros_like(logits[:, :1], dtype=torch.bool)

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from kernels.sample.adjust import HIDDEN
+from kernels.grammar_mask import HIDDEN
 
 # A nucleus is mostly small. On a CPU finding the 128 highest of 32 × 8192 takes 1 ms, sorting 15.
 NUM_NUCLEUS_TRY = 128

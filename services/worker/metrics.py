@@ -10,6 +10,11 @@ STEP_IDLE_SECONDS = Counter(
     "shoal_step_idle_seconds",
     "Seconds idle, waiting for the next plan while sequences were running",
 )
+GUIDE_MASKS = Counter("shoal_worker_guide_masks", "Masks of ids that a grammar allows")
+GUIDE_MASK_SECONDS = Counter(
+    "shoal_worker_guide_mask_seconds",
+    "Seconds spent on masks, with waiting for grammars that were not compiled yet",
+)
 SEQUENCES = Gauge("shoal_worker_sequences", "Sequences that were admitted and have not ended")
 MEMORY = Gauge("shoal_memory_bytes", "Memory as planned at the start", ["kind"])
 WEIGHTS, KV_CACHE, PEAK = (MEMORY.labels(kind) for kind in ("weights", "kv_cache", "peak"))

@@ -33,6 +33,7 @@ def random_change(rng: np.random.Generator, row: int) -> RowChange:
         rng.integers(1, 9, len(emitted)),
         float(rng.uniform(-2, 2)),
         float(rng.uniform(-2, 2)),
+        rng.integers(-(2**31), 2**31, 2).astype(np.int32) if rng.integers(2) else None,
     )
 
 

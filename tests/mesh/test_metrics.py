@@ -82,6 +82,8 @@ NAMES: dict[ServiceName, list[str]] = {
         "shoal_step_busy_seconds_total",
         "shoal_step_idle_seconds_total",
         "shoal_steps_total",
+        "shoal_worker_guide_mask_seconds_total",
+        "shoal_worker_guide_masks_total",
         "shoal_worker_sequences",
     ],
 }

@@ -47,7 +47,7 @@ class HostEngine:
         self._model, self._sampler = loaded.model, loaded.sampler
         self._speculation, self._eos_ids = loaded.speculation, loaded.eos_ids
         self._returns_processed = settings.logprobs_mode == "processed_logprobs"
-        self._slots = SlotTable(self.capacity)
+        self._slots = SlotTable(self.capacity, loaded.make_guides())
         self._kv_cache = loaded.make_kv_cache(report.num_blocks)
         self._drafter = make_drafter(
             *(self._speculation, settings.speculative_config, self._model, self._sampler),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernels.sample import RowChange
+from services.worker.guides.slot_guide import SlotGuide
 from services.worker.slots.token_counts import SeenIds
 from shared.messages import SamplingParams
 
@@ -18,7 +19,7 @@ class LogitsRules:
     """The lists of one request as arrays: made once, at admission, since steps have no time.
 
     ``known`` are the ids of prompt and output, ``emitted`` those of the output, each where a
-    penalty needs them.
+    penalty needs them. ``guide`` holds the text to a grammar.
     """
 
     params: SamplingParams
@@ -30,21 +31,26 @@ class LogitsRules:
     word_ends: np.ndarray  # [W] int64
     known: SeenIds | None
     emitted: SeenIds | None
+    guide: SlotGuide | None
 
-    def note(self, token_id: int) -> None:
-        """One id more is emitted."""
+    def note(self, token_ids: list[int]) -> None:
+        """So many ids more are emitted."""
         for seen in (self.known, self.emitted):
             if seen is not None:
-                seen.add(token_id)
+                for token_id in token_ids:
+                    seen.add(token_id)
+        if self.guide is not None:
+            self.guide.note(token_ids)
 
 
 def make_logits_rules(
-    params: SamplingParams, ids: np.ndarray, prompt_len: int
+    params: SamplingParams, ids: np.ndarray, prompt_len: int, guide: SlotGuide | None = None
 ) -> LogitsRules | None:
     """Of a request with ``ids`` [n] int32, of which ``prompt_len`` are the prompt. Most requests
     have none, and none of what follows is done for them."""
     if not (
-        params.allowed_token_ids
+        guide is not None
+        or params.allowed_token_ids
         or params.bad_words
         or params.logit_bias
         or params.min_tokens
@@ -67,6 +73,7 @@ def make_logits_rules(
         matrix[:, -1],
         SeenIds(ids) if params.repetition_penalty != 1 else None,
         SeenIds(ids[prompt_len:]) if params.presence_penalty or params.frequency_penalty else None,
+        guide,
     )
 
 
@@ -82,10 +89,11 @@ def row_change(
     are the prompt."""
     params = rules.params
     drafts = ids[len(ids) - num_drafts :]
+    mask = None if rules.guide is None else rules.guide.mask(drafts.tolist())
     known = rules.known and rules.known.with_more(drafts)
     emitted = rules.emitted and rules.emitted.with_more(drafts)
     hidden = [_word_ends(rules, ids[prompt_len:])]
-    if len(ids) - prompt_len < params.min_tokens:
+    if len(ids) - prompt_len < params.min_tokens and not _is_complete(rules, mask):
         hidden += [rules.stop_ids, eos_ids]
     return RowChange(
         row,
@@ -99,11 +107,19 @@ def row_change(
         emitted.counts if emitted is not None else _NO_IDS,
         params.presence_penalty,
         params.frequency_penalty,
+        mask,
     )
+
+
+def _is_complete(rules: LogitsRules, mask: np.ndarray | None) -> bool:
+    """Whether the text can but end: ``min_tokens`` gives way to its grammar."""
+    return rules.guide is not None and mask is not None and rules.guide.leaves_ends_only(mask)
 
 
 def _word_ends(rules: LogitsRules, ids: np.ndarray) -> np.ndarray:
     """The last id of each bad word whose other ids are the last of ``ids``."""
+    if not len(rules.word_ends):
+        return _NO_IDS
     starts = rules.word_starts
     max_len = starts.shape[1]
     latest = np.full(max_len, NO_ID, np.int64)

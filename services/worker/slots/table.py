@@ -7,6 +7,8 @@ import numpy as np
 
 from kernels.logprobs.num_logprobs import NO_LOGPROBS
 from kernels.sample.slot_params import SlotParams, host_params
+from services.worker.guides.guides import Guides
+from services.worker.guides.slot_guide import SlotGuide
 from services.worker.slots.logits_rules import LogitsRules, make_logits_rules
 from shared.messages import Admit, Capacity, SamplingParams, StepPlan
 
@@ -15,12 +17,14 @@ class SlotTable:
     """The host's state of all slots: the scheduler owns slots and blocks and sends differences.
 
     ``is_open`` slots take part in steps: a slot closes when its sequence ends and stays closed,
-    though later plans may name it, until a sequence is admitted to it.
+    though later plans may name it, until a sequence is admitted to it. ``guides`` makes those of
+    the sequences; without it there must be none.
     """
 
-    def __init__(self, capacity: Capacity) -> None:
+    def __init__(self, capacity: Capacity, guides: Guides | None = None) -> None:
         num_slots, max_len = capacity.max_num_seqs, capacity.max_model_len
         max_blocks = max_len // capacity.block_size + 1  # a drafter looks one place ahead
+        self._guides = guides
         self.null_block = capacity.num_blocks
         self.block_size = capacity.block_size
         self.max_len = max_len
@@ -87,8 +91,11 @@ class SlotTable:
         self.num_drafts[slots] = 0
         for row in np.flatnonzero(self.has_logits_rules[slots]).tolist():
             if (rules := self.logits_rules[slots[row]]) is not None:
-                for token_id in tokens[row, : nums[row]].tolist():
-                    rules.note(token_id)
+                rules.note(tokens[row, : nums[row]].tolist())
+
+    def guide_of(self, slot: int) -> SlotGuide | None:
+        rules = self.logits_rules[slot]
+        return None if rules is None else rules.guide
 
     def _admit(self, row: Admit, ids: np.ndarray) -> None:
         slot, params = row.slot, row.params
@@ -114,7 +121,9 @@ class SlotTable:
         self.num_logprobs[slot] = _num_asked(params.logprobs)
         self.num_prompt_logprobs[slot] = _num_asked(params.prompt_logprobs)
         self.num_prompt_scored[slot] = row.num_prompt_scored
-        self.logits_rules[slot] = make_logits_rules(params, ids, row.prompt_len)
+        emitted = ids[row.prompt_len :]
+        guide = None if self._guides is None else self._guides.begin(params, emitted)
+        self.logits_rules[slot] = make_logits_rules(params, ids, row.prompt_len, guide)
         self.has_logits_rules[slot] = self.logits_rules[slot] is not None
         self.has_stop_ids[slot] = bool(params.stop_token_ids)
 

@@ -12,7 +12,8 @@ from services.worker.speculation.drafter import NoDrafter, RecordedStep, rooms
 
 class NgramDrafter(NoDrafter):
     """The longest of the last ``max_len`` … ``min_len`` ids that occurred before, and there the
-    latest time. A draft is certain to its drafter: its logprob is 0."""
+    latest time; but what a guide forces comes first. A draft is certain to its drafter: its
+    logprob is 0."""
 
     def __init__(self, min_len: int, max_len: int) -> None:
         self._lengths = range(max_len, min_len - 1, -1)
@@ -26,7 +27,9 @@ class NgramDrafter(NoDrafter):
         nums = rooms(table, slots, depth)
         for slot, room in zip(slots.tolist(), nums.tolist(), strict=True):
             num = table.num_tokens[slot]
-            found = self._continue(table.ids[slot, :num], room)
+            guide = table.guide_of(slot)
+            forced = guide.forced()[:room] if guide is not None else []
+            found = np.array(forced) if forced else self._continue(table.ids[slot, :num], room)
             table.ids[slot, num : num + len(found)] = found
             table.num_drafts[slot] = len(found)
             table.draft_logprobs[slot, : len(found)] = 0.0

@@ -3,12 +3,14 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import torch
 
 from services.worker.config.model_config import ModelConfig, read_model_config
+from services.worker.guides.guides import Guides
 from services.worker.machine.hardware import (
     Memory,
     choose_device,
@@ -42,6 +44,7 @@ class LoadedModel:
     """``before`` is the memory that was there before the weights."""
 
     settings: WorkerConfig
+    folder: Path
     model_info: ModelInfo
     config: ModelConfig
     model: CausalLM
@@ -84,6 +87,9 @@ class LoadedModel:
                 f" {why_out_of_memory(error)}; lower it, or num-gpu-blocks-override or"
                 " kv-cache-memory-bytes"
             ) from None
+
+    def make_guides(self) -> Guides:
+        return Guides(self.folder, self.model_info.vocab_size, self.eos_ids)
 
     def capacity(self, num_blocks: int) -> Capacity:
         return Capacity(
@@ -129,6 +135,7 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
     model, sampler = choose(model, config, settings, dtype)
     return LoadedModel(
         settings,
+        location.folder,
         model_info,
         config,
         model,

@@ -13,8 +13,8 @@ from shared.token_arrays import Layout, TokenArrays, join
 
 ERRORS = {
     NOT_FINITE: "the model computed logits that are not finite numbers (NaN or infinity)",
-    NOTHING_LEFT: "the request forbids every token: allowed_token_ids, bad_words, logit_bias and"
-    " min_tokens leave none",
+    NOTHING_LEFT: "the request forbids every token: its format, allowed_token_ids, bad_words,"
+    " logit_bias and min_tokens leave none",
 }
 
 
@@ -82,7 +82,9 @@ def _row(
     """Returns the row of a slot whose first token is number ``start`` of all emitted ones."""
     request, attempt = table.requests[slot]
     if error:
-        return ResultRow(slot, request, attempt, NO_TOKENS, error=ERRORS[error])
+        guide = table.guide_of(slot)
+        why = None if guide is None else guide.error
+        return ResultRow(slot, request, attempt, NO_TOKENS, error=why or ERRORS[error])
     finish: FinishReason | None = "stop" if stops else "length" if fills else None
     num_values, num_top_ids = logprobs.widths(start)
     run = TokenRun(

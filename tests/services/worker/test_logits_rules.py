@@ -51,8 +51,7 @@ def test_a_row_asks_what_its_request_asks(
             seed=0, ignore_eos=params.ignore_eos, stop_token_ids=params.stop_token_ids
         )
         return
-    for token_id in ids[num_admitted : len(ids) - num_drafts]:
-        rules.note(token_id)
+    rules.note(ids[num_admitted : len(ids) - num_drafts])
     change = row_change(3, rules, np.array(ids, np.int32), num_drafts, prompt_len, EOS_IDS)
     output = ids[prompt_len:]
     assert change.row == 3

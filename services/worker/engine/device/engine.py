@@ -62,7 +62,7 @@ class DeviceEngine:
         self._device = loaded.device
         self._method = loaded.speculation.method
         self._eos_ids = loaded.eos_ids
-        self._table = SlotTable(self.capacity)
+        self._table = SlotTable(self.capacity, loaded.make_guides())
         self._slots = DeviceSlots(self.capacity, self._table, self._device)
         self._lengths = HostLengths(self.capacity)
         self._segments = make_segments(loaded, self._slots.state, report.num_blocks)

@@ -4,12 +4,14 @@ one holds all sequences up for a second or more."""
 import numpy as np
 import torch
 
+from kernels.grammar_mask import hide
 from kernels.linear import MAX_FEW_ROWS
 from services.worker.engine.device.chunks import prepare_chunks
 from services.worker.engine.device.mixed_step import MixedStep
 from services.worker.engine.device.planned_rows import PlannedRows
 from services.worker.engine.device.segments import Segments
 from services.worker.engine.device.steps import DecodeStep
+from services.worker.machine.streams import upload
 from services.worker.slots.table import SlotTable
 from services.worker.weights.progress import Progress
 from shared.messages import Capacity
@@ -57,7 +59,9 @@ def _run_largest(segments: Segments, table: SlotTable, capacity: Capacity) -> No
     state.ends[:num_rows] = table.max_len
     decoding = chunks.slots[:0]
     step = MixedStep(segments, decoding, decoding, 1 + state.max_drafts, table.max_len, chunks)
-    logits = step.forward()
-    step.sample_and_accept(logits.clone())
+    adjusted = step.forward().clone()
+    all_ids = upload(np.full((1, -(-adjusted.shape[1] // 32)), -1, np.int32), adjusted.device)
+    hide(adjusted, torch.zeros_like(all_ids[0, :1], dtype=torch.int64), all_ids)
+    step.sample_and_accept(adjusted)
     if segments.drafts:
         step.draft(state.max_drafts)

@@ -1,0 +1,77 @@
+"""Follows an answer in its grammar."""
+
+from collections.abc import Sequence
+
+import llguidance.numpy
+import numpy as np
+from llguidance import LLMatcher
+
+from services.worker.guides.grammars import Compiled, GrammarError, first_line
+
+COMPILE_S = 10.0  # all sequences wait for a grammar that takes longer than its prompt
+
+
+class AnswerMatcher:
+    """Is a function of the grammar and of ``ids``. ``error`` is why the answer cannot go on."""
+
+    def __init__(self, compiled: Compiled, vocab_size: int) -> None:
+        self.ids: list[int] = []
+        self.error: str | None = None
+        self._compiled = compiled
+        self._num_words = -(-vocab_size // 32)
+        self._matcher: LLMatcher | None = None
+        self._num_consumed = 0  # of ids, by the matcher
+
+    def mask(self, drafts: Sequence[int], end_mask: np.ndarray) -> np.ndarray | None:
+        """Which ids may come after ``ids`` and ``drafts``, see ``SlotGuide``; a complete answer
+        admits those of ``end_mask``, too. None where the drafts may not come."""
+        mask = np.zeros(self._num_words, np.int32)
+        matcher = self._follow()
+        if matcher is None:
+            return mask
+        num_valid = matcher.try_consume_tokens(list(drafts)) if drafts else 0
+        if num_valid == len(drafts):
+            llguidance.numpy.fill_next_token_bitmask(matcher, mask[None])
+            if matcher.is_accepting():
+                mask |= end_mask
+        if matcher.is_error():
+            return self._fail(matcher, len(drafts))
+        matcher.rollback(num_valid)
+        return mask if num_valid == len(drafts) else None
+
+    def forced(self) -> list[int]:
+        """The ids that the grammar says will follow ``ids``, as a tokenizer would write them."""
+        matcher = self._follow()
+        if matcher is None:
+            return []
+        found = matcher.compute_ff_tokens()
+        if matcher.is_error():
+            self._matcher = None
+        return found
+
+    def _follow(self) -> LLMatcher | None:
+        """The matcher after ``ids``, or None where there is an error."""
+        if self.error is not None:
+            return None
+        try:
+            if self._matcher is None:
+                self._matcher = self._compiled.result(COMPILE_S).deep_copy()
+                self._num_consumed = 0
+            ids = self.ids[self._num_consumed :]
+            if ids and self._matcher.try_consume_tokens(ids) < len(ids):
+                self.error = f"its text left its grammar: {first_line(self._matcher.get_error())}"
+        except TimeoutError:
+            self.error = f"its grammar did not compile within {COMPILE_S:.0f} s"
+        except GrammarError as error:
+            self.error = str(error)
+        self._num_consumed = len(self.ids)
+        return self._matcher if self.error is None else None
+
+    def _fail(self, matcher: LLMatcher, num_drafts: int) -> np.ndarray:
+        """Nothing may come. A matcher that failed at drafts says nothing of the text: it is made
+        anew."""
+        if num_drafts:
+            self._matcher = None
+        else:
+            self.error = f"its grammar is too complex: {first_line(matcher.get_error())}"
+        return np.zeros(self._num_words, np.int32)

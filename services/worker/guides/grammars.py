@@ -1,0 +1,78 @@
+"""Compiles grammars for the vocabulary of the model, each once while it is in use."""
+
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from shared.grammar_limits import COMPILE_STACK_BYTES, PARSER_LIMITS
+from shared.model_folder import TOKENIZER_FILE
+
+MAX_COMPILED = 256
+MAX_COMPILED_CHARS = 8 << 20  # of their texts; what becomes of them is a few times as large
+
+Compiled = Future[LLMatcher]
+
+
+class GrammarError(Exception):
+    """Says why there is no matcher for a grammar."""
+
+
+class Grammars:
+    """Compiles in a thread of its own, so that the prompt is computed meanwhile."""
+
+    def __init__(self, folder: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
+        """``folder`` is the model's."""
+        self._folder = folder
+        self._vocab_size = vocab_size
+        self._eos_ids = eos_ids
+        self._compiled: OrderedDict[str, Compiled] = OrderedDict()
+        self._num_chars = 0
+        self._thread = _deep_thread()
+        self._thread.submit(self._tokenizer)  # the first grammar finds it made
+
+    def compile(self, grammar: str) -> Compiled:
+        """The future gets a matcher at the start of a text, to be copied, or GrammarError."""
+        if grammar not in self._compiled:
+            self._compiled[grammar] = self._thread.submit(self._compile, grammar)
+            self._num_chars += len(grammar)
+        self._compiled.move_to_end(grammar)
+        while len(self._compiled) > MAX_COMPILED or self._num_chars > MAX_COMPILED_CHARS:
+            oldest, _ = self._compiled.popitem(last=False)
+            self._num_chars -= len(oldest)
+        return self._compiled[grammar]
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        limits = LLParserLimits(**PARSER_LIMITS)
+        matcher = LLMatcher(self._tokenizer(), grammar, log_level=0, limits=limits)
+        if matcher.is_error():
+            raise GrammarError(f"its grammar is none: {first_line(matcher.get_error())}")
+        return matcher
+
+    def _tokenizer(self) -> LLTokenizer:
+        return _make_tokenizer(self._folder / TOKENIZER_FILE, self._vocab_size, self._eos_ids)
+
+
+def first_line(error: str) -> str:
+    """The rest quotes the grammar."""
+    return error.partition("\n")[0][:500]
+
+
+@lru_cache(maxsize=2)
+def _make_tokenizer(file: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> LLTokenizer:
+    """Raises GrammarError where the file does not do."""
+    try:
+        return LLTokenizer(file.read_text(), n_vocab=vocab_size, eos_token=list(eos_ids))
+    except (OSError, ValueError) as error:
+        raise GrammarError(f"the model's {file.name} serves no grammar: {error}") from None
+
+
+def _deep_thread() -> ThreadPoolExecutor:
+    executor = ThreadPoolExecutor(1, "grammars")
+    usual_bytes = threading.stack_size(COMPILE_STACK_BYTES)
+    executor.submit(int)  # starts the thread
+    threading.stack_size(usual_bytes)
+    return executor
