@@ -1,0 +1,148 @@
+"""How a family of models writes calls of tools and its reasoning: descriptions, no code.
+
+A *marker* is a text that the model writes to begin or end something. In the vocabulary of most
+models it is an added token; where it is none, it is plain text.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+IdForm = Literal["call", "kimi", "mistral"]
+ReasoningStart = Literal["prompt", "model", "always"]
+
+
+@dataclass(frozen=True, slots=True)
+class JsonLayout:
+    """A call is an object of a name and arguments; ``is_list``: all calls are one array."""
+
+    arguments_key: str = "arguments"
+    is_list: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedLayout:
+    """A call is ``function_open`` name ``name_close`` parameters ``function_close``, a parameter is
+    ``parameter_open`` name ``name_close`` value ``parameter_close``.
+
+    ``line_end`` follows the function's name and every parameter; ``value_padding`` stands on both
+    sides of a value. A string is written as it is, any other value as JSON.
+    """
+
+    function_open: str = "<function="
+    parameter_open: str = "<parameter="
+    name_close: str = ">"
+    parameter_close: str = "</parameter>"
+    function_close: str = "</function>"
+    line_end: str = "\n"
+    value_padding: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PairsLayout:
+    """A call is the function's name, then keys and values in turn, each in its own markers and
+    followed, as the name is, by ``line_end``. A string is written as it is, others as JSON."""
+
+    key_open: str = "<arg_key>"
+    key_close: str = "</arg_key>"
+    value_open: str = "<arg_value>"
+    value_close: str = "</arg_value>"
+    line_end: str = "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class PythonicLayout:
+    """Calls are written as in Python, with arguments by name: all between ``open`` and ``close``,
+    with ``separator`` between two."""
+
+    open: str = "["
+    close: str = "]"
+    separator: str = ", "
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedNameLayout:
+    """A call is ``kind kind_close name_open`` name ``arguments_open`` a JSON object
+    ``arguments_close``. With ``index_open`` it and the call's number follow the name."""
+
+    arguments_open: str
+    arguments_close: str = ""
+    kind: str = ""
+    kind_close: str = ""
+    name_open: str = ""
+    index_open: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HarmonyLayout:
+    """A reply is messages, each with a header that names its channel and its recipient: a message
+    to ``recipient_open`` and a name is a call, one in the channel ``analysis`` is reasoning."""
+
+    start: str = "<|start|>"
+    channel: str = "<|channel|>"
+    constrain: str = "<|constrain|>"
+    message: str = "<|message|>"
+    end: str = "<|end|>"
+    end_of_calls: str = "<|call|>"
+    end_of_reply: str = "<|return|>"
+    recipient_open: str = "functions."
+
+
+Layout = JsonLayout | TaggedLayout | PairsLayout | PythonicLayout | MarkedNameLayout | HarmonyLayout
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How calls are written: ``section_open`` call … ``section_close``, and each call as
+    ``call_open`` what the layout says ``call_close``, with ``separator`` between two. ``padding``
+    stands inside the outer of these markers. What is empty is not written.
+
+    ``is_tagless``: the model may leave out the first marker, so that a reply that begins as a
+    call does is one.
+    """
+
+    name: str
+    layout: Layout
+    aliases: tuple[str, ...] = ()
+    section_open: str = ""
+    section_close: str = ""
+    call_open: str = ""
+    call_close: str = ""
+    padding: str = ""
+    separator: str = ""
+    ids: IdForm = "call"
+    is_tagless: bool = False
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """All texts that a parser looks for; some of them are added tokens."""
+        texts = [self.section_open, self.section_close, self.call_open, self.call_close]
+        if not isinstance(self.layout, JsonLayout):
+            texts += [getattr(self.layout, each.name) for each in fields(self.layout)]
+        return frozenset(text for text in texts if text.strip())
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """How a model that reasons does so: ``open`` reasoning ``close`` answer.
+
+    ``begins`` says what holds after a prompt that ends in neither marker: ``prompt``, the prompt
+    would have opened it, so this is the answer; ``model``, the model may open it; ``always``, it
+    has begun. ``forced_close`` is written to end it early. ``answer_open`` and ``answer_close``
+    are markers around the answer that are no part of it. ``is_harmony``: as in HarmonyLayout,
+    without ``open`` and ``close``.
+    """
+
+    name: str
+    open: str = "<think>"
+    close: str = "</think>"
+    begins: ReasoningStart = "model"
+    aliases: tuple[str, ...] = ()
+    forced_close: str = "\n</think>\n\n"
+    answer_open: str = ""
+    answer_close: str = ""
+    is_harmony: bool = False
+
+    @property
+    def markers(self) -> frozenset[str]:
+        texts = (self.open, self.close, self.answer_open, self.answer_close)
+        return frozenset(filter(None, texts))

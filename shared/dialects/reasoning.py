@@ -1,0 +1,33 @@
+"""The formats of reasoning that are known, by vLLM's names of their parsers."""
+
+from shared.dialects.formats import ReasoningFormat
+
+_FORMATS = (
+    ReasoningFormat("deepseek_r1", begins="always", aliases=("deepseek-r1",)),
+    ReasoningFormat("deepseek_v3", begins="prompt", aliases=("deepseek_v31",)),
+    ReasoningFormat("qwen3"),
+    ReasoningFormat("glm45"),
+    ReasoningFormat(
+        "ernie45",
+        begins="always",
+        forced_close="\n</think>\n\n<response>\n",
+        answer_open="<response>",
+        answer_close="</response>",
+    ),
+    ReasoningFormat("mimo"),
+    ReasoningFormat("step3", begins="always"),
+    ReasoningFormat("minimax_m2", begins="always"),
+    ReasoningFormat("mistral", "[THINK]", "[/THINK]", forced_close="[/THINK]"),
+    ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>", forced_close="\n</seed:think>\n"),
+    ReasoningFormat(
+        "granite",
+        "Here is my thought process:",
+        "Here is my response:",
+        forced_close="\n\nHere is my response:",
+    ),
+    ReasoningFormat(
+        "openai_gptoss", "", "", aliases=("gpt-oss", "GptOss"), forced_close="", is_harmony=True
+    ),
+)
+
+REASONING_FORMATS = {name: each for each in _FORMATS for name in (each.name, *each.aliases)}

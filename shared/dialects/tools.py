@@ -1,0 +1,144 @@
+"""The formats of tool calls that are known, by vLLM's names of their parsers."""
+
+from collections.abc import Container
+
+from shared.dialects.formats import (
+    HarmonyLayout,
+    JsonLayout,
+    MarkedNameLayout,
+    PairsLayout,
+    PythonicLayout,
+    TaggedLayout,
+    ToolFormat,
+)
+
+HERMES = ToolFormat(
+    "hermes",
+    JsonLayout(),
+    aliases=("qwen25", "qwen3_json"),
+    padding="\n",
+    separator="\n",
+    call_open="<tool_call>",
+    call_close="</tool_call>",
+)
+MISTRAL = ToolFormat("mistral", JsonLayout(is_list=True), call_open="[TOOL_CALLS]", ids="mistral")
+MISTRAL_V11 = ToolFormat(
+    "mistral_v11", MarkedNameLayout("[ARGS]"), call_open="[TOOL_CALLS]", ids="mistral"
+)
+_FORMATS = (
+    HERMES,
+    MISTRAL,
+    MISTRAL_V11,
+    ToolFormat(
+        "qwen3_coder",
+        TaggedLayout(value_padding="\n"),
+        aliases=("qwen3_xml",),
+        padding="\n",
+        separator="\n",
+        call_open="<tool_call>",
+        call_close="</tool_call>",
+    ),
+    ToolFormat(
+        "mimo", TaggedLayout(line_end=""), call_open="<tool_call>", call_close="</tool_call>"
+    ),
+    ToolFormat(
+        "llama3_json",
+        JsonLayout("parameters"),
+        aliases=("llama4_json", "llama3"),
+        call_open="<|python_tag|>",
+        separator="; ",
+        is_tagless=True,
+    ),
+    ToolFormat(
+        "pythonic",
+        PythonicLayout(),
+        aliases=("llama4_pythonic",),
+        section_open="<|python_start|>",
+        section_close="<|python_end|>",
+        is_tagless=True,
+    ),
+    ToolFormat(
+        "olmo3",
+        PythonicLayout(open="", close="", separator="\n"),
+        section_open="<function_calls>",
+        section_close="</function_calls>",
+    ),
+    ToolFormat(
+        "deepseek_v3",
+        MarkedNameLayout("\n```json\n", "\n```", kind="function", kind_close="<｜tool▁sep｜>"),
+        aliases=("deepseekv3",),
+        separator="\n",
+        section_open="<｜tool▁calls▁begin｜>",
+        section_close="<｜tool▁calls▁end｜>",
+        call_open="<｜tool▁call▁begin｜>",
+        call_close="<｜tool▁call▁end｜>",
+    ),
+    ToolFormat(
+        "deepseek_v31",
+        MarkedNameLayout("<｜tool▁sep｜>"),
+        aliases=("deepseekv31",),
+        section_open="<｜tool▁calls▁begin｜>",
+        section_close="<｜tool▁calls▁end｜>",
+        call_open="<｜tool▁call▁begin｜>",
+        call_close="<｜tool▁call▁end｜>",
+    ),
+    ToolFormat(
+        "glm45", PairsLayout(), separator="\n", call_open="<tool_call>", call_close="</tool_call>"
+    ),
+    ToolFormat(
+        "glm47", PairsLayout(line_end=""), call_open="<tool_call>", call_close="</tool_call>"
+    ),
+    ToolFormat(
+        "ernie45",
+        JsonLayout(),
+        padding="\n",
+        separator="\n",
+        call_open="<tool_call>",
+        call_close="</tool_call>",
+    ),
+    ToolFormat(
+        "kimi_k2",
+        MarkedNameLayout("<|tool_call_argument_begin|>", name_open="functions.", index_open=":"),
+        section_open="<|tool_calls_section_begin|>",
+        section_close="<|tool_calls_section_end|>",
+        call_open="<|tool_call_begin|>",
+        call_close="<|tool_call_end|>",
+        ids="kimi",
+    ),
+    ToolFormat("granite", JsonLayout(is_list=True), call_open="<|tool_call|>"),
+    ToolFormat("phi4_mini_json", JsonLayout(is_list=True), call_open="functools"),
+    ToolFormat(
+        "minimax_m2",
+        TaggedLayout(
+            function_open='<invoke name="',
+            parameter_open='<parameter name="',
+            name_close='">',
+            function_close="</invoke>",
+        ),
+        aliases=("minimax-m2",),
+        section_open="<minimax:tool_call>",
+        section_close="</minimax:tool_call>",
+        padding="\n",
+        separator="\n",
+    ),
+    ToolFormat(
+        "seed_oss",
+        TaggedLayout(),
+        call_open="<seed:tool_call>",
+        call_close="</seed:tool_call>",
+        padding="\n",
+        separator="\n",
+    ),
+    ToolFormat("openai", HarmonyLayout(), aliases=("gpt-oss", "gpt_oss")),
+)
+
+TOOL_FORMATS = {name: each for each in _FORMATS for name in (each.name, *each.aliases)}
+
+
+def find_tool_format(name: str, added_tokens: Container[str]) -> ToolFormat | None:
+    """The format that a parser's name means for a vocabulary; None: no such name.
+
+    Mistral's models have written calls in another way since ``[ARGS]`` is in their vocabulary.
+    """
+    found = TOOL_FORMATS.get(name)
+    return MISTRAL_V11 if found is MISTRAL and "[ARGS]" in added_tokens else found
