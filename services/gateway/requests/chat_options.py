@@ -1,0 +1,69 @@
+"""What a request wants of the chat template beside the messages."""
+
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from services.gateway.requests.json_body import json_errors
+from services.gateway.requests.raw_json import NULL, json_text
+from services.gateway.requests.schema import ChatRequest, TokenizeRequest
+from services.gateway.requests.violations import violation
+from shared.errors import InvalidRequest
+from shared.messages import MAX_JSON_CHARS, ChatOptions
+
+
+def chat_options(
+    request: ChatRequest | TokenizeRequest,
+    tools: str,
+    more_kwargs: dict[str, Any] | None = None,
+) -> ChatOptions:
+    """``more_kwargs`` follow from other fields; the client's own variables come before them.
+    Raises InvalidRequest."""
+    continues = bool(request.continue_final_message)
+    if continues and request.add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt are both true; only one may be",
+            param="continue_final_message",
+        )
+    adds = not continues if request.add_generation_prompt is None else request.add_generation_prompt
+    return ChatOptions(
+        tools=tools,
+        documents="" if request.documents == NULL else _documents(request.documents),
+        template_kwargs=_kwargs(request.chat_template_kwargs, more_kwargs),
+        template=request.chat_template or "",
+        adds_generation_prompt=adds,
+        continues_final_message=continues,
+    )
+
+
+@json_errors()
+def _documents(raw: Raw) -> str:
+    text = json_text(raw, "documents")
+    try:
+        documents = msgspec.json.decode(text, type=list[dict[str, Any]])
+    except msgspec.ValidationError as error:
+        raise violation(error, "documents", msgspec.json.decode(text)) from None
+    return text if documents else ""
+
+
+def _kwargs(raw: Raw, more: dict[str, Any] | None) -> str:
+    if raw == NULL and not more:
+        return ""
+    param = "chat_template_kwargs"
+    kwargs = {**(more or {}), **(_own_kwargs(raw, param) if raw != NULL else {})}
+    text = msgspec.json.encode(kwargs).decode() if kwargs else ""
+    if len(text) > MAX_JSON_CHARS:
+        raise InvalidRequest(
+            f"{param} has {len(text)} characters; the limit is {MAX_JSON_CHARS}", param=param
+        )
+    return text
+
+
+@json_errors()
+def _own_kwargs(raw: Raw, param: str) -> dict[str, Raw]:
+    text = json_text(raw, param)
+    try:
+        return msgspec.json.decode(text, type=dict[str, Raw])
+    except msgspec.ValidationError as error:
+        raise violation(error, param, msgspec.json.decode(text)) from None
