@@ -34,9 +34,9 @@ def prepare(
     the client sets no bound, as far as the context goes. Raises InvalidRequest."""
     _check_choices(model, submit, resumed)
     adds_special_tokens = submit.text.adds_special_tokens
-    chat = (submit.chat or NO_OPTIONS) if submit.kind == "chat" else None
-    ids = encode(model, submit.kind, prompt, adds_special_tokens, chat)
-    output_start = model.output_start(ids, chat)
+    ids = encode(model, submit.kind, prompt, adds_special_tokens, submit.chat)
+    # A chat that is submitted again comes as ids, with its options.
+    output_start = model.output_start(ids, submit.chat)
     params = submit.params
     if submit.text.bad_words:
         bad_words = model.encode_words(submit.text.bad_words)
