@@ -12,7 +12,7 @@ from services.gateway.http.admission import Admission
 from services.gateway.http.api_keys import Guard, load_accounts
 from services.gateway.http.body import BodyParser, BodyReader
 from services.gateway.http.cors import Cors
-from services.gateway.http.failures import answer_errors, count_requests
+from services.gateway.http.failures import answer_errors, count_requests, name_server
 from services.gateway.http.pieces import PieceMaker
 from services.gateway.http.server import limit_headers
 from services.gateway.mesh.mesh import Mesh
@@ -33,6 +33,7 @@ def make_app(
         middlewares.append(Guard(accounts).check)
     app = web.Application(middlewares=middlewares)
     app.on_response_prepare.append(name_response)
+    app.on_response_prepare.append(name_server)
     app.on_response_prepare.append(cors.mark)
 
     async def close(app: web.Application) -> None:

@@ -10,18 +10,21 @@ from services.gateway.http.body import BodyParser, BodyReader
 from services.gateway.http.pieces import PieceMaker
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.requests import unsupported
+from services.gateway.requests.chat_options import chat_options
 from services.gateway.requests.job import Prompt
 from services.gateway.requests.json_body import Body, check, decode, served_name
 from services.gateway.requests.prompts import chat_prompt, ids_prompt, text_prompt
-from services.gateway.requests.schema import NULL, DetokenizeRequest, TokenizeRequest
+from services.gateway.requests.raw_json import NULL
+from services.gateway.requests.schema import DetokenizeRequest, TokenizeRequest
 from services.gateway.requests.token_ids import check_length
+from services.gateway.requests.tools import offered_tools
 from services.gateway.requests.violations import client_names
 from services.gateway.responses.json_reply import json_response
 from services.gateway.responses.openai import DetokenizeReply
 from services.gateway.responses.tokenize_json import write_tokens
 from shared.codec import Array
 from shared.errors import InvalidRequest
-from shared.messages import ModelInfo
+from shared.messages import ChatOptions, ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class Conversion:
     param: str
     adds_special_tokens: bool = False
     returns_strings: bool = False
+    chat: ChatOptions | None = None
 
 
 class Tokenization:
@@ -90,7 +94,7 @@ class Tokenization:
         prompt = conversion.prompt
         with client_names({"prompt": conversion.param}):
             array = await self._mesh.conversions.convert(
-                prompt.kind, prompt.data, conversion.adds_special_tokens
+                prompt.kind, prompt.data, conversion.adds_special_tokens, conversion.chat
             )
         reservation.grow(array.nbytes)
         return array
@@ -100,9 +104,15 @@ def parse_tokenize(body: Body, model: ModelInfo) -> Conversion:
     """A body of ``/tokenize``. Chat templates mostly write the special tokens, texts do not."""
     request = check(decode(body), TokenizeRequest, unsupported.TOKENIZE)
     served_name(request.model, model)
-    is_text = bytes(request.messages) == bytes(NULL)
-    if is_text == (bytes(request.prompt) == bytes(NULL)):
+    is_text = request.messages == NULL
+    if is_text == (request.prompt == NULL):
         raise InvalidRequest("either prompt or messages is required", param="prompt")
+    options = chat_options(request, offered_tools(request))
+    if is_text and options != ChatOptions():
+        raise InvalidRequest(
+            "a prompt goes through no chat template; what it gets is allowed with messages only",
+            param="prompt",
+        )
     prompt = text_prompt(request.prompt) if is_text else chat_prompt(request.messages)
     adds_special_tokens = request.add_special_tokens
     return Conversion(
@@ -110,6 +120,7 @@ def parse_tokenize(body: Body, model: ModelInfo) -> Conversion:
         "prompt" if is_text else "messages",
         is_text if adds_special_tokens is None else adds_special_tokens,
         bool(request.return_token_strs),
+        None if is_text else options,
     )
 
 

@@ -10,6 +10,7 @@ from aiohttp.web_protocol import RequestPayloadError
 
 from services.gateway.http.admission import Reservation
 from services.gateway.requests.json_body import Body
+from services.gateway.requests.violations import show
 from shared.errors import BodyTooLarge, InvalidRequest
 
 READ_TIMEOUT_S = 60.0
@@ -25,7 +26,9 @@ class BodyReader:
     async def read(self, request: web.Request, reservation: Reservation | None = None) -> Body:
         """``reservation`` holds what has arrived. Raises BodyTooLarge, before reading where the
         client gave the length; InvalidRequest for a body that ends early or is badly compressed;
-        Overloaded; web.HTTPRequestTimeout."""
+        Overloaded; web.HTTPRequestTimeout; web.HTTPUnsupportedMediaType for what does not claim to
+        be JSON."""
+        _check_content_type(request)
         if (request.content_length or 0) > self._max_bytes:
             raise self._too_large(str(request.content_length))
         if hdrs.EXPECT in request.headers:
@@ -67,6 +70,16 @@ class BodyParser:
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _check_content_type(request: web.Request) -> None:
+    """A page in a browser may send any other type anywhere without asking."""
+    given = request.headers.get(hdrs.CONTENT_TYPE, "")
+    content_type = given.partition(";")[0].strip().lower()
+    if content_type not in ("", "application/json"):
+        raise web.HTTPUnsupportedMediaType(
+            reason=f"Content-Type is {show(content_type)}; expected application/json"
+        )
 
 
 async def _let_continue(request: web.Request) -> None:

@@ -26,12 +26,14 @@ log = logging.getLogger(__name__)
 log.addFilter(LogLimit())
 
 CLIENT_LEFT = 499
+SERVER = "shoal"  # aiohttp would name itself and Python, with versions
 SHOULD_RETRY = "X-Should-Retry"
 """OpenAI's clients obey this header; without it they try again after each 5xx."""
 
 
 def error_response(error: RequestError) -> web.Response:
     response = json_response(_reply(error), error.status)
+    response.headers[hdrs.SERVER] = SERVER
     if error.retry_after_s is not None:
         response.headers[hdrs.RETRY_AFTER] = str(max(1, math.ceil(error.retry_after_s)))
     if error.code in DEADLY:
@@ -39,6 +41,10 @@ def error_response(error: RequestError) -> web.Response:
     if error.status == HTTPStatus.UNAUTHORIZED:
         response.headers[hdrs.WWW_AUTHENTICATE] = "Bearer"
     return response
+
+
+async def name_server(request: web.BaseRequest, response: web.StreamResponse) -> None:
+    response.headers[hdrs.SERVER] = SERVER
 
 
 @web.middleware

@@ -6,7 +6,7 @@ from itertools import count
 from services.gateway.mesh.tokenizers import Tokenizer, Tokenizers
 from shared.codec import Array
 from shared.errors import RETRY_AFTER_S, RequestError, Unavailable
-from shared.messages import Cancel, Convert, Converted, Failed, PromptKind, RequestKey
+from shared.messages import Cancel, ChatOptions, Convert, Converted, Failed, PromptKind, RequestKey
 
 
 class Conversions:
@@ -17,7 +17,13 @@ class Conversions:
         self._accept_timeout_s = accept_timeout_s
         self._new_numbers = count()
 
-    async def convert(self, kind: PromptKind, data: Array, adds_special_tokens: bool) -> Array:
+    async def convert(
+        self,
+        kind: PromptKind,
+        data: Array,
+        adds_special_tokens: bool,
+        chat: ChatOptions | None = None,
+    ) -> Array:
         """Returns the ids of a text or a chat, [n] int32; of ids the UTF-8 bytes of their text, [n]
         uint8.
 
@@ -29,7 +35,7 @@ class Conversions:
         answer: asyncio.Future[Array] = asyncio.get_running_loop().create_future()
         tokenizer.conversions[name] = answer
         try:
-            tokenizer.peer.send(Convert(name, kind, adds_special_tokens), data)
+            tokenizer.peer.send(Convert(name, kind, adds_special_tokens, chat), data)
             async with asyncio.timeout(self._accept_timeout_s):
                 return await answer
         except TimeoutError:

@@ -150,10 +150,10 @@ class Mesh:
         match message:
             case Deltas():
                 self._deliver(prompts, message, TokenArrays(*arrays))
-            case Accepted(request, attempt):
+            case Accepted(request, attempt, start):
                 if prompt := prompts.get(RequestKey(request, attempt)):
                     tokenizer.probation.succeed()
-                    prompt.accept(arrays[0])
+                    prompt.accept(arrays[0], start)
             case Failed(request, attempt):
                 if prompt := prompts.pop(RequestKey(request, attempt), None):
                     if not prompt.is_accepted:

@@ -17,6 +17,7 @@ from shared.messages import (
     Delta,
     Finished,
     Grant,
+    OutputStart,
     RequestKey,
     RunKind,
     Submit,
@@ -38,6 +39,7 @@ class _ChoiceState:
     def __init__(self) -> None:
         self.ids = array("i")
         self.num_chars = 0
+        self.num_marks = 0
         self.num_prompt_scored = 0  # tokens of the prompt
         self.num_cached: int | None = None  # a replay finds what the attempts before it computed
         self.num_consumed = 0
@@ -59,6 +61,7 @@ class _ChoiceState:
             case RunKind.OUTPUT:
                 self.ids.frombytes(part.ids.tobytes())
         self.num_chars += len(row.text)
+        self.num_marks += len(row.marks)
         self._num_bytes += part.num_bytes
         self._num_unconsumed_bytes += part.num_bytes
 
@@ -125,13 +128,16 @@ class OpenPrompt:
     def submit(self) -> tuple[Submit, Array, Array]:
         """The message of this attempt and its buffers."""
         starts = [
-            ChoiceStart(index, len(choice.ids), choice.num_chars, choice.num_prompt_scored)
+            ChoiceStart(
+                index, len(choice.ids), choice.num_chars, choice.num_prompt_scored, choice.num_marks
+            )
             for index, choice in self.choices.items()
         ]
         job = self._job
         message = Submit(
             self.request, self.attempt, self._prompt.kind, self._params, job.text, starts,
-            job.priority, job.cache_salt, job.owner,
+            job.priority, job.cache_salt, job.owner, job.chat, job.format, job.tool_choice,
+            job.reasoning_budget,
         )  # fmt: skip
         resumed = b"".join(choice.ids.tobytes() for choice in self.choices.values())
         return message, self._prompt.data, np.frombuffer(resumed, np.int32)
@@ -167,10 +173,10 @@ class OpenPrompt:
         name, lost_s = self._lost_scheduler
         return scheduler != "" and scheduler == name and now_s - lost_s < SAME_HANG_S
 
-    def accept(self, prompt_ids: Array) -> None:
+    def accept(self, prompt_ids: Array, start: OutputStart = OutputStart.ANSWER) -> None:
         self.is_accepted = True
         self._prompt = Prompt("ids", prompt_ids)
-        self._collector.accept(self._number, prompt_ids)
+        self._collector.accept(self._number, prompt_ids, start)
 
     def add(self, row: Delta, part: TokenArrays) -> None:
         choice = self.choices.get(row.choice)

@@ -10,7 +10,7 @@ import msgspec
 from services.gateway.mesh.drafts import NO_DRAFTS, Drafts, drafts_of, joined
 from shared.codec import Array
 from shared.errors import RequestError
-from shared.messages import NO_TOKENS, Delta, Finished, RunKind, TokenRun
+from shared.messages import NO_TOKENS, Delta, Finished, Mark, OutputStart, RunKind, TokenRun
 from shared.token_arrays import TokenArrays, join
 
 
@@ -20,7 +20,8 @@ class ChoiceUpdate:
 
     ``index`` counts the choices of all prompts. ``arrays`` are those of ``run``; where this is of a
     prompt, ``index`` is that of its first choice. ``drafts`` are the ones that were verified beside
-    the tokens, if the client asked for their logprobs.
+    the tokens, if the client asked for their logprobs. ``marks`` are the added tokens in the text,
+    if the request has them looked for.
     """
 
     index: int
@@ -29,6 +30,7 @@ class ChoiceUpdate:
     arrays: TokenArrays
     finished: Finished | None
     drafts: Drafts = NO_DRAFTS
+    marks: Sequence[Mark] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -81,6 +83,7 @@ class _Pending:
         self.rows: list[Delta] = []
         self.parts: list[TokenArrays] = []
         self.drafts: list[Drafts] = []
+        self.marks: list[Mark] = []
         self.finished: Finished | None = None
 
     def add(self, row: Delta, part: TokenArrays) -> None:
@@ -88,6 +91,8 @@ class _Pending:
             self.drafts.append(drafts_of(row, part))
             return
         self.rows.append(row)
+        if row.marks:
+            self.marks += row.marks
         if row.run.num_tokens:
             self.parts.append(part.copied())
 
@@ -99,6 +104,7 @@ class _Pending:
             arrays=join(self.parts) if self.parts else TokenArrays(),
             finished=self.finished,
             drafts=joined(self.drafts) if self.drafts else NO_DRAFTS,
+            marks=self.marks,
         )
 
 
@@ -107,8 +113,8 @@ class OutputCollector:
 
     The mesh writes, one handler reads: ``accepted`` once, then ChoiceUpdates until every choice has
     ended; ``consumed`` after each, when its client has it. What is pending is read before an error
-    is raised. ``prompt_ids`` are those of the prompts, once accepted; ``num_replays`` counts
-    how often one of them was lost and begun again.
+    is raised. ``prompt_ids`` and ``starts`` are those of the prompts, once accepted;
+    ``num_replays`` counts how often one of them was lost and begun again.
 
     If it ``has_prompt_logprobs``, those of a prompt are read before what its choices bring, which
     is kept until all of them are there.
@@ -119,6 +125,7 @@ class OutputCollector:
     ) -> None:
         """``num_choices`` of each prompt."""
         self.prompt_ids: list[Array | None] = [None] * num_prompts
+        self.starts = [OutputStart.ANSWER] * num_prompts
         self.num_replays = 0
         self.on_consumed: Callable[[ChoiceUpdate], None] = lambda update: None
         self._num_open = num_prompts * num_choices
@@ -134,8 +141,9 @@ class OutputCollector:
     def num_prompt_tokens(self) -> int:
         return sum(len(ids) for ids in self.prompt_ids if ids is not None)
 
-    def accept(self, prompt: int, ids: Array) -> None:
-        self.prompt_ids[prompt] = ids
+    def accept(self, prompt: int, ids: Array, start: OutputStart = OutputStart.ANSWER) -> None:
+        if self.prompt_ids[prompt] is None:
+            self.prompt_ids[prompt], self.starts[prompt] = ids, start
         self._note_scored(prompt, 0)
         self._changed.set()
 

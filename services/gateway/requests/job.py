@@ -3,7 +3,14 @@
 from dataclasses import dataclass, field
 
 from shared.codec import Array
-from shared.messages import PromptKind, SamplingParams, TextOptions
+from shared.messages import (
+    ChatOptions,
+    OutputFormat,
+    PromptKind,
+    SamplingParams,
+    TextOptions,
+    ToolChoice,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +19,25 @@ class Prompt:
 
     kind: PromptKind
     data: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Parsing:
+    """How the text of a chat becomes reasoning, content and calls.
+
+    ``tool_parser`` and ``reasoning_parser`` are names of formats; empty: of these nothing is
+    looked for. ``tools`` is the JSON array of those that may be called. What was reasoned is
+    dropped unless the reply ``shows_reasoning``; after the first call all is, unless it
+    ``is_parallel``. ``is_named``, ``is_legacy``: as in Tools.
+    """
+
+    tool_parser: str
+    reasoning_parser: str
+    tools: str
+    shows_reasoning: bool
+    is_parallel: bool
+    is_named: bool
+    is_legacy: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +52,8 @@ class Job:
     A prompt is replaced by its ids when the mesh has sent them. ``request_id`` is the client's own,
     ``owner`` whose API key it has shown. ``field_names`` are the client's words for what the mesh
     calls ``prompt`` and ``max_tokens``, where they differ. Unless it ``is_seeded`` by the client
-    each prompt has a seed of its own.
+    each prompt has a seed of its own. The reply to a chat begins with ``first_text``. Without
+    ``parsing`` a text is content. A stream ``repeats_usage`` in every chunk.
     """
 
     model: str
@@ -46,6 +73,13 @@ class Job:
     request_id: str | None = None
     owner: str = ""
     field_names: dict[str, str] = field(default_factory=dict)
+    chat: ChatOptions | None = None
+    format: OutputFormat | None = None
+    tool_choice: ToolChoice | None = None
+    reasoning_budget: int | None = None
+    parsing: Parsing | None = None
+    first_text: str = ""
+    repeats_usage: bool = False
 
     @property
     def has_prompt_logprobs(self) -> bool:

@@ -16,7 +16,8 @@ from msgspec import Raw, structs
 
 from services.gateway.log_limit import LogLimit
 from services.gateway.requests import unsupported
-from services.gateway.requests.schema import MAX_FIELD_BYTES, MAX_FIELDS
+from services.gateway.requests.raw_json import MAX_FIELD_BYTES, json_text
+from services.gateway.requests.schema import MAX_FIELDS
 from services.gateway.requests.unsupported import Neutral
 from services.gateway.requests.violations import MAX_SHOWN_CHARS, unknown_model, violation
 from shared.errors import InvalidRequest
@@ -143,16 +144,11 @@ class _Field:
     def read(self, raw: Raw) -> Any:
         if self._decoder is None:
             return raw
-        num_bytes = memoryview(raw).nbytes
-        if num_bytes > MAX_FIELD_BYTES:
-            raise InvalidRequest(
-                f"{self.name} has {num_bytes} bytes; the limit is {MAX_FIELD_BYTES}",
-                param=self.name,
-            )
+        text = json_text(raw, self.name)
         try:
-            return self._decoder.decode(raw)
+            return self._decoder.decode(text)
         except msgspec.ValidationError as error:
-            raise violation(error, self.name, msgspec.json.decode(raw)) from None
+            raise violation(error, self.name, msgspec.json.decode(text)) from None
 
 
 @cache

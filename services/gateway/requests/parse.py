@@ -5,9 +5,16 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from services.gateway.requests import unsupported
-from services.gateway.requests.job import Job, Prompt
+from services.gateway.requests.chat_options import chat_options
+from services.gateway.requests.job import Job, Parsing, Prompt
 from services.gateway.requests.json_body import Body, check, decode, served_name
-from services.gateway.requests.prompts import chat_prompt, completion_prompts
+from services.gateway.requests.output_format import output_format
+from services.gateway.requests.prompts import (
+    chat_prompt,
+    completion_prompts,
+    final_assistant_text,
+)
+from services.gateway.requests.reasoning import reasoning_budget, reasoning_kwargs
 from services.gateway.requests.sampling import (
     client_seed,
     num_logprobs,
@@ -15,6 +22,7 @@ from services.gateway.requests.sampling import (
     text_options,
 )
 from services.gateway.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
+from services.gateway.requests.tools import Tools, requested_tools
 from shared.errors import InvalidRequest
 from shared.messages import ALL_TOKENS, ModelInfo, TextOptions
 
@@ -37,8 +45,17 @@ def parse_chat(body: Body, model: ModelInfo, limits: Limits) -> Job:
         request.max_tokens = request.max_completion_tokens
         names["max_tokens"] = "max_completion_tokens"
     logprobs = num_logprobs(_top_logprobs(request), "top_logprobs", limits.max_logprobs, model)
-    options = text_options(request, adds_special_tokens=False)
-    return replace(_job(request, prompts, model, limits, logprobs, options), field_names=names)
+    tools = requested_tools(request, model)
+    parsing = _parsing(request, tools, model)
+    options = text_options(request, adds_special_tokens=False, has_marks=parsing is not None)
+    return replace(
+        _job(request, prompts, model, limits, logprobs, options),
+        field_names=names,
+        chat=chat_options(request, tools.tools, reasoning_kwargs(request)),
+        tool_choice=tools.choice,
+        parsing=parsing,
+        first_text=final_assistant_text(prompts[0]) if request.echo else "",
+    )
 
 
 def parse_completion(body: Body, model: ModelInfo, limits: Limits) -> Job:
@@ -49,6 +66,22 @@ def parse_completion(body: Body, model: ModelInfo, limits: Limits) -> Job:
     options = text_options(request, adds_special_tokens=True)
     job = _job(request, prompts, model, limits, logprobs, options)
     return _echoing(job) if request.echo else job
+
+
+def _parsing(request: ChatRequest, tools: Tools, model: ModelInfo) -> Parsing | None:
+    """None: of this text nothing is looked for."""
+    calls = tools.choice is not None and tools.choice.kind != "none"
+    separates = request.separate_reasoning is not False
+    parsing = Parsing(
+        tool_parser=model.tool_parser if calls else "",
+        reasoning_parser=model.reasoning_parser if separates else "",
+        tools=tools.tools,
+        shows_reasoning=request.include_reasoning is not False,
+        is_parallel=tools.choice is None or tools.choice.is_parallel,
+        is_named=tools.is_named,
+        is_legacy=tools.is_legacy,
+    )
+    return parsing if parsing.tool_parser or parsing.reasoning_parser else None
 
 
 def _echoing(job: Job) -> Job:
@@ -101,19 +134,32 @@ def _job(
         cache_salt=request.cache_salt or "",
         is_seeded=client_seed(request) is not None,
         request_id=request.request_id,
+        format=output_format(request),
+        reasoning_budget=reasoning_budget(request, model),
+        repeats_usage=_repeats_usage(request),
     )
 
 
 def _check_stream(request: GenerationRequest) -> None:
-    if request.stream_options is not None and not request.stream:
+    options = request.stream_options
+    if options is not None and not request.stream:
         raise InvalidRequest(
             "stream_options is allowed with stream true only", param="stream_options"
         )
+    if options is not None and options.include_obfuscation:
+        param = "stream_options.include_obfuscation"
+        raise unsupported.unsupported(param, True, "null or false")
     if request.prompt_logprobs is not None and request.stream:
         raise InvalidRequest(
             f"prompt_logprobs is {request.prompt_logprobs}; it is allowed without stream only",
             param="prompt_logprobs",
         )
+
+
+def _repeats_usage(request: GenerationRequest) -> bool:
+    """Beside include_usage, as vLLM does."""
+    options = request.stream_options
+    return bool(options and options.include_usage and options.continuous_usage_stats)
 
 
 def _check_drafts(request: GenerationRequest, logprobs: int | None) -> None:

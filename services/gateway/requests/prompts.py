@@ -17,12 +17,14 @@ from shared.codec import Array
 from shared.errors import InvalidRequest
 from shared.messages import ModelInfo
 
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
 _TEXT = re.compile(rb'"')
 _IDS = re.compile(rb'\[\s*[^\s\["{\]]')
 
 
 def chat_prompt(messages: Raw) -> Prompt:
-    """The messages as the client sent them, the content of each in one string."""
+    """The messages as the client sent them."""
     encoded = items(messages, "messages", MAX_MESSAGES, _encoded)
     return Prompt("chat", _bytes(b"[%b]" % b",".join(encoded)))
 
@@ -78,6 +80,17 @@ def _ids(values: list[Any], model: ModelInfo, param: str) -> Prompt:
     return Prompt("ids", known_ids(ids, model.vocab_size, param))
 
 
+def final_assistant_text(messages: Prompt) -> str:
+    """The text of the last message if it is the assistant's."""
+    *_, last = msgspec.json.decode(messages.data.tobytes(), type=list[Raw])
+    message = msgspec.json.decode(last, type=InputMessage)
+    if message.role != "assistant" or message.content is None:
+        return ""
+    if isinstance(message.content, str):
+        return message.content
+    return "".join(part.text or "" for part in message.content)
+
+
 def _encoded(index: int, fields: Any) -> bytes:
     """One message."""
     param = f"messages[{index}]"
@@ -85,25 +98,29 @@ def _encoded(index: int, fields: Any) -> bytes:
         message = msgspec.convert(fields, InputMessage)
     except msgspec.ValidationError as error:
         raise violation(error, param, fields) from None
-    return msgspec.json.encode(_with_text(fields, message, f"{param}.content"))
+    if message.role not in ROLES:
+        raise InvalidRequest(
+            f"{param}.role is {show(message.role)}; expected one of {', '.join(ROLES)}",
+            param=f"{param}.role",
+        )
+    _check_content(message, f"{param}.content")
+    return msgspec.json.encode(fields)
 
 
-def _with_text(fields: dict[str, Any], message: InputMessage, param: str) -> dict[str, Any]:
-    """The message as the client sent it, its content in one string."""
-    if message.content is None and not fields.get("tool_calls"):
+def _check_content(message: InputMessage, param: str) -> None:
+    has_others = message.tool_calls or message.function_call or message.reasoning
+    if message.content is None and not (has_others or message.reasoning_content):
         raise InvalidRequest(f"{param} is required", param=param)
-    if not isinstance(message.content, list):
-        return fields
-    texts = [_part_text(part, f"{param}[{number}]") for number, part in enumerate(message.content)]
-    return {**fields, "content": "".join(texts)}
+    if isinstance(message.content, list):
+        for number, part in enumerate(message.content):
+            _check_part(part, f"{param}[{number}]")
 
 
-def _part_text(part: ContentPart, param: str) -> str:
+def _check_part(part: ContentPart, param: str) -> None:
     if part.type != "text":
         raise unsupported(f"{param}.type", part.type, show("text"))
     if part.text is None:
         raise InvalidRequest(f"{param}.text is required", param=f"{param}.text")
-    return part.text
 
 
 def _bytes(text: bytes) -> Array:

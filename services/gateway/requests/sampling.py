@@ -57,7 +57,9 @@ def client_seed(request: GenerationRequest) -> int | None:
     return None if request.seed == NO_SEED else request.seed
 
 
-def text_options(request: GenerationRequest, adds_special_tokens: bool) -> TextOptions:
+def text_options(
+    request: GenerationRequest, adds_special_tokens: bool, has_marks: bool = False
+) -> TextOptions:
     """``adds_special_tokens`` is the default where the request sets none."""
     return TextOptions(
         stop=[request.stop] if isinstance(request.stop, str) else request.stop or [],
@@ -65,6 +67,7 @@ def text_options(request: GenerationRequest, adds_special_tokens: bool) -> TextO
         includes_stop=bool(request.include_stop_str_in_output),
         skips_special_tokens=_or(request.skip_special_tokens, True),
         adds_special_tokens=_or(request.add_special_tokens, adds_special_tokens),
+        has_marks=has_marks,
     )
 
 

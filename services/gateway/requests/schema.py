@@ -1,9 +1,12 @@
 """What clients may send, with the limits; null means the default."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Raw, Struct
 
+from services.gateway.requests.format_schema import FormatFields
+from services.gateway.requests.raw_json import NULL
+from services.gateway.requests.tool_schema import FunctionChoice, ToolChoiceField
 from shared.messages import (
     MAX_BAD_WORDS,
     MAX_NAME_CHARS,
@@ -20,8 +23,6 @@ MAX_ABORTED_IDS = 1024
 MAX_SALT_CHARS = 128
 MAX_MESSAGES = 4096
 MAX_FIELDS = 256
-MAX_FIELD_BYTES = 256 << 10
-"""Of what is no prompt, as JSON: a character may take 12 bytes of it."""
 
 REQUEST_ID = r"^[!-}]{1,128}\Z"
 """Printable ASCII but for space and ``~``, which separates an id from its nonce in the mesh."""
@@ -45,14 +46,25 @@ BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
 CacheSalt = Annotated[str, Meta(min_length=1, max_length=MAX_SALT_CHARS)]
 RequestId = Annotated[str, Meta(pattern=REQUEST_ID)]
 
-NULL = Raw(b"null")
+ChatTemplate = Annotated[str, Meta(min_length=1)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
+    """``continuous_usage_stats``: every chunk has the usage up to it."""
+
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
 
 
-class GenerationRequest(Struct, kw_only=True):
+class CustomParams(Struct, forbid_unknown_fields=True):
+    """What SGLang's clients give beside a custom logit processor."""
+
+    thinking_budget: MinTokens | None = None
+
+
+class GenerationRequest(FormatFields, kw_only=True):
     """What both endpoints have in common. ``top_k`` −1 and 0 are off."""
 
     model: str | None = None
@@ -87,6 +99,8 @@ class GenerationRequest(Struct, kw_only=True):
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
     request_id: RequestId | None = None
+    thinking_token_budget: MinTokens | None = None
+    custom_params: CustomParams | None = None
 
 
 class ContentPart(Struct):
@@ -96,18 +110,48 @@ class ContentPart(Struct):
     text: str | None = None
 
 
+class PastFunction(Struct):
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class PastCall(Struct):
+    function: PastFunction
+
+
 class InputMessage(Struct):
     """The keys we read; the chat template sees all others too."""
 
     role: str
     content: str | list[ContentPart] | None = None
+    tool_calls: list[PastCall] | None = None
+    function_call: PastFunction | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
+    """``echo``: the reply begins with the text of a last message that is the assistant's.
+    ``separate_reasoning`` false: what the model thinks is part of the content."""
+
     messages: Raw
     max_completion_tokens: NumTokens | None = None
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
+    tools: Raw = NULL
+    documents: Raw = NULL
+    chat_template: ChatTemplate | None = None
+    chat_template_kwargs: Raw = NULL
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    tool_choice: ToolChoiceField | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Raw = NULL
+    function_call: FunctionChoice | None = None
+    reasoning_effort: Effort | None = None
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
+    echo: bool | None = None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -120,13 +164,19 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
 
 class TokenizeRequest(Struct, kw_only=True):
-    """Either a prompt or messages."""
+    """Either a prompt or messages, which may come with more for their template."""
 
     model: str | None = None
     prompt: Raw = NULL
     messages: Raw = NULL
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
+    tools: Raw = NULL
+    documents: Raw = NULL
+    chat_template: ChatTemplate | None = None
+    chat_template_kwargs: Raw = NULL
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class DetokenizeRequest(Struct, kw_only=True):

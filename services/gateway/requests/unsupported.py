@@ -1,4 +1,4 @@
-"""Parameters that clients of OpenAI and vLLM know and that are not built here.
+"""Parameters that clients of OpenAI, vLLM and SGLang know and that are not built here.
 
 Each is accepted with null and with the neutral values written beside it, which change nothing, and
 refused otherwise: nothing a client asks for is ignored in silence.
@@ -18,52 +18,44 @@ WITHOUT_EFFECT = frozenset(
         "prompt_cache_options",
         "prompt_cache_retention",
         "safety_identifier",
+        "session_id",
         "user",
     }
 )
 
 _COMMON: Neutral = {
     "best_of": (1,),
+    "custom_logit_processor": (),
     "detokenize": (True,),
-    "guided_choice": (),
-    "guided_decoding_backend": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_whitespace_pattern": (),
     "kv_transfer_params": (),
     "length_penalty": (1,),
     "logits_processors": ([],),
+    "logprob_token_ids": ([],),
+    "lora_path": (),
     "mm_processor_kwargs": ({},),
-    "response_format": ({"type": "text"},),
+    "no_stop_trim": (False,),
+    "repetition_detection": (),
+    "return_hidden_states": (False,),
+    "return_prompt_text": (False,),
+    "return_token_offsets": (False,),
+    "session_params": (),
     "spaces_between_special_tokens": (True,),
-    "structured_outputs": ({},),
+    "stop_regex": ([],),
+    "stream_interval": (1,),
     "truncate_prompt_tokens": (),
+    "truncation_side": (),
     "use_beam_search": (False,),
     "vllm_xargs": ({},),
 }
 
 CHAT: Neutral = _COMMON | {
-    "add_generation_prompt": (True,),
     "audio": (),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
-    "documents": ([],),
-    "echo": (False,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "include_reasoning": (True, False),
     "modalities": (["text"],),
     "moderation": (),
-    "parallel_tool_calls": (True, False),
     "prediction": (),
-    "reasoning_effort": ("none",),
     "service_tier": ("auto", "default"),
     "store": (False,),
-    "thinking_token_budget": (),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
+    "stream_reasoning": (True,),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
@@ -73,13 +65,11 @@ COMPLETION: Neutral = _COMMON | {
     "suffix": ("",),
 }
 
-TOKENIZE: Neutral = {
-    "add_generation_prompt": (True,),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
-    "mm_processor_kwargs": ({},),
-    "tools": ([],),
+TOKENIZE: Neutral = {"mm_processor_kwargs": ({},)}
+
+REASONS = {
+    "best_of": "choices are not ranked here; n gives all of them",
+    "include_obfuscation": "no field is added to hide how long a token is",
 }
 
 
@@ -94,8 +84,10 @@ def refuse_unsupported(fields: dict[str, Any], neutral: Neutral) -> None:
 
 
 def unsupported(param: str, value: Any, allowed: str) -> InvalidRequest:
+    reason = REASONS.get(param.rpartition(".")[2])
+    why = f" ({reason})" if reason else ""
     return InvalidRequest(
-        f"{param} is {show(value)}, which is not supported; allowed: {allowed}",
+        f"{param} is {show(value)}, which is not supported{why}; allowed: {allowed}",
         param=param,
         code="unsupported_parameter",
     )

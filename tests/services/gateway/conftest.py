@@ -33,5 +33,6 @@ async def openai(gateway: GatewayService) -> AsyncIterator[AsyncOpenAI]:
 
 @pytest.fixture
 async def http(gateway: GatewayService) -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as session:
+    url, headers = f"http://127.0.0.1:{gateway.port}", {"Content-Type": "application/json"}
+    async with aiohttp.ClientSession(url, headers=headers) as session:
         yield session

@@ -17,7 +17,8 @@ from services.gateway.endpoints.tokenization import parse_detokenize
 from services.gateway.http.body import MAX_INLINE_BYTES, BodyParser
 from services.gateway.requests import token_ids
 from services.gateway.requests.parse import parse_chat, parse_completion
-from services.gateway.requests.schema import MAX_FIELD_BYTES, MAX_FIELDS, MAX_MESSAGES
+from services.gateway.requests.raw_json import MAX_FIELD_BYTES
+from services.gateway.requests.schema import MAX_FIELDS, MAX_MESSAGES
 from shared.errors import InvalidRequest
 from tests.services.gateway.fakes import LIMITS, MODEL
 

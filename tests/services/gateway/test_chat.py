@@ -32,22 +32,23 @@ async def test_a_chat_is_answered_with_its_text_and_usage(
     assert request.submit.request.endswith("/0")
 
 
-async def test_the_messages_travel_as_json_with_parts_joined_and_other_keys_kept(
+async def test_the_messages_travel_as_json_as_they_came(
     openai: AsyncOpenAI, tokenizer: FakeTokenizer
 ) -> None:
     parts = [{"type": "text", "text": "Grüß "}, {"type": "text", "text": "Gott"}]
     messages: Any = [
         {"role": "user", "content": parts, "name": "Ada"},
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "1", "function": {"name": "f"}}],
+        },
     ]
     _, request = await asyncio.gather(
         openai.chat.completions.create(model="fish", messages=messages), tokenizer.answer("x")
     )
     assert (request.submit.kind, request.submit.attempt) == ("chat", 1)
-    assert json.loads(request.prompt.tobytes()) == [
-        {"role": "user", "content": "Grüß Gott", "name": "Ada"},
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
-    ]
+    assert json.loads(request.prompt.tobytes()) == messages
 
 
 async def test_parameters_arrive_as_the_client_gave_them(

@@ -55,6 +55,38 @@ async def test_a_body_that_is_not_json_is_400(http: aiohttp.ClientSession) -> No
         assert (await error_of(response))["code"] == "invalid_json"
 
 
+async def test_a_body_that_does_not_claim_to_be_json_is_415(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+) -> None:
+    text = json.dumps({"prompt": "a"})
+    for path in (TEXT, "/tokenize", "/abort_requests"):
+        for wrong in ("text/plain", "application/x-www-form-urlencoded; charset=utf-8"):
+            async with http.post(path, data=text, headers={"Content-Type": wrong}) as response:
+                assert response.status == 415
+                error = await error_of(response)
+                assert error["code"] == "unsupported_media_type"
+                assert wrong.partition(";")[0] in error["message"]
+    assert tokenizer.submitted.empty()
+    for right in ("application/json", "Application/JSON; charset=utf-8", ""):
+        response, _ = await asyncio.gather(
+            http.post(TEXT, data=text, headers={"Content-Type": right}), tokenizer.answer("y")
+        )
+        async with response:
+            assert response.status == 200
+
+
+async def test_no_answer_names_the_versions_behind_it(
+    http: aiohttp.ClientSession, gateway: GatewayService
+) -> None:
+    for path in ("/health", "/no/such/path", TEXT):
+        async with http.get(path) as response:
+            assert response.headers["Server"] == "shoal"
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(b"this is no HTTP\r\n\r\n")
+    assert b"Server: shoal\r\n" in await reader.readuntil(b"\r\n\r\n")
+    writer.close()
+
+
 async def test_a_wrong_value_is_400_and_named(http: aiohttp.ClientSession) -> None:
     async with http.post(CHAT, json={"messages": MESSAGES, "temperature": 3}) as response:
         assert response.status == 400
@@ -72,7 +104,8 @@ async def test_a_parameter_that_is_not_built_is_400_and_named(
     async with http.post(CHAT, json={"messages": MESSAGES, "best_of": 2}) as response:
         assert response.status == 400
         assert await error_of(response) == {
-            "message": "best_of is 2, which is not supported; allowed: null or 1",
+            "message": "best_of is 2, which is not supported (choices are not ranked here; n gives"
+            " all of them); allowed: null or 1",
             "type": "invalid_request_error",
             "param": "best_of",
             "code": "unsupported_parameter",
@@ -282,7 +315,8 @@ async def test_uploads_that_stand_still_leave_room_for_a_request(
         await until(lambda: it.status().load == 16)
         async with aiohttp.ClientSession(f"http://127.0.0.1:{it.port}") as http:
             response, _ = await asyncio.gather(
-                http.post(TEXT, data=chunks()), tokenizer.answer("y")
+                http.post(TEXT, data=chunks(), headers={"Content-Type": "application/json"}),
+                tokenizer.answer("y"),
             )
             async with response:
                 assert response.status == 200

@@ -10,15 +10,21 @@ from shared.errors import InternalError
 from shared.messages import (
     WINDOW_BYTES,
     WINDOW_TOKENS,
+    ChatOptions,
     ChoiceStart,
     Delta,
     Finished,
+    Mark,
+    OutputFormat,
+    OutputStart,
     RunKind,
     SamplingParams,
     TextOptions,
     TokenRun,
+    ToolChoice,
 )
 from shared.token_arrays import TokenArrays
+from tests.services.gateway.asking import chat, tool
 
 PROMPT = Prompt("text", np.frombuffer(b"Once", np.uint8))
 IDS = np.array([7, 8, 9], np.int32)
@@ -262,3 +268,27 @@ def test_drafts_for_other_tokens_than_the_next_ones_are_an_error():
     add(open_prompt, 0, "a", [1])
     with pytest.raises(InternalError, match="token 0 of choice 0 came where 1 belongs"):
         draft(open_prompt, 0, 2)
+
+
+def test_all_that_a_job_wants_of_its_text_is_submitted_and_again_with_a_replay() -> None:
+    job = chat(
+        tools=[tool("f")], guided_regex="a", thinking_token_budget=5, documents=[{"text": "d"}]
+    )
+    collector = OutputCollector(1, 1)
+    open_prompt = OpenPrompt("a~b/0", 0, job, collector)
+    open_prompt.accept(IDS, OutputStart.UNDECIDED)
+    assert collector.starts == [OutputStart.UNDECIDED]
+    marks = [Mark(0, 1, 0, 7), Mark(1, 1, 0, 7)]
+    row = Delta("a~b/0", 1, 0, 0, TokenRun(1), "ab", marks=marks)
+    open_prompt.add(row, TokenArrays(IDS[:1]))
+    for attempt, marks_before in ((1, 2), (2, 2)):
+        submit, _, _ = open_prompt.submit()
+        assert (submit.attempt, submit.choices[0].num_marks) == (attempt, marks_before)
+        assert submit.text.has_marks
+        assert (submit.chat, submit.format, submit.tool_choice, submit.reasoning_budget) == (
+            ChatOptions('[{"type": "function", "function": {"name": "f"}}]', '[{"text": "d"}]'),
+            OutputFormat("regex", "guided_regex", "a"),
+            ToolChoice("auto"),
+            5,
+        )
+        open_prompt.begin_replay(0)

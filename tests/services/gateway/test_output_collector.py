@@ -7,7 +7,7 @@ import pytest
 
 from services.gateway.mesh.output_collector import OutputCollector, merged
 from shared.errors import Unavailable
-from shared.messages import Delta, Finished, RunKind, TokenRun
+from shared.messages import Delta, Finished, Mark, OutputStart, RunKind, TokenRun
 from shared.token_arrays import TokenArrays
 
 
@@ -151,3 +151,21 @@ async def test_drafts_of_several_steps_are_one_beside_their_tokens() -> None:
     both = merged([update, await anext(collector)])
     assert both.drafts.positions.tolist() == [0, 1, 2, 3, 4]
     assert (both.run.num_tokens, both.run.num_drafts, both.run.num_accepted) == (6, 5, 3)
+
+
+async def test_marks_of_several_deltas_are_in_one_update() -> None:
+    collector = OutputCollector(1, 1)
+    marks = [Mark(0, 1, 0, 7), Mark(2, 0, 2, 8), Mark(2, 1, 3, 9)]
+    for some, text in ((marks[:1], "a"), ([], "b"), (marks[1:], "c")):
+        row = Delta("a~b/0", 1, 0, 0, TokenRun(0), text, marks=some)
+        collector.add(0, row, TokenArrays())
+    update = await anext(collector)
+    assert (update.text, update.marks) == ("abc", marks)
+
+
+async def test_a_prompt_is_known_to_have_opened_what_it_had_when_it_was_first_accepted() -> None:
+    collector, ids = OutputCollector(2, 1), np.array([1], np.int32)
+    collector.accept(0, ids)
+    collector.accept(1, ids, OutputStart.REASONING)
+    collector.accept(1, ids)
+    assert collector.starts == [OutputStart.ANSWER, OutputStart.REASONING]

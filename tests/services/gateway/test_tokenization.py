@@ -16,8 +16,9 @@ from services.gateway.endpoints import tokenization
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.responses.tokenize_json import PIECE_IDS, write_tokens
 from shared.errors import InvalidRequest
-from shared.messages import Hello, RequestKey, State, Vocabulary
+from shared.messages import ChatOptions, Hello, RequestKey, State, Vocabulary
 from shared.peer import Peer
+from tests.services.gateway.asking import tool
 from tests.services.gateway.fakes import MODEL, FakeTokenizer, running_gateway, until
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
@@ -66,6 +67,22 @@ async def test_it_is_encoded_as_a_prompt_would_be(
     assert reply["tokens"] == [byte % MODEL.vocab_size for byte in sent]
 
 
+async def test_messages_go_through_the_template_with_all_that_it_gets(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+) -> None:
+    await post(http, "/tokenize", {"messages": MESSAGES})
+    tools = [tool("f")]
+    fields = {"tools": tools, "chat_template": "t", "chat_template_kwargs": {"x": 1}}
+    body = {"messages": MESSAGES, "add_generation_prompt": False} | fields
+    await post(http, "/tokenize", body)
+    await post(http, "/tokenize", {"prompt": "a"})
+    assert [each.chat for each in tokenizer.converted] == [
+        ChatOptions(),
+        ChatOptions(json.dumps(tools), "", '{"x":1}', "t", adds_generation_prompt=False),
+        None,
+    ]
+
+
 async def test_ids_have_a_text(http: aiohttp.ClientSession) -> None:
     assert await post(http, "/detokenize", {"tokens": [6, 1, 2]}) == {"prompt": " w6€"}
     assert await post(http, "/detokenize", {"tokens": []}) == {"prompt": ""}
@@ -79,7 +96,8 @@ async def test_ids_have_a_text(http: aiohttp.ClientSession) -> None:
         ("/tokenize", {"prompt": 3}, "prompt"),
         ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"prompt": "a", "model": "cat"}, "model"),
-        ("/tokenize", {"messages": MESSAGES, "tools": [{}]}, "tools"),
+        ("/tokenize", {"messages": MESSAGES, "tools": [{}]}, "tools[0].type"),
+        ("/tokenize", {"prompt": "a", "chat_template_kwargs": {"x": 1}}, "prompt"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
         ("/detokenize", {"tokens": [1, MODEL.vocab_size]}, "tokens[1]"),

@@ -52,9 +52,8 @@ def test_other_values_are_refused_in_a_completion_and_named(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tools", [{"type": "function"}]),
-        ("tool_choice", "required"),
-        ("response_format", {"type": "json_object"}),
+        ("stop_regex", ["a"]),
+        ("modalities", ["audio"]),
         ("best_of", 2),
         ("best_of", True),
         ("length_penalty", 0.9),

@@ -1,0 +1,90 @@
+"""What a request wants of the chat template beside the messages."""
+
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from services.gateway.requests.json_body import json_errors
+from services.gateway.requests.raw_json import NULL, json_text
+from services.gateway.requests.schema import ChatRequest, TokenizeRequest
+from services.gateway.requests.violations import show, violation
+from shared.errors import InvalidRequest
+from shared.messages import MAX_JSON_CHARS, ChatOptions
+
+OWN_NAMES = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "documents",
+        "messages",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+        "tools",
+    }
+)
+"""Of variables that are given by fields of their own, or that are no variables of a template."""
+
+
+def chat_options(
+    request: ChatRequest | TokenizeRequest,
+    tools: str,
+    more_kwargs: dict[str, Any] | None = None,
+) -> ChatOptions:
+    """``more_kwargs`` follow from other fields; the client's own variables come before them.
+    Raises InvalidRequest."""
+    continues = bool(request.continue_final_message)
+    if continues and request.add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt are both true; only one may be",
+            param="continue_final_message",
+        )
+    adds = not continues if request.add_generation_prompt is None else request.add_generation_prompt
+    return ChatOptions(
+        tools=tools,
+        documents=_documents(request.documents),
+        template_kwargs=_kwargs(request.chat_template_kwargs, more_kwargs or {}),
+        template=request.chat_template or "",
+        adds_generation_prompt=adds,
+        continues_final_message=continues,
+    )
+
+
+@json_errors()
+def _documents(raw: Raw) -> str:
+    if raw == NULL:
+        return ""
+    text = json_text(raw, "documents")
+    try:
+        documents = msgspec.json.decode(text, type=list[dict[str, Any]])
+    except msgspec.ValidationError as error:
+        raise violation(error, "documents", msgspec.json.decode(text)) from None
+    return text if documents else ""
+
+
+@json_errors()
+def _kwargs(raw: Raw, more: dict[str, Any]) -> str:
+    kwargs: dict[str, Any] = dict(more)
+    if raw != NULL:
+        param = "chat_template_kwargs"
+        text = json_text(raw, param)
+        try:
+            kwargs |= msgspec.json.decode(text, type=dict[str, Raw])
+        except msgspec.ValidationError as error:
+            raise violation(error, param, msgspec.json.decode(text)) from None
+        for name in sorted(kwargs.keys() & OWN_NAMES):
+            raise InvalidRequest(
+                f"{param} has the key {show(name)}, which a template gets otherwise",
+                param=f"{param}.{name}",
+            )
+    text = msgspec.json.encode(kwargs).decode() if kwargs else ""
+    if len(text) > MAX_JSON_CHARS:
+        raise InvalidRequest(
+            f"chat_template_kwargs have {len(text)} characters; the limit is {MAX_JSON_CHARS}",
+            param="chat_template_kwargs",
+        )
+    return text

@@ -1,0 +1,27 @@
+"""Requests with fields of a test's choice, as Jobs."""
+
+import json
+from typing import Any
+
+import msgspec
+
+from services.gateway.requests.job import Job
+from services.gateway.requests.parse import parse_chat, parse_completion
+from shared.messages import ModelInfo
+from tests.services.gateway.fakes import LIMITS, MODEL
+
+MESSAGES: Any = [{"role": "user", "content": "Hi"}]
+CALLER = msgspec.structs.replace(MODEL, tool_parser="hermes", reasoning_parser="qwen3")
+"""A model that calls tools and reasons."""
+
+
+def chat(model: ModelInfo = CALLER, **fields: Any) -> Job:
+    return parse_chat(json.dumps({"messages": MESSAGES} | fields).encode(), model, LIMITS)
+
+
+def completion(model: ModelInfo = CALLER, **fields: Any) -> Job:
+    return parse_completion(json.dumps({"prompt": "a"} | fields).encode(), model, LIMITS)
+
+
+def tool(name: str = "weather", **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name} | more}
