@@ -96,7 +96,7 @@ async def test_ids_have_a_text(http: aiohttp.ClientSession) -> None:
         ("/tokenize", {"prompt": 3}, "prompt"),
         ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"prompt": "a", "model": "cat"}, "model"),
-        ("/tokenize", {"messages": MESSAGES, "tools": [{}]}, "tools[0].type"),
+        ("/tokenize", {"messages": MESSAGES, "tools": [{}]}, "tools[0].function"),
         ("/tokenize", {"prompt": "a", "chat_template_kwargs": {"x": 1}}, "prompt"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
