@@ -1,5 +1,5 @@
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -7,6 +7,8 @@ from shared.config.base import Settings
 from shared.config.fields import Addresses, ApiKeys, Origins
 from shared.config.shared_fields import MAX_OPEN_REQUESTS
 from shared.messages import MAX_CHOICES
+
+ReasoningField = Literal["both", "reasoning", "reasoning_content"]
 
 
 class GatewayConfig(Settings):
@@ -62,6 +64,9 @@ class GatewayConfig(Settings):
         gt=0,
         description="tokens, of prompts and generated, that an API key may use in a minute; when"
         " they are used up 429",
+    )
+    reasoning_field: ReasoningField = Field(
+        "both", description="field of a reply that holds what a model reasoned, or both of them"
     )
     max_priority_boost: int = Field(
         0,

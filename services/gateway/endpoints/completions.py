@@ -19,12 +19,14 @@ from services.gateway.http.request_log import METER
 from services.gateway.http.request_meter import RequestMeter
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.mesh.output_collector import OutputCollector
-from services.gateway.requests.job import Job, Prompt
+from services.gateway.requests.job import Job, Parsing, Prompt
 from services.gateway.requests.json_body import Body
 from services.gateway.requests.parse import Limits, parse_chat, parse_completion
 from services.gateway.requests.request_id import check_request_id, request_id, take_request_id
 from services.gateway.requests.violations import client_names
 from services.gateway.responses.formats import ChatFormat, Format, TextFormat
+from services.gateway.responses.output_parser import OutputParser, output_parser
+from services.gateway.responses.parsed_writers import event_writer, whole_writer
 from services.gateway.responses.reply import Head, Reply
 from services.gateway.responses.writers import EventWriter, WholeWriter, is_large
 from shared.codec import Array
@@ -81,6 +83,7 @@ class Completions:
         self._stream_heartbeat_s = config.stream_heartbeat_s
         self._limits = Limits(config.max_choices, config.max_logprobs, config.max_priority_boost)
         self._pieces = pieces
+        self._reasoning_field = config.reasoning_field
 
     def routes(self) -> list[web.RouteDef]:
         expect = self._bodies.expect
@@ -135,11 +138,14 @@ class Completions:
         has_logprobs = job.params.logprobs is not None or job.has_prompt_logprobs
         spelling = self._mesh.tokens.spelling(job.names_by_id) if has_logprobs else None
         echoes = await self._echoes(job.prompts) if job.echoes else []
+        if job.first_text and job.parsing is None:
+            echoes = [job.first_text]
         public_id = request_id(request)
         name = endpoint.id_prefix + public_id
         head = Head(name, int(time.time()), job.model, model.fingerprint)
         client = Client(request, self._slow_client_s)
-        with self._mesh.generate(f"{public_id}~{secrets.token_hex(4)}", job) as collector:
+        mesh_id = f"{public_id}~{secrets.token_hex(4)}"
+        with self._mesh.generate(mesh_id, job) as collector:
             meter.follow(collector)
             prompt_ids = await self._accepted(collector)
             self._keep_ids(job, prompt_ids, reservation)
@@ -147,12 +153,22 @@ class Completions:
             self._hold(reservation, prompt_bytes(job, model, prompt_ids), param)
             meter.accept()
             reply = Reply(endpoint.format, head, job, spelling, echoes, prompt_ids)
+            parser = self._output_parser(job.parsing, collector, mesh_id)
             if job.is_stream:
-                await self._stream(client, collector, reply, meter)
+                await self._stream(client, collector, event_writer(reply, parser), meter)
             else:
-                await self._whole(client, collector, reply, meter, reservation)
+                writer = whole_writer(reply, parser)
+                await self._whole(client, collector, writer, meter, reservation)
             meter.end()
             return await client.end()
+
+    def _output_parser(
+        self, parsing: Parsing | None, collector: OutputCollector, seed: str
+    ) -> OutputParser | None:
+        if parsing is None:
+            return None
+        table, starts = self._mesh.tokens, collector.starts
+        return output_parser(parsing, table, starts, seed, self._reasoning_field)
 
     async def _echoes(self, prompts: Sequence[Prompt]) -> list[str]:
         async with self._in_time():
@@ -188,9 +204,8 @@ class Completions:
         reservation.replace(num_bytes, job.prompt_bytes)
 
     async def _stream(
-        self, client: Client, collector: OutputCollector, reply: Reply, meter: RequestMeter
+        self, client: Client, collector: OutputCollector, writer: EventWriter, meter: RequestMeter
     ) -> None:
-        writer = EventWriter(reply)
         await client.begin(STREAM_HEADERS)
         async with client.commented(self._stream_heartbeat_s):
             async for update in collector:
@@ -202,22 +217,25 @@ class Completions:
                 elif data := b"".join(events):
                     await client.write(data)
                 collector.consumed(update)
+                if writer.is_over(update):
+                    collector.cut(update.index)
                 client.is_between_events = True
 
     async def _whole(
         self,
         client: Client,
         collector: OutputCollector,
-        reply: Reply,
+        writer: WholeWriter,
         meter: RequestMeter,
         reservation: Reservation,
     ) -> None:
-        writer = WholeWriter(reply)
         async for update in collector:
             meter.observe(update)
             writer.add(update)
             reservation.grow(len(update.text.encode()) + update.num_tokens * TOKEN_BYTES)
             collector.consumed(update)
+            if writer.is_over(update):
+                collector.cut(update.index)
         if writer.is_large:
             await client.begin(JSON_HEADERS)
             await self._pieces.send(writer.write(), client.write)

@@ -8,7 +8,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.requests.violations import unknown_model
 from services.gateway.responses.json_reply import json_response
-from services.gateway.responses.openai import Model, ModelList
+from services.gateway.responses.openai import Model, ModelList, ModelParsers
 from shared.messages import Heartbeat, State
 from shared.version import VERSION
 
@@ -32,7 +32,8 @@ class Info:
 
     async def _served(self) -> list[Model]:
         model = await self._mesh.tokenizers.known_model()
-        return [Model(name, model.created, model.max_model_len) for name in model.names]
+        parsers = ModelParsers(model.tool_parser, model.reasoning_parser)
+        return [Model(name, model.created, model.max_model_len, parsers) for name in model.names]
 
     async def _models(self, request: web.Request) -> web.Response:
         return json_response(ModelList(await self._served()))

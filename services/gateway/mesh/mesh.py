@@ -101,6 +101,9 @@ class Mesh:
         collector.on_consumed = lambda update: self._consumed(
             prompts[update.index // job.num_choices], update
         )
+        collector.on_cut = lambda index: self._cut(
+            prompts[index // job.num_choices], index % job.num_choices
+        )
         try:
             for prompt in prompts:
                 self._submit(prompt)
@@ -232,12 +235,24 @@ class Mesh:
             if prompt := prompts.get(key):
                 prompt.finish(finished)
                 if not prompt.choices:
-                    del prompts[key]
+                    self._end(prompt)
 
     def _consumed(self, prompt: OpenPrompt, update: ChoiceUpdate) -> None:
         grant = prompt.take(update)
         if grant is not None and prompt.peer is not None:
             self._credits.add(prompt.peer, grant)
+
+    def _cut(self, prompt: OpenPrompt, choice: int) -> None:
+        prompt.cut(choice)
+        if not prompt.choices:
+            self._end(prompt)
+
+    def _end(self, prompt: OpenPrompt) -> None:
+        """All of its choices have ended here; the tokenizer is still at those that were cut."""
+        if prompt.has_cut:
+            self._cancel([prompt])
+        elif prompt.peer is not None:
+            del self.tokenizers[prompt.peer].prompts[prompt.key]
 
     def _cancel(self, prompts: list[OpenPrompt]) -> None:
         keys: dict[Peer, list[RequestKey]] = defaultdict(list)

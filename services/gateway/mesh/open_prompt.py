@@ -100,6 +100,7 @@ class OpenPrompt:
         self._lost_scheduler = ("", 0.0)  # the one that was counted last, and when
         self.is_replay = False
         self.is_accepted = False
+        self.has_cut = False  # a choice that has ended here and not in the mesh
         self.peer: Peer | None = None
         self.replay_until_s = 0.0
         self.backoff = Backoff(FIRST_PAUSE_S, MAX_PAUSE_S)
@@ -209,6 +210,12 @@ class OpenPrompt:
         """Ends every choice with what it has."""
         for index, choice in list(self.choices.items()):
             self.finish(Finished(self.request, self.attempt, index, "abort", len(choice.ids)))
+
+    def cut(self, index: int) -> None:
+        """Ends a choice with what it has, as if its text had come to its end."""
+        if (choice := self.choices.get(index)) is not None:
+            self.has_cut = True
+            self.finish(Finished(self.request, self.attempt, index, "stop", len(choice.ids)))
 
     def fail(self, error: RequestError) -> None:
         self._collector.fail(error)

@@ -60,6 +60,7 @@ def merged(updates: Sequence[ChoiceUpdate]) -> ChoiceUpdate:
         arrays=join([each.arrays for each in updates]),
         finished=updates[-1].finished,
         drafts=joined(each.drafts for each in updates),
+        marks=[mark for each in updates for mark in each.marks],
     )
 
 
@@ -128,6 +129,7 @@ class OutputCollector:
         self.starts = [OutputStart.ANSWER] * num_prompts
         self.num_replays = 0
         self.on_consumed: Callable[[ChoiceUpdate], None] = lambda update: None
+        self.on_cut: Callable[[int], None] = lambda index: None
         self._num_open = num_prompts * num_choices
         self._num_choices = num_choices
         self._pending: dict[int, _Pending] = {}
@@ -177,6 +179,10 @@ class OutputCollector:
     def consumed(self, update: ChoiceUpdate) -> None:
         """The client has ``update``, or a reply that is not streamed holds it: more may come."""
         self.on_consumed(update)
+
+    def cut(self, index: int) -> None:
+        """Ends a choice with what has come; its reader has seen enough."""
+        self.on_cut(index)
 
     def __aiter__(self) -> Self:
         return self

@@ -47,6 +47,7 @@ class TokenTable:
     def __init__(self, data: Array, lengths: Array) -> None:
         self._data = data.tobytes()
         self._ends = np.cumsum(lengths, dtype=np.int64)
+        self._are_tokens: dict[str, bool] = {}
         self._by_text = Spelling(self, self.text, self.text_or_bytes)
         self._by_id = Spelling(self, _id_name, _id_name)
         self.json_texts = _Cache(lambda token_id: _encode(self.text(token_id)))
@@ -60,6 +61,14 @@ class TokenTable:
         start = int(self._ends[token_id - 1]) if token_id else 0
         return self._data[start : int(self._ends[token_id])]
 
+    def __contains__(self, text: object) -> bool:
+        """Whether a token is written so."""
+        if not isinstance(text, str):
+            return False
+        if text not in self._are_tokens:
+            self._are_tokens[text] = self._is_token(text.encode())
+        return self._are_tokens[text]
+
     def text(self, token_id: int) -> str:
         return self.written(token_id).decode(errors="replace")
 
@@ -70,6 +79,15 @@ class TokenTable:
             return written.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in written)
+
+    def _is_token(self, written: bytes) -> bool:
+        at = self._data.find(written)
+        while at >= 0:
+            token_id = int(np.searchsorted(self._ends, at, side="right"))
+            if self.written(token_id) == written:
+                return True
+            at = self._data.find(written, at + 1)
+        return False
 
 
 def _id_name(token_id: int) -> str:

@@ -27,20 +27,20 @@ from shared.messages import Finished
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What one object of a reply holds of choice ``index``."""
+    """What one object of a reply holds of choice ``index``: ``text``, or a ``delta`` or ``message``
+    that was made of it."""
 
     index: int
     text: str
     logprobs: Raw | None
     finished: Finished | None
+    finish_reason: str | None
     token_ids: TokenIds
     prompt_token_ids: TokenIds
     draft_logprobs: Raw | UnsetType
     prompt_logprobs: Raw | UnsetType = UNSET
-
-    @property
-    def finish_reason(self) -> str | None:
-        return self.finished.reason if self.finished is not None else None
+    delta: ChatDelta | None = None
+    message: ChatMessage | None = None
 
     @property
     def stop_reason(self) -> StopReason:
@@ -76,7 +76,7 @@ class ChatFormat:
     def chunk(self, output: Output) -> Choice:
         return ChunkChoice(
             index=output.index,
-            delta=ChatDelta(content=output.text or None),
+            delta=output.delta or ChatDelta(content=output.text or None),
             logprobs=output.logprobs,
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
@@ -87,7 +87,7 @@ class ChatFormat:
     def whole(self, output: Output) -> Choice:
         return ChatChoice(
             index=output.index,
-            message=ChatMessage("assistant", output.text),
+            message=output.message or ChatMessage("assistant", output.text),
             logprobs=output.logprobs,
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,

@@ -11,10 +11,12 @@ class PromptTokensDetails(Struct):
 
 
 class CompletionTokensDetails(Struct):
-    """Counts the verified drafts that were accepted and those that were rejected."""
+    """Counts the verified drafts that were accepted and those that were rejected, where there were
+    some, and the tokens of reasoning, where they can be told."""
 
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    reasoning_tokens: int | UnsetType = UNSET
+    rejected_prediction_tokens: int | UnsetType = UNSET
 
 
 class Usage(Struct):
@@ -25,15 +27,50 @@ class Usage(Struct):
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
+class FunctionDelta(Struct, omit_defaults=True):
+    """The ``name`` comes once; ``arguments`` are the next piece of their JSON."""
+
+    arguments: str
+    name: str | None = None
+
+
+class CallDelta(Struct, omit_defaults=True):
+    """``id`` and ``type`` come once."""
+
+    index: int
+    function: FunctionDelta
+    id: str | None = None
+    type: str | None = None
+
+
 class ChatDelta(Struct, omit_defaults=True):
     role: str | None = None
     content: str | None = None
+    tool_calls: list[CallDelta] | None = None
+    function_call: FunctionDelta | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class CalledFunction(Struct):
+    name: str
+    arguments: str
+
+
+class Call(Struct):
+    id: str
+    function: CalledFunction
+    type: str = "function"
 
 
 class ChatMessage(Struct):
     role: str
-    content: str
+    content: str | None
     refusal: None = None
+    tool_calls: list[Call] | UnsetType = UNSET
+    function_call: CalledFunction | UnsetType = UNSET
+    reasoning: str | UnsetType | None = UNSET
+    reasoning_content: str | UnsetType | None = UNSET
 
 
 class ChunkChoice(Struct):
@@ -96,12 +133,20 @@ class AbortReply(Struct):
     forwarded: list[str]
 
 
+class ModelParsers(Struct):
+    """The formats in which the model calls tools and reasons; empty: it does not."""
+
+    tool_parser: str
+    reasoning_parser: str
+
+
 class Model(Struct):
     """``max_model_len`` is in tokens; the field is vLLM's."""
 
     id: str
     created: int
     max_model_len: int
+    shoal: ModelParsers
     object: str = "model"
     owned_by: str = "shoal"
 

@@ -118,7 +118,8 @@ class Reply:
 
 
 class Tally:
-    """The tokens of a reply, added up as its choices end, and the drafts as they come.
+    """The tokens of a reply, added up as its choices end, and the drafts as they come; if the
+    client wants to see the usage in between, the tokens too.
 
     The first of a prompt's choices determines how much of the prompt was cached: what the others
     found in the cache the first one had just computed.
@@ -126,14 +127,26 @@ class Tally:
 
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
-        self._num_tokens = self._num_cached = 0
+        self._num_tokens = self._num_cached = self._num_received = 0
+        self._num_reasoning: int | None = 0
+        self._is_parsed = False
         self._num_drafts = self._num_accepted = 0
 
     def add(self, update: ChoiceUpdate) -> None:
         self._num_drafts += update.run.num_drafts
         self._num_accepted += update.run.num_accepted
+        if self._reply.job.repeats_usage and not update.of_prompt:
+            self._num_received += update.num_tokens
         if update.finished is not None:
             self._add_end(update.index, update.finished)
+
+    def add_reasoning(self, num_tokens: int | None) -> None:
+        """Of a choice that has ended; None: that cannot be told, and so not of the reply."""
+        self._is_parsed = True
+        if num_tokens is None or self._num_reasoning is None:
+            self._num_reasoning = None
+        else:
+            self._num_reasoning += num_tokens
 
     def _add_end(self, index: int, finished: Finished) -> None:
         self._num_tokens += finished.num_tokens
@@ -141,16 +154,27 @@ class Tally:
             self._num_cached += finished.num_cached
 
     def usage(self) -> Usage:
+        """Once all choices have ended."""
+        return self._usage(self._num_tokens)
+
+    def usage_so_far(self) -> Usage:
+        return self._usage(self._num_received)
+
+    def _usage(self, num_tokens: int) -> Usage:
         num_prompt = sum(map(len, self._reply.prompt_ids))
         return Usage(
             num_prompt,
-            self._num_tokens,
-            num_prompt + self._num_tokens,
+            num_tokens,
+            num_prompt + num_tokens,
             PromptTokensDetails(self._num_cached),
-            self._of_drafts(),
+            self._details(),
         )
 
-    def _of_drafts(self) -> CompletionTokensDetails | UnsetType:
-        if not self._num_drafts:
-            return UNSET
-        return CompletionTokensDetails(self._num_accepted, self._num_drafts - self._num_accepted)
+    def _details(self) -> CompletionTokensDetails | UnsetType:
+        details = CompletionTokensDetails()
+        if self._num_drafts:
+            details.accepted_prediction_tokens = self._num_accepted
+            details.rejected_prediction_tokens = self._num_drafts - self._num_accepted
+        if self._is_parsed and self._num_reasoning is not None:
+            details.reasoning_tokens = self._num_reasoning
+        return details if self._num_drafts or self._is_parsed else UNSET

@@ -12,7 +12,7 @@ from services.gateway.mesh.output_collector import ChoiceUpdate, merged
 from services.gateway.responses.formats import Output
 from services.gateway.responses.json_reply import DONE, encode, event
 from services.gateway.responses.logprob_json import PIECE_ENTRIES
-from services.gateway.responses.openai import Choice, TokenIds
+from services.gateway.responses.openai import ChatDelta, Choice, TokenIds
 from services.gateway.responses.reply import Reply, Tally
 from shared.messages import NO_TOKENS
 from shared.token_arrays import TokenArrays
@@ -59,6 +59,10 @@ class WholeWriter:
             kept[-_NUM_MERGED:] = [merged(kept[-_NUM_MERGED:])]
             self._num_loose[index] = 0
 
+    def is_over(self, update: ChoiceUpdate) -> bool:
+        """Whether what follows of the choice would not be in the reply."""
+        return False
+
     @property
     def is_large(self) -> bool:
         return self._num_entries > PIECE_ENTRIES
@@ -87,6 +91,7 @@ class WholeWriter:
             text=reply.echo(index) + "".join(each.text for each in updates),
             logprobs=_LOGPROBS if reply.shows_logprobs else None,
             finished=updates[-1].finished,
+            finish_reason=_reason(updates[-1]),
             token_ids=reply.token_ids(updates),
             prompt_token_ids=reply.prompt_token_ids(index),
             draft_logprobs=_LOGPROBS if reply.job.params.draft_logprobs else UNSET,
@@ -140,20 +145,37 @@ class EventWriter:
         if not self._has_news(update):
             return
         is_first = update.index in self._unbegun
-        self._unbegun.discard(update.index)
-        if is_first and (opening := self._reply.format.opening(update.index)):
-            yield from self._event([opening], self._reply.prompt_token_ids(update.index))
+        if is_first:
+            yield from self._begin_choice(update.index)
         yield from self._chunk(update, is_first)
         if update.finished is not None:
-            self._num_open -= 1
-            if not self._num_open:
-                yield from self._closing()
+            yield from self._end_choice()
+
+    def _begin_choice(self, index: int) -> Iterator[bytes]:
+        self._unbegun.discard(index)
+        if opening := self._reply.format.opening(index):
+            yield from self._event([opening], self._reply.prompt_token_ids(index))
+
+    def _end_choice(self) -> Iterator[bytes]:
+        self._num_open -= 1
+        if not self._num_open:
+            yield from self._closing()
+
+    def is_over(self, update: ChoiceUpdate) -> bool:
+        """As in WholeWriter."""
+        return False
 
     def _has_news(self, update: ChoiceUpdate) -> bool:
         shown_tokens = update.num_tokens if self._reply.shows_tokens else 0
         return bool(update.text or shown_tokens or update.finished)
 
-    def _chunk(self, update: ChoiceUpdate, is_first: bool) -> Iterator[bytes]:
+    def _chunk(
+        self,
+        update: ChoiceUpdate,
+        is_first: bool,
+        delta: ChatDelta | None = None,
+        finish_reason: str | None = None,
+    ) -> Iterator[bytes]:
         reply, index = self._reply, update.index
         begins_prompt = is_first and reply.echoed_prompt(index) is not None
         writer = self._logprobs[index] if update.num_tokens or begins_prompt else None
@@ -163,9 +185,11 @@ class EventWriter:
             text=(reply.echo(index) if is_first else "") + update.text,
             logprobs=_LOGPROBS if writer is not None else None,
             finished=update.finished,
+            finish_reason=finish_reason or _reason(update),
             token_ids=reply.token_ids([update]),
             prompt_token_ids=reply.prompt_token_ids(index) if is_first else UNSET,
             draft_logprobs=_LOGPROBS if drafts is not None else UNSET,
+            delta=delta,
         )
         logprobs = [writer.write([update])] if writer is not None else []
         logprobs += [drafts.write([update.drafts])] if drafts is not None else []
@@ -184,10 +208,13 @@ class EventWriter:
         logprobs: Iterable[Iterator[bytes]] = (),
     ) -> Iterator[bytes]:
         reply = self._reply
-        chunk = reply.completion(
-            reply.format.chunk_object, choices, self._no_usage, prompt_token_ids
-        )
+        usage = self._tally.usage_so_far() if reply.job.repeats_usage else self._no_usage
+        chunk = reply.completion(reply.format.chunk_object, choices, usage, prompt_token_ids)
         yield from _filled(event(chunk), logprobs)
+
+
+def _reason(update: ChoiceUpdate) -> str | None:
+    return update.finished.reason if update.finished is not None else None
 
 
 def is_large(update: ChoiceUpdate) -> bool:

@@ -1,0 +1,96 @@
+"""From the text of a chat to reasoning, content and calls, for one reply."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from services.gateway.mesh.output_collector import ChoiceUpdate
+from services.gateway.mesh.token_table import TokenTable
+from services.gateway.output.events import Event, Reasoning, TokenMark
+from services.gateway.output.machine import OutputMachine, OutputRules
+from services.gateway.requests.job import Parsing
+from shared.config.gateway import ReasoningField
+from shared.dialects.reasoning import REASONING_FORMATS
+from shared.dialects.tools import find_tool_format
+from shared.messages import OutputStart
+
+
+@dataclass(frozen=True)
+class OutputParser:
+    """``starts`` of the prompts; ``seed`` makes the ids of calls unique to this reply.
+    ``reasoning_field`` is the setting."""
+
+    parsing: Parsing
+    rules: OutputRules
+    table: TokenTable
+    starts: Sequence[OutputStart]
+    seed: str
+    reasoning_field: ReasoningField
+
+    @property
+    def call_end(self) -> str:
+        """The finish reason of a text that ends in calls."""
+        if self.parsing.is_named:
+            return "stop"
+        return "function_call" if self.parsing.is_legacy else "tool_calls"
+
+
+def output_parser(
+    parsing: Parsing,
+    table: TokenTable,
+    starts: Sequence[OutputStart],
+    seed: str,
+    reasoning_field: ReasoningField,
+) -> OutputParser:
+    rules = OutputRules(
+        tools=find_tool_format(parsing.tool_parser, table) if parsing.tool_parser else None,
+        reasoning=REASONING_FORMATS.get(parsing.reasoning_parser),
+        added_tokens=table,
+        functions=_functions(parsing.tools),
+        is_parallel=parsing.is_parallel,
+    )
+    return OutputParser(parsing, rules, table, starts, seed, reasoning_field)
+
+
+class ChoiceParser:
+    """The events of one choice, as its updates come; ``is_over``: the rest is of no interest."""
+
+    def __init__(self, parser: OutputParser, prompt: int, index: int) -> None:
+        self._machine = OutputMachine(parser.rules, parser.starts[prompt], f"{parser.seed}/{index}")
+        self._text = parser.table.text
+        self._shows_reasoning = parser.parsing.shows_reasoning
+        self._call_end = parser.call_end
+        self.num_reasoning_tokens: int | None = None  # once it has ended, if it can be told
+
+    @property
+    def is_over(self) -> bool:
+        return self._machine.is_over
+
+    def push(self, update: ChoiceUpdate) -> list[Event]:
+        marks = [
+            TokenMark(mark.position, mark.num_chars, mark.index, self._text(mark.token_id))
+            for mark in update.marks
+        ]
+        events = self._machine.push(update.text, marks)
+        if update.finished is not None:
+            events += self._machine.finish()
+            num_tokens = update.finished.num_tokens
+            self.num_reasoning_tokens = self._machine.num_reasoning_tokens(num_tokens)
+        if self._shows_reasoning:
+            return events
+        return [event for event in events if not isinstance(event, Reasoning)]
+
+    def finish_reason(self, update: ChoiceUpdate) -> str | None:
+        """A text that was cut is no call, however much of one it holds."""
+        if update.finished is None:
+            return None
+        ends_in_call = update.finished.reason == "stop" and self._machine.num_calls
+        return self._call_end if ends_in_call else update.finished.reason
+
+
+def _functions(tools: str) -> dict[str, Any]:
+    """The schemas of the parameters by name."""
+    functions = [tool["function"] for tool in msgspec.json.decode(tools)] if tools else []
+    return {each["name"]: each.get("parameters") or {} for each in functions}

@@ -1,0 +1,102 @@
+"""Replies to chats whose text is divided into reasoning, content and calls. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from services.gateway.mesh.output_collector import ChoiceUpdate
+from services.gateway.output.events import Content, Event
+from services.gateway.responses.chat_parts import ChatParts
+from services.gateway.responses.formats import Output
+from services.gateway.responses.openai import ChatDelta
+from services.gateway.responses.output_parser import ChoiceParser, OutputParser
+from services.gateway.responses.reply import Reply
+from services.gateway.responses.writers import EventWriter, WholeWriter
+from shared.messages import NO_TOKENS
+from shared.token_arrays import TokenArrays
+
+
+def whole_writer(reply: Reply, parser: OutputParser | None) -> WholeWriter:
+    return WholeWriter(reply) if parser is None else ParsedWholeWriter(reply, parser)
+
+
+def event_writer(reply: Reply, parser: OutputParser | None) -> EventWriter:
+    return EventWriter(reply) if parser is None else ParsedEventWriter(reply, parser)
+
+
+class ParsedWholeWriter(WholeWriter):
+    def __init__(self, reply: Reply, parser: OutputParser) -> None:
+        super().__init__(reply)
+        self._choices = _choices(reply, parser)
+        self._shows_reasoning = bool(parser.parsing.reasoning_parser)
+        self._shows_reasoning &= parser.parsing.shows_reasoning
+        self._events: list[list[Event]] = [_first_events(reply) for _ in self._choices]
+        self._finish_reasons: list[str | None] = [None] * len(self._choices)
+        self._parts = ChatParts(parser.reasoning_field, parser.parsing.is_legacy)
+
+    def add(self, update: ChoiceUpdate) -> None:
+        if update.of_prompt:
+            super().add(update)
+            return
+        index, choice = update.index, self._choices[update.index]
+        self._events[index] += choice.push(update)
+        if update.finished is not None:
+            self._finish_reasons[index] = choice.finish_reason(update)
+            self._tally.add_reasoning(choice.num_reasoning_tokens)
+        super().add(replace(update, text="", marks=()))
+
+    def is_over(self, update: ChoiceUpdate) -> bool:
+        return self._choices[update.index].is_over
+
+    def _output(self, index: int, updates: list[ChoiceUpdate]) -> Output:
+        return replace(
+            super()._output(index, updates),
+            message=self._parts.message(self._events[index], self._shows_reasoning),
+            finish_reason=self._finish_reasons[index],
+        )
+
+
+class ParsedEventWriter(EventWriter):
+    def __init__(self, reply: Reply, parser: OutputParser) -> None:
+        super().__init__(reply)
+        self._choices = _choices(reply, parser)
+        self._parts = ChatParts(parser.reasoning_field, parser.parsing.is_legacy)
+
+    def is_over(self, update: ChoiceUpdate) -> bool:
+        return self._choices[update.index].is_over
+
+    def write(self, update: ChoiceUpdate) -> Iterator[bytes]:
+        """A chunk for each delta. The tokens of ``update`` are in the first, be it empty, and the
+        finish reason is in a last one of its own."""
+        self._tally.add(update)
+        choice = self._choices[update.index]
+        events = choice.push(update)
+        if update.index in self._unbegun:
+            events = _first_events(self._reply) + events
+        deltas = list(self._parts.deltas(events))
+        if not deltas and self._reply.shows_tokens and update.num_tokens:
+            deltas.append(ChatDelta())
+        if update.finished is not None:
+            self._tally.add_reasoning(choice.num_reasoning_tokens)
+            deltas.append(ChatDelta())
+        if deltas and update.index in self._unbegun:
+            yield from self._begin_choice(update.index)
+        finish_reason = choice.finish_reason(update)
+        for number, delta in enumerate(deltas, 1 - len(deltas)):
+            end = update.finished if number == 0 else None
+            reason = finish_reason if number == 0 else None
+            yield from self._chunk(replace(update, finished=end), False, delta, reason)
+            update = ChoiceUpdate(update.index, "", NO_TOKENS, TokenArrays(), update.finished)
+        if update.finished is not None:
+            yield from self._end_choice()
+
+
+def _choices(reply: Reply, parser: OutputParser) -> list[ChoiceParser]:
+    num_choices = reply.job.num_choices
+    return [
+        ChoiceParser(parser, index // num_choices, index)
+        for index in range(reply.job.total_choices)
+    ]
+
+
+def _first_events(reply: Reply) -> list[Event]:
+    return [Content(reply.job.first_text)] if reply.job.first_text else []
