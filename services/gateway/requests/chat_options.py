@@ -46,8 +46,8 @@ def chat_options(
     adds = not continues if request.add_generation_prompt is None else request.add_generation_prompt
     return ChatOptions(
         tools=tools,
-        documents=_documents(request.documents),
-        template_kwargs=_kwargs(request.chat_template_kwargs, more_kwargs or {}),
+        documents="" if request.documents == NULL else _documents(request.documents),
+        template_kwargs=_kwargs(request.chat_template_kwargs, more_kwargs),
         template=request.chat_template or "",
         adds_generation_prompt=adds,
         continues_final_message=continues,
@@ -56,8 +56,6 @@ def chat_options(
 
 @json_errors()
 def _documents(raw: Raw) -> str:
-    if raw == NULL:
-        return ""
     text = json_text(raw, "documents")
     try:
         documents = msgspec.json.decode(text, type=list[dict[str, Any]])
@@ -66,25 +64,29 @@ def _documents(raw: Raw) -> str:
     return text if documents else ""
 
 
-@json_errors()
-def _kwargs(raw: Raw, more: dict[str, Any]) -> str:
-    kwargs: dict[str, Any] = dict(more)
-    if raw != NULL:
-        param = "chat_template_kwargs"
-        text = json_text(raw, param)
-        try:
-            kwargs |= msgspec.json.decode(text, type=dict[str, Raw])
-        except msgspec.ValidationError as error:
-            raise violation(error, param, msgspec.json.decode(text)) from None
-        for name in sorted(kwargs.keys() & OWN_NAMES):
-            raise InvalidRequest(
-                f"{param} has the key {show(name)}, which a template gets otherwise",
-                param=f"{param}.{name}",
-            )
+def _kwargs(raw: Raw, more: dict[str, Any] | None) -> str:
+    if raw == NULL and not more:
+        return ""
+    param = "chat_template_kwargs"
+    kwargs = {**(more or {}), **(_own_kwargs(raw, param) if raw != NULL else {})}
     text = msgspec.json.encode(kwargs).decode() if kwargs else ""
     if len(text) > MAX_JSON_CHARS:
         raise InvalidRequest(
-            f"chat_template_kwargs have {len(text)} characters; the limit is {MAX_JSON_CHARS}",
-            param="chat_template_kwargs",
+            f"{param} has {len(text)} characters; the limit is {MAX_JSON_CHARS}", param=param
         )
     return text
+
+
+@json_errors()
+def _own_kwargs(raw: Raw, param: str) -> dict[str, Raw]:
+    text = json_text(raw, param)
+    try:
+        kwargs = msgspec.json.decode(text, type=dict[str, Raw])
+    except msgspec.ValidationError as error:
+        raise violation(error, param, msgspec.json.decode(text)) from None
+    for name in sorted(kwargs.keys() & OWN_NAMES):
+        raise InvalidRequest(
+            f"{param} has the key {show(name)}, which a template gets otherwise",
+            param=f"{param}.{name}",
+        )
+    return kwargs

@@ -109,11 +109,15 @@ def _check_known(name: str, names: set[str], param: str) -> None:
 
 
 def _tools(raw: Raw) -> tuple[str, set[str]]:
+    if raw == NULL:
+        return "", set()
     tools, text = _items(raw, list[FunctionTool], "tools")
     return text, {tool.function.name for tool in tools}
 
 
 def _functions(raw: Raw) -> tuple[str, set[str]]:
+    if raw == NULL:
+        return "", set()
     functions, text = _items(raw, list[Function], "functions")
     if not functions:
         return "", set()
@@ -125,8 +129,6 @@ def _functions(raw: Raw) -> tuple[str, set[str]]:
 @json_errors()
 def _items(raw: Raw, kind: Any, param: str) -> tuple[list[Any], str]:
     """The items, and their array as it came; an empty one is none."""
-    if raw == NULL:
-        return [], ""
     text = json_text(raw, param)
     try:
         items = msgspec.json.decode(text, type=kind)
