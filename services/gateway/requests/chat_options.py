@@ -8,26 +8,9 @@ from msgspec import Raw
 from services.gateway.requests.json_body import json_errors
 from services.gateway.requests.raw_json import NULL, json_text
 from services.gateway.requests.schema import ChatRequest, TokenizeRequest
-from services.gateway.requests.violations import show, violation
+from services.gateway.requests.violations import violation
 from shared.errors import InvalidRequest
 from shared.messages import MAX_JSON_CHARS, ChatOptions
-
-OWN_NAMES = frozenset(
-    {
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "documents",
-        "messages",
-        "return_assistant_tokens_mask",
-        "return_dict",
-        "return_tensors",
-        "tokenize",
-        "tools",
-    }
-)
-"""Of variables that are given by fields of their own, or that are no variables of a template."""
 
 
 def chat_options(
@@ -81,12 +64,6 @@ def _kwargs(raw: Raw, more: dict[str, Any] | None) -> str:
 def _own_kwargs(raw: Raw, param: str) -> dict[str, Raw]:
     text = json_text(raw, param)
     try:
-        kwargs = msgspec.json.decode(text, type=dict[str, Raw])
+        return msgspec.json.decode(text, type=dict[str, Raw])
     except msgspec.ValidationError as error:
         raise violation(error, param, msgspec.json.decode(text)) from None
-    for name in sorted(kwargs.keys() & OWN_NAMES):
-        raise InvalidRequest(
-            f"{param} has the key {show(name)}, which a template gets otherwise",
-            param=f"{param}.{name}",
-        )
-    return kwargs

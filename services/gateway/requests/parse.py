@@ -48,9 +48,12 @@ def parse_chat(body: Body, model: ModelInfo, limits: Limits) -> Job:
     tools = requested_tools(request, model)
     parsing = _parsing(request, tools, model)
     options = text_options(request, adds_special_tokens=False, has_marks=parsing is not None)
+    job = _job(request, prompts, model, limits, logprobs, options)
+    if tools.is_legacy:
+        names |= {"tools": "functions", "tool_choice": "function_call"}
     return replace(
-        _job(request, prompts, model, limits, logprobs, options),
-        field_names=names,
+        job,
+        field_names=names | job.field_names,
         chat=chat_options(request, tools.tools, reasoning_kwargs(request)),
         tool_choice=tools.choice,
         parsing=parsing,
@@ -71,7 +74,7 @@ def parse_completion(body: Body, model: ModelInfo, limits: Limits) -> Job:
 def _parsing(request: ChatRequest, tools: Tools, model: ModelInfo) -> Parsing | None:
     """None: of this text nothing is looked for."""
     calls = tools.choice is not None and tools.choice.kind != "none"
-    separates = request.separate_reasoning is not False
+    separates = request.separate_reasoning is not False or request.include_reasoning is False
     parsing = Parsing(
         tool_parser=model.tool_parser if calls else "",
         reasoning_parser=model.reasoning_parser if separates else "",
@@ -117,6 +120,7 @@ def _job(
 ) -> Job:
     _check_stream(request)
     _check_drafts(request, logprobs)
+    budget, budget_param = reasoning_budget(request, model)
     asked = request.prompt_logprobs
     prompt_logprobs = num_logprobs(asked, "prompt_logprobs", limits.max_logprobs, model)
     return Job(
@@ -135,7 +139,8 @@ def _job(
         is_seeded=client_seed(request) is not None,
         request_id=request.request_id,
         format=output_format(request),
-        reasoning_budget=reasoning_budget(request, model),
+        reasoning_budget=budget,
+        field_names={"reasoning_budget": budget_param} if budget_param else {},
         repeats_usage=_repeats_usage(request),
     )
 

@@ -18,23 +18,24 @@ def reasoning_kwargs(request: ChatRequest) -> dict[str, Any]:
     return {"reasoning_effort": effort} | dict.fromkeys(SWITCHES, effort != "none")
 
 
-def reasoning_budget(request: GenerationRequest, model: ModelInfo) -> int | None:
-    """The most tokens of reasoning. Raises InvalidRequest."""
-    budget, param = request.thinking_token_budget, "thinking_token_budget"
-    custom = request.custom_params
-    if custom is not None and custom.thinking_budget is not None:
-        if budget is not None:
-            raise InvalidRequest(
-                "thinking_token_budget and custom_params.thinking_budget are both given",
-                param=param,
-            )
-        budget, param = custom.thinking_budget, "custom_params.thinking_budget"
-    if budget is None:
-        return None
+def reasoning_budget(request: GenerationRequest, model: ModelInfo) -> tuple[int | None, str]:
+    """The most tokens of reasoning, and the field that says so. Raises InvalidRequest."""
+    custom = request.custom_params.thinking_budget if request.custom_params is not None else None
+    if custom is not None and request.thinking_token_budget is not None:
+        raise InvalidRequest(
+            "thinking_token_budget and custom_params.thinking_budget are both given",
+            param="thinking_token_budget",
+        )
+    if custom is not None:
+        budget, param = custom, "custom_params.thinking_budget"
+    elif request.thinking_token_budget is not None:
+        budget, param = request.thinking_token_budget, "thinking_token_budget"
+    else:
+        return None, ""
     if not model.reasoning_parser:
         raise InvalidRequest(
             f"{param} is {budget}; this model has no reasoning-parser", param=param
         )
     if budget and isinstance(request, ChatRequest) and request.reasoning_effort == "none":
         raise InvalidRequest(f'{param} is {budget}, and reasoning_effort is "none"', param=param)
-    return budget
+    return budget, param

@@ -1,0 +1,26 @@
+"""docs/api.md is the list of all fields of a request."""
+
+import re
+from pathlib import Path
+
+from services.gateway.requests import unsupported
+from services.gateway.requests.format_schema import StructuredOutputs
+from services.gateway.requests.schema import ChatRequest, CompletionRequest, StreamOptions
+
+TABLE = Path(__file__).parents[3] / "docs" / "api.md"
+
+
+def test_every_field_has_a_row_and_every_row_a_field() -> None:
+    rows = [line for line in TABLE.read_text().splitlines() if line.startswith("| `")]
+    written = {name for row in rows for name in re.findall(r"`([a-z_]+)`", row.split("|")[1])}
+    fields = {
+        *ChatRequest.__struct_fields__,
+        *CompletionRequest.__struct_fields__,
+        *unsupported.CHAT,
+        *unsupported.COMPLETION,
+        *unsupported.WITHOUT_EFFECT,
+    }
+    options = {*StructuredOutputs.__struct_fields__, *StreamOptions.__struct_fields__}
+    kinds = {"text", "none", "auto", "required", "allowed_tools", "function", "custom"}
+    assert fields - written == set()
+    assert written - fields - options - kinds == set()
