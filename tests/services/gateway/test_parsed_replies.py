@@ -180,6 +180,18 @@ def test_the_deltas_of_a_stream_add_up_to_the_whole_reply(subtests: pytest.Subte
                     assert len(kinds(chunk)) <= 1
 
 
+def test_a_long_reply_is_whole_in_fewer_pieces_than_tokens() -> None:
+    words = [f"w{number} " for number in range(1000)]
+    job = chat(tools=TOOLS)
+    writer = ParsedWholeWriter(reply_to(job), parser_of(job, OutputStart.REASONING, "both"))
+    for update in Choice().say(*words, "</think>", *words, "</tool_call>").end():
+        writer.add(update)
+    assert len(writer._events[0]) < 100
+    message = json.loads(b"".join(writer.write()))["choices"][0]["message"]
+    assert message["reasoning"] == "".join(words).rstrip()
+    assert message["content"].startswith("".join(words).rstrip())
+
+
 def joined(updates: list[ChoiceUpdate]) -> ChoiceUpdate:
     """All at once, as a reader that lags gets it."""
     return replace(
