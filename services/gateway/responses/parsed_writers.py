@@ -30,8 +30,8 @@ class ParsedWholeWriter(WholeWriter):
     def __init__(self, reply: Reply, parser: OutputParser) -> None:
         super().__init__(reply)
         self._choices = _choices(reply, parser)
-        self._shows_reasoning = bool(parser.parsing.reasoning_parser)
-        self._shows_reasoning &= parser.parsing.shows_reasoning
+        self._reasons = bool(parser.parsing.reasoning_parser)
+        self._shows_reasoning = self._reasons and parser.parsing.shows_reasoning
         self._events: list[list[Event]] = [_first_events(reply) for _ in self._choices]
         self._nums_merged = [0] * len(self._choices)
         self._finish_reasons: list[str | None] = [None] * len(self._choices)
@@ -45,7 +45,8 @@ class ParsedWholeWriter(WholeWriter):
         self._keep_events(index, choice.push(update))
         if update.finished is not None:
             self._finish_reasons[index] = choice.finish_reason(update)
-            self._tally.add_reasoning(choice.num_reasoning_tokens)
+            if self._reasons:
+                self._tally.add_reasoning(choice.num_reasoning_tokens)
         super().add(replace(update, text="", marks=()))
 
     def is_over(self, update: ChoiceUpdate) -> bool:
@@ -70,6 +71,7 @@ class ParsedEventWriter(EventWriter):
     def __init__(self, reply: Reply, parser: OutputParser) -> None:
         super().__init__(reply)
         self._choices = _choices(reply, parser)
+        self._reasons = bool(parser.parsing.reasoning_parser)
         self._parts = ChatParts(parser.reasoning_field, parser.parsing.is_legacy)
 
     def is_over(self, update: ChoiceUpdate) -> bool:
@@ -87,7 +89,8 @@ class ParsedEventWriter(EventWriter):
         if not deltas and self._reply.shows_tokens and update.num_tokens:
             deltas.append(ChatDelta())
         if update.finished is not None:
-            self._tally.add_reasoning(choice.num_reasoning_tokens)
+            if self._reasons:
+                self._tally.add_reasoning(choice.num_reasoning_tokens)
             deltas.append(ChatDelta())
         if deltas and update.index in self._unbegun:
             yield from self._begin_choice(update.index)

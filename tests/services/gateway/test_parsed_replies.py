@@ -277,6 +277,23 @@ def test_the_usage_counts_reasoning_of_all_choices() -> None:
         assert usage["completion_tokens_details"] == {"reasoning_tokens": 2}
 
 
+def test_the_usage_counts_no_reasoning_where_a_marker_was_text_or_none_is_looked_for() -> None:
+    job = chat()
+    marked = Choice().say(*THOUGHT, "Hi").end()
+    unmarked = [replace(update, marks=()) for update in marked]
+    table = TokenTable(np.zeros(0, np.uint8), np.zeros(100, np.int32))
+    assert job.parsing is not None
+    parser = output_parser(job.parsing, table, [OutputStart.UNDECIDED], "seed", "both")
+    writer = whole_writer(reply_to(job), parser)
+    for update in unmarked:
+        writer.add(update)
+    reply = json.loads(b"".join(writer.write()))
+    assert reply["choices"][0]["message"]["reasoning"] == "Hmm"
+    assert "completion_tokens_details" not in reply["usage"]
+    unseparated = whole(chat(separate_reasoning=False, tools=TOOLS), marked)
+    assert "completion_tokens_details" not in unseparated["usage"]
+
+
 def test_every_token_has_its_logprob_and_its_id_in_one_chunk() -> None:
     pieces = [*THOUGHT, "So", *CALLS]
     for fields in ({}, {"include_reasoning": False}):
