@@ -119,11 +119,11 @@ class Completions:
     async def _job(
         self, request: web.Request, endpoint: CompletionEndpoint, reservation: Reservation
     ) -> tuple[Job, ModelInfo]:
-        """Of the body only the prompts are kept."""
+        """Of the body only the prompts are kept, and what is to be done with them."""
         body = await self._bodies.read(request, reservation)
         model = await self._mesh.tokenizers.ready_model()
         job = await self._parser.parse(body, lambda body: endpoint.parse(body, model, self._limits))
-        reservation.replace(len(body), job.prompt_bytes)
+        reservation.replace(len(body), job.prompt_bytes + job.option_bytes)
         return job, model
 
     async def _generate(

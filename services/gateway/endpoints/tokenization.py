@@ -11,7 +11,7 @@ from services.gateway.http.pieces import PieceMaker
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.requests import unsupported
 from services.gateway.requests.chat_options import chat_options
-from services.gateway.requests.job import Prompt
+from services.gateway.requests.job import Prompt, chat_bytes
 from services.gateway.requests.json_body import Body, check, decode, served_name
 from services.gateway.requests.prompts import chat_prompt, ids_prompt, text_prompt
 from services.gateway.requests.raw_json import NULL
@@ -86,7 +86,8 @@ class Tokenization:
         body = await self._bodies.read(request, reservation)
         model = await self._mesh.tokenizers.ready_model()
         conversion = await self._parser.parse(body, lambda body: parse(body, model))
-        reservation.replace(len(body), conversion.prompt.data.nbytes)
+        kept = conversion.prompt.data.nbytes + chat_bytes(conversion.chat)
+        reservation.replace(len(body), kept)
         reservation.is_served = True
         return conversion, model
 

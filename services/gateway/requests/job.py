@@ -21,6 +21,14 @@ class Prompt:
     data: Array
 
 
+def chat_bytes(chat: ChatOptions | None) -> int:
+    """What the options hold."""
+    if chat is None:
+        return 0
+    texts = (chat.tools, chat.documents, chat.template_kwargs, chat.template)
+    return sum(len(text.encode()) for text in texts)
+
+
 @dataclass(frozen=True, slots=True)
 class Parsing:
     """How the text of a chat becomes reasoning, content and calls.
@@ -89,6 +97,11 @@ class Job:
     @property
     def prompt_bytes(self) -> int:
         return sum(prompt.data.nbytes for prompt in self.prompts)
+
+    @property
+    def option_bytes(self) -> int:
+        format_bytes = len(self.format.value.encode()) if self.format is not None else 0
+        return chat_bytes(self.chat) + format_bytes + len(self.first_text.encode())
 
     @property
     def total_choices(self) -> int:

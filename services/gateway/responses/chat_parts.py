@@ -28,22 +28,19 @@ class ChatParts:
 
     def deltas(self, events: Iterable[Event]) -> Iterator[ChatDelta]:
         """Of one kind each; consecutive texts of a kind are one."""
-        for (kind, index), group in groupby(events, _kind):
-            if kind is CallStart:
-                for start in group:
-                    assert isinstance(start, CallStart)
-                    yield self._call_start(start)
-                continue
-            text = "".join(event.text for event in group if not isinstance(event, CallStart))
-            if kind is Reasoning:
-                yield ChatDelta(
-                    reasoning=text if self._has_reasoning else None,
-                    reasoning_content=text if self._has_reasoning_content else None,
-                )
-            elif kind is Content:
-                yield ChatDelta(content=text)
-            else:
-                yield self._arguments(index, text)
+        for event in merged_events(events):
+            match event:
+                case Reasoning(text):
+                    yield ChatDelta(
+                        reasoning=text if self._has_reasoning else None,
+                        reasoning_content=text if self._has_reasoning_content else None,
+                    )
+                case Content(text):
+                    yield ChatDelta(content=text)
+                case CallStart():
+                    yield self._call_start(event)
+                case Arguments(index, text):
+                    yield self._arguments(index, text)
 
     def message(self, events: Iterable[Event], shows_reasoning: bool) -> ChatMessage:
         """Of all events of a choice."""
@@ -90,6 +87,21 @@ class ChatParts:
         if self._is_legacy:
             return ChatDelta(function_call=function)
         return ChatDelta(tool_calls=[CallDelta(index, function)])
+
+
+def merged_events(events: Iterable[Event]) -> list[Event]:
+    """The same with consecutive texts of a kind as one."""
+    merged: list[Event] = []
+    for (kind, index), group in groupby(events, _kind):
+        if kind is CallStart:
+            merged += group
+            continue
+        text = "".join(event.text for event in group if not isinstance(event, CallStart))
+        if kind is Reasoning:
+            merged.append(Reasoning(text))
+        else:
+            merged.append(Content(text) if kind is Content else Arguments(index, text))
+    return merged
 
 
 def _kind(event: Event) -> tuple[type[Event], int]:

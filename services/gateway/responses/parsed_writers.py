@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from services.gateway.mesh.output_collector import ChoiceUpdate
 from services.gateway.output.events import Content, Event
-from services.gateway.responses.chat_parts import ChatParts
+from services.gateway.responses.chat_parts import ChatParts, merged_events
 from services.gateway.responses.formats import Output
 from services.gateway.responses.openai import ChatDelta
 from services.gateway.responses.output_parser import ChoiceParser, OutputParser
@@ -23,13 +23,17 @@ def event_writer(reply: Reply, parser: OutputParser | None) -> EventWriter:
     return EventWriter(reply) if parser is None else ParsedEventWriter(reply, parser)
 
 
+MAX_LOOSE_EVENTS = 32  # an object for each token would be larger than its text
+
+
 class ParsedWholeWriter(WholeWriter):
     def __init__(self, reply: Reply, parser: OutputParser) -> None:
         super().__init__(reply)
         self._choices = _choices(reply, parser)
-        self._shows_reasoning = bool(parser.parsing.reasoning_parser)
-        self._shows_reasoning &= parser.parsing.shows_reasoning
+        self._reasons = bool(parser.parsing.reasoning_parser)
+        self._shows_reasoning = self._reasons and parser.parsing.shows_reasoning
         self._events: list[list[Event]] = [_first_events(reply) for _ in self._choices]
+        self._nums_merged = [0] * len(self._choices)
         self._finish_reasons: list[str | None] = [None] * len(self._choices)
         self._parts = ChatParts(parser.reasoning_field, parser.parsing.is_legacy)
 
@@ -38,14 +42,22 @@ class ParsedWholeWriter(WholeWriter):
             super().add(update)
             return
         index, choice = update.index, self._choices[update.index]
-        self._events[index] += choice.push(update)
+        self._keep_events(index, choice.push(update))
         if update.finished is not None:
             self._finish_reasons[index] = choice.finish_reason(update)
-            self._tally.add_reasoning(choice.num_reasoning_tokens)
+            if self._reasons:
+                self._tally.add_reasoning(choice.num_reasoning_tokens)
         super().add(replace(update, text="", marks=()))
 
     def is_over(self, update: ChoiceUpdate) -> bool:
         return self._choices[update.index].is_over
+
+    def _keep_events(self, index: int, events: list[Event]) -> None:
+        kept, num_merged = self._events[index], self._nums_merged[index]
+        kept += events
+        if len(kept) - num_merged > MAX_LOOSE_EVENTS:
+            kept[num_merged:] = merged_events(kept[num_merged:])
+            self._nums_merged[index] = len(kept)
 
     def _output(self, index: int, updates: list[ChoiceUpdate]) -> Output:
         return replace(
@@ -59,6 +71,7 @@ class ParsedEventWriter(EventWriter):
     def __init__(self, reply: Reply, parser: OutputParser) -> None:
         super().__init__(reply)
         self._choices = _choices(reply, parser)
+        self._reasons = bool(parser.parsing.reasoning_parser)
         self._parts = ChatParts(parser.reasoning_field, parser.parsing.is_legacy)
 
     def is_over(self, update: ChoiceUpdate) -> bool:
@@ -76,7 +89,8 @@ class ParsedEventWriter(EventWriter):
         if not deltas and self._reply.shows_tokens and update.num_tokens:
             deltas.append(ChatDelta())
         if update.finished is not None:
-            self._tally.add_reasoning(choice.num_reasoning_tokens)
+            if self._reasons:
+                self._tally.add_reasoning(choice.num_reasoning_tokens)
             deltas.append(ChatDelta())
         if deltas and update.index in self._unbegun:
             yield from self._begin_choice(update.index)

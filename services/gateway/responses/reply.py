@@ -24,6 +24,8 @@ from services.gateway.responses.prompt_logprob_json import PromptLogprobs
 from shared.codec import Array
 from shared.messages import Finished
 
+_NO_DETAILS = CompletionTokensDetails()
+
 
 @dataclass(frozen=True)
 class Head:
@@ -128,8 +130,7 @@ class Tally:
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
         self._num_tokens = self._num_cached = self._num_received = 0
-        self._num_reasoning: int | None = 0
-        self._is_parsed = False
+        self._nums_reasoning: list[int | None] = []
         self._num_drafts = self._num_accepted = 0
 
     def add(self, update: ChoiceUpdate) -> None:
@@ -142,11 +143,7 @@ class Tally:
 
     def add_reasoning(self, num_tokens: int | None) -> None:
         """Of a choice that has ended; None: that cannot be told, and so not of the reply."""
-        self._is_parsed = True
-        if num_tokens is None or self._num_reasoning is None:
-            self._num_reasoning = None
-        else:
-            self._num_reasoning += num_tokens
+        self._nums_reasoning.append(num_tokens)
 
     def _add_end(self, index: int, finished: Finished) -> None:
         self._num_tokens += finished.num_tokens
@@ -175,6 +172,7 @@ class Tally:
         if self._num_drafts:
             details.accepted_prediction_tokens = self._num_accepted
             details.rejected_prediction_tokens = self._num_drafts - self._num_accepted
-        if self._is_parsed and self._num_reasoning is not None:
-            details.reasoning_tokens = self._num_reasoning
-        return details if self._num_drafts or self._is_parsed else UNSET
+        known = [num for num in self._nums_reasoning if num is not None]
+        if known and len(known) == len(self._nums_reasoning):
+            details.reasoning_tokens = sum(known)
+        return UNSET if details == _NO_DETAILS else details

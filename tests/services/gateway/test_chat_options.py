@@ -179,3 +179,12 @@ def test_a_stream_repeats_its_usage_beside_the_usage_at_its_end() -> None:
         ({"continuous_usage_stats": True, "include_obfuscation": False}, False),
     ]:
         assert completion(stream=True, stream_options=options).repeats_usage == expected
+
+
+def test_what_a_request_holds_beside_its_prompts_is_counted() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    fields = {"tools": tools, "documents": [{"a": "ä"}], "chat_template": "x" * 1000}
+    job = chat(**fields, chat_template_kwargs={"k": "v"}, guided_regex="a" * 500)
+    texts = (json.dumps(tools), '[{"a": "\\u00e4"}]', '{"k":"v"}')
+    assert job.option_bytes == sum(map(len, texts)) + 1500
+    assert chat().option_bytes == completion().option_bytes == 0

@@ -180,6 +180,18 @@ def test_the_deltas_of_a_stream_add_up_to_the_whole_reply(subtests: pytest.Subte
                     assert len(kinds(chunk)) <= 1
 
 
+def test_a_long_reply_is_whole_in_fewer_pieces_than_tokens() -> None:
+    words = [f"w{number} " for number in range(1000)]
+    job = chat(tools=TOOLS)
+    writer = ParsedWholeWriter(reply_to(job), parser_of(job, OutputStart.REASONING, "both"))
+    for update in Choice().say(*words, "</think>", *words, "</tool_call>").end():
+        writer.add(update)
+    assert len(writer._events[0]) < 100
+    message = json.loads(b"".join(writer.write()))["choices"][0]["message"]
+    assert message["reasoning"] == "".join(words).rstrip()
+    assert message["content"].startswith("".join(words).rstrip())
+
+
 def joined(updates: list[ChoiceUpdate]) -> ChoiceUpdate:
     """All at once, as a reader that lags gets it."""
     return replace(
@@ -263,6 +275,23 @@ def test_the_usage_counts_reasoning_of_all_choices() -> None:
     ):
         assert usage["completion_tokens"] == len(THOUGHT) + 2
         assert usage["completion_tokens_details"] == {"reasoning_tokens": 2}
+
+
+def test_the_usage_counts_no_reasoning_where_a_marker_was_text_or_none_is_looked_for() -> None:
+    job = chat()
+    marked = Choice().say(*THOUGHT, "Hi").end()
+    unmarked = [replace(update, marks=()) for update in marked]
+    table = TokenTable(np.zeros(0, np.uint8), np.zeros(100, np.int32))
+    assert job.parsing is not None
+    parser = output_parser(job.parsing, table, [OutputStart.UNDECIDED], "seed", "both")
+    writer = whole_writer(reply_to(job), parser)
+    for update in unmarked:
+        writer.add(update)
+    reply = json.loads(b"".join(writer.write()))
+    assert reply["choices"][0]["message"]["reasoning"] == "Hmm"
+    assert "completion_tokens_details" not in reply["usage"]
+    unseparated = whole(chat(separate_reasoning=False, tools=TOOLS), marked)
+    assert "completion_tokens_details" not in unseparated["usage"]
 
 
 def test_every_token_has_its_logprob_and_its_id_in_one_chunk() -> None:
