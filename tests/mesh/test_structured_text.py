@@ -36,7 +36,7 @@ async def written(directory: Path, seeds: range, at_once: int, **worker: str) ->
 
 async def hold(directory: Path, num: int) -> None:
     seeds = range(num)
-    plain = await written(directory / "plain", seeds, 16, SPECULATIVE_CONFIG="none")
+    plain = await written(directory / "plain", seeds, 16, SPECULATIVE_CONFIG='{"method": "none"}')
     whole = [check(request_of(seed)[0], *text) for seed, text in zip(seeds, plain, strict=True)]
     assert sum(whole) > num // 4, "many texts come to their end"
     assert await written(directory / "mtp", seeds, 16, SPECULATIVE_CONFIG=MTP) == plain

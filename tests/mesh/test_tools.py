@@ -28,7 +28,7 @@ TOOLS: Any = [
     {"type": "function", "function": {"name": name, "parameters": schema, "strict": True}}
     for name, schema in (("weather", WEATHER), ("clock", CLOCK))
 ]
-SCHEMAS = {"weather": WEATHER, "clock": CLOCK}
+SCHEMAS: dict[str, dict[str, Any]] = {"weather": WEATHER, "clock": CLOCK}
 MESSAGES: Any = [{"role": "user", "content": "How is the weather in Rome?"}]
 
 
@@ -124,10 +124,11 @@ async def test_a_reply_is_parsed_into_the_model_of_the_client(client: AsyncOpenA
 async def test_a_conversation_with_results_of_tools_goes_on(client: AsyncOpenAI):
     (choice,) = (await ask(client, tool_choice="required", parallel_tool_calls=False)).choices
     (call,) = choice.message.tool_calls
-    result = {"role": "tool", "tool_call_id": call.id, "content": "Sunny, 25 degrees."}
+    said: Any = choice.message.model_dump(exclude_none=True)
+    result: Any = {"role": "tool", "tool_call_id": call.id, "content": "Sunny, 25 degrees."}
     done = await client.chat.completions.create(
         model="shoal-tiny",
-        messages=[*MESSAGES, choice.message.model_dump(exclude_none=True), result],
+        messages=[*MESSAGES, said, result],
         tools=TOOLS,
         max_tokens=8,
     )
