@@ -80,8 +80,9 @@ async def test_required_calls_are_valid_and_a_stream_of_them_is_the_same(client:
         calls, content, reason = await streamed(client, tool_choice="required", seed=seed)
         assert choice.finish_reason == reason
         reasons.append(reason)
-        assert not content
-        assert choice.message.content is None
+        if reason == "tool_calls":  # else a call may be cut within its marker
+            assert not content
+            assert choice.message.content is None
         assert calls_of(choice) == [(call["name"], call["arguments"]) for call in calls]
         assert len({call["id"] for call in calls}) == len(calls) > 0
         for call in calls if reason == "tool_calls" else calls[:-1]:
