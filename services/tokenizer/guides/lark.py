@@ -1,0 +1,121 @@
+"""Writes grammars in the Lark of llguidance."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from services.tokenizer.guides.limits import invalid
+from shared.messages import MAX_GRAMMAR_CHARS
+
+ANY_TEXT = r"/(.|\n)*/"
+BLANKS = r"/[ \n]{1,4}/"  # Qwen's models write two newlines, one token, before their answer
+
+_TO_ESCAPE = re.compile(r"\\.|/|\n", re.DOTALL)
+_SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}]")
+
+
+def literal(text: str) -> str:
+    """These characters; the empty text is nothing."""
+    return msgspec.json.encode(text).decode()
+
+
+def regex(expression: str) -> str:
+    """``expression`` between slashes."""
+
+    def written(match: re.Match[str]) -> str:
+        return {"/": r"\/", "\n": r"\n"}.get(match[0], match[0])
+
+    return f"/{_TO_ESCAPE.sub(written, expression)}/" if expression else '""'
+
+
+def escaped(text: str) -> str:
+    """An expression for exactly ``text``."""
+    return _SPECIAL.sub(r"\\\g<0>", text)
+
+
+class Lark:
+    """A grammar in the making: rules under names of their own, and grammars that they refer to.
+
+    ``added`` are the vocabulary's added tokens: a model writes such a text as one token, and
+    never as part of a free text.
+    """
+
+    def __init__(self, added: Mapping[str, int]) -> None:
+        self.added = added
+        self._lines: list[str] = []
+        self._grammars: list[dict[str, str]] = []
+        longest_first = sorted(filter(None, added), key=len, reverse=True)
+        self._tokens = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._json: dict[bytes, str] = {}
+
+    def rule(self, body: str, options: str = "") -> str:
+        """The name of a new rule."""
+        name = f"r{len(self._lines)}"
+        self._lines.append(f"{name}{options}: {body}")
+        return name
+
+    def terminal(self, body: str) -> str:
+        """The name of a new terminal: what it matches is matched as a whole."""
+        name = f"T{len(self._lines)}"
+        self._lines.append(f"{name}: {body}")
+        return name
+
+    def json(self, schema: dict[str, Any]) -> str:
+        """The name of the rule for JSON of this schema; equal ones have one rule."""
+        text = msgspec.json.encode(schema)
+        if text not in self._json:
+            self._json[text] = self.rule(f"%json {text.decode()}")
+        return self._json[text]
+
+    def fixed(self, text: str) -> str:
+        """This text: added tokens where it names some, characters between them."""
+        return " ".join(self._token(each) or literal(each) for each in self.split(text))
+
+    def lazy(self, text: str) -> str:
+        """Any text up to the first ``text``, which is part of it."""
+        first, *others = self.split(text)
+        if token := self._token(first):
+            head = self.rule(f"{self.any_text()} {token}")
+        else:
+            pattern = regex(f"(.|\\n)*{escaped(first)}")
+            head = self.rule(pattern, "[lazy]")
+        return " ".join([head, *map(self.fixed, others)])
+
+    def any_text(self) -> str:
+        return self.terminal(ANY_TEXT)
+
+    def blanks(self) -> str:
+        """Up to four blanks, or none."""
+        return f"{self.terminal(BLANKS)}?"
+
+    def grammar(self, text: str) -> str:
+        """A reference to a whole grammar in Lark, whose names are its own."""
+        name = f"g{len(self._grammars)}"
+        self._grammars.append({"name": name, "lark_grammar": text})
+        return f"@{name}"
+
+    def split(self, text: str) -> list[str]:
+        """``text`` in parts, each an added token or without any."""
+        parts, end = [], 0
+        for match in self._tokens.finditer(text):
+            parts += [text[end : match.start()], match[0]]
+            end = match.end()
+        return [part for part in (*parts, text[end:]) if part]
+
+    def _token(self, text: str) -> str | None:
+        return f"<[{self.added[text]}]>" if text in self.added else None
+
+    def written(self, start: str, param: str) -> str:
+        """The grammar whose texts are those of ``start``, as llguidance's matcher takes it.
+
+        Raises InvalidRequest naming ``param`` if it is too long for a message.
+        """
+        main = "\n".join([f"start: {start}", *self._lines, ""])
+        text = msgspec.json.encode({"grammars": [{"lark_grammar": main}, *self._grammars]}).decode()
+        if len(text) > MAX_GRAMMAR_CHARS:
+            raise invalid(
+                param, f"the grammar has {len(text)} characters; the limit is {MAX_GRAMMAR_CHARS}"
+            )
+        return text

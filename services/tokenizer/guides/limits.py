@@ -1,0 +1,75 @@
+"""How large what a client sends for a grammar may be: checked before anything is compiled."""
+
+import re
+from dataclasses import dataclass
+
+from shared.errors import InvalidRequest
+from shared.messages import MAX_NAME_CHARS
+
+MAX_DEPTH = 48  # of JSON
+MAX_OPTIONAL_PROPERTIES = 400  # of one object
+MAX_PROPERTIES = 5000  # these and those that follow: of all schemas of a request together
+MAX_ENUM_VALUES = 5000
+MAX_ENUM_BYTES = 120_000
+MAX_SCHEMA_BYTES = 256 << 10
+MAX_CHAIN = 128  # of $ref, allOf, anyOf and oneOf
+MAX_REGEX_CHARS = 16 << 10
+MAX_GRAMMAR_INPUT_CHARS = 32 << 10
+MAX_RULES = 1000
+MAX_CHOICES_IN_LIST = 10_000
+MAX_CHOICES_BYTES = 256 << 10
+MAX_TAG_NODES = 1000  # of a structural tag
+MAX_REPEATS = 10_000
+
+_TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
+
+
+def invalid(param: str, problem: str) -> InvalidRequest:
+    """The error of the field at ``param``; the text begins with that path."""
+    return InvalidRequest(
+        f"{param}: {problem}", param=param[:MAX_NAME_CHARS], code="invalid_grammar"
+    )
+
+
+def check_limit(param: str, what: str, number: int, limit: int) -> None:
+    """Raises InvalidRequest if ``number`` is above ``limit``."""
+    if number > limit:
+        raise invalid(param, f"{number} {what}; the limit is {limit}")
+
+
+def check_regex(param: str, expression: str) -> None:
+    check_limit(param, "characters of a regular expression", len(expression), MAX_REGEX_CHARS)
+    if "\0" in expression:
+        raise invalid(param, "a regular expression may not hold the character NUL")
+
+
+def check_tool_name(param: str, name: str) -> None:
+    if not _TOOL_NAME.fullmatch(name):
+        raise invalid(param, f"a tool's name matches {_TOOL_NAME.pattern}; this is {name[:140]!r}")
+
+
+@dataclass(slots=True)
+class Totals:
+    """What all schemas of a request have together."""
+
+    num_bytes: int = 0
+    num_properties: int = 0
+    num_enum_values: int = 0
+    num_enum_bytes: int = 0
+
+    def add_schema(self, param: str, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        check_limit(param, "bytes of schemas", self.num_bytes, MAX_SCHEMA_BYTES)
+
+    def add_properties(self, param: str, num: int, num_optional: int) -> None:
+        check_limit(
+            param, "optional properties of an object", num_optional, MAX_OPTIONAL_PROPERTIES
+        )
+        self.num_properties += num
+        check_limit(param, "properties in all", self.num_properties, MAX_PROPERTIES)
+
+    def add_enum(self, param: str, num: int, num_bytes: int) -> None:
+        self.num_enum_values += num
+        self.num_enum_bytes += num_bytes
+        check_limit(param, "enum values in all", self.num_enum_values, MAX_ENUM_VALUES)
+        check_limit(param, "bytes of enum values in all", self.num_enum_bytes, MAX_ENUM_BYTES)

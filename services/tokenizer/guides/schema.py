@@ -1,0 +1,175 @@
+"""JSON schemas of clients: read, freed of what says nothing about a text, and measured."""
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+
+from services.tokenizer.guides.limits import (
+    MAX_CHAIN,
+    MAX_DEPTH,
+    Totals,
+    check_limit,
+    check_regex,
+    invalid,
+)
+
+DEFAULT_WHITESPACE = r"[ ]{1,2}|\n[ \t]{0,24}"
+
+ANNOTATIONS = {"description", "title", "examples", "default", "$comment", "x-guidance"}
+SCHEMAS_BY_NAME = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
+DATA = {"enum", "const", "required"}
+APPLICATORS = ("allOf", "anyOf", "oneOf")
+
+Schema = dict[str, Any]
+
+
+def read_json(text: str, param: str) -> Any:
+    """Raises InvalidRequest for what is no JSON or nests too deep to be read."""
+    try:
+        return msgspec.json.decode(text)
+    except RecursionError:
+        raise invalid(param, f"it nests too deep; the limit is {MAX_DEPTH}") from None
+    except msgspec.DecodeError as error:
+        raise invalid(param, f"it is no JSON: {error}") from None
+
+
+def checked(schema: Any, param: str, totals: Totals) -> Schema:
+    """The schema without annotations. Raises InvalidRequest naming the place and the limit."""
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise invalid(param, "a JSON schema is an object")
+    kept, schemas = _copied(schema, param, totals)
+    totals.add_schema(param, len(msgspec.json.encode(kept)))
+    _check_chains(kept, schemas)
+    return kept
+
+
+def guided(schema: Schema, is_strict: bool, whitespace: str | None = None) -> Schema:
+    """With llguidance's options: what may stand between the parts, and what it may ignore."""
+    options: Schema = {"whitespace_pattern": whitespace or DEFAULT_WHITESPACE}
+    if not is_strict:
+        options |= {"lenient": True, "coerce_one_of": True}
+    return schema | {"x-guidance": options}
+
+
+def _copied(root: Schema, param: str, totals: Totals) -> tuple[Schema, dict[str, Schema]]:
+    """A copy without annotations, and all schemas in it by their places. Iterative: a stack would
+    overflow before the depth is known."""
+    holder: list[Any] = [root]
+    schemas: dict[str, Schema] = {}
+    unseen: list[tuple[Any, Any, str, int, str]] = [(holder, 0, param, 1, "schema")]
+    while unseen:
+        parent, key, path, depth, role = unseen.pop()
+        value = parent[key]
+        if isinstance(value, list):
+            _check_depth(path, depth)
+            parent[key] = kept_list = list(value)
+            unseen += [
+                (kept_list, index, f"{path}[{index}]", depth + 1, role)
+                for index in range(len(kept_list))
+            ]
+        elif isinstance(value, dict):
+            _check_depth(path, depth)
+            is_schema = role == "schema"
+            parent[key] = kept = {
+                name: child
+                for name, child in value.items()
+                if not (is_schema and name in ANNOTATIONS)
+            }
+            if is_schema:
+                schemas[path] = kept
+                _count(kept, path, totals)
+            unseen += [
+                (kept, name, f"{path}.{name}", depth + 1, _role(role, name)) for name in kept
+            ]
+    return holder[0], schemas
+
+
+def _role(parent: str, name: str) -> str:
+    match parent:
+        case "names":
+            return "schema"
+        case "schema" if name in SCHEMAS_BY_NAME:
+            return "names"
+        case "schema" if name not in DATA:
+            return "schema"
+    return "data"
+
+
+def _check_depth(path: str, depth: int) -> None:
+    check_limit(path, "levels of JSON", depth, MAX_DEPTH)
+
+
+def _count(schema: Schema, path: str, totals: Totals) -> None:
+    properties, required = schema.get("properties"), schema.get("required")
+    if isinstance(properties, dict):
+        names = {each for each in required if isinstance(each, str)} if _is_list(required) else ()
+        num_optional = sum(name not in names for name in properties)
+        totals.add_properties(path, len(properties), num_optional)
+    if _is_list(values := schema.get("enum")):
+        totals.add_enum(path, len(values), len(msgspec.json.encode(values)))
+    if isinstance(pattern := schema.get("pattern"), str):
+        check_regex(f"{path}.pattern", pattern)
+    if isinstance(patterns := schema.get("patternProperties"), dict):
+        for pattern in patterns:
+            check_regex(f"{path}.patternProperties", pattern)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list)
+
+
+def _check_chains(root: Schema, schemas: dict[str, Schema]) -> None:
+    """Raises InvalidRequest where schemas refer to one another, without a property or an item
+    between, in a circle or in a chain that is too long."""
+    lengths: dict[int, int] = {}
+    for path, schema in schemas.items():
+        open_ids: set[int] = set()
+        stack = [(schema, _same_value(root, schema))]
+        while stack:
+            here, rest = stack[-1]
+            open_ids.add(id(here))
+            following = next(rest, None)
+            if following is None:
+                stack.pop()
+                open_ids.discard(id(here))
+                nexts = (lengths[id(each)] for each in _same_value(root, here))
+                lengths[id(here)] = 1 + max(nexts, default=0)
+                check_limit(
+                    path, "schemas that refer to one another", lengths[id(here)], MAX_CHAIN
+                )
+            elif id(following) in open_ids:
+                raise invalid(path, "a schema refers to itself with nothing between")
+            elif id(following) not in lengths:
+                stack.append((following, _same_value(root, following)))
+
+
+def _same_value(root: Schema, schema: Schema) -> Iterator[Schema]:
+    """The schemas that hold for the same value as ``schema``, and that it names itself."""
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and isinstance(found := _find(root, reference), dict):
+        yield found
+    for name in APPLICATORS:
+        if _is_list(members := schema.get(name)):
+            yield from (each for each in members if isinstance(each, dict))
+
+
+def _find(root: Schema, reference: str) -> Any:
+    """What a JSON pointer within the document points to; None where there is nothing."""
+    if reference == "#":
+        return root
+    if not reference.startswith("#/"):
+        return None
+    value: Any = root
+    for step in unquote(reference[2:]).split("/"):
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(value, dict):
+            value = value.get(name)
+        elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+            value = value[int(name)]
+        else:
+            return None
+    return value
