@@ -1,7 +1,7 @@
 """Writes grammars in the Lark of llguidance."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -45,43 +45,49 @@ class Lark:
     def __init__(self, added: Mapping[str, int]) -> None:
         self.added = added
         self._lines: list[str] = []
+        self._names: dict[str, str] = {}
         self._grammars: list[dict[str, str]] = []
         longest_first = sorted(filter(None, added), key=len, reverse=True)
         self._tokens = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-        self._json: dict[bytes, str] = {}
 
     def rule(self, body: str, options: str = "") -> str:
-        """The name of a new rule."""
-        name = f"r{len(self._lines)}"
-        self._lines.append(f"{name}{options}: {body}")
-        return name
+        """The name of a rule; equal ones are one."""
+        return self._named("r", f"{options}: {body}")
 
     def terminal(self, body: str) -> str:
-        """The name of a new terminal: what it matches is matched as a whole."""
-        name = f"T{len(self._lines)}"
-        self._lines.append(f"{name}: {body}")
+        """The name of a terminal: what it matches is matched as a whole, as far as it goes."""
+        return self._named("T", f": {body}")
+
+    def recursive(self, body: Callable[[str], str]) -> str:
+        """The name of a rule whose ``body`` is made with its name."""
+        name = f"r{len(self._names)}"
+        self._names[name] = name
+        self._lines.append(f"{name}: {body(name)}")
         return name
 
+    def _named(self, letter: str, text: str) -> str:
+        if text not in self._names:
+            self._names[text] = f"{letter}{len(self._names)}"
+            self._lines.append(self._names[text] + text)
+        return self._names[text]
+
     def json(self, schema: dict[str, Any]) -> str:
-        """The name of the rule for JSON of this schema; equal ones have one rule."""
-        text = msgspec.json.encode(schema)
-        if text not in self._json:
-            self._json[text] = self.rule(f"%json {text.decode()}")
-        return self._json[text]
+        """The name of the rule for JSON of this schema."""
+        return self.rule(f"%json {msgspec.json.encode(schema).decode()}")
 
     def fixed(self, text: str) -> str:
         """This text: added tokens where it names some, characters between them."""
         return " ".join(self._token(each) or literal(each) for each in self.split(text))
 
     def lazy(self, text: str) -> str:
-        """Any text up to the first ``text``, which is part of it."""
-        first, *others = self.split(text)
-        if token := self._token(first):
-            head = self.rule(f"{self.any_text()} {token}")
-        else:
-            pattern = regex(f"(.|\\n)*{escaped(first)}")
-            head = self.rule(pattern, "[lazy]")
-        return " ".join([head, *map(self.fixed, others)])
+        """Any text up to the first ``text``, which is part of it; if there is an added token in
+        ``text``, up to the first of these."""
+        parts = self.split(text)
+        for index, part in enumerate(parts):
+            if token := self._token(part):
+                head = self.rule(f"{self.any_text()} {token}")
+                return " ".join([head, *map(self.fixed, parts[index + 1 :])])
+        return self.rule(regex(f"(.|\\n)*{escaped(text)}"), "[lazy]")
 
     def any_text(self) -> str:
         return self.terminal(ANY_TEXT)

@@ -24,11 +24,10 @@ MAX_REPEATS = 10_000
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 
 
-def invalid(param: str, problem: str) -> InvalidRequest:
+def invalid(param: str, problem: str, code: str = "invalid_grammar") -> InvalidRequest:
     """The error of the field at ``param``; the text begins with that path."""
-    return InvalidRequest(
-        f"{param}: {problem}", param=param[:MAX_NAME_CHARS], code="invalid_grammar"
-    )
+    param = param[:MAX_NAME_CHARS]
+    return InvalidRequest(f"{param}: {problem}", param=param, code=code)
 
 
 def check_limit(param: str, what: str, number: int, limit: int) -> None:

@@ -106,20 +106,16 @@ def _check_depth(path: str, depth: int) -> None:
 def _count(schema: Schema, path: str, totals: Totals) -> None:
     properties, required = schema.get("properties"), schema.get("required")
     if isinstance(properties, dict):
-        names = {each for each in required if isinstance(each, str)} if _is_list(required) else ()
+        names = required if isinstance(required, list) else []
         num_optional = sum(name not in names for name in properties)
         totals.add_properties(path, len(properties), num_optional)
-    if _is_list(values := schema.get("enum")):
+    if isinstance(values := schema.get("enum"), list):
         totals.add_enum(path, len(values), len(msgspec.json.encode(values)))
     if isinstance(pattern := schema.get("pattern"), str):
         check_regex(f"{path}.pattern", pattern)
     if isinstance(patterns := schema.get("patternProperties"), dict):
         for pattern in patterns:
             check_regex(f"{path}.patternProperties", pattern)
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, list)
 
 
 def _check_chains(root: Schema, schemas: dict[str, Schema]) -> None:
@@ -138,9 +134,7 @@ def _check_chains(root: Schema, schemas: dict[str, Schema]) -> None:
                 open_ids.discard(id(here))
                 nexts = (lengths[id(each)] for each in _same_value(root, here))
                 lengths[id(here)] = 1 + max(nexts, default=0)
-                check_limit(
-                    path, "schemas that refer to one another", lengths[id(here)], MAX_CHAIN
-                )
+                check_limit(path, "schemas that refer to one another", lengths[id(here)], MAX_CHAIN)
             elif id(following) in open_ids:
                 raise invalid(path, "a schema refers to itself with nothing between")
             elif id(following) not in lengths:
@@ -150,14 +144,14 @@ def _check_chains(root: Schema, schemas: dict[str, Schema]) -> None:
 def _same_value(root: Schema, schema: Schema) -> Iterator[Schema]:
     """The schemas that hold for the same value as ``schema``, and that it names itself."""
     reference = schema.get("$ref")
-    if isinstance(reference, str) and isinstance(found := _find(root, reference), dict):
+    if isinstance(reference, str) and isinstance(found := find(root, reference), dict):
         yield found
     for name in APPLICATORS:
-        if _is_list(members := schema.get(name)):
+        if isinstance(members := schema.get(name), list):
             yield from (each for each in members if isinstance(each, dict))
 
 
-def _find(root: Schema, reference: str) -> Any:
+def find(root: Schema, reference: str) -> Any:
     """What a JSON pointer within the document points to; None where there is nothing."""
     if reference == "#":
         return root

@@ -1,0 +1,127 @@
+"""Calls of tools as a part of a grammar, by the description of how a family of models writes them.
+
+What holds a call, its markers, names and keys, is exact; there is one alternative for each tool.
+"""
+
+from services.tokenizer.guides.lark import Lark, literal
+from services.tokenizer.guides.limits import invalid
+from services.tokenizer.guides.raw_arguments import (
+    pair_arguments,
+    pythonic_arguments,
+    tagged_arguments,
+)
+from services.tokenizer.guides.tools import Tool, arguments
+from shared.dialects.formats import (
+    HarmonyLayout,
+    JsonLayout,
+    MarkedNameLayout,
+    PairsLayout,
+    PythonicLayout,
+    TaggedLayout,
+    ToolFormat,
+)
+
+SPACE = r"/[ ]/"
+COMMA = r"/,[ \n]?/"
+NO_CALL = r"/[ \n]*([^ \n{\[](.|\n)*)?/"
+
+
+class Calls:
+    """Calls of ``tools`` in a format."""
+
+    def __init__(self, lark: Lark, format: ToolFormat, tools: list[Tool]) -> None:
+        if isinstance(format.layout, HarmonyLayout):
+            raise invalid("tool_choice", "calls cannot be held in the format of this model")
+        self._lark = lark
+        self._format = format
+        self._one = lark.rule(" | ".join(self._body(tool) for tool in tools))
+
+    def required(self, is_parallel: bool, has_marker: bool = False) -> str:
+        """One call, or more if ``is_parallel``, and nothing else but blanks before; ``has_marker``:
+        the first marker may not be left out."""
+        opening = self._lark.fixed(self._opening) if has_marker else self._open(self._opening)
+        return f"{self._lark.blanks()} {opening} {self._after_opening(is_parallel, True)}"
+
+    def in_text(self, is_parallel: bool) -> str:
+        """Any text in which the first marker of a call begins one of these."""
+        lark = self._lark
+        if self._format.is_tagless:  # the calls, or a text that does not begin as they do
+            calls = lark.rule(self.required(is_parallel))
+            return f"{calls} | {lark.terminal(NO_CALL)}"
+        part = lark.rule(f"{lark.lazy(self._opening)} {self._after_opening(is_parallel, False)}")
+        return f"{part}{'*' if is_parallel else '?'} {lark.any_text()}"
+
+    @property
+    def _opening(self) -> str:
+        return self._format.section_open or self._format.call_open
+
+    def _open(self, marker: str) -> str:
+        text = self._lark.fixed(marker)
+        return f"({text})?" if text and self._format.is_tagless else text
+
+    def _after_opening(self, is_parallel: bool, holds_all: bool) -> str:
+        """What follows the first marker. Without ``holds_all`` calls that stand alone are one: the
+        next begins with the marker again."""
+        format, fixed = self._format, self._lark.fixed
+        padding = self._optional(format.padding)
+        if isinstance(format.layout, JsonLayout) and format.layout.is_list:
+            return f"/[ ]?/ {self._list(is_parallel)} {fixed(format.call_close)}"
+        one = self._one
+        if isinstance(format.layout, PythonicLayout):
+            calls = self._repeated(one, self._separator(format.layout.separator), is_parallel)
+            calls = f"{fixed(format.layout.open)} {calls} {fixed(format.layout.close)}"
+            close = fixed(format.section_close)
+            close = f"({close})?" if close and format.is_tagless else close
+            return f"{padding} {calls} {padding} {close}"
+        if format.section_open:
+            one = self._lark.rule(f"{fixed(format.call_open)} {one} {fixed(format.call_close)}")
+            calls = self._repeated(one, self._separator(format.separator), is_parallel)
+            return f"{padding} {calls} {padding} {fixed(format.section_close)}"
+        first = f"{padding} {one} {padding} {fixed(format.call_close)}"
+        if not (is_parallel and holds_all):
+            return first
+        again = self._open(format.call_open)
+        return f"{first} ({self._separator(format.separator)} {again} {first})*"
+
+    def _list(self, is_parallel: bool) -> str:
+        calls = self._repeated(self._one, self._lark.terminal(COMMA), is_parallel)
+        return f'"[" {calls} "]"'
+
+    def _repeated(self, one: str, separator: str, is_parallel: bool) -> str:
+        return f"{one} ({separator} {one})*" if is_parallel else one
+
+    def _separator(self, text: str) -> str:
+        """Blanks alone may be left out or be one more; those after others may be left out."""
+        if text.strip():
+            return f"{self._lark.fixed(text.rstrip(' '))} {self._lark.terminal(SPACE)}?"
+        return self._lark.terminal(r"/[ \n]{1,2}/") + "?"
+
+    def _optional(self, padding: str) -> str:
+        return f"{self._lark.terminal(literal(padding))}?" if padding else ""
+
+    def _body(self, tool: Tool) -> str:
+        lark = self._lark
+        match self._format.layout:
+            case JsonLayout(key):
+                head = f'{{"name": "{tool.name}", "{key}": '
+                return f'{literal(head)} {lark.json(arguments(tool))} "}}"'
+            case TaggedLayout() as layout:
+                return tagged_arguments(lark, layout, tool)
+            case PairsLayout() as layout:
+                return pair_arguments(lark, layout, tool)
+            case PythonicLayout():
+                return pythonic_arguments(lark, tool)
+            case MarkedNameLayout() as layout:
+                return self._marked(layout, tool)
+        raise AssertionError(self._format)
+
+    def _marked(self, layout: MarkedNameLayout, tool: Tool) -> str:
+        lark, name = self._lark, f"{layout.name_open}{tool.name}{layout.index_open}"
+        words = [
+            lark.fixed(f"{layout.kind}{layout.kind_close}{name}"),
+            lark.terminal("/[0-9]{1,4}/") if layout.index_open else "",
+            lark.fixed(layout.arguments_open),
+            lark.json(arguments(tool)),
+            lark.fixed(layout.arguments_close),
+        ]
+        return " ".join(filter(None, words))

@@ -1,0 +1,160 @@
+"""The process that tries grammars: ``python -m services.tokenizer.guides.child``.
+
+A grammar can overflow the stack of llguidance or keep it busy for minutes, and a call of it cannot
+be interrupted. So this process does nothing else, and dies of it; its parent starts another.
+
+Over stdin and stdout go msgpack arrays, each after its length: the vocabulary, to which the answer
+is the verdict "", then grammars, to each of which the answer is a Verdict.
+"""
+
+import ctypes
+import os
+import re
+import resource
+import select
+import signal
+import struct
+import sys
+import threading
+import time
+from queue import SimpleQueue
+from random import Random
+from typing import Literal
+
+import msgspec
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from shared.grammar_limits import COMPILE_STACK_BYTES, PARSER_LIMITS
+
+MAX_CPU_S = 1.0  # to compile a grammar and to walk
+MAX_MASK_S = 0.05
+MAX_STEPS = 64
+MORE_MEMORY_BYTES = 1 << 30  # than the process has before the first grammar
+MAX_ERROR_CHARS = 500
+POLL_S = 0.02
+LENGTH = struct.Struct("<I")
+
+_PR_SET_PDEATHSIG = 1
+_OVER_LIMIT = re.compile(r"too (big|large|many|complex)|max is \d")  # in llguidance's errors
+_ALLOWED_BYTE = re.compile(rb"[^\0]")
+
+
+class Vocabulary(msgspec.Struct, array_like=True):
+    """``text`` is that of tokenizer.json."""
+
+    text: str
+    size: int
+    end_ids: list[int]
+
+
+class Verdict(msgspec.Struct, array_like=True):
+    """``error`` is llguidance's own, if it has one."""
+
+    kind: Literal["ok", "wrong", "complex"]
+    error: str = ""
+
+
+def main() -> None:
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for our parent, which ends us
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    vocabulary = msgspec.msgpack.decode(_read(), type=Vocabulary)
+    tokenizer = LLTokenizer(
+        vocabulary.text, n_vocab=vocabulary.size, eos_token=vocabulary.end_ids or None
+    )
+    trial = _Trial(tokenizer)
+    _limit_memory()
+    _write(Verdict("ok"))
+    while grammar := _read():
+        _write(trial.verdict(grammar.decode()))
+
+
+class _Trial:
+    """A thread with a large stack, and what watches the time of the processor that it takes."""
+
+    def __init__(self, tokenizer: LLTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._grammars: SimpleQueue[str] = SimpleQueue()
+        self._verdicts: SimpleQueue[Verdict] = SimpleQueue()
+        self._is_done, self._done = os.pipe()
+        threading.stack_size(COMPILE_STACK_BYTES)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        assert self._thread.ident is not None
+        self._clock = time.pthread_getcpuclockid(self._thread.ident)
+
+    def verdict(self, grammar: str) -> Verdict:
+        """Ends the process after MAX_CPU_S, and when the parent is gone."""
+        end_s = time.clock_gettime(self._clock) + MAX_CPU_S
+        self._grammars.put(grammar)
+        while True:
+            readable, _, _ = select.select([self._is_done, 0], [], [], POLL_S)
+            if self._is_done in readable:
+                os.read(self._is_done, 1)
+                return self._verdicts.get()
+            if 0 in readable:  # nobody asks twice at once, so this is the end of the pipe
+                os._exit(0)
+            if time.clock_gettime(self._clock) > end_s:
+                _write(Verdict("complex"))
+                os._exit(0)
+
+    def _run(self) -> None:
+        while True:
+            self._verdicts.put(self._tried(self._grammars.get()))
+            os.write(self._done, b"\0")
+
+    def _tried(self, grammar: str) -> Verdict:
+        limits = LLParserLimits(**PARSER_LIMITS)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
+        if matcher.is_error():
+            return _failed(matcher)
+        random = Random(grammar)
+        for _ in range(MAX_STEPS):
+            begin_s = time.thread_time()
+            mask = matcher.compute_bitmask()
+            if time.thread_time() - begin_s > MAX_MASK_S:
+                return Verdict("complex")
+            if matcher.is_error() or matcher.is_stopped():
+                break
+            forced = matcher.compute_ff_tokens()
+            matcher.consume_token(forced[0] if forced else _choose(mask, random))
+        return _failed(matcher) if matcher.is_error() else Verdict("ok")
+
+
+def _failed(matcher: LLMatcher) -> Verdict:
+    error = matcher.get_error().removesuffix("<non-verbose/>").strip()[:MAX_ERROR_CHARS]
+    return Verdict("complex" if _OVER_LIMIT.search(error) else "wrong", error)
+
+
+def _choose(mask: bytes, random: Random) -> int:
+    """The lowest id that ``mask`` allows from a random one on, else from 0 on."""
+    found = _ALLOWED_BYTE.search(mask, random.randrange(len(mask))) or _ALLOWED_BYTE.search(mask)
+    if found is None:
+        return 0
+    bits = mask[found.start()]
+    return found.start() * 8 + (bits & -bits).bit_length() - 1
+
+
+def _limit_memory() -> None:
+    with open("/proc/self/statm") as file:
+        num_bytes = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE") + MORE_MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
+
+
+def _read() -> bytes:
+    """Nothing at the end of the pipe."""
+    head = sys.stdin.buffer.read(LENGTH.size)
+    return sys.stdin.buffer.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else b""
+
+
+def _write(verdict: Verdict) -> None:
+    data = msgspec.msgpack.encode(verdict)
+    sys.stdout.buffer.write(LENGTH.pack(len(data)) + data)
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

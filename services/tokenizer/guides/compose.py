@@ -1,0 +1,137 @@
+"""One Guide of what a client asks for: a format, tools, reasoning. Pure; nothing is compiled."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from services.tokenizer.guides.calls import Calls
+from services.tokenizer.guides.formats import format_part
+from services.tokenizer.guides.lark import Lark
+from services.tokenizer.guides.limits import Totals, invalid
+from services.tokenizer.guides.tools import read_tools
+from shared.dialects.formats import ReasoningFormat, ToolFormat
+from shared.messages import Guide, OutputFormat, OutputStart, ToolChoice
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How the model writes: ``added`` are the added tokens of its vocabulary, ``encode`` makes ids
+    of a text. Without ``tools`` or ``reasoning`` it calls none, or does not reason."""
+
+    added: Mapping[str, int]
+    encode: Callable[[str], list[int]]
+    tools: ToolFormat | None = None
+    reasoning: ReasoningFormat | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a client asks of a text. ``tools`` is a JSON array; ``budget`` counts tokens of
+    reasoning."""
+
+    format: OutputFormat | None = None
+    tools: str = ""
+    choice: ToolChoice | None = None
+    budget: int | None = None
+
+
+def compose(dialect: Dialect, wanted: Wanted, start: OutputStart) -> Guide | None:
+    """None: any text will do. Raises InvalidRequest naming the field."""
+    gate = _gate(dialect, start)
+    lark = Lark(dialect.added)
+    answer = _answer(lark, dialect, wanted, start)
+    if wanted.budget is not None:
+        gate = _limited(dialect, gate, wanted.budget, start)
+    if answer is None:
+        return gate if gate.budget is not None else None
+    if not gate.close_ids:
+        answer = _after_text_markers(lark, dialect.reasoning, answer, start)
+    return msgspec.structs.replace(gate, grammar=lark.written(answer, param_of(wanted)))
+
+
+def param_of(wanted: Wanted) -> str:
+    """The field that an error of the whole grammar names."""
+    return wanted.format.param if wanted.format is not None else "tools"
+
+
+def _answer(lark: Lark, dialect: Dialect, wanted: Wanted, start: OutputStart) -> str | None:
+    """The expression for what follows the reasoning; None: anything."""
+    totals = Totals()
+    format, choice = wanted.format, wanted.choice or ToolChoice("auto")
+    calls = _calls(lark, dialect, wanted, choice, totals)
+    if calls is not None and choice.kind == "required":
+        return calls.required(choice.is_parallel)
+    if format is None:
+        return calls.in_text(choice.is_parallel) if calls is not None else None
+    answer = format_part(lark, format, totals)
+    if start is not OutputStart.ANSWER and not format.kind.startswith("json"):
+        answer = f"{lark.blanks()} ({answer})"
+    if (reasoning := dialect.reasoning) is not None and reasoning.answer_open:
+        before, after = lark.fixed(reasoning.answer_open), lark.fixed(reasoning.answer_close)
+        answer = f"({lark.blanks()} {before})? {answer} ({lark.blanks()} {after})?"
+    if calls is None:
+        return answer
+    marked = calls.required(choice.is_parallel, has_marker=True)  # else it may begin as the answer
+    return f"{lark.rule(marked)} | {lark.rule(answer)}"
+
+
+def _calls(
+    lark: Lark, dialect: Dialect, wanted: Wanted, choice: ToolChoice, totals: Totals
+) -> Calls | None:
+    """The calls that a grammar has to hold; None: there are none."""
+    if not wanted.tools or choice.kind == "none":
+        return None
+    tools = read_tools(wanted.tools, choice, totals)
+    is_required = choice.kind == "required"
+    if not is_required and wanted.format is None and not any(tool.is_strict for tool in tools):
+        return None
+    if dialect.tools is None:
+        if is_required:
+            raise invalid("tool_choice", "the model has no format for calls (tool-call-parser)")
+        return None
+    return Calls(lark, dialect.tools, tools) if tools else None
+
+
+def _gate(dialect: Dialect, start: OutputStart) -> Guide:
+    """Where the reasoning ends, if its markers are tokens."""
+    reasoning, added = dialect.reasoning, dialect.added
+    if reasoning is None or start is OutputStart.ANSWER or reasoning.close not in added:
+        return Guide()
+    is_open = start is OutputStart.REASONING
+    if not is_open and reasoning.open not in added:
+        return Guide()
+    return Guide(
+        is_open=is_open,
+        open_ids=[] if is_open else [added[reasoning.open]],
+        close_ids=[added[reasoning.close]],
+    )
+
+
+def _limited(dialect: Dialect, gate: Guide, budget: int, start: OutputStart) -> Guide:
+    """``gate`` with the most tokens of reasoning; what then ends it is forced."""
+    param = "reasoning_budget"
+    if dialect.reasoning is None:
+        raise invalid(param, "the model has no format of reasoning (reasoning-parser)")
+    if start is OutputStart.ANSWER:
+        return gate
+    if not gate.close_ids:
+        raise invalid(param, "the markers of the model's reasoning are no tokens")
+    (close,) = gate.close_ids
+    forced = dialect.encode(dialect.reasoning.forced_close)
+    forced = forced[: forced.index(close) + 1] if close in forced else [close]
+    return msgspec.structs.replace(gate, budget=budget, forced_ids=forced)
+
+
+def _after_text_markers(
+    lark: Lark, reasoning: ReasoningFormat | None, answer: str, start: OutputStart
+) -> str:
+    """The grammar itself lets the model reason where no token would say that it has ended."""
+    if reasoning is None or start is OutputStart.ANSWER:
+        return answer
+    if reasoning.is_harmony:
+        raise invalid("response_format", "a form cannot be held with this model's reasoning")
+    closed = lark.lazy(reasoning.close)
+    if start is OutputStart.REASONING:
+        return f"{closed} ({answer})"
+    return f"({lark.fixed(reasoning.open)} {closed})? ({answer})"

@@ -1,0 +1,140 @@
+"""Tries grammars in a process that may die of them, before any reaches a worker."""
+
+import asyncio
+import logging
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections import OrderedDict
+from hashlib import blake2b
+
+import msgspec
+
+from services.tokenizer.guides.child import LENGTH, Verdict, Vocabulary
+from services.tokenizer.guides.limits import invalid
+from shared.errors import RETRY_AFTER_S, Unavailable
+
+log = logging.getLogger(__name__)
+
+MAX_VERDICTS = 4096
+MAX_WAITING = 64
+MAX_TRIAL_S = 10.0  # by the clock; the child itself counts time of the processor, and ends before
+MAX_START_S = 60.0
+
+SLOW = "to compile it, or to find the tokens that it allows, takes too long"
+
+
+class GrammarCheck:
+    """Has one child, which starts with the first grammar and stays. ``close`` ends it."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = msgspec.msgpack.encode(vocabulary)
+        self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._turn = asyncio.Lock()
+        self._num_waiting = 0
+        self._child: Process | None = None
+        self._trial: asyncio.Task[Verdict] | None = None
+
+    async def check(self, grammar: str, param: str) -> None:
+        """Raises InvalidRequest naming ``param`` for a grammar that is wrong or costs too much,
+        Unavailable while too many wait. Who is cancelled leaves the queue."""
+        key = blake2b(grammar.encode(), digest_size=16).digest()
+        verdict = self._verdicts.get(key) or await self._ask(key, grammar)
+        self._verdicts.move_to_end(key)
+        if verdict.kind == "wrong":
+            raise invalid(param, f"the grammar cannot be used: {verdict.error}")
+        if verdict.kind == "complex":
+            raise invalid(
+                param, f"the grammar is too complex: {verdict.error or SLOW}", "grammar_too_complex"
+            )
+
+    async def close(self) -> None:
+        if self._trial is not None:
+            self._trial.cancel()
+            await asyncio.wait([self._trial])
+        await self._end_child()
+
+    async def _ask(self, key: bytes, grammar: str) -> Verdict:
+        if self._num_waiting >= MAX_WAITING:
+            raise Unavailable(
+                f"{MAX_WAITING} grammars wait to be checked", retry_after_s=RETRY_AFTER_S
+            )
+        self._num_waiting += 1
+        try:
+            await self._turn.acquire()
+        finally:
+            self._num_waiting -= 1
+        if key in self._verdicts:  # the same grammar was before us
+            self._turn.release()
+            return self._verdicts[key]
+        self._trial = asyncio.create_task(self._try(key, grammar))
+        self._trial.add_done_callback(self._end_turn)
+        return await asyncio.shield(self._trial)
+
+    def _end_turn(self, trial: asyncio.Task[Verdict]) -> None:
+        """A trial ends by itself, whether or not anybody waits for it."""
+        self._turn.release()
+        if not trial.cancelled():
+            trial.exception()
+
+    async def _try(self, key: bytes, grammar: str) -> Verdict:
+        """A child that has tried others may have died of one of them, so a new one tries again."""
+        was_running = self._child is not None
+        verdict = await self._exchange(grammar)
+        if verdict is None and was_running:
+            verdict = await self._exchange(grammar)
+        if verdict is None:
+            log.warning("a grammar of %d characters ended the process that tried it", len(grammar))
+            verdict = Verdict("complex")
+        self._verdicts[key] = verdict
+        if len(self._verdicts) > MAX_VERDICTS:
+            self._verdicts.popitem(last=False)
+        return verdict
+
+    async def _exchange(self, grammar: str) -> Verdict | None:
+        """None: the child died of it, or took too long and was ended."""
+        child = self._child or await self._start()
+        try:
+            async with asyncio.timeout(MAX_TRIAL_S):
+                verdict = await _answer(child, grammar.encode())
+        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
+            await self._end_child()
+            return None
+        return verdict
+
+    async def _start(self) -> Process:
+        """Raises Unavailable if the child does not come up."""
+        self._child = child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "services.tokenizer.guides.child"),
+            stdin=PIPE,
+            stdout=PIPE,
+        )
+        try:
+            async with asyncio.timeout(MAX_START_S):
+                await _answer(child, self._vocabulary)
+        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
+            await self._end_child()
+            log.error("the process that tries grammars does not start")
+            raise Unavailable(
+                "grammars cannot be checked now", retry_after_s=RETRY_AFTER_S
+            ) from None
+        return child
+
+    async def _end_child(self) -> None:
+        child, self._child = self._child, None
+        if child is None:
+            return
+        if child.returncode is None:
+            child.kill()
+        assert child.stdin is not None
+        child.stdin.close()
+        await child.wait()
+
+
+async def _answer(child: Process, data: bytes) -> Verdict:
+    """Raises IncompleteReadError or ConnectionError when the child dies."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write(LENGTH.pack(len(data)) + data)
+    await child.stdin.drain()
+    (num_bytes,) = LENGTH.unpack(await child.stdout.readexactly(LENGTH.size))
+    return msgspec.msgpack.decode(await child.stdout.readexactly(num_bytes), type=Verdict)
