@@ -14,6 +14,7 @@ EMBEDDED_MODEL = Path(__file__).parent.parent / "models" / "shoal-tiny"
 
 CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer.json"
+GENERATION_CONFIG_FILE = "generation_config.json"
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 FINGERPRINT_CHARS = 32
@@ -26,6 +27,10 @@ T = TypeVar("T", bound=msgspec.Struct)
 class _Config(msgspec.Struct):
     vocab_size: int
     max_position_embeddings: int
+
+
+class _EndConfig(msgspec.Struct):
+    eos_token_id: int | list[int] | None = None
 
 
 class _Index(msgspec.Struct):
@@ -47,6 +52,19 @@ def read_model_info(folder: Path, names: list[str], max_model_len: int | None) -
         max_model_len=_check_length(max_model_len, config.max_position_embeddings),
         created=int(path.stat().st_mtime),
     )
+
+
+def read_eos_ids(folder: Path, vocab_size: int) -> list[int]:
+    """The ids that end a text: those of generation_config.json and of config.json.
+
+    Some models name ids that they do not have, such as −1 for none.
+    """
+    ids: set[int] = set()
+    for name in (CONFIG_FILE, GENERATION_CONFIG_FILE):
+        if (folder / name).is_file():
+            value = decode_json(folder / name, _EndConfig).eos_token_id
+            ids |= {value} if isinstance(value, int) else set(value or ())
+    return sorted(ids & set(range(vocab_size)))
 
 
 def weight_files(folder: Path) -> list[Path]:

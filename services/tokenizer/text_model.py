@@ -135,6 +135,10 @@ class TextModel:
         """How each id is written, alone."""
         return self._token_bytes
 
+    def to_json(self) -> str:
+        """As in tokenizer.json."""
+        return str(self._tokenizer.to_str())
+
     def _encode(self, text: str, adds_special_tokens: bool) -> np.ndarray:
         self._check_num_chars(len(text))
         # Batches are encoded and decoded without the GIL, single texts are not.

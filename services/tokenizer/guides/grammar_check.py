@@ -5,6 +5,7 @@ import logging
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import OrderedDict
+from collections.abc import Callable
 from hashlib import blake2b
 
 import msgspec
@@ -26,8 +27,8 @@ SLOW = "to compile it, or to find the tokens that it allows, takes too long"
 class GrammarCheck:
     """Has one child, which starts with the first grammar and stays. ``close`` ends it."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = msgspec.msgpack.encode(vocabulary)
+    def __init__(self, read_vocabulary: Callable[[], Vocabulary]) -> None:
+        self._read_vocabulary = read_vocabulary
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
         self._turn = asyncio.Lock()
         self._num_waiting = 0
@@ -103,6 +104,7 @@ class GrammarCheck:
 
     async def _start(self) -> Process:
         """Raises Unavailable if the child does not come up."""
+        vocabulary = msgspec.msgpack.encode(await asyncio.to_thread(self._read_vocabulary))
         self._child = child = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "services.tokenizer.guides.child"),
             stdin=PIPE,
@@ -110,7 +112,7 @@ class GrammarCheck:
         )
         try:
             async with asyncio.timeout(MAX_START_S):
-                await _answer(child, self._vocabulary)
+                await _answer(child, vocabulary)
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
             await self._end_child()
             log.error("the process that tries grammars does not start")

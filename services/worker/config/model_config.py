@@ -1,4 +1,4 @@
-"""Reads config.json and generation_config.json."""
+"""Reads config.json."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,6 @@ from services.worker.config.frequencies import Rope, read_rope
 from shared.errors import ConfigError
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
 
-GENERATION_CONFIG_FILE = "generation_config.json"
 DEFAULT_ROPE_THETA = 10000.0
 
 
@@ -38,7 +37,6 @@ class ModelConfig(msgspec.Struct, frozen=True):
     use_bias: bool = False
     use_sliding_window: bool = False
     num_nextn_predict_layers: int = 0
-    eos_token_id: int | list[int] | None = None
     quantization_config: msgspec.Raw | None = None
 
     @property
@@ -78,10 +76,6 @@ class ModelConfig(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, **missing)
 
 
-class _GenerationConfig(msgspec.Struct):
-    eos_token_id: int | list[int] | None = None
-
-
 def read_model_config(folder: Path) -> ModelConfig:
     """Raises ConfigError where the model needs what we cannot do."""
     path = find_file(folder, CONFIG_FILE)
@@ -89,24 +83,6 @@ def read_model_config(folder: Path) -> ModelConfig:
     for problem in _unsupported(config):
         raise ConfigError(f"model: {path}: {problem}")
     return config
-
-
-def read_eos_ids(folder: Path, config: ModelConfig) -> list[int]:
-    """The ids that end a text: those of generation_config.json and of config.json.
-
-    Some models name ids that they do not have, such as −1 for none.
-    """
-    ids = _as_set(config.eos_token_id)
-    if (folder / GENERATION_CONFIG_FILE).is_file():
-        generation = decode_json(folder / GENERATION_CONFIG_FILE, _GenerationConfig)
-        ids |= _as_set(generation.eos_token_id)
-    return sorted(ids & set(range(config.vocab_size)))
-
-
-def _as_set(ids: int | list[int] | None) -> set[int]:
-    if ids is None:
-        return set()
-    return {ids} if isinstance(ids, int) else set(ids)
 
 
 def _unsupported(config: ModelConfig) -> list[str]:

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import torch
 
-from services.worker.config.model_config import ModelConfig, read_eos_ids, read_model_config
+from services.worker.config.model_config import ModelConfig, read_model_config
 from services.worker.machine.hardware import (
     Memory,
     choose_device,
@@ -28,7 +28,7 @@ from services.worker.weights.progress import Progress
 from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
 from shared.messages import Capacity, ModelInfo
-from shared.model_folder import read_model_info
+from shared.model_folder import read_eos_ids, read_model_info
 from shared.model_location import locate_model
 
 log = logging.getLogger(__name__)
@@ -136,6 +136,6 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
         device,
         dtype,
         choose_speculation(settings.speculative_config, model),
-        np.array(read_eos_ids(location.folder, config), np.int64),
+        np.array(read_eos_ids(location.folder, config.vocab_size), np.int64),
         before,
     )

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.harness.engines import ENGINES, make_engine
 from benchmarks.harness.step_engine import run_step
 from services.worker.backends.native import NativeLM
-from services.worker.config.model_config import read_eos_ids, read_model_config
+from services.worker.config.model_config import read_model_config
 from services.worker.engine.device.engine import DeviceEngine
 from services.worker.engine.host import HostEngine
 from shared.messages import (
@@ -23,6 +23,7 @@ from shared.messages import (
     StepPlan,
     StepResult,
 )
+from shared.model_folder import read_eos_ids
 from tests.services.worker.checkpoints import (
     EOS_ID,
     MAX_POSITIONS,
@@ -185,7 +186,7 @@ def test_end_tokens_of_both_configuration_files_count(checkpoint: Path, tmp_path
 def test_end_ids_that_the_model_does_not_have_are_left_out(tmp_path: Path) -> None:
     save_qwen2(tmp_path)
     change_config(tmp_path, eos_token_id=[-1, EOS_ID, 9, VOCAB_SIZE])
-    assert read_eos_ids(tmp_path, read_model_config(tmp_path)) == [EOS_ID, 9]
+    assert read_eos_ids(tmp_path, read_model_config(tmp_path).vocab_size) == [EOS_ID, 9]
 
 
 def test_a_finished_slot_ignores_later_plans(engine: HostEngine) -> None:

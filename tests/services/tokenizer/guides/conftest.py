@@ -25,8 +25,7 @@ class Vocabulary:
     @property
     def added(self) -> Mapping[str, int]:
         return {
-            each.content: token
-            for token, each in self.tokenizer.get_added_tokens_decoder().items()
+            each.content: token for token, each in self.tokenizer.get_added_tokens_decoder().items()
         }
 
     def encode(self, text: str) -> list[int]:
@@ -56,9 +55,7 @@ def vocabulary_with(*markers: str) -> Vocabulary:
     tokenizer = Tokenizer.from_file(str(EMBEDDED_MODEL / TOKENIZER_FILE))
     tokenizer.add_tokens([AddedToken(each, special=False) for each in markers])
     size = tokenizer.get_vocab_size()
-    return Vocabulary(
-        tokenizer, LLTokenizer(tokenizer.to_str(), n_vocab=size, eos_token=END_IDS)
-    )
+    return Vocabulary(tokenizer, LLTokenizer(tokenizer.to_str(), n_vocab=size, eos_token=END_IDS))
 
 
 @pytest.fixture(scope="session")
