@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from services.tokenizer.chat.template_options import num_chars
 from services.tokenizer.conversions import Conversions
 from services.tokenizer.deliver import deliver
+from services.tokenizer.guides.guides import guides_for
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.metrics import ENCODED_TOKENS, PREPARE_SECONDS
 from services.tokenizer.outbox import Outbox
@@ -39,6 +40,7 @@ from shared.messages import (
     Lost,
     NewSequence,
     RequestKey,
+    SamplingParams,
     Submit,
     Tokens,
 )
@@ -72,6 +74,7 @@ class Requests:
         self._lanes = lanes
         self._tasks = tasks
         self._find_scheduler = find_scheduler
+        self._guides = guides_for(text, lanes)
         self._open = RequestTable()
         self._conversions = Conversions(text, lanes, tasks, self._note_idle)
         self._credits = CreditBatch()
@@ -80,6 +83,9 @@ class Requests:
 
     def __len__(self) -> int:
         return len(self._open) + len(self._conversions)
+
+    async def close(self) -> None:
+        await self._guides.close()
 
     async def idle(self) -> None:
         """Returns when nothing is open."""
@@ -175,8 +181,9 @@ class Requests:
                 num_bytes, lambda: self._prepare(request, prompt, resumed)
             )
             ENCODED_TOKENS.inc(len(prepared.ids))
+            guide = await self._guides.guide_of(request.submit, prepared.start)
             if request in self._open:
-                self._generate(request, prepared)
+                self._generate(request, prepared, replace(prepared.params, guide=guide))
         except RequestError as error:
             self._fail(request, error)
         except Exception:  # one request fails, and no other
@@ -190,7 +197,7 @@ class Requests:
         PREPARE_SECONDS.observe(request.prepare_s)
         return prepared
 
-    def _generate(self, request: OpenRequest, prepared: Prepared) -> None:
+    def _generate(self, request: OpenRequest, prepared: Prepared, params: SamplingParams) -> None:
         scheduler = self._find_scheduler()
         if scheduler is None:
             raise Unavailable(
@@ -203,7 +210,7 @@ class Requests:
         generate = Generate(
             request.request,
             request.attempt,
-            prepared.params,
+            params,
             [
                 NewSequence(
                     request.sequence(start.choice).request,

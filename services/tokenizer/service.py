@@ -73,6 +73,8 @@ class TokenizerService:
                 )
                 await self._link.run()
         finally:
+            if self._requests is not None:
+                await self._requests.close()
             await self._link.close("the tokenizer leaves", is_planned=self._is_draining)
             self._lanes.close()
 

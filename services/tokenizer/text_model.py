@@ -18,6 +18,7 @@ from services.tokenizer.vocabulary import SPACE, partial_ids, token_bytes
 from shared.codec import Array
 from shared.errors import ConfigError, InvalidRequest
 from shared.messages import ChatOptions, OutputStart, PromptKind
+from shared.model_folder import read_eos_ids
 
 MAX_CHAR_BYTES = 4  # in UTF-8
 NO_OPTIONS = ChatOptions()
@@ -41,9 +42,9 @@ class TextModel:
     """Text ⇄ ids. Its methods may be called from several threads.
 
     A text that must have more than ``max_model_len`` tokens is refused before it is encoded, which
-    for megabytes takes seconds. Ids are those below ``vocab_size``; ``partial_ids`` are those of
-    tokens that are no whole characters. ``tools`` and ``reasoning`` are the formats in which the
-    model calls tools and reasons.
+    for megabytes takes seconds. Ids are those below ``vocab_size``; ``end_ids`` end a text, and
+    ``partial_ids`` are those of tokens that are no whole characters. ``tools`` and ``reasoning``
+    are the formats in which the model calls tools and reasons.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class TextModel:
         self._added_texts = {skips: _added_texts(added, skips) for skips in (True, False)}
         self._token_bytes = token_bytes(self._tokenizer, vocab_size)
         self.partial_ids = frozenset(partial_ids(self._token_bytes))
+        self.end_ids = read_eos_ids(folder, vocab_size)
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self._max_token_chars = max(map(len, self._tokenizer.get_vocab()))
@@ -101,6 +103,10 @@ class TextModel:
         """What the first token after ``prompt`` belongs to; ``chat`` is None for a plain text."""
         continues = chat is not None and chat.continues_final_message
         return self._prompt_end.start(prompt, chat is not None, continues)
+
+    def encode_exactly(self, text: str) -> list[int]:
+        """The ids of a short text and of nothing else."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode_words(self, words: list[str]) -> list[list[int]]:
         """The ids of each word, at the start of a text and after a space, where they differ."""

@@ -6,6 +6,7 @@ from services.tokenizer.guides.child import Vocabulary
 from services.tokenizer.guides.compose import Dialect, Wanted, compose, param_of
 from services.tokenizer.guides.grammar_check import GrammarCheck
 from services.tokenizer.lanes import Lanes
+from services.tokenizer.text_model import TextModel
 from shared.messages import Guide, OutputStart, Submit
 
 
@@ -38,3 +39,9 @@ class Guides:
 
     async def close(self) -> None:
         await self._check.close()
+
+
+def guides_for(text: TextModel, lanes: Lanes) -> Guides:
+    """Those of the model's formats and vocabulary."""
+    dialect = Dialect(text.added_ids, text.encode_exactly, text.tools, text.reasoning)
+    return Guides(dialect, lambda: Vocabulary(text.to_json(), text.vocab_size, text.end_ids), lanes)

@@ -19,6 +19,7 @@ from shared.messages import (
     Generate,
     Hello,
     Lost,
+    OutputFormat,
     OutputStart,
     RequestKey,
     SamplingParams,
@@ -98,6 +99,30 @@ async def test_what_is_accepted_says_how_the_output_begins():
     requests.accept(Accepted("r", 1))
     ((accepted, _),) = gateway.sent
     assert accepted == Accepted("r", 1, OutputStart.REASONING)
+
+
+async def test_what_a_client_wants_a_text_to_be_goes_down_as_a_guide_or_is_refused():
+    settings = ChatSettings(reasoning_parser="deepseek_r1")
+    text = TextModel(EMBEDDED_MODEL, 100, 8192, settings)
+    gateway, scheduler = FakePeer(), FakePeer()
+    async with asyncio.TaskGroup() as tasks:
+        requests = Requests(text, None, 10, Lanes(1), tasks, lambda: scheduler)
+        for name, kind, value in (
+            ("plain", None, ""),
+            ("held", "regex", "[0-9]+"),
+            ("wrong", "regex", "[0-9"),
+        ):
+            submit, prompt, resumed = submitted(name)
+            format = kind and OutputFormat(kind, "guided_regex", value)
+            requests.submit(gateway, replace(submit, format=format), prompt, resumed)
+    await requests.close()
+    guides = {message.request: message.params.guide for message, _ in scheduler.sent}
+    assert guides.keys() == {"plain", "held"}
+    assert guides["plain"] is None
+    assert guides["held"].grammar
+    (failed,) = gateway.sent
+    assert (failed.request, failed.status, failed.param) == ("wrong", 400, "guided_regex")
+    assert len(requests) == 2
 
 
 async def test_ids_of_a_prompt_are_held_until_the_gateway_gets_them():
