@@ -1,0 +1,40 @@
+"""What a choice's text turns out to be, piece by piece."""
+
+from typing import NamedTuple
+
+import msgspec
+
+
+class Reasoning(msgspec.Struct, frozen=True, gc=False):
+    text: str
+
+
+class Content(msgspec.Struct, frozen=True, gc=False):
+    text: str
+
+
+class CallStart(msgspec.Struct, frozen=True, gc=False):
+    """Call number ``index`` of the choice begins; its arguments follow."""
+
+    index: int
+    id: str
+    name: str
+
+
+class Arguments(msgspec.Struct, frozen=True, gc=False):
+    """A piece of the JSON of the arguments of call ``index``; never empty."""
+
+    index: int
+    text: str
+
+
+Event = Reasoning | Content | CallStart | Arguments
+
+
+class TokenMark(NamedTuple):
+    """A ``messages.Mark`` with the text of its token."""
+
+    position: int
+    num_chars: int
+    index: int
+    text: str
