@@ -62,7 +62,8 @@ class PythonicLayout:
 @dataclass(frozen=True, slots=True)
 class MarkedNameLayout:
     """A call is ``kind kind_close name_open`` name ``arguments_open`` a JSON object
-    ``arguments_close``. With ``index_open`` it and the call's number follow the name."""
+    ``arguments_close``. With ``index_open`` it and the call's number follow the name; a model may
+    write ``id_open`` and an id there."""
 
     arguments_open: str
     arguments_close: str = ""
@@ -70,6 +71,7 @@ class MarkedNameLayout:
     kind_close: str = ""
     name_open: str = ""
     index_open: str = ""
+    id_open: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +115,15 @@ class ToolFormat:
     is_tagless: bool = False
 
     @property
+    def outer_markers(self) -> frozenset[str]:
+        """Those around calls."""
+        texts = (self.section_open, self.section_close, self.call_open, self.call_close)
+        return frozenset(filter(None, texts))
+
+    @property
     def markers(self) -> frozenset[str]:
         """All texts that a parser looks for; some of them are added tokens."""
-        texts = [self.section_open, self.section_close, self.call_open, self.call_close]
+        texts = [*self.outer_markers]
         if not isinstance(self.layout, JsonLayout):
             texts += [getattr(self.layout, each.name) for each in fields(self.layout)]
         return frozenset(text for text in texts if text.strip())

@@ -23,7 +23,10 @@ HERMES = ToolFormat(
 )
 MISTRAL = ToolFormat("mistral", JsonLayout(is_list=True), call_open="[TOOL_CALLS]", ids="mistral")
 MISTRAL_V11 = ToolFormat(
-    "mistral_v11", MarkedNameLayout("[ARGS]"), call_open="[TOOL_CALLS]", ids="mistral"
+    "mistral_v11",
+    MarkedNameLayout("[ARGS]", id_open="[CALL_ID]"),
+    call_open="[TOOL_CALLS]",
+    ids="mistral",
 )
 _FORMATS = (
     HERMES,

@@ -1,7 +1,5 @@
 """What a choice's text turns out to be, piece by piece."""
 
-from typing import NamedTuple
-
 import msgspec
 
 
@@ -31,7 +29,7 @@ class Arguments(msgspec.Struct, frozen=True, gc=False):
 Event = Reasoning | Content | CallStart | Arguments
 
 
-class TokenMark(NamedTuple):
+class TokenMark(msgspec.Struct, frozen=True, gc=False):
     """A ``messages.Mark`` with the text of its token."""
 
     position: int

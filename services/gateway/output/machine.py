@@ -14,12 +14,21 @@ make the same events, joined, wherever they are cut. Equal calls of ``push`` giv
 the same ids, so a replay changes none.
 """
 
+from collections import deque
 from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.gateway.output.collector import Collector, Over
+from services.gateway.output.context import Context
 from services.gateway.output.events import Event, TokenMark
-from shared.dialects.formats import ReasoningFormat, ToolFormat
+from services.gateway.output.harmony_reply import HarmonyReply
+from services.gateway.output.json_text import JsonText
+from services.gateway.output.reasoning_count import ReasoningCount
+from services.gateway.output.reply import Reply
+from services.gateway.output.source import Markers, Source, Token, Waiting
+from shared.dialects.formats import HarmonyLayout, ReasoningFormat, ToolFormat
 from shared.messages import OutputStart
 
 
@@ -44,21 +53,84 @@ class OutputMachine:
     """``num_calls`` have begun. ``is_over``: nothing that follows is of interest, so the choice may
     be cancelled."""
 
-    num_calls: int
-    is_over: bool
-
     def __init__(self, rules: OutputRules, start: OutputStart, seed: str) -> None:
-        raise NotImplementedError
+        self.is_over = False
+        self._source = Source()
+        ids = rules.tools.ids if rules.tools is not None else "call"
+        self._out = Collector(ids, seed, rules.is_parallel)
+        self._count = ReasoningCount()
+        self._marks: deque[TokenMark] = deque()
+        self._held = ""  # the text of a token that has not come as a whole
+        self._position = 0  # of what is held, or of what comes next
+        formats = (each for each in (rules.tools, rules.reasoning) if each is not None)
+        texts = frozenset[str]().union(*(each.markers for each in formats))
+        self._tokens = Markers(texts, rules.added_tokens).tokens
+        self._parser = self._parse(rules, start)
+
+    @property
+    def num_calls(self) -> int:
+        return self._out.num_calls
 
     def push(self, text: str, marks: Sequence[TokenMark] = ()) -> list[Event]:
         """The next part of the choice's text, and the marks that came with it, in order."""
-        raise NotImplementedError
+        if self.is_over:
+            return []
+        self._marks.extend(mark for mark in marks if mark.text in self._tokens)
+        self._put(self._held + text)
+        next(self._parser, None)
+        return self._out.take()
 
     def finish(self) -> list[Event]:
         """What was held back."""
-        raise NotImplementedError
+        if not self.is_over:
+            self._source.put(self._held)
+            self._source.end()
+            next(self._parser, None)
+            self._out.finish()
+        return self._out.take()
 
     def num_reasoning_tokens(self, num_tokens: int) -> int | None:
         """How many of the choice's ``num_tokens`` were reasoning, its markers not counted; None:
         that cannot be told, because a marker was text."""
-        raise NotImplementedError
+        return self._count.total(num_tokens)
+
+    def _put(self, text: str) -> None:
+        """Gives ``text`` to the parser, its tokens as such; one that is cut is held."""
+        begin = 0
+        end = len(text)
+        while self._marks and self._marks[0].position - self._position <= len(text):
+            mark = self._marks[0]
+            at = max(begin, mark.position - self._position)
+            if at + mark.num_chars > len(text):
+                end = at
+                break
+            self._source.put(text[begin:at])
+            begin = at + mark.num_chars
+            self._source.put(Token(mark.text, text[at:begin], mark.index))
+            self._marks.popleft()
+        self._source.put(text[begin:end])
+        self._held = text[end:]
+        self._position += end
+
+    def _parse(self, rules: OutputRules, start: OutputStart) -> Waiting[None]:
+        with suppress(Over):
+            yield from self._reply(rules, start)
+            return
+        self.is_over = True
+
+    def _reply(self, rules: OutputRules, start: OutputStart) -> Waiting[None]:
+        tools, reasoning = rules.tools, rules.reasoning
+        has_channels = tools is not None and isinstance(tools.layout, HarmonyLayout)
+        if has_channels or (reasoning is not None and reasoning.is_harmony):
+            return HarmonyReply(
+                self._source,
+                self._out,
+                self._count,
+                rules.added_tokens,
+                has_reasoning=reasoning is not None,
+                has_calls=tools is not None,
+            ).read(start)
+        stops = Markers(tools.outer_markers if tools is not None else (), rules.added_tokens)
+        json = JsonText(self._source, stops)
+        context = Context(self._source, self._out, rules.functions, json, stops, rules.added_tokens)
+        return Reply(context, tools, reasoning, self._count).read(start)

@@ -1,0 +1,62 @@
+"""What the parsers of calls have in common."""
+
+import re
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.gateway.output.collector import Collector
+from services.gateway.output.json_text import JsonText
+from services.gateway.output.source import Broken, Markers, Source, Waiting
+
+_NAME = re.compile(r"[\w.:/-]+")
+MAX_NAME_CHARS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """``stops`` are the markers around calls: none comes within a call, but in a string of it."""
+
+    source: Source
+    out: Collector
+    functions: Mapping[str, Any]
+    json: JsonText
+    stops: Markers
+    added_tokens: Container[str]
+    _made: dict[tuple[str, ...], Markers] = field(default_factory=dict)
+
+    def markers(self, *texts: str) -> Markers:
+        if texts not in self._made:
+            self._made[texts] = Markers(texts, self.added_tokens)
+        return self._made[texts]
+
+    def start_call(self, name: str, is_known: bool = False, call_id: str | None = None) -> None:
+        """From here on the text is a call and nothing else; ``is_known``: only of a function that
+        there is."""
+        if not name or (is_known and name not in self.functions):
+            raise Broken
+        self.out.start_call(name, call_id)
+        self.source.recorded()
+
+    def read_name(self) -> Waiting[str]:
+        """The name of a function, without the blanks around it."""
+        yield from self.source.skip_blanks()
+        pieces: list[str] = []
+        while (yield from self.source.next_char()) and sum(map(len, pieces)) <= MAX_NAME_CHARS:
+            text = self.source.take_match(_NAME)
+            if not text:
+                break
+            pieces.append(text)
+        yield from self.source.skip_blanks()
+        return "".join(pieces)
+
+    def read_to(self, markers: Markers) -> Waiting[tuple[str, str]]:
+        """All text before the next marker, and the marker."""
+        pieces: list[str] = []
+        marker = None
+        while marker is None:
+            text, marker = yield from self.source.read(markers)
+            pieces.append(text)
+            if not text and marker is None:
+                raise Broken
+        return "".join(pieces), marker

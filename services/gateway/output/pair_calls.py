@@ -1,0 +1,34 @@
+"""Calls as a name, then keys and values in markers of their own."""
+
+from services.gateway.output.context import Context
+from services.gateway.output.raw_values import RawArguments
+from services.gateway.output.source import Broken, Waiting
+from shared.dialects.formats import PairsLayout
+
+
+class PairCalls:
+    def __init__(self, context: Context, layout: PairsLayout, call_close: str) -> None:
+        self._context = context
+        self._source = context.source
+        self._key_open = context.markers(layout.key_open)
+        self._first = context.markers(layout.key_open, call_close)
+        self._key_close = context.markers(layout.key_close)
+        self._value_open = context.markers(layout.value_open)
+        self._value_close = context.markers(layout.value_close)
+
+    def read(self) -> Waiting[None]:
+        name = yield from self._context.read_name()
+        if not (yield from self._source.at(self._first)):
+            raise Broken
+        self._context.start_call(name)
+        arguments = RawArguments(self._context, name)
+        while (yield from self._source.try_take(self._key_open)):
+            key, _ = yield from self._context.read_to(self._key_close)
+            yield from self._source.skip_blanks()
+            if not (yield from self._source.try_take(self._value_open)):
+                raise Broken
+            yield from arguments.read_value(key.strip(), self._value_close)
+            yield from self._source.skip_blanks()
+        if not (yield from self._source.ready()):
+            raise Broken
+        arguments.end()

@@ -1,0 +1,227 @@
+"""The text that a parser reads, which may not have come yet.
+
+A parser is a generator: where it needs more text, it yields. Its parts wait for one another by
+``yield from``, so each reads as if all of the text were there.
+"""
+
+import re
+from collections import deque
+from collections.abc import Container, Generator, Iterable
+from functools import cached_property
+from typing import TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+Waiting = Generator[None, None, T]
+BLANKS = " \t\r\n"
+_BLANK_CHARS = frozenset(BLANKS)
+_BLANKS = re.compile(f"[{BLANKS}]+")
+_ADDED = re.compile(r"[<\[].*[>\]]", re.DOTALL)
+
+
+class Broken(Exception):
+    """What comes next is not what the format says."""
+
+
+class Token(msgspec.Struct, frozen=True, gc=False):
+    """An added token; ``shown`` is what the client's text has of it."""
+
+    text: str
+    shown: str
+    index: int
+
+
+class Markers:
+    """Texts to look for, those of ``added_tokens`` as tokens and the others as text.
+
+    A vocabulary may have any word as a token; only what stands in brackets is thought to be added.
+    """
+
+    def __init__(self, texts: Iterable[str], added_tokens: Container[str]) -> None:
+        self.all = {text for text in texts if text}
+        self.tokens = {text for text in self.all if text in added_tokens and _ADDED.fullmatch(text)}
+        self.texts = sorted(self.all - self.tokens, key=len, reverse=True)
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str] | None:
+        return re.compile("|".join(map(re.escape, self.texts))) if self.texts else None
+
+    @cached_property
+    def beginnings(self) -> set[str]:
+        return {text[:num] for text in self.texts for num in range(1, len(text))}
+
+    @cached_property
+    def max_held(self) -> int:
+        return max(map(len, self.texts), default=1) - 1
+
+
+class Source:
+    """Text and added tokens in their order.
+
+    What is read while it is recorded can be had again as it came. ``index`` is the place of the
+    last marker among the tokens of the output, None if it was text.
+    """
+
+    def __init__(self) -> None:
+        self._items: deque[str | Token] = deque()
+        self._text = ""
+        self._position = 0
+        self._is_ended = False
+        self._recorded: list[str] | None = None
+        self._last_shown = ""
+        self.token: Token | None = None
+        self.index: int | None = None
+
+    def put(self, item: str | Token) -> None:
+        """More of the text; a token is never a part of the text around it."""
+        if isinstance(item, Token):
+            self._items.append(item)
+        elif self._items and isinstance(self._items[-1], str):
+            self._items[-1] += item
+        elif self._items or self.token is not None:
+            self._items.append(item)
+        else:
+            self._text, self._position = self._text[self._position :] + item, 0
+
+    def end(self) -> None:
+        self._is_ended = True
+
+    def record(self, with_marker: bool = False) -> None:
+        """Records from here on, or from the marker that was read last."""
+        self._recorded = [self._last_shown] if with_marker else []
+
+    def recorded(self) -> str:
+        """What was read since ``record``, which is recorded no longer."""
+        text, self._recorded = "".join(self._recorded or ()), None
+        return text
+
+    @property
+    def is_recording(self) -> bool:
+        return self._recorded is not None
+
+    @property
+    def _may_grow(self) -> bool:
+        return not self._items and not self._is_ended
+
+    def ready(self) -> Waiting[bool]:
+        """Waits for a token or a character; False: there is no more."""
+        while self.token is None and self._position == len(self._text):
+            if self._items:
+                item = self._items.popleft()
+                if isinstance(item, str):
+                    self._text, self._position = item, 0
+                else:
+                    self.token = item
+            elif self._is_ended:
+                return False
+            else:
+                yield
+        return True
+
+    def take(self, num_chars: int) -> str:
+        text = self._text[self._position : self._position + num_chars]
+        self._position += num_chars
+        if self._recorded is not None:
+            self._recorded.append(text)
+        return text
+
+    def take_token(self) -> Token:
+        token, self.token = self.token, None
+        assert token is not None
+        self.index, self._last_shown = token.index, token.shown
+        if self._recorded is not None:
+            self._recorded.append(token.shown)
+        return token
+
+    def take_match(self, pattern: re.Pattern[str]) -> str:
+        """What ``pattern`` finds right here, as far as it has come; empty: nothing."""
+        if self.token is not None:
+            return ""
+        found = scan(pattern, self._text, self._position)
+        return self.take(found - self._position)
+
+    def next_char(self) -> Waiting[str]:
+        """The next character, which is not taken; empty: a token comes next, or nothing."""
+        is_there = yield from self.ready()
+        return self._text[self._position] if is_there and self.token is None else ""
+
+    def skip_blanks(self) -> Waiting[str]:
+        blanks = []
+        while (yield from self.next_char()) in _BLANK_CHARS:
+            blanks.append(self.take_match(_BLANKS))
+        return "".join(blanks)
+
+    def at(self, markers: Markers) -> Waiting[str | None]:
+        """The marker that comes next, which is not taken, if one does."""
+        while (yield from self.ready()):
+            if self.token is not None:
+                return self.token.text if self.token.text in markers.tokens else None
+            if markers.pattern is None:
+                return None
+            found = markers.pattern.match(self._text, self._position)
+            if found:
+                return found.group()
+            num_left = len(self._text) - self._position
+            is_cut = num_left <= markers.max_held and self._may_grow
+            if not is_cut or self._text[self._position :] not in markers.beginnings:
+                return None
+            yield
+        return None
+
+    def try_take(self, markers: Markers) -> Waiting[str | None]:
+        """Takes the marker that comes next, if one does."""
+        marker = yield from self.at(markers)
+        if marker is not None:
+            self._take_marker(marker)
+        return marker
+
+    def _take_marker(self, marker: str) -> None:
+        if self.token is not None:
+            self.take_token()
+        else:
+            self._last_shown, self.index = self.take(len(marker)), None
+
+    def until(self, markers: Markers) -> Waiting[str]:
+        """Text before the next marker, as much as is certain; none: a marker comes next, or nothing
+        more does."""
+        while (yield from self.ready()):
+            if self.token is not None:
+                if self.token.text in markers.tokens:
+                    return ""
+                if shown := self.take_token().shown:
+                    return shown
+                continue
+            num_chars, is_certain = self._find(markers)
+            if num_chars or is_certain:
+                return self.take(num_chars)
+            yield
+        return ""
+
+    def read(self, markers: Markers) -> Waiting[tuple[str, str | None]]:
+        """Either the text before the next marker, as much as is certain, or that marker; neither:
+        there is no more."""
+        text = yield from self.until(markers)
+        if text:
+            return text, None
+        return "", (yield from self.try_take(markers))
+
+    def _find(self, markers: Markers) -> tuple[int, bool]:
+        """How many characters come before a marker or what may become one, and whether it is."""
+        num_left = len(self._text) - self._position
+        if markers.pattern is None:
+            return num_left, True
+        found = markers.pattern.search(self._text, self._position)
+        if found:
+            return found.start() - self._position, True
+        if self._may_grow:
+            for num_held in range(min(markers.max_held, num_left), 0, -1):
+                if self._text[len(self._text) - num_held :] in markers.beginnings:
+                    return num_left - num_held, False
+        return num_left, True
+
+
+def scan(pattern: re.Pattern[str], text: str, start: int) -> int:
+    """Where the match of ``pattern`` at ``start`` ends."""
+    found = pattern.match(text, start)
+    return found.end() if found else start

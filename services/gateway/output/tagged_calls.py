@@ -1,0 +1,62 @@
+"""Calls with markers around the name of the function and of each parameter."""
+
+from services.gateway.output.context import MAX_NAME_CHARS, Context
+from services.gateway.output.raw_values import RawArguments
+from services.gateway.output.source import Broken, Waiting
+from shared.dialects.formats import TaggedLayout
+
+
+class TaggedCalls:
+    """Also several functions between the markers of one call; each is a call."""
+
+    def __init__(self, context: Context, layout: TaggedLayout) -> None:
+        self._context = context
+        self._source = context.source
+        self._padding = layout.value_padding
+        self._parameter_open = layout.parameter_open
+        self._function_open = context.markers(layout.function_open)
+        self._name_close = context.markers(layout.name_close)
+        self._parameter_close = context.markers(layout.parameter_close)
+        self._next = context.markers(layout.parameter_open, layout.function_close)
+        self._next_or_stop = context.markers(
+            layout.parameter_open, layout.function_close, *context.stops.all
+        )
+
+    def read(self) -> Waiting[None]:
+        if not (yield from self._source.try_take(self._function_open)):
+            raise Broken
+        while True:
+            yield from self._read_call()
+            yield from self._source.skip_blanks()
+            self._source.record()
+            if not (yield from self._source.try_take(self._function_open)):
+                self._source.recorded()
+                return
+
+    def _read_call(self) -> Waiting[None]:
+        name = yield from self._read_name()
+        self._context.start_call(name)
+        arguments = RawArguments(self._context, name, self._padding)
+        while True:
+            yield from self._source.skip_blanks()
+            while text := (yield from self._source.until(self._next_or_stop)):
+                self._context.out.content(text)
+            marker = yield from self._source.try_take(self._next)
+            if marker != self._parameter_open:
+                break
+            key = yield from self._read_name()
+            yield from arguments.read_value(key, self._parameter_close)
+        if not (yield from self._source.ready()) and marker is None:
+            raise Broken
+        arguments.end()
+
+    def _read_name(self) -> Waiting[str]:
+        pieces: list[str] = []
+        while sum(map(len, pieces)) <= MAX_NAME_CHARS:
+            text, marker = yield from self._source.read(self._name_close)
+            if marker is not None:
+                return "".join(pieces).strip()
+            if not text or "\n" in text:
+                break
+            pieces.append(text)
+        raise Broken

@@ -1,0 +1,92 @@
+"""Which types of JSON a schema allows, and values of text that are to be one of them."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+ANY: frozenset[str] = frozenset()
+_MAX_DEPTH = 16
+_PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+
+
+def types_of_parameters(schema: Any) -> dict[str, frozenset[str]]:
+    """The types of each property of an object; see ``types_of``."""
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    if not isinstance(properties, Mapping):
+        return {}
+    return {name: types_of(each, schema) for name, each in properties.items()}
+
+
+def types_of(schema: Any, root: Any, depth: int = 0) -> frozenset[str]:
+    """``ANY`` where nothing is said. ``$ref`` is looked up in ``root``."""
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        return ANY
+    if isinstance(ref := schema.get("$ref"), str):
+        return types_of(_resolve(ref, root), root, depth + 1)
+    declared = schema.get("type")
+    if declared is not None:
+        names = declared if isinstance(declared, list) else [declared]
+        return frozenset(name for name in names if isinstance(name, str))
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            found = [types_of(each, root, depth + 1) for each in schema[key]]
+            return frozenset().union(*found) if all(found) else ANY
+    if isinstance(schema.get("allOf"), list):
+        found = [types_of(each, root, depth + 1) for each in schema["allOf"]]
+        return next((each for each in found if each), ANY)
+    if "const" in schema:
+        return frozenset({type_of(schema["const"])})
+    if isinstance(schema.get("enum"), list):
+        return frozenset(map(type_of, schema["enum"]))
+    return ANY
+
+
+def _resolve(ref: str, root: Any) -> Any:
+    found = root
+    for part in ref.removeprefix("#").split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+def type_of(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+        case _:
+            return "object"
+
+
+def json_of(text: str, types: frozenset[str]) -> str:
+    """``text`` as JSON of one of ``types``: as it is if it is such a value, else as a string."""
+    stripped = text.strip()
+    stripped = _PYTHON_WORDS.get(stripped, stripped)
+    try:
+        kind = type_of(json.loads(stripped, parse_constant=_refuse))
+    except (ValueError, RecursionError):
+        return json_string(text)
+    if types == ANY:
+        is_value = kind != "string"
+    elif "string" in types:
+        is_value = kind != "string" and kind in types | ({"integer"} if "number" in types else ANY)
+    else:
+        is_value = True  # of another type at worst, which the client may judge
+    return stripped if is_value else json_string(text)
+
+
+def json_string(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(constant)
