@@ -28,7 +28,7 @@ ONLY_IN = {
 }
 FLOORS: dict[str, list[set[str]]] = {  # lowest first
     "gateway": [
-        {"__init__", "metrics", "log_limit"},
+        {"__init__", "metrics", "log_limit", "output"},
         {"requests"},
         {"mesh"},
         {"responses"},

@@ -92,6 +92,11 @@ class HarmonyLayout:
 Layout = JsonLayout | TaggedLayout | PairsLayout | PythonicLayout | MarkedNameLayout | HarmonyLayout
 
 
+def _texts_of(layout: Layout) -> frozenset[str]:
+    texts = (getattr(layout, each.name) for each in fields(layout))
+    return frozenset(text for text in texts if text.strip())
+
+
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """How calls are written: ``section_open`` call … ``section_close``, and each call as
@@ -123,10 +128,8 @@ class ToolFormat:
     @property
     def markers(self) -> frozenset[str]:
         """All texts that a parser looks for; some of them are added tokens."""
-        texts = [*self.outer_markers]
-        if not isinstance(self.layout, JsonLayout):
-            texts += [getattr(self.layout, each.name) for each in fields(self.layout)]
-        return frozenset(text for text in texts if text.strip())
+        is_json = isinstance(self.layout, JsonLayout)
+        return self.outer_markers | (frozenset() if is_json else _texts_of(self.layout))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,5 +155,7 @@ class ReasoningFormat:
 
     @property
     def markers(self) -> frozenset[str]:
+        if self.is_harmony:
+            return _texts_of(HarmonyLayout())
         texts = (self.open, self.close, self.answer_open, self.answer_close)
         return frozenset(filter(None, texts))

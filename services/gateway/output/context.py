@@ -1,13 +1,13 @@
 """What the parsers of calls have in common."""
 
 import re
-from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from services.gateway.output.collector import Collector
 from services.gateway.output.json_text import JsonText
-from services.gateway.output.source import Broken, Markers, Source, Waiting
+from services.gateway.output.source import Broken, Markers, MarkerTable, Source, Waiting
 
 _NAME = re.compile(r"[\w.:/-]+")
 MAX_NAME_CHARS = 256
@@ -22,13 +22,10 @@ class Context:
     functions: Mapping[str, Any]
     json: JsonText
     stops: Markers
-    added_tokens: Container[str]
-    _made: dict[tuple[str, ...], Markers] = field(default_factory=dict)
+    table: MarkerTable
 
     def markers(self, *texts: str) -> Markers:
-        if texts not in self._made:
-            self._made[texts] = Markers(texts, self.added_tokens)
-        return self._made[texts]
+        return self.table.of(*texts)
 
     def start_call(self, name: str, is_known: bool = False, call_id: str | None = None) -> None:
         """From here on the text is a call and nothing else; ``is_known``: only of a function that

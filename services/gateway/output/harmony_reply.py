@@ -1,11 +1,10 @@
 """Replies as messages in channels, as gpt-oss writes them."""
 
 import re
-from collections.abc import Container
 
 from services.gateway.output.collector import Collector
 from services.gateway.output.reasoning_count import ReasoningCount
-from services.gateway.output.source import Markers, Source, Waiting
+from services.gateway.output.source import MarkerTable, Source, Waiting
 from shared.dialects.formats import HarmonyLayout
 from shared.messages import OutputStart
 
@@ -20,7 +19,7 @@ class HarmonyReply:
         source: Source,
         out: Collector,
         count: ReasoningCount,
-        added_tokens: Container[str],
+        table: MarkerTable,
         *,
         has_reasoning: bool,
         has_calls: bool,
@@ -33,7 +32,8 @@ class HarmonyReply:
         layout = self._layout = HarmonyLayout()
         header = (layout.start, layout.channel, layout.constrain, layout.message)
         ends = (layout.end, layout.end_of_calls, layout.end_of_reply)
-        self._markers = Markers((*header, *ends), added_tokens)
+        self._markers = table.of(*header, *ends)
+        self._recipient = table.of("to=")
 
     def read(self, start: OutputStart) -> Waiting[None]:
         if start == OutputStart.REASONING:
@@ -51,7 +51,7 @@ class HarmonyReply:
         self._source.record()
         yield from self._source.skip_blanks()
         if (yield from self._source.at(self._markers)) or (
-            yield from self._source.at(Markers(("to=",), ()))
+            yield from self._source.at(self._recipient)
         ):
             self._source.recorded()
             return True

@@ -27,7 +27,7 @@ from services.gateway.output.harmony_reply import HarmonyReply
 from services.gateway.output.json_text import JsonText
 from services.gateway.output.reasoning_count import ReasoningCount
 from services.gateway.output.reply import Reply
-from services.gateway.output.source import Markers, Source, Token, Waiting
+from services.gateway.output.source import Markers, MarkerTable, Source, Token, Waiting
 from shared.dialects.formats import HarmonyLayout, ReasoningFormat, ToolFormat
 from shared.messages import OutputStart
 
@@ -47,6 +47,16 @@ class OutputRules:
     added_tokens: Container[str] = frozenset()
     functions: Mapping[str, Any] = field(default_factory=dict)
     is_parallel: bool = True
+    table: MarkerTable = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "table", MarkerTable(self.added_tokens))
+
+    @property
+    def markers(self) -> Markers:
+        """All that are looked for."""
+        formats = (each for each in (self.tools, self.reasoning) if each is not None)
+        return self.table.of(*sorted(frozenset[str]().union(*(each.markers for each in formats))))
 
 
 class OutputMachine:
@@ -62,9 +72,7 @@ class OutputMachine:
         self._marks: deque[TokenMark] = deque()
         self._held = ""  # the text of a token that has not come as a whole
         self._position = 0  # of what is held, or of what comes next
-        formats = (each for each in (rules.tools, rules.reasoning) if each is not None)
-        texts = frozenset[str]().union(*(each.markers for each in formats))
-        self._tokens = Markers(texts, rules.added_tokens).tokens
+        self._tokens = rules.markers.tokens
         self._parser = self._parse(rules, start)
 
     @property
@@ -126,11 +134,11 @@ class OutputMachine:
                 self._source,
                 self._out,
                 self._count,
-                rules.added_tokens,
+                rules.table,
                 has_reasoning=reasoning is not None,
                 has_calls=tools is not None,
             ).read(start)
-        stops = Markers(tools.outer_markers if tools is not None else (), rules.added_tokens)
+        stops = rules.table.of(*sorted(tools.outer_markers if tools is not None else ()))
         json = JsonText(self._source, stops)
-        context = Context(self._source, self._out, rules.functions, json, stops, rules.added_tokens)
+        context = Context(self._source, self._out, rules.functions, json, stops, rules.table)
         return Reply(context, tools, reasoning, self._count).read(start)

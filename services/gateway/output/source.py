@@ -7,7 +7,6 @@ A parser is a generator: where it needs more text, it yields. Its parts wait for
 import re
 from collections import deque
 from collections.abc import Container, Generator, Iterable
-from functools import cached_property
 from typing import TypeVar
 
 import msgspec
@@ -42,18 +41,22 @@ class Markers:
         self.all = {text for text in texts if text}
         self.tokens = {text for text in self.all if text in added_tokens and _ADDED.fullmatch(text)}
         self.texts = sorted(self.all - self.tokens, key=len, reverse=True)
+        self.pattern = re.compile("|".join(map(re.escape, self.texts))) if self.texts else None
+        self.beginnings = {text[:num] for text in self.texts for num in range(1, len(text))}
+        self.max_held = max(map(len, self.texts), default=1) - 1
 
-    @cached_property
-    def pattern(self) -> re.Pattern[str] | None:
-        return re.compile("|".join(map(re.escape, self.texts))) if self.texts else None
 
-    @cached_property
-    def beginnings(self) -> set[str]:
-        return {text[:num] for text in self.texts for num in range(1, len(text))}
+class MarkerTable:
+    """Markers of one vocabulary, made once for each set of texts."""
 
-    @cached_property
-    def max_held(self) -> int:
-        return max(map(len, self.texts), default=1) - 1
+    def __init__(self, added_tokens: Container[str]) -> None:
+        self._added_tokens = added_tokens
+        self._made: dict[tuple[str, ...], Markers] = {}
+
+    def of(self, *texts: str) -> Markers:
+        if texts not in self._made:
+            self._made[texts] = Markers(texts, self._added_tokens)
+        return self._made[texts]
 
 
 class Source:
