@@ -11,6 +11,7 @@ _TOOLS = (
     (("<｜tool▁calls▁begin｜>", "```json"), "deepseek_v3"),
     (("<｜tool▁calls▁begin｜>",), "deepseek_v31"),
     (("<|tool_call_argument_begin|>",), "kimi_k2"),
+    (("<|im_middle|>", "tool_declare"), "kimi_k2"),
     (("[TOOL_CALLS]", "[ARGS]"), MISTRAL_V11.name),
     (("[TOOL_CALLS]",), "mistral"),
     (("<minimax:tool_call>",), "minimax_m2"),
@@ -18,8 +19,8 @@ _TOOLS = (
     (("<function_calls>",), "olmo3"),
     (("<arg_key>", "<tool_call>{function-name}\n"), "glm45"),
     (("<arg_key>",), "glm47"),
-    (("<function=", "<parameter=", "<parameter=example_parameter_1>\n"), "qwen3_coder"),
-    (("<function=", "<parameter="), "mimo"),
+    (("<function=", "<parameter=example_parameter_1>value"), "mimo"),
+    (("<function=", "<parameter="), "qwen3_coder"),
     (("<response>", "<tool_call>"), "ernie45"),
     (("<tool_call>",), "hermes"),
     (("functools[",), "phi4_mini_json"),
@@ -34,8 +35,8 @@ _REASONING = (
     (("[THINK]",), "mistral"),
     (("<seed:think>",), "seed_oss"),
     (("Here is my thought process:",), "granite"),
-    (("</think>", "<response>"), "ernie45"),
     (("</think>", "<minimax:tool_call>"), "minimax_m2"),
+    (("</think>", "<response>"), "ernie45"),
     (("</think>", "<｜Assistant｜><think>"), "deepseek_r1"),
     (("</think>", "<｜Assistant｜>", "thinking"), "deepseek_v3"),
     (("</think>", "<｜Assistant｜>"), "deepseek_r1"),
@@ -49,6 +50,7 @@ def recognise(template: str, added_tokens: Container[str]) -> tuple[str, str]:
 
     A template that reads ``tools`` in no way that is known is taken for one of Hermes.
     """
+    template = template.replace("\\n", "\n")  # as it stands in strings of the template
     tools = _first(_TOOLS, template) or ("hermes" if "tools" in template else "")
     found = find_tool_format(tools, added_tokens)
     return found.name if found else "", _first(_REASONING, template)

@@ -1,0 +1,54 @@
+"""The descriptions of formats: names, markers, and that each is complete."""
+
+import re
+
+from shared.dialects.formats import HarmonyLayout, JsonLayout
+from shared.dialects.reasoning import REASONING_FORMATS
+from shared.dialects.tools import TOOL_FORMATS, find_tool_format
+
+
+def test_formats_are_found_by_the_names_of_parsers_elsewhere():
+    names = {
+        "hermes": ["qwen25", "qwen3_json"],
+        "qwen3_coder": ["qwen3_xml"],
+        "llama3_json": ["llama4_json", "llama3"],
+        "pythonic": ["llama4_pythonic"],
+        "deepseek_v3": ["deepseekv3"],
+        "deepseek_v31": ["deepseekv31"],
+        "openai": ["gpt-oss"],
+    }
+    for name, aliases in names.items():
+        for alias in (name, *aliases):
+            assert TOOL_FORMATS[alias].name == name
+    assert find_tool_format("unknown", ()) is None
+
+
+def test_mistral_writes_as_its_vocabulary_lets_it():
+    old, new = (
+        find_tool_format("mistral", {"[TOOL_CALLS]"}),
+        find_tool_format("mistral", {"[ARGS]"}),
+    )
+    assert old is not None
+    assert new is not None
+    assert isinstance(old.layout, JsonLayout)
+    assert new.name == "mistral_v11"
+    assert find_tool_format("hermes", {"[ARGS]"}) is TOOL_FORMATS["hermes"]
+
+
+def test_every_call_begins_with_a_marker_or_may_begin_the_reply():
+    for each in TOOL_FORMATS.values():
+        begins = each.section_open or each.call_open or each.is_tagless
+        assert begins or isinstance(each.layout, HarmonyLayout), each.name
+        assert bool(each.section_open) == bool(each.section_close), each.name
+        assert {each.call_open, each.call_close, each.section_open} - {""} <= each.markers
+
+
+def test_markers_hold_no_text_that_is_none():
+    for each in (*TOOL_FORMATS.values(), *REASONING_FORMATS.values()):
+        assert all(re.search(r"\S", text) for text in each.markers), each.name
+
+
+def test_what_closes_reasoning_early_holds_its_marker():
+    for each in REASONING_FORMATS.values():
+        assert each.close in each.forced_close
+        assert each.is_harmony or (each.open and each.close)

@@ -1,0 +1,61 @@
+"""Which formats are read from a template: each by what only its own templates have."""
+
+import pytest
+
+from shared.dialects.reasoning import REASONING_FORMATS
+from shared.dialects.recognise import recognise
+from shared.dialects.tools import TOOL_FORMATS
+
+THINK = "{{ '<think>' ~ message.reasoning ~ '</think>' }}"
+JSON_CALL = '{% if tools %}<tool_call>\n{"name": <name>, "arguments": <args>}\n</tool_call>'
+CODER = r"'<tool_call>\n<function=f>\n<parameter=example_parameter_1>\nvalue_1\n</parameter>'"
+DEEPSEEK = "'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'"
+
+TEMPLATES = [
+    # template, tools, reasoning
+    ("{{ messages }}", "", ""),
+    ("{% for tool in tools %}{{ tool | tojson }}{% endfor %}", "hermes", ""),
+    (JSON_CALL, "hermes", ""),
+    (JSON_CALL + THINK, "hermes", "qwen3"),
+    (JSON_CALL + THINK + "<response>\n", "ernie45", "ernie45"),
+    (CODER, "qwen3_coder", ""),
+    (CODER.replace(r"1>\n", "1>"), "mimo", ""),
+    ("<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>" + THINK, "glm45", "glm45"),
+    ("<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key>" + THINK, "glm47", "glm45"),
+    (
+        DEEPSEEK + "'\\n' + '```json'" + "'<｜Assistant｜><think>\\n'</think>",
+        "deepseek_v3",
+        "deepseek_r1",
+    ),
+    (DEEPSEEK + "{% if not thinking %}'<｜Assistant｜></think>'", "deepseek_v31", "deepseek_v3"),
+    ("<|tool_call_begin|><|tool_call_argument_begin|>", "kimi_k2", ""),
+    ("<|im_system|>tool_declare<|im_middle|>", "kimi_k2", ""),
+    ("[TOOL_CALLS] [{{ calls }}]", "mistral", ""),
+    ("[TOOL_CALLS]{{ name }}[ARGS]{{ args }}[THINK]", "mistral_v11", "mistral"),
+    ("<minimax:tool_call>" + THINK + "<response>", "minimax_m2", "minimax_m2"),
+    ("<seed:tool_call>\\n<function=f>\\n<parameter=p>'<seed:think>'", "seed_oss", "seed_oss"),
+    ("<function_calls></function_calls>", "olmo3", ""),
+    ('functools[{"name"', "phi4_mini_json", ""),
+    ("<|tool_call|>Here is my thought process:", "granite", "granite"),
+    ("<|start|>assistant<|channel|>analysis<|message|>", "openai", "openai_gptoss"),
+    ('<|python_tag|>{"name"', "llama3_json", ""),
+    ('{"name": function name, "parameters": dictionary}', "llama3_json", ""),
+    ("<|python_start|>[", "pythonic", ""),
+    ("Use exact format: [func_name1(param1=value1)]", "pythonic", ""),
+]
+
+
+def test_formats_are_read_from_the_template(subtests: pytest.Subtests):
+    for template, tools, reasoning in TEMPLATES:
+        with subtests.test(template=template):
+            assert recognise(template, ()) == (tools, reasoning)
+
+
+def test_what_is_recognised_is_known():
+    for _, tools, reasoning in TEMPLATES:
+        assert not tools or TOOL_FORMATS[tools].name == tools
+        assert not reasoning or REASONING_FORMATS[reasoning].name == reasoning
+
+
+def test_mistral_is_told_by_its_vocabulary():
+    assert recognise("[TOOL_CALLS]", {"[ARGS]"}) == ("mistral_v11", "")
