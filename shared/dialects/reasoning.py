@@ -15,6 +15,7 @@ _FORMATS = (
         answer_close="</response>",
     ),
     ReasoningFormat("mimo"),
+    ReasoningFormat("kimi_k2"),
     ReasoningFormat("step3", begins="always"),
     ReasoningFormat("minimax_m2", begins="always"),
     ReasoningFormat("mistral", "[THINK]", "[/THINK]", forced_close="[/THINK]"),

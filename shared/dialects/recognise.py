@@ -41,6 +41,7 @@ _REASONING = (
     (("</think>", "<｜Assistant｜>", "thinking"), "deepseek_v3"),
     (("</think>", "<｜Assistant｜>"), "deepseek_r1"),
     (("</think>", "<arg_key>"), "glm45"),
+    (("</think>", "<|im_middle|>"), "kimi_k2"),
     (("</think>",), "qwen3"),
 )
 

@@ -24,7 +24,10 @@ class Calls:
         self._tools = tools
         self._layout = tools.layout
         self._begins = "[" if isinstance(tools.layout, PythonicLayout) else "{"
-        self._openers = {tools.section_open, tools.call_open} - {""}
+        self._function_open = (
+            tools.layout.function_open if isinstance(tools.layout, TaggedLayout) else ""
+        )
+        self._openers = {tools.section_open, tools.call_open, self._function_open} - {""}
         self._closers: set[str] = set()  # of what has been opened
 
     @property
@@ -72,13 +75,15 @@ class Calls:
 
     def _read_call(self, marker: str) -> Waiting[None]:
         yield from self._source.skip_blanks()
-        if marker and marker != self._tools.call_open and self._tools.call_open:
+        if marker == self._tools.section_open and self._tools.call_open and marker:
             if not (yield from self._source.try_take(self._context.markers(self._tools.call_open))):
                 raise Broken
             yield from self._source.skip_blanks()
         match self._layout:
             case TaggedLayout():
-                yield from TaggedCalls(self._context, self._layout).read()
+                yield from TaggedCalls(self._context, self._layout).read(
+                    is_tagless=marker == self._function_open
+                )
             case PairsLayout():
                 call_close = self._tools.call_close
                 yield from PairCalls(self._context, self._layout, call_close).read()

@@ -7,7 +7,7 @@ from shared.dialects.formats import TaggedLayout
 
 
 class TaggedCalls:
-    """Also several functions between the markers of one call; each is a call."""
+    """Also several functions between the markers of one call: each is a call."""
 
     def __init__(self, context: Context, layout: TaggedLayout) -> None:
         self._context = context
@@ -22,20 +22,22 @@ class TaggedCalls:
             layout.parameter_open, layout.function_close, *context.stops.all
         )
 
-    def read(self) -> Waiting[None]:
-        if not (yield from self._source.try_take(self._function_open)):
+    def read(self, is_tagless: bool) -> Waiting[None]:
+        """``is_tagless``: the model began with the function, which is a call only if there is such
+        a function."""
+        if not is_tagless and not (yield from self._source.try_take(self._function_open)):
             raise Broken
         while True:
-            yield from self._read_call()
+            yield from self._read_call(is_tagless)
             yield from self._source.skip_blanks()
             self._source.record()
             if not (yield from self._source.try_take(self._function_open)):
                 self._source.recorded()
                 return
 
-    def _read_call(self) -> Waiting[None]:
+    def _read_call(self, is_tagless: bool) -> Waiting[None]:
         name = yield from self._read_name()
-        self._context.start_call(name)
+        self._context.start_call(name, is_known=is_tagless)
         arguments = RawArguments(self._context, name, self._padding)
         while True:
             yield from self._source.skip_blanks()

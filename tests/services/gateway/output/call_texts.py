@@ -280,6 +280,17 @@ HARD: list[tuple[str, str, list[Told]]] = [
         "</function>",
         [PARIS, ("content", "hm, well\n")],
     ),
+    # the model forgets to open the call
+    (
+        "qwen3_coder",
+        "Hi\n<function=now>\n</function>\n</tool_call>\n<function=other>\n</function>",
+        [("content", "Hi"), NOW, ("content", "\n\n<function=other>\n</function>")],
+    ),
+    (
+        "minimax_m2",
+        f"<minimax:tool_call>\n{invoke('')}and\n{invoke('')}</minimax:tool_call>",
+        [weather("{}"), ("content", "and"), weather("{}")],
+    ),
     ("qwen3_coder", "<tool_call>\n<function=wea", [("content", "<tool_call>\n<function=wea")]),
     ("glm45", "<tool_call>a b</tool_call>", [("content", "<tool_call>a b</tool_call>")]),
     (

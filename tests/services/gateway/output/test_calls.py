@@ -17,7 +17,7 @@ from tests.services.gateway.output.replies import (
     told,
 )
 
-NUM_CUTS = 50  # as tokens, and as many as text
+NUM_CUTS = 30  # as tokens, and as many as text
 
 
 @pytest.mark.parametrize("has_tokens", [True, False])
