@@ -59,13 +59,18 @@ class Calls:
             has_read = yield from self._try_read("")
 
     def _try_read(self, marker: str) -> Waiting[bool]:
-        """What is no call is content as it came, from where it was recorded."""
+        """What is no call is content as it came, from where it was recorded; but not where a call
+        has begun and the text ends."""
         num_before = self._out.num_calls
         try:
             yield from self._read_call(marker)
         except Broken:
-            if self._source.is_recording:
-                self._out.content(self._source.recorded())
+            has_begun = self._out.num_calls > num_before
+            is_cut = has_begun and not (yield from self._source.ready())
+            text = self._source.recorded()
+            if has_begun and not is_cut:
+                self._out.end_call()
+            self._out.content("" if is_cut else text)
         if self._out.num_calls == num_before:
             return False
         section_close = self._tools.section_close if marker == self._tools.section_open else ""

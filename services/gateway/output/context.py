@@ -46,14 +46,3 @@ class Context:
             pieces.append(text)
         yield from self.source.skip_blanks()
         return "".join(pieces)
-
-    def read_to(self, markers: Markers) -> Waiting[tuple[str, str]]:
-        """All text before the next marker, and the marker."""
-        pieces: list[str] = []
-        marker = None
-        while marker is None:
-            text, marker = yield from self.source.read(markers)
-            pieces.append(text)
-            if not text and marker is None:
-                raise Broken
-        return "".join(pieces), marker

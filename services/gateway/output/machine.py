@@ -10,8 +10,8 @@
     events = machine.finish()                  # once, at the end
 
 The events of a whole reply are those of the stream, one after the other: the same text and marks
-make the same events, joined, wherever they are cut. Equal calls of ``push`` give calls of tools
-the same ids, so a replay changes none.
+make the same events, joined, wherever they are cut. ``seed`` gives calls their ids, where the model
+does not write them, so that a replay changes none.
 """
 
 from collections import deque
@@ -38,7 +38,8 @@ class OutputRules:
 
     ``tools`` None: calls are not looked for, and what would be one is content; ``reasoning`` None:
     nor is reasoning. A marker that is one of ``added_tokens`` is found by its Mark alone, any
-    other in the text. ``functions`` are the tools, by name, with the JSON schemas of their
+    other in the text; these may be all texts of the vocabulary, for only markers in brackets are
+    looked up. ``functions`` are the tools, by name, with the JSON schemas of their
     parameters. Unless ``is_parallel``, what follows the first call is dropped.
     """
 

@@ -71,10 +71,12 @@ class PythonicCalls:
         self._context.out.end_call()
 
     def _read_argument(self, is_first: bool) -> Waiting[None]:
+        self._source.record()
         key = yield from self._context.read_name()
         yield from self._expect("=")
         if not key:
             raise Broken
+        self._source.recorded()
         self._context.out.arguments(("{" if is_first else ", ") + json_string(key) + ": ")
         yield from _Literal(self._context).read()
 

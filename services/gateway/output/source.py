@@ -100,10 +100,6 @@ class Source:
         return text
 
     @property
-    def is_recording(self) -> bool:
-        return self._recorded is not None
-
-    @property
     def _may_grow(self) -> bool:
         return not self._items and not self._is_ended
 

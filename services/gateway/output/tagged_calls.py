@@ -19,7 +19,7 @@ class TaggedCalls:
         self._parameter_close = context.markers(layout.parameter_close)
         self._next = context.markers(layout.parameter_open, layout.function_close)
         self._next_or_stop = context.markers(
-            layout.parameter_open, layout.function_close, *context.stops.all
+            layout.parameter_open, layout.function_close, *sorted(context.stops.all)
         )
 
     def read(self, is_tagless: bool) -> Waiting[None]:
@@ -43,11 +43,14 @@ class TaggedCalls:
             yield from self._source.skip_blanks()
             while text := (yield from self._source.until(self._next_or_stop)):
                 self._context.out.content(text)
+            self._source.record()
             marker = yield from self._source.try_take(self._next)
             if marker != self._parameter_open:
                 break
             key = yield from self._read_name()
+            self._source.recorded()
             yield from arguments.read_value(key, self._parameter_close)
+        self._source.recorded()
         if not (yield from self._source.ready()) and marker is None:
             raise Broken
         arguments.end()

@@ -1,11 +1,15 @@
 """Which formats are read from a template: each by what only its own templates have."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from shared.dialects.reasoning import REASONING_FORMATS
 from shared.dialects.recognise import recognise
 from shared.dialects.tools import TOOL_FORMATS
 
+EMBEDDED = Path(__file__).parents[3] / "models" / "shoal-tiny"
 THINK = "{{ '<think>' ~ message.reasoning ~ '</think>' }}"
 JSON_CALL = '{% if tools %}<tool_call>\n{"name": <name>, "arguments": <args>}\n</tool_call>'
 CODER = r"'<tool_call>\n<function=f>\n<parameter=example_parameter_1>\nvalue_1\n</parameter>'"
@@ -59,3 +63,8 @@ def test_what_is_recognised_is_known():
 
 def test_mistral_is_told_by_its_vocabulary():
     assert recognise("[TOOL_CALLS]", {"[ARGS]"}) == ("mistral_v11", "")
+
+
+def test_the_embedded_model_calls_tools_as_hermes_does():
+    config = json.loads((EMBEDDED / "tokenizer_config.json").read_text())
+    assert recognise(config["chat_template"], ()) == ("hermes", "")

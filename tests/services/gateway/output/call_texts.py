@@ -292,6 +292,20 @@ HARD: list[tuple[str, str, list[Told]]] = [
         [weather("{}"), ("content", "and"), weather("{}")],
     ),
     ("qwen3_coder", "<tool_call>\n<function=wea", [("content", "<tool_call>\n<function=wea")]),
+    # what cannot be an argument is content, unless the text ends in it
+    (
+        "qwen3_coder",
+        coder("<parameter=city\nParis\n"),
+        [weather("{}"), ("content", "<parameter=city\nParis\n</function>\n")],
+    ),
+    ("qwen3_coder", "<tool_call>\n<function=now>\n<parameter=ci", [("call", "now", "")]),
+    (
+        "glm45",
+        glm("<arg_key>city: Paris\n"),
+        [weather("{}"), ("content", "<arg_key>city: Paris\n")],
+    ),
+    ("glm45", "<tool_call>now\n<arg_key>ci", [("call", "now", "")]),
+    ("pythonic", "[weather(Paris)]", [weather("{}"), ("content", "Paris)]")]),
     ("glm45", "<tool_call>a b</tool_call>", [("content", "<tool_call>a b</tool_call>")]),
     (
         "glm45",

@@ -12,7 +12,7 @@ from services.gateway.output.events import Arguments, CallStart, Content, TokenM
 from services.gateway.output.machine import OutputMachine, OutputRules
 from shared.dialects.tools import TOOL_FORMATS
 from shared.messages import OutputStart
-from tests.services.gateway.output.call_texts import CODER_PARIS, GOOD, HARD
+from tests.services.gateway.output.call_texts import CODER_PARIS, GOOD
 from tests.services.gateway.output.replies import cut, markers_of, marks_of, rules, run, told
 
 NOW = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
@@ -63,14 +63,14 @@ def test_a_text_without_calls_and_reasoning_comes_back(name: str, text: str):
         assert "".join(each for _, each in events) == text
 
 
-@given(st.sampled_from([*GOOD, *HARD]), texts, texts)
-def test_what_stands_around_calls_is_not_lost(row: Any, before: str, after: str):
-    """Letters that occur nowhere else, around what may be a call."""
-    name, text, _ = row
-    events = told(feed(rules(name), f"ÄÖ{text}ÜẞÄ"))
-    if name != "openai":
-        assert events[0][-1].startswith("ÄÖ")
-        assert "ÜẞÄ" in "".join(each[-1] for each in events)
+def test_what_stands_around_calls_is_not_lost(subtests: pytest.Subtests):
+    """Letters that occur nowhere else, around what may be a call; harmony drops what is in no
+    channel."""
+    for name, text, _ in GOOD:
+        with subtests.test(name=name, text=text):
+            events = told(feed(rules(name), f"ÄÖ{text}ÜẞÄ"))
+            assert name == "openai" or events[0][-1].startswith("ÄÖ")
+            assert name == "openai" or "ÜẞÄ" in "".join(each[-1] for each in events)
 
 
 LONG_CALLS = {
