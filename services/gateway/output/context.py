@@ -10,7 +10,6 @@ from services.gateway.output.json_text import JsonText
 from services.gateway.output.source import Broken, Markers, MarkerTable, Source, Waiting
 
 _NAME = re.compile(r"[\w.:/-]+")
-MAX_NAME_CHARS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class Context:
         """The name of a function, without the blanks around it."""
         yield from self.source.skip_blanks()
         pieces: list[str] = []
-        while (yield from self.source.next_char()) and sum(map(len, pieces)) <= MAX_NAME_CHARS:
+        while (yield from self.source.next_char()):
             text = self.source.take_match(_NAME)
             if not text:
                 break

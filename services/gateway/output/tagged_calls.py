@@ -1,6 +1,6 @@
 """Calls with markers around the name of the function and of each parameter."""
 
-from services.gateway.output.context import MAX_NAME_CHARS, Context
+from services.gateway.output.context import Context
 from services.gateway.output.raw_values import RawArguments
 from services.gateway.output.source import Broken, Waiting
 from shared.dialects.formats import TaggedLayout
@@ -16,6 +16,7 @@ class TaggedCalls:
         self._parameter_open = layout.parameter_open
         self._function_open = context.markers(layout.function_open)
         self._name_close = context.markers(layout.name_close)
+        self._name_end = context.markers(layout.name_close, "\n")
         self._parameter_close = context.markers(layout.parameter_close)
         self._next = context.markers(layout.parameter_open, layout.function_close)
         self._next_or_stop = context.markers(
@@ -57,11 +58,8 @@ class TaggedCalls:
 
     def _read_name(self) -> Waiting[str]:
         pieces: list[str] = []
-        while sum(map(len, pieces)) <= MAX_NAME_CHARS:
-            text, marker = yield from self._source.read(self._name_close)
-            if marker is not None:
-                return "".join(pieces).strip()
-            if not text or "\n" in text:
-                break
+        while text := (yield from self._source.until(self._name_end)):
             pieces.append(text)
-        raise Broken
+        if not (yield from self._source.try_take(self._name_close)):
+            raise Broken
+        return "".join(pieces).strip()
