@@ -106,7 +106,8 @@ def _check_depth(path: str, depth: int) -> None:
 def _count(schema: Schema, path: str, totals: Totals) -> None:
     properties, required = schema.get("properties"), schema.get("required")
     if isinstance(properties, dict):
-        names = required if isinstance(required, list) else []
+        listed = required if isinstance(required, list) else []
+        names = {each for each in listed if isinstance(each, str)}
         num_optional = sum(name not in names for name in properties)
         totals.add_properties(path, len(properties), num_optional)
     if isinstance(values := schema.get("enum"), list):

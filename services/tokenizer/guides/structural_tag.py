@@ -218,8 +218,8 @@ class _Writer:
         return Part(f"{part}{'+' if at_least_one else '*'} {text}", has_end=False)
 
     def joined(self, pieces: Sequence[Piece], path: str) -> Part:
-        """One after the other. Any text ends at the first fixed text that follows, and an
-        expression is one terminal with it."""
+        """One after the other. Any text and an expression end at the first fixed text that follows
+        and that lets them."""
         words: list[str] = []
         has_end = True
         for index, piece in enumerate(pieces):
@@ -251,8 +251,8 @@ class _Writer:
         first, *others = self._lark.split(following.text)
         if first in self._lark.added:
             return f"{self._lark.terminal(body)} {self._lark.fixed(following.text)}"
-        terminal = self._lark.terminal(f"{body} {literal(first)}")
-        return " ".join([terminal, *map(self._lark.fixed, others)])
+        until = self._lark.rule(f"{body} {literal(first)}", "[lazy]")
+        return " ".join([until, *map(self._lark.fixed, others)])
 
     def _json(self, schema: Any, path: str) -> str:
         return json_part(self._lark, checked(schema, path, self._totals), self._format)

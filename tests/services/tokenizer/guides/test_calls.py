@@ -1,0 +1,183 @@
+"""Calls of tools are held in the format of each family, with markers as tokens and as text."""
+
+import json
+
+import pytest
+
+from services.tokenizer.guides.compose import Wanted, compose
+from shared.dialects.formats import HarmonyLayout
+from shared.dialects.tools import TOOL_FORMATS
+from shared.errors import InvalidRequest
+from shared.messages import OutputFormat, OutputStart, ToolChoice
+from tests.services.tokenizer.guides.conftest import Vocabulary, vocabulary_with
+
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "unit": {"$ref": "#/$defs/unit"},
+    },
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+    "$defs": {"unit": {"enum": ["Celsius", "Fahrenheit"]}},
+}
+STRICT = {"name": "get_weather", "strict": True, "parameters": WEATHER}
+FREE = {"name": "now", "description": "The time.", "parameters": WEATHER}
+TOOLS = json.dumps([{"type": "function", "function": each} for each in (STRICT, FREE)])
+FREE_TOOLS = json.dumps([{"type": "function", "function": FREE}])
+ROME = '{"city": "Rome", "unit": "Celsius"}'
+FORMAT = OutputFormat(
+    "json_schema", "response_format", '{"type": "object", "properties": {"q": {"type": "integer"}}}'
+)
+REQUIRED = ToolChoice("required")
+
+# A text with two calls, in each format; in some of them the second is of the tool that takes any
+# arguments.
+TEXTS = {
+    "hermes": f'<tool_call>\n{{"name": "get_weather", "arguments": {ROME}}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "now", "arguments": {"x": [1]}}\n</tool_call>',
+    "ernie45": f'<tool_call>\n{{"name": "get_weather", "arguments": {ROME}}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+    "llama3_json": f'{{"name": "get_weather", "parameters": {ROME}}}; '
+    '{"name": "now", "parameters": {}}',
+    "qwen3_coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\nRo < me\n</parameter>\n"
+    "<parameter=days>\n3\n</parameter>\n<parameter=unit>\nCelsius\n</parameter>\n</function>\n"
+    "</tool_call>\n<tool_call>\n<function=now>\n<parameter=zone>\na\nb\n</parameter>\n"
+    "</function>\n</tool_call>",
+    "mimo": "<tool_call><function=get_weather><parameter=city>Rome</parameter><parameter=unit>"
+    "Celsius</parameter></function></tool_call><tool_call><function=now></function></tool_call>",
+    "glm45": "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n"
+    "<arg_key>unit</arg_key>\n<arg_value>Celsius</arg_value>\n</tool_call>\n<tool_call>now\n</tool_call>",
+    "glm47": "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Rome</arg_value>"
+    "<arg_key>unit</arg_key><arg_value>Celsius</arg_value></tool_call><tool_call>now</tool_call>",
+    "mistral": f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {ROME}}}, '
+    '{"name": "now", "arguments": {}}]',
+    "mistral_v11": f"[TOOL_CALLS]get_weather[ARGS]{ROME}[TOOL_CALLS]now[ARGS]{{}}",
+    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n"
+    f"```json\n{ROME}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n"
+    "```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
+    f"{ROME}<｜tool▁call▁end｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{{}}<｜tool▁call▁end｜>"
+    "<｜tool▁calls▁end｜>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
+    f"<|tool_call_argument_begin|>{ROME}<|tool_call_end|><|tool_call_begin|>functions.now:1"
+    "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+    "granite": f'<|tool_call|>[{{"name": "get_weather", "arguments": {ROME}}},'
+    ' {"name": "now", "arguments": {}}]',
+    "phi4_mini_json": f'functools[{{"name": "get_weather", "arguments": {ROME}}},'
+    ' {"name": "now", "arguments": {}}]',
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Rome'
+    '</parameter>\n<parameter name="unit">Celsius</parameter>\n</invoke>\n<invoke name="now">\n'
+    "</invoke>\n</minimax:tool_call>",
+    "seed_oss": "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Rome</parameter>\n"
+    "<parameter=unit>Celsius</parameter>\n</function>\n</seed:tool_call>\n<seed:tool_call>\n"
+    "<function=now>\n</function>\n</seed:tool_call>",
+    "pythonic": """[get_weather(city="Rome", unit="Celsius"), now(a=1, b=[True, {'x': None}])]""",
+    "olmo3": '<function_calls>get_weather(city="Rome", unit="Celsius")\nnow()</function_calls>',
+}
+WITH_TOKENS = tuple(
+    sorted(
+        {
+            marker
+            for name in TEXTS
+            for marker in TOOL_FORMATS[name].markers
+            if marker.startswith(("<｜", "<|", "[T", "[A", "<tool", "</tool", "<arg", "</arg"))
+        }
+    )
+)
+
+
+def grammar_of(vocabulary: Vocabulary, name: str, wanted: Wanted) -> str:
+    guide = compose(vocabulary.dialect(name), wanted, OutputStart.ANSWER)
+    assert guide is not None
+    return guide.grammar
+
+
+@pytest.fixture(scope="module", params=[(), WITH_TOKENS], ids=["text", "tokens"])
+def marked(request: pytest.FixtureRequest) -> Vocabulary:
+    return vocabulary_with(*request.param)
+
+
+def test_every_format_has_a_text_here():
+    names = {each.name for each in TOOL_FORMATS.values()}
+    harmony = {
+        each.name for each in TOOL_FORMATS.values() if isinstance(each.layout, HarmonyLayout)
+    }
+    assert TEXTS.keys() == names - harmony
+
+
+def test_required_calls_are_held_exactly(marked: Vocabulary, subtests: pytest.Subtests):
+    for name, text in TEXTS.items():
+        grammar = grammar_of(marked, name, Wanted(tools=TOOLS, choice=REQUIRED))
+        with subtests.test(name):
+            assert marked.refusal(grammar, text) is None
+            assert marked.refusal(grammar, f"\n\n{text}") is None
+            for wrong in (
+                text.replace("Celsius", "Kelvin"),
+                text.replace("now", "then"),
+                f"Well, {text}",
+                "",
+            ):
+                assert marked.refusal(grammar, wrong) is not None, wrong
+
+
+def test_a_strict_tool_is_held_amid_free_text(marked: Vocabulary, subtests: pytest.Subtests):
+    for name, text in TEXTS.items():
+        grammar = grammar_of(marked, name, Wanted(tools=TOOLS))
+        with subtests.test(name):
+            assert marked.refusal(grammar, text) is None
+            assert marked.refusal(grammar, "It < rains.\n") is None
+            if not TOOL_FORMATS[name].is_tagless:
+                assert marked.refusal(grammar, f"Well, {text}") is None
+            for wrong in (text.replace("Celsius", "Kelvin"), text.replace("now", "then")):
+                assert marked.refusal(grammar, wrong) is not None, wrong
+
+
+def test_beside_a_format_calls_may_be_made_instead(marked: Vocabulary, subtests: pytest.Subtests):
+    for name, text in TEXTS.items():
+        grammar = grammar_of(marked, name, Wanted(FORMAT, TOOLS))
+        format = TOOL_FORMATS[name]
+        opening = (format.section_open or format.call_open) if format.is_tagless else ""
+        with subtests.test(name):
+            assert marked.refusal(grammar, '\n{"q": 1}') is None
+            assert marked.refusal(grammar, opening + text) is None
+            for wrong in ("well", opening + text.replace("Celsius", "Kelvin"), '{"q": "1"}'):
+                assert marked.refusal(grammar, wrong) is not None, wrong
+
+
+def test_one_call_alone_where_calls_are_not_parallel(marked: Vocabulary, subtests: pytest.Subtests):
+    choice = ToolChoice("required", ["get_weather"], is_parallel=False)
+    for name, text in TEXTS.items():
+        grammar = grammar_of(marked, name, Wanted(tools=TOOLS, choice=choice))
+        with subtests.test(name):
+            assert marked.refusal(grammar, text) is not None
+            assert marked.refusal(grammar, text.replace("now", "get_weather")) is not None
+            assert "now" not in grammar
+
+
+def test_tools_that_are_not_strict_leave_the_text_free(vocabulary: Vocabulary):
+    for choice in (None, ToolChoice("auto"), ToolChoice("none")):
+        wanted = Wanted(tools=FREE_TOOLS, choice=choice)
+        assert compose(vocabulary.dialect("hermes"), wanted, OutputStart.ANSWER) is None
+    wanted = Wanted(tools=TOOLS, choice=ToolChoice("none"))
+    assert compose(vocabulary.dialect("hermes"), wanted, OutputStart.ANSWER) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted", "param"),
+    [
+        ("", Wanted(tools=TOOLS, choice=REQUIRED), "tool_choice"),
+        ("openai", Wanted(tools=TOOLS, choice=REQUIRED), "tool_choice"),
+        ("hermes", Wanted(tools=TOOLS, choice=ToolChoice("required", ["no"])), "tool_choice"),
+        ("hermes", Wanted(tools='[{"function": {"name": "a b"}}]'), "tools[0].function.name"),
+        ("hermes", Wanted(tools="[{}]"), "tools"),
+        ("hermes", Wanted(tools=json.dumps([{"function": FREE}] * 513)), "tools"),
+    ],
+)
+def test_what_cannot_be_called_is_refused(
+    vocabulary: Vocabulary, name: str, wanted: Wanted, param: str
+):
+    with pytest.raises(InvalidRequest) as refused:
+        compose(vocabulary.dialect(name), wanted, OutputStart.ANSWER)
+    assert refused.value.param == param
