@@ -1,13 +1,13 @@
 """One Guide of what a client asks for: a format, tools, reasoning. Pure; nothing is compiled."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
 
 from services.tokenizer.guides.calls import Calls
 from services.tokenizer.guides.formats import format_part
-from services.tokenizer.guides.lark import Lark
+from services.tokenizer.guides.lark import AddedTokens, Lark
 from services.tokenizer.guides.limits import Totals, invalid
 from services.tokenizer.guides.tools import read_tools
 from shared.dialects.formats import ReasoningFormat, ToolFormat
@@ -16,10 +16,10 @@ from shared.messages import Guide, OutputFormat, OutputStart, ToolChoice
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How the model writes: ``added`` are the added tokens of its vocabulary, ``encode`` makes ids
-    of a text. Without ``tools`` or ``reasoning`` it calls none, or does not reason."""
+    """How the model writes: ``encode`` makes ids of a text. Without ``tools`` or ``reasoning`` it
+    calls none, or does not reason."""
 
-    added: Mapping[str, int]
+    added: AddedTokens
     encode: Callable[[str], list[int]]
     tools: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None
@@ -95,7 +95,7 @@ def _calls(
 
 def _gate(dialect: Dialect, start: OutputStart) -> Guide:
     """Where the reasoning ends, if its markers are tokens."""
-    reasoning, added = dialect.reasoning, dialect.added
+    reasoning, added = dialect.reasoning, dialect.added.ids
     if reasoning is None or start is OutputStart.ANSWER or reasoning.close not in added:
         return Guide()
     is_open = start is OutputStart.REASONING

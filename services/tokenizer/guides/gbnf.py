@@ -20,13 +20,13 @@ _TOKEN = re.compile(
     |(?P<name>[A-Za-z0-9_-]+)
     |"(?P<text>(?:\\.|[^"\\\n])*)"
     |(?P<chars>\[(?:\\.|[^\]\\])*\])
-    |(?P<repeat>[*+?]|\{\s*\d+\s*(?:,\s*\d*\s*)?\})
+    |(?P<repeat>[*+?]|\{\s*+\d++\s*+(?:,\s*+\d*+\s*+)?\})
     |(?P<operator>[|()])
     |(?P<any>\.)""",
     re.VERBOSE,
 )
 _NOTHING = literal("")
-_IS_GBNF = re.compile(r"^\s*[A-Za-z0-9_-]+\s*::=", re.MULTILINE)
+_IS_GBNF = re.compile(r"^[ \t]*+[A-Za-z0-9_-]++\s*+::=", re.MULTILINE)
 _CHARACTER = re.compile(
     r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U(00[01][0-9a-fA-F]{5}))|\\?.", re.DOTALL
 )

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import OrderedDict
@@ -20,6 +21,8 @@ MAX_VERDICTS = 4096
 MAX_WAITING = 64
 MAX_TRIAL_S = 10.0  # by the clock; the child itself counts time of the processor, and ends before
 MAX_START_S = 60.0
+GRACE_S = 1.0
+GONE = (0, -signal.SIGKILL)  # it left after a grammar before this one, or somebody killed it
 
 SLOW = "to compile it, or to find the tokens that it allows, takes too long"
 
@@ -78,13 +81,8 @@ class GrammarCheck:
             trial.exception()
 
     async def _try(self, key: bytes, grammar: str) -> Verdict:
-        """A child that has tried others may have died of one of them, so a new one tries again."""
-        was_running = self._child is not None
-        verdict = await self._exchange(grammar)
-        if verdict is None and was_running:
-            verdict = await self._exchange(grammar)
+        verdict = await self._exchange(grammar) or await self._exchange(grammar)
         if verdict is None:
-            log.warning("a grammar of %d characters ended the process that tried it", len(grammar))
             verdict = Verdict("complex")
         self._verdicts[key] = verdict
         if len(self._verdicts) > MAX_VERDICTS:
@@ -92,15 +90,18 @@ class GrammarCheck:
         return verdict
 
     async def _exchange(self, grammar: str) -> Verdict | None:
-        """None: the child died of it, or took too long and was ended."""
+        """None: the child was gone, which says nothing of this grammar."""
         child = self._child or await self._start()
         try:
             async with asyncio.timeout(MAX_TRIAL_S):
-                verdict = await _answer(child, grammar.encode())
-        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
+                return await _answer(child, grammar.encode())
+        except TimeoutError:
             await self._end_child()
-            return None
-        return verdict
+        except (asyncio.IncompleteReadError, ConnectionError):
+            if await self._end_child() in GONE:
+                return None
+        log.warning("a grammar of %d characters ended the process that tried it", len(grammar))
+        return Verdict("complex")
 
     async def _start(self) -> Process:
         """Raises Unavailable if the child does not come up."""
@@ -121,15 +122,20 @@ class GrammarCheck:
             ) from None
         return child
 
-    async def _end_child(self) -> None:
+    async def _end_child(self) -> int | None:
+        """It ends by itself when its pipe does, unless a grammar holds it so that it cannot.
+        Returns its exit code."""
         child, self._child = self._child, None
         if child is None:
-            return
-        if child.returncode is None:
-            child.kill()
+            return None
         assert child.stdin is not None
         child.stdin.close()
-        await child.wait()
+        try:
+            async with asyncio.timeout(GRACE_S):
+                return await child.wait()
+        except TimeoutError:
+            child.kill()
+            return await child.wait()
 
 
 async def _answer(child: Process, data: bytes) -> Verdict:

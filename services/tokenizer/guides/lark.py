@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -35,20 +36,47 @@ def escaped(text: str) -> str:
     return _SPECIAL.sub(r"\\\g<0>", text)
 
 
+class AddedTokens:
+    """The added tokens of a vocabulary, ``ids`` by text: a model writes such a text as one token,
+    and never as a part of a free text."""
+
+    def __init__(self, ids: Mapping[str, int]) -> None:
+        self.ids = ids
+        texts = [text for text in ids if text]
+        self._pattern = re.compile(_any_of(texts) if texts else r"(?!)")
+
+    def split(self, text: str) -> list[str]:
+        """``text`` in parts, each an added token or without any; the longest are found."""
+        parts, end = [], 0
+        for match in self._pattern.finditer(text):
+            parts += [text[end : match.start()], match[0]]
+            end = match.end()
+        return [part for part in (*parts, text[end:]) if part]
+
+
+def _any_of(texts: list[str]) -> str:
+    """An expression for the longest of ``texts``, with what they begin with in common written once:
+    some vocabularies have thousands of them."""
+    pairs = zip(min(texts), max(texts), strict=False)
+    prefix = "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    rests: dict[str, list[str]] = {}
+    for text in texts:
+        if len(text) > len(prefix):
+            rests.setdefault(text[len(prefix)], []).append(text[len(prefix) :])
+    if not rests:
+        return re.escape(prefix)
+    others = "|".join(_any_of(each) for each in rests.values())
+    return f"{re.escape(prefix)}(?:{others}){'?' if prefix in texts else ''}"
+
+
 class Lark:
-    """A grammar in the making: rules under names of their own, and grammars that they refer to.
+    """A grammar in the making: rules under names of their own, and grammars that they refer to."""
 
-    ``added`` are the vocabulary's added tokens: a model writes such a text as one token, and
-    never as part of a free text.
-    """
-
-    def __init__(self, added: Mapping[str, int]) -> None:
+    def __init__(self, added: AddedTokens) -> None:
         self.added = added
         self._lines: list[str] = []
         self._names: dict[str, str] = {}
         self._grammars: list[dict[str, str]] = []
-        longest_first = sorted(filter(None, added), key=len, reverse=True)
-        self._tokens = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
     def rule(self, body: str, options: str = "") -> str:
         """The name of a rule; equal ones are one."""
@@ -77,12 +105,12 @@ class Lark:
 
     def fixed(self, text: str) -> str:
         """This text: added tokens where it names some, characters between them."""
-        return " ".join(self._token(each) or literal(each) for each in self.split(text))
+        return " ".join(self._token(each) or literal(each) for each in self.added.split(text))
 
     def lazy(self, text: str) -> str:
         """Any text up to the first ``text``, which is part of it; if there is an added token in
         ``text``, up to the first of these."""
-        parts = self.split(text)
+        parts = self.added.split(text)
         for index, part in enumerate(parts):
             if token := self._token(part):
                 head = self.rule(f"{self.any_text()} {token}")
@@ -102,16 +130,8 @@ class Lark:
         self._grammars.append({"name": name, "lark_grammar": text})
         return f"@{name}"
 
-    def split(self, text: str) -> list[str]:
-        """``text`` in parts, each an added token or without any."""
-        parts, end = [], 0
-        for match in self._tokens.finditer(text):
-            parts += [text[end : match.start()], match[0]]
-            end = match.end()
-        return [part for part in (*parts, text[end:]) if part]
-
     def _token(self, text: str) -> str | None:
-        return f"<[{self.added[text]}]>" if text in self.added else None
+        return f"<[{self.added.ids[text]}]>" if text in self.added.ids else None
 
     def written(self, start: str, param: str) -> str:
         """The grammar whose texts are those of ``start``, as llguidance's matcher takes it.

@@ -19,7 +19,9 @@ from services.tokenizer.guides.limits import (
 from services.tokenizer.guides.schema import Schema, guided
 from shared.messages import OutputFormat
 
-_RULE = re.compile(r"^[ \t]*[?!]?[A-Za-z_][\w-]*(?:\.-?\d+)?\s*(?:\[[^\]\n]*\])?\s*:", re.MULTILINE)
+_RULE = re.compile(
+    r"^[ \t]*+[?!]?[A-Za-z_][\w-]*+(?:\.-?\d++)?[ \t]*+(?:\[[^\]\n]*+\])?[ \t]*+:", re.MULTILINE
+)
 
 
 def json_part(lark: Lark, schema: Schema, format: OutputFormat) -> str:

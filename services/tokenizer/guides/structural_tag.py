@@ -248,8 +248,8 @@ class _Writer:
         if not _is_text(following):
             return self._lark.terminal(body)
         assert isinstance(following, Fixed)
-        first, *others = self._lark.split(following.text)
-        if first in self._lark.added:
+        first, *others = self._lark.added.split(following.text)
+        if first in self._lark.added.ids:
             return f"{self._lark.terminal(body)} {self._lark.fixed(following.text)}"
         until = self._lark.rule(f"{body} {literal(first)}", "[lazy]")
         return " ".join([until, *map(self._lark.fixed, others)])

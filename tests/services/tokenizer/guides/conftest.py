@@ -9,6 +9,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 
 from services.tokenizer.guides.compose import Dialect
+from services.tokenizer.guides.lark import AddedTokens
 from shared.dialects.reasoning import REASONING_FORMATS
 from shared.dialects.tools import TOOL_FORMATS
 from shared.grammar_limits import PARSER_LIMITS
@@ -33,20 +34,29 @@ class Vocabulary:
 
     def dialect(self, tools: str = "", reasoning: str = "") -> Dialect:
         return Dialect(
-            self.added, self.encode, TOOL_FORMATS.get(tools), REASONING_FORMATS.get(reasoning)
+            AddedTokens(self.added),
+            self.encode,
+            TOOL_FORMATS.get(tools),
+            REASONING_FORMATS.get(reasoning),
         )
 
     def refusal(self, grammar: str, text: str) -> str | None:
         """None: the grammar takes the whole text. Otherwise what of it is left where it fails."""
-        limits = LLParserLimits(**PARSER_LIMITS)
-        matcher = LLMatcher(self.matching, grammar, log_level=0, limits=limits)
-        assert not matcher.is_error(), matcher.get_error()
+        matcher = compiled(self.matching, grammar).deep_copy()
         ids = self.encode(text)
         num = matcher.try_consume_tokens(ids)
         assert not matcher.is_error(), matcher.get_error()
         if num < len(ids):
             return self.tokenizer.decode(ids[num:], skip_special_tokens=False)
         return None if matcher.is_accepting() else ""
+
+
+@cache
+def compiled(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
+    limits = LLParserLimits(**PARSER_LIMITS)
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+    assert not matcher.is_error(), matcher.get_error()
+    return matcher
 
 
 @cache

@@ -1,0 +1,170 @@
+"""Hostile grammars cost a process that is there to die, and nothing else."""
+
+import asyncio
+import gc
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from services.tokenizer.guides import grammar_check
+from services.tokenizer.guides.child import Vocabulary
+from services.tokenizer.guides.grammar_check import GrammarCheck
+from shared.errors import InvalidRequest, Unavailable
+from tests.services.tokenizer.guides.conftest import END_IDS, vocabulary_with
+
+SMALL = 'start: %json {"type": "object", "properties": {"a": {"type": "integer"}}}'
+
+
+def schema(value: object) -> str:
+    return f"start: %json {json.dumps(value)}"
+
+
+def chain(num: int) -> str:
+    rules = "".join(f"r{index}: r{index + 1}\n" for index in range(num))
+    return f'start: r0\n{rules}r{num}: "a"'
+
+
+# What llguidance does with these: seconds of compiling, slow masks, errors, a stack that overflows.
+HOSTILE = {
+    "optional properties": schema({"properties": {f"p{index}": {} for index in range(5000)}}),
+    "enum": schema({"enum": [f"value {index}" for index in range(50_000)]}),
+    "chain of rules": chain(100_000),
+    "states": "start: A\nA: /(.|\\n)*/ & ~/(.|\\n)*(a.{200}b|c.{200}d)(.|\\n)*/",
+}
+WRONG = {
+    "itself": schema({"$ref": "#"}),
+    "no rule": "start: nothing",
+    "lookahead": "start: /a(?=b)/",
+    "no such format": schema({"type": "string", "format": "colour"}),
+}
+
+
+def read_vocabulary() -> Vocabulary:
+    tokenizer = vocabulary_with().tokenizer
+    return Vocabulary(tokenizer.to_str(), tokenizer.get_vocab_size(), END_IDS)
+
+
+@pytest.fixture
+async def check() -> AsyncIterator[GrammarCheck]:
+    check = GrammarCheck(read_vocabulary)
+    yield check
+    await check.close()
+
+
+def children() -> set[int]:
+    """Processes that we have started and that have not been waited for."""
+    path = Path(f"/proc/self/task/{os.getpid()}/children")
+    return {int(pid) for pid in path.read_text().split()}
+
+
+async def test_hostile_grammars_are_refused_and_small_ones_go_on(
+    check: GrammarCheck, subtests: pytest.Subtests
+):
+    for name, grammar in HOSTILE.items():
+        with subtests.test(name):
+            with pytest.raises(InvalidRequest) as refused:
+                await check.check(grammar, "guided_grammar")
+            assert refused.value.code == "grammar_too_complex"
+            assert refused.value.param == "guided_grammar"
+        await check.check(f"{SMALL}  // after {name}", "guided_json")
+
+
+async def test_wrong_grammars_are_refused_with_what_the_library_says(
+    check: GrammarCheck, subtests: pytest.Subtests
+):
+    for name, grammar in WRONG.items():
+        with subtests.test(name):
+            with pytest.raises(InvalidRequest) as refused:
+                await check.check(grammar, "guided_grammar")
+            assert refused.value.code == "invalid_grammar"
+            assert refused.value.message.startswith("guided_grammar: the grammar cannot be used: ")
+
+
+async def test_what_costs_little_is_taken(check: GrammarCheck, subtests: pytest.Subtests):
+    for grammar in (
+        schema({"properties": {f"p{index}": {} for index in range(400)}}),
+        schema({"enum": [f"value {index}" for index in range(5000)]}),
+        schema({"type": "array", "items": {"type": "string"}, "maxItems": 10**9}),
+        "start: /((a{1,100000}){1,100000}){1,1000}/",
+        chain(999),
+    ):
+        with subtests.test(grammar[:60]):
+            await check.check(grammar, "guided_json")
+
+
+async def test_a_verdict_is_asked_for_once(check: GrammarCheck):
+    await asyncio.gather(*(check.check(SMALL, "guided_json") for _ in range(10)))
+    (child,) = children()
+    os.kill(child, 9)
+    await check.check(SMALL, "guided_json")
+    assert len(check._verdicts) == 1
+
+
+async def test_a_child_that_died_of_nothing_is_replaced(check: GrammarCheck):
+    await check.check(SMALL, "guided_json")
+    (child,) = children()
+    os.kill(child, 9)
+    await check.check('start: "other"', "guided_grammar")
+
+
+async def test_only_so_many_wait_and_who_leaves_makes_room(
+    check: GrammarCheck, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(grammar_check, "MAX_WAITING", 3)
+    tasks = [
+        asyncio.create_task(check.check(f'start: "a{index}"', "guided_grammar"))
+        for index in range(4)
+    ]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    with pytest.raises(Unavailable) as refused:
+        await check.check('start: "b"', "guided_grammar")
+    assert refused.value.retry_after_s
+    tasks[0].cancel()  # it is being tried: its verdict is kept
+    tasks[2].cancel()
+    await asyncio.sleep(0)
+    await check.check('start: "b"', "guided_grammar")
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert len(check._verdicts) == 4
+
+
+async def test_nothing_is_left_after_close():
+    check = GrammarCheck(read_vocabulary)
+    await check.check(SMALL, "guided_json")
+    task = asyncio.create_task(check.check(HOSTILE["optional properties"], "guided_grammar"))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert children()
+    await check.close()
+    assert not children()
+    gc.collect()  # what is not closed would warn
+
+
+def test_the_child_dies_with_its_parent():
+    """Killed, so that it can close nothing."""
+    code = (
+        "import asyncio, os, sys\n"
+        "from tests.services.tokenizer.guides.test_grammar_check import *\n"
+        "async def run():\n"
+        "    check = GrammarCheck(read_vocabulary)\n"
+        "    await check.check(SMALL, 'p')\n"
+        "    print(*children(), flush=True)\n"
+        "    asyncio.create_task(check.check(HOSTILE['optional properties'], 'p'))\n"
+        "    await asyncio.sleep(60)\n"
+        "asyncio.run(run())\n"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        descriptor = os.pidfd_open(child)
+        parent.kill()
+    assert select.select([descriptor], [], [], 60)[0]
+    os.close(descriptor)

@@ -1,0 +1,96 @@
+"""The way of a request to its guide."""
+
+import json
+
+import numpy as np
+import pytest
+
+from services.tokenizer.guides.guides import Guides
+from services.tokenizer.lanes import Lanes
+from shared.errors import InvalidRequest
+from shared.messages import (
+    ChatOptions,
+    ChoiceStart,
+    OutputFormat,
+    OutputStart,
+    SamplingParams,
+    Submit,
+    TextOptions,
+    ToolChoice,
+)
+from tests.services.tokenizer.guides.conftest import vocabulary_with
+from tests.services.tokenizer.guides.test_calls import TOOLS
+from tests.services.tokenizer.guides.test_grammar_check import read_vocabulary
+
+
+@pytest.fixture
+async def guides():
+    vocabulary, lanes = vocabulary_with(), Lanes(1)
+    guides = Guides(vocabulary.dialect("hermes", "qwen3"), read_vocabulary, lanes)
+    yield guides
+    await guides.close()
+    lanes.close()
+
+
+def submitted(**fields) -> Submit:
+    params, text = SamplingParams(seed=0), TextOptions()
+    return Submit("r~1/0", 1, "chat", params, text, [ChoiceStart(0)], **fields)
+
+
+async def test_a_request_that_asks_for_nothing_has_no_guide(guides: Guides):
+    assert await guides.guide_of(submitted(), OutputStart.UNDECIDED) is None
+    documents = ChatOptions(documents='[{"text": "a"}]')
+    assert await guides.guide_of(submitted(chat=documents), OutputStart.ANSWER) is None
+
+
+async def test_formats_and_tools_become_a_guide(guides: Guides):
+    format = OutputFormat("regex", "guided_regex", "[a-c]+")
+    guide = await guides.guide_of(submitted(format=format), OutputStart.ANSWER)
+    assert guide is not None
+    assert vocabulary_with().refusal(guide.grammar, "abc") is None
+    chat = ChatOptions(tools=TOOLS)
+    required = submitted(chat=chat, tool_choice=ToolChoice("required"))
+    guide = await guides.guide_of(required, OutputStart.ANSWER)
+    assert guide is not None
+    text = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    assert vocabulary_with().refusal(guide.grammar, text) is None
+
+
+async def test_the_same_request_has_the_same_guide_again(guides: Guides):
+    """A replay goes on from the ids of the first attempt."""
+    chat = ChatOptions(tools=TOOLS)
+    format = OutputFormat("json_schema", "response_format", json.dumps({"properties": {"a": {}}}))
+    submit = submitted(chat=chat, format=format)
+    first = await guides.guide_of(submit, OutputStart.REASONING)
+    assert first == await guides.guide_of(submit, OutputStart.REASONING)
+
+
+async def test_what_cannot_be_held_is_the_clients_error(guides: Guides):
+    format = OutputFormat("regex", "guided_regex", "a(?=b)")
+    with pytest.raises(InvalidRequest) as refused:
+        await guides.guide_of(submitted(format=format), OutputStart.ANSWER)
+    assert refused.value.param == "guided_regex"
+    assert "look-around" in refused.value.message
+
+
+async def test_random_schemas_of_tools_are_held_as_their_texts_are_written(guides: Guides):
+    """A tool for each of many schemas, all in one grammar, and a call of each."""
+    random = np.random.default_rng(0)
+    tools, texts = [], []
+    for index in range(20):
+        names = [f"{index}_{letter}" for letter in random.permutation([*"abcdef"])[:3]]
+        kinds = random.choice(["integer", "string", "boolean"], 3)
+        values = {"integer": -12, "string": 'a "quote"', "boolean": True}
+        properties = {name: {"type": str(kind)} for name, kind in zip(names, kinds, strict=True)}
+        parameters = {"type": "object", "properties": properties, "required": names}
+        tools.append({"function": {"name": f"f{index}", "strict": True, "parameters": parameters}})
+        arguments = {name: values[kind["type"]] for name, kind in properties.items()}
+        texts.append(json.dumps({"name": f"f{index}", "arguments": arguments}))
+    chat = ChatOptions(tools=json.dumps(tools))
+    required = submitted(chat=chat, tool_choice=ToolChoice("required"))
+    guide = await guides.guide_of(required, OutputStart.ANSWER)
+    assert guide is not None
+    for text in texts:
+        call = f"<tool_call>\n{text}\n</tool_call>"
+        assert vocabulary_with().refusal(guide.grammar, call) is None
+        assert vocabulary_with().refusal(guide.grammar, call.replace('"f', '"g')) is not None
