@@ -1,7 +1,8 @@
 """One Guide of what a client asks for: a format, tools, reasoning. Pure; nothing is compiled."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import msgspec
 
@@ -14,15 +15,19 @@ from shared.dialects.formats import ReasoningFormat, ToolFormat
 from shared.messages import Guide, OutputFormat, OutputStart, ToolChoice
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Dialect:
-    """How the model writes: ``encode`` makes ids of a text. Without ``tools`` or ``reasoning`` it
-    calls none, or does not reason."""
+    """How the model writes: ``added`` are the ids of its added tokens by text, ``encode`` makes ids
+    of a text. Without ``tools`` or ``reasoning`` it calls none, or does not reason."""
 
-    added: AddedTokens
+    added: Mapping[str, int]
     encode: Callable[[str], list[int]]
     tools: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None
+
+    @cached_property
+    def added_tokens(self) -> AddedTokens:
+        return AddedTokens(self.added)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,7 @@ class Wanted:
 def compose(dialect: Dialect, wanted: Wanted, start: OutputStart) -> Guide | None:
     """None: any text will do. Raises InvalidRequest naming the field."""
     gate = _gate(dialect, start)
-    lark = Lark(dialect.added)
+    lark = Lark(dialect.added_tokens)
     answer = _answer(lark, dialect, wanted, start)
     if wanted.budget is not None:
         gate = _limited(dialect, gate, wanted.budget, start)
@@ -95,7 +100,7 @@ def _calls(
 
 def _gate(dialect: Dialect, start: OutputStart) -> Guide:
     """Where the reasoning ends, if its markers are tokens."""
-    reasoning, added = dialect.reasoning, dialect.added.ids
+    reasoning, added = dialect.reasoning, dialect.added
     if reasoning is None or start is OutputStart.ANSWER or reasoning.close not in added:
         return Guide()
     is_open = start is OutputStart.REASONING

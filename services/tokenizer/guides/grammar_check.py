@@ -106,17 +106,17 @@ class GrammarCheck:
     async def _start(self) -> Process:
         """Raises Unavailable if the child does not come up."""
         vocabulary = msgspec.msgpack.encode(await asyncio.to_thread(self._read_vocabulary))
-        self._child = child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "services.tokenizer.guides.child"),
-            stdin=PIPE,
-            stdout=PIPE,
-        )
         try:
+            self._child = child = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "services.tokenizer.guides.child"),
+                stdin=PIPE,
+                stdout=PIPE,
+            )
             async with asyncio.timeout(MAX_START_S):
                 await _answer(child, vocabulary)
-        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
-            await self._end_child()
-            log.error("the process that tries grammars does not start")
+        except (OSError, asyncio.IncompleteReadError) as error:  # a timeout is an OSError, too
+            code = await self._end_child()
+            log.error("no process can try grammars: %r, exit code %s", error, code)
             raise Unavailable(
                 "grammars cannot be checked now", retry_after_s=RETRY_AFTER_S
             ) from None

@@ -9,7 +9,6 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 
 from services.tokenizer.guides.compose import Dialect
-from services.tokenizer.guides.lark import AddedTokens
 from shared.dialects.reasoning import REASONING_FORMATS
 from shared.dialects.tools import TOOL_FORMATS
 from shared.grammar_limits import PARSER_LIMITS
@@ -34,7 +33,7 @@ class Vocabulary:
 
     def dialect(self, tools: str = "", reasoning: str = "") -> Dialect:
         return Dialect(
-            AddedTokens(self.added),
+            self.added,
             self.encode,
             TOOL_FORMATS.get(tools),
             REASONING_FORMATS.get(reasoning),
