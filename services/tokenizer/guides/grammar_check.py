@@ -81,7 +81,7 @@ class GrammarCheck:
             trial.exception()
 
     async def _try(self, key: bytes, grammar: str) -> Verdict:
-        verdict = await self._exchange(grammar) or await self._exchange(grammar)
+        verdict = await self._ask_child(grammar) or await self._ask_child(grammar)
         if verdict is None:
             verdict = Verdict("complex")
         self._verdicts[key] = verdict
@@ -89,7 +89,7 @@ class GrammarCheck:
             self._verdicts.popitem(last=False)
         return verdict
 
-    async def _exchange(self, grammar: str) -> Verdict | None:
+    async def _ask_child(self, grammar: str) -> Verdict | None:
         """None: the child was gone, which says nothing of this grammar."""
         child = self._child or await self._start()
         try:
