@@ -44,7 +44,7 @@ class Wanted:
 def compose(dialect: Dialect, wanted: Wanted, start: OutputStart) -> Guide | None:
     """None: any text will do. Raises InvalidRequest naming the field."""
     gate = _gate(dialect, start)
-    lark = Lark(dialect.added_tokens)
+    lark = Lark(dialect.added_tokens, param_of(wanted))
     answer = _answer(lark, dialect, wanted, start)
     if wanted.budget is not None:
         gate = _limited(dialect, gate, wanted.budget, start)
@@ -52,7 +52,7 @@ def compose(dialect: Dialect, wanted: Wanted, start: OutputStart) -> Guide | Non
         return gate if gate.budget is not None else None
     if not gate.close_ids:
         answer = _after_text_markers(lark, dialect.reasoning, answer, start)
-    return msgspec.structs.replace(gate, grammar=lark.written(answer, param_of(wanted)))
+    return msgspec.structs.replace(gate, grammar=lark.written(answer))
 
 
 def param_of(wanted: Wanted) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from services.tokenizer.guides.limits import invalid
+from services.tokenizer.guides.limits import check_limit
 from shared.messages import MAX_GRAMMAR_CHARS
 
 ANY_TEXT = r"/(.|\n)*/"
@@ -70,10 +70,15 @@ def _any_of(texts: list[str]) -> str:
 
 
 class Lark:
-    """A grammar in the making: rules under names of their own, and grammars that they refer to."""
+    """A grammar in the making: rules under names of their own, and grammars that they refer to.
 
-    def __init__(self, added: AddedTokens) -> None:
+    All that adds to it raises InvalidRequest, naming ``param``, when it is too long for a message.
+    """
+
+    def __init__(self, added: AddedTokens, param: str) -> None:
         self.added = added
+        self._param = param
+        self._num_chars = 0
         self._lines: list[str] = []
         self._names: dict[str, str] = {}
         self._grammars: list[dict[str, str]] = []
@@ -90,14 +95,22 @@ class Lark:
         """The name of a rule whose ``body`` is made with its name."""
         name = f"r{len(self._names)}"
         self._names[name] = name
-        self._lines.append(f"{name}: {body(name)}")
+        self._add(f"{name}: {body(name)}")
         return name
 
     def _named(self, letter: str, text: str) -> str:
         if text not in self._names:
             self._names[text] = f"{letter}{len(self._names)}"
-            self._lines.append(self._names[text] + text)
+            self._add(self._names[text] + text)
         return self._names[text]
+
+    def _add(self, line: str) -> None:
+        self._lines.append(line)
+        self._num_chars += len(line)
+        self._check_size(self._num_chars)
+
+    def _check_size(self, num_chars: int) -> None:
+        check_limit(self._param, "characters of the grammar", num_chars, MAX_GRAMMAR_CHARS)
 
     def json(self, schema: dict[str, Any]) -> str:
         """The name of the rule for JSON of this schema."""
@@ -133,15 +146,9 @@ class Lark:
     def _token(self, text: str) -> str | None:
         return f"<[{self.added.ids[text]}]>" if text in self.added.ids else None
 
-    def written(self, start: str, param: str) -> str:
-        """The grammar whose texts are those of ``start``, as llguidance's matcher takes it.
-
-        Raises InvalidRequest naming ``param`` if it is too long for a message.
-        """
+    def written(self, start: str) -> str:
+        """The grammar whose texts are those of ``start``, as llguidance's matcher takes it."""
         main = "\n".join([f"start: {start}", *self._lines, ""])
         text = msgspec.json.encode({"grammars": [{"lark_grammar": main}, *self._grammars]}).decode()
-        if len(text) > MAX_GRAMMAR_CHARS:
-            raise invalid(
-                param, f"the grammar has {len(text)} characters; the limit is {MAX_GRAMMAR_CHARS}"
-            )
+        self._check_size(len(text))
         return text

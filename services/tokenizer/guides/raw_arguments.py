@@ -68,7 +68,8 @@ def parameters(tool: Tool) -> list[Parameter] | None:
     properties, required = schema.get("properties"), schema.get("required")
     if not tool.is_strict or others or not isinstance(properties, dict):
         return None
-    names = required if isinstance(required, list) else []
+    listed = required if isinstance(required, list) else []
+    names = {each for each in listed if isinstance(each, str)}
     return [
         Parameter(
             name,
@@ -188,16 +189,19 @@ def _json(value: Any) -> str:
 
 
 def _alternatives(root: Schema, schema: Schema) -> list[Schema]:
-    """The schemas of which a value has one, with references and anyOf followed."""
+    """The schemas of which a value has one, with references and anyOf followed; of too many, that
+    of any value."""
     found: list[Schema] = []
     unseen = [schema]
     for each in unseen:  # grows as it goes
         target = find(root, each["$ref"]) if isinstance(each.get("$ref"), str) else None
         members = each.get("anyOf")
-        if isinstance(target, dict) and len(unseen) < MAX_CHAIN:
+        if isinstance(target, dict):
             unseen.append(target)
-        elif isinstance(members, list) and members and len(unseen) < MAX_CHAIN:
+        elif isinstance(members, list) and members and len(members) <= MAX_CHAIN:
             unseen += [member if isinstance(member, dict) else {} for member in members]
         else:
             found.append(each)
+        if len(unseen) > MAX_CHAIN:
+            return [{}]
     return found
