@@ -1,7 +1,7 @@
 """Writes grammars in the Lark of llguidance."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import takewhile
 from typing import Any
 
@@ -54,11 +54,16 @@ class AddedTokens:
         return [part for part in (*parts, text[end:]) if part]
 
 
+def _common(texts: Collection[str]) -> str:
+    """What all of them begin with."""
+    pairs = zip(min(texts), max(texts), strict=False)
+    return "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
 def _any_of(texts: list[str]) -> str:
     """An expression for the longest of ``texts``, with what they begin with in common written once:
     some vocabularies have thousands of them."""
-    pairs = zip(min(texts), max(texts), strict=False)
-    prefix = "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    prefix = _common(texts)
     rests: dict[str, list[str]] = {}
     for text in texts:
         if len(text) > len(prefix):
@@ -119,6 +124,19 @@ class Lark:
     def fixed(self, text: str) -> str:
         """This text: added tokens where it names some, characters between them."""
         return " ".join(self._token(each) or literal(each) for each in self.added.split(text))
+
+    def after_texts(self, rests: Mapping[str, str]) -> str:
+        """One of the texts, and the expression for what follows it. What texts begin with in common
+        is written once: a row of llguidance's parser has a few hundred items."""
+        prefix = _common(rests)
+        groups: dict[str, dict[str, str]] = {}
+        for text, rest in rests.items():
+            if len(text) > len(prefix):
+                groups.setdefault(text[len(prefix)], {})[text[len(prefix) :]] = rest
+        words = [self.after_texts(group) for group in groups.values()]
+        if prefix in rests:
+            words.append(rests[prefix] or '""')
+        return f"{literal(prefix)} {self.rule(' | '.join(words))}"
 
     def lazy(self, text: str) -> str:
         """Any text up to the first ``text``, which is part of it; if there is an added token in

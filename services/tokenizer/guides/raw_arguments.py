@@ -82,7 +82,7 @@ def parameters(tool: Tool) -> list[Parameter] | None:
 
 
 def tagged_arguments(lark: Lark, layout: TaggedLayout, tool: Tool) -> str:
-    """``<function=f>``, parameters, ``</function>``."""
+    """Parameters and ``</function>``."""
     after_name = f"{layout.name_close}{layout.value_padding}"
     end, line_end = f"{layout.value_padding}{layout.parameter_close}", layout.line_end
 
@@ -90,19 +90,18 @@ def tagged_arguments(lark: Lark, layout: TaggedLayout, tool: Tool) -> str:
         words = [lark.fixed(layout.parameter_open), key, lark.fixed(after_name), value(end)]
         return lark.rule(" ".join([*words, lark.fixed(line_end)]))
 
-    head = lark.fixed(f"{layout.function_open}{tool.name}{layout.name_close}{line_end}")
-    return f"{head} {_all(lark, tool, parameter)} {lark.fixed(layout.function_close)}"
+    return f"{_all(lark, tool, parameter)} {lark.fixed(layout.function_close)}"
 
 
 def pair_arguments(lark: Lark, layout: PairsLayout, tool: Tool) -> str:
-    """The name, then ``<arg_key>k</arg_key>`` and ``<arg_value>v</arg_value>`` in turn."""
+    """``<arg_key>k</arg_key>`` and ``<arg_value>v</arg_value>`` in turn."""
     between = f"{layout.key_close}{layout.line_end}{layout.value_open}"
 
     def parameter(key: str, value: Callable[[str], str]) -> str:
         words = [lark.fixed(layout.key_open), key, lark.fixed(between), value(layout.value_close)]
         return lark.rule(" ".join([*words, lark.fixed(layout.line_end)]))
 
-    return f"{lark.fixed(tool.name + layout.line_end)} {_all(lark, tool, parameter)}"
+    return _all(lark, tool, parameter)
 
 
 def _all(lark: Lark, tool: Tool, one: Callable[[str, Callable[[str], str]], str]) -> str:
@@ -130,12 +129,11 @@ def _value(lark: Lark, parameter: Parameter, end: str) -> str:
 
 
 def pythonic_arguments(lark: Lark, tool: Tool) -> str:
-    """``f(a=1, b="x")``: arguments by name, in the order of the schema."""
+    """``a=1, b="x")``: by name, in the order of the schema."""
     wanted, comma = parameters(tool), lark.terminal(PYTHON_COMMA)
-    head = literal(f"{tool.name}(")
     if wanted is None:
         one = lark.rule(f'{lark.terminal("/[A-Za-z_][A-Za-z0-9_]*/")} "=" {python_value(lark)}')
-        return f'{head} ({one} ({comma} {one})*)? ")"'
+        return f'({one} ({comma} {one})*)? ")"'
     first = rest = '""'
     for each in reversed(wanted):
         one = lark.rule(f"{literal(each.name)} {literal('=')} {_python(lark, each)}")
@@ -144,7 +142,7 @@ def pythonic_arguments(lark: Lark, tool: Tool) -> str:
             lark.rule(f"{one} {rest}{f' | {first}' * optional}"),
             lark.rule(f"{comma} {one} {rest}{f' | {rest}' * optional}"),
         )
-    return f'{head} {first} ")"'
+    return f'{first} ")"'
 
 
 def _python(lark: Lark, parameter: Parameter) -> str:
