@@ -1,6 +1,6 @@
 """Calls of tools as a part of a grammar, by the description of how a family of models writes them.
 
-What holds a call, its markers, names and keys, is exact; there is one alternative for each tool.
+What holds a call, its markers, names and keys, is exact; the arguments are those of the tool.
 """
 
 from services.tokenizer.guides.lark import Lark, literal
@@ -34,7 +34,7 @@ class Calls:
             raise invalid("tool_choice", "calls cannot be held in the format of this model")
         self._lark = lark
         self._format = format
-        self._one = lark.rule(" | ".join(self._body(tool) for tool in tools))
+        self._one = lark.rule(f"{lark.fixed(self._before_name())} {self._names(tools)}")
 
     def required(self, is_parallel: bool, has_marker: bool = False) -> str:
         """One call, or more if ``is_parallel``, and nothing else but blanks before; ``has_marker``:
@@ -99,26 +99,40 @@ class Calls:
     def _optional(self, padding: str) -> str:
         return f"{self._lark.terminal(literal(padding))}?" if padding else ""
 
-    def _body(self, tool: Tool) -> str:
-        lark = self._lark
+    def _before_name(self) -> str:
+        match self._format.layout:
+            case JsonLayout():
+                return '{"name": "'
+            case TaggedLayout(opening):
+                return opening
+            case MarkedNameLayout() as layout:
+                return f"{layout.kind}{layout.kind_close}{layout.name_open}"
+        return ""
+
+    def _names(self, tools: list[Tool]) -> str:
+        """The name of a tool, and what follows it in a call; of tools with one name the last."""
+        return self._lark.after_texts(dict(map(self._after_name, tools)))
+
+    def _after_name(self, tool: Tool) -> tuple[str, str]:
+        """Its name with the text that follows in any call, and the expression for the rest."""
+        lark, name = self._lark, tool.name
         match self._format.layout:
             case JsonLayout(key):
-                head = f'{{"name": "{tool.name}", "{key}": '
-                return f'{literal(head)} {lark.json(arguments(tool))} "}}"'
+                return f'{name}", "{key}": ', f'{lark.json(arguments(tool))} "}}"'
             case TaggedLayout() as layout:
-                return tagged_arguments(lark, layout, tool)
+                rest = tagged_arguments(lark, layout, tool)
+                return f"{name}{layout.name_close}{layout.line_end}", rest
             case PairsLayout() as layout:
-                return pair_arguments(lark, layout, tool)
+                return f"{name}{layout.line_end}", pair_arguments(lark, layout, tool)
             case PythonicLayout():
-                return pythonic_arguments(lark, tool)
+                return f"{name}(", pythonic_arguments(lark, tool)
             case MarkedNameLayout() as layout:
-                return self._marked(layout, tool)
+                return f"{name}{layout.index_open}", self._marked_arguments(layout, tool)
         raise AssertionError(self._format)
 
-    def _marked(self, layout: MarkedNameLayout, tool: Tool) -> str:
-        lark, name = self._lark, f"{layout.name_open}{tool.name}{layout.index_open}"
+    def _marked_arguments(self, layout: MarkedNameLayout, tool: Tool) -> str:
+        lark = self._lark
         words = [
-            lark.fixed(f"{layout.kind}{layout.kind_close}{name}"),
             lark.terminal("/[0-9]{1,4}/") if layout.index_open else "",
             lark.fixed(layout.arguments_open),
             lark.json(arguments(tool)),

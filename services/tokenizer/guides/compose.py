@@ -44,15 +44,17 @@ class Wanted:
 def compose(dialect: Dialect, wanted: Wanted, start: OutputStart) -> Guide | None:
     """None: any text will do. Raises InvalidRequest naming the field."""
     gate = _gate(dialect, start)
-    lark = Lark(dialect.added_tokens)
+    lark = Lark(dialect.added_tokens, param_of(wanted))
     answer = _answer(lark, dialect, wanted, start)
     if wanted.budget is not None:
         gate = _limited(dialect, gate, wanted.budget, start)
     if answer is None:
         return gate if gate.budget is not None else None
     if not gate.close_ids:
+        if dialect.reasoning is not None and dialect.reasoning.is_harmony:
+            raise invalid(param_of(wanted), "the format of the model's reasoning leaves no form")
         answer = _after_text_markers(lark, dialect.reasoning, answer, start)
-    return msgspec.structs.replace(gate, grammar=lark.written(answer, param_of(wanted)))
+    return msgspec.structs.replace(gate, grammar=lark.written(answer))
 
 
 def param_of(wanted: Wanted) -> str:
@@ -134,8 +136,6 @@ def _after_text_markers(
     """The grammar itself lets the model reason where no token would say that it has ended."""
     if reasoning is None or start is OutputStart.ANSWER:
         return answer
-    if reasoning.is_harmony:
-        raise invalid("response_format", "a form cannot be held with this model's reasoning")
     closed = lark.lazy(reasoning.close)
     if start is OutputStart.REASONING:
         return f"{closed} ({answer})"

@@ -1,13 +1,13 @@
 """Writes grammars in the Lark of llguidance."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import takewhile
 from typing import Any
 
 import msgspec
 
-from services.tokenizer.guides.limits import invalid
+from services.tokenizer.guides.limits import check_limit
 from shared.messages import MAX_GRAMMAR_CHARS
 
 ANY_TEXT = r"/(.|\n)*/"
@@ -54,11 +54,16 @@ class AddedTokens:
         return [part for part in (*parts, text[end:]) if part]
 
 
+def _common(texts: Collection[str]) -> str:
+    """What all of them begin with."""
+    pairs = zip(min(texts), max(texts), strict=False)
+    return "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
 def _any_of(texts: list[str]) -> str:
     """An expression for the longest of ``texts``, with what they begin with in common written once:
     some vocabularies have thousands of them."""
-    pairs = zip(min(texts), max(texts), strict=False)
-    prefix = "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    prefix = _common(texts)
     rests: dict[str, list[str]] = {}
     for text in texts:
         if len(text) > len(prefix):
@@ -70,10 +75,15 @@ def _any_of(texts: list[str]) -> str:
 
 
 class Lark:
-    """A grammar in the making: rules under names of their own, and grammars that they refer to."""
+    """A grammar in the making: rules under names of their own, and grammars that they refer to.
 
-    def __init__(self, added: AddedTokens) -> None:
+    All that adds to it raises InvalidRequest, naming ``param``, when it is too long for a message.
+    """
+
+    def __init__(self, added: AddedTokens, param: str) -> None:
         self.added = added
+        self._param = param
+        self._num_chars = 0
         self._lines: list[str] = []
         self._names: dict[str, str] = {}
         self._grammars: list[dict[str, str]] = []
@@ -90,14 +100,22 @@ class Lark:
         """The name of a rule whose ``body`` is made with its name."""
         name = f"r{len(self._names)}"
         self._names[name] = name
-        self._lines.append(f"{name}: {body(name)}")
+        self._add(f"{name}: {body(name)}")
         return name
 
     def _named(self, letter: str, text: str) -> str:
         if text not in self._names:
             self._names[text] = f"{letter}{len(self._names)}"
-            self._lines.append(self._names[text] + text)
+            self._add(self._names[text] + text)
         return self._names[text]
+
+    def _add(self, line: str) -> None:
+        self._lines.append(line)
+        self._num_chars += len(line)
+        self._check_size(self._num_chars)
+
+    def _check_size(self, num_chars: int) -> None:
+        check_limit(self._param, "characters of the grammar", num_chars, MAX_GRAMMAR_CHARS)
 
     def json(self, schema: dict[str, Any]) -> str:
         """The name of the rule for JSON of this schema."""
@@ -106,6 +124,19 @@ class Lark:
     def fixed(self, text: str) -> str:
         """This text: added tokens where it names some, characters between them."""
         return " ".join(self._token(each) or literal(each) for each in self.added.split(text))
+
+    def after_texts(self, rests: Mapping[str, str]) -> str:
+        """One of the texts, and the expression for what follows it. What texts begin with in common
+        is written once: a row of llguidance's parser has a few hundred items."""
+        prefix = _common(rests)
+        groups: dict[str, dict[str, str]] = {}
+        for text, rest in rests.items():
+            if len(text) > len(prefix):
+                groups.setdefault(text[len(prefix)], {})[text[len(prefix) :]] = rest
+        words = [self.after_texts(group) for group in groups.values()]
+        if prefix in rests:
+            words.append(rests[prefix] or '""')
+        return f"{literal(prefix)} {self.rule(' | '.join(words))}"
 
     def lazy(self, text: str) -> str:
         """Any text up to the first ``text``, which is part of it; if there is an added token in
@@ -133,15 +164,9 @@ class Lark:
     def _token(self, text: str) -> str | None:
         return f"<[{self.added.ids[text]}]>" if text in self.added.ids else None
 
-    def written(self, start: str, param: str) -> str:
-        """The grammar whose texts are those of ``start``, as llguidance's matcher takes it.
-
-        Raises InvalidRequest naming ``param`` if it is too long for a message.
-        """
+    def written(self, start: str) -> str:
+        """The grammar whose texts are those of ``start``, as llguidance's matcher takes it."""
         main = "\n".join([f"start: {start}", *self._lines, ""])
         text = msgspec.json.encode({"grammars": [{"lark_grammar": main}, *self._grammars]}).decode()
-        if len(text) > MAX_GRAMMAR_CHARS:
-            raise invalid(
-                param, f"the grammar has {len(text)} characters; the limit is {MAX_GRAMMAR_CHARS}"
-            )
+        self._check_size(len(text))
         return text

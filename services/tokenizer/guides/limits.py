@@ -24,25 +24,44 @@ MAX_REPEATS = 10_000
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 
 
-def invalid(param: str, problem: str, code: str = "invalid_grammar") -> InvalidRequest:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in a request; its path is written when it is asked for, since the names in it may be
+    long and many."""
+
+    parent: "Place | str"
+    step: str
+
+    def __str__(self) -> str:
+        steps, place = [self.step], self.parent
+        while isinstance(place, Place):
+            steps.append(place.step)
+            place = place.parent
+        return "".join([place, *reversed(steps)])
+
+
+Param = Place | str
+
+
+def invalid(param: Param, problem: str, code: str = "invalid_grammar") -> InvalidRequest:
     """The error of the field at ``param``; the text begins with that path."""
-    param = param[:MAX_NAME_CHARS]
-    return InvalidRequest(f"{param}: {problem}", param=param, code=code)
+    path = str(param)[:MAX_NAME_CHARS]
+    return InvalidRequest(f"{path}: {problem}", param=path, code=code)
 
 
-def check_limit(param: str, what: str, number: int, limit: int) -> None:
+def check_limit(param: Param, what: str, number: int, limit: int) -> None:
     """Raises InvalidRequest if ``number`` is above ``limit``."""
     if number > limit:
         raise invalid(param, f"{number} {what}; the limit is {limit}")
 
 
-def check_regex(param: str, expression: str) -> None:
+def check_regex(param: Param, expression: str) -> None:
     check_limit(param, "characters of a regular expression", len(expression), MAX_REGEX_CHARS)
     if "\0" in expression:
         raise invalid(param, "a regular expression may not hold the character NUL")
 
 
-def check_tool_name(param: str, name: str) -> None:
+def check_tool_name(param: Param, name: str) -> None:
     if not _TOOL_NAME.fullmatch(name):
         raise invalid(param, f"a tool's name matches {_TOOL_NAME.pattern}; this is {name[:140]!r}")
 
@@ -56,18 +75,18 @@ class Totals:
     num_enum_values: int = 0
     num_enum_bytes: int = 0
 
-    def add_schema(self, param: str, num_bytes: int) -> None:
+    def add_schema(self, param: Param, num_bytes: int) -> None:
         self.num_bytes += num_bytes
         check_limit(param, "bytes of schemas", self.num_bytes, MAX_SCHEMA_BYTES)
 
-    def add_properties(self, param: str, num: int, num_optional: int) -> None:
+    def add_properties(self, param: Param, num: int, num_optional: int) -> None:
         check_limit(
             param, "optional properties of an object", num_optional, MAX_OPTIONAL_PROPERTIES
         )
         self.num_properties += num
         check_limit(param, "properties in all", self.num_properties, MAX_PROPERTIES)
 
-    def add_enum(self, param: str, num: int, num_bytes: int) -> None:
+    def add_enum(self, param: Param, num: int, num_bytes: int) -> None:
         self.num_enum_values += num
         self.num_enum_bytes += num_bytes
         check_limit(param, "enum values in all", self.num_enum_values, MAX_ENUM_VALUES)

@@ -68,7 +68,8 @@ def parameters(tool: Tool) -> list[Parameter] | None:
     properties, required = schema.get("properties"), schema.get("required")
     if not tool.is_strict or others or not isinstance(properties, dict):
         return None
-    names = required if isinstance(required, list) else []
+    listed = required if isinstance(required, list) else []
+    names = {each for each in listed if isinstance(each, str)}
     return [
         Parameter(
             name,
@@ -81,7 +82,7 @@ def parameters(tool: Tool) -> list[Parameter] | None:
 
 
 def tagged_arguments(lark: Lark, layout: TaggedLayout, tool: Tool) -> str:
-    """``<function=f>``, parameters, ``</function>``."""
+    """Parameters and ``</function>``."""
     after_name = f"{layout.name_close}{layout.value_padding}"
     end, line_end = f"{layout.value_padding}{layout.parameter_close}", layout.line_end
 
@@ -89,19 +90,18 @@ def tagged_arguments(lark: Lark, layout: TaggedLayout, tool: Tool) -> str:
         words = [lark.fixed(layout.parameter_open), key, lark.fixed(after_name), value(end)]
         return lark.rule(" ".join([*words, lark.fixed(line_end)]))
 
-    head = lark.fixed(f"{layout.function_open}{tool.name}{layout.name_close}{line_end}")
-    return f"{head} {_all(lark, tool, parameter)} {lark.fixed(layout.function_close)}"
+    return f"{_all(lark, tool, parameter)} {lark.fixed(layout.function_close)}"
 
 
 def pair_arguments(lark: Lark, layout: PairsLayout, tool: Tool) -> str:
-    """The name, then ``<arg_key>k</arg_key>`` and ``<arg_value>v</arg_value>`` in turn."""
+    """``<arg_key>k</arg_key>`` and ``<arg_value>v</arg_value>`` in turn."""
     between = f"{layout.key_close}{layout.line_end}{layout.value_open}"
 
     def parameter(key: str, value: Callable[[str], str]) -> str:
         words = [lark.fixed(layout.key_open), key, lark.fixed(between), value(layout.value_close)]
         return lark.rule(" ".join([*words, lark.fixed(layout.line_end)]))
 
-    return f"{lark.fixed(tool.name + layout.line_end)} {_all(lark, tool, parameter)}"
+    return _all(lark, tool, parameter)
 
 
 def _all(lark: Lark, tool: Tool, one: Callable[[str, Callable[[str], str]], str]) -> str:
@@ -129,12 +129,11 @@ def _value(lark: Lark, parameter: Parameter, end: str) -> str:
 
 
 def pythonic_arguments(lark: Lark, tool: Tool) -> str:
-    """``f(a=1, b="x")``: arguments by name, in the order of the schema."""
+    """``a=1, b="x")``: by name, in the order of the schema."""
     wanted, comma = parameters(tool), lark.terminal(PYTHON_COMMA)
-    head = literal(f"{tool.name}(")
     if wanted is None:
         one = lark.rule(f'{lark.terminal("/[A-Za-z_][A-Za-z0-9_]*/")} "=" {python_value(lark)}')
-        return f'{head} ({one} ({comma} {one})*)? ")"'
+        return f'({one} ({comma} {one})*)? ")"'
     first = rest = '""'
     for each in reversed(wanted):
         one = lark.rule(f"{literal(each.name)} {literal('=')} {_python(lark, each)}")
@@ -143,7 +142,7 @@ def pythonic_arguments(lark: Lark, tool: Tool) -> str:
             lark.rule(f"{one} {rest}{f' | {first}' * optional}"),
             lark.rule(f"{comma} {one} {rest}{f' | {rest}' * optional}"),
         )
-    return f'{head} {first} ")"'
+    return f'{first} ")"'
 
 
 def _python(lark: Lark, parameter: Parameter) -> str:
@@ -188,16 +187,19 @@ def _json(value: Any) -> str:
 
 
 def _alternatives(root: Schema, schema: Schema) -> list[Schema]:
-    """The schemas of which a value has one, with references and anyOf followed."""
+    """The schemas of which a value has one, with references and anyOf followed; of too many, that
+    of any value."""
     found: list[Schema] = []
     unseen = [schema]
     for each in unseen:  # grows as it goes
         target = find(root, each["$ref"]) if isinstance(each.get("$ref"), str) else None
         members = each.get("anyOf")
-        if isinstance(target, dict) and len(unseen) < MAX_CHAIN:
+        if isinstance(target, dict):
             unseen.append(target)
-        elif isinstance(members, list) and members and len(unseen) < MAX_CHAIN:
+        elif isinstance(members, list) and members and len(members) <= MAX_CHAIN:
             unseen += [member if isinstance(member, dict) else {} for member in members]
         else:
             found.append(each)
+        if len(unseen) > MAX_CHAIN:
+            return [{}]
     return found

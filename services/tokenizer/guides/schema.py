@@ -9,6 +9,8 @@ import msgspec
 from services.tokenizer.guides.limits import (
     MAX_CHAIN,
     MAX_DEPTH,
+    Param,
+    Place,
     Totals,
     check_limit,
     check_regex,
@@ -55,12 +57,12 @@ def guided(schema: Schema, is_strict: bool, whitespace: str | None = None) -> Sc
     return schema | {"x-guidance": options}
 
 
-def _copied(root: Schema, param: str, totals: Totals) -> tuple[Schema, dict[str, Schema]]:
-    """A copy without annotations, and all schemas in it by their places. Iterative: a stack would
+def _copied(root: Schema, param: str, totals: Totals) -> tuple[Schema, list[tuple[Param, Schema]]]:
+    """A copy without annotations, and all schemas in it with their places. Iterative: a stack would
     overflow before the depth is known."""
     holder: list[Any] = [root]
-    schemas: dict[str, Schema] = {}
-    unseen: list[tuple[Any, Any, str, int, str]] = [(holder, 0, param, 1, "schema")]
+    schemas: list[tuple[Param, Schema]] = []
+    unseen: list[tuple[Any, Any, Param, int, str]] = [(holder, 0, param, 1, "schema")]
     while unseen:
         parent, key, path, depth, role = unseen.pop()
         value = parent[key]
@@ -68,7 +70,7 @@ def _copied(root: Schema, param: str, totals: Totals) -> tuple[Schema, dict[str,
             _check_depth(path, depth)
             parent[key] = kept_list = list(value)
             unseen += [
-                (kept_list, index, f"{path}[{index}]", depth + 1, role)
+                (kept_list, index, Place(path, f"[{index}]"), depth + 1, role)
                 for index in range(len(kept_list))
             ]
         elif isinstance(value, dict):
@@ -80,10 +82,10 @@ def _copied(root: Schema, param: str, totals: Totals) -> tuple[Schema, dict[str,
                 if not (is_schema and name in ANNOTATIONS)
             }
             if is_schema:
-                schemas[path] = kept
+                schemas.append((path, kept))
                 _count(kept, path, totals)
             unseen += [
-                (kept, name, f"{path}.{name}", depth + 1, _role(role, name)) for name in kept
+                (kept, name, Place(path, f".{name}"), depth + 1, _role(role, name)) for name in kept
             ]
     return holder[0], schemas
 
@@ -99,11 +101,11 @@ def _role(parent: str, name: str) -> str:
     return "data"
 
 
-def _check_depth(path: str, depth: int) -> None:
+def _check_depth(path: Param, depth: int) -> None:
     check_limit(path, "levels of JSON", depth, MAX_DEPTH)
 
 
-def _count(schema: Schema, path: str, totals: Totals) -> None:
+def _count(schema: Schema, path: Param, totals: Totals) -> None:
     properties, required = schema.get("properties"), schema.get("required")
     if isinstance(properties, dict):
         listed = required if isinstance(required, list) else []
@@ -113,17 +115,17 @@ def _count(schema: Schema, path: str, totals: Totals) -> None:
     if isinstance(values := schema.get("enum"), list):
         totals.add_enum(path, len(values), len(msgspec.json.encode(values)))
     if isinstance(pattern := schema.get("pattern"), str):
-        check_regex(f"{path}.pattern", pattern)
+        check_regex(Place(path, ".pattern"), pattern)
     if isinstance(patterns := schema.get("patternProperties"), dict):
         for pattern in patterns:
-            check_regex(f"{path}.patternProperties", pattern)
+            check_regex(Place(path, ".patternProperties"), pattern)
 
 
-def _check_chains(root: Schema, schemas: dict[str, Schema]) -> None:
+def _check_chains(root: Schema, schemas: list[tuple[Param, Schema]]) -> None:
     """Raises InvalidRequest where schemas refer to one another, without a property or an item
     between, in a circle or in a chain that is too long."""
     lengths: dict[int, int] = {}
-    for path, schema in schemas.items():
+    for path, schema in schemas:
         open_ids: set[int] = set()
         stack = [(schema, _same_value(root, schema))]
         while stack:

@@ -156,6 +156,19 @@ def test_one_call_alone_where_calls_are_not_parallel(marked: Vocabulary, subtest
             assert "now" not in grammar
 
 
+def test_hundreds_of_tools_may_have_names_that_begin_alike(
+    marked: Vocabulary, subtests: pytest.Subtests
+):
+    many = [{**FREE, "name": f"now_{index}"} for index in range(510)]
+    tools = json.dumps([{"function": each} for each in (STRICT, FREE, *many)])
+    for name, text in TEXTS.items():
+        grammar = grammar_of(marked, name, Wanted(tools=tools, choice=REQUIRED))
+        with subtests.test(name):
+            assert marked.refusal(grammar, text) is None
+            assert marked.refusal(grammar, text.replace("now", "now_50")) is None
+            assert marked.refusal(grammar, text.replace("now", "now_")) is not None
+
+
 def test_tools_that_are_not_strict_leave_the_text_free(vocabulary: Vocabulary):
     for choice in (None, ToolChoice("auto"), ToolChoice("none")):
         wanted = Wanted(tools=FREE_TOOLS, choice=choice)

@@ -141,6 +141,38 @@ def test_all_tools_of_a_request_count_together(vocabulary: Vocabulary):
     assert str(limits.MAX_PROPERTIES) in refused.value.message
 
 
+def test_long_names_cost_no_more_than_their_length(vocabulary: Vocabulary):
+    """Neither in the paths of errors nor in definitions that many parameters refer to."""
+    name = "x" * 100_000
+    parameters = {
+        "$defs": {"all": {"anyOf": [{"const": each} for each in range(5000)]}, name: {}},
+        "properties": {f"p{each}": {"$ref": "#/$defs/all"} for each in range(400)},
+        "required": ["p0"],
+    }
+    composed(vocabulary, "json_schema", {"properties": {name: properties(400)}})
+    tools = json.dumps([{"function": {"name": "f", "strict": True, "parameters": parameters}}])
+    for parser in ("qwen3_coder", "glm45", "pythonic"):
+        compose(vocabulary.dialect(parser), Wanted(tools=tools), OutputStart.ANSWER)
+    with pytest.raises(InvalidRequest) as refused:
+        composed(vocabulary, "json_schema", {"properties": {name: properties(401)}})
+    assert refused.value.param == f"{PARAM}.properties.{name}"[:256]
+
+
+def test_a_grammar_that_is_too_long_for_a_message_is_refused(vocabulary: Vocabulary):
+    """Here each parameter brings all definitions."""
+    parameters = {
+        "$defs": {"number": {"type": "integer", "enum": [*range(4000)]}},
+        "properties": {
+            f"p{each}": {"type": "array", "items": {"$ref": "#/$defs/number"}, "maxItems": each}
+            for each in range(400)
+        },
+    }
+    tools = json.dumps([{"function": {"name": "f", "strict": True, "parameters": parameters}}])
+    with pytest.raises(InvalidRequest, match="characters of the grammar; the limit is") as refused:
+        compose(vocabulary.dialect("qwen3_coder"), Wanted(tools=tools), OutputStart.ANSWER)
+    assert refused.value.param == "tools"
+
+
 def test_what_is_no_json_is_refused(vocabulary: Vocabulary, subtests: pytest.Subtests):
     for kind, value in (
         ("json_schema", "{"),

@@ -82,6 +82,14 @@ def test_a_budget_needs_reasoning_in_markers_that_are_tokens(
         assert refused.value.param == "reasoning_budget"
 
 
+def test_a_form_and_messages_in_channels_do_not_go_together(thinking: Vocabulary):
+    dialect = thinking.dialect(reasoning="openai_gptoss")
+    for start in (OutputStart.ANSWER, OutputStart.UNDECIDED):
+        with pytest.raises(InvalidRequest) as refused:
+            compose(dialect, Wanted(CHOICE), start)
+        assert refused.value.param == "guided_choice"
+
+
 def test_nothing_is_held_where_nothing_is_asked(thinking: Vocabulary):
     dialect = thinking.dialect("hermes", "qwen3")
     assert compose(dialect, Wanted(), OutputStart.UNDECIDED) is None
