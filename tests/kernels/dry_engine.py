@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from kernels.grammar_mask import hide
 from services.worker.backends.fused import FusedLM
 from services.worker.config.model_config import ModelConfig
 from services.worker.engine.device.chunks import prepare_chunks
@@ -55,9 +57,18 @@ class DryEngine:
         """All of it, whatever comes of that."""
         logits = step.forward()
         if len(step.slots):
-            step.sample_and_accept(logits.clone() if is_adjusted else None)
+            step.sample_and_accept(_masked(logits) if is_adjusted else None)
         if self.segments.drafts:
             step.draft(self.segments.state.max_drafts)
+
+
+def _masked(logits: Tensor) -> Tensor:
+    """As if all rows but the first were guided."""
+    adjusted = logits.clone()
+    masks = np.zeros((len(logits) - 1, -(-logits.shape[1] // 32)), np.int32)
+    if len(masks):
+        hide(adjusted, upload(np.arange(1, len(logits)), CPU), upload(masks, CPU))
+    return adjusted
 
 
 def start(
