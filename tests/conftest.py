@@ -25,10 +25,10 @@ settings.load_profile("same")
 
 TESTS = Path(__file__).parent
 LONG = (
-    "services/worker/test_speculation",
     "mesh",
     "cli",
     "benchmarks",
+    "services/worker/test_speculation",
     "services/worker",
     "kernels",
 )

@@ -38,6 +38,21 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         {"service"},
         {"__main__"},
     ],
+    "scheduler": [
+        {"__init__", "allocation", "limits", "prefix_index", "acceptance", "step_times"},
+        {"sequence", "block_pool", "draft_depth"},
+        {"queues", "plan_builder"},
+        {"worker_state"},
+        {"emission", "handover", "placement", "prefills"},
+        {"planner"},
+        {"scheduler"},
+        # What has a clock, counts or logs, and what the service asks before it asks the core.
+        {"generate_check", "quarantine", "registration", "result_check", "tokens_message"},
+        {"metrics", "request_log", "watchdog"},
+        {"intake"},
+        {"service"},
+        {"__main__"},
+    ],
     "worker": [
         {"__init__", "config", "guides", "slots", "metrics", "slot_log", "plan_check"},
         {"machine", "layers"},

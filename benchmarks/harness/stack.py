@@ -64,16 +64,18 @@ class Stack:
         return await self.docker("compose", "-p", self.name, *files, *arguments)
 
     @asynccontextmanager
-    async def extended(self, file: str, service: str, **settings: str) -> AsyncIterator[None]:
-        """With one more file and its settings, which change ``service``."""
-        self.files.append(file)
+    async def extended(
+        self, files: dict[str, str], settings: dict[str, str]
+    ) -> AsyncIterator[None]:
+        """With one more file for each of the services that are named, and the files' settings."""
+        self.files += files.values()
         self.environment |= settings
-        await self.compose("up", "-d", "--no-build", "--wait", service)
+        await self.compose("up", "-d", "--no-build", "--wait", *files)
         try:
             yield
         finally:
-            self.files.remove(file)
-            await self.compose("up", "-d", "--no-build", "--wait", service)
+            self.files = [file for file in self.files if file not in files.values()]
+            await self.compose("up", "-d", "--no-build", "--wait", *files)
 
     async def scale(self, **nums: int) -> None:
         """The command of the README, and whole again when it returns."""
@@ -154,4 +156,4 @@ async def running_stack(environment: dict[str, str]) -> AsyncIterator[Stack]:
         print(await stack.compose("logs", "--tail", "50"))
         raise
     finally:
-        await stack.compose("--profile", "*", "down", "--volumes", "--timeout", "60")
+        await stack.compose("--profile", "*", "down", "--volumes", "--timeout", "1")

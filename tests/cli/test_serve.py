@@ -70,33 +70,32 @@ async def test_it_serves_drains_and_leaves_nothing(tmp_path: Path):
         assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("service", ["worker", "tokenizer", "scheduler", "gateway"])
-async def test_after_a_kill_every_request_ends_once_and_the_mesh_serves_again(
-    tmp_path: Path, service: str
-):
+async def test_after_a_kill_every_request_ends_once_and_the_mesh_serves_again(tmp_path: Path):
     async with serving(tmp_path) as shoal:
         await shoal.until_ready()
         async with client_of(shoal) as client:
-            started = asyncio.Event()
-            streams = [asyncio.create_task(stream_text(client, 600, started)) for _ in range(4)]
-            await started.wait()
-            before = shoal.children()
-            os.kill(before[service], signal.SIGKILL)
-            results = await asyncio.wait_for(asyncio.gather(*streams, return_exceptions=True), 90)
-            ends = [result for result in results if result == 1]
-            errors = [each for each in results if isinstance(each, openai.APIError | HTTPError)]
-            assert len(ends) + len(errors) == len(streams), results
-            assert not (service != "gateway" and errors), "what is lost is taken up again"
-            assert not (service == "gateway" and ends), "this stream was not open any more"
-            await asyncio.sleep(1)
-            await shoal.until_ready()
-            await all_blocks_are_free(shoal)
-            assert await stream_text(client, 8) == 1
-            after = shoal.children()
-            assert after[service] != before[service]
-            assert {k: v for k, v in after.items() if k != service} == {
-                k: v for k, v in before.items() if k != service
-            }
+            for service in ("worker", "tokenizer", "scheduler", "gateway"):
+                await kill_under_streams(shoal, client, service)
+
+
+async def kill_under_streams(shoal: Serving, client: AsyncOpenAI, service: str) -> None:
+    started = asyncio.Event()
+    streams = [asyncio.create_task(stream_text(client, 600, started)) for _ in range(4)]
+    await started.wait()
+    before = shoal.children()
+    os.kill(before[service], signal.SIGKILL)
+    results = await asyncio.wait_for(asyncio.gather(*streams, return_exceptions=True), 90)
+    ends = [result for result in results if result == 1]
+    errors = [each for each in results if isinstance(each, openai.APIError | HTTPError)]
+    assert len(ends) + len(errors) == len(streams), (service, results)
+    assert not (service != "gateway" and errors), f"what the {service} loses is taken up again"
+    assert not (service == "gateway" and ends), "this stream was not open any more"
+    await asyncio.sleep(1)
+    await shoal.until_ready()
+    await all_blocks_are_free(shoal)
+    assert await stream_text(client, 8) == 1
+    after = shoal.children()
+    assert {kind for kind in SERVICES if after[kind] != before[kind]} == {service}
 
 
 async def test_after_a_kill_of_the_supervisor_nothing_lives_and_the_next_start_works(
@@ -131,21 +130,23 @@ async def test_a_service_that_hangs_is_replaced_and_the_mesh_serves_again(tmp_pa
         assert any("scheduler 0.1: unresponsive" in line for line in shoal.lines)
 
 
-@pytest.mark.parametrize("phase", ["streaming", "waiting", "queued"])
-async def test_the_blocks_of_a_client_that_leaves_are_free_soon(tmp_path: Path, phase: str):
+async def test_the_blocks_of_clients_that_leave_are_free_soon(tmp_path: Path):
+    """Of one whose stream runs, then of one whose request waits behind it."""
     async with serving(tmp_path, "--max-num-seqs", "1") as shoal:
         await shoal.until_ready()
         async with client_of(shoal) as client:
-            started = asyncio.Event()
-            first = asyncio.create_task(stream_text(client, 2000, started))
-            await started.wait()
-            if phase == "queued":
-                other = asyncio.create_task(stream_text(client, 2000))
-                while (await shoal.metrics("scheduler"))["vllm:num_requests_waiting"] == 0:
+            for num_queued in (0, 1):
+                started = asyncio.Event()
+                first = asyncio.create_task(stream_text(client, 2000, started))
+                await started.wait()
+                queued = [asyncio.create_task(stream_text(client, 2000)) for _ in range(num_queued)]
+                metrics = await shoal.metrics("scheduler")
+                while metrics["vllm:num_requests_waiting"] < num_queued:
                     await asyncio.sleep(0.02)
-                other.cancel()
-            first.cancel()
-            await all_blocks_are_free(shoal)
+                    metrics = await shoal.metrics("scheduler")
+                for stream in (*queued, first):
+                    stream.cancel()
+                await all_blocks_are_free(shoal)
 
 
 async def test_a_service_that_cannot_start_ends_serve_with_its_error(tmp_path: Path):

@@ -1,5 +1,6 @@
 """What is drawn has the distribution that was asked for: chi-square over fixed seeds."""
 
+from collections.abc import Sequence
 from math import sqrt
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from kernels.cpu.library import variants
 from kernels.sample import prepare_random_rows, reference
 from kernels.sample.slot_params import SlotParams
 from services.worker.step.sampler import Sampler
@@ -24,6 +26,25 @@ VARIANTS: list[dict[str, Any]] = [
     {"min_p": 0.1},
     {"temperature": 1.3, "top_k": 15, "top_p": 0.9, "min_p": 0.05},
 ]
+
+WRONG: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {"temperature": 1.02}),
+    ({"temperature": 0.7}, {"temperature": 0.7 * 0.98}),
+    ({"top_k": 7}, {"top_k": 8}),
+    ({"top_k": 7}, {"top_k": 7, "temperature": 0.97}),
+    ({"top_p": 0.8}, {"top_p": 0.85}),
+    ({"min_p": 0.1}, {"min_p": 0.13}),
+]
+
+
+def by_samplers(cases: Sequence[tuple[Any, ...]], of_torch: Sequence[int]) -> list[Any]:
+    """All of ``cases`` by native code; torch takes seconds for each, so in ``make test`` it gets
+    only some, by their numbers."""
+    native = [(variant, *case) for variant in variants() for case in cases]
+    marks = [() if number in of_torch else pytest.mark.slow for number in range(len(cases))]
+    return native + [
+        pytest.param("torch", *case, marks=mark) for case, mark in zip(cases, marks, strict=True)
+    ]
 
 
 def num_sampled(sampler: Sampler, logits: np.ndarray = LOGITS, **values: float) -> np.ndarray:
@@ -65,7 +86,12 @@ def _percentile_999(num_degrees: int) -> float:
     return num_degrees * (1 - part + 3.0902 * sqrt(part)) ** 3
 
 
-@pytest.mark.parametrize("values", VARIANTS, ids=str)
+@pytest.mark.parametrize(
+    ("sampler", "values"),
+    by_samplers([(values,) for values in VARIANTS], of_torch=[0, len(VARIANTS) - 1]),
+    indirect=["sampler"],
+    ids=str,
+)
 def test_samples_follow_the_requested_distribution(
     sampler: Sampler, values: dict[str, Any]
 ) -> None:
@@ -75,15 +101,9 @@ def test_samples_follow_the_requested_distribution(
 
 
 @pytest.mark.parametrize(
-    ("values", "wrong"),
-    [
-        ({}, {"temperature": 1.02}),
-        ({"temperature": 0.7}, {"temperature": 0.7 * 0.98}),
-        ({"top_k": 7}, {"top_k": 8}),
-        ({"top_k": 7}, {"top_k": 7, "temperature": 0.97}),
-        ({"top_p": 0.8}, {"top_p": 0.85}),
-        ({"min_p": 0.1}, {"min_p": 0.13}),
-    ],
+    ("sampler", "values", "wrong"),
+    by_samplers(WRONG, of_torch=[]),
+    indirect=["sampler"],
     ids=str,
 )
 def test_samples_that_are_off_by_a_few_percent_are_found(
@@ -92,7 +112,12 @@ def test_samples_that_are_off_by_a_few_percent_are_found(
     assert misfit(num_sampled(sampler, **wrong), expected_shares(**values)) > 1
 
 
-def test_one_token_that_comes_five_percent_too_often_is_found(sampler: Sampler) -> None:
+@pytest.mark.parametrize(
+    ("sampler", "factor"), by_samplers([(1.05,)], of_torch=[]), indirect=["sampler"]
+)
+def test_one_token_that_comes_five_percent_too_often_is_found(
+    sampler: Sampler, factor: float
+) -> None:
     logits = LOGITS.copy()
-    logits[logits.argmax()] += np.log(1.05)
+    logits[logits.argmax()] += np.log(factor)
     assert misfit(num_sampled(sampler, logits), expected_shares()) > 1

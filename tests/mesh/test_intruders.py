@@ -127,7 +127,7 @@ async def besiege(tmp_path: Path, arenas: dict, num: int) -> None:
 
 @pytest.mark.timeout(240)
 async def test_intruders_of_all_roles_end_no_service_and_no_request(tmp_path: Path, arenas: dict):
-    await besiege(tmp_path, arenas, 45)
+    await besiege(tmp_path, arenas, 30)
 
 
 @pytest.mark.slow

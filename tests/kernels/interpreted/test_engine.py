@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -47,11 +49,18 @@ def params_of(num: int, **rules: Any) -> list[SamplingParams]:
     return [SamplingParams(seed=seed, **(common | rules)) for seed in range(num)]
 
 
-@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
-def test_texts_and_logprobs_are_the_host_engines(folder: Path, rules: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "names",
+    [[*RULES], *(pytest.param([name], marks=pytest.mark.slow) for name in RULES)],
+    ids=", ".join,
+)
+def test_texts_and_logprobs_are_the_host_engines(folder: Path, names: list[str]) -> None:
     """Prompts in chunks, beside rows that decode already."""
     nums = {"logprobs": 3, "prompt_logprobs": 2}
-    params = params_of(len(PROMPTS), **nums, **rules)
+    params = [
+        msgspec.structs.replace(each, **RULES[name])
+        for each, name in zip(params_of(len(PROMPTS), **nums), cycle(names), strict=False)
+    ]
     found = [Job(*each) for each in zip(PROMPTS, params, strict=True)]
     expected = [Job(*each) for each in zip(PROMPTS, params, strict=True)]
     engine = make_engine(folder, "device", max_num_seqs=4, enforce_eager=True)
@@ -85,12 +94,18 @@ def test_bfloat16_logprobs_are_near_those_of_torch(folder: Path) -> None:
             assert not differences.size or differences.mean() < BFLOAT16_TOLERANCE
 
 
+GREEDY = (0.0, {"enforce_eager": True})
+HOT = (6.0, {"cudagraph_capture_sizes": [3]})
+
+
 @pytest.mark.parametrize(
-    ("temperature", "steps"),
-    [(0.0, {"enforce_eager": True}), (6.0, {"cudagraph_capture_sizes": [3]})],
-    ids=["greedy", "hot, in steps of three rows"],
+    ("temperature", "steps", "max_tokens"),
+    [
+        (*HOT, 3),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((*GREEDY, 6), (*HOT, 6))),
+    ],
+    ids=["hot, in steps of three rows", "greedy, longer", "hot, longer"],
 )
-@pytest.mark.parametrize("max_tokens", [3, pytest.param(6, marks=pytest.mark.slow)])
 def test_with_drafts_the_texts_are_the_host_engines_without(
     folder: Path, temperature: float, steps: dict[str, Any], max_tokens: int
 ) -> None:

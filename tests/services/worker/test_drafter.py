@@ -12,7 +12,7 @@ from shared.errors import ConfigError
 from shared.messages import SamplingParams
 from shared.model_folder import EMBEDDED_MODEL
 from tests.services.worker.plain_mtp import PlainMtp
-from tests.services.worker.test_speculation import engine_of, iter_positions, params_of, prompts
+from tests.services.worker.speculation import engine_of, iter_positions, params_of, prompts
 
 
 @pytest.mark.parametrize("kernels", KERNELS)

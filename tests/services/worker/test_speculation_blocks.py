@@ -1,0 +1,184 @@
+"""Drafts and texts are what they are without, whatever becomes of the blocks in which the head's KV
+lies: cached, cut, taken away, left with gaps, filled with what is not finite."""
+
+from itertools import cycle
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.harness import scheduled
+from benchmarks.harness.engines import ENGINES, KERNELS, make_engine
+from benchmarks.harness.scheduled import Run
+from services.worker.engine.host import HostEngine
+from services.worker.slots.table import SlotTable
+from services.worker.speculation.drafter import RecordedStep
+from shared.messages import SamplingParams
+from shared.model_folder import EMBEDDED_MODEL
+from tests.services.worker.speculation import (
+    engine_of,
+    params_of,
+    plain,
+    prompts,
+)
+
+# Of a slow engine only two prompts in `make test`, of the other slow one none.
+ENGINES_AND_NUMS = [
+    ("native", 6),
+    ("device", 2),
+    pytest.param("torch", 6, marks=pytest.mark.slow),
+    pytest.param("device", 6, marks=pytest.mark.slow),
+]
+
+
+def some_prompts(num: int) -> list[list[int]]:
+    """As many short ones as long ones."""
+    middle = len(prompts()) // 2
+    return prompts()[middle - num // 2 : middle + num // 2]
+
+
+def same_drafts(one: Run, other: Run) -> bool:
+    """Whether the same drafts were verified, of which as many were right."""
+    return one.verified == other.verified
+
+
+@pytest.mark.parametrize(("kernels", "num"), ENGINES_AND_NUMS)
+def test_drafts_are_the_same_whether_a_prompt_is_cached_or_not(kernels: str, num: int) -> None:
+    """The head's KV lies with the blocks: no hit, not even of a whole prompt, lacks any of it."""
+    some = some_prompts(num)
+    twice = [each for prompt in some for each in (prompt, prompt)]
+    talk = [[*prompt, 262, 14, 201] for prompt in some]
+    params = SamplingParams(seed=3, temperature=0.0, max_tokens=24, ignore_eos=True)
+    engine = engine_of(kernels, "mtp", 3)
+    cached = scheduled.run(engine, twice + talk, params, caches_prefixes=True, max_open=1)
+    computed = scheduled.run(engine, twice + talk, params, max_open=1)
+    assert cached.num_hits > num
+    assert cached.texts == computed.texts
+    assert same_drafts(cached, computed)
+    assert cached.num_accepted > 0
+
+
+@pytest.mark.parametrize(("kernels", "num"), ENGINES_AND_NUMS)
+def test_drafts_are_the_same_however_a_prompt_is_cut(kernels: str, num: int) -> None:
+    params = SamplingParams(seed=3, temperature=0.0, max_tokens=24, ignore_eos=True)
+    some = some_prompts(num)
+    whole = scheduled.run(engine_of(kernels, "mtp", 3), some, params, max_open=1)
+    cut = engine_of(kernels, "mtp", 3, max_num_batched_tokens=7)
+    in_pieces = scheduled.run(cut, some, params, max_open=1)
+    assert in_pieces.texts == whole.texts
+    assert same_drafts(in_pieces, whole)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "pipeline_depth", "num"),
+    [
+        *(("native", 1, 24), ("native", 2, 24), ("device", 2, 12)),
+        *(
+            pytest.param(kernels, depth, 24, marks=pytest.mark.slow)
+            for kernels in ("torch", "device")
+            for depth in (1, 2)
+        ),
+    ],
+)
+def test_preempted_sequences_go_on_with_the_same_text(
+    kernels: str, pipeline_depth: int, num: int
+) -> None:
+    """Blocks for two or three of the longest."""
+    num_blocks = 400 // ENGINES[kernels]["block_size"]
+    tight = engine_of(kernels, "mtp", 3, num_gpu_blocks_override=num_blocks)
+    some, params = prompts()[-num:], params_of(0.7, num)
+    squeezed = scheduled.run(
+        tight, some, params, caches_prefixes=True, pipeline_depth=pipeline_depth, max_open=8
+    )
+    assert squeezed.texts == scheduled.run(plain(kernels), some, params).texts
+    assert squeezed.num_resumed > 0
+
+
+PAUSES = ([3, 0, 0, 0, 2], [0] * 9 + [3] * 9, [1, 0])
+
+
+@pytest.mark.parametrize(
+    ("kernels", "num", "pauses"),
+    [
+        *(("native", 6, pauses) for pauses in PAUSES),
+        ("device", 2, PAUSES[0]),
+        *(
+            pytest.param(kernels, 6, pauses, marks=pytest.mark.slow)
+            for kernels in ("torch", "device")
+            for pauses in PAUSES
+        ),
+    ],
+)
+def test_drafts_come_back_after_a_pause_and_caches_with_gaps_do_no_harm(
+    kernels: str, num: int, pauses: list[int]
+) -> None:
+    """The head sees what it has of a text since it went on, and of cached blocks the last ones that
+    it has as a whole."""
+    some = some_prompts(num)
+    twice = [*some, *([*prompt, 262, 14] for prompt in some), *some]
+    params = SamplingParams(seed=3, temperature=0.7, max_tokens=40, ignore_eos=True)
+    engine = engine_of(kernels, "mtp", 3)
+    without = scheduled.run(plain(kernels), twice, params)
+    done = scheduled.run(
+        engine, twice, params, caches_prefixes=True, max_open=min(num, 4), depths=cycle(pauses)
+    )
+    assert done.texts == without.texts
+    assert done.num_hits > num
+    assert done.num_accepted > 0
+
+
+REPEATED = SamplingParams(seed=1, temperature=0.0, max_tokens=30, ignore_eos=True)
+
+
+def own_engine(kernels: str) -> HostEngine:
+    """Of which a test may change parts."""
+    return make_engine(
+        EMBEDDED_MODEL,
+        kernels,
+        max_model_len=160,
+        max_num_seqs=8,
+        speculative_config={"method": "mtp", "adaptive": False},
+    )
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_a_draft_that_breaks_the_numbers_costs_a_step_and_not_the_request(
+    kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Token 777 makes activations that are not finite, and is the second draft of each row."""
+    engine, some = own_engine(kernels), some_prompts(6)
+    without = scheduled.run(plain(kernels), some, REPEATED)
+    draft, model = engine._drafter.draft, engine._model
+
+    def draft_777(table: SlotTable, done: RecordedStep) -> None:
+        draft(table, done)
+        slots = np.flatnonzero(table.num_drafts > 1)
+        table.ids[slots, table.num_tokens[slots] + 1] = 777
+
+    embed = model._embed if kernels == "native" else model.model.embed_tokens.forward
+
+    def embed_badly(ids: Tensor) -> Tensor:
+        return embed(ids).clone().masked_fill_((ids == 777)[:, None], torch.nan)
+
+    where = (model, "_embed") if kernels == "native" else (model.model.embed_tokens, "forward")
+    monkeypatch.setattr(engine._drafter, "draft", draft_777)
+    monkeypatch.setattr(*where, embed_badly)
+    done = scheduled.run(engine, some, REPEATED)
+    assert done.ends == without.ends
+    assert done.texts == without.texts
+    assert any((0, 0) in rows for rows in done.verified), "rows are computed again without drafts"
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_blocks_of_requests_that_failed_do_not_spoil_drafts(kernels: str) -> None:
+    engine, some = own_engine(kernels), some_prompts(6)
+    before = scheduled.run(engine, some, REPEATED)
+    with pytest.MonkeyPatch.context() as patch:
+        forward = engine._model.forward
+        patch.setattr(engine._model, "forward", lambda *args: forward(*args) * torch.nan)
+        failed = scheduled.run(engine, [(20 * prompt)[:120] for prompt in some], REPEATED)
+    assert set(failed.ends) == {"error"}
+    after = scheduled.run(engine, some, REPEATED)
+    assert after.texts == before.texts
+    assert same_drafts(after, before)
