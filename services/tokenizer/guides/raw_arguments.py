@@ -21,19 +21,22 @@ PYTHON_COMMA = r"/,[ ]?/"
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """``schemas`` are those of which its value has one; ``root`` is where they refer to."""
+    """``schemas`` are those of which its value has one; ``root`` is where they refer to. They are
+    read loosely unless ``is_strict``."""
 
     name: str
     is_required: bool
     schemas: list[Schema]
     root: Schema
+    is_strict: bool
 
     @property
     def json(self) -> Schema:
+        """Of a value of JSON, with llguidance's options."""
         definitions = {
             name: self.root[name] for name in ("$defs", "definitions") if name in self.root
         }
-        return definitions | {"anyOf": self.schemas}
+        return guided(definitions | {"anyOf": self.schemas}, self.is_strict)
 
     @property
     def types(self) -> set[str]:
@@ -62,11 +65,11 @@ class Parameter:
 
 
 def parameters(tool: Tool) -> list[Parameter] | None:
-    """Those of a strict tool; None where any are allowed."""
+    """None where any are allowed."""
     root = tool.parameters
     (schema, *others) = _alternatives(root, root)
     properties, required = schema.get("properties"), schema.get("required")
-    if not tool.is_strict or others or not isinstance(properties, dict):
+    if others or not isinstance(properties, dict):
         return None
     listed = required if isinstance(required, list) else []
     names = {each for each in listed if isinstance(each, str)}
@@ -76,6 +79,7 @@ def parameters(tool: Tool) -> list[Parameter] | None:
             name in names,
             _alternatives(root, each) if isinstance(each, dict) else [{}],
             root,
+            tool.is_strict,
         )
         for name, each in properties.items()
     ]
@@ -125,7 +129,7 @@ def _value(lark: Lark, parameter: Parameter, end: str) -> str:
     types = parameter.types
     if not types or "string" in types:
         return lark.lazy(end)
-    return f"{lark.json(guided(parameter.json, is_strict=True))} {lark.fixed(end)}"
+    return f"{lark.json(parameter.json)} {lark.fixed(end)}"
 
 
 def pythonic_arguments(lark: Lark, tool: Tool) -> str:
@@ -158,8 +162,8 @@ def _python(lark: Lark, parameter: Parameter) -> str:
     }
     words = [kinds[each] for each in sorted(types & kinds.keys())]
     if numbers := sorted(types - kinds.keys()):
-        schema = parameter.json if types == set(numbers) else {"type": numbers}
-        words.append(lark.json(guided(schema, is_strict=True)))
+        of_numbers = guided({"type": numbers}, is_strict=True)
+        words.append(lark.json(parameter.json if types == set(numbers) else of_numbers))
     return lark.rule(" | ".join(words))
 
 

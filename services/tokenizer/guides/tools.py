@@ -29,7 +29,7 @@ class _Tool(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """``parameters`` is the schema of its arguments: its own if ``is_strict``, else any object."""
+    """``parameters`` is the schema of its arguments, read loosely unless ``is_strict``."""
 
     name: str
     parameters: Schema
@@ -56,12 +56,10 @@ def read_tools(text: str, choice: ToolChoice, totals: Totals) -> list[Tool]:
 
 def _read(function: _Function, param: str, totals: Totals) -> Tool:
     check_tool_name(f"{param}.name", function.name)
-    if not function.strict:
-        return Tool(function.name, {"type": "object"}, False, param)
     schema = NO_PARAMETERS
     if function.parameters is not None:
         schema = checked(function.parameters, f"{param}.parameters", totals)
-    return Tool(function.name, schema, True, param)
+    return Tool(function.name, schema, bool(function.strict), param)
 
 
 def arguments(tool: Tool) -> Schema:

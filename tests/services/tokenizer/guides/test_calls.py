@@ -23,7 +23,7 @@ WEATHER = {
     "$defs": {"unit": {"enum": ["Celsius", "Fahrenheit"]}},
 }
 STRICT = {"name": "get_weather", "strict": True, "parameters": WEATHER}
-FREE = {"name": "now", "description": "The time.", "parameters": WEATHER}
+FREE = {"name": "now", "description": "The time.", "parameters": {"type": "object"}}
 TOOLS = json.dumps([{"type": "function", "function": each} for each in (STRICT, FREE)])
 FREE_TOOLS = json.dumps([{"type": "function", "function": FREE}])
 ROME = '{"city": "Rome", "unit": "Celsius"}'
@@ -167,6 +167,19 @@ def test_hundreds_of_tools_may_have_names_that_begin_alike(
             assert marked.refusal(grammar, text) is None
             assert marked.refusal(grammar, text.replace("now", "now_50")) is None
             assert marked.refusal(grammar, text.replace("now", "now_")) is not None
+
+
+def test_a_required_call_of_a_tool_that_is_not_strict_follows_its_schema_as_far_as_it_can_be_held(
+    marked: Vocabulary, subtests: pytest.Subtests
+):
+    loose = WEATHER | {"properties": WEATHER["properties"] | {"x": {"not": {}}}}
+    loose_tool = {"name": "get_weather", "parameters": loose}
+    tools = json.dumps([{"function": loose_tool}, {"function": FREE}])
+    for name, text in TEXTS.items():
+        grammar = grammar_of(marked, name, Wanted(tools=tools, choice=REQUIRED))
+        with subtests.test(name):
+            assert marked.refusal(grammar, text) is None
+            assert marked.refusal(grammar, text.replace("Celsius", "Kelvin")) is not None
 
 
 def test_tools_that_are_not_strict_leave_the_text_free(vocabulary: Vocabulary):
