@@ -1,5 +1,6 @@
 """Tools, from the client to the engine and back, by real processes and OpenAI's own client."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -97,6 +98,22 @@ async def test_a_named_function_is_called_once_and_that_is_a_stop(client: AsyncO
     ((name, arguments),) = calls_of(choice)
     assert name == "clock"
     assert json.loads(arguments)["zone"] in ("UTC", "CET")
+
+
+async def test_a_text_that_ends_after_its_only_call_ends_once_and_counts_the_same(
+    client: AsyncOpenAI,
+):
+    """Its call is whole before its last token comes, or with it."""
+    named = {"type": "function", "function": {"name": "clock"}}
+    dones = await asyncio.gather(*(ask(client, tool_choice=named) for _ in range(24)))
+    assert len({done.usage.completion_tokens for done in dones}) == 1
+    streams = await asyncio.gather(*(streamed(client, tool_choice=named) for _ in range(24)))
+    assert all(reason == "stop" and len(calls) == 1 for calls, _, reason in streams)
+
+
+async def test_a_call_that_a_stop_string_cuts_is_none(client: AsyncOpenAI):
+    (choice,) = (await ask(client, tool_choice="required", stop=["zone", "city"])).choices
+    assert choice.finish_reason == "stop"
 
 
 async def test_parallel_tool_calls_false_is_one_call_of_each_choice(client: AsyncOpenAI):

@@ -243,8 +243,7 @@ class Mesh:
             self._credits.add(prompt.peer, grant)
 
     def _cut(self, prompt: OpenPrompt, choice: int) -> None:
-        prompt.cut(choice)
-        if not prompt.choices:
+        if prompt.cut(choice) and not prompt.choices:
             self._end(prompt)
 
     def _end(self, prompt: OpenPrompt) -> None:

@@ -211,11 +211,13 @@ class OpenPrompt:
         for index, choice in list(self.choices.items()):
             self.finish(Finished(self.request, self.attempt, index, "abort", len(choice.ids)))
 
-    def cut(self, index: int) -> None:
-        """Ends a choice with what it has, as if its text had come to its end."""
-        if (choice := self.choices.get(index)) is not None:
-            self.has_cut = True
-            self.finish(Finished(self.request, self.attempt, index, "stop", len(choice.ids)))
+    def cut(self, index: int) -> bool:
+        """Ends a choice with what it has, as if its text had come to its end. False: it has."""
+        if (choice := self.choices.get(index)) is None:
+            return False
+        self.has_cut = True
+        self.finish(Finished(self.request, self.attempt, index, "stop", len(choice.ids)))
+        return True
 
     def fail(self, error: RequestError) -> None:
         self._collector.fail(error)

@@ -31,6 +31,7 @@ class Collector:
         self._call_is_last = False
         self._has_arguments = False
         self.num_calls = 0
+        self.has_open_call = False  # one that has not come to its end
 
     def take(self) -> list[Event]:
         """The events since the last time."""
@@ -94,7 +95,7 @@ class Collector:
         self._flush()
         self._events.append(CallStart(self.num_calls, call_id or self._new_id(name), name))
         self.num_calls += 1
-        self._call_is_last = True
+        self._call_is_last = self.has_open_call = True
         self._has_arguments = False
 
     def _new_id(self, name: str) -> str:
@@ -112,6 +113,7 @@ class Collector:
         """The call is complete; one of which no arguments came has an empty object of them."""
         if not self._has_arguments:
             self.arguments("{}")
+        self.has_open_call = False
         if not self._is_parallel:
             raise Over
 

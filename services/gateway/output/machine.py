@@ -80,6 +80,11 @@ class OutputMachine:
     def num_calls(self) -> int:
         return self._out.num_calls
 
+    @property
+    def has_open_call(self) -> bool:
+        """Whether the last call has not come to its end."""
+        return self._out.has_open_call
+
     def push(self, text: str, marks: Sequence[TokenMark] = ()) -> list[Event]:
         """The next part of the choice's text, and the marks that came with it, in order."""
         if self.is_over:

@@ -13,24 +13,36 @@ Expression = Annotated[str, Meta(min_length=1)]
 Choices = Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1)]
 
 
-class AnyText(Struct, tag_field="type", tag="text"):
+class AnyText(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
     pass
 
 
-class JsonObject(Struct, tag_field="type", tag="json_object"):
-    pass
+class JsonObject(Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True):
+    """``schema`` is what servers take that have no ``json_schema``."""
+
+    schema: Raw = NULL
 
 
-class NamedSchema(Struct):
+class NamedSchema(Struct, forbid_unknown_fields=True):
+    """The model does not see ``name`` and ``description``."""
+
     schema: Raw
+    name: str | None = None
+    description: str | None = None
     strict: bool | None = None
 
 
-class JsonSchema(Struct, tag_field="type", tag="json_schema"):
+class JsonSchema(Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
     json_schema: NamedSchema
 
 
-class StructuralTag(Struct, tag_field="type", tag="structural_tag", omit_defaults=True):
+class StructuralTag(
+    Struct,
+    tag_field="type",
+    tag="structural_tag",
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+):
     """Either a ``format``, or ``structures`` and the ``triggers`` that begin them."""
 
     format: Raw = NULL

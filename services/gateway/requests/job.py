@@ -36,7 +36,8 @@ class Parsing:
     ``tool_parser`` and ``reasoning_parser`` are names of formats; empty: of these nothing is
     looked for. ``tools`` is the JSON array of those that may be called. What was reasoned is
     dropped unless the reply ``shows_reasoning``; after the first call all is, unless it
-    ``is_parallel``. ``is_named``, ``is_legacy``: as in Tools.
+    ``is_parallel``. ``is_held``: the text ends behind its calls by itself. ``is_named``,
+    ``is_legacy``: as in Tools.
     """
 
     tool_parser: str
@@ -44,6 +45,7 @@ class Parsing:
     tools: str
     shows_reasoning: bool
     is_parallel: bool
+    is_held: bool
     is_named: bool
     is_legacy: bool
 

@@ -139,6 +139,7 @@ class _Field:
     def __init__(self, info: structs.FieldInfo) -> None:
         self.name = info.name
         self.is_required = info.required
+        self._kind = info.type
         self._decoder = None if info.type is Raw else msgspec.json.Decoder(info.type)
 
     def read(self, raw: Raw) -> Any:
@@ -148,7 +149,7 @@ class _Field:
         try:
             return self._decoder.decode(text)
         except msgspec.ValidationError as error:
-            raise violation(error, self.name, msgspec.json.decode(text)) from None
+            raise violation(error, self.name, msgspec.json.decode(text), self._kind) from None
 
 
 @cache

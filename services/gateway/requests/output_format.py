@@ -81,9 +81,12 @@ def _formats(request: FormatFields) -> Iterator[OutputFormat]:
 
 def _of_response_format(format: object) -> Iterator[OutputFormat]:
     match format:
+        case JsonObject(schema=schema) if schema != NULL:
+            param = "response_format.schema"
+            yield OutputFormat("json_schema", param, _json_object(schema, param), is_strict=False)
         case JsonObject():
             yield OutputFormat("json_object", "response_format")
-        case JsonSchema(NamedSchema(schema, strict)):
+        case JsonSchema(NamedSchema(schema=schema, strict=strict)):
             param = "response_format.json_schema.schema"
             yield OutputFormat("json_schema", param, _json_object(schema, param), bool(strict))
         case StructuralTag():

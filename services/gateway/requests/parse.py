@@ -81,6 +81,7 @@ def _parsing(request: ChatRequest, tools: Tools, model: ModelInfo) -> Parsing | 
         tools=tools.tools,
         shows_reasoning=request.include_reasoning is not False,
         is_parallel=tools.choice is None or tools.choice.is_parallel,
+        is_held=tools.choice is not None and tools.choice.kind == "required",
         is_named=tools.is_named,
         is_legacy=tools.is_legacy,
     )

@@ -111,14 +111,14 @@ def _check_known(name: str, names: set[str], param: str) -> None:
 def _tools(raw: Raw) -> tuple[str, set[str]]:
     if raw == NULL:
         return "", set()
-    tools, text = _items(raw, list[FunctionTool], "tools")
+    tools, text = _items(raw, FunctionTool, "tools")
     return text, {tool.function.name for tool in tools}
 
 
 def _functions(raw: Raw) -> tuple[str, set[str]]:
     if raw == NULL:
         return "", set()
-    functions, text = _items(raw, list[Function], "functions")
+    functions, text = _items(raw, Function, "functions")
     if not functions:
         return "", set()
     whole: list[Raw] = msgspec.json.decode(text, type=list[Raw])
@@ -128,12 +128,12 @@ def _functions(raw: Raw) -> tuple[str, set[str]]:
 
 @json_errors()
 def _items(raw: Raw, kind: Any, param: str) -> tuple[list[Any], str]:
-    """The items, and their array as it came; an empty one is none."""
+    """The items, each of ``kind``, and their array as it came; an empty one is none."""
     text = json_text(raw, param)
     try:
-        items = msgspec.json.decode(text, type=kind)
+        items = msgspec.json.decode(text, type=list[kind])
     except msgspec.ValidationError as error:
-        raise violation(error, param, msgspec.json.decode(text)) from None
+        raise violation(error, param, msgspec.json.decode(text), kind) from None
     if len(items) > MAX_TOOLS:
         raise InvalidRequest(
             f"{param} has {len(items)} items; the limit is {MAX_TOOLS}", param=param

@@ -61,11 +61,22 @@ CHAT: Neutral = _COMMON | {
 }
 
 COMPLETION: Neutral = _COMMON | {
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "messages": (),
+    "parallel_tool_calls": (True, False),
     "prompt_embeds": (),
+    "reasoning_effort": ("none",),
     "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
 }
 
-TOKENIZE: Neutral = {"mm_processor_kwargs": ({},)}
+TOKENIZE: Neutral = {"functions": ([],), "mm_processor_kwargs": ({},)}
 
 REASONS = {
     "best_of": "choices are not ranked here; n gives all of them",

@@ -13,11 +13,15 @@ MAX_SHOWN_CHARS = 60
 
 _PATH = re.compile(r"(?P<reason>.*) - at `\$(?P<path>.*)`", re.DOTALL)
 _STEP = re.compile(r"(\w+)|\[(\d+)\]")
+_WRONG_WORD = ("Invalid enum value", "Invalid value")
 _FIELD = re.compile(r"Object (?P<reason>missing required|contains unknown) field `(?P<name>.*)`")
 
 
-def violation(error: msgspec.ValidationError, param: str, value: Any) -> InvalidRequest:
-    """What msgspec found in the field ``param`` of this ``value``: where in it, what, the limit."""
+def violation(
+    error: msgspec.ValidationError, param: str, value: Any, kind: Any = None
+) -> InvalidRequest:
+    """What msgspec found in the field ``param`` of this ``value``: where in it, what, the limit.
+    ``kind`` is the type that the value, or each item of it, was to have."""
     reason, path = _split(str(error))
     where = param + path
     if match := _FIELD.fullmatch(reason):
@@ -26,7 +30,24 @@ def violation(error: msgspec.ValidationError, param: str, value: Any) -> Invalid
         text = "is required" if is_missing else "is not a field of this object"
         return InvalidRequest(f"{where} {text}", param=where)
     text = reason[:1].lower() + reason[1:].replace("`", "")
+    if reason.startswith(_WRONG_WORD) and (words := _words(kind)):
+        text = f"expected one of {', '.join(words)}"
     return InvalidRequest(f"{where} is {show(_value_at(path, value))}; {text}", param=where)
+
+
+def _words(kind: Any) -> list[str]:
+    """The words that a value of ``kind`` may be, or have as its type."""
+    if kind is None:
+        return []
+    info = msgspec.inspect.type_info(kind)
+    kinds = info.types if isinstance(info, msgspec.inspect.UnionType) else (info,)
+    words: list[str] = []
+    for each in kinds:
+        if isinstance(each, msgspec.inspect.LiteralType):
+            words += map(str, each.values)
+        elif isinstance(each, msgspec.inspect.StructType) and each.tag is not None:
+            words.append(str(each.tag))
+    return words
 
 
 def unknown_model(name: str, served: list[str]) -> NotFound:

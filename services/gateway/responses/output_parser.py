@@ -55,18 +55,20 @@ def output_parser(
 
 
 class ChoiceParser:
-    """The events of one choice, as its updates come; ``is_over``: the rest is of no interest."""
+    """The events of one choice, as its updates come; ``is_over``: the rest is of no interest, and
+    there may be much of it."""
 
     def __init__(self, parser: OutputParser, prompt: int, index: int) -> None:
         self._machine = OutputMachine(parser.rules, parser.starts[prompt], f"{parser.seed}/{index}")
         self._text = parser.table.text
         self._shows_reasoning = parser.parsing.shows_reasoning
         self._call_end = parser.call_end
+        self._is_held = parser.parsing.is_held
         self.num_reasoning_tokens: int | None = None  # once it has ended, if it can be told
 
     @property
     def is_over(self) -> bool:
-        return self._machine.is_over
+        return self._machine.is_over and not self._is_held
 
     def push(self, update: ChoiceUpdate) -> list[Event]:
         marks = [
@@ -83,10 +85,11 @@ class ChoiceParser:
         return [event for event in events if not isinstance(event, Reasoning)]
 
     def finish_reason(self, update: ChoiceUpdate) -> str | None:
-        """A text that was cut is no call, however much of one it holds."""
+        """A text that was cut, by its length or by a stop string within a call, ends in no call."""
         if update.finished is None:
             return None
-        ends_in_call = update.finished.reason == "stop" and self._machine.num_calls
+        has_calls = self._machine.num_calls and not self._machine.has_open_call
+        ends_in_call = update.finished.reason == "stop" and has_calls
         return self._call_end if ends_in_call else update.finished.reason
 
 

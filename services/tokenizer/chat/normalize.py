@@ -31,6 +31,8 @@ def _normalized(message: Message, traits: TemplateTraits, param: str) -> Message
     if calls := found.pop("tool_calls", None):
         found["tool_calls"] = _calls(calls, traits, f"{param}.tool_calls")
     reasoning = found.get("reasoning_content", found.get("reasoning"))
+    if found.get("content", "") is None and "tool_calls" not in found:
+        found["content"] = ""  # the text was cut while the model reasoned
     if reasoning is not None:
         found["reasoning"] = found["reasoning_content"] = reasoning
     return found

@@ -72,7 +72,7 @@ def _answer(lark: Lark, dialect: Dialect, wanted: Wanted, start: OutputStart) ->
     if format is None:
         return calls.in_text(choice.is_parallel) if calls is not None else None
     answer = format_part(lark, format, totals)
-    if start is not OutputStart.ANSWER and not format.kind.startswith("json"):
+    if start is not OutputStart.ANSWER:
         answer = f"{lark.blanks()} ({answer})"
     if (reasoning := dialect.reasoning) is not None and reasoning.answer_open:
         before, after = lark.fixed(reasoning.answer_open), lark.fixed(reasoning.answer_close)

@@ -16,10 +16,10 @@ def format_part(lark: Lark, format: OutputFormat, totals: Totals) -> str:
     value, param = format.value, format.param
     match format.kind:
         case "json_object":
-            return f"{lark.blanks()} {json_part(lark, {'type': 'object'}, format)}"
+            return json_part(lark, {"type": "object"}, format)
         case "json_schema":
             schema = checked(read_json(value, param), param, totals)
-            return f"{lark.blanks()} {json_part(lark, schema, format)}"
+            return json_part(lark, schema, format)
         case "regex":
             return regex_part(lark, value, param)
         case "choice":

@@ -98,7 +98,7 @@ class _Writer:
                     for index, each in enumerate(elements)
                     for piece in self.pieces(each, f"{path}.elements[{index}]", depth + 1)
                 ]
-            case {"type": "tag"}:
+            case {"type": "tag"} | {"begin": _, "content": _, "end": _}:  # a list of tags says so
                 return self._tag(node, path, depth)
         return [self._composed(node, path, depth)]
 
@@ -122,8 +122,9 @@ class _Writer:
                 return self._triggered(triggers, tags, node, path, depth)
             case {"type": "tags_with_separator", "tags": [_, *_], "separator": str()}:
                 return self._separated(node, path, depth)
-        kind = str(node.get("type"))[:60]
-        raise invalid(path, f"a format of type {kind} with these fields cannot be held")
+        kind = str(node.get("type", "null"))[:60]
+        fields = ", ".join(sorted(node.keys() - {"type"}))[:200]
+        raise invalid(path, f"a format of type {kind} with the fields {fields} cannot be held")
 
     def _tag(self, node: dict[str, Any], path: str, depth: int) -> list[Piece]:
         match node:
@@ -182,17 +183,24 @@ class _Writer:
             for each in structures
             if isinstance(each, dict)
         ]
-        return self._triggered(triggers, tags, {}, path, 1)
+        return self._triggered(triggers, tags, {}, path, 1, "structures")
 
     def _triggered(
-        self, triggers: list[Any], tags: list[Any], node: dict[str, Any], path: str, depth: int
+        self,
+        triggers: list[Any],
+        tags: list[Any],
+        node: dict[str, Any],
+        path: str,
+        depth: int,
+        field: str = "tags",
     ) -> Part:
-        """Free text, in which a trigger must go on as a tag that begins with it."""
+        """Free text, in which a trigger must go on as a tag that begins with it; the client gave
+        the tags as ``field``."""
         if not tags or not triggers or not all(isinstance(each, str) and each for each in triggers):
-            raise invalid(path, "triggers and tags are lists that are not empty")
+            raise invalid(path, f"triggers and {field} are lists that are not empty")
         by_trigger: dict[str, list[Part]] = {}
         for index, tag in enumerate(tags):
-            place = f"{path}.tags[{index}]"
+            place = f"{path}.{field}[{index}]"
             pieces = self.pieces(tag, place, depth + 1)
             first = pieces[0]
             begin = first.text if isinstance(first, Fixed) else ""

@@ -198,6 +198,16 @@ async def test_an_abort_ends_each_open_choice_with_what_it_has():
     assert open_prompt.choices == {}
 
 
+async def test_a_cut_ends_a_choice_once_and_not_one_that_has_ended():
+    open_prompt, collector = new_open_prompt(num_choices=2)
+    open_prompt.finish(Finished("a~b/0", 1, 1, "stop", 0))
+    assert not open_prompt.cut(1)
+    assert not open_prompt.has_cut
+    assert open_prompt.cut(0)
+    assert not open_prompt.cut(0)
+    assert [update.index async for update in collector] == [1, 0]
+
+
 def add_prompt_logprobs(
     open_prompt: OpenPrompt, position: int, ids: list[int], num_values: int = 1
 ) -> None:

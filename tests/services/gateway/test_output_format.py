@@ -25,6 +25,10 @@ FORMS: list[tuple[dict[str, Any], OutputFormat | None]] = [
     ({"response_format": None, "guided_json": None, "structured_outputs": {}}, None),
     ({"structured_outputs": {"json_object": False}}, None),
     ({"response_format": {"type": "json_object"}}, OutputFormat("json_object", "response_format")),
+    (
+        {"response_format": {"type": "json_object", "schema": SCHEMA}},
+        OutputFormat("json_schema", "response_format.schema", TEXT, False),
+    ),
     ({"response_format": named()}, OutputFormat("json_schema", OF_OPENAI, TEXT, False)),
     ({"response_format": named(strict=False)}, OutputFormat("json_schema", OF_OPENAI, TEXT, False)),
     ({"response_format": named(strict=True)}, OutputFormat("json_schema", OF_OPENAI, TEXT)),

@@ -60,7 +60,12 @@ def test_messages_are_what_templates_expect(subtests: pytest.Subtests):
         (
             {**assistant, "content": None, "tool_calls": [], "name": None},
             plain,
-            {**assistant, "content": None},
+            {**assistant, "content": ""},
+        ),
+        (
+            {**assistant, "content": None, "tool_calls": [call_with({})]},
+            plain,
+            {**assistant, "content": None, "tool_calls": [call_with({})]},
         ),
         (
             {**assistant, "reasoning": "so"},

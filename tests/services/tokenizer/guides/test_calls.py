@@ -140,7 +140,7 @@ def test_beside_a_format_calls_may_be_made_instead(marked: Vocabulary, subtests:
         format = TOOL_FORMATS[name]
         opening = (format.section_open or format.call_open) if format.is_tagless else ""
         with subtests.test(name):
-            assert marked.refusal(grammar, '\n{"q": 1}') is None
+            assert marked.refusal(grammar, '{"q": 1}') is None
             assert marked.refusal(grammar, opening + text) is None
             for wrong in ("well", opening + text.replace("Celsius", "Kelvin"), '{"q": "1"}'):
                 assert marked.refusal(grammar, wrong) is not None, wrong

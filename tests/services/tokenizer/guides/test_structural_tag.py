@@ -38,6 +38,11 @@ CASES: list[tuple[dict[str, Any], list[str], list[str]]] = [
     ({"type": "grammar", "grammar": 'root ::= "x" "y"?'}, ["x", "xy"], ["y"]),
     ({"type": "any_text"}, ["", "a {1}\n"], []),
     (triggered(), ["", "free < text", "a <call=f>1</call> b <call=f>2</call>"], ["<call=f>x"]),
+    (
+        triggered(tags=[{key: CALL[key] for key in ("begin", "content", "end")}]),
+        ["<call=f>1</call>"],
+        ["<call=f>x"],
+    ),
     (triggered(at_least_one=True), ["<call=f>1</call>", "a <call=f>1</call> b"], ["a"]),
     (
         triggered(at_least_one=True, stop_after_first=True),
