@@ -18,7 +18,7 @@ READY_TIMEOUT_S = 120
 
 @pytest.fixture(scope="session")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The base of OpenAI's endpoints."""
+    """The base of OpenAI's endpoints, which clients find in the environment, too."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     log = tmp_path_factory.mktemp("serve") / "log"
@@ -32,7 +32,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         )
     try:
         until_ready(server, f"http://127.0.0.1:{port}/ready", log)
-        yield f"http://127.0.0.1:{port}/v1"
+        os.environ["OPENAI_BASE_URL"] = f"http://127.0.0.1:{port}/v1"
+        os.environ["OPENAI_API_KEY"] = "none"
+        yield os.environ["OPENAI_BASE_URL"]
     finally:
         server.send_signal(signal.SIGINT)
         server.wait(60)

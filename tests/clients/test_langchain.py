@@ -11,19 +11,20 @@ from langchain_core.language_models import BaseChatModel
 from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
-NO_SENSE = pytest.mark.xfail(reason="the embedded model does not know what to write")
+NEEDS_SENSE = {
+    "test_tool_calling": "the argument is a number that the question names",
+    "test_tool_calling_async": "the same",
+    "test_agent_loop": "the model decides by itself to call",
+    "test_json_mode": "keys that only the question names",
+}
 
 
+@pytest.mark.usefixtures("url")
 class TestShoal(ChatModelIntegrationTests):
-    url: str
-
     @pytest.fixture(autouse=True)
-    def _served(self, url: str) -> None:
-        type(self).url = url
-
-    @pytest.fixture
-    def model(self, url: str, request: Any) -> BaseChatModel:
-        return ChatOpenAI(**self.chat_model_params, base_url=url)
+    def _expected(self, request: pytest.FixtureRequest) -> None:
+        if reason := NEEDS_SENSE.get(request.node.originalname):
+            request.applymarker(pytest.mark.xfail(reason=reason))
 
     @property
     def chat_model_class(self) -> type[BaseChatModel]:
@@ -33,10 +34,9 @@ class TestShoal(ChatModelIntegrationTests):
     def chat_model_params(self) -> dict[str, Any]:
         return {
             "model": "shoal-tiny",
-            "api_key": "none",
-            "temperature": 0,
+            "temperature": 0.5,
             "seed": 1,
-            "max_tokens": 300,
+            "max_tokens": 600,
             "stream_usage": True,
             "max_retries": 0,
         }

@@ -23,6 +23,9 @@ ANNOTATIONS = {"description", "title", "examples", "default", "$comment", "x-gui
 SCHEMAS_BY_NAME = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
 DATA = {"enum", "const", "required"}
 APPLICATORS = ("allOf", "anyOf", "oneOf")
+NAMES = {"properties", "patternProperties"}
+OTHERS = {*APPLICATORS, "$ref", "if", "dependentSchemas"}
+EXTRAS = {"additionalProperties", "patternProperties", "unevaluatedProperties"}
 
 Schema = dict[str, Any]
 
@@ -38,7 +41,8 @@ def read_json(text: str, param: str) -> Any:
 
 
 def checked(schema: Any, param: str, totals: Totals) -> Schema:
-    """The schema without annotations. Raises InvalidRequest naming the place and the limit."""
+    """The schema without annotations, its objects closed where that takes nothing from another
+    schema. Raises InvalidRequest naming the place and the limit."""
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
@@ -46,6 +50,7 @@ def checked(schema: Any, param: str, totals: Totals) -> Schema:
     kept, schemas = _copied(schema, param, totals)
     totals.add_schema(param, len(msgspec.json.encode(kept)))
     _check_chains(kept, schemas)
+    _close([schema for _, schema in schemas])
     return kept
 
 
@@ -119,6 +124,16 @@ def _count(schema: Schema, path: Param, totals: Totals) -> None:
     if isinstance(patterns := schema.get("patternProperties"), dict):
         for pattern in patterns:
             check_regex(Place(path, ".patternProperties"), pattern)
+
+
+def _close(schemas: list[Schema]) -> None:
+    """Allows no properties but those that are named, unless a schema says otherwise: models that
+    may write others do. All are left open where two schemas hold for one object."""
+    if any("allOf" in each or (each.keys() & NAMES and each.keys() & OTHERS) for each in schemas):
+        return
+    for schema in schemas:
+        if "properties" in schema and not schema.keys() & EXTRAS:
+            schema["additionalProperties"] = False
 
 
 def _check_chains(root: Schema, schemas: list[tuple[Param, Schema]]) -> None:

@@ -101,6 +101,26 @@ def test_whitespace_of_json_is_what_the_client_says(vocabulary: Vocabulary):
     assert vocabulary.refusal(compact, ' {"name":"Ada","age":36}') is not None
 
 
+def test_objects_have_no_other_properties_unless_a_schema_says_so(
+    vocabulary: Vocabulary, subtests: pytest.Subtests
+):
+    one, two = ({"type": "object", "properties": {name: {"type": "integer"}}} for name in "ab")
+    for schema, has_others in (
+        (one, False),
+        ({"anyOf": [one, two]}, False),
+        (one | {"additionalProperties": True}, True),
+        ({"type": "object", "allOf": [one, two]}, True),
+        (one | {"anyOf": [{"type": "object", "required": ["a"]}]}, True),
+        ({"$ref": "#/$defs/one", "properties": {}, "$defs": {"one": one}}, True),
+    ):
+        grammar = grammar_of(
+            vocabulary, OutputFormat("json_schema", "response_format", json.dumps(schema))
+        )
+        with subtests.test(schema=str(schema)):
+            assert vocabulary.refusal(grammar, '{"a": 1}') is None
+            assert (vocabulary.refusal(grammar, '{"a": 1, "b": 2}') is None) == has_others
+
+
 def test_what_is_not_strict_may_hold_what_cannot_be_checked(vocabulary: Vocabulary):
     value = json.dumps({"oneOf": [{"type": "integer"}, {"type": "integer", "minimum": 5}]})
     lenient = OutputFormat("json_schema", "response_format", value, is_strict=False)
