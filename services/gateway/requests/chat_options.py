@@ -6,11 +6,11 @@ import msgspec
 from msgspec import Raw
 
 from services.gateway.requests.json_body import json_errors
-from services.gateway.requests.raw_json import NULL, json_text
+from services.gateway.requests.raw_json import NULL, check_chars, json_text
 from services.gateway.requests.schema import ChatRequest, TokenizeRequest
 from services.gateway.requests.violations import violation
 from shared.errors import InvalidRequest
-from shared.messages import MAX_JSON_CHARS, ChatOptions
+from shared.messages import ChatOptions
 
 
 def chat_options(
@@ -52,12 +52,7 @@ def _kwargs(raw: Raw, more: dict[str, Any] | None) -> str:
         return ""
     param = "chat_template_kwargs"
     kwargs = {**(more or {}), **(_own_kwargs(raw, param) if raw != NULL else {})}
-    text = msgspec.json.encode(kwargs).decode() if kwargs else ""
-    if len(text) > MAX_JSON_CHARS:
-        raise InvalidRequest(
-            f"{param} has {len(text)} characters; the limit is {MAX_JSON_CHARS}", param=param
-        )
-    return text
+    return check_chars(msgspec.json.encode(kwargs).decode(), param) if kwargs else ""
 
 
 @json_errors()

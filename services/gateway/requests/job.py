@@ -35,14 +35,15 @@ class Parsing:
 
     ``tool_parser`` and ``reasoning_parser`` are names of formats; empty: of these nothing is
     looked for. ``tools`` is the JSON array of those that may be called. What was reasoned is
-    dropped unless the reply ``shows_reasoning``; after the first call all is, unless it
-    ``is_parallel``. ``is_held``: the text ends behind its calls by itself. ``is_named``,
-    ``is_legacy``: as in Tools.
+    content unless the reply ``separates_reasoning``, and dropped unless it ``shows_reasoning``;
+    what follows the first call is dropped unless it ``is_parallel``. ``is_held``: the text ends
+    behind its calls by itself. ``is_named``, ``is_legacy``: as in Tools.
     """
 
     tool_parser: str
     reasoning_parser: str
     tools: str
+    separates_reasoning: bool
     shows_reasoning: bool
     is_parallel: bool
     is_held: bool

@@ -17,7 +17,7 @@ from services.gateway.requests.format_schema import (
     StructuredOutputs,
 )
 from services.gateway.requests.json_body import json_errors
-from services.gateway.requests.raw_json import NULL, json_text
+from services.gateway.requests.raw_json import NULL, check_chars, json_text
 from services.gateway.requests.violations import show
 from shared.errors import InvalidRequest
 from shared.log import client_text
@@ -44,6 +44,8 @@ def output_format(request: FormatFields) -> OutputFormat | None:
         if format is None or not format.kind.startswith("json"):
             raise InvalidRequest(f"{param} is allowed beside a form of JSON only", param=param)
         format = msgspec.structs.replace(format, whitespace=pattern)
+    if format is not None:
+        check_chars(format.value, format.param)
     return format
 
 

@@ -77,8 +77,10 @@ def _parsing(request: ChatRequest, tools: Tools, model: ModelInfo) -> Parsing | 
     separates = request.separate_reasoning is not False or request.include_reasoning is False
     parsing = Parsing(
         tool_parser=model.tool_parser if calls else "",
-        reasoning_parser=model.reasoning_parser if separates else "",
+        # What is in the reasoning is no call, wherever the reasoning goes.
+        reasoning_parser=model.reasoning_parser if separates or calls else "",
         tools=tools.tools,
+        separates_reasoning=separates,
         shows_reasoning=request.include_reasoning is not False,
         is_parallel=tools.choice is None or tools.choice.is_parallel,
         is_held=tools.choice is not None and tools.choice.kind == "required",

@@ -3,11 +3,21 @@
 from msgspec import Raw
 
 from shared.errors import InvalidRequest
+from shared.messages import MAX_FORMAT_CHARS
 
 NULL = Raw(b"null")
 
 MAX_FIELD_BYTES = 256 << 10
 """Of what is no prompt, as JSON: a character may take 12 bytes of it."""
+
+
+def check_chars(text: str, param: str) -> str:
+    """``text``, which was made of the field ``param``, if it is one that the mesh takes."""
+    if len(text) > MAX_FORMAT_CHARS:
+        raise InvalidRequest(
+            f"{param} becomes {len(text)} characters; the limit is {MAX_FORMAT_CHARS}", param=param
+        )
+    return text
 
 
 def json_text(raw: Raw, param: str) -> str:

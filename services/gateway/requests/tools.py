@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Raw
 
 from services.gateway.requests.json_body import json_errors
-from services.gateway.requests.raw_json import NULL, json_text
+from services.gateway.requests.raw_json import NULL, check_chars, json_text
 from services.gateway.requests.schema import ChatRequest, TokenizeRequest
 from services.gateway.requests.tool_schema import (
     AllowedToolsChoice,
@@ -123,7 +123,8 @@ def _functions(raw: Raw) -> tuple[str, set[str]]:
         return "", set()
     whole: list[Raw] = msgspec.json.decode(text, type=list[Raw])
     tools = [{"type": "function", "function": each} for each in whole]
-    return msgspec.json.encode(tools).decode(), {function.name for function in functions}
+    array = check_chars(msgspec.json.encode(tools).decode(), "functions")
+    return array, {function.name for function in functions}
 
 
 @json_errors()

@@ -8,10 +8,11 @@ import msgspec
 
 from services.gateway.mesh.output_collector import ChoiceUpdate
 from services.gateway.mesh.token_table import TokenTable
-from services.gateway.output.events import Event, Reasoning, TokenMark
+from services.gateway.output.events import Content, Event, Reasoning, TokenMark
 from services.gateway.output.machine import OutputMachine, OutputRules
 from services.gateway.requests.job import Parsing
 from shared.config.gateway import ReasoningField
+from shared.dialects.formats import ReasoningFormat
 from shared.dialects.reasoning import REASONING_FORMATS
 from shared.dialects.tools import find_tool_format
 from shared.messages import OutputStart
@@ -28,6 +29,11 @@ class OutputParser:
     starts: Sequence[OutputStart]
     seed: str
     reasoning_field: ReasoningField
+
+    @property
+    def separates_reasoning(self) -> bool:
+        """Whether the reply tells reasoning from content."""
+        return bool(self.parsing.reasoning_parser) and self.parsing.separates_reasoning
 
     @property
     def call_end(self) -> str:
@@ -62,6 +68,9 @@ class ChoiceParser:
         self._machine = OutputMachine(parser.rules, parser.starts[prompt], f"{parser.seed}/{index}")
         self._text = parser.table.text
         self._shows_reasoning = parser.parsing.shows_reasoning
+        self._joiner = None
+        if (reasoning := parser.rules.reasoning) and not parser.parsing.separates_reasoning:
+            self._joiner = _Joiner(reasoning, parser.starts[prompt])
         self._call_end = parser.call_end
         self._is_held = parser.parsing.is_held
         self.num_reasoning_tokens: int | None = None  # once it has ended, if it can be told
@@ -80,6 +89,8 @@ class ChoiceParser:
             events += self._machine.finish()
             num_tokens = update.finished.num_tokens
             self.num_reasoning_tokens = self._machine.num_reasoning_tokens(num_tokens)
+        if self._joiner is not None:
+            return self._joiner.join(events)
         if self._shows_reasoning:
             return events
         return [event for event in events if not isinstance(event, Reasoning)]
@@ -91,6 +102,27 @@ class ChoiceParser:
         has_calls = self._machine.num_calls and not self._machine.has_open_call
         ends_in_call = update.finished.reason == "stop" and has_calls
         return self._call_end if ends_in_call else update.finished.reason
+
+
+class _Joiner:
+    """Makes reasoning a part of the content, with the markers that the model wrote."""
+
+    def __init__(self, reasoning: ReasoningFormat, start: OutputStart) -> None:
+        self._open = "" if start == OutputStart.REASONING else reasoning.open
+        self._close = reasoning.close
+        self._is_reasoning = False
+
+    def join(self, events: list[Event]) -> list[Event]:
+        joined: list[Event] = []
+        for event in events:
+            if isinstance(event, Reasoning):
+                opening = "" if self._is_reasoning else self._open
+                joined.append(Content(opening + event.text))
+            else:
+                joined += [Content(self._close)] * self._is_reasoning
+                joined.append(event)
+            self._is_reasoning = isinstance(event, Reasoning)
+        return joined
 
 
 def _functions(tools: str) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class ParsedWholeWriter(WholeWriter):
     def __init__(self, reply: Reply, parser: OutputParser) -> None:
         super().__init__(reply)
         self._choices = _choices(reply, parser)
-        self._reasons = bool(parser.parsing.reasoning_parser)
+        self._reasons = parser.separates_reasoning
         self._shows_reasoning = self._reasons and parser.parsing.shows_reasoning
         self._events: list[list[Event]] = [_first_events(reply) for _ in self._choices]
         self._nums_merged = [0] * len(self._choices)
@@ -71,7 +71,7 @@ class ParsedEventWriter(EventWriter):
     def __init__(self, reply: Reply, parser: OutputParser) -> None:
         super().__init__(reply)
         self._choices = _choices(reply, parser)
-        self._reasons = bool(parser.parsing.reasoning_parser)
+        self._reasons = parser.separates_reasoning
         self._parts = ChatParts(parser.reasoning_field, parser.parsing.is_legacy)
 
     def is_over(self, update: ChoiceUpdate) -> bool:

@@ -153,6 +153,13 @@ def test_a_wrong_form_is_refused_and_its_field_named(subtests: pytest.Subtests) 
         assert words in error.value.message
 
 
+def test_what_grows_beyond_what_the_mesh_takes_is_refused_here() -> None:
+    many = {f"p{number}": {"properties": {}} for number in range(9000)}
+    outputs = {"json": {"properties": many}, "disable_additional_properties": True}
+    with pytest.raises(InvalidRequest, match="becomes 4[0-9]{5} characters; the limit is 262144"):
+        chat(structured_outputs=outputs)
+
+
 def test_objects_of_a_schema_are_closed_unless_they_say_that_they_are_open() -> None:
     open_one = {"properties": {}, "additionalProperties": True}
     schema = {"properties": {"a": {"properties": {}}, "b": open_one, "c": {}}, "anyOf": [SCHEMA]}

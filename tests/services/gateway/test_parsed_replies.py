@@ -255,14 +255,23 @@ def test_reasoning_that_the_client_does_not_want_is_dropped_and_counted() -> Non
 
 
 def test_reasoning_that_is_not_separated_is_content() -> None:
-    for fields in ({}, {"tools": TOOLS}):
+    """Where calls are looked for it is so without the blanks at its ends."""
+    for fields, text in (
+        ({}, "<think>Hmm\n</think>\n\nHi"),
+        ({"tools": TOOLS}, "<think>Hmm</think>Hi"),
+    ):
         job = chat(separate_reasoning=False, **fields)
-        [choice] = whole(job, Choice().say(*THOUGHT, "Hi").end())["choices"]
-        assert choice["message"] == {
-            "role": "assistant",
-            "content": "".join([*THOUGHT, "Hi"]),
-            "refusal": None,
-        }
+        updates = Choice().say(*THOUGHT, "Hi").end()
+        [choice] = whole(job, updates)["choices"]
+        assert choice["message"] == {"role": "assistant", "content": text, "refusal": None}
+        assert accumulated(chunks(job, updates)) == {"role": "assistant", "content": text}
+
+
+def test_a_call_within_reasoning_is_none_though_it_is_not_separated() -> None:
+    job = chat(separate_reasoning=False, tools=TOOLS)
+    [choice] = whole(job, Choice().say("<think>", *CALLS, "</think>", "Hi").end())["choices"]
+    assert "tool_calls" not in choice["message"]
+    assert choice["finish_reason"] == "stop"
 
 
 def test_the_usage_counts_reasoning_of_all_choices() -> None:

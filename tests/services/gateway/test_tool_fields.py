@@ -73,7 +73,7 @@ def test_calls_are_looked_for_where_there_may_be_some(subtests: pytest.Subtests)
         ({}, ("", "qwen3")),
         ({"tools": TOOLS}, ("hermes", "qwen3")),
         ({"tools": TOOLS, "tool_choice": "none"}, ("", "qwen3")),
-        ({"tools": TOOLS, "separate_reasoning": False}, ("hermes", "")),
+        ({"tools": TOOLS, "separate_reasoning": False}, ("hermes", "qwen3")),
     ]:
         with subtests.test(fields=fields):
             job = chat(**fields)
