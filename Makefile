@@ -3,6 +3,7 @@ ARGS ?=
 PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.ready
+CLIENTS := .venv-clients/.ready
 # Tests wait for processes most of the time, so three run at once on two cores.
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder --durations 20
 # Triton's interpreter has to be chosen before Triton is imported; ARGS are for the other tests.
@@ -15,7 +16,7 @@ BENCHMARKS := startup link wide_steps scheduler partial_prefills chain front pre
 # Our modules are compiled once, not by each of the hundreds of processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup serve check test test-compose test-all lint bench gpu-pack gpu-check clean
+.PHONY: help setup serve check test test-compose test-clients test-all lint bench gpu-pack gpu-check clean
 .DEFAULT_GOAL := help
 
 help: ## print this
@@ -41,10 +42,18 @@ test: $(SETUP) ## all tests but the slow ones (ARGS='--lf': those that failed; a
 test-compose: $(SETUP) ## the container stack, on Docker
 	timeout --signal=INT --kill-after=90 900 $(BIN)/pytest -m compose --durations 20 $(ARGS)
 
+test-clients: $(CLIENTS) ## the libraries of people who write applications, in an environment of their own
+	$(dir $(CLIENTS))bin/pytest -c tests/clients/pytest.ini --confcutdir tests/clients tests/clients
+
+$(CLIENTS): $(SETUP) tests/clients/requirements.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check -r tests/clients/requirements.txt
+	touch $@
+
 test-all: $(SETUP) ## everything that needs no card, the slow tests too
 	$(BIN)/pytest -m 'not compose and not gpu' --hypothesis-profile search $(if $(ARGS),,$(PARALLEL)) $(ARGS)
 	$(if $(ARGS),,$(INTERPRETED))
-	$(if $(ARGS),,$(MAKE) test-compose)
+	$(if $(ARGS),,$(MAKE) test-clients test-compose)
 
 lint: $(SETUP) ## ruff, mypy and clang-format
 	$(BIN)/ruff check .
@@ -64,4 +73,4 @@ gpu-check: ## measure the engine on a card, in eight minutes
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu.carry run $(ARGS)
 
 clean: ## remove .venv and all caches
-	rm -rf .venv .cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-clients .cache .mypy_cache .ruff_cache .hypothesis

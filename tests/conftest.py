@@ -24,6 +24,7 @@ settings.register_profile("same", search, derandomize=True)
 settings.load_profile("same")
 
 TESTS = Path(__file__).parent
+collect_ignore = ["clients"]  # they have an environment of their own
 LONG = (
     "mesh",
     "cli",
