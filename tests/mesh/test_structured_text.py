@@ -14,7 +14,7 @@ MTP = '{"method": "mtp", "num_speculative_tokens": 3}'
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 3}'
 # Of a grammar that is refused, the last for its size.
 CODES = ("invalid_grammar", "grammar_too_complex", "invalid_value")
-NUM_PAIRS = 40
+NUM_PAIRS = 24
 NUM_ALL_PAIRS = 200
 
 
