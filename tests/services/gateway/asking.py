@@ -1,12 +1,15 @@
 """Requests with fields of a test's choice, as Jobs."""
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+import pytest
 
 from services.gateway.requests.job import Job
 from services.gateway.requests.parse import parse_chat, parse_completion
+from shared.errors import InvalidRequest
 from shared.messages import ModelInfo
 from tests.services.gateway.fakes import LIMITS, MODEL
 
@@ -21,6 +24,17 @@ def chat(model: ModelInfo = CALLER, **fields: Any) -> Job:
 
 def completion(model: ModelInfo = CALLER, **fields: Any) -> Job:
     return parse_completion(json.dumps({"prompt": "a"} | fields).encode(), model, LIMITS)
+
+
+def check_refusals(
+    wrong: Iterable[tuple[dict[str, Any], str, str]], subtests: pytest.Subtests
+) -> None:
+    """Each of ``wrong``: fields of a chat, the field that its error names, and words of it."""
+    for fields, param, words in wrong:
+        with subtests.test(fields=str(fields)[:80]), pytest.raises(InvalidRequest) as error:
+            chat(**fields)
+        assert error.value.param == param
+        assert words in error.value.message
 
 
 def tool(name: str = "weather", **more: Any) -> dict[str, Any]:

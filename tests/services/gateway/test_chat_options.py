@@ -7,7 +7,7 @@ import pytest
 
 from shared.errors import InvalidRequest
 from shared.messages import ChatOptions
-from tests.services.gateway.asking import MESSAGES, chat, completion
+from tests.services.gateway.asking import MESSAGES, chat, check_refusals, completion
 from tests.services.gateway.fakes import MODEL
 
 THINKS = {"enable_thinking": True, "thinking": True}
@@ -125,11 +125,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 
 
 def test_what_is_wrong_is_refused_and_its_field_named(subtests: pytest.Subtests) -> None:
-    for fields, param, words in WRONG:
-        with subtests.test(fields=str(fields)[:80]), pytest.raises(InvalidRequest) as error:
-            chat(**fields)
-        assert error.value.param == param
-        assert words in error.value.message
+    check_refusals(WRONG, subtests)
 
 
 def test_an_error_of_the_mesh_names_the_clients_field() -> None:

@@ -8,7 +8,7 @@ import pytest
 from services.gateway.requests.raw_json import MAX_FIELD_BYTES
 from shared.errors import InvalidRequest
 from shared.messages import OutputFormat
-from tests.services.gateway.asking import chat, completion
+from tests.services.gateway.asking import chat, check_refusals, completion
 
 SCHEMA = {"type": "object", "properties": {"ä": {"type": "integer"}}}
 TEXT = json.dumps(SCHEMA)
@@ -146,11 +146,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 
 
 def test_a_wrong_form_is_refused_and_its_field_named(subtests: pytest.Subtests) -> None:
-    for fields, param, words in WRONG:
-        with subtests.test(fields=str(fields)[:80]), pytest.raises(InvalidRequest) as error:
-            chat(**fields)
-        assert error.value.param == param
-        assert words in error.value.message
+    check_refusals(WRONG, subtests)
 
 
 def test_what_grows_beyond_what_the_mesh_takes_is_refused_here() -> None:

@@ -9,7 +9,7 @@ from services.gateway.requests.job import Job
 from services.gateway.requests.parse import parse_chat
 from shared.errors import InvalidRequest
 from shared.messages import MAX_TOOLS, ToolChoice
-from tests.services.gateway.asking import CALLER, chat, tool
+from tests.services.gateway.asking import CALLER, chat, check_refusals, tool
 from tests.services.gateway.fakes import LIMITS, MODEL
 
 TOOLS = [tool("a", parameters={"type": "object"}, strict=True), tool("b", description="ü")]
@@ -141,11 +141,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 
 
 def test_what_is_wrong_is_refused_and_its_field_named(subtests: pytest.Subtests) -> None:
-    for fields, param, words in WRONG:
-        with subtests.test(fields=str(fields)[:80]), pytest.raises(InvalidRequest) as error:
-            chat(**fields)
-        assert error.value.param == param
-        assert words in error.value.message
+    check_refusals(WRONG, subtests)
 
 
 def test_a_model_whose_calls_cannot_be_read_gets_tools_only_to_know_of_them() -> None:
