@@ -83,6 +83,8 @@ async def test_the_openai_client_is_served(stack: Stack):
         stream = await client.chat.completions.create(**asked, stream=True)
         parts = [chunk.choices[0].delta.content or "" async for chunk in stream]
         assert "".join(parts) == answer.choices[0].message.content
+        answer = await client.chat.completions.create(**asked, extra_body={"guided_regex": "[0-9]"})
+        assert answer.choices[0].message.content.isdecimal()
 
 
 async def test_each_service_grows_and_shrinks_under_load_without_a_failed_request(stack: Stack):
