@@ -1,6 +1,7 @@
 """How much a grammar may cost: the same where it is tried and where it is used.
 
-They are llguidance's: counted, not timed, so that a grammar which passed once passes everywhere.
+They are llguidance's, and counted. What a tokenizer tries is bounded in time as well, so that one
+may refuse a grammar that another has taken.
 """
 
 from typing import Any

@@ -25,7 +25,8 @@ class Guides:
         """None: the text may be any. ``start`` is what the prompt leaves open.
 
         Raises InvalidRequest for what is wrong or too large, naming the place in the request, and
-        Unavailable while too many grammars wait. Who is cancelled waits no longer.
+        Unavailable while too many grammars wait. Who is cancelled waits no longer. The grammar of a
+        replay is not tried again: a worker has run it, and a trial may fail for want of time.
         """
         tools = submit.chat.tools if submit.chat is not None else ""
         wanted = Wanted(submit.format, tools, submit.tool_choice, submit.reasoning_budget)
@@ -33,7 +34,8 @@ class Guides:
             return None
         num_bytes = len(tools) + (len(wanted.format.value) if wanted.format is not None else 0)
         guide = await self._lanes.run(num_bytes, lambda: compose(self._dialect, wanted, start))
-        if guide is not None and guide.grammar:
+        is_replay = any(start.num_ids for start in submit.choices)
+        if guide is not None and guide.grammar and not is_replay:
             await self._check.check(guide.grammar, param_of(wanted))
         return guide
 

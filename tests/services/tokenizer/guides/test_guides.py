@@ -2,12 +2,14 @@
 
 import json
 
+import msgspec
 import numpy as np
 import pytest
 
+from services.tokenizer.guides import grammar_check
 from services.tokenizer.guides.guides import Guides
 from services.tokenizer.lanes import Lanes
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, Unavailable
 from shared.messages import (
     ChatOptions,
     ChoiceStart,
@@ -63,6 +65,21 @@ async def test_the_same_request_has_the_same_guide_again(guides: Guides):
     submit = submitted(chat=chat, format=format)
     first = await guides.guide_of(submit, OutputStart.REASONING)
     assert first == await guides.guide_of(submit, OutputStart.REASONING)
+
+
+async def test_the_grammar_of_a_replay_is_not_tried_again(
+    guides: Guides, monkeypatch: pytest.MonkeyPatch
+):
+    """A busier tokenizer would find no time for it, in the middle of a text."""
+    format = OutputFormat("regex", "guided_regex", "[a-c]+")
+    submit = submitted(format=format)
+    monkeypatch.setattr(grammar_check, "MAX_WAITING", 0)
+    with pytest.raises(Unavailable):
+        await guides.guide_of(submit, OutputStart.ANSWER)
+    replay = msgspec.structs.replace(submit, choices=[ChoiceStart(0), ChoiceStart(1, num_ids=3)])
+    guide = await guides.guide_of(replay, OutputStart.ANSWER)
+    assert guide is not None
+    assert guide.grammar
 
 
 async def test_what_cannot_be_held_is_the_clients_error(guides: Guides):
