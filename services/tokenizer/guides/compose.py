@@ -68,6 +68,8 @@ def _answer(lark: Lark, dialect: Dialect, wanted: Wanted, start: OutputStart) ->
     format, choice = wanted.format, wanted.choice or ToolChoice("auto")
     calls = _calls(lark, dialect, wanted, choice, totals)
     if calls is not None and choice.kind == "required":
+        if format is not None:  # it holds for nothing, but a wrong one is an error all the same
+            format_part(Lark(dialect.added_tokens, format.param), format, totals)
         return calls.required(choice.is_parallel)
     if format is None:
         return calls.in_text(choice.is_parallel) if calls is not None else None
@@ -91,7 +93,8 @@ def _calls(
         return None
     tools = read_tools(wanted.tools, choice, totals)
     is_required = choice.kind == "required"
-    if not is_required and wanted.format is None and not any(tool.is_strict for tool in tools):
+    is_held = is_required or choice.names or any(tool.is_strict for tool in tools)
+    if not is_held and wanted.format is None:
         return None
     if dialect.tools is None:
         if is_required:

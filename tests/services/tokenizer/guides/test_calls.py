@@ -207,3 +207,23 @@ def test_what_cannot_be_called_is_refused(
     with pytest.raises(InvalidRequest) as refused:
         compose(vocabulary.dialect(name), wanted, OutputStart.ANSWER)
     assert refused.value.param == param
+
+
+def test_allowed_tools_may_be_called_and_no_others_though_none_is_strict(marked: Vocabulary):
+    tools = json.dumps([{"function": {"name": name}} for name in ("now", "then")])
+    wanted = Wanted(tools=tools, choice=ToolChoice("auto", ["now"]))
+    grammar = grammar_of(marked, "hermes", wanted)
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    assert marked.refusal(grammar, call) is None
+    assert marked.refusal(grammar, "It is noon.") is None
+    assert marked.refusal(grammar, call.replace("now", "then")) is not None
+
+
+def test_a_form_beside_required_calls_changes_nothing_but_is_checked(vocabulary: Vocabulary):
+    dialect, answer = vocabulary.dialect("hermes"), OutputStart.ANSWER
+    alone = compose(dialect, Wanted(tools=TOOLS, choice=REQUIRED), answer)
+    assert alone == compose(dialect, Wanted(FORMAT, TOOLS, REQUIRED), answer)
+    wrong = OutputFormat("json_schema", "response_format", '{"$ref": "#"}')
+    with pytest.raises(InvalidRequest) as refused:
+        compose(dialect, Wanted(wrong, TOOLS, REQUIRED), answer)
+    assert refused.value.param == "response_format"
