@@ -18,7 +18,7 @@ from services.tokenizer.vocabulary import SPACE, partial_ids, token_bytes
 from shared.codec import Array
 from shared.errors import ConfigError, InvalidRequest
 from shared.messages import ChatOptions, OutputStart, PromptKind
-from shared.model_folder import read_eos_ids
+from shared.model_folder import TOKENIZER_FILE, read_eos_ids
 
 MAX_CHAR_BYTES = 4  # in UTF-8
 NO_OPTIONS = ChatOptions()
@@ -44,7 +44,8 @@ class TextModel:
     A text that must have more than ``max_model_len`` tokens is refused before it is encoded, which
     for megabytes takes seconds. Ids are those below ``vocab_size``; ``end_ids`` end a text, and
     ``partial_ids`` are those of tokens that are no whole characters. ``tools`` and ``reasoning``
-    are the formats in which the model calls tools and reasons.
+    are the formats in which the model calls tools and reasons. ``num_token_ids`` counts the ids of
+    the tokenizer, some of which the model may lack. ``has_file``: the folder holds tokenizer.json.
     """
 
     def __init__(
@@ -65,7 +66,10 @@ class TextModel:
         self.end_ids = read_eos_ids(folder, vocab_size)
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
-        self._max_token_chars = max(map(len, self._tokenizer.get_vocab()))
+        vocabulary = self._tokenizer.get_vocab()
+        self.num_token_ids = max(vocabulary.values()) + 1
+        self.has_file = (folder / TOKENIZER_FILE).is_file()
+        self._max_token_chars = max(map(len, vocabulary))
         self._special_tokens = read_special_tokens(folder, config)
         sources = read_templates(folder, config, settings.template)
         self._templates = ChatTemplates(sources, settings.trusts_requests)
@@ -178,7 +182,7 @@ def _load_tokenizer(folder: Path) -> Tokenizer:
     seconds."""
     # Else batches go to threads that all of them share, and a long text holds up a short one.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    path = folder / "tokenizer.json"
+    path = folder / TOKENIZER_FILE
     if path.is_file():
         return Tokenizer.from_file(str(path))
     from transformers import AutoTokenizer

@@ -59,7 +59,8 @@ def compose(dialect: Dialect, wanted: Wanted, start: OutputStart) -> Guide | Non
 
 def param_of(wanted: Wanted) -> str:
     """The field that an error of the whole grammar names."""
-    return wanted.format.param if wanted.format is not None else "tools"
+    is_required = wanted.choice is not None and wanted.choice.kind == "required"
+    return "tools" if wanted.format is None or is_required else wanted.format.param
 
 
 def _answer(lark: Lark, dialect: Dialect, wanted: Wanted, start: OutputStart) -> str | None:

@@ -7,17 +7,25 @@ from services.tokenizer.guides.compose import Dialect, Wanted, compose, param_of
 from services.tokenizer.guides.grammar_check import GrammarCheck
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.text_model import TextModel
+from shared.errors import InvalidRequest
 from shared.messages import Guide, OutputStart, Submit
+from shared.model_folder import TOKENIZER_FILE
 
 
 class Guides:
     """``read_vocabulary`` is called, on a thread, before a process is started that tries grammars.
-    ``close`` ends that process."""
+    Without ``has_file`` the model's folder lacks what workers need for a grammar. ``close`` ends
+    that process."""
 
     def __init__(
-        self, dialect: Dialect, read_vocabulary: Callable[[], Vocabulary], lanes: Lanes
+        self,
+        dialect: Dialect,
+        read_vocabulary: Callable[[], Vocabulary],
+        lanes: Lanes,
+        has_file: bool = True,
     ) -> None:
         self._dialect = dialect
+        self._has_file = has_file
         self._lanes = lanes
         self._check = GrammarCheck(read_vocabulary)
 
@@ -34,10 +42,20 @@ class Guides:
             return None
         num_bytes = len(tools) + (len(wanted.format.value) if wanted.format is not None else 0)
         guide = await self._lanes.run(num_bytes, lambda: compose(self._dialect, wanted, start))
-        is_replay = any(start.num_ids for start in submit.choices)
-        if guide is not None and guide.grammar and not is_replay:
-            await self._check.check(guide.grammar, param_of(wanted))
+        if guide is not None and guide.grammar:
+            param = param_of(wanted)
+            self._check_file(param)
+            if not any(start.num_ids for start in submit.choices):
+                await self._check.check(guide.grammar, param)
         return guide
+
+    def _check_file(self, param: str) -> None:
+        if not self._has_file:
+            raise InvalidRequest(
+                f"{param}: the model's folder has no {TOKENIZER_FILE}, without which no text can be"
+                " held to a form",
+                param=param,
+            )
 
     async def close(self) -> None:
         await self._check.close()
@@ -46,4 +64,7 @@ class Guides:
 def guides_for(text: TextModel, lanes: Lanes) -> Guides:
     """Those of the model's formats and vocabulary."""
     dialect = Dialect(text.added_ids, text.encode_exactly, text.tools, text.reasoning)
-    return Guides(dialect, lambda: Vocabulary(text.to_json(), text.vocab_size, text.end_ids), lanes)
+    size = max(text.vocab_size, text.num_token_ids)
+    return Guides(
+        dialect, lambda: Vocabulary(text.to_json(), size, text.end_ids), lanes, text.has_file
+    )

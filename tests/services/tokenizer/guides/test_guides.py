@@ -1,14 +1,17 @@
 """The way of a request to its guide."""
 
 import json
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from services.tokenizer.guides import grammar_check
-from services.tokenizer.guides.guides import Guides
+from services.tokenizer.guides.guides import Guides, guides_for
 from services.tokenizer.lanes import Lanes
+from services.tokenizer.text_model import TextModel
 from shared.errors import InvalidRequest, Unavailable
 from shared.messages import (
     ChatOptions,
@@ -20,9 +23,12 @@ from shared.messages import (
     TextOptions,
     ToolChoice,
 )
+from shared.model_folder import EMBEDDED_MODEL
 from tests.services.tokenizer.guides.conftest import vocabulary_with
 from tests.services.tokenizer.guides.test_calls import TOOLS
 from tests.services.tokenizer.guides.test_grammar_check import read_vocabulary
+
+NUM_IDS_OF_MODEL = 8184  # fewer than the tokenizer has
 
 
 @pytest.fixture
@@ -80,6 +86,35 @@ async def test_the_grammar_of_a_replay_is_not_tried_again(
     guide = await guides.guide_of(replay, OutputStart.ANSWER)
     assert guide is not None
     assert guide.grammar
+
+
+async def test_the_tokenizer_may_know_more_ids_than_the_model():
+    """Such folders have a tokenizer that was made for several models."""
+    text, lanes = TextModel(EMBEDDED_MODEL, 4096, NUM_IDS_OF_MODEL), Lanes(1)
+    assert text.num_token_ids > NUM_IDS_OF_MODEL
+    guides = guides_for(text, lanes)
+    format = OutputFormat("regex", "guided_regex", "[a-c]+")
+    assert await guides.guide_of(submitted(format=format), OutputStart.ANSWER) is not None
+    await guides.close()
+    lanes.close()
+
+
+@pytest.mark.seconds
+async def test_a_form_is_refused_where_workers_find_no_file_of_the_tokenizer(
+    tmp_path: Path, tokenizer: Tokenizer
+):
+    """transformers reads the older files of such a folder; llguidance does not."""
+    tokenizer.model.save(str(tmp_path))
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    text, lanes = TextModel(tmp_path, 4096, tokenizer.get_vocab_size()), Lanes(1)
+    guides = guides_for(text, lanes)
+    format = OutputFormat("regex", "guided_regex", "[a-c]+")
+    with pytest.raises(InvalidRequest, match=r"no tokenizer\.json") as refused:
+        await guides.guide_of(submitted(format=format), OutputStart.ANSWER)
+    assert refused.value.param == "guided_regex"
+    assert await guides.guide_of(submitted(), OutputStart.ANSWER) is None
+    await guides.close()
+    lanes.close()
 
 
 async def test_what_cannot_be_held_is_the_clients_error(guides: Guides):
