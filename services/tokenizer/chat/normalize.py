@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 from services.tokenizer.chat.template_traits import TemplateTraits
@@ -16,8 +17,35 @@ def normalize(messages: list[Message], traits: TemplateTraits) -> list[Message]:
     """New messages; those of the client stay as they are. Raises InvalidRequest naming the field
     of a message that no template can read."""
     return [
-        _normalized(message, traits, f"messages[{index}]") for index, message in enumerate(messages)
+        _normalized(message, traits, f"messages[{index}]")
+        for index, message in enumerate(_with_tools(messages))
     ]
+
+
+def _with_tools(messages: list[Message]) -> Iterator[Message]:
+    """OpenAI's deprecated calls of functions as calls of tools, the only ones that templates know.
+    A result belongs to the last call."""
+    call_id = _call_id(0)
+    for index, message in enumerate(messages):
+        function, calls = message.get("function_call"), message.get("tool_calls")
+        if isinstance(calls, list) and calls:  # our own replies have both forms
+            last = calls[-1]
+            call_id = last.get("id", call_id) if isinstance(last, dict) else call_id
+        elif function is not None:
+            if not isinstance(function, dict):
+                param = f"messages[{index}].function_call"
+                raise InvalidRequest(f"{param} is {_kind(function)}; expected object", param=param)
+            call_id = _call_id(index)
+            call = {"id": call_id, "type": "function", "function": function}
+            message = {**message, "tool_calls": [call]}
+        elif message.get("role") == "function":
+            message = {**message, "role": "tool", "tool_call_id": call_id}
+        yield {key: value for key, value in message.items() if key != "function_call"}
+
+
+def _call_id(index: int) -> str:
+    """Nine letters and digits, which is what the templates of Mistral's models ask for."""
+    return f"call{index:05d}"
 
 
 def _normalized(message: Message, traits: TemplateTraits, param: str) -> Message:

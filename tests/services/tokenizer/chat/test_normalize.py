@@ -1,5 +1,6 @@
 """Messages as clients send them, as templates read them."""
 
+import re
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ from jinja2 import Environment
 
 from services.tokenizer.chat.normalize import normalize
 from services.tokenizer.chat.template_traits import TemplateTraits, traits_of
+from shared.errors import InvalidRequest
 from tests.services.tokenizer.chat.samples import CALL, DEEPSEEK, GLM, LLAMA, PARTS, QWEN
 
 PARTS_OF_TEXT = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
@@ -99,6 +101,34 @@ def test_messages_are_what_templates_expect(subtests: pytest.Subtests):
     ):
         with subtests.test(message=str(message)[:100]):
             assert normalize([message], traits) == [expected]
+
+
+def test_calls_of_functions_are_calls_of_tools():
+    """OpenAI's deprecated form; two calls, and the result of each."""
+    messages = []
+    for name in ("now", "then"):
+        called = {"name": name, "arguments": '{"a": 1}'}
+        messages += [
+            {"role": "assistant", "content": None, "function_call": called, "tool_calls": None},
+            {"role": "function", "name": name, "content": "noon"},
+        ]
+    found = normalize(messages, TemplateTraits())
+    for name, (call, result) in zip(("now", "then"), (found[:2], found[2:]), strict=True):
+        (tool_call,) = call["tool_calls"]
+        assert tool_call["function"] == {"name": name, "arguments": {"a": 1}}
+        assert "function_call" not in call
+        assert result["role"] == "tool"
+        assert result["name"] == name
+        assert result["tool_call_id"] == tool_call["id"]
+        assert re.fullmatch(r"[a-zA-Z0-9]{9}", tool_call["id"])
+    assert found[1]["tool_call_id"] != found[3]["tool_call_id"]
+    both = [{**messages[0], "tool_calls": [{**CALL, "id": "of its own"}]}, messages[1]]
+    call, result = normalize(both, TemplateTraits())
+    assert [each["id"] for each in call["tool_calls"]] == ["of its own"]
+    assert result["tool_call_id"] == "of its own"
+    with pytest.raises(InvalidRequest) as refused:
+        normalize([{"role": "assistant", "function_call": "now"}], TemplateTraits())
+    assert refused.value.param == "messages[0].function_call"
 
 
 def test_arguments_that_are_no_object_are_logged_by_place(caplog: pytest.LogCaptureFixture):
