@@ -5,7 +5,7 @@ import logging
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from hashlib import blake2b
 
@@ -13,12 +13,13 @@ import msgspec
 
 from services.tokenizer.guides.child import LENGTH, Verdict, Vocabulary
 from services.tokenizer.guides.limits import invalid
-from shared.errors import RETRY_AFTER_S, Unavailable
+from shared.errors import RETRY_AFTER_S, Overloaded, Unavailable
 
 log = logging.getLogger(__name__)
 
 MAX_VERDICTS = 4096
 MAX_WAITING = 64
+MAX_WAITING_PER_OWNER = 8
 MAX_TRIAL_S = 10.0  # by the clock; the child itself counts time of the processor, and ends before
 MAX_START_S = 60.0
 GRACE_S = 1.0
@@ -35,14 +36,16 @@ class GrammarCheck:
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
         self._turn = asyncio.Lock()
         self._num_waiting = 0
+        self._num_waiting_of: Counter[str] = Counter()
         self._child: Process | None = None
         self._trial: asyncio.Task[Verdict] | None = None
 
-    async def check(self, grammar: str, param: str) -> None:
+    async def check(self, grammar: str, param: str, owner: str = "") -> None:
         """Raises InvalidRequest naming ``param`` for a grammar that is wrong or costs too much,
-        Unavailable while too many wait. Who is cancelled leaves the queue."""
+        Overloaded while too many of ``owner`` wait, if it has a name, and Unavailable while too
+        many do or where no verdict can be had now. Who is cancelled leaves the queue."""
         key = blake2b(grammar.encode(), digest_size=16).digest()
-        verdict = self._verdicts.get(key) or await self._ask(key, grammar)
+        verdict = self._verdicts.get(key) or await self._ask(key, grammar, owner)
         self._verdicts.move_to_end(key)
         if verdict.kind == "wrong":
             raise invalid(param, f"the grammar cannot be used: {verdict.error}")
@@ -57,22 +60,33 @@ class GrammarCheck:
             await asyncio.wait([self._trial])
         await self._end_child()
 
-    async def _ask(self, key: bytes, grammar: str) -> Verdict:
-        if self._num_waiting >= MAX_WAITING:
-            raise Unavailable(
-                f"{MAX_WAITING} grammars wait to be checked", retry_after_s=RETRY_AFTER_S
-            )
-        self._num_waiting += 1
-        try:
-            await self._turn.acquire()
-        finally:
-            self._num_waiting -= 1
+    async def _ask(self, key: bytes, grammar: str, owner: str) -> Verdict:
+        await self._wait_for_turn(owner)
         if key in self._verdicts:  # the same grammar was before us
             self._turn.release()
             return self._verdicts[key]
         self._trial = asyncio.create_task(self._try(key, grammar))
         self._trial.add_done_callback(self._end_turn)
         return await asyncio.shield(self._trial)
+
+    async def _wait_for_turn(self, owner: str) -> None:
+        """Without keys all clients have one name, which is empty."""
+        if owner and self._num_waiting_of[owner] >= MAX_WAITING_PER_OWNER:
+            raise Overloaded(
+                f"{MAX_WAITING_PER_OWNER} grammars of this API key wait to be checked",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        if self._num_waiting >= MAX_WAITING:
+            raise _unavailable(f"{MAX_WAITING} grammars wait to be checked")
+        self._num_waiting += 1
+        self._num_waiting_of[owner] += 1
+        try:
+            await self._turn.acquire()
+        finally:
+            self._num_waiting -= 1
+            self._num_waiting_of[owner] -= 1
+            if not self._num_waiting_of[owner]:
+                del self._num_waiting_of[owner]
 
     def _end_turn(self, trial: asyncio.Task[Verdict]) -> None:
         """A trial ends by itself, whether or not anybody waits for it."""
@@ -83,22 +97,25 @@ class GrammarCheck:
     async def _try(self, key: bytes, grammar: str) -> Verdict:
         verdict = await self._ask_child(grammar) or await self._ask_child(grammar)
         if verdict is None:
-            verdict = Verdict("complex")
+            raise _unavailable("the process that checks grammars was killed")
         self._verdicts[key] = verdict
         if len(self._verdicts) > MAX_VERDICTS:
             self._verdicts.popitem(last=False)
         return verdict
 
     async def _ask_child(self, grammar: str) -> Verdict | None:
-        """None: the child was gone, which says nothing of this grammar."""
+        """None: the child is gone, which says nothing of this grammar: it had tried others before,
+        or somebody killed it. Raises Unavailable where the machine is too busy."""
+        is_fresh = self._child is None
         child = self._child or await self._start()
         try:
             async with asyncio.timeout(MAX_TRIAL_S):
                 return await _answer(child, grammar.encode())
         except TimeoutError:
             await self._end_child()
+            raise _unavailable("the grammar could not be checked in time") from None
         except (asyncio.IncompleteReadError, ConnectionError):
-            if await self._end_child() in GONE:
+            if await self._end_child() in GONE or not is_fresh:
                 return None
         log.warning("a grammar of %d characters ended the process that tried it", len(grammar))
         return Verdict("complex")
@@ -117,9 +134,7 @@ class GrammarCheck:
         except (OSError, asyncio.IncompleteReadError) as error:  # a timeout is an OSError, too
             code = await self._end_child()
             log.error("no process can try grammars: %r, exit code %s", error, code)
-            raise Unavailable(
-                "grammars cannot be checked now", retry_after_s=RETRY_AFTER_S
-            ) from None
+            raise _unavailable("grammars cannot be checked now") from None
         return child
 
     async def _end_child(self) -> int | None:
@@ -136,6 +151,10 @@ class GrammarCheck:
         except TimeoutError:
             child.kill()
             return await child.wait()
+
+
+def _unavailable(problem: str) -> Unavailable:
+    return Unavailable(problem, retry_after_s=RETRY_AFTER_S)
 
 
 async def _answer(child: Process, data: bytes) -> Verdict:

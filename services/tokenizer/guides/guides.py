@@ -33,8 +33,9 @@ class Guides:
         """None: the text may be any. ``start`` is what the prompt leaves open.
 
         Raises InvalidRequest for what is wrong or too large, naming the place in the request, and
-        Unavailable while too many grammars wait. Who is cancelled waits no longer. The grammar of a
-        replay is not tried again: a worker has run it, and a trial may fail for want of time.
+        Unavailable or Overloaded while too many grammars wait. Who is cancelled waits no longer.
+        The grammar of a replay is not tried again: a worker has run it, and a trial may fail for
+        want of time.
         """
         tools = submit.chat.tools if submit.chat is not None else ""
         wanted = Wanted(submit.format, tools, submit.tool_choice, submit.reasoning_budget)
@@ -46,7 +47,7 @@ class Guides:
             param = param_of(wanted)
             self._check_file(param)
             if not any(start.num_ids for start in submit.choices):
-                await self._check.check(guide.grammar, param)
+                await self._check.check(guide.grammar, param, submit.owner)
         return guide
 
     def _check_file(self, param: str) -> None:

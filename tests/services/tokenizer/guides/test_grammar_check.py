@@ -15,7 +15,7 @@ import pytest
 from services.tokenizer.guides import grammar_check
 from services.tokenizer.guides.child import Vocabulary
 from services.tokenizer.guides.grammar_check import GrammarCheck
-from shared.errors import InvalidRequest, Unavailable
+from shared.errors import InvalidRequest, Overloaded, Unavailable
 from tests.services.tokenizer.guides.conftest import END_IDS, vocabulary_with
 
 SMALL = 'start: %json {"type": "object", "properties": {"a": {"type": "integer"}}}'
@@ -132,6 +132,61 @@ async def test_only_so_many_wait_and_who_leaves_makes_room(
     await check.check('start: "b"', "guided_grammar")
     await asyncio.gather(*tasks, return_exceptions=True)
     assert len(check._verdicts) == 4
+
+
+async def test_an_owner_may_let_only_so_many_wait(
+    check: GrammarCheck, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(grammar_check, "MAX_WAITING_PER_OWNER", 2)
+    mine, others, nobodys = (
+        [
+            asyncio.create_task(check.check(f'start: "{owner}{index}"', "guided_grammar", owner))
+            for index in range(3)
+        ]
+        for owner in ("mine", "others", "")
+    )
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded) as refused:
+        await check.check('start: "b"', "guided_grammar", "mine")
+    assert refused.value.retry_after_s
+    await asyncio.gather(*mine, *others[:2], *nobodys)
+    with pytest.raises(Overloaded):  # none of its own was tried while these waited
+        await others[2]
+    await check.check('start: "b"', "guided_grammar", "mine")
+
+
+async def test_what_takes_too_long_by_the_clock_is_no_verdict(
+    check: GrammarCheck, monkeypatch: pytest.MonkeyPatch
+):
+    await check.check(SMALL, "guided_json")
+    with monkeypatch.context() as patched:
+        patched.setattr(grammar_check, "MAX_TRIAL_S", 0)
+        with pytest.raises(Unavailable) as refused:
+            await check.check('start: "other"', "guided_grammar")
+    assert refused.value.retry_after_s
+    await check.check('start: "other"', "guided_grammar")
+
+
+async def test_a_child_that_is_killed_again_and_again_gives_no_verdict(check: GrammarCheck):
+    """So a machine does that lacks memory."""
+    await check.check(SMALL, "guided_json")
+    trial = asyncio.create_task(check.check(HOSTILE["enum"], "guided_json"))
+    while not trial.done():
+        await asyncio.sleep(0.01)
+        for child in children():
+            if len(os.listdir(f"/proc/{child}/task")) > 1:  # it is past its start
+                os.kill(child, 9)
+    assert isinstance(trial.exception(), Unavailable)
+    with pytest.raises(InvalidRequest, match="too complex"):
+        await check.check(HOSTILE["enum"], "guided_json")
+
+
+async def test_what_kills_a_fresh_child_is_remembered(check: GrammarCheck):
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="too complex"):
+            await check.check(HOSTILE["chain of rules"], "guided_grammar")
+    assert not children()
 
 
 async def test_nothing_is_left_after_close():
