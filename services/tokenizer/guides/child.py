@@ -28,7 +28,8 @@ from shared.grammar_limits import COMPILE_STACK_BYTES, PARSER_LIMITS
 
 MAX_CPU_S = 1.0  # to compile a grammar and to walk
 MAX_MASK_S = 0.05
-MAX_STEPS = 64
+MIN_STEPS, MAX_STEPS = 64, 256  # of the walk, which goes on after the first while there is time
+MAX_WALK_S = 0.8 * MAX_CPU_S
 MORE_MEMORY_BYTES = 1 << 30  # than the process has before the first grammar
 MAX_ERROR_CHARS = 500
 POLL_S = 0.02
@@ -65,7 +66,7 @@ def main() -> None:
     tokenizer = LLTokenizer(
         vocabulary.text, n_vocab=vocabulary.size, eos_token=vocabulary.end_ids or None
     )
-    trial = _Trial(tokenizer)
+    trial = _Trial(tokenizer, {*vocabulary.end_ids, tokenizer.eos_token})
     _limit_memory()
     _write(Verdict("ok"))
     while grammar := _read():
@@ -75,8 +76,9 @@ def main() -> None:
 class _Trial:
     """A thread with a large stack, and what watches the time of the processor that it takes."""
 
-    def __init__(self, tokenizer: LLTokenizer) -> None:
+    def __init__(self, tokenizer: LLTokenizer, end_ids: set[int]) -> None:
         self._tokenizer = tokenizer
+        self._end_ids = end_ids
         self._grammars: SimpleQueue[str] = SimpleQueue()
         self._verdicts: SimpleQueue[Verdict] = SimpleQueue()
         self._is_done, self._done = os.pipe()
@@ -107,21 +109,41 @@ class _Trial:
             os.write(self._done, b"\0")
 
     def _tried(self, grammar: str) -> Verdict:
+        end_s = time.thread_time() + MAX_WALK_S
         limits = LLParserLimits(**PARSER_LIMITS)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             return _failed(matcher)
-        random = Random(grammar)
-        for _ in range(MAX_STEPS):
+        return self._walk(matcher, Random(grammar), end_s)
+
+    def _walk(self, matcher: LLMatcher, random: Random, end_s: float) -> Verdict:
+        """Goes through a text as long as it may be: some grammars cost more with each token."""
+        mask_s: list[float] = []
+        while len(mask_s) < MAX_STEPS:
             begin_s = time.thread_time()
-            mask = matcher.compute_bitmask()
-            if time.thread_time() - begin_s > MAX_MASK_S:
+            if begin_s > end_s and len(mask_s) >= MIN_STEPS:
+                return Verdict("complex" if _grow(mask_s) else "ok")
+            mask = self._without_ends(matcher.compute_bitmask())
+            mask_s.append(time.thread_time() - begin_s)
+            if mask_s[-1] > MAX_MASK_S:
                 return Verdict("complex")
-            if matcher.is_error() or matcher.is_stopped():
+            if matcher.is_error() or matcher.is_stopped() or not any(mask):
                 break
             forced = matcher.compute_ff_tokens()
             matcher.consume_token(forced[0] if forced else _choose(mask, random))
         return _failed(matcher) if matcher.is_error() else Verdict("ok")
+
+    def _without_ends(self, mask: bytes) -> bytearray:
+        others = bytearray(mask)
+        for end_id in self._end_ids:
+            others[end_id >> 3] &= ~(1 << (end_id & 7))
+        return others
+
+
+def _grow(costs: list[float]) -> bool:
+    """Whether the last ones cost more than twice as much as those before them."""
+    half = MIN_STEPS // 2
+    return sum(costs[-half:]) > 2 * sum(costs[-2 * half : -half])
 
 
 def _failed(matcher: LLMatcher) -> Verdict:
@@ -129,11 +151,10 @@ def _failed(matcher: LLMatcher) -> Verdict:
     return Verdict("complex" if _OVER_LIMIT.search(error) else "wrong", error)
 
 
-def _choose(mask: bytes, random: Random) -> int:
+def _choose(mask: bytearray, random: Random) -> int:
     """The lowest id that ``mask`` allows from a random one on, else from 0 on."""
     found = _ALLOWED_BYTE.search(mask, random.randrange(len(mask))) or _ALLOWED_BYTE.search(mask)
-    if found is None:
-        return 0
+    assert found is not None
     bits = mask[found.start()]
     return found.start() * 8 + (bits & -bits).bit_length() - 1
 
