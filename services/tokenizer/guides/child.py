@@ -4,7 +4,7 @@ A grammar can overflow the stack of llguidance or keep it busy for minutes, and 
 be interrupted. So this process does nothing else, and dies of it; its parent starts another.
 
 Over stdin and stdout go msgpack arrays, each after its length: the vocabulary, to which the answer
-is the verdict "", then grammars, to each of which the answer is a Verdict.
+is the verdict "", then Questions, to each of which the answer is a Verdict.
 """
 
 import ctypes
@@ -48,11 +48,20 @@ class Vocabulary(msgspec.Struct, array_like=True):
     end_ids: list[int]
 
 
+class Question(msgspec.Struct, array_like=True):
+    """Are these ``grammars`` fit to be used? ``compiles_only``: are they grammars at all?"""
+
+    grammars: list[str]
+    compiles_only: bool = False
+
+
 class Verdict(msgspec.Struct, array_like=True):
-    """``error`` is llguidance's own, if it has one."""
+    """On the grammar number ``index``, the first that is not ok; ``error`` is llguidance's own, if
+    it has one."""
 
     kind: Literal["ok", "wrong", "complex"]
     error: str = ""
+    index: int = 0
 
 
 def main() -> None:
@@ -69,8 +78,8 @@ def main() -> None:
     trial = _Trial(tokenizer, {*vocabulary.end_ids, tokenizer.eos_token})
     _limit_memory()
     _write(Verdict("ok"))
-    while grammar := _read():
-        _write(trial.verdict(grammar.decode()))
+    while question := _read():
+        _write(trial.verdict(msgspec.msgpack.decode(question, type=Question)))
 
 
 class _Trial:
@@ -79,7 +88,7 @@ class _Trial:
     def __init__(self, tokenizer: LLTokenizer, end_ids: set[int]) -> None:
         self._tokenizer = tokenizer
         self._end_ids = end_ids
-        self._grammars: SimpleQueue[str] = SimpleQueue()
+        self._questions: SimpleQueue[Question] = SimpleQueue()
         self._verdicts: SimpleQueue[Verdict] = SimpleQueue()
         self._is_done, self._done = os.pipe()
         threading.stack_size(COMPILE_STACK_BYTES)
@@ -88,10 +97,10 @@ class _Trial:
         assert self._thread.ident is not None
         self._clock = time.pthread_getcpuclockid(self._thread.ident)
 
-    def verdict(self, grammar: str) -> Verdict:
+    def verdict(self, question: Question) -> Verdict:
         """Ends the process after MAX_CPU_S, and when the parent is gone."""
         end_s = time.clock_gettime(self._clock) + MAX_CPU_S
-        self._grammars.put(grammar)
+        self._questions.put(question)
         while True:
             readable, _, _ = select.select([self._is_done, 0], [], [], POLL_S)
             if self._is_done in readable:
@@ -105,15 +114,24 @@ class _Trial:
 
     def _run(self) -> None:
         while True:
-            self._verdicts.put(self._tried(self._grammars.get()))
+            self._verdicts.put(self._answer(self._questions.get()))
             os.write(self._done, b"\0")
 
-    def _tried(self, grammar: str) -> Verdict:
+    def _answer(self, question: Question) -> Verdict:
+        for index, grammar in enumerate(question.grammars):
+            verdict = self._tried(grammar, question.compiles_only)
+            if verdict.kind != "ok":
+                return msgspec.structs.replace(verdict, index=index)
+        return Verdict("ok")
+
+    def _tried(self, grammar: str, compiles_only: bool) -> Verdict:
         end_s = time.thread_time() + MAX_WALK_S
         limits = LLParserLimits(**PARSER_LIMITS)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             return _failed(matcher)
+        if compiles_only:
+            return Verdict("ok")
         return self._walk(matcher, Random(grammar), end_s)
 
     def _walk(self, matcher: LLMatcher, random: Random, end_s: float) -> Verdict:

@@ -7,11 +7,13 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections import Counter, OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from hashlib import blake2b
 
 import msgspec
 
-from services.tokenizer.guides.child import LENGTH, Verdict, Vocabulary
+from services.tokenizer.guides.causes import Part, cause
+from services.tokenizer.guides.child import LENGTH, Question, Verdict, Vocabulary
 from services.tokenizer.guides.limits import invalid
 from shared.errors import RETRY_AFTER_S, Overloaded, Unavailable
 
@@ -28,31 +30,54 @@ GONE = (0, -signal.SIGKILL)  # it left after a grammar before this one, or someb
 SLOW = "to compile it, or to find the tokens that it allows, takes too long"
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """``part`` is the field to which the verdict belongs; empty: to the whole."""
+
+    verdict: Verdict
+    part: str = ""
+
+
+def _no_parts() -> list[Part]:
+    return []
+
+
 class GrammarCheck:
     """Has one child, which starts with the first grammar and stays. ``close`` ends it."""
 
     def __init__(self, read_vocabulary: Callable[[], Vocabulary]) -> None:
         self._read_vocabulary = read_vocabulary
-        self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._verdicts: OrderedDict[bytes, _Found] = OrderedDict()
         self._turn = asyncio.Lock()
         self._num_waiting = 0
         self._num_waiting_of: Counter[str] = Counter()
         self._child: Process | None = None
-        self._trial: asyncio.Task[Verdict] | None = None
+        self._trial: asyncio.Task[_Found] | None = None
 
-    async def check(self, grammar: str, param: str, owner: str = "") -> None:
-        """Raises InvalidRequest naming ``param`` for a grammar that is wrong or costs too much,
-        Overloaded while too many of ``owner`` wait, if it has a name, and Unavailable while too
-        many do or where no verdict can be had now. Who is cancelled leaves the queue."""
-        key = blake2b(grammar.encode(), digest_size=16).digest()
-        verdict = self._verdicts.get(key) or await self._ask(key, grammar, owner)
+    async def check(
+        self,
+        grammar: str,
+        param: str,
+        owner: str = "",
+        read_parts: Callable[[], list[Part]] = _no_parts,
+    ) -> None:
+        """Raises InvalidRequest naming ``param`` for a grammar that is wrong or costs too much, or
+        the field of one of its parts, if that is wrong by itself; ``read_parts`` is called on a
+        thread. Raises Overloaded while too many of ``owner`` wait, if it has a name, and
+        Unavailable while too many do or where no verdict can be had now. Who is cancelled leaves
+        the queue."""
+        key = blake2b(f"{param}\0{grammar}".encode(), digest_size=16).digest()
+        found = self._verdicts.get(key) or await self._ask(key, grammar, owner, read_parts)
         self._verdicts.move_to_end(key)
-        if verdict.kind == "wrong":
-            raise invalid(param, f"the grammar cannot be used: {verdict.error}")
-        if verdict.kind == "complex":
+        error = cause(found.verdict.error, bool(found.part))
+        if found.verdict.kind == "complex":
             raise invalid(
-                param, f"the grammar is too complex: {verdict.error or SLOW}", "grammar_too_complex"
+                param, f"the grammar is too complex: {error or SLOW}", "grammar_too_complex"
             )
+        if found.part:
+            raise invalid(found.part, f"it cannot be held: {error}")
+        if found.verdict.kind == "wrong":
+            raise invalid(param, f"the grammar cannot be used: {error}")
 
     async def close(self) -> None:
         if self._trial is not None:
@@ -60,12 +85,14 @@ class GrammarCheck:
             await asyncio.wait([self._trial])
         await self._end_child()
 
-    async def _ask(self, key: bytes, grammar: str, owner: str) -> Verdict:
+    async def _ask(
+        self, key: bytes, grammar: str, owner: str, read_parts: Callable[[], list[Part]]
+    ) -> _Found:
         await self._wait_for_turn(owner)
         if key in self._verdicts:  # the same grammar was before us
             self._turn.release()
             return self._verdicts[key]
-        self._trial = asyncio.create_task(self._try(key, grammar))
+        self._trial = asyncio.create_task(self._try(key, grammar, read_parts))
         self._trial.add_done_callback(self._end_turn)
         return await asyncio.shield(self._trial)
 
@@ -88,36 +115,52 @@ class GrammarCheck:
             if not self._num_waiting_of[owner]:
                 del self._num_waiting_of[owner]
 
-    def _end_turn(self, trial: asyncio.Task[Verdict]) -> None:
+    def _end_turn(self, trial: asyncio.Task[_Found]) -> None:
         """A trial ends by itself, whether or not anybody waits for it."""
         self._turn.release()
         if not trial.cancelled():
             trial.exception()
 
-    async def _try(self, key: bytes, grammar: str) -> Verdict:
-        verdict = await self._ask_child(grammar) or await self._ask_child(grammar)
+    async def _try(self, key: bytes, grammar: str, read_parts: Callable[[], list[Part]]) -> _Found:
+        question = Question([grammar])
+        verdict = await self._ask_child(question) or await self._ask_child(question)
         if verdict is None:
             raise _unavailable("the process that checks grammars was killed")
-        self._verdicts[key] = verdict
+        found = _Found(verdict)
+        if verdict.kind == "wrong":
+            parts = await asyncio.to_thread(read_parts)
+            found = await self._find_part(parts) or found
+        self._verdicts[key] = found
         if len(self._verdicts) > MAX_VERDICTS:
             self._verdicts.popitem(last=False)
-        return verdict
+        return found
 
-    async def _ask_child(self, grammar: str) -> Verdict | None:
+    async def _find_part(self, parts: list[Part]) -> _Found | None:
+        """The first that is wrong by itself; None also where that is not found in time."""
+        try:
+            verdict = await self._ask_child(Question([each.grammar for each in parts], True))
+        except Unavailable:
+            return None
+        if verdict is None or verdict.kind != "wrong":
+            return None
+        return _Found(verdict, parts[verdict.index].param)
+
+    async def _ask_child(self, question: Question) -> Verdict | None:
         """None: the child is gone, which says nothing of this grammar: it had tried others before,
         or somebody killed it. Raises Unavailable where the machine is too busy."""
         is_fresh = self._child is None
         child = self._child or await self._start()
         try:
             async with asyncio.timeout(MAX_TRIAL_S):
-                return await _answer(child, grammar.encode())
+                return await _answer(child, msgspec.msgpack.encode(question))
         except TimeoutError:
             await self._end_child()
             raise _unavailable("the grammar could not be checked in time") from None
         except (asyncio.IncompleteReadError, ConnectionError):
             if await self._end_child() in GONE or not is_fresh:
                 return None
-        log.warning("a grammar of %d characters ended the process that tried it", len(grammar))
+        num_chars = sum(map(len, question.grammars))
+        log.warning("a grammar of %d characters ended the process that tried it", num_chars)
         return Verdict("complex")
 
     async def _start(self) -> Process:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from services.tokenizer.guides.causes import parts_of
 from services.tokenizer.guides.child import Vocabulary
 from services.tokenizer.guides.compose import Dialect, Wanted, compose, param_of
 from services.tokenizer.guides.grammar_check import GrammarCheck
@@ -47,7 +48,9 @@ class Guides:
             param = param_of(wanted)
             self._check_file(param)
             if not any(start.num_ids for start in submit.choices):
-                await self._check.check(guide.grammar, param, submit.owner)
+                await self._check.check(
+                    guide.grammar, param, submit.owner, lambda: parts_of(wanted)
+                )
         return guide
 
     def _check_file(self, param: str) -> None:

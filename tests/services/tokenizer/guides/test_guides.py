@@ -125,6 +125,36 @@ async def test_what_cannot_be_held_is_the_clients_error(guides: Guides):
     assert "look-around" in refused.value.message
 
 
+async def test_an_error_names_the_part_and_speaks_of_nothing_that_is_ours(
+    guides: Guides, subtests: pytest.Subtests
+):
+    one_of = {"properties": {"a": {"oneOf": [{"type": "object"}, {"type": "object"}]}}}
+    colour = {"type": "string", "format": "colour"}
+    tools = [{"function": {"name": f"f{each}", "strict": True}} for each in range(3)]
+    tools.append({"function": {"name": "g", "strict": True, "parameters": one_of}})
+    of_tools = ChatOptions(tools=json.dumps(tools))
+    of_tool = "tools[3].function.parameters"
+    schema = OutputFormat("json_schema", "response_format.json_schema.schema", json.dumps(colour))
+    grammar = OutputFormat("grammar", "guided_grammar", "start: nothing")
+    for fields, param, problem in (
+        ({"chat": of_tools}, of_tool, "oneOf constraints are not supported"),
+        ({"chat": of_tools, "format": schema}, of_tool, "oneOf constraints are not supported"),
+        ({"format": schema}, schema.param, "Unknown format: colour"),
+        ({"format": grammar}, "guided_grammar", 'at 1(8): unknown name: "nothing"'),
+    ):
+        with subtests.test(param=param):
+            for _ in range(2):  # the second is remembered
+                with pytest.raises(InvalidRequest) as refused:
+                    await guides.guide_of(submitted(**fields), OutputStart.ANSWER)
+                assert refused.value.param == param
+                assert refused.value.message == f"{param}: it cannot be held: {problem}"
+    format = OutputFormat("regex", "guided_regex", "a(?=b)")
+    with pytest.raises(InvalidRequest) as refused:
+        await guides.guide_of(submitted(format=format), OutputStart.ANSWER)
+    assert refused.value.message.startswith("guided_regex: the grammar cannot be used: invalid reg")
+    assert "|" not in refused.value.message
+
+
 async def test_random_schemas_of_tools_are_held_as_their_texts_are_written(guides: Guides):
     """A tool for each of many schemas, all in one grammar, and a call of each."""
     random = np.random.default_rng(0)
