@@ -28,7 +28,8 @@ def render_prompt(
     template = templates.find(options.template, variables["tools"] is not None)
     normalized = normalize(messages, template.traits)
     if options.continues_final_message:
-        _mark_end(normalized)
+        has_text = bool(messages) and messages[-1].get("content") is not None
+        _mark_end(normalized, has_text)
     variables = {**special_tokens, **variables, "messages": normalized}
     try:
         prompt = template.render(variables, max_chars)
@@ -45,9 +46,9 @@ def _refusal(options: ChatOptions, error: BaseException) -> InvalidRequest:
     )
 
 
-def _mark_end(messages: list[Message]) -> None:
-    """Adds the mark to the last text of the last message."""
-    content: Any = messages[-1].get("content") if messages else None
+def _mark_end(messages: list[Message], has_text: bool) -> None:
+    """Adds the mark to the last text of the last message, if the client gave it any."""
+    content: Any = messages[-1].get("content") if has_text else None
     if isinstance(content, str):
         messages[-1]["content"] = content + END_OF_MESSAGE
     elif content:
