@@ -37,8 +37,10 @@ class Server:
 
 
 def checkout(*flags: str, name: str = "shoal", folder: Path = ROOT) -> Server:
-    """``shoal serve`` as the code in ``folder`` has it, whatever is installed."""
-    return Server(name, [*SHOAL, "serve", *flags], {"PYTHONPATH": str(folder)}, folder)
+    """``shoal serve`` as the code in ``folder`` has it, whatever is installed; its libraries may be
+    in PYTHONPATH."""
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return Server(name, [*SHOAL, "serve", *flags], {"PYTHONPATH": path}, folder)
 
 
 def shoal(model: Path, *flags: str, name: str = "shoal") -> Server:
