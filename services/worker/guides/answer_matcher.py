@@ -6,9 +6,7 @@ import llguidance.numpy
 import numpy as np
 from llguidance import LLMatcher
 
-from services.worker.guides.grammars import Compiled, GrammarError, first_line
-
-COMPILE_S = 10.0  # all sequences wait for a grammar that takes longer than its prompt
+from services.worker.guides.grammars import Compiled, GrammarError, NotCompiled, first_line
 
 
 class AnswerMatcher:
@@ -24,7 +22,8 @@ class AnswerMatcher:
 
     def mask(self, drafts: Sequence[int], end_mask: np.ndarray) -> np.ndarray | None:
         """Which ids may come after ``ids`` and ``drafts``, see ``SlotGuide``; a complete answer
-        admits those of ``end_mask``, too. None where the drafts may not come."""
+        admits those of ``end_mask``, too. None where the drafts may not come. Raises
+        NotCompiled."""
         mask = np.zeros(self._num_words, np.int32)
         matcher = self._follow()
         if matcher is None:
@@ -41,7 +40,10 @@ class AnswerMatcher:
 
     def forced(self) -> list[int]:
         """The ids that the grammar says will follow ``ids``, as a tokenizer would write them."""
-        matcher = self._follow()
+        try:
+            matcher = self._follow()
+        except NotCompiled:
+            return []
         if matcher is None:
             return []
         found = matcher.compute_ff_tokens()
@@ -50,18 +52,16 @@ class AnswerMatcher:
         return found
 
     def _follow(self) -> LLMatcher | None:
-        """The matcher after ``ids``, or None where there is an error."""
+        """The matcher after ``ids``, or None where there is an error. Raises NotCompiled."""
         if self.error is not None:
             return None
         try:
             if self._matcher is None:
-                self._matcher = self._compiled.result(COMPILE_S).deep_copy()
+                self._matcher = self._compiled.matcher().deep_copy()
                 self._num_consumed = 0
             ids = self.ids[self._num_consumed :]
             if ids and self._matcher.try_consume_tokens(ids) < len(ids):
                 self.error = f"its text left its grammar: {first_line(self._matcher.get_error())}"
-        except TimeoutError:
-            self.error = f"its grammar did not compile within {COMPILE_S:.0f} s"
         except GrammarError as error:
             self.error = str(error)
         self._num_consumed = len(self.ids)

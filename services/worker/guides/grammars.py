@@ -1,10 +1,12 @@
 """Compiles grammars for the vocabulary of the model, each once while it is in use."""
 
 import threading
+import time
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -13,12 +15,39 @@ from shared.model_folder import TOKENIZER_FILE
 
 MAX_COMPILED = 256
 MAX_COMPILED_CHARS = 8 << 20  # of their texts; what becomes of them is a few times as large
-
-Compiled = Future[LLMatcher]
+MAX_STALL_S = 60.0  # what passes its trial in the tokenizer compiles in seconds
 
 
 class GrammarError(Exception):
     """Says why there is no matcher for a grammar."""
+
+
+class NotCompiled(Exception):
+    """There is no matcher yet."""
+
+
+class Progress:
+    """When the thread that compiles was last done with a grammar."""
+
+    def __init__(self) -> None:
+        self.last_s = time.monotonic()
+
+
+class Compiled(NamedTuple):
+    """A grammar that is compiled, or will be."""
+
+    future: Future[LLMatcher]
+    queued_s: float
+    progress: Progress
+
+    def matcher(self) -> LLMatcher:
+        """A matcher at the start of a text, to be copied. Raises NotCompiled, or GrammarError where
+        there will be none. A long queue is no error as long as it moves."""
+        if self.future.done():
+            return self.future.result()
+        if time.monotonic() - max(self.queued_s, self.progress.last_s) > MAX_STALL_S:
+            raise GrammarError(f"its grammar did not compile within {MAX_STALL_S:.0f} s")
+        raise NotCompiled
 
 
 class Grammars:
@@ -31,13 +60,14 @@ class Grammars:
         self._eos_ids = eos_ids
         self._compiled: OrderedDict[str, Compiled] = OrderedDict()
         self._num_chars = 0
+        self._progress = Progress()
         self._thread = _deep_thread()
         self._thread.submit(self._tokenizer)  # the first grammar finds it made
 
     def compile(self, grammar: str) -> Compiled:
-        """The future gets a matcher at the start of a text, to be copied, or GrammarError."""
         if grammar not in self._compiled:
-            self._compiled[grammar] = self._thread.submit(self._compile, grammar)
+            future = self._thread.submit(self._compile, grammar)
+            self._compiled[grammar] = Compiled(future, time.monotonic(), self._progress)
             self._num_chars += len(grammar)
         self._compiled.move_to_end(grammar)
         while len(self._compiled) > MAX_COMPILED or self._num_chars > MAX_COMPILED_CHARS:
@@ -46,6 +76,12 @@ class Grammars:
         return self._compiled[grammar]
 
     def _compile(self, grammar: str) -> LLMatcher:
+        try:
+            return self._make_matcher(grammar)
+        finally:
+            self._progress.last_s = time.monotonic()
+
+    def _make_matcher(self, grammar: str) -> LLMatcher:
         limits = LLParserLimits(**PARSER_LIMITS)
         matcher = LLMatcher(self._tokenizer(), grammar, log_level=0, limits=limits)
         if matcher.is_error():
