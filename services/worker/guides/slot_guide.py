@@ -5,11 +5,10 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 
 import numpy as np
-from llguidance import LLMatcher
 
 from services.worker.guides.answer_matcher import AnswerMatcher
 from services.worker.guides.gate import Gate, GateRules, Phase
-from services.worker.guides.grammars import Compiled
+from services.worker.guides.grammars import Compiled, Start
 from services.worker.metrics import GUIDE_MASK_SECONDS, GUIDE_MASKS
 from shared.messages import Guide
 
@@ -44,7 +43,7 @@ class SlotGuide:
         return None if self._answer is None else self._answer.error
 
     @property
-    def awaited(self) -> Future[LLMatcher] | None:
+    def awaited(self) -> Future[Start] | None:
         """The compilation that the next token waits for."""
         if self._compiled is None or self._compiled.future.done():
             return None
@@ -109,5 +108,5 @@ class SlotGuide:
 
     def _pack(self, ids: Iterable[int]) -> np.ndarray:
         bits = np.zeros(-(-self._vocab_size // 32) * 32, np.uint8)
-        bits[list(ids)] = 1
+        bits[[each for each in ids if each < self._vocab_size]] = 1
         return np.packbits(bits, bitorder="little").view(np.int32)

@@ -176,6 +176,19 @@ def test_ids_that_the_tokenizer_does_not_have_are_hidden() -> None:
     assert max(allowed(found.mask([]))) < VOCAB_SIZE
 
 
+def test_where_the_tokenizer_has_more_ids_than_the_model_these_are_hidden() -> None:
+    """Not in whole words of masks, nor in whole bytes."""
+    narrow = Guides(EMBEDDED_MODEL, 8101, EOS_IDS)
+    every = begin(Guide("start: /(.|\\n)*/"))
+    found = begin(Guide("start: /(.|\\n)*/"), among=narrow)
+    assert found.error is None
+    assert allowed(found.mask([])) == [each for each in allowed(every.mask([])) if each < 8101]
+    assert found.mask([]).shape == (254,)
+    opens = begin(Guide(GRAMMARS["choice"], open_ids=[OPEN, 8150], close_ids=[8149]), among=narrow)
+    assert OPEN in allowed(opens.mask([]))
+    assert max(allowed(opens.mask([]))) < 8101
+
+
 def test_a_close_id_among_the_drafts_wakes_the_grammar_for_the_next_position() -> None:
     slot_guide = begin(Guide(GRAMMARS["choice"], **REASONING))
     assert set(range(VOCAB_SIZE)) - set(allowed(slot_guide.mask([5, 6]))) == {0, 2}
@@ -271,9 +284,9 @@ def test_a_queue_of_grammars_may_take_long_while_it_moves_and_fails_what_waits_i
     moves.last_s, stands.last_s = now, long_ago
     for compiled in (Compiled(Future(), long_ago, moves), Compiled(Future(), now, stands)):
         with pytest.raises(NotCompiled):
-            compiled.matcher()
+            compiled.start()
     with pytest.raises(GrammarError, match="did not compile within 60 s"):
-        Compiled(Future(), long_ago, stands).matcher()
+        Compiled(Future(), long_ago, stands).start()
 
 
 def test_a_folder_without_a_tokenizer_fails_guided_sequences_alone(tmp_path) -> None:
