@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels.accept.output import CLOSED, FULL, RETRIED, RUNS, STOPPED, AcceptOutput
 from kernels.dispatch import runs_triton
 from kernels.random_bits import PURPOSE_ACCEPT, random_bits
-from kernels.sample import NOT_FINITE
+from kernels.sample import NOT_COMPILED, NOT_FINITE
 from kernels.slot_state import SlotState
 
 
@@ -59,7 +59,8 @@ def accept_with_torch(
     num_right = (is_right & is_valid[:, 1:]).int().cumprod(1).sum(1)
     is_wrong = (tokens < 0) & is_valid
     num_good = _first(is_wrong, columns)
-    is_retried = (tokens[:, 0] == NOT_FINITE) & (num_valid > 1)
+    first = tokens[:, 0]
+    is_retried = ((first == NOT_FINITE) & (num_valid > 1)) | (first == NOT_COMPILED)
     is_eos = (tokens[:, :, None] == eos_ids).any(2) & (state.ignores_eos[slots, None] == 0)
     is_stop = (tokens[:, :, None] == state.stop_ids[slots, None]).any(2) & (tokens >= 0)
     num_to_end = _first((is_eos | is_stop) & is_valid, columns) + 1
@@ -70,7 +71,7 @@ def accept_with_torch(
     fails = (num_good == 0) & ~is_retried
     codes = torch.where(rooms == num_emitted, FULL, RUNS)
     codes = torch.where(num_to_end == num_emitted, STOPPED, codes)
-    codes = torch.where(fails, tokens[:, 0], codes)
+    codes = torch.where(fails, first, codes)
     codes = torch.where(is_retried, RETRIED, codes)
     codes = torch.where(is_there, codes, CLOSED)
     _update(state, slots, tokens, num_emitted, codes)

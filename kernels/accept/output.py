@@ -5,8 +5,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 # What becomes of a row: it runs on, its text ended, there is no room for more, its numbers were not
-# finite and it is computed again without drafts, or its slot was closed before. Below 0: what is
-# wrong with its first token.
+# finite or its grammar not compiled and it is computed again without drafts, or its slot was closed
+# before. Below 0: what is wrong with its first token.
 RUNS, STOPPED, FULL, RETRIED, CLOSED = 0, 1, 2, 3, 4
 
 NUM_EMITTED, NUM_ACCEPTED, CODE, NUM_VALID, TOKENS = range(5)  # columns of what is packed

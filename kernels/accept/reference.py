@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from kernels.accept.output import CLOSED, FULL, RETRIED, RUNS, STOPPED
-from kernels.sample import NOT_FINITE
+from kernels.sample import NOT_COMPILED, NOT_FINITE
 from kernels.slot_state import SlotState
 
 
@@ -15,7 +15,7 @@ def accept_row(
     state.num_drafts[slot] = 0
     if num_valid == 0:
         return 0, 0, CLOSED
-    if tokens[0] == NOT_FINITE and num_valid > 1:
+    if tokens[0] == NOT_COMPILED or (tokens[0] == NOT_FINITE and num_valid > 1):
         return 0, 0, RETRIED
     if tokens[0] < 0:
         state.is_open[slot] = 0

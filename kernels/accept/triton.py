@@ -8,13 +8,14 @@ from torch import Tensor
 from kernels.accept.output import CLOSED, FULL, RETRIED, RUNS, STOPPED, TOKENS, AcceptOutput
 from kernels.random_bits import PURPOSE_ACCEPT
 from kernels.random_bits.triton import random_bits
-from kernels.sample import NOT_FINITE
+from kernels.sample import NOT_COMPILED, NOT_FINITE
 from kernels.slot_state import NO_ID, SlotState
 
 CODE_RUNS, CODE_STOPPED, CODE_FULL = tl.constexpr(RUNS), tl.constexpr(STOPPED), tl.constexpr(FULL)
 FIRST_TOKEN = tl.constexpr(TOKENS)
 CODE_RETRIED, CODE_CLOSED = tl.constexpr(RETRIED), tl.constexpr(CLOSED)
 NOT_FINITE_TOKEN, NO_TOKEN = tl.constexpr(NOT_FINITE), tl.constexpr(NO_ID)
+NOT_COMPILED_TOKEN = tl.constexpr(NOT_COMPILED)
 ACCEPT = tl.constexpr(PURPOSE_ACCEPT)
 
 
@@ -97,6 +98,7 @@ def accept_kernel(
     is_there = num_valid > 0
     num_emitted = tl.where(is_there, num_emitted, 0)
     is_retried = (first_token == NOT_FINITE_TOKEN) & (num_valid > 1)
+    is_retried = is_retried | (first_token == NOT_COMPILED_TOKEN)
     code = tl.where(room == num_emitted, CODE_FULL, CODE_RUNS)
     code = tl.where(num_to_end == num_emitted, CODE_STOPPED, code)
     code = tl.where(num_good == 0, first_token, code)

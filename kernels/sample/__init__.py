@@ -12,11 +12,12 @@ from kernels.sample.adjust import Adjustments, RowChange, adjust, prepare_adjust
 from kernels.sample.filters import keep_min_p, keep_top_k, keep_top_p
 from kernels.sample.gumbel import gumbel_argmax
 from kernels.sample.rows import MIN_TEMPERATURE, RandomRows, prepare_random_rows
-from kernels.sample.sentinels import NOT_FINITE, NOTHING_LEFT
+from kernels.sample.sentinels import NOT_COMPILED, NOT_FINITE, NOTHING_LEFT
 
 __all__ = [
     "MIN_TEMPERATURE",
     "NOTHING_LEFT",
+    "NOT_COMPILED",
     "NOT_FINITE",
     "Adjustments",
     "RandomRows",

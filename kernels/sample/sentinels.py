@@ -2,3 +2,4 @@
 
 NOT_FINITE = -1  # the logits have a NaN or an infinity
 NOTHING_LEFT = -2  # what requests change has hidden all of them
+NOT_COMPILED = -3  # a grammar says which may come, and it is not compiled yet

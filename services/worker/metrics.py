@@ -13,7 +13,7 @@ STEP_IDLE_SECONDS = Counter(
 GUIDE_MASKS = Counter("shoal_worker_guide_masks", "Masks of ids that a grammar allows")
 GUIDE_MASK_SECONDS = Counter(
     "shoal_worker_guide_mask_seconds",
-    "Seconds spent on masks, with waiting for grammars that were not compiled yet",
+    "Seconds spent on masks",
 )
 SEQUENCES = Gauge("shoal_worker_sequences", "Sequences that were admitted and have not ended")
 MEMORY = Gauge("shoal_memory_bytes", "Memory as planned at the start", ["kind"])

@@ -10,6 +10,7 @@ from torch import Tensor
 from kernels.grammar_mask import hide
 from services.worker.backends.fused import FusedLM
 from services.worker.config.model_config import ModelConfig
+from services.worker.engine.device.adjust_logits import Adjusted
 from services.worker.engine.device.chunks import prepare_chunks
 from services.worker.engine.device.device_slots import DeviceSlots
 from services.worker.engine.device.mixed_step import MixedStep
@@ -62,13 +63,13 @@ class DryEngine:
             step.draft(self.segments.state.max_drafts)
 
 
-def _masked(logits: Tensor) -> Tensor:
-    """As if all rows but the first were guided."""
+def _masked(logits: Tensor) -> Adjusted:
+    """As if all rows were guided, the first by a grammar that is not compiled."""
     adjusted = logits.clone()
     masks = np.zeros((len(logits) - 1, -(-logits.shape[1] // 32)), np.int32)
     if len(masks):
         hide(adjusted, upload(np.arange(1, len(logits)), CPU), upload(masks, CPU))
-    return adjusted
+    return Adjusted(adjusted, upload(np.zeros(1, np.int64), CPU))
 
 
 def start(

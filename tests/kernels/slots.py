@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.sample import NOT_FINITE, NOTHING_LEFT
+from kernels.sample import NOT_COMPILED, NOT_FINITE, NOTHING_LEFT
 from kernels.sample.slot_params import SlotParams
 from kernels.slot_state import SlotState, empty_slots
 
@@ -65,6 +65,7 @@ def random_tokens(
     tokens[:, :-1] = torch.where(is_drafted, drafts, tokens[:, :-1])
     tokens[torch.from_numpy(rng.random(tokens.shape) < 0.05)] = NOT_FINITE
     tokens[torch.from_numpy(rng.random(tokens.shape) < 0.05)] = NOTHING_LEFT
+    tokens[torch.from_numpy(rng.random(tokens.shape) < 0.05)] = NOT_COMPILED
     return tokens
 
 

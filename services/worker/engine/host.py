@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.logprobs.row_logprobs import RowLogprobs
-from kernels.sample import adjust
+from kernels.sample import NOT_COMPILED, NOT_FINITE, adjust
 from services.worker.engine.idle import IdleTime
 from services.worker.engine.protocol import StepOutput
 from services.worker.layers.context import forward_context
@@ -100,15 +100,17 @@ class HostEngine:
         table, sampler = self._slots, self._sampler
         hidden = self._forward(batch)
         logits = self._model.logits(hidden.index_select(0, batch.sampling_tokens))
-        slots, adjustments, random = batch.sampling
+        slots, adjustments, waiting, random = batch.sampling
         adjusted = logits if adjustments is None else adjust(logits, adjustments)
-        outcome = verify(table, batch, sampler.sample(logits, adjusted, random), self._eos_ids)
+        sampled = sampler.sample(logits, adjusted, random)
+        sampled[waiting[sampled[waiting] != NOT_FINITE]] = NOT_COMPILED
+        outcome = verify(table, batch, sampled, self._eos_ids)
         scored_logits = sampler.process(adjusted, random) if self._returns_processed else logits
         logprobs = gather_logprobs(table, slots, outcome, scored_logits, sampler)
         drafts = draft_rows(table, batch, outcome)
         rows, emitted = record(table, batch, outcome, logprobs)
-        if self._model.clears_blocks and outcome.is_retried.any():
-            self._kv_cache.clear_slots(batch.kv_slots_of(outcome.is_retried))
+        if self._model.clears_blocks and outcome.has_bad_drafts.any():
+            self._kv_cache.clear_slots(batch.kv_slots_of(outcome.has_bad_drafts))
         prompts = prompt_rows(table, batch, self._ask_prompts(batch, hidden))
         continuing = batch.sampling_slots[~outcome.has_ended & (outcome.num_emitted > 0)]
         depth = min(draft_depth, self._speculation.num_drafts)
@@ -117,8 +119,7 @@ class HostEngine:
         return rows, arrays, RecordedStep(batch, hidden, continuing, depth)
 
     def _ask_prompts(self, batch: Batch, hidden: Tensor) -> dict[int, PromptPart]:
-        """Starts the logprobs of prompts. ``record``, which advances ``num_computed``, has run."""
-        starts = self._slots.num_computed[batch.slots] - batch.num_tokens
+        starts = batch.host_positions[batch.token_ends - batch.num_tokens]
         return ask_prompts(
             *(self._slots, batch.slots, starts, batch.num_tokens, hidden),
             *(self.model_info.vocab_size, self._model.logits, self._score),

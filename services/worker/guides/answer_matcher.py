@@ -6,9 +6,7 @@ import llguidance.numpy
 import numpy as np
 from llguidance import LLMatcher
 
-from services.worker.guides.grammars import Compiled, GrammarError, first_line
-
-COMPILE_S = 10.0  # all sequences wait for a grammar that takes longer than its prompt
+from services.worker.guides.grammars import Compiled, GrammarError, NotCompiled, first_line
 
 
 class AnswerMatcher:
@@ -18,20 +16,22 @@ class AnswerMatcher:
         self.ids: list[int] = []
         self.error: str | None = None
         self._compiled = compiled
-        self._num_words = -(-vocab_size // 32)
+        is_id = np.arange(-(-vocab_size // 32) * 32) < vocab_size
+        self._ids_mask = np.packbits(is_id, bitorder="little").view(np.int32)
         self._matcher: LLMatcher | None = None
+        self._num_ids = 0  # that it knows
         self._num_consumed = 0  # of ids, by the matcher
 
     def mask(self, drafts: Sequence[int], end_mask: np.ndarray) -> np.ndarray | None:
         """Which ids may come after ``ids`` and ``drafts``, see ``SlotGuide``; a complete answer
-        admits those of ``end_mask``, too. None where the drafts may not come."""
-        mask = np.zeros(self._num_words, np.int32)
+        admits those of ``end_mask``, too. None where the drafts may not come. Raises
+        NotCompiled."""
         matcher = self._follow()
         if matcher is None:
-            return mask
+            return np.zeros_like(self._ids_mask)
         num_valid = matcher.try_consume_tokens(list(drafts)) if drafts else 0
         if num_valid == len(drafts):
-            llguidance.numpy.fill_next_token_bitmask(matcher, mask[None])
+            mask = self._fill(matcher)
             if matcher.is_accepting():
                 mask |= end_mask
         if matcher.is_error():
@@ -41,7 +41,10 @@ class AnswerMatcher:
 
     def forced(self) -> list[int]:
         """The ids that the grammar says will follow ``ids``, as a tokenizer would write them."""
-        matcher = self._follow()
+        try:
+            matcher = self._follow()
+        except NotCompiled:
+            return []
         if matcher is None:
             return []
         found = matcher.compute_ff_tokens()
@@ -50,22 +53,28 @@ class AnswerMatcher:
         return found
 
     def _follow(self) -> LLMatcher | None:
-        """The matcher after ``ids``, or None where there is an error."""
+        """The matcher after ``ids``, or None where there is an error. Raises NotCompiled."""
         if self.error is not None:
             return None
         try:
             if self._matcher is None:
-                self._matcher = self._compiled.result(COMPILE_S).deep_copy()
+                start = self._compiled.start()
+                self._matcher, self._num_ids = start.matcher.deep_copy(), start.num_ids
                 self._num_consumed = 0
             ids = self.ids[self._num_consumed :]
             if ids and self._matcher.try_consume_tokens(ids) < len(ids):
                 self.error = f"its text left its grammar: {first_line(self._matcher.get_error())}"
-        except TimeoutError:
-            self.error = f"its grammar did not compile within {COMPILE_S:.0f} s"
         except GrammarError as error:
             self.error = str(error)
         self._num_consumed = len(self.ids)
         return self._matcher if self.error is None else None
+
+    def _fill(self, matcher: LLMatcher) -> np.ndarray:
+        """It may know more ids than the model has."""
+        mask = np.zeros(-(-self._num_ids // 32), np.int32)
+        llguidance.numpy.fill_next_token_bitmask(matcher, mask[None])
+        kept: np.ndarray = mask[: len(self._ids_mask)] & self._ids_mask
+        return kept
 
     def _fail(self, matcher: LLMatcher, num_drafts: int) -> np.ndarray:
         """Nothing may come. A matcher that failed at drafts says nothing of the text: it is made
@@ -74,4 +83,4 @@ class AnswerMatcher:
             self._matcher = None
         else:
             self.error = f"its grammar is too complex: {first_line(matcher.get_error())}"
-        return np.zeros(self._num_words, np.int32)
+        return np.zeros_like(self._ids_mask)

@@ -1,10 +1,13 @@
 """Compiles grammars for the vocabulary of the model, each once while it is in use."""
 
+import json
 import threading
+import time
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -13,12 +16,46 @@ from shared.model_folder import TOKENIZER_FILE
 
 MAX_COMPILED = 256
 MAX_COMPILED_CHARS = 8 << 20  # of their texts; what becomes of them is a few times as large
-
-Compiled = Future[LLMatcher]
+MAX_STALL_S = 60.0  # what passes its trial in the tokenizer compiles in seconds
 
 
 class GrammarError(Exception):
     """Says why there is no matcher for a grammar."""
+
+
+class NotCompiled(Exception):
+    """There is no matcher yet."""
+
+
+class Progress:
+    """When the thread that compiles was last done with a grammar."""
+
+    def __init__(self) -> None:
+        self.last_s = time.monotonic()
+
+
+class Start(NamedTuple):
+    """A matcher at the start of a text, to be copied, and how many ids it knows."""
+
+    matcher: LLMatcher
+    num_ids: int
+
+
+class Compiled(NamedTuple):
+    """A grammar that is compiled, or will be."""
+
+    future: Future[Start]
+    queued_s: float
+    progress: Progress
+
+    def start(self) -> Start:
+        """Raises NotCompiled, or GrammarError where there will be none. A long queue is no error as
+        long as it moves."""
+        if self.future.done():
+            return self.future.result()
+        if time.monotonic() - max(self.queued_s, self.progress.last_s) > MAX_STALL_S:
+            raise GrammarError(f"its grammar did not compile within {MAX_STALL_S:.0f} s")
+        raise NotCompiled
 
 
 class Grammars:
@@ -31,13 +68,14 @@ class Grammars:
         self._eos_ids = eos_ids
         self._compiled: OrderedDict[str, Compiled] = OrderedDict()
         self._num_chars = 0
+        self._progress = Progress()
         self._thread = _deep_thread()
         self._thread.submit(self._tokenizer)  # the first grammar finds it made
 
     def compile(self, grammar: str) -> Compiled:
-        """The future gets a matcher at the start of a text, to be copied, or GrammarError."""
         if grammar not in self._compiled:
-            self._compiled[grammar] = self._thread.submit(self._compile, grammar)
+            future = self._thread.submit(self._compile, grammar)
+            self._compiled[grammar] = Compiled(future, time.monotonic(), self._progress)
             self._num_chars += len(grammar)
         self._compiled.move_to_end(grammar)
         while len(self._compiled) > MAX_COMPILED or self._num_chars > MAX_COMPILED_CHARS:
@@ -45,12 +83,18 @@ class Grammars:
             self._num_chars -= len(oldest)
         return self._compiled[grammar]
 
-    def _compile(self, grammar: str) -> LLMatcher:
-        limits = LLParserLimits(**PARSER_LIMITS)
-        matcher = LLMatcher(self._tokenizer(), grammar, log_level=0, limits=limits)
+    def _compile(self, grammar: str) -> Start:
+        try:
+            return self._make_start(grammar)
+        finally:
+            self._progress.last_s = time.monotonic()
+
+    def _make_start(self, grammar: str) -> Start:
+        limits, tokenizer = LLParserLimits(**PARSER_LIMITS), self._tokenizer()
+        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             raise GrammarError(f"its grammar is none: {first_line(matcher.get_error())}")
-        return matcher
+        return Start(matcher, tokenizer.vocab_size)
 
     def _tokenizer(self) -> LLTokenizer:
         return _make_tokenizer(self._folder / TOKENIZER_FILE, self._vocab_size, self._eos_ids)
@@ -63,11 +107,25 @@ def first_line(error: str) -> str:
 
 @lru_cache(maxsize=2)
 def _make_tokenizer(file: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> LLTokenizer:
-    """Raises GrammarError where the file does not do."""
+    """Its vocabulary is the larger one of the model's and the file's. Raises GrammarError where the
+    file does not do."""
     try:
-        return LLTokenizer(file.read_text(), n_vocab=vocab_size, eos_token=list(eos_ids))
+        text = file.read_text()
+        num_ids = max(vocab_size, _num_ids(text))
+        return LLTokenizer(text, n_vocab=num_ids, eos_token=list(eos_ids))
     except (OSError, ValueError) as error:
         raise GrammarError(f"the model's {file.name} serves no grammar: {error}") from None
+
+
+def _num_ids(text: str) -> int:
+    """How many ids a tokenizer.json has, holes included. Raises ValueError if it is none."""
+    try:
+        file = json.loads(text)
+        vocab = file["model"]["vocab"]
+        ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))
+        return 1 + max([*ids, *(each["id"] for each in file.get("added_tokens", []))], default=-1)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"it has no vocabulary ({error!r})") from None
 
 
 def _deep_thread() -> ThreadPoolExecutor:

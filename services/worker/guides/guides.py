@@ -15,15 +15,15 @@ class Guides:
     def __init__(self, folder: Path, vocab_size: int, eos_ids: np.ndarray) -> None:
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids.tolist()
-        self._grammars = Grammars(folder, vocab_size, tuple(self._eos_ids))
+        self.grammars = Grammars(folder, vocab_size, tuple(self._eos_ids))
 
     def begin(self, params: SamplingParams, emitted: np.ndarray) -> SlotGuide | None:
-        """Of a sequence with ``params`` that has ``emitted`` [n] ids. The grammar is compiled when
-        the first mask is asked for, or meanwhile."""
+        """Of a sequence with ``params`` that has ``emitted`` [n] ids. Its grammar is queued at
+        once; until it is compiled there are no masks."""
         guide = params.guide
         if guide is None:
             return None
-        compiled = self._grammars.compile(guide.grammar) if guide.grammar else None
+        compiled = self.grammars.compile(guide.grammar) if guide.grammar else None
         slot_guide = SlotGuide(
             guide, compiled, self._vocab_size, self._eos_ids, params.stop_token_ids
         )

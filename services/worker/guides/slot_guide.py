@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 
 import numpy as np
 
 from services.worker.guides.answer_matcher import AnswerMatcher
 from services.worker.guides.gate import Gate, GateRules, Phase
-from services.worker.guides.grammars import Compiled
+from services.worker.guides.grammars import Compiled, Start
 from services.worker.metrics import GUIDE_MASK_SECONDS, GUIDE_MASKS
 from shared.messages import Guide
 
@@ -28,6 +29,7 @@ class SlotGuide:
         ends = frozenset([*eos_ids, *stop_ids])
         self._rules = GateRules.of(guide, ends)
         self._gate: Gate = self._rules.first
+        self._compiled = compiled
         self._answer = None if compiled is None else AnswerMatcher(compiled, vocab_size)
         self._vocab_size = vocab_size
         self._end_mask = self._pack(ends)
@@ -40,6 +42,15 @@ class SlotGuide:
         """Why the text cannot go on; then its masks hide every id."""
         return None if self._answer is None else self._answer.error
 
+    @property
+    def awaited(self) -> Future[Start] | None:
+        """The compilation that the next token waits for."""
+        if self._compiled is None or self._compiled.future.done():
+            return None
+        if self._gate.phase in (Phase.REASONING, Phase.ENDED):
+            return None
+        return self._compiled.future
+
     def note(self, token_ids: Iterable[int]) -> None:
         """``token_ids`` are emitted."""
         self._masks.clear()
@@ -50,7 +61,7 @@ class SlotGuide:
     def mask(self, drafts: Sequence[int]) -> np.ndarray | None:
         """Which ids may come after ``drafts``, which follow what was emitted: [⌈V / 32⌉] int32, id
         i as bit i % 32 of word i // 32; None: all. After drafts that may not come it is of no
-        meaning."""
+        meaning. Raises NotCompiled."""
         key = tuple(drafts)
         if key not in self._masks:
             started_s = time.perf_counter()
@@ -97,5 +108,5 @@ class SlotGuide:
 
     def _pack(self, ids: Iterable[int]) -> np.ndarray:
         bits = np.zeros(-(-self._vocab_size // 32) * 32, np.uint8)
-        bits[list(ids)] = 1
+        bits[[each for each in ids if each < self._vocab_size]] = 1
         return np.packbits(bits, bitorder="little").view(np.int32)

@@ -86,7 +86,7 @@ def row_change(
     eos_ids: np.ndarray,
 ) -> RowChange:
     """For the token after ``ids``, the last ``num_drafts`` of which are not certain; ``prompt_len``
-    are the prompt."""
+    are the prompt. Raises NotCompiled."""
     params = rules.params
     drafts = ids[len(ids) - num_drafts :]
     mask = None if rules.guide is None else rules.guide.mask(drafts.tolist())

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.sample import adjust
+from kernels.sample import NOT_COMPILED, adjust
 from services.worker.layers.context import forward_context
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
@@ -136,6 +136,7 @@ class MtpDrafter:
         if sampling.adjustments is not None:
             adjusted = adjust(logits, sampling.adjustments)
         tokens = self._sampler.sample(logits, adjusted, sampling.random)
+        tokens[sampling.waiting] = NOT_COMPILED
         is_sampled = (tokens >= 0) & (num < drafts.rooms) & (table.num_drafts[slots] == num)
         table.ids[slots[is_sampled], positions[is_sampled]] = tokens[is_sampled]
         table.num_drafts[slots[is_sampled]] += 1

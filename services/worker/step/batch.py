@@ -1,5 +1,6 @@
 """A plan's rows as tensors: one flat batch of decode tokens, drafts and prompt chunks."""
 
+from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,11 +17,14 @@ from kernels.sample import (
     prepare_random_rows,
 )
 from kernels.sample.slot_params import SlotParams
+from services.worker.guides.grammars import NotCompiled
 from services.worker.layers.context import ForwardContext
 from services.worker.machine.kv_cache import KVCache
 from services.worker.slots.logits_rules import row_change
 from services.worker.slots.table import SlotTable
 from shared.messages import StepPlan
+
+MAX_WAIT_S = 0.02  # of a step that could but wait for grammars
 
 
 class SamplingMetadata(NamedTuple):
@@ -28,6 +32,7 @@ class SamplingMetadata(NamedTuple):
 
     slots: np.ndarray  # [S] int64
     adjustments: Adjustments | None
+    waiting: np.ndarray  # [W] int64: rows from which nothing is sampled: grammars are compiled
     random: RandomRows | None
 
 
@@ -140,11 +145,24 @@ def prepare_sampling(
     def upload(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(device)
 
+    await_grammars(table, slots)
     rows = np.flatnonzero(table.has_logits_rules[slots])
-    changes = row_changes(table, rows, slots[rows], positions[rows], eos_ids)
+    changes, waiting = row_changes(table, rows, slots[rows], positions[rows], eos_ids)
     params = SlotParams(*(column[slots] for column in table.sampling))
     random = prepare_random_rows(params, positions, device)
-    return SamplingMetadata(slots, prepare_adjustments(changes, upload), random)
+    return SamplingMetadata(slots, prepare_adjustments(changes, upload), waiting, random)
+
+
+def await_grammars(table: SlotTable, slots: np.ndarray) -> None:
+    """Where none of ``slots`` [S] can go on since their grammars are not compiled, waits a little
+    for the first of these, so that steps that bring nothing do not follow one another at once."""
+    futures = []
+    for slot in np.unique(slots).tolist():
+        guide = table.guide_of(slot)
+        if guide is None or guide.awaited is None:
+            return
+        futures.append(guide.awaited)
+    wait(futures, MAX_WAIT_S, FIRST_COMPLETED)
 
 
 def row_changes(
@@ -153,10 +171,10 @@ def row_changes(
     slots: np.ndarray,
     positions: np.ndarray,
     eos_ids: np.ndarray,
-) -> list[RowChange]:
+) -> tuple[list[RowChange], np.ndarray]:
     """Returns what the logits rules of ``slots`` [n] change in ``rows`` [n] of the logits, which
-    are for ``positions`` [n]."""
-    changes = []
+    are for ``positions`` [n]; and those of the rows [W] int64 whose grammar is not compiled."""
+    changes, waiting = [], []
     for row, slot, position in zip(
         *(each.tolist() for each in (rows, slots, positions)), strict=True
     ):
@@ -164,8 +182,11 @@ def row_changes(
         ids = table.ids[slot, :position]
         if (rules := table.logits_rules[slot]) is not None:
             prompt_len = table.prompt_lens[slot]
-            changes.append(row_change(row, rules, ids, num_drafts, prompt_len, eos_ids))
-    return changes
+            try:
+                changes.append(row_change(row, rules, ids, num_drafts, prompt_len, eos_ids))
+            except NotCompiled:
+                waiting.append(row)
+    return changes, np.array(waiting, np.int64)
 
 
 def make_context(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kernels.sample import NOT_FINITE
+from kernels.sample import NOT_COMPILED, NOT_FINITE
 from services.worker.slots.table import SlotTable
 from services.worker.step.batch import Batch
 
@@ -19,7 +19,7 @@ NO_TOKEN = -1
 class AcceptOutcome:
     """The outcome of the Q rows that sample; w is one more than the most drafts of a row."""
 
-    tokens: np.ndarray  # [Q, w] int64: what was sampled, or NOT_FINITE or NOTHING_LEFT
+    tokens: np.ndarray  # [Q, w] int64: what was sampled, or below 0 why nothing was
     drafts: np.ndarray  # [Q, w - 1] int64, NO_TOKEN where there is none
     num_emitted: np.ndarray  # [Q] int64: the first of the tokens
     num_accepted: np.ndarray  # [Q] int64: the first of the drafts, which are emitted
@@ -30,10 +30,10 @@ class AcceptOutcome:
     rows: np.ndarray  # [E] int64: the rows of the logits that they are from
 
     @property
-    def is_retried(self) -> np.ndarray:
+    def has_bad_drafts(self) -> np.ndarray:
         """[Q] bool: the row is computed again, since logits at its drafts were not finite."""
-        retried: np.ndarray = (self.num_emitted == 0) & (self.errors == 0)
-        return retried
+        bad: np.ndarray = (self.tokens[:, 0] == NOT_FINITE) & (self.errors == 0)
+        return bad
 
     @property
     def has_ended(self) -> np.ndarray:
@@ -49,7 +49,8 @@ def verify(
     first one is wrong; a later one is sampled again in the next step.
 
     Numbers that are not finite may be a draft's, since 0 · NaN is NaN where it should be hidden:
-    such a row emits nothing, loses its drafts and is computed once more without.
+    such a row emits nothing, loses its drafts and is computed once more without. So does a row
+    whose grammar is not compiled.
     """
     slots, num_drafts = batch.sampling_slots, batch.num_drafts[batch.sampling_rows]
     starts = np.cumsum(1 + num_drafts) - 1 - num_drafts
@@ -60,7 +61,8 @@ def verify(
     is_right = np.cumprod(drafts == tokens[:, :-1], 1)
     nums = 1 + is_right.sum(1)  # of each row, if nothing ends it before
     wrong = _first(tokens < 0)
-    is_retried = (tokens[:, 0] == NOT_FINITE) & (num_drafts > 0)
+    first = tokens[:, 0]
+    is_retried = ((first == NOT_FINITE) & (num_drafts > 0)) | (first == NOT_COMPILED)
     is_last = _ends_text(table, slots, tokens, eos_ids)
     rooms = table.end[slots] - table.num_tokens[slots]
     ends = _first(is_last) + 1
@@ -71,7 +73,7 @@ def verify(
         drafts,
         num_emitted,
         np.minimum(nums - 1, num_emitted),
-        np.where((wrong == 0) & ~is_retried, tokens[:, 0], 0),
+        np.where((wrong == 0) & ~is_retried, first, 0),
         ends == num_emitted,
         rooms == num_emitted,
         tokens[is_emitted],

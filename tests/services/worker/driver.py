@@ -115,6 +115,6 @@ class Driver:
             else:
                 job.emitted += part.ids.tolist()
                 job.logprobs += [part.values] * row.run.num_tokens
-                lacking[row.slot] += row.run.num_tokens
+                lacking[row.slot] = 1  # it may have brought none: then its last id comes again
             if row.finish or row.error:
                 job.end = row

@@ -4,17 +4,22 @@ after readmission."""
 import json
 import re
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import cache
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import AnyEngine
-from shared.messages import Guide, SamplingParams
+from services.worker.engine.device.engine import DeviceEngine
+from services.worker.engine.protocol import StepOutput
+from shared.messages import Guide, RunKind, SamplingParams, StepPlan
+from shared.token_arrays import Layout
 from tests.services.worker.driver import Driver, Job
-from tests.services.worker.test_slot_guide import GRAMMARS, OPEN, encode, tokenizer
+from tests.services.worker.test_slot_guide import GRAMMARS, OPEN, encode, held, tokenizer
 from tests.services.worker.test_speculation import engine_of, prompts
 
 pytestmark = pytest.mark.seconds
@@ -193,6 +198,62 @@ def test_min_tokens_gives_way_to_a_complete_text_and_ignore_eos_repeats_its_end(
     grows = SamplingParams(seed=1, guide=Guide('start: "a"+'), min_tokens=12, max_tokens=30)
     (text,) = scheduled.run(engine("native", "mtp"), prompts()[:1], grows).texts
     assert len(text) > 12, "here more may come, so that the minimum holds"
+
+
+class Held:
+    """An engine in which no grammar is compiled before so many steps have begun."""
+
+    def __init__(self, used: AnyEngine, num_steps: int) -> None:
+        table = used._table if isinstance(used, DeviceEngine) else used._slots
+        self.waited: set[int] = set()
+        self.prompts: dict[int, list[float]] = {}
+        self._used, self._num_left, self._held = used, num_steps, held(table._guides.grammars)
+        table._guides.grammars._compiled.clear()
+        self._held.__enter__()
+
+    def submit(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
+        self._num_left -= 1
+        if self._num_left == 0:
+            self._held.__exit__(None, None, None)
+        output.add_done_callback(self._note)
+        self._used.submit(plan, ids, output)
+
+    def _note(self, output: Future[StepOutput]) -> None:
+        result, arrays = output.result()
+        layout = Layout(result.rows, arrays)
+        for index, row in enumerate(result.rows):
+            if row.run.kind == RunKind.PROMPT:
+                values = layout.part(index, index + 1).values.tolist()
+                self.prompts.setdefault(int(row.request), []).extend(values)
+            elif not (row.run.num_tokens or row.error or row.run.num_drafts):
+                self.waited.add(int(row.request))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._used, name)
+
+
+@cache
+def prompt_logprobs() -> dict[int, list[float]]:
+    plain = Held(engine("native", "none"), 1)
+    scheduled.run(plain, some(), SamplingParams(seed=0, max_tokens=1, prompt_logprobs=0))
+    return plain.prompts
+
+
+@pytest.mark.parametrize("kernels", ["native", "device"])
+@pytest.mark.parametrize("method", ["none", "mtp"])
+def test_what_waits_for_its_grammar_goes_on_when_that_is_compiled_and_nothing_else_waits(
+    kernels: str, method: str
+) -> None:
+    used = engine(kernels, method)
+    params = [msgspec.structs.replace(each, prompt_logprobs=0) for each in mixed()]
+    slow = Held(used, 25)
+    done = scheduled.run(slow, some(), params)
+    assert done.texts == expected().texts
+    assert done.ends == expected().ends
+    needs = {index for index, each in enumerate(params) if each.guide and each.guide.grammar}
+    assert slow.waited == needs
+    for index, values in prompt_logprobs().items():
+        assert slow.prompts[index] == pytest.approx(values, abs=1e-3)
 
 
 OPTIONAL = "\n".join(f'r{number}: "a"? r{number + 1} "b"?' for number in range(600))

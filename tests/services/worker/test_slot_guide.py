@@ -1,6 +1,11 @@
 """Which ids may come next, without an engine: masks are a function of the guide and the ids."""
 
 import random
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -10,6 +15,14 @@ import pytest
 from llguidance import grammar_from
 from tokenizers import Tokenizer
 
+from services.worker.guides.grammars import (
+    MAX_STALL_S,
+    Compiled,
+    GrammarError,
+    Grammars,
+    NotCompiled,
+    Progress,
+)
 from services.worker.guides.guides import Guides
 from services.worker.guides.slot_guide import SlotGuide
 from shared.messages import Guide, SamplingParams
@@ -47,11 +60,28 @@ def guides() -> Guides:
     return Guides(EMBEDDED_MODEL, VOCAB_SIZE, EOS_IDS)
 
 
-def begin(guide: Guide, emitted: list[int] | None = None, **params: Any) -> SlotGuide:
+def begin(
+    guide: Guide, emitted: list[int] | None = None, among: Guides | None = None, **params: Any
+) -> SlotGuide:
+    """When its grammar is compiled."""
+    among = among or guides()
     asked = SamplingParams(seed=0, guide=guide, **params)
-    found = guides().begin(asked, np.array(emitted or [], np.int32))
+    found = among.begin(asked, np.array(emitted or [], np.int32))
     assert found is not None
+    if guide.grammar:
+        among.grammars.compile(guide.grammar).future.exception()
     return found
+
+
+@contextmanager
+def held(grammars: Grammars) -> Iterator[None]:
+    """Grammars that are not known yet are compiled afterwards."""
+    may_go_on = threading.Event()
+    grammars._thread.submit(may_go_on.wait)
+    try:
+        yield
+    finally:
+        may_go_on.set()
 
 
 def allowed(mask: np.ndarray | None) -> list[int] | None:
@@ -142,8 +172,21 @@ def test_a_complete_text_admits_what_ends_it_alone() -> None:
 
 def test_ids_that_the_tokenizer_does_not_have_are_hidden() -> None:
     wide = Guides(EMBEDDED_MODEL, VOCAB_SIZE + 100, EOS_IDS)
-    found = wide.begin(SamplingParams(seed=0, guide=Guide("start: /(.|\\n)*/")), EOS_IDS[:0])
+    found = begin(Guide("start: /(.|\\n)*/"), among=wide)
     assert max(allowed(found.mask([]))) < VOCAB_SIZE
+
+
+def test_where_the_tokenizer_has_more_ids_than_the_model_these_are_hidden() -> None:
+    """Not in whole words of masks, nor in whole bytes."""
+    narrow = Guides(EMBEDDED_MODEL, 8101, EOS_IDS)
+    every = begin(Guide("start: /(.|\\n)*/"))
+    found = begin(Guide("start: /(.|\\n)*/"), among=narrow)
+    assert found.error is None
+    assert allowed(found.mask([])) == [each for each in allowed(every.mask([])) if each < 8101]
+    assert found.mask([]).shape == (254,)
+    opens = begin(Guide(GRAMMARS["choice"], open_ids=[OPEN, 8150], close_ids=[8149]), among=narrow)
+    assert OPEN in allowed(opens.mask([]))
+    assert max(allowed(opens.mask([]))) < 8101
 
 
 def test_a_close_id_among_the_drafts_wakes_the_grammar_for_the_next_position() -> None:
@@ -214,9 +257,41 @@ def test_rules_that_nest_deeply_compile_without_harm() -> None:
     assert allowed(slot_guide.mask([])) or slot_guide.error
 
 
+def test_while_a_grammar_is_not_compiled_its_masks_are_missing_and_all_others_there() -> None:
+    slow = Guides(EMBEDDED_MODEL, VOCAB_SIZE, EOS_IDS)
+    with held(slow.grammars):
+        asked = SamplingParams(seed=0, guide=Guide(GRAMMARS["choice"], **REASONING))
+        slot_guide = slow.begin(asked, EOS_IDS[:0])
+        assert slot_guide.awaited is None
+        assert slot_guide.mask([5]) is not None
+        with pytest.raises(NotCompiled):
+            slot_guide.mask([CLOSE])
+        slot_guide.note([CLOSE])
+        awaited = slot_guide.awaited
+        assert awaited is not None
+        assert slot_guide.forced() == []
+        with pytest.raises(NotCompiled):
+            slot_guide.mask([])
+    assert awaited.exception() is None
+    begins = allowed(begin(Guide(GRAMMARS["choice"])).mask([]))
+    assert allowed(slot_guide.mask([])) == begins
+    assert slot_guide.awaited is None
+
+
+def test_a_queue_of_grammars_may_take_long_while_it_moves_and_fails_what_waits_if_not() -> None:
+    long_ago, now = time.monotonic() - 2 * MAX_STALL_S, time.monotonic()
+    moves, stands = Progress(), Progress()
+    moves.last_s, stands.last_s = now, long_ago
+    for compiled in (Compiled(Future(), long_ago, moves), Compiled(Future(), now, stands)):
+        with pytest.raises(NotCompiled):
+            compiled.start()
+    with pytest.raises(GrammarError, match="did not compile within 60 s"):
+        Compiled(Future(), long_ago, stands).start()
+
+
 def test_a_folder_without_a_tokenizer_fails_guided_sequences_alone(tmp_path) -> None:
     bare = Guides(tmp_path, VOCAB_SIZE, EOS_IDS)
-    slot_guide = bare.begin(SamplingParams(seed=0, guide=Guide(GRAMMARS["choice"])), EOS_IDS[:0])
+    slot_guide = begin(Guide(GRAMMARS["choice"]), among=bare)
     assert allowed(slot_guide.mask([])) == []
     assert "tokenizer.json" in slot_guide.error
     assert bare.begin(SamplingParams(seed=0), EOS_IDS[:0]) is None

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.sample import NOT_FINITE, NOTHING_LEFT
+from kernels.sample import NOT_COMPILED, NOT_FINITE, NOTHING_LEFT
 from services.worker.slots.table import SlotTable
 from services.worker.step.batch import Batch
 from services.worker.step.verify import AcceptOutcome, verify
@@ -21,7 +21,9 @@ ROWS = st.fixed_dictionaries(
     {
         "drafts": st.lists(IDS, max_size=4),
         "sampled": st.lists(
-            st.one_of(IDS, st.sampled_from([NOT_FINITE, NOTHING_LEFT])), min_size=5, max_size=5
+            st.one_of(IDS, st.sampled_from([NOT_FINITE, NOTHING_LEFT, NOT_COMPILED])),
+            min_size=5,
+            max_size=5,
         ),
         "room": st.integers(1, 6),
         "ignore_eos": st.booleans(),
@@ -36,7 +38,7 @@ def logprobs(row: dict[str, Any]) -> tuple[list[int], int, int, bool]:
     num_right = 0
     for place, token in enumerate(row["sampled"][: 1 + len(row["drafts"])]):
         if token < 0:
-            is_retried = token == NOT_FINITE and row["drafts"]
+            is_retried = token == NOT_COMPILED or (token == NOT_FINITE and row["drafts"])
             return tokens, num_right, 0 if tokens or is_retried else token, False
         tokens.append(token)
         is_right = place < len(row["drafts"]) and row["drafts"][place] == token

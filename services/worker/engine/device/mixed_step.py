@@ -6,6 +6,7 @@ from torch import Tensor
 from kernels.decode_inputs.inputs import DecodeInputs
 from kernels.mtp_inputs import note_pairs
 from kernels.paged_attention import DecodeRows
+from services.worker.engine.device.adjust_logits import Adjusted
 from services.worker.engine.device.chunks import Chunks
 from services.worker.engine.device.segments import SampledRows, SamplerOutput, Segments, last_tokens
 from services.worker.layers.context import ForwardContext, forward_context
@@ -61,7 +62,7 @@ class MixedStep:
             self._logits = self.hidden.new_zeros(0, 1)
         return self._logits
 
-    def sample_and_accept(self, adjusted: Tensor | None) -> SamplerOutput:
+    def sample_and_accept(self, adjusted: Adjusted | None) -> SamplerOutput:
         inputs, chunks, width = self._inputs, self._chunks, self._width
         positions = chunks.positions[chunks.last_tokens] + 1
         sampled = SampledRows(
@@ -70,8 +71,8 @@ class MixedStep:
             torch.cat((inputs.next_positions, positions.repeat_interleave(width))),
             torch.cat((inputs.num_valid, torch.ones_like(chunks.sampling_slots))),
         )
-        scores = self._logits if adjusted is None else adjusted
-        self._sampler_output = self._segments.sample_and_accept(sampled, self._logits, scores)
+        scores = (self._logits,) if adjusted is None else adjusted
+        self._sampler_output = self._segments.sample_and_accept(sampled, self._logits, *scores)
         return self._sampler_output
 
     def draft(self, depth: int) -> None:

@@ -18,6 +18,7 @@ from kernels.logprobs import logprobs_slots
 from kernels.mtp_inputs import draft_pairs, step_pairs
 from kernels.mtp_inputs.pairs import Pairs
 from kernels.paged_attention import ChunkRows, DecodeRows, DeviceAttention
+from kernels.sample import NOT_COMPILED
 from kernels.sample.slots import process_slots, sample_slots
 from kernels.slot_state import SlotState
 from kernels.store_drafts import store_drafts
@@ -92,15 +93,22 @@ class Segments:
         return ForwardOutput(inputs, hidden, self.model.logits(hidden, logits))
 
     def sample_and_accept(
-        self, sampled: SampledRows, logits: Tensor, adjusted: Tensor
+        self,
+        sampled: SampledRows,
+        logits: Tensor,
+        adjusted: Tensor,
+        waiting: Tensor | None = None,
     ) -> SamplerOutput:
-        """logits and adjusted [R * w, V] float32."""
+        """logits and adjusted [R * w, V] float32; from the rows ``waiting`` [W] int64 nothing is
+        sampled."""
         _, token_slots, positions, num_valid = sampled
         tokens = sample_slots(logits, adjusted, self.state.sampling, token_slots, positions)
         scores = logits
         if self.returns_processed:
             scores = process_slots(adjusted, self.state.sampling, token_slots)
         logprobs = logprobs_slots(scores, tokens, self.state.num_logprobs, token_slots)
+        if waiting is not None:
+            tokens.index_fill_(0, waiting, NOT_COMPILED)
         tokens = tokens.view(len(num_valid), -1)
         ends = self.eos_ids, self.acceptance
         accepted = accept(self.state, sampled.slots, num_valid, tokens, *ends)

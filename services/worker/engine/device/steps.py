@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from services.worker.engine.device.adjust_logits import Adjusted
 from services.worker.engine.device.segments import (
     ForwardOutput,
     SampledRows,
@@ -24,7 +25,7 @@ class Step(Protocol):
     def forward(self) -> Tensor:
         """logits [R * w, V] of R rows with up to w tokens each."""
 
-    def sample_and_accept(self, adjusted: Tensor | None) -> SamplerOutput:
+    def sample_and_accept(self, adjusted: Adjusted | None) -> SamplerOutput:
         """``adjusted`` [R * w, V] are what is drawn from, if not the logits."""
 
     def draft(self, depth: int) -> None:
@@ -79,12 +80,12 @@ class DecodeStep:
         self._run(self._forward)
         return self._forwarded.logits
 
-    def sample_and_accept(self, adjusted: Tensor | None) -> SamplerOutput:
+    def sample_and_accept(self, adjusted: Adjusted | None) -> SamplerOutput:
         if adjusted is None:
             self._run(self._sample_and_accept)
             return self._sampler_output
         sampler_output = self._segments.sample_and_accept(
-            self._sampled(), self._forwarded.logits, adjusted
+            self._sampled(), self._forwarded.logits, *adjusted
         )
         if self._recorded:  # what was recorded goes on with its own tensors
             for ours, theirs in zip(

@@ -6,6 +6,7 @@ import torch
 
 from kernels.grammar_mask import hide
 from kernels.linear import MAX_FEW_ROWS
+from services.worker.engine.device.adjust_logits import Adjusted
 from services.worker.engine.device.chunks import prepare_chunks
 from services.worker.engine.device.mixed_step import MixedStep
 from services.worker.engine.device.planned_rows import PlannedRows
@@ -59,9 +60,10 @@ def _run_largest(segments: Segments, table: SlotTable, capacity: Capacity) -> No
     state.ends[:num_rows] = table.max_len
     decoding = chunks.slots[:0]
     step = MixedStep(segments, decoding, decoding, 1 + state.max_drafts, table.max_len, chunks)
-    adjusted = step.forward().clone()
-    all_ids = upload(np.full((1, -(-adjusted.shape[1] // 32)), -1, np.int32), adjusted.device)
-    hide(adjusted, torch.zeros_like(all_ids[0, :1], dtype=torch.int64), all_ids)
-    step.sample_and_accept(adjusted)
+    logits = step.forward().clone()
+    all_ids = upload(np.full((1, -(-logits.shape[1] // 32)), -1, np.int32), logits.device)
+    first = torch.zeros_like(all_ids[0, :1], dtype=torch.int64)
+    hide(logits, first, all_ids)
+    step.sample_and_accept(Adjusted(logits, first))
     if segments.drafts:
         step.draft(state.max_drafts)
