@@ -14,6 +14,8 @@ from services.gateway.responses.writers import EventWriter, WholeWriter
 from shared.messages import NO_TOKENS
 from shared.token_arrays import TokenArrays
 
+MAX_LOOSE_EVENTS = 32  # an object for each token would be larger than its text
+
 
 def whole_writer(reply: Reply, parser: OutputParser | None) -> WholeWriter:
     return WholeWriter(reply) if parser is None else ParsedWholeWriter(reply, parser)
@@ -21,9 +23,6 @@ def whole_writer(reply: Reply, parser: OutputParser | None) -> WholeWriter:
 
 def event_writer(reply: Reply, parser: OutputParser | None) -> EventWriter:
     return EventWriter(reply) if parser is None else ParsedEventWriter(reply, parser)
-
-
-MAX_LOOSE_EVENTS = 32  # an object for each token would be larger than its text
 
 
 class ParsedWholeWriter(WholeWriter):

@@ -156,6 +156,8 @@ def prepare_sampling(
 def await_grammars(table: SlotTable, slots: np.ndarray) -> None:
     """Where none of ``slots`` [S] can go on since their grammars are not compiled, waits a little
     for the first of these, so that steps that bring nothing do not follow one another at once."""
+    if not table.has_logits_rules[slots].all():
+        return
     futures = []
     for slot in np.unique(slots).tolist():
         guide = table.guide_of(slot)
