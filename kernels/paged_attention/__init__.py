@@ -17,11 +17,13 @@ from kernels.paged_attention.device import (
     DeviceAttention,
     make_tiles,
 )
-from kernels.paged_attention.grouped import paged_attention
+from kernels.paged_attention.grouped import PLAIN, AttentionOptions, paged_attention
 
 __all__ = [
+    "PLAIN",
     "TILE",
     "AttentionBatch",
+    "AttentionOptions",
     "ChunkRows",
     "DecodeRows",
     "DeviceAttention",

@@ -1,8 +1,7 @@
 """Which rows of a step attend to which blocks."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -42,19 +41,23 @@ class AttentionBatch:
     dtype: torch.dtype
     device: torch.device
     first_keys: np.ndarray | None = None  # [R] int64: keys before them are hidden; None: none is
+    _groups: dict[int | None, list[Group]] = field(default_factory=dict)  # by window
 
-    @cached_property
-    def groups(self) -> list[Group]:
-        """What torch's attention takes at a time."""
-        num_blocks = -(-self.num_keys // self.block_size)
-        bounds = _group_bounds(np.diff(self.token_starts), num_blocks, self.block_size)
-        return [self._group(first, last, num_blocks) for first, last in bounds]
+    def groups(self, window: int | None = None) -> list[Group]:
+        """Returns what torch's attention takes at a time, made once a step for each ``window``: a
+        token sees so many of the last keys, its own included, or all of them."""
+        if window not in self._groups:
+            num_blocks = -(-self.num_keys // self.block_size)
+            bounds = _group_bounds(np.diff(self.token_starts), num_blocks, self.block_size)
+            groups = [self._group(first, last, num_blocks, window) for first, last in bounds]
+            self._groups[window] = groups
+        return self._groups[window]
 
-    def _group(self, first: int, last: int, num_blocks: np.ndarray) -> Group:
+    def _group(self, first: int, last: int, num_blocks: np.ndarray, window: int | None) -> Group:
         start, end = self.token_starts[[first, last]].tolist()
         blocks = self.block_tables[first:last, : num_blocks[last - 1]]
         first_keys = None if self.first_keys is None else self.first_keys[first:last]
-        mask = _mask(self.num_keys[first:last], end - start, self.dtype, first_keys)
+        mask = _mask(self.num_keys[first:last], end - start, self.dtype, first_keys, window)
         return Group(
             start,
             end,
@@ -99,21 +102,28 @@ def _group_bounds(
 
 
 def _mask(
-    num_keys: np.ndarray, num_tokens: int, dtype: torch.dtype, first_keys: np.ndarray | None
+    num_keys: np.ndarray,
+    num_tokens: int,
+    dtype: torch.dtype,
+    first_keys: np.ndarray | None,
+    window: int | None,
 ) -> Tensor | None:
     """0 where a token sees a key, else −inf; None if every token sees every key or the mask is
     causal."""
     longest = num_keys[-1]
+    is_windowed = window is not None and window < longest
     if num_tokens == len(num_keys):
         is_needed = num_keys[0] < longest
         last_seen = (num_keys - 1).reshape(-1, 1, 1, 1)
     else:
         is_needed = num_tokens < longest
         last_seen = np.arange(longest - num_tokens, longest)[:, None]
-    if first_keys is None and not is_needed:
+    if first_keys is None and not is_needed and not is_windowed:
         return None
     keys = np.arange(longest)
     is_hidden = keys > last_seen
+    if is_windowed:
+        is_hidden |= keys <= last_seen - window
     if first_keys is not None:
         shape = (-1, 1) if last_seen.ndim == 2 else last_seen.shape
         is_hidden |= keys < first_keys.reshape(shape)

@@ -1,4 +1,6 @@
-"""Paged attention as one fused call for each group of rows."""
+"""Paged attention as one call of torch for each group of rows."""
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -7,40 +9,104 @@ from torch.nn.functional import scaled_dot_product_attention
 from kernels.paged_attention.batch import AttentionBatch, Group
 
 
-def paged_attention(query: Tensor, kv_cache: Tensor, batch: AttentionBatch, scale: float) -> Tensor:
-    """query [T, H, D], kv_cache [num_blocks + 1, block_size, 2, H_kv, D] → [T, H, D].
+class AttentionOptions(NamedTuple):
+    """What a layer's attention is, beside its scale.
+
+    ``window``: a token sees so many of the last keys, its own included. ``softcap``: scores are
+    bent below it by a tanh (arXiv 2408.00118). ``sinks`` [H]: a score of each head that takes its
+    share of the softmax and gives no value (arXiv 2309.17453, as gpt-oss has it). ``value_dim``:
+    the size of a value, where it is less than a key's.
+    """
+
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    value_dim: int | None = None
+
+
+PLAIN = AttentionOptions()
+
+
+def paged_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    options: AttentionOptions = PLAIN,
+) -> Tensor:
+    """query [T, H, D], kv_cache [num_blocks + 1, block_size, 2, H_kv, ≥ D] → [T, H, value_dim].
 
     Keys and values are never repeated for the query heads that share them.
     """
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads = kv_cache.shape[3]
     grouped = query.view(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    out = torch.empty_like(grouped)
-    for group in batch.groups:
+    out = query.new_empty(*grouped.shape[:3], options.value_dim or head_dim)
+    for group in batch.groups(options.window):
         tokens = slice(group.start, group.end)
-        out[tokens] = _attend(group, grouped[tokens], kv_cache, scale)
+        out[tokens] = _attend(group, grouped[tokens], kv_cache, scale, options)
     return out.flatten(1, 2)
 
 
-def _attend(group: Group, query: Tensor, kv_cache: Tensor, scale: float) -> Tensor:
-    """query [tokens of the group, H_kv, G, D] → the same shape."""
+def _attend(
+    group: Group, query: Tensor, kv_cache: Tensor, scale: float, options: AttentionOptions
+) -> Tensor:
+    """query [tokens of the group, H_kv, G, D] → [tokens, H_kv, G, value_dim]."""
+    head_dim = query.shape[-1]
     gathered = kv_cache.index_select(0, group.blocks)
     gathered = gathered.view(group.num_rows, -1, *kv_cache.shape[2:])[:, : group.num_keys]
-    key, value = gathered.permute(2, 0, 3, 1, 4)  # each [num_rows, H_kv, num_keys, D]
+    key, value = gathered.permute(2, 0, 3, 1, 4)  # each [num_rows, H_kv, num_keys, ≥ D]
+    key, value = key[..., :head_dim], value[..., : options.value_dim or head_dim]
     if len(query) == group.num_rows:
-        return scaled_dot_product_attention(query, key, value, group.mask, scale=scale)
-    return _attend_chunk(group, query, key[0], value[0], scale)
+        return _softmax(group, query, key, value, scale, _with_sinks(options, *query.shape[1:3], 1))
+    return _attend_chunk(group, query, key[0], value[0], scale, options)
 
 
-def _attend_chunk(group: Group, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+def _attend_chunk(
+    group: Group,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    options: AttentionOptions,
+) -> Tensor:
     """One row: its KV heads are the batch, the query heads that share one are the heads."""
-    shape = (-1, query.shape[2], -1, -1)
-    out = scaled_dot_product_attention(
-        query.permute(1, 2, 0, 3),
-        key.unsqueeze(1).expand(shape),
-        value.unsqueeze(1).expand(shape),
-        group.mask,
-        is_causal=group.is_causal,
-        scale=scale,
+    heads = query.shape[1:3]
+    key, value = (each.unsqueeze(1).expand(-1, heads[1], -1, -1) for each in (key, value))
+    options = _with_sinks(options, *heads, 1, 1)
+    return _softmax(group, query.permute(1, 2, 0, 3), key, value, scale, options).permute(
+        2, 0, 1, 3
     )
-    return out.permute(2, 0, 1, 3)
+
+
+def _with_sinks(options: AttentionOptions, *shape: int) -> AttentionOptions:
+    return options if options.sinks is None else options._replace(sinks=options.sinks.view(shape))
+
+
+def _softmax(
+    group: Group,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    options: AttentionOptions,
+) -> Tensor:
+    """[B, H, tokens, …] each → [B, H, tokens, value_dim]; the sinks go with the scores."""
+    if options.softcap is None and options.sinks is None:
+        return scaled_dot_product_attention(
+            query, key, value, group.mask, is_causal=group.is_causal, scale=scale
+        )
+    scores = (query @ key.mT).float() * scale
+    if options.softcap is not None:
+        scores = torch.tanh(scores / options.softcap) * options.softcap
+    if group.mask is not None:
+        scores = scores + group.mask
+    elif group.is_causal:
+        is_hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(is_hidden, float("-inf"))
+    if options.sinks is not None:
+        sinks = options.sinks.float().expand(*scores.shape[:-1], 1)
+        weights = torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
+    return weights.to(value.dtype) @ value

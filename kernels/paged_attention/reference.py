@@ -4,19 +4,28 @@ import torch
 from torch import Tensor
 
 from kernels.paged_attention.batch import AttentionBatch
+from kernels.paged_attention.grouped import PLAIN, AttentionOptions
 
 
-def paged_attention(query: Tensor, kv_cache: Tensor, batch: AttentionBatch, scale: float) -> Tensor:
-    """query [T, H, D], kv_cache [num_blocks + 1, block_size, 2, H_kv, D] → [T, H, D]."""
-    out = torch.empty_like(query)
+def paged_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    options: AttentionOptions = PLAIN,
+) -> Tensor:
+    """query [T, H, D], kv_cache [num_blocks + 1, block_size, 2, H_kv, ≥ D] → [T, H, value_dim]."""
+    out = query.new_empty(*query.shape[:2], options.value_dim or query.shape[2])
     for row, num_keys in enumerate(batch.num_keys.tolist()):
         start, end = batch.token_starts[row : row + 2].tolist()
         keys, values = _gather(kv_cache, batch.block_tables[row].tolist(), num_keys)
         for token in range(start, end):
             num_seen = num_keys - (end - 1 - token)
             first_key = 0 if batch.first_keys is None else int(batch.first_keys[row])
+            if options.window is not None:
+                first_key = max(first_key, num_seen - options.window)
             seen = slice(first_key, num_seen)
-            out[token] = _attend(query[token], keys[seen], values[seen], scale)
+            out[token] = _attend(query[token], keys[seen], values[seen], scale, options)
     return out
 
 
@@ -27,12 +36,20 @@ def _gather(kv_cache: Tensor, blocks: list[int], num_keys: int) -> Tensor:
     return torch.stack(entries, 1).float()
 
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    """One token: query [H, D], keys and values [num_seen, H_kv, D] → [H, D]."""
+def _attend(
+    query: Tensor, keys: Tensor, values: Tensor, scale: float, options: AttentionOptions
+) -> Tensor:
+    """One token: query [H, D], keys and values [num_seen, H_kv, ≥ D] → [H, value_dim]."""
     group_size = query.shape[0] // keys.shape[1]
+    size = query.shape[1]
     heads = []
     for head, vector in enumerate(query.float()):
         kv_head = head // group_size
-        weights = torch.softmax(keys[:, kv_head] @ vector * scale, dim=0)
-        heads.append(weights @ values[:, kv_head])
+        scores = keys[:, kv_head, :size] @ vector * scale
+        if options.softcap is not None:
+            scores = torch.tanh(scores / options.softcap) * options.softcap
+        if options.sinks is not None:
+            scores = torch.cat((scores, options.sinks[head : head + 1].float()))
+        weights = torch.softmax(scores, dim=0)[: len(keys)]
+        heads.append(weights @ values[:, kv_head, : options.value_dim or size])
     return torch.stack(heads).to(query.dtype)

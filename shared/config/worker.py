@@ -17,6 +17,11 @@ class WorkerConfig(Settings):
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto", description="auto: bfloat16 where the machine computes it, else float32"
     )
+    model_impl: Literal["auto", "shoal", "transformers"] = Field(
+        "auto",
+        description="shoal: our own architectures; transformers: any decoder that transformers"
+        " knows, computed by it, on CPUs; auto: our own where we have the architecture",
+    )
     load_format: Literal["auto", "safetensors", "dummy"] = Field(
         "auto",
         description="auto, safetensors: the weights in the folder; dummy: random ones, for"

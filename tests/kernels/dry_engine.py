@@ -10,6 +10,7 @@ from torch import Tensor
 from kernels.grammar_mask import hide
 from services.worker.backends.fused import FusedLM
 from services.worker.config.model_config import ModelConfig
+from services.worker.config.model_shape import shape_of
 from services.worker.engine.device.adjust_logits import Adjusted
 from services.worker.engine.device.chunks import prepare_chunks
 from services.worker.engine.device.device_slots import DeviceSlots
@@ -79,6 +80,7 @@ def start(
     model = build_model(config, dtype, CPU)
     assert isinstance(model, DecoderLM)
     model.lm_head.to(dtype)
+    num_layers = config.num_hidden_layers + 1
     limits = (block_size, MAX_ROWS, MAX_TOKENS, MAX_LEN, VOCAB_SIZE, num_drafts)
     for num_blocks in (0, NUM_BLOCKS):
         capacity = Capacity(num_blocks, *limits)
@@ -86,7 +88,7 @@ def start(
         segments = Segments(
             FusedLM(model),
             DeviceSlots(capacity, table, CPU).state,
-            KVCache(config, config.num_hidden_layers + 1, num_blocks, block_size, dtype, CPU),
+            KVCache(shape_of(config), num_layers, num_blocks, block_size, dtype, CPU),
             torch.zeros(2, dtype=torch.int32),
             drafts=model.has_mtp,
             returns_processed=False,

@@ -8,8 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels.paged_attention import (
+    PLAIN,
+    AttentionOptions,
+    paged_attention,
+    prepare_attention,
+    reference,
+)
 from kernels.paged_attention import batch as batches
-from kernels.paged_attention import paged_attention, prepare_attention, reference
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 40
@@ -28,6 +34,7 @@ def compare(
     num_kv_heads: int,
     dtype: torch.dtype,
     hides: bool = False,
+    options: AttentionOptions = PLAIN,
 ) -> int:
     """Asserts that both agree; returns the number of groups. With ``hides`` each row sees no key
     before one that its first token sees."""
@@ -35,15 +42,15 @@ def compare(
     num_tokens = np.array([row.num_tokens for row in rows])
     num_keys = np.array([sum(row) for row in rows])
     tables = np.random.default_rng(len(rows)).integers(0, NUM_BLOCKS, (len(rows), 16))
-    cache = torch.randn(NUM_BLOCKS + 1, BLOCK_SIZE, 2, num_kv_heads, HEAD_DIM).to(dtype)
+    cache = torch.randn(NUM_BLOCKS + 1, BLOCK_SIZE, 2, num_kv_heads, HEAD_DIM + 2).to(dtype)
     query = torch.randn(int(num_tokens.sum()), num_heads, HEAD_DIM).to(dtype)
     first_keys = np.arange(len(rows)) % (num_keys - num_tokens + 1) if hides else None
     batch = prepare_attention(num_tokens, num_keys, tables, BLOCK_SIZE, dtype, CPU, first_keys)
-    expected = reference.paged_attention(query, cache, batch, HEAD_DIM**-0.5)
-    actual = paged_attention(query, cache, batch, HEAD_DIM**-0.5)
+    expected = reference.paged_attention(query, cache, batch, HEAD_DIM**-0.5, options)
+    actual = paged_attention(query, cache, batch, HEAD_DIM**-0.5, options)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
-    return len(batch.groups)
+    return len(batch.groups())
 
 
 @settings(max_examples=60)
@@ -54,6 +61,28 @@ def compare(
 )
 def test_any_mixture_of_rows_agrees(rows: list[Row], heads: tuple[int, int], hides: bool) -> None:
     compare(rows, *heads, torch.float32, hides)
+
+
+@settings(max_examples=60)
+@given(
+    rows=st.lists(st.builds(Row, st.integers(1, 12), st.integers(0, 50)), min_size=1, max_size=8),
+    heads=st.sampled_from([(4, 4), (4, 2), (6, 2), (3, 1)]),
+    window=st.sampled_from([None, 1, 2, 5, 30]),
+    softcap=st.sampled_from([None, 0.5, 20.0]),
+    has_sinks=st.booleans(),
+    value_dim=st.sampled_from([None, 3, 10]),
+)
+def test_every_option_of_attention_agrees(
+    rows: list[Row],
+    heads: tuple[int, int],
+    window: int | None,
+    softcap: float | None,
+    has_sinks: bool,
+    value_dim: int | None,
+) -> None:
+    sinks = torch.randn(heads[0]) if has_sinks else None
+    options = AttentionOptions(window, softcap, sinks, value_dim)
+    compare(rows, *heads, torch.float32, options=options)
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 9])

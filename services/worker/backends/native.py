@@ -17,7 +17,6 @@ from kernels.cpu.decoder import (
     gate_up_order,
 )
 from kernels.paged_attention import AttentionBatch
-from services.worker.config.model_config import ModelConfig
 from services.worker.layers.attention import QKNorm
 from services.worker.layers.context import current_context
 from services.worker.layers.linear import Linear
@@ -26,8 +25,8 @@ from services.worker.models.decoder import DecoderLayer, DecoderLM
 from services.worker.models.mimo import MiMoForCausalLM, MtpLayer
 
 
-def decoder_shape(model: DecoderLM, config: ModelConfig, block_size: int) -> DecoderShape:
-    rotary = model.model.rotary
+def decoder_shape(model: DecoderLM, block_size: int) -> DecoderShape:
+    config, rotary = model.config, model.model.rotary
     cos, sin = rotary.table
     return DecoderShape(
         config.hidden_size,

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from kernels.cpu.memory import huge_zeros
-from services.worker.config.model_config import ModelConfig
+from services.worker.config.model_shape import ModelShape
 
 
 class KVCache:
@@ -19,16 +19,15 @@ class KVCache:
 
     def __init__(
         self,
-        config: ModelConfig,
+        shape: ModelShape,
         num_layers: int,
         num_blocks: int,
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        entry = (2, config.num_key_value_heads, config.head_dim)
-        shape = (num_layers, num_blocks + 1, block_size, *entry)
-        self._all = _zeros(shape, dtype, device)
+        entry = (2, shape.num_key_value_heads, shape.head_dim)
+        self._all = _zeros((num_layers, num_blocks + 1, block_size, *entry), dtype, device)
         self.layers = self._all.unbind()
         self.block_size = block_size
 

@@ -45,7 +45,7 @@ class DeviceEvent:
         self._at_s = time.perf_counter()
         self._event: torch.cuda.Event | None = None
         if device.type == "cuda":
-            self._event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
+            self._event = torch.cuda.Event(enable_timing=True, blocking=True)
             self._event.record()
 
     def wait(self) -> None:

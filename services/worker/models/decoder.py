@@ -68,6 +68,7 @@ class DecoderLM(CausalLM):
         self, config: ModelConfig, make_layer: MakeLayer, is_interleaved: bool = False
     ) -> None:
         super().__init__(config)
+        self.config = config
         self.model = Trunk(config, make_layer, is_interleaved)
         source = "model.embed_tokens" if config.tie_word_embeddings else "lm_head"
         self.lm_head = LMHead(config.vocab_size, config.hidden_size, f"{source}.weight")

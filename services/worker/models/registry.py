@@ -23,12 +23,15 @@ class _Config(msgspec.Struct):
     architectures: list[str] = []
 
 
-def check_architecture(folder: Path) -> None:
-    """Raises ConfigError where we know none of the folder's.
+def read_architectures(folder: Path) -> list[str]:
+    """Returns the names in config.json, of which nothing else is read: the config of an
+    architecture that we do not know may lack the keys that we read. Raises ConfigError."""
+    return decode_json(find_file(folder, CONFIG_FILE), _Config).architectures
 
-    To be called first: the config of another architecture may lack the keys that we read.
-    """
-    _find_name(decode_json(find_file(folder, CONFIG_FILE), _Config).architectures)
+
+def check_architecture(names: list[str]) -> None:
+    """Raises ConfigError where we know none of ``names``."""
+    _find_name(names)
 
 
 def find_model(config: ModelConfig) -> type[CausalLM]:

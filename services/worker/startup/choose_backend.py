@@ -11,7 +11,6 @@ from kernels.cpu.library import find_variant, load_library
 from kernels.cpu.sampler import NativeSampler
 from services.worker.backends.fused import FusedLM
 from services.worker.backends.native import NativeLM, decoder_shape
-from services.worker.config.model_config import ModelConfig
 from services.worker.machine.hardware import bound_kernel_caches, num_cores
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
@@ -27,10 +26,7 @@ class _NotNative(Exception):
 
 
 def choose_kernels(
-    model: CausalLM,
-    config: ModelConfig,
-    settings: WorkerConfig,
-    dtype: torch.dtype,
+    model: CausalLM, settings: WorkerConfig, dtype: torch.dtype
 ) -> tuple[CausalLM, Sampler]:
     """On a CPU: ``model``, or what computes the same with native code, and what samples from its
     logits; sets the threads of either.
@@ -45,7 +41,7 @@ def choose_kernels(
         sampler = NativeSampler(library, num_threads)
         if dtype not in DTYPES:
             raise _NotNative(f"native code has no {dtype}")
-        native = _native(model, config, settings, NativeLibrary(library, dtype, num_threads))
+        native = _native(model, settings, NativeLibrary(library, dtype, num_threads))
     except _NotNative as problem:
         num_threads = settings.num_threads or max(1, num_threads - 1)
         torch.set_num_threads(num_threads)
@@ -57,13 +53,11 @@ def choose_kernels(
     return native, sampler
 
 
-def fuse(
-    model: CausalLM, config: ModelConfig, settings: WorkerConfig, dtype: torch.dtype
-) -> tuple[CausalLM, Sampler]:
+def fuse(model: CausalLM, settings: WorkerConfig, dtype: torch.dtype) -> tuple[CausalLM, Sampler]:
     """Does the same as ``choose_kernels`` for the device engine, which samples by itself. Raises
     ConfigError."""
     if not isinstance(model, DecoderLM):
-        raise ConfigError(f"model: {'/'.join(config.architectures)} does not run on GPUs")
+        raise ConfigError(f"model: {type(model).__name__} does not run on GPUs")
     log.info("kernels: Triton's, attention by %s", settings.attention_backend)
     return FusedLM(model), TorchSampler()
 
@@ -81,13 +75,11 @@ def _load(settings: WorkerConfig) -> tuple[str, ctypes.CDLL]:
         raise _NotNative(f"native code does not load: {error}") from None
 
 
-def _native(
-    model: CausalLM, config: ModelConfig, settings: WorkerConfig, library: NativeLibrary
-) -> NativeLM:
+def _native(model: CausalLM, settings: WorkerConfig, library: NativeLibrary) -> NativeLM:
     """Raises _NotNative."""
     if not isinstance(model, DecoderLM):
         raise _NotNative("native code does not know this architecture")
-    shape = decoder_shape(model, config, settings.block_size)
+    shape = decoder_shape(model, settings.block_size)
     if problem := shape.problem():
         raise _NotNative(problem)
     return NativeLM(model, shape, library)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from services.worker.config.model_config import ModelConfig, read_model_config
+from services.worker.config.model_shape import ModelShape, shape_of
 from services.worker.guides.guides import Guides
 from services.worker.machine.hardware import (
     Memory,
@@ -21,7 +22,7 @@ from services.worker.machine.hardware import (
 )
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
-from services.worker.models.registry import check_architecture
+from services.worker.models.registry import MODELS, check_architecture, read_architectures
 from services.worker.speculation.choose import Speculation, choose_speculation
 from services.worker.step.sampler import Sampler
 from services.worker.weights.checkpoint import load_model
@@ -35,7 +36,7 @@ from shared.model_location import locate_model
 
 log = logging.getLogger(__name__)
 
-Choose = Callable[[CausalLM, ModelConfig, WorkerConfig, torch.dtype], tuple[CausalLM, Sampler]]
+Choose = Callable[[CausalLM, WorkerConfig, torch.dtype], tuple[CausalLM, Sampler]]
 DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
 
 
@@ -46,7 +47,7 @@ class LoadedModel:
     settings: WorkerConfig
     folder: Path
     model_info: ModelInfo
-    config: ModelConfig
+    shape: ModelShape
     model: CausalLM
     sampler: Sampler
     device: torch.device
@@ -68,19 +69,19 @@ class LoadedModel:
     @property
     def num_kv_layers(self) -> int:
         """The trunk's, and that of an MTP head that drafts."""
-        return self.config.num_hidden_layers + (self.speculation.method == "mtp")
+        return self.shape.num_hidden_layers + (self.speculation.method == "mtp")
 
     @property
     def kv_entry_bytes(self) -> int:
         """The size of a token's key and value in one layer."""
-        return 2 * self.config.num_key_value_heads * self.config.head_dim * self.dtype.itemsize
+        return 2 * self.shape.num_key_value_heads * self.shape.head_dim * self.dtype.itemsize
 
     def make_kv_cache(self, num_blocks: int) -> KVCache:
         """Raises ConfigError where the memory does not suffice."""
         size = self.settings.block_size
-        shape = self.config, self.num_kv_layers, num_blocks, size
+        sizes = self.num_kv_layers, num_blocks, size
         try:
-            return KVCache(*shape, self.dtype, self.device)
+            return KVCache(self.shape, *sizes, self.dtype, self.device)
         except torch.OutOfMemoryError as error:
             raise ConfigError(
                 f"gpu-memory-utilization: {num_blocks} blocks of {size} tokens do not fit:"
@@ -109,9 +110,10 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
     """``choose`` picks what computes the model. ``progress`` gets what loading does and how far it
     is, 0 … 1. Raises ConfigError where model, machine and settings do not go together."""
     location = locate_model(settings.model)
-    check_architecture(location.folder)
+    architectures = read_architectures(location.folder)
+    by_transformers = _is_for_transformers(settings.model_impl, architectures)
     model_info = read_model_info(location.folder, [], settings.max_model_len)
-    config = read_model_config(location.folder)
+    config = None if by_transformers else read_model_config(location.folder)
     device = choose_device(settings.device, settings.gpu_claims)
     dtype = choose_dtype(settings.dtype, device)
     compute_exactly()
@@ -121,28 +123,68 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
         load_format="dummy" if settings.load_format == "dummy" else "safetensors",
         logprobs_mode=settings.logprobs_mode,
     )
-    names = location.name, "/".join(config.architectures)
-    log.info("model %s (%s) in %s on %s", *names, dtype, device)
+    log.info("model %s (%s) in %s on %s", location.name, "/".join(architectures), dtype, device)
     before = read_memory(device)
     try:
-        if settings.load_format == "dummy":
-            model = make_dummy(config, dtype, device)
+        if config is None:
+            max_len = model_info.max_model_len
+            model, shape = _load_transformers(settings, location.folder, dtype, device, max_len)
         else:
-            model = load_model(location.folder, config, dtype, device, progress)
+            model = _load_ours(settings, location.folder, config, dtype, device, progress)
+            shape = shape_of(config)
     except torch.OutOfMemoryError as error:
         problem = why_out_of_memory(error)
         raise ConfigError(f"model: its weights do not fit on {device}: {problem}") from None
-    model, sampler = choose(model, config, settings, dtype)
+    model, sampler = choose(model, settings, dtype)
     return LoadedModel(
         settings,
         location.folder,
         model_info,
-        config,
+        shape,
         model,
         sampler,
         device,
         dtype,
         choose_speculation(settings.speculative_config, model),
-        np.array(read_eos_ids(location.folder, config.vocab_size), np.int64),
+        np.array(read_eos_ids(location.folder, shape.vocab_size), np.int64),
         before,
     )
+
+
+def _is_for_transformers(wanted: str, architectures: list[str]) -> bool:
+    """Logs it where ``auto`` has it so. Raises ConfigError where the architecture has to be ours
+    and is not."""
+    if wanted == "auto" and architectures and MODELS.keys().isdisjoint(architectures):
+        log.info(
+            "model-impl: %s is none of our own architectures: transformers computes it, slower and"
+            " without MTP drafts",
+            "/".join(architectures),
+        )
+        return True
+    if wanted != "transformers":
+        check_architecture(architectures)
+    return wanted == "transformers"
+
+
+def _load_ours(
+    settings: WorkerConfig,
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress,
+) -> CausalLM:
+    if settings.load_format == "dummy":
+        return make_dummy(config, dtype, device)
+    return load_model(folder, config, dtype, device, progress)
+
+
+def _load_transformers(
+    settings: WorkerConfig, folder: Path, dtype: torch.dtype, device: torch.device, max_len: int
+) -> tuple[CausalLM, ModelShape]:
+    """Imports transformers, which takes seconds, only here."""
+    if device.type != "cpu":
+        raise ConfigError("model-impl: transformers computes on CPUs alone so far: device = cpu")
+    from services.worker.startup.load_transformers import load_transformers
+
+    return load_transformers(folder, dtype, max_len, settings.load_format == "dummy")

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 
 from kernels.paged_attention.batch import MAX_GATHERED_TOKENS
-from services.worker.config.model_config import ModelConfig
 from services.worker.machine.hardware import Memory
 from services.worker.metrics import show_memory
 from services.worker.startup.loaded_model import LoadedModel
@@ -95,17 +94,17 @@ class MemoryReport:
 
 def estimate_requirements(loaded: LoadedModel) -> MemoryRequirements:
     """Measures the weights in memory, and estimates a step's tensors from above."""
-    config, dtype = loaded.config, loaded.dtype
+    shape, dtype = loaded.shape, loaded.dtype
     max_tokens, max_len = loaded.max_num_batched_tokens, loaded.model_info.max_model_len
-    num_tokens, numbers = max_tokens, activations_per_token(config)
+    num_tokens, numbers = max_tokens, shape.numbers_per_token
     if loaded.speculation.method == "mtp":  # states are kept, computed again and joined with ids'
-        num_tokens, numbers = num_tokens + loaded.max_num_seqs, numbers + 4 * config.hidden_size
+        num_tokens, numbers = num_tokens + loaded.max_num_seqs, numbers + 4 * shape.hidden_size
     activations = num_tokens * numbers * torch.float32.itemsize
     gathered = max(MAX_GATHERED_TOKENS, max_len) * loaded.kv_entry_bytes
     masks = max_tokens * max_len * (dtype.itemsize + 1)
     num_sampled = min((1 + loaded.speculation.num_drafts) * loaded.max_num_seqs, max_tokens)
-    logits = num_sampled * config.vocab_size * SAMPLER_BYTES
-    prompts = prompt_logprob_bytes(loaded.max_num_seqs, max_tokens, config.vocab_size)
+    logits = num_sampled * shape.vocab_size * SAMPLER_BYTES
+    prompts = prompt_logprob_bytes(loaded.max_num_seqs, max_tokens, shape.vocab_size)
     return requirements_with(loaded, activations + gathered + masks + max(logits, prompts))
 
 
@@ -124,17 +123,6 @@ def requirements_with(
         graphs=graphs,
         slack=slack,
     )
-
-
-def activations_per_token(config: ModelConfig) -> int:
-    """How many numbers of a token exist at once within a layer, at most.
-
-    Its input, the sum that goes on, its norm and its rotation; and then the heads with what
-    rotating them takes, or the two products of the feed-forward network with theirs.
-    """
-    heads = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
-    always = 3 * config.hidden_size + 2 * config.head_dim
-    return always + max(5 * heads, 4 * config.intermediate_size)
 
 
 def prompt_logprob_bytes(max_num_seqs: int, max_num_tokens: int, vocab_size: int) -> int:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from services.worker.config.model_config import read_model_config
+from services.worker.config.model_shape import shape_of
 from services.worker.layers.context import forward_context
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
@@ -29,10 +30,9 @@ def prepare(
     settings = WorkerConfig(
         native_kernels=kernels == "native", num_threads=1, block_size=CAPACITY.block_size
     )
-    model, _ = choose_kernels(model, config, settings, dtype)
-    cache = KVCache(
-        config, config.num_hidden_layers, CAPACITY.num_blocks, CAPACITY.block_size, dtype, CPU
-    )
+    model, _ = choose_kernels(model, settings, dtype)
+    sizes = config.num_hidden_layers, CAPACITY.num_blocks, CAPACITY.block_size
+    cache = KVCache(shape_of(config), *sizes, dtype, CPU)
     table = SlotTable(CAPACITY)
     params = SamplingParams(seed=0)
     tables = np.arange(CAPACITY.num_blocks).reshape(CAPACITY.max_num_seqs, -1).tolist()

@@ -23,6 +23,7 @@ from transformers import (
 from benchmarks.harness.engines import make_engine
 from kernels.logprobs import logprobs
 from services.worker.config.model_config import read_model_config
+from services.worker.config.model_shape import shape_of
 from services.worker.layers.context import forward_context
 from services.worker.machine import hardware
 from services.worker.machine.hardware import Memory, choose_device, choose_dtype, read_memory
@@ -30,7 +31,6 @@ from services.worker.startup.plan_memory import (
     CPU_MAX_KV_BYTES,
     LOGPROB_BYTES,
     MemoryRequirements,
-    activations_per_token,
     plan_memory,
     prompt_logprob_bytes,
 )
@@ -163,7 +163,7 @@ def test_a_step_fits_what_is_reserved_for_its_layers_and_takes_half_of_it(
     tmp_path: Path, family: type[PreTrainedModel], changes: dict[str, Any]
 ) -> None:
     save_model(tmp_path, family, **changes)
-    reserved = 240 * activations_per_token(read_model_config(tmp_path)) * 4
+    reserved = 240 * shape_of(read_model_config(tmp_path)).numbers_per_token * 4
     assert reserved / 2 < measured_peak(tmp_path, 240) <= reserved
 
 

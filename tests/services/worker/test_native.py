@@ -13,6 +13,7 @@ from kernels.cpu.decoder import NativeLibrary
 from kernels.cpu.library import load_library, variants
 from services.worker.backends.native import NativeLM, decoder_shape
 from services.worker.config.model_config import ModelConfig
+from services.worker.config.model_shape import shape_of
 from services.worker.layers.context import forward_context
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
@@ -87,7 +88,7 @@ def make_native(
     config: ModelConfig, dtype: torch.dtype, variant: str, block_size: int, num_threads: int
 ) -> NativeLM:
     model = make_model(config, dtype)
-    shape = decoder_shape(model, config, block_size)
+    shape = decoder_shape(model, block_size)
     assert shape.problem() is None
     return NativeLM(model, shape, NativeLibrary(load_library(variant), dtype, num_threads))
 
@@ -107,7 +108,7 @@ def run(
     chunk see no key before ``first_key``."""
     num_blocks = NUM_BLOCKS * 16 // block_size
     table = SlotTable(Capacity(num_blocks, block_size, len(prompts), MAX_LEN, MAX_LEN))
-    cache = KVCache(config, config.num_hidden_layers, num_blocks, block_size, dtype, CPU)
+    cache = KVCache(shape_of(config), config.num_hidden_layers, num_blocks, block_size, dtype, CPU)
     if not model.clears_blocks:
         cache._all.fill_(float("nan"))
     free = np.random.default_rng(0).permutation(num_blocks).tolist()
@@ -207,7 +208,7 @@ def test_gates_far_from_zero_are_shut_or_open(variant: str) -> None:
     model = with_wide_gates()
     native = NativeLM(
         model,
-        decoder_shape(model, config, 16),
+        decoder_shape(model, 16),
         NativeLibrary(load_library(variant), torch.float32, 1),
     )
     expected = run(with_wide_gates(), config, torch.float32, prompts, 300)
@@ -260,5 +261,5 @@ def test_a_model_that_native_code_cannot_run_is_refused_with_the_reason(
         name: getattr(make_config("Qwen2, biases"), name) for name in ModelConfig.__struct_fields__
     }
     config = ModelConfig(**(values | change))
-    shape = decoder_shape(make_model(config, torch.float32), config, block_size)
+    shape = decoder_shape(make_model(config, torch.float32), block_size)
     assert message in str(shape.problem())

@@ -149,7 +149,7 @@ class CudaRecorder:
     def __init__(self, device: torch.device) -> None:
         self.num_recorded = 0
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(device)
 
     def __call__(self, run: Run) -> Run:
         """Runs it before: kernels are compiled then, and libraries get their memory. And after, so

@@ -1,0 +1,239 @@
+"""Loads an architecture that only transformers knows, and sees whether it can be served.
+
+No list of architectures is kept. A forward pass with an attention that only looks says what each
+layer keeps in the KV cache, and a comparison with transformers' own attention, in one piece, says
+whether that is all that a sequence needs from step to step.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from kernels.paged_attention import prepare_attention
+from services.worker.backends.transformers_lm import ATTENTION, TransformersLM
+from services.worker.config.model_shape import ModelShape
+from services.worker.layers.context import ForwardContext, forward_context
+from services.worker.machine.kv_cache import KVCache
+from shared.errors import ConfigError
+
+log = logging.getLogger(__name__)
+transformers_logging.disable_progress_bar()
+transformers_logging.disable_default_handler()
+transformers_logging.enable_propagation()
+
+LOOKING_ATTENTION = "shoal-looks"
+OWN_ATTENTION = "eager"  # every architecture has it
+LAYER_TYPES = {"full_attention", "sliding_attention"}
+# Their frequencies depend on the longest sequence of a batch, once that is beyond these positions.
+LONG_ROPES = {"dynamic", "longrope"}
+CHECKED_TOKENS = 48
+BLOCK_SIZE = 16
+# The relative distance of logits that rounding explains; what is not kept makes more.
+MAX_DISTANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
+SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAttention:
+    """What one layer asks of attention."""
+
+    num_kv_heads: int
+    head_dim: int
+    window: int | None
+
+
+def load_transformers(
+    folder: Path, dtype: torch.dtype, max_model_len: int, is_dummy: bool
+) -> tuple[TransformersLM, ModelShape]:
+    """Returns the model on the CPU and its shape. Raises ConfigError with the reason where it does
+    not load, or needs what we do not keep."""
+    with _errors_as_config_errors():
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    text_config = config.get_text_config()
+    for problem in _unsupported(text_config, max_model_len):
+        raise ConfigError(f"model: {folder}: transformers cannot serve it: {problem}")
+    with _errors_as_config_errors():
+        model = _dummy(config, dtype) if is_dummy else _pretrained(folder, dtype)
+    model.eval().requires_grad_(requires_grad=False)
+    if not isinstance(getattr(model, model.base_model_prefix, None), nn.Module):
+        raise ConfigError(f"model: {type(model).__name__} has no part of its own below its head")
+    shape = _shape_of(model, text_config, _look(model, text_config))
+    texts = _random_texts(shape.vocab_size, min(CHECKED_TOKENS, max_model_len))
+    expected = torch.cat([_own_logits(model, ids) for ids in texts])
+    loaded = TransformersLM(model)
+    with _errors_as_config_errors():
+        computed = torch.cat(_logits_in_chunks(loaded, shape, dtype, texts))
+    distance = ((computed - expected).norm() / expected.norm()).item()
+    if not distance <= MAX_DISTANCE[dtype]:
+        raise ConfigError(
+            f"model: {type(model).__name__} keeps state that is not in the KV cache: its logits in"
+            f" chunks are {distance:.2g} away from those in one piece"
+        )
+    return loaded, shape
+
+
+@contextmanager
+def _errors_as_config_errors() -> Iterator[None]:
+    """transformers raises many kinds for what is wrong with a folder, or not for us."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"model: transformers cannot serve it: {error}") from error
+
+
+def _unsupported(config: Any, max_model_len: int) -> Iterator[str]:
+    if getattr(config, "quantization_config", None):
+        yield "quantized weights (quantization_config) are not supported"
+    if getattr(config, "is_encoder_decoder", False):
+        yield "encoder-decoder models are not supported"
+    unknown = set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES
+    if unknown:
+        yield f"layer_types {', '.join(sorted(unknown))}: their state is not in the KV cache"
+    rope = getattr(config, "rope_parameters", None) or {}
+    for values in (rope, *(each for each in rope.values() if isinstance(each, dict))):
+        kind = values.get("rope_type")
+        limit = values.get("original_max_position_embeddings") or config.max_position_embeddings
+        if kind in LONG_ROPES and max_model_len > limit:
+            yield (
+                f"rope type {kind!r} depends on the other requests beyond {limit} positions;"
+                f" max-model-len is {max_model_len}: lower it to {limit}"
+            )
+
+
+def _dummy(config: Any, dtype: torch.dtype) -> PreTrainedModel:
+    log.warning("load-format = dummy: the weights are random, the output is not meaningful")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation=ATTENTION, trust_remote_code=False
+        )
+    return model
+
+
+def _pretrained(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """Only whole checkpoints in safetensors."""
+    model: PreTrainedModel
+    info: dict[str, Any]
+    load: Any = AutoModelForCausalLM.from_pretrained  # its type does not know of the info
+    model, info = load(
+        folder,
+        dtype=dtype,
+        attn_implementation=ATTENTION,
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        output_loading_info=True,
+    )
+    if lacking := [*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])]:
+        raise ConfigError(f"the folder lacks tensors, or has others: {', '.join(sorted(lacking))}")
+    return model
+
+
+def _look(model: PreTrainedModel, config: Any) -> dict[int, LayerAttention]:
+    """Returns what each layer asks of attention, by its place. Raises ConfigError."""
+    layers: dict[int, LayerAttention] = {}
+
+    def attend(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
+    ) -> tuple[Tensor, None]:
+        if getattr(module, "is_causal", True) is False:
+            raise ConfigError("its tokens see the ones behind them")
+        head_dim = max(key.shape[-1], value.shape[-1])
+        window = options.get("sliding_window")
+        layers[module.layer_idx] = LayerAttention(key.shape[1], head_dim, window)
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
+
+    AttentionInterface.register(LOOKING_ATTENTION, attend)
+    name = type(model).__name__
+    with _errors_as_config_errors(), torch.inference_mode(), _attention(model, LOOKING_ATTENTION):
+        model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False)
+    if not layers:
+        raise ConfigError(f"model: {name} does not use transformers' attention interface")
+    for place, kind in enumerate(getattr(config, "layer_types", None) or ()):
+        if kind == "sliding_attention" and (place not in layers or layers[place].window is None):
+            raise ConfigError(f"model: {name}: layer {place} does not say how wide its window is")
+    return layers
+
+
+@contextmanager
+def _attention(model: PreTrainedModel, name: str) -> Iterator[None]:
+    model.set_attn_implementation(name)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(ATTENTION)
+
+
+def _shape_of(model: PreTrainedModel, config: Any, layers: dict[int, LayerAttention]) -> ModelShape:
+    """All layers of the cache are as large as the largest."""
+    widest = max(
+        parameter.shape[-2]
+        for parameter in model.parameters()
+        if parameter.ndim >= 2 and config.vocab_size not in parameter.shape
+    )
+    num_experts = getattr(config, "num_experts_per_tok", None) or 1
+    return ModelShape(
+        config.vocab_size,
+        config.hidden_size,
+        max(layers) + 1,
+        max(layer.num_kv_heads for layer in layers.values()),
+        max(layer.head_dim for layer in layers.values()),
+        8 * config.hidden_size + 4 * widest * (1 + num_experts),
+    )
+
+
+def _random_texts(vocab_size: int, length: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(SEED)
+    return [torch.randint(vocab_size, (length,), generator=generator) for _ in range(2)]
+
+
+@torch.inference_mode()
+def _own_logits(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    """[T] → [T, vocab_size], by transformers alone."""
+    with _errors_as_config_errors(), _attention(model, OWN_ATTENTION):
+        logits: Tensor = model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0]
+    return logits.float()
+
+
+@torch.inference_mode()
+def _logits_in_chunks(
+    model: TransformersLM, shape: ModelShape, dtype: torch.dtype, texts: list[Tensor]
+) -> list[Tensor]:
+    """Texts [T] → logits [T, vocab_size] of each, computed in the same steps, one of which has a
+    single token of the first text."""
+    device = texts[0].device
+    length = len(texts[0])
+    num_blocks = -(-length // BLOCK_SIZE)
+    cache = KVCache(
+        shape, shape.num_hidden_layers, len(texts) * num_blocks, BLOCK_SIZE, dtype, device
+    )
+    tables = np.arange(len(texts) * num_blocks).reshape(len(texts), num_blocks)
+    bounds = [[0, length // 3, length // 3 + 1, length], [0, length // 4, length // 2, length]]
+    logits: list[list[Tensor]] = [[] for _ in texts]
+    for step in range(3):
+        starts = np.array([each[step] for each in bounds])
+        ends = np.array([each[step + 1] for each in bounds])
+        positions = np.concatenate([np.arange(*pair) for pair in zip(starts, ends, strict=True)])
+        rows = np.repeat(np.arange(len(texts)), ends - starts)
+        slot_mapping = tables[rows, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+        attention = prepare_attention(ends - starts, ends, tables, BLOCK_SIZE, dtype, device)
+        context = ForwardContext(cache.layers, torch.from_numpy(slot_mapping), attention)
+        parts = zip(texts, starts, ends, strict=True)
+        ids = torch.cat([text[start:end] for text, start, end in parts])
+        with forward_context(context):
+            hidden = model(ids, torch.from_numpy(positions))
+        of_step = model.logits(hidden).split((ends - starts).tolist())
+        for text_logits, part in zip(logits, of_step, strict=True):
+            text_logits.append(part)
+    return [torch.cat(parts) for parts in logits]

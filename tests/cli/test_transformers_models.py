@@ -1,0 +1,84 @@
+"""Architectures that transformers computes, from the HTTP request to its layers and back."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from openai import AsyncOpenAI
+from transformers import AutoModelForCausalLM
+
+from shared.model_folder import EMBEDDED_MODEL
+from tests.cli.serving import Serving, serving
+from tests.services.worker.checkpoints import assert_greedy
+from tests.services.worker.foreign_checkpoints import FAMILIES, save_family
+
+VOCAB_SIZE = 8192  # of the tokenizer beside it
+NUM_TOKENS = 24
+ALWAYS = ("DeepseekV3ForCausalLM", "GptOssForCausalLM")
+
+
+def save_with_tokenizer(folder: Path, family: str) -> None:
+    save_family(folder, family, vocab_size=VOCAB_SIZE)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(EMBEDDED_MODEL / name, folder / name)
+
+
+def prompts_with_one_beginning() -> list[list[int]]:
+    """Eight, so long that not all fit in the KV cache at once."""
+    rng = np.random.default_rng(1)
+    beginning = rng.integers(8, VOCAB_SIZE, 20).tolist()
+    return [beginning + rng.integers(8, VOCAB_SIZE, num).tolist() for num in range(20, 60, 5)]
+
+
+async def text_of(client: AsyncOpenAI, prompt: list[int]) -> tuple[list[int], int]:
+    """The ids of a greedy text, and how many of the prompt's were cached."""
+    done = await client.completions.create(
+        model="any",
+        prompt=prompt,
+        max_tokens=NUM_TOKENS,
+        temperature=0,
+        extra_body={"return_token_ids": True, "ignore_eos": True},
+    )
+    assert done.usage
+    assert done.usage.prompt_tokens_details
+    return done.choices[0].token_ids, done.usage.prompt_tokens_details.cached_tokens or 0
+
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.slow) for name in FAMILIES],
+)
+async def test_greedy_texts_are_those_of_transformers(tmp_path: Path, family: str) -> None:
+    """Alone, then eight at once in chunks of 7 tokens, with a common beginning that is cached, in a
+    KV cache so small that some are preempted, and with drafts."""
+    folder = tmp_path / "model"
+    save_with_tokenizer(folder, family)
+    flags = [
+        *("--model", str(folder), "--served-model-name", "any", "--dtype", "float32"),
+        *("--max-model-len", "112", "--block-size", "4", "--num-gpu-blocks-override", "48"),
+        *("--max-num-batched-tokens", "15", "--max-num-seqs", "8"),
+        *("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}'),
+    ]
+    prompts = prompts_with_one_beginning()
+    async with serving(tmp_path / "mesh", *flags) as server:
+        await server.until_ready()
+        client = AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
+        alone, _ = await text_of(client, prompts[0])
+        together = await asyncio.gather(*(text_of(client, prompt) for prompt in prompts))
+        await check_what_happened(server, [num_cached for _, num_cached in together])
+    oracle = AutoModelForCausalLM.from_pretrained(folder).eval()
+    texts = [alone, *(ids for ids, _ in together)]
+    for prompt, ids in zip([prompts[0], *prompts], texts, strict=True):
+        assert len(ids) == NUM_TOKENS
+        assert_greedy(oracle, prompt, ids)
+
+
+async def check_what_happened(server: Serving, num_cached: list[int]) -> None:
+    """The texts took the paths that they were to take."""
+    assert max(num_cached) >= 20
+    values = await server.metrics("scheduler")
+    preemptions = [value for name, value in values.items() if "num_preemptions_total" in name]
+    assert sum(preemptions) > 0
+    assert any("transformers computes it" in line for line in server.lines)

@@ -1,0 +1,55 @@
+"""Tiny random checkpoints of architectures that only transformers knows."""
+
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import PreTrainedModel
+
+from tests.services.worker.checkpoints import save_model
+
+SLIDES = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"] * 2}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+SHARED_EXPERTS = {
+    **EXPERTS,
+    "n_routed_experts": 4,
+    "n_group": 2,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+}
+LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+}
+GRANITE = {
+    "logits_scaling": 2.0,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.5,
+    "attention_multiplier": 0.2,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Qwen3MoeForCausalLM": {"head_dim": 16, "num_experts": 4, **EXPERTS},
+    "DeepseekV3ForCausalLM": {**SHARED_EXPERTS, **LATENT},
+    "Glm4MoeForCausalLM": {"head_dim": 16, **SHARED_EXPERTS},
+    "Ernie4_5_MoeForCausalLM": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32},
+    "GptOssForCausalLM": {"head_dim": 16, "num_local_experts": 4, **EXPERTS, **SLIDES},
+    "Gemma2ForCausalLM": {"head_dim": 16, **SLIDES},
+    "Gemma3ForCausalLM": {"head_dim": 16, **SLIDES},
+    "Phi3ForCausalLM": {},
+    "Olmo2ForCausalLM": {},
+    "GraniteForCausalLM": GRANITE,
+    "Cohere2ForCausalLM": {"logit_scale": 0.25, **SLIDES},
+    "SmolLM3ForCausalLM": {"no_rope_layers": [1, 0, 1, 1]},
+    "Starcoder2ForCausalLM": {"sliding_window": 5},
+}
+
+
+def save_family(folder: Path, name: str, **changes: Any) -> None:
+    """Four layers, so that both kinds of a family are there twice."""
+    family: type[PreTrainedModel] = getattr(transformers, name)
+    save_model(folder, family, **({"num_hidden_layers": 4} | FAMILIES[name] | changes))

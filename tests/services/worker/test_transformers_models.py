@@ -1,0 +1,150 @@
+"""Architectures that transformers computes in our engine: its own texts, or a reason why not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    BertLMHeadModel,
+    FalconH1ForCausalLM,
+    JambaForCausalLM,
+    Lfm2ForCausalLM,
+    LlamaForCausalLM,
+    MambaForCausalLM,
+    PreTrainedModel,
+    Qwen3NextForCausalLM,
+    T5ForConditionalGeneration,
+)
+
+from benchmarks.harness.engines import make_engine
+from services.worker.startup import load_transformers
+from shared.errors import ConfigError
+from tests.services.worker.checkpoints import (
+    assert_greedy,
+    change_config,
+    random_prompts,
+    save_model,
+)
+from tests.services.worker.driver import Driver, Job
+from tests.services.worker.foreign_checkpoints import FAMILIES, save_family
+
+MOE = {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("family")
+    save_family(folder, request.param)
+    return folder
+
+
+def test_texts_are_those_of_transformers_whole_and_in_chunks(folder: Path) -> None:
+    oracle = AutoModelForCausalLM.from_pretrained(folder).eval()
+    prompts = [*random_prompts(6), random_prompts(3, seed=1)[2] * 3]
+    engine = make_engine(folder)
+    for chunk_sizes in ([1000], [7], [3, 7, 1, 5]):
+        texts = Driver(engine, chunk_sizes).run([Job(prompt) for prompt in prompts])
+        for prompt, text in zip(prompts, texts, strict=True):
+            assert_greedy(oracle, prompt, text)
+
+
+def test_the_same_weights_have_the_same_text_with_either_implementation(tmp_path: Path) -> None:
+    save_model(tmp_path, LlamaForCausalLM)
+    jobs = [Job(prompt) for prompt in random_prompts(6)]
+    ours, theirs = (
+        Driver(make_engine(tmp_path, model_impl=impl)).run([Job(job.prompt) for job in jobs])
+        for impl in ("shoal", "transformers")
+    )
+    assert ours == theirs
+
+
+def test_in_bfloat16_logits_are_compared_in_float32(tmp_path: Path) -> None:
+    save_family(tmp_path, "Gemma2ForCausalLM", tie_word_embeddings=True)
+    engine = make_engine(tmp_path, dtype="bfloat16")
+    model = engine._model
+    assert model.base.get_input_embeddings().weight.dtype == torch.bfloat16
+    hidden = model.base.get_input_embeddings().weight[:3]
+    logits = model.logits(hidden)
+    assert logits.dtype == torch.float32
+    assert not torch.equal(logits, logits.bfloat16().float())
+
+
+def test_random_weights_are_made_without_a_file(tmp_path: Path) -> None:
+    save_family(tmp_path, "Olmo2ForCausalLM")
+    for file in tmp_path.glob("*.safetensors*"):
+        file.unlink()
+    engines = [make_engine(tmp_path, load_format="dummy") for _ in range(2)]
+    first, second = (Driver(engine).run([Job([8, 9, 10])]) for engine in engines)
+    assert first == second
+    with pytest.raises(ConfigError, match=r"cannot serve it.*safetensors"):
+        make_engine(tmp_path)
+
+
+REFUSED: dict[str, tuple[type[PreTrainedModel], dict[str, Any], str]] = {
+    "linear attention": (Qwen3NextForCausalLM, MOE, "linear_attention"),
+    "hybrid": (FalconH1ForCausalLM, {}, "hybrid"),
+    "convolutions": (Lfm2ForCausalLM, {"layer_types": ["conv", "full_attention", "conv"]}, "conv"),
+    "state space and attention": (JambaForCausalLM, {}, "layer_types"),
+    "state space": (MambaForCausalLM, {"state_size": 4}, "linear_attention"),
+    "encoder": (BertLMHeadModel, {"is_decoder": False}, "see the ones behind them"),
+    "two halves": (T5ForConditionalGeneration, {"d_kv": 16, "d_ff": 64}, "encoder-decoder"),
+    "a rope that looks at the batch": (
+        LlamaForCausalLM,
+        {
+            "max_position_embeddings": 128,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "short_factor": [1.0] * 8,
+                "long_factor": [2.0] * 8,
+                "original_max_position_embeddings": 64,
+            },
+        },
+        "longrope.*max-model-len is 128: lower it to 64",
+    ),
+    "quantised weights": (
+        LlamaForCausalLM,
+        {"quantization_config": {"quant_method": "awq", "bits": 4}},
+        "quantization_config",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_keeps_other_state_is_refused_with_the_reason(tmp_path: Path, name: str) -> None:
+    family, changes, reason = REFUSED[name]
+    save_model(tmp_path, family, **changes)
+    with pytest.raises(ConfigError, match=reason):
+        make_engine(tmp_path, model_impl="transformers")
+
+
+def test_state_that_nobody_declares_is_found_by_comparing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model(tmp_path, Lfm2ForCausalLM, layer_types=["full_attention", "conv", "full_attention"])
+    kinds = load_transformers.LAYER_TYPES | {"conv"}
+    monkeypatch.setattr(load_transformers, "LAYER_TYPES", kinds)
+    with pytest.raises(ConfigError, match="state that is not in the KV cache"):
+        make_engine(tmp_path)
+
+
+def test_a_checkpoint_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
+    save_family(tmp_path, "Olmo2ForCausalLM")
+    change_config(tmp_path, num_hidden_layers=5)
+    with pytest.raises(ConfigError, match=r"lacks tensors.*layers\.4"):
+        make_engine(tmp_path)
+
+
+def test_an_architecture_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    save_model(tmp_path, LlamaForCausalLM)
+    change_config(tmp_path, architectures=["UnheardOf"], model_type="unheard-of")
+    with pytest.raises(ConfigError, match="unheard-of"):
+        make_engine(tmp_path)
+
+
+def test_ours_alone_refuses_what_only_transformers_knows(tmp_path: Path) -> None:
+    save_family(tmp_path, "Phi3ForCausalLM")
+    with pytest.raises(ConfigError, match="Phi3ForCausalLM is not supported; supported are Ernie"):
+        make_engine(tmp_path, model_impl="shoal")
