@@ -251,7 +251,8 @@ class SamplingParams(Row, frozen=True):
 
 class TextOptions(Row, frozen=True):
     """What the tokenizer does with the text. ``bad_words`` end up in SamplingParams, as ids.
-    ``has_marks``: Deltas say where the added tokens of the vocabulary are."""
+    ``has_marks``: Deltas say where the added tokens of the vocabulary are. Of a prompt of more
+    than ``max_prompt_tokens`` the last are kept, or the first if it ``keeps_prompt_start``."""
 
     stop: Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] = []
     bad_words: Annotated[list[StopString], Meta(max_length=MAX_BAD_WORDS)] = []
@@ -259,6 +260,8 @@ class TextOptions(Row, frozen=True):
     skips_special_tokens: bool = True
     adds_special_tokens: bool = True
     has_marks: bool = False
+    max_prompt_tokens: Int32 | None = None
+    keeps_prompt_start: bool = False
 
 
 class ChatOptions(Row, frozen=True):

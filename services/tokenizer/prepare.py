@@ -9,6 +9,7 @@ import numpy as np
 from services.tokenizer.open_choice import OpenChoice
 from services.tokenizer.text_model import NO_OPTIONS, TextModel
 from services.tokenizer.text_stream import TextStream
+from services.tokenizer.truncation import Truncation, truncation_of
 from shared.codec import Array
 from shared.errors import InvalidRequest
 from shared.messages import ChatOptions, OutputStart, PromptKind, SamplingParams, Submit
@@ -33,8 +34,8 @@ def prepare(
     """``resumed`` holds the ids of all choices, one after the other; ``max_tokens`` counts where
     the client sets no bound, as far as the context goes. Raises InvalidRequest."""
     _check_choices(model, submit, resumed)
-    adds_special_tokens = submit.text.adds_special_tokens
-    ids = encode(model, submit.kind, prompt, adds_special_tokens, submit.chat)
+    adds_special_tokens, truncation = submit.text.adds_special_tokens, truncation_of(submit.text)
+    ids = encode(model, submit.kind, prompt, adds_special_tokens, submit.chat, truncation)
     # A chat that is submitted again comes as ids, with its options.
     output_start = model.output_start(ids, submit.chat)
     params = submit.params
@@ -90,16 +91,18 @@ def encode(
     prompt: Array,
     adds_special_tokens: bool,
     chat: ChatOptions | None = None,
+    truncation: Truncation | None = None,
 ) -> Array:
     """The ids of a prompt: [prompt_len] int32, at least one. Raises InvalidRequest."""
     _check_dtype(kind, prompt)
     match kind:
         case "ids":
-            ids = prompt
+            ids = truncation.cut(prompt) if truncation is not None else prompt
         case "text":
-            ids = model.encode(_text(prompt), adds_special_tokens)
+            ids = model.encode(_text(prompt), adds_special_tokens, truncation)
         case "chat":
-            ids = model.encode_chat(_messages(prompt), chat or NO_OPTIONS, adds_special_tokens)
+            messages, options = _messages(prompt), chat or NO_OPTIONS
+            ids = model.encode_chat(messages, options, adds_special_tokens, truncation)
     if len(ids) == 0:
         raise InvalidRequest("the prompt has no tokens", param="prompt")
     model.check_ids(ids)

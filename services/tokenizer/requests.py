@@ -163,7 +163,8 @@ class Requests:
         if self._open.get(submit.request, submit.attempt) is not None:
             raise InternalError(f"there is a request {submit.request} already")
         self._check_room()
-        self._text.check_size(submit.kind, prompt)
+        is_cut = submit.text.max_prompt_tokens is not None
+        self._text.check_size(submit.kind, prompt, is_cut)
 
     def _check_room(self) -> None:
         if len(self) >= self._max_open:

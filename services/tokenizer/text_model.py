@@ -14,6 +14,7 @@ from services.tokenizer.chat.template import TooMuchText
 from services.tokenizer.chat.template_files import read_json, read_special_tokens, read_templates
 from services.tokenizer.chat.templates import ChatTemplates
 from services.tokenizer.output_formats import AUTO, PromptEnd, find_formats
+from services.tokenizer.truncation import Truncation
 from services.tokenizer.vocabulary import SPACE, partial_ids, token_bytes
 from shared.codec import Array
 from shared.errors import ConfigError, InvalidRequest
@@ -80,18 +81,21 @@ class TextModel:
         special_ids = [token_id for token_id, each in added.items() if each.special]
         self._prompt_end = PromptEnd(self.reasoning, self.added_ids, special_ids, self.decode_many)
 
-    def encode(self, text: str, adds_special_tokens: bool = True) -> np.ndarray:
+    def encode(
+        self, text: str, adds_special_tokens: bool = True, truncation: Truncation | None = None
+    ) -> np.ndarray:
         """Ids of a plain prompt, with the special tokens the model's tokenizer adds: [n] int32."""
-        return self._encode(text, adds_special_tokens)
+        return self._encode(text, adds_special_tokens, truncation)
 
     def encode_chat(
         self,
         messages: list[dict[str, Any]],
         options: ChatOptions = NO_OPTIONS,
         adds_special_tokens: bool = False,
+        truncation: Truncation | None = None,
     ) -> np.ndarray:
         """Ids of a conversation; templates mostly write the special tokens: [n] int32."""
-        return self._encode(self.render(messages, options), adds_special_tokens)
+        return self._encode(self.render(messages, options), adds_special_tokens, truncation)
 
     def render(self, messages: list[dict[str, Any]], options: ChatOptions = NO_OPTIONS) -> str:
         """A conversation as the text that the model reads."""
@@ -120,12 +124,12 @@ class TextModel:
         # A tokenizer may know more ids than the model can write.
         return [list(ids) for ids in distinct if max(ids) < self.vocab_size]
 
-    def check_size(self, kind: PromptKind, prompt: Array) -> None:
+    def check_size(self, kind: PromptKind, prompt: Array, is_cut: bool = False) -> None:
         """Raises InvalidRequest for a prompt that is too long whatever is in it. A chat is never
-        refused here: its template may leave out most of it."""
+        refused here: its template may leave out most of it. Nor are ids that will be cut."""
         if kind == "text":
             self._check_num_chars(prompt.nbytes // MAX_CHAR_BYTES)
-        elif kind == "ids" and len(prompt) > self.max_model_len:
+        elif kind == "ids" and not is_cut and len(prompt) > self.max_model_len:
             raise self._too_long(f"has {len(prompt)}")
 
     def check_ids(self, ids: np.ndarray) -> None:
@@ -149,11 +153,14 @@ class TextModel:
         """As in tokenizer.json."""
         return str(self._tokenizer.to_str())
 
-    def _encode(self, text: str, adds_special_tokens: bool) -> np.ndarray:
+    def _encode(
+        self, text: str, adds_special_tokens: bool, truncation: Truncation | None
+    ) -> np.ndarray:
         self._check_num_chars(len(text))
         # Batches are encoded and decoded without the GIL, single texts are not.
         (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=adds_special_tokens)
-        return np.array(encoding.ids, np.int32)
+        ids = encoding.ids if truncation is None else truncation.cut_encoding(encoding)
+        return np.array(ids, np.int32)
 
     def decode(self, ids: Sequence[int], skips_special_tokens: bool = True) -> str:
         """Decodes a few ids; it holds the GIL meanwhile."""

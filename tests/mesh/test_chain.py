@@ -60,6 +60,32 @@ async def test_chat_and_completions_bring_what_the_worker_wrote(tmp_path: Path):
         await mesh.until_idle()
 
 
+async def test_a_prompt_of_any_kind_is_cut_to_its_last_tokens(tmp_path: Path):
+    """What is echoed, counted and returned is what was computed."""
+    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
+        text = TEXT * 3
+        ids = mesh.services["tokenizer"]._text.encode(text).tolist()
+        for prompt in (text, ids, ids * 40):
+            extra: Any = {"truncate_prompt_tokens": 9, "return_token_ids": True}
+            done = await client.completions.create(
+                model="shoal-tiny", prompt=prompt, max_tokens=2, echo=True, extra_body=extra
+            )
+            (choice,) = done.choices
+            assert choice.model_extra["prompt_token_ids"] == ids[-9:]
+            assert done.usage.prompt_tokens == 9
+            tail = mesh.services["tokenizer"]._text.decode(ids[-9:])
+            assert choice.text.startswith(tail)
+        chat = await client.chat.completions.create(
+            model="shoal-tiny", messages=MESSAGES * 60, max_tokens=2000,
+            extra_body={"truncate_prompt_tokens": -1},
+        )  # fmt: skip
+        assert chat.usage
+        assert chat.usage.prompt_tokens == 2048 - 2000
+        with pytest.raises(openai.BadRequestError, match="expected -1, or 1 to 2046"):
+            await complete(client, 2, extra_body={"truncate_prompt_tokens": 2047})
+        await mesh.until_idle()
+
+
 async def test_a_stream_joined_is_the_whole_text(tmp_path: Path):
     async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
         whole = (await complete(client, 60)).choices[0].text

@@ -137,7 +137,8 @@ class Completions:
     ) -> web.StreamResponse:
         has_logprobs = job.params.logprobs is not None or job.has_prompt_logprobs
         spelling = self._mesh.tokens.spelling(job.names_by_id) if has_logprobs else None
-        echoes = await self._echoes(job.prompts) if job.echoes else []
+        is_cut = job.text.max_prompt_tokens is not None
+        echoes = await self._echoes(job.prompts) if job.echoes and not is_cut else []
         if job.first_text and job.parsing is None:
             echoes = [job.first_text]
         public_id = request_id(request)
@@ -151,6 +152,8 @@ class Completions:
             self._keep_ids(job, prompt_ids, reservation)
             param = "logprobs" if job.num_prompt_logprobs is None else "prompt_logprobs"
             self._hold(reservation, prompt_bytes(job, model, prompt_ids), param)
+            if job.echoes and is_cut:
+                echoes = await self._echoes(job.prompts)
             meter.accept()
             reply = Reply(endpoint.format, head, job, spelling, echoes, prompt_ids)
             parser = self._output_parser(job.parsing, collector, mesh_id)

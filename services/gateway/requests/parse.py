@@ -47,7 +47,7 @@ def parse_chat(body: Body, model: ModelInfo, limits: Limits) -> Job:
     logprobs = num_logprobs(_top_logprobs(request), "top_logprobs", limits.max_logprobs, model)
     tools = requested_tools(request, model)
     parsing = _parsing(request, tools, model)
-    options = text_options(request, adds_special_tokens=False, has_marks=parsing is not None)
+    options = text_options(request, model, adds_special_tokens=False, has_marks=parsing is not None)
     job = _job(request, prompts, model, limits, logprobs, options)
     if tools.is_legacy:
         names |= {"tools": "functions", "tool_choice": "function_call"}
@@ -64,9 +64,10 @@ def parse_chat(body: Body, model: ModelInfo, limits: Limits) -> Job:
 def parse_completion(body: Body, model: ModelInfo, limits: Limits) -> Job:
     """A body of ``/v1/completions``."""
     request = check(decode(body), CompletionRequest, unsupported.COMPLETION)
-    prompts = completion_prompts(request.prompt, model, limits.max_choices)
+    is_cut = request.truncate_prompt_tokens is not None
+    prompts = completion_prompts(request.prompt, model, limits.max_choices, is_cut)
     logprobs = num_logprobs(request.logprobs, "logprobs", limits.max_logprobs, model)
-    options = text_options(request, adds_special_tokens=True)
+    options = text_options(request, model, adds_special_tokens=True)
     job = _job(request, prompts, model, limits, logprobs, options)
     return _echoing(job) if request.echo else job
 

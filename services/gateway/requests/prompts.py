@@ -29,12 +29,15 @@ def chat_prompt(messages: Raw) -> Prompt:
     return Prompt("chat", _bytes(b"[%b]" % b",".join(encoded)))
 
 
-def completion_prompts(raw: Raw, model: ModelInfo, max_prompts: int) -> list[Prompt]:
-    """Reads a text, a list of ids, or a list of several of either kind."""
+def completion_prompts(
+    raw: Raw, model: ModelInfo, max_prompts: int, is_cut: bool = False
+) -> list[Prompt]:
+    """Reads a text, a list of ids, or a list of several of either kind. Ids may be more than the
+    context holds if the prompt ``is_cut``."""
     if _TEXT.match(raw):
         return [text_prompt(raw)]
     if _IDS.match(raw):
-        return [ids_prompt(raw, model, "prompt")]
+        return [ids_prompt(raw, model, "prompt", is_cut)]
     kinds: list[type] = []
 
     def take(number: int, value: Any) -> Prompt:
@@ -45,7 +48,7 @@ def completion_prompts(raw: Raw, model: ModelInfo, max_prompts: int) -> list[Pro
                 f"{param} is {show(value)}; expected a text, or a list of ids, as all others are",
                 param=param,
             )
-        return _text(value, param) if kinds[0] is str else _ids(value, model, param)
+        return _text(value, param) if kinds[0] is str else _ids(value, model, param, is_cut)
 
     return items(raw, "prompt", max_prompts, take, "max-choices = ")
 
@@ -58,9 +61,9 @@ def text_prompt(raw: Raw) -> Prompt:
         raise violation(error, "prompt", plain(raw)) from None
 
 
-def ids_prompt(raw: Raw, model: ModelInfo, param: str) -> Prompt:
+def ids_prompt(raw: Raw, model: ModelInfo, param: str, is_cut: bool = False) -> Prompt:
     """``param`` is where they come from."""
-    return Prompt("ids", read_ids(raw, model, param))
+    return Prompt("ids", read_ids(raw, model, param, is_cut))
 
 
 def _text(text: str, param: str) -> Prompt:
@@ -69,10 +72,11 @@ def _text(text: str, param: str) -> Prompt:
     return Prompt("text", _bytes(text.encode()))
 
 
-def _ids(values: list[Any], model: ModelInfo, param: str) -> Prompt:
+def _ids(values: list[Any], model: ModelInfo, param: str, is_cut: bool) -> Prompt:
     if not values:
         raise InvalidRequest(f"{param} is []; expected array of length >= 1", param=param)
-    check_length(len(values), model, param)
+    if not is_cut:
+        check_length(len(values), model, param)
     try:
         ids = msgspec.convert(values, list[TokenId])
     except msgspec.ValidationError as error:

@@ -12,6 +12,7 @@ from shared.messages import ALL_TOKENS, ModelInfo, SamplingParams, TextOptions
 
 MAX_BIAS = 100
 NO_SEED = -1
+ALL_THAT_FIT = -1  # as truncate_prompt_tokens
 
 _ID = re.compile("0|[1-9][0-9]{0,9}")
 
@@ -58,9 +59,12 @@ def client_seed(request: GenerationRequest) -> int | None:
 
 
 def text_options(
-    request: GenerationRequest, adds_special_tokens: bool, has_marks: bool = False
+    request: GenerationRequest,
+    model: ModelInfo,
+    adds_special_tokens: bool,
+    has_marks: bool = False,
 ) -> TextOptions:
-    """``adds_special_tokens`` is the default where the request sets none."""
+    """``adds_special_tokens`` is the default where the request sets none. Raises InvalidRequest."""
     return TextOptions(
         stop=[request.stop] if isinstance(request.stop, str) else request.stop or [],
         bad_words=request.bad_words or [],
@@ -68,6 +72,25 @@ def text_options(
         skips_special_tokens=_or(request.skip_special_tokens, True),
         adds_special_tokens=_or(request.add_special_tokens, adds_special_tokens),
         has_marks=has_marks,
+        max_prompt_tokens=_max_prompt_tokens(request, model),
+        keeps_prompt_start=request.truncation_side == "right",
+    )
+
+
+def _max_prompt_tokens(request: GenerationRequest, model: ModelInfo) -> int | None:
+    """None: a prompt is not cut. Raises InvalidRequest for more than leave room for the text."""
+    asked = request.truncate_prompt_tokens
+    max_tokens = _or(request.max_tokens, 1)
+    limit = model.max_model_len - max_tokens
+    if asked is None or 1 <= asked <= limit:
+        return asked
+    if asked == ALL_THAT_FIT and limit > 0:
+        return limit
+    expected = f"-1, or 1 to {limit}" if limit > 0 else "null"
+    raise InvalidRequest(
+        f"truncate_prompt_tokens is {asked}; expected {expected}: the context holds"
+        f" {model.max_model_len} tokens (max-model-len), and max_tokens is {max_tokens}",
+        param="truncate_prompt_tokens",
     )
 
 

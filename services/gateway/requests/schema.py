@@ -94,6 +94,8 @@ class GenerationRequest(FormatFields, kw_only=True):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
     prompt_logprobs: NumLogprobs | None = None
     include_draft_logprobs: bool | None = None
     priority: Priority | None = None

@@ -21,14 +21,16 @@ _PIECE = msgspec.json.Decoder(list[TokenId])
 
 
 @json_errors()
-def read_ids(raw: Raw, model: ModelInfo, param: str) -> Array:
+def read_ids(raw: Raw, model: ModelInfo, param: str, is_cut: bool = False) -> Array:
     """[n] int32 of the list that ``param`` is. Raises InvalidRequest for more than the context
-    holds, which are counted first, and for what is no id of the model."""
+    holds, which are counted first, unless it ``is_cut`` later, and for what is no id of the
+    model."""
     if bytes(memoryview(raw)[:1]) != b"[":
         raise InvalidRequest(f"{param} is {show(plain(raw))}; expected a list of ids", param=param)
     text = memoryview(raw)[1:-1]
     num = sum(piece.count(b",") + 1 for piece in _pieces(text))
-    check_length(num, model, param)
+    if not is_cut:
+        check_length(num, model, param)
     ids, num_read = np.empty(num, np.int32), 0
     try:
         for piece in _pieces(text):

@@ -42,8 +42,6 @@ _COMMON: Neutral = {
     "spaces_between_special_tokens": (True,),
     "stop_regex": ([],),
     "stream_interval": (1,),
-    "truncate_prompt_tokens": (),
-    "truncation_side": (),
     "use_beam_search": (False,),
     "vllm_xargs": ({},),
 }
@@ -76,7 +74,12 @@ COMPLETION: Neutral = _COMMON | {
     "tools": ([],),
 }
 
-TOKENIZE: Neutral = {"functions": ([],), "mm_processor_kwargs": ({},)}
+TOKENIZE: Neutral = {
+    "functions": ([],),
+    "mm_processor_kwargs": ({},),
+    "truncate_prompt_tokens": (),
+    "truncation_side": (),
+}
 
 REASONS = {
     "best_of": "choices are not ranked here; n gives all of them",

@@ -65,6 +65,55 @@ def test_text_options_are_as_the_client_asks(
     assert completion(**{name: value}).text == TextOptions(**options)
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"truncate_prompt_tokens": 7}, TextOptions(max_prompt_tokens=7)),
+        ({"truncate_prompt_tokens": -1}, TextOptions(max_prompt_tokens=MODEL.max_model_len - 1)),
+        (
+            {"truncate_prompt_tokens": -1, "max_tokens": 4},
+            TextOptions(max_prompt_tokens=MODEL.max_model_len - 4),
+        ),
+        (
+            {"truncate_prompt_tokens": 7, "truncation_side": "right"},
+            TextOptions(max_prompt_tokens=7, keeps_prompt_start=True),
+        ),
+    ],
+)
+def test_a_prompt_is_cut_to_as_many_tokens_as_the_client_says_or_as_fit(
+    fields: dict[str, Any], expected: TextOptions
+) -> None:
+    assert completion(**fields).text == expected
+    unmarked = msgspec.structs.replace(expected, adds_special_tokens=False)
+    assert chat(**fields).text == unmarked
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"truncate_prompt_tokens": 0}, r"is 0; expected -1, or 1 to 63: .* 64 tokens"),
+        ({"truncate_prompt_tokens": 64}, r"is 64; expected -1, or 1 to 63: .* max_tokens is 1"),
+        ({"truncate_prompt_tokens": 61, "max_tokens": 4}, "is 61; expected -1, or 1 to 60"),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 64}, "is -1; expected null"),
+        ({"truncate_prompt_tokens": -2}, "is -2; expected int >= -1"),
+    ],
+)
+def test_a_prompt_is_not_cut_to_what_leaves_no_room(fields: dict[str, Any], message: str) -> None:
+    for parse in (completion, chat):
+        with pytest.raises(InvalidRequest, match=message) as error:
+            parse(**fields)
+        assert error.value.param == "truncate_prompt_tokens"
+
+
+def test_ids_that_will_be_cut_may_be_more_than_the_context_holds() -> None:
+    ids = list(range(MODEL.max_model_len + 1))
+    for prompt in (ids, [ids]):
+        job = completion(prompt=prompt, truncate_prompt_tokens=-1)
+        assert job.prompts[0].data.tolist() == ids
+        with pytest.raises(InvalidRequest, match="max-model-len = 64"):
+            completion(prompt=prompt)
+
+
 def test_a_chat_template_writes_the_special_tokens_unless_the_request_sets_otherwise() -> None:
     assert not chat().text.adds_special_tokens
     assert chat(add_special_tokens=True).text.adds_special_tokens

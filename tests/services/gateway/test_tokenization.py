@@ -98,6 +98,7 @@ async def test_ids_have_a_text(http: aiohttp.ClientSession) -> None:
         ("/tokenize", {"prompt": "a", "model": "cat"}, "model"),
         ("/tokenize", {"messages": MESSAGES, "tools": [{}]}, "tools[0].function"),
         ("/tokenize", {"prompt": "a", "chat_template_kwargs": {"x": 1}}, "prompt"),
+        ("/tokenize", {"prompt": "a", "truncate_prompt_tokens": 3}, "truncate_prompt_tokens"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
         ("/detokenize", {"tokens": [1, MODEL.vocab_size]}, "tokens[1]"),

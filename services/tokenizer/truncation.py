@@ -1,0 +1,38 @@
+"""Prompts that their clients let us cut."""
+
+from dataclasses import dataclass
+
+from tokenizers import Encoding
+
+from shared.codec import Array
+from shared.messages import TextOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """A prompt keeps its last ``num_ids``, or its first ones if it ``keeps_start``."""
+
+    num_ids: int
+    keeps_start: bool = False
+
+    def cut(self, ids: Array) -> Array:
+        if len(ids) <= self.num_ids:
+            return ids
+        return ids[: self.num_ids] if self.keeps_start else ids[len(ids) - self.num_ids :]
+
+    def cut_encoding(self, encoding: Encoding) -> list[int]:
+        """The ids of a text; the special tokens that the tokenizer puts around it stay."""
+        ids, added = encoding.ids, encoding.special_tokens_mask
+        begin = added.index(0) if 0 in added else len(ids)
+        end = len(ids) - (added[::-1].index(0) if 0 in added else 0)
+        room = max(self.num_ids - begin - (len(ids) - end), 0)
+        text = ids[begin:end]
+        kept = text[:room] if self.keeps_start else text[max(len(text) - room, 0) :]
+        return [*ids[:begin], *kept, *ids[end:]][: self.num_ids]
+
+
+def truncation_of(options: TextOptions) -> Truncation | None:
+    """None: the prompt stays as it is."""
+    if options.max_prompt_tokens is None:
+        return None
+    return Truncation(options.max_prompt_tokens, options.keeps_prompt_start)
