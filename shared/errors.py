@@ -25,6 +25,10 @@ TOO_MANY_REPLAYS = "too_many_replays"
 QUARANTINED = "quarantined"
 DEADLY = {WORKER_DIED, TOO_MANY_REPLAYS, QUARANTINED}
 
+# Codes of what a worker finds out of a request.
+NO_TOKEN_ALLOWED = "no_token_allowed"
+GRAMMAR_TOO_COMPLEX = "grammar_too_complex"
+
 
 class ShoalError(Exception):
     """Base of everything Shoal raises on purpose."""

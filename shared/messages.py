@@ -609,7 +609,8 @@ class Deltas(Row, tag=22, frozen=True):
 
 
 class ResultRow(Row, frozen=True):
-    """What one slot emitted in a step; rows are ordered by route. ``error`` fails the request.
+    """What one slot emitted in a step; rows are ordered by route. ``error`` fails the request, for
+    what the client asks if there is a ``code`` for it, else for what is wrong here.
 
     A slot may have several rows: of its prompt, of its drafts, then of its output.
     """
@@ -620,6 +621,7 @@ class ResultRow(Row, frozen=True):
     run: TokenRun
     finish: FinishReason | None = None
     error: Reason | None = None
+    code: Name = ""
 
 
 class StepResult(Row, tag=23, frozen=True):

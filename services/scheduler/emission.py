@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from services.scheduler.sequence import Sequence
 from services.scheduler.worker_state import WorkerState
-from shared.errors import InternalError
+from shared.errors import InternalError, InvalidRequest, RequestError
 from shared.messages import ResultRow, RunKind, StepResult
 from shared.token_arrays import bytes_of
 
@@ -28,8 +28,15 @@ class Emission:
         return self.row.run.kind == RunKind.OUTPUT
 
     @property
+    def error(self) -> RequestError | None:
+        row = self.row
+        if row.error is None:
+            return None
+        return InvalidRequest(row.error, code=row.code) if row.code else InternalError(row.error)
+
+    @property
     def end_reason(self) -> str:
-        return self.row.finish or InternalError.code
+        return self.row.finish or self.row.code or InternalError.code
 
 
 def apply_result(worker: WorkerState, result: StepResult, ids: list[int]) -> list[Emission]:

@@ -239,7 +239,7 @@ class Scheduler:
         for emission in emissions:
             if emission.ends or emission.has_output:
                 worker.index_blocks(emission.sequence, emission.ends)
-            if emission.row.error is not None:
+            if isinstance(emission.error, InternalError):
                 worker.pool.uncache(emission.sequence.allocated.blocks)
             if emission.ends:
                 worker.remove(emission.sequence)

@@ -29,7 +29,6 @@ from shared.config.scheduler import SchedulerConfig
 from shared.errors import (
     RETRY_AFTER_S,
     WORKER_DIED,
-    InternalError,
     RequestError,
     Unavailable,
 )
@@ -223,8 +222,8 @@ class SchedulerService:
         tokens, arrays = tokens_of(emissions, layout)
         self._routes[route].send(tokens, *arrays)
         for emission in emissions:
-            if emission.row.error is not None:
-                self._fail(emission.sequence, InternalError(emission.row.error))
+            if emission.error is not None:
+                self._fail(emission.sequence, emission.error)
 
     def _fail(self, sequence: Sequence, error: RequestError) -> None:
         peer = self._routes.get(sequence.route)

@@ -71,7 +71,9 @@ async def test_a_prompt_of_any_kind_is_cut_to_its_last_tokens(tmp_path: Path):
                 model="shoal-tiny", prompt=prompt, max_tokens=2, echo=True, extra_body=extra
             )
             (choice,) = done.choices
+            assert choice.model_extra
             assert choice.model_extra["prompt_token_ids"] == ids[-9:]
+            assert done.usage
             assert done.usage.prompt_tokens == 9
             tail = mesh.services["tokenizer"]._text.decode(ids[-9:])
             assert choice.text.startswith(tail)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import openai
 import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
@@ -71,6 +72,27 @@ async def streamed(client: AsyncOpenAI, **more: Any) -> tuple[list[dict[str, str
                 call["name"] += part.function.name or ""
                 call["arguments"] += part.function.arguments or ""
     return calls, content, reason
+
+
+@pytest.mark.parametrize("fields", [{}, {"n": 3}, {"prompt_logprobs": 0}])
+async def test_a_request_that_forbids_every_token_is_its_clients_and_harms_no_other(
+    client: AsyncOpenAI, fields: dict[str, Any]
+):
+    """A choice of one letter of which no token may come, as a reply and as a stream."""
+    others = [asyncio.create_task(streamed(client, tool_choice="none")) for _ in range(2)]
+    extra: Any = {"structured_outputs": {"choice": ["fish"]}, "allowed_token_ids": [3]} | fields
+    with pytest.raises(openai.BadRequestError, match="forbids every token") as error:
+        await ask(client, tools=openai.omit, extra_body=extra)
+    assert error.value.code == "no_token_allowed"
+    if "prompt_logprobs" not in fields:
+        stream = await ask(client, tools=openai.omit, extra_body=extra, stream=True)
+        with pytest.raises(openai.APIError, match="forbids every token") as failed:
+            async for _ in stream:
+                pass
+        assert failed.value.code == "no_token_allowed"
+    (first, second) = await asyncio.gather(*others)
+    assert first == second
+    assert first[2] in ("stop", "length")
 
 
 async def test_required_calls_are_valid_and_a_stream_of_them_is_the_same(client: AsyncOpenAI):

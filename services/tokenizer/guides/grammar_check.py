@@ -15,7 +15,7 @@ import msgspec
 from services.tokenizer.guides.causes import Part, cause
 from services.tokenizer.guides.child import LENGTH, Question, Verdict, Vocabulary
 from services.tokenizer.guides.limits import invalid
-from shared.errors import RETRY_AFTER_S, Overloaded, Unavailable
+from shared.errors import GRAMMAR_TOO_COMPLEX, RETRY_AFTER_S, Overloaded, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class GrammarCheck:
         error = cause(found.verdict.error, bool(found.part))
         if found.verdict.kind == "complex":
             raise invalid(
-                param, f"the grammar is too complex: {error or SLOW}", "grammar_too_complex"
+                param, f"the grammar is too complex: {error or SLOW}", GRAMMAR_TOO_COMPLEX
             )
         if found.part:
             raise invalid(found.part, f"it cannot be held: {error}")

@@ -10,11 +10,13 @@ from services.worker.guides.grammars import Compiled, GrammarError, NotCompiled,
 
 
 class AnswerMatcher:
-    """Is a function of the grammar and of ``ids``. ``error`` is why the answer cannot go on."""
+    """Is a function of the grammar and of ``ids``. ``error`` is why the answer cannot go on, and
+    ``is_too_complex`` that its grammar is to blame."""
 
     def __init__(self, compiled: Compiled, vocab_size: int) -> None:
         self.ids: list[int] = []
         self.error: str | None = None
+        self.is_too_complex = False
         self._compiled = compiled
         is_id = np.arange(-(-vocab_size // 32) * 32) < vocab_size
         self._ids_mask = np.packbits(is_id, bitorder="little").view(np.int32)
@@ -83,4 +85,5 @@ class AnswerMatcher:
             self._matcher = None
         else:
             self.error = f"its grammar is too complex: {first_line(matcher.get_error())}"
+            self.is_too_complex = True
         return np.zeros_like(self._ids_mask)

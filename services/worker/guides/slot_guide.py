@@ -43,6 +43,11 @@ class SlotGuide:
         return None if self._answer is None else self._answer.error
 
     @property
+    def is_too_complex(self) -> bool:
+        """Whether that is what is wrong with its grammar."""
+        return self._answer is not None and self._answer.is_too_complex
+
+    @property
     def awaited(self) -> Future[Start] | None:
         """The compilation that the next token waits for."""
         if self._compiled is None or self._compiled.future.done():

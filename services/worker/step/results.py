@@ -5,9 +5,11 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from kernels.sample import NOT_FINITE, NOTHING_LEFT
+from services.worker.guides.slot_guide import SlotGuide
 from services.worker.slots.table import SlotTable
 from services.worker.step.logprobs import StepLogprobs
 from services.worker.step.verify import AcceptOutcome
+from shared.errors import GRAMMAR_TOO_COMPLEX, NO_TOKEN_ALLOWED
 from shared.messages import NO_TOKENS, FinishReason, ResultRow, RunKind, TokenRun
 from shared.token_arrays import Layout, TokenArrays, join
 
@@ -82,15 +84,21 @@ def _row(
     """Returns the row of a slot whose first token is number ``start`` of all emitted ones."""
     request, attempt = table.requests[slot]
     if error:
-        guide = table.guide_of(slot)
-        why = None if guide is None else guide.error
-        return ResultRow(slot, request, attempt, NO_TOKENS, error=why or ERRORS[error])
+        why, code = _why(table.guide_of(slot), error)
+        return ResultRow(slot, request, attempt, NO_TOKENS, error=why, code=code)
     finish: FinishReason | None = "stop" if stops else "length" if fills else None
     num_values, num_top_ids = logprobs.widths(start)
     run = TokenRun(
         num_emitted, num_values, num_top_ids, num_drafts=num_drafts, num_accepted=num_accepted
     )
     return ResultRow(slot, request, attempt, run, finish)
+
+
+def _why(guide: SlotGuide | None, error: int) -> tuple[str, str]:
+    """What to say of ``error``, and the code of what is the client's to mend."""
+    if guide is not None and guide.error is not None:
+        return guide.error, GRAMMAR_TOO_COMPLEX if guide.is_too_complex else ""
+    return ERRORS[error], NO_TOKEN_ALLOWED if error == NOTHING_LEFT else ""
 
 
 def draft_rows(table: SlotTable, computed: ComputedRows, outcome: AcceptOutcome) -> list[RowPart]:

@@ -153,6 +153,7 @@ def test_a_sequence_that_forbids_every_token_fails_and_no_other(engine: HostEngi
     fine = Job([5, 6], PARAMS)
     Driver(engine).run([failing, fine])
     assert "forbids every token" in failing.end.error
+    assert failing.end.code == "no_token_allowed"
     assert fine.end.finish == "length"
 
 

@@ -248,6 +248,7 @@ def test_what_cannot_go_on_says_why_and_hides_every_id(
         return
     assert allowed(mask) == []
     assert error in slot_guide.error
+    assert slot_guide.is_too_complex == (error == "too complex")
     assert "\n" not in slot_guide.error
 
 
