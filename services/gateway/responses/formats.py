@@ -55,8 +55,9 @@ class Format(Protocol):
     chunk_object: str
     prompt_on_top: bool
 
-    def opening(self, index: int) -> Choice | None:
-        """The choice of a chunk before the first text, if there is one."""
+    def opening(self, index: int, content: str | None = "") -> Choice | None:
+        """The choice of a chunk before the first text, if there is one; ``content`` None: what
+        comes first is no text."""
 
     def chunk(self, output: Output) -> Choice: ...
 
@@ -70,8 +71,8 @@ class ChatFormat:
     chunk_object = "chat.completion.chunk"
     prompt_on_top = True
 
-    def opening(self, index: int) -> Choice | None:
-        return ChunkChoice(index, ChatDelta(role="assistant", content=""))
+    def opening(self, index: int, content: str | None = "") -> Choice | None:
+        return ChunkChoice(index, ChatDelta(role="assistant", content=content))
 
     def chunk(self, output: Output) -> Choice:
         return ChunkChoice(
@@ -103,7 +104,7 @@ class TextFormat:
     object = chunk_object = "text_completion"
     prompt_on_top = False
 
-    def opening(self, index: int) -> Choice | None:
+    def opening(self, index: int, content: str | None = "") -> Choice | None:
         return None
 
     def chunk(self, output: Output) -> Choice:

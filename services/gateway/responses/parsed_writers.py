@@ -92,7 +92,9 @@ class ParsedEventWriter(EventWriter):
                 self._tally.add_reasoning(choice.num_reasoning_tokens)
             deltas.append(ChatDelta())
         if deltas and update.index in self._unbegun:
-            yield from self._begin_choice(update.index)
+            # Clients begin a text of their own with any content, be it empty.
+            is_call = deltas[0].tool_calls or deltas[0].function_call
+            yield from self._begin_choice(update.index, None if is_call else "")
         finish_reason = choice.finish_reason(update)
         for number, delta in enumerate(deltas, 1 - len(deltas)):
             end = update.finished if number == 0 else None

@@ -151,9 +151,9 @@ class EventWriter:
         if update.finished is not None:
             yield from self._end_choice()
 
-    def _begin_choice(self, index: int) -> Iterator[bytes]:
+    def _begin_choice(self, index: int, content: str | None = "") -> Iterator[bytes]:
         self._unbegun.discard(index)
-        if opening := self._reply.format.opening(index):
+        if opening := self._reply.format.opening(index, content):
             yield from self._event([opening], self._reply.prompt_token_ids(index))
 
     def _end_choice(self) -> Iterator[bytes]:

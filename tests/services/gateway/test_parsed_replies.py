@@ -171,7 +171,7 @@ def test_the_deltas_of_a_stream_add_up_to_the_whole_reply(subtests: pytest.Subte
                     del call["index"]
                 message = choice["message"]
                 assert sum_of_deltas.get("tool_calls") == message.get("tool_calls")
-                assert (sum_of_deltas["content"] or None) == message["content"]
+                assert (sum_of_deltas.get("content") or None) == message["content"]
                 for name in ("reasoning", "reasoning_content"):
                     assert sum_of_deltas.get(name) == message[name]
                 assert finish_reasons(stream) == [choice["finish_reason"]]
