@@ -11,7 +11,7 @@ from services.gateway.mesh.drafts import NO_DRAFTS, Drafts, drafts_of, joined
 from shared.codec import Array
 from shared.errors import RequestError
 from shared.messages import NO_TOKENS, Delta, Finished, Mark, OutputStart, RunKind, TokenRun
-from shared.token_arrays import TokenArrays, join
+from shared.token_arrays import TokenArrays, first_tokens, join
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,21 @@ class ChoiceUpdate:
     def num_entries(self) -> int:
         """How many logprobs a reply holds of this update."""
         return len(self.arrays.values) + self.drafts.num
+
+    def cut(self, num_tokens: int) -> "ChoiceUpdate":
+        """Without the tokens after the first ``num_tokens``, and the drafts for them."""
+        if num_tokens >= self.num_tokens:
+            return self
+        run = msgspec.structs.replace(
+            self.run, num_tokens=num_tokens, num_accepted=min(self.run.num_accepted, num_tokens)
+        )
+        drafts = NO_DRAFTS if not num_tokens else self.drafts
+        return replace(
+            self,
+            run=run if num_tokens else NO_TOKENS,
+            arrays=first_tokens(self.run, self.arrays, num_tokens),
+            drafts=drafts,
+        )
 
     @property
     def num_bytes(self) -> int:

@@ -81,6 +81,11 @@ class OutputMachine:
         return self._out.num_calls
 
     @property
+    def num_chars(self) -> int:
+        """How much of the text was read; where it ``is_over``, all that is of interest."""
+        return self._source.num_chars
+
+    @property
     def has_open_call(self) -> bool:
         """Whether the last call has not come to its end."""
         return self._out.has_open_call

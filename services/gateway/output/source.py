@@ -63,7 +63,7 @@ class Source:
     """Text and added tokens in their order.
 
     What is read while it is recorded can be had again as it came. ``index`` is the place of the
-    last marker among the tokens of the output, None if it was text.
+    last marker among the tokens of the output, None if it was text. ``num_chars`` were read.
     """
 
     def __init__(self) -> None:
@@ -75,6 +75,7 @@ class Source:
         self._last_shown = ""
         self.token: Token | None = None
         self.index: int | None = None
+        self.num_chars = 0
 
     def put(self, item: str | Token) -> None:
         """More of the text; a token is never a part of the text around it."""
@@ -121,6 +122,7 @@ class Source:
     def take(self, num_chars: int) -> str:
         text = self._text[self._position : self._position + num_chars]
         self._position += num_chars
+        self.num_chars += num_chars
         if self._recorded is not None:
             self._recorded.append(text)
         return text
@@ -129,6 +131,7 @@ class Source:
         token, self.token = self.token, None
         assert token is not None
         self.index, self._last_shown = token.index, token.shown
+        self.num_chars += len(token.shown)
         if self._recorded is not None:
             self._recorded.append(token.shown)
         return token

@@ -1,7 +1,7 @@
 """From the text of a chat to reasoning, content and calls, for one reply."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -11,6 +11,7 @@ from services.gateway.mesh.token_table import TokenTable
 from services.gateway.output.events import Content, Event, Reasoning, TokenMark
 from services.gateway.output.machine import OutputMachine, OutputRules
 from services.gateway.requests.job import Parsing
+from services.gateway.responses.text_tokens import TextTokens
 from shared.config.gateway import ReasoningField
 from shared.dialects.formats import ReasoningFormat
 from shared.dialects.reasoning import REASONING_FORMATS
@@ -73,27 +74,53 @@ class ChoiceParser:
             self._joiner = _Joiner(reasoning, parser.starts[prompt])
         self._call_end = parser.call_end
         self._is_held = parser.parsing.is_held
+        parsing = parser.parsing
+        may_be_cut = parser.rules.tools and not parsing.is_parallel and not parsing.is_held
+        self._tokens = TextTokens(parser.table) if may_be_cut else None
+        self._num_tokens = 0  # that came
+        self._num_kept: int | None = None  # of a choice that is over
         self.num_reasoning_tokens: int | None = None  # once it has ended, if it can be told
 
     @property
     def is_over(self) -> bool:
         return self._machine.is_over and not self._is_held
 
-    def push(self, update: ChoiceUpdate) -> list[Event]:
+    def push(self, update: ChoiceUpdate) -> tuple[list[Event], ChoiceUpdate]:
+        """Also returns ``update`` as the reply counts it: a choice that is over has the tokens up
+        to there, whatever else has come."""
         marks = [
             TokenMark(mark.position, mark.num_chars, mark.index, self._text(mark.token_id))
             for mark in update.marks
         ]
+        if self._tokens is not None and not self.is_over:
+            self._tokens.add(update)
         events = self._machine.push(update.text, marks)
         if update.finished is not None:
             events += self._machine.finish()
+        update = self._cut(update)
+        if update.finished is not None:
             num_tokens = update.finished.num_tokens
             self.num_reasoning_tokens = self._machine.num_reasoning_tokens(num_tokens)
         if self._joiner is not None:
-            return self._joiner.join(events)
+            return self._joiner.join(events), update
         if self._shows_reasoning:
-            return events
-        return [event for event in events if not isinstance(event, Reasoning)]
+            return events, update
+        return [event for event in events if not isinstance(event, Reasoning)], update
+
+    def _cut(self, update: ChoiceUpdate) -> ChoiceUpdate:
+        num_before = self._num_tokens
+        self._num_tokens += update.num_tokens
+        if self._tokens is None or not self.is_over:
+            return update
+        if self._num_kept is None:
+            self._num_kept = self._tokens.num_before(self._machine.num_chars)
+        update = update.cut(max(0, self._num_kept - num_before))
+        if update.finished is None:
+            return update
+        finished = msgspec.structs.replace(
+            update.finished, reason="stop", stop_reason=None, num_tokens=self._num_kept
+        )
+        return replace(update, finished=finished)
 
     def finish_reason(self, update: ChoiceUpdate) -> str | None:
         """A text that was cut, by its length or by a stop string within a call, ends in no call."""

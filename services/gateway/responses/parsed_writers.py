@@ -41,7 +41,8 @@ class ParsedWholeWriter(WholeWriter):
             super().add(update)
             return
         index, choice = update.index, self._choices[update.index]
-        self._keep_events(index, choice.push(update))
+        events, update = choice.push(update)
+        self._keep_events(index, events)
         if update.finished is not None:
             self._finish_reasons[index] = choice.finish_reason(update)
             if self._reasons:
@@ -79,9 +80,9 @@ class ParsedEventWriter(EventWriter):
     def write(self, update: ChoiceUpdate) -> Iterator[bytes]:
         """A chunk for each delta. The tokens of ``update`` are in the first, be it empty, and the
         finish reason is in a last one of its own."""
-        self._tally.add(update)
         choice = self._choices[update.index]
-        events = choice.push(update)
+        events, update = choice.push(update)
+        self._tally.add(update)
         if update.index in self._unbegun:
             events = _first_events(self._reply) + events
         deltas = list(self._parts.deltas(events))

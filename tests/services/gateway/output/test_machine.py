@@ -207,6 +207,10 @@ def test_what_follows_the_first_call_is_dropped_if_there_may_be_one(name: str, t
     assert told([*events, *machine.finish()]) == [("call", "now", "{}")]
     assert machine.is_over
     assert machine.num_calls == 1
+    at_once = OutputMachine(of, OutputStart.UNDECIDED, "id/0")
+    at_once.push(text)
+    assert at_once.is_over
+    assert at_once.num_chars == machine.num_chars < len(text)
 
 
 def test_calls_are_content_where_none_are_looked_for():
