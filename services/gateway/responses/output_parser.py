@@ -16,7 +16,7 @@ from shared.config.gateway import ReasoningField
 from shared.dialects.formats import ReasoningFormat
 from shared.dialects.reasoning import REASONING_FORMATS
 from shared.dialects.tools import find_tool_format
-from shared.messages import OutputStart
+from shared.messages import Finished, OutputStart
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class ChoiceParser:
     """The events of one choice, as its updates come; ``is_over``: the rest is of no interest, and
     there may be much of it."""
 
-    def __init__(self, parser: OutputParser, prompt: int, index: int) -> None:
+    def __init__(self, parser: OutputParser, prompt: int, index: int, includes_stop: bool) -> None:
         self._machine = OutputMachine(parser.rules, parser.starts[prompt], f"{parser.seed}/{index}")
         self._text = parser.table.text
         self._shows_reasoning = parser.parsing.shows_reasoning
@@ -79,6 +79,7 @@ class ChoiceParser:
         self._tokens = TextTokens(parser.table) if may_be_cut else None
         self._num_tokens = 0  # that came
         self._num_kept: int | None = None  # of a choice that is over
+        self._includes_stop = includes_stop
         self.num_reasoning_tokens: int | None = None  # once it has ended, if it can be told
 
     @property
@@ -99,7 +100,7 @@ class ChoiceParser:
             events += self._machine.finish()
         update = self._cut(update)
         if update.finished is not None:
-            num_tokens = update.finished.num_tokens
+            num_tokens = self._num_with_text(update.finished)
             self.num_reasoning_tokens = self._machine.num_reasoning_tokens(num_tokens)
         if self._joiner is not None:
             return self._joiner.join(events), update
@@ -121,6 +122,11 @@ class ChoiceParser:
             update.finished, reason="stop", stop_reason=None, num_tokens=self._num_kept
         )
         return replace(update, finished=finished)
+
+    def _num_with_text(self, finished: Finished) -> int:
+        """A token that ends the text has none of its own, unless the client asked for that."""
+        is_ended = finished.reason == "stop" and not isinstance(finished.stop_reason, str)
+        return finished.num_tokens - (is_ended and not self._includes_stop)
 
     def finish_reason(self, update: ChoiceUpdate) -> str | None:
         """A text that was cut, by its length or by a stop string within a call, ends in no call."""

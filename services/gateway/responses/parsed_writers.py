@@ -107,9 +107,9 @@ class ParsedEventWriter(EventWriter):
 
 
 def _choices(reply: Reply, parser: OutputParser) -> list[ChoiceParser]:
-    num_choices = reply.job.num_choices
+    num_choices, includes_stop = reply.job.num_choices, reply.job.text.includes_stop
     return [
-        ChoiceParser(parser, index // num_choices, index)
+        ChoiceParser(parser, index // num_choices, index, includes_stop)
         for index in range(reply.job.total_choices)
     ]
 

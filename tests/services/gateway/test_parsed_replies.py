@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from services.gateway.mesh.output_collector import ChoiceUpdate
 from services.gateway.mesh.token_table import TokenTable
@@ -284,6 +285,26 @@ def test_the_usage_counts_reasoning_of_all_choices() -> None:
     ):
         assert usage["completion_tokens"] == len(THOUGHT) + 2
         assert usage["completion_tokens_details"] == {"reasoning_tokens": 2}
+
+
+def test_the_usage_counts_no_token_that_ends_the_text_within_its_reasoning() -> None:
+    """The last of these three tokens is an end of text, or the one that the text was cut after."""
+    updates = Choice().say("<think>", "Hm", "m").end()
+    end = replace(updates[-1], finished=Finished("a~b/0", 1, 0, "stop", 4))
+    assert end.finished is not None
+    for finished, fields, expected in (
+        (end.finished, {}, 2),
+        (structs.replace(end.finished, stop_reason=7), {}, 2),
+        (structs.replace(end.finished, stop_reason="mm"), {}, 3),
+        (structs.replace(end.finished, reason="length"), {}, 3),
+        (structs.replace(end.finished, stop_reason=7), {"include_stop_str_in_output": True}, 3),
+    ):
+        done = [*updates[:-1], replace(end, finished=finished)]
+        for usage in (
+            whole(chat(**fields), done)["usage"],
+            chunks(chat(stream=True, stream_options=USAGE, **fields), done)[-1]["usage"],
+        ):
+            assert usage["completion_tokens_details"] == {"reasoning_tokens": expected}
 
 
 def test_the_usage_counts_no_reasoning_where_a_marker_was_text_or_none_is_looked_for() -> None:
