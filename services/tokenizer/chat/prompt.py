@@ -3,6 +3,7 @@
 import secrets
 from typing import Any
 
+from services.tokenizer.chat.bounded import TooMuchTime
 from services.tokenizer.chat.normalize import Message, normalize
 from services.tokenizer.chat.template import TEMPLATE_ERRORS
 from services.tokenizer.chat.template_options import read_options
@@ -14,6 +15,7 @@ from shared.messages import ChatOptions
 # clients, so none can write it; with a blank at its end, so that a template that strips shows.
 END_OF_MESSAGE = f"END-OF-MESSAGE-{secrets.token_hex(8)} "
 CONTINUES = "continue_final_message"
+TOO_SLOW = "chat_template_too_slow"
 
 
 def render_prompt(
@@ -33,17 +35,18 @@ def render_prompt(
     variables = {**special_tokens, **variables, "messages": normalized}
     try:
         prompt = template.render(variables, max_chars)
+    except TooMuchTime as error:
+        raise _refusal(options, error, TOO_SLOW) from None
     except TEMPLATE_ERRORS as error:
         raise _refusal(options, error) from None
     return _cut_at_end(prompt) if options.continues_final_message else prompt
 
 
-def _refusal(options: ChatOptions, error: BaseException) -> InvalidRequest:
+def _refusal(options: ChatOptions, error: BaseException, code: str | None = None) -> InvalidRequest:
     if options.template:
-        return InvalidRequest(f"chat_template fails: {error}", param="chat_template")
-    return InvalidRequest(
-        f"the model's chat template refuses these messages: {error}", param="messages"
-    )
+        return InvalidRequest(f"chat_template fails: {error}", param="chat_template", code=code)
+    text = f"the model's chat template refuses these messages: {error}"
+    return InvalidRequest(text, param="messages", code=code)
 
 
 def _mark_end(messages: list[Message], has_text: bool) -> None:

@@ -1,7 +1,7 @@
 """One chat template, as Hugging Face models bring them, in jinja's sandbox.
 
-Of what a template does, the length of its output is bounded, and each of its ``range`` by jinja.
-Its time and its memory are not: nested loops and ``'x' * n`` can take any of both.
+Of what a template does, its time is bounded, see ``bounded.py``, and the length of its output. Its
+memory is not: filters such as ``center`` make large values of small ones.
 """
 
 import json
@@ -14,8 +14,8 @@ from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Macro
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from services.tokenizer.chat.bounded import BoundedEnvironment, Clock
 from services.tokenizer.chat.template_traits import TemplateTraits, traits_of
 
 # What a template raises of itself, and what Python raises of what it does.
@@ -47,19 +47,22 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+        environment = BoundedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[Clock, loopcontrols, _Generation]
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = _strftime_now
         self.source = source
-        self.traits: TemplateTraits = traits_of(environment.parse(source))
-        self._template = environment.from_string(source)
+        tree = environment.parse(source)
+        self.traits: TemplateTraits = traits_of(tree)
+        self._environment = environment
+        self._template = environment.from_string(environment.bounded(tree))
 
     def render(self, variables: Mapping[str, Any], max_chars: int) -> str:
         """Raises one of ``TEMPLATE_ERRORS`` if the template fails, TooMuchText if it writes more
-        than ``max_chars``."""
+        than ``max_chars``, TooMuchTime if it takes more than ``MAX_RENDER_S``."""
+        self._environment.begin()
         pieces, num_chars = [], 0
         for piece in self._template.generate(variables):
             num_chars += len(piece)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from services.tokenizer.chat import bounded
 from services.tokenizer.chat.prompt import render_prompt
 from services.tokenizer.chat.template import TooMuchText
 from services.tokenizer.chat.templates import ChatTemplates
@@ -44,6 +45,23 @@ def refusal(*arguments: Any, **more: Any) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as raised:
         prompt(*arguments, **more)
     return raised.value
+
+
+def test_messages_that_keep_a_template_busy_are_refused_and_others_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bounded, "MAX_RENDER_S", 0.1)
+    quadratic = (
+        "{% for a in messages %}{% for b in messages %}"
+        "{% if a.content in b.content %}{% endif %}{% endfor %}{% endfor %}ok"
+    )
+    error = refusal(quadratic, HELLO * 4096)
+    assert (error.status, error.param, error.code) == (400, "messages", "chat_template_too_slow")
+    assert "0.1 s of the processor's time" in error.message
+    assert prompt(quadratic, HELLO * 10) == "ok"
+    brought = ChatOptions(template=quadratic)
+    error = refusal(QWEN, HELLO * 4096, brought, trusts_requests=True)
+    assert (error.param, error.code) == ("chat_template", "chat_template_too_slow")
 
 
 def rendered_by_transformers(

@@ -1,0 +1,84 @@
+"""The time that templates may take, of the processor: a busy machine refuses nobody.
+
+Each round of a loop and each call looks at the clock of its thread, so that what no clock sees is
+one operation; the operators that make large values of small ones are bounded by themselves.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MAX_RENDER_S = 2.0
+MAX_REPEATED = 1 << 20  # items of a sequence that is repeated
+MAX_EXPONENT = 256
+
+
+class TooMuchTime(Exception):
+    """A template took more time than it may."""
+
+    def __init__(self) -> None:
+        super().__init__(f"it takes more than {MAX_RENDER_S:g} s of the processor's time")
+
+
+class Clock(Extension):
+    def tick(self) -> nodes.Expr:
+        """A call in a template, which is true."""
+        return self.call_method("_tick")
+
+    def _tick(self) -> bool:
+        return True
+
+
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """Each thread begins a rendering by ``begin``."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.globals.pop("lipsum", None)
+        self._of_thread = threading.local()
+
+    def begin(self) -> None:
+        self._of_thread.end_s = time.thread_time() + MAX_RENDER_S
+
+    def bounded(self, tree: nodes.Template) -> nodes.Template:
+        """``tree`` with a tick in each round of its loops, those that a loop's test leaves out
+        included."""
+        clock = self.extensions[Clock.identifier]
+        assert isinstance(clock, Clock)
+        for loop in list(tree.find_all(nodes.For)):
+            loop.body.insert(0, nodes.ExprStmt(clock.tick(), lineno=loop.lineno))
+            if loop.test is not None:
+                loop.test = nodes.And(clock.tick(), loop.test, lineno=loop.lineno)
+        return tree.set_environment(self)
+
+    def call(
+        self, context: Context, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
+        if time.thread_time() > getattr(self._of_thread, "end_s", 0.0):
+            raise TooMuchTime
+        if getattr(function, "__func__", None) is Clock._tick:
+            return True
+        return super().call(context, function, *args, **kwargs)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" and (abs(left) > MAX_EXPONENT or abs(right) > MAX_EXPONENT):
+            raise SecurityError(f"** is for numbers up to {MAX_EXPONENT}")
+        if operator == "*":
+            for items, num in ((left, right), (right, left)):
+                if isinstance(items, Sequence) and isinstance(num, int):
+                    _check_repeated(items, num)
+        return super().call_binop(context, operator, left, right)
+
+
+def _check_repeated(items: Sequence[Any], num: int) -> None:
+    if len(items) * num > MAX_REPEATED:
+        raise SecurityError(f"* makes {len(items) * num} items; the limit is {MAX_REPEATED}")
