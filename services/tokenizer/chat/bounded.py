@@ -58,7 +58,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             loop.body.insert(0, nodes.ExprStmt(clock.tick(), lineno=loop.lineno))
             if loop.test is not None:
                 loop.test = nodes.And(clock.tick(), loop.test, lineno=loop.lineno)
-        return tree.set_environment(self)
+        tree.set_environment(self)
+        return tree
 
     def call(
         self, context: Context, function: Callable[..., Any], /, *args: Any, **kwargs: Any
