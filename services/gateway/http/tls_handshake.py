@@ -69,7 +69,7 @@ class TlsHandshake(asyncio.Protocol):
             return
         finally:
             self._connections.remove(self)
-        if secured is None or self._is_lost:
+        if secured is None or self._is_lost or self._transport.is_closing():
             return
         protocol = self._factory()
         secured.set_protocol(protocol)
