@@ -20,6 +20,7 @@ from tests.mesh.arenas import (
     WorkerArena,
 )
 from tests.mesh.hostile import Odd, odd_versions, with_turned_bits
+from tests.mesh.link_arena import LinkArena
 from tests.services.worker.checkpoints import save_qwen2
 
 
@@ -40,6 +41,7 @@ def worker(kernels: str) -> Callable[[Path], Arena]:
 
 ARENAS: dict[str, Callable[[Path], Arena]] = {
     "scheduler": SchedulerArena,
+    "link of a scheduler": LinkArena,
     "tokenizer": TokenizerArena,
     "gateway": lambda directory: GatewayArena(),
     "worker": worker("native"),
@@ -58,7 +60,7 @@ NAMES = [
 async def arena(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Arena]:
     arena = ARENAS[request.param](tmp_path)
     yield arena
-    if isinstance(arena, SchedulerArena):
+    if isinstance(arena, SchedulerArena | LinkArena):
         await arena.close()
 
 
@@ -104,11 +106,11 @@ async def test_turned_bits_are_survived(arena: Arena):
 async def test_many_turned_bits_are_survived(arena: Arena):
     """200,000 with those of all arenas, fewer where a step takes long: plans are checked alike."""
     is_slow = isinstance(arena, WorkerArena) and not arena.is_native
-    await turn_bits(arena, 20_000 if is_slow else 40_000)
+    await turn_bits(arena, 20_000 if is_slow else 32_000)
 
 
 async def turn_bits(arena: Arena, num: int) -> None:
-    """One example after the other, since an arena that has it prepared takes the next one sooner."""
+    """One example after the other, since an arena that is prepared for it takes the next sooner."""
     dice = random.Random(7)
     for index, example in enumerate(arena.examples):
         for _ in range(-(-num // len(arena.examples))):
