@@ -32,6 +32,7 @@ from shared.config.scheduler import SchedulerConfig
 from shared.config.tokenizer import TokenizerConfig
 from shared.errors import CodecError, InvalidRequest
 from shared.messages import (
+    PROTOCOL_MAJOR,
     Abort,
     Accepted,
     Admit,
@@ -105,7 +106,7 @@ Example = tuple[Message, list[np.ndarray]]
 def connect(
     service: ServiceName, model: ModelInfo | None, capacity: Capacity | None = None
 ) -> "FakePeer":
-    return FakePeer(Hello(1, 0, service, service[0], model, capacity))
+    return FakePeer(Hello(PROTOCOL_MAJOR, 0, service, service[0], model, capacity))
 
 
 class FakePeer(Peer):

@@ -10,7 +10,15 @@ from services.scheduler.service import SchedulerService
 from shared.codec import Array
 from shared.config.scheduler import SchedulerConfig
 from shared.errors import CodecError
-from shared.messages import Heartbeat, Hello, Message, Overview, Release, State
+from shared.messages import (
+    PROTOCOL_MAJOR,
+    Heartbeat,
+    Hello,
+    Message,
+    Overview,
+    Release,
+    State,
+)
 from tests.mesh.arenas import Example, FakePeer, SchedulerArena, connect
 
 MODEL, CAPACITY = SchedulerArena.model, SchedulerArena.capacity
@@ -21,14 +29,18 @@ class LinkArena:
 
     def __init__(self, directory: Path) -> None:
         self._service = SchedulerService(SchedulerConfig(mesh_dir=directory, instance="s"))
-        hello = Hello(1, 0, "worker", "new", MODEL, CAPACITY)
+        hello = Hello(PROTOCOL_MAJOR, 0, "worker", "new", MODEL, CAPACITY)
         overview = Overview("s", 1, 2, 3, 4, 1)
         heartbeat = Heartbeat(State.READY, "", 1, 2, 1.0, 1.0, 0.5, overview)
         unnamed = msgspec.structs.replace(overview, scheduler="a b")
         small = msgspec.structs.replace(CAPACITY, max_model_len=16)
         self.examples: list[Example] = [(hello, []), (heartbeat, []), (Release(), [])]
         self.lies: dict[str, tuple[int, Message, list[np.ndarray]]] = {
-            "another context than its model's": (0, Hello(1, 0, "worker", "x", MODEL, small), []),
+            "another context than its model's": (
+                0,
+                Hello(PROTOCOL_MAJOR, 0, "worker", "x", MODEL, small),
+                [],
+            ),
             "an overview of nobody": (1, msgspec.structs.replace(heartbeat, overview=unnamed), []),
         }
 
