@@ -10,8 +10,8 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from shared.codec import encode
-from shared.messages import Bye, Hello
+from shared.codec import decode, encode
+from shared.messages import Bye, Hello, Refused
 
 SETTLE_S = 0.3
 NAMES = string.ascii_letters + string.digits
@@ -60,7 +60,8 @@ async def _call(
         protect(socket)
         socket.connect(address)
         await socket.send_multipart(frames_of(own))
-        await asyncio.wait_for(socket.recv_multipart(), 20)
+        answer, _ = decode(await asyncio.wait_for(socket.recv_multipart(), 20))
+        assert not isinstance(answer, Refused) or "protocol" not in answer.reason, answer
         name = NAMES[number % len(NAMES)].encode()  # of its own, as long as it was
         for frames in (*attack.before, attack.frames):
             await socket.send_multipart([frame.replace(b"r~1", b"r~" + name) for frame in frames])

@@ -139,12 +139,13 @@ class Held:
         for name, pid in self.pids.items():
             self.samples.setdefault(name, []).append(own_bytes(pid))
 
-    def growth_bytes(self) -> dict[str, float]:
-        """From the middle third of the time to the last; the first is for what grows once."""
+    def growth(self) -> dict[str, float]:
+        """From the third quarter of the time to the last, as a share of what was held; the first
+        half is for what grows once."""
         return {name: _growth(samples) for name, samples in self.samples.items()}
 
 
 def _growth(samples: list[int]) -> float:
-    third = len(samples) // 3
-    middle, last = samples[third : 2 * third], samples[2 * third :]
-    return statistics.median(last) - statistics.median(middle)
+    half = samples[len(samples) // 2 :]
+    before, after = half[: len(half) // 2], half[len(half) // 2 :]
+    return statistics.median(after) / statistics.median(before) - 1

@@ -58,18 +58,20 @@ async def progress(load: Load, num: int) -> None:
             await asyncio.sleep(0.02)
 
 
-async def kill_in_turn(directory: Path, num_rounds: int, num_streams: int) -> None:
-    async with running_fleet(directory, SETTINGS) as fleet:
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+async def test_services_are_killed_in_turn_and_no_request_is_lost_or_changed(tmp_path: Path):
+    async with running_fleet(tmp_path, SETTINGS) as fleet:
         await fleet.start_all(scheduler=1, worker=2, tokenizer=2, gateway=2)
         steady, fragile = fleet.of("gateway")
         urls = [steady.url, fragile.url]
-        load = Load(num_streams, 48, lambda number: urls[number % 8 == 7])
+        load = Load(NUM_STREAMS, 48, lambda number: urls[number % 8 == 7])
         await load.learn()
         before = (0, 0)
         async with loaded(fleet, load):
-            for turn in range(num_rounds):
+            for turn in range(20):
                 for kind in ("worker", "tokenizer", "scheduler", "gateway"):
-                    await progress(load, num_streams // 2)
+                    await progress(load, NUM_STREAMS // 2)
                     victim = fleet.of(kind)[-1]
                     load.lost_urls |= {victim.url} if kind == "gateway" else set()
                     await fleet.kill(victim)
@@ -81,20 +83,10 @@ async def kill_in_turn(directory: Path, num_rounds: int, num_streams: int) -> No
                 if turn == 0:
                     before = num_descriptors(steady.process.pid), steady.resident_bytes
             await fleet.until_ready()
-            await progress(load, num_streams)
+            await progress(load, NUM_STREAMS)
             after = num_descriptors(steady.process.pid), steady.resident_bytes
-        assert after[0] - before[0] <= num_streams, "descriptors of clients come and go, no others"
+        assert after[0] - before[0] <= NUM_STREAMS, "descriptors of clients come and go, no others"
         assert after[1] - before[1] < MAX_GROWTH_BYTES
-
-
-async def test_services_are_killed_in_turn_and_no_request_is_lost_or_changed(tmp_path: Path):
-    await kill_in_turn(tmp_path, num_rounds=2, num_streams=NUM_STREAMS // 2)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-async def test_services_are_killed_in_turn_many_times(tmp_path: Path):
-    await kill_in_turn(tmp_path, num_rounds=20, num_streams=NUM_STREAMS)
 
 
 async def test_two_hundred_streams_each_end_once_and_leave_nothing(tmp_path: Path):

@@ -11,6 +11,7 @@ from benchmarks.harness.engines import make_engine
 from benchmarks.harness.fleet import Fleet, running_fleet
 from shared.address import ipc_address, socket_path
 from shared.messages import (
+    PROTOCOL_MAJOR,
     Capacity,
     Failed,
     Hello,
@@ -38,7 +39,7 @@ TINY = Capacity(1, 16, 1, 64, MODEL.max_model_len, MODEL.vocab_size)
 def hello(
     service: ServiceName, model: ModelInfo | None = None, capacity: Capacity | None = None
 ) -> Hello:
-    return Hello(1, 0, service, "intruder", model, capacity)
+    return Hello(PROTOCOL_MAJOR, 0, service, "intruder", model, capacity)
 
 
 def attacks_on(arena, num: int, dice: random.Random, kinds: tuple[type, ...]) -> list[Attack]:

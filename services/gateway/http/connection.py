@@ -77,7 +77,10 @@ class HttpConnection(web.RequestHandler):
     def shed(self, reason: str) -> None:
         SHED_CONNECTIONS.labels(reason).inc()
         self._connections.remove(self)
+        transport = self.transport
         self.force_close()
+        if transport is not None:  # to close TLS may take as long as the client likes, up to 30 s
+            transport.abort()
 
     def end_request(self) -> None:
         """The answer of one is known."""

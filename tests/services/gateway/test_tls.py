@@ -1,19 +1,25 @@
 """HTTPS at the gateway's own port."""
 
 import asyncio
+import resource
 import ssl
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+import uvloop
 
+from services.gateway.metrics import CONNECTIONS
 from services.gateway.service import GatewayService
 from shared.config.gateway import GatewayConfig
 from shared.config.load import load_settings
 from shared.errors import ConfigError
 from tests.certificate import make_certificate
-from tests.services.gateway.fakes import running_gateway
+from tests.services.gateway.fakes import running_gateway, until
+from tests.services.gateway.test_connections import no_gaps, num_shed
 
 
 @pytest.fixture
@@ -72,3 +78,90 @@ async def test_a_handshake_that_does_not_begin_ends_its_connection(
         async with asyncio.timeout(20):
             assert await reader.read() == b""
         writer.close()
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_connections_without_a_handshake_count_and_make_room_for_others(
+    tmp_path: Path,
+    certificate: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    run: Callable[[Coroutine[None, None, None]], None],
+) -> None:
+    async def crowd() -> None:
+        async with running_gateway(tmp_path, ssl_certfile=certificate) as gateway:
+            with no_gaps():
+                silent = [
+                    await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(3)
+                ]
+                await until(lambda: CONNECTIONS._value.get() == len(silent))
+                limit = 8 + max(writer.get_extra_info("socket").fileno() for _, writer in silent)
+                monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+                assert await ping(gateway.port, "https", certificate) == 200
+                assert await silent[0][0].read() == b""
+            for _, writer in silent:
+                writer.close()
+            await until(lambda: CONNECTIONS._value.get() == 0)
+
+    before = num_shed("idle")
+    run(crowd())
+    assert num_shed("idle") > before
+    assert "exception was never retrieved" not in caplog.text
+
+
+async def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(
+    tmp_path: Path, certificate: Path
+) -> None:
+    context = ssl.create_default_context(cafile=certificate)
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    async with running_gateway(tmp_path, ssl_certfile=certificate) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        while not is_done(client):
+            writer.write(outgoing.read())
+            incoming.write(await reader.read(1 << 16))
+        client.write(b"GET /ping HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        writer.write(outgoing.read())
+        answer = b""
+        while b"}" not in answer:
+            incoming.write(await reader.read(1 << 16))
+            answer += read_all(client)
+        assert answer.startswith(b"HTTP/1.1 200")
+        writer.close()
+
+
+def is_done(handshake: ssl.SSLObject) -> bool:
+    try:
+        handshake.do_handshake()
+    except ssl.SSLWantReadError:
+        return False
+    return True
+
+
+def read_all(client: ssl.SSLObject) -> bytes:
+    data = b""
+    with suppress(ssl.SSLWantReadError):
+        while part := client.read(1 << 16):
+            data += part
+    return data
+
+
+async def test_a_shed_client_that_does_not_answer_the_end_of_tls_keeps_no_file(
+    tmp_path: Path, certificate: Path
+) -> None:
+    before = num_shed("late")
+    context = ssl.create_default_context(cafile=certificate)
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    settings: Any = {"ssl_certfile": certificate, "header_timeout_s": 2}
+    async with running_gateway(tmp_path, **settings) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        while not is_done(client):
+            writer.write(outgoing.read())
+            incoming.write(await reader.read(1 << 16))
+        writer.write(outgoing.read())
+        async with asyncio.timeout(20):  # asyncio waits for half a minute
+            while await reader.read(1 << 16):
+                pass
+        writer.close()
+    assert num_shed("late") == before + 1

@@ -1,0 +1,74 @@
+"""The link of a scheduler by itself: how workers begin a connection and what they say of
+themselves."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from services.scheduler.service import SchedulerService
+from shared.codec import Array
+from shared.config.scheduler import SchedulerConfig
+from shared.errors import CodecError
+from shared.messages import (
+    PROTOCOL_MAJOR,
+    Heartbeat,
+    Hello,
+    Message,
+    Overview,
+    Release,
+    State,
+)
+from tests.mesh.arenas import Example, FakePeer, SchedulerArena, connect
+
+MODEL, CAPACITY = SchedulerArena.model, SchedulerArena.capacity
+
+
+class LinkArena:
+    """A worker is met beside another; then all of them are lost."""
+
+    def __init__(self, directory: Path) -> None:
+        self._service = SchedulerService(SchedulerConfig(mesh_dir=directory, instance="s"))
+        hello = Hello(PROTOCOL_MAJOR, 0, "worker", "new", MODEL, CAPACITY)
+        overview = Overview("s", 1, 2, 3, 4, 1)
+        heartbeat = Heartbeat(State.READY, "", 1, 2, 1.0, 1.0, 0.5, overview)
+        unnamed = msgspec.structs.replace(overview, scheduler="a b")
+        small = msgspec.structs.replace(CAPACITY, max_model_len=16)
+        self.examples: list[Example] = [(hello, []), (heartbeat, []), (Release(), [])]
+        self.lies: dict[str, tuple[int, Message, list[np.ndarray]]] = {
+            "another context than its model's": (
+                0,
+                Hello(PROTOCOL_MAJOR, 0, "worker", "x", MODEL, small),
+                [],
+            ),
+            "an overview of nobody": (1, msgspec.structs.replace(heartbeat, overview=unnamed), []),
+        }
+
+    async def close(self) -> None:
+        await self._service._link.close("the end")
+
+    async def take(self, index: int, message: Message, arrays: list[Array]) -> bool:
+        link, first = self._service._link, connect("worker", MODEL, CAPACITY)
+        link.up(first)
+        is_good = self._meet(message) if index == 0 else self._hear(first, message, arrays)
+        for peer in list(link.peers):
+            link.down(peer, "the end", is_lost=True)
+        assert not self._service._workers
+        return is_good
+
+    def _meet(self, message: Message) -> bool:
+        link = self._service._link
+        if link.refusal(message, "worker") is not None or not isinstance(message, Hello):
+            return False
+        link.up(FakePeer(message))
+        return True
+
+    def _hear(self, peer: FakePeer, message: Message, arrays: list[Array]) -> bool:
+        try:
+            if isinstance(message, Heartbeat):
+                peer.note_heartbeat(message)
+            else:
+                self._service.on_message(peer, message, arrays)
+        except CodecError:
+            return False
+        return True
