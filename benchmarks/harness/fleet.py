@@ -5,11 +5,11 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import aiohttp
 
@@ -22,13 +22,41 @@ TOKENIZER_PEERS = 'shoal_peers{service="tokenizer"}'
 ROOT = Path(__file__).parent.parent.parent
 
 
+class Process(Protocol):
+    """What a fleet needs of ``asyncio.subprocess.Process``."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def returncode(self) -> int | None: ...
+    async def wait(self) -> int: ...
+    def send_signal(self, signal: int) -> None: ...
+    def kill(self) -> None: ...
+
+
+Launch = Callable[[str, dict[str, str], Path], Awaitable[Process]]
+"""Runs a module as a process with this environment, which writes its log into this file."""
+
+
+async def command_line(module: str, environment: dict[str, str], log_path: Path) -> Process:
+    """Launches it as a user does."""
+    with log_path.open("wb") as log:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", module),
+            env=environment,
+            cwd=ROOT,
+            start_new_session=True,
+            stderr=log,
+        )
+
+
 @dataclass(eq=False)
 class Member:
     """One process of the fleet; ``port`` is a gateway's."""
 
     kind: ServiceName
     instance: str
-    process: asyncio.subprocess.Process
+    process: Process
     directory: Path
     port: int = 0
     settings: dict[str, str] = field(default_factory=dict)
@@ -80,9 +108,10 @@ class Member:
 class Fleet:
     """Members of one mesh directory. ``settings`` are for all of them, as ``SHOAL_…`` would be."""
 
-    def __init__(self, directory: Path, settings: dict[str, str]) -> None:
+    def __init__(self, directory: Path, settings: dict[str, str], launch: Launch) -> None:
         self.started: list[Member] = []
         self._directory = directory
+        self._launch = launch
         self._environment = os.environ | {f"SHOAL_{name}": text for name, text in settings.items()}
         self._num_started = 0
 
@@ -104,14 +133,9 @@ class Fleet:
         if kind == "gateway":
             port = free_port()
             own["SHOAL_PORT"] = str(port)
-        with (self._directory / f"{instance}.log").open("wb") as log:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", module or f"services.{kind}"),
-                env=self._environment | own,
-                cwd=ROOT,
-                start_new_session=True,
-                stderr=log,
-            )
+        log_path = self._directory / f"{instance}.log"
+        module = module or f"services.{kind}"
+        process = await self._launch(module, self._environment | own, log_path)
         member = Member(cast(ServiceName, kind), instance, process, directory, port, settings)
         self.started.append(member)
         return member
@@ -159,8 +183,10 @@ class Fleet:
 
 
 @asynccontextmanager
-async def running_fleet(directory: Path, settings: dict[str, str]) -> AsyncIterator[Fleet]:
-    fleet = Fleet(directory, settings)
+async def running_fleet(
+    directory: Path, settings: dict[str, str], launch: Launch = command_line
+) -> AsyncIterator[Fleet]:
+    fleet = Fleet(directory, settings, launch)
     directory.chmod(0o700)
     try:
         yield fleet

@@ -11,8 +11,10 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from benchmarks.harness.fleet import running_fleet
 from shared.model_folder import EMBEDDED_MODEL
 from tests.cli.serving import serving
+from tests.mesh.forks import fork
 
 NUM_TOKENS = 48
 MAX_TIE = 1e-4  # closer scores may fall either way: float32 sums in another order
@@ -145,10 +147,13 @@ async def test_texts_over_http_are_the_same_with_drafts_and_without(tmp_path: Pa
 
     found = []
     for method in ("none", "mtp", "ngram"):
-        flags = ("--speculative-config", json.dumps({"method": method, "adaptive": False}))
-        async with serving(tmp_path, "--dtype", "float32", *flags) as shoal:
-            await shoal.until_ready()
-            async with AsyncOpenAI(base_url=f"{shoal.url}/v1", api_key="none") as client:
+        speculation = json.dumps({"method": method, "adaptive": False})
+        settings = {"DTYPE": "float32", "NUM_THREADS": "1", "SPECULATIVE_CONFIG": speculation}
+        (tmp_path / method).mkdir()
+        async with running_fleet(tmp_path / method, settings, fork) as fleet:
+            await fleet.start_all(scheduler=1, worker=1, tokenizer=1, gateway=1)
+            url = f"{fleet.of('gateway')[0].url}/v1"
+            async with AsyncOpenAI(base_url=url, api_key="none") as client:
                 asked = (ask(client, seed, ids) for seed, ids in enumerate(prompts))
                 found.append(await asyncio.gather(*asked))
     none, *others = found

@@ -7,6 +7,7 @@ import aiohttp
 
 from benchmarks.harness.fleet import running_fleet
 from services.scheduler.worker_state import PROBATION_STEPS
+from tests.mesh.forks import fork
 from tests.mesh.wide_worker import NUM_DRAFTS
 
 NUM_DEATHS = 4
@@ -14,7 +15,7 @@ NUM_DEATHS = 4
 
 async def test_a_worker_that_dies_in_its_first_step_for_ever_fails_no_request(tmp_path: Path):
     """The good one stands still meanwhile, so that the bad one gets all that it may get."""
-    async with running_fleet(tmp_path, {"TEST_STEPS": str(tmp_path)}) as fleet:
+    async with running_fleet(tmp_path, {"TEST_STEPS": str(tmp_path)}, fork) as fleet:
         for kind in ("scheduler", "tokenizer", "gateway"):
             await fleet.start(kind)
         await fleet.start("worker", module="tests.mesh.wide_worker", MAX_NUM_SEQS="4")

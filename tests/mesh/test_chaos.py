@@ -12,6 +12,7 @@ import pytest
 from benchmarks.harness.checked_load import Load, StreamError, body_of, stream
 from benchmarks.harness.fleet import Fleet, Member, running_fleet
 from benchmarks.processes import num_descriptors
+from tests.mesh.forks import fork
 
 SETTINGS = {
     "DTYPE": "float32",
@@ -61,7 +62,7 @@ async def progress(load: Load, num: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 async def test_services_are_killed_in_turn_and_no_request_is_lost_or_changed(tmp_path: Path):
-    async with running_fleet(tmp_path, SETTINGS) as fleet:
+    async with running_fleet(tmp_path, SETTINGS, fork) as fleet:
         await fleet.start_all(scheduler=1, worker=2, tokenizer=2, gateway=2)
         steady, fragile = fleet.of("gateway")
         urls = [steady.url, fragile.url]
@@ -90,7 +91,7 @@ async def test_services_are_killed_in_turn_and_no_request_is_lost_or_changed(tmp
 
 
 async def test_two_hundred_streams_each_end_once_and_leave_nothing(tmp_path: Path):
-    async with running_fleet(tmp_path, SETTINGS) as fleet:
+    async with running_fleet(tmp_path, SETTINGS, fork) as fleet:
         await fleet.start_all(scheduler=1, worker=2, tokenizer=2, gateway=2)
         urls = ready_urls(fleet)
         connector = aiohttp.TCPConnector(limit=0)
@@ -111,7 +112,7 @@ async def test_two_hundred_streams_each_end_once_and_leave_nothing(tmp_path: Pat
 async def test_replicas_come_and_go_under_load_without_a_failed_request(
     tmp_path: Path, num_streams: int
 ):
-    async with running_fleet(tmp_path, SETTINGS) as fleet:
+    async with running_fleet(tmp_path, SETTINGS, fork) as fleet:
         await fleet.start_all(scheduler=1, worker=1, tokenizer=1, gateway=1)
         urls = ready_urls(fleet)
         load = Load(num_streams, 32, lambda number: urls[number % len(urls)])
@@ -135,7 +136,7 @@ async def test_replicas_come_and_go_under_load_without_a_failed_request(
 
 async def test_a_poisoned_request_takes_two_workers_and_no_other_request(tmp_path: Path):
     poison = 4242
-    async with running_fleet(tmp_path, {**SETTINGS, "TEST_POISON": str(poison)}) as fleet:
+    async with running_fleet(tmp_path, {**SETTINGS, "TEST_POISON": str(poison)}, fork) as fleet:
         for kind in ("scheduler", "tokenizer", "gateway"):
             await fleet.start(kind)
         workers = [
@@ -164,7 +165,7 @@ async def test_a_poisoned_request_takes_two_workers_and_no_other_request(tmp_pat
 async def test_a_request_that_breaks_tokenizers_takes_three_and_no_more(tmp_path: Path):
     """They end by themselves, on no purpose."""
     poison = 4242
-    async with running_fleet(tmp_path, {**SETTINGS, "TEST_POISON": str(poison)}) as fleet:
+    async with running_fleet(tmp_path, {**SETTINGS, "TEST_POISON": str(poison)}, fork) as fleet:
         for kind in ("scheduler", "worker", "gateway"):
             await fleet.start(kind)
         tokenizers = [
@@ -187,7 +188,7 @@ async def test_a_request_that_breaks_tokenizers_takes_three_and_no_more(tmp_path
 
 @pytest.mark.slow
 async def test_a_worker_that_is_stopped_for_ten_seconds_mixes_nothing_up(tmp_path: Path):
-    async with running_fleet(tmp_path, SETTINGS) as fleet:
+    async with running_fleet(tmp_path, SETTINGS, fork) as fleet:
         await fleet.start_all(scheduler=1, worker=2, tokenizer=1, gateway=1)
         (url,) = ready_urls(fleet)
         load = Load(NUM_STREAMS, 48, lambda number: url)
@@ -203,7 +204,7 @@ async def test_a_worker_that_is_stopped_for_ten_seconds_mixes_nothing_up(tmp_pat
 
 
 async def test_requests_that_are_refused_fail_no_other(tmp_path: Path):
-    async with running_fleet(tmp_path, SETTINGS) as fleet:
+    async with running_fleet(tmp_path, SETTINGS, fork) as fleet:
         await fleet.start_all(scheduler=1, worker=1, tokenizer=1, gateway=1)
         (url,) = ready_urls(fleet)
         load = Load(4, 24, lambda number: url)

@@ -27,6 +27,7 @@ from tests.mesh.arenas import (
     TokenizerArena,
     WorkerArena,
 )
+from tests.mesh.forks import fork
 from tests.mesh.hostile import odd_versions, with_turned_bits
 from tests.mesh.intruders import Attack, be_called, call_all, frames_of
 from tests.mesh.test_chaos import SETTINGS, loaded, ready_urls
@@ -116,7 +117,7 @@ async def attack_all(fleet: Fleet, tmp_path: Path, arenas: dict, scheduler: Sche
 async def besiege(tmp_path: Path, arenas: dict, num: int) -> None:
     (tmp_path / "beside").mkdir()
     scheduler = SchedulerArena(tmp_path / "beside")
-    async with running_fleet(tmp_path, SETTINGS) as fleet:
+    async with running_fleet(tmp_path, SETTINGS, fork) as fleet:
         await fleet.start_all(scheduler=1, worker=1, tokenizer=1, gateway=1)
         load = Load(3, 24, lambda number: ready_urls(fleet)[0])
         await load.learn()

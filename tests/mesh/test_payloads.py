@@ -14,6 +14,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from benchmarks.harness.checked_load import body_of, stream
 from benchmarks.harness.fleet import Fleet, Member, running_fleet
 from shared.model_folder import EMBEDDED_MODEL
+from tests.mesh.forks import fork
 
 SETTINGS = {"DTYPE": "float32", "MAX_MODEL_LEN": "512", "MAX_LOGPROBS": "-1"}
 LARGE_VOCABULARY = 151_936
@@ -93,7 +94,7 @@ def largest_step_bytes(records: Path) -> int:
 
 async def test_a_step_of_a_mebibyte_arrives_as_the_worker_computed_it(tmp_path: Path):
     records = tmp_path / "records"
-    async with running_fleet(tmp_path, SETTINGS) as fleet:
+    async with running_fleet(tmp_path, SETTINGS, fork) as fleet:
         url = await started(tmp_path, records, EMBEDDED_MODEL, fleet)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             bodies = [whole_vocabulary(number, NUM_TOKENS) for number in range(NUM_CLIENTS)]
@@ -129,7 +130,7 @@ def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def test_a_large_vocabulary_arrives_too(tmp_path: Path, large_model: Path):
     records = tmp_path / "records"
-    async with running_fleet(tmp_path, SETTINGS) as fleet:
+    async with running_fleet(tmp_path, SETTINGS, fork) as fleet:
         url = await started(tmp_path, records, large_model, fleet)
         async with aiohttp.ClientSession() as session:
             bodies = [whole_vocabulary(number, 3) for number in range(3)]

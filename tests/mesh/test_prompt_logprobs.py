@@ -14,6 +14,7 @@ from services.gateway.mesh import open_prompt
 from services.scheduler.sequence import scored_token_bytes
 from shared.messages import Capacity, Generate
 from tests.mesh.fake_engine import made_up_logprobs
+from tests.mesh.forks import fork
 from tests.mesh.mesh import Mesh, running_mesh
 
 VOCAB_SIZE = 8192
@@ -165,7 +166,7 @@ async def kill_in_the_prompt(fleet: Fleet) -> None:
 
 
 async def test_a_text_scored_as_a_prompt_has_the_logprobs_it_was_written_with(tmp_path: Path):
-    async with running_fleet(tmp_path, SETTINGS) as fleet:
+    async with running_fleet(tmp_path, SETTINGS, fork) as fleet:
         await fleet.start_all(scheduler=1, worker=1, tokenizer=1, gateway=1)
         url = fleet.of("gateway")[0].url
         text = "class Queue:\n    def put(self, item):\n        " * 25

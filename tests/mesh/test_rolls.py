@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.harness.checked_load import Load
 from benchmarks.harness.fleet import Fleet, Member, running_fleet
+from tests.mesh.forks import fork
 
 MODULES = {"worker": "tests.mesh.paced_worker"}
 SETTINGS = {"DRAIN_TIMEOUT_S": "1", "REPLAY_S": "120", "READY_WAIT_S": "120"}
@@ -50,7 +51,7 @@ async def roll(directory: Path, num_streams: int, num_tokens: int, duration_s: f
     """At least one round. A stream that ended before the last one, or is still open long after,
     would prove nothing."""
     hold, slow = directory / "hold", directory / "slow"
-    async with running_fleet(directory, SETTINGS | {"TEST_PACE": str(directory)}) as fleet:
+    async with running_fleet(directory, SETTINGS | {"TEST_PACE": str(directory)}, fork) as fleet:
         for kind in ("scheduler", "worker", "tokenizer", "gateway", "gateway"):
             await start(fleet, kind)
         await fleet.until_ready()

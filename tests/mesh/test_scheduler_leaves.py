@@ -6,6 +6,7 @@ from pathlib import Path
 import aiohttp
 
 from benchmarks.harness.fleet import running_fleet
+from tests.mesh.forks import fork
 from tests.mesh.mesh import TEXT, running_mesh
 from tests.mesh.test_chain import client_of, complete
 
@@ -15,7 +16,7 @@ SETTINGS = {"READY_WAIT_S": "30", "DRAIN_TIMEOUT_S": "50"}
 async def test_a_scheduler_that_is_replaced_holds_up_no_request(tmp_path: Path):
     """The stream that is open stands still, so a scheduler that waited for its end would not be
     gone before new requests are given up."""
-    async with running_fleet(tmp_path, SETTINGS | {"TEST_STEPS": str(tmp_path)}) as fleet:
+    async with running_fleet(tmp_path, SETTINGS | {"TEST_STEPS": str(tmp_path)}, fork) as fleet:
         for kind in ("scheduler", "tokenizer", "gateway"):
             await fleet.start(kind)
         await fleet.start("worker", module="tests.mesh.wide_worker")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.harness.fleet import Fleet, running_fleet
+from tests.mesh.forks import fork
 from tests.mesh.structured import check, client_of, request_of, text_of, texts_of
 
 SETTINGS = {"DTYPE": "float32", "MAX_MODEL_LEN": "512", "DRAIN_TIMEOUT_S": "10"}
@@ -29,7 +30,7 @@ async def started(fleet: Fleet, **worker: str) -> str:
 
 async def written(directory: Path, seeds: range, at_once: int, **worker: str) -> list:
     directory.mkdir()
-    async with running_fleet(directory, SETTINGS) as fleet:
+    async with running_fleet(directory, SETTINGS, fork) as fleet:
         async with client_of(await started(fleet, **worker)) as client:
             texts = await texts_of(client, seeds, at_once)
         await fleet.until_idle()
@@ -63,7 +64,7 @@ async def test_a_text_goes_on_within_its_schema_after_kills_and_preemption(tmp_p
     expected = await written(tmp_path / "calm", seeds, 16)
     directory = tmp_path / "storm"
     directory.mkdir()
-    async with running_fleet(directory, SETTINGS) as fleet:
+    async with running_fleet(directory, SETTINGS, fork) as fleet:
         url = await started(fleet, NUM_GPU_BLOCKS_OVERRIDE="96")
         async with client_of(url) as client:
             running = asyncio.create_task(texts_of(client, seeds, 16))
@@ -93,7 +94,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
 
 
 async def test_hostile_grammars_are_refused_and_a_stream_beside_them_goes_on(tmp_path: Path):
-    async with running_fleet(tmp_path, SETTINGS) as fleet:
+    async with running_fleet(tmp_path, SETTINGS, fork) as fleet:
         url = await started(fleet)
         before = {member.instance: member.process.pid for member in fleet.members}
         async with client_of(url) as client:

@@ -14,6 +14,7 @@ from openai import AsyncOpenAI
 from pydantic import BaseModel
 
 from benchmarks.harness.fleet import running_fleet
+from tests.mesh.forks import fork
 from tests.mesh.structured import client_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -37,7 +38,7 @@ MESSAGES: Any = [{"role": "user", "content": "How is the weather in Rome?"}]
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[AsyncOpenAI]:
     directory: Path = tmp_path_factory.mktemp("tools")
-    async with running_fleet(directory, SETTINGS) as fleet:
+    async with running_fleet(directory, SETTINGS, fork) as fleet:
         await fleet.start_all(scheduler=1, worker=1, tokenizer=1, gateway=1)
         async with client_of(fleet.of("gateway")[0].url) as client:
             yield client

@@ -1,0 +1,65 @@
+"""Services that fork from a process which has imported their libraries.
+
+Two of three seconds of a start are imports. Fleets whose starts or memory are what a test looks at
+are started from the command line, and so is every ``shoal serve``.
+"""
+
+import asyncio
+import os
+import runpy
+import sys
+from multiprocessing import get_context
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+from benchmarks.harness.fleet import Process
+
+LOOK_S = 0.01
+# No module of a service: each registers metrics, which are those of its own process alone.
+PRELOADED = ["aiohttp.web", "llguidance", "orjson", "shared.service", "tokenizers", "torch"]
+
+_context = get_context("forkserver")
+_context.set_forkserver_preload(PRELOADED)
+
+
+class ForkedProcess:
+    def __init__(self, process: ForkServerProcess) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    async def wait(self) -> int:
+        while (code := self.returncode) is None:
+            await asyncio.sleep(LOOK_S)
+        return code
+
+    def send_signal(self, signal: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, signal)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+async def fork(module: str, environment: dict[str, str], log_path: Path) -> Process:
+    """Launches it for a fleet."""
+    process = _context.Process(target=_run, args=(module, environment, log_path), daemon=True)
+    process.start()
+    return ForkedProcess(process)
+
+
+def _run(module: str, environment: dict[str, str], log_path: Path) -> None:
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(environment)
+    with log_path.open("wb") as log:
+        os.dup2(log.fileno(), sys.stderr.fileno())
+    sys.argv = [module]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
