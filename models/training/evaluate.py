@@ -7,8 +7,6 @@ import argparse
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import asdict
-from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,11 +18,10 @@ from torch.nn import functional
 
 from models.training.acceptance import conditional_shares, draft_hits, text_acceptance
 from models.training.corpus import Document, common_words, load_documents, split_documents
+from models.training.dialogues import TEMPLATES, Template, Turn, draw_turn
 from models.training.model import ModelConfig, ShoalTiny
 from models.training.oracle import Answer, Oracle, load_weights
 from models.training.tokenizer import END_OF_TEXT
-from models.training.tool_dialogues import KINDS, tool_dialogue
-from models.training.turns import TEMPLATES, Message, Template, Turn, draw_turn
 
 WINDOW = 2048
 NUM_ITEMS = 30
@@ -83,34 +80,6 @@ def measure_chat(
     return exact, conditional_shares(chains)
 
 
-def measure_tools(oracle: Oracle, words: list[str]) -> dict[str, dict[str, float]]:
-    """Return the share of exact messages per kind of dialogue with tools, all calls and answers."""
-    exact: dict[str, dict[str, float]] = {}
-    for kind in KINDS:
-        exact[kind] = {}
-        for side in ("held_out", "taught"):
-            rng = Random(1)
-            dialogues = [
-                tool_dialogue(rng, kind, words, held_out=side == "held_out")
-                for _ in range(NUM_ITEMS)
-            ]
-            cases = list(chain.from_iterable(map(next_messages, dialogues)))
-            written = oracle.continue_chats([chat for chat, _ in cases])
-            pairs = zip(cases, written, strict=True)
-            num_exact = sum(expected == answer.text for (_, expected), answer in pairs)
-            exact[kind][side] = num_exact / len(cases)
-    return exact
-
-
-def next_messages(dialogue: list[Message]) -> Iterator[tuple[list[dict[str, str]], str]]:
-    """Return each of the assistant's messages behind those before it."""
-    before: list[dict[str, str]] = []
-    for message in dialogue:
-        if message.role == "assistant":
-            yield list(before), message.content
-        before.append(asdict(message))
-
-
 def chat_chains(model: ShoalTiny, answers: list[Answer]) -> list[list[bool]]:
     """Return the chains of drafts within greedy answers."""
     chains = []
@@ -126,8 +95,7 @@ def evaluate(folder: Path) -> dict[str, Any]:
     oracle = Oracle(folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     training, held_out = split_documents(load_documents())
-    words = common_words(training)
-    exact_match, chat = measure_chat(model, oracle, words)
+    exact_match, chat = measure_chat(model, oracle, common_words(training))
     prompts = text_prompts(tokenizer, held_out)
     acceptance = {
         f"text, {name}": text_acceptance(model, oracle, prompts, NEW_TOKENS, sampled)
@@ -142,7 +110,6 @@ def evaluate(folder: Path) -> dict[str, Any]:
         "acceptance": acceptance | {"chat, greedy": chat},
         "num_items": NUM_ITEMS,
         "exact_match": exact_match,
-        "tools": measure_tools(oracle, words),
     }
 
 

@@ -86,14 +86,8 @@ class Oracle:
 
     def answer(self, questions: Sequence[str], max_tokens: int = 96) -> list[Answer]:
         """Answer each question in a chat of its own."""
-        chats = [[{"role": "user", "content": question}] for question in questions]
-        return self.continue_chats(chats, max_tokens)
-
-    def continue_chats(
-        self, conversations: Sequence[list[dict[str, str]]], max_tokens: int = 96
-    ) -> list[Answer]:
-        """Write the next message of each conversation."""
         template = self.tokenizer.apply_chat_template
+        conversations = [[{"role": "user", "content": question}] for question in questions]
         texts = [template(c, tokenize=False, add_generation_prompt=True) for c in conversations]
         prompts = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
         answers = []

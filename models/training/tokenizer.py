@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from models.training.turns import Message
+from models.training.dialogues import Message
 
 VOCABULARY_SIZE = 8192
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"

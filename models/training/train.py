@@ -2,10 +2,9 @@
 
     python -m models.training.train --out DIR --minutes 60 --mtp-minutes 18
 
-A killed run continues from its last checkpoint with the same command. `--weights models/shoal-tiny`
-teaches a published model more, with its own tokenizer. Rates follow elapsed time, so a busy machine
-sees fewer tokens but the same schedule. torch.compile makes it twice as fast and needs a C++
-compiler; TORCHDYNAMO_DISABLE=1 does without.
+A killed run continues from its last checkpoint with the same command. Rates follow elapsed
+time, so a busy machine sees fewer tokens but the same schedule. torch.compile makes it twice as
+fast and needs a C++ compiler; TORCHDYNAMO_DISABLE=1 does without.
 """
 
 import argparse
@@ -25,7 +24,6 @@ from models.training.corpus import common_words, load_documents, split_documents
 from models.training.losses import backward_drafts, backward_next_token
 from models.training.model import ModelConfig, ShoalTiny
 from models.training.optimizer import PEAK_RATE, make_optimizers
-from models.training.oracle import load_weights
 from models.training.tokenizer import save_tokenizer, train_tokenizer
 
 LONG_SHARE = 0.1  # the last tenth of the trunk phase sees rows of 2048
@@ -59,7 +57,7 @@ class Phase:
     def __init__(self, name: str, model: ShoalTiny, args: argparse.Namespace) -> None:
         self.is_trunk = name == "trunk"
         self.name, self.model, self.out = name, model, Path(args.out)
-        self.tokens_per_step, self.peak_rate = args.tokens_per_step, args.peak_rate
+        self.tokens_per_step = args.tokens_per_step
         self.budget_s = 60.0 * (args.minutes if self.is_trunk else args.mtp_minutes)
         for parameter_name, parameter in model.named_parameters():
             parameter.requires_grad_(("mtp_layers" not in parameter_name) == self.is_trunk)
@@ -91,7 +89,7 @@ class Phase:
             length = self.row_length(progress)
             batch = source.next_batch(self.tokens_per_step // length, length)
             factor = rate_factor(progress, self.budget_s, WARMUP_STEPS[self.name])
-            loss = self.step(batch, self.peak_rate * factor)
+            loss = self.step(batch, PEAK_RATE * factor)
             progress = replace(
                 progress,
                 elapsed_s=time.monotonic() - started,
@@ -121,8 +119,6 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0, help="time of the trunk phase")
     parser.add_argument("--mtp-minutes", type=float, default=18.0, help="time of the MTP phase")
     parser.add_argument("--tokens-per-step", type=int, default=8192)
-    parser.add_argument("--weights", type=Path, help="published checkpoint to begin with")
-    parser.add_argument("--peak-rate", type=float, default=PEAK_RATE)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--muon", action="store_true", help="Muon for the hidden matrices")
     args = parser.parse_args()
@@ -131,14 +127,11 @@ def main() -> None:
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     model = ShoalTiny(ModelConfig())
-    if args.weights:
-        model.load_state_dict(load_weights(args.weights))
-        save_tokenizer(Tokenizer.from_file(str(args.weights / "tokenizer.json")), out)
     model.hidden = torch.compile(model.hidden, dynamic=False)
     model.draft = torch.compile(model.draft, dynamic=False)
     for name in ("trunk", "mtp"):
         progress = load_checkpoint(out, name, model)
-        if name == "mtp" and progress.num_steps == 0 and not args.weights:
+        if name == "mtp" and progress.num_steps == 0:
             start_mtp_layer(model)
         source = prepare_data(out, seed=progress.num_steps)
         Phase(name, model, args).run(source, progress)

@@ -1,21 +1,16 @@
 """The embedded model as it is shipped, and the data it was made from."""
 
 import json
-import re
 from itertools import islice
 from random import Random
-from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from models.training.corpus import load_documents, split_documents
-from models.training.dialogues import generate_dialogues
+from models.training.dialogues import TEMPLATES, draw_turn, generate_dialogues
 from models.training.model import ModelConfig, ShoalTiny
-from models.training.tokenizer import encode_dialogue
-from models.training.tool_dialogues import KINDS, tool_dialogue
-from models.training.turns import TEMPLATES, Message, draw_turn
 from shared.model_folder import EMBEDDED_MODEL
 
 MIB = 1 << 20
@@ -69,39 +64,6 @@ def test_sums_are_right(name: str):
         numbers = int(left), int(right)
         expected = {"+": sum(numbers), "-": numbers[0] - numbers[1], "*": numbers[0] * numbers[1]}
         assert int(result) == expected[symbol]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_dialogues_with_tools_are_what_the_template_makes_of_them(kind: str):
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(EMBEDDED_MODEL)
-    for seed in range(20):
-        dialogue = tool_dialogue(Random(seed), kind, WORDS, held_out=False)
-        messages, tools = as_clients_send(dialogue)
-        assert tools
-        rendered = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
-        ids, is_target = encode_dialogue(tokenizer.backend_tokenizer, dialogue)
-        assert ids == tokenizer.encode(rendered, add_special_tokens=False)
-        assert sum(is_target) < len(ids)
-
-
-def as_clients_send(dialogue: list[Message]) -> tuple[list[dict[str, Any]], list[Any]]:
-    """Take rendered messages apart into the fields of requests."""
-    system, *others = dialogue
-    opening, _, _ = system.content.partition("# Tools")
-    tools = [json.loads(line) for line in system.content.splitlines() if line.startswith('{"type')]
-    messages: list[dict[str, Any]] = []
-    if opening:
-        messages.append({"role": "system", "content": opening.removesuffix("\n\n")})
-    for message in others:
-        calls = re.findall(r"<tool_call>\n(.*)\n</tool_call>", message.content)
-        results = re.findall(r"<tool_response>\n(.*)\n</tool_response>", message.content)
-        messages += [{"role": "tool", "content": result} for result in results]
-        if calls:
-            functions = [{"function": json.loads(call)} for call in calls]
-            messages.append({"role": "assistant", "content": "", "tool_calls": functions})
-        elif not results:
-            messages.append({"role": message.role, "content": message.content})
-    return messages, tools
 
 
 def test_held_out_files_are_not_trained_on():
