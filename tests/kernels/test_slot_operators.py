@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.accept import accept, accept_with_torch
+from kernels.accept import accept, accept_on_cpu
 from kernels.accept.reference import accept_row
 from kernels.decode_inputs import decode_inputs
 from kernels.decode_inputs.inputs import DecodeInputs
@@ -161,7 +161,7 @@ def test_drafts_are_declared_accepted_by_the_random_bits_of_torch(
             on_device, acceptance = copied(state, triton_device), torch.tensor([0.5])
             arguments = (rows.slots, nums, tokens, eos_ids, acceptance)
             found = accept(on_device, *(moved(each, triton_device) for each in arguments))
-            wanted = accept_with_torch(state, *arguments)
+            wanted = accept_on_cpu(state, *arguments)
             for name, value in found._asdict().items():
                 assert_equal(value, getattr(wanted, name), name)
             assert_same(on_device, state)
