@@ -92,11 +92,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"chat_template": ""}, "chat_template", ">= 1"),
     ({"chat_template_kwargs": [1]}, "chat_template_kwargs", "expected object"),
     ({"chat_template_kwargs": {"x": "x" * (256 << 10)}}, "chat_template_kwargs", "the limit is"),
-    (
-        {"continue_final_message": True, "add_generation_prompt": True},
-        "continue_final_message",
-        "both true",
-    ),
     ({"stream_options": {"include_usage": True}}, "stream_options", "stream true only"),
     (
         {"stream": True, "stream_options": {"include_obfuscation": True}},
