@@ -24,8 +24,8 @@ class SlotParams(NamedTuple, Generic[T]):
     choices: T
 
 
-# As SamplingParams names them; Triton's kernels take them in this order. The others say which random
-# bits are drawn.
+# As SamplingParams names them; Triton's kernels take them in this order. The others say which
+# random bits are drawn.
 FILTERS = ("temperature", "top_k", "top_p", "min_p")
 
 

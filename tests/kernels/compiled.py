@@ -11,7 +11,7 @@ from triton.compiler import ASTSource
 from benchmarks.gpu.dry_card import AMPERE, HOPPER, Resources, resources
 
 Kind = str | tuple[str, ...]  # a tuple is of pointers
-ALIGNED = [["tt.divisibility", 16]]
+ALIGNED: list[list[Any]] = [["tt.divisibility", 16]]
 ARCHS = [pytest.param(AMPERE, marks=pytest.mark.slow), HOPPER]
 
 
@@ -40,7 +40,7 @@ def compiled(
     """``signature``: the types of the arguments that are not ``constants``, such as "*bf16" and
     "i32". Pointers, and integers written "i32:16", are multiples of 16, as torch's tensors are."""
     types: dict[str, Kind] = {}
-    aligned = {}
+    aligned: dict[tuple[int, ...], list[list[Any]]] = {}
     indices = {name: index for index, name in enumerate(kernel.arg_names)}
     for name, kind in signature.items():
         if isinstance(kind, tuple):

@@ -6,6 +6,7 @@ import os
 import signal
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -17,7 +18,7 @@ from shared.errors import ConfigError
 from shared.messages import Heartbeat, State
 
 
-class Idle:
+class Idle(Any):
     """A service that does nothing until a test sets its state; ``how`` is the way it breaks."""
 
     def __init__(self, how: str = "") -> None:

@@ -59,8 +59,8 @@ def test_shards_fill_every_parameter_and_report_progress(checkpoint: Path) -> No
     parts = [after - before for before, after in pairwise(fractions)]
     assert any(part == pytest.approx(largest / num_bytes) for part in parts), "by bytes"
     merged = model.get_parameter("model.layers.1.mlp.gate_up_proj.weight")
-    parts = [weights[f"model.layers.1.mlp.{name}_proj.weight"] for name in ("gate", "up")]
-    torch.testing.assert_close(merged, torch.cat(parts))
+    halves = [weights[f"model.layers.1.mlp.{name}_proj.weight"] for name in ("gate", "up")]
+    torch.testing.assert_close(merged, torch.cat(halves))
 
 
 def test_the_head_is_float32_and_shared_only_where_that_is_exact(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def mixed() -> list[SamplingParams]:
     side by side."""
     close = encode("\n")[0]
     guides = [Guide(grammar) for grammar in GRAMMARS.values()]
-    reasons = {"is_open": True, "close_ids": [close], "budget": 9, "forced_ids": [14, close]}
+    reasons: Any = {"is_open": True, "close_ids": [close], "budget": 9, "forced_ids": [14, close]}
     rules: list[dict[str, Any]] = [
         *({"guide": guide} for guide in guides),
         {"guide": guides[0], "temperature": 0.0, "presence_penalty": 1.5, "logprobs": 2},
@@ -188,7 +188,7 @@ def test_where_there_is_no_choice_drafts_are_right(kernels: str) -> None:
 
 
 def test_min_tokens_gives_way_to_a_complete_text_and_ignore_eos_repeats_its_end() -> None:
-    some = {"seed": 1, "guide": Guide(GRAMMARS["choice"]), "max_tokens": 30}
+    some: dict[str, Any] = {"seed": 1, "guide": Guide(GRAMMARS["choice"]), "max_tokens": 30}
     params = [SamplingParams(**some, min_tokens=25), SamplingParams(**some, ignore_eos=True)]
     done = scheduled.run(engine("native", "mtp"), prompts()[:2], params)
     assert done.ends == ["stop", "length"]
@@ -200,7 +200,7 @@ def test_min_tokens_gives_way_to_a_complete_text_and_ignore_eos_repeats_its_end(
     assert len(text) > 12, "here more may come, so that the minimum holds"
 
 
-class Held:
+class Held(Any):
     """An engine in which no grammar is compiled before so many steps have begun."""
 
     def __init__(self, used: AnyEngine, num_steps: int) -> None:

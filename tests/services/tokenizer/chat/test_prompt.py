@@ -25,7 +25,7 @@ from tests.services.tokenizer.chat.samples import (
 )
 
 DOCUMENTS = [{"title": "Fisch", "text": "schwimmt"}]
-HELLO = [{"role": "user", "content": "hi"}]
+HELLO: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
 
 
 def prompt(
@@ -49,11 +49,10 @@ def refusal(*arguments: Any, **more: Any) -> InvalidRequest:
 def rendered_by_transformers(
     source: str, messages: list[dict[str, Any]], tools: Any = None, **variables: Any
 ) -> str:
-    from transformers.utils.chat_template_utils import render_jinja_template
+    from transformers.utils import chat_template_utils
 
-    texts, _ = render_jinja_template(
-        [messages], tools=tools, chat_template=source, **SPECIAL_TOKENS, **variables
-    )
+    render: Any = chat_template_utils.render_jinja_template
+    texts, _ = render([messages], tools=tools, chat_template=source, **SPECIAL_TOKENS, **variables)
     return str(texts[0])
 
 
