@@ -235,15 +235,9 @@ def test_a_tokens_logits_are_the_same_bits_whatever_shares_its_step(
 @pytest.mark.parametrize("block_size", [32, 128])
 def test_larger_blocks_change_nothing(block_size: int) -> None:
     config, prompts = make_config("Qwen2, biases"), random_prompts(300, 50)
+    dtype, variant = torch.float32, variants()[0]
     expected, found = (
-        run(
-            make_native(config, torch.float32, variants()[0], size, 1),
-            config,
-            torch.float32,
-            prompts,
-            90,
-            size,
-        )
+        run(make_native(config, dtype, variant, size, 1), config, dtype, prompts, 90, size)
         for size in (16, block_size)
     )
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
