@@ -18,7 +18,7 @@ from shared.errors import ConfigError
 from shared.messages import Heartbeat, State
 
 
-class Idle(Any):
+class Idle:
     """A service that does nothing until a test sets its state; ``how`` is the way it breaks."""
 
     def __init__(self, how: str = "") -> None:
@@ -52,7 +52,7 @@ def config(directory: Path) -> SchedulerConfig:
     return SchedulerConfig(mesh_dir=directory, instance="0", drain_timeout_s=0.2)
 
 
-async def run(service: Idle, directory: Path) -> int:
+async def run(service: Any, directory: Path) -> int:
     return await runner._run("scheduler", config(directory), lambda _: service, lambda: None)
 
 

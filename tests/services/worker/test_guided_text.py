@@ -200,7 +200,7 @@ def test_min_tokens_gives_way_to_a_complete_text_and_ignore_eos_repeats_its_end(
     assert len(text) > 12, "here more may come, so that the minimum holds"
 
 
-class Held(Any):
+class Held:
     """An engine in which no grammar is compiled before so many steps have begun."""
 
     def __init__(self, used: AnyEngine, num_steps: int) -> None:
@@ -234,7 +234,7 @@ class Held(Any):
 
 @cache
 def prompt_logprobs() -> dict[int, list[float]]:
-    plain = Held(engine("native", "none"), 1)
+    plain: Any = Held(engine("native", "none"), 1)
     scheduled.run(plain, some(), SamplingParams(seed=0, max_tokens=1, prompt_logprobs=0))
     return plain.prompts
 
@@ -246,7 +246,7 @@ def test_what_waits_for_its_grammar_goes_on_when_that_is_compiled_and_nothing_el
 ) -> None:
     used = engine(kernels, method)
     params = [msgspec.structs.replace(each, prompt_logprobs=0) for each in mixed()]
-    slow = Held(used, 25)
+    slow: Any = Held(used, 25)
     done = scheduled.run(slow, some(), params)
     assert done.texts == expected().texts
     assert done.ends == expected().ends
