@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def prompts_with_one_beginning() -> list[list[int]]:
 
 async def text_of(client: AsyncOpenAI, prompt: list[int]) -> tuple[list[int], int]:
     """The ids of a greedy text, and how many of the prompt's were cached."""
-    done = await client.completions.create(
+    done: Any = await client.completions.create(
         model="any",
         prompt=prompt,
         max_tokens=NUM_TOKENS,
