@@ -56,6 +56,7 @@ MAX_JSON_CHARS = 256 << 10  # of tools, documents, template arguments and a temp
 MAX_FORMAT_CHARS = 256 << 10  # of a schema, an expression or a grammar of a client
 MAX_GRAMMAR_CHARS = 512 << 10  # of what becomes of it
 MAX_TOOLS = 512
+TOOL_NAME = r"[a-zA-Z0-9_.-]{1,128}"
 MAX_MARKER_IDS = 64
 
 Int32 = Annotated[int, Meta(ge=0, le=2**31 - 1)]  # a count, an index or an id

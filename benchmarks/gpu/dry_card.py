@@ -124,6 +124,9 @@ def resources(cubin: bytes, shared_bytes: int) -> Resources:
 
 def _check(name: str, kind: Any, value: Any) -> None:
     """Elsewhere than on such a place Triton compiles a kernel anew."""
+    if isinstance(kind, tuple):
+        for index, part in enumerate(zip(kind, value, strict=True)):
+            _check(f"{name}[{index}]", *part)
     if isinstance(kind, str) and kind.startswith("*"):
         if not isinstance(value, Tensor):
             raise ValueError(f"{name} is {value!r}, no tensor")

@@ -18,8 +18,9 @@ DEVICE = {"native_kernels": False, "block_size": 4, "cudagraph_capture_sizes": [
 ENGINES = {**KERNELS, "device": DEVICE}
 
 
-def make_engine(folder: Path, kernels: str = "torch", **settings: Any) -> AnyEngine:
-    """``kernels``: what computes the steps, one of ``ENGINES``."""
+def make_engine(folder: Path, kernels: str = "torch", **settings: Any) -> Any:
+    """Returns AnyEngine: the caller knows which. ``kernels``: what computes the steps, one of
+    ``ENGINES``."""
     defaults = {"dtype": "float32", "max_num_seqs": 24, "num_threads": 1, **ENGINES[kernels]}
     config = WorkerConfig(model=folder, device="cpu", **(defaults | settings))
     build = DeviceEngine if kernels == "device" else HostEngine

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from benchmarks.harness.docker_engine import ROOT
 from benchmarks.harness.ports import free_port
@@ -99,7 +100,7 @@ class Stack:
         """The ids of those that run."""
         return (await self.compose("ps", "-q", service)).split()
 
-    async def status(self, container: str) -> dict[str, object]:
+    async def status(self, container: str) -> dict[str, Any]:
         """The status of the container's service."""
         answer: dict[str, object] = json.loads(
             await self.docker("exec", container, "shoal", "probe", "/status")

@@ -2,16 +2,17 @@
 
 A draft is accepted if it is the token that was sampled in its position, so the token sampled after
 the accepted drafts is the one that would have been sampled without drafts.
-``reference.py`` computes it row by row; torch serves CPUs, Triton CUDA devices.
+``rule.py`` says so, and serves CPUs; ``reference.py`` computes it row by row, Triton on CUDA
+devices.
 """
 
 import torch
 from torch import Tensor
 
-from kernels.accept.output import CLOSED, FULL, RETRIED, RUNS, STOPPED, AcceptOutput
+from kernels.accept.output import RETRIED, RUNS, AcceptOutput
+from kernels.accept.rule import accept_rows
 from kernels.dispatch import runs_triton
 from kernels.random_bits import PURPOSE_ACCEPT, random_bits
-from kernels.sample import NOT_COMPILED, NOT_FINITE
 from kernels.slot_state import SlotState
 
 
@@ -35,10 +36,10 @@ def accept(
         from kernels.accept.triton import launch
 
         return launch(state, slots, num_valid, tokens, eos_ids, acceptance)
-    return accept_with_torch(state, slots, num_valid, tokens, eos_ids, acceptance)
+    return accept_on_cpu(state, slots, num_valid, tokens, eos_ids, acceptance)
 
 
-def accept_with_torch(
+def accept_on_cpu(
     state: SlotState,
     slots: Tensor,
     num_valid: Tensor,
@@ -48,35 +49,21 @@ def accept_with_torch(
 ) -> AcceptOutput:
     slots = slots.long()
     width = tokens.shape[1]
-    columns = torch.arange(width, dtype=torch.int32, device=tokens.device)
-    is_valid = columns < num_valid[:, None]  # [R, w]
     drafts = state.ids[slots, 1:width]  # [R, w - 1]
     is_right = (
         drafts == tokens[:, :-1]
         if acceptance is None
         else _accepted_at_random(state, slots, tokens, acceptance)
     )
-    num_right = (is_right & is_valid[:, 1:]).int().cumprod(1).sum(1)
-    is_wrong = (tokens < 0) & is_valid
-    num_good = _first(is_wrong, columns)
-    first = tokens[:, 0]
-    is_retried = ((first == NOT_FINITE) & (num_valid > 1)) | (first == NOT_COMPILED)
     is_eos = (tokens[:, :, None] == eos_ids).any(2) & (state.ignores_eos[slots, None] == 0)
     is_stop = (tokens[:, :, None] == state.stop_ids[slots, None]).any(2) & (tokens >= 0)
-    num_to_end = _first((is_eos | is_stop) & is_valid, columns) + 1
     rooms = state.ends[slots] - state.num_tokens[slots]
-    num_emitted = torch.stack((1 + num_right, num_good, num_to_end, rooms)).amin(0)
-    is_there = num_valid > 0
-    num_emitted = torch.where(is_there, num_emitted, 0)
-    fails = (num_good == 0) & ~is_retried
-    codes = torch.where(rooms == num_emitted, FULL, RUNS)
-    codes = torch.where(num_to_end == num_emitted, STOPPED, codes)
-    codes = torch.where(fails, first, codes)
-    codes = torch.where(is_retried, RETRIED, codes)
-    codes = torch.where(is_there, codes, CLOSED)
+    rows = (tokens, num_valid, is_right, is_eos | is_stop, rooms)
+    accepted = accept_rows(*(each.numpy() for each in rows))
+    num_emitted, num_accepted, codes = map(torch.from_numpy, accepted)
     _update(state, slots, tokens, num_emitted, codes)
-    num_accepted = torch.minimum(num_right, num_emitted)
     columns = torch.stack((num_emitted, num_accepted, codes, num_valid), 1)
+    is_valid = torch.arange(width) < num_valid[:, None]
     packed = torch.cat((columns, tokens.where(is_valid, 0), drafts), 1).int()
     return AcceptOutput(num_emitted.int(), packed)
 
@@ -90,11 +77,6 @@ def _update(
     state.num_drafts[slots] = 0
     goes_on = (codes == RUNS) | (codes == RETRIED)
     state.is_open[slots] = state.is_open[slots] * goes_on.int()
-
-
-def _first(flags: Tensor, columns: Tensor) -> Tensor:
-    """The first true column of each row [R, w], or one beyond what a row may have."""
-    return torch.where(flags, columns, len(columns) + 1).amin(1)
 
 
 def _accepted_at_random(

@@ -15,9 +15,7 @@ from kernels.sample import RandomRows
 from kernels.sample.slot_params import SlotParams
 
 _Pointer = ctypes.c_void_p
-_PARAMS = ("temperature", "top_k", "top_p", "min_p", "seeds", "choices")
-_ARRAYS = ("rows", "positions", *_PARAMS)
-assert SlotParams._fields == _PARAMS, "RandomRows of sampler.cpp has other fields"
+_ARRAYS = ("rows", "positions", *SlotParams._fields)
 
 
 class _RandomRows(ctypes.Structure):

@@ -1,7 +1,7 @@
 """Samples one token from each row of logits, reproducibly: the random bits follow from the seed.
 
-The order is: logits rules (``adjust.py``) → temperature → min_p → top_k → top_p →
-Gumbel-max. ``reference.py`` computes the same row by row in numpy; torch serves every device, and
+The order is: logits rules (``adjust.py``) → temperature → ``filters.py`` → Gumbel-max.
+``reference.py`` computes the same row by row in numpy; torch serves every device, and
 ``kernels/cpu/sampler.cpp`` CPUs.
 """
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.sample.adjust import Adjustments, RowChange, adjust, prepare_adjustments
-from kernels.sample.filters import keep_min_p, keep_top_k, keep_top_p
+from kernels.sample.filters import filtered
 from kernels.sample.gumbel import gumbel_argmax
 from kernels.sample.rows import MIN_TEMPERATURE, RandomRows, prepare_random_rows
 from kernels.sample.sentinels import NOT_COMPILED, NOT_FINITE, NOTHING_LEFT
@@ -58,21 +58,9 @@ def process(logits: Tensor, random: RandomRows | None) -> Tensor:
     """logits [S, V] float32 → the scores that ``sample`` draws from; what is filtered is −inf."""
     if random is None:
         return logits
-    return logits.index_copy(0, random.rows, _filtered(logits[random.rows], random))
+    return logits.index_copy(0, random.rows, filtered(logits[random.rows], random))
 
 
 def _sample_rows(logits: Tensor, random: RandomRows) -> Tensor:
-    scores = _filtered(logits, random)
+    scores = filtered(logits, random)
     return gumbel_argmax(scores, random.params.seeds, random.positions, random.params.choices)
-
-
-def _filtered(logits: Tensor, random: RandomRows) -> Tensor:
-    params = random.params
-    scores = logits / params.temperature[:, None]
-    if random.has_min_p:
-        scores = keep_min_p(scores, params.min_p)
-    if random.max_top_k:
-        scores = keep_top_k(scores, params.top_k, random.max_top_k)
-    if random.has_top_p:
-        scores = keep_top_p(scores, params.top_p)
-    return scores

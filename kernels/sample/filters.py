@@ -1,11 +1,25 @@
-"""Filters that hide the improbable tokens of each row; hidden scores are −inf."""
+"""Temperature, and filters that hide the improbable tokens of each row; their scores are −inf."""
 
 from torch import Tensor
 
 from kernels.grammar_mask import HIDDEN
+from kernels.sample.rows import RandomRows
 
 # A nucleus is mostly small. On a CPU finding the 128 highest of 32 × 8192 takes 1 ms, sorting 15.
 NUM_NUCLEUS_TRY = 128
+
+
+def filtered(logits: Tensor, random: RandomRows) -> Tensor:
+    """logits [N, V] → scores; the order of the filters is that of all samplers."""
+    params, on_host = random.params, random.on_host
+    scores = logits / params.temperature[:, None]
+    if (on_host.min_p > 0).any():
+        scores = keep_min_p(scores, params.min_p)
+    if on_host.top_k.any():
+        scores = keep_top_k(scores, params.top_k, int(on_host.top_k.max()))
+    if (on_host.top_p < 1).any():
+        scores = keep_top_p(scores, params.top_p)
+    return scores
 
 
 def keep_min_p(scores: Tensor, min_p: Tensor) -> Tensor:

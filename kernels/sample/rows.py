@@ -13,14 +13,12 @@ MIN_TEMPERATURE = 1e-5  # below it a row is greedy
 
 @dataclass(frozen=True, slots=True)
 class RandomRows:
-    """N of the S rows of logits. What the host knows decides which filters run at all."""
+    """N of the S rows of logits."""
 
     rows: Tensor  # [N] int64
     positions: Tensor  # [N] int64, the sampled token's index in the whole sequence
     params: SlotParams[Tensor]  # each [N], with the host's dtypes
-    max_top_k: int
-    has_top_p: bool
-    has_min_p: bool
+    on_host: SlotParams[np.ndarray]  # the same: decides which filters run at all
 
 
 def prepare_random_rows(
@@ -41,7 +39,5 @@ def prepare_random_rows(
         rows=upload(rows),
         positions=upload(positions[rows]),
         params=SlotParams(*map(upload, taken)),
-        max_top_k=int(taken.top_k.max()),
-        has_top_p=bool((taken.top_p < 1).any()),
-        has_min_p=bool((taken.min_p > 0).any()),
+        on_host=taken,
     )

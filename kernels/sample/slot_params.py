@@ -24,6 +24,11 @@ class SlotParams(NamedTuple, Generic[T]):
     choices: T
 
 
+# As SamplingParams names them; Triton's kernels take them in this order. The others say which
+# random bits are drawn.
+FILTERS = ("temperature", "top_k", "top_p", "min_p")
+
+
 class Column(NamedTuple):
     host: type[np.generic]
     device: torch.dtype

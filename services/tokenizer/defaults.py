@@ -3,24 +3,20 @@
 from pathlib import Path
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from shared.errors import ConfigError
 from shared.messages import SamplingDefaults
 from shared.model_folder import decode_json
+from shared.sampling_fields import SamplingFields, with_fields
 
 FILE = "generation_config.json"
 AUTO, NONE = "auto", "none"
 
 
-class _GenerationConfig(Struct):
-    """The keys that we read; null means OpenAI's default."""
+class _GenerationConfig(SamplingFields):
+    """The keys that we read."""
 
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
     max_new_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
 
 
@@ -38,12 +34,4 @@ def read_defaults(model: Path, setting: str) -> tuple[SamplingDefaults, int | No
     if not path.is_file():
         raise ConfigError(f"generation-config: {setting} is auto, none, or a folder with {FILE}")
     config = decode_json(path, _GenerationConfig)
-    plain = SamplingDefaults()
-    defaults = SamplingDefaults(
-        plain.temperature if config.temperature is None else config.temperature,
-        max(config.top_k or 0, 0),
-        config.top_p or plain.top_p,
-        config.min_p or 0.0,
-        config.repetition_penalty or plain.repetition_penalty,
-    )
-    return defaults, config.max_new_tokens
+    return with_fields(SamplingDefaults(), config), config.max_new_tokens

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import venv
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,8 @@ def test_the_check_runs_where_nothing_of_ours_is_installed(tmp_path: Path) -> No
         subprocess.run([python, "-m", "pip", "--disable-pip-version-check", *words], check=True)
     tree = copied_tree(tmp_path / "tree")
     pack(f"{sys.version_info.major}.{sys.version_info.minor}", tree / ".gpu")
-    command = [python, "-m", "benchmarks.gpu.carry", "run", "--dry", "--results", tmp_path]
+    module = "benchmarks.gpu.carry"
+    command: list[Any] = [python, "-m", module, "run", "--dry", "--results", tmp_path]
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "OMP_NUM_THREADS": "2"}
     done = subprocess.run(
         command, cwd=tree, env=environment, capture_output=True, text=True, check=False

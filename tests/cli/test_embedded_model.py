@@ -98,7 +98,7 @@ async def test_greedy_text_in_float32_equals_transformers(tmp_path: Path):
 
 
 async def test_chat_answers_what_it_was_taught_streaming_or_not(tmp_path: Path):
-    question = [{"role": "user", "content": "What is Shoal?"}]
+    question: Any = [{"role": "user", "content": "What is Shoal?"}]
     async with serving(tmp_path, "--num-threads", "2") as shoal:
         await shoal.until_ready()
         async with AsyncOpenAI(base_url=f"{shoal.url}/v1", api_key="none") as client:

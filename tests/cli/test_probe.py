@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from shared.config.scheduler import SchedulerConfig
 from shared.messages import Heartbeat, State
 
 
-class Handler:
+class Handler(Any):
     state = State.NOT_READY
 
     def status(self) -> Heartbeat:

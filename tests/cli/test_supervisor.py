@@ -4,13 +4,13 @@ import asyncio
 import os
 import sys
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from aiohttp import web
 
 from cli import supervisor as module
-from cli.child import Child
+from cli.child import ASK_S, Child
 from cli.run_directory import RunDirectory
 from cli.supervisor import StartFailedError, Supervisor, child_environment
 from shared.config.gateway import GatewayConfig
@@ -96,10 +96,9 @@ async def test_what_hangs_is_killed_also_while_it_is_starting(
     supervisor: Supervisor, monkeypatch, was_ready: bool, max_unanswered: int
 ):
     monkeypatch.setattr(module, "POLL_S", 0.001)
-    monkeypatch.setattr(module, "ASK_S", 1e-9 if was_ready else module.ASK_S)
-    supervisor._config = supervisor._config.model_copy(
-        update={"liveness_timeout_s": 10 * module.ASK_S}
-    )
+    ask_s = 1e-9 if was_ready else ASK_S
+    monkeypatch.setattr(module, "ASK_S", ask_s)
+    supervisor._config = supervisor._config.model_copy(update={"liveness_timeout_s": 10 * ask_s})
     killed_after: list[int] = []
 
     async def ask_status(self: FakeChild) -> None:
@@ -123,7 +122,7 @@ async def test_what_is_ready_is_asked_less_often(supervisor: Supervisor, monkeyp
     running = asyncio.create_task(run(supervisor))
     while len(supervisor.children) < 4:
         await asyncio.sleep(0)
-    child = supervisor.children["worker-0"]
+    child: Any = supervisor.children["worker-0"]
     while child.num_asks < 4:
         await asyncio.sleep(0.01)
     child.was_ready = True
@@ -136,7 +135,7 @@ async def test_what_is_ready_is_asked_less_often(supervisor: Supervisor, monkeyp
 async def test_every_replica_is_started_and_restarted_for_itself(
     supervisor: Supervisor, monkeypatch
 ):
-    counts = {"gateways": 2, "tokenizers": 1, "workers": 3}
+    counts: dict[str, Any] = {"gateways": 2, "tokenizers": 1, "workers": 3}
     monkeypatch.setattr(supervisor, "_config", ServeConfig(**counts))
     FakeChild.script = {"gateway": [(1, True)]}
     running = asyncio.create_task(run(supervisor))
@@ -188,6 +187,7 @@ def test_workers_share_out_the_gpus_of_one_serve_or_those_of_a_folder_that_is_gi
     tmp_path: Path,
 ):
     directory = RunDirectory(tmp_path)
+    settings: Any
     for settings, folder in (({}, directory.path / "gpus"), ({"gpu_claims": "/claims"}, "/claims")):
         supervisor = Supervisor(ServeConfig(mesh_dir=tmp_path, **settings), directory, print)
         for instance in ("0.1", "1.1"):
@@ -209,7 +209,7 @@ async def test_a_stop_reaches_a_process_that_is_only_being_started(tmp_path: Pat
 async def test_a_line_without_end_does_not_harm_the_supervisor(tmp_path: Path, monkeypatch):
     child = Child("worker", "0", tmp_path)
     script = "import sys; sys.stdout.write('x' * 300_000 + '\\nlast words')"
-    monkeypatch.setattr(module.Child, "_start", lambda self, *_: start_script(script))
+    monkeypatch.setattr(Child, "_start", lambda self, *_: start_script(script))
     lines: list[str] = []
     assert await asyncio.wait_for(child.run({}, lines.append), 10) == 0
     assert sum(map(len, lines)) == 300_010
@@ -219,7 +219,7 @@ async def test_a_line_without_end_does_not_harm_the_supervisor(tmp_path: Path, m
 async def test_an_error_of_several_lines_is_kept_whole(tmp_path: Path, monkeypatch):
     child = Child("worker", "0", tmp_path)
     script = "print('starting\\nshoal worker: model: not\\n  this\\n\\n  nor that')"
-    monkeypatch.setattr(module.Child, "_start", lambda self, *_: start_script(script))
+    monkeypatch.setattr(Child, "_start", lambda self, *_: start_script(script))
     await asyncio.wait_for(child.run({}, lambda line: None), 10)
     assert child.last_words == "shoal worker: model: not\n  this\n\n  nor that"
 
@@ -260,9 +260,7 @@ async def test_a_child_that_was_ready_for_a_moment_counts_as_ready_without_a_pro
 ):
     child = Child("scheduler", "0.1", tmp_path)
     script = READY_AND_GONE.replace("STATE]", f"{state!r}]")
-    monkeypatch.setattr(
-        module.Child, "_start", lambda self, *payload: start_script(script, *payload)
-    )
+    monkeypatch.setattr(Child, "_start", lambda self, *payload: start_script(script, *payload))
     monkeypatch.chdir(Path(__file__).parent.parent.parent)
     environment = {"SHOAL_MESH_DIR": str(tmp_path), "SHOAL_INSTANCE": "0.1"}
     assert await asyncio.wait_for(child.run(environment, lambda line: None), 60) == 1
@@ -272,7 +270,7 @@ async def test_a_child_that_was_ready_for_a_moment_counts_as_ready_without_a_pro
 async def test_a_child_is_asked_over_one_connection(tmp_path: Path, monkeypatch):
     child = Child("scheduler", "0.1", tmp_path)
     monkeypatch.setattr(
-        module.Child, "_start", lambda self, *_: start_script("import time; time.sleep(600)")
+        Child, "_start", lambda self, *_: start_script("import time; time.sleep(600)")
     )
     running = asyncio.create_task(child.run({}, lambda line: None))
     connections: list[object] = []

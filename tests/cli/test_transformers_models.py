@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def prompts_with_one_beginning() -> list[list[int]]:
 
 async def text_of(client: AsyncOpenAI, prompt: list[int]) -> tuple[list[int], int]:
     """The ids of a greedy text, and how many of the prompt's were cached."""
-    done = await client.completions.create(
+    done: Any = await client.completions.create(
         model="any",
         prompt=prompt,
         max_tokens=NUM_TOKENS,
@@ -62,9 +63,11 @@ async def test_greedy_texts_are_those_of_transformers(tmp_path: Path, family: st
         *("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}'),
     ]
     prompts = prompts_with_one_beginning()
-    async with serving(tmp_path / "mesh", *flags) as server:
+    async with (
+        serving(tmp_path / "mesh", *flags) as server,
+        AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
         await server.until_ready()
-        client = AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
         alone, _ = await text_of(client, prompts[0])
         together = await asyncio.gather(*(text_of(client, prompt) for prompt in prompts))
         await check_what_happened(server, [num_cached for _, num_cached in together])

@@ -76,7 +76,7 @@ async def test_the_openai_client_is_served(stack: Stack):
     async with AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0) as client:
         assert [model.id async for model in client.models.list()] == ["shoal-tiny"]
         question = [{"role": "user", "content": "What is 12 + 30?"}]
-        asked = {"model": "shoal-tiny", "messages": question, "temperature": 0}
+        asked: Any = {"model": "shoal-tiny", "messages": question, "temperature": 0}
         answer = await client.chat.completions.create(**asked, logprobs=True, top_logprobs=5)
         assert "42" in answer.choices[0].message.content
         assert len(answer.choices[0].logprobs.content[0].top_logprobs) == 5

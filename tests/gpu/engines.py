@@ -19,7 +19,7 @@ TEXTS = (
 
 
 def make_cuda_engine(model: Path = EMBEDDED_MODEL, **settings: Any) -> DeviceEngine:
-    defaults = {"dtype": "float32", "max_num_seqs": 8, "gpu_memory_utilization": 0.5}
+    defaults: Any = {"dtype": "float32", "max_num_seqs": 8, "gpu_memory_utilization": 0.5}
     config = WorkerConfig(model=model, device="cuda", **(defaults | settings))
     return DeviceEngine(config, lambda text, fraction: None)
 

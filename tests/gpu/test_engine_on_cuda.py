@@ -16,7 +16,7 @@ from tests.gpu.engines import drafting, make_cuda_engine, prompts
 pytestmark = pytest.mark.gpu
 TEMPERATURES = [0.0, 0.8]
 LOGPROB_TOLERANCE = 1e-3  # in float32
-STEPS = {"graphs": {}, "eager": {"enforce_eager": True}}
+STEPS: dict[str, dict[str, Any]] = {"graphs": {}, "eager": {"enforce_eager": True}}
 
 
 def params_of(temperature: float, **rules: Any) -> list[SamplingParams]:
@@ -36,7 +36,7 @@ def test_texts_in_float32_are_the_cpus(temperature: float, steps: dict[str, Any]
 @pytest.mark.parametrize("depth", [0, 2])
 def test_rows_with_filters_of_their_own_sample_what_the_cpu_samples(depth: int) -> None:
     """Every mixture of them, beside rows that are greedy, and as likely."""
-    filters = {"temperature": [0.0, 0.8, 1.3], "top_k": [0, 20], "top_p": [1.0, 0.7]}
+    filters: Any = {"temperature": [0.0, 0.8, 1.3], "top_k": [0, 20], "top_p": [1.0, 0.7]}
     filters |= {"min_p": [0.0, 0.05]}
     rules = [
         dict(zip(filters, values, strict=True)) for values in itertools.product(*filters.values())
@@ -46,7 +46,7 @@ def test_rows_with_filters_of_their_own_sample_what_the_cpu_samples(depth: int) 
         for seed, each in enumerate(rules)
     ]
     texts = [prompt for _, prompt in zip(params, itertools.cycle(prompts()), strict=False)]
-    speculation = {"speculative_config": drafting(depth)}
+    speculation: dict[str, Any] = {"speculative_config": drafting(depth)}
     found = scheduled.run(make_cuda_engine(**speculation), texts, params)
     host = make_engine(EMBEDDED_MODEL, max_num_seqs=8, **speculation)
     expected = scheduled.run(host, texts, params)
@@ -76,7 +76,7 @@ def test_texts_in_float32_are_the_same_at_every_depth(
 @pytest.mark.parametrize("depth", [0, 2])
 def test_recorded_steps_bring_the_bits_that_others_bring(num_rows: int, depth: int) -> None:
     """In bfloat16; three rows are padded with rows of the null slot."""
-    settings = {"dtype": "bfloat16", "speculative_config": drafting(depth)}
+    settings: dict[str, Any] = {"dtype": "bfloat16", "speculative_config": drafting(depth)}
     params = params_of(0.8, logprobs=5)[:num_rows]
     recorded, eager = (
         scheduled.run(make_cuda_engine(**settings, **steps), prompts()[:num_rows], params)

@@ -1,6 +1,8 @@
 """Products that only a card computes so, against references in float32: of more tokens than the
 kernels take, with results wider than the operands, and of weights that are a part of others."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -13,8 +15,8 @@ CUDA = torch.device("cuda")
 SIZE = 1024
 EPS = 1e-6
 # Results are some 1. Above MAX_FEW_ROWS bfloat16 rounds what is normed, and gates before ups.
-FLOAT32 = {"atol": 1e-4, "rtol": 1e-4}
-BFLOAT16 = {"atol": 0.03, "rtol": 2**-6}
+FLOAT32: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}
+BFLOAT16: dict[str, Any] = {"atol": 0.03, "rtol": 2**-6}
 TOLERANCES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 dtypes = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 nums = pytest.mark.parametrize("num_tokens", [1, MAX_FEW_ROWS, MAX_FEW_ROWS + 1, 300])
@@ -76,7 +78,7 @@ def test_half_of_a_weight_multiplies_among_nan(
     norm, whole = Norm(normals(SIZE, dtype=dtype), EPS), weights(520, 2 * SIZE, dtype=dtype)
     halves = torch.split(whole, SIZE, 1)
     halves[1 - half].fill_(torch.nan)
-    terms = {"norm": norm, "residual": residual}
+    terms: dict[str, Any] = {"norm": norm, "residual": residual}
     found = linear(x, halves[half], **terms)
     torch.testing.assert_close(
         found.float(), reference.linear(x, halves[half], **terms), **TOLERANCES[dtype]

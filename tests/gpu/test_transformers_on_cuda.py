@@ -1,6 +1,7 @@
 """Logprobs on a card beside transformers' on the same card, of prompts and of what follows."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,10 +58,10 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def assert_near(engine: DeviceEngine, oracle: PreTrainedModel, dtype: torch.dtype) -> None:
+def assert_near(engine: DeviceEngine, oracle: Any, dtype: torch.dtype) -> None:
     """``oracle`` computes in float32 with weights that are rounded to ``dtype``."""
     oracle = oracle.to(dtype).float().cuda()
-    logprobs = {"logprobs": ALL_TOKENS, "prompt_logprobs": ALL_TOKENS}
+    logprobs: dict[str, Any] = {"logprobs": ALL_TOKENS, "prompt_logprobs": ALL_TOKENS}
     params = SamplingParams(seed=3, temperature=0.8, max_tokens=6, ignore_eos=True, **logprobs)
     jobs = [Job(prompt, params) for prompt in PROMPTS]
     Driver(engine, chunk_sizes=(13, 1000)).run(jobs)

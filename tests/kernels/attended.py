@@ -118,12 +118,14 @@ def device_attention(step: Step, tables: np.ndarray) -> DeviceAttention:
     ]
     decode = DecodeRows(step.width, parts[0][0], on_device, *parts[0][1:])
     host_starts, host_nums = starts[num_decoding:], num_tokens[num_decoding:]
+    tile_rows, tile_starts = map(_int32, make_tiles(host_nums))
     chunks = ChunkRows(
         on_device,
         parts[1][0],
         _int32(np.concatenate([[0], np.cumsum(host_nums)])),
         parts[1][1],
-        *map(_int32, make_tiles(host_nums)),
+        tile_rows,
+        tile_starts,
         host_starts,
         host_nums,
         parts[1][2],

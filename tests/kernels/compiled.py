@@ -10,13 +10,14 @@ from triton.compiler import ASTSource
 
 from benchmarks.gpu.dry_card import AMPERE, HOPPER, Resources, resources
 
-ALIGNED = [["tt.divisibility", 16]]
+Kind = str | tuple[str, ...]  # a tuple is of pointers
+ALIGNED: list[list[Any]] = [["tt.divisibility", 16]]
 ARCHS = [pytest.param(AMPERE, marks=pytest.mark.slow), HOPPER]
 
 
 def compile_kernel(
     kernel: Any,
-    signature: Mapping[str, str],
+    signature: Mapping[str, Kind],
     constants: Mapping[str, Any],
     arch: int,
     *,
@@ -30,7 +31,7 @@ def compile_kernel(
 
 def compiled(
     kernel: Any,
-    signature: Mapping[str, str],
+    signature: Mapping[str, Kind],
     constants: Mapping[str, Any],
     arch: int,
     num_warps: int,
@@ -38,13 +39,17 @@ def compiled(
 ) -> Any:
     """``signature``: the types of the arguments that are not ``constants``, such as "*bf16" and
     "i32". Pointers, and integers written "i32:16", are multiples of 16, as torch's tensors are."""
-    types = {name: kind.removesuffix(":16") for name, kind in signature.items()}
+    types: dict[str, Kind] = {}
+    aligned: dict[tuple[int, ...], list[list[Any]]] = {}
     indices = {name: index for index, name in enumerate(kernel.arg_names)}
-    aligned = {
-        (indices[name],): ALIGNED
-        for name, kind in signature.items()
-        if kind.startswith("*") or kind.endswith(":16")
-    }
+    for name, kind in signature.items():
+        if isinstance(kind, tuple):
+            types[name] = kind
+            aligned |= {(indices[name], part): ALIGNED for part in range(len(kind))}
+        else:
+            types[name] = kind.removesuffix(":16")
+            if kind.startswith("*") or kind.endswith(":16"):
+                aligned[indices[name],] = ALIGNED
     constexprs = {(indices[name],): value for name, value in constants.items()}
     types |= dict.fromkeys(constants, "constexpr")
     source = ASTSource(kernel, types, constexprs, aligned)

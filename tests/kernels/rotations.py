@@ -1,5 +1,7 @@
 """What ``rope_kv`` makes of random heads."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -26,18 +28,21 @@ def compare(
 ) -> None:
     """Asserts that queries and caches agree."""
     heads = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim).to(dtype)
-    norms = [torch.rand(head_dim).to(dtype) + 0.5 if has_norm else None for _ in range(2)]
+    query_norm, key_norm = (
+        torch.rand(head_dim).to(dtype) + 0.5 if has_norm else None for _ in range(2)
+    )
     table = rotation_table(NUM_POSITIONS, head_dim, is_interleaved)
     positions = torch.randint(0, NUM_POSITIONS, (num_tokens,))
     slot_mapping = torch.randperm(NUM_KV_SLOTS)[:num_tokens]
     expected_cache = torch.randn(NUM_KV_SLOTS // 4, 4, 2, num_kv_heads, head_dim).to(dtype)
     cache = expected_cache.clone()
-    arguments = (heads, *norms, EPS, table, positions, slot_mapping)
+    arguments = (heads, query_norm, key_norm, EPS, table, positions, slot_mapping)
     expected = reference.rope_kv(*arguments, expected_cache, is_interleaved)
-    moved = [part.to(device) if isinstance(part, Tensor) else part for part in arguments]
     cache = cache.to(device)
-    actual = rope_kv(*moved, cache, is_interleaved)
-    close = {"atol": TOLERANCES[dtype], "rtol": TOLERANCES[dtype]}
+    moved: Any = [part.to(device) if isinstance(part, Tensor) else part for part in arguments]
+    moved += [cache, is_interleaved]
+    actual = rope_kv(*moved)
+    close: dict[str, Any] = {"atol": TOLERANCES[dtype], "rtol": TOLERANCES[dtype]}
     torch.testing.assert_close(actual.cpu(), expected, **close)
     torch.testing.assert_close(cache.cpu(), expected_cache, **close)
 

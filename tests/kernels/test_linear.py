@@ -1,5 +1,7 @@
 """Products, and the gates of a feed-forward network, against their references."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,9 +13,10 @@ from kernels.silu_mul import silu_mul
 
 # Products of normal numbers over 264 terms: a result's own scale is some 16. bfloat16 rounds the
 # normed x, and the product before the bias.
-FLOAT32, BFLOAT16 = {"atol": 1e-4, "rtol": 1e-4}, {"atol": 0.25, "rtol": 2**-6}
+FLOAT32: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}
+BFLOAT16: dict[str, Any] = {"atol": 0.25, "rtol": 2**-6}
 # Of results that are some 1, of which few-row kernels round no part before the sum.
-ON_GPU = {torch.float32: FLOAT32, torch.bfloat16: {"atol": 0.03, "rtol": 2**-7}}
+ON_GPU: Any = {torch.float32: FLOAT32, torch.bfloat16: {"atol": 0.03, "rtol": 2**-7}}
 TOLERANCES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 dtypes = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 
@@ -32,7 +35,7 @@ def test_it_is_the_product(
 ) -> None:
     x, weight, norm_weight = normals((num_tokens, 264), (70, 264), (264,), dtype=dtype)
     bias, residual = normals((70,), (num_tokens, 70), dtype=dtype)
-    terms = {
+    terms: dict[str, Any] = {
         "bias": bias if has_bias else None,
         "norm": Norm(norm_weight, 1e-5) if has_norm else None,
         "residual": residual if has_residual else None,

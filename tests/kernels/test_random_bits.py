@@ -89,7 +89,7 @@ def test_native_code_and_numpy_agree_bit_for_bit(
 @pytest.mark.parametrize("variant", variants())
 def test_native_noise_is_exact_to_the_last_digits_of_float32(variant: str) -> None:
     """Over the whole range of random bits with its ends; logarithms are within 2 units."""
-    ends = np.arange(0, 1 << 16, 8, np.uint32)
+    ends = np.arange(0, 1 << 16, 8, dtype=np.uint32)
     random_bits = np.concatenate([ends, ~ends, np.arange(0, 1 << 32, 1 << 12).astype(np.uint32)])
     noise = np.empty(len(random_bits), np.float32)
     pointers = [ctypes.c_void_p(array.ctypes.data) for array in (random_bits, noise)]

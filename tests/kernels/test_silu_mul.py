@@ -1,12 +1,14 @@
 """silu_mul against its reference."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from kernels.silu_mul import reference, silu_mul
 
 # In bfloat16 torch rounds the gate before the product, too.
-TOLERANCES = {
+TOLERANCES: dict[torch.dtype, dict[str, Any]] = {
     torch.float32: {"atol": 1e-6, "rtol": 1e-5},
     torch.bfloat16: {"atol": 1e-3, "rtol": 2**-7},
 }

@@ -1,10 +1,12 @@
 """What a step reads and writes of its slots, against loops over rows."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
-from kernels.accept import accept, accept_with_torch
+from kernels.accept import accept, accept_on_cpu
 from kernels.accept.reference import accept_row
 from kernels.decode_inputs import decode_inputs
 from kernels.decode_inputs.inputs import DecodeInputs
@@ -116,12 +118,13 @@ def test_the_pairs_of_a_step_follow_its_tokens(
             for slot, _, num_valid, row in zip(*(each.tolist() for each in columns), strict=True):
                 accept_row(state, slot, num_valid, row, EOS_IDS)
             on_device = copied(state, device)
-            found = step_pairs(
-                on_device, *(moved(each, device) for each in columns), BLOCK_SIZE, NULL_BLOCK
-            )
+            arguments: Any = [*(moved(each, device) for each in columns), BLOCK_SIZE, NULL_BLOCK]
+            found = step_pairs(on_device, *arguments)
             wanted = [
-                step_row(state, *row, BLOCK_SIZE, NULL_BLOCK)
-                for row in zip(*(each.tolist() for each in columns), strict=True)
+                step_row(state, slot, start, num_valid, row, BLOCK_SIZE, NULL_BLOCK)
+                for slot, start, num_valid, row in zip(
+                    *(each.tolist() for each in columns), strict=True
+                )
             ]
             assert_pairs(found, [pair for row, _, _ in wanted for pair in row])
             assert found.starts.tolist() == [first for _, first, _ in wanted]
@@ -161,7 +164,7 @@ def test_drafts_are_declared_accepted_by_the_random_bits_of_torch(
             on_device, acceptance = copied(state, triton_device), torch.tensor([0.5])
             arguments = (rows.slots, nums, tokens, eos_ids, acceptance)
             found = accept(on_device, *(moved(each, triton_device) for each in arguments))
-            wanted = accept_with_torch(state, *arguments)
+            wanted = accept_on_cpu(state, *arguments)
             for name, value in found._asdict().items():
                 assert_equal(value, getattr(wanted, name), name)
             assert_same(on_device, state)
@@ -180,8 +183,9 @@ def test_drafts_are_declared_accepted_by_random_bits_of_their_positions(
             tokens = torch.full((len(slots), 2), VOCAB_SIZE)  # no draft, no end
             sampling, num_tokens = state.sampling, state.num_tokens
             of_slots = (sampling.seeds, torch.zeros_like(num_tokens), num_tokens, sampling.choices)
-            columns = (each[rows].numpy().astype(np.int64) for each in of_slots)
-            is_right = (random_bits_slowly(*columns, PURPOSE_ACCEPT) >> np.uint64(8)) < 2**23
+            columns = [each[rows].numpy().astype(np.int64) for each in of_slots]
+            drawn: Any = [*columns, PURPOSE_ACCEPT]
+            is_right = (random_bits_slowly(*drawn) >> np.uint64(8)) < 2**23
             nums = 2 * state.is_open[rows]
             arguments = (slots, nums, tokens, EOS_IDS, torch.tensor([0.5]))
             accepted = accept(copied(state, device), *(each.to(device) for each in arguments))

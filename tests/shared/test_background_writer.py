@@ -110,11 +110,8 @@ logging.shutdown()
 def test_a_service_whose_log_is_not_read_goes_on_and_logs_later_how_many_lines_are_lacking(
     log_format: str,
 ):
-    process = subprocess.Popen(
-        [sys.executable, "-c", LOGS_MUCH, log_format],
-        text=True,
-        **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE),
-    )
+    command, pipe = [sys.executable, "-c", LOGS_MUCH, log_format], subprocess.PIPE
+    process = subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=pipe)
     with process:
         assert process.stdout.readline() == "it went on\n"
         threading.Timer(1, process.stdin.close).start()

@@ -2,6 +2,7 @@
 
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -168,7 +169,7 @@ def test_what_names_one_process_is_no_setting_of_the_whole_mesh(monkeypatch):
 
 
 def test_a_setting_of_several_services_is_the_same_in_each():
-    services = [GatewayConfig, TokenizerConfig, SchedulerConfig, WorkerConfig]
+    services: list[Any] = [GatewayConfig, TokenizerConfig, SchedulerConfig, WorkerConfig]
     for one, other in combinations(services, 2):
         for name in one.model_fields.keys() & other.model_fields.keys():
             assert repr(one.model_fields[name]) == repr(other.model_fields[name]), name
@@ -284,6 +285,6 @@ def test_a_speculative_config_is_a_mapping_in_a_file_and_replaced_as_a_whole(
      ({"prompt_lookup_min": 3}, (3, 4)), ({"prompt_lookup_max": 9}, (2, 9))],
 )  # fmt: skip
 def test_a_lookup_length_that_is_not_given_follows_the_other(
-    given: dict[str, int], lens: tuple[int, int]
+    given: dict[str, Any], lens: tuple[int, int]
 ) -> None:
     assert SpeculativeConfig(**given).lookup_lens == lens

@@ -10,7 +10,7 @@ from shared.messages import Credit, Grant
 
 
 @dataclass(eq=False)
-class Below:
+class Below(Any):
     sent: list[Any] = field(default_factory=list)
 
     def send(self, message: Any) -> None:

@@ -1,5 +1,7 @@
 """What a peer may not send of a guide."""
 
+from typing import Any
+
 import pytest
 
 from shared.faults import MAX_LIST_BYTES, params_fault
@@ -9,7 +11,8 @@ from shared.messages import MAX_GRAMMAR_CHARS, Guide, SamplingParams
 @pytest.mark.parametrize("name", ["open_ids", "close_ids", "forced_ids"])
 def test_ids_of_a_guide_are_the_models(name: str) -> None:
     for token_id, fault in ((99, None), (100, f"guide.{name} has the id 100; the model has 100")):
-        params = SamplingParams(seed=0, guide=Guide(**{name: [5, token_id]}))
+        ids: dict[str, Any] = {name: [5, token_id]}
+        params = SamplingParams(seed=0, guide=Guide(**ids))
         assert params_fault(params, 100) == fault
 
 

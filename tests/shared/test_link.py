@@ -6,10 +6,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from socket import AF_UNIX
 from socket import socket as StreamSocket  # noqa: N812
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ from shared.sockets import MAX_UNREAD_BYTES, MAX_UNREAD_MESSAGES, UnreadLimit
 from shared.token_arrays import TokenArrays
 from tests.shared.recorder import TIMEOUT_S, Recorder, got
 
-EVIL = "a\r\nFORGED LINE \x1b[31m\u2028"
+EVIL: Any = "a\r\nFORGED LINE \x1b[31m\u2028"
 
 
 class Pair:
@@ -68,7 +69,7 @@ class Pair:
 
 
 @pytest.fixture
-async def pair(tmp_path: Path) -> Iterator[Pair]:
+async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
     pair = Pair(tmp_path)
     yield pair
     await pair.close()

@@ -6,6 +6,7 @@ import os
 import signal
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -51,7 +52,7 @@ def config(directory: Path) -> SchedulerConfig:
     return SchedulerConfig(mesh_dir=directory, instance="0", drain_timeout_s=0.2)
 
 
-async def run(service: Idle, directory: Path) -> int:
+async def run(service: Any, directory: Path) -> int:
     return await runner._run("scheduler", config(directory), lambda _: service, lambda: None)
 
 

@@ -3,10 +3,12 @@
 import asyncio
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shared import sources
+from shared.address import find_sockets
 from shared.sources import SocketDirectory
 
 
@@ -14,13 +16,12 @@ from shared.sources import SocketDirectory
 def listings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The directories that were listed, one for each time."""
     seen: list[Path] = []
-    find = sources.find_sockets
 
-    def find_sockets(directory: Path, *which: str) -> set[Path]:
+    def noted(directory: Path, *which: Any) -> set[Path]:
         seen.append(directory)
-        return find(directory, *which)
+        return find_sockets(directory, *which)
 
-    monkeypatch.setattr(sources, "find_sockets", find_sockets)
+    monkeypatch.setattr(sources, "find_sockets", noted)
     monkeypatch.setattr(sources, "LIST_S", 0.001)
     return seen
 

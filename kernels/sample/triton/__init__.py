@@ -14,7 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.sample.slot_params import SlotParams
+from kernels.sample.slot_params import FILTERS, SlotParams
 from kernels.sample.triton.bins import bins_kernel
 from kernels.sample.triton.finish import finish_kernel
 from kernels.sample.triton.gather import gather_kernel
@@ -82,8 +82,8 @@ def _sample_rows(
     max_listed = min(MAX_LISTED, vocab_size)
     values, ids = new(max_listed, torch.float32), new(max_listed, torch.int32)
     grid = (num_rows, num_chunks)
-    filters = (params.temperature, params.top_k, params.top_p, params.min_p)
-    drawing = (slots, positions, *filters, params.seeds, params.choices)
+    filters = tuple(getattr(params, name) for name in FILTERS)
+    drawing = (slots, positions, filters, params.seeds, params.choices)
     bracket = (pivots, counts, masses)
     parts = {"CHUNKS": triton.next_power_of_2(num_chunks), "PIVOTS": NUM_PIVOTS}
     stats_kernel[grid](
@@ -95,7 +95,7 @@ def _sample_rows(
         num_warps=NUM_WARPS,
     )
     bins_kernel[grid](
-        *(adjusted, slots, *filters, maxima, minima, *bracket),
+        *(adjusted, slots, filters, maxima, minima, *bracket),
         *(vocab_size, num_chunks),
         **parts,
         CHUNK=CHUNK,

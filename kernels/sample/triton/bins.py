@@ -8,8 +8,8 @@ from kernels.sample.triton.row import (
     LOG2_E,
     MASS_UNIT,
     load_filters,
+    load_floor,
     load_highest,
-    min_p_floor,
 )
 
 
@@ -17,13 +17,10 @@ from kernels.sample.triton.row import (
 def bins_kernel(
     p_adjusted,  # [S, V]
     p_slots,  # [S]
-    p_temperature,
-    p_top_k,
-    p_top_p,
-    p_min_p,
+    p_filters,  # FILTERS, each [N]
     p_max,  # [S, chunks]
     p_min,  # [S, chunks]
-    p_pivots,  # [S, PIVOTS], ascending; all that min_p leaves is at least the first
+    p_pivots,  # [S, PIVOTS], ascending; all that the floor leaves is at least the first
     p_counts,  # [S, PIVOTS], of what is at least the pivot
     p_masses,  # [S, PIVOTS]
     vocab_size,
@@ -35,16 +32,14 @@ def bins_kernel(
 ):
     i_row, i_chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(p_slots + i_row)
-    temperature, top_k, top_p, min_p, is_searched = load_filters(
-        p_temperature, p_top_k, p_top_p, p_min_p, slot, vocab_size
-    )
+    temperature, top_k, top_p, is_searched = load_filters(p_filters, slot, vocab_size)
     if is_searched:
         highest = load_highest(p_max, i_row, num_chunks, CHUNKS)
         o_part = tl.arange(0, CHUNKS)
         lowest = tl.min(
             tl.load(p_min + i_row * num_chunks + o_part, o_part < num_chunks, float("inf"))
         )
-        floor = tl.maximum(min_p_floor(highest, temperature, min_p), lowest)
+        floor = tl.maximum(load_floor(p_filters, slot, highest, temperature), lowest)
         # All tokens further below the highest than this weigh less than 1 - p together.
         reach = temperature * tl.log(vocab_size / tl.maximum(1 - top_p, 1e-9))
         reach = tl.where(top_k > 0, highest - floor, tl.minimum(highest - floor, reach))
@@ -79,7 +74,7 @@ def _at(o_pivot, values, index):
 @triton.jit
 def load_bracket(p_pivots, p_counts, p_masses, row, top_k, top_p, PIVOTS: tl.constexpr):
     """Both thresholds lie in [low, high) → low, high, how many tokens are inside it and above it,
-    the mass above it, and the mass of all that min_p leaves.
+    the mass above it, and the mass of all that the floor leaves.
 
     How much top_k leaves is known within bounds only, and so is the mass that top_p asks for.
     """

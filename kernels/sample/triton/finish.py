@@ -13,7 +13,7 @@ from kernels.sample.triton.row import (
     NO_TOKEN,
     best_of,
     load_filters,
-    min_p_floor,
+    load_floor,
     perturbed,
 )
 from kernels.sample.triton.search import search, weigh
@@ -26,10 +26,7 @@ def finish_kernel(
     p_adjusted,  # [S, V]
     p_slots,  # [S]
     p_positions,  # [S]
-    p_temperature,
-    p_top_k,
-    p_top_p,
-    p_min_p,
+    p_filters,  # FILTERS, each [N]
     p_seeds,
     p_choices,
     p_max,  # [S, chunks]
@@ -53,9 +50,7 @@ def finish_kernel(
 ):
     i_row = tl.program_id(0).to(tl.int64)
     slot = tl.load(p_slots + i_row)
-    temperature, top_k, top_p, min_p, is_searched = load_filters(
-        p_temperature, p_top_k, p_top_p, p_min_p, slot, vocab_size
-    )
+    temperature, top_k, top_p, is_searched = load_filters(p_filters, slot, vocab_size)
     o_chunk = tl.arange(0, CHUNKS)
     o_part = i_row * num_chunks + o_chunk
     is_chunk = o_chunk < num_chunks
@@ -68,7 +63,7 @@ def finish_kernel(
             tl.load(p_best + o_part, is_chunk, HIDDEN),
             tl.load(p_best_id + o_part, is_chunk, NO_TOKEN),
         )
-        threshold = min_p_floor(highest, temperature, min_p)
+        threshold = load_floor(p_filters, slot, highest, temperature)
         if is_searched:
             low, high, num_inside, num_above, mass_above, mass_all = load_bracket(
                 p_pivots, p_counts, p_masses, i_row, top_k, top_p, PIVOTS

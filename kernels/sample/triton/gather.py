@@ -11,8 +11,8 @@ from kernels.sample.triton.row import (
     NO_TOKEN,
     best_of,
     load_filters,
+    load_floor,
     load_highest,
-    min_p_floor,
     perturbed,
 )
 
@@ -22,10 +22,7 @@ def gather_kernel(
     p_adjusted,  # [S, V]
     p_slots,  # [S]
     p_positions,  # [S]
-    p_temperature,
-    p_top_k,
-    p_top_p,
-    p_min_p,
+    p_filters,  # FILTERS, each [N]
     p_seeds,
     p_choices,
     p_max,  # [S, chunks]
@@ -46,14 +43,12 @@ def gather_kernel(
 ):
     i_row, i_chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(p_slots + i_row)
-    temperature, top_k, top_p, min_p, is_searched = load_filters(
-        p_temperature, p_top_k, p_top_p, p_min_p, slot, vocab_size
-    )
+    temperature, top_k, top_p, is_searched = load_filters(p_filters, slot, vocab_size)
     if temperature >= COLDEST:
         highest = load_highest(p_max, i_row, num_chunks, CHUNKS)
         o_token = i_chunk * CHUNK + tl.arange(0, CHUNK)
         values = tl.load(p_adjusted + i_row * vocab_size + o_token, o_token < vocab_size, HIDDEN)
-        high = min_p_floor(highest, temperature, min_p)
+        high = load_floor(p_filters, slot, highest, temperature)
         if is_searched:
             low, high, num_inside, _above, _mass, _total = load_bracket(
                 p_pivots, p_counts, p_masses, i_row, top_k, top_p, PIVOTS

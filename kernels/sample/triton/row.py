@@ -18,15 +18,15 @@ MASS_UNIT = tl.constexpr(2.0**40)
 
 
 @triton.jit
-def load_filters(p_temperature, p_top_k, p_top_p, p_min_p, slot, vocab_size):
-    """→ temperature, top_k (0: none), top_p, min_p, whether thresholds must be searched."""
+def load_filters(p_filters, slot, vocab_size):
+    """→ temperature, top_k (0: none), top_p, whether thresholds must be searched."""
+    p_temperature, p_top_k, p_top_p, _ = p_filters
     temperature = tl.load(p_temperature + slot)
     top_k = tl.load(p_top_k + slot)
     top_p = tl.load(p_top_p + slot)
-    min_p = tl.load(p_min_p + slot)
     top_k = tl.where(top_k < vocab_size, top_k, 0)
     is_searched = (temperature >= COLDEST) & ((top_k > 0) | (top_p < 1))
-    return temperature, top_k, top_p, min_p, is_searched
+    return temperature, top_k, top_p, is_searched
 
 
 @triton.jit
@@ -36,8 +36,9 @@ def load_highest(p_max, row, num_chunks, CHUNKS: tl.constexpr):
 
 
 @triton.jit
-def min_p_floor(highest, temperature, min_p):
-    """What min_p keeps is at least this."""
+def load_floor(p_filters, slot, highest, temperature):
+    """→ what min_p keeps is at least this."""
+    min_p = tl.load(p_filters[3] + slot)
     gap = temperature * tl.log(tl.maximum(min_p, 1e-37))
     return tl.where(min_p > 0, highest + gap, HIDDEN)
 

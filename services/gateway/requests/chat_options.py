@@ -9,7 +9,6 @@ from services.gateway.requests.json_body import json_errors
 from services.gateway.requests.raw_json import NULL, check_chars, json_text
 from services.gateway.requests.schema import ChatRequest, TokenizeRequest
 from services.gateway.requests.violations import violation
-from shared.errors import InvalidRequest
 from shared.messages import ChatOptions
 
 
@@ -21,11 +20,6 @@ def chat_options(
     """``more_kwargs`` follow from other fields; the client's own variables come before them.
     Raises InvalidRequest."""
     continues = bool(request.continue_final_message)
-    if continues and request.add_generation_prompt:
-        raise InvalidRequest(
-            "continue_final_message and add_generation_prompt are both true; only one may be",
-            param="continue_final_message",
-        )
     adds = not continues if request.add_generation_prompt is None else request.add_generation_prompt
     return ChatOptions(
         tools=tools,

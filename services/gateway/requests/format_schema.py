@@ -7,6 +7,7 @@ from msgspec import Meta, Raw, Struct
 
 from services.gateway.requests.raw_json import NULL
 from shared.messages import MAX_STOP_CHARS
+from shared.sampling_fields import SamplingFields
 
 Whitespace = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 Expression = Annotated[str, Meta(min_length=1)]
@@ -62,7 +63,7 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True):
     disable_additional_properties: bool | None = None
 
 
-class FormatFields(Struct, kw_only=True):
+class FormatFields(SamplingFields, kw_only=True):  # a Struct has one base
     response_format: AnyText | JsonObject | JsonSchema | StructuralTag | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Raw = NULL

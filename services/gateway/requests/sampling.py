@@ -4,11 +4,14 @@ import re
 import secrets
 from typing import Any, TypeVar
 
+from msgspec.structs import asdict
+
 from services.gateway.requests.schema import GenerationRequest
 from services.gateway.requests.token_ids import known_ids
 from services.gateway.requests.violations import show
 from shared.errors import InvalidRequest
 from shared.messages import ALL_TOKENS, ModelInfo, SamplingParams, TextOptions
+from shared.sampling_fields import with_fields
 
 MAX_BIAS = 100
 NO_SEED = -1
@@ -26,7 +29,6 @@ def sampling_params(
     prompt_logprobs: int | None,
 ) -> SamplingParams:
     """Raises InvalidRequest. The seed is drawn here, once for all choices, where none is given."""
-    defaults = model.defaults
     seed, min_tokens = client_seed(request), _or(request.min_tokens, 0)
     if request.max_tokens is not None and min_tokens > request.max_tokens:
         raise InvalidRequest(
@@ -34,15 +36,11 @@ def sampling_params(
         )
     return SamplingParams(
         seed=secrets.randbits(63) if seed is None else seed,
-        temperature=_or(request.temperature, defaults.temperature),
-        top_k=max(_or(request.top_k, defaults.top_k), 0),
-        top_p=_or(request.top_p, defaults.top_p),
+        **asdict(with_fields(model.defaults, request)),
         max_tokens=request.max_tokens,
         ignore_eos=bool(request.ignore_eos),
-        min_p=_or(request.min_p, defaults.min_p),
         presence_penalty=_or(request.presence_penalty, 0.0),
         frequency_penalty=_or(request.frequency_penalty, 0.0),
-        repetition_penalty=_or(request.repetition_penalty, defaults.repetition_penalty),
         min_tokens=min_tokens,
         stop_token_ids=_ids(request.stop_token_ids, model, "stop_token_ids"),
         allowed_token_ids=_ids(request.allowed_token_ids, model, "allowed_token_ids"),

@@ -27,12 +27,7 @@ MAX_FIELDS = 256
 REQUEST_ID = r"^[!-}]{1,128}\Z"
 """Printable ASCII but for space and ``~``, which separates an id from its nonce in the mesh."""
 
-Temperature = Annotated[float, Meta(ge=0, le=2)]
-Share = Annotated[float, Meta(ge=0, le=1)]
-TopP = Annotated[float, Meta(gt=0, le=1)]
-TopK = Annotated[int, Meta(ge=-1, le=MAX_INT32)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Factor = Annotated[float, Meta(ge=0.01, le=10)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 NumTokens = Annotated[int, Meta(ge=1, le=MAX_INT32)]
 MinTokens = Annotated[int, Meta(ge=0, le=MAX_INT32)]
@@ -65,16 +60,11 @@ class CustomParams(Struct, forbid_unknown_fields=True):
 
 
 class GenerationRequest(FormatFields, kw_only=True):
-    """What both endpoints have in common. ``top_k`` −1 and 0 are off."""
+    """What both endpoints have in common."""
 
     model: str | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: Share | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Factor | None = None
     logit_bias: Annotated[dict[str, Any], Meta(max_length=MAX_BIASES)] | None = None
     allowed_token_ids: (
         Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED_IDS)] | None

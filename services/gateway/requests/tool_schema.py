@@ -4,11 +4,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from shared.messages import MAX_TOOLS
+from shared.messages import MAX_TOOLS, TOOL_NAME
 
-TOOL_NAME = r"^[a-zA-Z0-9_.-]{1,128}\Z"
-
-ToolName = Annotated[str, Meta(pattern=TOOL_NAME)]
+ToolName = Annotated[str, Meta(pattern=rf"^{TOOL_NAME}\Z")]
 
 
 class Function(Struct):

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from shared.errors import InvalidRequest
-from shared.messages import MAX_NAME_CHARS
+from shared.messages import MAX_NAME_CHARS, TOOL_NAME
 
 MAX_DEPTH = 48  # of JSON
 MAX_OPTIONAL_PROPERTIES = 400  # of one object
@@ -20,8 +20,6 @@ MAX_CHOICES_IN_LIST = 10_000
 MAX_CHOICES_BYTES = 256 << 10
 MAX_TAG_NODES = 1000  # of a structural tag
 MAX_REPEATS = 10_000
-
-_TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +60,8 @@ def check_regex(param: Param, expression: str) -> None:
 
 
 def check_tool_name(param: Param, name: str) -> None:
-    if not _TOOL_NAME.fullmatch(name):
-        raise invalid(param, f"a tool's name matches {_TOOL_NAME.pattern}; this is {name[:140]!r}")
+    if not re.fullmatch(TOOL_NAME, name):
+        raise invalid(param, f"a tool's name matches {TOOL_NAME}; this is {name[:140]!r}")
 
 
 @dataclass(slots=True)

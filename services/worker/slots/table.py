@@ -6,7 +6,7 @@ Everything is an array over slots, so that preparing a batch is a few array oper
 import numpy as np
 
 from kernels.logprobs.num_logprobs import NO_LOGPROBS
-from kernels.sample.slot_params import SlotParams, host_params
+from kernels.sample.slot_params import FILTERS, SlotParams, host_params
 from services.worker.guides.guides import Guides
 from services.worker.guides.slot_guide import SlotGuide
 from services.worker.slots.logits_rules import LogitsRules, make_logits_rules
@@ -134,15 +134,8 @@ class SlotTable:
 
 
 def _sampling_of(row: Admit) -> SlotParams[float]:
-    params = row.params
-    return SlotParams(
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        seeds=params.seed,
-        choices=row.choice,
-    )
+    filters = {name: getattr(row.params, name) for name in FILTERS}
+    return SlotParams(**filters, seeds=row.params.seed, choices=row.choice)
 
 
 def _num_asked(logprobs: int | None) -> int:

@@ -4,6 +4,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from kernels.accept.output import FULL, STOPPED
 from kernels.sample import NOT_FINITE, NOTHING_LEFT
 from services.worker.guides.slot_guide import SlotGuide
 from services.worker.slots.table import SlotTable
@@ -18,6 +19,7 @@ ERRORS = {
     NOTHING_LEFT: "the request forbids every token: its format, allowed_token_ids, bad_words,"
     " logit_bias and min_tokens leave none",
 }
+FINISHES: dict[int, FinishReason] = {STOPPED: "stop", FULL: "length"}
 
 
 class ComputedRows(Protocol):
@@ -56,16 +58,15 @@ def record(
     """
     slots, num_drafts = computed.sampling_slots, computed.num_drafts[computed.sampling_rows]
     num_computed = computed.num_tokens - computed.num_drafts - computed.num_recomputed
-    num_computed[computed.sampling_rows] += np.where(outcome.errors < 0, 0, outcome.num_emitted - 1)
+    num_computed[computed.sampling_rows] += np.where(outcome.codes < 0, 0, outcome.num_emitted - 1)
     table.num_computed[computed.slots] += num_computed
     table.lacks_state[computed.slots] = False
     table.append(slots, outcome.tokens, outcome.num_emitted)
     table.is_open[slots[outcome.has_ended]] = False
     starts = np.cumsum(outcome.num_emitted) - outcome.num_emitted
-    counts = [slots, starts, num_drafts, outcome.num_emitted, outcome.num_accepted]
-    ends = [outcome.errors, outcome.is_stopped, outcome.is_full]
-    columns = [each.tolist() for each in counts + ends]
-    rows = [_row(table, logprobs, *values) for values in zip(*columns, strict=True)]
+    columns = slots, starts, num_drafts, outcome.num_emitted, outcome.num_accepted, outcome.codes
+    values = zip(*(each.tolist() for each in columns), strict=True)
+    rows = [_row(table, logprobs, *each) for each in values]
     return rows, outcome.emitted.astype(np.int32)
 
 
@@ -77,28 +78,25 @@ def _row(
     num_drafts: int,
     num_emitted: int,
     num_accepted: int,
-    error: int,
-    stops: bool,
-    fills: bool,
+    code: int,
 ) -> ResultRow:
     """Returns the row of a slot whose first token is number ``start`` of all emitted ones."""
     request, attempt = table.requests[slot]
-    if error:
-        why, code = _why(table.guide_of(slot), error)
-        return ResultRow(slot, request, attempt, NO_TOKENS, error=why, code=code)
-    finish: FinishReason | None = "stop" if stops else "length" if fills else None
+    if code < 0:
+        why, of_client = _why(table.guide_of(slot), code)
+        return ResultRow(slot, request, attempt, NO_TOKENS, error=why, code=of_client)
     num_values, num_top_ids = logprobs.widths(start)
     run = TokenRun(
         num_emitted, num_values, num_top_ids, num_drafts=num_drafts, num_accepted=num_accepted
     )
-    return ResultRow(slot, request, attempt, run, finish)
+    return ResultRow(slot, request, attempt, run, FINISHES.get(code))
 
 
-def _why(guide: SlotGuide | None, error: int) -> tuple[str, str]:
-    """What to say of ``error``, and the code of what is the client's to mend."""
+def _why(guide: SlotGuide | None, code: int) -> tuple[str, str]:
+    """What to say of ``code``, and a name for what is the client's to mend."""
     if guide is not None and guide.error is not None:
         return guide.error, GRAMMAR_TOO_COMPLEX if guide.is_too_complex else ""
-    return ERRORS[error], NO_TOKEN_ALLOWED if error == NOTHING_LEFT else ""
+    return ERRORS[code], NO_TOKEN_ALLOWED if code == NOTHING_LEFT else ""
 
 
 def draft_rows(table: SlotTable, computed: ComputedRows, outcome: AcceptOutcome) -> list[RowPart]:

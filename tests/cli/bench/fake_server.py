@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from time import perf_counter
+from typing import Any
 
 from aiohttp import web
 
@@ -93,7 +94,7 @@ class FakeServer:
             await self._write(response, {"choices": [{"index": 0, "delta": role}]})
         for index in range(num):
             await asyncio.sleep(self.gap_s)
-            choice = {"delta": {"content": "a"}} if is_chat else {"text": "a"}
+            choice: Any = {"delta": {"content": "a"}} if is_chat else {"text": "a"}
             choice["finish_reason"] = "length" if index == num - 1 else None
             times.append(perf_counter())
             await self._write(response, {"choices": [choice], "usage": None})

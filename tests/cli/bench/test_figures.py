@@ -1,4 +1,5 @@
 from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -87,7 +88,7 @@ def test_an_answer_that_shows_no_text_has_its_end_as_first_token():
     assert figures([each], {}, False)["num_short"] == 1
 
 
-def run(*ttfts_s: float, **others: object) -> list[Row]:
+def run(*ttfts_s: float, **others: Any) -> list[Row]:
     return [row(each, at_s=at_s, **others) for each, at_s in zip(ttfts_s, count(), strict=False)]
 
 
@@ -97,7 +98,7 @@ def judged(rows: list[Row], **targets: float) -> list[str]:
 
 def test_a_server_whose_ttft_stays_keeps_up():
     rows = run(0.1, 0.1, 0.5, 0.5, 0.19, 0.19)
-    assert thirds_ms(rows) == (pytest.approx(100), pytest.approx(190))
+    assert thirds_ms(rows) == pytest.approx((100, 190))
     assert judged(rows, ttft=600) == []
     assert "keeps up with 2 requests/s: at 3/s for 60 s" in sentence(2, 3, 60, [])
 

@@ -83,7 +83,7 @@ def test_bfloat16_logprobs_are_near_those_of_torch(folder: Path) -> None:
     params = params_of(len(PROMPTS), allowed_token_ids=[20], **whole)
     found = [Job(*each) for each in zip(PROMPTS, params, strict=True)]
     expected = [Job(*each) for each in zip(PROMPTS, params, strict=True)]
-    settings = {"dtype": "bfloat16", "max_num_seqs": 4, "enforce_eager": True}
+    settings: dict[str, Any] = {"dtype": "bfloat16", "max_num_seqs": 4, "enforce_eager": True}
     Driver(make_engine(folder, "device", **settings), (3, 5)).run(found)
     with by_torch():
         Driver(make_engine(folder, **settings), (1000,)).run(expected)
@@ -114,7 +114,7 @@ def test_with_drafts_the_texts_are_the_host_engines_without(
     logprobs = {"logprobs": 0, "draft_logprobs": True}
     params = params_of(len(PROMPTS), temperature=temperature, max_tokens=max_tokens, **logprobs)
     speculation = {"method": "mtp", "num_speculative_tokens": 2, "adaptive": False}
-    common = {"max_num_seqs": 4, "max_num_batched_tokens": 8}
+    common: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 8}
     engine = make_engine(folder, "device", speculative_config=speculation, **common, **steps)
     found = scheduled.run(engine, PROMPTS, params)
     with by_torch():
@@ -127,6 +127,6 @@ def test_with_drafts_the_texts_are_the_host_engines_without(
         np.testing.assert_allclose(one, other, atol=LOGPROB_TOLERANCE)
     assert found.verified == beside.verified
     for rows, others in zip(found.drafts, beside.drafts, strict=True):
-        for (_, one), (_, other) in zip(rows, others, strict=True):
-            np.testing.assert_array_equal([one.ids, one.ranks], [other.ids, other.ranks])
-            np.testing.assert_allclose(one.values, other.values, atol=LOGPROB_TOLERANCE)
+        for (_, ours), (_, theirs) in zip(rows, others, strict=True):
+            np.testing.assert_array_equal([ours.ids, ours.ranks], [theirs.ids, theirs.ranks])
+            np.testing.assert_allclose(ours.values, theirs.values, atol=LOGPROB_TOLERANCE)

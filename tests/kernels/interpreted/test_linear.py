@@ -1,5 +1,7 @@
 """Products with few rows against their reference."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,9 +10,9 @@ from kernels.linear import MAX_FEW_ROWS, gated, linear, reference
 from kernels.rms_norm import Norm
 
 # Products of normal numbers over up to 520 terms: a result's own scale is some 20.
-FLOAT32 = {"atol": 1e-4, "rtol": 1e-4}
+FLOAT32: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}
 # x * norm.weight is rounded to 8 bits before the product, and the result once.
-BFLOAT16 = {"atol": 0.25, "rtol": 2**-7}
+BFLOAT16: dict[str, Any] = {"atol": 0.25, "rtol": 2**-7}
 TOLERANCES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 dtypes = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 
@@ -55,7 +57,7 @@ def test_bias_and_residual_are_added(
 def test_large_states_do_not_overflow_in_float16() -> None:
     x, norm = (1e4 * torch.randn(3, 64)).half(), Norm(torch.full((64,), 20.0).half(), 1e-5)
     weight = (0.02 * torch.randn(32, 64)).half()
-    tolerance = {"atol": 0.02, "rtol": 2**-9}
+    tolerance: dict[str, Any] = {"atol": 0.02, "rtol": 2**-9}
     for found, expected in (
         (linear(x, weight, norm=norm), reference.linear(x, weight, norm=norm)),
         (gated(x, weight, norm=norm), reference.gated(x, weight, norm=norm)),
@@ -132,7 +134,7 @@ def test_many_tokens_have_another_way(dtype: torch.dtype) -> None:
     num_tokens = MAX_FEW_ROWS + 1
     x, weight, bias = (torch.randn(*size).to(dtype) for size in ((num_tokens, 64), (24, 64), (24,)))
     norm, residual = norm_of(64, dtype), torch.randn(num_tokens, 24).to(dtype)
-    terms = {"norm": norm, "residual": residual}
+    terms: dict[str, Any] = {"norm": norm, "residual": residual}
     assert_near(linear(x, weight, bias, **terms), reference.linear(x, weight, bias, **terms), dtype)
     small = weight / 8
     assert_near(gated(x, small, norm=norm), reference.gated(x, small, norm=norm), dtype)

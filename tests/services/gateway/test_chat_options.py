@@ -17,6 +17,7 @@ CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{
 
 def test_template_options_are_as_the_client_asks(subtests: pytest.Subtests) -> None:
     documents = [{"title": "t", "text": "x"}]
+    fields: Any
     for fields, expected in [
         ({}, ChatOptions()),
         ({"documents": [], "chat_template_kwargs": {}, "chat_template": None}, ChatOptions()),
@@ -37,6 +38,7 @@ def test_template_options_are_as_the_client_asks(subtests: pytest.Subtests) -> N
 def test_effort_becomes_variables_of_the_template_and_the_clients_own_come_first(
     subtests: pytest.Subtests,
 ) -> None:
+    fields: Any
     for fields, expected in [
         ({"reasoning_effort": "none"}, {"reasoning_effort": "none"} | DOES_NOT),
         ({"reasoning_effort": "low"}, {"reasoning_effort": "low"} | THINKS),
@@ -53,6 +55,7 @@ def test_effort_becomes_variables_of_the_template_and_the_clients_own_come_first
 
 
 def test_a_budget_of_reasoning_reaches_the_tokenizer(subtests: pytest.Subtests) -> None:
+    fields: Any
     for fields, expected in [
         ({}, None),
         ({"thinking_token_budget": 0}, 0),
@@ -92,11 +95,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"chat_template": ""}, "chat_template", ">= 1"),
     ({"chat_template_kwargs": [1]}, "chat_template_kwargs", "expected object"),
     ({"chat_template_kwargs": {"x": "x" * (256 << 10)}}, "chat_template_kwargs", "the limit is"),
-    (
-        {"continue_final_message": True, "add_generation_prompt": True},
-        "continue_final_message",
-        "both true",
-    ),
     ({"stream_options": {"include_usage": True}}, "stream_options", "stream true only"),
     (
         {"stream": True, "stream_options": {"include_obfuscation": True}},
@@ -179,7 +177,11 @@ def test_a_stream_repeats_its_usage_beside_the_usage_at_its_end() -> None:
 
 def test_what_a_request_holds_beside_its_prompts_is_counted() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
-    fields = {"tools": tools, "documents": [{"a": "ä"}], "chat_template": "x" * 1000}
+    fields: dict[str, Any] = {
+        "tools": tools,
+        "documents": [{"a": "ä"}],
+        "chat_template": "x" * 1000,
+    }
     job = chat(**fields, chat_template_kwargs={"k": "v"}, guided_regex="a" * 500)
     texts = (json.dumps(tools), '[{"a": "\\u00e4"}]', '{"k":"v"}')
     assert job.option_bytes == sum(map(len, texts)) + 1500

@@ -23,7 +23,7 @@ async def answer_all(tokenizer: FakeTokenizer, num_prompts: int, n: int) -> list
                 request.text(f"{number}.{choice}"[position], choice=choice)
     for number, request in enumerate(requests):
         for choice in range(n):
-            reason = "length" if choice else "stop"
+            reason: Any = "length" if choice else "stop"
             request.finish(reason, choice=choice, num_cached=10 + number + 100 * choice)
     return requests
 

@@ -106,7 +106,8 @@ class TestOfTokens:
         stream, _ = await asyncio.gather(
             create(**body, extra_body={"return_token_ids": True}), tokenizer.answer("x", "", "y")
         )
-        prompts, ids = [], []
+        prompts: list[Any] = []
+        ids: list[Any] = []
         async for chunk in stream:
             holder = chunk.model_dump() if path == CHAT else chunk.choices[0].model_dump()
             prompts += [holder["prompt_token_ids"]] if holder.get("prompt_token_ids") else []

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 from types import ModuleType
 
 import pytest
@@ -25,7 +26,7 @@ def test_lines_beyond_the_limit_are_left_out_and_counted_when_the_next_window_be
     limited: logging.Logger, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 100.0
-    monkeypatch.setattr(log_limit.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
     for number in range(MAX_LINES + 7):
         limited.warning("line %d", number)
     assert caplog.messages == [f"line {number}" for number in range(MAX_LINES)]
@@ -38,7 +39,7 @@ def test_a_window_without_too_many_lines_reports_none(
     limited: logging.Logger, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 100.0
-    monkeypatch.setattr(log_limit.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
     limited.warning("one")
     now_s += log_limit.WINDOW_S
     limited.warning("two")

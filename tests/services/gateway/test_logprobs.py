@@ -258,8 +258,8 @@ async def test_streams_count_what_they_may_hold_of_their_logprobs(tmp_path: Path
         request.finish()
         async with await posting as response:
             assert (await response.text()).endswith("data: [DONE]\n\n")
-        posting, _ = await asyncio.gather(http.post(TEXT, json=body), answer_with_all(tokenizer))
-        async with posting as response:
+        posted, _ = await asyncio.gather(http.post(TEXT, json=body), answer_with_all(tokenizer))
+        async with posted as response:
             assert response.status == 200
 
 

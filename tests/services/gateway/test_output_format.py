@@ -150,7 +150,7 @@ def test_a_wrong_form_is_refused_and_its_field_named(subtests: pytest.Subtests) 
 
 
 def test_what_grows_beyond_what_the_mesh_takes_is_refused_here() -> None:
-    many = {f"p{number}": {"properties": {}} for number in range(9000)}
+    many: Any = {f"p{number}": {"properties": {}} for number in range(9000)}
     outputs = {"json": {"properties": many}, "disable_additional_properties": True}
     with pytest.raises(InvalidRequest, match=r"becomes 4[0-9]{5} characters; the limit is 262144"):
         chat(structured_outputs=outputs)

@@ -209,6 +209,7 @@ def kinds(chunk: Any) -> set[str]:
 
 def test_the_finish_reason_says_whether_a_call_is_whole(subtests: pytest.Subtests) -> None:
     named = {"type": "function", "function": {"name": "weather"}}
+    reason: Any
     for choice, pieces, reason, expected in [
         ("auto", CALLS, "stop", "tool_calls"),
         ("required", CALLS, "stop", "tool_calls"),
@@ -227,6 +228,7 @@ def test_the_finish_reason_says_whether_a_call_is_whole(subtests: pytest.Subtest
 
 
 def test_without_tools_what_looks_like_a_call_is_content() -> None:
+    fields: Any
     for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
         [choice] = whole(chat(**fields), Choice().say(*THOUGHT, *CALL).end())["choices"]
         assert choice["message"]["content"] == "".join(CALL)
@@ -235,6 +237,7 @@ def test_without_tools_what_looks_like_a_call_is_content() -> None:
 
 def test_reasoning_stands_in_the_fields_of_the_setting() -> None:
     updates = Choice().say(*THOUGHT, "Hi").end()
+    where: Any
     for where, names in [
         ("both", {"reasoning", "reasoning_content"}),
         ("reasoning", {"reasoning"}),
@@ -257,6 +260,7 @@ def test_reasoning_that_the_client_does_not_want_is_dropped_and_counted() -> Non
 
 def test_reasoning_that_is_not_separated_is_content() -> None:
     """Where calls are looked for it is so without the blanks at its ends."""
+    fields: Any
     for fields, text in (
         ({}, "<think>Hmm\n</think>\n\nHi"),
         ({"tools": TOOLS}, "<think>Hmm</think>Hi"),
@@ -292,13 +296,14 @@ def test_the_usage_counts_no_token_that_ends_the_text_within_its_reasoning() -> 
     updates = Choice().say("<think>", "Hm", "m").end()
     end = replace(updates[-1], finished=Finished("a~b/0", 1, 0, "stop", 4))
     assert end.finished is not None
-    for finished, fields, expected in (
+    cases: list[tuple[Finished, dict[str, Any], int]] = [
         (end.finished, {}, 2),
         (structs.replace(end.finished, stop_reason=7), {}, 2),
         (structs.replace(end.finished, stop_reason="mm"), {}, 3),
         (structs.replace(end.finished, reason="length"), {}, 3),
         (structs.replace(end.finished, stop_reason=7), {"include_stop_str_in_output": True}, 3),
-    ):
+    ]
+    for finished, fields, expected in cases:
         done = [*updates[:-1], replace(end, finished=finished)]
         for usage in (
             whole(chat(**fields), done)["usage"],
@@ -326,6 +331,7 @@ def test_the_usage_counts_no_reasoning_where_a_marker_was_text_or_none_is_looked
 
 def test_every_token_has_its_logprob_and_its_id_in_one_chunk() -> None:
     pieces = [*THOUGHT, "So", *CALLS]
+    fields: Any
     for fields in ({}, {"include_reasoning": False}):
         job = chat(tools=TOOLS, logprobs=True, return_token_ids=True, **fields)
         choice = Choice().say(*pieces, num_values=1)
@@ -347,7 +353,7 @@ def test_what_follows_the_first_call_is_dropped_where_one_is_wanted() -> None:
     assert choice["finish_reason"] == "tool_calls"
     assert len(accumulated(chunks(job, updates))["tool_calls"]) == 1
     for kind in (ParsedEventWriter, ParsedWholeWriter):
-        writer = kind(reply_to(job), parser_of(job, OutputStart.ANSWER, "both"))
+        writer: Any = kind(reply_to(job), parser_of(job, OutputStart.ANSWER, "both"))
         over = []
         for update in updates[:-1]:
             list(writer.write(update)) if kind is ParsedEventWriter else writer.add(update)

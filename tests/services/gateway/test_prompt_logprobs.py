@@ -170,7 +170,8 @@ async def test_a_streamed_echo_goes_on_from_the_prompt_in_each_choice(
         ),
         early(),
     )
-    texts, columns = [""] * num_choices, [([], [], []) for _ in range(num_choices)]  # type: Any
+    texts = [""] * num_choices
+    columns: list[Any] = [([], [], []) for _ in range(num_choices)]
     async for chunk in stream:
         [choice] = chunk.choices
         texts[choice.index] += choice.text

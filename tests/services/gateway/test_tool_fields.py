@@ -23,6 +23,7 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
 
 
 def test_each_choice_reaches_the_tokenizer(subtests: pytest.Subtests) -> None:
+    fields: Any
     for fields, expected in [
         ({}, ToolChoice("auto")),
         ({"tool_choice": None, "parallel_tool_calls": None}, ToolChoice("auto")),
@@ -54,6 +55,7 @@ def parsing(job: Job) -> Any:
 def test_openais_older_fields_are_tools_that_are_called_one_at_a_time(
     subtests: pytest.Subtests,
 ) -> None:
+    kind: Any
     for asked, kind, names in [
         (None, "auto", []),
         ("auto", "auto", []),
@@ -69,6 +71,7 @@ def test_openais_older_fields_are_tools_that_are_called_one_at_a_time(
 
 
 def test_calls_are_looked_for_where_there_may_be_some(subtests: pytest.Subtests) -> None:
+    fields: Any
     for fields, parsers in [
         ({}, ("", "qwen3")),
         ({"tools": TOOLS}, ("hermes", "qwen3")),

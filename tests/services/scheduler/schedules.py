@@ -33,7 +33,7 @@ from tests.services.scheduler.simulated_worker import SimulatedWorker, is_stop_i
 
 MAX_EVENTS = 60
 MAX_LEN = 64
-SHARED = ([], [*range(40)], [*range(20)], [7] * 30, [1, *[7] * 24])
+SHARED: tuple[list[int], ...] = ([], [*range(40)], [*range(20)], [7] * 30, [1, *[7] * 24])
 WEIGHTS = {
     "arrive": 5,
     "plan": 4,

@@ -1,5 +1,7 @@
 """Short prompts beside long ones, and how many may be in the middle of theirs."""
 
+from typing import Any
+
 import pytest
 
 from benchmarks.harness.sequences import add_one
@@ -164,7 +166,8 @@ def test_what_is_missing_of_a_long_prompt_is_looked_up_once():
     bench.step()
     for number in range(4):
         bench.add(f"{number} goes on", 6000, first_id=100_000 * number)
-    index, num_found = bench.core.workers["w"].index, []
+    index: Any = bench.core.workers["w"].index
+    num_found: list[int] = []
     find = index.find
 
     def count(name: bytes) -> int | None:

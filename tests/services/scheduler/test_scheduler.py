@@ -1,5 +1,7 @@
 """Single rules of the core that random schedules do not show by name."""
 
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
@@ -453,7 +455,8 @@ def test_a_long_context_in_few_blocks_and_many_blocks_of_short_context_are_both_
 
 
 def test_with_two_plans_in_flight_a_text_and_its_end_are_as_with_one():
-    texts = {}
+    texts: dict[int, Any] = {}
+    outputs: list[Any]
     for depth in (1, 2):
         core = Scheduler(max_waiting=10, priority_step_s=10, pipeline_depth=depth)
         core.add_worker("w", CAPACITY)

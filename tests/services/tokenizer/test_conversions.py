@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,10 +34,10 @@ class SlowModel(TextModel):
         self.may_go_on = threading.Event()
         self.num_encoded = 0
 
-    def encode(self, text: str, adds_special_tokens: bool = True) -> np.ndarray:
+    def encode(self, *args: Any, **options: Any) -> np.ndarray:
         self.may_go_on.wait(20)
         self.num_encoded += 1
-        return super().encode(text, adds_special_tokens)
+        return super().encode(*args, **options)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """From one Tokens to the Deltas of each gateway."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +33,7 @@ from shared.token_arrays import TokenArrays
 
 
 @dataclass(eq=False)
-class FakePeer:
+class FakePeer(Any):
     sent: list[Any] = field(default_factory=list)
 
     def send(self, message: Any, *arrays: np.ndarray) -> None:
@@ -60,7 +61,9 @@ def open_request(
     return request
 
 
-def tokens(rows: list[tuple[str, list[int]]], finished: list[Finished] = (), num_values: int = 0):
+def tokens(
+    rows: list[tuple[str, list[int]]], finished: Sequence[Finished] = (), num_values: int = 0
+) -> tuple[Tokens, TokenArrays]:
     """Each row with values that count up from the place of its ids."""
     message = Tokens(
         [TokenRow(name, 1, 0, TokenRun(len(ids), num_values)) for name, ids in rows], list(finished)
@@ -111,7 +114,8 @@ def test_a_stop_string_cuts_the_tokens_and_ends_the_choice_below_and_above(token
     assert row.run.num_tokens < len(ids)
     assert arrays.values.tolist() == [*range(2 * row.run.num_tokens)]
     assert (end.reason, end.stop_reason, end.num_tokens) == ("stop", "brown", row.run.num_tokens)
-    assert request.scheduler.sent == [Cancel([RequestKey("a/0", 1)])]
+    scheduler: Any = request.scheduler
+    assert scheduler.sent == [Cancel([RequestKey("a/0", 1)])]
     assert len(table) == 0
 
 

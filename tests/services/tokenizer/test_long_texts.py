@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,7 @@ async def test_long_texts_hold_up_no_short_one():
         began.append(number)
         asyncio.run_coroutine_threadsafe(short_is_done.wait(), loop).result()
 
-    longs = [asyncio.create_task(lanes.run(LONG_BYTES, lambda n=n: wait(n))) for n in range(3)]
+    longs = [asyncio.create_task(lanes.run(LONG_BYTES, partial(wait, n))) for n in range(3)]
     await asyncio.sleep(0)
     assert await lanes.run(LONG_BYTES - 1, lambda: "short") == "short"
     longs[1].cancel()

@@ -105,7 +105,9 @@ def ids_of(numbers: list[int], vocabulary: Vocabulary) -> list[int]:
 @given(PIECES, CUTS)
 @example(["a", "<think>", "世", "<|end|>", "</think>"], [])
 def test_each_added_token_is_marked_where_it_stands(pieces: list[str], cuts: list[int]):
-    ids, text, marks = [], "", []
+    ids: list[int] = []
+    marks: list[Mark] = []
+    text = ""
     for piece in pieces:
         if piece in SHOWN or piece in HIDDEN:
             token_id = TOKENIZER.token_to_id(piece)

@@ -1,6 +1,7 @@
 """What a prompt leaves open is read from its end, and formats from templates or settings."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -25,7 +26,7 @@ def text_model(
     folder: Path,
     template: str = END,
     added: tuple[str, ...] = (*SPECIAL, *MARKERS),
-    **settings: str,
+    **settings: Any,
 ) -> TextModel:
     tokenizer: Tokenizer = byte_level_tokenizer([SAMPLE], 300)
     tokenizer.add_special_tokens([each for each in added if each in SPECIAL])
@@ -95,6 +96,7 @@ def test_a_plain_text_is_an_answer_unless_it_is_written_as_a_chat(
 
 def test_formats_are_those_that_are_set_or_recognised(tmp_path: Path, subtests: pytest.Subtests):
     tools = "{% for tool in tools %}<tool_call>{% endfor %}"
+    settings: Any
     for template, settings, expected in (
         ("hi", {}, (None, None)),
         (END + tools, {}, ("hermes", "qwen3")),
@@ -109,8 +111,9 @@ def test_formats_are_those_that_are_set_or_recognised(tmp_path: Path, subtests: 
 
 @pytest.mark.parametrize("setting", ["tool_parser", "reasoning_parser"])
 def test_a_parser_that_nobody_knows_is_a_wrong_setting(tmp_path: Path, setting: str):
+    settings: dict[str, Any] = {setting: "hermess"}
     with pytest.raises(ConfigError, match=r"-parser: hermess is neither auto nor none nor one of"):
-        text_model(tmp_path, **{setting: "hermess"})
+        text_model(tmp_path, **settings)
 
 
 def test_added_tokens_have_the_text_that_is_shown(tmp_path: Path):

@@ -107,6 +107,7 @@ async def test_what_a_client_wants_a_text_to_be_goes_down_as_a_guide_or_is_refus
     gateway, scheduler = FakePeer(), FakePeer()
     async with asyncio.TaskGroup() as tasks:
         requests = Requests(text, None, 10, Lanes(1), tasks, lambda: scheduler)
+        kind: Any
         for name, kind, value in (
             ("plain", None, ""),
             ("held", "regex", "[0-9]+"),

@@ -1,13 +1,13 @@
 """Steps that were prepared for other models, as FusedLM takes them."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from kernels.paged_attention import (
-    AttentionBatch,
     ChunkRows,
     DecodeRows,
     DeviceAttention,
@@ -36,7 +36,7 @@ class OnDevice(CausalLM):
         return self._model.logits(hidden)
 
 
-def _device_attention(batch: AttentionBatch) -> DeviceAttention:
+def _device_attention(batch: Any) -> DeviceAttention:
     num_tokens = np.diff(batch.token_starts)
     starts = batch.num_keys - num_tokens
     tables = _int32(batch.block_tables)
@@ -44,12 +44,14 @@ def _device_attention(batch: AttentionBatch) -> DeviceAttention:
     slots = torch.arange(len(starts), dtype=torch.int32)
     decode = DecodeRows(1, slots[:num_decoding], tables, _int32(starts[:num_decoding]))
     chunk_starts, chunk_nums = starts[num_decoding:], num_tokens[num_decoding:]
+    tile_rows, tile_starts = map(_int32, make_tiles(chunk_nums))
     chunks = ChunkRows(
         tables,
         slots[num_decoding:],
         _int32(np.concatenate([[0], np.cumsum(chunk_nums)])),
         _int32(chunk_starts),
-        *map(_int32, make_tiles(chunk_nums)),
+        tile_rows,
+        tile_starts,
         chunk_starts,
         chunk_nums,
     )

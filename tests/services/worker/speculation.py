@@ -6,9 +6,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from benchmarks.harness import scheduled
-from benchmarks.harness.engines import make_engine
+from benchmarks.harness.engines import AnyEngine, make_engine
 from benchmarks.harness.scheduled import Run
-from services.worker.engine.host import HostEngine
 from shared.messages import SamplingParams
 from shared.model_folder import EMBEDDED_MODEL
 
@@ -39,7 +38,7 @@ def prompts() -> list[list[int]]:
 
 
 @cache
-def engine_of(kernels: str, method: str, depth: int, **settings: Any) -> HostEngine:
+def engine_of(kernels: str, method: str, depth: int, **settings: Any) -> AnyEngine:
     speculation = {"method": method, "num_speculative_tokens": depth or None, "adaptive": False}
     return make_engine(
         EMBEDDED_MODEL,
@@ -51,7 +50,7 @@ def engine_of(kernels: str, method: str, depth: int, **settings: Any) -> HostEng
     )
 
 
-def plain(kernels: str, **settings: Any) -> HostEngine:
+def plain(kernels: str, **settings: Any) -> AnyEngine:
     return engine_of(kernels, "none", 0, **settings)
 
 

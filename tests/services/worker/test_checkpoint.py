@@ -59,8 +59,8 @@ def test_shards_fill_every_parameter_and_report_progress(checkpoint: Path) -> No
     parts = [after - before for before, after in pairwise(fractions)]
     assert any(part == pytest.approx(largest / num_bytes) for part in parts), "by bytes"
     merged = model.get_parameter("model.layers.1.mlp.gate_up_proj.weight")
-    parts = [weights[f"model.layers.1.mlp.{name}_proj.weight"] for name in ("gate", "up")]
-    torch.testing.assert_close(merged, torch.cat(parts))
+    halves = [weights[f"model.layers.1.mlp.{name}_proj.weight"] for name in ("gate", "up")]
+    torch.testing.assert_close(merged, torch.cat(halves))
 
 
 def test_the_head_is_float32_and_shared_only_where_that_is_exact(tmp_path: Path) -> None:
@@ -124,20 +124,11 @@ def test_mtp_layers_must_be_complete(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "MambaForCausalLM",
-        "Qwen3MoeForCausalLM",
-        "Ernie4_5_MoeForCausalLM",
-        "Ernie4_5_VLMoeForConditionalGeneration",
-        "Qwen2_5_VLForConditionalGeneration",
-    ],
-)
-def test_an_unknown_architecture_lists_the_known_ones(folder: Path, name: str) -> None:
+def test_an_unknown_architecture_lists_the_known_ones(folder: Path) -> None:
+    name = "Qwen2_5_VLForConditionalGeneration"
     change_config(folder, architectures=[name], vocab_size=None, hidden_size=None)
     with pytest.raises(ConfigError, match=rf"{name} is not.*Llama.*, MiMo.*, Qwen2ForCausalLM"):
-        make_engine(folder)
+        make_engine(folder, model_impl="shoal")
 
 
 def test_a_config_without_architectures_lists_them_too(folder: Path) -> None:

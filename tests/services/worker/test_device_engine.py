@@ -126,7 +126,8 @@ def test_prompts_logprobs_are_computed_in_the_step_not_behind_those_that_were_la
 
 def count_calls(engine: DeviceEngine) -> list[str]:
     """Of the head, from now on."""
-    model, calls = engine._segments.model, []
+    model: Any = engine._segments.model
+    calls: list[str] = []
     logits = model.logits
 
     def counted(*arguments: Any) -> Any:

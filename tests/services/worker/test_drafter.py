@@ -1,5 +1,7 @@
 """What is drafted: by the head as plain torch computes it, by lookup what followed before."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -71,12 +73,12 @@ def test_lookup_is_certain_of_its_drafts() -> None:
         assert part.ranks.tolist() == [1] * len(part.ids)
 
 
-def test_a_head_that_is_not_there_is_refused(checkpoint: str) -> None:
+def test_a_head_that_is_not_there_is_refused(checkpoint: Path) -> None:
     with pytest.raises(ConfigError, match="method mtp: the model has no MTP head"):
         make_engine(checkpoint, speculative_config={"method": "mtp"})
 
 
-def test_a_model_with_a_head_drafts_by_default(checkpoint: str) -> None:
+def test_a_model_with_a_head_drafts_by_default(checkpoint: Path) -> None:
     capacity = make_engine(EMBEDDED_MODEL, max_model_len=64).capacity
     assert (capacity.num_speculative_tokens, capacity.adapts_depth) == (3, True)
     none = make_engine(EMBEDDED_MODEL, max_model_len=64, speculative_config={"method": "none"})

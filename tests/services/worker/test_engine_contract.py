@@ -3,16 +3,16 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.harness.engines import ENGINES, make_engine
+from benchmarks.harness.engines import ENGINES, AnyEngine, make_engine
 from benchmarks.harness.step_engine import run_step
 from services.worker.backends.native import NativeLM
 from services.worker.config.model_config import read_model_config
 from services.worker.engine.device.engine import DeviceEngine
-from services.worker.engine.host import HostEngine
 from shared.messages import (
     Admit,
     Decode,
@@ -39,12 +39,12 @@ FOREVER = SamplingParams(seed=0, temperature=0.0, ignore_eos=True)
 
 
 @pytest.fixture(scope="module", params=ENGINES)
-def engine(request: pytest.FixtureRequest, checkpoint: Path) -> HostEngine:
+def engine(request: pytest.FixtureRequest, checkpoint: Path) -> AnyEngine:
     return make_engine(checkpoint, request.param)
 
 
 @pytest.fixture(autouse=True)
-def _reset(engine: HostEngine) -> None:
+def _reset(engine: AnyEngine) -> None:
     engine.reset()
 
 
@@ -64,7 +64,7 @@ def plan(
     return StepPlan(1, release or [], admit or [], extend or [], prefill or [], rows)
 
 
-def step(engine: HostEngine, plan: StepPlan, ids: np.ndarray) -> tuple[StepResult, np.ndarray]:
+def step(engine: AnyEngine, plan: StepPlan, ids: np.ndarray) -> tuple[StepResult, np.ndarray]:
     """The result and the ids it emitted."""
     result, arrays = run_step(engine, plan, ids)
     return result, arrays.ids
@@ -75,10 +75,11 @@ def ids(*lengths: int) -> np.ndarray:
 
 
 @contextmanager
-def poisoned(engine: HostEngine, token: int) -> Iterator[None]:
+def poisoned(engine: AnyEngine, token: int) -> Iterator[None]:
     """Gives NaN to every sequence that uses the token."""
-    is_on_device = isinstance(engine, DeviceEngine)
-    model = engine._segments.model.decoder if is_on_device else engine._model
+    model: Any = (
+        engine._segments.model.decoder if isinstance(engine, DeviceEngine) else engine._model
+    )
     is_native = isinstance(model, NativeLM)
     weight = model.embedding if is_native else model.get_parameter("model.embed_tokens.weight")
     saved = weight[token].clone()
@@ -87,7 +88,7 @@ def poisoned(engine: HostEngine, token: int) -> Iterator[None]:
     weight[token] = saved
 
 
-def decode_until_end(engine: HostEngine, slot: int) -> tuple[list[int], ResultRow]:
+def decode_until_end(engine: AnyEngine, slot: int) -> tuple[list[int], ResultRow]:
     emitted: list[int] = []
     for _ in range(2 * MAX_POSITIONS):
         result, tokens = step(engine, plan(decode=[slot]), NO_IDS)
@@ -97,7 +98,7 @@ def decode_until_end(engine: HostEngine, slot: int) -> tuple[list[int], ResultRo
     raise AssertionError("the sequence does not end")
 
 
-def test_a_row_samples_when_it_has_computed_all_it_knows(engine: HostEngine) -> None:
+def test_a_row_samples_when_it_has_computed_all_it_knows(engine: AnyEngine) -> None:
     admits = [admit(0, 5), admit(1, 3)]
     result, tokens = step(
         engine, plan(admit=admits, prefill=[Prefill(0, 4), Prefill(1, 3)]), ids(5, 3)
@@ -110,7 +111,7 @@ def test_a_row_samples_when_it_has_computed_all_it_knows(engine: HostEngine) -> 
     assert len(tokens) == 2
 
 
-def test_rows_come_by_route_then_slot_with_their_own_ids(engine: HostEngine) -> None:
+def test_rows_come_by_route_then_slot_with_their_own_ids(engine: AnyEngine) -> None:
     routes = {5: 1, 1: 2, 3: 1, 4: 0, 2: 2}
     admits = [admit(slot, 4, route=route) for slot, route in routes.items()]
     rows = plan(admit=admits, prefill=[Prefill(slot, 4) for slot in routes])
@@ -128,7 +129,7 @@ def test_rows_come_by_route_then_slot_with_their_own_ids(engine: HostEngine) -> 
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 9])
-def test_max_tokens_ends_with_length(engine: HostEngine, max_tokens: int) -> None:
+def test_max_tokens_ends_with_length(engine: AnyEngine, max_tokens: int) -> None:
     params = SamplingParams(seed=0, temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
     job = Job([20, 21, 22], params)
     (text,) = Driver(engine).run([job])
@@ -137,7 +138,7 @@ def test_max_tokens_ends_with_length(engine: HostEngine, max_tokens: int) -> Non
     assert job.end.finish == "length"
 
 
-def test_without_max_tokens_the_context_is_filled(engine: HostEngine) -> None:
+def test_without_max_tokens_the_context_is_filled(engine: AnyEngine) -> None:
     job = Job([20, 21, 22], FOREVER)
     (text,) = Driver(engine).run([job])
     assert len(text) == MAX_POSITIONS - 3
@@ -152,7 +153,7 @@ def test_max_model_len_wins_over_max_tokens(checkpoint: Path) -> None:
     assert len(text) == 13
 
 
-def test_an_end_token_is_emitted_and_ends_with_stop(engine: HostEngine) -> None:
+def test_an_end_token_is_emitted_and_ends_with_stop(engine: AnyEngine) -> None:
     """At a high temperature the end comes by chance; then it is the last token and the only."""
     params = SamplingParams(seed=11, temperature=50.0)
     jobs = [Job(prompt, params, choice) for choice, prompt in enumerate(random_prompts(20))]
@@ -165,7 +166,7 @@ def test_an_end_token_is_emitted_and_ends_with_stop(engine: HostEngine) -> None:
         assert text.index(EOS_ID) == len(text) - 1
 
 
-def test_ignore_eos_goes_on(engine: HostEngine) -> None:
+def test_ignore_eos_goes_on(engine: AnyEngine) -> None:
     params = SamplingParams(seed=11, temperature=50.0, ignore_eos=True)
     texts = Driver(engine).run([Job(prompt, params) for prompt in random_prompts(8)])
     assert any(EOS_ID in text[:-1] for text in texts)
@@ -189,7 +190,7 @@ def test_end_ids_that_the_model_does_not_have_are_left_out(tmp_path: Path) -> No
     assert read_eos_ids(tmp_path, read_model_config(tmp_path).vocab_size) == [EOS_ID, 9]
 
 
-def test_a_finished_slot_ignores_later_plans(engine: HostEngine) -> None:
+def test_a_finished_slot_ignores_later_plans(engine: AnyEngine) -> None:
     params = SamplingParams(seed=0, temperature=0.0, max_tokens=1)
     result, _ = step(engine, plan(admit=[admit(0, 3, params)], prefill=[Prefill(0, 3)]), ids(3))
     assert result.rows[0].finish == "length"
@@ -205,14 +206,14 @@ def test_a_finished_slot_ignores_later_plans(engine: HostEngine) -> None:
     assert len(tokens) == 1
 
 
-def test_a_released_slot_is_not_computed_any_more(engine: HostEngine) -> None:
+def test_a_released_slot_is_not_computed_any_more(engine: AnyEngine) -> None:
     step(engine, plan(admit=[admit(0, 3), admit(1, 3)], prefill=[Prefill(0, 3)]), ids(3, 3))
     result, _ = step(engine, plan(release=[0], prefill=[Prefill(1, 3)]), NO_IDS)
     assert [row.slot for row in result.rows] == [1]
     assert engine.num_running == 1
 
 
-def test_an_empty_plan_is_a_step(engine: HostEngine) -> None:
+def test_an_empty_plan_is_a_step(engine: AnyEngine) -> None:
     result, tokens = step(engine, plan(), NO_IDS)
     assert isinstance(result, StepResult)
     assert result.rows == []
@@ -220,7 +221,7 @@ def test_an_empty_plan_is_a_step(engine: HostEngine) -> None:
     assert result.step_s > 0
 
 
-def test_blocks_that_come_later_are_used(engine: HostEngine) -> None:
+def test_blocks_that_come_later_are_used(engine: AnyEngine) -> None:
     prompt = ids(30)
     whole = admit(0, 30)
     _, expected = step(engine, plan(admit=[whole], prefill=[Prefill(0, 30)]), prompt)
@@ -232,7 +233,7 @@ def test_blocks_that_come_later_are_used(engine: HostEngine) -> None:
     assert tokens.tolist() == expected.tolist()
 
 
-def test_cached_tokens_are_not_computed_again(engine: HostEngine) -> None:
+def test_cached_tokens_are_not_computed_again(engine: AnyEngine) -> None:
     prompt = ids(10)
     _, expected = step(engine, plan(admit=[admit(0, 10)], prefill=[Prefill(0, 10)]), prompt)
     sharing = Admit(1, "r1", 0, 0, 0, 10, 10, 8, FOREVER, [0, 1, 40, 41])
@@ -240,7 +241,7 @@ def test_cached_tokens_are_not_computed_again(engine: HostEngine) -> None:
     assert tokens.tolist() == expected.tolist()
 
 
-def test_a_slot_forgets_the_blocks_it_had(engine: HostEngine) -> None:
+def test_a_slot_forgets_the_blocks_it_had(engine: AnyEngine) -> None:
     """What slot 0 writes beyond its reservation must not reach its former blocks, now slot 1's."""
     prompt = ids(20)
     step(engine, plan(admit=[admit(0, 20)], prefill=[Prefill(0, 20)]), prompt)
@@ -253,7 +254,7 @@ def test_a_slot_forgets_the_blocks_it_had(engine: HostEngine) -> None:
     assert tokens.tolist() == expected.tolist()
 
 
-def test_a_row_with_bad_logits_fails_alone(engine: HostEngine) -> None:
+def test_a_row_with_bad_logits_fails_alone(engine: AnyEngine) -> None:
     rows = plan(admit=[admit(0, 2), admit(1, 2)], prefill=[Prefill(0, 2), Prefill(1, 2)])
     with poisoned(engine, 12):
         result, tokens = step(engine, rows, ids(2, 2))
@@ -265,14 +266,14 @@ def test_a_row_with_bad_logits_fails_alone(engine: HostEngine) -> None:
     assert engine.num_running == 1
 
 
-def test_a_sequence_fails_once_whatever_logprobs_it_asked_for(engine: HostEngine) -> None:
+def test_a_sequence_fails_once_whatever_logprobs_it_asked_for(engine: AnyEngine) -> None:
     params = SamplingParams(seed=0, temperature=0.0, logprobs=1, prompt_logprobs=1)
     with poisoned(engine, 12):
         result, _ = step(engine, plan(admit=[admit(0, 5, params)], prefill=[Prefill(0, 5)]), ids(5))
     assert [(row.slot, "not finite" in str(row.error)) for row in result.rows] == [(0, True)]
 
 
-def test_drafts_that_were_not_made_are_not_verified(engine: HostEngine) -> None:
+def test_drafts_that_were_not_made_are_not_verified(engine: AnyEngine) -> None:
     step(engine, plan(admit=[admit(0, 5)], prefill=[Prefill(0, 5)]), ids(5))
     result, tokens = step(engine, StepPlan(2, [], [], [], [], [Decode(0, 5)]), NO_IDS)
     assert [(row.run.num_tokens, row.run.num_drafts) for row in result.rows] == [(1, 0)]
@@ -280,7 +281,7 @@ def test_drafts_that_were_not_made_are_not_verified(engine: HostEngine) -> None:
 
 
 def test_kv_that_a_failed_sequence_left_in_its_blocks_harms_no_other_sequence(
-    engine: HostEngine,
+    engine: AnyEngine,
 ) -> None:
     """Ragged rows are attended to together, so the shorter one's last block is read to its end."""
     rows = plan(admit=[admit(0, 9), admit(1, 13)], prefill=[Prefill(0, 9), Prefill(1, 13)])
@@ -296,12 +297,12 @@ def test_kv_that_a_failed_sequence_left_in_its_blocks_harms_no_other_sequence(
     assert again.tolist() == expected.tolist()
 
 
-def test_a_plan_that_gives_more_than_a_row_lacks_is_an_error(engine: HostEngine) -> None:
+def test_a_plan_that_gives_more_than_a_row_lacks_is_an_error(engine: AnyEngine) -> None:
     with pytest.raises(ValueError, match="more tokens than it lacks"):
         step(engine, plan(admit=[admit(0, 3)], prefill=[Prefill(0, 4)]), ids(3))
 
 
-def test_prefill_then_decode_to_the_end_counts_every_token(engine: HostEngine) -> None:
+def test_prefill_then_decode_to_the_end_counts_every_token(engine: AnyEngine) -> None:
     params = SamplingParams(seed=0, temperature=0.0, max_tokens=6, ignore_eos=True)
     _, first = step(engine, plan(admit=[admit(2, 3, params)], prefill=[Prefill(2, 3)]), ids(3))
     rest, row = decode_until_end(engine, 2)

@@ -1,6 +1,7 @@
 """Sampling parameters and logprobs, from the plan to the result, against transformers."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,10 +13,9 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from benchmarks.harness.engines import ENGINES, make_engine
+from benchmarks.harness.engines import ENGINES, AnyEngine, make_engine
 from benchmarks.harness.oracle import load_as_qwen2, true_logits
 from benchmarks.harness.step_engine import run_step
-from services.worker.engine.host import HostEngine
 from services.worker.step import logprobs
 from shared.messages import ALL_TOKENS, MIN_LOGPROB, Admit, Prefill, SamplingParams, StepPlan
 from shared.token_arrays import Layout
@@ -30,7 +30,7 @@ from tests.services.worker.checkpoints import (
 from tests.services.worker.driver import Driver, Job
 
 PARAMS = SamplingParams(seed=5, temperature=0.9, max_tokens=14, ignore_eos=True)
-CHANGES = {
+CHANGES: dict[str, dict[str, Any]] = {
     "top_k": {"top_k": 3},
     "top_p": {"top_p": 0.5},
     "min_p": {"min_p": 0.2},
@@ -52,16 +52,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=ENGINES)
-def engine(request: pytest.FixtureRequest, folder: Path) -> HostEngine:
+def engine(request: pytest.FixtureRequest, folder: Path) -> AnyEngine:
     return make_engine(folder, request.param)
 
 
 @pytest.fixture(autouse=True)
-def _reset(engine: HostEngine) -> None:
+def _reset(engine: AnyEngine) -> None:
     engine.reset()
 
 
-def blocks_of(engine: HostEngine, slot: int) -> list[int]:
+def blocks_of(engine: AnyEngine, slot: int) -> list[int]:
     num = MAX_POSITIONS // engine.capacity.block_size
     return list(range(slot * num, slot * num + num))
 
@@ -72,7 +72,7 @@ def changed(**changes) -> SamplingParams:
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_text_and_logprobs_are_the_same_whatever_the_batch_chunks_and_resumption(
-    engine: HostEngine, name: str
+    engine: AnyEngine, name: str
 ) -> None:
     params = changed(logprobs=6, **CHANGES[name])
     prompts = random_prompts(6)
@@ -121,7 +121,7 @@ def greedy_by_transformers(
     ],
 )
 def test_greedy_texts_are_those_of_transformers_processors(
-    engine: HostEngine, folder: Path, changes: dict, processor: LogitsProcessor
+    engine: AnyEngine, folder: Path, changes: dict, processor: LogitsProcessor
 ) -> None:
     prompt = random_prompts(3)[2]
     (text,) = Driver(engine).run([Job(prompt, changed(temperature=0.0, **changes))])
@@ -130,7 +130,7 @@ def test_greedy_texts_are_those_of_transformers_processors(
     assert text == expected
 
 
-def test_before_min_tokens_neither_eos_nor_stop_ids_end_a_text(engine: HostEngine) -> None:
+def test_before_min_tokens_neither_eos_nor_stop_ids_end_a_text(engine: AnyEngine) -> None:
     bias = [(EOS_ID, 100.0)]
     params = changed(min_tokens=5, ignore_eos=False, logit_bias=bias, max_tokens=20)
     jobs = [Job(prompt, params) for prompt in random_prompts(4)]
@@ -140,14 +140,14 @@ def test_before_min_tokens_neither_eos_nor_stop_ids_end_a_text(engine: HostEngin
         assert job.end.finish == "stop"
 
 
-def test_a_stop_id_ends_the_text_and_is_its_last(engine: HostEngine) -> None:
+def test_a_stop_id_ends_the_text_and_is_its_last(engine: AnyEngine) -> None:
     params = changed(stop_token_ids=[33, 44], logit_bias=[(44, 100.0)])
     job = Job([5, 6], params)
     assert Driver(engine).run([job]) == [[44]]
     assert job.end.finish == "stop"
 
 
-def test_a_sequence_that_forbids_every_token_fails_and_no_other(engine: HostEngine) -> None:
+def test_a_sequence_that_forbids_every_token_fails_and_no_other(engine: AnyEngine) -> None:
     filters = {"top_k": 5, "top_p": 0.5, "min_p": 0.1}
     failing = Job([5, 6], changed(allowed_token_ids=[20], bad_words=[[20]], **filters))
     fine = Job([5, 6], PARAMS)
@@ -157,7 +157,7 @@ def test_a_sequence_that_forbids_every_token_fails_and_no_other(engine: HostEngi
     assert fine.end.finish == "length"
 
 
-def step_with(engine: HostEngine, nums: list[int | None]) -> tuple:
+def step_with(engine: AnyEngine, nums: list[int | None]) -> tuple:
     """One step of a sequence for each of ``nums`` asked logprobs; routes out of order."""
     prompts = random_prompts(len(nums))
     admits = [
@@ -174,7 +174,7 @@ def step_with(engine: HostEngine, nums: list[int | None]) -> tuple:
 
 @pytest.mark.parametrize("piece", [1, logprobs.MAX_LOGITS_AT_ONCE])
 def test_each_row_has_as_many_logprobs_as_it_asked_for_and_those_of_the_model(
-    engine: HostEngine, folder: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+    engine: AnyEngine, folder: Path, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
     monkeypatch.setattr(logprobs, "MAX_LOGITS_AT_ONCE", piece)
     nums = [None, 0, 3, ALL_TOKENS, 5, VOCAB_SIZE, None, 3]
@@ -198,7 +198,7 @@ def test_each_row_has_as_many_logprobs_as_it_asked_for_and_those_of_the_model(
             np.testing.assert_allclose(others, np.sort(truth)[::-1][:num], atol=1e-3)
 
 
-def test_logprobs_are_those_of_the_raw_logits(engine: HostEngine) -> None:
+def test_logprobs_are_those_of_the_raw_logits(engine: AnyEngine) -> None:
     _, _, first = step_with(engine, [4])
     engine.reset()
     prompts = random_prompts(1)

@@ -6,20 +6,19 @@ from pathlib import Path
 import pytest
 from transformers import Qwen2ForCausalLM
 
-from benchmarks.harness.engines import ENGINES, make_engine
-from services.worker.engine.host import HostEngine
+from benchmarks.harness.engines import ENGINES, AnyEngine, make_engine
 from shared.messages import SamplingParams
 from tests.services.worker.checkpoints import MAX_POSITIONS, assert_greedy, random_prompts
 from tests.services.worker.driver import Driver, Job
 
 
 @pytest.fixture(scope="module", params=ENGINES)
-def engine(request: pytest.FixtureRequest, checkpoint: Path) -> HostEngine:
+def engine(request: pytest.FixtureRequest, checkpoint: Path) -> AnyEngine:
     return make_engine(checkpoint, request.param)
 
 
 def test_one_prompt_continues_as_transformers_does(
-    engine: HostEngine, oracle: Qwen2ForCausalLM
+    engine: AnyEngine, oracle: Qwen2ForCausalLM
 ) -> None:
     (prompt,) = random_prompts(1, seed=3)
     (text,) = Driver(engine).run([Job(prompt)])
@@ -28,7 +27,7 @@ def test_one_prompt_continues_as_transformers_does(
 
 @pytest.mark.parametrize("chunk_sizes", [[1000], [1], [3, 7, 1, 5], [13]])
 def test_twenty_ragged_prompts_continue_as_transformers_does(
-    engine: HostEngine, oracle: Qwen2ForCausalLM, chunk_sizes: list[int]
+    engine: AnyEngine, oracle: Qwen2ForCausalLM, chunk_sizes: list[int]
 ) -> None:
     prompts = random_prompts(20)
     texts = Driver(engine, chunk_sizes, seed=len(chunk_sizes)).run([Job(p) for p in prompts])
@@ -37,7 +36,7 @@ def test_twenty_ragged_prompts_continue_as_transformers_does(
 
 
 def test_slots_and_blocks_used_again_leave_no_trace(
-    engine: HostEngine, oracle: Qwen2ForCausalLM
+    engine: AnyEngine, oracle: Qwen2ForCausalLM
 ) -> None:
     for seed in range(3):
         prompts = random_prompts(6, seed=seed)
@@ -48,7 +47,7 @@ def test_slots_and_blocks_used_again_leave_no_trace(
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_resumed_sequence_goes_on_as_if_never_interrupted(
-    engine: HostEngine, temperature: float
+    engine: AnyEngine, temperature: float
 ) -> None:
     params = SamplingParams(seed=-5, temperature=temperature, max_tokens=15, ignore_eos=True)
     prompts = random_prompts(5, seed=1)
@@ -60,7 +59,7 @@ def test_a_resumed_sequence_goes_on_as_if_never_interrupted(
     assert Driver(engine, [4, 11], seed=9).run(halves) == whole
 
 
-def test_a_text_is_the_same_alone_and_in_a_batch(engine: HostEngine) -> None:
+def test_a_text_is_the_same_alone_and_in_a_batch(engine: AnyEngine) -> None:
     jobs = [
         (
             prompt,
@@ -80,7 +79,7 @@ def test_a_text_is_the_same_alone_and_in_a_batch(engine: HostEngine) -> None:
     assert together == alone
 
 
-def test_seed_and_choice_make_another_text_and_the_same_ones_the_same(engine: HostEngine) -> None:
+def test_seed_and_choice_make_another_text_and_the_same_ones_the_same(engine: AnyEngine) -> None:
     (prompt,) = random_prompts(1, seed=3)
     sampled = [SamplingParams(seed=seed, max_tokens=20, ignore_eos=True) for seed in (1, 1, 2)]
     jobs = [Job(prompt, params) for params in sampled] + [Job(prompt, sampled[0], choice=1)]
@@ -90,7 +89,7 @@ def test_seed_and_choice_make_another_text_and_the_same_ones_the_same(engine: Ho
 
 
 def test_tokens_beyond_the_reserved_blocks_write_to_the_null_block(
-    engine: HostEngine, oracle: Qwen2ForCausalLM
+    engine: AnyEngine, oracle: Qwen2ForCausalLM
 ) -> None:
     """A job whose table ends early must not disturb the one that owns block 0."""
     prompts = random_prompts(2, seed=5)

@@ -68,7 +68,7 @@ def mixed() -> list[SamplingParams]:
     side by side."""
     close = encode("\n")[0]
     guides = [Guide(grammar) for grammar in GRAMMARS.values()]
-    reasons = {"is_open": True, "close_ids": [close], "budget": 9, "forced_ids": [14, close]}
+    reasons: Any = {"is_open": True, "close_ids": [close], "budget": 9, "forced_ids": [14, close]}
     rules: list[dict[str, Any]] = [
         *({"guide": guide} for guide in guides),
         {"guide": guides[0], "temperature": 0.0, "presence_penalty": 1.5, "logprobs": 2},
@@ -188,7 +188,7 @@ def test_where_there_is_no_choice_drafts_are_right(kernels: str) -> None:
 
 
 def test_min_tokens_gives_way_to_a_complete_text_and_ignore_eos_repeats_its_end() -> None:
-    some = {"seed": 1, "guide": Guide(GRAMMARS["choice"]), "max_tokens": 30}
+    some: dict[str, Any] = {"seed": 1, "guide": Guide(GRAMMARS["choice"]), "max_tokens": 30}
     params = [SamplingParams(**some, min_tokens=25), SamplingParams(**some, ignore_eos=True)]
     done = scheduled.run(engine("native", "mtp"), prompts()[:2], params)
     assert done.ends == ["stop", "length"]
@@ -234,7 +234,7 @@ class Held:
 
 @cache
 def prompt_logprobs() -> dict[int, list[float]]:
-    plain = Held(engine("native", "none"), 1)
+    plain: Any = Held(engine("native", "none"), 1)
     scheduled.run(plain, some(), SamplingParams(seed=0, max_tokens=1, prompt_logprobs=0))
     return plain.prompts
 
@@ -246,7 +246,7 @@ def test_what_waits_for_its_grammar_goes_on_when_that_is_compiled_and_nothing_el
 ) -> None:
     used = engine(kernels, method)
     params = [msgspec.structs.replace(each, prompt_logprobs=0) for each in mixed()]
-    slow = Held(used, 25)
+    slow: Any = Held(used, 25)
     done = scheduled.run(slow, some(), params)
     assert done.texts == expected().texts
     assert done.ends == expected().ends

@@ -123,7 +123,7 @@ def test_an_engine_has_the_capacity_that_was_asked_for_and_reports_its_memory(
     model = engine.model_info
     assert (model.max_model_len, model.dtype, model.load_format) == (50, "float32", "safetensors")
     assert model.logprobs_mode == "raw_logprobs"
-    place = 2 * sum(layer[0, 0, 0].nbytes for layer in engine._kv_cache.layers)
+    place = 2 * sum(int(layer[0, 0, 0].nbytes) for layer in engine._kv_cache.layers)
     assert planned_bytes("kv_cache") == 13 * 4 * place
     parts = (*engine._model.parameters(), *engine._model.buffers())
     assert planned_bytes("weights") == sum(tensor.nbytes for tensor in parts)
@@ -143,7 +143,7 @@ def measured_peak(folder: Path, num_tokens: int) -> int:
 
 
 def allocated_peak(watch: profile) -> int:
-    events = watch.profiler.kineto_results.events()
+    events: list[Any] = watch.profiler.kineto_results.events()
     changes = [event for event in events if event.name() == "[memory]"]
     changes.sort(key=lambda event: event.start_ns())
     return max(accumulate(event.nbytes() for event in changes))

@@ -132,7 +132,7 @@ def run(
         batch = prepare_batch(table, plan, cache, np.zeros(0, np.int64))
         context = batch.context
         if first_key is not None:
-            attention = context.attention
+            attention: Any = context.attention
             nums_before = attention.num_keys - batch.num_tokens
             first_keys = np.minimum(first_key, nums_before)
             context = replace(context, attention=replace(attention, first_keys=first_keys))
@@ -201,6 +201,7 @@ def test_gates_far_from_zero_are_shut_or_open(variant: str) -> None:
 
     def with_wide_gates() -> DecoderLM:
         model = make_model(config, torch.float32)
+        layer: Any
         for layer in model.model.layers:
             layer.mlp.gate_up_proj.weight[: config.intermediate_size] *= 1000
         return model
@@ -234,12 +235,10 @@ def test_a_tokens_logits_are_the_same_bits_whatever_shares_its_step(
 @pytest.mark.parametrize("block_size", [32, 128])
 def test_larger_blocks_change_nothing(block_size: int) -> None:
     config, prompts = make_config("Qwen2, biases"), random_prompts(300, 50)
+    dtype, variant = torch.float32, variants()[0]
     expected, found = (
-        run(make_native(config, torch.float32, variants()[0], size, 1), *rest)
-        for size, *rest in (
-            (16, config, torch.float32, prompts, 90),
-            (block_size, config, torch.float32, prompts, 90, block_size),
-        )
+        run(make_native(config, dtype, variant, size, 1), config, dtype, prompts, 90, size)
+        for size in (16, block_size)
     )
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from benchmarks.harness import scheduled
-from benchmarks.harness.engines import ENGINES, make_engine
+from benchmarks.harness.engines import ENGINES, AnyEngine, make_engine
 from benchmarks.harness.scheduled import Run
-from services.worker.engine.host import HostEngine
 from shared.messages import SamplingParams
 from shared.model_folder import EMBEDDED_MODEL
 
@@ -14,7 +13,7 @@ PARAMS = SamplingParams(seed=0, temperature=0.0, max_tokens=24, ignore_eos=True)
 
 
 @pytest.fixture(scope="module", params=ENGINES)
-def engine(request: pytest.FixtureRequest) -> HostEngine:
+def engine(request: pytest.FixtureRequest) -> AnyEngine:
     """Steps of 7 tokens end inside blocks; these are for two or three sequences."""
     num_blocks = 160 // ENGINES[request.param]["block_size"]
     return make_engine(
@@ -27,7 +26,7 @@ def engine(request: pytest.FixtureRequest) -> HostEngine:
     )
 
 
-def run(engine: HostEngine, prompts: list[list[int]], caches_prefixes: bool) -> Run:
+def run(engine: AnyEngine, prompts: list[list[int]], caches_prefixes: bool) -> Run:
     return scheduled.run(
         engine, prompts, PARAMS, caches_prefixes=caches_prefixes, pipeline_depth=1, max_open=4
     )
@@ -37,7 +36,7 @@ def random_ids(num: int, length: int, seed: int) -> list[list[int]]:
     return np.random.default_rng(seed).integers(300, 8000, (num, length)).tolist()
 
 
-def test_greedy_texts_with_hits_are_those_without(engine: HostEngine) -> None:
+def test_greedy_texts_with_hits_are_those_without(engine: AnyEngine) -> None:
     first, second = random_ids(2, 42, seed=8)
     prompts = [first, first, first[:33], [*first[:17], *second], second, [*second, 5], first[:41]]
     cached, plain = run(engine, 2 * prompts, True), run(engine, 2 * prompts, False)
@@ -47,7 +46,7 @@ def test_greedy_texts_with_hits_are_those_without(engine: HostEngine) -> None:
     assert plain.num_hits == 0
 
 
-def test_a_talk_goes_on_from_what_was_written(engine: HostEngine) -> None:
+def test_a_talk_goes_on_from_what_was_written(engine: AnyEngine) -> None:
     prompts = random_ids(3, 30, seed=9)
     texts = run(engine, prompts, False).texts
     turns = [prompt + text for prompt, text in zip(prompts, texts, strict=True)]

@@ -2,17 +2,17 @@
 share them."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from transformers import Qwen2ForCausalLM
 
-from benchmarks.harness.engines import ENGINES, make_engine
+from benchmarks.harness.engines import ENGINES, AnyEngine, make_engine
 from benchmarks.harness.oracle import true_logits
 from benchmarks.harness.step_engine import run_step
 from kernels.logprobs.reference import logprobs_row
 from services.scheduler.scheduler import Scheduler
-from services.worker.engine.host import HostEngine
 from services.worker.step import logprobs
 from shared.messages import ALL_TOKENS, Generate, NewSequence, RunKind, SamplingParams
 from shared.token_arrays import Layout, TokenArrays, join
@@ -23,7 +23,7 @@ TOLERANCE = 1e-3  # of logprobs in float32
 
 
 @pytest.fixture(scope="module", params=ENGINES)
-def engine(request: pytest.FixtureRequest, checkpoint: Path) -> HostEngine:
+def engine(request: pytest.FixtureRequest, checkpoint: Path) -> AnyEngine:
     return make_engine(checkpoint, request.param)
 
 
@@ -56,7 +56,7 @@ def assert_true(oracle: Qwen2ForCausalLM, job: Job) -> None:
 @pytest.mark.parametrize("chunk_sizes", [[1000], [1], [3, 7, 1, 5]])
 @pytest.mark.parametrize("num", [0, 4, ALL_TOKENS])
 def test_they_are_the_models_in_any_chunks(
-    engine: HostEngine, oracle: Qwen2ForCausalLM, chunk_sizes: list[int], num: int
+    engine: AnyEngine, oracle: Qwen2ForCausalLM, chunk_sizes: list[int], num: int
 ) -> None:
     jobs = [Job(prompt, asking(num)) for prompt in random_prompts(8)[1:]]
     Driver(engine, chunk_sizes, seed=num + 2).run(jobs)
@@ -65,12 +65,17 @@ def test_they_are_the_models_in_any_chunks(
 
 
 def test_no_more_logits_exist_at_once_than_may_be_worked_on(
-    engine: HostEngine, oracle: Qwen2ForCausalLM, monkeypatch: pytest.MonkeyPatch
+    engine: AnyEngine, oracle: Qwen2ForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logprobs, "MAX_LOGITS_AT_ONCE", 5 * VOCAB_SIZE)
     model = model_of(engine)
     sizes, head = [], model.logits
-    monkeypatch.setattr(model, "logits", lambda x: (sizes.append(len(x)), head(x))[1])
+
+    def noted(hidden: Any) -> Any:
+        sizes.append(len(hidden))
+        return head(hidden)
+
+    monkeypatch.setattr(model, "logits", noted)
     jobs = [Job(prompt, asking(2, max_tokens=0)) for prompt in random_prompts(6, seed=4)]
     Driver(engine).run(jobs)
     for job in jobs[1:]:
@@ -78,7 +83,7 @@ def test_no_more_logits_exist_at_once_than_may_be_worked_on(
     assert max(sizes) == 5
 
 
-def test_prompt_logprobs_of_one_sequence_do_not_change_the_others(engine: HostEngine) -> None:
+def test_prompt_logprobs_of_one_sequence_do_not_change_the_others(engine: AnyEngine) -> None:
     prompts = random_prompts(9, seed=5)
     plain = SamplingParams(0, 0.0, max_tokens=6, logprobs=2)
     alone = [Job(prompt, plain) for prompt in prompts]
@@ -96,7 +101,7 @@ def test_prompt_logprobs_of_one_sequence_do_not_change_the_others(engine: HostEn
 
 
 def test_what_is_known_already_is_not_sent_again(
-    engine: HostEngine, oracle: Qwen2ForCausalLM
+    engine: AnyEngine, oracle: Qwen2ForCausalLM
 ) -> None:
     prompts = [prompt for prompt in random_prompts(12, seed=6) if len(prompt) > 5]
     texts = Driver(engine).run([Job(prompt, asking(2)) for prompt in prompts])
@@ -117,7 +122,7 @@ def test_what_is_known_already_is_not_sent_again(
 
 
 def test_scoring_samples_nothing_and_ends_with_the_prompt(
-    engine: HostEngine, oracle: Qwen2ForCausalLM
+    engine: AnyEngine, oracle: Qwen2ForCausalLM
 ) -> None:
     prompts = random_prompts(6, seed=7)
     silent = SamplingParams(0, max_tokens=0)
@@ -134,7 +139,7 @@ def test_scoring_samples_nothing_and_ends_with_the_prompt(
             assert sum(row.run.num_tokens for row, _ in job.prompt_parts) == 0
 
 
-def test_a_text_scored_as_a_prompt_has_the_logprobs_it_was_written_with(engine: HostEngine) -> None:
+def test_a_text_scored_as_a_prompt_has_the_logprobs_it_was_written_with(engine: AnyEngine) -> None:
     params = SamplingParams(5, 0.9, max_tokens=12, ignore_eos=True, logprobs=3, prompt_logprobs=3)
     written = [Job(prompt, params) for prompt in random_prompts(5, seed=8)]
     Driver(engine, [7]).run(written)
@@ -150,7 +155,7 @@ def test_a_text_scored_as_a_prompt_has_the_logprobs_it_was_written_with(engine: 
 
 
 def test_a_prompt_is_scored_even_where_no_token_can_follow_it(
-    engine: HostEngine, oracle: Qwen2ForCausalLM
+    engine: AnyEngine, oracle: Qwen2ForCausalLM
 ) -> None:
     (prompt,) = random_prompts(4)[3:]
     params = SamplingParams(0, 0.0, prompt_logprobs=2, allowed_token_ids=[5], bad_words=[[5]])
@@ -162,12 +167,12 @@ def test_a_prompt_is_scored_even_where_no_token_can_follow_it(
 
 
 def test_logits_that_are_no_numbers_fail_their_prompt_alone(
-    engine: HostEngine, monkeypatch: pytest.MonkeyPatch
+    engine: AnyEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = model_of(engine)
     head = model.logits
 
-    def broken(*arguments: object) -> object:
+    def broken(*arguments: Any) -> Any:
         logits = head(*arguments)
         logits[logits.isfinite().all(-1) & (len(logits) == 6)] = float("nan")
         return logits
@@ -183,7 +188,7 @@ def test_logits_that_are_no_numbers_fail_their_prompt_alone(
     assert len(jobs[1].emitted) == 3
 
 
-def run_scheduled(engine: HostEngine, core: Scheduler, jobs: list[Job]) -> None:
+def run_scheduled(engine: AnyEngine, core: Scheduler, jobs: list[Job]) -> None:
     """Three choices of each of ``jobs``, of which the first asks, all at once."""
     core.add_worker("w", engine.capacity)
     for number, job in enumerate(jobs):

@@ -96,7 +96,8 @@ def encode(text: str) -> list[int]:
 
 def walk(guide: Guide, seed: int, max_len: int = 40) -> list[int]:
     """Ids that chance takes of those that may come, up to the end of the text."""
-    rng, slot_guide, ids = random.Random(seed), begin(guide), []
+    rng, slot_guide = random.Random(seed), begin(guide)
+    ids: list[int] = []
     while len(ids) < max_len and not set(ids) & set(EOS_IDS.tolist()):
         may = allowed(slot_guide.mask([]))
         ids.append(rng.choice(may if may is not None else [5, 9, CLOSE]))
@@ -104,7 +105,7 @@ def walk(guide: Guide, seed: int, max_len: int = 40) -> list[int]:
     return ids
 
 
-REASONING = {"is_open": True, "close_ids": [CLOSE]}
+REASONING: dict[str, Any] = {"is_open": True, "close_ids": [CLOSE]}
 GATES: dict[str, dict[str, Any]] = {
     "none": {},
     "open": REASONING,

@@ -2,6 +2,7 @@
 lies: cached, cut, taken away, left with gaps, filled with what is not finite."""
 
 from itertools import cycle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ from torch import Tensor
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import ENGINES, KERNELS, make_engine
 from benchmarks.harness.scheduled import Run
-from services.worker.engine.host import HostEngine
 from services.worker.slots.table import SlotTable
 from services.worker.speculation.drafter import RecordedStep
 from shared.messages import SamplingParams
@@ -131,7 +131,7 @@ def test_drafts_come_back_after_a_pause_and_caches_with_gaps_do_no_harm(
 REPEATED = SamplingParams(seed=1, temperature=0.0, max_tokens=30, ignore_eos=True)
 
 
-def own_engine(kernels: str) -> HostEngine:
+def own_engine(kernels: str) -> Any:
     """Of which a test may change parts."""
     return make_engine(
         EMBEDDED_MODEL,
@@ -149,7 +149,8 @@ def test_a_draft_that_breaks_the_numbers_costs_a_step_and_not_the_request(
     """Token 777 makes activations that are not finite, and is the second draft of each row."""
     engine, some = own_engine(kernels), some_prompts(6)
     without = scheduled.run(plain(kernels), some, REPEATED)
-    draft, model = engine._drafter.draft, engine._model
+    model = engine._model
+    draft = engine._drafter.draft
 
     def draft_777(table: SlotTable, done: RecordedStep) -> None:
         draft(table, done)

@@ -7,6 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernels.accept.output import FULL, RETRIED, RUNS, STOPPED
 from kernels.sample import NOT_COMPILED, NOT_FINITE, NOTHING_LEFT
 from services.worker.slots.table import SlotTable
 from services.worker.step.batch import Batch
@@ -32,21 +33,23 @@ ROWS = st.fixed_dictionaries(
 )
 
 
-def logprobs(row: dict[str, Any]) -> tuple[list[int], int, int, bool]:
-    """Tokens, right drafts among them, the error, and whether the last one ends the text."""
+def verified(row: dict[str, Any]) -> tuple[list[int], int, int]:
+    """Tokens, right drafts among them, and the code."""
     tokens: list[int] = []
     num_right = 0
     for place, token in enumerate(row["sampled"][: 1 + len(row["drafts"])]):
         if token < 0:
             is_retried = token == NOT_COMPILED or (token == NOT_FINITE and row["drafts"])
-            return tokens, num_right, 0 if tokens or is_retried else token, False
+            return tokens, num_right, RUNS if tokens else RETRIED if is_retried else token
         tokens.append(token)
         is_right = place < len(row["drafts"]) and row["drafts"][place] == token
         num_right += is_right
         stops = token in row["stop_token_ids"] or (token in EOS_IDS and not row["ignore_eos"])
-        if stops or len(tokens) == row["room"] or not is_right:
-            return tokens, num_right, 0, stops
-    return tokens, num_right, 0, False
+        if stops or len(tokens) == row["room"]:
+            return tokens, num_right, STOPPED if stops else FULL
+        if not is_right:
+            break
+    return tokens, num_right, RUNS
 
 
 @given(st.lists(ROWS, min_size=1, max_size=5))
@@ -56,14 +59,12 @@ def test_tokens_are_taken_as_far_as_drafts_are_right_and_nothing_ends_them(
     outcome = sample_and_accept(rows)
     start = 0
     for index, row in enumerate(rows):
-        tokens, num_right, error, stops = logprobs(row)
+        tokens, num_right, code = verified(row)
         num = len(tokens)
         assert outcome.num_emitted[index] == num
         assert outcome.tokens[index, :num].tolist() == tokens
         assert outcome.num_accepted[index] == num_right
-        assert outcome.errors[index] == error
-        assert outcome.is_stopped[index] == stops
-        assert outcome.is_full[index] == (num == row["room"])
+        assert outcome.codes[index] == code
         assert outcome.emitted[start : start + num].tolist() == tokens
         start += num
     assert len(outcome.emitted) == len(outcome.rows) == start

@@ -1,6 +1,7 @@
 """The descriptions of formats: names, markers, and that each is complete."""
 
 import re
+from typing import Any
 
 from shared.dialects.formats import HarmonyLayout, JsonLayout
 from shared.dialects.reasoning import REASONING_FORMATS
@@ -44,6 +45,7 @@ def test_every_call_begins_with_a_marker_or_may_begin_the_reply():
 
 
 def test_markers_hold_no_text_that_is_none():
+    each: Any
     for each in (*TOOL_FORMATS.values(), *REASONING_FORMATS.values()):
         assert all(re.search(r"\S", text) for text in each.markers), each.name
 

@@ -4,16 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kernels.accept.output import (
-    CLOSED,
-    CODE,
-    FULL,
-    NUM_ACCEPTED,
-    NUM_EMITTED,
-    NUM_VALID,
-    STOPPED,
-    TOKENS,
-)
+from kernels.accept.output import CLOSED, CODE, NUM_ACCEPTED, NUM_EMITTED, NUM_VALID, TOKENS
 from services.worker.engine.device.planned_rows import PlannedRows
 from services.worker.slots.table import SlotTable
 from services.worker.step.verify import NO_TOKEN, AcceptOutcome
@@ -88,17 +79,15 @@ def _outcome(packed: np.ndarray, kept: np.ndarray) -> AcceptOutcome:
     numbers = packed[kept].astype(np.int64)
     tokens, drafts = numbers[:, TOKENS : TOKENS + width], numbers[:, TOKENS + width :]
     columns = np.arange(width)
-    num_emitted, codes = numbers[:, NUM_EMITTED], numbers[:, CODE]
+    num_emitted = numbers[:, NUM_EMITTED]
     is_emitted = columns < num_emitted[:, None]
     is_draft = columns[:-1] < numbers[:, NUM_VALID, None] - 1
     return AcceptOutcome(
-        tokens,
-        np.where(is_draft, drafts, NO_TOKEN),
-        num_emitted,
-        numbers[:, NUM_ACCEPTED],
-        np.minimum(codes, 0),
-        codes == STOPPED,
-        codes == FULL,
-        tokens[is_emitted],
-        (kept[:, None] * width + columns)[is_emitted],
+        tokens=tokens,
+        drafts=np.where(is_draft, drafts, NO_TOKEN),
+        num_emitted=num_emitted,
+        num_accepted=numbers[:, NUM_ACCEPTED],
+        codes=numbers[:, CODE],
+        emitted=tokens[is_emitted],
+        rows=(kept[:, None] * width + columns)[is_emitted],
     )

@@ -63,6 +63,7 @@ def test_types_are_read_from_the_schema(subtests: pytest.Subtests):
 
 
 def test_a_schema_without_properties_has_no_types():
+    schema: Any
     for schema in (None, {}, {"properties": []}, True):
         assert types_of_parameters(schema) == {}
 

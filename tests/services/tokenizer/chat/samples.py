@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from shared.messages import ChatOptions
 
@@ -21,12 +22,12 @@ TOOLS = [
         },
     }
 ]
-CALL = {
+CALL: dict[str, Any] = {
     "id": "call_1",
     "type": "function",
     "function": {"name": "weather", "arguments": '{"city": "Köln", "days": 2}'},
 }
-CONVERSATION = [
+CONVERSATION: list[dict[str, Any]] = [
     {"role": "system", "content": "Be <brief>."},
     {"role": "user", "content": "Wie wird's?"},
     {"role": "assistant", "content": "", "reasoning": "Ask it.", "tool_calls": [CALL]},
@@ -36,9 +37,8 @@ CONVERSATION = [
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
-def options(**changes: object) -> ChatOptions:
+def options(**changes: Any) -> ChatOptions:
     """Values that are no text are given as JSON."""
-    texts = {"tools", "documents", "template_kwargs"}
-    return ChatOptions(
-        **{key: json.dumps(each) if key in texts else each for key, each in changes.items()}
-    )
+    for key in changes.keys() & {"tools", "documents", "template_kwargs"}:
+        changes[key] = json.dumps(changes[key])
+    return ChatOptions(**changes)

@@ -53,6 +53,7 @@ def test_messages_are_what_templates_expect(subtests: pytest.Subtests):
     plain, parts = TemplateTraits(), TemplateTraits(takes_parts=True)
     joins = TemplateTraits(joins_arguments=True)
     user, assistant, tool = {"role": "user"}, {"role": "assistant"}, {"role": "tool"}
+    message: Any
     for message, traits, expected in (
         ({"role": "developer"}, plain, {"role": "system"}),
         ({"role": "developer"}, TemplateTraits(knows_developer=True), {"role": "developer"}),
@@ -105,7 +106,7 @@ def test_messages_are_what_templates_expect(subtests: pytest.Subtests):
 
 def test_calls_of_functions_are_calls_of_tools():
     """OpenAI's deprecated form; two calls, and the result of each."""
-    messages = []
+    messages: list[dict[str, Any]] = []
     for name in ("now", "then"):
         called = {"name": name, "arguments": '{"a": 1}'}
         messages += [

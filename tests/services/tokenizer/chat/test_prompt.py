@@ -26,7 +26,7 @@ from tests.services.tokenizer.chat.samples import (
 )
 
 DOCUMENTS = [{"title": "Fisch", "text": "schwimmt"}]
-HELLO = [{"role": "user", "content": "hi"}]
+HELLO: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
 
 
 def prompt(
@@ -67,11 +67,10 @@ def test_messages_that_keep_a_template_busy_are_refused_and_others_are_not(
 def rendered_by_transformers(
     source: str, messages: list[dict[str, Any]], tools: Any = None, **variables: Any
 ) -> str:
-    from transformers.utils.chat_template_utils import render_jinja_template
+    from transformers.utils import chat_template_utils
 
-    texts, _ = render_jinja_template(
-        [messages], tools=tools, chat_template=source, **SPECIAL_TOKENS, **variables
-    )
+    render: Any = chat_template_utils.render_jinja_template
+    texts, _ = render([messages], tools=tools, chat_template=source, **SPECIAL_TOKENS, **variables)
     return str(texts[0])
 
 

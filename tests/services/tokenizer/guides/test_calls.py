@@ -1,6 +1,7 @@
 """Calls of tools are held in the format of each family, with markers as tokens and as text."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from shared.errors import InvalidRequest
 from shared.messages import OutputFormat, OutputStart, ToolChoice
 from tests.services.tokenizer.guides.conftest import Vocabulary, vocabulary_with
 
-WEATHER = {
+WEATHER: dict[str, Any] = {
     "type": "object",
     "properties": {
         "city": {"type": "string"},

@@ -174,6 +174,7 @@ def test_a_grammar_that_is_too_long_for_a_message_is_refused(vocabulary: Vocabul
 
 
 def test_what_is_no_json_is_refused(vocabulary: Vocabulary, subtests: pytest.Subtests):
+    kind: Any
     for kind, value in (
         ("json_schema", "{"),
         ("json_schema", "[]"),
