@@ -18,8 +18,6 @@ MAX_MESSAGES_A_TURN = 64
 # Of one connection. What more it sends waits with the sender, and goes if that ends meanwhile; so
 # this is more than honest services send in the seconds for which a loop may stand still.
 MAX_UNREAD_MESSAGES = 1024
-# Fewer where messages are so large that they would hold more than this, but always one.
-MAX_UNREAD_BYTES = 64 << 20
 MAX_MESSAGES_BEFORE_A_LOSS = 8 * MAX_UNREAD_MESSAGES
 TCP_OPTIONS = {
     zmq.CONNECT_TIMEOUT: 5000,
@@ -97,14 +95,12 @@ class Socket:
             socket.router_mandatory = True
         self.is_closed = False
         self._zmq = socket
-        self._unread = UnreadLimit()
-        self._on_frames = on_frames
         self._monitor = socket.get_monitor_socket(_watched(on_accepted is not None))
         self._on_lost = on_lost
         self._on_accepted = on_accepted
         self._failure = ""
         self._lost: deque[tuple[int, str]] = deque()
-        self._messages = _Reader(socket, self._on_message)
+        self._messages = _Reader(socket, on_frames)
         self._events = _Reader(self._monitor, self._on_event)
 
     def admit_keys(self, secret: bytes, domain: str) -> None:
@@ -169,11 +165,6 @@ class Socket:
         self._monitor.close(linger=0)
         self._zmq.close()
 
-    def _on_message(self, frames: list[ReceivedFrame]) -> None:
-        if self._unread.note_message(sum(map(len, frames))):
-            self._zmq.rcvhwm = self._unread.max_messages
-        self._on_frames(frames)
-
     def _on_event(self, frames: list[ReceivedFrame]) -> None:
         event = parse_monitor_message([frame.bytes for frame in frames])
         kind, descriptor = event["event"], event["value"]
@@ -191,27 +182,6 @@ class Socket:
         self._messages.read(MAX_MESSAGES_BEFORE_A_LOSS)
         if not self.is_closed:
             self._on_lost(*self._lost.popleft())
-
-
-class UnreadLimit:
-    """How many messages zmq may hold of each connection of a socket. A large one lowers it at once,
-    and each time that as many have come without one as large, it doubles."""
-
-    def __init__(self) -> None:
-        self.max_messages = MAX_UNREAD_MESSAGES
-        self._num_smaller = 0
-
-    def note_message(self, num_bytes: int) -> bool:
-        """Whether ``max_messages`` is another now."""
-        most = min(MAX_UNREAD_MESSAGES, max(1, MAX_UNREAD_BYTES // max(1, num_bytes)))
-        before = self.max_messages
-        if most <= before:
-            self.max_messages, self._num_smaller = most, 0
-        elif self._num_smaller < before:
-            self._num_smaller += 1
-        else:
-            self.max_messages, self._num_smaller = min(2 * before, most), 0
-        return self.max_messages != before
 
 
 class _Reader:

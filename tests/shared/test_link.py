@@ -38,7 +38,6 @@ from shared.messages import (
 )
 from shared.metrics import BAD_MESSAGES, LINK_ROUND_TRIP, PEERS_REFUSED
 from shared.peer import SILENCE_S, Peer
-from shared.sockets import MAX_UNREAD_BYTES, MAX_UNREAD_MESSAGES, UnreadLimit
 from shared.token_arrays import TokenArrays
 from tests.shared.recorder import TIMEOUT_S, Recorder, got
 
@@ -391,39 +390,6 @@ async def test_messages_that_are_not_read_wait_with_the_peer_that_sent_them(pair
         raw.send_multipart(HEARTBEAT)
         num_sent += 1
     assert num_sent < limit / 4
-
-
-async def test_large_messages_that_are_not_read_wait_before_they_fill_memory(pair: Pair):
-    await pair.up()
-    large = encode(Tokens([], []), TokenArrays(np.zeros(1 << 20, np.int32)))
-    with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
-        peer.sndhwm, peer.linger = 1, 0
-        peer.connect(f"ipc://{pair.directory / 'tokenizer-t0.sock'}")
-        peer.send_multipart(encode(Hello(PROTOCOL_MAJOR, 0, "gateway", "flood")))
-        await got(pair.lower.ups)
-        peer.send_multipart(large)
-        await got(pair.lower.messages)
-        num_sent, limit = 0, 64
-        while num_sent < limit and peer.poll(500, zmq.POLLOUT):  # our loop does not turn meanwhile
-            peer.send_multipart(large)
-            num_sent += 1
-    assert num_sent * (4 << 20) < 1.5 * MAX_UNREAD_BYTES
-
-
-def test_few_large_messages_and_many_small_ones_may_be_unread():
-    unread = UnreadLimit()
-    for num_bytes, num, expected in (
-        (100, 5000, MAX_UNREAD_MESSAGES),
-        (1 << 20, 1, 64),
-        (100, 60, 64),
-        (100, 5, 128),
-        (MAX_UNREAD_BYTES // 100, 200, 100),
-        (10 * MAX_UNREAD_BYTES, 1, 1),
-        (100, 3000, MAX_UNREAD_MESSAGES),
-    ):
-        for _ in range(num):
-            unread.note_message(num_bytes)
-        assert unread.max_messages == expected
 
 
 @pytest.mark.seconds

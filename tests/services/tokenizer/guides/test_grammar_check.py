@@ -7,7 +7,7 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,8 @@ from shared.errors import InvalidRequest, Overloaded, Unavailable
 from tests.services.tokenizer.guides.conftest import END_IDS, vocabulary_with
 
 SMALL = 'start: %json {"type": "object", "properties": {"a": {"type": "integer"}}}'
+
+Children = Callable[[], set[int]]
 
 
 def schema(value: object) -> str:
@@ -60,10 +62,17 @@ async def check() -> AsyncIterator[GrammarCheck]:
     await check.close()
 
 
-def children() -> set[int]:
+def all_children() -> set[int]:
     """Processes that we have started and that have not been waited for."""
     path = Path(f"/proc/self/task/{os.getpid()}/children")
     return {int(pid) for pid in path.read_text().split()}
+
+
+@pytest.fixture
+def children() -> Children:
+    """Those that the test has started."""
+    others = all_children()
+    return lambda: all_children() - others
 
 
 async def test_hostile_grammars_are_refused_and_small_ones_go_on(
@@ -101,7 +110,7 @@ async def test_what_costs_little_is_taken(check: GrammarCheck, subtests: pytest.
             await check.check(grammar, "guided_json")
 
 
-async def test_a_verdict_is_asked_for_once(check: GrammarCheck):
+async def test_a_verdict_is_asked_for_once(children: Children, check: GrammarCheck):
     await asyncio.gather(*(check.check(SMALL, "guided_json") for _ in range(10)))
     (child,) = children()
     os.kill(child, 9)
@@ -109,7 +118,7 @@ async def test_a_verdict_is_asked_for_once(check: GrammarCheck):
     assert len(check._verdicts) == 1
 
 
-async def test_a_child_that_died_of_nothing_is_replaced(check: GrammarCheck):
+async def test_a_child_that_died_of_nothing_is_replaced(children: Children, check: GrammarCheck):
     await check.check(SMALL, "guided_json")
     (child,) = children()
     os.kill(child, 9)
@@ -171,7 +180,9 @@ async def test_what_takes_too_long_by_the_clock_is_no_verdict(
     await check.check('start: "other"', "guided_grammar")
 
 
-async def test_a_child_that_is_killed_again_and_again_gives_no_verdict(check: GrammarCheck):
+async def test_a_child_that_is_killed_again_and_again_gives_no_verdict(
+    children: Children, check: GrammarCheck
+):
     """So a machine does that lacks memory."""
     await check.check(SMALL, "guided_json")
     trial = asyncio.create_task(check.check(HOSTILE["enum"], "guided_json"))
@@ -192,7 +203,7 @@ async def test_what_kills_a_fresh_child_or_its_time_is_remembered(check: Grammar
     assert len(check._verdicts) == 1
 
 
-async def test_nothing_is_left_after_close():
+async def test_nothing_is_left_after_close(children: Children):
     check = GrammarCheck(read_vocabulary)
     await check.check(SMALL, "guided_json")
     task = asyncio.create_task(check.check(HOSTILE["optional properties"], "guided_grammar"))
@@ -213,7 +224,7 @@ def test_the_child_dies_with_its_parent():
         "async def run():\n"
         "    check = GrammarCheck(read_vocabulary)\n"
         "    await check.check(SMALL, 'p')\n"
-        "    print(*children(), flush=True)\n"
+        "    print(*all_children(), flush=True)\n"
         "    asyncio.create_task(check.check(HOSTILE['optional properties'], 'p'))\n"
         "    await asyncio.sleep(60)\n"
         "asyncio.run(run())\n"
