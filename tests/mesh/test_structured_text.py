@@ -10,7 +10,12 @@ from benchmarks.harness.fleet import Fleet, running_fleet
 from tests.mesh.forks import fork
 from tests.mesh.structured import check, client_of, request_of, text_of, texts_of
 
-SETTINGS = {"DTYPE": "float32", "MAX_MODEL_LEN": "512", "DRAIN_TIMEOUT_S": "10"}
+SETTINGS = {
+    "DTYPE": "float32",
+    "MAX_MODEL_LEN": "512",
+    "DRAIN_TIMEOUT_S": "10",
+    "READY_WAIT_S": "30",  # a successor may take its time on a busy machine
+}
 MTP = '{"method": "mtp", "num_speculative_tokens": 3}'
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 3}'
 # Of a grammar that is refused, the last for its size.
