@@ -41,7 +41,9 @@ class AttentionBatch:
     dtype: torch.dtype
     device: torch.device
     first_keys: np.ndarray | None = None  # [R] int64: keys before them are hidden; None: none is
-    _groups: dict[int | None, list[Group]] = field(default_factory=dict)  # by window
+    _groups: dict[int | None, list[Group]] = field(  # by window
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def groups(self, window: int | None = None) -> list[Group]:
         """Returns what torch's attention takes at a time, made once a step for each ``window``: a

@@ -1,7 +1,8 @@
 """Services that fork from a process which has imported their libraries.
 
 Two of three seconds of a start are imports. Fleets whose starts or memory are what a test looks at
-are started from the command line, and so is every ``shoal serve``.
+are started from the command line, and so is every ``shoal serve``. What libraries read from the
+environment as they are imported is the parent's.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from benchmarks.harness.fleet import Process
 
+ROOT = Path(__file__).parent.parent.parent
 LOOK_S = 0.01
 # No module of a service: each registers metrics, which are those of its own process alone.
 PRELOADED = ["aiohttp.web", "llguidance", "orjson", "shared.service", "tokenizers", "torch"]
@@ -59,6 +61,7 @@ def _run(module: str, environment: dict[str, str], log_path: Path) -> None:
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
+    os.chdir(ROOT)
     with log_path.open("wb") as log:
         os.dup2(log.fileno(), sys.stderr.fileno())
     sys.argv = [module]

@@ -38,7 +38,8 @@ def load_highest(p_max, row, num_chunks, CHUNKS: tl.constexpr):
 @triton.jit
 def load_floor(p_filters, slot, highest, temperature):
     """→ what min_p keeps is at least this."""
-    min_p = tl.load(p_filters[3] + slot)
+    _, _, _, p_min_p = p_filters
+    min_p = tl.load(p_min_p + slot)
     gap = temperature * tl.log(tl.maximum(min_p, 1e-37))
     return tl.where(min_p > 0, highest + gap, HIDDEN)
 

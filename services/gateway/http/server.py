@@ -2,7 +2,6 @@
 
 import asyncio
 import ssl
-from functools import partial
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -10,7 +9,6 @@ from aiohttp.typedefs import Handler
 from services.gateway.http.connection import HttpConnection
 from services.gateway.http.connection_limit import ConnectionLimit
 from services.gateway.http.failures import error_response
-from services.gateway.http.tls_handshake import TlsHandshake
 from shared.config.gateway import GatewayConfig
 
 MAX_HEADER_BYTES = 8 << 10
@@ -43,8 +41,7 @@ class HttpRunner(web.AppRunner):
 
 
 class HttpSite(web.TCPSite):
-    """Where ``runner`` listens. To asyncio's own server a connection is none before its handshake
-    of TLS is done."""
+    """Where ``runner`` listens. aiohttp's own leaves clients a minute for the handshake of TLS."""
 
     def __init__(
         self, runner: HttpRunner, config: GatewayConfig, tls: ssl.SSLContext | None
@@ -52,18 +49,19 @@ class HttpSite(web.TCPSite):
         super().__init__(
             runner, config.host, config.port, ssl_context=tls, reuse_port=config.reuse_port
         )
-        self._tls = tls
+        self._handshake_timeout_s = None if tls is None else config.header_timeout_s
 
     async def start(self) -> None:
         await web.BaseSite.start(self)
-        server = self._runner.server
-        assert isinstance(server, _Server)
+        assert self._runner.server is not None
         self._server = await asyncio.get_running_loop().create_server(
-            server if self._tls is None else partial(server.secured, self._tls),
+            self._runner.server,
             self._host,
             self._port,
+            ssl=self._ssl_context,
             backlog=self._backlog,
             reuse_port=self._reuse_port,
+            ssl_handshake_timeout=self._handshake_timeout_s,
         )
 
 
@@ -91,10 +89,6 @@ class _Server(web.Server):
             max_field_size=MAX_HEADER_BYTES,
             max_headers=MAX_HEADERS,
         )
-
-    def secured(self, tls: ssl.SSLContext) -> asyncio.Protocol:
-        """A connection that begins with a handshake."""
-        return TlsHandshake(self, self._open, tls, self._config.header_timeout_s)
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         connection = request.protocol

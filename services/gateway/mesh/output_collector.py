@@ -46,11 +46,17 @@ class ChoiceUpdate:
         return len(self.arrays.values) + self.drafts.num
 
     def cut(self, num_tokens: int) -> "ChoiceUpdate":
-        """Without the tokens after the first ``num_tokens``, and the drafts for them."""
+        """Without the tokens after the first ``num_tokens``; accepted drafts that were among them
+        count as none."""
         if num_tokens >= self.num_tokens:
             return self
+        num_accepted = min(self.run.num_accepted, num_tokens)
+        num_cut = self.run.num_accepted - num_accepted
         run = msgspec.structs.replace(
-            self.run, num_tokens=num_tokens, num_accepted=min(self.run.num_accepted, num_tokens)
+            self.run,
+            num_tokens=num_tokens,
+            num_accepted=num_accepted,
+            num_drafts=self.run.num_drafts - num_cut,
         )
         drafts = NO_DRAFTS if not num_tokens else self.drafts
         return replace(

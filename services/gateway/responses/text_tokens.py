@@ -22,10 +22,16 @@ class TextTokens:
     def num_before(self, num_chars: int) -> int:
         """How many tokens have written the first ``num_chars`` of the text, the last one maybe more
         than that."""
-        num_bytes = len("".join(self._texts)[:num_chars].encode())
+        text = "".join(self._texts)
+        num_bytes = len(text[:num_chars].encode())
+        is_first = True
         for index, token_id in enumerate(self._ids):
             if num_bytes <= 0:
                 return index
             if index not in self._hidden:
-                num_bytes -= len(self._table.written(token_id))
+                written = self._table.written(token_id)
+                num_bytes -= len(written)
+                if is_first and written.startswith(b" ") and not text.startswith(" "):
+                    num_bytes += 1  # some decoders strip the blank that a text begins with
+                is_first = False
         return len(self._ids)

@@ -4,6 +4,7 @@ Each round of a loop and each call looks at the clock of its thread, so that wha
 one operation; the operators that make large values of small ones are bounded by themselves.
 """
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 MAX_RENDER_S = 2.0
 MAX_REPEATED = 1 << 20  # items of a sequence that is repeated
 MAX_EXPONENT = 256
+MAX_PRODUCT_BITS = 1 << 16
+MAX_PARTS = 1 << 16  # of what slice and batch make
+
+Filter = Callable[..., Any]
 
 
 class TooMuchTime(Exception):
@@ -28,8 +33,10 @@ class TooMuchTime(Exception):
 
 
 class Clock(Extension):
+    """Puts calls into templates at which ``BoundedEnvironment.call`` looks at the clock."""
+
     def tick(self) -> nodes.Expr:
-        """A call in a template, which is true."""
+        """Returns an expression that looks at the clock and is true."""
         return self.call_method("_tick")
 
     def _tick(self) -> bool:
@@ -42,8 +49,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**"})
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(**options, optimized=False)  # compiling computes nothing
         self.globals.pop("lipsum", None)
+        self.filters["slice"] = _with_bounded_count(self.filters["slice"], 2, "slices")
+        self.filters["batch"] = _with_bounded_count(self.filters["batch"], 1, "linecount")
         self._of_thread = threading.local()
 
     def begin(self) -> None:
@@ -64,20 +73,44 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def call(
         self, context: Context, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Any:
-        if time.thread_time() > getattr(self._of_thread, "end_s", 0.0):
-            raise TooMuchTime
+        self._look()
         if getattr(function, "__func__", None) is Clock._tick:
             return True
         return super().call(context, function, *args, **kwargs)
 
+    def _look(self) -> None:
+        if time.thread_time() > getattr(self._of_thread, "end_s", 0.0):
+            raise TooMuchTime
+
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        self._look()
         if operator == "**" and (abs(left) > MAX_EXPONENT or abs(right) > MAX_EXPONENT):
             raise SecurityError(f"** is for numbers up to {MAX_EXPONENT}")
         if operator == "*":
+            _check_product(left, right)
             for items, num in ((left, right), (right, left)):
                 if isinstance(items, Sequence) and isinstance(num, int):
                     _check_repeated(items, num)
         return super().call_binop(context, operator, left, right)
+
+
+def _with_bounded_count(make_parts: Filter, place: int, name: str) -> Filter:
+    """Returns the filter with a bound of its argument ``name``, which has ``place``."""
+
+    def bounded(*args: Any, **options: Any) -> Any:
+        count = args[place] if len(args) > place else options.get(name, 0)
+        if count > MAX_PARTS:
+            raise SecurityError(f"{name} is {count}; the limit is {MAX_PARTS}")
+        return make_parts(*args, **options)
+
+    return functools.wraps(make_parts)(bounded)
+
+
+def _check_product(left: Any, right: Any) -> None:
+    if isinstance(left, int) and isinstance(right, int):
+        num_bits = left.bit_length() + right.bit_length()
+        if num_bits > MAX_PRODUCT_BITS:
+            raise SecurityError(f"* makes a number of {num_bits} bits, of {MAX_PRODUCT_BITS}")
 
 
 def _check_repeated(items: Sequence[Any], num: int) -> None:

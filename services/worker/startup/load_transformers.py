@@ -66,17 +66,20 @@ def load_transformers(
     model.eval().requires_grad_(requires_grad=False)
     if not isinstance(getattr(model, model.base_model_prefix, None), nn.Module):
         raise ConfigError(f"model: {type(model).__name__} has no part of its own below its head")
-    shape = _shape_of(model, text_config, _look(model, text_config))
-    texts = _random_texts(shape.vocab_size, min(CHECKED_TOKENS, max_model_len))
+    layers = _look(model)
+    _check_windows(type(model).__name__, text_config, layers, max_model_len)
+    shape = _shape_of(model, text_config, layers)
+    texts = _random_texts(shape.vocab_size, CHECKED_TOKENS)
     expected = torch.cat([_own_logits(model, ids) for ids in texts])
-    loaded = TransformersLM(model)
     with _errors_as_config_errors():
+        loaded = TransformersLM(model)
         computed = torch.cat(_logits_in_chunks(loaded, shape, dtype, texts))
     distance = ((computed - expected).norm() / expected.norm()).item()
     if not distance <= MAX_DISTANCE[dtype]:
         raise ConfigError(
-            f"model: {type(model).__name__} keeps state that is not in the KV cache: its logits in"
-            f" chunks are {distance:.2g} away from those in one piece"
+            f"model: {type(model).__name__}: its logits in chunks are {distance:.2g} from those in"
+            f" one piece (limit {MAX_DISTANCE[dtype]:g}): it may keep state that is not in the KV"
+            " cache"
         )
     return loaded, shape
 
@@ -103,8 +106,10 @@ def _unsupported(config: Any, max_model_len: int) -> Iterator[str]:
     rope = getattr(config, "rope_parameters", None) or {}
     for values in (rope, *(each for each in rope.values() if isinstance(each, dict))):
         kind = values.get("rope_type")
+        if kind not in LONG_ROPES:
+            continue
         limit = values.get("original_max_position_embeddings") or config.max_position_embeddings
-        if kind in LONG_ROPES and max_model_len > limit:
+        if max_model_len > limit:
             yield (
                 f"rope type {kind!r} depends on the other requests beyond {limit} positions;"
                 f" max-model-len is {max_model_len}: lower it to {limit}"
@@ -140,7 +145,7 @@ def _pretrained(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     return model
 
 
-def _look(model: PreTrainedModel, config: Any) -> dict[int, LayerAttention]:
+def _look(model: PreTrainedModel) -> dict[int, LayerAttention]:
     """Returns what each layer asks of attention, by its place. Raises ConfigError."""
     layers: dict[int, LayerAttention] = {}
 
@@ -160,10 +165,24 @@ def _look(model: PreTrainedModel, config: Any) -> dict[int, LayerAttention]:
         model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False)
     if not layers:
         raise ConfigError(f"model: {name} does not use transformers' attention interface")
-    for place, kind in enumerate(getattr(config, "layer_types", None) or ()):
-        if kind == "sliding_attention" and (place not in layers or layers[place].window is None):
-            raise ConfigError(f"model: {name}: layer {place} does not say how wide its window is")
     return layers
+
+
+def _check_windows(
+    name: str, config: Any, layers: dict[int, LayerAttention], max_model_len: int
+) -> None:
+    """Raises ConfigError where a window is in transformers' mask alone, which we do not make: one
+    that is wider than the compared texts would not be missed there."""
+    window = getattr(config, "sliding_window", None)
+    if not window or window >= max_model_len or not getattr(config, "use_sliding_window", True):
+        return
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * len(layers)
+    for place, kind in enumerate(kinds):
+        if kind == "sliding_attention" and (place not in layers or layers[place].window is None):
+            raise ConfigError(
+                f"model: {name}: layer {place} does not tell attention how wide its window is;"
+                f" max-model-len {window} would need none"
+            )
 
 
 @contextmanager

@@ -1,25 +1,21 @@
 """HTTPS at the gateway's own port."""
 
 import asyncio
-import resource
 import ssl
-from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-import uvloop
 
-from services.gateway.metrics import CONNECTIONS
 from services.gateway.service import GatewayService
 from shared.config.gateway import GatewayConfig
 from shared.config.load import load_settings
 from shared.errors import ConfigError
 from tests.certificate import make_certificate
-from tests.services.gateway.fakes import running_gateway, until
-from tests.services.gateway.test_connections import no_gaps, num_shed
+from tests.services.gateway.fakes import running_gateway
+from tests.services.gateway.test_connections import num_shed
 
 
 @pytest.fixture
@@ -78,35 +74,6 @@ async def test_a_handshake_that_does_not_begin_ends_its_connection(
         async with asyncio.timeout(20):
             assert await reader.read() == b""
         writer.close()
-
-
-@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_connections_without_a_handshake_count_and_make_room_for_others(
-    tmp_path: Path,
-    certificate: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    run: Callable[[Coroutine[None, None, None]], None],
-) -> None:
-    async def crowd() -> None:
-        async with running_gateway(tmp_path, ssl_certfile=certificate) as gateway:
-            with no_gaps():
-                silent = [
-                    await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(3)
-                ]
-                await until(lambda: CONNECTIONS._value.get() == len(silent))
-                limit = 8 + max(writer.get_extra_info("socket").fileno() for _, writer in silent)
-                monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
-                assert await ping(gateway.port, "https", certificate) == 200
-                assert await silent[0][0].read() == b""
-            for _, writer in silent:
-                writer.close()
-            await until(lambda: CONNECTIONS._value.get() == 0)
-
-    before = num_shed("idle")
-    run(crowd())
-    assert num_shed("idle") > before
-    assert "exception was never retrieved" not in caplog.text
 
 
 async def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(

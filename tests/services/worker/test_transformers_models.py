@@ -13,6 +13,7 @@ from transformers import (
     Lfm2ForCausalLM,
     LlamaForCausalLM,
     MambaForCausalLM,
+    PhimoeForCausalLM,
     PreTrainedModel,
     Qwen3NextForCausalLM,
     T5ForConditionalGeneration,
@@ -126,8 +127,35 @@ def test_state_that_nobody_declares_is_found_by_comparing(
     save_model(tmp_path, Lfm2ForCausalLM, layer_types=["full_attention", "conv", "full_attention"])
     kinds = load_transformers.LAYER_TYPES | {"conv"}
     monkeypatch.setattr(load_transformers, "LAYER_TYPES", kinds)
-    with pytest.raises(ConfigError, match="state that is not in the KV cache"):
+    with pytest.raises(ConfigError, match="may keep state that is not in the KV cache"):
         make_engine(tmp_path)
+
+
+@pytest.mark.parametrize("window", [64, 200])
+def test_a_window_that_is_in_the_mask_alone_is_refused_where_it_matters(
+    tmp_path: Path, window: int
+) -> None:
+    """It is wider than the texts that are compared; with 128 positions 200 hides nothing."""
+    changes: dict[str, Any] = {
+        "num_local_experts": 4,
+        "sliding_window": window,
+        "max_position_embeddings": 128,
+    }
+    save_model(tmp_path, PhimoeForCausalLM, **changes)
+    if window < 128:
+        with pytest.raises(ConfigError, match="layer 0 does not tell attention how wide"):
+            make_engine(tmp_path)
+    engine = make_engine(tmp_path, max_model_len=min(window, 128))
+    oracle = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    prompt = random_prompts(3)[2]
+    (text,) = Driver(engine).run([Job(prompt)])
+    assert_greedy(oracle, prompt, text)
+
+
+@pytest.mark.parametrize("name", ["Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"])
+def test_experts_in_bfloat16_pass_the_comparison(tmp_path: Path, name: str) -> None:
+    save_family(tmp_path, name)
+    make_engine(tmp_path, dtype="bfloat16")
 
 
 def test_a_checkpoint_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:

@@ -53,6 +53,26 @@ ROUNDS = (
 )
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set a = 9 ** 256 %}" + "{% set a = a * a %}" * 25,
+        "{{ []|slice(10 ** 12)|map('length')|sum }}",
+        "{{ []|slice(1000000000000)|sum }}",
+        "{{ [1]|batch(10 ** 12, 0)|sum }}",
+    ],
+)
+def test_a_template_makes_no_huge_value_of_a_small_one(source: str):
+    with pytest.raises(TEMPLATE_ERRORS):
+        rendered(source)
+
+
+def test_a_template_divides_lists_and_multiplies():
+    assert rendered("{{ [1, 2, 3]|slice(2)|list }}{{ [1, 2, 3]|batch(2)|list }}{{ 3 * 4 }}") == (
+        "[[1, 2], [3]][[1, 2], [3]]12"
+    )
+
+
 def test_a_template_that_would_take_for_ever_ends(
     subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch
 ):
