@@ -17,7 +17,9 @@ from shared.messages import Failed
 
 MAX_MESSAGE_CHARS = 2000  # clients' words may be part of a message; it travels in a header
 RETRY_AFTER_S = 2.0  # where no better estimate is known
-NO_SCHEDULER = "no_scheduler"  # as code: a tokenizer had lost it before its gateways knew
+# Codes of what a tokenizer had lost, or its scheduler, before the gateways knew.
+NO_SCHEDULER = "no_scheduler"
+NO_WORKER = "no_worker"
 
 # Codes of requests that services died of: to try one again would take more of them.
 WORKER_DIED = "worker_died"

@@ -32,6 +32,7 @@ from services.scheduler.queues import Queues
 from services.scheduler.sequence import Ended, Sequence
 from services.scheduler.worker_state import WorkerState
 from shared.errors import (
+    NO_WORKER,
     RETRY_AFTER_S,
     WORKER_DIED,
     InternalError,
@@ -281,9 +282,7 @@ class Scheduler:
             if (each.request, generate.attempt) in self.sequences:
                 raise InternalError(f"there is a sequence {each.request} already")
         if not self.workers:
-            raise Unavailable(
-                "no worker is connected", code="no_worker", retry_after_s=RETRY_AFTER_S
-            )
+            raise Unavailable("no worker is connected", code=NO_WORKER, retry_after_s=RETRY_AFTER_S)
         num_free_slots = sum(worker.num_free_slots for worker in self.workers.values())
         num_waiting = len(self.queues.waiting) + len(generate.sequences)
         if num_waiting > self.max_waiting + num_free_slots:
@@ -298,9 +297,7 @@ class Scheduler:
             if generate.attempt == 1:
                 raise
             # It may have been accepted before, for a worker that has not come to us yet.
-            raise Unavailable(
-                error.message, code="no_worker", retry_after_s=RETRY_AFTER_S
-            ) from error
+            raise Unavailable(error.message, code=NO_WORKER, retry_after_s=RETRY_AFTER_S) from error
 
 
 def _params_of(generate: Generate, new: NewSequence) -> SamplingParams:

@@ -27,6 +27,7 @@ from shared.admin import Command
 from shared.codec import Array
 from shared.config.scheduler import SchedulerConfig
 from shared.errors import (
+    NO_WORKER,
     RETRY_AFTER_S,
     WORKER_DIED,
     RequestError,
@@ -271,7 +272,7 @@ class SchedulerService:
         ``worker_grace_s`` ago."""
         waited = f"within {self._config.worker_grace_s:g} s (worker-grace-s)"
         text = f"the worker of this request was lost, and no other that can run it came {waited}"
-        error = Unavailable(text, code="no_worker", retry_after_s=RETRY_AFTER_S)
+        error = Unavailable(text, code=NO_WORKER, retry_after_s=RETRY_AFTER_S)
         self._refuse(self._core.fail_unservable(lost_s, error))
         self._plan_soon()
 

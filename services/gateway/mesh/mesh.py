@@ -21,6 +21,7 @@ from shared.codec import Array
 from shared.credit import CreditBatch
 from shared.errors import (
     NO_SCHEDULER,
+    NO_WORKER,
     RETRY_AFTER_S,
     Overloaded,
     RequestError,
@@ -204,10 +205,10 @@ class Mesh:
 
     def _fail(self, prompt: OpenPrompt, error: RequestError) -> None:
         """Ends the prompt, or submits it again later if the mesh is just putting itself together:
-        that is for replays, and for a request whose tokenizer had lost its scheduler before we knew
-        of it."""
+        that is for replays, and for a request that came when the scheduler or the last worker was
+        lost before we knew of it."""
         now_s = time.monotonic()
-        is_early = error.code == NO_SCHEDULER
+        is_early = error.code in (NO_SCHEDULER, NO_WORKER)
         if is_early and not prompt.replay_until_s:
             prompt.replay_until_s = now_s + self._ready_wait_s
         may_wait = now_s < prompt.replay_until_s and (prompt.is_replay or is_early)

@@ -21,7 +21,7 @@ from services.gateway.metrics import BUFFERED_BYTES
 from services.gateway.requests.job import Job
 from services.gateway.requests.parse import parse_completion
 from services.gateway.service import GatewayService
-from shared.errors import NO_SCHEDULER
+from shared.errors import NO_SCHEDULER, NO_WORKER
 from shared.messages import ModelInfo, SamplingDefaults, State
 from tests.services.gateway.fakes import (
     MODEL,
@@ -478,22 +478,23 @@ async def test_a_tokenizer_with_another_model_or_other_settings_is_refused(
 
 @asynccontextmanager
 async def asked_without_scheduler(
-    mesh_dir: Path, tokenizer: FakeTokenizer, ready_wait_s: float
+    mesh_dir: Path, tokenizer: FakeTokenizer, ready_wait_s: float, code: str = NO_SCHEDULER
 ) -> AsyncIterator[asyncio.Task[aiohttp.ClientResponse]]:
-    """A request that its tokenizer has refused, since it had just lost its scheduler."""
+    """A request that was refused since the scheduler, or its last worker, had just been lost."""
     async with running_gateway(mesh_dir, ready_wait_s=ready_wait_s) as gateway:
         await until(lambda: gateway.status().state == State.READY)
         async with aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http:
             asked = asyncio.create_task(http.post(TEXT, json={"prompt": "a"}).__aenter__())
             refused = await tokenizer.submitted.get()
-            refused.fail(503, NO_SCHEDULER, "no scheduler is connected")
+            refused.fail(503, code, "it is not connected")
             yield asked
 
 
-async def test_who_came_just_when_the_scheduler_was_lost_is_served_by_the_next(
-    tmp_path: Path, tokenizer: FakeTokenizer
+@pytest.mark.parametrize("code", [NO_SCHEDULER, NO_WORKER])
+async def test_who_came_just_when_the_scheduler_or_its_worker_was_lost_is_served_by_the_next(
+    tmp_path: Path, tokenizer: FakeTokenizer, code: str
 ) -> None:
-    async with asked_without_scheduler(tmp_path, tokenizer, ready_wait_s=30) as asked:
+    async with asked_without_scheduler(tmp_path, tokenizer, ready_wait_s=30, code=code) as asked:
         again = await tokenizer.answer("carp")
         assert again.submit.attempt == 2
         async with await asked as response:
