@@ -12,6 +12,7 @@ from benchmarks.gpu.timing import Run
 from kernels.accept import accept
 from kernels.logprobs import logprobs_slots
 from kernels.logprobs.num_logprobs import MAX_TOP
+from kernels.rms_norm import Norm
 from kernels.rope_kv import rope_kv
 from kernels.sample.slot_params import SlotParams
 from kernels.sample.slots import sample_slots
@@ -45,17 +46,15 @@ def _rope_kv(suite: Suite, num_rows: int) -> Runs:
     config, device = suite.model, suite.device
     num_kv_heads, head_dim = config["num_key_value_heads"], config["head_dim"]
     width = (config["num_attention_heads"] + 2 * num_kv_heads) * head_dim
-    norm = torch.ones(head_dim, dtype=suite.dtype, device=device)
-    table = torch.randn(2, suite.max_model_len, head_dim, device=device)
-    positions = torch.arange(num_rows, device=device) % suite.max_model_len
+    norm = Norm(torch.ones(head_dim, dtype=suite.dtype, device=device), 1e-6)
+    rotation = torch.randn(2, num_rows, head_dim, device=device)
     shape = (num_rows + 1, BLOCK_SIZE, 2, num_kv_heads, head_dim)
     cache = torch.zeros(shape, dtype=suite.dtype, device=device)
     places = torch.arange(num_rows, device=device) * BLOCK_SIZE
     copies = num_copies(suite, _heads_bytes(suite, num_rows))
     heads = torch.randn(copies, num_rows, width, dtype=suite.dtype, device=device)
     return [
-        partial(rope_kv, each, norm, norm, 1e-6, table, positions, places, cache, False)
-        for each in heads
+        partial(rope_kv, each, norm, norm, rotation, places, cache, False) for each in heads
     ], []
 
 

@@ -118,6 +118,7 @@ struct Attention {
   Sums* partials;  // [units.num_partials(), num_heads]
   int num_heads;
   float scale;
+  int window;  // a token sees so many of the last keys; 0: all of them
 
   // What one thread does at a time: a unit's queries of some KV heads, head by head.
   struct Item {
@@ -159,7 +160,10 @@ struct Attention {
       item.sums[i].mass = 0;
       item.sums[i].highest = -__builtin_inff();
     }
-    for (int split = unit.first_split; split < unit.end_split; split++) attend(item, split);
+    int first = first_key(item, 0) / SPLIT;
+    for (int split = first < unit.first_split ? unit.first_split : first; split < unit.end_split;
+         split++)
+      attend(item, split);
     for (int i = 0; i < num; i++) {
       if (unit.partial < 0)
         finish(item.sums[i], out + place(item, i) * dim);
@@ -175,18 +179,32 @@ struct Attention {
     return token * num_heads + head * group + i % group;
   }
 
-  // How many keys of the split query i sees.
-  int num_seen(const Item& item, int i, int split) const {
+  // The key behind the last one that query i sees.
+  int end_key(const Item& item, int i) const {
     int after = item.num_tokens - 1 - item.unit.token - i % item.per_head / group_size();
-    int seen = (int)rows.num_keys[item.unit.row] - after - split * SPLIT;
-    return seen < 0 ? 0 : seen < SPLIT ? seen : SPLIT;
+    return (int)rows.num_keys[item.unit.row] - after;
   }
 
-  // How many keys at the beginning of the split the row does not see.
-  int num_hidden(const Item& item, int split) const {
-    if (!rows.first_keys) return 0;
-    int hidden = (int)rows.first_keys[item.unit.row] - split * SPLIT;
-    return hidden < 0 ? 0 : hidden < SPLIT ? hidden : SPLIT;
+  // The first key that query i sees.
+  int first_key(const Item& item, int i) const {
+    int first = rows.first_keys ? (int)rows.first_keys[item.unit.row] : 0;
+    int of_window = window ? end_key(item, i) - window : 0;
+    return of_window > first ? of_window : first;
+  }
+
+  // How many keys of the split query i sees, or would if none were hidden from it.
+  int num_seen(const Item& item, int i, int split) const {
+    return within_split(end_key(item, i), split);
+  }
+
+  // How many keys at the beginning of the split are hidden from query i.
+  int num_hidden(const Item& item, int i, int split) const {
+    return within_split(first_key(item, i), split);
+  }
+
+  static int within_split(int key, int split) {
+    int num = key - split * SPLIT;
+    return num < 0 ? 0 : num < SPLIT ? num : SPLIT;
   }
 
   // Adds what the queries see in one split. Some keys at a time are multiplied with the queries of
@@ -198,7 +216,7 @@ struct Attention {
       each_block(item, split, key,
                  [&](int head, int first, int num) { score(item, split, key, head, first, num); });
     for (int i = 0; i < num; i++) {
-      int seen = num_seen(item, i, split), hidden = num_hidden(item, split);
+      int seen = num_seen(item, i, split), hidden = num_hidden(item, i, split);
       for (int key = 0; key < hidden; key++) item.scores[i * SPLIT + key] = -__builtin_inff();
       weigh(item.scores + i * SPLIT, hidden < seen ? seen : 0, item.found[i],
             item.weights + i * SPLIT);

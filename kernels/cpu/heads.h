@@ -3,25 +3,61 @@
 
 #include "product.h"
 
-// Root-mean-square norm of x [size], a multiple of 16, times weight → out.
-template <class Out>
-INLINE void norm(const float* x, const float* weight, int size, float eps, Out* out) {
+// What a root-mean-square norm multiplies x [size] by; sizes are multiples of 16.
+INLINE f32x16 norm_scale(const float* x, int size, float eps) {
   f32x16 squares = zero();
   for (int i = 0; i < size; i += LANES) squares = fma(load(x + i), load(x + i), squares);
-  f32x16 scale = spread(1.0f / __builtin_sqrtf(sum(squares) / size + eps));
+  return spread(1.0f / __builtin_sqrtf(sum(squares) / size + eps));
+}
+
+// The norm of x [size] times weight → out.
+template <class Out>
+INLINE void norm(const float* x, const float* weight, int size, float eps, Out* out) {
+  f32x16 scale = norm_scale(x, size, eps);
   for (int i = 0; i < size; i += LANES)
     store_narrow(out + i, mul(mul(load(x + i), scale), load(weight + i)));
 }
 
-template <class T>
-void norm_rows(const float* x, const float* weight, int num_rows, int size, float eps, T* out) {
+// The same times weight, added to out [size].
+INLINE void add_norm(const float* x, const float* weight, int size, float eps, float* out) {
+  f32x16 scale = norm_scale(x, size, eps);
+  for (int i = 0; i < size; i += LANES)
+    store(out + i, fma(mul(load(x + i), scale), load(weight + i), load(out + i)));
+}
+
+// Calls f with the place of each of num_rows rows of `size`, in items for all threads.
+template <class F>
+void each_row(int num_rows, int size, F f) {
   constexpr int GROUP = 8;
   auto rows = [=](int item) {
     int end = (item + 1) * GROUP < num_rows ? (item + 1) * GROUP : num_rows;
-    for (int r = item * GROUP; r < end; r++)
-      norm(x + (size_t)r * size, weight, size, eps, out + (size_t)r * size);
+    for (int r = item * GROUP; r < end; r++) f((size_t)r * size);
   };
   share(rows, div_up(num_rows, GROUP));
+}
+
+template <class T>
+void norm_rows(const float* x, const float* weight, int num_rows, int size, float eps, T* out) {
+  each_row(num_rows, size, [=](size_t at) { norm(x + at, weight, size, eps, out + at); });
+}
+
+inline void add_norm_rows(const float* x, const float* weight, int num_rows, int size, float eps,
+                          float* out) {
+  each_row(num_rows, size, [=](size_t at) { add_norm(x + at, weight, size, eps, out + at); });
+}
+
+// The sizes of rows that are scaled may be any.
+inline void scale_rows(float* x, int num_rows, int size, float scale) {
+  each_row(num_rows, size, [=](size_t at) {
+    for (int i = 0; i < size; i++) x[at + i] *= scale;
+  });
+}
+
+template <class T>
+void narrow_rows(const float* x, int num_rows, int size, T* out) {
+  each_row(num_rows, size, [=](size_t at) {
+    for (int i = 0; i < size; i += LANES) store_narrow(out + at + i, load(x + at + i));
+  });
 }
 
 // Rotates head [dim] in place: each element by its partner's angle. The pairs are the halves'

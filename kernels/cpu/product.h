@@ -189,18 +189,19 @@ struct Store {
   }
 };
 
-// Adds the product to out [num_rows, w.n].
+// Adds the product times scale to out [num_rows, w.n].
 template <class T>
 struct Add {
   float* out;
   Packed<T> w;
+  float scale;
 
   void operator()(int row, int tile, int num_tiles, const float* sums) const {
     for (int t = 0; t < num_tiles; t++) {
       int n = (tile + t) * LANES, num = w.n - n < LANES ? w.n - n : LANES;
       float* place = out + (size_t)row * w.n + n;
       f32x16 product = with_bias(w, n, num, load(sums + t * LANES));
-      store_some(place, add(load_some(place, num), product), num);
+      store_some(place, add(load_some(place, num), mul(product, spread(scale))), num);
     }
   }
 };
@@ -228,8 +229,8 @@ void product(const T* rows, int num_rows, Packed<T> w, float* out) {
 }
 
 template <class T>
-void add_product(const T* rows, int num_rows, Packed<T> w, float* out) {
-  Product<T, Add<T>>{rows, num_rows, w, {out, w}}.run();
+void add_product(const T* rows, int num_rows, Packed<T> w, float scale, float* out) {
+  Product<T, Add<T>>{rows, num_rows, w, {out, w, scale}}.run();
 }
 
 template <class T>

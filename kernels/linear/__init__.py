@@ -41,8 +41,10 @@ def linear(
     return plain.linear(x, weight, bias, norm, residual, out_dtype, out)
 
 
-def gated(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, norm: Norm) -> Tensor:
-    """silu(gate) * up, where both are ``linear`` of the normed x.
+def gated(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, norm: Norm | None = None
+) -> Tensor:
+    """silu(gate) * up, where both are ``linear`` of x, or of the normed x.
 
     x [T, K], weight [2 I, K] and bias [2 I], gates before ups → [T, I].
     """

@@ -21,13 +21,17 @@ def linear(
         x = rms_norm(x, *norm)
     if residual is None:
         return _product(x, weight, bias, out_dtype, into)
-    out = torch.addmm(residual, x, weight.t())  # rounded once for both
-    out = (out if bias is None else out.add_(bias)).to(out_dtype)
-    return out if into is None else into.copy_(out)
+    if x.is_cuda:
+        out = torch.addmm(residual, x, weight.t())  # in one pass, and rounded once for both
+        out = out if bias is None else out.add_(bias)
+    else:
+        out = residual + functional.linear(x, weight, bias)
+    return out.to(out_dtype) if into is None else into.copy_(out)
 
 
-def gated(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm) -> Tensor:
-    return silu_mul(functional.linear(rms_norm(x, *norm), weight, bias))
+def gated(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm | None) -> Tensor:
+    normed = x if norm is None else rms_norm(x, *norm)
+    return silu_mul(functional.linear(normed, weight, bias))
 
 
 def _product(

@@ -4,16 +4,15 @@ the heads (if the model has them), rotary positions, and writing keys and values
 from torch import Tensor
 
 from kernels.dispatch import runs_triton
+from kernels.rms_norm import Norm
 from kernels.rope_kv import plain
 
 
 def rope_kv(
     heads: Tensor,
-    query_norm: Tensor | None,
-    key_norm: Tensor | None,
-    eps: float,
-    table: Tensor,
-    positions: Tensor,
+    query_norm: Norm | None,
+    key_norm: Norm | None,
+    rotation: Tensor,
     slot_mapping: Tensor,
     kv_cache: Tensor,
     is_interleaved: bool,
@@ -21,13 +20,16 @@ def rope_kv(
     """heads [T, (H + 2 H_kv) * D], queries before keys before values → queries [T, H, D].
 
     Keys and values go to the places ``slot_mapping`` [T] int64 of ``kv_cache`` [num_blocks + 1,
-    block_size, 2, H_kv, D] (as in ``kv_write``). The norms [D] round to the heads' dtype before the
-    rotation does. table [2, P, D] float32: cosines and signed sines (as in ``rope``) of
-    ``positions`` [T] int64.
+    block_size, 2, H_kv, D] (as in ``kv_write``). The norms round to the heads' dtype before the
+    rotation does. Those of size D are of each head; those of size H * D and H_kv * D are of all
+    queries and of all keys of a token together, which Triton's kernel does not know: torch does
+    it then. rotation [2, T, D] float32: cosines and signed sines (as in ``rope``) of the tokens.
     """
-    arguments = (table, positions, slot_mapping, kv_cache, is_interleaved)
+    arguments = rotation, slot_mapping, kv_cache, is_interleaved
     if not runs_triton(heads):
-        return plain.rope_kv(heads, query_norm, key_norm, eps, *arguments)
+        return plain.rope_kv(heads, query_norm, key_norm, *arguments)
+    if query_norm is not None and len(query_norm.weight) != kv_cache.shape[-1]:
+        return plain.rope_kv(heads, query_norm, key_norm, *arguments).contiguous()
     from kernels.rope_kv import triton
 
-    return triton.rope_kv(heads, query_norm, key_norm, eps, *arguments)
+    return triton.rope_kv(heads, query_norm, key_norm, *arguments)

@@ -4,28 +4,34 @@ import torch
 from torch import Tensor
 
 from kernels.kv_write import kv_write
-from kernels.rms_norm import rms_norm
+from kernels.rms_norm import Norm, rms_norm
 from kernels.rope import rope, rope_interleaved
 
 
 def rope_kv(
     heads: Tensor,
-    query_norm: Tensor | None,
-    key_norm: Tensor | None,
-    eps: float,
-    table: Tensor,
-    positions: Tensor,
+    query_norm: Norm | None,
+    key_norm: Norm | None,
+    rotation: Tensor,
     slot_mapping: Tensor,
     kv_cache: Tensor,
     is_interleaved: bool,
 ) -> Tensor:
     num_kv_heads, head_dim = kv_cache.shape[3:]
     split = torch.unflatten(heads, 1, (-1, head_dim))
-    sizes = [split.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads]
-    query, key, value = torch.split(split, sizes, 1)
+    num_heads = split.shape[1] - 2 * num_kv_heads
+    rotary, value = split[:, :-num_kv_heads], split[:, -num_kv_heads:]
     if query_norm is not None and key_norm is not None:
-        query, key = rms_norm(query, query_norm, eps), rms_norm(key, key_norm, eps)
-    cos, sin = table.index_select(1, positions).unsqueeze(2)
-    rotate = rope_interleaved if is_interleaved else rope
-    kv_write(kv_cache, rotate(key, cos, sin), value, slot_mapping)
-    return rotate(query, cos, sin)
+        query, key = rotary[:, :num_heads], rotary[:, num_heads:]
+        rotary = torch.cat((_normed(query, query_norm), _normed(key, key_norm)), 1)
+    cos, sin = rotation.unsqueeze(2)
+    rotated = (rope_interleaved if is_interleaved else rope)(rotary, cos, sin)
+    kv_write(kv_cache, rotated[:, num_heads:], value, slot_mapping)
+    return rotated[:, :num_heads]
+
+
+def _normed(heads: Tensor, norm: Norm) -> Tensor:
+    """[T, H, D]: each head, or all of a token's together where the norm's size is theirs."""
+    if len(norm.weight) == heads.shape[2]:
+        return rms_norm(heads, *norm)
+    return rms_norm(heads.flatten(1), *norm).view(heads.shape)

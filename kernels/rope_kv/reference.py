@@ -4,17 +4,16 @@ import torch
 from torch import Tensor
 
 from kernels.kv_write import reference as kv_write
+from kernels.rms_norm import Norm
 from kernels.rms_norm import reference as rms_norm
 from kernels.rope import reference as rope
 
 
 def rope_kv(
     heads: Tensor,
-    query_norm: Tensor | None,
-    key_norm: Tensor | None,
-    eps: float,
-    table: Tensor,
-    positions: Tensor,
+    query_norm: Norm | None,
+    key_norm: Norm | None,
+    rotation: Tensor,
     slot_mapping: Tensor,
     kv_cache: Tensor,
     is_interleaved: bool,
@@ -23,15 +22,23 @@ def rope_kv(
     num_kv_heads, head_dim = kv_cache.shape[3:]
     split = list(torch.unflatten(heads, 1, (-1, head_dim)).unbind(1))
     num_heads = len(split) - 2 * num_kv_heads
-    cos, sin = table[0][positions], table[1][positions]  # [T, D]
+    cos, sin = rotation  # each [T, D]
     rotate = rope.rope_interleaved if is_interleaved else rope.rope
+    split[:num_heads] = _normed(split[:num_heads], query_norm)
+    split[num_heads:-num_kv_heads] = _normed(split[num_heads:-num_kv_heads], key_norm)
     for head in range(num_heads + num_kv_heads):
-        norm = query_norm if head < num_heads else key_norm
-        if norm is not None:
-            split[head] = rms_norm.rms_norm(split[head], norm, eps)
         split[head] = rotate(split[head], cos, sin)
     joined = torch.stack(split, 1)
     query = joined[:, :num_heads]
     key, value = joined[:, num_heads:].chunk(2, 1)
     kv_write.kv_write(kv_cache, key, value, slot_mapping)
     return query
+
+
+def _normed(heads: list[Tensor], norm: Norm | None) -> list[Tensor]:
+    """Each [T, D]."""
+    if norm is None:
+        return heads
+    if len(norm.weight) == heads[0].shape[1]:
+        return [rms_norm.rms_norm(head, *norm) for head in heads]
+    return list(rms_norm.rms_norm(torch.cat(heads, 1), *norm).chunk(len(heads), 1))

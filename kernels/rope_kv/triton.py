@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.rms_norm import Norm
+
 # Four heads of 128 in bfloat16 are 16 bytes for each of 64 threads; unmeasured.
 BLOCK_HEADS = 4
 NUM_WARPS = 2
@@ -12,11 +14,9 @@ NUM_WARPS = 2
 
 def rope_kv(
     heads: Tensor,
-    query_norm: Tensor | None,
-    key_norm: Tensor | None,
-    eps: float,
-    table: Tensor,
-    positions: Tensor,
+    query_norm: Norm | None,
+    key_norm: Norm | None,
+    rotation: Tensor,
     slot_mapping: Tensor,
     kv_cache: Tensor,
     is_interleaved: bool,
@@ -27,20 +27,19 @@ def rope_kv(
     query = torch.empty(num_tokens, num_heads, head_dim, dtype=heads.dtype, device=heads.device)
     if not num_tokens:
         return query
-    if not (heads.is_contiguous() and kv_cache.is_contiguous() and table.is_contiguous()):
-        raise ValueError("rope_kv takes contiguous heads, kv_cache and table")
+    if not (heads.is_contiguous() and kv_cache.is_contiguous() and rotation.is_contiguous()):
+        raise ValueError("rope_kv takes contiguous heads, rotation and kv_cache")
     grid = (num_tokens, triton.cdiv(num_heads + 2 * num_kv_heads, BLOCK_HEADS))
     rope_kv_kernel[grid](
         heads,
-        query_norm,
-        key_norm,
-        table,
-        positions,
+        None if query_norm is None else query_norm.weight,
+        None if key_norm is None else key_norm.weight,
+        rotation,
         slot_mapping,
         query,
         kv_cache,
-        table.shape[1],
-        eps,
+        num_tokens,
+        0.0 if query_norm is None else query_norm.eps,
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
@@ -52,17 +51,16 @@ def rope_kv(
     return query
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def rope_kv_kernel(
     p_heads,  # [T, H + 2 H_kv, D]
     p_query_norm,  # [D] | None
     p_key_norm,  # [D] | None
-    p_table,  # [2, P, D] float32
-    p_positions,  # [T] int64
+    p_rotation,  # [2, T, D] float32
     p_slot_mapping,  # [T] int64
     p_query,  # [T, H, D]
     p_kv_cache,  # [places, 2 * H_kv, D]
-    num_positions,
+    num_tokens,
     eps,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -83,7 +81,6 @@ def rope_kv_kernel(
     is_there = (is_query | is_kv[:, None]) & is_dim
     is_rotary = (o_head < NUM_HEADS + NUM_KV_HEADS)[:, None]
 
-    position = tl.load(p_positions + i_token)
     kv_slot = tl.load(p_slot_mapping + i_token)
     p_token = p_heads + i_token * (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM
     p_head = p_token + o_head[:, None] * HEAD_DIM
@@ -98,9 +95,9 @@ def rope_kv_kernel(
         b_own = (b_own * scale * own_weight).to(b_head.dtype).to(tl.float32)
         b_other = (b_other * scale * other_weight).to(b_head.dtype).to(tl.float32)
 
-    p_cos = p_table + position * HEAD_DIM + o_dim[None, :]
+    p_cos = p_rotation + i_token * HEAD_DIM + o_dim[None, :]
     cos = tl.load(p_cos, mask=is_dim, other=0)
-    sin = tl.load(p_cos + num_positions * HEAD_DIM, mask=is_dim, other=0)
+    sin = tl.load(p_cos + num_tokens * HEAD_DIM, mask=is_dim, other=0)
     b_rotated = (b_own * cos + b_other * sin).to(b_head.dtype)
     b_out = tl.where(is_rotary, b_rotated, b_head)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.grammar_mask import hide
-from services.worker.backends.fused import FusedLM
+from services.worker.backends.torch_lm import TorchLM
 from services.worker.config.model_config import ModelConfig
 from services.worker.config.model_shape import shape_of
 from services.worker.engine.device.adjust_logits import Adjusted
@@ -21,7 +21,6 @@ from services.worker.engine.device.steps import DecodeStep, Step
 from services.worker.engine.device.warm_up import warm_up
 from services.worker.machine.kv_cache import KVCache
 from services.worker.machine.streams import upload
-from services.worker.models.decoder import DecoderLM
 from services.worker.slots.table import SlotTable
 from services.worker.weights.checkpoint import build_model
 from shared.messages import Capacity
@@ -78,7 +77,6 @@ def start(
 ) -> DryEngine:
     """As a worker does: what it has when it is ready."""
     model = build_model(config, dtype, CPU)
-    assert isinstance(model, DecoderLM)
     model.lm_head.to(dtype)
     num_layers = config.num_hidden_layers + 1
     limits = (block_size, MAX_ROWS, MAX_TOKENS, MAX_LEN, VOCAB_SIZE, num_drafts)
@@ -86,11 +84,11 @@ def start(
         capacity = Capacity(num_blocks, *limits)
         table = SlotTable(capacity)
         segments = Segments(
-            FusedLM(model),
+            TorchLM(model),
             DeviceSlots(capacity, table, CPU).state,
             KVCache(shape_of(config), num_layers, num_blocks, block_size, dtype, CPU),
             torch.zeros(2, dtype=torch.int32),
-            drafts=model.has_mtp,
+            drafts=model.mtp_head is not None,
             returns_processed=False,
         )
         segments = replace(segments, **changes)

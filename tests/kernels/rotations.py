@@ -1,14 +1,14 @@
 """What ``rope_kv`` makes of random heads."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from kernels.rms_norm import Norm
 from kernels.rope_kv import reference, rope_kv
 
 EPS = 1e-6
-NUM_POSITIONS = 50
 NUM_KV_SLOTS = 24
 # Products are rounded in another order: a bfloat16 may become its neighbour.
 TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 2**-7}
@@ -22,29 +22,34 @@ def compare(
     head_dim: int,
     dtype: torch.dtype,
     *,
-    has_norm: bool = True,
+    norm: Literal["none", "heads", "tokens"] = "heads",
     is_interleaved: bool = False,
     device: torch.device = CPU,
 ) -> None:
     """Asserts that queries and caches agree."""
     heads = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim).to(dtype)
-    query_norm, key_norm = (
-        torch.rand(head_dim).to(dtype) + 0.5 if has_norm else None for _ in range(2)
-    )
-    table = rotation_table(NUM_POSITIONS, head_dim, is_interleaved)
-    positions = torch.randint(0, NUM_POSITIONS, (num_tokens,))
+    nums = {"none": (), "heads": (1, 1), "tokens": (num_heads, num_kv_heads)}[norm]
+    weights = [torch.rand(num * head_dim).to(dtype) + 0.5 for num in nums]
+    rotation = rotation_table(num_tokens, head_dim, is_interleaved)
     slot_mapping = torch.randperm(NUM_KV_SLOTS)[:num_tokens]
     expected_cache = torch.randn(NUM_KV_SLOTS // 4, 4, 2, num_kv_heads, head_dim).to(dtype)
-    cache = expected_cache.clone()
-    arguments = (heads, query_norm, key_norm, EPS, table, positions, slot_mapping)
-    expected = reference.rope_kv(*arguments, expected_cache, is_interleaved)
-    cache = cache.to(device)
-    moved: Any = [part.to(device) if isinstance(part, Tensor) else part for part in arguments]
-    moved += [cache, is_interleaved]
-    actual = rope_kv(*moved)
+    cache = expected_cache.to(device, copy=True)
+    expected = reference.rope_kv(
+        heads, *_norms(weights), rotation, slot_mapping, expected_cache, is_interleaved
+    )
+    heads, rotation, slot_mapping, *weights = (
+        each.to(device) for each in (heads, rotation, slot_mapping, *weights)
+    )
+    actual = rope_kv(heads, *_norms(weights), rotation, slot_mapping, cache, is_interleaved)
     close: dict[str, Any] = {"atol": TOLERANCES[dtype], "rtol": TOLERANCES[dtype]}
     torch.testing.assert_close(actual.cpu(), expected, **close)
     torch.testing.assert_close(cache.cpu(), expected_cache, **close)
+
+
+def _norms(weights: list[Tensor]) -> tuple[Norm | None, Norm | None]:
+    """Of queries and keys."""
+    query, key = weights or (None, None)
+    return query if query is None else Norm(query, EPS), key if key is None else Norm(key, EPS)
 
 
 def rotation_table(num_positions: int, head_dim: int, is_interleaved: bool) -> Tensor:

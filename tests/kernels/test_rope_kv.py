@@ -1,10 +1,12 @@
 """rope_kv against its reference."""
 
+from typing import Literal
+
 import pytest
 import torch
 
 from kernels.rope_kv import rope_kv
-from tests.kernels.rotations import EPS, NUM_POSITIONS, TOLERANCES, compare
+from tests.kernels.rotations import TOLERANCES, compare
 
 dtypes = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 # queries, keys, head size: of Qwen3-8B, and such as leave some of a program's heads or sizes over
@@ -12,13 +14,15 @@ HEADS = [(32, 8, 128), (1, 1, 16), (3, 1, 80), (4, 4, 96), (7, 1, 80), (8, 2, 16
 
 
 @dtypes
-@pytest.mark.parametrize("has_norm", [False, True], ids=["no norm", "norm"])
+@pytest.mark.parametrize("norm", ["none", "heads", "tokens"])
 @pytest.mark.parametrize("is_interleaved", [False, True], ids=["halves", "interleaved"])
 def test_kinds_of_heads_agree(
-    device: torch.device, dtype: torch.dtype, has_norm: bool, is_interleaved: bool
+    device: torch.device,
+    dtype: torch.dtype,
+    norm: Literal["none", "heads", "tokens"],
+    is_interleaved: bool,
 ) -> None:
-    kind = {"has_norm": has_norm, "is_interleaved": is_interleaved}
-    compare(3, 4, 2, 64, dtype, **kind, device=device)
+    compare(3, 4, 2, 64, dtype, norm=norm, is_interleaved=is_interleaved, device=device)
 
 
 @dtypes
@@ -38,7 +42,6 @@ def test_several_tokens_may_go_to_one_entry_of_the_null_block(device: torch.devi
     with device:
         heads = torch.randn(3, 4 * 16)
         cache = torch.zeros(2, 1, 2, 1, 16)
-        table = torch.ones(2, NUM_POSITIONS, 16)
-        positions, slot_mapping = torch.arange(3), torch.tensor([1, 0, 1])
-    rope_kv(heads, None, None, EPS, table, positions, slot_mapping, cache, False)
+        rotation, slot_mapping = torch.ones(2, 3, 16), torch.tensor([1, 0, 1])
+    rope_kv(heads, None, None, rotation, slot_mapping, cache, False)
     torch.testing.assert_close(cache[0, 0, 1, 0], heads[1, 48:], atol=0, rtol=0)

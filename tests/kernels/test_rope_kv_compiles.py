@@ -24,10 +24,9 @@ def test_kernel(
     arch: int,
 ) -> None:
     signature = dict.fromkeys(FLOATS, f"*{dtype}") | {
-        "p_table": "*fp32",
-        "p_positions": "*i64",
+        "p_rotation": "*fp32",
         "p_slot_mapping": "*i64",
-        "num_positions": "i32:16",
+        "num_tokens": "i32",
         "eps": "fp32",
     }
     constants: dict[str, int | None] = {

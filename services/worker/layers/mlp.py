@@ -1,21 +1,30 @@
 """The gated feed-forward network."""
 
-from torch import Tensor, nn
-from torch.nn.functional import silu
+from torch import nn
 
-from services.worker.layers.linear import Linear, MergedLinear
+from services.worker.layers.linear import Linear
+from services.worker.layers.norm import RMSNorm
+from services.worker.layers.ops import Ops, X
 
 
 class GatedMLP(nn.Module):
-    """SwiGLU (arXiv 2002.05202): [T, hidden_size] → [T, hidden_size]"""
+    """SwiGLU (arXiv 2002.05202)."""
 
     def __init__(self, hidden_size: int, size: int, has_bias: bool = False) -> None:
         super().__init__()
         sizes = {"gate_proj": size, "up_proj": size}
-        self.gate_up_proj = MergedLinear(hidden_size, sizes, has_bias)
+        self.gate_up_proj = Linear(hidden_size, sizes, has_bias)
         self.down_proj = Linear(size, hidden_size, has_bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        out: Tensor = self.down_proj(silu(gate) * up)
-        return out
+    def forward(
+        self,
+        ops: Ops[X],
+        x: X,
+        *,
+        norm: RMSNorm | None = None,
+        residual: X | None = None,
+        scale: float = 1.0,
+    ) -> X:
+        """scale · mlp(norm(x)) + residual: [T, hidden] → [T, hidden]"""
+        inner = ops.gated(x, self.gate_up_proj, norm=norm)
+        return ops.linear(inner, self.down_proj, residual=residual, scale=scale)

@@ -1,31 +1,17 @@
-"""Rotary positions (arXiv 2104.09864) of a step."""
-
-from collections.abc import Callable
-from typing import NamedTuple
+"""Rotary positions (arXiv 2104.09864)."""
 
 import torch
 from torch import Tensor, nn
 
-from kernels.rope import rope, rope_interleaved
 from services.worker.config.frequencies import Rope
 
 
-class Rotation(NamedTuple):
-    """The rotations of T positions in float32, computed once a step for all layers."""
-
-    cos: Tensor  # [T, 1, head_dim]
-    sin: Tensor  # [T, 1, head_dim], negative for the first of each pair
-    rotate: Callable[[Tensor, Tensor, Tensor], Tensor]
-
-    def __call__(self, heads: Tensor) -> Tensor:
-        """[T, num_heads, head_dim] → the same, rotated."""
-        return self.rotate(heads, self.cos, self.sin)
-
-
 class RotaryEmbedding(nn.Module):
-    """positions [T] → their Rotation, from a table.
+    """A table of the rotations of all positions, in float32.
 
-    The pairs of a head are its halves' elements, or its neighbours if ``is_interleaved``.
+    ``table`` [2, max_positions, head_dim]: cosines, and sines that are negative for the first of
+    each pair. The pairs of a head are its halves' elements, or its neighbours if
+    ``is_interleaved``.
     """
 
     table: Tensor
@@ -39,13 +25,12 @@ class RotaryEmbedding(nn.Module):
         cos, sin = angles.cos() * rope_kind.magnitude, angles.sin() * rope_kind.magnitude
         join = _interleave if is_interleaved else _concatenate
         table = torch.stack((join(cos, cos), join(-sin, sin)))
-        self.register_buffer("table", table, persistent=False)  # [2, max_positions, head_dim]
+        self.register_buffer("table", table, persistent=False)
         self.is_interleaved = is_interleaved
-        self.rotate = rope_interleaved if is_interleaved else rope
 
-    def forward(self, positions: Tensor) -> Rotation:
-        cos, sin = self.table.index_select(1, positions).unsqueeze(2)
-        return Rotation(cos, sin, self.rotate)
+    def forward(self, positions: Tensor) -> Tensor:
+        """[T] → [2, T, head_dim]"""
+        return self.table.index_select(1, positions)
 
 
 def _concatenate(first: Tensor, second: Tensor) -> Tensor:

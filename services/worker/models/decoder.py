@@ -1,84 +1,163 @@
-"""The decoder that most families are: pre-norm layers under one rotation, and an output head.
+"""The decoder that most families are: layers under one rotation, and an output head.
 
-A family defines what its layers are made of. Modules are named as in its checkpoints.
+A family says what its layers are made of. Modules are named as in its checkpoints.
 """
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from typing import Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.attention import Attention
 from services.worker.layers.embedding import Embedding, LMHead
+from services.worker.layers.heads import AttentionSpec
 from services.worker.layers.mlp import GatedMLP
 from services.worker.layers.norm import RMSNorm
-from services.worker.layers.rope import RotaryEmbedding, Rotation
-from services.worker.models import CausalLM
+from services.worker.layers.ops import Ops, X
+from services.worker.layers.rope import RotaryEmbedding
+
+
+class Parts:
+    """Makes the parts of a family's layers, in the sizes of ``config``."""
+
+    def __init__(self, config: ModelConfig, rotary: RotaryEmbedding) -> None:
+        self._config = config
+        self._rotary = rotary
+
+    def attention(
+        self,
+        layer: int,
+        *,
+        norm: Literal["none", "heads", "tokens"] = "none",
+        scale: float | None = None,
+        window: int | None = None,
+        has_qkv_bias: bool = False,
+        has_out_bias: bool = False,
+    ) -> Attention:
+        """``scale`` is by default that of arXiv 1706.03762."""
+        config = self._config
+        spec = AttentionSpec(
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            scale=config.head_dim**-0.5 if scale is None else scale,
+            norm=norm,
+            is_interleaved=self._rotary.is_interleaved,
+            window=window,
+        )
+        return Attention(
+            config.hidden_size,
+            spec,
+            layer,
+            self._rotary,
+            config.rms_norm_eps,
+            has_qkv_bias=has_qkv_bias,
+            has_out_bias=has_out_bias,
+        )
+
+    def mlp(self, has_bias: bool = False) -> GatedMLP:
+        return GatedMLP(self._config.hidden_size, self._config.intermediate_size, has_bias)
+
+    def norm(self) -> RMSNorm:
+        return RMSNorm(self._config.hidden_size, self._config.rms_norm_eps)
 
 
 class DecoderLayer(nn.Module):
-    """[T, hidden] → [T, hidden]"""
+    """Norms what goes into attention and MLP. ``scale`` is that of what either adds."""
 
-    def __init__(self, config: ModelConfig, attention: Attention, mlp: GatedMLP) -> None:
+    def __init__(
+        self, parts: Parts, attention: Attention, mlp: GatedMLP, scale: float = 1.0
+    ) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = parts.norm()
         self.self_attn = attention
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = parts.norm()
         self.mlp = mlp
+        self.scale = scale
 
-    def forward(self, x: Tensor, rotation: Rotation) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rotation)
-        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return out
-
-
-MakeLayer = Callable[[ModelConfig, int], DecoderLayer]
+    def forward(self, ops: Ops[X], x: X) -> X:
+        """[T, hidden] → [T, hidden]"""
+        scale = self.scale
+        x = self.self_attn.forward(ops, x, norm=self.input_layernorm, residual=x, scale=scale)
+        return self.mlp.forward(ops, x, norm=self.post_attention_layernorm, residual=x, scale=scale)
 
 
 class Trunk(nn.Module):
-    """ids and positions [T] → hidden states [T, hidden], before the last norm."""
+    """ids [T] → hidden states [T, hidden], before the last norm."""
 
-    def __init__(self, config: ModelConfig, make_layer: MakeLayer, is_interleaved: bool) -> None:
+    def __init__(self, config: ModelConfig, is_interleaved: bool) -> None:
         super().__init__()
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
-            make_layer(config, layer) for layer in range(config.num_hidden_layers)
-        )
+        self.layers = nn.ModuleList()
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary = RotaryEmbedding(
             config.rope, config.head_dim, config.max_position_embeddings, is_interleaved
         )
 
-    def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        x: Tensor = self.embed_tokens(input_ids)
-        rotation = self.rotary(positions)
+    def forward(self, ops: Ops[X], ids: X, scale: float) -> X:
+        x = ops.embed(ids, self.embed_tokens)
+        if scale != 1.0:
+            x = ops.scale(x, scale)
         for layer in self.layers:
-            x = layer(x, rotation)
+            x = layer.forward(ops, x)
         return x
 
 
-class DecoderLM(CausalLM):
-    """The trunk and its output head.
+class MtpHead(ABC):
+    """A head that predicts further tokens (MTP): a layer on a state and the token after it.
 
-    ``make_layer`` gives the layer of an index; ``is_interleaved``: neighbours, and not a
-    head's halves, are the pairs of its rotation.
+    ``layer`` is the place of its KV cache, behind those of the trunk.
     """
 
-    def __init__(
-        self, config: ModelConfig, make_layer: MakeLayer, is_interleaved: bool = False
-    ) -> None:
-        super().__init__(config)
-        self.config = config
-        self.model = Trunk(config, make_layer, is_interleaved)
-        source = "model.embed_tokens" if config.tie_word_embeddings else "lm_head"
-        self.lm_head = LMHead(config.vocab_size, config.hidden_size, f"{source}.weight")
-        if config.tie_word_embeddings:
-            self.lm_head.share(self.model.embed_tokens.weight)
-
-    def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        hidden: Tensor = self.model(input_ids, positions)
+    def first_state(self, ops: Ops[X], hidden: X) -> X:
+        """The trunk's hidden states [T, hidden], as the head takes them: by default as they are,
+        before the last norm."""
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self.lm_head(self.model.norm(hidden))
-        return logits
+    @abstractmethod
+    def forward(self, ops: Ops[X], state: X, ids: X) -> X:
+        """state [T, hidden], a token's, or what the head made of it; ids [T], the token after it →
+        [T, hidden], which is the state for the draft after this."""
+
+    @abstractmethod
+    def logits(self, ops: Ops[X], out: X) -> X:
+        """[N, hidden], some of what ``forward`` gave → [N, vocab_size] float32"""
+
+
+class DecoderLM(nn.Module, ABC):
+    """The trunk, its output head and, if there is one, its MTP head. A backend computes it."""
+
+    is_interleaved = False  # neighbours, and not a head's halves, are the pairs of its rotation
+    embedding_scale = 1.0
+    logits_scale = 1.0
+    mtp_head: MtpHead | None = None
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Trunk(config, self.is_interleaved)
+        self.parts = Parts(config, self.model.rotary)
+        self.model.layers.extend(
+            self.make_layer(self.parts, layer) for layer in range(config.num_hidden_layers)
+        )
+        source = "model.embed_tokens" if self.is_tied else "lm_head"
+        tied = self.model.embed_tokens if self.is_tied else None
+        self.lm_head = LMHead(config.vocab_size, config.hidden_size, f"{source}.weight", tied)
+
+    @property
+    def is_tied(self) -> bool:
+        """The output head has the embedding's weights."""
+        return bool(self.config.tie_word_embeddings)
+
+    @abstractmethod
+    def make_layer(self, parts: Parts, layer: int) -> nn.Module:
+        """A layer whose ``forward(ops, x)`` is [T, hidden] → [T, hidden]."""
+
+    def forward(self, ops: Ops[X], ids: X) -> X:
+        """[T] → hidden states [T, hidden], before the last norm."""
+        return self.model.forward(ops, ids, self.embedding_scale)
+
+    def logits(self, ops: Ops[X], hidden: X) -> X:
+        """[S, hidden], the states of some of the tokens → [S, vocab_size] float32."""
+        return ops.logits(hidden, self.lm_head, norm=self.model.norm, scale=self.logits_scale)

@@ -1,21 +1,13 @@
 """Llama 2 and 3 (arXiv 2307.09288, 2407.21783) and what is built like them.
 
-The kinds of rotary positions are in ``layers/frequencies.py``.
+The kinds of rotary positions are in ``config/frequencies.py``.
 """
 
-from services.worker.config.model_config import ModelConfig
-from services.worker.layers.attention import Attention
-from services.worker.layers.mlp import GatedMLP
-from services.worker.models.decoder import DecoderLayer, DecoderLM
-
-
-def make_layer(config: ModelConfig, layer: int) -> DecoderLayer:
-    bias = config.attention_bias
-    attention = Attention(config, layer, has_qkv_bias=bias, has_out_bias=bias)
-    mlp = GatedMLP(config.hidden_size, config.intermediate_size, config.mlp_bias)
-    return DecoderLayer(config, attention, mlp)
+from services.worker.models.decoder import DecoderLayer, DecoderLM, Parts
 
 
 class LlamaForCausalLM(DecoderLM):
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config, make_layer)
+    def make_layer(self, parts: Parts, layer: int) -> DecoderLayer:
+        bias = self.config.attention_bias
+        attention = parts.attention(layer, has_qkv_bias=bias, has_out_bias=bias)
+        return DecoderLayer(parts, attention, parts.mlp(self.config.mlp_bias))

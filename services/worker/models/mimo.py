@@ -3,57 +3,57 @@
 Of several such layers the first is used, again and again for drafts that are further ahead.
 """
 
-from typing import cast
-
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from services.worker.config.model_config import ModelConfig
-from services.worker.layers.attention import Attention
-from services.worker.layers.linear import Linear
-from services.worker.layers.mlp import GatedMLP
-from services.worker.layers.norm import RMSNorm
-from services.worker.layers.rope import Rotation
-from services.worker.models.decoder import DecoderLayer
+from services.worker.layers.embedding import LMHead
+from services.worker.layers.linear import Columns, Linear
+from services.worker.layers.ops import Ops, X
+from services.worker.models.decoder import DecoderLayer, MtpHead, Parts, Trunk
 from services.worker.models.qwen2 import Qwen2ForCausalLM
 
 
 class MtpLayer(DecoderLayer):
-    """A decoder layer on ``input_proj`` of a hidden state beside an embedding."""
+    """A decoder layer on the product with a hidden state and an embedding, one behind the other:
+    the sum of the products with either."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
-        mlp = GatedMLP(config.hidden_size, config.intermediate_size)
-        super().__init__(config, Attention(config, layer, has_qkv_bias=True), mlp)
-        self.token_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.hidden_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.input_proj = Linear(2 * config.hidden_size, config.hidden_size)
-        self.final_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+    def __init__(self, parts: Parts, hidden_size: int, layer: int) -> None:
+        super().__init__(parts, parts.attention(layer, has_qkv_bias=True), parts.mlp())
+        self.token_layernorm = parts.norm()
+        self.hidden_layernorm = parts.norm()
+        both = 2 * hidden_size
+        self.hidden_proj = Linear(hidden_size, hidden_size, columns=Columns("input_proj", 0, both))
+        self.token_proj = Linear(
+            hidden_size, hidden_size, columns=Columns("input_proj", hidden_size, both)
+        )
+        self.final_layernorm = parts.norm()
 
-    def join(self, hidden: Tensor, embedded: Tensor, rotation: Rotation) -> Tensor:
-        """Both [T, hidden] → [T, hidden], before ``final_layernorm``."""
-        both = torch.cat((self.hidden_layernorm(hidden), self.token_layernorm(embedded)), -1)
-        out: Tensor = self(self.input_proj(both), rotation)
-        return out
+
+class MiMoMtpHead(MtpHead):
+    def __init__(self, trunk: Trunk, layer: MtpLayer, lm_head: LMHead) -> None:
+        self._trunk = trunk
+        self._layer = layer
+        self._lm_head = lm_head
+
+    def forward(self, ops: Ops[X], state: X, ids: X) -> X:
+        layer = self._layer
+        embedded = ops.embed(ids, self._trunk.embed_tokens)
+        x = ops.linear(state, layer.hidden_proj, norm=layer.hidden_layernorm)
+        x = ops.linear(embedded, layer.token_proj, norm=layer.token_layernorm, residual=x)
+        return layer.forward(ops, x)
+
+    def logits(self, ops: Ops[X], out: X) -> X:
+        return ops.logits(out, self._lm_head, norm=self._layer.final_layernorm)
 
 
 class MiMoForCausalLM(Qwen2ForCausalLM):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         first = config.num_hidden_layers
-        self.model.mtp_layers = nn.ModuleList(
-            MtpLayer(config, first + i) for i in range(config.num_nextn_predict_layers)
-        )
-        self.has_mtp = config.num_nextn_predict_layers > 0
-
-    def mtp(self, hidden: Tensor, input_ids: Tensor, positions: Tensor) -> Tensor:
-        trunk = self.model
-        embedded, rotation = trunk.embed_tokens(input_ids), trunk.rotary(positions)
-        return self.mtp_layer.join(hidden, embedded, rotation)
-
-    def mtp_logits(self, out: Tensor) -> Tensor:
-        logits: Tensor = self.lm_head(self.mtp_layer.final_layernorm(out))
-        return logits
-
-    @property
-    def mtp_layer(self) -> MtpLayer:
-        return cast(MtpLayer, self.model.get_submodule("mtp_layers.0"))
+        layers = [
+            MtpLayer(self.parts, config.hidden_size, first + i)
+            for i in range(config.num_nextn_predict_layers)
+        ]
+        self.model.mtp_layers = nn.ModuleList(layers)
+        if layers:
+            self.mtp_head = MiMoMtpHead(self.model, layers[0], self.lm_head)

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from services.worker.config.model_config import ModelConfig
-from services.worker.models import CausalLM
+from services.worker.models.decoder import DecoderLM
 from shared.errors import ConfigError
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
 
@@ -34,10 +34,10 @@ def check_architecture(names: list[str]) -> None:
     _find_name(names)
 
 
-def find_model(config: ModelConfig) -> type[CausalLM]:
+def find_model(config: ModelConfig) -> type[DecoderLM]:
     """The class of the first architecture that we know. Raises ConfigError."""
     name = _find_name(config.architectures)
-    model: type[CausalLM] = getattr(import_module(MODELS[name]), name)
+    model: type[DecoderLM] = getattr(import_module(MODELS[name]), name)
     return model
 
 

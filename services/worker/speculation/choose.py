@@ -31,11 +31,11 @@ class Speculation(NamedTuple):
 
 def choose_speculation(wanted: SpeculativeConfig, model: CausalLM) -> Speculation:
     """Logs the choice. Raises ConfigError where the model lacks what is wanted."""
-    method = wanted.method or ("mtp" if model.has_mtp else "none")
+    method = wanted.method or ("none" if model.draft_head is None else "mtp")
     if method == "none":
         log.info("drafts: none%s", "" if wanted.method else " (the model has no MTP head)")
         return Speculation("none", 0, False)
-    if method == "mtp" and not model.has_mtp:
+    if method == "mtp" and model.draft_head is None:
         raise ConfigError("speculative-config: method mtp: the model has no MTP head")
     num_drafts = wanted.num_speculative_tokens or DEFAULT_DRAFTS
     depth = "as many as pay, up to" if wanted.adaptive else "always"
@@ -53,7 +53,8 @@ def make_drafter(
     capacity: Capacity,
 ) -> Drafter:
     if speculation.method == "mtp":
-        return MtpDrafter(model, sampler, kv_cache, eos_ids, capacity)
+        assert model.draft_head is not None
+        return MtpDrafter(model.draft_head, sampler, kv_cache, eos_ids, capacity)
     if speculation.method == "ngram":
         return NgramDrafter(*wanted.lookup_lens)
     return NoDrafter()

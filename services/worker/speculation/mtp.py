@@ -1,8 +1,8 @@
 """Drafts by a model's MTP head (multi-token prediction), in MiMo's layout (arXiv 2505.07608).
 
-The head is one decoder layer on pairs (h, t): the trunk's hidden state of a token, before the last
-norm, and the token after it; what it makes of a pair predicts the token after that. For the next
-draft it is fed its own output in place of h, with the draft as t.
+The head is one decoder layer on pairs (h, t): the trunk's hidden state of a token and the token
+after it; what it makes of a pair predicts the token after that. For the next draft it is fed its
+own output in place of h, with the draft as t.
 
 **Its KV.** The entry of the pair (h of q − 1, t of q) lies in place q of its layer's cache, so that
 a block depends on what is before it alone, and may be shared like the trunk's. Place 0 has none.
@@ -26,7 +26,7 @@ from torch import Tensor
 from kernels.sample import NOT_COMPILED, adjust
 from services.worker.layers.context import forward_context
 from services.worker.machine.kv_cache import KVCache
-from services.worker.models import CausalLM
+from services.worker.models import DraftHead
 from services.worker.slots.table import SlotTable
 from services.worker.speculation.drafter import RecordedStep, rooms
 from services.worker.speculation.mtp_coverage import MtpCoverage
@@ -54,13 +54,13 @@ class MtpDrafter:
 
     def __init__(
         self,
-        model: CausalLM,
+        head: DraftHead,
         sampler: Sampler,
         kv_cache: KVCache,
         eos_ids: np.ndarray,
         capacity: Capacity,
     ) -> None:
-        self._model = model
+        self._head = head
         self._sampler = sampler
         self._kv_cache = kv_cache
         self._cache = kv_cache.layers[-1]
@@ -103,8 +103,9 @@ class MtpDrafter:
             table, batch.slots, batch.num_tokens, last + 1, slot_mapping, self._kv_cache,
             self._coverage.starts[batch.slots],
         )  # fmt: skip
+        states = self._head.first_state(done.hidden)
         with forward_context(context):
-            return self._model.mtp(done.hidden, ids, batch.positions)
+            return self._head.forward(states, ids, batch.positions)
 
     def _go_on(self, table: SlotTable, drafts: _Drafts) -> None:
         """One pair more of each: what was made of the last one, and the draft from it."""
@@ -124,12 +125,12 @@ class MtpDrafter:
             self._coverage.starts[slots],
         )
         with forward_context(context):
-            drafts.out = self._model.mtp(drafts.out, ids, positions)
+            drafts.out = self._head.forward(drafts.out, ids, positions)
 
     def _sample_draft(self, table: SlotTable, drafts: _Drafts) -> None:
         """One draft more of each that has room, unless one before it could not be drawn."""
         slots, num = drafts.slots, drafts.num
-        logits = self._model.mtp_logits(drafts.out)
+        logits = self._head.logits(drafts.out)
         positions = np.minimum(table.num_tokens[slots] + num, table.max_len)
         sampling = prepare_sampling(table, slots, positions, self._eos_ids, logits.device)
         adjusted = logits

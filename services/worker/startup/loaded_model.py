@@ -22,6 +22,7 @@ from services.worker.machine.hardware import (
 )
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
+from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import MODELS, check_architecture, read_architectures
 from services.worker.speculation.choose import Speculation, choose_speculation
 from services.worker.step.sampler import Sampler
@@ -36,7 +37,7 @@ from shared.model_location import locate_model
 
 log = logging.getLogger(__name__)
 
-Choose = Callable[[CausalLM, WorkerConfig, torch.dtype], tuple[CausalLM, Sampler]]
+Choose = Callable[[DecoderLM | CausalLM, WorkerConfig, torch.dtype], tuple[CausalLM, Sampler]]
 DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
 
 
@@ -125,6 +126,7 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
     )
     log.info("model %s (%s) in %s on %s", location.name, "/".join(architectures), dtype, device)
     before = read_memory(device)
+    model: DecoderLM | CausalLM
     try:
         if config is None:
             max_len = model_info.max_model_len
@@ -135,17 +137,17 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
     except torch.OutOfMemoryError as error:
         problem = why_out_of_memory(error)
         raise ConfigError(f"model: its weights do not fit on {device}: {problem}") from None
-    model, sampler = choose(model, settings, dtype)
+    computed, sampler = choose(model, settings, dtype)
     return LoadedModel(
         settings,
         location.folder,
         model_info,
         shape,
-        model,
+        computed,
         sampler,
         device,
         dtype,
-        choose_speculation(settings.speculative_config, model),
+        choose_speculation(settings.speculative_config, computed),
         np.array(read_eos_ids(location.folder, shape.vocab_size), np.int64),
         before,
     )
@@ -173,7 +175,7 @@ def _load_ours(
     dtype: torch.dtype,
     device: torch.device,
     progress: Progress,
-) -> CausalLM:
+) -> DecoderLM:
     if settings.load_format == "dummy":
         return make_dummy(config, dtype, device)
     return load_model(folder, config, dtype, device, progress)

@@ -13,7 +13,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from services.worker.config.model_config import ModelConfig
-from services.worker.models import CausalLM
+from services.worker.layers.linear import Dense, Piece
+from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import find_model
 from services.worker.weights.mtp_layouts import MappedTensor, MtpLayout, mtp_layout
 from services.worker.weights.progress import Progress
@@ -28,8 +29,8 @@ IGNORED = ("lm_head.weight", "rotary_emb.inv_freq")
 class HasPieces(Protocol):
     """A module whose parameters are made of other tensors than those of their names."""
 
-    def checkpoint_pieces(self) -> dict[str, Tensor]:
-        """Views of the parameters by the names of what fills them, beside this module's name."""
+    def checkpoint_pieces(self, name: str) -> dict[str, Piece]:
+        """What fills the parameters, by its name beside this module's, which is ``name``."""
 
 
 def load_model(
@@ -38,7 +39,7 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     progress: Progress,
-) -> CausalLM:
+) -> DecoderLM:
     """The model of ``config`` with the folder's weights. Raises ConfigError naming the tensor."""
     model = build_model(config, dtype, device)
     fill(model, weight_files(folder), mtp_layout(config), progress)
@@ -57,8 +58,8 @@ def fill(model: nn.Module, files: list[Path], layout: MtpLayout | None, progress
             ours = _as_ours(name, layout)
             if ours.is_copy:
                 continue
-            for destination in wanted.get(ours.name, ()):
-                _copy(file, name, ours.transform(tensor), destination)
+            for piece in wanted.get(ours.name, ()):
+                _copy(file, name, ours.transform(tensor), piece)
             if ours.name not in wanted and not ours.name.endswith(IGNORED):
                 raise ConfigError(f"model: {file}: the architecture has no tensor {name}")
             lacking.discard(ours.name)
@@ -67,7 +68,7 @@ def fill(model: nn.Module, files: list[Path], layout: MtpLayout | None, progress
     progress("weights are loaded", 1.0)
 
 
-def build_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> CausalLM:
+def build_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> DecoderLM:
     """The model of ``config`` with parameters that hold nothing yet."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -78,23 +79,23 @@ def build_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -
         torch.set_default_dtype(default)
 
 
-def _destinations(model: nn.Module) -> dict[str, list[Tensor]]:
-    """Parameters, or views of parts of them, by the name of the tensor that fills them."""
-    found: dict[str, list[Tensor]] = {}
+def _destinations(model: nn.Module) -> dict[str, list[Piece]]:
+    """What each tensor fills, by its name."""
+    found: dict[str, list[Piece]] = {}
     for path, module in model.named_modules():
-        for name, destination in _pieces(path, module):
-            found.setdefault(name, []).append(destination)
+        for name, piece in _pieces(path, module):
+            found.setdefault(name, []).append(piece)
     return found
 
 
-def _pieces(path: str, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def _pieces(path: str, module: nn.Module) -> Iterator[tuple[str, Piece]]:
     if isinstance(module, HasPieces):
-        parent = path.rpartition(".")[0]
-        for name, piece in module.checkpoint_pieces().items():
+        parent, _, own = path.rpartition(".")
+        for name, piece in module.checkpoint_pieces(own).items():
             yield f"{parent}.{name}".lstrip("."), piece
-    else:
+    elif not isinstance(module, Dense):
         for name, parameter in module.named_parameters(recurse=False):
-            yield f"{path}.{name}", parameter
+            yield f"{path}.{name}", Piece(parameter)
 
 
 def _as_ours(name: str, layout: MtpLayout | None) -> MappedTensor:
@@ -111,13 +112,16 @@ def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
         raise ConfigError(f"model: {file} is no good safetensors file: {error}") from None
 
 
-def _copy(file: Path, name: str, tensor: Tensor, destination: Tensor) -> None:
-    if tensor.shape != destination.shape or not tensor.is_floating_point():
+def _copy(file: Path, name: str, tensor: Tensor, piece: Piece) -> None:
+    shape = list(piece.destination.shape)
+    shape[piece.dim] = piece.size or shape[piece.dim]
+    if list(tensor.shape) != shape or not tensor.is_floating_point():
         raise ConfigError(
             f"model: {file}: tensor {name} is {tensor.dtype} {list(tensor.shape)};"
-            f" the architecture has {list(destination.shape)} of floats"
+            f" the architecture has {shape} of floats"
         )
-    destination.copy_(tensor)
+    num = piece.destination.shape[piece.dim]
+    piece.destination.copy_(tensor.narrow(piece.dim, piece.start, num))
 
 
 def _some(names: list[str], num: int = 5) -> str:

@@ -5,7 +5,7 @@ import logging
 import torch
 
 from services.worker.config.model_config import ModelConfig
-from services.worker.models import CausalLM
+from services.worker.models.decoder import DecoderLM
 from services.worker.weights.checkpoint import build_model
 
 log = logging.getLogger(__name__)
@@ -14,7 +14,7 @@ SEED = 0
 STD = 0.02  # as models are initialised for training: no layer's output overflows
 
 
-def make_dummy(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> CausalLM:
+def make_dummy(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> DecoderLM:
     """The model of ``config`` with normal noise in its matrices, ones in its norms and zeros in its
     biases; the same for every worker on the same kind of device."""
     log.warning("load-format = dummy: the weights are random, the output is not meaningful")

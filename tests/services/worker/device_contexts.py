@@ -1,11 +1,11 @@
-"""Steps that were prepared for other models, as FusedLM takes them."""
+"""Steps that the host prepared, as they are where only the device knows their lengths."""
 
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kernels.paged_attention import (
     ChunkRows,
@@ -23,7 +23,7 @@ class OnDevice(CausalLM):
     clears_blocks = False
 
     def __init__(self, model: CausalLM) -> None:
-        nn.Module.__init__(self)
+        super().__init__()
         self._model = model
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:

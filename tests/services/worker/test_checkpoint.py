@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.harness.engines import make_engine
 from services.worker.config.model_config import read_model_config
-from services.worker.models import CausalLM
+from services.worker.models.decoder import DecoderLM
 from services.worker.weights.checkpoint import load_model
 from shared.errors import ConfigError
 from shared.model_folder import weight_files
@@ -19,7 +19,7 @@ from tests.services.worker.checkpoints import change_config, save_mimo, save_qwe
 FLAT_LLAMA3 = {"type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 1}
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[CausalLM, list[float]]:
+def load(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[DecoderLM, list[float]]:
     fractions: list[float] = []
     config = read_model_config(folder)
     model = load_model(
@@ -58,7 +58,7 @@ def test_shards_fill_every_parameter_and_report_progress(checkpoint: Path) -> No
     num_bytes = sum(file.stat().st_size for file in weight_files(checkpoint))
     parts = [after - before for before, after in pairwise(fractions)]
     assert any(part == pytest.approx(largest / num_bytes) for part in parts), "by bytes"
-    merged = model.get_parameter("model.layers.1.mlp.gate_up_proj.weight")
+    merged = model.get_parameter("model.layers.1.mlp.gate_up_proj.weight.values")
     halves = [weights[f"model.layers.1.mlp.{name}_proj.weight"] for name in ("gate", "up")]
     torch.testing.assert_close(merged, torch.cat(halves))
 
@@ -67,10 +67,12 @@ def test_the_head_is_float32_and_shared_only_where_that_is_exact(tmp_path: Path)
     save_qwen2(tmp_path, tie_word_embeddings=True)
     wide, _ = load(tmp_path)
     embedding = wide.get_parameter("model.embed_tokens.weight")
-    assert wide.get_parameter("lm_head.weight") is embedding
+    assert wide.get_parameter("lm_head.weight.values") is embedding
     narrow, _ = load(tmp_path, torch.bfloat16)
     assert narrow.get_parameter("model.embed_tokens.weight").dtype == torch.bfloat16
-    torch.testing.assert_close(narrow.get_parameter("lm_head.weight"), embedding, atol=0, rtol=0)
+    torch.testing.assert_close(
+        narrow.get_parameter("lm_head.weight.values"), embedding, atol=0, rtol=0
+    )
 
 
 def test_a_missing_tensor_is_named(folder: Path) -> None:
@@ -95,7 +97,7 @@ def test_a_head_beside_tied_embeddings_is_fine(tmp_path: Path) -> None:
     save_qwen2(tmp_path, shard_size="10MB", tie_word_embeddings=True)
     rewrite(tmp_path / "model.safetensors", lm_head__weight=torch.zeros(160, 32))
     model, _ = load(tmp_path)
-    assert model.get_parameter("lm_head.weight").abs().max() > 0
+    assert model.get_parameter("lm_head.weight.values").abs().max() > 0
 
 
 def test_a_wrong_shape_is_named_with_both_shapes(folder: Path) -> None:

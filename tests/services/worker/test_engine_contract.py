@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from benchmarks.harness.engines import ENGINES, AnyEngine, make_engine
 from benchmarks.harness.step_engine import run_step
 from services.worker.backends.native import NativeLM
 from services.worker.config.model_config import read_model_config
-from services.worker.engine.device.engine import DeviceEngine
 from shared.messages import (
     Admit,
     Decode,
@@ -32,7 +30,7 @@ from tests.services.worker.checkpoints import (
     random_prompts,
     save_qwen2,
 )
-from tests.services.worker.driver import Driver, Job
+from tests.services.worker.driver import Driver, Job, model_of
 
 NO_IDS = np.zeros(0, np.int32)
 FOREVER = SamplingParams(seed=0, temperature=0.0, ignore_eos=True)
@@ -77,11 +75,11 @@ def ids(*lengths: int) -> np.ndarray:
 @contextmanager
 def poisoned(engine: AnyEngine, token: int) -> Iterator[None]:
     """Gives NaN to every sequence that uses the token."""
-    model: Any = (
-        engine._segments.model.decoder if isinstance(engine, DeviceEngine) else engine._model
-    )
-    is_native = isinstance(model, NativeLM)
-    weight = model.embedding if is_native else model.get_parameter("model.embed_tokens.weight")
+    model = model_of(engine)
+    if isinstance(model, NativeLM):
+        (weight,) = (each.rows for each in model.trunk.operators if each.rows is not None)
+    else:
+        weight = model.get_parameter("model.model.embed_tokens.weight")
     saved = weight[token].clone()
     weight[token] = float("nan")
     yield

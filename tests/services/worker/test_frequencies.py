@@ -73,10 +73,10 @@ def test_tables_are_those_of_transformers(kind: dict[str, Any]) -> None:
     oracle = LlamaRotaryEmbedding(llama_config(kind, 64))
     positions = torch.arange(MAX_POSITIONS)
     cos, sin = oracle(torch.zeros(1), positions[None])
-    ours = RotaryEmbedding(read_rope(complete(kind)), 64, MAX_POSITIONS)(positions)
-    torch.testing.assert_close(ours.cos[:, 0], cos[0], atol=1e-3, rtol=0)
-    torch.testing.assert_close(ours.sin[:, 0, 32:], sin[0, :, 32:], atol=1e-3, rtol=0)
-    torch.testing.assert_close(ours.sin[:, 0, :32], -sin[0, :, :32], atol=1e-3, rtol=0)
+    our_cos, our_sin = RotaryEmbedding(read_rope(complete(kind)), 64, MAX_POSITIONS)(positions)
+    torch.testing.assert_close(our_cos, cos[0], atol=1e-3, rtol=0)
+    torch.testing.assert_close(our_sin[:, 32:], sin[0, :, 32:], atol=1e-3, rtol=0)
+    torch.testing.assert_close(our_sin[:, :32], -sin[0, :, :32], atol=1e-3, rtol=0)
 
 
 def test_a_dynamic_model_is_unscaled_up_to_its_positions_and_slower_beyond() -> None:

@@ -56,8 +56,11 @@ def test_mimo_is_qwen2_with_further_layers(tmp_path: Path, checkpoint: Path) -> 
     model = load_model(tmp_path, config, torch.float32, CPU, lambda text, fraction: None)
     for layer in range(2):
         prefix = f"model.mtp_layers.{layer}."
-        projected = model.get_parameter(prefix + "input_proj.weight")
-        torch.testing.assert_close(projected, mtp[prefix + "input_proj.weight"])
+        halves = [
+            model.get_parameter(f"{prefix}{name}_proj.weight.values")
+            for name in ("hidden", "token")
+        ]
+        torch.testing.assert_close(torch.cat(halves, 1), mtp[prefix + "input_proj.weight"])
         biases = [mtp[f"{prefix}self_attn.{name}_proj.bias"] for name in "qkv"]
         merged = model.get_parameter(prefix + "self_attn.qkv_proj.bias")
         torch.testing.assert_close(merged, torch.cat(biases))

@@ -1,5 +1,6 @@
 """Native code beside torch's operators, for every build that this CPU can run."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,12 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.cpu.decoder import NativeLibrary
 from kernels.cpu.library import load_library, variants
-from services.worker.backends.native import NativeLM, decoder_shape
+from kernels.cpu.program import NativeLibrary
+from services.worker.backends.native import NativeLM
+from services.worker.backends.torch_lm import TorchLM
 from services.worker.config.model_config import ModelConfig
 from services.worker.config.model_shape import shape_of
 from services.worker.layers.context import forward_context
+from services.worker.layers.ops import NotSupported
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
@@ -72,25 +75,22 @@ def make_config(name: str) -> ModelConfig:
 def make_model(config: ModelConfig, dtype: torch.dtype) -> DecoderLM:
     """Weights that make a difference: attention is sharp, norms and biases are not trivial."""
     model = make_dummy(config, dtype, CPU)
-    assert isinstance(model, DecoderLM)
     generator = torch.Generator().manual_seed(1)
     for name, parameter in model.named_parameters():
         if name.endswith("bias") or parameter.ndim == 1:
             mean = 0.0 if name.endswith("bias") else 1.0
             parameter.normal_(mean, 0.2, generator=generator)
-        elif name not in ("lm_head.weight", "model.embed_tokens.weight"):
+        elif name not in ("lm_head.weight.values", "model.embed_tokens.weight"):
             parameter.mul_(6)
-    model.lm_head.weight.copy_(model.model.embed_tokens.weight)
+    model.lm_head.weight.values.copy_(model.model.embed_tokens.weight)
     return model
 
 
 def make_native(
     config: ModelConfig, dtype: torch.dtype, variant: str, block_size: int, num_threads: int
 ) -> NativeLM:
-    model = make_model(config, dtype)
-    shape = decoder_shape(model, block_size)
-    assert shape.problem() is None
-    return NativeLM(model, shape, NativeLibrary(load_library(variant), dtype, num_threads))
+    library = NativeLibrary(load_library(variant), dtype, num_threads)
+    return NativeLM(make_model(config, dtype), block_size, library)
 
 
 @torch.inference_mode()
@@ -163,7 +163,9 @@ def test_keys_that_are_hidden_are_as_if_not_there(variant: str, first_key: int) 
     """One, some of a tile, and more than are taken at a time."""
     config, prompts = make_config("Qwen2, biases"), random_prompts(400, 330, 9)
     float32, native = torch.float32, make_native(config, torch.float32, variant, 16, 2)
-    expected = run(make_model(config, float32), config, float32, prompts, 64, 16, first_key)
+    expected = run(
+        TorchLM(make_model(config, float32)), config, float32, prompts, 64, 16, first_key
+    )
     found = run(native, config, float32, prompts, 64, 16, first_key)
     assert furthest(found, expected) < 1e-3
     seen = run(native, config, float32, prompts, 64, 16)
@@ -175,7 +177,7 @@ def test_keys_that_are_hidden_are_as_if_not_there(variant: str, first_key: int) 
 def test_float32_logits_are_those_of_torch(name: str, variant: str) -> None:
     """Chunks of 300 begin and end within splits of the keys; a row has three of those."""
     config, prompts = make_config(name), random_prompts(1, 17, 130, 700)
-    expected = run(make_model(config, torch.float32), config, torch.float32, prompts, 300)
+    expected = run(TorchLM(make_model(config, torch.float32)), config, torch.float32, prompts, 300)
     native = make_native(config, torch.float32, variant, 16, 2)
     found = run(native, config, torch.float32, prompts, 300)
     assert all(logits.std() > 0.15 for logits in expected)
@@ -188,9 +190,8 @@ def test_bfloat16_logits_are_nearer_to_float32_than_those_of_torch(name: str, va
     """On average: less is rounded on the way."""
     config, prompts, dtype = make_config(name), random_prompts(1, 17, 130, 400), torch.bfloat16
     rounded = make_model(config, dtype).float()
-    rounded.model.rotary = make_model(config, torch.float32).model.rotary
-    exact = run(rounded, config, torch.float32, prompts, 300)
-    torchs = run(make_model(config, dtype), config, dtype, prompts, 300)
+    exact = run(TorchLM(rounded), config, torch.float32, prompts, 300)
+    torchs = run(TorchLM(make_model(config, dtype)), config, dtype, prompts, 300)
     found = run(make_native(config, dtype, variant, 16, 2), config, dtype, prompts, 300)
     assert furthest(found, exact, Tensor.mean) < furthest(torchs, exact, Tensor.mean)
 
@@ -203,16 +204,12 @@ def test_gates_far_from_zero_are_shut_or_open(variant: str) -> None:
         model = make_model(config, torch.float32)
         layer: Any
         for layer in model.model.layers:
-            layer.mlp.gate_up_proj.weight[: config.intermediate_size] *= 1000
+            layer.mlp.gate_up_proj.weight.values[: config.intermediate_size] *= 1000
         return model
 
-    model = with_wide_gates()
-    native = NativeLM(
-        model,
-        decoder_shape(model, 16),
-        NativeLibrary(load_library(variant), torch.float32, 1),
-    )
-    expected = run(with_wide_gates(), config, torch.float32, prompts, 300)
+    library = NativeLibrary(load_library(variant), torch.float32, 1)
+    native = NativeLM(with_wide_gates(), 16, library)
+    expected = run(TorchLM(with_wide_gates()), config, torch.float32, prompts, 300)
     found = run(native, config, torch.float32, prompts, 300)
     assert furthest(found, expected) < 1e-4
 
@@ -248,7 +245,8 @@ def test_larger_blocks_change_nothing(block_size: int) -> None:
     [
         ({"head_size": 24}, 16, "head_dim 24 is no multiple of 16"),
         ({"head_size": 272}, 16, "head_dim 272 is above 256"),
-        ({"intermediate_size": 100}, 16, "intermediate_size 100 is no multiple of 16"),
+        ({"intermediate_size": 100}, 16, "0.mlp.gate_up_proj: 100 gates are no multiple of 16"),
+        ({"hidden_size": 100}, 16, "qkv_proj: 100 inputs are no multiple of 16"),
         ({}, 8, "block_size 8 is no multiple of 16"),
         ({"num_attention_heads": 64, "num_kv_heads": 1}, 16, "more than 48 query heads"),
     ],
@@ -260,5 +258,8 @@ def test_a_model_that_native_code_cannot_run_is_refused_with_the_reason(
         name: getattr(make_config("Qwen2, biases"), name) for name in ModelConfig.__struct_fields__
     }
     config = ModelConfig(**(values | change))
-    shape = decoder_shape(make_model(config, torch.float32), block_size)
-    assert message in str(shape.problem())
+    model = make_model(config, torch.float32)
+    library = NativeLibrary(load_library(variants()[0]), torch.float32, 1)
+    with pytest.raises(NotSupported, match=re.escape(message)):
+        NativeLM(model, block_size, library)
+    TorchLM(model)  # it is whole

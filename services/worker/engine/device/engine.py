@@ -26,7 +26,7 @@ from services.worker.engine.protocol import StepOutput
 from services.worker.machine.hardware import why_out_of_memory
 from services.worker.machine.streams import DeviceEvent, Download, upload
 from services.worker.slots.table import SlotTable
-from services.worker.startup.choose_backend import fuse
+from services.worker.startup.choose_backend import choose_device_kernels
 from services.worker.startup.loaded_model import LoadedModel, load
 from services.worker.startup.plan_memory import estimate_requirements, plan_memory
 from services.worker.step.prompt_logprobs import PromptPart, ask_prompts
@@ -49,7 +49,7 @@ class DeviceEngine:
     """
 
     def __init__(self, settings: WorkerConfig, progress: Progress) -> None:
-        loaded = load(settings, progress, fuse)
+        loaded = load(settings, progress, choose_device_kernels)
         _warn_of_acceptance(loaded)
         wanted = _shapes(loaded)
         is_cuda = loaded.device.type == "cuda"

@@ -62,9 +62,9 @@ class StepGraphs:
         self._rows[0] = self._null_slot
         self._inputs = upload(self._rows, device)
         max_tokens = max((shape.num_rows * shape.width for shape in wanted), default=0)
-        decoder = segments.model.decoder
+        decoder = segments.model.model
         # Of one step at a time; what graphs have of their own is small.
-        self._logits = torch.empty(max_tokens, len(decoder.lm_head.weight), device=device)
+        self._logits = torch.empty(max_tokens, decoder.lm_head.outputs, device=device)
         embeddings = decoder.model.embed_tokens.weight
         self._out = embeddings.new_empty(max_rows, embeddings.shape[1])
         self._steps: dict[Shape, DecodeStep] = {}

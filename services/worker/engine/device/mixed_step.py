@@ -100,8 +100,8 @@ class MixedStep:
         attention = segments.attention(self._if_any(rows), self._max_keys + 1, pair_rows)
         slot_mapping = torch.cat((pairs.slot_mapping, chunks.next_slot_mapping))
         with forward_context(ForwardContext(segments.kv_cache.layers, slot_mapping, attention)):
-            return segments.model.mtp(
-                self.hidden,
+            return segments.draft_head.forward(
+                segments.draft_head.first_state(self.hidden),
                 torch.cat((pairs.input_ids, next_ids)),
                 torch.cat((pairs.positions, chunks.positions)),
             )

@@ -22,9 +22,10 @@ from kernels.sample import NOT_COMPILED
 from kernels.sample.slots import process_slots, sample_slots
 from kernels.slot_state import SlotState
 from kernels.store_drafts import store_drafts
-from services.worker.backends.fused import FusedLM
+from services.worker.backends.torch_lm import TorchLM
 from services.worker.layers.context import ForwardContext, forward_context
 from services.worker.machine.kv_cache import KVCache
+from services.worker.models import DraftHead
 from services.worker.startup.loaded_model import LoadedModel
 
 
@@ -58,7 +59,7 @@ class SamplerOutput(NamedTuple):
 class Segments:
     """``acceptance``: see ``accept``."""
 
-    model: FusedLM
+    model: TorchLM
     state: SlotState
     kv_cache: KVCache
     eos_ids: Tensor  # [E] int32
@@ -66,6 +67,12 @@ class Segments:
     returns_processed: bool
     attention_backend: Literal["triton", "sdpa"] = "triton"
     acceptance: Tensor | None = None  # [1] float32
+
+    @property
+    def draft_head(self) -> DraftHead:
+        """To be asked for where it drafts."""
+        assert self.model.draft_head is not None
+        return self.model.draft_head
 
     @property
     def null_block(self) -> int:
@@ -127,7 +134,8 @@ class Segments:
         the last pair of each [B, hidden], in ``into``, if there is such."""
         width, num_emitted = sampler_output.tokens.shape[1], sampler_output.accepted.num_emitted
         pairs = self.pairs(slots, inputs, sampler_output.tokens)
-        out = self._mtp(slots, hidden, pairs, width, max_keys)
+        state = self.draft_head.first_state(hidden)
+        out = self._mtp(slots, state, pairs, width, max_keys)
         last = torch.index_select(out, 0, last_tokens(num_emitted, width), out=into)
         self.add_draft(slots, last, num_emitted)
         return last
@@ -149,7 +157,7 @@ class Segments:
     def add_draft(self, slots: Tensor, out: Tensor, counts: Tensor) -> None:
         """Puts a draft more into each of ``slots`` [R] int32 that ``counts`` [R] int32."""
         state = self.state
-        logits = self.model.mtp_logits(out)
+        logits = self.draft_head.logits(out)
         positions = (state.num_tokens + state.num_drafts)[slots.long()].long()
         tokens = sample_slots(logits, logits, self.state.sampling, slots, positions)
         values, _, ranks = logprobs_slots(logits, tokens, state.wants_draft_logprobs, slots)
@@ -168,12 +176,12 @@ class Segments:
         )
 
     def _mtp(
-        self, slots: Tensor, hidden: Tensor, pairs: Pairs, width: int, max_keys: int
+        self, slots: Tensor, states: Tensor, pairs: Pairs, width: int, max_keys: int
     ) -> Tensor:
         rows = self.decode_rows(slots, pairs.starts, width, pairs.first_keys)
         attention = self.attention(rows, max_keys + self.state.max_drafts)
         with forward_context(ForwardContext(self.kv_cache.layers, pairs.slot_mapping, attention)):
-            return self.model.mtp(hidden, pairs.input_ids, pairs.positions)
+            return self.draft_head.forward(states, pairs.input_ids, pairs.positions)
 
 
 def last_tokens(num_emitted: Tensor, width: int) -> Tensor:
@@ -186,7 +194,7 @@ def make_segments(loaded: LoadedModel, state: SlotState, num_blocks: int) -> Seg
     """With a KV cache of ``num_blocks``."""
     settings, share = loaded.settings, loaded.settings.draft_acceptance
     return Segments(
-        cast(FusedLM, loaded.model),
+        cast(TorchLM, loaded.model),
         state,
         loaded.make_kv_cache(num_blocks),
         torch.from_numpy(loaded.eos_ids).int().to(loaded.device),

@@ -1,10 +1,10 @@
-"""A model on interpreted kernels beside its layers."""
+"""A model on interpreted kernels beside the same in steps that the host prepared."""
 
 import msgspec
 import pytest
 import torch
 
-from services.worker.backends.fused import FusedLM
+from services.worker.backends.torch_lm import TorchLM
 from tests.services.worker.device_contexts import OnDevice
 from tests.services.worker.test_native import (
     SHAPES,
@@ -17,11 +17,11 @@ from tests.services.worker.test_native import (
 
 
 @pytest.mark.parametrize("name", list(SHAPES)[:3])
-def test_float32_logits_are_those_of_the_layers(name: str) -> None:
+def test_float32_logits_do_not_depend_on_who_knows_the_lengths(name: str) -> None:
     sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1}
     config = msgspec.structs.replace(make_config(name), **sizes)
     prompts, dtype = random_prompts(1, 9), torch.float32
-    expected = run(make_model(config, dtype), config, dtype, prompts, 6)
-    found = run(OnDevice(FusedLM(make_model(config, dtype))), config, dtype, prompts, 6)
+    expected = run(TorchLM(make_model(config, dtype)), config, dtype, prompts, 6)
+    found = run(OnDevice(TorchLM(make_model(config, dtype))), config, dtype, prompts, 6)
     assert all(logits.std() > 0.05 for logits in expected)
     assert furthest(found, expected) < 1e-4

@@ -1,0 +1,206 @@
+"""Records a forward pass as what native code will run, and refuses what it cannot."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from kernels.cpu.program import LANES, MAX_GROUP_SIZE, MAX_HEAD_DIM, Kind
+from services.worker.layers.embedding import Embedding, LMHead
+from services.worker.layers.heads import AttentionSpec, Heads
+from services.worker.layers.linear import Dense, Linear
+from services.worker.layers.norm import RMSNorm
+from services.worker.layers.ops import NotSupported, Ops, set_options
+
+KNOWN_OPTIONS = {"norm", "is_interleaved", "window"}  # of AttentionSpec
+
+
+class Value(NamedTuple):
+    """A register as it is until something is added to it."""
+
+    register: int
+    version: int
+
+
+@dataclass(slots=True)
+class Register:
+    """[T, size] of float32 if ``is_wide``, else of the weights' type."""
+
+    size: int
+    is_wide: bool
+    version: int = 0
+
+    @property
+    def kind(self) -> tuple[int, bool]:
+        return self.size, self.is_wide
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instruction:
+    """An operator before its weights are packed. Reads ``source``, and ``out`` where it adds to
+    it."""
+
+    kind: Kind
+    source: int
+    out: int
+    size: int
+    query: int | None = None
+    is_wide: bool = False
+    adds: bool = False
+    scale: float = 1.0
+    norm: RMSNorm | None = None
+    weight: Linear | LMHead | None = None
+    embedding: Embedding | None = None
+    heads: Heads | None = None
+
+    @property
+    def registers(self) -> tuple[int, ...]:
+        found = self.source, self.out
+        return found if self.query is None else (*found, self.query)
+
+
+class Recording(NamedTuple):
+    """The first registers are the inputs, and ``output`` is one of the others."""
+
+    registers: list[Register]
+    num_inputs: int
+    instructions: list[Instruction]
+    output: int
+
+
+def record(
+    names: dict[nn.Module, str], sizes: Sequence[int], run: Callable[..., Value]
+) -> Recording:
+    """What ``run``, given operators and inputs [T, size] of ``sizes``, does to give what it gives.
+    ``names`` of the model's modules are for what is refused: NotSupported."""
+    recorder = Recorder(names, [Register(size, is_wide=True) for size in sizes])
+    output = run(recorder, *(Value(place, 0) for place in range(len(sizes))))
+    return Recording(recorder.registers, len(sizes), recorder.instructions, output.register)
+
+
+class Recorder(Ops[Value]):
+    """Nothing may be added to the inputs, which the first registers are."""
+
+    def __init__(self, names: dict[nn.Module, str], inputs: list[Register]) -> None:
+        self.registers = inputs
+        self.instructions: list[Instruction] = []
+        self._num_inputs = len(inputs)
+        self._names = names
+
+    def embed(self, ids: Value, embedding: Embedding) -> Value:
+        size = embedding.weight.shape[1]
+        out = self._new(size, is_wide=True)
+        self._add(Kind.EMBED, ids, out, size, embedding=embedding)
+        return out
+
+    def scale(self, x: Value, factor: float) -> Value:
+        out = self._written(x)
+        self._add(Kind.SCALE, out, out, self.registers[x.register].size, scale=factor)
+        return out
+
+    def norm(self, x: Value, norm: RMSNorm, *, residual: Value | None = None) -> Value:
+        size = len(norm.weight)
+        out = self._new(size, is_wide=True) if residual is None else self._written(residual)
+        self._norm(x, norm, out, is_wide=True, adds=residual is not None)
+        return out
+
+    def linear(
+        self,
+        x: Value,
+        linear: Linear,
+        *,
+        norm: RMSNorm | None = None,
+        residual: Value | None = None,
+        scale: float = 1.0,
+    ) -> Value:
+        operand = self._operand(x, norm, linear)
+        if residual is not None:
+            out = self._written(residual)
+            self._product(operand, out, linear, adds=True, scale=scale)
+            return out
+        out = self._new(linear.outputs, is_wide=True)
+        self._product(operand, out, linear)
+        return out if scale == 1.0 else self.scale(out, scale)
+
+    def gated(self, x: Value, gate_up: Linear, *, norm: RMSNorm | None = None) -> Value:
+        operand, size = self._operand(x, norm, gate_up), gate_up.outputs // 2
+        self._check_size(gate_up, "gates", size)
+        out = self._new(size, is_wide=False)
+        self._add(Kind.GATED, operand, out, gate_up.inputs, weight=gate_up)
+        return out
+
+    def attend(self, x: Value, heads: Heads) -> Value:
+        _check_heads(heads.spec)
+        size = heads.spec.num_heads * heads.spec.head_dim
+        out, query = self._new(size, is_wide=False), self._new(size, is_wide=False)
+        rotated = self._written(x)
+        width = self.registers[x.register].size
+        self._add(Kind.ATTEND, rotated, out, width, heads=heads, query=query.register)
+        return out
+
+    def logits(self, x: Value, head: LMHead, *, norm: RMSNorm, scale: float = 1.0) -> Value:
+        out = self._new(head.outputs, is_wide=True)
+        self._product(self._operand(x, norm, head), out, head)
+        return out if scale == 1.0 else self.scale(out, scale)
+
+    def _operand(self, x: Value, norm: RMSNorm | None, weight: Linear | LMHead) -> Value:
+        """What a product takes: normed, or as it is, in the weights' type."""
+        self._check_size(weight, "inputs", weight.inputs)
+        if not isinstance(weight.weight, Dense):
+            kind = type(weight.weight).__name__
+            raise NotSupported(f"{self._names[weight]}: weights in the form {kind}")
+        if norm is None and not self.registers[x.register].is_wide:
+            return x
+        out = self._new(weight.inputs, is_wide=False)
+        if norm is None:
+            self._add(Kind.NARROW, x, out, weight.inputs)
+        else:
+            self._norm(x, norm, out)
+        return out
+
+    def _norm(self, x: Value, norm: RMSNorm, out: Value, **options: bool) -> None:
+        self._check_size(norm, "numbers", len(norm.weight))
+        self._add(Kind.NORM, x, out, len(norm.weight), norm=norm, **options)
+
+    def _product(self, x: Value, out: Value, weight: Linear | LMHead, **options: Any) -> None:
+        self._add(Kind.LINEAR, x, out, weight.inputs, weight=weight, **options)
+
+    def _new(self, size: int, *, is_wide: bool) -> Value:
+        self.registers.append(Register(size, is_wide))
+        return Value(len(self.registers) - 1, 0)
+
+    def _written(self, x: Value) -> Value:
+        """The register of ``x`` with something else in it: ``x`` is no more."""
+        self._check_read(x)
+        if x.register < self._num_inputs:
+            raise NotSupported("what a pass is given must stay as it is")
+        register = self.registers[x.register]
+        register.version += 1
+        return Value(x.register, register.version)
+
+    def _add(self, kind: Kind, source: Value, out: Value, size: int, **options: Any) -> None:
+        self._check_read(source)
+        self.instructions.append(
+            Instruction(kind=kind, source=source.register, out=out.register, size=size, **options)
+        )
+
+    def _check_read(self, x: Value) -> None:
+        if x.version != self.registers[x.register].version:
+            raise NotSupported("what was added to is used as it was before")
+
+    def _check_size(self, module: nn.Module, what: str, size: int) -> None:
+        if size % LANES:
+            raise NotSupported(f"{self._names[module]}: {size} {what} are no multiple of {LANES}")
+
+
+def _check_heads(spec: AttentionSpec) -> None:
+    unknown = set_options(spec) - KNOWN_OPTIONS
+    if unknown:
+        raise NotSupported(f"attention's options {', '.join(sorted(unknown))}")
+    if spec.head_dim % LANES:
+        raise NotSupported(f"head_dim {spec.head_dim} is no multiple of {LANES}")
+    if spec.head_dim > MAX_HEAD_DIM:
+        raise NotSupported(f"head_dim {spec.head_dim} is above {MAX_HEAD_DIM}")
+    if spec.num_heads // spec.num_kv_heads > MAX_GROUP_SIZE:
+        raise NotSupported(f"more than {MAX_GROUP_SIZE} query heads share a KV head")

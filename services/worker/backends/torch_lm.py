@@ -1,0 +1,124 @@
+"""A decoder by the operators of ``kernels``: torch's on CPUs, Triton's on GPUs.
+
+On a GPU they leave the host nothing to know but how many tokens there are, so that a graph of them
+can be captured.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.linear import gated as gated_product
+from kernels.linear import linear as product
+from kernels.paged_attention import AttentionOptions, attend
+from kernels.rms_norm import Norm, rms_norm
+from kernels.rope_kv import rope_kv
+from services.worker.layers.context import current_context
+from services.worker.layers.embedding import Embedding, LMHead
+from services.worker.layers.heads import Heads
+from services.worker.layers.linear import Linear
+from services.worker.layers.norm import RMSNorm
+from services.worker.layers.ops import Ops
+from services.worker.layers.rope import RotaryEmbedding
+from services.worker.models import CausalLM
+from services.worker.models.decoder import DecoderLM, MtpHead
+
+
+class TorchOps(Ops[Tensor]):
+    """Operators on the tokens of a step, which are at ``positions`` [T]. Logits come in ``out``
+    [S, vocab_size] float32, if there is one."""
+
+    def __init__(self, positions: Tensor | None = None, out: Tensor | None = None) -> None:
+        self._positions = positions
+        self._out = out
+        self._rotations: dict[RotaryEmbedding, Tensor] = {}  # computed once for all layers
+
+    def embed(self, ids: Tensor, embedding: Embedding) -> Tensor:
+        return functional.embedding(ids, embedding.weight)
+
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        return x * factor
+
+    def norm(self, x: Tensor, norm: RMSNorm, *, residual: Tensor | None = None) -> Tensor:
+        normed = rms_norm(x, norm.weight, norm.eps)
+        return normed if residual is None else residual + normed
+
+    def linear(
+        self,
+        x: Tensor,
+        linear: Linear,
+        *,
+        norm: RMSNorm | None = None,
+        residual: Tensor | None = None,
+        scale: float = 1.0,
+    ) -> Tensor:
+        weight, bias, operand = linear.weight.values, linear.bias, _operand(norm)
+        if scale == 1.0:
+            return product(x, weight, bias, norm=operand, residual=residual)
+        scaled = product(x, weight, bias, norm=operand) * scale
+        return scaled if residual is None else residual + scaled
+
+    def gated(self, x: Tensor, gate_up: Linear, *, norm: RMSNorm | None = None) -> Tensor:
+        return gated_product(x, gate_up.weight.values, gate_up.bias, norm=_operand(norm))
+
+    def attend(self, x: Tensor, heads: Heads) -> Tensor:
+        context, spec = current_context(), heads.spec
+        kv_cache = context.kv_caches[heads.layer]
+        query = rope_kv(
+            x,
+            _operand(heads.query_norm),
+            _operand(heads.key_norm),
+            self._rotation(heads.rotary),
+            context.slot_mapping,
+            kv_cache,
+            spec.is_interleaved,
+        )
+        options = AttentionOptions(window=spec.window)
+        return attend(query, kv_cache, context.attention, spec.scale, options).flatten(1)
+
+    def logits(self, x: Tensor, head: LMHead, *, norm: RMSNorm, scale: float = 1.0) -> Tensor:
+        weight, dtype = head.weight.values, torch.float32
+        logits = product(x, weight, norm=_operand(norm), out_dtype=dtype, out=self._out)
+        return logits if scale == 1.0 else logits.mul_(scale)
+
+    def _rotation(self, rotary: RotaryEmbedding) -> Tensor:
+        """[2, T, head_dim]"""
+        if rotary not in self._rotations:
+            assert self._positions is not None
+            self._rotations[rotary] = rotary(self._positions)
+        return self._rotations[rotary]
+
+
+def _operand(norm: RMSNorm | None) -> Norm | None:
+    return None if norm is None else Norm(norm.weight, norm.eps)
+
+
+class TorchLM(CausalLM):
+    """Computes ``model`` with its own weights."""
+
+    def __init__(self, model: DecoderLM) -> None:
+        super().__init__()
+        self.model = model
+        if model.mtp_head is not None:
+            self.draft_head = _TorchDraftHead(model.mtp_head)
+
+    def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        return self.model.forward(TorchOps(positions), input_ids)
+
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """In ``out`` [S, vocab_size] float32, if there is one."""
+        return self.model.logits(TorchOps(out=out), hidden)
+
+
+class _TorchDraftHead:
+    def __init__(self, head: MtpHead) -> None:
+        self._head = head
+
+    def first_state(self, hidden: Tensor) -> Tensor:
+        return self._head.first_state(TorchOps(), hidden)
+
+    def forward(self, state: Tensor, input_ids: Tensor, positions: Tensor) -> Tensor:
+        return self._head.forward(TorchOps(positions), state, input_ids)
+
+    def logits(self, out: Tensor) -> Tensor:
+        return self._head.logits(TorchOps(), out)

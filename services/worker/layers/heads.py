@@ -1,0 +1,36 @@
+"""What lies between a layer's queries, keys and values, and what its tokens attend to."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from services.worker.layers.norm import RMSNorm
+from services.worker.layers.rope import RotaryEmbedding
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """What a layer asks of attention. What has a default here is an option: a backend that does not
+    know it refuses a model that sets it.
+
+    Scores are multiplied by ``scale``. ``norm``: queries and keys are normed head by head, or
+    all heads of a token together. ``window``: a token sees so many of the last keys, its own
+    included.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    norm: Literal["none", "heads", "tokens"] = "none"
+    is_interleaved: bool = False  # the pairs that are rotated are neighbours, not halves
+    window: int | None = None
+
+
+class Heads(NamedTuple):
+    """``layer`` is the place of its KV cache in the context."""
+
+    spec: AttentionSpec
+    layer: int
+    query_norm: RMSNorm | None
+    key_norm: RMSNorm | None
+    rotary: RotaryEmbedding

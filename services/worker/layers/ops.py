@@ -1,0 +1,73 @@
+"""The operators that models are written in. Each backend has its own way to run them."""
+
+from abc import ABC, abstractmethod
+from dataclasses import MISSING, fields
+from typing import Generic, TypeVar
+
+from services.worker.layers.embedding import Embedding, LMHead
+from services.worker.layers.heads import AttentionSpec, Heads
+from services.worker.layers.linear import Linear
+from services.worker.layers.norm import RMSNorm
+
+X = TypeVar("X")
+
+
+class Ops(ABC, Generic[X]):
+    """Operators over T tokens of a step, flattened over its rows.
+
+    ``X`` is what a forward pass hands on: a tensor [T, size], or what stands for one in a program
+    that native code runs. What is given as ``residual`` is added to and must not be used again.
+    Raises NotSupported where the backend cannot do what is asked for.
+    """
+
+    @abstractmethod
+    def embed(self, ids: X, embedding: Embedding) -> X:
+        """ids [T] → [T, hidden]"""
+
+    @abstractmethod
+    def scale(self, x: X, factor: float) -> X:
+        """x · factor; x must not be used again."""
+
+    @abstractmethod
+    def norm(self, x: X, norm: RMSNorm, *, residual: X | None = None) -> X:
+        """norm(x) + residual"""
+
+    @abstractmethod
+    def linear(
+        self,
+        x: X,
+        linear: Linear,
+        *,
+        norm: RMSNorm | None = None,
+        residual: X | None = None,
+        scale: float = 1.0,
+    ) -> X:
+        """scale · linear(norm(x)) + residual: [T, inputs] → [T, outputs]"""
+
+    @abstractmethod
+    def gated(self, x: X, gate_up: Linear, *, norm: RMSNorm | None = None) -> X:
+        """silu(gate) · up, both of norm(x): [T, inputs] → [T, outputs / 2], gates before ups."""
+
+    @abstractmethod
+    def attend(self, x: X, heads: Heads) -> X:
+        """Queries, keys and values [T, (H + 2 H_kv) · D] → what was attended to [T, H · D].
+
+        Queries and keys are normed and rotated, and the KV of the T tokens is written first.
+        """
+
+    @abstractmethod
+    def logits(self, x: X, head: LMHead, *, norm: RMSNorm, scale: float = 1.0) -> X:
+        """scale · head(norm(x)) in float32: [S, hidden] → [S, vocab_size]"""
+
+
+class NotSupported(Exception):
+    """A backend cannot run a model, and this is why."""
+
+
+def set_options(spec: AttentionSpec) -> set[str]:
+    """Names of what differs from its default: a backend must know them."""
+    return {
+        field.name
+        for field in fields(spec)
+        if field.default is not MISSING and getattr(spec, field.name) != field.default
+    }

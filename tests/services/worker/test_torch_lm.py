@@ -1,0 +1,87 @@
+"""A model in steps whose lengths only the device knows, beside steps that the host prepared."""
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+
+from services.worker.backends.torch_lm import TorchLM
+from services.worker.config.model_config import ModelConfig
+from services.worker.layers.embedding import Embedding, LMHead
+from services.worker.models import CausalLM
+from tests.services.worker.device_contexts import OnDevice
+from tests.services.worker.test_native import (
+    SHAPES,
+    furthest,
+    make_config,
+    make_model,
+    random_prompts,
+    run,
+)
+
+pytestmark = pytest.mark.usefixtures("_unwritten_memory")
+
+MIMO = "Qwen2, biases"
+
+
+class Drafts(CausalLM):
+    """Makes the logits of a model's MTP head for a token and for its own output once more."""
+
+    def __init__(self, model: CausalLM) -> None:
+        super().__init__()
+        assert model.draft_head is not None
+        self._model, self._head = model, model.draft_head
+
+    def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        states = self._head.first_state(self._model(input_ids, positions))
+        return self._head.forward(states, input_ids, positions)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._head.logits(hidden)
+
+
+def mimo_config() -> ModelConfig:
+    changes = {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
+    return msgspec.structs.replace(make_config(MIMO), **changes)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_float32_logits_do_not_depend_on_who_knows_the_lengths(name: str) -> None:
+    """Of chunks, of single tokens, and of both in one step."""
+    config, prompts, dtype = make_config(name), random_prompts(1, 17, 131, 200), torch.float32
+    expected = run(TorchLM(make_model(config, dtype)), config, dtype, prompts, 65)
+    found = run(OnDevice(TorchLM(make_model(config, dtype))), config, dtype, prompts, 65)
+    assert all(logits.std() > 0.15 for logits in expected)
+    assert furthest(found, expected) < 1e-4
+
+
+def test_drafts_do_not_depend_on_who_knows_the_lengths() -> None:
+    config, prompts, dtype = mimo_config(), random_prompts(1, 40), torch.float32
+    caches = msgspec.structs.replace(config, num_hidden_layers=config.num_hidden_layers + 1)
+    expected = run(Drafts(TorchLM(make_model(config, dtype))), caches, dtype, prompts, 13)
+    found = run(OnDevice(Drafts(TorchLM(make_model(config, dtype)))), caches, dtype, prompts, 13)
+    assert all(logits.std() > 0.15 for logits in expected)
+    assert furthest(found, expected) < 1e-4
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_weights_stay_where_they_are(name: str) -> None:
+    model = make_model(make_config(name), torch.bfloat16)
+    addresses = {parameter.data_ptr() for parameter in model.parameters()}
+    computed = TorchLM(model)
+    assert {parameter.data_ptr() for parameter in computed.parameters()} == addresses
+    assert computed.draft_head is None
+    assert TorchLM(make_model(mimo_config(), torch.bfloat16)).draft_head is not None
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.float32), ("meta", torch.bfloat16)])
+def test_only_a_cpu_has_a_wider_copy_of_the_head(device: str, dtype: torch.dtype) -> None:
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device(device):
+            embedding = Embedding(32, 8)
+            head = LMHead(32, 8, "model.embed_tokens.weight", embedding)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert head.weight.values.dtype == dtype
+    assert (head.weight.values is embedding.weight) == (device != "cpu")
