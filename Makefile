@@ -43,7 +43,7 @@ test-main: $(SETUP)
 test-interpreted: $(SETUP)
 	$(INTERPRETED) -m 'not slow'
 
-images: $(SETUP) ## those of the container stack, at low priority
+images: $(SETUP) ## build those of the container stack, at low priority
 	nice $(BIN)/python -m benchmarks.harness.stack
 
 test-compose: $(SETUP) ## the container stack, on Docker
