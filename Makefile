@@ -16,7 +16,7 @@ BENCHMARKS := startup link wide_steps scheduler partial_prefills chain front pre
 # Our modules are compiled once, not by each of the hundreds of processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup serve check test test-compose test-clients test-all lint bench gpu-pack gpu-check clean
+.PHONY: help setup serve check test test-main test-interpreted images test-compose test-clients test-all lint bench gpu-pack gpu-check clean
 .DEFAULT_GOAL := help
 
 help: ## print this
@@ -35,9 +35,16 @@ serve: $(SETUP) ## serve a model (PORT=9000, ARGS='--model FOLDER')
 check: lint ## lint, types and the fast tests: before every commit
 	$(BIN)/pytest -m 'not slow and not seconds and not compose and not gpu' $(PARALLEL) $(FAST)
 
-test: $(SETUP) ## all tests but the slow ones (ARGS='--lf': those that failed; any of pytest's arguments)
+test: test-main $(if $(ARGS),,test-interpreted) ## all tests but the slow ones (ARGS='--lf': those that failed; any of pytest's arguments)
+
+test-main: $(SETUP)
 	$(BIN)/pytest -m 'not slow and not compose and not gpu' $(if $(ARGS),,$(PARALLEL)) $(ARGS)
-	$(if $(ARGS),,$(INTERPRETED) -m 'not slow')
+
+test-interpreted: $(SETUP)
+	$(INTERPRETED) -m 'not slow'
+
+images: $(SETUP) ## build those of the container stack, at low priority
+	nice $(BIN)/python -m benchmarks.harness.stack
 
 test-compose: $(SETUP) ## the container stack, on Docker
 	timeout --signal=INT --kill-after=90 900 $(BIN)/pytest -m compose --durations 20 $(ARGS)

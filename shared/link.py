@@ -10,6 +10,7 @@ we read has to wait.
 
 import asyncio
 import logging
+import math
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -44,6 +45,7 @@ from shared.zap import Gatekeeper
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
+STILL_S = SILENCE_S - 2 * HEARTBEAT_S  # a heartbeat so late may have been missed by peers
 BYE_S = 0.1
 
 
@@ -66,6 +68,8 @@ class Link:
         self._dialers: list[Dialer] = []
         self._last_state: State | None = None
         self._is_closing = False
+        self._heartbeat_due_s = math.inf
+        self._stood_still_s = -math.inf  # when that was last seen
 
     @property
     def addresses(self) -> list[str]:
@@ -139,6 +143,14 @@ class Link:
             self._gatekeeper.close()
         self._context.close()
 
+    @property
+    def stood_still(self) -> bool:
+        """Whether peers may have given us up, as we sent no heartbeat for so long: until now, or a
+        moment ago. They connect again then, and were never gone."""
+        now_s = time.monotonic()
+        is_late = now_s - self._heartbeat_due_s > STILL_S
+        return is_late or now_s - self._stood_still_s < SILENCE_S
+
     def refusal(self, hello: Message | None, service: ServiceName) -> str | None:
         if not isinstance(hello, Hello):
             return "the first message must be Hello"
@@ -204,9 +216,11 @@ class Link:
 
     async def _send_heartbeats(self) -> None:
         while True:
-            due_s = time.monotonic() + HEARTBEAT_S
+            due_s = self._heartbeat_due_s = time.monotonic() + HEARTBEAT_S
             await asyncio.sleep(HEARTBEAT_S)
             now_s = time.monotonic()
+            if now_s - due_s > STILL_S:
+                self._stood_still_s = now_s
             self._forgive_silence(now_s, now_s - due_s)
             self._drop_silent(now_s)
             self.send_status()

@@ -25,24 +25,23 @@ settings.load_profile("same")
 
 TESTS = Path(__file__).parent
 collect_ignore = ["clients"]  # they have an environment of their own
-LONG = (
-    "mesh",
-    "cli",
-    "benchmarks",
-    "services/worker/test_speculation",
-    "services/worker",
-    "kernels",
-)
+# Files that take long, by how they begin.
+WAITING = ("mesh", "cli")
+COMPUTING = ("benchmarks", "services/worker/test_speculation", "services/worker", "kernels")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take minutes begin first, so that none of them is left alone at the end."""
-
-    def place(item: pytest.Item) -> int:
-        path = item.path.relative_to(TESTS).as_posix()
-        return next((i for i, start in enumerate(LONG) if path.startswith(start)), len(LONG))
-
-    items.sort(key=place)
+    """Files that wait for processes most of the time take turns with files that compute, so that
+    cores are idle at no time; the short ones come last, so that no long one is left alone."""
+    files = dict.fromkeys(item.path for item in items)
+    names = {path.relative_to(TESTS).as_posix(): path for path in files}
+    turns = dict.fromkeys(files, 1.0)
+    for starts in (WAITING, COMPUTING):
+        found = dict.fromkeys(
+            names[name] for start in starts for name in names if name.startswith(start)
+        )
+        turns |= {path: index / len(found) for index, path in enumerate(found)}
+    items.sort(key=lambda item: turns[item.path])
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -104,19 +104,19 @@ class Scheduler:
             del self._unservable[sequence]
 
     def remove_worker(
-        self, worker_id: str, now_s: float, is_planned: bool = False
+        self, worker_id: str, now_s: float, is_explained: bool = False
     ) -> list[Refusal]:
         """Its sequences wait for another worker; returns those that may not.
 
-        If its loss ``is_planned`` none of them is taken for the reason, even where a step of it has
-        not ended.
+        If its loss ``is_explained`` by something else, none of them is taken for the reason, even
+        where a step of it has not ended.
         """
         worker = self.workers.pop(worker_id)
         computed = worker.computed_slots()
         refusals = []
         for slot, sequence in list(worker.running.items()):
             sequence.allocation = None
-            if slot in computed and not is_planned and not sequence.note_worker_death():
+            if slot in computed and not is_explained and not sequence.note_worker_death():
                 text = f"{sequence.num_worker_deaths} workers died while they ran this request"
                 refusals.append(self._refusal(sequence, InternalError(text, code=WORKER_DIED)))
             else:

@@ -1,5 +1,6 @@
 """Requests that Vercel's AI SDK has sent, answered by real processes as its schemas want it."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,10 @@ from typing import Any
 import aiohttp
 import jsonschema
 import pytest
+from jsonschema import Draft202012Validator
 
 from benchmarks.harness.fleet import running_fleet
+from tests.mesh.forks import fork
 
 SETTINGS = {"DTYPE": "float32", "MAX_MODEL_LEN": "1024", "NUM_THREADS": "1"}
 RECORDED = sorted((Path(__file__).parent / "recorded").glob("ai-sdk-*.json"))
@@ -62,9 +65,9 @@ MESSAGE = made_of({}, TEXTS | {"role": ROLE, "tool_calls": list_of(CALL)})
 DELTA = made_of({}, TEXTS | {"role": ROLE, "tool_calls": list_of(CALL_PART)})
 
 
-def reply_of(choice: dict[str, Any], usage: dict[str, Any]) -> dict[str, Any]:
+def reply_of(choice: dict[str, Any], usage: dict[str, Any]) -> Draft202012Validator:
     choices = {"type": "array", "items": choice}
-    return made_of({"choices": choices}, HEAD | {"usage": usage})
+    return Draft202012Validator(made_of({"choices": choices}, HEAD | {"usage": usage}))
 
 
 NO_USAGE = {"anyOf": [USAGE, {"type": "null"}]}
@@ -72,12 +75,11 @@ CHAT = reply_of(made_of({"message": MESSAGE, "index": NUMBER}, END), USAGE)
 CHUNK = reply_of(made_of({"delta": DELTA, "index": NUMBER}, END), NO_USAGE)
 TEXT = reply_of(made_of({"text": STRING, "finish_reason": STRING}, {}), USAGE)
 TEXT_CHUNK = reply_of(made_of({"text": STRING, "index": NUMBER}, END), NO_USAGE)
-ERROR = made_of(
-    {"error": made_of({"message": STRING}, {"type": maybe("string"), "param": maybe("string")})}, {}
-)
+PROBLEM = made_of({"message": STRING}, {"type": maybe("string"), "param": maybe("string")})
+ERROR = Draft202012Validator(made_of({"error": PROBLEM}, {}))
 
 
-def check_stream(events: list[str], schema: dict[str, Any]) -> dict[str, Any]:
+def check_stream(events: list[str], schema: Draft202012Validator) -> dict[str, Any]:
     """The choice of a stream as a whole reply has it. The SDK throws where a call does not begin
     with its id and its name, and begins a text with any content, be it empty."""
     assert events.pop() == "[DONE]"
@@ -86,7 +88,7 @@ def check_stream(events: list[str], schema: dict[str, Any]) -> dict[str, Any]:
     calls: list[dict[str, str]] = []
     reasons: list[str] = []
     for each in map(json.loads, events):
-        jsonschema.validate(each, schema)
+        schema.validate(each)
         for choice in each["choices"]:
             delta = choice.get("delta", choice)
             has_content |= delta.get("content") is not None
@@ -104,8 +106,8 @@ def check_stream(events: list[str], schema: dict[str, Any]) -> dict[str, Any]:
     return {"text": "".join(texts), "calls": calls, "finish_reason": reason}
 
 
-def check_whole(reply: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
-    jsonschema.validate(reply, schema)
+def check_whole(reply: dict[str, Any], schema: Draft202012Validator) -> dict[str, Any]:
+    schema.validate(reply)
     (choice,) = reply["choices"]
     message = choice.get("message", {})
     calls = [each["function"] for each in message.get("tool_calls") or ()]
@@ -131,14 +133,17 @@ def check_forms(body: dict[str, Any], choice: dict[str, Any]) -> None:
 async def test_what_the_sdk_has_sent_is_answered_as_its_schemas_want_it(
     tmp_path: Path, subtests: pytest.Subtests
 ):
-    async with running_fleet(tmp_path, SETTINGS) as fleet:
+    async with running_fleet(tmp_path, SETTINGS, fork) as fleet:
         await fleet.start_all(scheduler=1, worker=1, tokenizer=1, gateway=1)
         (gateway,) = fleet.of("gateway")
         for recorded in map(json.loads, (path.read_text() for path in RECORDED)):
             async with aiohttp.ClientSession(gateway.url, headers=recorded["headers"]) as session:
-                for sent in recorded["requests"]:
-                    with subtests.test(versions=str(recorded["versions"]), call=sent["call"]):
-                        await replay(session, sent)
+                replays = (replay(session, sent) for sent in recorded["requests"])
+                ends = await asyncio.gather(*replays, return_exceptions=True)
+            for sent, error in zip(recorded["requests"], ends, strict=True):
+                with subtests.test(versions=str(recorded["versions"]), call=sent["call"]):
+                    if error:
+                        raise error
         await fleet.until_idle()
 
 
@@ -150,7 +155,7 @@ async def replay(session: aiohttp.ClientSession, sent: dict[str, Any]) -> None:
         text = await response.text()
     assert response.status == sent["status"], text
     if response.status != 200:
-        jsonschema.validate(json.loads(text), ERROR)
+        ERROR.validate(json.loads(text))
         return
     if body.get("stream"):
         assert response.content_type == "text/event-stream"

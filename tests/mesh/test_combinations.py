@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from benchmarks.harness.fleet import running_fleet
+from tests.mesh.forks import fork
 from tests.mesh.structured import client_of
 from tests.mesh.thinking_model import make_thinking_model
 
@@ -209,7 +210,7 @@ async def test_any_two_features_go_together_or_are_refused_by_name(
     tmp_path: Path, subtests: pytest.Subtests
 ):
     model = make_thinking_model(tmp_path / "fish")
-    async with running_fleet(tmp_path, SETTINGS | {"MODEL": str(model)}) as fleet:
+    async with running_fleet(tmp_path, SETTINGS | {"MODEL": str(model)}, fork) as fleet:
         await fleet.start_all(scheduler=1, worker=1, tokenizer=1, gateway=1)
         async with client_of(fleet.of("gateway")[0].url) as client:
             turns = asyncio.Semaphore(8)

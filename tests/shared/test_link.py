@@ -447,12 +447,19 @@ async def test_a_peer_that_stalls_is_kept_and_one_that_hangs_is_lost(tmp_path: P
 async def test_while_we_stand_still_ourselves_no_peer_counts_as_silent(pair: Pair, monkeypatch):
     monkeypatch.setattr(link_module, "HEARTBEAT_S", 0.05)
     monkeypatch.setattr(link_module, "SILENCE_S", 0.5)
+    monkeypatch.setattr(link_module, "STILL_S", 0.4)
     await pair.up()
+    await asyncio.sleep(0.1)
+    assert not pair.lower.link.stood_still
     for _ in range(3):
         time.sleep(0.7)  # noqa: ASYNC251 - our loop must not turn
+        assert pair.lower.link.stood_still, "before any heartbeat has been seen to be late"
         await asyncio.sleep(0.1)
+        assert pair.lower.link.stood_still, "a moment later"
     assert pair.upper.downs.empty()
     assert pair.lower.downs.empty()
+    await asyncio.sleep(0.6)
+    assert not pair.lower.link.stood_still
 
 
 async def test_a_socket_path_too_long_is_a_config_error(tmp_path: Path):

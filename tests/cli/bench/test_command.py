@@ -182,15 +182,16 @@ async def test_ctrl_c_ends_it_at_once():
     assert error == b"shoal bench serve: stopped before the end\n"
 
 
-@pytest.mark.parametrize("endpoint", ["completions", "chat"])
-async def test_shoal_itself_is_measured(endpoint: str, tmp_path: Path, capsys):
-    path = tmp_path / "run.json"
-    flags = f"--endpoint {endpoint} --num-requests 6 --concurrency 3 --logprobs 1 --json {path}"
-    async with serving(tmp_path) as shoal:
+async def test_shoal_itself_is_measured(tmp_path: Path, subtests: pytest.Subtests, capsys):
+    async with serving(tmp_path / "mesh") as shoal:
         await shoal.until_ready()
-        assert await bench(shoal.url, *flags.split()) == 0
-    payload = json.loads(path.read_text())
-    assert payload["model"] == "shoal-tiny"
-    assert payload["figures"]["num_failed"] == payload["figures"]["num_short"] == 0
-    assert payload["figures"]["output_tokens"] == 24
-    assert payload["figures"]["ttft_ms"]["mean"] > 0
+        for endpoint in ("completions", "chat"):
+            with subtests.test(endpoint=endpoint):
+                path = tmp_path / f"{endpoint}.json"
+                flags = f"--endpoint {endpoint} --num-requests 6 --concurrency 3 --logprobs 1"
+                assert await bench(shoal.url, *flags.split(), "--json", str(path)) == 0
+                payload = json.loads(path.read_text())
+                assert payload["model"] == "shoal-tiny"
+                assert payload["figures"]["num_failed"] == payload["figures"]["num_short"] == 0
+                assert payload["figures"]["output_tokens"] == 24
+                assert payload["figures"]["ttft_ms"]["mean"] > 0

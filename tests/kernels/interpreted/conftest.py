@@ -5,6 +5,7 @@ The interpreter keeps a bfloat16 as its bits. Its products would multiply those,
 off where cards round to the nearest: here both do what cards do.
 """
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ if IS_INTERPRETED:
 
     convert_float = interpreter._convert_float
     create_dot = interpreter.InterpreterBuilder.create_dot
+    patch_lang = interpreter._patch_lang
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +33,19 @@ def device() -> torch.device:
 @pytest.fixture(scope="session")
 def triton_device(device: torch.device) -> torch.device:
     return device
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _language_stays_patched() -> None:
+    interpreter._patch_lang = _patch_once
+
+
+@cache
+def _patch_once(function: Any) -> Any:
+    """Triton patches its language at each call of a function and restores it after a launch, which
+    took nearly half of the time; nothing here needs it as it was."""
+    patch_lang(function)
+    return interpreter._LangPatchScope()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -114,7 +114,7 @@ def test_workers_that_leave_on_purpose_within_a_step_are_nobodys_fault():
     for _ in range(MAX_WORKER_DEATHS + 3):
         core.plan("w")
         assert computed(core) == {"r"}
-        assert core.remove_worker("w", 0, is_planned=True) == []
+        assert core.remove_worker("w", 0, is_explained=True) == []
         core.add_worker("w", CAPACITY)
     core.plan("w")
     assert core.remove_worker("w", 0) == []
