@@ -101,5 +101,5 @@ def run(
 
 def _plan(core: Scheduler, depths: Iterator[int]) -> Planned | None:
     depth = core.workers["w"].draft_depth
-    depth.now = next(depths, depth.now)
+    depth.now = min(next(depths, depth.now), core.workers["w"].capacity.num_speculative_tokens)
     return core.plan("w")
