@@ -2,12 +2,14 @@
 lies: cached, cut, taken away, left with gaps, filled with what is not finite."""
 
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import ENGINES, KERNELS, make_engine
@@ -15,7 +17,7 @@ from benchmarks.harness.scheduled import Run
 from services.worker.slots.table import SlotTable
 from services.worker.speculation.drafter import RecordedStep
 from shared.messages import SamplingParams
-from shared.model_folder import EMBEDDED_MODEL
+from shared.model_folder import EMBEDDED_MODEL, weight_files
 from tests.services.worker.speculation import (
     engine_of,
     params_of,
@@ -142,6 +144,15 @@ def own_engine(kernels: str) -> Any:
     )
 
 
+def embeddings_of(folder: Path) -> Tensor:
+    """[V, hidden] float32"""
+    name = "model.embed_tokens.weight"
+    (found,) = (
+        tensors[name] for file in weight_files(folder) if name in (tensors := load_file(file))
+    )
+    return found.float()
+
+
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_a_draft_that_breaks_the_numbers_costs_a_step_and_not_the_request(
     kernels: str, monkeypatch: pytest.MonkeyPatch
@@ -157,14 +168,15 @@ def test_a_draft_that_breaks_the_numbers_costs_a_step_and_not_the_request(
         slots = np.flatnonzero(table.num_drafts > 1)
         table.ids[slots, table.num_tokens[slots] + 1] = 777
 
-    embed = model._embed if kernels == "native" else model.model.embed_tokens.forward
-
-    def embed_badly(ids: Tensor) -> Tensor:
-        return embed(ids).clone().masked_fill_((ids == 777)[:, None], torch.nan)
-
-    where = (model, "_embed") if kernels == "native" else (model.model.embed_tokens, "forward")
+    embeddings = embeddings_of(EMBEDDED_MODEL)
+    embeddings[777] = torch.nan
+    if kernels == "native":  # which reads them from the head otherwise
+        for program in (model.trunk, model.draft_head._forward):
+            program._structs[0].rows = embeddings.data_ptr()
+    else:
+        spoiled = nn.Parameter(embeddings, requires_grad=False)  # the head keeps its own
+        model.model.model.embed_tokens.weight = spoiled
     monkeypatch.setattr(engine._drafter, "draft", draft_777)
-    monkeypatch.setattr(*where, embed_badly)
     done = scheduled.run(engine, some, REPEATED)
     assert done.ends == without.ends
     assert done.texts == without.texts
