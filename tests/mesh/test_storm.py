@@ -25,13 +25,14 @@ from shared.messages import (
     StepResult,
     Submit,
 )
-from tests.mesh.arenas import SchedulerArena, TokenizerArena
+from tests.mesh.scheduler_arena import SchedulerArena
 from tests.mesh.storm import Protect, Siege, Storm
 from tests.mesh.storm_clients import Clients, connected
 from tests.mesh.test_chaos import SETTINGS, ready_urls
 from tests.mesh.test_intruders import MODEL, TINY, attacks_on, hello
 from tests.mesh.test_soak import EMPTY
 from tests.mesh.test_tcp_mesh import free_ports
+from tests.mesh.tokenizer_arena import TokenizerArena
 
 # A text may need longer than usual to its end, a successor to its start, and what was taken for
 # deadly is asked for again.
