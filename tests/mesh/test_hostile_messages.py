@@ -28,7 +28,6 @@ from tests.services.worker.checkpoints import save_qwen2
 from tests.services.worker.speculation import engine_of
 
 OF_SOCKETS = {Bye, Refused}  # see tests/shared/test_link.py
-EMPTY = (None, [])
 
 
 def worker(kernels: str) -> Callable[[Path], Arena]:
@@ -83,7 +82,7 @@ async def test_every_part_of_every_message_is_in_an_example_and_holds_something(
             for part in structs_in(message):
                 values = msgspec.structs.asdict(part)
                 lacking[type(part)] -= {
-                    name for name, value in values.items() if value not in EMPTY
+                    name for name, value in values.items() if value not in (None, [])
                 }
         await arena.close()
     assert not {kind.__name__: fields for kind, fields in lacking.items() if fields}
