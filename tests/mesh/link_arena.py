@@ -4,7 +4,6 @@ themselves."""
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from services.scheduler.service import SchedulerService
 from shared.codec import Array
@@ -19,13 +18,14 @@ from shared.messages import (
     Release,
     State,
 )
-from tests.mesh.arenas import Example, FakePeer, SchedulerArena, connect
+from tests.mesh.arena_parts import Example, FakePeer, Lies, connect
+from tests.mesh.scheduler_arena import SchedulerArena
 
 MODEL, CAPACITY = SchedulerArena.model, SchedulerArena.capacity
 
 
 class LinkArena:
-    """A worker is met beside another; then all of them are lost."""
+    """A worker is met beside another, which stays; then both are lost."""
 
     def __init__(self, directory: Path) -> None:
         self._service = SchedulerService(SchedulerConfig(mesh_dir=directory, instance="s"))
@@ -35,7 +35,7 @@ class LinkArena:
         unnamed = msgspec.structs.replace(overview, scheduler="a b")
         small = msgspec.structs.replace(CAPACITY, max_model_len=16)
         self.examples: list[Example] = [(hello, []), (heartbeat, []), (Release(), [])]
-        self.lies: dict[str, tuple[int, Message, list[np.ndarray]]] = {
+        self.lies: Lies = {
             "another context than its model's": (
                 0,
                 Hello(PROTOCOL_MAJOR, 0, "worker", "x", MODEL, small),
@@ -51,6 +51,7 @@ class LinkArena:
         link, first = self._service._link, connect("worker", MODEL, CAPACITY)
         link.up(first)
         is_good = self._meet(message) if index == 0 else self._hear(first, message, arrays)
+        assert first in link.peers
         for peer in list(link.peers):
             link.down(peer, "the end", is_lost=True)
         assert not self._service._workers

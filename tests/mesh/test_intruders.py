@@ -12,25 +12,29 @@ from benchmarks.harness.fleet import Fleet, running_fleet
 from shared.address import ipc_address, socket_path
 from shared.messages import (
     PROTOCOL_MAJOR,
+    Abort,
+    Cancel,
     Capacity,
+    Convert,
+    Credit,
     Failed,
+    Generate,
     Hello,
     ModelInfo,
     ServiceName,
     StepResult,
+    Submit,
     Tokens,
 )
 from shared.model_folder import EMBEDDED_MODEL, read_model_info
-from tests.mesh.arenas import (
-    GatewayArena,
-    SchedulerArena,
-    TokenizerArena,
-    WorkerArena,
-)
 from tests.mesh.forks import fork
+from tests.mesh.gateway_arena import GatewayArena
 from tests.mesh.hostile import odd_versions, with_turned_bits
 from tests.mesh.intruders import Attack, be_called, call_all, frames_of
+from tests.mesh.scheduler_arena import SchedulerArena
 from tests.mesh.test_chaos import SETTINGS, loaded, ready_urls
+from tests.mesh.tokenizer_arena import TokenizerArena
+from tests.mesh.worker_arena import WorkerArena
 
 MODEL = read_model_info(EMBEDDED_MODEL, ["m"], int(SETTINGS["MAX_MODEL_LEN"]))
 # Too small for any sequence: the intruder gets no plan, and no sequence is lost with it.
@@ -92,9 +96,9 @@ async def attack_all(fleet: Fleet, tmp_path: Path, arenas: dict, scheduler: Sche
     sequences = socket_path(tmp_path, "scheduler", below.instance, "tokenizers")
     results = socket_path(tmp_path, "scheduler", below.instance, "workers")
     every = tuple(type(message) for arena in arenas.values() for message, _ in arena.examples)
-    down = tuple({type(message) for message, _ in arenas["tokenizer"].examples[:8]})
+    down = (Submit, Convert, Cancel, Credit, Abort)
     up = (Tokens, Failed)
-    to_scheduler = tuple({type(message) for message, _ in scheduler.examples[:4]})
+    to_scheduler = (Generate, Cancel, Credit)
     async with asyncio.TaskGroup() as tasks:
 
         def call(path, who, arena, kinds):

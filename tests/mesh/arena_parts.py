@@ -1,0 +1,85 @@
+"""Each receiver of messages by itself, without sockets: what a bad message may do there is to be
+refused, or to fail its own request.
+
+An arena has ``examples``, messages that are right, and takes a bad one in place of one of them; it
+returns whether it was let through. Beside its sender, somebody is served whose traffic must go on
+rightly. ``lies`` are bad in more than one place, by what is wrong. What does not decode reaches no
+receiver (``shared.peer.try_decode``), so arenas take what did.
+"""
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from shared.codec import Array, decode, encode
+from shared.messages import (
+    PROTOCOL_MAJOR,
+    Capacity,
+    Guide,
+    Hello,
+    Message,
+    ModelInfo,
+    SamplingParams,
+    ServiceName,
+)
+from shared.peer import Peer
+
+NO_IDS = np.zeros(0, np.int32)
+NO_ARRAYS = [NO_IDS, np.zeros(0, np.float32), NO_IDS, NO_IDS]
+PROMPT = np.array([5, 6, 7, 8], np.int32)
+# All that can be asked, so that all of it is there to be made odd.
+PARAMS = SamplingParams(
+    seed=3,
+    temperature=0.5,
+    top_k=5,
+    top_p=0.9,
+    max_tokens=6,
+    min_p=0.01,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
+    repetition_penalty=1.1,
+    min_tokens=1,
+    stop_token_ids=[9],
+    allowed_token_ids=[3, 4, 5, 6, 7, 8, 9, 10],
+    logit_bias=[(4, 1.0)],
+    bad_words=[[3, 4], [5]],
+    logprobs=2,
+    prompt_logprobs=1,
+    draft_logprobs=True,
+    guide=Guide('start: /[a-z ]{1,9}/ | "(" start ")"', True, [11], [12], 1, [13, 12]),
+)
+PLAIN = SamplingParams(seed=0, temperature=0.0, max_tokens=6)
+
+Example = tuple[Message, list[np.ndarray]]
+Lies = dict[str, tuple[int, Message, list[np.ndarray]]]
+
+
+class Arena(Protocol):
+    examples: list[Example]
+    lies: Lies
+
+    async def take(self, index: int, message: Message, arrays: list[Array]) -> bool: ...
+
+    async def close(self) -> None: ...
+
+
+def connect(
+    service: ServiceName, model: ModelInfo | None, capacity: Capacity | None = None, name: str = ""
+) -> "FakePeer":
+    return FakePeer(Hello(PROTOCOL_MAJOR, 0, service, name or service[0], model, capacity))
+
+
+class FakePeer(Peer):
+    """Keeps what is sent to it, as it would have arrived."""
+
+    def __init__(self, hello: Hello) -> None:
+        super().__init__(hello, self._keep)
+        self.got: list[tuple[Message, list[Array]]] = []
+
+    def _keep(self, peer: Peer, message: Message, arrays: tuple[Array, ...]) -> None:
+        self.got.append(decode([bytes(frame) for frame in encode(message, arrays)]))
+
+    def take(self, kind: type) -> list[tuple[Any, list[Array]]]:
+        taken = [each for each in self.got if isinstance(each[0], kind)]
+        self.got = [each for each in self.got if not isinstance(each[0], kind)]
+        return taken

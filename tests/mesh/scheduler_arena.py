@@ -1,0 +1,208 @@
+"""A scheduler by itself: requests go in above, a simulated worker computes the plans below."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from services.scheduler.scheduler import Planned
+from services.scheduler.service import SchedulerService
+from services.worker.plan_check import PlanCheck
+from shared.codec import Array
+from shared.config.scheduler import SchedulerConfig
+from shared.errors import CodecError
+from shared.messages import (
+    Accepted,
+    Cancel,
+    Capacity,
+    Credit,
+    Failed,
+    Finished,
+    Generate,
+    Grant,
+    Message,
+    ModelInfo,
+    NewSequence,
+    RequestKey,
+    ResultRow,
+    RunKind,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+    TokenRun,
+    Tokens,
+)
+from tests.mesh.arena_parts import (
+    NO_ARRAYS,
+    NO_IDS,
+    PARAMS,
+    PLAIN,
+    PROMPT,
+    Example,
+    FakePeer,
+    Lies,
+    connect,
+)
+from tests.services.scheduler.simulated_worker import SimulatedWorker, next_token
+
+OTHER_SEQUENCE = "other~1/0/0"
+OTHER = Generate("other~1/0", 1, PLAIN, [NewSequence(OTHER_SEQUENCE)])
+
+
+@dataclass
+class _Ends:
+    """The peers of a scheduler; nothing bad comes from the tokenizer ``beside``."""
+
+    tokenizer: FakePeer
+    beside: FakePeer
+    worker: FakePeer
+    simulated: SimulatedWorker
+
+
+class SchedulerArena:
+    """Requests go in above, a simulated worker that believes no plan computes them below."""
+
+    model = ModelInfo(["m"], "f", 1000, 64, 1)
+    capacity = Capacity(32, 4, 4, 16, 64, 1000)
+
+    def __init__(self, directory: Path) -> None:
+        self._service = SchedulerService(SchedulerConfig(mesh_dir=directory, instance="s"))
+        self.generate = Generate("r~1/0", 1, PARAMS, [NewSequence("r~1/0/0")])
+        two = [NewSequence("q~1/0/0", 0, 2), NewSequence("q~1/0/1", 1, 1, 1)]
+        emitted = np.array([5, 6, 7], np.int32)
+        key = RequestKey("r~1/0/0", 1)
+        row = ResultRow(0, "r~1/0/0", 1, TokenRun(1, 3, 2), "stop")
+        broken = ResultRow(0, "r~1/0/0", 1, TokenRun(0), None, "it breaks", "broken")
+        prompt_row = ResultRow(0, "r~1/0/0", 1, TokenRun(3, 2, 1, kind=RunKind.PROMPT))
+        rows = [prompt_row, row]
+        values = np.zeros(3 * 2 + 3, np.float32)
+        ids, top_ids, ranks = (
+            np.full(4, 7, np.int32),
+            np.ones(3 + 2, np.int32),
+            np.ones(4, np.int32),
+        )
+        self.examples: list[Example] = [
+            (self.generate, [PROMPT, NO_IDS]),
+            (Generate("q~1/0", 1, PLAIN, two, 1, "salt"), [PROMPT, emitted]),
+            (Cancel([key]), []),
+            (Credit([Grant("r~1/0/0", 1, 300, 1 << 22)]), []),
+            (StepResult(1, rows, 0.1, 0.1), [ids, values, top_ids, ranks]),
+            (StepResult(1, [broken]), NO_ARRAYS),
+        ]
+        many, one = np.full(5000, 7, np.int32), np.full(2, 7, np.int32)
+        plain = ResultRow(0, "r~1/0/0", 1, TokenRun(1))
+        drafts = ResultRow(0, "r~1/0/0", 1, TokenRun(2, 1, kind=RunKind.DRAFTS))
+        draft_arrays = [one, one.astype(np.float32), NO_IDS, one]
+        self.lies: Lies = {
+            "two rows for a slot": (4, StepResult(1, [plain, plain]), [one, *NO_ARRAYS[1:]]),
+            "5000 tokens": (
+                4,
+                StepResult(1, [ResultRow(0, "r~1/0/0", 1, TokenRun(5000))]),
+                [many, *NO_ARRAYS[1:]],
+            ),
+            "tokens before and after the end": (
+                4,
+                StepResult(1, [ResultRow(0, "r~1/0/0", 1, TokenRun(1), "stop"), plain]),
+                [one, *NO_ARRAYS[1:]],
+            ),
+            "an end without a token": (
+                4,
+                StepResult(1, [ResultRow(0, "r~1/0/0", 1, TokenRun(0), "stop")]),
+                NO_ARRAYS,
+            ),
+            "drafts without tokens": (4, StepResult(1, [drafts]), draft_arrays),
+            "3000 emitted ids": (
+                0,
+                Generate("r~1/0", 1, PARAMS, [NewSequence("r~1/0/0", 0, 3000)]),
+                [PROMPT, np.full(3000, 7, np.int32)],
+            ),
+            "more emitted ids than the sequence counts": (0, self.generate, [PROMPT, one]),
+            "fewer emitted ids than the sequence counts": (
+                0,
+                Generate("r~1/0", 1, PARAMS, [NewSequence("r~1/0/0", 0, 3)]),
+                [PROMPT, one],
+            ),
+            "a sequence twice": (
+                0,
+                Generate("r~1/0", 1, PARAMS, 2 * [NewSequence("r~1/0/0")]),
+                [PROMPT, NO_IDS],
+            ),
+            "an id that the model does not have": (0, self.generate, [PROMPT + 1000, NO_IDS]),
+            "an emitted id that the model does not have": (
+                0,
+                Generate("r~1/0", 1, PARAMS, [NewSequence("r~1/0/0", 0, 1)]),
+                [PROMPT, PROMPT[:1] + 1000],
+            ),
+            "long lists": (
+                0,
+                msgspec.structs.replace(
+                    self.generate, params=SamplingParams(0, allowed_token_ids=[5] * 300_000)
+                ),
+                [PROMPT, NO_IDS],
+            ),
+        }
+
+    async def close(self) -> None:
+        await self._service._link.close("the end")
+
+    async def take(self, index: int, message: Message, arrays: list[Array]) -> bool:
+        ends = self._connect()
+        is_of_worker = isinstance(self.examples[index][0], StepResult)
+        sender = ends.worker if is_of_worker else ends.tokenizer
+        if index:
+            self._service.on_message(ends.tokenizer, self.generate, [PROMPT, NO_IDS])
+        self._service.on_message(ends.beside, OTHER, [PROMPT, NO_IDS])
+        await asyncio.sleep(0)
+        try:
+            self._service.on_message(sender, message, arrays)
+        except CodecError:
+            is_good = False
+            self._service.on_down(sender, "a bad message")
+        else:  # the scheduler may accept it, though the simulated worker never sent it
+            is_good = is_of_worker or not ends.tokenizer.take(Failed)
+            if is_of_worker:
+                self._service.on_down(sender, "it has lied")
+        if is_of_worker:
+            ends.worker, ends.simulated = self._new_worker(), SimulatedWorker(self.capacity)
+        await self._run(ends)
+        _check_other(ends.beside)
+        for peer in (ends.tokenizer, ends.beside, ends.worker):
+            self._service.on_down(peer, "the end")
+        assert not self._service._core.sequences
+        return is_good
+
+    def _connect(self) -> _Ends:
+        tokenizer = connect("tokenizer", self.model)
+        beside = connect("tokenizer", self.model, name="beside")
+        self._service.on_up(tokenizer)
+        self._service.on_up(beside)
+        return _Ends(tokenizer, beside, self._new_worker(), SimulatedWorker(self.capacity))
+
+    def _new_worker(self) -> FakePeer:
+        worker = connect("worker", self.model, self.capacity)
+        self._service.on_up(worker)
+        return worker
+
+    async def _run(self, ends: _Ends) -> None:
+        """Until there are no plans."""
+        await asyncio.sleep(0)
+        while plans := ends.worker.take(StepPlan):
+            for plan, arrays in plans:
+                PlanCheck(self.capacity, self.model.vocab_size)._check_ids(plan, arrays[0])
+                result, buffers = ends.simulated.step(Planned(plan, arrays[0]))
+                self._service.on_message(ends.worker, result, list(buffers))
+            await asyncio.sleep(0)
+
+
+def _check_other(tokenizer: FakePeer) -> None:
+    """Its prompt was accepted, and has the text that the simulated worker writes."""
+    ids, end = PROMPT.tolist(), [Finished(OTHER_SEQUENCE, 1, 0, "length", PLAIN.max_tokens or 0)]
+    for _ in range(PLAIN.max_tokens or 0):
+        ids.append(next_token(ids))
+    assert [accepted.request for accepted, _ in tokenizer.take(Accepted)] == [OTHER.request]
+    tokens = tokenizer.take(Tokens)
+    assert [each for _, (part, *_) in tokens for each in part.tolist()] == ids[len(PROMPT) :]
+    assert [each for message, _ in tokens for each in message.finished] == end
+    assert not tokenizer.got

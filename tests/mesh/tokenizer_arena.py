@@ -1,0 +1,208 @@
+"""A tokenizer by itself, between a gateway and a scheduler."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from services.scheduler.generate_check import check_generate
+from services.tokenizer.guides.guides import Guides
+from services.tokenizer.requests import Requests
+from services.tokenizer.service import TokenizerService
+from shared.codec import Array
+from shared.config.tokenizer import TokenizerConfig
+from shared.errors import CodecError, InvalidRequest
+from shared.messages import (
+    Abort,
+    Accepted,
+    Cancel,
+    ChatOptions,
+    ChoiceStart,
+    Convert,
+    Credit,
+    Deltas,
+    Failed,
+    Finished,
+    Generate,
+    Grant,
+    Lost,
+    Message,
+    OutputFormat,
+    RequestKey,
+    RunKind,
+    Submit,
+    TextOptions,
+    TokenRow,
+    TokenRun,
+    Tokens,
+    ToolChoice,
+)
+from shared.model_folder import EMBEDDED_MODEL
+from tests.mesh.arena_parts import (
+    NO_ARRAYS,
+    NO_IDS,
+    PARAMS,
+    PLAIN,
+    PROMPT,
+    Example,
+    FakePeer,
+    Lies,
+    connect,
+)
+
+TOOLS = '[{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}]'
+DOCUMENTS = '[{"title": "Fish", "text": "They swim."}]'
+CHAT = ChatOptions(TOOLS, DOCUMENTS, '{"enable_thinking": false}')
+TEMPLATE = ChatOptions(template="{{ messages[0].content }}")
+FORMAT = OutputFormat("json_schema", "response_format", '{"type": "integer"}', True, "[ ]?")
+OTHER = Submit("other~1/0", 1, "ids", PLAIN, TextOptions(), [ChoiceStart(0)])
+OTHER_IDS = np.array([70, 71, 72], np.int32)
+NUM_SUBMITS, IDS, TOKENS = 5, 4, 12  # among the examples
+
+
+class TokenizerArena:
+    """What it passes on must be right, whatever came; another gateway has a prompt there, too."""
+
+    def __init__(self, directory: Path) -> None:
+        config = TokenizerConfig(
+            mesh_dir=directory,
+            instance="t",
+            model=str(EMBEDDED_MODEL),
+            trust_request_chat_template=True,
+        )
+        self._service = TokenizerService(config)
+        self._model = self._service._load()
+        self._guides: Guides | None = None
+        self._other_text = self._service._text.decode(OTHER_IDS.tolist())
+        text = np.frombuffer(b"Who leads the shoal?", np.uint8)
+        chat = np.frombuffer(b'[{"role": "user", "content": "Hi"}]', np.uint8)
+        options = TextOptions(["end"], ["bad"], max_prompt_tokens=3)
+        starts = [ChoiceStart(0, 2, 3, 1), ChoiceStart(1)]
+        self.submit = Submit("r~1/0", 1, "text", PARAMS, options, starts)
+        two, name = np.array([5, 6], np.int32), "r~1/0/1"
+        rows = [
+            TokenRow(name, 1, 0, TokenRun(2, 2, 1, kind=RunKind.PROMPT), 1),
+            TokenRow(name, 1, 0, TokenRun(1, 1, kind=RunKind.DRAFTS)),
+            TokenRow(name, 1, 0, TokenRun(1, 2, 1, num_drafts=1)),
+        ]
+        buffers = [
+            np.array([5, 6, 7, 7], np.int32),
+            np.zeros(7, np.float32),
+            np.ones(3, np.int32),
+            np.ones(4, np.int32),
+        ]
+        self.examples: list[Example] = [
+            (self.submit, [text, two]),
+            (self._chat(chat=CHAT, tool_choice=ToolChoice("auto", ["find"])), [chat, NO_IDS]),
+            (self._chat(chat=TEMPLATE), [chat, NO_IDS]),
+            (self._chat(format=FORMAT), [chat, NO_IDS]),
+            (Submit("s~1/0", 1, "ids", PLAIN, TextOptions(), [ChoiceStart(0)]), [PROMPT, NO_IDS]),
+            (Convert("c", "text", True), [text]),
+            (Convert("c", "chat", True, CHAT), [chat]),
+            (Convert("c", "ids", True), [two]),
+            (Cancel([RequestKey("r~1/0", 1)]), []),
+            (Credit([Grant(name, 1, 300, 1 << 22)]), []),
+            (Abort(["r"], "me"), []),
+            (Accepted("r~1/0", 1), [NO_IDS]),
+            (Tokens(rows, [Finished(name, 1, 1, "length", 1)]), buffers),
+            (Failed(name, 1, 400, "t", "c", "m", "prompt", 1.0), []),
+        ]
+        drafts = TokenRow(name, 1, 0, TokenRun(1, 1, kind=RunKind.DRAFTS))
+        one = np.ones(1, np.int32)
+        again = [ChoiceStart(0), ChoiceStart(0)]
+        self.lies: Lies = {
+            "drafts without tokens": (
+                TOKENS,
+                Tokens([drafts], []),
+                [one, one.astype(np.float32), NO_IDS, one],
+            ),
+            "a stop without a token": (
+                TOKENS,
+                Tokens([TokenRow(name, 1, 0, TokenRun(0))], [Finished(name, 1, 1, "stop", 0)]),
+                NO_ARRAYS,
+            ),
+            "a choice twice": (
+                IDS,
+                Submit("s~1/0", 1, "ids", PLAIN, TextOptions(), again),
+                [PROMPT, NO_IDS],
+            ),
+            "resumed ids that the model does not have": (
+                0,
+                self.submit,
+                [text, np.array([99_999_999, 5], np.int32)],
+            ),
+        }
+
+    def _chat(self, **options: Any) -> Submit:
+        return Submit(
+            "s~1/0", 1, "chat", PLAIN, TextOptions(), [ChoiceStart(0)], 1, "salt", "me", **options
+        )
+
+    async def take(self, index: int, message: Message, arrays: list[Array]) -> bool:
+        gateway, beside = connect("gateway", None), connect("gateway", None, name="beside")
+        scheduler = connect("scheduler", None)
+        kind = type(self.examples[index][0])
+        sender, is_good = scheduler if kind in (Accepted, Tokens, Failed) else gateway, True
+        async with asyncio.TaskGroup() as tasks:
+            requests = self._open_requests(tasks, scheduler)
+            self._service.on_message(beside, OTHER, [PROMPT, NO_IDS])
+            if index:
+                self._service.on_message(gateway, *self.examples[0])
+            await _until(lambda: len(scheduler.got) == 1 + (index > 0))
+            try:
+                self._service.on_message(sender, message, arrays)
+            except CodecError:
+                is_good = False
+                requests.lose(sender)
+        is_good = is_good and (kind is Failed or not gateway.take(Failed))
+        for generate, (prompt, emitted) in scheduler.take(Generate):
+            try:
+                check_generate(generate, prompt, emitted, self._model.vocab_size, 2048)
+            except InvalidRequest:
+                assert index < NUM_SUBMITS, "what was right has become wrong"
+        if is_good or sender is gateway:
+            self._check_other(beside, scheduler)
+        else:
+            self._check_other_is_lost(beside)
+        for peer in (gateway, beside, scheduler):
+            requests.lose(peer)
+        assert len(requests) == 0
+        return is_good
+
+    def _open_requests(self, tasks: asyncio.TaskGroup, scheduler: FakePeer) -> Requests:
+        """New ones, but for the process that tries grammars."""
+        requests = self._service._requests = Requests(
+            self._service._text, None, 10, self._service._lanes, tasks, lambda: scheduler
+        )
+        self._guides = requests._guides = self._guides or requests._guides
+        return requests
+
+    async def close(self) -> None:
+        if self._guides is not None:
+            await self._guides.close()
+        self._service._lanes.close()
+
+    def _check_other(self, beside: FakePeer, scheduler: FakePeer) -> None:
+        """Its prompt is accepted, and its tokens have their text."""
+        finished = Finished("other~1/0/0", 1, 0, "length", 3)
+        self._service.on_message(scheduler, Accepted("other~1/0", 1), [NO_IDS])
+        tokens = Tokens([TokenRow("other~1/0/0", 1, 0, TokenRun(3))], [finished])
+        self._service.on_message(scheduler, tokens, [OTHER_IDS, *NO_ARRAYS[1:]])
+        assert [prompt.tolist() for _, (prompt,) in beside.take(Accepted)] == [PROMPT.tolist()]
+        ((deltas, (received, *_)),) = beside.take(Deltas)
+        assert "".join(row.text for row in deltas.rows) == self._other_text
+        assert received.tolist() == OTHER_IDS.tolist()
+        assert [each.request for each in deltas.finished] == ["other~1/0"]
+        assert not beside.got
+
+    def _check_other_is_lost(self, beside: FakePeer) -> None:
+        assert [lost.keys for lost, _ in beside.take(Lost)] == [[RequestKey("other~1/0", 1)]]
+        assert not beside.got
+
+
+async def _until(is_true: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not is_true():
+            await asyncio.sleep(0)

@@ -1,0 +1,108 @@
+"""A worker by itself: an engine takes the plans that the worker's check lets pass."""
+
+import copy
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness.step_engine import run_step
+from services.worker.engine.device.engine import DeviceEngine
+from services.worker.plan_check import PlanCheck
+from services.worker.slots.table import SlotTable
+from shared.codec import Array, decode, encode
+from shared.errors import CodecError
+from shared.messages import Admit, Decode, Extend, Message, Prefill, ResultRow, StepPlan
+from tests.mesh.arena_parts import NO_IDS, PARAMS, PLAIN, PROMPT, Example, Lies
+
+COMPILE_S = 60
+
+
+class WorkerArena:
+    """What the examples before it left in the engine is used again, until a plan has reached it:
+    then the engine is reset, and must compute the same results of the examples as at first."""
+
+    def __init__(self, engine: Any, is_fast: bool = False) -> None:
+        """``engine`` is an AnyEngine."""
+        self.is_fast = is_fast
+        self._engine = engine
+        self._ready_for: int | None = None
+        self._check: PlanCheck
+        self._results: dict[int, tuple[list[ResultRow], list[bytes]]] = {}
+        blocks = list(range(4))
+        first = StepPlan(
+            1,
+            [],
+            [
+                Admit(0, "a~1/0/0", 1, 0, 0, 4, 4, 0, PARAMS, blocks),
+                Admit(1, "b~1/0/0", 1, 0, 0, 3, 4, 0, PLAIN, [4, 5]),
+            ],
+            [],
+            [Prefill(0, 4), Prefill(1, 3)],
+            [],
+            2,
+        )
+        rows = [Decode(0, 2), Decode(1)]
+        second = StepPlan(2, [], [], [Extend(0, [6])], [], rows, 2)
+        third = StepPlan(
+            3,
+            [1],
+            [Admit(1, "c~1/0/0", 1, 1, 0, 4, 4, 0, PARAMS, [7, 8])],
+            [],
+            [Prefill(1, 4)],
+            [Decode(0, 2)],
+            2,
+        )
+        two = np.concatenate([PROMPT, PROMPT])
+        self.examples: list[Example] = [(first, [two]), (second, [NO_IDS]), (third, [PROMPT])]
+        max_len = engine.capacity.max_model_len
+        long = Admit(1, "c~1/0/0", 1, 1, 0, 4, max_len + 1, 0, PLAIN, [7, 8])
+        twice = StepPlan(2, [], [], [], [Prefill(1, 1)], [Decode(0), Decode(1)])
+        many = StepPlan(2, [], [], [Extend(0, [6] * max_len)], [], [Decode(0), Decode(1)])
+        longer = np.ones(max_len + 1, np.int32)
+        self.lies: Lies = {
+            "more ids than a slot holds": (2, StepPlan(3, [1], [long], [], [], []), [longer]),
+            "two rows for a slot": (1, twice, [NO_IDS]),
+            "more blocks than a slot holds": (1, many, [NO_IDS]),
+        }
+        self._compile()
+
+    async def take(self, index: int, message: Message, arrays: list[Array]) -> bool:
+        if not isinstance(message, StepPlan):
+            return True
+        if self._ready_for != index:
+            self._prepare(index)
+        try:
+            copy.deepcopy(self._check).check(message, arrays[0])
+        except CodecError:
+            return False
+        self._ready_for = None
+        self._step(message, arrays)
+        return True
+
+    async def close(self) -> None:
+        """What still runs is the engine's."""
+
+    def _compile(self) -> None:
+        """So that no result depends on when that is done."""
+        engine = self._engine
+        table: SlotTable = engine._table if isinstance(engine, DeviceEngine) else engine._slots
+        assert table._guides is not None
+        assert PARAMS.guide is not None
+        table._guides.grammars.compile(PARAMS.guide.grammar).future.result(COMPILE_S)
+
+    def _prepare(self, index: int) -> None:
+        self._engine.reset()
+        self._check = PlanCheck(self._engine.capacity, self._engine.model_info.vocab_size)
+        for number, (plan, arrays) in enumerate(self.examples[:index]):
+            assert isinstance(plan, StepPlan)
+            self._check.check(plan, arrays[0])
+            result = self._step(plan, arrays)
+            assert result == self._results.setdefault(number, result), "it computes otherwise now"
+        self._ready_for = index
+
+    def _step(
+        self, plan: StepPlan, arrays: list[np.ndarray]
+    ) -> tuple[list[ResultRow], list[bytes]]:
+        result, parts = run_step(self._engine, plan, arrays[0])
+        decode([bytes(frame) for frame in encode(result, parts)])
+        return result.rows, [part.tobytes() for part in parts]
