@@ -10,7 +10,6 @@ from torch import Tensor
 from kernels.grammar_mask import hide
 from services.worker.backends.torch_lm import TorchLM
 from services.worker.config.model_config import ModelConfig
-from services.worker.config.model_shape import shape_of
 from services.worker.engine.device.adjust_logits import Adjusted
 from services.worker.engine.device.chunks import prepare_chunks
 from services.worker.engine.device.device_slots import DeviceSlots
@@ -78,7 +77,8 @@ def start(
     """As a worker does: what it has when it is ready."""
     model = build_model(config, dtype, CPU)
     model.lm_head.to(dtype)
-    num_layers = config.num_hidden_layers + 1
+    drafts = model.mtp_head is not None
+    layouts = model.kv_layouts(dtype, drafts=drafts)
     limits = (block_size, MAX_ROWS, MAX_TOKENS, MAX_LEN, VOCAB_SIZE, num_drafts)
     for num_blocks in (0, NUM_BLOCKS):
         capacity = Capacity(num_blocks, *limits)
@@ -86,9 +86,9 @@ def start(
         segments = Segments(
             TorchLM(model),
             DeviceSlots(capacity, table, CPU).state,
-            KVCache(shape_of(config), num_layers, num_blocks, block_size, dtype, CPU),
+            KVCache(layouts, num_blocks, block_size, CPU),
             torch.zeros(2, dtype=torch.int32),
-            drafts=model.mtp_head is not None,
+            drafts=drafts,
             returns_processed=False,
         )
         segments = replace(segments, **changes)

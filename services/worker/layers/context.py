@@ -16,7 +16,7 @@ from kernels.paged_attention import AttentionBatch, DeviceAttention
 class ForwardContext:
     """T tokens of a step, flattened over its rows."""
 
-    kv_caches: Sequence[Tensor]  # per layer [num_blocks + 1, block_size, 2, num_kv_heads, head_dim]
+    kv_caches: Sequence[Tensor]  # per layer [num_blocks + 1, block_size, *KVLayout.entry]
     slot_mapping: Tensor  # [T] int64: block * block_size + offset that a token's KV goes to
     attention: AttentionBatch | DeviceAttention
 

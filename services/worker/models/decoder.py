@@ -6,12 +6,14 @@ A family says what its layers are made of. Modules are named as in its checkpoin
 from abc import ABC, abstractmethod
 from typing import Literal
 
+import torch
 from torch import nn
 
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.attention import Attention
 from services.worker.layers.embedding import Embedding, LMHead
 from services.worker.layers.heads import AttentionSpec
+from services.worker.layers.kv_layout import KVLayout
 from services.worker.layers.mlp import GatedMLP
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops, X
@@ -149,6 +151,13 @@ class DecoderLM(nn.Module, ABC):
     def is_tied(self) -> bool:
         """The output head has the embedding's weights."""
         return bool(self.config.tie_word_embeddings)
+
+    def kv_layouts(self, dtype: torch.dtype, *, drafts: bool) -> list[KVLayout]:
+        """What each layer of the trunk keeps of a token, and the MTP head's if it ``drafts``."""
+        modules = [module for module in self.modules() if isinstance(module, Attention)]
+        specs = {module.heads.layer: module.heads.spec for module in modules}
+        ordered = [specs[layer] for layer in range(self.config.num_hidden_layers + drafts)]
+        return [KVLayout((2, spec.num_kv_heads, spec.head_dim), dtype) for spec in ordered]
 
     @abstractmethod
     def make_layer(self, parts: Parts, layer: int) -> nn.Module:

@@ -20,9 +20,10 @@ from transformers.utils import logging as transformers_logging
 
 from kernels.paged_attention import prepare_attention
 from services.worker.backends.transformers_lm import ATTENTION, TransformersLM
-from services.worker.config.model_shape import ModelShape
 from services.worker.layers.context import ForwardContext, forward_context
+from services.worker.layers.kv_layout import KVLayout
 from services.worker.machine.kv_cache import KVCache
+from services.worker.startup.model_shape import ModelShape
 from shared.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -44,11 +45,14 @@ SEED = 0
 
 @dataclass(frozen=True, slots=True)
 class LayerAttention:
-    """What one layer asks of attention."""
+    """What one layer asks of attention. ``head_dim`` is the larger of a key's and a value's."""
 
     num_kv_heads: int
     head_dim: int
     window: int | None
+
+
+NO_ATTENTION = LayerAttention(0, 0, None)
 
 
 def load_transformers(
@@ -68,12 +72,12 @@ def load_transformers(
         raise ConfigError(f"model: {type(model).__name__} has no part of its own below its head")
     layers = _look(model)
     _check_windows(type(model).__name__, text_config, layers, max_model_len)
-    shape = _shape_of(model, text_config, layers)
-    texts = _random_texts(shape.vocab_size, CHECKED_TOKENS)
+    shape = _shape_of(model, text_config, layers, dtype)
+    texts = _random_texts(text_config.vocab_size, CHECKED_TOKENS)
     expected = torch.cat([_own_logits(model, ids) for ids in texts])
     with _errors_as_config_errors():
         loaded = TransformersLM(model)
-        computed = torch.cat(_logits_in_chunks(loaded, shape, dtype, texts))
+        computed = torch.cat(_logits_in_chunks(loaded, shape.kv_layouts, texts))
     distance = ((computed - expected).norm() / expected.norm()).item()
     if not distance <= MAX_DISTANCE[dtype]:
         raise ConfigError(
@@ -194,20 +198,19 @@ def _attention(model: PreTrainedModel, name: str) -> Iterator[None]:
         model.set_attn_implementation(ATTENTION)
 
 
-def _shape_of(model: PreTrainedModel, config: Any, layers: dict[int, LayerAttention]) -> ModelShape:
-    """All layers of the cache are as large as the largest."""
+def _shape_of(
+    model: PreTrainedModel, config: Any, layers: dict[int, LayerAttention], dtype: torch.dtype
+) -> ModelShape:
+    """A layer of another kind, between those that attend, keeps nothing."""
     widest = max(
         parameter.shape[-2]
         for parameter in model.parameters()
         if parameter.ndim >= 2 and config.vocab_size not in parameter.shape
     )
     num_experts = getattr(config, "num_experts_per_tok", None) or 1
+    ordered = [layers.get(place, NO_ATTENTION) for place in range(max(layers) + 1)]
     return ModelShape(
-        config.vocab_size,
-        config.hidden_size,
-        max(layers) + 1,
-        max(layer.num_kv_heads for layer in layers.values()),
-        max(layer.head_dim for layer in layers.values()),
+        [KVLayout((2, layer.num_kv_heads, layer.head_dim), dtype) for layer in ordered],
         8 * config.hidden_size + 4 * widest * (1 + num_experts),
     )
 
@@ -227,16 +230,14 @@ def _own_logits(model: PreTrainedModel, ids: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def _logits_in_chunks(
-    model: TransformersLM, shape: ModelShape, dtype: torch.dtype, texts: list[Tensor]
+    model: TransformersLM, layouts: list[KVLayout], texts: list[Tensor]
 ) -> list[Tensor]:
     """Texts [T] → logits [T, vocab_size] of each, computed in the same steps, one of which has a
     single token of the first text."""
-    device = texts[0].device
+    dtype, device = layouts[0].dtype, texts[0].device
     length = len(texts[0])
     num_blocks = -(-length // BLOCK_SIZE)
-    cache = KVCache(
-        shape, shape.num_hidden_layers, len(texts) * num_blocks, BLOCK_SIZE, dtype, device
-    )
+    cache = KVCache(layouts, len(texts) * num_blocks, BLOCK_SIZE, device)
     tables = np.arange(len(texts) * num_blocks).reshape(len(texts), num_blocks)
     bounds = [[0, length // 3, length // 3 + 1, length], [0, length // 4, length // 2, length]]
     logits: list[list[Tensor]] = [[] for _ in texts]

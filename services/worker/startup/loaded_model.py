@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from services.worker.config.model_config import ModelConfig, read_model_config
-from services.worker.config.model_shape import ModelShape, shape_of
 from services.worker.guides.guides import Guides
 from services.worker.machine.hardware import (
     Memory,
@@ -25,6 +24,7 @@ from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import MODELS, check_architecture, read_architectures
 from services.worker.speculation.choose import Speculation, choose_speculation
+from services.worker.startup.model_shape import ModelShape, shape_of
 from services.worker.step.sampler import Sampler
 from services.worker.weights.checkpoint import load_model
 from services.worker.weights.dummy import make_dummy
@@ -67,22 +67,11 @@ class LoadedModel:
         """Each may want a token in every step."""
         return min(self.settings.max_num_seqs, self.max_num_batched_tokens)
 
-    @property
-    def num_kv_layers(self) -> int:
-        """The trunk's, and that of an MTP head that drafts."""
-        return self.shape.num_hidden_layers + (self.speculation.method == "mtp")
-
-    @property
-    def kv_entry_bytes(self) -> int:
-        """The size of a token's key and value in one layer."""
-        return 2 * self.shape.num_key_value_heads * self.shape.head_dim * self.dtype.itemsize
-
     def make_kv_cache(self, num_blocks: int) -> KVCache:
         """Raises ConfigError where the memory does not suffice."""
         size = self.settings.block_size
-        sizes = self.num_kv_layers, num_blocks, size
         try:
-            return KVCache(self.shape, *sizes, self.dtype, self.device)
+            return KVCache(self.shape.kv_layouts, num_blocks, size, self.device)
         except torch.OutOfMemoryError as error:
             raise ConfigError(
                 f"gpu-memory-utilization: {num_blocks} blocks of {size} tokens do not fit:"
@@ -133,11 +122,13 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
             model, shape = _load_transformers(settings, location.folder, dtype, device, max_len)
         else:
             model = _load_ours(settings, location.folder, config, dtype, device, progress)
-            shape = shape_of(config)
     except torch.OutOfMemoryError as error:
         problem = why_out_of_memory(error)
         raise ConfigError(f"model: its weights do not fit on {device}: {problem}") from None
     computed, sampler = choose(model, settings, dtype)
+    speculation = choose_speculation(settings.speculative_config, computed)
+    if isinstance(model, DecoderLM):
+        shape = shape_of(model, dtype, drafts=speculation.method == "mtp")
     return LoadedModel(
         settings,
         location.folder,
@@ -147,8 +138,8 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
         sampler,
         device,
         dtype,
-        choose_speculation(settings.speculative_config, computed),
-        np.array(read_eos_ids(location.folder, shape.vocab_size), np.int64),
+        speculation,
+        np.array(read_eos_ids(location.folder, model_info.vocab_size), np.int64),
         before,
     )
 

@@ -94,17 +94,16 @@ class MemoryReport:
 
 def estimate_requirements(loaded: LoadedModel) -> MemoryRequirements:
     """Measures the weights in memory, and estimates a step's tensors from above."""
-    shape, dtype = loaded.shape, loaded.dtype
+    shape, vocab_size = loaded.shape, loaded.model_info.vocab_size
     max_tokens, max_len = loaded.max_num_batched_tokens, loaded.model_info.max_model_len
-    num_tokens, numbers = max_tokens, shape.numbers_per_token
-    if loaded.speculation.method == "mtp":  # states are kept, computed again and joined with ids'
-        num_tokens, numbers = num_tokens + loaded.max_num_seqs, numbers + 4 * shape.hidden_size
-    activations = num_tokens * numbers * torch.float32.itemsize
-    gathered = max(MAX_GATHERED_TOKENS, max_len) * loaded.kv_entry_bytes
-    masks = max_tokens * max_len * (dtype.itemsize + 1)
+    num_tokens = max_tokens + loaded.max_num_seqs * (loaded.speculation.method == "mtp")
+    activations = num_tokens * shape.numbers_per_token * torch.float32.itemsize
+    entry_bytes = max(layout.num_bytes for layout in shape.kv_layouts)
+    gathered = max(MAX_GATHERED_TOKENS, max_len) * entry_bytes
+    masks = max_tokens * max_len * (loaded.dtype.itemsize + 1)
     num_sampled = min((1 + loaded.speculation.num_drafts) * loaded.max_num_seqs, max_tokens)
-    logits = num_sampled * shape.vocab_size * SAMPLER_BYTES
-    prompts = prompt_logprob_bytes(loaded.max_num_seqs, max_tokens, shape.vocab_size)
+    logits = num_sampled * vocab_size * SAMPLER_BYTES
+    prompts = prompt_logprob_bytes(loaded.max_num_seqs, max_tokens, vocab_size)
     return requirements_with(loaded, activations + gathered + masks + max(logits, prompts))
 
 
@@ -116,7 +115,7 @@ def requirements_with(
     return MemoryRequirements(
         weights=sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())),
         peak=peak,
-        block=loaded.num_kv_layers * settings.block_size * loaded.kv_entry_bytes,
+        block=settings.block_size * sum(layout.num_bytes for layout in loaded.shape.kv_layouts),
         block_size=settings.block_size,
         max_num_seqs=loaded.max_num_seqs,
         max_model_len=loaded.model_info.max_model_len,

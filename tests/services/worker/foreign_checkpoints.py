@@ -35,6 +35,13 @@ GRANITE = {
 FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen3MoeForCausalLM": {"head_dim": 16, "num_experts": 4, **EXPERTS},
     "DeepseekV3ForCausalLM": {**SHARED_EXPERTS, **LATENT},
+    "MiMoV2FlashForCausalLM": {
+        "head_dim": 16,
+        "v_head_dim": 12,
+        "n_routed_experts": 4,
+        **EXPERTS,
+        **SLIDES,
+    },
     "Glm4MoeForCausalLM": {"head_dim": 16, **SHARED_EXPERTS},
     "Ernie4_5_MoeForCausalLM": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32},
     "GptOssForCausalLM": {"head_dim": 16, "num_local_experts": 4, **EXPERTS, **SLIDES},

@@ -6,7 +6,6 @@ import numpy as np
 import torch
 
 from services.worker.config.model_config import read_model_config
-from services.worker.config.model_shape import shape_of
 from services.worker.layers.context import forward_context
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
@@ -30,9 +29,9 @@ def prepare(
     settings = WorkerConfig(
         native_kernels=kernels == "native", num_threads=1, block_size=CAPACITY.block_size
     )
-    model, _ = choose_kernels(model, settings, dtype)
-    sizes = config.num_hidden_layers, CAPACITY.num_blocks, CAPACITY.block_size
-    cache = KVCache(shape_of(config), *sizes, dtype, CPU)
+    layouts = model.kv_layouts(dtype, drafts=False)
+    cache = KVCache(layouts, CAPACITY.num_blocks, CAPACITY.block_size, CPU)
+    computed, _ = choose_kernels(model, settings, dtype)
     table = SlotTable(CAPACITY)
     params = SamplingParams(seed=0)
     tables = np.arange(CAPACITY.num_blocks).reshape(CAPACITY.max_num_seqs, -1).tolist()
@@ -43,7 +42,7 @@ def prepare(
     rows = [Prefill(slot, len(ids)) for slot, ids in enumerate(prompts)]
     plan = StepPlan(1, [], admits, [], rows, [])
     table.apply(plan, np.concatenate([np.array(ids, np.int32) for ids in prompts]))
-    return model, prepare_batch(table, plan, cache, np.zeros(0, np.int64))
+    return computed, prepare_batch(table, plan, cache, np.zeros(0, np.int64))
 
 
 @torch.inference_mode()

@@ -23,10 +23,10 @@ from transformers import (
 from benchmarks.harness.engines import make_engine
 from kernels.logprobs import logprobs
 from services.worker.config.model_config import read_model_config
-from services.worker.config.model_shape import shape_of
 from services.worker.layers.context import forward_context
 from services.worker.machine import hardware
 from services.worker.machine.hardware import Memory, choose_device, choose_dtype, read_memory
+from services.worker.startup.model_shape import shape_of
 from services.worker.startup.plan_memory import (
     CPU_MAX_KV_BYTES,
     LOGPROB_BYTES,
@@ -35,6 +35,7 @@ from services.worker.startup.plan_memory import (
     prompt_logprob_bytes,
 )
 from services.worker.step.logprobs import MAX_LOGITS_AT_ONCE
+from services.worker.weights.checkpoint import build_model
 from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
 from shared.messages import WINDOW_BYTES
@@ -163,7 +164,8 @@ def test_a_step_fits_what_is_reserved_for_its_layers_and_takes_half_of_it(
     tmp_path: Path, family: type[PreTrainedModel], changes: dict[str, Any]
 ) -> None:
     save_model(tmp_path, family, **changes)
-    reserved = 240 * shape_of(read_model_config(tmp_path)).numbers_per_token * 4
+    model = build_model(read_model_config(tmp_path), torch.float32, CPU)
+    reserved = 240 * shape_of(model, torch.float32, drafts=False).numbers_per_token * 4
     assert reserved / 2 < measured_peak(tmp_path, 240) <= reserved
 
 

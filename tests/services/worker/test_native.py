@@ -15,8 +15,8 @@ from kernels.cpu.program import NativeLibrary
 from services.worker.backends.native import NativeLM
 from services.worker.backends.torch_lm import TorchLM
 from services.worker.config.model_config import ModelConfig
-from services.worker.config.model_shape import shape_of
 from services.worker.layers.context import forward_context
+from services.worker.layers.kv_layout import KVLayout
 from services.worker.layers.ops import NotSupported
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
@@ -108,9 +108,11 @@ def run(
     chunk see no key before ``first_key``."""
     num_blocks = NUM_BLOCKS * 16 // block_size
     table = SlotTable(Capacity(num_blocks, block_size, len(prompts), MAX_LEN, MAX_LEN))
-    cache = KVCache(shape_of(config), config.num_hidden_layers, num_blocks, block_size, dtype, CPU)
+    layout = KVLayout((2, config.num_key_value_heads, config.head_dim), dtype)
+    cache = KVCache([layout] * config.num_hidden_layers, num_blocks, block_size, CPU)
     if not model.clears_blocks:
-        cache._all.fill_(float("nan"))
+        for layer in cache.layers:
+            layer.fill_(float("nan"))
     free = np.random.default_rng(0).permutation(num_blocks).tolist()
     admits = []
     for slot, prompt in enumerate(prompts):

@@ -76,7 +76,7 @@ class Segments:
 
     @property
     def null_block(self) -> int:
-        return len(self.kv_cache.layers[0]) - 1
+        return self.kv_cache.null_block
 
     def inputs(self, slots: Tensor, depths: Tensor, width: int) -> DecodeInputs:
         """slots and depths [B] int32 → B rows of ``width`` tokens."""

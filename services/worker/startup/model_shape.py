@@ -1,0 +1,31 @@
+"""The sizes that memory is planned by, whoever computes the model."""
+
+from dataclasses import dataclass
+
+import torch
+
+from services.worker.layers.kv_layout import KVLayout
+from services.worker.models.decoder import DecoderLM
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """``kv_layouts`` has one for each layer of the KV cache. ``numbers_per_token``: how many
+    numbers of a token exist at once within a layer, at most."""
+
+    kv_layouts: list[KVLayout]
+    numbers_per_token: int
+
+
+def shape_of(model: DecoderLM, dtype: torch.dtype, *, drafts: bool) -> ModelShape:
+    """Returns the shape of ``model``, of which the MTP head may make drafts.
+
+    A layer holds its input, the sum that goes on, its norm and its rotation; and then the heads
+    with what rotating them takes, or the two products of the feed-forward network with theirs. For
+    drafts states are kept, computed again and joined with embeddings.
+    """
+    config = model.config
+    heads = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
+    always = (7 if drafts else 3) * config.hidden_size + 2 * config.head_dim
+    numbers = always + max(5 * heads, 4 * config.intermediate_size)
+    return ModelShape(model.kv_layouts(dtype, drafts=drafts), numbers)

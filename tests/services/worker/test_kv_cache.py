@@ -1,0 +1,86 @@
+"""A cache whose layers keep different things of a token."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.harness.engines import make_engine
+from services.worker.layers.kv_layout import KVLayout
+from services.worker.machine.kv_cache import KVCache
+from tests.services.worker.checkpoints import save_mimo
+from tests.services.worker.foreign_checkpoints import save_family
+from tests.services.worker.test_memory import planned_bytes
+
+CPU = torch.device("cpu")
+NUM_BLOCKS, BLOCK_SIZE = 6, 4
+LAYOUTS = [
+    KVLayout((2, 3, 5), torch.bfloat16),
+    KVLayout((7,), torch.int8),  # the layer behind it does not begin where this one ends
+    KVLayout((2, 0, 0), torch.float32),
+    KVLayout((2, 1, 8), torch.float32),
+]
+SHAPES = [(7, 4, 2, 3, 5), (7, 4, 7), (7, 4, 2, 0, 0), (7, 4, 2, 1, 8)]
+
+
+@pytest.fixture
+def cache() -> KVCache:
+    """Layer by layer filled with 1, 2, 3 and 4."""
+    cache = KVCache(LAYOUTS, NUM_BLOCKS, BLOCK_SIZE, CPU)
+    assert not any(layer.any() for layer in cache.layers)
+    for value, layer in enumerate(cache.layers, 1):
+        layer.fill_(value)
+    return cache
+
+
+def zeroed_slots(layer: Tensor) -> list[int]:
+    """Of a layer that had no zeros: those whose entry is zeroed, whole."""
+    entries = layer.flatten(0, 1).flatten(1)
+    is_zero = entries == 0
+    assert torch.equal(is_zero.any(1), is_zero.all(1))
+    return torch.nonzero(is_zero.all(1)).flatten().tolist()
+
+
+def test_layers_are_of_their_layouts_and_no_two_share_a_byte(cache: KVCache) -> None:
+    assert [tuple(layer.shape) for layer in cache.layers] == SHAPES
+    assert [layer.dtype for layer in cache.layers] == [layout.dtype for layout in LAYOUTS]
+    assert all(layer.is_contiguous() for layer in cache.layers)
+    assert all((layer == value).all() for value, layer in enumerate(cache.layers, 1))
+    num_bytes = sum(layer.nbytes for layer in cache.layers)
+    assert num_bytes == 7 * 4 * (2 * 3 * 5 * 2 + 7 + 0 + 2 * 8 * 4)
+    assert num_bytes == 7 * 4 * sum(layout.num_bytes for layout in LAYOUTS)
+
+
+def test_only_the_blocks_or_slots_that_are_named_are_zeroed_in_all_layers(cache: KVCache) -> None:
+    kept = [cache.layers[place] for place in (0, 1, 3)]
+    cache.clear(np.zeros(0, np.int64))
+    assert [zeroed_slots(layer) for layer in kept] == [[]] * 3
+    cache.clear_slots(torch.tensor([3, 9]))
+    assert [zeroed_slots(layer) for layer in kept] == [[3, 9]] * 3
+    cache.clear(np.array([4, 1]))
+    assert [zeroed_slots(layer) for layer in kept] == [[3, *range(4, 8), 9, *range(16, 20)]] * 3
+
+
+def test_layers_of_transformers_keep_what_they_use_each(tmp_path: Path) -> None:
+    """Layers with a window have twice the KV heads of the others."""
+    save_family(tmp_path, "MiMoV2FlashForCausalLM")
+    engine = make_engine(tmp_path, num_gpu_blocks_override=40, block_size=4)
+    assert [tuple(layer.shape) for layer in engine._kv_cache.layers] == [
+        (41, 4, 2, num_heads, 16) for num_heads in (4, 2, 4, 2)
+    ]
+    assert planned_bytes("kv_cache") == 40 * 4 * 2 * (4 + 2 + 4 + 2) * 16 * 4
+
+
+@pytest.mark.parametrize(("method", "num_layers"), [("mtp", 4), ("none", 3)])
+def test_an_mtp_head_has_a_layer_where_it_drafts(
+    tmp_path: Path, method: str, num_layers: int
+) -> None:
+    save_mimo(tmp_path, num_mtp_layers=2)
+    drafts = {"method": method}
+    engine = make_engine(tmp_path, speculative_config=drafts, num_gpu_blocks_override=40)
+    assert [tuple(layer.shape) for layer in engine._kv_cache.layers] == [
+        (41, 4, 2, 2, 16)
+    ] * num_layers
+    assert planned_bytes("kv_cache") == 40 * 4 * 2 * 2 * 16 * 4 * num_layers
