@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from services.worker.config.model_config import read_model_config
 from services.worker.config.model_shape import shape_of
 from services.worker.layers.context import forward_context
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
+from services.worker.models.registry import read_model_config
 from services.worker.slots.table import SlotTable
 from services.worker.startup.choose_backend import choose_kernels
 from services.worker.step.batch import Batch, prepare_batch
@@ -26,11 +26,11 @@ def prepare(
 ) -> tuple[CausalLM, Batch]:
     """The model, and all tokens of ``prompts`` as one step."""
     config = read_model_config(folder)
-    model = load_model(folder, config, dtype, CPU, lambda text, fraction: None)
+    loaded = load_model(folder, config, dtype, CPU, lambda text, fraction: None)
     settings = WorkerConfig(
         native_kernels=kernels == "native", num_threads=1, block_size=CAPACITY.block_size
     )
-    model, _ = choose_kernels(model, settings, dtype)
+    model, _ = choose_kernels(loaded, settings, dtype)
     sizes = config.num_hidden_layers, CAPACITY.num_blocks, CAPACITY.block_size
     cache = KVCache(shape_of(config), *sizes, dtype, CPU)
     table = SlotTable(CAPACITY)

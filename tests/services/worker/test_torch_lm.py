@@ -9,6 +9,7 @@ from services.worker.backends.torch_lm import TorchLM
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.embedding import Embedding, LMHead
 from services.worker.models import CausalLM
+from services.worker.models.mimo import MiMoForCausalLM
 from tests.services.worker.device_contexts import OnDevice
 from tests.services.worker.test_native import (
     SHAPES,
@@ -41,8 +42,8 @@ class Drafts(CausalLM):
 
 
 def mimo_config() -> ModelConfig:
-    changes = {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
-    return msgspec.structs.replace(make_config(MIMO), **changes)
+    values = msgspec.structs.asdict(make_config(MIMO)) | {"architectures": ["MiMoForCausalLM"]}
+    return MiMoForCausalLM.Config(**values, num_nextn_predict_layers=1)
 
 
 @pytest.mark.parametrize("name", SHAPES)
