@@ -21,6 +21,9 @@ from transformers import (
 
 from benchmarks.harness.engines import KERNELS, make_engine
 from benchmarks.harness.oracle import true_logits
+from kernels.cpu.program import LANES
+from services.worker.backends.native import NativeLM
+from services.worker.backends.torch_lm import TorchLM
 from services.worker.models.registry import MODELS, read_model_config
 from shared.model_folder import weight_files
 from tests.services.worker.checkpoints import (
@@ -158,6 +161,8 @@ def test_greedy_text_is_that_of_transformers(
 ) -> None:
     prompts = [*random_prompts(6), random_prompts(3, seed=1)[2] * 3]
     engine = make_engine(folder, kernels)
+    runs_natively = kernels == "native" and read_model_config(folder).head_dim % LANES == 0
+    assert isinstance(engine._model, NativeLM if runs_natively else TorchLM)
     texts = Driver(engine, chunk_sizes).run([Job(prompt) for prompt in prompts])
     for prompt, text in zip(prompts, texts, strict=True):
         assert_greedy(oracle, prompt, text)

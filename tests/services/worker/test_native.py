@@ -55,6 +55,22 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 16,
         "num_kv_heads": 1,
     },
+    "Mistral, windows": {
+        "architectures": ["MistralForCausalLM"],
+        "head_size": 32,
+        "sliding_window": 50,
+    },
+    "OLMo 2, heads normed together": {"architectures": ["Olmo2ForCausalLM"], "head_size": 16},
+    "Granite, factors, biases": {
+        "architectures": ["GraniteForCausalLM"],
+        "head_size": 16,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 2.0,
+        "logits_scaling": 0.5,
+        "residual_multiplier": 0.7,
+    },
 }
 
 
