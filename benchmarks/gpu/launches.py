@@ -19,7 +19,7 @@ from services.worker.engine.device.device_slots import DeviceSlots
 from services.worker.engine.device.segments import make_segments
 from services.worker.engine.device.warm_up import warm_up
 from services.worker.slots.table import SlotTable
-from services.worker.startup.choose_backend import fuse
+from services.worker.startup.choose_backend import choose_device_kernels
 from services.worker.startup.loaded_model import load
 from shared.config.worker import WorkerConfig
 
@@ -63,7 +63,7 @@ def _start(suite: Suite, model: Path, drafts: bool) -> None:
         max_num_batched_tokens=MAX_BATCHED_TOKENS,
         speculative_config=speculation,
     )
-    loaded = load(settings, _be_silent, fuse)
+    loaded = load(settings, _be_silent, choose_device_kernels)
     capacity = loaded.capacity(NUM_BLOCKS)
     table = SlotTable(capacity)
     state = DeviceSlots(capacity, table, loaded.device).state

@@ -21,7 +21,7 @@ from benchmarks.gpu.shapes import QWEN3_8B, TINY, token_bytes, weights_bytes, wr
 from benchmarks.gpu.suite import of_test
 from benchmarks.gpu.summary import aims
 from cli.bench.engine_loop import Job
-from services.worker.config.model_config import read_model_config
+from services.worker.models.registry import read_model_config
 from services.worker.weights.checkpoint import build_model
 
 

@@ -68,7 +68,9 @@ def rotations(
     """Queries, then the keys and values that are in the cache."""
     num_heads, num_kv_heads, head_dim = heads
     whole = torch.randn(max_rows, (num_heads + 2 * num_kv_heads) * head_dim).to(dtype).to(device)
-    norms = [Norm((torch.rand(head_dim) + 0.5).to(dtype).to(device), EPS) for _ in range(2)]
+    query_norm, key_norm = (
+        Norm((torch.rand(head_dim) + 0.5).to(dtype).to(device), EPS) for _ in range(2)
+    )
     table = rotation_table(max_rows, head_dim, False).to(device)
     positions = torch.arange(max_rows, device=device)
 
@@ -76,6 +78,7 @@ def rotations(
         cache = torch.zeros(max_rows, 1, 2, num_kv_heads, head_dim, dtype=dtype, device=device)
         slot_mapping = positions[:rows]
         rotation = table[:, :rows].contiguous()
+        norms = query_norm, key_norm
         query = rope_kv(whole[:rows], *norms, rotation, slot_mapping, cache, False)
         return torch.cat((query.flatten(1), cache[:rows].flatten(1)), 1)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.gpu.dry_card import DryDriver, dry_card
-from services.worker.config.model_config import ModelConfig
+from services.worker.models.registry import find_model
 from tests.kernels.dry_engine import MAX_LEN, VOCAB_SIZE, DryEngine, start
 
 MIMO: dict[str, Any] = {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
@@ -36,7 +36,7 @@ def _unwritten_memory() -> None:
 def started(request: pytest.FixtureRequest) -> Iterator[Started]:
     name = request.param
     dtype = torch.float32 if "float32" in name else torch.bfloat16
-    config = ModelConfig(
+    config = find_model(MODELS[name]["architectures"]).Config(
         vocab_size=VOCAB_SIZE,
         hidden_size=256,
         intermediate_size=768,

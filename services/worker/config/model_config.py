@@ -1,19 +1,18 @@
-"""Reads config.json."""
+"""What all families read in config.json."""
 
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from services.worker.config.frequencies import Rope, read_rope
-from shared.errors import ConfigError
-from shared.model_folder import CONFIG_FILE, decode_json, find_file
 
 DEFAULT_ROPE_THETA = 10000.0
+Window = Annotated[int, msgspec.Meta(ge=1)] | None  # so many of the last keys; None: all of them
 
 
 class ModelConfig(msgspec.Struct, frozen=True):
-    """The keys of config.json that we read, by their own names; the others are ignored."""
+    """The keys that every family has, by their own names. A family's Config inherits these and adds
+    its own; what none reads is ignored."""
 
     architectures: list[str]
     vocab_size: int
@@ -32,11 +31,6 @@ class ModelConfig(msgspec.Struct, frozen=True):
     original_max_position_embeddings: int | None = None
     partial_rotary_factor: float | None = None
     tie_word_embeddings: bool | None = None
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    use_bias: bool = False
-    use_sliding_window: bool = False
-    num_nextn_predict_layers: int = 0
     quantization_config: msgspec.Raw | None = None
 
     @property
@@ -70,50 +64,33 @@ class ModelConfig(msgspec.Struct, frozen=True):
             own["original_max_position_embeddings"] = self.original_max_position_embeddings
         return beside | given | own
 
-    def with_defaults(self, **values: Any) -> "ModelConfig":
-        """Sets ``values`` that config.json leaves out, for which each family has defaults."""
-        missing = {key: value for key, value in values.items() if getattr(self, key) is None}
-        return msgspec.structs.replace(self, **missing)
+    def problems(self) -> list[str]:
+        """Says what the model needs and we cannot do. A family adds what its own keys ask for."""
+        problems = self._rope_problems()
+        if self.hidden_act != "silu":
+            problems.append(f"hidden_act {self.hidden_act!r} is not supported; only 'silu' is")
+        if self.quantization_config is not None:
+            problems.append("quantized weights (quantization_config) are not supported")
+        if self.num_attention_heads % self.num_key_value_heads:
+            problems.append(
+                f"num_attention_heads {self.num_attention_heads} is no multiple of"
+                f" num_key_value_heads {self.num_key_value_heads}"
+            )
+        return problems
 
-
-def read_model_config(folder: Path) -> ModelConfig:
-    """Raises ConfigError where the model needs what we cannot do."""
-    path = find_file(folder, CONFIG_FILE)
-    config = decode_json(path, ModelConfig)
-    for problem in _unsupported(config):
-        raise ConfigError(f"model: {path}: {problem}")
-    return config
-
-
-def _unsupported(config: ModelConfig) -> list[str]:
-    problems = _rope_problems(config)
-    if config.hidden_act != "silu":
-        problems.append(f"hidden_act {config.hidden_act!r} is not supported; only 'silu' is")
-    if config.use_sliding_window:
-        problems.append("use_sliding_window is not supported")
-    if config.quantization_config is not None:
-        problems.append("quantized weights (quantization_config) are not supported")
-    if config.num_attention_heads % config.num_key_value_heads:
-        problems.append(
-            f"num_attention_heads {config.num_attention_heads} is no multiple of"
-            f" num_key_value_heads {config.num_key_value_heads}"
-        )
-    return problems
-
-
-def _rope_problems(config: ModelConfig) -> list[str]:
-    problems = []
-    values = config.rope_values
-    if values["partial_rotary_factor"] not in (None, 1.0):
-        factor = values["partial_rotary_factor"]
-        problems.append(f"partial_rotary_factor {factor} is not supported; only 1.0 is")
-    for key, value in values.items():
-        if isinstance(value, dict):
-            problems.append(f"rope parameters of their own for {key!r} are not supported")
-    try:
-        read_rope(values)
-    except ValueError as error:
-        problems.append(str(error))
-    if config.head_dim % 2:
-        problems.append(f"head_dim {config.head_dim} is odd")
-    return problems
+    def _rope_problems(self) -> list[str]:
+        problems = []
+        values = self.rope_values
+        if values["partial_rotary_factor"] not in (None, 1.0):
+            factor = values["partial_rotary_factor"]
+            problems.append(f"partial_rotary_factor {factor} is not supported; only 1.0 is")
+        for key, value in values.items():
+            if isinstance(value, dict):
+                problems.append(f"rope parameters of their own for {key!r} are not supported")
+        try:
+            read_rope(values)
+        except ValueError as error:
+            problems.append(str(error))
+        if self.head_dim % 2:
+            problems.append(f"head_dim {self.head_dim} is odd")
+        return problems

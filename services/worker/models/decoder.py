@@ -4,7 +4,7 @@ A family says what its layers are made of. Modules are named as in its checkpoin
 """
 
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
@@ -128,8 +128,12 @@ class MtpHead(ABC):
 
 
 class DecoderLM(nn.Module, ABC):
-    """The trunk, its output head and, if there is one, its MTP head. A backend computes it."""
+    """The trunk, its output head and, if there is one, its MTP head. A backend computes it.
 
+    ``Config`` is what config.json is read as.
+    """
+
+    Config: ClassVar[type[ModelConfig]] = ModelConfig
     is_interleaved = False  # neighbours, and not a head's halves, are the pairs of its rotation
     embedding_scale = 1.0
     logits_scale = 1.0

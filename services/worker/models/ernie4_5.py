@@ -5,10 +5,13 @@ from services.worker.models.decoder import DecoderLayer, DecoderLM, Parts
 
 
 class Ernie4_5ForCausalLM(DecoderLM):  # noqa: N801, its name in config.json
-    is_interleaved = True
+    class Config(ModelConfig, frozen=True):
+        rope_theta: float | None = 500000.0
+        tie_word_embeddings: bool | None = True
+        use_bias: bool = False
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config.with_defaults(rope_theta=500000.0, tie_word_embeddings=True))
+    config: Config
+    is_interleaved = True
 
     def make_layer(self, parts: Parts, layer: int) -> DecoderLayer:
         bias = self.config.use_bias

@@ -3,10 +3,17 @@
 The kinds of rotary positions are in ``config/frequencies.py``.
 """
 
+from services.worker.config.model_config import ModelConfig
 from services.worker.models.decoder import DecoderLayer, DecoderLM, Parts
 
 
 class LlamaForCausalLM(DecoderLM):
+    class Config(ModelConfig, frozen=True):
+        attention_bias: bool = False
+        mlp_bias: bool = False
+
+    config: Config
+
     def make_layer(self, parts: Parts, layer: int) -> DecoderLayer:
         bias = self.config.attention_bias
         attention = parts.attention(layer, has_qkv_bias=bias, has_out_bias=bias)

@@ -5,12 +5,11 @@ Of several such layers the first is used, again and again for drafts that are fu
 
 from torch import nn
 
-from services.worker.config.model_config import ModelConfig
 from services.worker.layers.embedding import LMHead
 from services.worker.layers.linear import Columns, Linear
 from services.worker.layers.ops import Ops, X
 from services.worker.models.decoder import DecoderLayer, MtpHead, Parts, Trunk
-from services.worker.models.qwen2 import Qwen2ForCausalLM
+from services.worker.models.qwen2 import Qwen2ForCausalLM, WindowsConfig
 
 
 class MtpLayer(DecoderLayer):
@@ -47,7 +46,12 @@ class MiMoMtpHead(MtpHead):
 
 
 class MiMoForCausalLM(Qwen2ForCausalLM):
-    def __init__(self, config: ModelConfig) -> None:
+    class Config(WindowsConfig, frozen=True):
+        num_nextn_predict_layers: int = 0
+
+    config: Config
+
+    def __init__(self, config: Config) -> None:
         super().__init__(config)
         first = config.num_hidden_layers
         layers = [

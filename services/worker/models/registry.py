@@ -12,8 +12,11 @@ from shared.model_folder import CONFIG_FILE, decode_json, find_file
 
 MODELS = {
     "Ernie4_5ForCausalLM": "services.worker.models.ernie4_5",
+    "GraniteForCausalLM": "services.worker.models.granite",
     "LlamaForCausalLM": "services.worker.models.llama",
     "MiMoForCausalLM": "services.worker.models.mimo",
+    "MistralForCausalLM": "services.worker.models.mistral",
+    "Olmo2ForCausalLM": "services.worker.models.olmo2",
     "Qwen2ForCausalLM": "services.worker.models.qwen2",
     "Qwen3ForCausalLM": "services.worker.models.qwen3",
 }
@@ -29,22 +32,22 @@ def read_architectures(folder: Path) -> list[str]:
     return decode_json(find_file(folder, CONFIG_FILE), _Config).architectures
 
 
-def check_architecture(names: list[str]) -> None:
-    """Raises ConfigError where we know none of ``names``."""
-    _find_name(names)
+def read_model_config(folder: Path) -> ModelConfig:
+    """config.json, as the family reads it. Raises ConfigError where the architecture is none of
+    ours, or the model needs what we cannot do."""
+    path = find_file(folder, CONFIG_FILE)
+    config = decode_json(path, find_model(read_architectures(folder)).Config)
+    for problem in config.problems():
+        raise ConfigError(f"model: {path}: {problem}")
+    return config
 
 
-def find_model(config: ModelConfig) -> type[DecoderLM]:
+def find_model(architectures: list[str]) -> type[DecoderLM]:
     """The class of the first architecture that we know. Raises ConfigError."""
-    name = _find_name(config.architectures)
-    model: type[DecoderLM] = getattr(import_module(MODELS[name]), name)
-    return model
-
-
-def _find_name(architectures: list[str]) -> str:
     for name in architectures:
         if name in MODELS:
-            return name
+            model: type[DecoderLM] = getattr(import_module(MODELS[name]), name)
+            return model
     raise ConfigError(
         f"model: architecture {', '.join(architectures) or 'missing'} is not supported;"
         f" supported are {', '.join(sorted(MODELS))}"

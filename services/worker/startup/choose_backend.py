@@ -10,9 +10,8 @@ from kernels.cpu.library import find_variant, load_library
 from kernels.cpu.program import DTYPES, NativeLibrary
 from kernels.cpu.sampler import NativeSampler
 from services.worker.backends.native import NativeLM
-from services.worker.backends.torch_lm import TorchLM
-from services.worker.layers.attention import Attention
-from services.worker.layers.ops import NotSupported, set_options
+from services.worker.backends.torch_lm import DEVICE_OPTIONS, HOST_OPTIONS, TorchLM
+from services.worker.layers.ops import NotSupported
 from services.worker.machine.hardware import bound_kernel_caches, num_cores
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
@@ -21,8 +20,6 @@ from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
 
 log = logging.getLogger(__name__)
-
-DEVICE_OPTIONS = {"norm", "is_interleaved"}  # of AttentionSpec
 
 
 def choose_kernels(
@@ -33,6 +30,7 @@ def choose_kernels(
 
     Torch's threads wait for each other, so that one which has to share its core holds up all: one
     core is left to the services around us. Native threads hand out their work piece by piece.
+    Raises ConfigError where none can compute the model.
     """
     sampler: Sampler = TorchSampler()
     num_threads = settings.num_threads or num_cores()
@@ -47,7 +45,9 @@ def choose_kernels(
         log.info(
             "kernels: torch's operators, %d threads (no native code: %s)", num_threads, problem
         )
-        return (TorchLM(model) if isinstance(model, DecoderLM) else model), sampler
+        if not isinstance(model, DecoderLM):
+            return model, sampler
+        return _torch(model, "torch's operators", HOST_OPTIONS), sampler
     torch.set_num_threads(1)
     log.info("kernels: native code for %s, %d threads", variant, num_threads)
     return native, sampler
@@ -60,16 +60,17 @@ def choose_device_kernels(
     ConfigError."""
     if not isinstance(model, DecoderLM):
         raise ConfigError(f"model: {type(model).__name__} does not run on GPUs")
-    for layer in model.model.layers:
-        for module in layer.modules():
-            if isinstance(module, Attention) and (
-                unknown := set_options(module.heads.spec) - DEVICE_OPTIONS
-            ):
-                raise ConfigError(
-                    f"model: attention on GPUs does not know its {', '.join(sorted(unknown))}"
-                )
+    computed = _torch(model, "the operators of GPUs", DEVICE_OPTIONS)
     log.info("kernels: Triton's, attention by %s", settings.attention_backend)
-    return TorchLM(model), TorchSampler()
+    return computed, TorchSampler()
+
+
+def _torch(model: DecoderLM, operators: str, known_options: set[str]) -> TorchLM:
+    """Raises ConfigError."""
+    try:
+        return TorchLM(model, known_options)
+    except NotSupported as problem:
+        raise ConfigError(f"model: {operators} cannot run it: {problem}") from None
 
 
 def _load(settings: WorkerConfig) -> tuple[str, ctypes.CDLL]:

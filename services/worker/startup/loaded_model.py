@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import torch
 
-from services.worker.config.model_config import ModelConfig, read_model_config
+from services.worker.config.model_config import ModelConfig
 from services.worker.guides.guides import Guides
 from services.worker.machine.hardware import (
     Memory,
@@ -22,7 +22,12 @@ from services.worker.machine.hardware import (
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
-from services.worker.models.registry import MODELS, check_architecture, read_architectures
+from services.worker.models.registry import (
+    MODELS,
+    find_model,
+    read_architectures,
+    read_model_config,
+)
 from services.worker.speculation.choose import Speculation, choose_speculation
 from services.worker.startup.model_shape import ModelShape, shape_of
 from services.worker.step.sampler import Sampler
@@ -155,7 +160,7 @@ def _is_for_transformers(wanted: str, architectures: list[str]) -> bool:
         )
         return True
     if wanted != "transformers":
-        check_architecture(architectures)
+        find_model(architectures)
     return wanted == "transformers"
 
 

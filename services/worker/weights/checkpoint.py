@@ -74,7 +74,7 @@ def build_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -
     torch.set_default_dtype(dtype)
     try:
         with device:
-            return find_model(config)(config)
+            return find_model(config.architectures)(config)
     finally:
         torch.set_default_dtype(default)
 

@@ -122,5 +122,6 @@ def mtp_layout(config: ModelConfig) -> MtpLayout | None:
     """None where the architecture has no MTP head that we know."""
     for name in config.architectures:
         if family := FAMILIES.get(name):
-            return MtpLayout(family, config.num_hidden_layers, config.num_nextn_predict_layers)
+            num_layers = getattr(config, "num_nextn_predict_layers", 0)
+            return MtpLayout(family, config.num_hidden_layers, num_layers)
     return None

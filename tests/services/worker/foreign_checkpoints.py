@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of architectures that only transformers knows."""
+"""Tiny random checkpoints of architectures that transformers computes; some are ours as well."""
 
 from pathlib import Path
 from typing import Any

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from services.worker.config.model_config import read_model_config
 from services.worker.layers.context import forward_context
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
+from services.worker.models.registry import read_model_config
 from services.worker.slots.table import SlotTable
 from services.worker.startup.choose_backend import choose_kernels
 from services.worker.step.batch import Batch, prepare_batch
@@ -25,13 +25,13 @@ def prepare(
 ) -> tuple[CausalLM, Batch]:
     """The model, and all tokens of ``prompts`` as one step."""
     config = read_model_config(folder)
-    model = load_model(folder, config, dtype, CPU, lambda text, fraction: None)
+    loaded = load_model(folder, config, dtype, CPU, lambda text, fraction: None)
     settings = WorkerConfig(
         native_kernels=kernels == "native", num_threads=1, block_size=CAPACITY.block_size
     )
-    layouts = model.kv_layouts(dtype, drafts=False)
+    layouts = loaded.kv_layouts(dtype, drafts=False)
     cache = KVCache(layouts, CAPACITY.num_blocks, CAPACITY.block_size, CPU)
-    computed, _ = choose_kernels(model, settings, dtype)
+    model, _ = choose_kernels(loaded, settings, dtype)
     table = SlotTable(CAPACITY)
     params = SamplingParams(seed=0)
     tables = np.arange(CAPACITY.num_blocks).reshape(CAPACITY.max_num_seqs, -1).tolist()
@@ -42,7 +42,7 @@ def prepare(
     rows = [Prefill(slot, len(ids)) for slot, ids in enumerate(prompts)]
     plan = StepPlan(1, [], admits, [], rows, [])
     table.apply(plan, np.concatenate([np.array(ids, np.int32) for ids in prompts]))
-    return computed, prepare_batch(table, plan, cache, np.zeros(0, np.int64))
+    return model, prepare_batch(table, plan, cache, np.zeros(0, np.int64))
 
 
 @torch.inference_mode()

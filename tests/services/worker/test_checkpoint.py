@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.harness.engines import make_engine
-from services.worker.config.model_config import read_model_config
 from services.worker.models.decoder import DecoderLM
+from services.worker.models.registry import read_model_config
 from services.worker.weights.checkpoint import load_model
 from shared.errors import ConfigError
 from shared.model_folder import weight_files
@@ -155,7 +155,12 @@ def test_a_config_without_architectures_lists_them_too(folder: Path) -> None:
         ({"rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor 0.25"),
         ({"head_dim": 7}, "head_dim 7 is odd"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"layer_types": ["chunked_attention"] * 3}, "layer_types chunked_attention is not"),
+        (
+            {"use_sliding_window": True, "layer_types": ["full_attention"]},
+            "layer_types has 1 entries; num_hidden_layers is 3",
+        ),
+        ({"sliding_window": 0}, r"Expected `int` >= 1 - at `\$.sliding_window`"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"num_key_value_heads": 3}, "no multiple"),
         ({"hidden_size": "many"}, "Expected `int`"),

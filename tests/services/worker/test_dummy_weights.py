@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from benchmarks.harness.step_engine import run_step
-from services.worker.config.model_config import read_model_config
 from services.worker.engine.host import HostEngine
+from services.worker.models.registry import read_model_config
 from services.worker.weights.dummy import make_dummy
 from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError

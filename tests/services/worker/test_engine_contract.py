@@ -10,7 +10,7 @@ import pytest
 from benchmarks.harness.engines import ENGINES, AnyEngine, make_engine
 from benchmarks.harness.step_engine import run_step
 from services.worker.backends.native import NativeLM
-from services.worker.config.model_config import read_model_config
+from services.worker.models.registry import read_model_config
 from shared.messages import (
     Admit,
     Decode,

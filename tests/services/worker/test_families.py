@@ -10,7 +10,10 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     Ernie4_5ForCausalLM,
+    GraniteForCausalLM,
     LlamaForCausalLM,
+    MistralForCausalLM,
+    Olmo2ForCausalLM,
     PreTrainedModel,
     Qwen2ForCausalLM,
     Qwen3ForCausalLM,
@@ -18,8 +21,10 @@ from transformers import (
 
 from benchmarks.harness.engines import KERNELS, make_engine
 from benchmarks.harness.oracle import true_logits
-from services.worker.config.model_config import read_model_config
-from services.worker.models.registry import MODELS
+from kernels.cpu.program import LANES
+from services.worker.backends.native import NativeLM
+from services.worker.backends.torch_lm import TorchLM
+from services.worker.models.registry import MODELS, read_model_config
 from shared.model_folder import weight_files
 from tests.services.worker.checkpoints import (
     assert_greedy,
@@ -33,6 +38,13 @@ from tests.services.worker.forward import our_logits
 LLAMA3 = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 OLD_LENGTH = {"original_max_position_embeddings": 32}
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, **OLD_LENGTH}
+MULTIPLIERS = {
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 2.5,
+    "residual_multiplier": 0.5,
+}
+WINDOW = 7  # shorter than most prompts here
 CASES: dict[str, tuple[type[PreTrainedModel], dict[str, Any]]] = {
     "llama": (LlamaForCausalLM, {}),
     "llama, no groups, biases": (
@@ -64,6 +76,36 @@ CASES: dict[str, tuple[type[PreTrainedModel], dict[str, Any]]] = {
     ),
     "ernie": (Ernie4_5ForCausalLM, {"head_dim": 16, "tie_word_embeddings": True}),
     "ernie, biases": (Ernie4_5ForCausalLM, {"head_dim": 8, "use_bias": True}),
+    "granite": (GraniteForCausalLM, MULTIPLIERS),
+    "granite, tied, biases": (
+        GraniteForCausalLM,
+        {
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            **MULTIPLIERS,
+        },
+    ),
+    "olmo 2": (Olmo2ForCausalLM, {}),
+    "olmo 2, no groups, biases": (
+        Olmo2ForCausalLM,
+        {"num_key_value_heads": 4, "attention_bias": True},
+    ),
+    "mistral": (MistralForCausalLM, {"sliding_window": None}),
+    "mistral, windows": (MistralForCausalLM, {"sliding_window": WINDOW}),
+    "qwen2, windows": (
+        Qwen2ForCausalLM,
+        {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    ),
+    "qwen3, windows by layer": (
+        Qwen3ForCausalLM,
+        {
+            "head_dim": 16,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
 }
 
 
@@ -119,6 +161,8 @@ def test_greedy_text_is_that_of_transformers(
 ) -> None:
     prompts = [*random_prompts(6), random_prompts(3, seed=1)[2] * 3]
     engine = make_engine(folder, kernels)
+    runs_natively = kernels == "native" and read_model_config(folder).head_dim % LANES == 0
+    assert isinstance(engine._model, NativeLM if runs_natively else TorchLM)
     texts = Driver(engine, chunk_sizes).run([Job(prompt) for prompt in prompts])
     for prompt, text in zip(prompts, texts, strict=True):
         assert_greedy(oracle, prompt, text)

@@ -22,10 +22,10 @@ from transformers import (
 
 from benchmarks.harness.engines import make_engine
 from kernels.logprobs import logprobs
-from services.worker.config.model_config import read_model_config
 from services.worker.layers.context import forward_context
 from services.worker.machine import hardware
 from services.worker.machine.hardware import Memory, choose_device, choose_dtype, read_memory
+from services.worker.models.registry import read_model_config
 from services.worker.startup.model_shape import shape_of
 from services.worker.startup.plan_memory import (
     CPU_MAX_KV_BYTES,

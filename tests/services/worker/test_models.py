@@ -9,8 +9,8 @@ from transformers import Qwen2ForCausalLM
 
 from benchmarks.harness.engines import make_engine
 from benchmarks.harness.oracle import load_as_qwen2, true_logits
-from services.worker.config.model_config import read_model_config
 from services.worker.layers.context import current_context
+from services.worker.models.registry import read_model_config
 from services.worker.weights.checkpoint import load_model
 from shared.model_folder import EMBEDDED_MODEL
 from tests.services.worker.checkpoints import assert_greedy, random_prompts, save_mimo, save_qwen2
@@ -56,7 +56,7 @@ def test_mimo_is_qwen2_with_further_layers(tmp_path: Path, checkpoint: Path) -> 
     model = load_model(tmp_path, config, torch.float32, CPU, lambda text, fraction: None)
     for layer in range(2):
         prefix = f"model.mtp_layers.{layer}."
-        halves = [
+        halves: list[torch.Tensor] = [
             model.get_parameter(f"{prefix}{name}_proj.weight.values")
             for name in ("hidden", "token")
         ]

@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from services.worker.config.model_config import ModelConfig
+from services.worker.models.mimo import MiMoForCausalLM
 from services.worker.weights.checkpoint import fill
 from services.worker.weights.mtp_layouts import MtpLayout, mtp_layout
 from shared.errors import ConfigError
@@ -68,7 +69,7 @@ def layout_of(architecture: str) -> MtpLayout:
 
 
 def make_config(architecture: str) -> ModelConfig:
-    return ModelConfig(
+    return MiMoForCausalLM.Config(
         architectures=[architecture],
         vocab_size=VOCAB,
         hidden_size=HIDDEN,

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -21,6 +22,7 @@ from services.worker.layers.ops import NotSupported
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
+from services.worker.models.registry import find_model
 from services.worker.slots.table import SlotTable
 from services.worker.step.batch import prepare_batch
 from services.worker.weights.dummy import make_dummy
@@ -53,6 +55,22 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 16,
         "num_kv_heads": 1,
     },
+    "Mistral, windows": {
+        "architectures": ["MistralForCausalLM"],
+        "head_size": 32,
+        "sliding_window": 50,
+    },
+    "OLMo 2, heads normed together": {"architectures": ["Olmo2ForCausalLM"], "head_size": 16},
+    "Granite, factors, biases": {
+        "architectures": ["GraniteForCausalLM"],
+        "head_size": 16,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 2.0,
+        "logits_scaling": 0.5,
+        "residual_multiplier": 0.7,
+    },
 }
 
 
@@ -69,7 +87,8 @@ def make_config(name: str) -> ModelConfig:
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": False,
     }
-    return ModelConfig(**(values | SHAPES[name]))
+    values |= SHAPES[name]
+    return find_model(values["architectures"]).Config(**values)
 
 
 def make_model(config: ModelConfig, dtype: torch.dtype) -> DecoderLM:
@@ -256,10 +275,7 @@ def test_larger_blocks_change_nothing(block_size: int) -> None:
 def test_a_model_that_native_code_cannot_run_is_refused_with_the_reason(
     change: dict[str, int], block_size: int, message: str
 ) -> None:
-    values = {
-        name: getattr(make_config("Qwen2, biases"), name) for name in ModelConfig.__struct_fields__
-    }
-    config = ModelConfig(**(values | change))
+    config = msgspec.structs.replace(make_config("Qwen2, biases"), **change)
     model = make_model(config, torch.float32)
     library = NativeLibrary(load_library(variants()[0]), torch.float32, 1)
     with pytest.raises(NotSupported, match=re.escape(message)):

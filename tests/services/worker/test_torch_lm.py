@@ -9,6 +9,7 @@ from services.worker.backends.torch_lm import TorchLM
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.embedding import Embedding, LMHead
 from services.worker.models import CausalLM
+from services.worker.models.mimo import MiMoForCausalLM
 from tests.services.worker.device_contexts import OnDevice
 from tests.services.worker.test_native import (
     SHAPES,
@@ -22,6 +23,7 @@ from tests.services.worker.test_native import (
 pytestmark = pytest.mark.usefixtures("_unwritten_memory")
 
 MIMO = "Qwen2, biases"
+ON_DEVICES = [name for name in SHAPES if "windows" not in name]
 
 
 class Drafts(CausalLM):
@@ -41,11 +43,11 @@ class Drafts(CausalLM):
 
 
 def mimo_config() -> ModelConfig:
-    changes = {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
-    return msgspec.structs.replace(make_config(MIMO), **changes)
+    values = msgspec.structs.asdict(make_config(MIMO)) | {"architectures": ["MiMoForCausalLM"]}
+    return MiMoForCausalLM.Config(**values, num_nextn_predict_layers=1)
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", ON_DEVICES)
 def test_float32_logits_do_not_depend_on_who_knows_the_lengths(name: str) -> None:
     """Of chunks, of single tokens, and of both in one step."""
     config, prompts, dtype = make_config(name), random_prompts(1, 17, 131, 200), torch.float32

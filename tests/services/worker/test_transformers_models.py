@@ -9,10 +9,13 @@ from transformers import (
     AutoModelForCausalLM,
     BertLMHeadModel,
     FalconH1ForCausalLM,
+    GraniteForCausalLM,
     JambaForCausalLM,
     Lfm2ForCausalLM,
     LlamaForCausalLM,
     MambaForCausalLM,
+    MistralForCausalLM,
+    Olmo2ForCausalLM,
     PhimoeForCausalLM,
     PreTrainedModel,
     Qwen3NextForCausalLM,
@@ -44,19 +47,31 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_texts_are_those_of_transformers_whole_and_in_chunks(folder: Path) -> None:
     oracle = AutoModelForCausalLM.from_pretrained(folder).eval()
     prompts = [*random_prompts(6), random_prompts(3, seed=1)[2] * 3]
-    engine = make_engine(folder)
+    engine = make_engine(folder, model_impl="transformers")
     for chunk_sizes in ([1000], [7], [3, 7, 1, 5]):
         texts = Driver(engine, chunk_sizes).run([Job(prompt) for prompt in prompts])
         for prompt, text in zip(prompts, texts, strict=True):
             assert_greedy(oracle, prompt, text)
 
 
-def test_the_same_weights_have_the_same_text_with_either_implementation(tmp_path: Path) -> None:
-    save_model(tmp_path, LlamaForCausalLM)
-    jobs = [Job(prompt) for prompt in random_prompts(6)]
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        (LlamaForCausalLM, {}),
+        (GraniteForCausalLM, FAMILIES["GraniteForCausalLM"]),
+        (Olmo2ForCausalLM, {}),
+        (MistralForCausalLM, {"sliding_window": 7}),
+    ],
+)
+def test_the_same_weights_have_the_same_text_with_either_implementation(
+    tmp_path: Path, family: type[PreTrainedModel], changes: dict[str, Any]
+) -> None:
+    save_model(tmp_path, family, **changes)
     ours, theirs = (
-        Driver(make_engine(tmp_path, model_impl=impl)).run([Job(job.prompt) for job in jobs])
-        for impl in ("shoal", "transformers")
+        Driver(make_engine(tmp_path, model_impl=impl), [7]).run(
+            [Job(prompt) for prompt in random_prompts(6)]
+        )
+        for impl in ("auto", "transformers")
     )
     assert ours == theirs
 
@@ -73,7 +88,7 @@ def test_in_bfloat16_logits_are_compared_in_float32(tmp_path: Path) -> None:
 
 
 def test_random_weights_are_made_without_a_file(tmp_path: Path) -> None:
-    save_family(tmp_path, "Olmo2ForCausalLM")
+    save_family(tmp_path, "Phi3ForCausalLM")
     for file in tmp_path.glob("*.safetensors*"):
         file.unlink()
     engines = [make_engine(tmp_path, load_format="dummy") for _ in range(2)]
@@ -162,7 +177,7 @@ def test_a_checkpoint_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
     save_family(tmp_path, "Olmo2ForCausalLM")
     change_config(tmp_path, num_hidden_layers=5)
     with pytest.raises(ConfigError, match=r"lacks tensors.*layers\.4"):
-        make_engine(tmp_path)
+        make_engine(tmp_path, model_impl="transformers")
 
 
 def test_an_architecture_that_nobody_knows_is_refused(tmp_path: Path) -> None:

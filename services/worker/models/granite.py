@@ -1,0 +1,26 @@
+"""Granite 3 (technical report of October 2024): a Llama with factors of its own in its parts."""
+
+from services.worker.models.decoder import DecoderLayer, Parts
+from services.worker.models.llama import LlamaForCausalLM
+
+
+class GraniteForCausalLM(LlamaForCausalLM):
+    class Config(LlamaForCausalLM.Config, frozen=True):
+        attention_multiplier: float = 1.0
+        embedding_multiplier: float = 1.0
+        logits_scaling: float = 1.0
+        residual_multiplier: float = 1.0
+
+    config: Config
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.embedding_scale = config.embedding_multiplier
+        self.logits_scale = 1 / config.logits_scaling
+
+    def make_layer(self, parts: Parts, layer: int) -> DecoderLayer:
+        config = self.config
+        bias, scale = config.attention_bias, config.attention_multiplier
+        attention = parts.attention(layer, scale=scale, has_qkv_bias=bias, has_out_bias=bias)
+        mlp = parts.mlp(config.mlp_bias)
+        return DecoderLayer(parts, attention, mlp, config.residual_multiplier)

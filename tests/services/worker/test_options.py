@@ -1,0 +1,141 @@
+"""Every backend computes an option of attention and a form of weights, or refuses it by name."""
+
+import re
+import zlib
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from kernels.cpu.library import load_library, variants
+from kernels.cpu.program import NativeLibrary
+from services.worker.backends.native import NativeLM
+from services.worker.layers.heads import AttentionSpec
+from services.worker.layers.ops import NotSupported
+from services.worker.models import CausalLM, decoder
+from services.worker.models.decoder import DecoderLM
+from services.worker.startup.choose_backend import choose_device_kernels, choose_kernels
+from services.worker.weights.checkpoint import build_model
+from shared.config.worker import WorkerConfig
+from shared.errors import ConfigError
+from tests.services.worker.device_contexts import OnDevice
+from tests.services.worker.test_native import furthest, make_config, random_prompts, run
+
+pytestmark = pytest.mark.usefixtures("_unwritten_memory")
+
+CPU, DTYPE = torch.device("cpu"), torch.float32
+CONFIG = make_config("Qwen2, biases")
+SETTINGS = WorkerConfig(native_kernels=False, num_threads=1)
+REFUSED = NotSupported, ConfigError
+# Of every field of AttentionSpec with a default: what to set it to.
+VALUES: dict[str, list[Any]] = {
+    "norm": ["heads", "tokens"],
+    "is_interleaved": [True],
+    "window": [5],
+}
+
+
+def by_native_code(model: DecoderLM) -> CausalLM:
+    return NativeLM(model, 16, NativeLibrary(load_library(variants()[0]), DTYPE, 1))
+
+
+def by_torch(model: DecoderLM) -> CausalLM:
+    return choose_kernels(model, SETTINGS, DTYPE)[0]
+
+
+def on_a_device(model: DecoderLM) -> CausalLM:
+    return OnDevice(choose_device_kernels(model, SETTINGS, DTYPE)[0])
+
+
+BACKENDS: dict[str, Callable[[DecoderLM], CausalLM]] = {
+    "native": by_native_code,
+    "torch": by_torch,
+    "device": on_a_device,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WiderSpec(AttentionSpec):
+    unheard_of: float = 0.0
+
+
+@pytest.fixture
+def build(monkeypatch: pytest.MonkeyPatch) -> Callable[..., DecoderLM]:
+    """Makes a model whose attention has the given options, with weights that only the names of
+    parameters decide."""
+
+    def build(kind: type[AttentionSpec] = AttentionSpec, **options: Any) -> DecoderLM:
+        monkeypatch.setattr(decoder, "AttentionSpec", lambda **values: kind(**(values | options)))
+        model = build_model(CONFIG, DTYPE, CPU)
+        for name, parameter in model.named_parameters():
+            generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            mean, std = float(name.endswith("norm.weight")), 0.2 if parameter.ndim == 1 else 0.12
+            parameter.normal_(mean, std, generator=generator)
+        return model
+
+    return build
+
+
+def logits(backend: str, model: DecoderLM) -> list[Tensor]:
+    return run(BACKENDS[backend](model), CONFIG, DTYPE, random_prompts(1, 9, 40), 17)
+
+
+def why_refused(backend: str, model: DecoderLM) -> str:
+    try:
+        BACKENDS[backend](model)
+    except REFUSED as problem:
+        return str(problem)
+    return ""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_option_changes_the_logits_as_with_torch_or_is_refused_by_name(
+    backend: str, build: Callable[..., DecoderLM], subtests: pytest.Subtests
+) -> None:
+    """Who adds a field to AttentionSpec adds it to VALUES, and to the backends that know it."""
+    plain = logits(backend, build())
+    for name in [field.name for field in fields(AttentionSpec) if field.default is not MISSING]:
+        for value in VALUES[name]:
+            with subtests.test(f"{name} = {value}"):
+                expected = logits("torch", build(**{name: value}))
+                assert furthest(expected, plain) > 0.01
+                if reason := why_refused(backend, build(**{name: value})):
+                    assert f"options {name}" in reason
+                else:
+                    found = logits(backend, build(**{name: value}))
+                    assert furthest(found, expected) < 1e-4
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_option_that_nobody_taught_a_backend_is_refused_by_name(
+    backend: str, build: Callable[..., DecoderLM]
+) -> None:
+    logits(backend, build(WiderSpec))  # it is not set
+    with pytest.raises(REFUSED, match="options unheard_of"):
+        BACKENDS[backend](build(WiderSpec, unheard_of=0.5))
+
+
+class Codes(nn.Module):
+    """A form of weights that no backend knows."""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "path",
+    [
+        "model.layers.0.self_attn.qkv_proj",
+        "model.layers.1.mlp.gate_up_proj",
+        "model.layers.1.mlp.down_proj",
+        "lm_head",
+    ],
+)
+def test_a_form_of_weights_is_refused_before_a_step_by_the_names_of_layer_and_form(
+    backend: str, path: str, build: Callable[..., DecoderLM]
+) -> None:
+    model: Any = build()
+    model.get_submodule(path).weight = Codes()
+    with pytest.raises(REFUSED, match=re.escape(f"{path}: weights in the form Codes")):
+        BACKENDS[backend](model)
