@@ -22,7 +22,7 @@ from benchmarks.gpu.suite import of_test
 from benchmarks.gpu.summary import aims
 from cli.bench.engine_loop import Job
 from services.worker.models.registry import read_model_config
-from services.worker.weights.checkpoint import build_model
+from services.worker.weights.load import build_model
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from services.worker.engine.device.warm_up import warm_up
 from services.worker.machine.kv_cache import KVCache
 from services.worker.machine.streams import upload
 from services.worker.slots.table import SlotTable
-from services.worker.weights.checkpoint import build_model
+from services.worker.weights.load import build_model
 from shared.messages import Capacity
 
 CPU = torch.device("cpu")

@@ -31,8 +31,8 @@ from services.worker.models.registry import (
 from services.worker.speculation.choose import Speculation, choose_speculation
 from services.worker.startup.model_shape import ModelShape, shape_of
 from services.worker.step.sampler import Sampler
-from services.worker.weights.checkpoint import load_model
 from services.worker.weights.dummy import make_dummy
+from services.worker.weights.load import load_model
 from services.worker.weights.progress import Progress
 from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError

@@ -1,129 +1,91 @@
-"""Builds a model and fills it from safetensors files, which are mapped and never read whole.
+"""The tensors of a checkpoint: safetensors files, which are mapped and read slice by slice."""
 
-Knows no architecture: each module declares which tensors of a checkpoint its parameters are made
-of, by default one each under the parameter's own name; ``mtp_layouts`` adds those of MTP heads.
-"""
-
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
-from services.worker.config.model_config import ModelConfig
-from services.worker.layers.linear import Dense, Piece
-from services.worker.models.decoder import DecoderLM
-from services.worker.models.registry import find_model
-from services.worker.weights.mtp_layouts import MappedTensor, MtpLayout, mtp_layout
-from services.worker.weights.progress import Progress
 from shared.errors import ConfigError
-from shared.model_folder import weight_files
 
-# What checkpoints may hold beyond our parameters: the head of tied embeddings, and a buffer.
-IGNORED = ("lm_head.weight", "rotary_emb.inv_freq")
+Transform = Callable[[Tensor], Tensor]
 
 
-@runtime_checkable
-class HasPieces(Protocol):
-    """A module whose parameters are made of other tensors than those of their names."""
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor in a file. Nothing is read of it but what ``read`` is asked for, or all of it where
+    there is a ``transform``."""
 
-    def checkpoint_pieces(self, name: str) -> dict[str, Piece]:
-        """What fills the parameters, by its name beside this module's, which is ``name``."""
+    file: Path
+    name: str  # in the file
+    slices: Any  # safetensors' view of it
+    transform: Transform | None = None
+
+    @property
+    def shape(self) -> list[int]:
+        shape: list[int] = self.slices.get_shape()
+        if self.transform is None:
+            return shape
+        return list(self.transform(torch.empty(shape, device="meta")).shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = self.slices[...].dtype
+        return dtype
+
+    def read(self, dim: int, start: int, num: int) -> Tensor:
+        """``num`` rows (``dim`` 0) or columns (1) from ``start`` on."""
+        if self.transform is not None:
+            return self.transform(self.slices[...]).narrow(dim, start, num)
+        part: Tensor = self.slices[(slice(None),) * dim + (slice(start, start + num),)]
+        return part
 
 
-def load_model(
-    folder: Path,
-    config: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    progress: Progress,
-) -> DecoderLM:
-    """The model of ``config`` with the folder's weights. Raises ConfigError naming the tensor."""
-    model = build_model(config, dtype, device)
-    fill(model, weight_files(folder), mtp_layout(config), progress)
-    return model
+Tensors = dict[str, StoredTensor]
 
 
-def fill(model: nn.Module, files: list[Path], layout: MtpLayout | None, progress: Progress) -> None:
-    """Copies every tensor of ``files`` to where it belongs; ``layout`` is that of an MTP head."""
-    wanted = _destinations(model)
-    lacking = set(wanted)
-    num_bytes, done_bytes = sum(file.stat().st_size for file in files), 0
+class Source(NamedTuple):
+    """Where a checkpoint has one of our tensors, and what makes ours of it."""
+
+    name: str
+    transform: Transform | None = None
+
+
+class Checkpoint:
+    """``tensors`` in ``folder`` by their names there. A subclass knows where ours are others."""
+
+    def __init__(self, folder: Path, tensors: Tensors) -> None:
+        self.folder = folder
+        self.tensors = tensors
+
+    def source(self, name: str) -> Source:
+        return Source(name)
+
+    def find(self, name: str) -> StoredTensor | None:
+        """The tensor that is ``name`` with us."""
+        source = self.source(name)
+        tensor = self.tensors.get(source.name)
+        return tensor and replace(tensor, transform=source.transform)
+
+
+def open_checkpoint(files: list[Path]) -> Checkpoint:
+    """Raises ConfigError for what is no safetensors file, and for a name that two files hold."""
+    tensors: Tensors = {}
     for file in files:
-        for name, tensor in _tensors(file):
-            progress(f"loading {file.name}", done_bytes / num_bytes)
-            done_bytes += tensor.nbytes
-            ours = _as_ours(name, layout)
-            if ours.is_copy:
-                continue
-            for piece in wanted.get(ours.name, ()):
-                _copy(file, name, ours.transform(tensor), piece)
-            if ours.name not in wanted and not ours.name.endswith(IGNORED):
-                raise ConfigError(f"model: {file}: the architecture has no tensor {name}")
-            lacking.discard(ours.name)
-    if lacking:
-        raise ConfigError(f"model: {files[0].parent} lacks {_some(sorted(lacking))}")
-    progress("weights are loaded", 1.0)
+        for tensor in _tensors(file):
+            first = tensors.setdefault(tensor.name, tensor)
+            if first is not tensor:
+                raise ConfigError(f"model: {first.file} and {file} both hold tensor {tensor.name}")
+    return Checkpoint(files[0].parent, tensors)
 
 
-def build_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> DecoderLM:
-    """The model of ``config`` with parameters that hold nothing yet."""
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
+def _tensors(file: Path) -> Iterator[StoredTensor]:
     try:
-        with device:
-            return find_model(config.architectures)(config)
-    finally:
-        torch.set_default_dtype(default)
-
-
-def _destinations(model: nn.Module) -> dict[str, list[Piece]]:
-    """What each tensor fills, by its name."""
-    found: dict[str, list[Piece]] = {}
-    for path, module in model.named_modules():
-        for name, piece in _pieces(path, module):
-            found.setdefault(name, []).append(piece)
-    return found
-
-
-def _pieces(path: str, module: nn.Module) -> Iterator[tuple[str, Piece]]:
-    if isinstance(module, HasPieces):
-        parent, _, own = path.rpartition(".")
-        for name, piece in module.checkpoint_pieces(own).items():
-            yield f"{parent}.{name}".lstrip("."), piece
-    elif not isinstance(module, Dense):
-        for name, parameter in module.named_parameters(recurse=False):
-            yield f"{path}.{name}", Piece(parameter)
-
-
-def _as_ours(name: str, layout: MtpLayout | None) -> MappedTensor:
-    of_head = layout.renamed(name) if layout else None
-    return of_head or MappedTensor(name)
-
-
-def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
-    try:
-        with safe_open(file, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118, not a mapping
-                yield name, tensors.get_tensor(name)
+        mapped = safe_open(file, framework="pt")
+        for name in mapped.keys():  # noqa: SIM118, not a mapping
+            yield StoredTensor(file, name, mapped.get_slice(name))
     except SafetensorError as error:
         raise ConfigError(f"model: {file} is no good safetensors file: {error}") from None
-
-
-def _copy(file: Path, name: str, tensor: Tensor, piece: Piece) -> None:
-    shape = list(piece.destination.shape)
-    shape[piece.dim] = piece.size or shape[piece.dim]
-    if list(tensor.shape) != shape or not tensor.is_floating_point():
-        raise ConfigError(
-            f"model: {file}: tensor {name} is {tensor.dtype} {list(tensor.shape)};"
-            f" the architecture has {shape} of floats"
-        )
-    num = piece.destination.shape[piece.dim]
-    piece.destination.copy_(tensor.narrow(piece.dim, piece.start, num))
-
-
-def _some(names: list[str], num: int = 5) -> str:
-    more = f" and {len(names) - num} more" if len(names) > num else ""
-    return f"tensors {', '.join(names[:num])}{more}"

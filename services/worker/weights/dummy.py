@@ -6,7 +6,7 @@ import torch
 
 from services.worker.config.model_config import ModelConfig
 from services.worker.models.decoder import DecoderLM
-from services.worker.weights.checkpoint import build_model
+from services.worker.weights.load import build_model
 
 log = logging.getLogger(__name__)
 

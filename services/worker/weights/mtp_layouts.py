@@ -6,20 +6,16 @@ Sources: README_WEIGHTS.md of DeepSeek-V3; deepseek_mtp, glm4_moe_mtp, ernie_mtp
 vLLM; ernie4_5_mtp of FastDeploy.
 """
 
-from collections.abc import Callable
+import re
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from services.worker.config.model_config import ModelConfig
-from shared.errors import ConfigError
+from services.worker.weights.checkpoint import Checkpoint, Source
 
-Transform = Callable[[Tensor], Tensor]
-
-
-def as_it_is(tensor: Tensor) -> Tensor:
-    return tensor
+OUR_NAME = re.compile(r"model\.mtp_layers\.(?P<layer>\d+)\.(?P<part>.+)")
 
 
 def hidden_first(weight: Tensor) -> Tensor:
@@ -34,94 +30,73 @@ def ernie_hidden_first(weight: Tensor) -> Tensor:
     return hidden_first(weight.T if is_transposed else weight)
 
 
-class MappedTensor(NamedTuple):
-    """What a tensor of a checkpoint is to us; a copy repeats one of the trunk's."""
-
-    name: str
-    transform: Transform = as_it_is
-    is_copy: bool = False
-
-
-def own(name: str, transform: Transform = as_it_is) -> MappedTensor:
-    return MappedTensor("model.mtp_layers.{i}." + name, transform)
-
-
-class Family(NamedTuple):
-    """Tensors, and modules with all that is in them, by their names behind ``prefix``.
+class Layout(NamedTuple):
+    """Where a family has our tensors and modules, by our names behind those of a layer.
 
     ``{i}`` is a layer's place in the head, ``{n}`` its place when the trunk's layers count too.
+    What is named as ``copies`` repeats a tensor of the trunk.
     """
 
-    prefix: str
-    parts: dict[str, MappedTensor]
+    parts: dict[str, Source]
+    copies: re.Pattern[str] | None = None
 
 
 BLOCK = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
-HEAD = ("token_layernorm", "hidden_layernorm", "input_proj.weight", "final_layernorm")
-
-MIMO = Family("model.mtp_layers.{i}.", {name: own(name) for name in HEAD + BLOCK})
 
 # Copies are in DeepSeek-V3 and GLM-4.5; GLM-4.6 leaves them out.
-DEEPSEEK_V3 = Family(
-    "model.layers.{n}.",
+DEEPSEEK_V3 = Layout(
     {
-        "enorm": own("token_layernorm"),
-        "hnorm": own("hidden_layernorm"),
-        "eh_proj.weight": own("input_proj.weight", hidden_first),
-        "shared_head.norm": own("final_layernorm"),
-        "shared_head.head": MappedTensor("lm_head", is_copy=True),
-        "embed_tokens": MappedTensor("model.embed_tokens", is_copy=True),
-        **{name: own(name) for name in BLOCK},
+        "token_layernorm": Source("model.layers.{n}.enorm"),
+        "hidden_layernorm": Source("model.layers.{n}.hnorm"),
+        "input_proj.weight": Source("model.layers.{n}.eh_proj.weight", hidden_first),
+        "final_layernorm": Source("model.layers.{n}.shared_head.norm"),
+        **{part: Source(f"model.layers.{{n}}.{part}") for part in BLOCK},
     },
+    copies=re.compile(r"model\.layers\.\d+\.(shared_head\.head|embed_tokens)\.weight"),
 )
 
 # Has no final_layernorm: the trunk's last norm, model.norm, is the head's too.
-ERNIE4_5 = Family(
-    "model.mtp_",
+ERNIE4_5 = Layout(
     {
-        "emb_norm.{i}": own("token_layernorm"),
-        "hidden_norm.{i}": own("hidden_layernorm"),
-        "linear_proj.{i}.weight": own("input_proj.weight", ernie_hidden_first),
-        **{f"block.{{i}}.{name}": own(name) for name in BLOCK},
-    },
+        "token_layernorm": Source("model.mtp_emb_norm.{i}"),
+        "hidden_layernorm": Source("model.mtp_hidden_norm.{i}"),
+        "input_proj.weight": Source("model.mtp_linear_proj.{i}.weight", ernie_hidden_first),
+        **{part: Source(f"model.mtp_block.{{i}}.{part}") for part in BLOCK},
+    }
 )
 
-FAMILIES = {
+LAYOUTS = {
     "DeepseekV3ForCausalLM": DEEPSEEK_V3,
     "Ernie4_5_MoeForCausalLM": ERNIE4_5,
     "Glm4MoeForCausalLM": DEEPSEEK_V3,
-    "MiMoForCausalLM": MIMO,
 }
 
 
-class MtpLayout:
-    """The tensors of an MTP head of ``num_layers`` behind a trunk of ``num_trunk_layers``."""
+class MtpView(Checkpoint):
+    """``checkpoint`` with an MTP head behind a trunk of ``num_trunk_layers``, in our names and
+    without its copies of the trunk."""
 
-    def __init__(self, family: Family, num_trunk_layers: int, num_layers: int) -> None:
-        self.num_layers = num_layers
-        self._prefixes: tuple[str, ...] = ()
-        self._parts: dict[str, MappedTensor] = {}
-        for i in range(num_layers):
-            n = num_trunk_layers + i
-            self._prefixes += (family.prefix.format(i=i, n=n),)
-            for theirs, ours in family.parts.items():
-                part = ours._replace(name=ours.name.format(i=i))
-                self._parts[(family.prefix + theirs).format(i=i, n=n)] = part
+    def __init__(self, checkpoint: Checkpoint, layout: Layout, num_trunk_layers: int) -> None:
+        tensors = checkpoint.tensors
+        if copies := layout.copies:
+            tensors = {name: tensors[name] for name in tensors if not copies.fullmatch(name)}
+        super().__init__(checkpoint.folder, tensors)
+        self._layout = layout
+        self._num_trunk_layers = num_trunk_layers
 
-    def renamed(self, name: str) -> MappedTensor | None:
-        """None for what is not of the head. Raises ConfigError for what we do not know of it."""
-        if not name.startswith(self._prefixes):
-            return None
-        for theirs, ours in self._parts.items():
-            if f"{name}.".startswith(f"{theirs}."):
-                return ours._replace(name=ours.name + name.removeprefix(theirs))
-        raise ConfigError(f"model: no MTP head that we know has a tensor {name}")
+    def source(self, name: str) -> Source:
+        if found := OUR_NAME.fullmatch(name):
+            i, part = int(found["layer"]), f"{found['part']}."
+            for ours, (theirs, transform) in self._layout.parts.items():
+                if part.startswith(f"{ours}."):
+                    theirs = theirs.format(i=i, n=self._num_trunk_layers + i)
+                    return Source(theirs + found["part"].removeprefix(ours), transform)
+        return Source(name)
 
 
-def mtp_layout(config: ModelConfig) -> MtpLayout | None:
-    """None where the architecture has no MTP head that we know."""
+def with_mtp_head(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
+    """``checkpoint`` with our names for its MTP head, if its family has others."""
     for name in config.architectures:
-        if family := FAMILIES.get(name):
-            num_layers = getattr(config, "num_nextn_predict_layers", 0)
-            return MtpLayout(family, config.num_hidden_layers, num_layers)
-    return None
+        if layout := LAYOUTS.get(name):
+            return MtpView(checkpoint, layout, config.num_hidden_layers)
+    return checkpoint

@@ -12,7 +12,7 @@ from services.worker.models.registry import read_model_config
 from services.worker.slots.table import SlotTable
 from services.worker.startup.choose_backend import choose_kernels
 from services.worker.step.batch import Batch, prepare_batch
-from services.worker.weights.checkpoint import load_model
+from services.worker.weights.load import load_model
 from shared.config.worker import WorkerConfig
 from shared.messages import Admit, Capacity, Prefill, SamplingParams, StepPlan
 

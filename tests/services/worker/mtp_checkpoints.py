@@ -11,7 +11,7 @@ Weights = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class HeadFormat:
     """Where a layout has what; ``{i}`` is a layer's place in the head, ``{n}`` behind the trunk."""
 
     architecture: str
@@ -65,9 +65,9 @@ class Checkpoint:
         return norm(self.final_norm, x) @ weights["lm_head.weight"].T
 
 
-def deepseek_v3(architecture: str, *copies: str) -> Checkpoint:
+def deepseek_v3(architecture: str, *copies: str) -> HeadFormat:
     layer = "model.layers.{n}."
-    return Checkpoint(
+    return HeadFormat(
         architecture,
         layer + "enorm",
         layer + "hnorm",
@@ -78,7 +78,7 @@ def deepseek_v3(architecture: str, *copies: str) -> Checkpoint:
     )
 
 
-MIMO = Checkpoint(
+MIMO = HeadFormat(
     "MiMoForCausalLM",
     "model.mtp_layers.{i}.token_layernorm",
     "model.mtp_layers.{i}.hidden_layernorm",
@@ -87,7 +87,7 @@ MIMO = Checkpoint(
     "model.mtp_layers.{i}.final_layernorm",
     is_embedding_first=False,
 )
-ERNIE = Checkpoint(
+ERNIE = HeadFormat(
     "Ernie4_5_MoeForCausalLM",
     "model.mtp_emb_norm.{i}",
     "model.mtp_hidden_norm.{i}",

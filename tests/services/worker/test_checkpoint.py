@@ -1,6 +1,8 @@
 """Weights that do not fit are named, before anything runs."""
 
 import json
+import re
+import shutil
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from benchmarks.harness.engines import make_engine
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import read_model_config
-from services.worker.weights.checkpoint import load_model
+from services.worker.weights.checkpoint import open_checkpoint
+from services.worker.weights.load import load_model
 from shared.errors import ConfigError
 from shared.model_folder import weight_files
 from tests.services.worker.checkpoints import change_config, save_mimo, save_qwen2
@@ -55,7 +58,7 @@ def test_shards_fill_every_parameter_and_report_progress(checkpoint: Path) -> No
     assert (fractions[0], fractions[-1]) == (0, 1)
     assert len(fractions) == len(weights) + 1
     largest = max(tensor.nbytes for tensor in weights.values())
-    num_bytes = sum(file.stat().st_size for file in weight_files(checkpoint))
+    num_bytes = sum(tensor.nbytes for tensor in weights.values())
     parts = [after - before for before, after in pairwise(fractions)]
     assert any(part == pytest.approx(largest / num_bytes) for part in parts), "by bytes"
     merged = model.get_parameter("model.layers.1.mlp.gate_up_proj.weight.values")
@@ -110,6 +113,37 @@ def test_integers_are_no_weights(folder: Path) -> None:
     rewrite(folder / "model.safetensors", model__norm__weight=torch.zeros(32, dtype=torch.int8))
     with pytest.raises(ConfigError, match=r"model.norm.weight is torch.int8"):
         load(folder)
+
+
+def test_a_name_in_two_files_is_refused_with_both(checkpoint: Path, tmp_path: Path) -> None:
+    shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True)
+    first, *_, last = weight_files(tmp_path)
+    rewrite(last, model__embed_tokens__weight=torch.zeros(160, 64))
+    problem = rf"{first.name} and .*{last.name} both hold tensor model.embed_tokens.weight"
+    with pytest.raises(ConfigError, match=problem):
+        load(tmp_path)
+
+
+def test_what_is_not_asked_for_is_not_read(tmp_path: Path) -> None:
+    """Pages of the file that are in memory: a tensor takes 16 MiB, a row 4 KiB, which is a page."""
+    file = tmp_path / "model.safetensors"
+    save_file({name: torch.ones(4096, 1024) for name in "ab"}, file)
+    tensor = open_checkpoint([file]).find("b")
+    assert tensor is not None
+    assert (tensor.shape, tensor.dtype) == ([4096, 1024], torch.float32)
+    assert mapped_bytes(file) < 1 << 20
+    assert tensor.read(0, 2048, 1024).sum() == 1024 * 1024
+    assert 4 << 20 <= mapped_bytes(file) < 8 << 20
+    assert tensor.read(1, 1000, 24).sum() == 4096 * 24
+    assert mapped_bytes(file) < 20 << 20
+
+
+def mapped_bytes(file: Path) -> int:
+    """How much of ``file`` this process has in memory."""
+    maps = Path("/proc/self/smaps").read_text().split("VmFlags:")
+    ours = [each for each in maps if f"{file}\n" in each]
+    assert ours, "it is not mapped"
+    return sum(int(size) << 10 for each in ours for size in re.findall(r"\nRss: +(\d+) kB", each))
 
 
 def test_a_truncated_file_is_named(folder: Path) -> None:

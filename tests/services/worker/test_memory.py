@@ -35,7 +35,7 @@ from services.worker.startup.plan_memory import (
     prompt_logprob_bytes,
 )
 from services.worker.step.logprobs import MAX_LOGITS_AT_ONCE
-from services.worker.weights.checkpoint import build_model
+from services.worker.weights.load import build_model
 from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
 from shared.messages import WINDOW_BYTES

@@ -11,7 +11,7 @@ from benchmarks.harness.engines import make_engine
 from benchmarks.harness.oracle import load_as_qwen2, true_logits
 from services.worker.layers.context import current_context
 from services.worker.models.registry import read_model_config
-from services.worker.weights.checkpoint import load_model
+from services.worker.weights.load import load_model
 from shared.model_folder import EMBEDDED_MODEL
 from tests.services.worker.checkpoints import assert_greedy, random_prompts, save_mimo, save_qwen2
 from tests.services.worker.driver import Driver, Job

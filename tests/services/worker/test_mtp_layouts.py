@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from services.worker.config.model_config import ModelConfig
 from services.worker.models.mimo import MiMoForCausalLM
-from services.worker.weights.checkpoint import fill
-from services.worker.weights.mtp_layouts import MtpLayout, mtp_layout
+from services.worker.weights.checkpoint import Checkpoint, open_checkpoint
+from services.worker.weights.load import fill
+from services.worker.weights.mtp_layouts import with_mtp_head
 from shared.errors import ConfigError
 from tests.services.worker.mtp_checkpoints import (
     CHECKPOINTS,
@@ -20,7 +21,7 @@ from tests.services.worker.mtp_checkpoints import (
     MTP_LAYERS,
     TRUNK_LAYERS,
     VOCAB,
-    Checkpoint,
+    HeadFormat,
     Weights,
 )
 
@@ -48,7 +49,7 @@ class StandIn(nn.Module):
         return out
 
 
-def make_model(checkpoint: Checkpoint) -> nn.Module:
+def make_model(checkpoint: HeadFormat) -> nn.Module:
     """What lies around the layers of a trunk, and the head."""
     root, trunk = nn.Module(), nn.Module()
     trunk.embed_tokens = nn.Embedding(VOCAB, HIDDEN)
@@ -62,10 +63,10 @@ def make_model(checkpoint: Checkpoint) -> nn.Module:
     return root.requires_grad_(False)
 
 
-def layout_of(architecture: str) -> MtpLayout:
-    layout = mtp_layout(make_config(architecture))
-    assert layout is not None
-    return layout
+def open_view(folder: Path, architecture: str, stored: Weights) -> Checkpoint:
+    file = folder / "model.safetensors"
+    save_file(stored, file)
+    return with_mtp_head(open_checkpoint([file]), make_config(architecture))
 
 
 def make_config(architecture: str) -> ModelConfig:
@@ -82,14 +83,13 @@ def make_config(architecture: str) -> ModelConfig:
     )
 
 
-def assert_loads(folder: Path, checkpoint: Checkpoint, stored: Weights, true: Weights) -> None:
+def assert_loads(folder: Path, checkpoint: HeadFormat, stored: Weights, true: Weights) -> None:
     """A model filled with ``stored`` has the logits that the layout's own code has of ``true``."""
-    save_file(stored, folder / "model.safetensors")
     model = make_model(checkpoint)
-    layout = layout_of(checkpoint.architecture)
-    fill(model, [folder / "model.safetensors"], layout, lambda text, fraction: None)
+    view = open_view(folder, checkpoint.architecture, stored)
+    fill(model, view, lambda text, fraction: None)
     ids, hidden = torch.randint(VOCAB, (5,)), torch.randn(5, HIDDEN)
-    for layer in range(layout.num_layers):
+    for layer in range(MTP_LAYERS):
         head = model.get_submodule(f"model.mtp_layers.{layer}")
         embedding = model.get_submodule("model.embed_tokens")(ids)
         ours = model.get_submodule("lm_head")(head(embedding, hidden))
@@ -97,7 +97,7 @@ def assert_loads(folder: Path, checkpoint: Checkpoint, stored: Weights, true: We
 
 
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS.values(), ids=CHECKPOINTS.keys())
-def test_a_head_computes_what_its_own_layout_does(tmp_path: Path, checkpoint: Checkpoint) -> None:
+def test_a_head_computes_what_its_own_layout_does(tmp_path: Path, checkpoint: HeadFormat) -> None:
     """Copies have other values here, so that one which replaces the trunk's is seen."""
     weights = checkpoint.random_weights()
     assert_loads(tmp_path, checkpoint, weights, weights)
@@ -110,12 +110,46 @@ def test_a_projection_that_a_conversion_left_transposed_is_turned(tmp_path: Path
     assert_loads(tmp_path, ERNIE, stored, weights)
 
 
+@pytest.mark.parametrize("part", ["", ".T"])
+def test_a_projection_is_turned_and_joined_before_a_part_is_taken(
+    tmp_path: Path, part: str
+) -> None:
+    """As ours is pulled in halves of its columns, and a rank's in some of its rows."""
+    name = "model.mtp_linear_proj.1.weight"
+    stored = torch.randn(HIDDEN, 2 * HIDDEN)
+    weight = {name: stored.T.contiguous() if part else stored}
+    view = open_view(tmp_path, ERNIE.architecture, weight)
+    tensor = view.find("model.mtp_layers.1.input_proj.weight")
+    assert tensor is not None
+    assert tensor.shape == [HIDDEN, 2 * HIDDEN]
+    embedding, hidden = stored.split(HIDDEN, dim=1)
+    assert torch.equal(tensor.read(1, 0, HIDDEN), hidden)
+    assert torch.equal(tensor.read(1, HIDDEN, HIDDEN), embedding)
+    assert torch.equal(tensor.read(0, 2, 3), torch.cat((hidden, embedding), 1)[2:5])
+
+
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS.values(), ids=CHECKPOINTS.keys())
-def test_a_tensor_that_a_head_lacks_is_named(tmp_path: Path, checkpoint: Checkpoint) -> None:
+def test_a_tensor_that_a_head_lacks_is_named_as_in_its_layout(
+    tmp_path: Path, checkpoint: HeadFormat
+) -> None:
     weights = checkpoint.random_weights()
-    del weights[checkpoint.name(checkpoint.hidden_norm, 1) + ".weight"]
-    with pytest.raises(ConfigError, match=r"lacks tensors model.mtp_layers.1.hidden_layernorm"):
+    name = checkpoint.name(checkpoint.hidden_norm, 1) + ".weight"
+    del weights[name]
+    with pytest.raises(ConfigError, match=rf"lacks tensors {name}$"):
         assert_loads(tmp_path, checkpoint, weights, weights)
+
+
+@pytest.mark.parametrize("checkpoint", CHECKPOINTS.values(), ids=CHECKPOINTS.keys())
+def test_an_unknown_tensor_of_a_head_is_named(tmp_path: Path, checkpoint: HeadFormat) -> None:
+    weights = checkpoint.random_weights()
+    beside, behind = checkpoint.hidden_norm, checkpoint.block
+    for name in (
+        checkpoint.name(beside, 0) + ".bias",
+        checkpoint.name(beside, MTP_LAYERS) + ".weight",
+        checkpoint.name(behind, 1) + "surprise.weight",
+    ):
+        with pytest.raises(ConfigError, match=rf"has no tensor {name}$"):
+            assert_loads(tmp_path, checkpoint, weights | {name: torch.zeros(HIDDEN)}, weights)
 
 
 @pytest.mark.parametrize(
@@ -124,48 +158,26 @@ def test_a_tensor_that_a_head_lacks_is_named(tmp_path: Path, checkpoint: Checkpo
         ("DeepseekV3ForCausalLM", "model.layers.4."),
         ("Glm4MoeForCausalLM", "model.layers.4."),
         ("Ernie4_5_MoeForCausalLM", "model.mtp_block.1."),
+        ("MiMoForCausalLM", "model.mtp_layers.1."),
     ],
 )
-@pytest.mark.parametrize(
-    "inner",
-    [
+def test_what_attention_and_experts_are_made_of_keeps_its_name(
+    tmp_path: Path, architecture: str, prefix: str
+) -> None:
+    view = open_view(tmp_path, architecture, {})
+    for inner in (
         "mlp.experts.255.down_proj.weight",
         "mlp.shared_experts.up_proj.weight",
         "mlp.gate.e_score_correction_bias",
         "self_attn.kv_a_proj_with_mqa.weight",
-    ],
-)
-def test_what_attention_and_experts_are_made_of_keeps_its_name(
-    architecture: str, prefix: str, inner: str
-) -> None:
-    mapped = layout_of(architecture).renamed(prefix + inner)
-    assert mapped is not None
-    assert mapped.name == f"model.mtp_layers.1.{inner}"
+    ):
+        assert view.source(f"model.mtp_layers.1.{inner}").name == prefix + inner
 
 
-@pytest.mark.parametrize("checkpoint", CHECKPOINTS.values(), ids=CHECKPOINTS.keys())
-def test_tensors_of_the_trunk_are_not_of_the_head(checkpoint: Checkpoint) -> None:
-    layout = layout_of(checkpoint.architecture)
-    inner = "self_attn.o_proj.weight"
-    names = [f"model.layers.{layer}.{inner}" for layer in (0, 2, 5, 30, 41)]
-    for name in [*names, "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"]:
-        assert layout.renamed(name) is None, name
-
-
-@pytest.mark.parametrize(
-    ("architecture", "name"),
-    [
-        ("DeepseekV3ForCausalLM", "model.layers.3.surprise.weight"),
-        ("DeepseekV3ForCausalLM", "model.layers.4.enormous.weight"),
-        ("Glm4MoeForCausalLM", "model.layers.3.eh_proj.bias"),
-        ("Ernie4_5_MoeForCausalLM", "model.mtp_emb_norm.2.weight"),
-        ("MiMoForCausalLM", "model.mtp_layers.0.enorm.weight"),
-    ],
-)
-def test_an_unknown_tensor_of_a_head_is_named(architecture: str, name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"MTP head .* {name}$"):
-        layout_of(architecture).renamed(name)
-
-
-def test_an_architecture_without_a_head_has_no_layout() -> None:
-    assert mtp_layout(make_config("Qwen2ForCausalLM")) is None
+def test_tensors_of_the_trunk_keep_theirs(tmp_path: Path) -> None:
+    for checkpoint in CHECKPOINTS.values():
+        view = open_view(tmp_path, checkpoint.architecture, {})
+        inner = "self_attn.o_proj.weight"
+        names = [f"model.layers.{layer}.{inner}" for layer in (0, 2, 5, 30, 41)]
+        for name in [*names, "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"]:
+            assert view.source(name) == (name, None)

@@ -18,7 +18,7 @@ from services.worker.layers.ops import NotSupported
 from services.worker.models import CausalLM, decoder
 from services.worker.models.decoder import DecoderLM
 from services.worker.startup.choose_backend import choose_device_kernels, choose_kernels
-from services.worker.weights.checkpoint import build_model
+from services.worker.weights.load import build_model
 from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
 from tests.services.worker.device_contexts import OnDevice
