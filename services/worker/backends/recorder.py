@@ -114,6 +114,8 @@ class Recorder(Ops[Value]):
         residual: Value | None = None,
         scale: float = 1.0,
     ) -> Value:
+        if linear.is_partial:
+            raise NotSupported(f"{self._names[linear]}: a part of a sum over ranks")
         operand = self._operand(x, norm, linear)
         if residual is not None:
             out = self._written(residual)

@@ -103,7 +103,8 @@ def _operand(norm: RMSNorm | None) -> Norm | None:
 
 class TorchLM(CausalLM):
     """Computes ``model`` with its own weights. Raises NotSupported where attention has options that
-    are not among ``known``, or weights have a form that no operator here takes."""
+    are not among ``known``, weights have a form that no operator here takes, or a product is a part
+    of a sum over ranks."""
 
     def __init__(self, model: DecoderLM, known: Set[str] = frozenset(HOST_OPTIONS)) -> None:
         super().__init__()
@@ -126,6 +127,8 @@ def _check(model: DecoderLM, known: Set[str]) -> None:
             unknown = set_options(module.heads.spec) - known
             if unknown:
                 raise NotSupported(f"{name}: attention's options {', '.join(sorted(unknown))}")
+        if isinstance(module, Linear) and module.is_partial:
+            raise NotSupported(f"{name}: a part of a sum over ranks")
         if isinstance(module, Linear | LMHead) and not isinstance(module.weight, Dense):
             kind = type(module.weight).__name__
             raise NotSupported(f"{name}: weights in the form {kind}")

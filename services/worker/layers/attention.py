@@ -1,17 +1,21 @@
 """Attention over the paged KV cache."""
 
+from dataclasses import replace
+
 from torch import nn
 
 from services.worker.layers.heads import AttentionSpec, Heads
 from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops, X
+from services.worker.layers.parallel import Parallel
 from services.worker.layers.rope import RotaryEmbedding
+from shared.errors import ConfigError
 
 
 class Attention(nn.Module):
     """Grouped-query self-attention (arXiv 2305.13245), from the product that makes queries, keys
-    and values to the one behind it.
+    and values to the one behind it. ``spec`` has the heads of all ranks, of which each has its own.
 
     ``layer`` is the place of its KV cache in the context.
     """
@@ -23,21 +27,29 @@ class Attention(nn.Module):
         layer: int,
         rotary: RotaryEmbedding,
         eps: float,
+        parallel: Parallel,
         *,
         has_qkv_bias: bool = False,
         has_out_bias: bool = False,
     ) -> None:
         super().__init__()
-        query_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        sizes = {"q_proj": query_size, "k_proj": kv_size, "v_proj": kv_size}
-        self.qkv_proj = Linear(hidden_size, sizes, has_qkv_bias)
-        self.o_proj = Linear(query_size, hidden_size, has_out_bias)
+        if spec.norm == "tokens" and parallel.size > 1:
+            raise ConfigError(
+                f"model: norms over all heads of a token cannot be split over {parallel.size} ranks"
+            )
+        heads, kv_heads = parallel.heads(spec.num_heads, spec.num_kv_heads)
+        spec = replace(spec, num_heads=heads.num, num_kv_heads=kv_heads.num)
+        query, kv = heads.times(spec.head_dim), kv_heads.times(spec.head_dim)
+        self.qkv_proj = Linear(
+            hidden_size, {"q_proj": query, "k_proj": kv, "v_proj": kv}, has_qkv_bias
+        )
+        self.o_proj = Linear(query, hidden_size, has_out_bias)
         if spec.norm == "none":
             self.q_norm = self.k_norm = None
         else:
             is_each = spec.norm == "heads"
-            self.q_norm = RMSNorm(spec.head_dim if is_each else query_size, eps)
-            self.k_norm = RMSNorm(spec.head_dim if is_each else kv_size, eps)
+            self.q_norm = RMSNorm(spec.head_dim if is_each else query.num, eps)
+            self.k_norm = RMSNorm(spec.head_dim if is_each else kv.num, eps)
         self.heads = Heads(spec, layer, self.q_norm, self.k_norm, rotary)
 
     def forward(

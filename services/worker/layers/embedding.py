@@ -1,4 +1,4 @@
-"""Token embedding and the output head."""
+"""Token embedding and the output head, which are whole on every rank."""
 
 import torch
 from torch import nn

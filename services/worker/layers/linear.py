@@ -1,9 +1,12 @@
 """Linear layers. Parameters are made empty: the loader fills every one or raises."""
 
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from services.worker.layers.parallel import Shard, as_shard
 
 
 def empty_parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
@@ -40,34 +43,45 @@ class Linear(nn.Module):
     """[T, inputs] → [T, outputs]
 
     ``outputs`` may be the sizes of several layers of a checkpoint that share their input, by their
-    names beside this one: they are one product. With ``columns`` it is a part of a layer.
+    names beside this one: they are one product. With ``columns`` it is a part of a layer. Ranks
+    share its outputs or its inputs; each has the bias of its outputs.
     """
 
     def __init__(
         self,
-        inputs: int,
-        outputs: int | dict[str, int],
+        inputs: int | Shard,
+        outputs: int | Shard | Mapping[str, int | Shard],
         has_bias: bool = False,
         *,
         columns: Columns | None = None,
     ) -> None:
         super().__init__()
-        self.inputs = inputs
-        self.outputs = outputs if isinstance(outputs, int) else sum(outputs.values())
-        self.weight = Dense(self.outputs, inputs)
-        self.bias = empty_parameter(self.outputs) if has_bias else None
-        self._parts = None if isinstance(outputs, int) else outputs
+        self._input_shard = as_shard(inputs)
+        merged = outputs if isinstance(outputs, Mapping) else {"": outputs}
+        self._parts = {part: as_shard(size) for part, size in merged.items()}
+        self._sizes = [shard.num for shard in self._parts.values()]
         self._columns = columns
+        self.inputs, self.outputs = self._input_shard.num, sum(self._sizes)
+        self.weight = Dense(self.outputs, self.inputs)
+        self.bias = empty_parameter(self.outputs) if has_bias else None
+
+    @property
+    def is_partial(self) -> bool:
+        """Products of all ranks must be added up, and then the bias."""
+        return self._input_shard.num < self._input_shard.total
 
     def checkpoint_pieces(self, name: str) -> dict[str, Piece]:
-        values = self.weight.values
         if self._columns is not None:
             layer, start, total = self._columns
-            return {f"{layer}.weight": Piece(values, 1, start, total)}
-        parts = self._parts or {name: self.outputs}
-        tensors = {"weight": values} if self.bias is None else {"weight": values, "bias": self.bias}
-        return {
-            f"{part}.{kind}": Piece(piece)
-            for kind, tensor in tensors.items()
-            for part, piece in zip(parts, torch.split(tensor, [*parts.values()]), strict=True)
-        }
+            return {f"{layer}.weight": Piece(self.weight.values, 1, start, total)}
+        pieces = {}
+        for part, rows, values in self._split(self.weight.values):
+            dim, shard = (1, self._input_shard) if self.is_partial else (0, rows)
+            pieces[f"{part or name}.weight"] = Piece(values, dim, shard.start, shard.total)
+        if self.bias is not None:
+            for part, rows, values in self._split(self.bias):
+                pieces[f"{part or name}.bias"] = Piece(values, 0, rows.start, rows.total)
+        return pieces
+
+    def _split(self, tensor: Tensor) -> Iterator[tuple[str, Shard, Tensor]]:
+        return zip(self._parts, self._parts.values(), tensor.split(self._sizes), strict=True)

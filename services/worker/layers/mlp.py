@@ -5,16 +5,19 @@ from torch import nn
 from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops, X
+from services.worker.layers.parallel import Parallel
 
 
 class GatedMLP(nn.Module):
-    """SwiGLU (arXiv 2002.05202)."""
+    """SwiGLU (arXiv 2002.05202), whose inner ``size`` ranks share."""
 
-    def __init__(self, hidden_size: int, size: int, has_bias: bool = False) -> None:
+    def __init__(
+        self, hidden_size: int, size: int, parallel: Parallel, has_bias: bool = False
+    ) -> None:
         super().__init__()
-        sizes = {"gate_proj": size, "up_proj": size}
-        self.gate_up_proj = Linear(hidden_size, sizes, has_bias)
-        self.down_proj = Linear(size, hidden_size, has_bias)
+        shard = parallel.inner(size)
+        self.gate_up_proj = Linear(hidden_size, {"gate_proj": shard, "up_proj": shard}, has_bias)
+        self.down_proj = Linear(shard, hidden_size, has_bias)
 
     def forward(
         self,

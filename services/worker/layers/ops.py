@@ -42,7 +42,10 @@ class Ops(ABC, Generic[X]):
         residual: X | None = None,
         scale: float = 1.0,
     ) -> X:
-        """scale · linear(norm(x)) + residual: [T, inputs] → [T, outputs]"""
+        """scale · linear(norm(x)) + residual: [T, inputs] → [T, outputs]
+
+        Where it ``is_partial``, the products of all ranks are added before bias and residual.
+        """
 
     @abstractmethod
     def gated(self, x: X, gate_up: Linear, *, norm: RMSNorm | None = None) -> X:

@@ -17,15 +17,17 @@ from services.worker.layers.kv_layout import KVLayout
 from services.worker.layers.mlp import GatedMLP
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops, X
+from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.layers.rope import RotaryEmbedding
 
 
 class Parts:
-    """Makes the parts of a family's layers, in the sizes of ``config``."""
+    """Makes the parts of a family's layers: a rank's shards of the sizes of ``config``."""
 
-    def __init__(self, config: ModelConfig, rotary: RotaryEmbedding) -> None:
+    def __init__(self, config: ModelConfig, rotary: RotaryEmbedding, parallel: Parallel) -> None:
         self._config = config
         self._rotary = rotary
+        self._parallel = parallel
 
     def attention(
         self,
@@ -54,12 +56,14 @@ class Parts:
             layer,
             self._rotary,
             config.rms_norm_eps,
+            self._parallel,
             has_qkv_bias=has_qkv_bias,
             has_out_bias=has_out_bias,
         )
 
     def mlp(self, has_bias: bool = False) -> GatedMLP:
-        return GatedMLP(self._config.hidden_size, self._config.intermediate_size, has_bias)
+        config = self._config
+        return GatedMLP(config.hidden_size, config.intermediate_size, self._parallel, has_bias)
 
     def norm(self) -> RMSNorm:
         return RMSNorm(self._config.hidden_size, self._config.rms_norm_eps)
@@ -128,7 +132,8 @@ class MtpHead(ABC):
 
 
 class DecoderLM(nn.Module, ABC):
-    """The trunk, its output head and, if there is one, its MTP head. A backend computes it.
+    """The trunk, its output head and, if there is one, its MTP head, or a rank's shards of them.
+    A backend computes it.
 
     ``Config`` is what config.json is read as.
     """
@@ -139,11 +144,12 @@ class DecoderLM(nn.Module, ABC):
     logits_scale = 1.0
     mtp_head: MtpHead | None = None
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, parallel: Parallel = ALONE) -> None:
         super().__init__()
         self.config = config
+        self.parallel = parallel
         self.model = Trunk(config, self.is_interleaved)
-        self.parts = Parts(config, self.model.rotary)
+        self.parts = Parts(config, self.model.rotary, parallel)
         self.model.layers.extend(
             self.make_layer(self.parts, layer) for layer in range(config.num_hidden_layers)
         )

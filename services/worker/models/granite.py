@@ -1,5 +1,6 @@
 """Granite 3 (technical report of October 2024): a Llama with factors of its own in its parts."""
 
+from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.models.decoder import DecoderLayer, Parts
 from services.worker.models.llama import LlamaForCausalLM
 
@@ -13,8 +14,8 @@ class GraniteForCausalLM(LlamaForCausalLM):
 
     config: Config
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
+    def __init__(self, config: Config, parallel: Parallel = ALONE) -> None:
+        super().__init__(config, parallel)
         self.embedding_scale = config.embedding_multiplier
         self.logits_scale = 1 / config.logits_scaling
 

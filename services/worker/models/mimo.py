@@ -8,6 +8,7 @@ from torch import nn
 from services.worker.layers.embedding import LMHead
 from services.worker.layers.linear import Columns, Linear
 from services.worker.layers.ops import Ops, X
+from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.models.decoder import DecoderLayer, MtpHead, Parts, Trunk
 from services.worker.models.qwen2 import Qwen2ForCausalLM, WindowsConfig
 
@@ -51,8 +52,8 @@ class MiMoForCausalLM(Qwen2ForCausalLM):
 
     config: Config
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
+    def __init__(self, config: Config, parallel: Parallel = ALONE) -> None:
+        super().__init__(config, parallel)
         first = config.num_hidden_layers
         layers = [
             MtpLayer(self.parts, config.hidden_size, first + i)

@@ -84,7 +84,7 @@ def open_checkpoint(files: list[Path]) -> Checkpoint:
 
 def _tensors(file: Path) -> Iterator[StoredTensor]:
     try:
-        mapped = safe_open(file, framework="pt")
+        mapped: Any = safe_open(file, framework="pt")
         for name in mapped.keys():  # noqa: SIM118, not a mapping
             yield StoredTensor(file, name, mapped.get_slice(name))
     except SafetensorError as error:

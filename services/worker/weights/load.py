@@ -13,6 +13,7 @@ from torch import nn
 
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.linear import Dense, Piece
+from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import find_model
 from services.worker.weights.checkpoint import Checkpoint, StoredTensor, Tensors, open_checkpoint
@@ -39,20 +40,24 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     progress: Progress,
+    parallel: Parallel = ALONE,
 ) -> DecoderLM:
-    """The model of ``config`` with the folder's weights. Raises ConfigError naming the tensor."""
-    model = build_model(config, dtype, device)
+    """The model of ``config`` with the folder's weights, or a rank's shards of them. Raises
+    ConfigError naming the tensor, or the size that cannot be split."""
+    model = build_model(config, dtype, device, parallel)
     fill(model, with_mtp_head(open_checkpoint(weight_files(folder)), config), progress)
     return model
 
 
-def build_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> DecoderLM:
+def build_model(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, parallel: Parallel = ALONE
+) -> DecoderLM:
     """The model of ``config`` with parameters that hold nothing yet."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with device:
-            return find_model(config.architectures)(config)
+            return find_model(config.architectures)(config, parallel)
     finally:
         torch.set_default_dtype(default)
 
