@@ -32,7 +32,7 @@ def attend(
 ) -> tuple[Tensor, None]:
     """query [1, H, T, D], key [1, H_kv, T, D], value [1, H_kv, T, value_dim] → [1, T, H, value_dim]
 
-    The names are those of transformers. A layer's cache may be larger than its keys and values.
+    The names are those of transformers.
     """
     context = current_context()
     kv_cache = context.kv_caches[module.layer_idx]
@@ -41,7 +41,7 @@ def attend(
     assert isinstance(batch, AttentionBatch)
     attended = paged_attention(
         query[0].transpose(0, 1).contiguous(),
-        kv_cache[..., : key.shape[1], :],
+        kv_cache,
         batch,
         query.shape[-1] ** -0.5 if scaling is None else scaling,
         AttentionOptions(sliding_window, softcap, s_aux, value.shape[-1]),

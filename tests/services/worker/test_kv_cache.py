@@ -1,18 +1,34 @@
 """A cache whose layers keep different things of a token."""
 
+from copy import copy
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from benchmarks.harness.engines import make_engine
+from kernels.cpu.library import variants
+from services.worker.backends.torch_lm import TorchLM
 from services.worker.layers.kv_layout import KVLayout
 from services.worker.machine.kv_cache import KVCache
+from services.worker.models.decoder import DecoderLayer, Parts
+from services.worker.models.llama import LlamaForCausalLM
+from services.worker.models.registry import MODELS
 from tests.services.worker.checkpoints import save_mimo
+from tests.services.worker.device_contexts import OnDevice
 from tests.services.worker.foreign_checkpoints import save_family
 from tests.services.worker.test_memory import planned_bytes
+from tests.services.worker.test_native import (
+    furthest,
+    make_config,
+    make_model,
+    make_native,
+    random_prompts,
+    run,
+)
 
 CPU = torch.device("cpu")
 NUM_BLOCKS, BLOCK_SIZE = 6, 4
@@ -84,3 +100,39 @@ def test_an_mtp_head_has_a_layer_where_it_drafts(
         (41, 4, 2, 2, 16)
     ] * num_layers
     assert planned_bytes("kv_cache") == 40 * 4 * 2 * 2 * 16 * 4 * num_layers
+
+
+class SharingForCausalLM(LlamaForCausalLM):
+    """A Llama whose second layer has one KV head, the others as many as its config says."""
+
+    def make_layer(self, parts: Parts, layer: int) -> DecoderLayer:
+        own = copy(parts)
+        if layer == 1:
+            own._config = msgspec.structs.replace(self.config, num_kv_heads=1)
+        return super().make_layer(own, layer)
+
+
+@pytest.mark.usefixtures("_unwritten_memory")
+def test_our_own_layers_may_keep_different_things_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One head that all queries share is as several that are alike."""
+    monkeypatch.setitem(MODELS, "SharingForCausalLM", __name__)
+    config, prompts = (
+        make_config("Llama, a head of 256, a key for each query"),
+        random_prompts(9, 70),
+    )
+    sharing = msgspec.structs.replace(config, architectures=["SharingForCausalLM"])
+    model, alike = make_model(sharing, torch.float32), make_model(config, torch.float32)
+    layouts = model.kv_layouts(torch.float32, drafts=False)
+    assert [layout.entry for layout in layouts] == [(2, 2, 256), (2, 1, 256)]
+    for name, parameter in alike.named_parameters():
+        own = model.get_parameter(name).data
+        if parameter.shape != own.shape:
+            queries, key, value = own.split([512, 256, 256])
+            own = torch.cat((queries, key, key, value, value))
+        parameter.data.copy_(own)
+    expected = run(TorchLM(alike), config, torch.float32, prompts, 40)
+    assert all(logits.std() > 0.15 for logits in expected)
+    native = make_native(sharing, torch.float32, variants()[0], 16, 1)
+    for each in (TorchLM(model), OnDevice(TorchLM(model)), native):
+        found = run(each, sharing, torch.float32, prompts, 40, layouts=layouts)
+        assert furthest(found, expected) < 1e-4

@@ -121,6 +121,7 @@ def run(
     chunk_size: int,
     block_size: int = 16,
     first_key: int | None = None,
+    layouts: list[KVLayout] | None = None,
 ) -> list[Tensor]:
     """Logits [len(prompt), V] after every token of each prompt, ``chunk_size`` tokens a step; of
     each prompt the first chunk is longer by one token than of the one before it. Tokens of a later
@@ -128,7 +129,8 @@ def run(
     num_blocks = NUM_BLOCKS * 16 // block_size
     table = SlotTable(Capacity(num_blocks, block_size, len(prompts), MAX_LEN, MAX_LEN))
     layout = KVLayout((2, config.num_key_value_heads, config.head_dim), dtype)
-    cache = KVCache([layout] * config.num_hidden_layers, num_blocks, block_size, CPU)
+    layouts = layouts or [layout] * config.num_hidden_layers
+    cache = KVCache(layouts, num_blocks, block_size, CPU)
     if not model.clears_blocks:
         for layer in cache.layers:
             layer.fill_(float("nan"))
