@@ -71,7 +71,10 @@ def main() -> None:
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for our parent, which ends us
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    vocabulary = msgspec.msgpack.decode(_read(), type=Vocabulary)
+    asked = _read()
+    if not asked:
+        return
+    vocabulary = msgspec.msgpack.decode(asked, type=Vocabulary)
     tokenizer = LLTokenizer(
         vocabulary.text, n_vocab=vocabulary.size, eos_token=vocabulary.end_ids or None
     )
@@ -184,15 +187,20 @@ def _limit_memory() -> None:
 
 
 def _read() -> bytes:
-    """Nothing at the end of the pipe."""
+    """Nothing at the end of the pipe, which may come in the middle: parents are killed."""
     head = sys.stdin.buffer.read(LENGTH.size)
-    return sys.stdin.buffer.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else b""
+    size = LENGTH.unpack(head)[0] if len(head) == LENGTH.size else 0
+    data = sys.stdin.buffer.read(size)
+    return data if len(data) == size else b""
 
 
 def _write(verdict: Verdict) -> None:
+    """Ends the process where nobody reads any more."""
     data = msgspec.msgpack.encode(verdict)
-    sys.stdout.buffer.write(LENGTH.pack(len(data)) + data)
-    sys.stdout.buffer.flush()
+    try:
+        os.write(sys.stdout.fileno(), LENGTH.pack(len(data)) + data)
+    except BrokenPipeError:
+        os._exit(0)
 
 
 if __name__ == "__main__":

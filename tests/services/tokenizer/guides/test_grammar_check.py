@@ -237,3 +237,14 @@ def test_the_child_dies_with_its_parent():
         parent.kill()
     assert select.select([descriptor], [], [], 60)[0]
     os.close(descriptor)
+
+
+@pytest.mark.parametrize("sent", [b"", b"\7", b"\0\1\0\0 the beginning of a vocabulary"])
+def test_the_child_says_nothing_when_its_parent_is_gone_while_it_speaks(sent: bytes):
+    done = subprocess.run(
+        [sys.executable, "-m", "services.tokenizer.guides.child"],
+        input=sent,
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
