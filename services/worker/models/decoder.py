@@ -113,7 +113,7 @@ class Trunk(nn.Module):
 class MtpHead(ABC):
     """A head that predicts further tokens (MTP): a layer on a state and the token after it.
 
-    ``layer`` is the place of its KV cache, behind those of the trunk.
+    The layer's KV cache is behind those of the trunk.
     """
 
     def first_state(self, ops: Ops[X], hidden: X) -> X:
