@@ -28,20 +28,16 @@ _Float = ctypes.c_float
 
 
 class Kind(IntEnum):
-    """Wide buffers are float32, the others of the library's type.
+    """What an operator reads and writes: a wide buffer is float32, a narrow one of the library's
+    type."""
 
-    ``EMBED`` ids → wide. ``SCALE`` wide, in place. ``NORM`` wide → either. ``NARROW`` wide → the
-    library's type. ``LINEAR`` → wide. ``GATED`` → the library's type. ``ATTEND`` wide → the
-    library's type. All but these three take what they change to the library's type.
-    """
-
-    EMBED = 0
-    SCALE = 1
-    NORM = 2
-    NARROW = 3
-    LINEAR = 4
-    GATED = 5
-    ATTEND = 6
+    EMBED = 0  # ids → wide
+    SCALE = 1  # wide, in place
+    NORM = 2  # wide → wide or narrow
+    NARROW = 3  # wide → narrow
+    LINEAR = 4  # narrow → wide
+    GATED = 5  # narrow → narrow
+    ATTEND = 6  # wide, which it changes → narrow
 
 
 class _Matrix(ctypes.Structure):
@@ -217,7 +213,8 @@ def gate_up_order(size: int) -> np.ndarray:
 
 
 class NativeProgram:
-    """Operators in order, over buffers of a row for each of T tokens. To be used by one thread.
+    """Operators in order, over buffers of a row for each of T tokens. All programs of a process are
+    to be used by one thread: they share the library's memory.
 
     The first buffers are its inputs, in order, and ``output`` is the one that is given back.
     """
@@ -256,6 +253,11 @@ class NativeProgram:
         Only the size of the caches matters here: ``heads.h`` documents how they are laid out.
         """
         num_tokens = len(inputs[0])
+        places = [each for each in (positions, slot_mapping) if each is not None]
+        if any(len(each) != num_tokens for each in (*inputs, *places)):
+            raise ValueError("inputs, positions and slot_mapping are not of the same tokens")
+        if any(each.dtype != torch.int64 or not each.is_contiguous() for each in places):
+            raise ValueError("positions or slot_mapping are not int64, or not contiguous")
         out = torch.empty(num_tokens, self._buffers[self._output].size)
         for place, tensor in enumerate(inputs):
             if not tensor.is_contiguous() or tensor.dtype not in (torch.float32, torch.int32):

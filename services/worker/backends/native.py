@@ -4,14 +4,17 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from kernels.cpu.program import LANES, NativeLibrary, NativeProgram
+from kernels.cpu.program import LANES, Kind, NativeLibrary, NativeProgram
 from kernels.paged_attention import AttentionBatch
+from services.worker.backends.check import check_model
 from services.worker.backends.compiler import Compiler
 from services.worker.backends.recorder import Recording, record
 from services.worker.layers.context import current_context
 from services.worker.layers.ops import NotSupported
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM, MtpHead
+
+KNOWN_OPTIONS = {"norm", "is_interleaved", "window"}  # of AttentionSpec
 
 
 class NativeLM(CausalLM):
@@ -24,15 +27,13 @@ class NativeLM(CausalLM):
         super().__init__()
         if block_size % LANES:
             raise NotSupported(f"block_size {block_size} is no multiple of {LANES}")
-        names = {module: name for name, module in model.named_modules()}
-        size = model.config.hidden_size
-        trunk = record(names, [1], model.forward)
-        logits = record(names, [size], model.logits)
-        head = _HeadRecordings(names, size, model.mtp_head) if model.mtp_head else None
+        check_model(model, KNOWN_OPTIONS)
+        recordings = _Recordings(model)
         compiler = Compiler(model, library)
-        self.trunk, self._logits = compiler.compile(trunk), compiler.compile(logits)
-        if head is not None:
-            self.draft_head = _NativeDraftHead(head, compiler)
+        self.trunk = compiler.compile(recordings.trunk)
+        self._logits = compiler.compile(recordings.logits)
+        if recordings.head is not None:
+            self.draft_head = _NativeDraftHead(recordings.head, compiler)
         for tensor in compiler.tensors:  # so that they are counted as the model's
             self.register_buffer(f"packed_{len(self._buffers)}", tensor, persistent=False)
 
@@ -41,6 +42,28 @@ class NativeLM(CausalLM):
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._logits.run([hidden])
+
+
+class _Recordings:
+    """Keeps modules, and no weight that is taken out of one."""
+
+    def __init__(self, model: DecoderLM) -> None:
+        names = {module: name for name, module in model.named_modules()}
+        size = model.config.hidden_size
+        self.trunk = record(names, [1], model.forward)
+        self.logits = record(names, [size], model.logits)
+        self.head = _HeadRecordings(names, size, model.mtp_head) if model.mtp_head else None
+        self._check_uses(names)
+
+    def _check_uses(self, names: dict[nn.Module, str]) -> None:
+        """A weight is packed in one order: gates and ups of a product that is gated take turns."""
+        found = [self.trunk, self.logits]
+        if self.head is not None:
+            found += [self.head.first_state, self.head.forward, self.head.logits]
+        uses = {(each.weight, each.kind) for one in found for each in one.instructions}
+        for weight, kind in uses:
+            if weight and kind == Kind.GATED and (weight, Kind.LINEAR) in uses:
+                raise NotSupported(f"{names[weight]}: gates and ups are used by a plain product")
 
 
 class _HeadRecordings:

@@ -8,12 +8,10 @@ from torch import nn
 
 from kernels.cpu.program import LANES, MAX_GROUP_SIZE, MAX_HEAD_DIM, Kind
 from services.worker.layers.embedding import Embedding, LMHead
-from services.worker.layers.heads import AttentionSpec, Heads
-from services.worker.layers.linear import Dense, Linear
+from services.worker.layers.heads import Heads
+from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
-from services.worker.layers.ops import NotSupported, Ops, set_options
-
-KNOWN_OPTIONS = {"norm", "is_interleaved", "window"}  # of AttentionSpec
+from services.worker.layers.ops import NotSupported, Ops
 
 
 class Value(NamedTuple):
@@ -61,7 +59,8 @@ class Instruction:
 
 
 class Recording(NamedTuple):
-    """The first registers are the inputs, and ``output`` is one of the others."""
+    """The first registers are the inputs. ``output`` is one of the others, unless there is nothing
+    to do."""
 
     registers: list[Register]
     num_inputs: int
@@ -76,6 +75,9 @@ def record(
     ``names`` of the model's modules are for what is refused: NotSupported."""
     recorder = Recorder(names, [Register(size, is_wide=True) for size in sizes])
     output = run(recorder, *(Value(place, 0) for place in range(len(sizes))))
+    recorder.check(output, recorder.registers[output.register].size, "what a pass gives")
+    if recorder.instructions and output.register < len(sizes):
+        raise NotSupported("a pass gives what it was given")
     return Recording(recorder.registers, len(sizes), recorder.instructions, output.register)
 
 
@@ -89,19 +91,24 @@ class Recorder(Ops[Value]):
         self._names = names
 
     def embed(self, ids: Value, embedding: Embedding) -> Value:
+        self.check(ids, 1, self._names[embedding])
         size = embedding.weight.shape[1]
         out = self._new(size, is_wide=True)
         self._add(Kind.EMBED, ids, out, size, embedding=embedding)
         return out
 
     def scale(self, x: Value, factor: float) -> Value:
-        out = self._written(x)
-        self._add(Kind.SCALE, out, out, self.registers[x.register].size, scale=factor)
+        size = self.registers[x.register].size
+        out = self._written(x, size, "what is scaled")
+        self._add(Kind.SCALE, out, out, size, scale=factor)
         return out
 
     def norm(self, x: Value, norm: RMSNorm, *, residual: Value | None = None) -> Value:
         size = len(norm.weight)
-        out = self._new(size, is_wide=True) if residual is None else self._written(residual)
+        if residual is None:
+            out = self._new(size, is_wide=True)
+        else:
+            out = self._written(residual, size, self._names[norm])
         self._norm(x, norm, out, is_wide=True, adds=residual is not None)
         return out
 
@@ -114,11 +121,9 @@ class Recorder(Ops[Value]):
         residual: Value | None = None,
         scale: float = 1.0,
     ) -> Value:
-        if linear.is_partial:
-            raise NotSupported(f"{self._names[linear]}: a part of a sum over ranks")
         operand = self._operand(x, norm, linear)
         if residual is not None:
-            out = self._written(residual)
+            out = self._written(residual, linear.outputs, self._names[linear])
             self._product(operand, out, linear, adds=True, scale=scale)
             return out
         out = self._new(linear.outputs, is_wide=True)
@@ -127,17 +132,18 @@ class Recorder(Ops[Value]):
 
     def gated(self, x: Value, gate_up: Linear, *, norm: RMSNorm | None = None) -> Value:
         operand, size = self._operand(x, norm, gate_up), gate_up.outputs // 2
-        self._check_size(gate_up, "gates", size)
+        self._check_tiles(gate_up, "gates", size)
         out = self._new(size, is_wide=False)
         self._add(Kind.GATED, operand, out, gate_up.inputs, weight=gate_up)
         return out
 
     def attend(self, x: Value, heads: Heads) -> Value:
-        _check_heads(heads.spec)
-        size = heads.spec.num_heads * heads.spec.head_dim
+        _check_heads(heads)
+        spec = heads.spec
+        size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         out, query = self._new(size, is_wide=False), self._new(size, is_wide=False)
-        rotated = self._written(x)
-        width = self.registers[x.register].size
+        width = size + 2 * kv_size
+        rotated = self._written(x, width, f"attention of layer {heads.layer}")
         self._add(Kind.ATTEND, rotated, out, width, heads=heads, query=query.register)
         return out
 
@@ -146,24 +152,36 @@ class Recorder(Ops[Value]):
         self._product(self._operand(x, norm, head), out, head)
         return out if scale == 1.0 else self.scale(out, scale)
 
+    def check(self, x: Value, size: int, what: str, *, is_wide: bool = True) -> None:
+        """Raises NotSupported, unless ``x`` is still there, of this size and kind."""
+        register = self.registers[x.register]
+        if x.version != register.version:
+            raise NotSupported(f"{what}: it was added to, and is used as it was before")
+        if register.size != size:
+            raise NotSupported(f"{what}: {register.size} numbers of a token where {size} are taken")
+        if register.is_wide != is_wide:
+            raise NotSupported(f"{what}: what a gate or attention gives goes into products alone")
+
     def _operand(self, x: Value, norm: RMSNorm | None, weight: Linear | LMHead) -> Value:
         """What a product takes: normed, or as it is, in the weights' type."""
-        self._check_size(weight, "inputs", weight.inputs)
-        if not isinstance(weight.weight, Dense):
-            kind = type(weight.weight).__name__
-            raise NotSupported(f"{self._names[weight]}: weights in the form {kind}")
+        size, name = weight.inputs, self._names[weight]
+        self._check_tiles(weight, "inputs", size)
         if norm is None and not self.registers[x.register].is_wide:
+            self.check(x, size, name, is_wide=False)
             return x
-        out = self._new(weight.inputs, is_wide=False)
+        self.check(x, size, name)
+        out = self._new(size, is_wide=False)
         if norm is None:
-            self._add(Kind.NARROW, x, out, weight.inputs)
+            self._add(Kind.NARROW, x, out, size)
         else:
             self._norm(x, norm, out)
         return out
 
     def _norm(self, x: Value, norm: RMSNorm, out: Value, **options: bool) -> None:
-        self._check_size(norm, "numbers", len(norm.weight))
-        self._add(Kind.NORM, x, out, len(norm.weight), norm=norm, **options)
+        size = len(norm.weight)
+        self._check_tiles(norm, "numbers", size)
+        self.check(x, size, self._names[norm])
+        self._add(Kind.NORM, x, out, size, norm=norm, **options)
 
     def _product(self, x: Value, out: Value, weight: Linear | LMHead, **options: Any) -> None:
         self._add(Kind.LINEAR, x, out, weight.inputs, weight=weight, **options)
@@ -172,37 +190,32 @@ class Recorder(Ops[Value]):
         self.registers.append(Register(size, is_wide))
         return Value(len(self.registers) - 1, 0)
 
-    def _written(self, x: Value) -> Value:
+    def _written(self, x: Value, size: int, what: str) -> Value:
         """The register of ``x`` with something else in it: ``x`` is no more."""
-        self._check_read(x)
+        self.check(x, size, what)
         if x.register < self._num_inputs:
-            raise NotSupported("what a pass is given must stay as it is")
+            raise NotSupported(f"{what}: what a pass is given must stay as it is")
         register = self.registers[x.register]
         register.version += 1
         return Value(x.register, register.version)
 
     def _add(self, kind: Kind, source: Value, out: Value, size: int, **options: Any) -> None:
-        self._check_read(source)
         self.instructions.append(
             Instruction(kind=kind, source=source.register, out=out.register, size=size, **options)
         )
 
-    def _check_read(self, x: Value) -> None:
-        if x.version != self.registers[x.register].version:
-            raise NotSupported("what was added to is used as it was before")
-
-    def _check_size(self, module: nn.Module, what: str, size: int) -> None:
+    def _check_tiles(self, module: nn.Module, what: str, size: int) -> None:
         if size % LANES:
             raise NotSupported(f"{self._names[module]}: {size} {what} are no multiple of {LANES}")
 
 
-def _check_heads(spec: AttentionSpec) -> None:
-    unknown = set_options(spec) - KNOWN_OPTIONS
-    if unknown:
-        raise NotSupported(f"attention's options {', '.join(sorted(unknown))}")
+def _check_heads(heads: Heads) -> None:
+    spec, name = heads.spec, f"attention of layer {heads.layer}"
     if spec.head_dim % LANES:
-        raise NotSupported(f"head_dim {spec.head_dim} is no multiple of {LANES}")
+        raise NotSupported(f"{name}: head_dim {spec.head_dim} is no multiple of {LANES}")
     if spec.head_dim > MAX_HEAD_DIM:
-        raise NotSupported(f"head_dim {spec.head_dim} is above {MAX_HEAD_DIM}")
-    if spec.num_heads // spec.num_kv_heads > MAX_GROUP_SIZE:
-        raise NotSupported(f"more than {MAX_GROUP_SIZE} query heads share a KV head")
+        raise NotSupported(f"{name}: head_dim {spec.head_dim} is above {MAX_HEAD_DIM}")
+    if (group := spec.num_heads // spec.num_kv_heads) > MAX_GROUP_SIZE:
+        raise NotSupported(
+            f"{name}: {group} query heads share a KV head; {MAX_GROUP_SIZE} are the most"
+        )

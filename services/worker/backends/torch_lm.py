@@ -15,13 +15,13 @@ from kernels.linear import linear as product
 from kernels.paged_attention import AttentionOptions, attend
 from kernels.rms_norm import Norm, rms_norm
 from kernels.rope_kv import rope_kv
-from services.worker.layers.attention import Attention
+from services.worker.backends.check import check_model
 from services.worker.layers.context import current_context
 from services.worker.layers.embedding import Embedding, LMHead
 from services.worker.layers.heads import Heads
-from services.worker.layers.linear import Dense, Linear
+from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
-from services.worker.layers.ops import NotSupported, Ops, set_options
+from services.worker.layers.ops import Ops
 from services.worker.layers.rope import RotaryEmbedding
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM, MtpHead
@@ -102,13 +102,11 @@ def _operand(norm: RMSNorm | None) -> Norm | None:
 
 
 class TorchLM(CausalLM):
-    """Computes ``model`` with its own weights. Raises NotSupported where attention has options that
-    are not among ``known``, weights have a form that no operator here takes, or a product is a part
-    of a sum over ranks."""
+    """Computes ``model`` with its own weights. Raises NotSupported where ``check_model`` does."""
 
     def __init__(self, model: DecoderLM, known: Set[str] = frozenset(HOST_OPTIONS)) -> None:
         super().__init__()
-        _check(model, known)
+        check_model(model, known)
         self.model = model
         if model.mtp_head is not None:
             self.draft_head = _TorchDraftHead(model.mtp_head)
@@ -119,19 +117,6 @@ class TorchLM(CausalLM):
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """In ``out`` [S, vocab_size] float32, if there is one."""
         return self.model.logits(TorchOps(out=out), hidden)
-
-
-def _check(model: DecoderLM, known: Set[str]) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, Attention):
-            unknown = set_options(module.heads.spec) - known
-            if unknown:
-                raise NotSupported(f"{name}: attention's options {', '.join(sorted(unknown))}")
-        if isinstance(module, Linear) and module.is_partial:
-            raise NotSupported(f"{name}: a part of a sum over ranks")
-        if isinstance(module, Linear | LMHead) and not isinstance(module.weight, Dense):
-            kind = type(module.weight).__name__
-            raise NotSupported(f"{name}: weights in the form {kind}")
 
 
 class _TorchDraftHead:

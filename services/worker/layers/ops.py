@@ -1,11 +1,10 @@
 """The operators that models are written in. Each backend has its own way to run them."""
 
 from abc import ABC, abstractmethod
-from dataclasses import MISSING, fields
 from typing import Generic, TypeVar
 
 from services.worker.layers.embedding import Embedding, LMHead
-from services.worker.layers.heads import AttentionSpec, Heads
+from services.worker.layers.heads import Heads
 from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
 
@@ -55,7 +54,8 @@ class Ops(ABC, Generic[X]):
     def attend(self, x: X, heads: Heads) -> X:
         """Queries, keys and values [T, (H + 2 H_kv) · D] → what was attended to [T, H · D].
 
-        Queries and keys are normed and rotated, and the KV of the T tokens is written first.
+        Queries and keys are normed and rotated, and the KV of the T tokens is written first. ``x``
+        must not be used again.
         """
 
     @abstractmethod
@@ -65,12 +65,3 @@ class Ops(ABC, Generic[X]):
 
 class NotSupported(Exception):
     """A backend cannot run a model, and this is why."""
-
-
-def set_options(spec: AttentionSpec) -> set[str]:
-    """Names of what differs from its default: a backend must know them."""
-    return {
-        field.name
-        for field in fields(spec)
-        if field.default is not MISSING and getattr(spec, field.name) != field.default
-    }

@@ -2,6 +2,7 @@
 
 Attention is split by heads and the feed-forward network by its inner size, so that a rank's product
 behind either is a part of a sum over ranks. All else, vocabulary and norms too, is whole on each.
+No backend adds up over ranks yet: each refuses a model that is shared.
 """
 
 from collections.abc import Callable

@@ -39,7 +39,8 @@ class Parts:
         has_qkv_bias: bool = False,
         has_out_bias: bool = False,
     ) -> Attention:
-        """``scale`` is by default that of arXiv 1706.03762."""
+        """``scale`` is by default that of arXiv 1706.03762. A ``window`` that no position reaches
+        is none."""
         config = self._config
         spec = AttentionSpec(
             num_heads=config.num_attention_heads,
@@ -48,7 +49,7 @@ class Parts:
             scale=config.head_dim**-0.5 if scale is None else scale,
             norm=norm,
             is_interleaved=self._rotary.is_interleaved,
-            window=window,
+            window=window if window and window < config.max_position_embeddings else None,
         )
         return Attention(
             config.hidden_size,

@@ -1,6 +1,7 @@
 """Native code beside torch's operators, for every build that this CPU can run."""
 
 import re
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,12 +13,13 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.library import load_library, variants
-from kernels.cpu.program import NativeLibrary
+from kernels.cpu.program import NativeLibrary, PackedMatrix
 from services.worker.backends.native import NativeLM
 from services.worker.backends.torch_lm import TorchLM
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.context import forward_context
 from services.worker.layers.kv_layout import KVLayout
+from services.worker.layers.linear import Dense
 from services.worker.layers.ops import NotSupported
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
@@ -181,10 +183,16 @@ def furthest(found: list[Tensor], expected: list[Tensor], measure: Callable = Te
 
 
 @pytest.mark.parametrize("variant", variants())
-@pytest.mark.parametrize("first_key", [1, 40, 290])
-def test_keys_that_are_hidden_are_as_if_not_there(variant: str, first_key: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "first_key"),
+    [
+        *(("Qwen2, biases", first_key) for first_key in (1, 40, 290)),
+        *(("Mistral, windows", first_key) for first_key in (40, 290)),
+    ],
+)
+def test_keys_that_are_hidden_are_as_if_not_there(name: str, variant: str, first_key: int) -> None:
     """One, some of a tile, and more than are taken at a time."""
-    config, prompts = make_config("Qwen2, biases"), random_prompts(400, 330, 9)
+    config, prompts = make_config(name), random_prompts(400, 330, 9)
     float32, native = torch.float32, make_native(config, torch.float32, variant, 16, 2)
     expected = run(
         TorchLM(make_model(config, float32)), config, float32, prompts, 64, 16, first_key
@@ -239,10 +247,11 @@ def test_gates_far_from_zero_are_shut_or_open(variant: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("variant", variants())
+@pytest.mark.parametrize("name", ["Qwen3, three queries a key, tied", "Mistral, windows"])
 def test_a_tokens_logits_are_the_same_bits_whatever_shares_its_step(
-    variant: str, dtype: torch.dtype
+    name: str, variant: str, dtype: torch.dtype
 ) -> None:
-    config, prompts = make_config("Qwen3, three queries a key, tied"), random_prompts(600, 35, 1, 9)
+    config, prompts = make_config(name), random_prompts(600, 35, 1, 9)
     model = make_native(config, dtype, variant, 16, 2)
     expected = run(model, config, dtype, prompts, 1000)
     for chunk_size in (1, 7, 16, 299):
@@ -271,7 +280,7 @@ def test_larger_blocks_change_nothing(block_size: int) -> None:
         ({"intermediate_size": 100}, 16, "0.mlp.gate_up_proj: 100 gates are no multiple of 16"),
         ({"hidden_size": 100}, 16, "qkv_proj: 100 inputs are no multiple of 16"),
         ({}, 8, "block_size 8 is no multiple of 16"),
-        ({"num_attention_heads": 64, "num_kv_heads": 1}, 16, "more than 48 query heads"),
+        ({"num_attention_heads": 64, "num_kv_heads": 1}, 16, "64 query heads share a KV head; 48 are the most"),
     ],
 )
 def test_a_model_that_native_code_cannot_run_is_refused_with_the_reason(
@@ -283,3 +292,17 @@ def test_a_model_that_native_code_cannot_run_is_refused_with_the_reason(
     with pytest.raises(NotSupported, match=re.escape(message)):
         NativeLM(model, block_size, library)
     TorchLM(model)  # it is whole
+
+
+def test_each_weight_is_freed_when_it_is_packed() -> None:
+    model = make_model(make_config("Qwen2, biases"), torch.float32)
+    weights = [weakref.ref(module) for module in model.modules() if isinstance(module, Dense)]
+    nums_left: list[int] = []
+
+    class Watching(NativeLibrary):
+        def pack(self, *args: Any) -> PackedMatrix:
+            nums_left.append(sum(each() is not None for each in weights))
+            return super().pack(*args)
+
+    NativeLM(model, 16, Watching(load_library(variants()[0]), torch.float32, 1))
+    assert nums_left == list(range(len(weights), 0, -1))

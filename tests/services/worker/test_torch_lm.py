@@ -1,21 +1,26 @@
 """A model in steps whose lengths only the device knows, beside steps that the host prepared."""
 
+from typing import Any
+
 import msgspec
 import pytest
 import torch
 from torch import Tensor
 
+from kernels.cpu.library import variants
 from services.worker.backends.torch_lm import TorchLM
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.embedding import Embedding, LMHead
+from services.worker.layers.ops import Ops, X
 from services.worker.models import CausalLM
-from services.worker.models.mimo import MiMoForCausalLM
+from services.worker.models.mimo import MiMoForCausalLM, MiMoMtpHead
 from tests.services.worker.device_contexts import OnDevice
 from tests.services.worker.test_native import (
     SHAPES,
     furthest,
     make_config,
     make_model,
+    make_native,
     random_prompts,
     run,
 )
@@ -32,6 +37,7 @@ class Drafts(CausalLM):
     def __init__(self, model: CausalLM) -> None:
         super().__init__()
         assert model.draft_head is not None
+        self.clears_blocks = model.clears_blocks
         self._model, self._head = model, model.draft_head
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
@@ -57,13 +63,27 @@ def test_float32_logits_do_not_depend_on_who_knows_the_lengths(name: str) -> Non
     assert furthest(found, expected) < 1e-4
 
 
-def test_drafts_do_not_depend_on_who_knows_the_lengths() -> None:
+@pytest.mark.parametrize("takes_normed", [False, True])
+def test_drafts_do_not_depend_on_the_backend(
+    takes_normed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a head takes the trunk's states behind the last norm, as DeepSeek's does."""
     config, prompts, dtype = mimo_config(), random_prompts(1, 40), torch.float32
     caches = msgspec.structs.replace(config, num_hidden_layers=config.num_hidden_layers + 1)
+    plain = run(Drafts(TorchLM(make_model(config, dtype))), caches, dtype, prompts, 13)
+    if takes_normed:
+        monkeypatch.setattr(MiMoMtpHead, "first_state", normed)
     expected = run(Drafts(TorchLM(make_model(config, dtype))), caches, dtype, prompts, 13)
-    found = run(OnDevice(Drafts(TorchLM(make_model(config, dtype)))), caches, dtype, prompts, 13)
     assert all(logits.std() > 0.15 for logits in expected)
-    assert furthest(found, expected) < 1e-4
+    assert (furthest(expected, plain) > 0.01) == takes_normed
+    on_device = OnDevice(Drafts(TorchLM(make_model(config, dtype))))
+    native = Drafts(make_native(config, dtype, variants()[0], 16, 1))
+    for model in (on_device, native):
+        assert furthest(run(model, caches, dtype, prompts, 13), expected) < 1e-4
+
+
+def normed(head: Any, ops: Ops[X], hidden: X) -> X:
+    return ops.norm(hidden, head._trunk.norm)
 
 
 @pytest.mark.parametrize("name", SHAPES)
