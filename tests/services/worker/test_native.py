@@ -280,7 +280,11 @@ def test_larger_blocks_change_nothing(block_size: int) -> None:
         ({"intermediate_size": 100}, 16, "0.mlp.gate_up_proj: 100 gates are no multiple of 16"),
         ({"hidden_size": 100}, 16, "qkv_proj: 100 inputs are no multiple of 16"),
         ({}, 8, "block_size 8 is no multiple of 16"),
-        ({"num_attention_heads": 64, "num_kv_heads": 1}, 16, "64 query heads share a KV head; 48 are the most"),
+        (
+            {"num_attention_heads": 64, "num_kv_heads": 1},
+            16,
+            "64 query heads share a KV head",
+        ),
     ],
 )
 def test_a_model_that_native_code_cannot_run_is_refused_with_the_reason(
