@@ -35,8 +35,8 @@ struct Operator {
   float scale;      // SCALE, LINEAR that adds
   float eps;        // NORM
   const float* norm;
-  Matrix weight;      // LINEAR, GATED; EMBED: its columns are the embeddings, or those are in
-  const void* rows;   // EMBED: [vocab, size]
+  Matrix weight;       // LINEAR, GATED; EMBED: its columns are the embeddings, or those are in
+  const void* rows;    // EMBED: [vocab, size]
   const Heads* heads;  // ATTEND
 };
 
