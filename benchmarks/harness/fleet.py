@@ -18,6 +18,7 @@ from shared.address import admin_path, sockets_of
 from shared.messages import ServiceName
 
 READY_TIMEOUT_S = 120
+NUM_LOG_LINES = 20  # of each service
 TOKENIZER_PEERS = 'shoal_peers{service="tokenizer"}'
 ROOT = Path(__file__).parent.parent.parent
 
@@ -186,10 +187,18 @@ class Fleet:
 async def running_fleet(
     directory: Path, settings: dict[str, str], launch: Launch = command_line
 ) -> AsyncIterator[Fleet]:
+    """After an error, prints who has ended by itself and how each log ends."""
     fleet = Fleet(directory, settings, launch)
     directory.chmod(0o700)
     try:
         yield fleet
+    except BaseException:
+        for member in fleet.members:
+            if member.process.returncode is not None:
+                print(f"{member.instance} has ended with {member.process.returncode}")
+        for path in sorted(directory.glob("*.log")):
+            print(f"--- {path.name}", *path.read_text().splitlines()[-NUM_LOG_LINES:], sep="\n")
+        raise
     finally:
         for member in fleet.members:
             member.process.kill()

@@ -14,6 +14,7 @@ from benchmarks.harness.fleet import running_fleet
 from tests.mesh.forks import fork
 
 SETTINGS = {"DTYPE": "float32", "MAX_MODEL_LEN": "1024", "NUM_THREADS": "1"}
+MAX_AT_ONCE = 6
 RECORDED = sorted((Path(__file__).parent / "recorded").glob("ai-sdk-*.json"))
 
 
@@ -138,20 +139,24 @@ async def test_what_the_sdk_has_sent_is_answered_as_its_schemas_want_it(
         (gateway,) = fleet.of("gateway")
         for recorded in map(json.loads, (path.read_text() for path in RECORDED)):
             async with aiohttp.ClientSession(gateway.url, headers=recorded["headers"]) as session:
-                replays = (replay(session, sent) for sent in recorded["requests"])
+                at_once = asyncio.Semaphore(MAX_AT_ONCE)
+                replays = (replay(session, sent, at_once) for sent in recorded["requests"])
                 ends = await asyncio.gather(*replays, return_exceptions=True)
             for sent, error in zip(recorded["requests"], ends, strict=True):
                 with subtests.test(versions=str(recorded["versions"]), call=sent["call"]):
                     if error:
                         raise error
+            assert not any(ends), "the fleet says what it saw"
         await fleet.until_idle()
 
 
-async def replay(session: aiohttp.ClientSession, sent: dict[str, Any]) -> None:
+async def replay(
+    session: aiohttp.ClientSession, sent: dict[str, Any], at_once: asyncio.Semaphore
+) -> None:
     body = sent["body"]
     data = json.dumps(body).encode()
     is_chat = sent["path"] == "/v1/chat/completions"
-    async with session.post(sent["path"], data=data) as response:
+    async with at_once, session.post(sent["path"], data=data) as response:
         text = await response.text()
     assert response.status == sent["status"], text
     if response.status != 200:
