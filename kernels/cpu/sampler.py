@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.cpu.program import address, array_address
+from kernels.cpu.operators import address, array_address
 from kernels.logprobs.row_logprobs import RowLogprobs
 from kernels.sample import RandomRows
 from kernels.sample.slot_params import SlotParams

@@ -3,16 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from kernels.cpu.program import (
-    Buffer,
-    Kind,
-    NativeLibrary,
-    NativeProgram,
-    Operator,
-    PackedHeads,
-    PackedMatrix,
-    gate_up_order,
-)
+from kernels.cpu.operators import Kind, Operator, PackedHeads, PackedMatrix
+from kernels.cpu.program import Buffer, NativeLibrary, NativeProgram, gate_up_order
 from services.worker.backends.recorder import Instruction, Recording
 from services.worker.layers.embedding import Embedding, LMHead
 from services.worker.layers.heads import Heads

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from kernels.cpu.program import LANES, Kind, NativeLibrary, NativeProgram
+from kernels.cpu.operators import LANES, Kind
+from kernels.cpu.program import NativeLibrary, NativeProgram
 from kernels.paged_attention import AttentionBatch
 from services.worker.backends.check import check_model
 from services.worker.backends.compiler import Compiler

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from kernels.cpu.program import LANES, MAX_GROUP_SIZE, MAX_HEAD_DIM, Kind
+from kernels.cpu.operators import LANES, MAX_GROUP_SIZE, MAX_HEAD_DIM, Kind
 from services.worker.layers.embedding import Embedding, LMHead
 from services.worker.layers.heads import Heads
 from services.worker.layers.linear import Linear

@@ -7,7 +7,8 @@ import logging
 import torch
 
 from kernels.cpu.library import find_variant, load_library
-from kernels.cpu.program import DTYPES, NativeLibrary
+from kernels.cpu.operators import DTYPES
+from kernels.cpu.program import NativeLibrary
 from kernels.cpu.sampler import NativeSampler
 from services.worker.backends.native import NativeLM
 from services.worker.backends.torch_lm import DEVICE_OPTIONS, HOST_OPTIONS, TorchLM

@@ -21,7 +21,7 @@ from transformers import (
 
 from benchmarks.harness.engines import KERNELS, make_engine
 from benchmarks.harness.oracle import true_logits
-from kernels.cpu.program import LANES
+from kernels.cpu.operators import LANES
 from services.worker.backends.native import NativeLM
 from services.worker.backends.torch_lm import TorchLM
 from services.worker.models.registry import MODELS, read_model_config

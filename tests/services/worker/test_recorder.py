@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from kernels.cpu.library import load_library, variants
-from kernels.cpu.program import DTYPES, NativeLibrary
+from kernels.cpu.operators import DTYPES
+from kernels.cpu.program import NativeLibrary
 from services.worker.backends.compiler import Compiler
 from services.worker.backends.recorder import record
 from services.worker.backends.torch_lm import TorchOps

@@ -1,0 +1,162 @@
+"""The operators of a program for the native library, and what they are given, packed.
+
+The structures are those of ``program.cpp``, field by field. What they point to is kept alive by the
+objects that hold them.
+"""
+
+import ctypes
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+LANES = 16  # columns of a tile; head sizes, hidden sizes and block sizes are its multiples
+MAX_HEAD_DIM = 256
+MAX_GROUP_SIZE = 48  # query heads that share a KV head
+DTYPES = (torch.bfloat16, torch.float32)
+
+Pointer = ctypes.c_void_p
+Int = ctypes.c_int32
+Float = ctypes.c_float
+
+
+class Kind(IntEnum):
+    """What an operator reads and writes: a wide buffer is float32, a narrow one of the library's
+    type."""
+
+    EMBED = 0  # ids → wide
+    SCALE = 1  # wide, in place
+    NORM = 2  # wide → wide or narrow
+    NARROW = 3  # wide → narrow
+    LINEAR = 4  # narrow → wide
+    GATED = 5  # narrow → narrow
+    ATTEND = 6  # wide, which it changes → narrow
+
+
+class MatrixStruct(ctypes.Structure):
+    _fields_ = [("tiles", Pointer), ("bias", Pointer), ("n", Int), ("k", Int)]
+
+
+class HeadsStruct(ctypes.Structure):
+    _fields_ = [
+        *((name, Int) for name in ("num_heads", "num_kv_heads", "head_dim")),
+        *((name, Int) for name in ("is_interleaved", "norms_tokens", "window")),
+        *((name, Float) for name in ("eps", "scale")),
+        *((name, Pointer) for name in ("query_norm", "key_norm", "cos", "sin")),
+    ]
+
+
+class OperatorStruct(ctypes.Structure):
+    _fields_ = [
+        *((name, Int) for name in ("kind", "in", "out", "query", "layer", "size")),
+        *((name, Int) for name in ("is_wide", "adds")),
+        *((name, Float) for name in ("scale", "eps")),
+        ("norm", Pointer),
+        ("weight", MatrixStruct),
+        *((name, Pointer) for name in ("rows", "heads")),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """A weight [n, k] as tiles of sixteen outputs, see ``product.h``."""
+
+    tiles: Tensor  # flat
+    bias: Tensor | None  # [n] float32
+    struct: MatrixStruct
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.tiles] if self.bias is None else [self.tiles, self.bias]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedHeads:
+    """``cos`` and ``sin`` [positions, head_dim] float32, as the rotation's table has them. The
+    norms are float32 [head_dim], or of all heads of a token together if ``norms_tokens``."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    cos: Tensor
+    sin: Tensor
+    is_interleaved: bool
+    window: int | None
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    norms_tokens: bool
+    eps: float
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        found = (self.cos, self.sin, self.query_norm, self.key_norm)
+        return [tensor for tensor in found if tensor is not None]
+
+    def struct(self) -> HeadsStruct:
+        return HeadsStruct(
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            is_interleaved=self.is_interleaved,
+            norms_tokens=self.norms_tokens,
+            window=self.window or 0,
+            eps=self.eps,
+            scale=self.scale,
+            query_norm=address(self.query_norm),
+            key_norm=address(self.key_norm),
+            cos=address(self.cos),
+            sin=address(self.sin),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """``source``, ``out`` and ``query`` are buffers of the program; ``size`` is that of a row of
+    ``source``, or of ``out`` where that is an embedding.
+
+    ``adds``: to what ``out`` holds. ``rows``: embeddings [vocab, size], where ``weight`` is not
+    what they are the columns of.
+    """
+
+    kind: Kind
+    source: int
+    out: int
+    size: int
+    query: int = 0
+    layer: int = 0
+    is_wide: bool = False
+    adds: bool = False
+    scale: float = 1.0
+    eps: float = 0.0
+    norm: Tensor | None = None
+    weight: PackedMatrix | None = None
+    rows: Tensor | None = None
+    heads: PackedHeads | None = None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        own = [tensor for tensor in (self.norm, self.rows) if tensor is not None]
+        packed = [each.tensors for each in (self.weight, self.heads) if each is not None]
+        return sum(packed, own)
+
+    def struct(self, heads: HeadsStruct | None) -> OperatorStruct:
+        matrix = MatrixStruct() if self.weight is None else self.weight.struct
+        return OperatorStruct(
+            *(self.kind, self.source, self.out, self.query, self.layer, self.size),
+            *(self.is_wide, self.adds, self.scale, self.eps, address(self.norm), matrix),
+            *(address(self.rows), None if heads is None else ctypes.addressof(heads)),
+        )
+
+
+def address(tensor: Tensor | None) -> Any:
+    return None if tensor is None else Pointer(tensor.data_ptr())
+
+
+def array_address(array: np.ndarray) -> Any:
+    if array.dtype != np.int64 or not array.flags.c_contiguous:
+        raise ValueError(f"{array.dtype} array where contiguous int64 is wanted")
+    return Pointer(array.ctypes.data)
