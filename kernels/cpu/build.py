@@ -14,10 +14,25 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 SOURCES = Path(__file__).parent
-# By the name of a library: the level of x86-64 and the features that it is for.
-VARIANTS = {"avx512bf16": ("v4", ["avx512bf16"]), "avx512": ("v4", []), "avx2": ("v3", [])}
+
+
+class Variant(NamedTuple):
+    """What a library is for: a level of x86-64, and features beyond it."""
+
+    level: str
+    features: tuple[str, ...] = ()
+    defines: tuple[str, ...] = ()
+
+
+VARIANTS = {
+    "amx": Variant("v4", ("avx512bf16", "amx-tile", "amx-bf16"), ("SHOAL_TILES",)),
+    "avx512bf16": Variant("v4", ("avx512bf16",)),
+    "avx512": Variant("v4"),
+    "avx2": Variant("v3"),
+}
 ZIG = [sys.executable, "-m", "ziglang", "cc"]
 FLAGS = [
     *("-std=c++17", "-O3", "-shared", "-fPIC", "-pthread", "-fvisibility=hidden"),
@@ -67,7 +82,7 @@ def _compile(compiler: list[str], folder: Path, variant: str) -> Path:
     library = folder / library_name(variant)
     sources = sorted(str(path) for path in SOURCES.glob("*.cpp"))
     unfinished = library.with_suffix(".tmp")
-    flags = [*FLAGS, *_machine_flags(compiler, variant)]
+    flags = [*FLAGS, *_machine_flags(compiler, VARIANTS[variant])]
     command = [*compiler, *flags, *sources, "-o", str(unfinished)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -78,11 +93,13 @@ def _compile(compiler: list[str], folder: Path, variant: str) -> Path:
     return unfinished.rename(library)
 
 
-def _machine_flags(compiler: list[str], variant: str) -> list[str]:
-    level, features = VARIANTS[variant]
+def _machine_flags(compiler: list[str], variant: Variant) -> list[str]:
+    defines = [f"-D{name}" for name in variant.defines]
     if compiler == ZIG:
-        return ["-mcpu=" + "+".join([f"x86_64_{level}", *features])]
-    return [f"-march=x86-64-{level}", *(f"-m{feature}" for feature in features)]
+        names = [feature.replace("-", "_") for feature in variant.features]
+        return ["-mcpu=" + "+".join([f"x86_64_{variant.level}", *names]), *defines]
+    features = [f"-m{feature}" for feature in variant.features]
+    return [f"-march=x86-64-{variant.level}", *features, *defines]
 
 
 if __name__ == "__main__":

@@ -11,13 +11,21 @@ CPUINFO = Path("/proc/cpuinfo")
 # Best first: the flags that the kernel must list for a CPU. The levels of x86-64 are its ABI's.
 _V3 = {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-NEEDS = {"avx512bf16": _V4 | {"avx512_bf16"}, "avx512": _V4, "avx2": _V3}
+NEEDS = {
+    "amx": _V4 | {"avx512_bf16", "amx_tile", "amx_bf16"},
+    "avx512bf16": _V4 | {"avx512_bf16"},
+    "avx512": _V4,
+    "avx2": _V3,
+}
+# Of Linux on x86-64: AMX's registers are large, and a process has to ask for them.
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 
 
 def variants() -> list[str]:
     """Names of the builds that this CPU can run, best first."""
     flags = _flags()
-    return [name for name, needed in NEEDS.items() if needed <= flags]
+    found = [name for name, needed in NEEDS.items() if needed <= flags]
+    return [name for name in found if name != "amx" or _may_use_tiles()]
 
 
 def find_variant() -> str | None:
@@ -29,6 +37,13 @@ def find_variant() -> str | None:
 def load_library(variant: str) -> ctypes.CDLL:
     """Raises OSError where the system does not let it."""
     return ctypes.CDLL(str(FOLDER / library_name(variant)))
+
+
+@cache
+def _may_use_tiles() -> bool:
+    """Asks the kernel, for all threads of this process and its children."""
+    request: int = ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA)
+    return request == 0
 
 
 def _flags() -> set[str]:

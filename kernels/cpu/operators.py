@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 LANES = 16  # columns of a tile; head sizes, hidden sizes and block sizes are its multiples
+PACKED_DEPTH = 32  # a tile is filled up with zeros to a multiple of it
 MAX_HEAD_DIM = 256
 MAX_GROUP_SIZE = 48  # query heads that share a KV head
 DTYPES = (torch.bfloat16, torch.float32)
@@ -37,7 +38,10 @@ class Kind(IntEnum):
 
 
 class MatrixStruct(ctypes.Structure):
-    _fields_ = [("tiles", Pointer), ("bias", Pointer), ("n", Int), ("k", Int)]
+    _fields_ = [
+        *((name, Pointer) for name in ("tiles", "bias", "scales")),
+        *((name, Int) for name in ("n", "k")),
+    ]
 
 
 class HeadsStruct(ctypes.Structure):
@@ -66,11 +70,19 @@ class PackedMatrix:
 
     tiles: Tensor  # flat
     bias: Tensor | None  # [n] float32
-    struct: MatrixStruct
+    scales: Tensor | None  # [n] float32, where tiles are int8
+    n: int
+    k: int
 
     @property
     def tensors(self) -> list[Tensor]:
-        return [self.tiles] if self.bias is None else [self.tiles, self.bias]
+        found = (self.tiles, self.bias, self.scales)
+        return [tensor for tensor in found if tensor is not None]
+
+    def struct(self) -> MatrixStruct:
+        return MatrixStruct(
+            address(self.tiles), address(self.bias), address(self.scales), self.n, self.k
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +156,7 @@ class Operator:
         return sum(packed, own)
 
     def struct(self, heads: HeadsStruct | None) -> OperatorStruct:
-        matrix = MatrixStruct() if self.weight is None else self.weight.struct
+        matrix = MatrixStruct() if self.weight is None else self.weight.struct()
         return OperatorStruct(
             *(self.kind, self.source, self.out, self.query, self.layer, self.size),
             *(self.is_wide, self.adds, self.scale, self.eps, address(self.norm), matrix),

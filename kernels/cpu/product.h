@@ -6,6 +6,7 @@
 
 #include "pool.h"
 #include "simd.h"
+#include "tiles.h"
 
 // What the registers hold at a time: rows × tiles of sums, with the operands of one step.
 #if defined(__AVX512BF16__)
@@ -20,23 +21,36 @@ constexpr int MAX_ROWS = 4, MAX_TILES = 1;
 // cache.
 constexpr int CHUNK_ROWS = 128;
 
-// w [n, k] as tiles of sixteen columns of the output, each contiguous: step by step of k. The last
-// tile is filled up with zeros.
-template <class T>
-struct Packed {
-  const T* tiles;
-  const float* bias;  // [n] or null
-  int n, k;
-
-  int num_tiles() const { return (n + LANES - 1) / LANES; }
-  const T* tile(int index) const { return tiles + (size_t)index * LANES * k; }
-};
-
 INLINE int div_up(int a, int b) { return (a + b - 1) / b; }
 
+// Of k: tiles of a packed matrix are filled up with zeros to a multiple of it.
+constexpr int PACKED_DEPTH = 32;
+
+// w [n, k] as tiles of sixteen columns of the output, each contiguous: step by step of k. The last
+// tile is filled up with zeros. W is the type of rows, or int8_t: codes, of which the products are
+// multiplied with each column's scale.
+template <class W>
+struct Packed {
+  const W* tiles;
+  const float* bias;    // [n] or null
+  const float* scales;  // [n] or null
+  int n, k;
+
+  int num_tiles() const { return div_up(n, LANES); }
+  static size_t tile_size(int k) { return (size_t)LANES * div_up(k, PACKED_DEPTH) * PACKED_DEPTH; }
+  const W* tile(int index) const { return tiles + index * tile_size(k); }
+
+  // The numbers of column `column` of the product and of those behind it; `num` of the tile's
+  // sixteen exist.
+  f32x16 finish(int column, int num, f32x16 sums) const {
+    if (scales) sums = mul(sums, load_some(scales + column, num));
+    return bias ? add(sums, load_some(bias + column, num)) : sums;
+  }
+};
+
 // sums[row][tile] += the products of k numbers of each row with those of each tile.
-template <class T, int ROWS, int TILES>
-INLINE void multiply(const T* rows, size_t stride, const T* const* tiles, int k,
+template <class T, int ROWS, int TILES, class W>
+INLINE void multiply(const T* rows, size_t stride, const W* const* tiles, int k,
                      f32x16 sums[ROWS][TILES]) {
   typedef Operands<T> Op;
   for (int i = 0; i < k; i += DEPTH<T>) {
@@ -115,9 +129,9 @@ INLINE void with_sizes(int num_rows, int num_tiles, F f) {
 }
 
 // out [num_rows, out_stride] = the products of k numbers of each row with those of each tile.
-template <class T>
+template <class T, class W>
 void multiply_block(int num_rows, int num_tiles, const T* rows, size_t stride,
-                    const T* const* tiles, int k, float* out, size_t out_stride) {
+                    const W* const* tiles, int k, float* out, size_t out_stride) {
   with_sizes(num_rows, num_tiles, [=](auto num_rows, auto num_tiles) {
     constexpr int ROWS = num_rows.value, TILES = num_tiles.value;
     f32x16 sums[ROWS][TILES];
@@ -129,11 +143,11 @@ void multiply_block(int num_rows, int num_tiles, const T* rows, size_t stride,
 
 // rows [num_rows, w.k] times w, in items for all threads. ``out(row, tile, sums)`` takes what was
 // summed up: `num_tiles` tiles side by side from `tile` on.
-template <class T, class Out>
+template <class T, class W, class Out>
 struct Product {
   const T* rows;
   int num_rows;
-  Packed<T> w;
+  Packed<W> w;
   Out out;
   int group = 0;  // tiles an item
 
@@ -149,16 +163,40 @@ struct Product {
     int start = item / num_groups * CHUNK_ROWS, tile = item % num_groups * group;
     int end = start + CHUNK_ROWS < num_rows ? start + CHUNK_ROWS : num_rows;
     int num_tiles = tile + group < w.num_tiles() ? group : w.num_tiles() - tile;
-    for (int row = start; row < end;) {
-      int num = div_up(end - row, div_up(end - row, MAX_ROWS));  // equal passes
-      block(row, num, tile, num_tiles);
-      row += num;
+    if constexpr (USES_TILES<T>)
+      multiply_tiles(start, end, tile, num_tiles);
+    else
+      for (int row = start; row < end;) {
+        int num = div_up(end - row, div_up(end - row, MAX_ROWS));  // equal passes
+        block(row, num, tile, num_tiles);
+        row += num;
+      }
+  }
+
+  void multiply_tiles(int start, int end, int tile, int num_tiles) {
+    alignas(64) float sums[2 * TILE_ROWS][4 * LANES];
+    const bf16* tiles[4];
+    for (int t = 0; t < num_tiles; t++) tiles[t] = as_bf16(w.tile(tile + t), t);
+    TileProduct product;
+    for (int row = start; row < end; row += 2 * TILE_ROWS) {
+      int num = end - row < 2 * TILE_ROWS ? end - row : 2 * TILE_ROWS;
+      product.run({rows + (size_t)row * w.k, num, w.k}, num_tiles, tiles, sums[0], 4 * LANES);
+      for (int r = 0; r < num; r++) out(row + r, tile, num_tiles, sums[r]);
     }
+  }
+
+  const bf16* as_bf16(const bf16* tile, int) { return tile; }
+  // One of four.
+  const bf16* as_bf16(const int8_t* tile, int index) {
+    size_t size = w.tile_size(w.k);
+    bf16* wide = scratch<bf16>(4 * size) + index * size;
+    widen_codes(tile, (int)(size / LANES), wide);
+    return wide;
   }
 
   void block(int row, int num, int tile, int num_tiles) {
     alignas(64) float sums[MAX_ROWS][4 * LANES];
-    const T* tiles[4];
+    const W* tiles[4];
     for (int t = 0; t < num_tiles; t++) tiles[t] = w.tile(tile + t);
     const T* left = rows + (size_t)row * w.k;
     for (int t = 0; t < num_tiles; t += MAX_TILES) {
@@ -169,71 +207,65 @@ struct Product {
   }
 };
 
-// The numbers of column `n` of the product, with its bias; `num` of the tile's sixteen exist.
-template <class T>
-INLINE f32x16 with_bias(const Packed<T>& w, int n, int num, f32x16 sums) {
-  return w.bias ? add(sums, load_some(w.bias + n, num)) : sums;
-}
-
 // Stores the product, out [num_rows, w.n].
-template <class T>
+template <class W>
 struct Store {
   float* out;
-  Packed<T> w;
+  Packed<W> w;
 
   void operator()(int row, int tile, int num_tiles, const float* sums) const {
     for (int t = 0; t < num_tiles; t++) {
       int n = (tile + t) * LANES, num = w.n - n < LANES ? w.n - n : LANES;
-      store_some(out + (size_t)row * w.n + n, with_bias(w, n, num, load(sums + t * LANES)), num);
+      store_some(out + (size_t)row * w.n + n, w.finish(n, num, load(sums + t * LANES)), num);
     }
   }
 };
 
 // Adds the product times scale to out [num_rows, w.n].
-template <class T>
+template <class W>
 struct Add {
   float* out;
-  Packed<T> w;
+  Packed<W> w;
   float scale;
 
   void operator()(int row, int tile, int num_tiles, const float* sums) const {
     for (int t = 0; t < num_tiles; t++) {
       int n = (tile + t) * LANES, num = w.n - n < LANES ? w.n - n : LANES;
       float* place = out + (size_t)row * w.n + n;
-      f32x16 product = with_bias(w, n, num, load(sums + t * LANES));
+      f32x16 product = w.finish(n, num, load(sums + t * LANES));
       store_some(place, add(load_some(place, num), mul(product, spread(scale))), num);
     }
   }
 };
 
 // silu(gate) · up → out [num_rows, w.n / 2]; a tile of gates stands before its tile of ups.
-template <class T>
+template <class T, class W>
 struct Gate {
   T* out;
-  Packed<T> w;
+  Packed<W> w;
 
   void operator()(int row, int tile, int num_tiles, const float* sums) const {
     for (int t = 0; t < num_tiles; t += 2) {
       int n = (tile + t) * LANES;
-      f32x16 gate = with_bias(w, n, LANES, load(sums + t * LANES));
-      f32x16 up = with_bias(w, n + LANES, LANES, load(sums + (t + 1) * LANES));
+      f32x16 gate = w.finish(n, LANES, load(sums + t * LANES));
+      f32x16 up = w.finish(n + LANES, LANES, load(sums + (t + 1) * LANES));
       f32x16 silu = div(gate, add(spread(1.0f), exp(sub(zero(), gate))));
       store_narrow(out + (size_t)row * (w.n / 2) + n / 2, mul(silu, up));
     }
   }
 };
 
-template <class T>
-void product(const T* rows, int num_rows, Packed<T> w, float* out) {
-  Product<T, Store<T>>{rows, num_rows, w, {out, w}}.run();
+template <class T, class W>
+void product(const T* rows, int num_rows, Packed<W> w, float* out) {
+  Product<T, W, Store<W>>{rows, num_rows, w, {out, w}}.run();
 }
 
-template <class T>
-void add_product(const T* rows, int num_rows, Packed<T> w, float scale, float* out) {
-  Product<T, Add<T>>{rows, num_rows, w, {out, w, scale}}.run();
+template <class T, class W>
+void add_product(const T* rows, int num_rows, Packed<W> w, float scale, float* out) {
+  Product<T, W, Add<W>>{rows, num_rows, w, {out, w, scale}}.run();
 }
 
-template <class T>
-void gated_product(const T* rows, int num_rows, Packed<T> w, T* out) {
-  Product<T, Gate<T>>{rows, num_rows, w, {out, w}}.run(2);
+template <class T, class W>
+void gated_product(const T* rows, int num_rows, Packed<W> w, T* out) {
+  Product<T, W, Gate<T, W>>{rows, num_rows, w, {out, w}}.run(2);
 }

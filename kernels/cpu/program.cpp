@@ -6,8 +6,9 @@
 namespace {
 
 struct Matrix {
-  const void* tiles;
-  const float* bias;
+  const void* tiles;    // of codes in eight bits if there are scales, else of the weights' type
+  const float* bias;    // [n] or null
+  const float* scales;  // [n] or null
   int32_t n, k;
 };
 
@@ -52,9 +53,18 @@ Units units;
 Sums* partials = nullptr;
 int num_sums = 0;
 
-template <class T>
-Packed<T> packed(const Matrix& m) {
-  return {(const T*)m.tiles, m.bias, m.n, m.k};
+template <class W>
+Packed<W> packed(const Matrix& m) {
+  return {(const W*)m.tiles, m.bias, m.scales, m.n, m.k};
+}
+
+// Calls f(m), packed as it is.
+template <class T, class F>
+void with_packed(const Matrix& m, F f) {
+  if (m.scales)
+    f(packed<int8_t>(m));
+  else
+    f(packed<T>(m));
 }
 
 // Norms and rotates the heads of every token, and writes its keys and values.
@@ -129,16 +139,18 @@ void attend(const Operator& op, const Step& step, float* x, T* out) {
       .run();
 }
 
-// w [n, k] → tiles; column c of the packed matrix is row `order[c]` of w, or 0 where that is −1.
-template <class T>
-void pack(const T* w, const int64_t* order, int n, int k, T* tiles) {
+// w [n, k] → tiles, where DEPTH numbers of a column are neighbours; column c of the packed matrix
+// is row `order[c]` of w.
+template <class W, int DEPTH>
+void pack(const W* w, const int64_t* order, int n, int k, W* tiles) {
   auto tile = [=](int index) {
-    T* to = tiles + (size_t)index * LANES * k;
+    W* to = tiles + index * Packed<W>::tile_size(k);
+    memset(to, 0, Packed<W>::tile_size(k) * sizeof(W));
     for (int lane = 0; lane < LANES; lane++) {
       int column = index * LANES + lane;
-      const T* row = column < n ? w + order[column] * k : nullptr;
-      for (int i = 0; i < k; i++)
-        to[(i / DEPTH<T> * LANES + lane) * DEPTH<T> + i % DEPTH<T>] = row ? row[i] : T();
+      if (column == n) break;
+      const W* row = w + order[column] * k;
+      for (int i = 0; i < k; i++) to[(i / DEPTH * LANES + lane) * DEPTH + i % DEPTH] = row[i];
     }
   };
   share(tile, div_up(n, LANES));
@@ -191,13 +203,15 @@ void run(const Operator* ops, int num_ops, const Step& step) {
         narrow_rows((const float*)in, num, op.size, (T*)out);
         break;
       case LINEAR:
-        if (op.adds)
-          add_product((const T*)in, num, packed<T>(op.weight), op.scale, (float*)out);
-        else
-          product((const T*)in, num, packed<T>(op.weight), (float*)out);
+        with_packed<T>(op.weight, [&](auto w) {
+          if (op.adds)
+            add_product((const T*)in, num, w, op.scale, (float*)out);
+          else
+            product((const T*)in, num, w, (float*)out);
+        });
         break;
       case GATED:
-        gated_product((const T*)in, num, packed<T>(op.weight), (T*)out);
+        with_packed<T>(op.weight, [&](auto w) { gated_product((const T*)in, num, w, (T*)out); });
         break;
       case ATTEND:
         prepared.prepare(*op.heads, step.rows);
@@ -211,7 +225,7 @@ void run(const Operator* ops, int num_ops, const Step& step) {
 
 #define EACH_TYPE(name, T)                                                                  \
   EXPORT void shoal_pack_##name(const T* w, const int64_t* order, int n, int k, T* tiles) { \
-    pack(w, order, n, k, tiles);                                                            \
+    pack<T, DEPTH<T>>(w, order, n, k, tiles);                                               \
   }                                                                                         \
   EXPORT void shoal_run_##name(const Operator* ops, int num_ops, const Step* step) {        \
     run<T>(ops, num_ops, *step);                                                            \
@@ -219,5 +233,10 @@ void run(const Operator* ops, int num_ops, const Step& step) {
 
 EACH_TYPE(bfloat16, bf16)
 EACH_TYPE(float32, float)
+
+EXPORT void shoal_pack_int8(const int8_t* codes, const int64_t* order, int n, int k,
+                            int8_t* tiles) {
+  pack<int8_t, 1>(codes, order, n, k, tiles);
+}
 
 EXPORT void shoal_start(int num_threads) { start_pool(num_threads); }

@@ -11,8 +11,8 @@ from torch import Tensor
 from kernels.cpu.memory import Arena
 from kernels.cpu.operators import (
     LANES,
+    PACKED_DEPTH,
     Int,
-    MatrixStruct,
     Operator,
     OperatorStruct,
     PackedMatrix,
@@ -55,22 +55,34 @@ class NativeLibrary:
         name = str(dtype).removeprefix("torch.")
         self.dtype = dtype
         self._arena = Arena()
-        self._pack = library[f"shoal_pack_{name}"]
+        self._pack = {dtype: library[f"shoal_pack_{name}"], torch.int8: library["shoal_pack_int8"]}
         self.run = library[f"shoal_run_{name}"]
         library["shoal_start"](num_threads)
 
     def pack(
-        self, weight: Tensor, bias: Tensor | None = None, order: np.ndarray | None = None
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        order: np.ndarray | None = None,
+        *,
+        scales: Tensor | None = None,
     ) -> PackedMatrix:
-        """weight [n, k], bias [n]; ``order`` [n] int64: which row becomes which output."""
+        """weight [n, k], bias [n]; ``order`` [n] int64: which row becomes which output. With
+        ``scales`` [n], weight is int8: whole numbers that these are multiplied with."""
         n, k = weight.shape
-        weight = weight.to(self.dtype).contiguous()
+        dtype = self.dtype if scales is None else torch.int8
+        weight = weight.to(dtype).contiguous()
         order = np.arange(n) if order is None else order
-        tiles = self._arena.empty(-(-n // LANES) * LANES * k, self.dtype)
-        self._pack(address(weight), array_address(order), n, k, address(tiles))
-        if bias is not None:
-            bias = bias.float()[torch.from_numpy(order)].contiguous()
-        return PackedMatrix(tiles, bias, MatrixStruct(address(tiles), address(bias), n, k))
+        num_columns, depth = -(-n // LANES) * LANES, -(-k // PACKED_DEPTH) * PACKED_DEPTH
+        tiles = self._arena.empty(num_columns * depth, dtype)
+        self._pack[dtype](address(weight), array_address(order), n, k, address(tiles))
+        bias, scales = _in_order(bias, order), _in_order(scales, order)
+        return PackedMatrix(tiles, bias, scales, n, k)
+
+
+def _in_order(tensor: Tensor | None, order: np.ndarray) -> Tensor | None:
+    """tensor [n] in float32"""
+    return None if tensor is None else tensor.float()[torch.from_numpy(order)].contiguous()
 
 
 def gate_up_order(size: int) -> np.ndarray:

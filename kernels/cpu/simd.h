@@ -189,7 +189,20 @@ INLINE void store_narrow(bf16* p, f32x16 x) {
 template <class T>
 constexpr int DEPTH = 4 / sizeof(T);
 
-// One step's operands: the tile's own, and one of `DEPTH` numbers that all columns share.
+// Sixteen codes of a weight of eight bits: each is a whole number, and exact in either type.
+#ifdef __AVX512F__
+INLINE f32x16 load_wide(const int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+}
+#else
+INLINE __m256 load_wide_half(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+}
+INLINE f32x16 load_wide(const int8_t* p) { return {load_wide_half(p), load_wide_half(p + 8)}; }
+#endif
+
+// One step's operands: the tile's own, and one of `DEPTH` numbers that all columns share. The codes
+// of a tile are not in pairs: sixteen columns of one k stand before those of the next.
 template <class T>
 struct Operands;
 
@@ -198,6 +211,7 @@ struct Operands<float> {
   typedef f32x16 Tile;
   typedef f32x16 Shared;
   INLINE Tile tile(const float* p) { return load(p); }
+  INLINE Tile tile(const int8_t* p) { return load_wide(p); }
   INLINE Shared shared(const float* p) { return spread(*p); }
   INLINE f32x16 dot(f32x16 sum, Tile tile, Shared shared) { return fma(tile, shared, sum); }
 };
@@ -208,6 +222,12 @@ struct Operands<bf16> {
   typedef __m512bh Tile;
   typedef __m512bh Shared;
   INLINE Tile tile(const bf16* p) { return (__m512bh)_mm512_loadu_si512(p); }
+  // What float32 has of a code is in its upper half.
+  INLINE Tile tile(const int8_t* p) {
+    __m512i even = _mm512_castps_si512(load_wide(p));
+    __m512i odd = _mm512_castps_si512(load_wide(p + LANES));
+    return (__m512bh)_mm512_or_si512(_mm512_srli_epi32(even, 16), odd);
+  }
   INLINE Shared shared(const bf16* p) {
     int pair;
     memcpy(&pair, p, 4);
@@ -226,6 +246,7 @@ struct Operands<bf16> {
   INLINE f32x16 dot(f32x16 sum, Tile tile, Shared shared) {
     return fma(tile.odd, shared.odd, fma(tile.even, shared.even, sum));
   }
+  INLINE Tile tile(const int8_t* p) { return {load_wide(p), load_wide(p + LANES)}; }
 #if defined(__AVX512F__)
   INLINE Tile tile(const bf16* p) {
     __m512i pairs = _mm512_loadu_si512(p);

@@ -27,6 +27,11 @@ class WorkerConfig(Settings):
         description="auto, safetensors: the weights in the folder; dummy: random ones, for"
         " measurements",
     )
+    quantization: Literal["wint8"] | None = Field(
+        None,
+        description="wint8: linear layers' weights in 8 bits, with a scale for each output,"
+        " computed from the model's as they are loaded; on CPUs (default: as they are)",
+    )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     gpu_claims: Path | None = Field(
         None,

@@ -6,15 +6,16 @@ from dataclasses import MISSING, fields
 from services.worker.layers.attention import Attention
 from services.worker.layers.embedding import LMHead
 from services.worker.layers.heads import AttentionSpec
-from services.worker.layers.linear import Dense, Linear
+from services.worker.layers.linear import Linear
 from services.worker.layers.ops import NotSupported
+from services.worker.layers.weights import Dense
 from services.worker.models.decoder import DecoderLM
 
 
-def check_model(model: DecoderLM, known_options: Set[str]) -> None:
+def check_model(model: DecoderLM, known_options: Set[str], known_forms: Set[type]) -> None:
     """Raises NotSupported, with the layer's name, where attention has an option that is not among
-    ``known_options``, weights have a form that no backend takes yet, or a product is a part of a
-    sum over ranks."""
+    ``known_options``, weights have a form that is none of ``known_forms``, or a product is a part
+    of a sum over ranks. The head's weights are dense."""
     for name, module in model.named_modules():
         if isinstance(module, Attention):
             unknown = _set_options(module.heads.spec) - known_options
@@ -22,9 +23,10 @@ def check_model(model: DecoderLM, known_options: Set[str]) -> None:
                 raise NotSupported(f"{name}: attention's options {', '.join(sorted(unknown))}")
         if isinstance(module, Linear) and module.is_partial:
             raise NotSupported(f"{name}: a part of a sum over ranks")
-        if isinstance(module, Linear | LMHead) and not isinstance(module.weight, Dense):
-            kind = type(module.weight).__name__
-            raise NotSupported(f"{name}: weights in the form {kind}")
+        if isinstance(module, Linear | LMHead):
+            form = type(module.weight)
+            if form not in (known_forms if isinstance(module, Linear) else {Dense}):
+                raise NotSupported(f"{name}: weights in the form {form.__name__}")
 
 
 def _set_options(spec: AttentionSpec) -> set[str]:

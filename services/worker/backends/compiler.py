@@ -10,6 +10,7 @@ from services.worker.layers.embedding import Embedding, LMHead
 from services.worker.layers.heads import Heads
 from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
+from services.worker.layers.weights import Dense
 from services.worker.models.decoder import DecoderLM
 
 
@@ -82,7 +83,12 @@ class Compiler:
         if layer not in self._packed:
             bias = layer.bias if isinstance(layer, Linear) else None
             order = gate_up_order(layer.outputs // 2) if is_gated else None
-            self._packed[layer] = self._library.pack(layer.weight.values, bias, order)
+            weight = layer.weight
+            if isinstance(weight, Dense):
+                packed = self._library.pack(weight.values, bias, order)
+            else:
+                packed = self._library.pack(weight.codes, bias, order, scales=weight.scales)
+            self._packed[layer] = packed
             del layer.weight
         return self._packed[layer]
 

@@ -12,10 +12,12 @@ from services.worker.backends.compiler import Compiler
 from services.worker.backends.recorder import Recording, record
 from services.worker.layers.context import current_context
 from services.worker.layers.ops import NotSupported
+from services.worker.layers.weights import Dense, Int8
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM, MtpHead
 
 KNOWN_OPTIONS = {"norm", "is_interleaved", "window"}  # of AttentionSpec
+KNOWN_FORMS = {Dense, Int8}
 
 
 class NativeLM(CausalLM):
@@ -28,7 +30,7 @@ class NativeLM(CausalLM):
         super().__init__()
         if block_size % LANES:
             raise NotSupported(f"block_size {block_size} is no multiple of {LANES}")
-        check_model(model, KNOWN_OPTIONS)
+        check_model(model, KNOWN_OPTIONS, KNOWN_FORMS)
         recordings = _Recordings(model)
         compiler = Compiler(model, library)
         self.trunk = compiler.compile(recordings.trunk)

@@ -5,6 +5,7 @@ can be captured.
 """
 
 from collections.abc import Set
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,13 +24,22 @@ from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops
 from services.worker.layers.rope import RotaryEmbedding
+from services.worker.layers.weights import Dense, Int8
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM, MtpHead
 
-# Of AttentionSpec: what steps that the host prepared know, and those whose lengths only the device
-# knows.
-HOST_OPTIONS = {"norm", "is_interleaved", "window"}
-DEVICE_OPTIONS = {"norm", "is_interleaved"}
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The options of AttentionSpec, and the forms of weights, that operators take."""
+
+    options: Set[str]
+    forms: Set[type]
+
+
+# In steps that the host prepared, and in those whose lengths only the device knows.
+HOST = Known({"norm", "is_interleaved", "window"}, {Dense, Int8})
+DEVICE = Known({"norm", "is_interleaved"}, {Dense})
 
 
 class TorchOps(Ops[Tensor]):
@@ -104,9 +114,9 @@ def _operand(norm: RMSNorm | None) -> Norm | None:
 class TorchLM(CausalLM):
     """Computes ``model`` with its own weights. Raises NotSupported where ``check_model`` does."""
 
-    def __init__(self, model: DecoderLM, known: Set[str] = frozenset(HOST_OPTIONS)) -> None:
+    def __init__(self, model: DecoderLM, known: Known = HOST) -> None:
         super().__init__()
-        check_model(model, known)
+        check_model(model, known.options, known.forms)
         self.model = model
         if model.mtp_head is not None:
             self.draft_head = _TorchDraftHead(model.mtp_head)

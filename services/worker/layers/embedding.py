@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 
-from services.worker.layers.linear import Dense, Piece, empty_parameter
+from services.worker.layers.linear import Piece
+from services.worker.layers.weights import Dense, empty_parameter
 
 
 class Embedding(nn.Module):

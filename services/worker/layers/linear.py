@@ -1,16 +1,12 @@
-"""Linear layers. Parameters are made empty: the loader fills every one or raises."""
+"""Linear layers, and what of a checkpoint fills them."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from services.worker.layers.parallel import Shard, as_shard
-
-
-def empty_parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
-    return nn.Parameter(torch.empty(*shape, dtype=dtype), requires_grad=False)
+from services.worker.layers.weights import Dense, Weight, empty_parameter
 
 
 class Piece(NamedTuple):
@@ -21,14 +17,6 @@ class Piece(NamedTuple):
     dim: int = 0
     start: int = 0
     size: int | None = None
-
-
-class Dense(nn.Module):
-    """A weight of numbers [outputs, inputs]. Other forms, of codes and scales, stand beside it."""
-
-    def __init__(self, outputs: int, inputs: int, dtype: torch.dtype | None = None) -> None:
-        super().__init__()
-        self.values = empty_parameter(outputs, inputs, dtype=dtype)
 
 
 class Columns(NamedTuple):
@@ -44,7 +32,8 @@ class Linear(nn.Module):
 
     ``outputs`` may be the sizes of several layers of a checkpoint that share their input, by their
     names beside this one: they are one product. With ``columns`` it is a part of a layer. Ranks
-    share its outputs or its inputs; each has the bias of its outputs.
+    share its outputs or its inputs; each has the bias of its outputs. Its weight is dense until it
+    is filled.
     """
 
     def __init__(
@@ -62,7 +51,7 @@ class Linear(nn.Module):
         self._sizes = [shard.num for shard in self._parts.values()]
         self._columns = columns
         self.inputs, self.outputs = self._input_shard.num, sum(self._sizes)
-        self.weight = Dense(self.outputs, self.inputs)
+        self.weight: Weight = Dense(self.outputs, self.inputs)
         self.bias = empty_parameter(self.outputs) if has_bias else None
 
     @property

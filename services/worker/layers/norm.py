@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from services.worker.layers.linear import empty_parameter
+from services.worker.layers.weights import empty_parameter
 
 
 class RMSNorm(nn.Module):

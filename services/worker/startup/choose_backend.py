@@ -11,7 +11,7 @@ from kernels.cpu.operators import DTYPES
 from kernels.cpu.program import NativeLibrary
 from kernels.cpu.sampler import NativeSampler
 from services.worker.backends.native import NativeLM
-from services.worker.backends.torch_lm import DEVICE_OPTIONS, HOST_OPTIONS, TorchLM
+from services.worker.backends.torch_lm import DEVICE, HOST, Known, TorchLM
 from services.worker.layers.ops import NotSupported
 from services.worker.machine.hardware import bound_kernel_caches, num_cores
 from services.worker.models import CausalLM
@@ -48,7 +48,7 @@ def choose_kernels(
         )
         if not isinstance(model, DecoderLM):
             return model, sampler
-        return _torch(model, "torch's operators", HOST_OPTIONS), sampler
+        return _torch(model, "torch's operators", HOST), sampler
     torch.set_num_threads(1)
     log.info("kernels: native code for %s, %d threads", variant, num_threads)
     return native, sampler
@@ -61,15 +61,15 @@ def choose_device_kernels(
     ConfigError."""
     if not isinstance(model, DecoderLM):
         raise ConfigError(f"model: {type(model).__name__} does not run on GPUs")
-    computed = _torch(model, "the operators of GPUs", DEVICE_OPTIONS)
+    computed = _torch(model, "the operators of GPUs", DEVICE)
     log.info("kernels: Triton's, attention by %s", settings.attention_backend)
     return computed, TorchSampler()
 
 
-def _torch(model: DecoderLM, operators: str, known_options: set[str]) -> TorchLM:
+def _torch(model: DecoderLM, operators: str, known: Known) -> TorchLM:
     """Raises ConfigError."""
     try:
-        return TorchLM(model, known_options)
+        return TorchLM(model, known)
     except NotSupported as problem:
         raise ConfigError(f"model: {operators} cannot run it: {problem}") from None
 

@@ -173,8 +173,9 @@ def _load_ours(
     progress: Progress,
 ) -> DecoderLM:
     if settings.load_format == "dummy":
-        return make_dummy(config, dtype, device)
-    return load_model(folder, config, dtype, device, progress)
+        return make_dummy(config, dtype, device, settings.quantization)
+    quantization = settings.quantization
+    return load_model(folder, config, dtype, device, progress, quantization=quantization)
 
 
 def _load_transformers(
@@ -183,6 +184,11 @@ def _load_transformers(
     """Imports transformers, which takes seconds, only here."""
     if device.type != "cpu":
         raise ConfigError("model-impl: transformers computes on CPUs alone so far: device = cpu")
+    if settings.quantization is not None:
+        raise ConfigError(
+            f"quantization: {settings.quantization} is for our own architectures; transformers"
+            " computes this model"
+        )
     from services.worker.startup.load_transformers import load_transformers
 
     return load_transformers(folder, dtype, max_len, settings.load_format == "dummy")

@@ -5,8 +5,10 @@ import logging
 import torch
 
 from services.worker.config.model_config import ModelConfig
+from services.worker.layers.linear import Linear
+from services.worker.layers.weights import Quantization
 from services.worker.models.decoder import DecoderLM
-from services.worker.weights.load import build_model
+from services.worker.weights.load import build_model, quantize
 
 log = logging.getLogger(__name__)
 
@@ -14,7 +16,12 @@ SEED = 0
 STD = 0.02  # as models are initialised for training: no layer's output overflows
 
 
-def make_dummy(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> DecoderLM:
+def make_dummy(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: Quantization | None = None,
+) -> DecoderLM:
     """The model of ``config`` with normal noise in its matrices, ones in its norms and zeros in its
     biases; the same for every worker on the same kind of device."""
     log.warning("load-format = dummy: the weights are random, the output is not meaningful")
@@ -25,4 +32,7 @@ def make_dummy(config: ModelConfig, dtype: torch.dtype, device: torch.device) ->
             parameter.normal_(0, STD, generator=generator)
         else:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+    for module in model.modules():
+        if isinstance(module, Linear):
+            quantize(module, quantization)
     return model

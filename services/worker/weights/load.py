@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from services.worker.config.model_config import ModelConfig
-from services.worker.layers.linear import Dense, Piece
+from services.worker.layers.linear import Linear, Piece
 from services.worker.layers.parallel import ALONE, Parallel
+from services.worker.layers.weights import FORMS, Dense, Quantization
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import find_model
 from services.worker.weights.checkpoint import Checkpoint, StoredTensor, Tensors, open_checkpoint
@@ -41,11 +42,13 @@ def load_model(
     device: torch.device,
     progress: Progress,
     parallel: Parallel = ALONE,
+    quantization: Quantization | None = None,
 ) -> DecoderLM:
     """The model of ``config`` with the folder's weights, or a rank's shards of them. Raises
     ConfigError naming the tensor, or the size that cannot be split."""
     model = build_model(config, dtype, device, parallel)
-    fill(model, with_mtp_head(open_checkpoint(weight_files(folder)), config), progress)
+    checkpoint = with_mtp_head(open_checkpoint(weight_files(folder)), config)
+    fill(model, checkpoint, progress, quantization)
     return model
 
 
@@ -62,33 +65,41 @@ def build_model(
         torch.set_default_dtype(default)
 
 
-def fill(model: nn.Module, checkpoint: Checkpoint, progress: Progress) -> None:
-    """Pulls what each module is made of, in the model's order. Raises ConfigError before anything
-    is read if the checkpoint has less, more or something else."""
-    wanted = _wanted(model)
-    found = {name: tensor for name in wanted if (tensor := checkpoint.find(name))}
-    _check_names(checkpoint, wanted, found)
-    for name, tensor in found.items():
-        for piece in wanted[name]:
-            _check_kind(tensor, piece)
-    num_bytes = sum(_num_bytes(tensor, wanted[name]) for name, tensor in found.items())
+def fill(
+    model: nn.Module,
+    checkpoint: Checkpoint,
+    progress: Progress,
+    quantization: Quantization | None = None,
+) -> None:
+    """Pulls what each module is made of, in the model's order, and quantises it before the next.
+    Raises ConfigError before anything is read if the checkpoint has less, more or something
+    else."""
+    wanted = {module: dict(_pieces(path, module)) for path, module in model.named_modules()}
+    names = list(dict.fromkeys(name for pieces in wanted.values() for name in pieces))
+    found = {name: tensor for name in names if (tensor := checkpoint.find(name))}
+    _check_names(checkpoint, names, found)
+    every = [(found[name], piece) for pieces in wanted.values() for name, piece in pieces.items()]
+    for tensor, piece in every:
+        _check_kind(tensor, piece)
+    num_bytes = sum(_num_bytes(tensor, piece) for tensor, piece in every)
     done_bytes = 0
-    for name, tensor in found.items():
-        progress(f"loading {tensor.file.name}", done_bytes / num_bytes)
-        for piece in wanted[name]:
+    for module, pieces in wanted.items():
+        for name, piece in pieces.items():
+            tensor = found[name]
+            progress(f"loading {tensor.file.name}", done_bytes / num_bytes)
             num = piece.destination.shape[piece.dim]
             piece.destination.copy_(tensor.read(piece.dim, piece.start, num))
-        done_bytes += _num_bytes(tensor, wanted[name])
+            done_bytes += _num_bytes(tensor, piece)
+        if isinstance(module, Linear):
+            quantize(module, quantization)
     progress("weights are loaded", 1.0)
 
 
-def _wanted(model: nn.Module) -> dict[str, list[Piece]]:
-    """What each tensor fills, by its name."""
-    found: dict[str, list[Piece]] = {}
-    for path, module in model.named_modules():
-        for name, piece in _pieces(path, module):
-            found.setdefault(name, []).append(piece)
-    return found
+def quantize(linear: Linear, quantization: Quantization | None) -> None:
+    """Gives ``linear``, which is filled, its weight in another form."""
+    if quantization is not None:
+        assert isinstance(linear.weight, Dense)
+        linear.weight = FORMS[quantization](linear.weight)
 
 
 def _pieces(path: str, module: nn.Module) -> Iterator[tuple[str, Piece]]:
@@ -120,9 +131,9 @@ def _check_kind(tensor: StoredTensor, piece: Piece) -> None:
         )
 
 
-def _num_bytes(tensor: StoredTensor, pieces: list[Piece]) -> int:
-    """What is read for ``pieces``."""
-    return sum(piece.destination.numel() for piece in pieces) * tensor.dtype.itemsize
+def _num_bytes(tensor: StoredTensor, piece: Piece) -> int:
+    """What is read for ``piece``."""
+    return piece.destination.numel() * tensor.dtype.itemsize
 
 
 def _some(names: list[str], num: int = 5) -> str:

@@ -1,15 +1,19 @@
 """Tiny random checkpoints."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 from transformers import PreTrainedModel, Qwen2ForCausalLM
 
 from benchmarks.harness.oracle import true_logits
+from services.worker.layers.weights import FORMS, Dense, Quantization
 from shared.model_folder import weight_files
 
 VOCAB_SIZE = 160
@@ -84,6 +88,30 @@ def assert_greedy(oracle: PreTrainedModel, prompt: list[int], text: list[int]) -
     logits = true_logits(oracle, prompt + text)[len(prompt) - 1 : -1]
     gaps = logits.max(-1) - logits[np.arange(len(text)), text]
     assert gaps.max() < SETTLED, f"token {gaps.argmax()} is {gaps.max()} below the highest"
+
+
+def dense_of(values: Tensor) -> Dense:
+    """A copy."""
+    outputs, inputs = values.shape
+    dense = Dense(outputs, inputs, values.dtype)
+    dense.values.data.copy_(values)
+    return dense
+
+
+@contextmanager
+def quantized(oracle: PreTrainedModel, quantization: Quantization) -> Iterator[None]:
+    """Within it, ``oracle``'s linear layers have the numbers that their codes stand for."""
+    head = oracle.get_output_embeddings()
+    weights = {
+        module.weight: module.weight.data
+        for module in oracle.modules()
+        if isinstance(module, nn.Linear) and module is not head
+    }
+    for weight in weights:
+        weight.data = FORMS[quantization](dense_of(weight.data)).values
+    yield
+    for weight, values in weights.items():
+        weight.data = values
 
 
 def random_prompts(num: int, seed: int = 0) -> list[list[int]]:

@@ -20,8 +20,8 @@ from services.worker.backends.torch_lm import TorchLM
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.context import forward_context
 from services.worker.layers.kv_layout import KVLayout
-from services.worker.layers.linear import Dense
 from services.worker.layers.ops import NotSupported
+from services.worker.layers.weights import Dense
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
@@ -305,9 +305,9 @@ def test_each_weight_is_freed_when_it_is_packed() -> None:
     nums_left: list[int] = []
 
     class Watching(NativeLibrary):
-        def pack(self, *args: Any) -> PackedMatrix:
+        def pack(self, *args: Any, **options: Any) -> PackedMatrix:
             nums_left.append(sum(each() is not None for each in weights))
-            return super().pack(*args)
+            return super().pack(*args, **options)
 
     NativeLM(model, 16, Watching(load_library(variants()[0]), torch.float32, 1))
     assert nums_left == list(range(len(weights), 0, -1))

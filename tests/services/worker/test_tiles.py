@@ -1,0 +1,77 @@
+"""The products that AMX computes, by the same sources with its instructions in plain C++: so they
+are tested on CPUs without it too."""
+
+import ctypes
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.cpu import build
+from kernels.cpu.program import NativeLibrary
+from services.worker.backends.native import NativeLM
+from services.worker.backends.torch_lm import TorchLM
+from services.worker.layers.linear import Linear
+from services.worker.layers.weights import Quantization
+from services.worker.models.decoder import DecoderLM
+from services.worker.weights.load import quantize
+from tests.services.worker.test_native import (
+    furthest,
+    make_config,
+    make_model,
+    random_prompts,
+    run,
+)
+
+pytestmark = pytest.mark.usefixtures("_unwritten_memory")
+
+DTYPE = torch.bfloat16
+NAMES = ("Qwen2, biases", "Llama, sixteen queries a key")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> NativeLibrary:
+    with pytest.MonkeyPatch.context() as patch:
+        plain = build.Variant("v3", (), ("SHOAL_TILES",))
+        patch.setattr(build, "VARIANTS", {"plain": plain})
+        (path,) = build.build(Path(tmp_path_factory.mktemp("tiles")))
+    return NativeLibrary(ctypes.CDLL(str(path)), DTYPE, 2)
+
+
+def in_form(name: str, dtype: torch.dtype, quantization: Quantization | None) -> DecoderLM:
+    model = make_model(make_config(name), dtype)
+    for module in model.modules():
+        if isinstance(module, Linear):
+            quantize(module, quantization)
+    return model
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("quantization", [None, "wint8"])
+def test_logits_are_nearer_to_float32_than_those_of_torch(
+    library: NativeLibrary, name: str, quantization: Quantization | None
+) -> None:
+    """The inner sizes are no multiples of 32, and the steps have one row, some, and many."""
+    config, prompts = make_config(name), random_prompts(1, 17, 130, 400)
+    rounded = in_form(name, DTYPE, quantization).float()
+    for module in rounded.modules():
+        if isinstance(module, Linear) and quantization:
+            module.weight.dtype = torch.float32
+    exact = run(TorchLM(rounded), config, torch.float32, prompts, 300)
+    torchs = run(TorchLM(in_form(name, DTYPE, quantization)), config, DTYPE, prompts, 300)
+    native = NativeLM(in_form(name, DTYPE, quantization), 16, library)
+    found = run(native, config, DTYPE, prompts, 300)
+    assert furthest(found, exact, torch.Tensor.mean) < furthest(torchs, exact, torch.Tensor.mean)
+
+
+@pytest.mark.parametrize("quantization", [None, "wint8"])
+def test_a_tokens_logits_are_the_same_bits_whatever_shares_its_step(
+    library: NativeLibrary, quantization: Quantization | None
+) -> None:
+    name = "Qwen2, biases"
+    config, prompts = make_config(name), random_prompts(200, 35, 1, 9)
+    model = NativeLM(in_form(name, DTYPE, quantization), 16, library)
+    expected = run(model, config, DTYPE, prompts, 1000)
+    for chunk_size in (1, 7, 16, 33):
+        found = run(model, config, DTYPE, prompts, chunk_size)
+        assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True)), chunk_size

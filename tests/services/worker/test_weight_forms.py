@@ -1,0 +1,191 @@
+"""Weights in another form stand for nearly the same numbers, and are computed as these."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+
+from benchmarks.harness.engines import make_engine
+from kernels.cpu.library import load_library, variants
+from kernels.cpu.program import NativeLibrary
+from services.worker.backends.native import NativeLM
+from services.worker.backends.torch_lm import TorchLM
+from services.worker.layers.linear import Linear
+from services.worker.layers.ops import NotSupported
+from services.worker.layers.weights import FORMS, MAX_CODE, Dense, Int8, Quantization
+from services.worker.models.decoder import DecoderLM
+from services.worker.models.registry import read_model_config
+from services.worker.weights.load import load_model, quantize
+from shared.config.worker import WorkerConfig
+from tests.services.worker.checkpoints import (
+    assert_greedy,
+    dense_of,
+    quantized,
+    random_prompts,
+    save_mimo,
+)
+from tests.services.worker.driver import Driver, Job
+from tests.services.worker.test_native import furthest, make_config, make_model, run
+from tests.services.worker.test_native import random_prompts as native_prompts
+
+pytestmark = pytest.mark.usefixtures("_unwritten_memory")
+
+CPU = torch.device("cpu")
+QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
+SHAPES = ("Qwen2, biases", "ERNIE, interleaved, biases everywhere", "OLMo 2, heads normed together")
+
+
+def linears(model: DecoderLM) -> list[Linear]:
+    return [module for module in model.modules() if isinstance(module, Linear)]
+
+
+def in_form(quantization: Quantization, name: str, dtype: torch.dtype) -> DecoderLM:
+    model = make_model(make_config(name), dtype)
+    for linear in linears(model):
+        quantize(linear, quantization)
+    return model
+
+
+def stands_for(model: DecoderLM) -> DecoderLM:
+    """``model`` with the numbers that its codes stand for."""
+    for linear in linears(model):
+        linear.weight = dense_of(linear.weight.values)
+    return model
+
+
+def test_every_form_that_can_be_asked_for_is_there() -> None:
+    (asked,) = (
+        get_args(part)
+        for part in get_args(WorkerConfig.model_fields["quantization"].annotation)
+        if part is not type(None)
+    )
+    assert set(asked) == set(QUANTIZATIONS) == set(FORMS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_int8_is_off_by_half_a_scale_at_most(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(1)
+    values = torch.randn(33, 50, generator=generator)
+    values[3] = 0.0
+    values[4] *= 1e-6
+    values[5] *= 1e6
+    values = values.to(dtype)
+    form = Int8(dense_of(values))
+    assert form.codes.dtype == torch.int8
+    assert form.codes.abs().amax(1).tolist() == [0 if row == 3 else MAX_CODE for row in range(33)]
+    rounding = values.float().abs() * (2**-8 if dtype == torch.bfloat16 else 0)
+    off = (form.values.float() - values.float()).abs()
+    assert (off <= form.scales[:, None] * 0.501 + rounding).all()
+    assert form.values.dtype == dtype
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_a_folders_linear_layers_are_quantised_and_nothing_else(
+    tmp_path: Path, quantization: Quantization
+) -> None:
+    save_mimo(tmp_path)
+    config = read_model_config(tmp_path)
+
+    def load(quantization: Quantization | None) -> DecoderLM:
+        return load_model(
+            tmp_path, config, torch.float32, CPU, lambda *_: None, quantization=quantization
+        )
+
+    plain, found = load(None), load(quantization)
+    assert len(linears(found)) == 3 * 4 + 4 + 2  # three layers, and the head's with its projections
+    for one, other in zip(linears(plain), linears(found), strict=True):
+        assert isinstance(one.weight, Dense)
+        expected = FORMS[quantization](one.weight).values
+        assert torch.equal(other.weight.values, expected)
+    rest = dict(found.named_parameters())
+    for name, parameter in plain.named_parameters():
+        if name in rest:
+            assert torch.equal(parameter, rest[name]), name
+
+
+def by_native_code(variant: str) -> Callable[[DecoderLM, torch.dtype], NativeLM]:
+    def build(model: DecoderLM, dtype: torch.dtype) -> NativeLM:
+        return NativeLM(model, 16, NativeLibrary(load_library(variant), dtype, 2))
+
+    return build
+
+
+BACKENDS: dict[str, Callable[..., Any]] = {
+    "torch": lambda model, dtype: TorchLM(model),
+    **{variant: by_native_code(variant) for variant in variants()},
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_logits_are_those_of_what_the_codes_stand_for(
+    quantization: Quantization, name: str, backend: str
+) -> None:
+    config, prompts, dtype = make_config(name), native_prompts(1, 17, 130, 400), torch.float32
+    model = in_form(quantization, name, dtype)
+    expected = run(
+        TorchLM(stands_for(in_form(quantization, name, dtype))), config, dtype, prompts, 90
+    )
+    found = run(BACKENDS[backend](model, dtype), config, dtype, prompts, 90)
+    assert furthest(found, expected) < 1e-4
+    plain = run(TorchLM(make_model(config, dtype)), config, dtype, prompts, 90)
+    assert furthest(found, plain) > 1e-3
+
+
+@pytest.mark.parametrize("variant", variants())
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_bfloat16_logits_are_nearer_to_float32_than_those_of_torch(
+    quantization: Quantization, variant: str
+) -> None:
+    """Codes are exact in bfloat16, where what they stand for is not."""
+    name, dtype = "Qwen2, biases", torch.bfloat16
+    config, prompts = make_config(name), native_prompts(1, 17, 130, 400)
+    model = in_form(quantization, name, dtype).float()
+    for linear in linears(model):
+        linear.weight.dtype = torch.float32
+    exact = run(TorchLM(model), config, torch.float32, prompts, 300)
+    torchs = run(TorchLM(in_form(quantization, name, dtype)), config, dtype, prompts, 300)
+    native = by_native_code(variant)(in_form(quantization, name, dtype), dtype)
+    found = run(native, config, dtype, prompts, 300)
+    assert furthest(found, exact, torch.Tensor.mean) < furthest(torchs, exact, torch.Tensor.mean)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("variant", variants())
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_a_tokens_logits_are_the_same_bits_whatever_shares_its_step(
+    quantization: Quantization, variant: str, dtype: torch.dtype
+) -> None:
+    name = "Qwen3, three queries a key, tied"
+    config, prompts = make_config(name), native_prompts(300, 35, 1, 9)
+    model = by_native_code(variant)(in_form(quantization, name, dtype), dtype)
+    expected = run(model, config, dtype, prompts, 1000)
+    for chunk_size in (1, 7, 16):
+        found = run(model, config, dtype, prompts, chunk_size)
+        assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True)), chunk_size
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_texts_are_those_of_transformers_with_what_the_codes_stand_for(
+    checkpoint: Path, oracle: Any, kernels: str, quantization: Quantization
+) -> None:
+    engine = make_engine(checkpoint, kernels, quantization=quantization)
+    prompts = random_prompts(8)
+    texts = Driver(engine, [3, 7, 1, 5], seed=1).run([Job(prompt) for prompt in prompts])
+    with quantized(oracle, quantization):
+        for prompt, text in zip(prompts, texts, strict=True):
+            assert_greedy(oracle, prompt, text)
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_the_head_stays_dense(quantization: Quantization) -> None:
+    model: Any = make_model(make_config("Qwen2, biases"), torch.float32)
+    model.lm_head.weight = FORMS[quantization](model.lm_head.weight)
+    form = FORMS[quantization].__name__
+    with pytest.raises(NotSupported, match=re.escape(f"lm_head: weights in the form {form}")):
+        TorchLM(model)
