@@ -19,7 +19,8 @@ constexpr int MAX_ROWS = 4, MAX_TILES = 1;
 
 // Rows that share a pass over the weights; what they hold of the left operand stays in a core's
 // cache.
-constexpr int CHUNK_ROWS = 128;
+template <class T>
+constexpr int CHUNK_ROWS = USES_TILES<T> ? 256 : 128;
 
 INLINE int div_up(int a, int b) { return (a + b - 1) / b; }
 
@@ -153,15 +154,17 @@ struct Product {
 
   // `unit` tiles belong together: `out` gets them at once.
   void run(int unit = 1) {
+    if constexpr (USES_TILES<T>)
+      if (num_rows > 1) pack_rows();
     int widest = unit > MAX_TILES ? unit : MAX_TILES;
     for (group = widest; group > unit && w.num_tiles() / group < 4 * pool_size();) group /= 2;
-    share(*this, div_up(w.num_tiles(), group) * div_up(num_rows, CHUNK_ROWS));
+    share(*this, div_up(w.num_tiles(), group) * div_up(num_rows, CHUNK_ROWS<T>));
   }
 
   void operator()(int item) {
     int num_groups = div_up(w.num_tiles(), group);
-    int start = item / num_groups * CHUNK_ROWS, tile = item % num_groups * group;
-    int end = start + CHUNK_ROWS < num_rows ? start + CHUNK_ROWS : num_rows;
+    int start = item / num_groups * CHUNK_ROWS<T>, tile = item % num_groups * group;
+    int end = start + CHUNK_ROWS<T> < num_rows ? start + CHUNK_ROWS<T> : num_rows;
     int num_tiles = tile + group < w.num_tiles() ? group : w.num_tiles() - tile;
     if constexpr (USES_TILES<T>)
       multiply_tiles(start, end, tile, num_tiles);
@@ -173,23 +176,47 @@ struct Product {
       }
   }
 
+  TileRows tile_rows() const {
+    int depth = TileRows::depth(w.k);
+    return {packed_rows.of((size_t)div_up(num_rows, TILE_ROWS) * TILE_ROWS * depth), num_rows, w.k};
+  }
+
+  void pack_rows() {
+    TileRows packed = tile_rows();
+    auto block = [=](int item) { packed.pack(rows, item * TILE_ROWS); };
+    share(block, div_up(num_rows, TILE_ROWS));
+  }
+
   void multiply_tiles(int start, int end, int tile, int num_tiles) {
     alignas(64) float sums[2 * TILE_ROWS][4 * LANES];
+    if (num_rows == 1) return multiply_one_row(tile, num_tiles, sums[0]);
     const bf16* tiles[4];
     for (int t = 0; t < num_tiles; t++) tiles[t] = as_bf16(w.tile(tile + t), t);
+    TileRows packed = tile_rows();
     TileProduct product;
-    for (int row = start; row < end; row += 2 * TILE_ROWS) {
-      int num = end - row < 2 * TILE_ROWS ? end - row : 2 * TILE_ROWS;
-      product.run({rows + (size_t)row * w.k, num, w.k}, num_tiles, tiles, sums[0], 4 * LANES);
+    for (int row = start; row < end;) {
+      int num = product.run(packed, row, num_tiles, tiles, sums[0], 4 * LANES);
       for (int r = 0; r < num; r++) out(row + r, tile, num_tiles, sums[r]);
+      row += num;
     }
+  }
+
+  void multiply_one_row(int tile, int num_tiles, float* sums) {
+    FlushedToZero flushed;
+    const W* tiles[4];
+    for (int t = 0; t < num_tiles; t++) tiles[t] = w.tile(tile + t);
+    for (int t = 0; t < num_tiles; t += MAX_TILES)
+      with_tiles<1>(num_tiles - t < MAX_TILES ? num_tiles - t : MAX_TILES, [=](auto, auto num) {
+        multiply_row<num.value>(rows, w.k, tiles + t, sums + t * LANES);
+      });
+    out(0, tile, num_tiles, sums);
   }
 
   const bf16* as_bf16(const bf16* tile, int) { return tile; }
   // One of four.
   const bf16* as_bf16(const int8_t* tile, int index) {
     size_t size = w.tile_size(w.k);
-    bf16* wide = scratch<bf16>(4 * size) + index * size;
+    bf16* wide = widened.of(4 * size) + index * size;
     widen_codes(tile, (int)(size / LANES), wide);
     return wide;
   }

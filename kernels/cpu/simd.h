@@ -184,11 +184,6 @@ INLINE void store_narrow(bf16* p, f32x16 x) {
 }
 #endif
 
-// A product takes `DEPTH` neighbours along the summed dimension at a time: as many as 32 bits hold.
-// A tile has sixteen columns; one step of it is `LANES · DEPTH` numbers, column by column.
-template <class T>
-constexpr int DEPTH = 4 / sizeof(T);
-
 // Sixteen codes of a weight of eight bits: each is a whole number, and exact in either type.
 #ifdef __AVX512F__
 INLINE f32x16 load_wide(const int8_t* p) {
@@ -200,6 +195,29 @@ INLINE __m256 load_wide_half(const int8_t* p) {
 }
 INLINE f32x16 load_wide(const int8_t* p) { return {load_wide_half(p), load_wide_half(p + 8)}; }
 #endif
+
+// Codes of sixteen columns and of the next k → bf16 in pairs: what float32 has of a code is in its
+// upper half.
+#ifdef __AVX512F__
+INLINE __m512i widen_pairs(const int8_t* p) {
+  __m512i even = _mm512_castps_si512(load_wide(p));
+  __m512i odd = _mm512_castps_si512(load_wide(p + LANES));
+  return _mm512_or_si512(_mm512_srli_epi32(even, 16), odd);
+}
+INLINE void store_pairs(bf16* to, const int8_t* p) { _mm512_storeu_si512(to, widen_pairs(p)); }
+#else
+INLINE void store_pairs(bf16* to, const int8_t* p) {
+  for (int lane = 0; lane < LANES; lane++) {
+    narrow((float)p[lane], to + 2 * lane);
+    narrow((float)p[LANES + lane], to + 2 * lane + 1);
+  }
+}
+#endif
+
+// A product takes `DEPTH` neighbours along the summed dimension at a time: as many as 32 bits hold.
+// A tile has sixteen columns; one step of it is `LANES · DEPTH` numbers, column by column.
+template <class T>
+constexpr int DEPTH = 4 / sizeof(T);
 
 // One step's operands: the tile's own, and one of `DEPTH` numbers that all columns share. The codes
 // of a tile are not in pairs: sixteen columns of one k stand before those of the next.
@@ -222,12 +240,7 @@ struct Operands<bf16> {
   typedef __m512bh Tile;
   typedef __m512bh Shared;
   INLINE Tile tile(const bf16* p) { return (__m512bh)_mm512_loadu_si512(p); }
-  // What float32 has of a code is in its upper half.
-  INLINE Tile tile(const int8_t* p) {
-    __m512i even = _mm512_castps_si512(load_wide(p));
-    __m512i odd = _mm512_castps_si512(load_wide(p + LANES));
-    return (__m512bh)_mm512_or_si512(_mm512_srli_epi32(even, 16), odd);
-  }
+  INLINE Tile tile(const int8_t* p) { return (__m512bh)widen_pairs(p); }
   INLINE Shared shared(const bf16* p) {
     int pair;
     memcpy(&pair, p, 4);

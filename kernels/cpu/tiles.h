@@ -10,6 +10,7 @@
 
 #include "simd.h"
 
+constexpr int AHEAD = 2 * 32;  // of k: what the memory is asked for before it is wanted
 constexpr int TILE_ROWS = 16, TILE_DEPTH = 32, TILE_BYTES = 64;
 
 template <class T>
@@ -85,19 +86,84 @@ INLINE void release_tiles() {}
 
 #endif
 
-// Some rows of a left operand, and what of them lies behind the last 32 of k, filled up with zeros.
+// Rows of a left operand as the registers take them: sixteen rows at a time, of those 32 numbers at
+// a time, filled up with zeros.
 struct TileRows {
-  const bf16* rows;
-  size_t stride;  // bytes
+  bf16* blocks;
   int num, k;
-  alignas(64) bf16 rest[2 * TILE_ROWS][TILE_DEPTH];
 
-  TileRows(const bf16* rows, int num, int k) : rows(rows), stride(k * 2), num(num), k(k) {
-    int left = k % TILE_DEPTH;
-    if (!left) return;
-    memset(rest, 0, num * sizeof rest[0]);
-    for (int r = 0; r < num; r++) memcpy(rest[r], rows + (size_t)r * k + k - left, left * 2);
+  static int depth(int k) { return (k + TILE_DEPTH - 1) / TILE_DEPTH * TILE_DEPTH; }
+  bf16* block(int row) const { return blocks + (size_t)row * depth(k); }
+
+  // Copies a block's rows [.., k].
+  void pack(const bf16* rows, int row) const {
+    bf16* to = block(row);
+    int end = num - row < TILE_ROWS ? num : row + TILE_ROWS;
+    for (int r = row; r < end; r++, to += TILE_DEPTH)
+      for (int i = 0; i < k; i += TILE_DEPTH) {
+        int left = k - i < TILE_DEPTH ? k - i : TILE_DEPTH;
+        bf16* place = to + i * TILE_ROWS;
+        memcpy(place, rows + (size_t)r * k + i, left * sizeof(bf16));
+        if (left < TILE_DEPTH) memset(place + left, 0, (TILE_DEPTH - left) * sizeof(bf16));
+      }
   }
+};
+
+// The sums of the even and of the odd of 32 products, which AMX keeps apart.
+struct PairSums {
+  f32x16 even, odd;
+};
+
+// Two numbers of a row, each on its own and with zero in the other's place.
+struct Pair {
+  Operands<bf16>::Shared even, odd;
+  float wide_even, wide_odd;
+
+  explicit Pair(const bf16* row) : wide_even(widen(row[0])), wide_odd(widen(row[1])) {
+    bf16 first[2] = {row[0], {0}}, second[2] = {{0}, row[1]};
+    even = Operands<bf16>::shared(first);
+    odd = Operands<bf16>::shared(second);
+  }
+};
+
+INLINE void add_products(PairSums& sums, const bf16* column, const Pair& row) {
+  auto tile = Operands<bf16>::tile(column);
+  sums.even = Operands<bf16>::dot(sums.even, tile, row.even);
+  sums.odd = Operands<bf16>::dot(sums.odd, tile, row.odd);
+}
+INLINE void add_products(PairSums& sums, const int8_t* column, const Pair& row) {
+  sums.even = fma(load_wide(column), spread(row.wide_even), sums.even);
+  sums.odd = fma(load_wide(column + LANES), spread(row.wide_odd), sums.odd);
+}
+
+// Multiplies one row without the registers of AMX, of which it would use a sixteenth. The sums are
+// the same bits.
+template <int TILES, class W>
+void multiply_row(const bf16* row, int k, const W* const* w, float* out) {
+  f32x16 sums[TILES];
+  for (int t = 0; t < TILES; t++) sums[t] = zero();
+  for (int start = 0; start < k; start += TILE_DEPTH) {
+    PairSums found[TILES];
+    for (int t = 0; t < TILES; t++) found[t] = {zero(), zero()};
+    int end = start + TILE_DEPTH < k ? start + TILE_DEPTH : k;
+    for (int i = start; i < end; i += 2) {
+      Pair pair(row + i);
+#pragma GCC unroll 4
+      for (int t = 0; t < TILES; t++) add_products(found[t], w[t] + (size_t)i * LANES, pair);
+    }
+    for (int t = 0; t < TILES; t++) sums[t] = add(sums[t], add(found[t].even, found[t].odd));
+  }
+  for (int t = 0; t < TILES; t++) store(out + t * LANES, sums[t]);
+}
+
+// Within it this thread takes numbers that are too small to be normal for zeros, as AMX does.
+class FlushedToZero {
+ public:
+  FlushedToZero() { _mm_setcsr(before_ | 0x8040); }
+  ~FlushedToZero() { _mm_setcsr(before_); }
+
+ private:
+  unsigned before_ = _mm_getcsr();
 };
 
 // Multiplies up to 32 rows at a time; the registers have the shapes of the last ones.
@@ -105,18 +171,23 @@ class TileProduct {
  public:
   ~TileProduct() { release_tiles(); }
 
-  // out [x.num, out_stride] = the products of the rows with those of each of up to four packed
-  // tiles, side by side.
-  void run(const TileRows& x, int num_tiles, const bf16* const* w, float* out, size_t out_stride) {
-    if (x.num <= TILE_ROWS) {
-      shape(x.num, 0);
-      few_rows(x, num_tiles, w, out, out_stride * sizeof(float));
+  // out [num, out_stride] = the products of rows from `row` on with those of each of up to four
+  // packed tiles, side by side. Returns how many rows: all that are left, or 32.
+  int run(const TileRows& x, int row, int num_tiles, const bf16* const* w, float* out,
+          size_t out_stride) {
+    int left = x.num - row, num = left < 2 * TILE_ROWS ? left : 2 * TILE_ROWS;
+    size_t stride = out_stride * sizeof(float);
+    if (num <= TILE_ROWS) {
+      shape(num, 0);
+      few_rows(x.block(row), x.k, num_tiles, w, out, stride);
     } else {
-      shape(TILE_ROWS, x.num - TILE_ROWS);
+      shape(TILE_ROWS, num - TILE_ROWS);
       for (int t = 0; t < num_tiles; t += 2)
-        many_rows(x, num_tiles - t, w + t, out + t * LANES, out_stride * sizeof(float));
+        many_rows(x.block(row), x.block(row + TILE_ROWS), x.k, num_tiles - t, w + t,
+                  out + t * LANES, stride);
     }
     fence_tiles();
+    return num;
   }
 
  private:
@@ -135,98 +206,102 @@ class TileProduct {
     load_shapes(shapes);
   }
 
-  static const bf16* left(const TileRows& x, int row, int i) {
-    return i + TILE_DEPTH <= x.k ? x.rows + (size_t)row * x.k + i : x.rest[row];
-  }
-  static size_t stride(const TileRows& x, int i) {
-    return i + TILE_DEPTH <= x.k ? x.stride : sizeof x.rest[0];
-  }
-
-  static void few_rows(const TileRows& x, int num_tiles, const bf16* const* w, float* out,
-                       size_t out_stride) {
-    fence_tiles();
-    TILE_ZERO(0);
-    if (num_tiles > 1) TILE_ZERO(1);
-    if (num_tiles > 2) TILE_ZERO(2);
-    if (num_tiles > 3) TILE_ZERO(3);
-    for (int i = 0; i < x.k; i += TILE_DEPTH) {
-      TILE_LOAD(4, left(x, 0, i), stride(x, i));
-      TILE_LOAD(5, w[0] + i * LANES, TILE_BYTES);
-      TILE_DOT(0, 4, 5);
-      if (num_tiles > 1) {
-        TILE_LOAD(6, w[1] + i * LANES, TILE_BYTES);
-        TILE_DOT(1, 4, 6);
-      }
-      if (num_tiles > 2) {
-        TILE_LOAD(7, w[2] + i * LANES, TILE_BYTES);
-        TILE_DOT(2, 4, 7);
-      }
-      if (num_tiles > 3) {
-        TILE_LOAD(5, w[3] + i * LANES, TILE_BYTES);
-        TILE_DOT(3, 4, 5);
-      }
-    }
-    TILE_STORE(0, out, out_stride);
-    if (num_tiles > 1) TILE_STORE(1, out + LANES, out_stride);
-    if (num_tiles > 2) TILE_STORE(2, out + 2 * LANES, out_stride);
-    if (num_tiles > 3) TILE_STORE(3, out + 3 * LANES, out_stride);
+  // Asks the memory for what of a packed tile is wanted soon: the CPU does not guess it from loads
+  // of registers.
+  static void fetch(const bf16* w) {
+    for (int row = 0; row < TILE_ROWS; row++)
+      _mm_prefetch((const char*)(w + AHEAD * LANES) + row * TILE_BYTES, _MM_HINT_T0);
   }
 
-  // With the first two of so many tiles.
-  static void many_rows(const TileRows& x, int num_tiles, const bf16* const* w, float* out,
-                        size_t out_stride) {
+  static void few_rows(const bf16* rows, int k, int num_tiles, const bf16* const* w, float* out,
+                       size_t stride) {
     fence_tiles();
     TILE_ZERO(0);
     TILE_ZERO(1);
     TILE_ZERO(2);
     TILE_ZERO(3);
-    for (int i = 0; i < x.k; i += TILE_DEPTH) {
-      TILE_LOAD(4, left(x, 0, i), stride(x, i));
-      TILE_LOAD(5, left(x, TILE_ROWS, i), stride(x, i));
+    for (int i = 0; i < k; i += TILE_DEPTH) {
+      TILE_LOAD(4, rows + i * TILE_ROWS, TILE_BYTES);
+      fetch(w[0] + i * LANES);
+      TILE_LOAD(5, w[0] + i * LANES, TILE_BYTES);
+      TILE_DOT(0, 4, 5);
+      if (num_tiles > 1) {
+        fetch(w[1] + i * LANES);
+        TILE_LOAD(6, w[1] + i * LANES, TILE_BYTES);
+        TILE_DOT(1, 4, 6);
+      }
+      if (num_tiles > 2) {
+        fetch(w[2] + i * LANES);
+        TILE_LOAD(7, w[2] + i * LANES, TILE_BYTES);
+        TILE_DOT(2, 4, 7);
+      }
+      if (num_tiles > 3) {
+        fetch(w[3] + i * LANES);
+        TILE_LOAD(5, w[3] + i * LANES, TILE_BYTES);
+        TILE_DOT(3, 4, 5);
+      }
+    }
+    TILE_STORE(0, out, stride);
+    if (num_tiles > 1) TILE_STORE(1, out + LANES, stride);
+    if (num_tiles > 2) TILE_STORE(2, out + 2 * LANES, stride);
+    if (num_tiles > 3) TILE_STORE(3, out + 3 * LANES, stride);
+  }
+
+  // With the first two of so many tiles.
+  static void many_rows(const bf16* rows, const bf16* next_rows, int k, int num_tiles,
+                        const bf16* const* w, float* out, size_t stride) {
+    fence_tiles();
+    TILE_ZERO(0);
+    TILE_ZERO(1);
+    TILE_ZERO(2);
+    TILE_ZERO(3);
+    for (int i = 0; i < k; i += TILE_DEPTH) {
+      TILE_LOAD(4, rows + i * TILE_ROWS, TILE_BYTES);
+      TILE_LOAD(5, next_rows + i * TILE_ROWS, TILE_BYTES);
+      fetch(rows + i * TILE_ROWS);
+      fetch(next_rows + i * TILE_ROWS);
+      fetch(w[0] + i * LANES);
       TILE_LOAD(6, w[0] + i * LANES, TILE_BYTES);
       TILE_DOT(0, 4, 6);
       TILE_DOT(1, 5, 6);
       if (num_tiles > 1) {
+        fetch(w[1] + i * LANES);
         TILE_LOAD(7, w[1] + i * LANES, TILE_BYTES);
         TILE_DOT(2, 4, 7);
         TILE_DOT(3, 5, 7);
       }
     }
-    float* below = out + TILE_ROWS * out_stride / sizeof(float);
-    TILE_STORE(0, out, out_stride);
-    TILE_STORE(1, below, out_stride);
+    float* below = out + TILE_ROWS * stride / sizeof(float);
+    TILE_STORE(0, out, stride);
+    TILE_STORE(1, below, stride);
     if (num_tiles > 1) {
-      TILE_STORE(2, out + LANES, out_stride);
-      TILE_STORE(3, below + LANES, out_stride);
+      TILE_STORE(2, out + LANES, stride);
+      TILE_STORE(3, below + LANES, stride);
     }
   }
 
   int first_ = 0, second_ = 0;
 };
 
-// Memory of a thread that stays with it.
-template <class T>
-inline T* scratch(size_t num) {
-  static thread_local T* memory = nullptr;
-  static thread_local size_t room = 0;
-  if (num > room) {
-    free(memory);
-    memory = (T*)aligned_alloc(64, (num * sizeof(T) + 63) / 64 * 64);
-    room = num;
+// Memory that stays.
+struct Scratch {
+  bf16* memory = nullptr;
+  size_t room = 0;
+
+  bf16* of(size_t num) {
+    if (num > room) {
+      free(memory);
+      memory = (bf16*)aligned_alloc(64, (num * sizeof(bf16) + 63) / 64 * 64);
+      room = num;
+    }
+    return memory;
   }
-  return memory;
-}
+};
+
+inline Scratch packed_rows;           // of the product that is computed
+inline thread_local Scratch widened;  // codes of an item
 
 // Codes of sixteen columns, k of each → the same as bf16 in pairs.
 INLINE void widen_codes(const int8_t* codes, int k, bf16* out) {
-  for (int i = 0; i < k; i += 2)
-    for (int lane = 0; lane < LANES; lane++) {
-      // What float32 has of a code is in its upper half.
-      float even = codes[i * LANES + lane], odd = codes[(i + 1) * LANES + lane];
-      uint32_t bits[2];
-      memcpy(bits, &even, 4);
-      memcpy(bits + 1, &odd, 4);
-      uint32_t pair = bits[0] >> 16 | bits[1];
-      memcpy(out + (i * LANES + 2 * lane), &pair, 4);
-    }
+  for (int i = 0; i < k * LANES; i += 2 * LANES) store_pairs(out + i, codes + i);
 }
