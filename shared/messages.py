@@ -109,6 +109,7 @@ class ModelInfo(Row, frozen=True):
     logprobs_mode: Name = ""
     tool_parser: Name = ""
     reasoning_parser: Name = ""
+    quantization: Name = ""  # "none": the weights are as in the checkpoint
 
 
 class Capacity(Row, frozen=True):

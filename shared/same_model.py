@@ -15,6 +15,7 @@ FIELDS_OF_ONE_SERVICE = FIELDS_OF_ALL | {
     "logprobs_mode": "logprobs-mode",
     "tool_parser": "tool-call-parser",
     "reasoning_parser": "reasoning-parser",
+    "quantization": "quantization",
 }
 
 

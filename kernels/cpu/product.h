@@ -1,7 +1,7 @@
-// Products of a few rows with a packed matrix: out[m][n] = Σ a[m][k] · w[n][k].
+// Products of rows with a packed matrix: out[m][n] = Σ a[m][k] · w[n][k].
 //
-// Every sum runs over k in order, in one accumulator, whatever rows and columns are computed beside
-// it: a row's result does not depend on the others of its batch.
+// Every sum runs over k in order, in one accumulator or in AMX's way (tiles.h), whatever rows and
+// columns are computed beside it: a row's result does not depend on the others of its batch.
 #pragma once
 
 #include "pool.h"
@@ -202,18 +202,20 @@ struct Product {
   }
 
   void multiply_one_row(int tile, int num_tiles, float* sums) {
-    FlushedToZero flushed;
     const W* tiles[4];
     for (int t = 0; t < num_tiles; t++) tiles[t] = w.tile(tile + t);
-    for (int t = 0; t < num_tiles; t += MAX_TILES)
-      with_tiles<1>(num_tiles - t < MAX_TILES ? num_tiles - t : MAX_TILES, [=](auto, auto num) {
-        multiply_row<num.value>(rows, w.k, tiles + t, sums + t * LANES);
-      });
+    {
+      FlushedToZero flushed;
+      for (int t = 0; t < num_tiles; t += MAX_TILES)
+        with_tiles<1>(num_tiles - t < MAX_TILES ? num_tiles - t : MAX_TILES, [=](auto, auto num) {
+          multiply_row<num.value>(rows, w.k, tiles + t, sums + t * LANES);
+        });
+    }
     out(0, tile, num_tiles, sums);
   }
 
+  // The packed tile that is one of an item's four, by its number there.
   const bf16* as_bf16(const bf16* tile, int) { return tile; }
-  // One of four.
   const bf16* as_bf16(const int8_t* tile, int index) {
     size_t size = w.tile_size(w.k);
     bf16* wide = widened.of(4 * size) + index * size;

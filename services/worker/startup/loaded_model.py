@@ -117,6 +117,7 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
         dtype=str(dtype).removeprefix("torch."),
         load_format="dummy" if settings.load_format == "dummy" else "safetensors",
         logprobs_mode=settings.logprobs_mode,
+        quantization=settings.quantization or "none",
     )
     log.info("model %s (%s) in %s on %s", location.name, "/".join(architectures), dtype, device)
     before = read_memory(device)

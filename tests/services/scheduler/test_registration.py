@@ -14,7 +14,12 @@ from shared.messages import MAX_BLOCKS, Capacity, Hello, ModelInfo, SamplingDefa
 CAPACITY = Capacity(1000, 16, 128, 512, 2048, 8192)
 MODEL = ModelInfo(["fish"], "f1", vocab_size=8192, max_model_len=2048, created=1)
 OF_WORKER = msgspec.structs.replace(
-    MODEL, names=[], dtype="bfloat16", load_format="safetensors", logprobs_mode="raw_logprobs"
+    MODEL,
+    names=[],
+    dtype="bfloat16",
+    load_format="safetensors",
+    logprobs_mode="raw_logprobs",
+    quantization="none",
 )
 TOKENIZER = Hello(1, 0, "tokenizer", "t1", MODEL)
 WORKER = Hello(1, 0, "worker", "w1", OF_WORKER, CAPACITY)
@@ -40,7 +45,7 @@ def worker(**changes: Any) -> Hello:
         tokenizer(created=2),
         worker(num_blocks=1, block_size=32, max_num_seqs=1, max_num_batched_tokens=9),
         worker(num_speculative_tokens=3, adapts_depth=True, stall_s=600.0, num_blocks=MAX_BLOCKS),
-        worker(dtype="", load_format="", logprobs_mode=""),  # of an older version
+        worker(dtype="", load_format="", logprobs_mode="", quantization=""),  # of an older version
     ],
 )
 def test_workers_may_differ_in_size_and_in_what_they_do_not_tell(hello: Hello):
@@ -63,6 +68,7 @@ def test_workers_may_differ_in_size_and_in_what_they_do_not_tell(hello: Hello):
             worker(logprobs_mode="processed_logprobs"),
             "logprobs-mode is processed_logprobs, but raw",
         ),
+        (worker(quantization="wint8"), "quantization is wint8, but none at worker w1"),
     ],
 )
 def test_what_requests_depend_on_must_be_the_same_everywhere(hello: Hello, reason: str):

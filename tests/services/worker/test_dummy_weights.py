@@ -1,6 +1,7 @@
 """A model that is only measured needs no weights."""
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -38,8 +39,15 @@ def test_weights_are_the_same_every_time_and_of_the_shapes_of_the_model(folder: 
     assert one["model.embed_tokens.weight"].float().std() == pytest.approx(0.02, rel=0.1)
 
 
-def test_an_engine_runs_on_them(folder: Path) -> None:
-    settings = WorkerConfig(model=str(folder), load_format="dummy", dtype="float32", device="cpu")
+@pytest.mark.parametrize("quantization", [None, "wint8"])
+def test_an_engine_runs_on_them(folder: Path, quantization: Literal["wint8"] | None) -> None:
+    settings = WorkerConfig(
+        model=str(folder),
+        load_format="dummy",
+        quantization=quantization,
+        dtype="float32",
+        device="cpu",
+    )
     engine = HostEngine(settings, lambda text, fraction: None)
     params = SamplingParams(seed=1)
     admit = Admit(0, "r/0/0", 1, 0, 0, 3, 3, 0, params, [0])

@@ -180,6 +180,12 @@ def test_a_checkpoint_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
         make_engine(tmp_path, model_impl="transformers")
 
 
+def test_weights_of_its_models_are_not_quantised(tmp_path: Path) -> None:
+    save_family(tmp_path, "Phi3ForCausalLM")
+    with pytest.raises(ConfigError, match="quantization: wint8 is for our own architectures"):
+        make_engine(tmp_path, quantization="wint8")
+
+
 def test_an_architecture_that_nobody_knows_is_refused(tmp_path: Path) -> None:
     save_model(tmp_path, LlamaForCausalLM)
     change_config(tmp_path, architectures=["UnheardOf"], model_type="unheard-of")
