@@ -1,7 +1,8 @@
-"""What native code brings on a CPU: steps of the engine with it and with torch's operators.
+"""What native code and weights in 8 bits bring on a CPU: the engine's steps with torch's operators,
+with native code, and with that and ``quantization: wint8``.
 
 Both models of ``benchmarks.checkpoints`` in bfloat16, prompts of 128 ids, 32 decoded; ``shoal bench
-engine`` as a process each time, rounds of both alternate. Beside it the memory's read bandwidth.
+engine`` as a process each time, rounds of all alternate. Beside it the memory's read bandwidth.
 """
 
 import argparse
@@ -16,7 +17,12 @@ from benchmarks.checkpoints import checkpoint
 from benchmarks.report import spread, write
 from benchmarks.servers import SHOAL
 
-KINDS = {"native": "--native-kernels", "torch": "--no-native-kernels"}
+KINDS = {
+    "native": ["--native-kernels"],
+    "torch": ["--no-native-kernels"],
+    "wint8": ["--quantization", "wint8"],
+}
+RATIOS = (("native", "torch"), ("wint8", "native"))
 FIGURES = ("prefill_tokens_per_s", "decode_tokens_per_s")
 NUM_DECODED = 32
 
@@ -25,7 +31,7 @@ def run(model: str, num_streams: int, num_threads: int, kind: str) -> dict[str, 
     """Of one process."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "found.json"
-        flags = ["--model", str(checkpoint(model)), "--dtype", "bfloat16", KINDS[kind]]
+        flags = ["--model", str(checkpoint(model)), "--dtype", "bfloat16", *KINDS[kind]]
         flags += ["--num-threads", str(num_threads), "--concurrency", str(num_streams)]
         flags += ["--output-len", str(NUM_DECODED), "--json", str(file)]
         subprocess.run([*SHOAL, "bench", "engine", *flags], check=True, capture_output=True)
@@ -50,9 +56,13 @@ def measure(models: list[str], streams: list[int], threads: list[int], num_round
 
 def _compared(runs: dict[str, list[dict[str, float]]], name: str) -> dict[str, Any]:
     values = {kind: [each[name] for each in found] for kind, found in runs.items()}
-    pairs = zip(values["native"], values["torch"], strict=True)
-    ratios = [native / torch for native, torch in pairs]
-    return {kind: spread(each) for kind, each in values.items()} | {"ratio": spread(ratios)}
+    ratios = {
+        f"{one} / {other}": spread(
+            [one / other for one, other in zip(values[one], values[other], strict=True)]
+        )
+        for one, other in RATIOS
+    }
+    return {kind: spread(each) for kind, each in values.items()} | ratios
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from kernels.cpu.operators import Kind, Operator
 from kernels.cpu.program import Buffer, NativeLibrary, NativeProgram
 
 DTYPE = torch.bfloat16
+PAUSE_S = 0.3  # torch's threads wait for their next work without sleeping
 Run = Callable[[torch.Tensor], Any]
 
 
@@ -63,6 +64,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         seconds: dict[str, list[float]] = {name: [] for name in runs}
         for _ in range(args.rounds):
             for name, run in runs.items():
+                time.sleep(PAUSE_S)
                 start = time.perf_counter()
                 run(x)
                 seconds[name].append(time.perf_counter() - start)

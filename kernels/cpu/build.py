@@ -36,6 +36,7 @@ VARIANTS = {
 ZIG = [sys.executable, "-m", "ziglang", "cc"]
 FLAGS = [
     *("-std=c++17", "-O3", "-shared", "-fPIC", "-pthread", "-fvisibility=hidden"),
+    "-ffp-contract=off",  # which sums are rounded once is for the sources to say
     *("-fno-exceptions", "-fno-rtti", "-fno-sanitize=undefined", "-Wno-maybe-uninitialized"),
 ]
 

@@ -22,7 +22,8 @@ _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 
 
 def variants() -> list[str]:
-    """Names of the builds that this CPU can run, best first."""
+    """Names of the builds that this CPU can run, best first. AMX is among them if the kernel lets
+    this process use it, which it is asked for here."""
     flags = _flags()
     found = [name for name, needed in NEEDS.items() if needed <= flags]
     return [name for name in found if name != "amx" or _may_use_tiles()]
@@ -41,7 +42,7 @@ def load_library(variant: str) -> ctypes.CDLL:
 
 @cache
 def _may_use_tiles() -> bool:
-    """Asks the kernel, for all threads of this process and its children."""
+    """Asks the kernel, for all threads of this process."""
     request: int = ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA)
     return request == 0
 

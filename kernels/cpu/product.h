@@ -24,8 +24,9 @@ constexpr int CHUNK_ROWS = USES_TILES<T> ? 256 : 128;
 
 INLINE int div_up(int a, int b) { return (a + b - 1) / b; }
 
-// Of k: tiles of a packed matrix are filled up with zeros to a multiple of it.
-constexpr int PACKED_DEPTH = 32;
+// A packed tile has a multiple of so many numbers of each column: zeros behind the last ones.
+constexpr int PACKED_DEPTH = 32;  // also in kernels/cpu/operators.py
+static_assert(PACKED_DEPTH % TILE_DEPTH == 0);
 
 // w [n, k] as tiles of sixteen columns of the output, each contiguous: step by step of k. The last
 // tile is filled up with zeros. W is the type of rows, or int8_t: codes, of which the products are

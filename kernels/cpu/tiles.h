@@ -10,7 +10,7 @@
 
 #include "simd.h"
 
-constexpr int AHEAD = 2 * 32;  // of k: what the memory is asked for before it is wanted
+constexpr int AHEAD = 2 * 32;  // numbers of k between what is multiplied and what is fetched
 constexpr int TILE_ROWS = 16, TILE_DEPTH = 32, TILE_BYTES = 64;
 
 template <class T>
@@ -30,6 +30,22 @@ struct alignas(64) TileShapes {
 // The compiler does not know what memory these instructions read and write: nothing may be moved
 // across.
 INLINE void fence_tiles() { __asm__ volatile("" ::: "memory"); }
+
+// Within it this thread takes numbers that are too small to be normal for zeros, as AMX does.
+class FlushedToZero {
+ public:
+  FlushedToZero() {
+    _mm_setcsr(before_ | 0x8040);
+    fence_tiles();
+  }
+  ~FlushedToZero() {
+    fence_tiles();
+    _mm_setcsr(before_);
+  }
+
+ private:
+  unsigned before_ = _mm_getcsr();
+};
 
 #ifdef __AMX_BF16__
 
@@ -59,6 +75,7 @@ struct Tiles {
   }
   // Products of the even and of the odd of 32 numbers are summed up on their own.
   void dot(int to, int left, int right) {
+    FlushedToZero flushed;
     for (int r = 0; r < shapes.rows[to]; r++) {
       float* sums = (float*)rows[to][r];
       const bf16* own = (const bf16*)rows[left][r];
@@ -66,8 +83,8 @@ struct Tiles {
         float even = 0, odd = 0;
         for (int i = 0; i < shapes.rows[right]; i++) {
           const bf16* pair = (const bf16*)rows[right][i] + 2 * column;
-          even += widen(own[2 * i]) * widen(pair[0]);
-          odd += widen(own[2 * i + 1]) * widen(pair[1]);
+          even = __builtin_fmaf(widen(own[2 * i]), widen(pair[0]), even);
+          odd = __builtin_fmaf(widen(own[2 * i + 1]), widen(pair[1]), odd);
         }
         sums[column] += even + odd;
       }
@@ -155,16 +172,6 @@ void multiply_row(const bf16* row, int k, const W* const* w, float* out) {
   }
   for (int t = 0; t < TILES; t++) store(out + t * LANES, sums[t]);
 }
-
-// Within it this thread takes numbers that are too small to be normal for zeros, as AMX does.
-class FlushedToZero {
- public:
-  FlushedToZero() { _mm_setcsr(before_ | 0x8040); }
-  ~FlushedToZero() { _mm_setcsr(before_); }
-
- private:
-  unsigned before_ = _mm_getcsr();
-};
 
 // Multiplies up to 32 rows at a time; the registers have the shapes of the last ones.
 class TileProduct {

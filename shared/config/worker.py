@@ -27,10 +27,10 @@ class WorkerConfig(Settings):
         description="auto, safetensors: the weights in the folder; dummy: random ones, for"
         " measurements",
     )
-    quantization: Literal["wint8"] | None = Field(
-        None,
-        description="wint8: linear layers' weights in 8 bits, with a scale for each output,"
-        " computed from the model's as they are loaded; on CPUs (default: as they are)",
+    quantization: Literal["none", "wint8"] = Field(
+        "none",
+        description="wint8: the weights of linear layers in 8 bits, with a scale for each output,"
+        " computed from the model's as they are loaded; for our own architectures, on CPUs",
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     gpu_claims: Path | None = Field(

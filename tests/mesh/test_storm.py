@@ -40,8 +40,8 @@ CALM = SETTINGS | {"DRAIN_TIMEOUT_S": "50", "REPLAY_S": "90", "QUARANTINE_S": "3
 NUM_CLIENTS = 16
 NUM_ATTACKS = 200
 ERROR = "Traceback"
-# Than before the storm, when the mesh was idle and every text had been written twice: a process
-# than the largest of its kind, and all together, of which there are as many again.
+# What may be held after the storm beyond what was before it, when the mesh was idle and every text
+# had been written twice: by a process beyond the largest of its kind, and by all of them together.
 MAX_MORE_DESCRIPTORS = 3
 MAX_MORE_BYTES = 12 << 20
 MAX_GROWTH = 1.02

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-Quantization = Literal["wint8"]
+Quantization = Literal["none", "wint8"]
 MAX_CODE = 127
 
 
@@ -30,8 +30,7 @@ class Int8(nn.Module):
         super().__init__()
         self.dtype = dense.values.dtype
         values = dense.values.float()
-        scales = values.abs().amax(1) / MAX_CODE
-        scales[scales == 0] = 1.0
+        scales = (values.abs().amax(1) / MAX_CODE).clamp_(min=torch.finfo(torch.float32).tiny)
         codes = (values / scales[:, None]).round_().to(torch.int8)
         self.codes = nn.Parameter(codes, requires_grad=False)
         self.scales = nn.Parameter(scales, requires_grad=False)
@@ -43,4 +42,4 @@ class Int8(nn.Module):
 
 
 Weight = Dense | Int8
-FORMS: dict[Quantization, type[Int8]] = {"wint8": Int8}
+FORMS: dict[Quantization, type[Int8]] = {"wint8": Int8}  # of what is quantised

@@ -117,7 +117,7 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
         dtype=str(dtype).removeprefix("torch."),
         load_format="dummy" if settings.load_format == "dummy" else "safetensors",
         logprobs_mode=settings.logprobs_mode,
-        quantization=settings.quantization or "none",
+        quantization=settings.quantization,
     )
     log.info("model %s (%s) in %s on %s", location.name, "/".join(architectures), dtype, device)
     before = read_memory(device)
@@ -173,6 +173,10 @@ def _load_ours(
     device: torch.device,
     progress: Progress,
 ) -> DecoderLM:
+    if settings.quantization != "none" and device.type != "cpu":
+        raise ConfigError(
+            f"quantization: {settings.quantization} is for CPUs so far, and the device is {device}"
+        )
     if settings.load_format == "dummy":
         return make_dummy(config, dtype, device, settings.quantization)
     quantization = settings.quantization
@@ -185,7 +189,7 @@ def _load_transformers(
     """Imports transformers, which takes seconds, only here."""
     if device.type != "cpu":
         raise ConfigError("model-impl: transformers computes on CPUs alone so far: device = cpu")
-    if settings.quantization is not None:
+    if settings.quantization != "none":
         raise ConfigError(
             f"quantization: {settings.quantization} is for our own architectures; transformers"
             " computes this model"

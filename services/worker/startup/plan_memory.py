@@ -6,8 +6,10 @@ from dataclasses import dataclass
 import torch
 
 from kernels.paged_attention.batch import MAX_GATHERED_TOKENS
+from services.worker.layers.weights import Int8
 from services.worker.machine.hardware import Memory
 from services.worker.metrics import show_memory
+from services.worker.models import CausalLM
 from services.worker.startup.loaded_model import LoadedModel
 from services.worker.step.logprobs import MAX_LOGITS_AT_ONCE
 from shared.config.worker import WorkerConfig
@@ -101,10 +103,20 @@ def estimate_requirements(loaded: LoadedModel) -> MemoryRequirements:
     entry_bytes = max(layout.num_bytes for layout in shape.kv_layouts)
     gathered = max(MAX_GATHERED_TOKENS, max_len) * entry_bytes
     masks = max_tokens * max_len * (loaded.dtype.itemsize + 1)
+    widened = _widest_codes(loaded.model) * (torch.float32.itemsize + loaded.dtype.itemsize)
     num_sampled = min((1 + loaded.speculation.num_drafts) * loaded.max_num_seqs, max_tokens)
     logits = num_sampled * vocab_size * SAMPLER_BYTES
     prompts = prompt_logprob_bytes(loaded.max_num_seqs, max_tokens, vocab_size)
-    return requirements_with(loaded, activations + gathered + masks + max(logits, prompts))
+    return requirements_with(
+        loaded, activations + gathered + masks + widened + max(logits, prompts)
+    )
+
+
+def _widest_codes(model: CausalLM) -> int:
+    """Of the quantised layers that torch's operators compute, which make a weight's numbers anew in
+    each step."""
+    sizes = [module.codes.numel() for module in model.modules() if isinstance(module, Int8)]
+    return max(sizes, default=0)
 
 
 def requirements_with(

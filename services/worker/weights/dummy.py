@@ -20,7 +20,7 @@ def make_dummy(
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
-    quantization: Quantization | None = None,
+    quantization: Quantization = "none",
 ) -> DecoderLM:
     """The model of ``config`` with normal noise in its matrices, ones in its norms and zeros in its
     biases; the same for every worker on the same kind of device."""

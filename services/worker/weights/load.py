@@ -42,7 +42,7 @@ def load_model(
     device: torch.device,
     progress: Progress,
     parallel: Parallel = ALONE,
-    quantization: Quantization | None = None,
+    quantization: Quantization = "none",
 ) -> DecoderLM:
     """The model of ``config`` with the folder's weights, or a rank's shards of them. Raises
     ConfigError naming the tensor, or the size that cannot be split."""
@@ -69,7 +69,7 @@ def fill(
     model: nn.Module,
     checkpoint: Checkpoint,
     progress: Progress,
-    quantization: Quantization | None = None,
+    quantization: Quantization = "none",
 ) -> None:
     """Pulls what each module is made of, in the model's order, and quantises it before the next.
     Raises ConfigError before anything is read if the checkpoint has less, more or something
@@ -95,9 +95,9 @@ def fill(
     progress("weights are loaded", 1.0)
 
 
-def quantize(linear: Linear, quantization: Quantization | None) -> None:
+def quantize(linear: Linear, quantization: Quantization) -> None:
     """Gives ``linear``, which is filled, its weight in another form."""
-    if quantization is not None:
+    if quantization != "none":
         assert isinstance(linear.weight, Dense)
         linear.weight = FORMS[quantization](linear.weight)
 

@@ -109,9 +109,11 @@ def quantized(oracle: PreTrainedModel, quantization: Quantization) -> Iterator[N
     }
     for weight in weights:
         weight.data = FORMS[quantization](dense_of(weight.data)).values
-    yield
-    for weight, values in weights.items():
-        weight.data = values
+    try:
+        yield
+    finally:
+        for weight, values in weights.items():
+            weight.data = values
 
 
 def random_prompts(num: int, seed: int = 0) -> list[list[int]]:

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from kernels.cpu import build
-from kernels.cpu.program import NativeLibrary
+from kernels.cpu.library import load_library, variants
+from kernels.cpu.operators import Kind, Operator
+from kernels.cpu.program import Buffer, NativeLibrary, NativeProgram
 from services.worker.backends.native import NativeLM
 from services.worker.backends.torch_lm import TorchLM
 from services.worker.layers.linear import Linear
@@ -38,7 +40,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> NativeLibrary:
     return NativeLibrary(ctypes.CDLL(str(path)), DTYPE, 2)
 
 
-def in_form(name: str, dtype: torch.dtype, quantization: Quantization | None) -> DecoderLM:
+def in_form(name: str, dtype: torch.dtype, quantization: Quantization) -> DecoderLM:
     model = make_model(make_config(name), dtype)
     for module in model.modules():
         if isinstance(module, Linear):
@@ -47,15 +49,15 @@ def in_form(name: str, dtype: torch.dtype, quantization: Quantization | None) ->
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("quantization", [None, "wint8"])
+@pytest.mark.parametrize("quantization", ["none", "wint8"])
 def test_logits_are_nearer_to_float32_than_those_of_torch(
-    library: NativeLibrary, name: str, quantization: Quantization | None
+    library: NativeLibrary, name: str, quantization: Quantization
 ) -> None:
     """The inner sizes are no multiples of 32, and the steps have one row, some, and many."""
     config, prompts = make_config(name), random_prompts(1, 17, 130, 400)
     rounded = in_form(name, DTYPE, quantization).float()
     for module in rounded.modules():
-        if isinstance(module, Linear) and quantization:
+        if isinstance(module, Linear) and quantization != "none":
             module.weight.dtype = torch.float32
     exact = run(TorchLM(rounded), config, torch.float32, prompts, 300)
     torchs = run(TorchLM(in_form(name, DTYPE, quantization)), config, DTYPE, prompts, 300)
@@ -64,14 +66,42 @@ def test_logits_are_nearer_to_float32_than_those_of_torch(
     assert furthest(found, exact, torch.Tensor.mean) < furthest(torchs, exact, torch.Tensor.mean)
 
 
-@pytest.mark.parametrize("quantization", [None, "wint8"])
+@pytest.mark.parametrize("quantization", ["none", "wint8"])
 def test_a_tokens_logits_are_the_same_bits_whatever_shares_its_step(
-    library: NativeLibrary, quantization: Quantization | None
+    library: NativeLibrary, quantization: Quantization
 ) -> None:
-    name = "Qwen2, biases"
+    name = "ERNIE, interleaved, biases everywhere"
     config, prompts = make_config(name), random_prompts(200, 35, 1, 9)
     model = NativeLM(in_form(name, DTYPE, quantization), 16, library)
     expected = run(model, config, DTYPE, prompts, 1000)
     for chunk_size in (1, 7, 16, 33):
         found = run(model, config, DTYPE, prompts, chunk_size)
         assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True)), chunk_size
+
+
+@pytest.mark.parametrize("is_int8", [False, True])
+def test_small_numbers_are_zeros_whatever_shares_the_product(
+    library: NativeLibrary, is_int8: bool
+) -> None:
+    """Operands and sums around the smallest normal float32, 1.2e-38."""
+    libraries = [library]
+    if "amx" in variants():
+        libraries.append(NativeLibrary(load_library("amx"), DTYPE, 1))
+    generator = torch.Generator().manual_seed(1)
+    size = 80
+    x = torch.randn(3, size, generator=generator) * torch.logspace(-40, -34, size)
+    weight = torch.randn(size, size, generator=generator) * torch.logspace(-3, 0, size)
+    for each in libraries:
+        if is_int8:
+            codes = (weight * 127).clamp(-127, 127).to(torch.int8)
+            packed = each.pack(codes, scales=torch.ones(size))
+        else:
+            packed = each.pack(weight)
+        narrow = Operator(kind=Kind.NARROW, source=0, out=1, size=size)
+        product = Operator(kind=Kind.LINEAR, source=1, out=2, size=size, weight=packed)
+        sizes = [(size, torch.float32), (size, DTYPE), (size, torch.float32)]
+        buffers = [Buffer(size, dtype) for size, dtype in sizes]
+        program = NativeProgram(each, [narrow, product], buffers, 1, 2)
+        alone = torch.cat([program.run([row]) for row in x.split(1)])
+        assert torch.equal(alone, program.run([x]))
+        assert (alone != 0).sum() > 0

@@ -16,10 +16,16 @@ from services.worker.backends.torch_lm import TorchLM
 from services.worker.layers.linear import Linear
 from services.worker.layers.ops import NotSupported
 from services.worker.layers.weights import FORMS, MAX_CODE, Dense, Int8, Quantization
+from services.worker.machine.hardware import Memory
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import read_model_config
+from services.worker.startup import loaded_model
+from services.worker.startup.choose_backend import choose_kernels
+from services.worker.startup.loaded_model import load
+from services.worker.startup.plan_memory import estimate_requirements
 from services.worker.weights.load import load_model, quantize
 from shared.config.worker import WorkerConfig
+from shared.errors import ConfigError
 from tests.services.worker.checkpoints import (
     assert_greedy,
     dense_of,
@@ -34,7 +40,7 @@ from tests.services.worker.test_native import random_prompts as native_prompts
 pytestmark = pytest.mark.usefixtures("_unwritten_memory")
 
 CPU = torch.device("cpu")
-QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
+QUANTIZATIONS: tuple[Quantization, ...] = tuple(FORMS)
 SHAPES = ("Qwen2, biases", "ERNIE, interleaved, biases everywhere", "OLMo 2, heads normed together")
 
 
@@ -57,12 +63,8 @@ def stands_for(model: DecoderLM) -> DecoderLM:
 
 
 def test_every_form_that_can_be_asked_for_is_there() -> None:
-    (asked,) = (
-        get_args(part)
-        for part in get_args(WorkerConfig.model_fields["quantization"].annotation)
-        if part is not type(None)
-    )
-    assert set(asked) == set(QUANTIZATIONS) == set(FORMS)
+    asked = get_args(WorkerConfig.model_fields["quantization"].annotation)
+    assert set(asked) == set(get_args(Quantization)) == {"none", *FORMS}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -89,21 +91,23 @@ def test_a_folders_linear_layers_are_quantised_and_nothing_else(
     save_mimo(tmp_path)
     config = read_model_config(tmp_path)
 
-    def load(quantization: Quantization | None) -> DecoderLM:
+    def load(quantization: Quantization) -> DecoderLM:
         return load_model(
             tmp_path, config, torch.float32, CPU, lambda *_: None, quantization=quantization
         )
 
-    plain, found = load(None), load(quantization)
+    plain, found = load("none"), load(quantization)
     assert len(linears(found)) == 3 * 4 + 4 + 2  # three layers, and the head's with its projections
     for one, other in zip(linears(plain), linears(found), strict=True):
         assert isinstance(one.weight, Dense)
         expected = FORMS[quantization](one.weight).values
         assert torch.equal(other.weight.values, expected)
-    rest = dict(found.named_parameters())
-    for name, parameter in plain.named_parameters():
-        if name in rest:
-            assert torch.equal(parameter, rest[name]), name
+    codes = [path for path, module in found.named_modules() if isinstance(module, Int8)]
+    assert len(codes) == len(linears(found))
+    before, after = dict(plain.named_parameters()), dict(found.named_parameters())
+    assert before.keys() - after.keys() == {f"{path}.values" for path in codes}
+    for name in before.keys() & after.keys():
+        assert torch.equal(before[name], after[name]), name
 
 
 def by_native_code(variant: str) -> Callable[[DecoderLM, torch.dtype], NativeLM]:
@@ -160,7 +164,7 @@ def test_bfloat16_logits_are_nearer_to_float32_than_those_of_torch(
 def test_a_tokens_logits_are_the_same_bits_whatever_shares_its_step(
     quantization: Quantization, variant: str, dtype: torch.dtype
 ) -> None:
-    name = "Qwen3, three queries a key, tied"
+    name = "ERNIE, interleaved, biases everywhere"
     config, prompts = make_config(name), native_prompts(300, 35, 1, 9)
     model = by_native_code(variant)(in_form(quantization, name, dtype), dtype)
     expected = run(model, config, dtype, prompts, 1000)
@@ -180,6 +184,42 @@ def test_texts_are_those_of_transformers_with_what_the_codes_stand_for(
     with quantized(oracle, quantization):
         for prompt, text in zip(prompts, texts, strict=True):
             assert_greedy(oracle, prompt, text)
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_the_engine_of_gpus_refuses_it_by_name(
+    checkpoint: Path, quantization: Quantization
+) -> None:
+    form = FORMS[quantization].__name__
+    with pytest.raises(ConfigError, match=f"qkv_proj: weights in the form {form}"):
+        make_engine(checkpoint, "device", quantization=quantization)
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_on_a_gpu_it_is_refused_before_anything_is_read(
+    checkpoint: Path, quantization: Quantization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loaded_model, "choose_device", lambda *_: torch.device("meta"))
+    monkeypatch.setattr(loaded_model, "read_memory", lambda _: Memory(1, 1))
+    with pytest.raises(ConfigError, match=f"quantization: {quantization} is for CPUs so far"):
+        make_engine(checkpoint, quantization=quantization)
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_what_torch_computes_with_is_counted(checkpoint: Path, quantization: Quantization) -> None:
+    """A weight's numbers are made anew in each step."""
+    peaks = []
+    for kernels in ("torch", "native"):
+        config = WorkerConfig(
+            model=str(checkpoint),
+            device="cpu",
+            dtype="float32",
+            quantization=quantization,
+            native_kernels=kernels == "native",
+        )
+        loaded = load(config, lambda *_: None, choose_kernels)
+        peaks.append(estimate_requirements(loaded).peak)
+    assert peaks[0] - peaks[1] == 2 * 96 * 64 * 8  # gates and ups, each number twice in float32
 
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
