@@ -2,7 +2,7 @@
 
 ``num-matrices`` matrices of one shape, one behind the other, so that they come from the memory as a
 model's do; every build of the native code that this CPU can run, dense and in 8 bits, and torch's
-bfloat16 linear. Rounds of all alternate.
+bfloat16 linear. Rounds of all alternate; GFLOP/s and ratios are those of each one's best round.
 """
 
 import argparse
