@@ -16,6 +16,7 @@ from benchmarks.report import spread, write
 from kernels.cpu.library import load_library, variants
 from kernels.cpu.operators import Kind, Operator
 from kernels.cpu.program import Buffer, NativeLibrary, NativeProgram
+from services.worker.layers.weights import Int8
 
 DTYPE = torch.bfloat16
 PAUSE_S = 0.3  # torch's threads wait for their next work without sleeping
@@ -28,9 +29,8 @@ def native(variant: str, weights: list[torch.Tensor], num_threads: int, *, is_in
     operators = [Operator(kind=Kind.NARROW, source=0, out=1, size=k)]
     for weight in weights:
         if is_int8:
-            scales = weight.float().abs().amax(1) / 127
-            codes = (weight.float() / scales[:, None]).round().to(torch.int8)
-            packed = library.pack(codes, scales=scales)
+            form = Int8(weight)
+            packed = library.pack(form.codes, scales=form.scales)
         else:
             packed = library.pack(weight)
         operators.append(Operator(kind=Kind.LINEAR, source=1, out=2, size=k, weight=packed))

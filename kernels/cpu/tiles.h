@@ -220,13 +220,17 @@ class TileProduct {
       _mm_prefetch((const char*)(w + AHEAD * LANES) + row * TILE_BYTES, _MM_HINT_T0);
   }
 
-  static void few_rows(const bf16* rows, int k, int num_tiles, const bf16* const* w, float* out,
-                       size_t stride) {
+  static void begin() {
     fence_tiles();
     TILE_ZERO(0);
     TILE_ZERO(1);
     TILE_ZERO(2);
     TILE_ZERO(3);
+  }
+
+  static void few_rows(const bf16* rows, int k, int num_tiles, const bf16* const* w, float* out,
+                       size_t stride) {
+    begin();
     for (int i = 0; i < k; i += TILE_DEPTH) {
       TILE_LOAD(4, rows + i * TILE_ROWS, TILE_BYTES);
       fetch(w[0] + i * LANES);
@@ -257,11 +261,7 @@ class TileProduct {
   // With the first two of so many tiles.
   static void many_rows(const bf16* rows, const bf16* next_rows, int k, int num_tiles,
                         const bf16* const* w, float* out, size_t stride) {
-    fence_tiles();
-    TILE_ZERO(0);
-    TILE_ZERO(1);
-    TILE_ZERO(2);
-    TILE_ZERO(3);
+    begin();
     for (int i = 0; i < k; i += TILE_DEPTH) {
       TILE_LOAD(4, rows + i * TILE_ROWS, TILE_BYTES);
       TILE_LOAD(5, next_rows + i * TILE_ROWS, TILE_BYTES);

@@ -26,10 +26,10 @@ class Int8(nn.Module):
     """Whole numbers −127 … 127, and a scale [outputs] float32 that those of each output are
     multiplied with, so that the largest of them is the largest number of ``dense``."""
 
-    def __init__(self, dense: Dense) -> None:
+    def __init__(self, dense: Tensor) -> None:
         super().__init__()
-        self.dtype = dense.values.dtype
-        values = dense.values.float()
+        self.dtype = dense.dtype
+        values = dense.float()
         scales = (values.abs().amax(1) / MAX_CODE).clamp_(min=torch.finfo(torch.float32).tiny)
         codes = (values / scales[:, None]).round_().to(torch.int8)
         self.codes = nn.Parameter(codes, requires_grad=False)

@@ -99,7 +99,7 @@ def quantize(linear: Linear, quantization: Quantization) -> None:
     """Gives ``linear``, which is filled, its weight in another form."""
     if quantization != "none":
         assert isinstance(linear.weight, Dense)
-        linear.weight = FORMS[quantization](linear.weight)
+        linear.weight = FORMS[quantization](linear.weight.values)
 
 
 def _pieces(path: str, module: nn.Module) -> Iterator[tuple[str, Piece]]:

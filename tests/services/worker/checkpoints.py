@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel, Qwen2ForCausalLM
 
 from benchmarks.harness.oracle import true_logits
-from services.worker.layers.weights import FORMS, Dense, Quantization
+from services.worker.layers.weights import FORMS, Quantization
 from shared.model_folder import weight_files
 
 VOCAB_SIZE = 160
@@ -90,14 +90,6 @@ def assert_greedy(oracle: PreTrainedModel, prompt: list[int], text: list[int]) -
     assert gaps.max() < SETTLED, f"token {gaps.argmax()} is {gaps.max()} below the highest"
 
 
-def dense_of(values: Tensor) -> Dense:
-    """A copy."""
-    outputs, inputs = values.shape
-    dense = Dense(outputs, inputs, values.dtype)
-    dense.values.data.copy_(values)
-    return dense
-
-
 @contextmanager
 def quantized(oracle: PreTrainedModel, quantization: Quantization) -> Iterator[None]:
     """Within it, ``oracle``'s linear layers have the numbers that their codes stand for."""
@@ -108,7 +100,7 @@ def quantized(oracle: PreTrainedModel, quantization: Quantization) -> Iterator[N
         if isinstance(module, nn.Linear) and module is not head
     }
     for weight in weights:
-        weight.data = FORMS[quantization](dense_of(weight.data)).values
+        weight.data = FORMS[quantization](weight.data).values
     try:
         yield
     finally:

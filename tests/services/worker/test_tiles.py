@@ -13,17 +13,9 @@ from kernels.cpu.operators import Kind, Operator
 from kernels.cpu.program import Buffer, NativeLibrary, NativeProgram
 from services.worker.backends.native import NativeLM
 from services.worker.backends.torch_lm import TorchLM
-from services.worker.layers.linear import Linear
 from services.worker.layers.weights import Quantization
-from services.worker.models.decoder import DecoderLM
-from services.worker.weights.load import quantize
-from tests.services.worker.test_native import (
-    furthest,
-    make_config,
-    make_model,
-    random_prompts,
-    run,
-)
+from tests.services.worker.test_native import furthest, make_config, random_prompts, run
+from tests.services.worker.test_weight_forms import in_float32, in_form
 
 pytestmark = pytest.mark.usefixtures("_unwritten_memory")
 
@@ -40,14 +32,6 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> NativeLibrary:
     return NativeLibrary(ctypes.CDLL(str(path)), DTYPE, 2)
 
 
-def in_form(name: str, dtype: torch.dtype, quantization: Quantization) -> DecoderLM:
-    model = make_model(make_config(name), dtype)
-    for module in model.modules():
-        if isinstance(module, Linear):
-            quantize(module, quantization)
-    return model
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("quantization", ["none", "wint8"])
 def test_logits_are_nearer_to_float32_than_those_of_torch(
@@ -55,13 +39,11 @@ def test_logits_are_nearer_to_float32_than_those_of_torch(
 ) -> None:
     """The inner sizes are no multiples of 32, and the steps have one row, some, and many."""
     config, prompts = make_config(name), random_prompts(1, 17, 130, 400)
-    rounded = in_form(name, DTYPE, quantization).float()
-    for module in rounded.modules():
-        if isinstance(module, Linear) and quantization != "none":
-            module.weight.dtype = torch.float32
-    exact = run(TorchLM(rounded), config, torch.float32, prompts, 300)
-    torchs = run(TorchLM(in_form(name, DTYPE, quantization)), config, DTYPE, prompts, 300)
-    native = NativeLM(in_form(name, DTYPE, quantization), 16, library)
+    exact = run(
+        TorchLM(in_float32(in_form(quantization, name, DTYPE))), config, torch.float32, prompts, 300
+    )
+    torchs = run(TorchLM(in_form(quantization, name, DTYPE)), config, DTYPE, prompts, 300)
+    native = NativeLM(in_form(quantization, name, DTYPE), 16, library)
     found = run(native, config, DTYPE, prompts, 300)
     assert furthest(found, exact, torch.Tensor.mean) < furthest(torchs, exact, torch.Tensor.mean)
 
@@ -72,7 +54,7 @@ def test_a_tokens_logits_are_the_same_bits_whatever_shares_its_step(
 ) -> None:
     name = "ERNIE, interleaved, biases everywhere"
     config, prompts = make_config(name), random_prompts(200, 35, 1, 9)
-    model = NativeLM(in_form(name, DTYPE, quantization), 16, library)
+    model = NativeLM(in_form(quantization, name, DTYPE), 16, library)
     expected = run(model, config, DTYPE, prompts, 1000)
     for chunk_size in (1, 7, 16, 33):
         found = run(model, config, DTYPE, prompts, chunk_size)

@@ -28,7 +28,6 @@ from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
 from tests.services.worker.checkpoints import (
     assert_greedy,
-    dense_of,
     quantized,
     random_prompts,
     save_mimo,
@@ -55,10 +54,20 @@ def in_form(quantization: Quantization, name: str, dtype: torch.dtype) -> Decode
     return model
 
 
+def in_float32(model: DecoderLM) -> DecoderLM:
+    """``model`` with the same numbers, or codes, computed in float32."""
+    for linear in linears(model):
+        if not isinstance(linear.weight, Dense):
+            linear.weight.dtype = torch.float32
+    return model.float()
+
+
 def stands_for(model: DecoderLM) -> DecoderLM:
     """``model`` with the numbers that its codes stand for."""
     for linear in linears(model):
-        linear.weight = dense_of(linear.weight.values)
+        values = linear.weight.values
+        linear.weight = Dense(linear.outputs, linear.inputs, values.dtype)
+        linear.weight.values.copy_(values)
     return model
 
 
@@ -75,7 +84,7 @@ def test_int8_is_off_by_half_a_scale_at_most(dtype: torch.dtype) -> None:
     values[4] *= 1e-6
     values[5] *= 1e6
     values = values.to(dtype)
-    form = Int8(dense_of(values))
+    form = Int8(values)
     assert form.codes.dtype == torch.int8
     assert form.codes.abs().amax(1).tolist() == [0 if row == 3 else MAX_CODE for row in range(33)]
     rounding = values.float().abs() * (2**-8 if dtype == torch.bfloat16 else 0)
@@ -100,7 +109,7 @@ def test_a_folders_linear_layers_are_quantised_and_nothing_else(
     assert len(linears(found)) == 3 * 4 + 4 + 2  # three layers, and the head's with its projections
     for one, other in zip(linears(plain), linears(found), strict=True):
         assert isinstance(one.weight, Dense)
-        expected = FORMS[quantization](one.weight).values
+        expected = FORMS[quantization](one.weight.values).values
         assert torch.equal(other.weight.values, expected)
     codes = [path for path, module in found.named_modules() if isinstance(module, Int8)]
     assert len(codes) == len(linears(found))
@@ -148,10 +157,9 @@ def test_bfloat16_logits_are_nearer_to_float32_than_those_of_torch(
     """Codes are exact in bfloat16, where what they stand for is not."""
     name, dtype = "Qwen2, biases", torch.bfloat16
     config, prompts = make_config(name), native_prompts(1, 17, 130, 400)
-    model = in_form(quantization, name, dtype).float()
-    for linear in linears(model):
-        linear.weight.dtype = torch.float32
-    exact = run(TorchLM(model), config, torch.float32, prompts, 300)
+    exact = run(
+        TorchLM(in_float32(in_form(quantization, name, dtype))), config, torch.float32, prompts, 300
+    )
     torchs = run(TorchLM(in_form(quantization, name, dtype)), config, dtype, prompts, 300)
     native = by_native_code(variant)(in_form(quantization, name, dtype), dtype)
     found = run(native, config, dtype, prompts, 300)
@@ -225,7 +233,7 @@ def test_what_torch_computes_with_is_counted(checkpoint: Path, quantization: Qua
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 def test_the_head_stays_dense(quantization: Quantization) -> None:
     model: Any = make_model(make_config("Qwen2, biases"), torch.float32)
-    model.lm_head.weight = FORMS[quantization](model.lm_head.weight)
+    model.lm_head.weight = FORMS[quantization](model.lm_head.weight.values)
     form = FORMS[quantization].__name__
     with pytest.raises(NotSupported, match=re.escape(f"lm_head: weights in the form {form}")):
         TorchLM(model)
