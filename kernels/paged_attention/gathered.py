@@ -64,14 +64,16 @@ def _attend(
     num_keys, num_kv_heads = is_seen.shape[2], kv_cache.shape[3]
     blocks = tables[:, : -(-num_keys // kv_cache.shape[1])]
     gathered = kv_cache[blocks].flatten(1, 2)[:, :num_keys]  # [R, num_keys, 2, H_kv, D]
-    is_good = gathered.isfinite()
-    gathered = gathered.where(is_good, 0)
+    is_good = None if gathered.sum().isfinite() else gathered.isfinite()
+    if is_good is not None:
+        gathered = gathered.where(is_good, 0)
     key, value = gathered.permute(2, 0, 3, 1, 4)  # each [R, H_kv, num_keys, D]
     shared = torch.unflatten(query, 2, (num_kv_heads, -1)).permute(0, 2, 3, 1, 4)
     mask = is_seen[:, None].repeat(1, 1, shared.shape[2], 1)  # [R, 1, G * tokens, num_keys]
     out = scaled_dot_product_attention(shared.flatten(2, 3), key, value, mask, scale=scale)
     out = torch.unflatten(out, 2, shared.shape[2:4])  # [R, H_kv, G, tokens, D]
-    is_bad = ~is_good.all(-1).all(2)  # [R, num_keys, H_kv]
-    sees_bad = (is_seen.to(out.dtype) @ is_bad.to(out.dtype) > 0).mT  # [R, H_kv, tokens]
-    out = out.masked_fill(sees_bad[:, :, None, :, None], torch.nan)
+    if is_good is not None:
+        is_bad = ~is_good.all(-1).all(2)  # [R, num_keys, H_kv]
+        sees_bad = (is_seen.to(out.dtype) @ is_bad.to(out.dtype) > 0).mT  # [R, H_kv, tokens]
+        out = out.masked_fill(sees_bad[:, :, None, :, None], torch.nan)
     return out.permute(0, 3, 1, 2, 4).flatten(2, 3)
