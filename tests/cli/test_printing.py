@@ -39,7 +39,17 @@ def paused_terminal() -> tuple[int, Callable[[], object]]:
     return terminal, lambda: None
 
 
-@pytest.mark.parametrize("make", [full_disk, closed_pipe, unread_pipe, paused_terminal])
+# A full disk is an error as a closed pipe is, and a paused terminal takes as little as a pipe that
+# nobody reads.
+@pytest.mark.parametrize(
+    "make",
+    [
+        closed_pipe,
+        unread_pipe,
+        pytest.param(full_disk, marks=pytest.mark.slow),
+        pytest.param(paused_terminal, marks=pytest.mark.slow),
+    ],
+)
 async def test_requests_are_answered_whatever_becomes_of_the_log(tmp_path: Path, make):
     descriptor, when_started = make()
     flags = ("--log-requests", "--log-level", "debug")

@@ -126,9 +126,24 @@ async def test_after_a_kill_of_the_supervisor_nothing_lives_and_the_next_start_w
             while any(is_alive(pid) for pid in pids.values()):
                 await asyncio.sleep(0.05)
         assert list(tmp_path.iterdir()), "the directory of the killed one is still there"
-    async with serving(tmp_path) as shoal:
+    async with serving(tmp_path, "--drain-timeout-s", "2.5") as shoal:
         await shoal.until_ready()
         assert len(list(tmp_path.iterdir())) == 1, "and was swept by the next start"
+        await drain_too_long(shoal)
+
+
+async def drain_too_long(shoal: Serving) -> None:
+    """Streams that do not end by themselves end with an error."""
+    async with client_of(shoal) as client:
+        started = asyncio.Event()
+        endless = [asyncio.create_task(stream_text(client, 2000, started)) for _ in range(8)]
+        await started.wait()
+        shoal.process.send_signal(signal.SIGINT)
+        for stream in endless:
+            with pytest.raises(openai.APIError, match="the server stops"):
+                await stream
+    assert await asyncio.wait_for(shoal.process.wait(), 60) == 0
+    assert any("open requests end now" in line for line in shoal.lines)
 
 
 async def test_a_service_that_hangs_is_replaced_and_the_mesh_serves_again(tmp_path: Path):
@@ -146,25 +161,6 @@ async def test_a_service_that_hangs_is_replaced_and_the_mesh_serves_again(tmp_pa
         assert any("scheduler 0.1: unresponsive" in line for line in shoal.lines)
 
 
-async def test_the_blocks_of_clients_that_leave_are_free_soon(tmp_path: Path):
-    """Of one whose stream runs, then of one whose request waits behind it."""
-    async with serving(tmp_path, "--max-num-seqs", "1") as shoal:
-        await shoal.until_ready()
-        async with client_of(shoal) as client:
-            for num_queued in (0, 1):
-                started = asyncio.Event()
-                first = asyncio.create_task(stream_text(client, 2000, started))
-                await started.wait()
-                queued = [asyncio.create_task(stream_text(client, 2000)) for _ in range(num_queued)]
-                metrics = await shoal.metrics("scheduler")
-                while metrics["vllm:num_requests_waiting"] < num_queued:
-                    await asyncio.sleep(0.02)
-                    metrics = await shoal.metrics("scheduler")
-                for stream in (*queued, first):
-                    stream.cancel()
-                await all_blocks_are_free(shoal)
-
-
 async def test_a_service_that_cannot_start_ends_serve_with_its_error(tmp_path: Path):
     async with serving(tmp_path, "--max-model-len", "999999") as shoal:
         assert await asyncio.wait_for(shoal.process.wait(), 60) == 1
@@ -173,40 +169,17 @@ async def test_a_service_that_cannot_start_ends_serve_with_its_error(tmp_path: P
         assert not shoal.children()
 
 
-async def test_a_model_of_the_hugging_face_cache_is_served_by_its_name(
+async def test_replicas_serve_a_model_of_the_hugging_face_cache_together_on_one_port(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     add_model(tmp_path / "hub", "org/name", files=EMBEDDED_MODEL.iterdir())
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
-    async with serving(tmp_path, "--model", "org/name@main") as shoal:
-        await shoal.until_ready()
-        async with client_of(shoal) as client:
-            assert [model.id async for model in client.models.list()] == ["org/name"]
-            done = await client.completions.create(model="org/name", prompt="a", max_tokens=2)
-            assert done.usage.completion_tokens == 2
-
-
-async def test_a_drain_that_takes_too_long_ends_streams_with_an_error(tmp_path: Path):
-    async with serving(tmp_path, "--drain-timeout-s", "2.5") as shoal:
-        await shoal.until_ready()
-        async with client_of(shoal) as client:
-            started = asyncio.Event()
-            endless = [asyncio.create_task(stream_text(client, 2000, started)) for _ in range(8)]
-            await started.wait()
-            shoal.process.send_signal(signal.SIGINT)
-            for stream in endless:
-                with pytest.raises(openai.APIError, match="the server stops"):
-                    await stream
-        assert await asyncio.wait_for(shoal.process.wait(), 60) == 0
-        assert any("open requests end now" in line for line in shoal.lines)
-
-
-async def test_replicas_serve_together_on_one_port(tmp_path: Path):
-    flags = ("--gateways", "2", "--tokenizers", "2", "--workers", "2")
-    async with serving(tmp_path, *flags) as mesh:
+    directory = tmp_path / "mesh"
+    flags = ("--gateways", "2", "--tokenizers", "2", "--workers", "2", "--model", "org/name@main")
+    async with serving(directory, *flags) as mesh:
         await mesh.until_ready()
-        body = {"prompt": "The shoal", "max_tokens": 8, "temperature": 0}
+        body = {"model": "org/name", "prompt": "The shoal", "max_tokens": 8, "temperature": 0}
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
             async def status() -> int:
@@ -214,7 +187,10 @@ async def test_replicas_serve_together_on_one_port(tmp_path: Path):
                     return response.status
 
             assert await asyncio.gather(*(status() for _ in range(40))) == [200] * 40
-        assert len(list(tmp_path.glob("*/admin.*.sock"))) == 7
+            async with session.get(f"{mesh.url}/v1/models") as response:
+                models = (await response.json())["data"]
+        assert [model["id"] for model in models] == ["org/name"]
+        assert len(list(directory.glob("*/admin.*.sock"))) == 7
 
 
 async def test_several_gateways_want_a_port_of_their_own(tmp_path: Path):

@@ -18,7 +18,7 @@ from tests.services.worker.foreign_checkpoints import FAMILIES, save_family
 
 VOCAB_SIZE = 8192  # of the tokenizer beside it
 NUM_TOKENS = 24
-ALWAYS = ("DeepseekV3ForCausalLM", "GptOssForCausalLM")
+ALWAYS = ("GptOssForCausalLM",)  # experts, windows and sinks
 
 
 def save_with_tokenizer(folder: Path, family: str) -> None:

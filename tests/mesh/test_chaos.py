@@ -23,6 +23,7 @@ SETTINGS = {
 NUM_STREAMS = 32
 MAX_SHARE_DIFFERENT = 0.001  # float32 sums in another order decide a near tie now and then
 MAX_GROWTH_BYTES = 48 << 20
+RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 
 
 def ready_urls(fleet: Fleet) -> list[str]:
@@ -104,6 +105,27 @@ async def test_two_hundred_streams_each_end_once_and_leave_nothing(tmp_path: Pat
         await fleet.until_idle()
         for member in fleet.of("worker") + fleet.of("tokenizer"):
             assert (await member.status())["num_steps"] > 0, "every worker had work"
+
+
+async def test_the_blocks_of_clients_that_leave_are_free_soon(tmp_path: Path):
+    """Of one whose stream runs, then of one more whose request waits behind it."""
+    settings = SETTINGS | {"MAX_MODEL_LEN": "2048", "MAX_NUM_SEQS": "1"}
+    async with running_fleet(tmp_path, settings, fork) as fleet:
+        await fleet.start_all(scheduler=1, worker=1, tokenizer=1, gateway=1)
+        (url,), (scheduler,) = ready_urls(fleet), fleet.of("scheduler")
+        async with aiohttp.ClientSession() as session:
+            for num_waiting in (0, 1):
+                bodies = [body_of(number, 2000) for number in range(1 + num_waiting)]
+                streams = [asyncio.create_task(stream(session, url, body)) for body in bodies]
+                there: tuple[float, float] = (0, 0)
+                async with asyncio.timeout(30):
+                    while there != (1, num_waiting):
+                        metrics = await scheduler.metrics()
+                        there = (metrics[RUNNING], metrics[WAITING])
+                for each in streams:
+                    each.cancel()
+                async with asyncio.timeout(10):
+                    await fleet.until_idle()
 
 
 @pytest.mark.parametrize(

@@ -33,25 +33,26 @@ async def started(fleet: Fleet, **worker: str) -> str:
     return fleet.of("gateway")[0].url
 
 
-async def written(directory: Path, seeds: range, at_once: int, **worker: str) -> list:
+async def written(directory: Path, *asked: tuple[range, int], **worker: str) -> list[list]:
+    """The texts of each range of seeds, so many at once, by one fleet."""
     directory.mkdir()
     async with running_fleet(directory, SETTINGS, fork) as fleet:
         async with client_of(await started(fleet, **worker)) as client:
-            texts = await texts_of(client, seeds, at_once)
+            texts = [await texts_of(client, *each) for each in asked]
         await fleet.until_idle()
     return texts
 
 
 async def hold(directory: Path, num: int) -> None:
-    seeds = range(num)
-    plain = await written(directory / "plain", seeds, 16, SPECULATIVE_CONFIG='{"method": "none"}')
+    seeds, few = range(num), range(num // 8)
+    none = '{"method": "none"}'
+    (plain,) = await written(directory / "plain", (seeds, 16), SPECULATIVE_CONFIG=none)
     whole = [check(request_of(seed)[0], *text) for seed, text in zip(seeds, plain, strict=True)]
     assert sum(whole) > num // 4, "many texts come to their end"
-    assert await written(directory / "mtp", seeds, 16, SPECULATIVE_CONFIG=MTP) == plain
-    assert await written(directory / "ngram", seeds, 5, SPECULATIVE_CONFIG=NGRAM) == plain
-    few = range(num // 8)
-    alone = await written(directory / "alone", few, 1, SPECULATIVE_CONFIG=MTP)
+    crowd, alone = await written(directory / "mtp", (seeds, 16), (few, 1), SPECULATIVE_CONFIG=MTP)
+    assert crowd == plain
     assert alone == plain[: len(few)]
+    assert await written(directory / "ngram", (seeds, 5), SPECULATIVE_CONFIG=NGRAM) == [plain]
 
 
 async def test_texts_are_valid_and_the_same_with_and_without_drafts_and_neighbours(tmp_path: Path):
@@ -64,21 +65,20 @@ async def test_two_hundred_texts_are_valid_and_the_same(tmp_path: Path):
 
 
 async def test_a_text_goes_on_within_its_schema_after_kills_and_preemption(tmp_path: Path):
-    """The cache is too small for all, so that some are preempted."""
+    """The cache of the second worker is too small for all, so that some are preempted."""
     seeds = range(24)
-    expected = await written(tmp_path / "calm", seeds, 16)
-    directory = tmp_path / "storm"
-    directory.mkdir()
-    async with running_fleet(directory, SETTINGS, fork) as fleet:
-        url = await started(fleet, NUM_GPU_BLOCKS_OVERRIDE="96")
-        async with client_of(url) as client:
+    async with running_fleet(tmp_path, SETTINGS, fork) as fleet:
+        async with client_of(await started(fleet)) as client:
+            expected = await texts_of(client, seeds, 16)
             running = asyncio.create_task(texts_of(client, seeds, 16))
-            for kind in ("worker", "tokenizer"):
-                await asyncio.sleep(1.0)
+            for kind, own in (("worker", {"NUM_GPU_BLOCKS_OVERRIDE": "64"}), ("tokenizer", {})):
+                await asyncio.sleep(0.5)
                 (victim,) = fleet.of(kind)
                 await fleet.kill(victim)
-                await fleet.start(kind, **victim.settings)
+                await fleet.start(kind, **own)
             assert await running == expected
+        (scheduler,) = fleet.of("scheduler")
+        assert (await scheduler.metrics())["vllm:num_preemptions_total"] > 0
         await fleet.until_idle()
 
 

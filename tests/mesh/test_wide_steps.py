@@ -103,7 +103,7 @@ def peaks(members: list[Member]) -> dict[str, int]:
     return {member.kind: peak_bytes(member.process.pid) for member in members}
 
 
-@pytest.mark.parametrize("num_logprobs", [21, 210])
+@pytest.mark.parametrize("num_logprobs", [pytest.param(21, marks=pytest.mark.slow), 210])
 async def test_a_wide_step_arrives_whole_in_bounded_memory_and_others_are_served_meanwhile(
     tmp_path: Path, num_logprobs: int
 ):
