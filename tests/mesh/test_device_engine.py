@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.harness.checked_load import TIMEOUT
 from benchmarks.harness.fleet import running_fleet
+from tests.mesh.forks import fork
 
 SETTINGS = {
     "DTYPE": "float32",
@@ -46,7 +47,7 @@ async def answers(
 ) -> list[dict[str, Any]]:
     """To all that is asked, sent at once, and then once more, when the prompts are cached."""
     directory.mkdir()
-    async with running_fleet(directory, SETTINGS) as fleet:
+    async with running_fleet(directory, SETTINGS, fork) as fleet:
         for kind in ("scheduler", "tokenizer"):
             await fleet.start(kind)
         await fleet.start("worker", worker)

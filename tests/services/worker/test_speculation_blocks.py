@@ -75,7 +75,7 @@ def test_drafts_are_the_same_however_a_prompt_is_cut(kernels: str, num: int) -> 
 @pytest.mark.parametrize(
     ("kernels", "pipeline_depth", "num"),
     [
-        *(("native", 1, 24), ("native", 2, 24), ("device", 2, 12)),
+        *(("native", 1, 24), ("native", 2, 24), ("device", 2, 6)),
         *(
             pytest.param(kernels, depth, 24, marks=pytest.mark.slow)
             for kernels in ("torch", "device")
