@@ -31,8 +31,6 @@ class BlockPool:
 
     def try_allocate(self, num: int) -> list[int] | None:
         """Returns ``num`` blocks, or None and takes nothing when there are fewer."""
-        if num == 0:
-            return []
         if num > self.num_free:
             return None
         start = max(0, len(self._free) - num)

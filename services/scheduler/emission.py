@@ -1,6 +1,6 @@
 """What the rows of a StepResult bring for their sequences. No IO."""
 
-from dataclasses import dataclass
+import msgspec
 
 from services.scheduler.sequence import Sequence
 from services.scheduler.worker_state import WorkerState
@@ -9,8 +9,7 @@ from shared.messages import ResultRow, RunKind, StepResult
 from shared.token_arrays import bytes_of
 
 
-@dataclass(frozen=True, slots=True)
-class Emission:
+class Emission(msgspec.Struct, frozen=True, gc=False):
     """What row ``index`` of a StepResult brought. ``position``: how many tokens of the sequence's
     output (of its prompt, for a run of that) came before."""
 
@@ -46,7 +45,7 @@ def apply_result(worker: WorkerState, result: StepResult, ids: list[int]) -> lis
     start = 0
     for index, row in enumerate(result.rows):
         run, sequence = row.run, worker.running.get(row.slot)
-        if sequence is not None and sequence.key == (row.request, row.attempt):
+        if sequence is not None and sequence.is_of(row):
             of_prompt = run.kind == RunKind.PROMPT
             position = sequence.num_prompt_scored if of_prompt else len(sequence.emitted)
             emissions.append(Emission(sequence, index, row, position))

@@ -90,7 +90,7 @@ class PlanBuilder:
 
     def max_tokens(self, sequence: Sequence) -> int:
         """Returns how many tokens ``sequence`` lacks and its credit allows."""
-        return min(sequence.num_to_compute, sequence.max_chunk(self._vocab_size))
+        return sequence.max_chunk(self._vocab_size)
 
     def compute(self, sequence: Sequence, max_tokens: int) -> None:
         """Plans as many tokens of ``sequence`` as it lacks, and ``max_tokens`` and the budget
@@ -98,15 +98,15 @@ class PlanBuilder:
         num_tokens = min(max_tokens, self.budget, self.max_tokens(sequence))
         if num_tokens == 0:
             return
-        allocation, verify_depth = sequence.allocated, 0
-        if sequence.num_to_compute == 1:
+        num_to_compute, allocation, verify_depth = sequence.num_to_compute, sequence.allocated, 0
+        if num_to_compute == 1:
             if allocation.may_have_drafts:
                 verify_depth = min(self.verify_depth, self.budget - 1)
             self.plan.decode.append(Decode(allocation.slot, verify_depth))
         else:
             self.plan.prefill.append(Prefill(allocation.slot, num_tokens))
         allocation.num_computed += num_tokens
-        if sequence.num_to_compute == 0:
+        if num_tokens == num_to_compute:
             allocation.expect(1 + verify_depth)
         allocation.last_step = self.plan.step
         self.budget -= num_tokens + verify_depth

@@ -20,7 +20,7 @@ def check_result(worker: WorkerState, result: StepResult, arrays: TokenArrays) -
     last: dict[int, int] = {}
     for row in result.rows:
         sequence = worker.running.get(row.slot)
-        if sequence is None or sequence.request != row.request or sequence.attempt != row.attempt:
+        if sequence is None or not sequence.is_of(row):
             continue
         kind = row.run.kind
         if kind <= last.get(row.slot, -1):

@@ -238,11 +238,12 @@ class Scheduler:
         self._num_absorbed += 1
         emissions = apply_result(worker, result, arrays.ids.tolist())
         for emission in emissions:
-            if emission.ends or emission.has_output:
-                worker.index_blocks(emission.sequence, emission.ends)
-            if isinstance(emission.error, InternalError):
-                worker.pool.uncache(emission.sequence.allocated.blocks)
-            if emission.ends:
+            ends = emission.ends
+            if ends or emission.has_output:
+                worker.index_blocks(emission.sequence, ends)
+            if ends:
+                if isinstance(emission.error, InternalError):
+                    worker.pool.uncache(emission.sequence.allocated.blocks)
                 worker.remove(emission.sequence)
                 self._end(emission.sequence, emission.end_reason)
         self._handover.run()

@@ -8,7 +8,15 @@ import numpy as np
 
 from services.scheduler.allocation import Allocation
 from services.scheduler.prefix_index import BlockHashes
-from shared.messages import ALL_TOKENS, WINDOW_BYTES, WINDOW_TOKENS, Grant, SamplingParams, TokenRun
+from shared.messages import (
+    ALL_TOKENS,
+    WINDOW_BYTES,
+    WINDOW_TOKENS,
+    Grant,
+    ResultRow,
+    SamplingParams,
+    TokenRun,
+)
 from shared.token_arrays import bytes_of
 
 MAX_WORKER_DEATHS = 2
@@ -58,6 +66,9 @@ class Sequence:
     def key(self) -> tuple[str, int]:
         return self.request, self.attempt
 
+    def is_of(self, row: ResultRow) -> bool:
+        return row.request == self.request and row.attempt == self.attempt
+
     @property
     def prompt_key(self) -> tuple[str, int]:
         """A key that all choices of a prompt have in common."""
@@ -76,8 +87,8 @@ class Sequence:
     @property
     def num_expected(self) -> int:
         """The most ids that may be known when the plans in flight have run."""
-        num_pending = self.allocation.num_pending if self.allocation is not None else 0
-        return len(self.prompt) + len(self.emitted) + num_pending
+        allocation, num_known = self.allocation, len(self.prompt) + len(self.emitted)
+        return num_known if allocation is None else num_known + allocation.num_pending
 
     @property
     def num_computed(self) -> int:
@@ -86,7 +97,10 @@ class Sequence:
 
     @property
     def num_to_compute(self) -> int:
-        return self.num_expected - self.num_computed
+        allocation, num_known = self.allocation, len(self.prompt) + len(self.emitted)
+        if allocation is None:
+            return num_known
+        return num_known + allocation.num_pending - allocation.num_computed
 
     @property
     def has_credit(self) -> bool:
@@ -108,16 +122,19 @@ class Sequence:
         return self.num_prompt_scored if self._is_scoring else self.num_known - 1
 
     def max_chunk(self, vocab_size: int) -> int:
-        """The most ids to compute so that the prompt's logprobs, plans in flight included, exceed
-        the credit in bytes by less than one token."""
+        """How many ids it lacks; of those of a prompt that is scored only so many that its
+        logprobs, plans in flight included, exceed the credit in bytes by less than one token."""
+        num_to_compute = self.num_to_compute
         if not self._is_scoring:
-            return self.num_to_compute
+            return num_to_compute
         room = max(0, self.max_bytes - self.num_bytes)
         num_prompt_scored = self.num_prompt_scored + ceil(
             room / scored_token_bytes(self.params, vocab_size)
         )
         is_rest = num_prompt_scored >= len(self.prompt) - 1
-        return self.num_to_compute if is_rest else max(0, num_prompt_scored - self.num_computed)
+        if is_rest:
+            return num_to_compute
+        return min(num_to_compute, max(0, num_prompt_scored - self.num_computed))
 
     @property
     def _is_scoring(self) -> bool:

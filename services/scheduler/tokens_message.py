@@ -1,7 +1,5 @@
 """Makes the message for one tokenizer of what a step brought."""
 
-from collections.abc import Iterator
-
 from services.scheduler.emission import Emission
 from shared.messages import Finished, TokenRow, Tokens
 from shared.token_arrays import Layout, Selection, TokenArrays
@@ -11,7 +9,11 @@ def tokens_of(emissions: list[Emission], layout: Layout) -> tuple[Tokens, TokenA
     """Returns the message for the tokenizer of ``emissions`` and its buffers, which are views where
     the rows lie together."""
     rows = [_row(emission) for emission in emissions]
-    finished = [each for emission in emissions for each in _finished(emission)]
+    ends = [(each.sequence, reason) for each in emissions if (reason := each.row.finish)]
+    finished = [
+        Finished(each.request, each.attempt, each.choice, reason, len(each.emitted))
+        for each, reason in ends
+    ]
     selection = Selection(layout)
     for emission in emissions:
         selection.add(emission.index)
@@ -23,10 +25,3 @@ def _row(emission: Emission) -> TokenRow:
     return TokenRow(
         sequence.request, sequence.attempt, emission.position, emission.row.run, sequence.num_cached
     )
-
-
-def _finished(emission: Emission) -> Iterator[Finished]:
-    sequence, reason = emission.sequence, emission.row.finish
-    if reason is not None:
-        num_tokens = len(sequence.emitted)
-        yield Finished(sequence.request, sequence.attempt, sequence.choice, reason, num_tokens)

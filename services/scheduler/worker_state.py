@@ -128,13 +128,12 @@ class WorkerState:
     def num_blocks_lacking(self, sequence: Sequence) -> int:
         """Counts the blocks to add so that the KV of all ids has a place: ids that plans in flight
         bring, drafts that the next plan verifies and makes, nothing beyond the sequence's end."""
-        num_positions = min(sequence.num_expected + self._num_ahead, self.end_of(sequence))
-        num_needed = ceil(num_positions / self.capacity.block_size)
-        return max(
-            0,
-            num_needed
-            - (len(sequence.allocation.blocks) if sequence.allocation is not None else 0),
-        )
+        size, allocation = self.capacity.block_size, sequence.allocation
+        num_blocks = 0 if allocation is None else len(allocation.blocks)
+        num_positions = sequence.num_expected + self._num_ahead
+        if num_positions <= num_blocks * size:
+            return 0
+        return max(0, ceil(min(num_positions, self.end_of(sequence)) / size) - num_blocks)
 
     def cached_blocks(self, sequence: Sequence) -> list[int]:
         """Returns the blocks of the prefix cache that hold the first ids of ``sequence``."""
@@ -196,7 +195,10 @@ class WorkerState:
     def try_extend(self, sequence: Sequence) -> list[int] | None:
         """Gives a running sequence the blocks that it lacks and returns them, or None where there
         are too few."""
-        blocks = self.pool.try_allocate(self.num_blocks_lacking(sequence))
+        num_lacking = self.num_blocks_lacking(sequence)
+        if not num_lacking:
+            return []
+        blocks = self.pool.try_allocate(num_lacking)
         if blocks is not None:
             sequence.allocated.blocks.extend(blocks)
         return blocks
@@ -241,9 +243,11 @@ class WorkerState:
         plans in flight are not sure to bring its last token."""
         if sequence.is_isolated or not sequence.has_credit:
             return False
-        num_certain = sequence.num_known + len(sequence.allocated.pending)
-        is_full = num_certain >= self.capacity.max_model_len
-        return not sequence.allocated.num_pending or (sequence.may_emit_more and not is_full)
+        pending = sequence.allocated.pending
+        if not pending:
+            return True
+        is_full = sequence.num_known + len(pending) >= self.capacity.max_model_len
+        return sequence.may_emit_more and not is_full
 
     def _has_blocks_for(self, sequence: Sequence) -> bool:
         """Cached blocks that other sequences own cost nothing."""
