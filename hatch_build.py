@@ -20,13 +20,16 @@ class NativeCode(BuildHookInterface):  # type: ignore[type-arg]
         builder = self._builder()
         folder = Path(self.root) / FOLDER
         try:
-            libraries = builder.build(folder)
+            libraries = builder.build(folder, self._warn)
         except builder.BuildError as error:
-            self.app.display_warning(f"native code: {error}; CPUs will compute with torch alone")
+            self._warn(f"{error}; CPUs will compute with torch alone")
             return
         build_data["artifacts"] += [str(FOLDER / library.name) for library in libraries]
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
+
+    def _warn(self, problem: str) -> None:
+        self.app.display_warning(f"native code: {problem}")
 
     def _builder(self) -> Any:
         """The module ``kernels/cpu/build.py``, which needs nothing of the package."""

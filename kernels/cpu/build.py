@@ -12,6 +12,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -66,14 +67,22 @@ def library_name(variant: str) -> str:
     return f"shoal_{variant}_{hashlib.sha256(sources).hexdigest()[:12]}.so"
 
 
-def build(folder: Path) -> list[Path]:
-    """The libraries, compiled into ``folder``. Raises BuildError."""
+def build(folder: Path, warn: Callable[[str], None]) -> list[Path]:
+    """The libraries, compiled into ``folder``. A compiler may be too old for the newest of them,
+    which ``warn`` is told. Raises BuildError where there is none."""
     if not is_for_us():
         raise BuildError(f"no native code for {platform.system()} on {platform.machine()}")
     compiler = find_compiler()
     if compiler is None:
         raise BuildError("no C++ compiler found; install g++, clang++ or the package ziglang")
-    libraries = [_compile(compiler, folder, name) for name in VARIANTS]
+    libraries = []
+    for name in VARIANTS:
+        try:
+            libraries.append(_compile(compiler, folder, name))
+        except BuildError as error:
+            warn(f"no {name}: {error}")
+    if not libraries:
+        raise BuildError("the compiler makes none of it")
     for other in set(folder.glob("shoal_*.so")) - set(libraries):
         other.unlink()
     return libraries
@@ -104,5 +113,6 @@ def _machine_flags(compiler: list[str], variant: Variant) -> list[str]:
 
 
 if __name__ == "__main__":
-    for made in build(Path(sys.argv[1]) if len(sys.argv) > 1 else SOURCES):
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else SOURCES
+    for made in build(folder, lambda problem: print(problem, file=sys.stderr)):
         print(made.name)

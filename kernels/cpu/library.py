@@ -1,10 +1,13 @@
 """The compiled library that suits this CPU, and its functions."""
 
 import ctypes
+import logging
 from functools import cache
 from pathlib import Path
 
 from kernels.cpu.build import library_name
+
+log = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent
 CPUINFO = Path("/proc/cpuinfo")
@@ -44,6 +47,8 @@ def load_library(variant: str) -> ctypes.CDLL:
 def _may_use_tiles() -> bool:
     """Asks the kernel, for all threads of this process."""
     request: int = ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA)
+    if request:
+        log.warning("the kernel does not let this process use AMX's registers: products without")
     return request == 0
 
 
