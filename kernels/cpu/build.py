@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -76,9 +77,11 @@ def build(folder: Path, warn: Callable[[str], None]) -> list[Path]:
     if compiler is None:
         raise BuildError("no C++ compiler found; install g++, clang++ or the package ziglang")
     libraries = []
-    for name in VARIANTS:
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        compiled = {name: threads.submit(_compile, compiler, folder, name) for name in VARIANTS}
+    for name, library in compiled.items():
         try:
-            libraries.append(_compile(compiler, folder, name))
+            libraries.append(library.result())
         except BuildError as error:
             warn(f"no {name}: {error}")
     if not libraries:
