@@ -1,4 +1,5 @@
-"""Architectures that transformers computes, from the HTTP request to its layers and back."""
+"""Architectures of transformers, from the HTTP request to the layers and back: by its own code, and
+by ours."""
 
 import asyncio
 import shutil
@@ -14,7 +15,7 @@ from services.worker.models.registry import MODELS
 from shared.model_folder import EMBEDDED_MODEL
 from tests.cli.serving import Serving, serving
 from tests.services.worker.checkpoints import assert_greedy
-from tests.services.worker.foreign_checkpoints import FAMILIES, save_family
+from tests.services.worker.foreign_checkpoints import FAMILIES, OWN_FAMILIES, save_family
 
 VOCAB_SIZE = 8192  # of the tokenizer beside it
 NUM_TOKENS = 24
@@ -53,15 +54,30 @@ async def text_of(client: AsyncOpenAI, prompt: list[int]) -> tuple[list[int], in
     [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.slow) for name in FAMILIES],
 )
 async def test_greedy_texts_are_those_of_transformers(tmp_path: Path, family: str) -> None:
+    model_impl = "transformers" if family in MODELS else "auto"
+    await compare(tmp_path, family, 4, model_impl, "transformers computes this model")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", OWN_FAMILIES)
+async def test_greedy_texts_of_our_own_code_are_those_of_transformers(
+    tmp_path: Path, family: str
+) -> None:
+    """MiMo, which transformers has not, is the embedded model, and tested as such."""
+    await compare(tmp_path, family, 16, "shoal", "kernels: native code")
+
+
+async def compare(tmp_path: Path, family: str, block_size: int, model_impl: str, line: str) -> None:
     """Alone, then eight at once in chunks of 7 tokens, with a common beginning that is cached, in a
-    KV cache so small that some are preempted, and with drafts."""
+    KV cache so small that some are preempted, and with drafts. ``line`` is one of the log's."""
     folder = tmp_path / "model"
     save_with_tokenizer(folder, family)
     flags = [
         *("--model", str(folder), "--served-model-name", "any", "--dtype", "float32"),
-        *("--max-model-len", "112", "--block-size", "4", "--num-gpu-blocks-override", "48"),
+        *("--max-model-len", "112", "--block-size", str(block_size)),
+        *("--num-gpu-blocks-override", str(192 // block_size)),
         *("--max-num-batched-tokens", "15", "--max-num-seqs", "8"),
-        *("--model-impl", "transformers" if family in MODELS else "auto"),
+        *("--model-impl", model_impl),
         *("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}'),
     ]
     prompts = prompts_with_one_beginning()
@@ -72,7 +88,7 @@ async def test_greedy_texts_are_those_of_transformers(tmp_path: Path, family: st
         await server.until_ready()
         alone, _ = await text_of(client, prompts[0])
         together = await asyncio.gather(*(text_of(client, prompt) for prompt in prompts))
-        await check_what_happened(server, [num_cached for _, num_cached in together])
+        await check_what_happened(server, [num_cached for _, num_cached in together], line)
     oracle = AutoModelForCausalLM.from_pretrained(folder).eval()
     texts = [alone, *(ids for ids, _ in together)]
     for prompt, ids in zip([prompts[0], *prompts], texts, strict=True):
@@ -80,10 +96,10 @@ async def test_greedy_texts_are_those_of_transformers(tmp_path: Path, family: st
         assert_greedy(oracle, prompt, ids)
 
 
-async def check_what_happened(server: Serving, num_cached: list[int]) -> None:
+async def check_what_happened(server: Serving, num_cached: list[int], line: str) -> None:
     """The texts took the paths that they were to take."""
     assert max(num_cached) >= 20
     values = await server.metrics("scheduler")
     preemptions = [value for name, value in values.items() if "num_preemptions_total" in name]
     assert sum(preemptions) > 0
-    assert any("transformers computes this model" in line for line in server.lines)
+    assert any(line in each for each in server.lines)

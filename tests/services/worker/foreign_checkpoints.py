@@ -54,9 +54,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "SmolLM3ForCausalLM": {"no_rope_layers": [1, 0, 1, 1]},
     "Starcoder2ForCausalLM": {"sliding_window": 5},
 }
+OWN_FAMILIES: dict[str, dict[str, Any]] = {
+    "Ernie4_5ForCausalLM": {},
+    "GraniteForCausalLM": GRANITE,
+    "LlamaForCausalLM": {},
+    "MistralForCausalLM": {"sliding_window": 5},
+    "Olmo2ForCausalLM": {},
+    "Qwen2ForCausalLM": {"use_sliding_window": True, **SLIDES},
+    "Qwen3ForCausalLM": {"head_dim": 16},
+}
 
 
 def save_family(folder: Path, name: str, **changes: Any) -> None:
     """Four layers, so that both kinds of a family are there twice."""
     family: type[PreTrainedModel] = getattr(transformers, name)
-    save_model(folder, family, **({"num_hidden_layers": 4} | FAMILIES[name] | changes))
+    save_model(
+        folder, family, **({"num_hidden_layers": 4} | (FAMILIES | OWN_FAMILIES)[name] | changes)
+    )
