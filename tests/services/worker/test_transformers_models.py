@@ -197,3 +197,37 @@ def test_ours_alone_refuses_what_only_transformers_knows(tmp_path: Path) -> None
     save_family(tmp_path, "Phi3ForCausalLM")
     with pytest.raises(ConfigError, match="Phi3ForCausalLM is not supported; supported are Ernie"):
         make_engine(tmp_path, model_impl="shoal")
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "settings", "reason", "is_hinted"),
+    [
+        (LlamaForCausalLM, {"hidden_act": "gelu"}, {}, "hidden_act 'gelu'", True),
+        (Olmo2ForCausalLM, {"rms_norm_eps": None}, {}, "`rms_norm_eps`", True),
+        (LlamaForCausalLM, {"hidden_act": "gelu"}, {"quantization": "wint8"}, "hidden_act", False),
+        (LlamaForCausalLM, {"hidden_act": "unheard-of"}, {}, "hidden_act", False),
+        (LlamaForCausalLM, {"num_key_value_heads": 3}, {}, "no multiple", False),
+        (LlamaForCausalLM, {"quantization_config": {"bits": 4}}, {}, "quantized weights", False),
+        (LlamaForCausalLM, {"head_dim": 15}, {}, "head_dim 15 is odd", False),
+        (LlamaForCausalLM, {"partial_rotary_factor": 0.5}, {}, "partial_rotary_factor", True),
+    ],
+)
+def test_what_ours_refuses_and_transformers_computes_comes_with_a_hint(
+    tmp_path: Path,
+    family: type[PreTrainedModel],
+    changes: dict[str, Any],
+    settings: dict[str, Any],
+    reason: str,
+    is_hinted: bool,
+) -> None:
+    """Taken, it does; without the hint it would not."""
+    save_model(tmp_path, family)
+    change_config(tmp_path, **changes)
+    with pytest.raises(ConfigError, match=reason) as found:
+        make_engine(tmp_path, **settings)
+    assert ("--model-impl transformers" in str(found.value)) == is_hinted
+    if is_hinted:
+        make_engine(tmp_path, model_impl="transformers")
+        return
+    with pytest.raises(ConfigError):
+        make_engine(tmp_path, model_impl="transformers", **settings)
