@@ -15,7 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AttentionInterface,
+    AutoModelForCausalLM,
+    PreTrainedModel,
+)
 from transformers.utils import logging as transformers_logging
 
 from kernels.paged_attention import prepare_attention
@@ -25,6 +30,7 @@ from services.worker.layers.kv_layout import KVLayout
 from services.worker.machine.kv_cache import KVCache
 from services.worker.startup.model_shape import ModelShape
 from shared.errors import ConfigError
+from shared.foreign_config import read_foreign_config
 
 log = logging.getLogger(__name__)
 transformers_logging.disable_progress_bar()
@@ -97,10 +103,17 @@ def can_serve(folder: Path, max_model_len: int) -> bool:
 
 def _read_config(folder: Path, max_model_len: int) -> Any:
     """Raises ConfigError for what can be refused by the configuration alone."""
-    with _errors_as_config_errors():
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    config = read_foreign_config(folder)
     for problem in _unsupported(config.get_text_config(), max_model_len):
         raise ConfigError(f"model: {folder}: transformers cannot serve it: {problem}")
+    name = "/".join(config.architectures or [type(config).__name__])
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ConfigError(
+            f"model: {name}: transformers does not load it as a decoder (AutoModelForCausalLM)"
+        )
+    family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if not family._supports_attention_backend:
+        raise ConfigError(f"model: {name} does not use transformers' attention interface")
     return config
 
 
