@@ -17,7 +17,7 @@ from benchmarks.report import spread, write
 from kernels.cpu.library import find_variant, load_library
 from kernels.cpu.sampler import NativeSampler
 from kernels.sample import RandomRows, prepare_random_rows
-from kernels.sample.slot_params import COLUMNS, SlotParams
+from kernels.sample.slot_params import host_params
 from services.worker.step.sampler import Sampler, TorchSampler
 
 Work = Callable[[Sampler], Any]
@@ -27,15 +27,16 @@ DRAWS: dict[str, dict[str, float]] = {
     "top_k 50": {"top_k": 50},
     "top_p 0.95": {"top_p": 0.95},
     "min_p 0.05": {"min_p": 0.05},
+    "top_n_sigma 1": {"top_n_sigma": 1.0},
 }
 NUM_LIKELIEST = {"logprobs 0": 0, "logprobs 20": 20, "logprobs of all": None}
 DEVIATIONS = {"wide": 4.0, "flat": 0.01}
 
 
 def random_rows(num: int, **changes: float) -> RandomRows | None:
-    values = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | changes
-    columns = zip((values | {"seeds": 7, "choices": 0}).items(), COLUMNS, strict=True)
-    params = SlotParams(**{name: np.full(num, value, each.host) for (name, value), each in columns})
+    params = host_params(num)
+    for name, value in ({"temperature": 1.0, "seeds": 7} | changes).items():
+        getattr(params, name)[:] = value
     return prepare_random_rows(params, np.full(num, 5), torch.device("cpu"))
 
 

@@ -66,6 +66,7 @@ NumLogprobs = Annotated[int, Meta(ge=ALL_TOKENS, le=2**31 - 1)]
 Penalty = Annotated[float, Meta(ge=-1e3, le=1e3)]
 Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
+NumSigmas = Annotated[float, Meta(ge=0, le=1e3)]  # 0: no filter
 Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 Reason = Annotated[str, Meta(max_length=MAX_REASON_CHARS)]
@@ -87,6 +88,7 @@ class SamplingDefaults(Row, frozen=True):
     top_p: Share = 1.0
     min_p: Share = 0.0
     repetition_penalty: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+    top_n_sigma: NumSigmas = 0.0
 
 
 class ModelInfo(Row, frozen=True):
@@ -249,6 +251,7 @@ class SamplingParams(Row, frozen=True):
     prompt_logprobs: NumLogprobs | None = None
     draft_logprobs: bool = False
     guide: Guide | None = None
+    top_n_sigma: NumSigmas = 0.0
 
 
 class TextOptions(Row, frozen=True):

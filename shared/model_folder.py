@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -24,13 +24,14 @@ MAX_WEIGHTS_HEADER_BYTES = 100_000_000  # the safetensors format's own limit
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-class _Config(msgspec.Struct):
-    vocab_size: int
-    max_position_embeddings: int
+class _Sizes(msgspec.Struct):
+    vocab_size: int | None = None
+    max_position_embeddings: int | None = None
 
 
 class _EndConfig(msgspec.Struct):
     eos_token_id: int | list[int] | None = None
+    text_config: "_EndConfig | None" = None  # of a model of several kinds of input
 
 
 class _Index(msgspec.Struct):
@@ -44,14 +45,32 @@ def read_model_info(folder: Path, names: list[str], max_model_len: int | None) -
     more than the model's positions.
     """
     path = find_file(folder, CONFIG_FILE)
-    config = decode_json(path, _Config)
+    vocab_size, max_position_embeddings = _read_sizes(path)
     return ModelInfo(
         names=names,
         fingerprint=_fingerprint(folder),
-        vocab_size=config.vocab_size,
-        max_model_len=_check_length(max_model_len, config.max_position_embeddings),
+        vocab_size=vocab_size,
+        max_model_len=_check_length(max_model_len, max_position_embeddings),
         created=int(path.stat().st_mtime),
     )
+
+
+def _read_sizes(path: Path) -> tuple[int, int]:
+    """Returns vocab_size and max_position_embeddings. Where one is not in config.json by its name,
+    both are what transformers makes of the keys that are (``n_positions``, ``text_config``)."""
+    sizes = decode_json(path, _Sizes)
+    if sizes.vocab_size is not None and sizes.max_position_embeddings is not None:
+        return sizes.vocab_size, sizes.max_position_embeddings
+    from shared.foreign_config import read_foreign_config
+
+    config = read_foreign_config(path.parent).get_text_config()
+    found: list[Any] = [getattr(config, name, None) for name in _Sizes.__struct_fields__]
+    for name, value in zip(_Sizes.__struct_fields__, found, strict=True):
+        if not isinstance(value, int):
+            raise ConfigError(
+                f"model: {path} has no {name}, nor does transformers know it by another name"
+            )
+    return found[0], found[1]
 
 
 def read_eos_ids(folder: Path, vocab_size: int) -> list[int]:
@@ -62,8 +81,10 @@ def read_eos_ids(folder: Path, vocab_size: int) -> list[int]:
     ids: set[int] = set()
     for name in (CONFIG_FILE, GENERATION_CONFIG_FILE):
         if (folder / name).is_file():
-            value = decode_json(folder / name, _EndConfig).eos_token_id
-            ids |= {value} if isinstance(value, int) else set(value or ())
+            config = decode_json(folder / name, _EndConfig)
+            for each in (config, config.text_config or _EndConfig()):
+                value = each.eos_token_id
+                ids |= {value} if isinstance(value, int) else set(value or ())
     return sorted(ids & set(range(vocab_size)))
 
 

@@ -16,6 +16,7 @@ class SamplingFields(Struct, kw_only=True):
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_n_sigma: Annotated[float, Meta(ge=0, le=100)] | None = None
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] | None = None
 
 

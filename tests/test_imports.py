@@ -23,7 +23,7 @@ ONLY_IN = {
     "zmq": ("shared/sockets.py",),
     "torch": ("services/worker/", "kernels/"),
     "huggingface_hub": ("shared/model_location.py",),
-    "transformers": ("services/tokenizer/", "services/worker/"),
+    "transformers": ("services/tokenizer/", "services/worker/", "shared/foreign_config.py"),
     "llguidance": ("services/tokenizer/", "services/worker/"),
     "tokenizers": ("services/tokenizer/", "services/worker/"),
 }

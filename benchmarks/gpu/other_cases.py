@@ -14,7 +14,7 @@ from kernels.logprobs import logprobs_slots
 from kernels.logprobs.num_logprobs import MAX_TOP
 from kernels.rms_norm import Norm
 from kernels.rope_kv import rope_kv
-from kernels.sample.slot_params import SlotParams
+from kernels.sample.slot_params import SlotParams, device_params
 from kernels.sample.slots import sample_slots
 from kernels.slot_state import empty_slots
 
@@ -106,15 +106,8 @@ def _params(suite: Suite, num_rows: int, way: str) -> tuple[SlotParams, Tensor, 
     temperature, top_k, top_p = WAYS[way]
     slots = torch.arange(num_rows, dtype=torch.int32, device=suite.device)
 
-    def full(value: float) -> Tensor:
-        return torch.full((num_rows,), value, dtype=torch.float32, device=suite.device)
-
-    params = SlotParams(
-        temperature=full(temperature),
-        top_k=torch.full_like(slots, top_k),
-        top_p=full(top_p),
-        min_p=full(0.0),
-        seeds=slots.long(),
-        choices=torch.zeros_like(slots),
-    )
+    params = device_params(num_rows, suite.device)._replace(seeds=slots.long())
+    params.temperature.fill_(temperature)
+    params.top_k.fill_(top_k)
+    params.top_p.fill_(top_p)
     return params, slots, slots.long()

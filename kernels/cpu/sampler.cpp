@@ -1,6 +1,8 @@
 // Draws tokens from rows of logits, for ctypes: see kernels/cpu/sampler.py for what is passed and
 // kernels/sample for what it means.
 
+#include <float.h>
+
 #include "noise.h"
 #include "pool.h"
 #include "select.h"
@@ -17,7 +19,7 @@ struct RandomRows {
   const int64_t *rows, *positions;
   const float* temperature;
   const int64_t* top_k;
-  const float *top_p, *min_p;
+  const float *top_p, *min_p, *top_n_sigma;
   const int64_t *seeds, *choices;
 
   // Which of them a row is, or −1: it is greedy.
@@ -56,6 +58,21 @@ int64_t first_equal(const float* x, int n, float value) {
   return NOT_FINITE;
 }
 
+// The standard deviation of those of x [n] that are not hidden.
+float deviation(const float* x, int n) {
+  const f32x16 lowest = spread(-FLT_MAX);
+  double num =
+      sum_terms(x, n, [=](int, f32x16 now) { return pick(now, lowest, spread(1), zero()); });
+  double total = sum_terms(x, n, [=](int, f32x16 now) { return pick(now, lowest, now, zero()); });
+  num = num > 0 ? num : 1;
+  f32x16 mean = spread((float)(total / num));
+  double squares = sum_terms(x, n, [=](int, f32x16 now) {
+    f32x16 gap = sub(now, mean);
+    return pick(now, lowest, mul(gap, gap), zero());
+  });
+  return (float)sqrt(squares / num);
+}
+
 // The lowest score of the smallest set of highest ones that has a share `top_p` of the mass.
 float nucleus(const float* scores, int n, float top, float top_p, float least, float* spare) {
   double wanted = top_p * sum_exp(scores, n, top, least, spare);
@@ -72,6 +89,8 @@ float make_scores(const float* logits, int n, float top, const RandomRows& rando
   n = padded(n);
   float least = -INFINITY, kth;
   if (random.min_p[r] > 0) least = top + log_of(random.min_p[r]);
+  if (random.top_n_sigma[r] > 0)
+    least = fmaxf(least, top - random.top_n_sigma[r] * deviation(scores, n));
   if (random.top_k[r] > 0 && random.top_k[r] < n) {
     kth = kth_highest(scores, n, (int)random.top_k[r], spare);
     least = kth > least ? kth : least;

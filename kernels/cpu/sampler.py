@@ -16,7 +16,7 @@ from kernels.sample.slot_params import SlotParams
 
 _Pointer = ctypes.c_void_p
 _ARRAYS = ("rows", "positions", *SlotParams._fields)
-_IN_CPP = ("temperature", "top_k", "top_p", "min_p", "seeds", "choices")
+_IN_CPP = ("temperature", "top_k", "top_p", "min_p", "top_n_sigma", "seeds", "choices")
 assert SlotParams._fields == _IN_CPP, "RandomRows of sampler.cpp has other fields"
 
 

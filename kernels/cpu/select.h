@@ -94,18 +94,26 @@ inline float kth_highest(const float* x, int n, int k, float* spare) {
   return radix_select(x, n, least, k, [](int) { return 1.0; });
 }
 
-// Σ e^(x − top) of x ≥ least, in double; w [n, rounded up to 16] gets the terms if it is not null.
-INLINE double sum_exp(const float* x, int n, float top, float least, float* w) {
+// Σ term(i, x[i … i + 16]) in double; past the end of x stands −∞.
+template <class Term>
+INLINE double sum_terms(const float* x, int n, Term term) {
   double total = 0;
   f32x16 some = zero();
   each(x, n, -INFINITY, [&](int i, f32x16 now) {
-    f32x16 term = pick(now, spread(least), exp(sub(now, spread(top))), zero());
-    if (w) store(w + i, term);
-    some = add(some, term);
+    some = add(some, term(i, now));
     if (i % 256 == 240) {
       total += sum(some);
       some = zero();
     }
   });
   return total + sum(some);
+}
+
+// Σ e^(x − top) of x ≥ least, in double; w [n, rounded up to 16] gets the terms if it is not null.
+INLINE double sum_exp(const float* x, int n, float top, float least, float* w) {
+  return sum_terms(x, n, [=](int i, f32x16 now) {
+    f32x16 term = pick(now, spread(least), exp(sub(now, spread(top))), zero());
+    if (w) store(w + i, term);
+    return term;
+  });
 }

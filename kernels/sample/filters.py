@@ -13,6 +13,8 @@ def filtered(logits: Tensor, random: RandomRows) -> Tensor:
     """logits [N, V] → scores; the order of the filters is that of all samplers."""
     params, on_host = random.params, random.on_host
     scores = logits / params.temperature[:, None]
+    if (on_host.top_n_sigma > 0).any():
+        scores = keep_top_n_sigma(scores, params.top_n_sigma)
     if (on_host.min_p > 0).any():
         scores = keep_min_p(scores, params.min_p)
     if on_host.top_k.any():
@@ -20,6 +22,21 @@ def filtered(logits: Tensor, random: RandomRows) -> Tensor:
     if (on_host.top_p < 1).any():
         scores = keep_top_p(scores, params.top_p)
     return scores
+
+
+def keep_top_n_sigma(scores: Tensor, top_n_sigma: Tensor) -> Tensor:
+    """Keeps what lies at most ``top_n_sigma`` [N] standard deviations below the highest, those of
+    all that is not hidden (arXiv 2411.07641); 0 keeps all. No temperature changes what it keeps.
+
+    scores [N, V] → [N, V]
+    """
+    is_hidden = scores == HIDDEN
+    num = (~is_hidden).sum(-1, keepdim=True).clamp(min=1)
+    mean = scores.masked_fill(is_hidden, 0).sum(-1, keepdim=True) / num
+    squares = (scores - mean).square().masked_fill(is_hidden, 0)
+    deviation = (squares.sum(-1, keepdim=True) / num).sqrt()
+    threshold = scores.amax(-1, keepdim=True) - top_n_sigma[:, None] * deviation
+    return scores.masked_fill((scores < threshold) & (top_n_sigma > 0)[:, None], HIDDEN)
 
 
 def keep_min_p(scores: Tensor, min_p: Tensor) -> Tensor:

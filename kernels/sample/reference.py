@@ -15,6 +15,7 @@ def sample_row(
     top_k: int,
     top_p: float,
     min_p: float,
+    top_n_sigma: float,
     seed: int,
     position: int,
     choice: int,
@@ -23,6 +24,7 @@ def sample_row(
     if temperature < MIN_TEMPERATURE:
         return int(logits.argmax())
     scores = logits.astype(np.float64) / temperature
+    scores = np.where(kept_by_top_n_sigma(scores, top_n_sigma), scores, -np.inf)
     scores = np.where(kept_by_min_p(scores, min_p), scores, -np.inf)
     scores = np.where(kept_by_top_k(scores, top_k), scores, -np.inf)
     scores = np.where(kept_by_top_p(scores, top_p), scores, -np.inf)
@@ -46,6 +48,14 @@ def adjusted_row(logits: np.ndarray, change: RowChange) -> np.ndarray:
     for token, num in zip(change.emitted, change.num_emitted, strict=True):
         changed[token] -= change.presence_penalty + change.frequency_penalty * num
     return changed
+
+
+def kept_by_top_n_sigma(scores: np.ndarray, top_n_sigma: float) -> np.ndarray:
+    if top_n_sigma == 0:
+        return np.full(scores.shape, True)
+    deviation = scores[np.isfinite(scores)].std()
+    is_kept: np.ndarray = scores >= scores.max() - top_n_sigma * deviation
+    return is_kept
 
 
 def kept_by_min_p(scores: np.ndarray, min_p: float) -> np.ndarray:

@@ -20,13 +20,14 @@ class SlotParams(NamedTuple, Generic[T]):
     top_k: T  # 0 keeps all
     top_p: T  # 1 keeps all
     min_p: T  # 0 keeps all
+    top_n_sigma: T  # 0 keeps all
     seeds: T
     choices: T
 
 
 # As SamplingParams names them; Triton's kernels take them in this order. The others say which
 # random bits are drawn.
-FILTERS = ("temperature", "top_k", "top_p", "min_p")
+FILTERS = ("temperature", "top_k", "top_p", "min_p", "top_n_sigma")
 
 
 class Column(NamedTuple):
@@ -40,6 +41,7 @@ COLUMNS = SlotParams(
     top_k=Column(np.int64, torch.int32),
     top_p=Column(np.float32, torch.float32, default=1),
     min_p=Column(np.float32, torch.float32),
+    top_n_sigma=Column(np.float32, torch.float32),
     seeds=Column(np.int64, torch.int64),
     choices=Column(np.int64, torch.int32),
 )

@@ -105,6 +105,12 @@ async def test_chat_answers_what_it_was_taught_streaming_or_not(tmp_path: Path):
             whole = await client.chat.completions.create(
                 model="shoal-tiny", messages=question, temperature=0
             )
+            narrow = await client.chat.completions.create(
+                model="shoal-tiny",
+                messages=question,
+                temperature=2,
+                extra_body={"top_n_sigma": 1e-4},
+            )
             stream = await client.chat.completions.create(
                 model="shoal-tiny",
                 messages=question,
@@ -117,6 +123,7 @@ async def test_chat_answers_what_it_was_taught_streaming_or_not(tmp_path: Path):
     assert text
     assert "Shoal" in text
     assert whole.choices[0].finish_reason == "stop"
+    assert narrow.choices[0].message.content == text, "only the likeliest is so near to itself"
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == text
     assert [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason]

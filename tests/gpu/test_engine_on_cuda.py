@@ -37,7 +37,7 @@ def test_texts_in_float32_are_the_cpus(temperature: float, steps: dict[str, Any]
 def test_rows_with_filters_of_their_own_sample_what_the_cpu_samples(depth: int) -> None:
     """Every mixture of them, beside rows that are greedy, and as likely."""
     filters: Any = {"temperature": [0.0, 0.8, 1.3], "top_k": [0, 20], "top_p": [1.0, 0.7]}
-    filters |= {"min_p": [0.0, 0.05]}
+    filters |= {"min_p": [0.0, 0.05], "top_n_sigma": [0.0, 2.0]}
     rules = [
         dict(zip(filters, values, strict=True)) for values in itertools.product(*filters.values())
     ]

@@ -6,20 +6,19 @@ import numpy as np
 import torch
 
 from kernels.sample import reference
-from kernels.sample.slot_params import SlotParams
+from kernels.sample.slot_params import FILTERS, SlotParams
 
 TEMPERATURES, TOP_K = [0.0, 0.3, 1.0, 2.5], [0, 1, 5, 300]
-TOP_P, MIN_P = [1.0, 0.9, 0.2], [0.0, 0.01, 0.3]
-NAMES = ["temperature", "top_k", "top_p", "min_p"]
+TOP_P, MIN_P, TOP_N_SIGMA = [1.0, 0.9, 0.2], [0.0, 0.01, 0.3], [0.0, 0.5, 1.9]
 DTYPES = {"top_k": np.int32, "choices": np.int32, "seeds": np.int64}
 
 
 def slot_params(rng: np.random.Generator, num_slots: int, **values: float) -> SlotParams:
     """All mixtures, as far as there are slots, in any order; but for what is given."""
-    mixtures = rng.permutation(list(product(TEMPERATURES, TOP_K, TOP_P, MIN_P)))
-    mixed = np.resize(mixtures, (num_slots, len(NAMES)))
+    mixtures = rng.permutation(list(product(TEMPERATURES, TOP_K, TOP_P, MIN_P, TOP_N_SIGMA)))
+    mixed = np.resize(mixtures, (num_slots, len(FILTERS)))
     drawn = {
-        **dict(zip(NAMES, mixed.T, strict=True)),
+        **dict(zip(FILTERS, mixed.T, strict=True)),
         "seeds": rng.integers(-(2**63), 2**63 - 1, num_slots),
         "choices": rng.integers(0, 9, num_slots),
     }
@@ -35,16 +34,17 @@ def moved(params: SlotParams, device: torch.device) -> SlotParams:
 
 
 def expected_token(row: np.ndarray, params: SlotParams, slot: int, position: int) -> int:
-    temperature, top_k, top_p, min_p, seed, choice = (values[slot].item() for values in params)
-    return reference.sample_row(row, temperature, top_k, top_p, min_p, seed, position, choice)
+    *first, choice = (values[slot].item() for values in params)
+    return reference.sample_row(row, *[*first, position, choice])
 
 
 def expected_scores(row: np.ndarray, params: SlotParams, slot: int) -> np.ndarray:
-    temperature, top_k, top_p, min_p, _, _ = (values[slot].item() for values in params)
+    temperature, top_k, top_p, min_p, top_n_sigma, *_ = (values[slot].item() for values in params)
     if temperature == 0:
         return row
     scores = row / np.float32(temperature)
     for keep, value in (
+        (reference.kept_by_top_n_sigma, top_n_sigma),
         (reference.kept_by_min_p, min_p),
         (reference.kept_by_top_k, top_k),
         (reference.kept_by_top_p, top_p),

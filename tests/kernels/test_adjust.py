@@ -71,6 +71,7 @@ def test_adjusted_rows_sample_what_the_reference_samples(seed: int, num: int) ->
         "top_k": rng.choice([0, 1, 5, 300], num),
         "top_p": rng.choice([1.0, 0.9, 0.2], num).astype(np.float32),
         "min_p": rng.choice([0.0, 0.01, 0.3], num).astype(np.float32),
+        "top_n_sigma": rng.choice([0.0, 0.5, 1.9], num).astype(np.float32),
         "seeds": rng.integers(-(2**63), 2**63 - 1, num),
         "positions": rng.integers(0, 10**6, num),
         "choices": rng.integers(0, 9, num),

@@ -15,7 +15,7 @@ from services.worker.step.sampler import Sampler
 
 NUM_DRAWS = 300_000
 LOGITS = np.random.default_rng(3).permutation(np.linspace(-2, 2.5, 24)).astype(np.float32)
-DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "top_n_sigma": 0.0}
 DTYPES = {"top_k": np.int64}
 VARIANTS: list[dict[str, Any]] = [
     {},
@@ -24,7 +24,8 @@ VARIANTS: list[dict[str, Any]] = [
     {"top_k": 7},
     {"top_p": 0.8},
     {"min_p": 0.1},
-    {"temperature": 1.3, "top_k": 15, "top_p": 0.9, "min_p": 0.05},
+    {"top_n_sigma": 1.5, "temperature": 1.8},
+    {"temperature": 1.3, "top_k": 15, "top_p": 0.9, "min_p": 0.05, "top_n_sigma": 2.5},
 ]
 
 WRONG: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -34,6 +35,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"top_k": 7}, {"top_k": 7, "temperature": 0.97}),
     ({"top_p": 0.8}, {"top_p": 0.85}),
     ({"min_p": 0.1}, {"min_p": 0.13}),
+    ({"top_n_sigma": 1.5}, {"top_n_sigma": 1.6}),
 ]
 
 
@@ -62,10 +64,10 @@ def num_sampled(sampler: Sampler, logits: np.ndarray = LOGITS, **values: float) 
 
 
 def expected_shares(**values: Any) -> np.ndarray:
-    """What LOGITS mean, with 0 for what is filtered: min_p, then top_k, then top_p."""
+    """What LOGITS mean, with 0 for what is filtered, in the order of the filters."""
     values = DEFAULTS | values
     scores = LOGITS.astype(np.float64) / values["temperature"]
-    for name in ("min_p", "top_k", "top_p"):
+    for name in ("top_n_sigma", "min_p", "top_k", "top_p"):
         kept = getattr(reference, f"kept_by_{name}")(scores, values[name])
         scores = np.where(kept, scores, -np.inf)
     shares = np.exp(scores - scores.max())

@@ -13,7 +13,7 @@ from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 from kernels.sample import NOT_FINITE, NOTHING_LEFT, filters, prepare_random_rows, reference
 from kernels.sample.gumbel import MAX_GAP, gumbel
 from kernels.sample.rows import MIN_TEMPERATURE, RandomRows
-from kernels.sample.slot_params import SlotParams
+from kernels.sample.slot_params import COLUMNS, SlotParams
 from services.worker.step.sampler import Sampler
 
 CPU = torch.device("cpu")
@@ -27,11 +27,12 @@ def random_rows(num: int, **values: Any) -> RandomRows | None:
         "top_k": 0,
         "top_p": 1.0,
         "min_p": 0.0,
+        "top_n_sigma": 0.0,
         "seeds": 0,
         "positions": 5,
         "choices": 0,
     }
-    dtypes = {"temperature": np.float32, "top_p": np.float32, "min_p": np.float32}
+    dtypes = {name: column.host for name, column in COLUMNS._asdict().items()}
     arrays = {
         name: np.broadcast_to(np.asarray(value, dtypes.get(name, np.int64)), num).copy()
         for name, value in (defaults | values).items()
@@ -98,6 +99,37 @@ def test_min_p_keeps_what_is_probable_enough_beside_the_highest(
     assert second.equal(rows[1])
 
 
+@settings(max_examples=200)
+@given(
+    scores=SCORES,
+    is_hidden=st.lists(st.booleans(), min_size=40, max_size=40),
+    top_n_sigma=st.floats(0.0, 8.0, width=32),
+    temperature=st.sampled_from([0.25, 1.0, 4.0]),
+)
+def test_top_n_sigma_keeps_what_is_near_the_highest_in_standard_deviations(
+    sampler: Sampler,
+    scores: list[float],
+    is_hidden: list[bool],
+    top_n_sigma: float,
+    temperature: float,
+) -> None:
+    """Of what is not hidden, at any temperature; and beside min_p what both keep."""
+    row = torch.tensor(scores).masked_fill(torch.tensor(is_hidden[: len(scores)]), -torch.inf)
+    row[0] = scores[0]
+    rows, values = torch.stack([row] * 3), [top_n_sigma, top_n_sigma, 0.0]
+    first, both, off = kept(
+        sampler, rows, top_n_sigma=values, temperature=temperature, min_p=[0.0, 0.1, 0.0]
+    )
+    truth = row.double().numpy()
+    expected = reference.kept_by_top_n_sigma(truth, top_n_sigma) & np.isfinite(truth)
+    threshold = truth.max() - top_n_sigma * truth[np.isfinite(truth)].std()
+    is_clear = (np.abs(truth - threshold) > NEAR) | (truth == truth.max())
+    np.testing.assert_array_equal(first.isfinite().numpy()[is_clear], expected[is_clear])
+    by_min_p = reference.kept_by_min_p(truth / temperature, 0.1)
+    np.testing.assert_array_equal(both.isfinite(), first.isfinite().numpy() & by_min_p)
+    assert off.equal(row / temperature)
+
+
 @pytest.mark.parametrize("value", [0.05, 0.3, 0.9])
 def test_filters_keep_what_those_of_transformers_keep(sampler: Sampler, value: float) -> None:
     scores = torch.from_numpy(np.random.default_rng(7).normal(size=(20, 300)) * 3).float()
@@ -134,6 +166,7 @@ def test_a_mixed_batch_samples_what_the_reference_samples_row_by_row(
         "top_k": rng.choice([0, 1, 5, 300], num),
         "top_p": rng.choice([1.0, 0.9, 0.2], num).astype(np.float32),
         "min_p": rng.choice([0.0, 0.01, 0.3], num).astype(np.float32),
+        "top_n_sigma": rng.choice([0.0, 0.5, 1.9], num).astype(np.float32),
         "seeds": rng.integers(-(2**63), 2**63 - 1, num),
         "positions": rng.integers(0, 10**6, num),
         "choices": rng.integers(0, 9, num),
@@ -165,7 +198,8 @@ def test_greedy_takes_the_lowest_of_equals(sampler: Sampler) -> None:
 
 def test_the_lowest_temperature_that_samples_takes_the_highest(sampler: Sampler) -> None:
     logits = torch.from_numpy(np.random.default_rng(1).permutation(900).astype(np.float32))[None]
-    random = random_rows(1, temperature=MIN_TEMPERATURE, top_p=0.9, min_p=0.5, top_k=3)
+    filters = {"top_p": 0.9, "min_p": 0.5, "top_k": 3, "top_n_sigma": 1.0}
+    random = random_rows(1, temperature=MIN_TEMPERATURE, **filters)
     assert random is not None
     assert drawn(sampler, logits, random) == [int(logits.argmax())]
     assert kept(sampler, logits, temperature=MIN_TEMPERATURE, top_p=0.9).isfinite().sum() == 1
@@ -181,7 +215,8 @@ def test_a_row_that_cannot_be_sampled_has_a_code_in_place_of_a_token(
     logits = torch.zeros(num, vocab_size)
     wrong = torch.tensor([torch.nan, torch.inf, -torch.inf])
     logits[torch.arange(vocab_size), torch.arange(vocab_size)] = wrong[torch.arange(vocab_size) % 3]
-    random = random_rows(num, temperature=temperature, top_k=3, top_p=0.5, min_p=0.1)
+    filters = {"top_k": 3, "top_p": 0.5, "min_p": 0.1, "top_n_sigma": 1.0}
+    random = random_rows(num, temperature=temperature, **filters)
     tokens = drawn(sampler, logits, random)
     assert tokens[:-2] == [NOT_FINITE] * vocab_size
     assert min(tokens[-2:]) >= 0
@@ -218,6 +253,7 @@ def test_a_row_samples_the_same_bits_alone_and_among_others(sampler: Sampler) ->
         "top_k": rng.choice([0, 30], num),
         "top_p": rng.choice([1.0, 0.9], num),
         "min_p": rng.choice([0.0, 0.01], num),
+        "top_n_sigma": rng.choice([0.0, 2.0], num),
         "seeds": rng.integers(0, 2**62, num),
     }
     tokens = drawn(sampler, logits, random_rows(num, **values))

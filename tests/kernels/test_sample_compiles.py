@@ -8,12 +8,13 @@ from benchmarks.gpu.dry_card import MAX_SHARED_BYTES
 from kernels.sample import triton as kernels
 from tests.kernels.compiled import ARCHS, Kind, compile_kernel
 
-FILTERS = ("*fp32", "*i32", "*fp32", "*fp32")
+FILTERS = ("*fp32", "*i32", "*fp32", "*fp32", "*fp32")
+MOMENTS = ("*fp32", "*fp32", "*fp32")
 DRAWING = {"slots": "*i32", "positions": "*i64", "seeds": "*i64", "choices": "*i32"}
 BRACKET = {"pivots": "*fp32", "counts": "*i32", "masses": "*i64"}
 LISTS = {"values": "*fp32", "ids": "*i32", "best": "*fp32", "best_id": "*i32"}
 PARTS = {"max": "*fp32", "max_id": "*i32", "min": "*fp32", "is_wrong": "*i32"}
-POINTERS: dict[str, Kind] = {"filters": FILTERS, "temperature": "*fp32"}
+POINTERS: dict[str, Kind] = {"filters": FILTERS, "moments": MOMENTS, "temperature": "*fp32"}
 POINTERS |= {"logits": "*fp32", "adjusted": "*fp32"}
 POINTERS |= {"num_listed": "*i32", "threshold": "*fp32"}
 POINTERS |= {"tokens": "*i64", "scores": "*fp32"} | DRAWING | BRACKET | LISTS | PARTS

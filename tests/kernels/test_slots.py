@@ -78,7 +78,13 @@ def test_scores_are_those_that_are_sampled_from(device: torch.device) -> None:
 def test_what_ties_with_the_last_is_kept(device: torch.device, values: dict[str, float]) -> None:
     """Scores on a grid, both zeros among them, and rows that are alike draw alike."""
     rng = np.random.default_rng(11)
-    filters = {"temperature": 1.0, "min_p": 0.0, "top_k": 0, "top_p": 1.0} | values
+    filters = {
+        "temperature": 1.0,
+        "min_p": 0.0,
+        "top_n_sigma": 0.0,
+        "top_k": 0,
+        "top_p": 1.0,
+    } | values
     params = slot_params(rng, NUM_SLOTS, **filters)
     on_device = moved(params, device)
     logits = (rng.integers(-9, 2, (3, 2001)) / 4).astype(np.float32)

@@ -35,6 +35,7 @@ PARAMS = SamplingParams(
     top_p=0.9,
     max_tokens=6,
     min_p=0.01,
+    top_n_sigma=3.0,
     presence_penalty=0.1,
     frequency_penalty=0.1,
     repetition_penalty=1.1,

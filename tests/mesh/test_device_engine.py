@@ -29,7 +29,7 @@ ASKED: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
     {"temperature": 0.8, "top_p": 0.9, "n": 2},
     {"temperature": 0.7, "frequency_penalty": 0.5, "logit_bias": {"262": 2}},
-    {"temperature": 1.0, "top_k": 20, "min_p": 0.02, "max_tokens": 90},
+    {"temperature": 1.0, "top_k": 20, "min_p": 0.02, "top_n_sigma": 3, "max_tokens": 90},
     {"temperature": 0, "logprobs": 3, "prompt_logprobs": 1, "max_tokens": 20},
 )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import ConfigError
-from shared.model_folder import read_model_info, weight_files
+from shared.model_folder import read_eos_ids, read_model_info, weight_files
 
 HEADER = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
 
@@ -79,6 +79,33 @@ def test_an_index_cannot_lead_out_of_the_folder(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ConfigError, match="has no file"):
         weight_files(folder)
+
+
+TEXT = {"model_type": "gemma3_text", "vocab_size": 50, "max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "gpt2", "vocab_size": 50, "n_positions": 64, "eos_token_id": 7},
+        {"model_type": "gemma3", "text_config": TEXT | {"eos_token_id": [7, 50]}},
+    ],
+)
+def test_sizes_and_ends_are_found_under_other_names_and_further_in(
+    folder: Path, config: dict[str, object]
+) -> None:
+    (folder / "config.json").write_text(json.dumps(config))
+    info = read_model_info(folder, [], None)
+    assert (info.vocab_size, info.max_model_len) == (50, 64)
+    assert read_eos_ids(folder, info.vocab_size) == [7]
+    with pytest.raises(ConfigError, match=r"max-model-len: 65 .* 64"):
+        read_model_info(folder, [], 65)
+
+
+def test_a_model_of_which_nobody_knows_the_longest_text_is_refused(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "bloom", "vocab_size": 50}')
+    with pytest.raises(ConfigError, match=r"config\.json has no max_position_embeddings, nor"):
+        read_model_info(folder, [], None)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"vocab_size": "x"}', '{"vocab_size": 3}', "\xff"])

@@ -1,10 +1,11 @@
 """``sample_slots`` on a GPU: exact filters without a sort, in four kernels.
 
-``stats`` finds each row's highest and lowest. ``bins`` counts and weighs what lies above a few
-pivots, which brackets both thresholds. ``gather`` draws among the tokens above the bracket, which
-are surely kept, and lists those inside it. ``finish`` searches the list for the thresholds, draws
-among what they keep and takes the best. Rows without filters pass ``bins`` by and list nothing, and
-greedy rows leave all but ``stats`` and the end of ``finish`` at once.
+``stats`` finds each row's highest and lowest, and where ``top_n_sigma`` asks for it the moments.
+``bins`` counts and weighs what lies above a few pivots, which brackets both thresholds. ``gather``
+draws among the tokens above the bracket, which are surely kept, and lists those inside it.
+``finish`` searches the list for the thresholds, draws among what they keep and takes the best. Rows
+without filters pass ``bins`` by and list nothing, and greedy rows leave all but ``stats`` and the
+end of ``finish`` at once.
 
 Thresholds are values of the logits, as dividing by the temperature keeps their order. Masses are
 integers in units of 2^-40 of the highest token's, so that no order of summing matters.
@@ -76,6 +77,7 @@ def _sample_rows(
         return tokens, thresholds
     maxima, max_ids = new(num_chunks, torch.float32), new(num_chunks, torch.int32)
     minima, is_wrong = new(num_chunks, torch.float32), new(num_chunks, torch.int32)
+    moments = tuple(new(num_chunks, torch.float32) for _ in range(3))
     best, best_ids = new(num_chunks, torch.float32), new(num_chunks, torch.int32)
     pivots, counts = new(NUM_PIVOTS, torch.float32), new(NUM_PIVOTS, torch.int32)
     masses, num_listed = new(NUM_PIVOTS, torch.int64), new(1, torch.int32)
@@ -87,7 +89,8 @@ def _sample_rows(
     bracket = (pivots, counts, masses)
     parts = {"CHUNKS": triton.next_power_of_2(num_chunks), "PIVOTS": NUM_PIVOTS}
     stats_kernel[grid](
-        *(logits, adjusted, maxima, max_ids, minima, is_wrong, counts, masses, num_listed),
+        *(logits, adjusted, slots, filters, maxima, max_ids, minima, is_wrong, moments),
+        *(counts, masses, num_listed),
         vocab_size,
         IS_ADJUSTED=adjusted is not logits,
         CHUNK=CHUNK,
@@ -95,7 +98,7 @@ def _sample_rows(
         num_warps=NUM_WARPS,
     )
     bins_kernel[grid](
-        *(adjusted, slots, filters, maxima, minima, *bracket),
+        *(adjusted, slots, filters, maxima, minima, moments, *bracket),
         *(vocab_size, num_chunks),
         **parts,
         CHUNK=CHUNK,
@@ -103,8 +106,8 @@ def _sample_rows(
         num_warps=NUM_WARPS,
     )
     gather_kernel[grid](
-        *(adjusted, *drawing, maxima, *bracket, num_listed, values, ids, best, best_ids),
-        *(vocab_size, num_chunks),
+        *(adjusted, *drawing, maxima, moments, *bracket, num_listed, values, ids),
+        *(best, best_ids, thresholds, vocab_size, num_chunks),
         **parts,
         CHUNK=CHUNK,
         LISTED=max_listed,

@@ -20,6 +20,7 @@ def bins_kernel(
     p_filters,  # FILTERS, each [N]
     p_max,  # [S, chunks]
     p_min,  # [S, chunks]
+    p_moments,  # 3, each [S, chunks]
     p_pivots,  # [S, PIVOTS], ascending; all that the floor leaves is at least the first
     p_counts,  # [S, PIVOTS], of what is at least the pivot
     p_masses,  # [S, PIVOTS]
@@ -39,7 +40,10 @@ def bins_kernel(
         lowest = tl.min(
             tl.load(p_min + i_row * num_chunks + o_part, o_part < num_chunks, float("inf"))
         )
-        floor = tl.maximum(load_floor(p_filters, slot, highest, temperature), lowest)
+        floor = load_floor(
+            p_filters, p_moments, slot, i_row, num_chunks, highest, temperature, CHUNKS
+        )
+        floor = tl.maximum(floor, lowest)
         # All tokens further below the highest than this weigh less than 1 - p together.
         reach = temperature * tl.log(vocab_size / tl.maximum(1 - top_p, 1e-9))
         reach = tl.where(top_k > 0, highest - floor, tl.minimum(highest - floor, reach))

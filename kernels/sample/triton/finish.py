@@ -13,7 +13,6 @@ from kernels.sample.triton.row import (
     NO_TOKEN,
     best_of,
     load_filters,
-    load_floor,
     perturbed,
 )
 from kernels.sample.triton.search import search, weigh
@@ -39,7 +38,7 @@ def finish_kernel(
     p_ids,  # [S, LISTED]
     p_best,  # [S, chunks]
     p_best_id,  # [S, chunks]
-    p_threshold,  # [S] → the lowest of the logits that are kept, or −inf
+    p_threshold,  # [S] → as in gather, of rows whose thresholds are searched
     p_tokens,  # [S] →
     vocab_size,
     num_chunks,
@@ -57,13 +56,11 @@ def finish_kernel(
     highest, token = best_of(
         tl.load(p_max + o_part, is_chunk, HIDDEN), tl.load(p_max_id + o_part, is_chunk, NO_TOKEN)
     )
-    threshold = tl.full((), HIDDEN, tl.float32)
     if temperature >= COLDEST:
         best, token = best_of(
             tl.load(p_best + o_part, is_chunk, HIDDEN),
             tl.load(p_best_id + o_part, is_chunk, NO_TOKEN),
         )
-        threshold = load_floor(p_filters, slot, highest, temperature)
         if is_searched:
             low, high, num_inside, num_above, mass_above, mass_all = load_bracket(
                 p_pivots, p_counts, p_masses, i_row, top_k, top_p, PIVOTS
@@ -116,7 +113,7 @@ def finish_kernel(
                     is_better = (here > best) | ((here == best) & (here_id < token))
                     best = tl.where(is_better, here, best)
                     token = tl.where(is_better, here_id, token)
+            tl.store(p_threshold + i_row, threshold)
     token = tl.where(highest == HIDDEN, EMPTY, token)
     is_wrong = tl.max(tl.load(p_is_wrong + o_part, is_chunk, 0)) > 0
     tl.store(p_tokens + i_row, tl.where(is_wrong, WRONG, token).to(tl.int64))
-    tl.store(p_threshold + i_row, threshold)

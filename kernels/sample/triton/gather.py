@@ -26,6 +26,7 @@ def gather_kernel(
     p_seeds,
     p_choices,
     p_max,  # [S, chunks]
+    p_moments,  # 3, each [S, chunks]
     p_pivots,
     p_counts,
     p_masses,
@@ -34,6 +35,7 @@ def gather_kernel(
     p_ids,  # [S, LISTED]
     p_best,  # [S, chunks], perturbed
     p_best_id,  # [S, chunks]
+    p_threshold,  # [S] → the lowest of the logits that are kept, or −inf; not of greedy rows
     vocab_size,
     num_chunks,
     CHUNKS: tl.constexpr,
@@ -48,7 +50,11 @@ def gather_kernel(
         highest = load_highest(p_max, i_row, num_chunks, CHUNKS)
         o_token = i_chunk * CHUNK + tl.arange(0, CHUNK)
         values = tl.load(p_adjusted + i_row * vocab_size + o_token, o_token < vocab_size, HIDDEN)
-        high = load_floor(p_filters, slot, highest, temperature)
+        high = load_floor(
+            p_filters, p_moments, slot, i_row, num_chunks, highest, temperature, CHUNKS
+        )
+        if i_chunk == 0:
+            tl.store(p_threshold + i_row, high)
         if is_searched:
             low, high, num_inside, _above, _mass, _total = load_bracket(
                 p_pivots, p_counts, p_masses, i_row, top_k, top_p, PIVOTS

@@ -20,7 +20,7 @@ MASS_UNIT = tl.constexpr(2.0**40)
 @triton.jit
 def load_filters(p_filters, slot, vocab_size):
     """→ temperature, top_k (0: none), top_p, whether thresholds must be searched."""
-    p_temperature, p_top_k, p_top_p, _ = p_filters
+    p_temperature, p_top_k, p_top_p, _, _ = p_filters
     temperature = tl.load(p_temperature + slot)
     top_k = tl.load(p_top_k + slot)
     top_p = tl.load(p_top_p + slot)
@@ -36,12 +36,45 @@ def load_highest(p_max, row, num_chunks, CHUNKS: tl.constexpr):
 
 
 @triton.jit
-def load_floor(p_filters, slot, highest, temperature):
-    """→ what min_p keeps is at least this."""
-    _, _, _, p_min_p = p_filters
-    min_p = tl.load(p_min_p + slot)
+def load_floor(
+    p_filters, p_moments, slot, row, num_chunks, highest, temperature, CHUNKS: tl.constexpr
+):
+    """→ what top_n_sigma and min_p keep is at least this."""
+    _, _, _, p_min_p, p_top_n_sigma = p_filters
+    min_p, top_n_sigma = tl.load(p_min_p + slot), tl.load(p_top_n_sigma + slot)
     gap = temperature * tl.log(tl.maximum(min_p, 1e-37))
-    return tl.where(min_p > 0, highest + gap, HIDDEN)
+    floor = tl.where(min_p > 0, highest + gap, HIDDEN)
+    if top_n_sigma > 0:
+        deviation = _load_deviation(p_moments, row, num_chunks, CHUNKS)
+        floor = tl.maximum(floor, highest - top_n_sigma * deviation)
+    return floor
+
+
+@triton.jit
+def store_moments(p_moments, o_part, values):
+    """Of a chunk: how many are not hidden, their mean, and the sum of the squares around it."""
+    p_num, p_mean, p_squares = p_moments
+    is_counted = values > HIDDEN
+    num = tl.sum(is_counted.to(tl.float32))
+    mean = tl.sum(tl.where(is_counted, values, 0.0)) / tl.maximum(num, 1.0)
+    gap = tl.where(is_counted, values - mean, 0.0)
+    tl.store(p_num + o_part, num)
+    tl.store(p_mean + o_part, mean)
+    tl.store(p_squares + o_part, tl.sum(gap * gap))
+
+
+@triton.jit
+def _load_deviation(p_moments, row, num_chunks, CHUNKS: tl.constexpr):
+    """The standard deviation of what is not hidden of a row, from the moments of its chunks."""
+    p_num, p_mean, p_squares = p_moments
+    o_chunk = tl.arange(0, CHUNKS)
+    o_part, is_chunk = row * num_chunks + o_chunk, o_chunk < num_chunks
+    num = tl.load(p_num + o_part, is_chunk, 0.0)
+    mean = tl.load(p_mean + o_part, is_chunk, 0.0)
+    squares = tl.load(p_squares + o_part, is_chunk, 0.0)
+    total = tl.maximum(tl.sum(num), 1.0)
+    gap = mean - tl.sum(num * mean) / total
+    return tl.sqrt(tl.sum(squares + num * gap * gap) / total)
 
 
 @triton.jit

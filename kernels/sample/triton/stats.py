@@ -1,19 +1,22 @@
-"""The first kernel finds the highest and the lowest of each chunk of a row."""
+"""The first kernel finds the highest and the lowest of each chunk of a row, and its moments."""
 
 import triton
 import triton.language as tl
 
-from kernels.sample.triton.row import HIDDEN, best_of
+from kernels.sample.triton.row import HIDDEN, best_of, store_moments
 
 
 @triton.jit
 def stats_kernel(
     p_logits,  # [S, V]
     p_adjusted,  # [S, V]
+    p_slots,  # [S]
+    p_filters,  # FILTERS, each [N]
     p_max,  # [S, chunks]
     p_max_id,  # [S, chunks]
     p_min,  # [S, chunks], of what is finite
     p_is_wrong,  # [S, chunks]
+    p_moments,  # 3, each [S, chunks]; of rows with top_n_sigma
     p_counts,  # [S, PIVOTS]
     p_masses,  # [S, PIVOTS]
     p_num_listed,  # [S]
@@ -36,6 +39,9 @@ def stats_kernel(
     tl.store(p_max_id + o_part, best_id)
     tl.store(p_min + o_part, tl.min(tl.where(values > HIDDEN, values, float("inf"))))
     tl.store(p_is_wrong + o_part, 1 - tl.min(is_finite.to(tl.int32)))
+    _, _, _, _, p_top_n_sigma = p_filters
+    if tl.load(p_top_n_sigma + tl.load(p_slots + i_row)) > 0:
+        store_moments(p_moments, o_part, values)
     if i_chunk == 0:
         o_pivot = tl.arange(0, PIVOTS)
         tl.store(p_counts + i_row * PIVOTS + o_pivot, tl.zeros((PIVOTS,), tl.int32))

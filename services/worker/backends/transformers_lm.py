@@ -88,5 +88,13 @@ def _widen(head: nn.Module) -> None:
 class _GivenStates(nn.Module):
     """Stands for the part below a head, and returns the states that the head is asked about."""
 
-    def forward(self, *args: Any, inputs_embeds: Tensor, **others: Any) -> MoeModelOutputWithPast:
-        return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
+    def forward(self, *args: Any, inputs_embeds: Tensor, **others: Any) -> "_States":
+        return _States(last_hidden_state=inputs_embeds)
+
+
+class _States(MoeModelOutputWithPast):
+    """States alone: what else a head passes on, such as that of images, is None."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("_"):
+            raise AttributeError(name)

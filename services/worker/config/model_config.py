@@ -31,7 +31,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     original_max_position_embeddings: int | None = None
     partial_rotary_factor: float | None = None
     tie_word_embeddings: bool | None = None
-    quantization_config: msgspec.Raw | None = None
+    quantization_config: dict[str, Any] | None = None
 
     @property
     def head_dim(self) -> int:

@@ -15,7 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AttentionInterface,
+    AutoModelForCausalLM,
+    PreTrainedModel,
+)
 from transformers.utils import logging as transformers_logging
 
 from kernels.paged_attention import prepare_attention
@@ -25,6 +30,7 @@ from services.worker.layers.kv_layout import KVLayout
 from services.worker.machine.kv_cache import KVCache
 from services.worker.startup.model_shape import ModelShape
 from shared.errors import ConfigError
+from shared.foreign_config import read_foreign_config
 
 log = logging.getLogger(__name__)
 transformers_logging.disable_progress_bar()
@@ -60,18 +66,12 @@ def load_transformers(
 ) -> tuple[TransformersLM, ModelShape]:
     """Returns the model on the CPU and its shape. Raises ConfigError with the reason where it does
     not load, or needs what we do not keep."""
-    with _errors_as_config_errors():
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    config = _read_config(folder, max_model_len)
     text_config = config.get_text_config()
-    for problem in _unsupported(text_config, max_model_len):
-        raise ConfigError(f"model: {folder}: transformers cannot serve it: {problem}")
     with _errors_as_config_errors():
         model = _dummy(config, dtype) if is_dummy else _pretrained(folder, dtype)
     model.eval().requires_grad_(requires_grad=False)
-    if not isinstance(getattr(model, model.base_model_prefix, None), nn.Module):
-        raise ConfigError(f"model: {type(model).__name__} has no part of its own below its head")
-    layers = _look(model)
-    _check_windows(type(model).__name__, text_config, layers, max_model_len)
+    layers = _look(model, text_config, max_model_len)
     shape = _shape_of(model, text_config, layers, dtype)
     texts = _random_texts(text_config.vocab_size, CHECKED_TOKENS)
     expected = torch.cat([_own_logits(model, ids) for ids in texts])
@@ -86,6 +86,35 @@ def load_transformers(
             " cache"
         )
     return loaded, shape
+
+
+def can_serve(folder: Path, max_model_len: int) -> bool:
+    """Whether transformers would compute the model, as far as its shapes say it: no weight is
+    read or made."""
+    try:
+        config = _read_config(folder, max_model_len)
+        with _errors_as_config_errors(), torch.device("meta"):
+            model = _from_config(config, torch.float32)
+        _look(model.eval(), config.get_text_config(), max_model_len)
+    except ConfigError:
+        return False
+    return True
+
+
+def _read_config(folder: Path, max_model_len: int) -> Any:
+    """Raises ConfigError for what can be refused by the configuration alone."""
+    config = read_foreign_config(folder)
+    for problem in _unsupported(config.get_text_config(), max_model_len):
+        raise ConfigError(f"model: {folder}: transformers cannot serve it: {problem}")
+    name = "/".join(config.architectures or [type(config).__name__])
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ConfigError(
+            f"model: {name}: transformers does not load it as a decoder (AutoModelForCausalLM)"
+        )
+    family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if not family._supports_attention_backend:
+        raise ConfigError(f"model: {name} does not use transformers' attention interface")
+    return config
 
 
 @contextmanager
@@ -124,9 +153,13 @@ def _dummy(config: Any, dtype: torch.dtype) -> PreTrainedModel:
     log.warning("load-format = dummy: the weights are random, the output is not meaningful")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation=ATTENTION, trust_remote_code=False
-        )
+        return _from_config(config, dtype)
+
+
+def _from_config(config: Any, dtype: torch.dtype) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        config, dtype=dtype, attn_implementation=ATTENTION, trust_remote_code=False
+    )
     return model
 
 
@@ -149,8 +182,11 @@ def _pretrained(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     return model
 
 
-def _look(model: PreTrainedModel) -> dict[int, LayerAttention]:
+def _look(model: PreTrainedModel, config: Any, max_model_len: int) -> dict[int, LayerAttention]:
     """Returns what each layer asks of attention, by its place. Raises ConfigError."""
+    name = type(model).__name__
+    if not isinstance(getattr(model, model.base_model_prefix, None), nn.Module):
+        raise ConfigError(f"model: {name} has no part of its own below its head")
     layers: dict[int, LayerAttention] = {}
 
     def attend(
@@ -158,17 +194,20 @@ def _look(model: PreTrainedModel) -> dict[int, LayerAttention]:
     ) -> tuple[Tensor, None]:
         if getattr(module, "is_causal", True) is False:
             raise ConfigError("its tokens see the ones behind them")
+        if query.shape[1] % key.shape[1]:
+            raise ConfigError(f"{query.shape[1]} heads are no multiple of {key.shape[1]} of keys")
         head_dim = max(key.shape[-1], value.shape[-1])
         window = options.get("sliding_window")
         layers[module.layer_idx] = LayerAttention(key.shape[1], head_dim, window)
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
 
     AttentionInterface.register(LOOKING_ATTENTION, attend)
-    name = type(model).__name__
+    ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
     with _errors_as_config_errors(), torch.inference_mode(), _attention(model, LOOKING_ATTENTION):
-        model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False)
+        model(input_ids=ids, use_cache=False)
     if not layers:
         raise ConfigError(f"model: {name} does not use transformers' attention interface")
+    _check_windows(name, config, layers, max_model_len)
     return layers
 
 

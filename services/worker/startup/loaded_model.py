@@ -108,8 +108,10 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
     architectures = read_architectures(location.folder)
     by_transformers = _is_for_transformers(settings.model_impl, architectures)
     model_info = read_model_info(location.folder, [], settings.max_model_len)
-    config = None if by_transformers else read_model_config(location.folder)
     device = choose_device(settings.device, settings.gpu_claims)
+    config = None
+    if not by_transformers:
+        config = _read_config(settings, location.folder, device, model_info.max_model_len)
     dtype = choose_dtype(settings.dtype, device)
     compute_exactly()
     model_info = msgspec.structs.replace(
@@ -163,6 +165,22 @@ def _is_for_transformers(wanted: str, architectures: list[str]) -> bool:
     if wanted != "transformers":
         find_model(architectures)
     return wanted == "transformers"
+
+
+def _read_config(
+    settings: WorkerConfig, folder: Path, device: torch.device, max_len: int
+) -> ModelConfig:
+    """Raises ConfigError, which names transformers where that would compute the model."""
+    try:
+        return read_model_config(folder)
+    except ConfigError as error:
+        if device.type != "cpu" or settings.quantization != "none":
+            raise
+        from services.worker.startup.load_transformers import can_serve
+
+        if not can_serve(folder, max_len):
+            raise
+        raise ConfigError(f"{error}; or use --model-impl transformers, which is slower") from None
 
 
 def _load_ours(

@@ -24,7 +24,7 @@ VOCAB_SIZE = 160
 PROMPTS = [np.random.default_rng(num).integers(8, VOCAB_SIZE, num).tolist() for num in (1, 4, 11)]
 RULES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
-    "filters": {"top_p": 0.7, "top_k": 30, "min_p": 0.01},
+    "filters": {"top_p": 0.7, "top_k": 30, "min_p": 0.01, "top_n_sigma": 2.5},
     "penalty": {"presence_penalty": 2.0, "repetition_penalty": 1.5},
 }
 

@@ -34,6 +34,7 @@ def chat(**fields: Any) -> Job:
         ("max_tokens", 9),
         ("ignore_eos", True),
         ("min_p", 0.125),
+        ("top_n_sigma", 1.5),
         ("presence_penalty", -1.5),
         ("frequency_penalty", 1.5),
         ("repetition_penalty", 1.25),
@@ -185,7 +186,7 @@ def test_several_choices_may_be_greedy() -> None:
 
 
 DEFAULTS = SamplingDefaults(
-    temperature=0.5, top_k=20, top_p=0.75, min_p=0.25, repetition_penalty=1.5
+    temperature=0.5, top_k=20, top_p=0.75, min_p=0.25, repetition_penalty=1.5, top_n_sigma=2.5
 )
 
 

@@ -16,10 +16,12 @@ def folder_with(path: Path, **values: object) -> Path:
 
 def test_the_models_own_file_counts_unless_another_or_none_is_chosen(tmp_path: Path):
     model = folder_with(tmp_path / "model", temperature=0.6, top_k=20, top_p=0.95, eos_token_id=2)
-    other = folder_with(tmp_path / "other", min_p=0.1, repetition_penalty=1.05, max_new_tokens=7)
+    other = folder_with(
+        tmp_path / "other", min_p=0.1, repetition_penalty=1.05, top_n_sigma=2, max_new_tokens=7
+    )
     assert read_defaults(model, "auto") == (SamplingDefaults(0.6, 20, 0.95), None)
     assert read_defaults(model, "none") == (SamplingDefaults(), None)
-    assert read_defaults(model, str(other)) == (SamplingDefaults(1, 0, 1, 0.1, 1.05), 7)
+    assert read_defaults(model, str(other)) == (SamplingDefaults(1, 0, 1, 0.1, 1.05, 2), 7)
 
 
 def test_a_folder_without_the_file_means_openais_defaults(tmp_path: Path):

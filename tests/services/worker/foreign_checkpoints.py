@@ -6,7 +6,13 @@ from typing import Any
 import transformers
 from transformers import PreTrainedModel
 
-from tests.services.worker.checkpoints import save_model
+from tests.services.worker.checkpoints import (
+    EOS_ID,
+    MAX_POSITIONS,
+    VOCAB_SIZE,
+    change_config,
+    save_model,
+)
 
 SLIDES = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"] * 2}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -53,6 +59,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Cohere2ForCausalLM": {"logit_scale": 0.25, **SLIDES},
     "SmolLM3ForCausalLM": {"no_rope_layers": [1, 0, 1, 1]},
     "Starcoder2ForCausalLM": {"sliding_window": 5},
+    "GPT2LMHeadModel": {},
+}
+TEXT_OF_GEMMA3 = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": MAX_POSITIONS,
+    "initializer_range": 0.2,
+    "eos_token_id": EOS_ID,
+    **SLIDES,
 }
 OWN_FAMILIES: dict[str, dict[str, Any]] = {
     "Ernie4_5ForCausalLM": {},
@@ -71,3 +91,17 @@ def save_family(folder: Path, name: str, **changes: Any) -> None:
     save_model(
         folder, family, **({"num_hidden_layers": 4} | (FAMILIES | OWN_FAMILIES)[name] | changes)
     )
+
+
+def save_with_images(folder: Path) -> None:
+    """Gemma 3 with its part for images: what concerns texts is in ``text_config``."""
+    image = {"image_size": 28, "patch_size": 14, "num_hidden_layers": 1, "num_attention_heads": 2}
+    save_model(
+        folder,
+        transformers.Gemma3ForConditionalGeneration,
+        text_config=TEXT_OF_GEMMA3,
+        vision_config={"hidden_size": 32, "intermediate_size": 32, **image},
+        mm_tokens_per_image=4,
+        image_token_index=5,
+    )
+    change_config(folder, **dict.fromkeys(TEXT_OF_GEMMA3))

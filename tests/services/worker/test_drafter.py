@@ -33,7 +33,7 @@ def test_drafts_are_those_of_plain_torch_sampled_with_the_random_bits_of_their_p
             logits = plain.draft_logits(ids, drafts[:-1])
             seed, at = params[index].seed, len(ids)
             wanted = [
-                sample_row(row, temperature, 50, 1.0, 0.0, seed, at + i, 0)
+                sample_row(row, temperature, 50, 1.0, 0.0, 0.0, seed, at + i, 0)
                 for i, row in enumerate(logits.numpy())
             ]
             assert drafts == wanted

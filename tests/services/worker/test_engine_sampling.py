@@ -34,6 +34,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "top_k": {"top_k": 3},
     "top_p": {"top_p": 0.5},
     "min_p": {"min_p": 0.2},
+    "top_n_sigma": {"top_n_sigma": 1.0},
     "presence": {"presence_penalty": 1.5},
     "frequency": {"frequency_penalty": -1.2},
     "repetition": {"repetition_penalty": 1.7},
@@ -148,7 +149,7 @@ def test_a_stop_id_ends_the_text_and_is_its_last(engine: AnyEngine) -> None:
 
 
 def test_a_sequence_that_forbids_every_token_fails_and_no_other(engine: AnyEngine) -> None:
-    filters = {"top_k": 5, "top_p": 0.5, "min_p": 0.1}
+    filters = {"top_k": 5, "top_p": 0.5, "min_p": 0.1, "top_n_sigma": 1.0}
     failing = Job([5, 6], changed(allowed_token_ids=[20], bad_words=[[20]], **filters))
     fine = Job([5, 6], PARAMS)
     Driver(engine).run([failing, fine])

@@ -43,6 +43,7 @@ def draw_params(rng: random.Random) -> SamplingParams:
         "top_k": [1, 3, 20],
         "top_p": [0.3, 0.9],
         "min_p": [0.05],
+        "top_n_sigma": [1.0, 3.0],
         "ignore_eos": [True],
         "stop_token_ids": [rng.sample(range(FIRST_ID, VOCAB_SIZE), 4)],
         "logprobs": [0, 5, 20, 40, ALL_TOKENS],

@@ -30,6 +30,7 @@ RULES: tuple[dict[str, Any], ...] = (
     {"top_k": 5},
     {"top_p": 0.6},
     {"min_p": 0.2},
+    {"top_n_sigma": 1.5},
     {"stop_token_ids": [14, 201]},
     {"ignore_eos": True},
     {"allowed_token_ids": list(range(200, 1200))},

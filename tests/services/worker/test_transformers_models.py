@@ -9,6 +9,7 @@ from transformers import (
     AutoModelForCausalLM,
     BertLMHeadModel,
     FalconH1ForCausalLM,
+    GPTJForCausalLM,
     GraniteForCausalLM,
     JambaForCausalLM,
     Lfm2ForCausalLM,
@@ -32,7 +33,7 @@ from tests.services.worker.checkpoints import (
     save_model,
 )
 from tests.services.worker.driver import Driver, Job
-from tests.services.worker.foreign_checkpoints import FAMILIES, save_family
+from tests.services.worker.foreign_checkpoints import FAMILIES, save_family, save_with_images
 
 MOE = {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
@@ -87,6 +88,15 @@ def test_in_bfloat16_logits_are_compared_in_float32(tmp_path: Path) -> None:
     assert not torch.equal(logits, logits.bfloat16().float())
 
 
+def test_a_model_of_texts_and_images_is_served_for_texts(tmp_path: Path) -> None:
+    save_with_images(tmp_path)
+    oracle = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    prompts = random_prompts(6)
+    texts = Driver(make_engine(tmp_path), [7]).run([Job(prompt) for prompt in prompts])
+    for prompt, text in zip(prompts, texts, strict=True):
+        assert_greedy(oracle, prompt, text)
+
+
 def test_random_weights_are_made_without_a_file(tmp_path: Path) -> None:
     save_family(tmp_path, "Phi3ForCausalLM")
     for file in tmp_path.glob("*.safetensors*"):
@@ -105,6 +115,7 @@ REFUSED: dict[str, tuple[type[PreTrainedModel], dict[str, Any], str]] = {
     "state space and attention": (JambaForCausalLM, {}, "layer_types"),
     "state space": (MambaForCausalLM, {"state_size": 4}, "linear_attention"),
     "encoder": (BertLMHeadModel, {"is_decoder": False}, "see the ones behind them"),
+    "other attention": (GPTJForCausalLM, {"rotary_dim": 8}, "GPTJForCausalLM does not use"),
     "two halves": (T5ForConditionalGeneration, {"d_kv": 16, "d_ff": 64}, "encoder-decoder"),
     "a rope that looks at the batch": (
         LlamaForCausalLM,
@@ -193,7 +204,49 @@ def test_an_architecture_that_nobody_knows_is_refused(tmp_path: Path) -> None:
         make_engine(tmp_path)
 
 
+def test_what_transformers_does_not_load_as_a_decoder_is_refused(tmp_path: Path) -> None:
+    name = "LlavaForConditionalGeneration"
+    save_model(tmp_path, LlamaForCausalLM)
+    change_config(tmp_path, architectures=[name], model_type="llava")
+    with pytest.raises(ConfigError, match=f"{name}: transformers does not load it as a decoder"):
+        make_engine(tmp_path)
+
+
 def test_ours_alone_refuses_what_only_transformers_knows(tmp_path: Path) -> None:
     save_family(tmp_path, "Phi3ForCausalLM")
     with pytest.raises(ConfigError, match="Phi3ForCausalLM is not supported; supported are Ernie"):
         make_engine(tmp_path, model_impl="shoal")
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "settings", "reason", "is_hinted"),
+    [
+        (LlamaForCausalLM, {"hidden_act": "gelu"}, {}, "hidden_act 'gelu'", True),
+        (Olmo2ForCausalLM, {"rms_norm_eps": None}, {}, "`rms_norm_eps`", True),
+        (LlamaForCausalLM, {"hidden_act": "gelu"}, {"quantization": "wint8"}, "hidden_act", False),
+        (LlamaForCausalLM, {"hidden_act": "unheard-of"}, {}, "hidden_act", False),
+        (LlamaForCausalLM, {"num_key_value_heads": 3}, {}, "no multiple", False),
+        (LlamaForCausalLM, {"quantization_config": {"bits": 4}}, {}, "quantized weights", False),
+        (LlamaForCausalLM, {"head_dim": 15}, {}, "head_dim 15 is odd", False),
+        (LlamaForCausalLM, {"partial_rotary_factor": 0.5}, {}, "partial_rotary_factor", True),
+    ],
+)
+def test_what_ours_refuses_and_transformers_computes_comes_with_a_hint(
+    tmp_path: Path,
+    family: type[PreTrainedModel],
+    changes: dict[str, Any],
+    settings: dict[str, Any],
+    reason: str,
+    is_hinted: bool,
+) -> None:
+    """Taken, it does; without the hint it would not."""
+    save_model(tmp_path, family)
+    change_config(tmp_path, **changes)
+    with pytest.raises(ConfigError, match=reason) as found:
+        make_engine(tmp_path, **settings)
+    assert ("--model-impl transformers" in str(found.value)) == is_hinted
+    if is_hinted:
+        make_engine(tmp_path, model_impl="transformers")
+        return
+    with pytest.raises(ConfigError):
+        make_engine(tmp_path, model_impl="transformers", **settings)
