@@ -11,9 +11,18 @@ from torch.nn.functional import scaled_dot_product_attention
 from benchmarks.gpu.rows import Case, num_copies
 from benchmarks.gpu.suite import BLOCK_SIZE, Suite
 from benchmarks.gpu.timing import Run
-from kernels.paged_attention import ChunkRows, DecodeRows, DeviceAttention, attend, make_tiles
+from kernels.paged_attention import (
+    PLAIN,
+    AttentionOptions,
+    ChunkRows,
+    DecodeRows,
+    DeviceAttention,
+    attend,
+    make_tiles,
+)
 
 MAX_CACHE_BYTES = 24 << 30  # there are as many bytes of copies for torch
+WINDOW_SHARE = 8  # of a context: one in so many keys is seen
 
 
 def cases(suite: Suite) -> Iterator[Case]:
@@ -24,6 +33,8 @@ def cases(suite: Suite) -> Iterator[Case]:
                 yield decode_case(suite, num_rows, context)
     for num_tokens in suite.chunks:
         yield _chunk_case(suite, num_tokens)
+    yield _windowed_decode_case(suite, suite.contexts[-1])
+    yield _windowed_chunk_case(suite, suite.chunks[-1])
 
 
 def decode_case(suite: Suite, num_rows: int, context: int) -> Case:
@@ -33,7 +44,22 @@ def decode_case(suite: Suite, num_rows: int, context: int) -> Case:
     return Case("decode attention", shape, make, num_bytes, peer="SDPA", compares=True)
 
 
-def _decode(suite: Suite, num_rows: int, context: int, copies: int) -> tuple[list[Run], list[Run]]:
+def _windowed_decode_case(suite: Suite, context: int) -> Case:
+    """Its bytes are those of the keys that are seen; torch has nothing like it."""
+    num_rows, window = suite.batches[0], context // WINDOW_SHARE
+    num_bytes = _cache_bytes(suite, num_rows * window)
+
+    def make() -> tuple[list[Run], list[Run]]:
+        copies = num_copies(suite, num_bytes)
+        return _decode(suite, num_rows, context, copies, AttentionOptions(window))[0], []
+
+    shape = f"{num_rows} × {context} keys, {window} seen"
+    return Case("decode attention, window", shape, make, num_bytes)
+
+
+def _decode(
+    suite: Suite, num_rows: int, context: int, copies: int, options: AttentionOptions = PLAIN
+) -> tuple[list[Run], list[Run]]:
     num_heads, num_kv_heads, head_dim = _heads(suite)
     cache, tables = _cache(suite, copies * num_rows, context)
     query = torch.randn(num_rows, num_heads, head_dim, device=suite.device, dtype=suite.dtype)
@@ -46,7 +72,7 @@ def _decode(suite: Suite, num_rows: int, context: int, copies: int) -> tuple[lis
     for rows in slots.split(num_rows):
         decode = DecodeRows(1, rows, tables, starts)
         attention = DeviceAttention(decode, None, BLOCK_SIZE, context)
-        ours.append(partial(attend, query, cache, attention, scale))
+        ours.append(partial(attend, query, cache, attention, scale, options))
         key, value = _in_one_piece(cache, tables[rows.long()])
         theirs.append(partial(scaled_dot_product_attention, grouped, key, value, scale=scale))
     return ours, theirs
@@ -61,7 +87,21 @@ def _chunk_case(suite: Suite, num_tokens: int) -> Case:
     return Case("chunk attention", shape, make, num_bytes, num_flops, "SDPA", True)
 
 
-def _chunk(suite: Suite, num_tokens: int) -> tuple[list[Run], list[Run]]:
+def _windowed_chunk_case(suite: Suite, num_tokens: int) -> Case:
+    num_heads, _, head_dim = _heads(suite)
+    window = num_tokens // WINDOW_SHARE
+    num_flops = 4 * num_heads * head_dim * num_tokens * window
+
+    def make() -> tuple[list[Run], list[Run]]:
+        return _chunk(suite, num_tokens, AttentionOptions(window))[0], []
+
+    shape, num_bytes = f"{num_tokens} tokens, {window} seen", _cache_bytes(suite, num_tokens)
+    return Case("chunk attention, window", shape, make, num_bytes, num_flops)
+
+
+def _chunk(
+    suite: Suite, num_tokens: int, options: AttentionOptions = PLAIN
+) -> tuple[list[Run], list[Run]]:
     num_heads, _, head_dim = _heads(suite)
     cache, tables = _cache(suite, 1, num_tokens)
     query = torch.randn(num_tokens, num_heads, head_dim, device=suite.device, dtype=suite.dtype)
@@ -74,7 +114,7 @@ def _chunk(suite: Suite, num_tokens: int) -> tuple[list[Run], list[Run]]:
     attention = DeviceAttention(None, chunks, BLOCK_SIZE, 1)
     key, value = _in_one_piece(cache, tables)
     by_head = query.transpose(0, 1)[None]
-    ours = partial(attend, query, cache, attention, head_dim**-0.5)
+    ours = partial(attend, query, cache, attention, head_dim**-0.5, options)
     return [ours], [partial(_causal, by_head, key, value)]
 
 

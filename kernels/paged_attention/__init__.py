@@ -41,17 +41,15 @@ def attend(
     scale: float,
     options: AttentionOptions = PLAIN,
 ) -> Tensor:
-    """query [T, H, D], kv_cache [num_blocks + 1, block_size, 2, H_kv, D] → [T, H, value_dim].
+    """query [T, H, D], kv_cache [num_blocks + 1, block_size, 2, H_kv, ≥ D] → [T, H, value_dim].
 
     The T tokens' own keys and values are in the cache already. Both tensors are contiguous for a
-    DeviceAttention, which knows no options: ValueError.
+    DeviceAttention.
     """
     if isinstance(attention, AttentionBatch):
         return paged_attention(query, kv_cache, attention, scale, options)
-    if options != PLAIN:
-        raise ValueError(f"attention on a device has no {options}")
     if attention.backend == "sdpa" or not runs_triton(query):
-        return gathered.attend(query, kv_cache, attention, scale)
+        return gathered.attend(query, kv_cache, attention, scale, options)
     from kernels.paged_attention import triton
 
-    return triton.attend(query, kv_cache, attention, scale)
+    return triton.attend(query, kv_cache, attention, scale, options)

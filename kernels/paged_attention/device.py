@@ -69,10 +69,14 @@ def make_tiles(host_nums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return rows.astype(np.int32), starts.astype(np.int32)
 
 
-def seen_keys(positions: Tensor, num_keys: int, first_keys: Tensor | None) -> Tensor:
+def seen_keys(
+    positions: Tensor, num_keys: int, first_keys: Tensor | None, window: int | None = None
+) -> Tensor:
     """positions [R, tokens], first_keys [R] → bool [R, tokens, num_keys]: what each token sees."""
     keys = torch.arange(num_keys, device=positions.device)
     is_seen = keys <= positions.unsqueeze(-1)
+    if window is not None:
+        is_seen &= keys > positions.unsqueeze(-1) - window
     if first_keys is not None:
         is_seen &= keys >= first_keys.view(-1, 1, 1)
     return is_seen

@@ -2,44 +2,61 @@
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.paged_attention.batch import MAX_GATHERED_TOKENS
 from kernels.paged_attention.device import ChunkRows, DecodeRows, DeviceAttention, seen_keys
+from kernels.paged_attention.grouped import PLAIN, AttentionOptions, softmax_attention
 
 
-def attend(query: Tensor, kv_cache: Tensor, attention: DeviceAttention, scale: float) -> Tensor:
-    out = torch.empty_like(query)
+def attend(
+    query: Tensor,
+    kv_cache: Tensor,
+    attention: DeviceAttention,
+    scale: float,
+    options: AttentionOptions = PLAIN,
+) -> Tensor:
+    out = query.new_empty(*query.shape[:2], options.value_dim or query.shape[2])
     decode, chunks = attention.decode, attention.chunks
     num_decoded = 0 if decode is None else decode.num_tokens
     if decode is not None:
         rows = torch.unflatten(query[:num_decoded], 0, (-1, decode.width))
-        attended = _decode(rows, kv_cache, decode, attention.max_keys, scale)
+        attended = _decode(rows, kv_cache, decode, attention.max_keys, scale, options)
         out[:num_decoded] = attended.flatten(0, 1)
     if chunks is not None:
-        _attend_chunks(out[num_decoded:], query[num_decoded:], kv_cache, chunks, scale)
+        _attend_chunks(out[num_decoded:], query[num_decoded:], kv_cache, chunks, scale, options)
     return out
 
 
 def _decode(
-    query: Tensor, kv_cache: Tensor, rows: DecodeRows, max_keys: int, scale: float
+    query: Tensor,
+    kv_cache: Tensor,
+    rows: DecodeRows,
+    max_keys: int,
+    scale: float,
+    options: AttentionOptions,
 ) -> Tensor:
-    """query [B, width, H, D] → the same shape. So many rows at a time that their copies have a
-    bound."""
+    """query [B, width, H, D] → [B, width, H, value_dim]. So many rows at a time that their copies
+    have a bound."""
     num_keys = min(max_keys, rows.tables.shape[1] * kv_cache.shape[1])
     positions = rows.starts.unsqueeze(1) + torch.arange(rows.width, device=query.device)
-    is_seen = seen_keys(positions, num_keys, rows.first_keys)
+    is_seen = seen_keys(positions, num_keys, rows.first_keys, options.window)
     tables = rows.tables[rows.slots]
     num_rows = max(1, MAX_GATHERED_TOKENS // num_keys)
     parts = zip(*(torch.split(each, num_rows) for each in (query, tables, is_seen)), strict=True)
-    attended = [_attend(part, kv_cache, blocks, seen, scale) for part, blocks, seen in parts]
-    return torch.cat(attended)
+    return torch.cat(
+        [_attend(part, kv_cache, blocks, seen, scale, options) for part, blocks, seen in parts]
+    )
 
 
 def _attend_chunks(
-    out: Tensor, query: Tensor, kv_cache: Tensor, chunks: ChunkRows, scale: float
+    out: Tensor,
+    query: Tensor,
+    kv_cache: Tensor,
+    chunks: ChunkRows,
+    scale: float,
+    options: AttentionOptions,
 ) -> None:
-    """query [chunk tokens, H, D] → out [chunk tokens, H, D]."""
+    """query [chunk tokens, H, D] → out [chunk tokens, H, value_dim]."""
     end = 0
     for row, (position, num_tokens) in enumerate(
         zip(chunks.host_starts.tolist(), chunks.host_nums.tolist(), strict=True)
@@ -48,32 +65,45 @@ def _attend_chunks(
         num_keys = position + num_tokens
         positions = torch.arange(position, num_keys, device=query.device).unsqueeze(0)
         first_keys = None if chunks.first_keys is None else chunks.first_keys[row : row + 1]
-        is_seen = seen_keys(positions, num_keys, first_keys)
+        is_seen = seen_keys(positions, num_keys, first_keys, options.window)
         tables = chunks.tables[chunks.slots[row : row + 1]]
-        out[start:end] = _attend(query[None, start:end], kv_cache, tables, is_seen, scale)[0]
+        part = query[None, start:end]
+        out[start:end] = _attend(part, kv_cache, tables, is_seen, scale, options)[0]
 
 
 def _attend(
-    query: Tensor, kv_cache: Tensor, tables: Tensor, is_seen: Tensor, scale: float
+    query: Tensor,
+    kv_cache: Tensor,
+    tables: Tensor,
+    is_seen: Tensor,
+    scale: float,
+    options: AttentionOptions,
 ) -> Tensor:
-    """query [R, tokens, H, D], tables [R, max_blocks], is_seen [R, tokens, num_keys] → as query.
+    """query [R, tokens, H, D], tables [R, max_blocks], is_seen [R, tokens, num_keys] →
+    [R, tokens, H, value_dim].
 
     A product with NaN or ±inf is NaN whatever the weight, so they are zeroed, and then those tokens
     alone are NaN that see one.
     """
     num_keys, num_kv_heads = is_seen.shape[2], kv_cache.shape[3]
     blocks = tables[:, : -(-num_keys // kv_cache.shape[1])]
-    gathered = kv_cache[blocks].flatten(1, 2)[:, :num_keys]  # [R, num_keys, 2, H_kv, D]
-    is_good = None if gathered.sum().isfinite() else gathered.isfinite()
-    if is_good is not None:
-        gathered = gathered.where(is_good, 0)
-    key, value = gathered.permute(2, 0, 3, 1, 4)  # each [R, H_kv, num_keys, D]
+    gathered = kv_cache[blocks].flatten(1, 2)[:, :num_keys]  # [R, num_keys, 2, H_kv, ≥ D]
+    key, value = gathered.permute(2, 0, 3, 1, 4)  # each [R, H_kv, num_keys, ≥ D]
+    key, value = key[..., : query.shape[3]], value[..., : options.value_dim or query.shape[3]]
+    is_bad = None
+    if not (key.sum() + value.sum()).isfinite():
+        is_bad = ~(key.isfinite().all(-1) & value.isfinite().all(-1))  # [R, H_kv, num_keys]
+        key, value = (each.where(each.isfinite(), 0) for each in (key, value))
     shared = torch.unflatten(query, 2, (num_kv_heads, -1)).permute(0, 2, 3, 1, 4)
-    mask = is_seen[:, None].repeat(1, 1, shared.shape[2], 1)  # [R, 1, G * tokens, num_keys]
-    out = scaled_dot_product_attention(shared.flatten(2, 3), key, value, mask, scale=scale)
-    out = torch.unflatten(out, 2, shared.shape[2:4])  # [R, H_kv, G, tokens, D]
-    if is_good is not None:
-        is_bad = ~is_good.all(-1).all(2)  # [R, num_keys, H_kv]
-        sees_bad = (is_seen.to(out.dtype) @ is_bad.to(out.dtype) > 0).mT  # [R, H_kv, tokens]
+    group_size, num_tokens = shared.shape[2:4]
+    mask = is_seen[:, None].repeat(1, 1, group_size, 1)  # [R, 1, G * tokens, num_keys]
+    if options.sinks is not None:
+        sinks = options.sinks.repeat_interleave(num_tokens)
+        options = options._replace(sinks=sinks.view(num_kv_heads, -1, 1))
+    out = softmax_attention(shared.flatten(2, 3), key, value, scale, options, mask)
+    out = torch.unflatten(out, 2, (group_size, num_tokens))  # [R, H_kv, G, tokens, value_dim]
+    if is_bad is not None:
+        seen = is_seen.to(out.dtype) @ is_bad.mT.to(out.dtype)
+        sees_bad = (seen > 0).mT  # [R, H_kv, tokens]
         out = out.masked_fill(sees_bad[:, :, None, :, None], torch.nan)
     return out.permute(0, 3, 1, 2, 4).flatten(2, 3)

@@ -58,7 +58,8 @@ def _attend(
     key, value = gathered.permute(2, 0, 3, 1, 4)  # each [num_rows, H_kv, num_keys, ≥ D]
     key, value = key[..., :head_dim], value[..., : options.value_dim or head_dim]
     if len(query) == group.num_rows:
-        return _softmax(group, query, key, value, scale, _with_sinks(options, *query.shape[1:3], 1))
+        options = _with_sinks(options, *query.shape[1:3], 1)
+        return softmax_attention(query, key, value, scale, options, group.mask)
     return _attend_chunk(group, query, key[0], value[0], scale, options)
 
 
@@ -74,36 +75,41 @@ def _attend_chunk(
     heads = query.shape[1:3]
     key, value = (each.unsqueeze(1).expand(-1, heads[1], -1, -1) for each in (key, value))
     options = _with_sinks(options, *heads, 1, 1)
-    return _softmax(group, query.permute(1, 2, 0, 3), key, value, scale, options).permute(
-        2, 0, 1, 3
+    by_head = query.permute(1, 2, 0, 3)
+    out = softmax_attention(
+        by_head, key, value, scale, options, group.mask, is_causal=group.is_causal
     )
+    return out.permute(2, 0, 1, 3)
 
 
 def _with_sinks(options: AttentionOptions, *shape: int) -> AttentionOptions:
     return options if options.sinks is None else options._replace(sinks=options.sinks.view(shape))
 
 
-def _softmax(
-    group: Group,
+def softmax_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     scale: float,
     options: AttentionOptions,
+    mask: Tensor | None,
+    *,
+    is_causal: bool = False,
 ) -> Tensor:
-    """[B, H, tokens, …] each → [B, H, tokens, value_dim]; the sinks go with the scores."""
+    """[B, H, tokens, …] each → [B, H, tokens, value_dim]; the sinks go with the scores. ``mask`` is
+    added to the scores, or says which of them count; it knows the window."""
     if options.softcap is None and options.sinks is None:
         return scaled_dot_product_attention(
-            query, key, value, group.mask, is_causal=group.is_causal, scale=scale
+            query, key, value, mask, is_causal=is_causal, scale=scale
         )
     scores = (query @ key.mT).float() * scale
     if options.softcap is not None:
         scores = torch.tanh(scores / options.softcap) * options.softcap
-    if group.mask is not None:
-        scores = scores + group.mask
-    elif group.is_causal:
-        is_hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        scores = scores.masked_fill(is_hidden, float("-inf"))
+    if is_causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if mask is not None:
+        is_bool = mask.dtype == torch.bool
+        scores = scores.masked_fill(~mask, float("-inf")) if is_bool else scores + mask
     if options.sinks is not None:
         sinks = options.sinks.float().expand(*scores.shape[:-1], 1)
         weights = torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from kernels.linear import MAX_FEW_ROWS
+from kernels.paged_attention import PLAIN, AttentionOptions
 from tests.kernels import bits
-from tests.kernels.attended import Heads, decoded_rows
+from tests.kernels.attended import Heads, assert_first_tokens_do_not_matter, decoded_rows
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -38,6 +39,14 @@ def test_of_rotations(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
-def test_of_rows_that_decode(width: int) -> None:
-    compute = decoded_rows(QWEN3_HEADS, width, MAX_DECODING, torch.bfloat16, CUDA)
+@pytest.mark.parametrize("options", [PLAIN, AttentionOptions(window=70)], ids=["plain", "window"])
+def test_of_rows_that_decode(options: AttentionOptions, width: int) -> None:
+    compute = decoded_rows(QWEN3_HEADS, width, MAX_DECODING, torch.bfloat16, CUDA, options)
     bits.assert_rows_stand_alone(compute, MAX_DECODING, range(1, MAX_DECODING))
+
+
+@dtypes
+@pytest.mark.parametrize("window", [20, 64, 150])
+def test_of_tokens_whose_rows_begin_elsewhere(window: int, dtype: torch.dtype) -> None:
+    options = AttentionOptions(window)
+    assert_first_tokens_do_not_matter(QWEN3_HEADS, 3, dtype, CUDA, options)

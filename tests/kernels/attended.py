@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from kernels.paged_attention import (
+    PLAIN,
+    AttentionOptions,
     ChunkRows,
     DecodeRows,
     DeviceAttention,
@@ -48,6 +50,17 @@ class Step(NamedTuple):
         before = self.rows[:, 0]
         return np.arange(len(before)) % (before + 1) if self.hides else None
 
+    def first_seen(self, window: int | None) -> np.ndarray:
+        """[rows] int64: the first key that any token of a row sees."""
+        first_keys = np.zeros(len(self.rows), np.int64) if not self.hides else self.first_keys
+        assert first_keys is not None
+        return np.maximum(first_keys, 0 if window is None else self.rows[:, 0] + 1 - window)
+
+
+def every_option(num_heads: int) -> AttentionOptions:
+    """With values smaller than keys of 16 numbers, or more."""
+    return AttentionOptions(9, 1.5, torch.randn(num_heads), 12)
+
 
 def compare(
     step: Step,
@@ -55,19 +68,23 @@ def compare(
     tolerance: float,
     dtype: torch.dtype = torch.float32,
     device: torch.device = CPU,
+    options: AttentionOptions = PLAIN,
 ) -> None:
     """Asserts that ``attend`` and the reference agree where every key that no token sees is NaN."""
     starts, num_tokens = step.rows.T
-    tables, cache = random_cache(step, heads, dtype)
+    tables, cache = random_cache(step, heads, dtype, options)
     query = torch.randn(int(num_tokens.sum()), *heads[::2]).to(dtype)
     num_keys = starts + num_tokens
     batch = prepare_attention(
         num_tokens, num_keys, tables, step.block_size, dtype, CPU, step.first_keys
     )
-    expected = reference.paged_attention(query, cache, batch, heads.head_dim**-0.5)
+    scale = heads.head_dim**-0.5
+    expected = reference.paged_attention(query, cache, batch, scale, options)
     with device:
         attention = device_attention(step, tables)
-    actual = attend(query.to(device), cache.to(device), attention, heads.head_dim**-0.5)
+    if options.sinks is not None:
+        options = options._replace(sinks=options.sinks.to(device))
+    actual = attend(query.to(device), cache.to(device), attention, scale, options)
     torch.testing.assert_close(actual.cpu(), expected, atol=tolerance, rtol=tolerance)
 
 
@@ -85,13 +102,34 @@ def assert_later_tokens_do_not_matter(heads: Heads) -> None:
     torch.testing.assert_close(actual[before], expected[before], atol=0, rtol=0)
 
 
+def assert_first_tokens_do_not_matter(
+    heads: Heads, width: int, dtype: torch.dtype, device: torch.device, options: AttentionOptions
+) -> None:
+    """A token gets the same bits wherever the first token of its row of ``width`` is."""
+    num_keys, positions = 200, range(100, 180)
+    tables, cache = random_cache(Step(chunks=[(0, num_keys)], block_size=16), heads, dtype)
+    cache, query = cache.to(device), torch.randn(num_keys, *heads[::2]).to(dtype).to(device)
+    found: dict[int, Tensor] = {}
+    for start in positions:
+        with device:
+            attention = device_attention(Step([start], width, block_size=16), tables)
+        out = attend(query[start : start + width], cache, attention, 1.0, options)
+        for position, of_token in enumerate(out, start):
+            assert torch.equal(found.setdefault(position, of_token), of_token), (start, position)
+
+
 def decoded_rows(
-    heads: Heads, width: int, num_rows: int, dtype: torch.dtype, device: torch.device
+    heads: Heads,
+    width: int,
+    num_rows: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    options: AttentionOptions = PLAIN,
 ) -> Callable[[int], Tensor]:
     """What comes out for the first so many of ``num_rows`` rows of any length."""
     starts = np.random.default_rng(width).integers(0, 300, num_rows).tolist()
     step = Step(starts, width, block_size=16)
-    tables, cache = random_cache(step, heads, dtype)
+    tables, cache = random_cache(step, heads, dtype, options)
     cache, query = cache.to(device), torch.randn(num_rows * width, *heads[::2]).to(dtype).to(device)
     with device:
         whole = device_attention(step, tables).decode
@@ -100,7 +138,8 @@ def decoded_rows(
     def decode(num: int) -> Tensor:
         rows = replace(whole, slots=whole.slots[:num], starts=whole.starts[:num])
         attention = DeviceAttention(rows, None, step.block_size, max(starts) + width)
-        return attend(query[: num * width], cache, attention, 1.0).unflatten(0, (num, width))
+        out = attend(query[: num * width], cache, attention, 1.0, options)
+        return out.unflatten(0, (num, width))
 
     return decode
 
@@ -138,18 +177,24 @@ def device_attention(step: Step, tables: np.ndarray) -> DeviceAttention:
     )
 
 
-def random_cache(step: Step, heads: Heads, dtype: torch.dtype) -> tuple[np.ndarray, Tensor]:
-    """Block tables of the rows, and a cache that is NaN but for the keys that they see."""
+def random_cache(
+    step: Step, heads: Heads, dtype: torch.dtype, options: AttentionOptions = PLAIN
+) -> tuple[np.ndarray, Tensor]:
+    """Block tables of the rows, and a cache that is NaN but for what they see: keys and values,
+    whose sizes may differ."""
     generator = np.random.default_rng()
     num_blocks = len(step.rows) * MAX_BLOCKS
     tables = generator.permutation(num_blocks).reshape(-1, MAX_BLOCKS)
-    shape = (num_blocks + 1, step.block_size, 2, heads.num_kv_heads, heads.head_dim)
+    key_dim, value_dim = heads.head_dim, options.value_dim or heads.head_dim
+    size = max(key_dim, value_dim)
+    shape = (num_blocks + 1, step.block_size, 2, heads.num_kv_heads, size)
     cache = torch.full(shape, float("nan"), dtype=dtype)
-    first_keys = step.first_keys
+    first_seen = step.first_seen(options.window)
     for row, num_keys in enumerate(step.rows.sum(1).tolist()):
-        keys = np.arange(0 if first_keys is None else first_keys[row], num_keys)
-        blocks = tables[row, keys // step.block_size]
-        cache[blocks, keys % step.block_size] = torch.randn(len(keys), *shape[2:]).to(dtype)
+        keys = np.arange(first_seen[row], num_keys)
+        entries = torch.randn(len(keys), *shape[2:]).to(dtype)
+        entries[:, 0, :, key_dim:] = entries[:, 1, :, value_dim:] = torch.nan
+        cache[tables[row, keys // step.block_size], keys % step.block_size] = entries
     return tables, cache
 
 

@@ -6,12 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.paged_attention import TILE, make_tiles
+from kernels.paged_attention import TILE, AttentionOptions, make_tiles
 from tests.kernels.attended import (
     Heads,
     Step,
     assert_later_tokens_do_not_matter,
     compare,
+    every_option,
 )
 
 TOLERANCE = 1e-5
@@ -31,6 +32,34 @@ TOLERANCE = 1e-5
 )
 def test_any_step_agrees(step: Step, heads: Heads) -> None:
     compare(step, heads, TOLERANCE)
+
+
+@settings(max_examples=40)
+@given(
+    step=st.builds(
+        Step,
+        starts=st.lists(st.integers(0, 40), max_size=4),
+        width=st.integers(1, 5),
+        chunks=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 40)), max_size=3),
+        hides=st.booleans(),
+    ),
+    heads=st.sampled_from([Heads(4, 4, 8), Heads(6, 2, 16)]),
+    window=st.sampled_from([None, 1, 2, 4, 5, 30, 100]),
+    softcap=st.sampled_from([None, 0.5, 20.0]),
+    has_sinks=st.booleans(),
+    value_dim=st.sampled_from([None, 3, 24]),
+)
+def test_any_step_agrees_with_every_option(
+    step: Step,
+    heads: Heads,
+    window: int | None,
+    softcap: float | None,
+    has_sinks: bool,
+    value_dim: int | None,
+) -> None:
+    sinks = torch.randn(heads.num_heads) if has_sinks else None
+    options = AttentionOptions(window, softcap, sinks, value_dim)
+    compare(step, heads, TOLERANCE, options=options)
 
 
 @pytest.mark.parametrize("start", [0, 3, 4, 5])
@@ -55,6 +84,18 @@ def test_cards_agree(heads: Heads, width: int, dtype: torch.dtype) -> None:
     compare(
         step, heads, 2e-2 if dtype == torch.bfloat16 else TOLERANCE, dtype, torch.device("cuda")
     )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("name", ["window", "softcap", "sinks", "value_dim", "all"])
+def test_cards_agree_with_options(name: str, width: int, dtype: torch.dtype) -> None:
+    heads, every = Heads(16, 4, 64), every_option(16)._replace(window=100)
+    options = every if name == "all" else AttentionOptions(**{name: getattr(every, name)})
+    step = Step([0, 17, 300], width, [(0, 140), (130, 20)], block_size=16, hides=width == 3)
+    tolerance = 2e-2 if dtype == torch.bfloat16 else TOLERANCE
+    compare(step, heads, tolerance, dtype, torch.device("cuda"), options)
 
 
 def test_every_token_of_a_chunk_has_a_tile() -> None:

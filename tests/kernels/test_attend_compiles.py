@@ -8,15 +8,9 @@ import triton
 
 from benchmarks.gpu.dry_card import AMPERE, HOPPER, MAX_SHARED_BYTES, Resources
 from kernels.paged_attention import TILE
-from kernels.paged_attention.triton import (
-    NUM_SPLITS,
-    Config,
-    chunk_config,
-    chunk_kernel,
-    combine_kernel,
-    decode_config,
-    decode_kernel,
-)
+from kernels.paged_attention.triton import NUM_SPLITS, Config, chunk_config, decode_config
+from kernels.paged_attention.triton.chunk import chunk_kernel
+from kernels.paged_attention.triton.decode import combine_kernel, decode_kernel
 from tests.kernels.compiled import compile_kernel
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -30,30 +24,50 @@ class Shape(NamedTuple):
     num_kv_heads: int
     head_dim: int
     dtype: str = "bf16"
+    value_dim: int | None = None
+    window: int | None = None
+    softcap: float | None = None
+    has_sinks: bool = False
+
+    @property
+    def widest(self) -> int:
+        return max(self.head_dim, self.value_dim or 0)
 
 
 QWEN3_8B = Shape(32, 8, 128)
 EMBEDDED = Shape(4, 2, 64)
 WIDE = Shape(16, 4, 256)
 ODD = Shape(8, 2, 96)
+MISTRAL = QWEN3_8B._replace(window=4096)
+GEMMA_2 = Shape(8, 4, 256, window=4096, softcap=50.0)
+GPT_OSS = Shape(64, 8, 64, window=128, has_sinks=True)
+DEEPSEEK_V3 = Shape(128, 128, 192, value_dim=128)
+WITH_OPTIONS = [MISTRAL, GEMMA_2, GPT_OSS, DEEPSEEK_V3]
 
 
 def check(
     kernel: Any, shape: Shape, config: Config, arch: int, hides: bool, **constants: int
 ) -> None:
     """Compiles; ``constants`` are those of this kernel alone."""
+    value_dim = shape.value_dim or shape.head_dim
     known = {
         "NUM_HEADS": shape.num_heads,
         "NUM_KV_HEADS": shape.num_kv_heads,
         "HEAD_DIM": shape.head_dim,
+        "VALUE_DIM": value_dim,
+        "CACHE_DIM": shape.widest,
+        "WINDOW": shape.window,
+        "SOFTCAP": shape.softcap,
         "BLOCK_SIZE": BLOCK_SIZE,
         "BLOCK_QUERIES": config.num_queries,
         "BLOCK_KEYS": config.num_keys,
         "BLOCK_DIM": triton.next_power_of_2(shape.head_dim),
+        "BLOCK_VALUE": triton.next_power_of_2(value_dim),
         **constants,
         **({} if hides else {"p_first_keys": None}),
+        **({} if shape.has_sinks else {"p_sinks": None}),
     }
-    own = dict.fromkeys(("p_query", "p_kv_cache", "p_out"), f"*{shape.dtype}")
+    own = dict.fromkeys(("p_query", "p_kv_cache", "p_sinks", "p_out"), f"*{shape.dtype}")
     types = SCALARS | FLOATS | own
     names = kernel.arg_names
     resources = compile_kernel(
@@ -90,19 +104,21 @@ def assert_fits(resources: Resources, arch: int) -> None:
         (WIDE, 17, False, HOPPER),
         (QWEN3_8B._replace(dtype="fp32"), 5, False, HOPPER),
         (WIDE._replace(dtype="fp32"), 1, False, HOPPER),
+        *((shape, width, False, HOPPER) for shape in WITH_OPTIONS for width in (1, 5)),
+        *((shape._replace(dtype="fp32"), 1, False, HOPPER) for shape in WITH_OPTIONS),
     ],
 )
 def test_rows_that_decode(shape: Shape, width: int, hides: bool, arch: int) -> None:
     num_queries = width * shape.num_heads // shape.num_kv_heads
-    config = decode_config(num_queries, shape.head_dim, DTYPES[shape.dtype])
+    config = decode_config(num_queries, shape.widest, DTYPES[shape.dtype])
     sizes = {"WIDTH": width, "NUM_SPLITS": NUM_SPLITS}
     num_tiles = triton.cdiv(num_queries, config.num_queries)
     check(decode_kernel, shape, config, arch, hides, **sizes, NUM_TILES=num_tiles)
 
 
-@pytest.mark.parametrize("shape", [QWEN3_8B, EMBEDDED, WIDE])
+@pytest.mark.parametrize("shape", [QWEN3_8B, EMBEDDED, WIDE, *WITH_OPTIONS])
 def test_their_splits(shape: Shape) -> None:
-    config = decode_config(4, shape.head_dim, DTYPES[shape.dtype])._replace(num_warps=2)
+    config = decode_config(4, shape.widest, DTYPES[shape.dtype])._replace(num_warps=2)
     check(combine_kernel, shape, config, HOPPER, True, WIDTH=4, NUM_SPLITS=NUM_SPLITS)
 
 
@@ -117,9 +133,11 @@ def test_their_splits(shape: Shape) -> None:
         (WIDE, False, HOPPER),
         (ODD, False, HOPPER),
         (QWEN3_8B._replace(dtype="fp32"), False, HOPPER),
+        *((shape, False, HOPPER) for shape in WITH_OPTIONS),
+        *((shape._replace(dtype="fp32"), False, HOPPER) for shape in WITH_OPTIONS),
     ],
 )
 def test_chunks(shape: Shape, hides: bool, arch: int) -> None:
-    config = chunk_config(shape.head_dim, DTYPES[shape.dtype])
+    config = chunk_config(shape.widest, DTYPES[shape.dtype])
     num_parts = TILE // config.num_queries
     check(chunk_kernel, shape, config, arch, hides, NUM_PARTS=num_parts)

@@ -1,14 +1,17 @@
 """The kernels of attend against the reference of paged attention."""
 
+from typing import Any
+
 import pytest
 import torch
 
-from kernels.paged_attention import TILE, triton
+from kernels.paged_attention import TILE, AttentionOptions, triton
 from tests.kernels.attended import (
     Heads,
     Step,
     assert_later_tokens_do_not_matter,
     compare,
+    every_option,
 )
 
 TOLERANCE = 1e-5
@@ -77,6 +80,58 @@ def test_chunks_in_bfloat16_agree() -> None:
 @pytest.mark.filterwarnings("ignore:invalid value")  # of the last token, which sees them
 def test_what_later_tokens_are_does_not_matter() -> None:
     assert_later_tokens_do_not_matter(SMALL)
+
+
+@pytest.mark.parametrize("window", [1, 2, 16, 17, 48])
+@pytest.mark.parametrize("width", [1, 5])
+def test_windows_agree_in_rows_that_decode(window: int, width: int) -> None:
+    """Smaller than a tile, at its edge, over several, and larger than what is there."""
+    options = AttentionOptions(window)
+    for hides in (False, True):
+        step = Step([0, 16, 47, 70], width, block_size=16, hides=hides)
+        compare(step, SMALL, TOLERANCE, options=options)
+
+
+@pytest.mark.parametrize("num_splits", [1, 4, 16])
+@pytest.mark.parametrize("window", [33, 150])
+def test_windows_agree_over_any_number_of_splits(
+    num_splits: int, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton, "NUM_SPLITS", num_splits)
+    step = Step([30, 64, 200, 330], 2, block_size=16)
+    compare(step, SMALL, TOLERANCE, options=AttentionOptions(window))
+
+
+@pytest.mark.parametrize("window", [1, 16, 17, 40, 1000])
+@pytest.mark.parametrize("hides", [False, True])
+def test_windows_agree_in_chunks(window: int, hides: bool) -> None:
+    step = Step(chunks=[(0, 17), (33, 1), (50, 40)], block_size=16, hides=hides)
+    compare(step, SMALL, TOLERANCE, options=AttentionOptions(window))
+
+
+EVERY = every_option(4)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "softcap": {"softcap": EVERY.softcap},
+    "weak softcap": {"softcap": 50.0},
+    "sinks": {"sinks": EVERY.sinks},
+    "strong sinks": {"sinks": torch.full((4,), 30.0)},
+    "small values": {"value_dim": 12},
+    "large values": {"value_dim": 40},
+    "all": EVERY._asdict(),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_every_option_agrees(name: str, dtype: torch.dtype) -> None:
+    tolerance = TOLERANCE if dtype == torch.float32 else BFLOAT16_TOLERANCE
+    step = Step([0, 37], 2, [(0, 20), (20, 3)], block_size=16, hides=True)
+    compare(step, SMALL, tolerance, dtype, options=AttentionOptions(**OPTIONS[name]))
+
+
+def test_options_agree_where_heads_are_wide() -> None:
+    step = Step([70], 3, [(5, 20)], block_size=16)
+    compare(step, Heads(2, 2, 192), TOLERANCE, options=AttentionOptions(value_dim=128, window=40))
 
 
 def test_nothing_has_no_result() -> None:

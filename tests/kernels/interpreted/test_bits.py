@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from kernels.linear import MAX_FEW_ROWS
-from kernels.paged_attention import triton
+from kernels.paged_attention import PLAIN, AttentionOptions, triton
 from tests.kernels import bits
-from tests.kernels.attended import Heads, decoded_rows
+from tests.kernels.attended import Heads, assert_first_tokens_do_not_matter, decoded_rows
 
 CPU = torch.device("cpu")
 NUMS = [1, 2, 16, 17, 33]
@@ -29,9 +29,17 @@ def test_of_norms_and_rotations(dtype: torch.dtype) -> None:
 
 @dtypes
 @pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("options", [PLAIN, AttentionOptions(window=20)], ids=["plain", "window"])
 def test_of_rows_that_decode(
-    width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    options: AttentionOptions, width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triton, "NUM_SPLITS", 2)
-    compute = decoded_rows(Heads(4, 2, 16), width, 4, dtype, CPU)
+    compute = decoded_rows(Heads(4, 2, 16), width, 4, dtype, CPU, options)
     bits.assert_rows_stand_alone(compute, 4, [1, 2, 3])
+
+
+@pytest.mark.parametrize("window", [5, 33, 90])
+def test_of_tokens_whose_rows_begin_elsewhere(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "NUM_SPLITS", 4)
+    options = AttentionOptions(window)
+    assert_first_tokens_do_not_matter(Heads(2, 1, 16), 3, torch.float32, CPU, options)

@@ -1,0 +1,194 @@
+"""``attend`` as kernels: rows that decode share their keys among splits, chunks are cut in tiles.
+
+What a row's result is does not depend on other rows. Without a window keys are taken from a row's
+first visible one on, so that no tile needs a mask at its beginning. With one, tiles and splits are
+at the same places for every token: which keys are added up together does not depend on where the
+row's first token is, and tiles that no token sees are not read.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from kernels.paged_attention.device import TILE, ChunkRows, DecodeRows, DeviceAttention
+from kernels.paged_attention.grouped import PLAIN, AttentionOptions
+from kernels.paged_attention.triton.chunk import chunk_kernel
+from kernels.paged_attention.triton.decode import combine_kernel, decode_kernel
+from kernels.paged_attention.triton.tiles import LOG2_E
+
+# At batch 1 of 8 KV heads 16 splits are 128 programs, about as many as an H200 has processors.
+NUM_SPLITS = 16
+# Rows of queries in a program that decodes: a product wants 16 and gets slow above 64.
+MIN_QUERIES, MAX_QUERIES = 16, 64
+MIN_DIM = 16  # of a head, for a product
+# Blocks are looked up two stages before their keys are used, which are on their way for two more.
+NUM_STAGES = 5
+# All that a thread may have. By itself ptxas stops at 168 and spills, so that one block more would
+# fit, for which there is no shared memory.
+MAX_REGISTERS = 255
+
+
+class Config(NamedTuple):
+    num_queries: int  # rows of a program's product: tokens × heads that share keys, or tokens
+    num_keys: int  # of a tile
+    num_warps: int
+    num_stages: int = NUM_STAGES
+
+
+def decode_config(num_queries: int, head_dim: int, dtype: torch.dtype) -> Config:
+    """``num_queries``: tokens of a row × heads that share a KV head. Unmeasured: 64 keys and
+    values of 128 in bfloat16 are 32 KiB, so that 64 KiB are on their way to a processor. More warps
+    where registers would spill; products in float32 have no tensor cores and take many."""
+    if dtype == torch.float32:
+        return Config(MIN_QUERIES, 16, 4 if head_dim <= 128 else 8)
+    num_rows = min(max(triton.next_power_of_2(num_queries), MIN_QUERIES), MAX_QUERIES)
+    num_warps = 4 if num_rows == MIN_QUERIES and head_dim <= 128 else 8
+    return Config(num_rows, 64 if head_dim <= 128 else 32, num_warps)
+
+
+def chunk_config(head_dim: int, dtype: torch.dtype) -> Config:
+    """Unmeasured: the largest products whose registers do not spill."""
+    if dtype == torch.float32:
+        return Config(16, 16, 4 if head_dim <= 128 else 8)
+    return Config(TILE, 64, 8) if head_dim <= 128 else Config(64, 32, 8)
+
+
+def attend(
+    query: Tensor,
+    kv_cache: Tensor,
+    attention: DeviceAttention,
+    scale: float,
+    options: AttentionOptions = PLAIN,
+) -> Tensor:
+    if not (query.is_contiguous() and kv_cache.is_contiguous()):
+        raise ValueError("attend takes contiguous queries and caches")
+    out = query.new_empty(*query.shape[:2], options.value_dim or query.shape[2])
+    decode, chunks = attention.decode, attention.chunks
+    if _is_out_of_reach(options.window, attention):
+        options = options._replace(window=None)
+    num_decoded = 0 if decode is None else decode.num_tokens
+    if decode is not None:
+        _decode(out[:num_decoded], query[:num_decoded], kv_cache, decode, scale, options)
+    if chunks is not None:
+        _attend_chunks(out[num_decoded:], query[num_decoded:], kv_cache, chunks, scale, options)
+    return out
+
+
+def _is_out_of_reach(window: int | None, attention: DeviceAttention) -> bool:
+    """A window of as many keys as a row has room for hides none."""
+    rows = attention.decode or attention.chunks
+    return bool(window and rows and window >= rows.tables.shape[1] * attention.block_size)
+
+
+def _decode(
+    out: Tensor,
+    query: Tensor,
+    kv_cache: Tensor,
+    rows: DecodeRows,
+    scale: float,
+    options: AttentionOptions,
+) -> None:
+    """query [B * width, H, D], out [B * width, H, value_dim]."""
+    num_tokens, num_heads, value_dim = out.shape
+    block_size, _, num_kv_heads = kv_cache.shape[1:4]
+    num_queries = rows.width * (num_heads // num_kv_heads)
+    config = decode_config(num_queries, max(query.shape[2], value_dim), query.dtype)
+    num_tiles = triton.cdiv(num_queries, config.num_queries)
+    shape = (num_tokens, num_heads, NUM_SPLITS)
+    partials = torch.empty(*shape, value_dim, dtype=torch.float32, device=query.device)
+    weights = torch.empty(shape, dtype=torch.float32, device=query.device)
+    lengths = (rows.starts, rows.first_keys, rows.tables.shape[1] * block_size)
+    splits = {
+        "WIDTH": rows.width,
+        "NUM_HEADS": num_heads,
+        "NUM_SPLITS": NUM_SPLITS,
+        "BLOCK_KEYS": config.num_keys,
+        "WINDOW": options.window,
+    }
+    sizes = _sizes(query, kv_cache, value_dim)
+    decode_kernel[(num_kv_heads, NUM_SPLITS, len(rows.slots) * num_tiles)](
+        query,
+        kv_cache,
+        rows.slots,
+        rows.tables,
+        rows.tables.stride(0),
+        *lengths,
+        scale * LOG2_E.value,
+        partials,
+        weights,
+        **splits,
+        **sizes,
+        SOFTCAP=options.softcap,
+        NUM_TILES=num_tiles,
+        BLOCK_QUERIES=config.num_queries,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        maxnreg=MAX_REGISTERS,
+    )
+    combine_kernel[(num_tokens, num_heads)](
+        partials,
+        weights,
+        *lengths,
+        options.sinks,
+        out,
+        **splits,
+        VALUE_DIM=value_dim,
+        BLOCK_VALUE=sizes["BLOCK_VALUE"],
+        num_warps=2,
+    )
+
+
+def _attend_chunks(
+    out: Tensor,
+    query: Tensor,
+    kv_cache: Tensor,
+    chunks: ChunkRows,
+    scale: float,
+    options: AttentionOptions,
+) -> None:
+    """query [chunk tokens, H, D], out [chunk tokens, H, value_dim]."""
+    _, num_heads, value_dim = out.shape
+    config = chunk_config(max(query.shape[2], value_dim), query.dtype)
+    num_parts = TILE // config.num_queries
+    chunk_kernel[(len(chunks.tile_rows) * num_parts, num_heads)](
+        query,
+        kv_cache,
+        chunks.slots,
+        chunks.tables,
+        chunks.tables.stride(0),
+        chunks.starts,
+        chunks.first_keys,
+        chunks.tables.shape[1] * kv_cache.shape[1],
+        chunks.token_starts,
+        chunks.tile_rows,
+        chunks.tile_starts,
+        scale * LOG2_E.value,
+        options.sinks,
+        out,
+        **_sizes(query, kv_cache, value_dim),
+        NUM_HEADS=num_heads,
+        WINDOW=options.window,
+        SOFTCAP=options.softcap,
+        NUM_PARTS=num_parts,
+        BLOCK_QUERIES=config.num_queries,
+        BLOCK_KEYS=config.num_keys,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+
+
+def _sizes(query: Tensor, kv_cache: Tensor, value_dim: int) -> dict[str, Any]:
+    """What kernels are compiled for, of queries, values and the cache's entries."""
+    block_size, _, num_kv_heads, cache_dim = kv_cache.shape[1:]
+    head_dim = query.shape[2]
+    return {
+        "NUM_KV_HEADS": num_kv_heads,
+        "BLOCK_SIZE": block_size,
+        "HEAD_DIM": head_dim,
+        "VALUE_DIM": value_dim,
+        "CACHE_DIM": cache_dim,
+        "BLOCK_DIM": max(MIN_DIM, triton.next_power_of_2(head_dim)),
+        "BLOCK_VALUE": max(MIN_DIM, triton.next_power_of_2(value_dim)),
+    }

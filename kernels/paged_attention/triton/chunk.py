@@ -1,0 +1,103 @@
+"""Chunks of prompts: each program has one head of a tile of tokens, or of a part of one."""
+
+import triton
+import triton.language as tl
+
+from kernels.paged_attention.triton.tiles import LOG2_E, attend_keys
+
+
+@triton.jit
+def chunk_kernel(
+    p_query,  # [chunk tokens, H, HEAD_DIM]
+    p_kv_cache,  # [num_blocks + 1, BLOCK_SIZE, 2, H_kv, CACHE_DIM]
+    p_slots,  # [R] int32
+    p_tables,  # [N, table_stride] int32
+    table_stride,
+    p_starts,  # [R] int32
+    p_first_keys,  # [R] int32 | None
+    max_keys,
+    p_token_starts,  # [R + 1] int32
+    p_tile_rows,  # [num_tiles] int32
+    p_tile_starts,  # [num_tiles] int32
+    scale,  # by which scores are exponents of two
+    p_sinks,  # [H] | None
+    p_out,  # [chunk tokens, H, VALUE_DIM]
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    CACHE_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    BLOCK_VALUE: tl.constexpr,
+):
+    """A program: one head of a tile, or of one of its NUM_PARTS parts.
+
+    A chunk's last tiles have the most keys, so the last tiles go first. Programs next to each other
+    share a head, so that its keys stay in L2.
+    """
+    i_part = tl.num_programs(0) - 1 - tl.program_id(0)
+    i_tile, i_head = i_part // NUM_PARTS, tl.program_id(1)
+    i_row = tl.load(p_tile_rows + i_tile)
+    token_start = tl.load(p_token_starts + i_row)
+    num_tokens = tl.load(p_token_starts + i_row + 1) - token_start
+    part_start = tl.load(p_tile_starts + i_tile) + i_part % NUM_PARTS * BLOCK_QUERIES
+    if part_start >= num_tokens:
+        return
+
+    start = tl.load(p_starts + i_row)
+    first = 0 if p_first_keys is None else tl.load(p_first_keys + i_row)
+    end = min(start + min(part_start + BLOCK_QUERIES, num_tokens), max_keys)
+    begin, first_shared = first, first
+    if WINDOW is not None:
+        first = max(first, start + part_start + 1 - WINDOW)
+        first_shared = max(first, start + part_start + BLOCK_QUERIES - WINDOW)
+        begin = first // BLOCK_KEYS * BLOCK_KEYS
+    o_dim = tl.arange(0, BLOCK_DIM)
+    o_value = tl.arange(0, BLOCK_VALUE)
+    o_token = part_start + tl.arange(0, BLOCK_QUERIES)
+    o_place = (token_start.to(tl.int64) + o_token) * NUM_HEADS + i_head
+    is_token = (o_token < num_tokens)[:, None]
+    p_own = p_query + o_place[:, None] * HEAD_DIM + o_dim[None, :]
+    b_query = tl.load(p_own, mask=is_token & (o_dim < HEAD_DIM)[None, :], other=0)
+
+    acc, top, total = attend_keys(
+        b_query,
+        start + o_token,
+        p_kv_cache + i_head // (NUM_HEADS // NUM_KV_HEADS) * CACHE_DIM,
+        p_tables + tl.load(p_slots + i_row).to(tl.int64) * table_stride,
+        begin,
+        first,
+        first_shared,
+        start + part_start,
+        end,
+        scale,
+        WINDOW,
+        SOFTCAP,
+        NUM_KV_HEADS,
+        HEAD_DIM,
+        VALUE_DIM,
+        CACHE_DIM,
+        BLOCK_SIZE,
+        BLOCK_QUERIES,
+        BLOCK_KEYS,
+        BLOCK_DIM,
+        BLOCK_VALUE,
+    )
+    if p_sinks is not None:
+        sink = tl.load(p_sinks + i_head).to(tl.float32) * LOG2_E
+        with_sink = tl.maximum(top, sink)
+        factor = tl.exp2(top - with_sink)
+        acc = acc * factor[:, None]
+        total = total * factor + tl.exp2(sink - with_sink)
+    elif WINDOW is not None:  # rows beyond the chunk's last token may see no key
+        total = tl.where(total == 0, 1, total)
+    b_out = acc / total[:, None]
+    p_result = p_out + o_place[:, None] * VALUE_DIM + o_value[None, :]
+    is_stored = is_token & (o_value < VALUE_DIM)[None, :]
+    tl.store(p_result, b_out.to(p_out.dtype.element_ty), mask=is_stored)
