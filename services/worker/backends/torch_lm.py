@@ -39,7 +39,7 @@ class Known:
 
 # In steps that the host prepared, and in those whose lengths only the device knows.
 HOST = Known({"norm", "is_interleaved", "window"}, {Dense, Int8})
-DEVICE = Known({"norm", "is_interleaved"}, {Dense})
+DEVICE = Known({"norm", "is_interleaved", "window"}, {Dense})
 
 
 class TorchOps(Ops[Tensor]):

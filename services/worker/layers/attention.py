@@ -52,6 +52,11 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(spec.head_dim if is_each else kv.num, eps)
         self.heads = Heads(spec, layer, self.q_norm, self.k_norm, rotary)
 
+    def drop_window(self, max_len: int) -> None:
+        spec = self.heads.spec
+        if spec.window is not None and spec.window >= max_len:
+            self.heads = self.heads._replace(spec=replace(spec, window=None))
+
     def forward(
         self,
         ops: Ops[X],

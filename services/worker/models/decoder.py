@@ -39,8 +39,7 @@ class Parts:
         has_qkv_bias: bool = False,
         has_out_bias: bool = False,
     ) -> Attention:
-        """``scale`` is by default that of arXiv 1706.03762. A ``window`` that no position reaches
-        is none."""
+        """``scale`` is by default that of arXiv 1706.03762."""
         config = self._config
         spec = AttentionSpec(
             num_heads=config.num_attention_heads,
@@ -49,7 +48,7 @@ class Parts:
             scale=config.head_dim**-0.5 if scale is None else scale,
             norm=norm,
             is_interleaved=self._rotary.is_interleaved,
-            window=window if window and window < config.max_position_embeddings else None,
+            window=window,
         )
         return Attention(
             config.hidden_size,
@@ -169,6 +168,13 @@ class DecoderLM(nn.Module, ABC):
         specs = {module.heads.layer: module.heads.spec for module in modules}
         ordered = [specs[layer] for layer in range(self.config.num_hidden_layers + drafts)]
         return [KVLayout((2, spec.num_kv_heads, spec.head_dim), dtype) for spec in ordered]
+
+    def drop_windows(self, max_len: int) -> None:
+        """Makes none of a window that is no smaller than ``max_len``, the most tokens of a
+        sequence."""
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.drop_window(max_len)
 
     @abstractmethod
     def make_layer(self, parts: Parts, layer: int) -> nn.Module:

@@ -130,6 +130,7 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
             model, shape = _load_transformers(settings, location.folder, dtype, device, max_len)
         else:
             model = _load_ours(settings, location.folder, config, dtype, device, progress)
+            model.drop_windows(model_info.max_model_len)
     except torch.OutOfMemoryError as error:
         problem = why_out_of_memory(error)
         raise ConfigError(f"model: its weights do not fit on {device}: {problem}") from None

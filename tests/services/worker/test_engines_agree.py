@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from benchmarks.harness import scheduled
-from benchmarks.harness.engines import make_engine
+from benchmarks.harness.engines import AnyEngine, make_engine
+from services.worker.layers.attention import Attention
 from shared.messages import ALL_TOKENS, SamplingParams
 from tests.services.worker.checkpoints import VOCAB_SIZE, save_mimo
+from tests.services.worker.driver import model_of
 
 pytestmark = pytest.mark.usefixtures("_unwritten_memory")
 
@@ -23,6 +25,14 @@ ATOL = 1e-3
 def mimo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mimo")
     save_mimo(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first of its layers sees all keys."""
+    folder = tmp_path_factory.mktemp("windowed")
+    save_mimo(folder, use_sliding_window=True, sliding_window=6, max_window_layers=1)
     return folder
 
 
@@ -107,8 +117,28 @@ def test_both_engines_emit_the_same_text_and_logprobs(seed: int, mimo: Path) -> 
     check(seed, mimo)
 
 
+@pytest.mark.parametrize("seed", [1, 8])
+def test_both_engines_emit_the_same_text_and_logprobs_with_windows(
+    seed: int, windowed: Path
+) -> None:
+    check(seed, windowed)
+
+
+def test_a_window_of_max_model_len_is_none(windowed: Path) -> None:
+    engines = [make_engine(windowed, kernels, max_model_len=6) for kernels in ("torch", "device")]
+    engines += [make_engine(windowed, kernels, max_model_len=7) for kernels in ("torch", "device")]
+    assert [windows_of(engine) for engine in engines] == [{None}] * 2 + [{None, 6}] * 2
+
+
+def windows_of(engine: AnyEngine) -> set[int | None]:
+    modules = model_of(engine).modules()
+    return {module.heads.spec.window for module in modules if isinstance(module, Attention)}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("piece", range(10))
-def test_both_engines_emit_the_same_text_and_logprobs_at_length(piece: int, mimo: Path) -> None:
+def test_both_engines_emit_the_same_text_and_logprobs_at_length(
+    piece: int, mimo: Path, windowed: Path
+) -> None:
     for seed in range(1000 + 30 * piece, 1030 + 30 * piece):
-        check(seed, mimo)
+        check(seed, mimo if seed % 3 else windowed)

@@ -36,7 +36,7 @@ VALUES: dict[str, list[Any]] = {
     "is_interleaved": [True],
     "window": [5],
 }
-UNKNOWN = {("device", "window")}  # refused
+UNKNOWN: set[tuple[str, str]] = set()  # backends and the options that they refuse
 
 
 def by_native_code(model: DecoderLM) -> CausalLM:

@@ -28,7 +28,6 @@ from tests.services.worker.test_native import (
 pytestmark = pytest.mark.usefixtures("_unwritten_memory")
 
 MIMO = "Qwen2, biases"
-ON_DEVICES = [name for name in SHAPES if "windows" not in name]
 
 
 class Drafts(CausalLM):
@@ -53,7 +52,7 @@ def mimo_config() -> ModelConfig:
     return MiMoForCausalLM.Config(**values, num_nextn_predict_layers=1)
 
 
-@pytest.mark.parametrize("name", ON_DEVICES)
+@pytest.mark.parametrize("name", SHAPES)
 def test_float32_logits_do_not_depend_on_who_knows_the_lengths(name: str) -> None:
     """Of chunks, of single tokens, and of both in one step."""
     config, prompts, dtype = make_config(name), random_prompts(1, 17, 131, 200), torch.float32
