@@ -37,6 +37,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "small": ("small", {}),
+    "foreign": ("small", {"model_impl": "transformers"}),
 }
 
 
@@ -162,3 +163,4 @@ def points(suite: Suite) -> Iterator[tuple[str, list[Point]]]:
         [Point("mtp", one, depth, share) for share in (0.6, 0.9) for depth in depths[1:]],
     )
     yield "small model", [Point("small", batch) for batch in suite.batches]
+    yield "small model by transformers", [Point("foreign", batch) for batch in suite.batches]

@@ -20,7 +20,7 @@ class WorkerConfig(Settings):
     model_impl: Literal["auto", "shoal", "transformers"] = Field(
         "auto",
         description="shoal: our own architectures; transformers: any decoder that transformers"
-        " knows, computed by it, on CPUs; auto: our own where we have the architecture",
+        " knows, computed by it; auto: our own where we have the architecture",
     )
     load_format: Literal["auto", "safetensors", "dummy"] = Field(
         "auto",

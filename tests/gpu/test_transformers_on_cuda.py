@@ -6,8 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen3ForCausalLM,
+)
 
+from benchmarks.harness import scheduled
 from benchmarks.harness.oracle import load_as_qwen2
 from services.worker.engine.device.engine import DeviceEngine
 from shared.messages import ALL_TOKENS, SamplingParams
@@ -15,6 +21,7 @@ from shared.model_folder import EMBEDDED_MODEL
 from tests.gpu.engines import make_cuda_engine
 from tests.services.worker.checkpoints import save_model
 from tests.services.worker.driver import Driver, Job
+from tests.services.worker.foreign_checkpoints import save_family
 
 pytestmark = pytest.mark.gpu
 FLOAT32_TOLERANCE = 1e-3  # of each logprob
@@ -52,6 +59,50 @@ def test_a_qwen3_of_random_weights_has_the_logprobs_of_transformers(
 ) -> None:
     engine = make_cuda_engine(qwen3, dtype=name_of(dtype))
     assert_near(engine, Qwen3ForCausalLM.from_pretrained(qwen3).eval(), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_windows_have_the_logprobs_of_transformers(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Smaller than a tile, and than most of the texts."""
+    save_model(tmp_path, MistralForCausalLM, vocab_size=VOCAB_SIZE, head_dim=64, sliding_window=20)
+    engine = make_cuda_engine(tmp_path, dtype=name_of(dtype))
+    assert_near(engine, MistralForCausalLM.from_pretrained(tmp_path).eval(), dtype)
+
+
+# Experts in bfloat16 may be others than those that transformers chooses.
+FOREIGN = [("Gemma2ForCausalLM", torch.bfloat16), ("Phi3ForCausalLM", torch.bfloat16)]
+FOREIGN += [
+    (name, torch.float32)
+    for name in (
+        *("Gemma2ForCausalLM", "GptOssForCausalLM", "DeepseekV3ForCausalLM"),
+        *("MiMoV2FlashForCausalLM", "Phi3ForCausalLM", "Qwen3MoeForCausalLM"),
+    )
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), FOREIGN, ids=str)
+def test_what_transformers_computes_has_its_logprobs(
+    tmp_path: Path, name: str, dtype: torch.dtype
+) -> None:
+    """Recorded, where it can be."""
+    save_family(tmp_path, name, vocab_size=VOCAB_SIZE)
+    engine = make_cuda_engine(tmp_path, dtype=name_of(dtype))
+    assert_near(engine, AutoModelForCausalLM.from_pretrained(tmp_path).eval(), dtype)
+
+
+@pytest.mark.parametrize("name", ["Gemma2ForCausalLM", "Phi3ForCausalLM"])
+def test_what_transformers_computes_is_recorded_with_the_same_texts(
+    tmp_path: Path, name: str
+) -> None:
+    save_family(tmp_path, name)
+    params = SamplingParams(seed=3, temperature=0.0, max_tokens=30, ignore_eos=True)
+    prompts = [[id % 160 for id in prompt] for prompt in PROMPTS]
+    recorded, eager = (
+        make_cuda_engine(tmp_path, enforce_eager=is_eager) for is_eager in (False, True)
+    )
+    assert len(recorded._graphs) > 0
+    found, wanted = (scheduled.run(engine, prompts, params) for engine in (recorded, eager))
+    assert found.texts == wanted.texts
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -25,7 +25,7 @@ from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops
 from services.worker.layers.rope import RotaryEmbedding
 from services.worker.layers.weights import Dense, Int8
-from services.worker.models import CausalLM
+from services.worker.models import TorchCausalLM
 from services.worker.models.decoder import DecoderLM, MtpHead
 
 
@@ -111,13 +111,14 @@ def _operand(norm: RMSNorm | None) -> Norm | None:
     return None if norm is None else Norm(norm.weight, norm.eps)
 
 
-class TorchLM(CausalLM):
+class TorchLM(TorchCausalLM):
     """Computes ``model`` with its own weights. Raises NotSupported where ``check_model`` does."""
 
     def __init__(self, model: DecoderLM, known: Known = HOST) -> None:
         super().__init__()
         check_model(model, known.options, known.forms)
         self.model = model
+        self.hidden_size, self.vocab_size = model.config.hidden_size, model.lm_head.outputs
         if model.mtp_head is not None:
             self.draft_head = _TorchDraftHead(model.mtp_head)
 
@@ -125,7 +126,6 @@ class TorchLM(CausalLM):
         return self.model.forward(TorchOps(positions), input_ids)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """In ``out`` [S, vocab_size] float32, if there is one."""
         return self.model.logits(TorchOps(out=out), hidden)
 
 

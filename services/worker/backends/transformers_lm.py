@@ -6,14 +6,17 @@ transformers finds a model's attention by a name that the model was loaded with
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
+from kernels import paged_attention
 from kernels.kv_write import kv_write
-from kernels.paged_attention import AttentionBatch, AttentionOptions, paged_attention
+from kernels.linear import linear
+from kernels.paged_attention import AttentionOptions
 from services.worker.layers.context import current_context
-from services.worker.models import CausalLM
+from services.worker.models import TorchCausalLM
 
 ATTENTION = "shoal"
 
@@ -37,12 +40,10 @@ def attend(
     context = current_context()
     kv_cache = context.kv_caches[module.layer_idx]
     kv_write(kv_cache, key[0].transpose(0, 1), value[0].transpose(0, 1), context.slot_mapping)
-    batch = context.attention
-    assert isinstance(batch, AttentionBatch)
-    attended = paged_attention(
+    attended = paged_attention.attend(
         query[0].transpose(0, 1).contiguous(),
         kv_cache,
-        batch,
+        context.attention,
         query.shape[-1] ** -0.5 if scaling is None else scaling,
         AttentionOptions(sliding_window, softcap, s_aux, value.shape[-1]),
     )
@@ -52,15 +53,16 @@ def attend(
 AttentionInterface.register(ATTENTION, attend)
 
 
-class TransformersLM(CausalLM):
+class TransformersLM(TorchCausalLM):
     """``model`` taken apart: what makes hidden states, and its head, which may scale or cap logits.
 
-    The states are those behind the last norm.
+    The states are those behind the last norm. Raises ValueError where the head is no product.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         nn.Module.__init__(self)
-        _widen(model.get_output_embeddings())
+        product = _replace_head(model)
+        self.vocab_size, self.hidden_size = product.weight.shape
         name = model.base_model_prefix
         self.base = getattr(model, name)
         setattr(model, name, _GivenStates())
@@ -73,16 +75,37 @@ class TransformersLM(CausalLM):
         states: Tensor = outputs.last_hidden_state[0]
         return states
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         logits: Tensor = self.head(inputs_embeds=hidden.float().unsqueeze(0)).logits[0]
-        return logits
+        return logits if out is None else out.copy_(logits)
 
 
-def _widen(head: nn.Module) -> None:
-    """Makes the products of ``head`` float32, as bfloat16 logits tie too often. An embedding whose
-    weight it shares keeps its own."""
-    for name, parameter in list(head.named_parameters(recurse=False)):
-        setattr(head, name, nn.Parameter(parameter.detach().float(), requires_grad=False))
+class _WideProduct(nn.Module):
+    """``head`` with float32 results, as bfloat16 logits tie too often. On a CPU its weight is
+    float32 as well, since products round to their operands' dtype there; an embedding that shares
+    it keeps its own."""
+
+    def __init__(self, head: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = head.weight, head.bias
+        if not head.weight.is_cuda:
+            for name, parameter in head.named_parameters():
+                setattr(self, name, nn.Parameter(parameter.detach().float(), requires_grad=False))
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[1, S, hidden] → [1, S, vocab_size]"""
+        x = states[0].to(self.weight.dtype)
+        return linear(x, self.weight, self.bias, out_dtype=torch.float32).unsqueeze(0)
+
+
+def _replace_head(model: PreTrainedModel) -> _WideProduct:
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        raise ValueError(f"its head is no linear layer but a {type(head).__name__}")
+    path = next(path for path, module in model.named_modules() if module is head)
+    product = _WideProduct(head)
+    model.set_submodule(path, product)
+    return product
 
 
 class _GivenStates(nn.Module):

@@ -39,3 +39,15 @@ class CausalLM(nn.Module, ABC):
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """[S, hidden], the states of some of the tokens → [S, vocab_size] float32."""
+
+
+class TorchCausalLM(CausalLM):
+    """A model that torch's operators compute, or kernels that are launched as these are: on GPUs
+    too."""
+
+    hidden_size: int
+    vocab_size: int
+
+    @abstractmethod
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """In ``out`` [S, vocab_size] float32, if there is one."""

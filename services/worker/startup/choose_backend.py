@@ -59,10 +59,12 @@ def choose_device_kernels(
 ) -> tuple[CausalLM, Sampler]:
     """Does the same as ``choose_kernels`` for the device engine, which samples by itself. Raises
     ConfigError."""
+    attention = settings.attention_backend
     if not isinstance(model, DecoderLM):
-        raise ConfigError(f"model: {type(model).__name__} does not run on GPUs")
+        log.info("kernels: torch's operators, attention by %s", attention)
+        return model, TorchSampler()
     computed = _torch(model, "the operators of GPUs", DEVICE)
-    log.info("kernels: Triton's, attention by %s", settings.attention_backend)
+    log.info("kernels: Triton's, attention by %s", attention)
     return computed, TorchSampler()
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import (
@@ -23,12 +22,10 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from kernels.paged_attention import prepare_attention
 from services.worker.backends.transformers_lm import ATTENTION, TransformersLM
-from services.worker.layers.context import ForwardContext, forward_context
 from services.worker.layers.kv_layout import KVLayout
-from services.worker.machine.kv_cache import KVCache
 from services.worker.startup.model_shape import ModelShape
+from services.worker.startup.whole_and_in_chunks import logits_in_chunks, random_texts, whole_logits
 from shared.errors import ConfigError
 from shared.foreign_config import read_foreign_config
 
@@ -42,8 +39,6 @@ OWN_ATTENTION = "eager"  # every architecture has it
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 # Their frequencies depend on the longest sequence of a batch, once that is beyond these positions.
 LONG_ROPES = {"dynamic", "longrope"}
-CHECKED_TOKENS = 48
-BLOCK_SIZE = 16
 # The relative distance of logits that rounding explains; what is not kept makes more.
 MAX_DISTANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
 SEED = 0
@@ -62,22 +57,23 @@ NO_ATTENTION = LayerAttention(0, 0, None)
 
 
 def load_transformers(
-    folder: Path, dtype: torch.dtype, max_model_len: int, is_dummy: bool
+    folder: Path, dtype: torch.dtype, device: torch.device, max_model_len: int, is_dummy: bool
 ) -> tuple[TransformersLM, ModelShape]:
-    """Returns the model on the CPU and its shape. Raises ConfigError with the reason where it does
-    not load, or needs what we do not keep."""
+    """Returns the model and its shape; the weights are read into the host's memory first. Raises
+    ConfigError with the reason where it does not load, or needs what we do not keep."""
     config = _read_config(folder, max_model_len)
     text_config = config.get_text_config()
     with _errors_as_config_errors():
         model = _dummy(config, dtype) if is_dummy else _pretrained(folder, dtype)
-    model.eval().requires_grad_(requires_grad=False)
+    model.eval().requires_grad_(requires_grad=False).to(device)
     layers = _look(model, text_config, max_model_len)
     shape = _shape_of(model, text_config, layers, dtype)
-    texts = _random_texts(text_config.vocab_size, CHECKED_TOKENS)
-    expected = torch.cat([_own_logits(model, ids) for ids in texts])
+    texts = random_texts(text_config.vocab_size, device)
     with _errors_as_config_errors():
+        with _attention(model, OWN_ATTENTION):
+            expected = torch.cat([whole_logits(model, ids) for ids in texts])
         loaded = TransformersLM(model)
-        computed = torch.cat(_logits_in_chunks(loaded, shape.kv_layouts, texts))
+        computed = torch.cat(logits_in_chunks(loaded, shape.kv_layouts, texts))
     distance = ((computed - expected).norm() / expected.norm()).item()
     if not distance <= MAX_DISTANCE[dtype]:
         raise ConfigError(
@@ -252,47 +248,3 @@ def _shape_of(
         [KVLayout((2, layer.num_kv_heads, layer.head_dim), dtype) for layer in ordered],
         8 * config.hidden_size + 4 * widest * (1 + num_experts),
     )
-
-
-def _random_texts(vocab_size: int, length: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(SEED)
-    return [torch.randint(vocab_size, (length,), generator=generator) for _ in range(2)]
-
-
-@torch.inference_mode()
-def _own_logits(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """[T] → [T, vocab_size], by transformers alone."""
-    with _errors_as_config_errors(), _attention(model, OWN_ATTENTION):
-        logits: Tensor = model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0]
-    return logits.float()
-
-
-@torch.inference_mode()
-def _logits_in_chunks(
-    model: TransformersLM, layouts: list[KVLayout], texts: list[Tensor]
-) -> list[Tensor]:
-    """Texts [T] → logits [T, vocab_size] of each, computed in the same steps, one of which has a
-    single token of the first text."""
-    dtype, device = layouts[0].dtype, texts[0].device
-    length = len(texts[0])
-    num_blocks = -(-length // BLOCK_SIZE)
-    cache = KVCache(layouts, len(texts) * num_blocks, BLOCK_SIZE, device)
-    tables = np.arange(len(texts) * num_blocks).reshape(len(texts), num_blocks)
-    bounds = [[0, length // 3, length // 3 + 1, length], [0, length // 4, length // 2, length]]
-    logits: list[list[Tensor]] = [[] for _ in texts]
-    for step in range(3):
-        starts = np.array([each[step] for each in bounds])
-        ends = np.array([each[step + 1] for each in bounds])
-        positions = np.concatenate([np.arange(*pair) for pair in zip(starts, ends, strict=True)])
-        rows = np.repeat(np.arange(len(texts)), ends - starts)
-        slot_mapping = tables[rows, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
-        attention = prepare_attention(ends - starts, ends, tables, BLOCK_SIZE, dtype, device)
-        context = ForwardContext(cache.layers, torch.from_numpy(slot_mapping), attention)
-        parts = zip(texts, starts, ends, strict=True)
-        ids = torch.cat([text[start:end] for text, start, end in parts])
-        with forward_context(context):
-            hidden = model(ids, torch.from_numpy(positions))
-        of_step = model.logits(hidden).split((ends - starts).tolist())
-        for text_logits, part in zip(logits, of_step, strict=True):
-            text_logits.append(part)
-    return [torch.cat(parts) for parts in logits]

@@ -111,7 +111,7 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
     device = choose_device(settings.device, settings.gpu_claims)
     config = None
     if not by_transformers:
-        config = _read_config(settings, location.folder, device, model_info.max_model_len)
+        config = _read_config(settings, location.folder, model_info.max_model_len)
     dtype = choose_dtype(settings.dtype, device)
     compute_exactly()
     model_info = msgspec.structs.replace(
@@ -168,14 +168,12 @@ def _is_for_transformers(wanted: str, architectures: list[str]) -> bool:
     return wanted == "transformers"
 
 
-def _read_config(
-    settings: WorkerConfig, folder: Path, device: torch.device, max_len: int
-) -> ModelConfig:
+def _read_config(settings: WorkerConfig, folder: Path, max_len: int) -> ModelConfig:
     """Raises ConfigError, which names transformers where that would compute the model."""
     try:
         return read_model_config(folder)
     except ConfigError as error:
-        if device.type != "cpu" or settings.quantization != "none":
+        if settings.quantization != "none":
             raise
         from services.worker.startup.load_transformers import can_serve
 
@@ -206,8 +204,6 @@ def _load_transformers(
     settings: WorkerConfig, folder: Path, dtype: torch.dtype, device: torch.device, max_len: int
 ) -> tuple[CausalLM, ModelShape]:
     """Imports transformers, which takes seconds, only here."""
-    if device.type != "cpu":
-        raise ConfigError("model-impl: transformers computes on CPUs alone so far: device = cpu")
     if settings.quantization != "none":
         raise ConfigError(
             f"quantization: {settings.quantization} is for our own architectures; transformers"
@@ -215,4 +211,4 @@ def _load_transformers(
         )
     from services.worker.startup.load_transformers import load_transformers
 
-    return load_transformers(folder, dtype, max_len, settings.load_format == "dummy")
+    return load_transformers(folder, dtype, device, max_len, settings.load_format == "dummy")

@@ -28,10 +28,11 @@ def test_of_norms_and_rotations(dtype: torch.dtype) -> None:
 
 
 @dtypes
-@pytest.mark.parametrize("width", [1, 3])
-@pytest.mark.parametrize("options", [PLAIN, AttentionOptions(window=20)], ids=["plain", "window"])
+@pytest.mark.parametrize(
+    ("width", "options"), [(1, PLAIN), (3, PLAIN), (3, AttentionOptions(window=20))], ids=str
+)
 def test_of_rows_that_decode(
-    options: AttentionOptions, width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    width: int, options: AttentionOptions, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triton, "NUM_SPLITS", 2)
     compute = decoded_rows(Heads(4, 2, 16), width, 4, dtype, CPU, options)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernels.logprobs import logprobs
 from kernels.logprobs.row_logprobs import RowLogprobs
+from services.worker.backends.torch_lm import TorchLM
 from services.worker.engine.device.adjust_logits import adjusted
 from services.worker.engine.device.chunks import prepare_chunks
 from services.worker.engine.device.collector import Collector, LaunchedStep
@@ -19,6 +20,7 @@ from services.worker.engine.device.measure import measure
 from services.worker.engine.device.mixed_step import MixedStep
 from services.worker.engine.device.out_of_memory import REMEDIES, fail
 from services.worker.engine.device.planned_rows import HostLengths, PlannedRows
+from services.worker.engine.device.recordable import why_not_recordable
 from services.worker.engine.device.segments import make_segments
 from services.worker.engine.device.steps import DecodeStep, Step
 from services.worker.engine.device.token_logprobs import PendingLogprobs
@@ -265,9 +267,13 @@ def _warn_of_acceptance(loaded: LoadedModel) -> None:
 
 
 def _shapes(loaded: LoadedModel) -> list[Shape]:
-    """Returns the shapes of the steps to record."""
+    """Returns the shapes of the steps to record. A model that is not written in operators may not
+    be recordable, which is logged."""
     settings = loaded.settings
     if settings.enforce_eager or settings.attention_backend == "sdpa":
+        return []
+    if not isinstance(loaded.model, TorchLM) and (problem := why_not_recordable(loaded)):
+        log.warning("CUDA graphs: none, steps run eagerly: %s", problem)
         return []
     return shapes(
         settings.cudagraph_capture_sizes,

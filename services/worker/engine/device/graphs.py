@@ -21,6 +21,7 @@ from services.worker.machine.hardware import read_memory, why_out_of_memory
 from services.worker.machine.streams import ALIGNED, upload
 from services.worker.startup.plan_memory import mib
 from services.worker.weights.progress import Progress
+from shared.errors import ConfigError
 from shared.messages import Capacity
 
 log = logging.getLogger(__name__)
@@ -62,18 +63,29 @@ class StepGraphs:
         self._rows[0] = self._null_slot
         self._inputs = upload(self._rows, device)
         max_tokens = max((shape.num_rows * shape.width for shape in wanted), default=0)
-        decoder = segments.model.model
+        model = segments.model
         # Of one step at a time; what graphs have of their own is small.
-        self._logits = torch.empty(max_tokens, decoder.lm_head.outputs, device=device)
-        embeddings = decoder.model.embed_tokens.weight
-        self._out = embeddings.new_empty(max_rows, embeddings.shape[1])
+        self._logits = torch.empty(max_tokens, model.vocab_size, device=device)
+        self._out = segments.kv_cache.layers[0].new_empty(max_rows, model.hidden_size)
         self._steps: dict[Shape, DecodeStep] = {}
 
     def __len__(self) -> int:
         return len(self._steps)
 
     def record(self, shape: Shape, record: Record) -> None:
-        """Raises what ``record`` raises, torch.OutOfMemoryError above all."""
+        """Raises torch.OutOfMemoryError, and ConfigError where a step cannot be recorded."""
+        try:
+            self._record(shape, record)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            raise ConfigError(
+                f"enforce-eager: a step of {shape.num_rows} sequences cannot be captured as a CUDA"
+                f" graph: {reason}; set it to run without graphs"
+            ) from error
+
+    def _record(self, shape: Shape, record: Record) -> None:
         slots, depths = self._inputs[:, : shape.num_rows]
         where = self._logits[: shape.num_rows * shape.width], self._out[: shape.num_rows]
         step = DecodeStep(self._segments, slots, depths, shape.width, self._max_keys, *where)

@@ -22,10 +22,9 @@ from kernels.sample import NOT_COMPILED
 from kernels.sample.slots import process_slots, sample_slots
 from kernels.slot_state import SlotState
 from kernels.store_drafts import store_drafts
-from services.worker.backends.torch_lm import TorchLM
 from services.worker.layers.context import ForwardContext, forward_context
 from services.worker.machine.kv_cache import KVCache
-from services.worker.models import DraftHead
+from services.worker.models import DraftHead, TorchCausalLM
 from services.worker.startup.loaded_model import LoadedModel
 
 
@@ -59,7 +58,7 @@ class SamplerOutput(NamedTuple):
 class Segments:
     """``acceptance``: see ``accept``."""
 
-    model: TorchLM
+    model: TorchCausalLM
     state: SlotState
     kv_cache: KVCache
     eos_ids: Tensor  # [E] int32
@@ -194,7 +193,7 @@ def make_segments(loaded: LoadedModel, state: SlotState, num_blocks: int) -> Seg
     """With a KV cache of ``num_blocks``."""
     settings, share = loaded.settings, loaded.settings.draft_acceptance
     return Segments(
-        cast(TorchLM, loaded.model),
+        cast(TorchCausalLM, loaded.model),
         state,
         loaded.make_kv_cache(num_blocks),
         torch.from_numpy(loaded.eos_ids).int().to(loaded.device),

@@ -35,11 +35,15 @@ def _small_shapes(max_drafts: int) -> list[tuple[int, int]]:
     return [(1 << power, 1) for power in range(MAX_FEW_ROWS.bit_length())] + widths
 
 
-def _decode(segments: Segments, num_rows: int, width: int) -> None:
-    """Runs a step of padding rows (the null slot)."""
+def padding_step(segments: Segments, num_rows: int, width: int) -> DecodeStep:
+    """Of padding rows (the null slot)."""
     null_slot = len(segments.state.is_open) - 1
     slots = torch.full_like(segments.state.is_open[:1], null_slot).repeat(num_rows)
-    step = DecodeStep(segments, slots, torch.zeros_like(slots), width, width)
+    return DecodeStep(segments, slots, torch.zeros_like(slots), width, width)
+
+
+def _decode(segments: Segments, num_rows: int, width: int) -> None:
+    step = padding_step(segments, num_rows, width)
     step.forward()
     step.sample_and_accept(None)
     if segments.drafts:
