@@ -45,6 +45,11 @@ DEEPSEEK_V3 = Shape(128, 128, 192, value_dim=128)
 WITH_OPTIONS = [MISTRAL, GEMMA_2, GPT_OSS, DEEPSEEK_V3]
 
 
+def slow(*values: Any) -> Any:
+    """A case of ``make test-all``."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def check(
     kernel: Any, shape: Shape, config: Config, arch: int, hides: bool, **constants: int
 ) -> None:
@@ -104,8 +109,9 @@ def assert_fits(resources: Resources, arch: int) -> None:
         (WIDE, 17, False, HOPPER),
         (QWEN3_8B._replace(dtype="fp32"), 5, False, HOPPER),
         (WIDE._replace(dtype="fp32"), 1, False, HOPPER),
-        *((shape, width, False, HOPPER) for shape in WITH_OPTIONS for width in (1, 5)),
-        *((shape._replace(dtype="fp32"), 1, False, HOPPER) for shape in WITH_OPTIONS),
+        *((shape, 1, False, HOPPER) for shape in WITH_OPTIONS),
+        *(slow(shape, 5, False, HOPPER) for shape in WITH_OPTIONS),
+        *(slow(shape._replace(dtype="fp32"), 1, False, HOPPER) for shape in WITH_OPTIONS),
     ],
 )
 def test_rows_that_decode(shape: Shape, width: int, hides: bool, arch: int) -> None:
@@ -134,7 +140,7 @@ def test_their_splits(shape: Shape) -> None:
         (ODD, False, HOPPER),
         (QWEN3_8B._replace(dtype="fp32"), False, HOPPER),
         *((shape, False, HOPPER) for shape in WITH_OPTIONS),
-        *((shape._replace(dtype="fp32"), False, HOPPER) for shape in WITH_OPTIONS),
+        *(slow(shape._replace(dtype="fp32"), False, HOPPER) for shape in WITH_OPTIONS),
     ],
 )
 def test_chunks(shape: Shape, hides: bool, arch: int) -> None:
