@@ -26,8 +26,8 @@ NAMES = [
     "Gemma2ForCausalLM",
     "GptOssForCausalLM",
     "DeepseekV3ForCausalLM",
-    "MiMoV2FlashForCausalLM",
-    "Phi3ForCausalLM",
+    pytest.param("MiMoV2FlashForCausalLM", marks=pytest.mark.slow),
+    pytest.param("Phi3ForCausalLM", marks=pytest.mark.slow),
 ]
 
 
@@ -45,7 +45,7 @@ def test_texts_are_those_of_transformers_in_chunks_and_recorded_steps(
         assert_greedy(oracle, prompt, text)
 
 
-@pytest.mark.parametrize("method", ["none", "ngram"])
+@pytest.mark.parametrize("method", [pytest.param("none", marks=pytest.mark.slow), "ngram"])
 def test_texts_are_those_of_the_host_engine_while_steps_are_in_flight(
     method: str, tmp_path: Path
 ) -> None:
