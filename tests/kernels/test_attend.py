@@ -41,6 +41,7 @@ def test_any_step_agrees(step: Step, heads: Heads) -> None:
         starts=st.lists(st.integers(0, 40), max_size=4),
         width=st.integers(1, 5),
         chunks=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 40)), max_size=3),
+        block_size=st.sampled_from([4, 16]),
         hides=st.booleans(),
     ),
     heads=st.sampled_from([Heads(4, 4, 8), Heads(6, 2, 16)]),
