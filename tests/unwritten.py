@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._device import _device_constructors
 
 HUGE = 2**30 + 7
 
 
 def poison(patch: pytest.MonkeyPatch) -> None:
     """Of torch's functions, as Python calls them; torch's own code is not changed."""
+    _device_constructors()  # keeps for ever, for ``with torch.device``, what it first finds
     for name in ("empty", "empty_like", "empty_strided"):
         patch.setattr(torch, name, filled(getattr(torch, name)))
     patch.setattr(torch.Tensor, "new_empty", filled(torch.Tensor.new_empty))

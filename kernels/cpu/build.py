@@ -77,7 +77,7 @@ def build(folder: Path, warn: Callable[[str], None]) -> list[Path]:
     if compiler is None:
         raise BuildError("no C++ compiler found; install g++, clang++ or the package ziglang")
     libraries = []
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
         compiled = {name: threads.submit(_compile, compiler, folder, name) for name in VARIANTS}
     for name, library in compiled.items():
         try:
@@ -102,6 +102,7 @@ def _compile(compiler: list[str], folder: Path, variant: str) -> Path:
     except OSError as error:
         raise BuildError(f"{compiler[0]} does not start: {error}") from None
     if done.returncode:
+        unfinished.unlink(missing_ok=True)
         raise BuildError(f"{' '.join(command)} failed:\n{done.stderr}")
     return unfinished.rename(library)
 

@@ -91,7 +91,7 @@ def _attend(
     key, value = gathered.permute(2, 0, 3, 1, 4)  # each [R, H_kv, num_keys, ≥ D]
     key, value = key[..., : query.shape[3]], value[..., : options.value_dim or query.shape[3]]
     is_bad = None
-    # A graph of a GPU cannot ask.
+    # On a GPU the host would wait for the answer.
     if query.is_cuda or not (key.sum() + value.sum()).isfinite():
         is_bad = ~(key.isfinite().all(-1) & value.isfinite().all(-1))  # [R, H_kv, num_keys]
         key, value = (each.where(each.isfinite(), 0) for each in (key, value))

@@ -9,7 +9,7 @@ from shared.messages import ResultRow, RunKind, StepResult
 from shared.token_arrays import bytes_of
 
 
-class Emission(msgspec.Struct, frozen=True, gc=False):
+class Emission(msgspec.Struct, frozen=True, gc=False):  # nothing that it has refers to it
     """What row ``index`` of a StepResult brought. ``position``: how many tokens of the sequence's
     output (of its prompt, for a run of that) came before."""
 

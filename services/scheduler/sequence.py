@@ -86,7 +86,8 @@ class Sequence:
 
     @property
     def num_expected(self) -> int:
-        """The most ids that may be known when the plans in flight have run."""
+        """The most ids that may be known when the plans in flight have run. Like num_to_compute it
+        is asked several times for each sequence and plan, and so it asks no other property."""
         allocation, num_known = self.allocation, len(self.prompt) + len(self.emitted)
         return num_known if allocation is None else num_known + allocation.num_pending
 

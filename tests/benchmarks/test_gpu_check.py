@@ -54,9 +54,9 @@ OTHER_ROWS = {
     "other configurations": 0,
 }
 WORDS = ("ceilings", "engine", "prompts", "kernels", "other")
-# What starts processes, or profiles.
-SLOW_ROWS = {"mesh": 1, "start": 2, "transformers": 1}
-SLOW_WORDS = ("mesh", "start", "transf", "timeline")
+# What starts processes, or profiles, and what it is compared with.
+SLOW_ROWS = {"mesh": 1, "start": 2, "transformers": 1, "engine, batches": 1}
+SLOW_WORDS = ("mesh", "start", "transf", "timeline", "engine, batches")
 
 
 def checked(folder: Path, *words: str) -> dict[str, Any]:
@@ -90,10 +90,14 @@ def test_every_section_finds_something_and_all_of_it_is_written(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_sections_of_processes_and_profiles_find_something(tmp_path: Path) -> None:
-    results = checked(tmp_path, *SLOW_WORDS)["results"]
+    payload = checked(tmp_path, *SLOW_WORDS)
+    results = payload["results"]
     found = {name: len(section["rows"]) for name, section in results.items()}
     assert found.pop("timeline of a step") > 2
-    assert found == SLOW_ROWS
+    assert found == SLOW_ROWS | {"engine, batches, drafts": ENGINE_ROWS["batches, drafts"]}
+    assert [aim["what"] for aim in payload["aims"]] == ["speed through the mesh, batch 2"]
+    (text,) = [path.read_text() for path in tmp_path.glob("gpu-cpu-*.md")]
+    assert "## mesh" in text
     assert "decode_tokens_per_s" in results["transformers"]["rows"][0]
 
 

@@ -71,13 +71,16 @@ async def test_a_text_goes_on_within_its_schema_after_kills_and_preemption(tmp_p
         async with client_of(await started(fleet)) as client:
             expected = await texts_of(client, seeds, 16)
             running = asyncio.create_task(texts_of(client, seeds, 16))
+            (scheduler,) = fleet.of("scheduler")
+            async with asyncio.timeout(30):
+                while (await scheduler.metrics())["vllm:num_requests_running"] < 16:
+                    await asyncio.sleep(0.01)
             for kind, own in (("worker", {"NUM_GPU_BLOCKS_OVERRIDE": "64"}), ("tokenizer", {})):
-                await asyncio.sleep(0.5)
                 (victim,) = fleet.of(kind)
                 await fleet.kill(victim)
                 await fleet.start(kind, **own)
+                await asyncio.sleep(0.5)
             assert await running == expected
-        (scheduler,) = fleet.of("scheduler")
         assert (await scheduler.metrics())["vllm:num_preemptions_total"] > 0
         await fleet.until_idle()
 

@@ -1,9 +1,9 @@
 """``attend`` as kernels: rows that decode share their keys among splits, chunks are cut in tiles.
 
 What a row's result is does not depend on other rows. Without a window keys are taken from a row's
-first visible one on, so that no tile needs a mask at its beginning. With one, tiles and splits are
-at the same places for every token: which keys are added up together does not depend on where the
-row's first token is, and tiles that no token sees are not read.
+first visible one on, so that no tile needs a mask at its beginning. With one, tiles are at the same
+places for every token, and so are splits once the window is full: which keys are added up together
+does not depend on where the row's first token is, and tiles that no token sees are not read.
 """
 
 from typing import Any, NamedTuple
@@ -77,7 +77,8 @@ def attend(
 
 
 def _is_out_of_reach(window: int | None, attention: DeviceAttention) -> bool:
-    """A window of as many keys as a row has room for hides none."""
+    """A window of as many keys as a row has room for hides none. Our own models dropped theirs when
+    they were loaded; transformers' still name them."""
     rows = attention.decode or attention.chunks
     return bool(window and rows and window >= rows.tables.shape[1] * attention.block_size)
 

@@ -134,8 +134,12 @@ def combine_kernel(
     if p_sinks is not None:
         sink = tl.load(p_sinks + i_head).to(tl.float32) * LOG2_E
         top = tl.maximum(top, sink)
+    if WINDOW is not None:  # a draft beyond the table's last key may see none
+        top = tl.where(top == float("-inf"), 0.0, top)
     b_weight = tl.exp2(b_weight - top)
     total = tl.sum(b_weight, 0)
+    if WINDOW is not None:
+        total = tl.where(total == 0, 1.0, total)
     if p_sinks is not None:
         total += tl.exp2(sink - top)
     b_out = tl.sum(b_partial * b_weight[:, None], 0) / total

@@ -81,6 +81,7 @@ def load_transformers(
             f" one piece (limit {MAX_DISTANCE[dtype]:g}): it may keep state that is not in the KV"
             " cache"
         )
+    torch.cuda.empty_cache()  # of the comparison, which is no step's
     return loaded, shape
 
 
@@ -103,11 +104,12 @@ def _read_config(folder: Path, max_model_len: int) -> Any:
     for problem in _unsupported(config.get_text_config(), max_model_len):
         raise ConfigError(f"model: {folder}: transformers cannot serve it: {problem}")
     name = "/".join(config.architectures or [type(config).__name__])
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    with _errors_as_config_errors():  # of the module that has the class
+        family: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if family is None:
         raise ConfigError(
             f"model: {name}: transformers does not load it as a decoder (AutoModelForCausalLM)"
         )
-    family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     if not family._supports_attention_backend:
         raise ConfigError(f"model: {name} does not use transformers' attention interface")
     return config

@@ -173,7 +173,7 @@ def _read_config(settings: WorkerConfig, folder: Path, max_len: int) -> ModelCon
     try:
         return read_model_config(folder)
     except ConfigError as error:
-        if settings.quantization != "none":
+        if settings.quantization != "none" or settings.speculative_config.method == "mtp":
             raise
         from services.worker.startup.load_transformers import can_serve
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import make_engine
-from services.worker.engine.device.graphs import CpuRecorder
+from services.worker.engine.device.graphs import CaptureError, CpuRecorder
 from services.worker.startup import load_transformers
 from shared.errors import ConfigError
 from shared.messages import SamplingParams
@@ -69,7 +69,7 @@ def test_a_capture_that_breaks_off_names_the_setting_that_does_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(recorder: CpuRecorder, run: Any) -> None:
-        raise RuntimeError("operation not permitted when stream is capturing\nmore of it")
+        raise CaptureError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(CpuRecorder, "__call__", broken)
     save_family(tmp_path, "Phi3ForCausalLM")

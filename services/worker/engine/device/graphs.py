@@ -76,13 +76,10 @@ class StepGraphs:
         """Raises torch.OutOfMemoryError, and ConfigError where a step cannot be recorded."""
         try:
             self._record(shape, record)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            reason = str(error).partition("\n")[0]
+        except CaptureError as error:
             raise ConfigError(
                 f"enforce-eager: a step of {shape.num_rows} sequences cannot be captured as a CUDA"
-                f" graph: {reason}; set it to run without graphs"
+                f" graph: {error}; set it to run without graphs"
             ) from error
 
     def _record(self, shape: Shape, record: Record) -> None:
@@ -143,6 +140,10 @@ def record_graphs(
     return graphs
 
 
+class CaptureError(Exception):
+    """What ran by itself cannot be captured, and this is why."""
+
+
 class CpuRecorder:
     """Runs functions where there are no graphs."""
 
@@ -178,6 +179,15 @@ class CudaRecorder:
         return graph.replay
 
     def _capture(self, graph: torch.cuda.CUDAGraph, run: Run) -> None:
+        """Raises CaptureError."""
+        try:
+            self._run_captured(graph, run)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise CaptureError(str(error).partition("\n")[0]) from error
+
+    def _run_captured(self, graph: torch.cuda.CUDAGraph, run: Run) -> None:
         """What other threads do meanwhile does not end it."""
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:

@@ -34,7 +34,9 @@ def why_not_recordable(loaded: LoadedModel) -> str:
         with _looking_is_an_error(loaded.device):
             step.forward()
     except RuntimeError as error:
-        return str(error).splitlines()[0]
+        return str(error).partition("\n")[0]
+    finally:
+        torch.cuda.empty_cache()  # what is measured next begins without it
     return ""
 
 
