@@ -59,11 +59,11 @@ The trunk was continued twice and the MTP layer once, each time with fresh optim
 with the cosine taken up again at about half its height. Dialogues were 28 % of the tokens for the
 first 24 minutes, with 1,500 words to spell and sort, then 38 % with 600, and in the last half hour
 what `dialogues.py` and `batches.py` say: half the tokens, 150 words.
-The schedule follows the clock, so another run gives other figures:
+The schedule followed the clock then and follows the tokens now, so another run gives other figures:
 
 ```
-python -m models.training.train --out RUN --muon \\
-    --minutes {trunk_minutes:.0f} --mtp-minutes {mtp_minutes:.0f}
+OMP_WAIT_POLICY=passive python -m models.training.train --out RUN --muon \\
+    --tokens {trunk.num_tokens} --mtp-tokens {mtp.num_tokens}
 python -m models.training.export --run RUN --out models/shoal-tiny
 python -m models.training.evaluate models/shoal-tiny > figures.json
 python -m models.training.export --run RUN --out models/shoal-tiny --figures figures.json

@@ -1,7 +1,11 @@
-"""Which optimizer moves which parameter."""
+"""Which optimizer moves which parameter, and how fast."""
+
+import math
 
 from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
+
+from models.training.checkpoint import Progress
 
 PEAK_RATE = 2e-3
 WEIGHT_DECAY = 0.1
@@ -26,3 +30,10 @@ def make_optimizers(parameters: dict[str, nn.Parameter], use_muon: bool) -> list
     if hidden:
         optimizers.append(Muon(hidden, PEAK_RATE, WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw"))
     return optimizers
+
+
+def rate_factor(progress: Progress, budget: float, warmup_steps: int) -> float:
+    """Return the share of the peak rate: linear warm-up, then a cosine down to a tenth."""
+    done = min(progress.num_tokens / budget, 1.0)
+    warmup = min(1.0, (progress.num_steps + 1) / warmup_steps)
+    return warmup * (0.1 + 0.45 * (1 + math.cos(math.pi * done)))

@@ -1,15 +1,15 @@
 """Trains the embedded model: the trunk first, then the MTP layer on the frozen trunk.
 
-    python -m models.training.train --out DIR --minutes 60 --mtp-minutes 18
+    OMP_WAIT_POLICY=passive python -m models.training.train --out DIR --tokens 18e6
 
-A killed run continues from its last checkpoint with the same command. Rates follow elapsed
-time, so a busy machine sees fewer tokens but the same schedule. torch.compile makes it twice as
-fast and needs a C++ compiler; TORCHDYNAMO_DISABLE=1 does without.
+A killed run continues from its last checkpoint with the same command. Rates and the lengths of rows
+follow the tokens seen, so a starved run loses time alone. torch.compile makes it twice as fast and
+needs a C++ compiler; TORCHDYNAMO_DISABLE=1 does without. By OMP_WAIT_POLICY=passive threads that
+wait for one another sleep: where others compute too, they spin for most of the processor time.
 """
 
 import argparse
 import copy
-import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from models.training.checkpoint import Progress, load_checkpoint, save_checkpoin
 from models.training.corpus import common_words, load_documents, split_documents
 from models.training.losses import backward_drafts, backward_next_token
 from models.training.model import ModelConfig, ShoalTiny
-from models.training.optimizer import PEAK_RATE, make_optimizers
+from models.training.optimizer import PEAK_RATE, make_optimizers, rate_factor
 from models.training.tokenizer import save_tokenizer, train_tokenizer
 
 LONG_SHARE = 0.1  # the last tenth of the trunk phase sees rows of 2048
@@ -44,21 +44,14 @@ def prepare_data(out: Path, seed: int) -> BatchSource:
     return BatchSource(tokenizer, encode_corpus(tokenizer, documents), words, seed)
 
 
-def rate_factor(progress: Progress, budget_s: float, warmup_steps: int) -> float:
-    """Return the share of the peak rate: linear warm-up, then a cosine down to a tenth."""
-    done = min(progress.elapsed_s / budget_s, 1.0)
-    warmup = min(1.0, (progress.num_steps + 1) / warmup_steps)
-    return warmup * (0.1 + 0.45 * (1 + math.cos(math.pi * done)))
-
-
 class Phase:
-    """One of the two phases: what is trained, with which loss, for how long."""
+    """One of the two phases: what is trained, with which loss, for how many tokens."""
 
     def __init__(self, name: str, model: ShoalTiny, args: argparse.Namespace) -> None:
         self.is_trunk = name == "trunk"
         self.name, self.model, self.out = name, model, Path(args.out)
         self.tokens_per_step = args.tokens_per_step
-        self.budget_s = 60.0 * (args.minutes if self.is_trunk else args.mtp_minutes)
+        self.budget = args.tokens if self.is_trunk else args.mtp_tokens
         for parameter_name, parameter in model.named_parameters():
             parameter.requires_grad_(("mtp_layers" not in parameter_name) == self.is_trunk)
         trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
@@ -67,7 +60,7 @@ class Phase:
 
     def row_length(self, progress: Progress) -> int:
         """Return the number of positions per row."""
-        is_long = self.is_trunk and progress.elapsed_s > (1 - LONG_SHARE) * self.budget_s
+        is_long = self.is_trunk and progress.num_tokens > (1 - LONG_SHARE) * self.budget
         return 2048 if is_long else 512
 
     def step(self, batch: Batch, rate: float) -> float:
@@ -85,10 +78,10 @@ class Phase:
         """Train until the budget is spent, with a checkpoint every ten minutes."""
         next_checkpoint_s = progress.elapsed_s + FIRST_CHECKPOINT_S
         started = time.monotonic() - progress.elapsed_s
-        while progress.elapsed_s < self.budget_s:
+        while progress.num_tokens < self.budget:
             length = self.row_length(progress)
             batch = source.next_batch(self.tokens_per_step // length, length)
-            factor = rate_factor(progress, self.budget_s, WARMUP_STEPS[self.name])
+            factor = rate_factor(progress, self.budget, WARMUP_STEPS[self.name])
             loss = self.step(batch, PEAK_RATE * factor)
             progress = replace(
                 progress,
@@ -116,8 +109,8 @@ def main() -> None:
     """Run or continue both phases."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", required=True, help="folder of tokenizer and checkpoints")
-    parser.add_argument("--minutes", type=float, default=60.0, help="time of the trunk phase")
-    parser.add_argument("--mtp-minutes", type=float, default=18.0, help="time of the MTP phase")
+    parser.add_argument("--tokens", type=float, default=18e6, help="of the trunk phase")
+    parser.add_argument("--mtp-tokens", type=float, default=3e6, help="of the MTP phase")
     parser.add_argument("--tokens-per-step", type=int, default=8192)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--muon", action="store_true", help="Muon for the hidden matrices")
