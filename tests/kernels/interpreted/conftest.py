@@ -1,8 +1,9 @@
 """Triton kernels in its interpreter, which has to be chosen before Triton is imported: these tests
 run in a process of their own, ``TRITON_INTERPRET=1 pytest tests/kernels/interpreted``.
 
-The interpreter keeps a bfloat16 as its bits. Its products would multiply those, and its casts cut
-off where cards round to the nearest: here both do what cards do.
+The interpreter keeps a bfloat16 as its bits. Its products would multiply those, its casts cut off
+where cards round to the nearest, and its products of float32 depend on the processor: here they do
+what cards do.
 """
 
 from functools import cache
@@ -21,7 +22,6 @@ if IS_INTERPRETED:
     from triton.runtime import interpreter
 
     convert_float = interpreter._convert_float
-    create_dot = interpreter.InterpreterBuilder.create_dot
     patch_lang = interpreter._patch_lang
 
 
@@ -61,12 +61,14 @@ def _convert_float(data: np.ndarray, source: Any, target: Any, rounding: Any) ->
     return rounded.view(torch.uint16).numpy()
 
 
-def _create_dot(self: Any, left: Any, right: Any, *arguments: Any) -> Any:
-    return create_dot(self, _widen(left), _widen(right), *arguments)
+def _create_dot(self: Any, left: Any, right: Any, total: Any, *precision: Any) -> Any:
+    """NumPy's products of float32 round a row as its place in the matrix and the processor have it;
+    those of float64 are as good as exact."""
+    product = np.matmul(_values(left), _values(right), dtype=np.float64)
+    return interpreter.TensorHandle(product.astype(np.float32) + total.data, tl.float32)
 
 
-def _widen(handle: Any) -> Any:
+def _values(handle: Any) -> np.ndarray:
     if handle.dtype.scalar != tl.bfloat16:
-        return handle
-    wide = torch.from_numpy(np.array(handle.data)).view(torch.bfloat16).float()
-    return interpreter.TensorHandle(wide.numpy(), tl.float32)
+        return np.asarray(handle.data)
+    return torch.from_numpy(np.array(handle.data)).view(torch.bfloat16).float().numpy()
