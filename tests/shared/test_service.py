@@ -1,9 +1,11 @@
 """The runner of a service: signals, exit codes, the admin port."""
 
 import asyncio
+import gc
 import logging
 import os
 import signal
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -71,6 +73,25 @@ async def test_a_signal_drains_within_the_time_and_exits_with_0(tmp_path: Path, 
     assert await asyncio.wait_for(running, 10) == 0
     assert service.has_drained
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(autouse=True)
+def _garbage_is_searched_everywhere() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+
+
+async def test_what_a_ready_service_has_made_is_not_searched_for_garbage(tmp_path: Path):
+    service = Idle()
+    running = asyncio.create_task(run(service, tmp_path))
+    await until_it_serves(tmp_path)
+    assert gc.get_freeze_count() == 0
+    service.state = State.READY
+    async with asyncio.timeout(10):
+        while gc.get_freeze_count() < 1000:
+            await asyncio.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await asyncio.wait_for(running, 10) == 0
 
 
 async def test_a_service_signals_once_that_it_is_ready(tmp_path: Path, monkeypatch, caplog):
