@@ -28,7 +28,7 @@ class TokenArrays(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        return sum(array.nbytes for array in self)
+        return self.ids.nbytes + self.values.nbytes + self.top_ids.nbytes + self.ranks.nbytes
 
     def copied(self) -> "TokenArrays":
         """Returns arrays with memory of their own: views keep the whole message alive."""

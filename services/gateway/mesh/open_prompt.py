@@ -23,7 +23,7 @@ from shared.messages import (
     Submit,
 )
 from shared.peer import Peer
-from shared.token_arrays import TokenArrays
+from shared.token_arrays import TokenArrays, bytes_of
 
 MAX_REPLAYS = 2
 SAME_HANG_S = 10.0  # as long as shoal serve lets a service hang
@@ -62,8 +62,9 @@ class _ChoiceState:
                 self.ids.frombytes(part.ids.tobytes())
         self.num_chars += len(row.text)
         self.num_marks += len(row.marks)
-        self._num_bytes += part.num_bytes
-        self._num_unconsumed_bytes += part.num_bytes
+        num_bytes = bytes_of(row.run)
+        self._num_bytes += num_bytes
+        self._num_unconsumed_bytes += num_bytes
 
     def take(self, update: ChoiceUpdate) -> tuple[int, int] | None:
         """Returns the tokens and bytes to grant, once half a window has been taken."""
