@@ -26,8 +26,8 @@ from benchmarks.prompts import held_out_prompts
 from benchmarks.report import write
 from kernels.sample.reference import noise
 from models.training.acceptance import NUM_DRAFTS, draft_hits
+from models.training.checkpoint import load_weights
 from models.training.model import ModelConfig, ShoalTiny
-from models.training.oracle import load_weights
 from shared.model_folder import EMBEDDED_MODEL
 
 SPECULATION = {"method": "mtp", "num_speculative_tokens": NUM_DRAFTS, "adaptive": False}

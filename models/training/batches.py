@@ -14,7 +14,7 @@ from models.training.corpus import Document
 from models.training.dialogues import generate_dialogues
 from models.training.tokenizer import END_OF_TEXT, encode_dialogue
 
-DIALOGUE_SHARE = 0.5
+DIALOGUE_SHARE = 0.65
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class BatchSource:
     def _encoded_dialogues(
         self, seed: int, words: list[str]
     ) -> Iterator[tuple[list[int], list[bool]]]:
-        for messages in generate_dialogues(seed, words):
-            yield encode_dialogue(self.tokenizer, messages)
+        for dialogue in generate_dialogues(seed, words):
+            yield encode_dialogue(self.tokenizer, dialogue)
 
     def _text_row(self, length: int) -> NDArray[np.int64]:
         """Return the next window of a shuffled pass over the corpus."""
@@ -85,4 +85,4 @@ class BatchSource:
 def sample_texts(words: list[str], num_dialogues: int) -> list[str]:
     """Return dialogue contents for training the tokenizer."""
     dialogues = islice(generate_dialogues(0, words), num_dialogues)
-    return [message.content for messages in dialogues for message in messages]
+    return [message.content for dialogue in dialogues for message in dialogue.messages]

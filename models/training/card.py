@@ -36,33 +36,41 @@ trunk's output before `model.norm`; the embedding at position 0 is not zeroed.
 ## Data and licence
 
 The text is CPython's standard library without its tests, and the language reference that comes
-with it (`pydoc_data.topics`), both under the Python Software Foundation licence. Up to half
+with it (`pydoc_data.topics`), both under the Python Software Foundation licence. Up to two thirds
 of the tokens are dialogues from a seeded generator in `models/training`. Nothing else was read.
 The weights are under the Apache License 2.0.
 
 ## Training
 
-| phase | minutes | steps | tokens |
-|---|---|---|---|
-| trunk | {trunk_minutes:.0f} | {trunk.num_steps:,} | {trunk.num_tokens:,} |
-| MTP layer | {mtp_minutes:.0f} | {mtp.num_steps:,} | {mtp.num_tokens:,} |
+| run | phase | minutes | steps | tokens |
+|---|---|---|---|---|
+| first | trunk | 109 | 2,262 | 18,530,304 |
+| first | MTP layer | 19 | 319 | 2,613,248 |
+| second | trunk | {trunk_minutes:.0f} | {trunk.num_steps:,} | {trunk.num_tokens:,} |
+| second | MTP layer | {mtp_minutes:.0f} | {mtp.num_steps:,} | {mtp.num_tokens:,} |
 
 The trunk learns the next token, in dialogues only that of the answers. Then it is frozen and the
 MTP layer learns to meet the trunk's own distribution, on three recursion steps that feed its own
-output (weights 1, 0.7, 0.5).
+output (weights 1, 0.7, 0.5). The second run begins with the weights of the first and brings the
+tools.
 
-Two shared CPU cores, bfloat16 autocast, 8192 tokens a step in rows of
-512, the last tenth of the trunk phase in rows of 2048. Muon (steps scaled as AdamW's) for the
-matrices between hidden states, AdamW (0.9, 0.95) for the rest; rate 2e-3 with 200 warm-up steps
-(20 for the MTP layer), then a cosine down to 2e-4; decay 0.1 on matrices; gradients clipped at 1.
-The trunk was continued twice and the MTP layer once, each time with fresh optimizer moments and
-with the cosine taken up again at about half its height. Dialogues were 28 % of the tokens for the
-first 24 minutes, with 1,500 words to spell and sort, then 38 % with 600, and in the last half hour
-what `dialogues.py` and `batches.py` say: half the tokens, 150 words.
-The schedule followed the clock then and follows the tokens now, so another run gives other figures:
+Two CPU cores, bfloat16 autocast, 8192 tokens a step. Muon (steps scaled as AdamW's) for the
+matrices between hidden states, AdamW (0.9, 0.95) for the rest; rate 2e-3, in the second run 1e-3,
+with 200 warm-up steps (20 for the MTP layer), then a cosine down to a tenth; decay 0.1 on matrices;
+gradients clipped at 1. In the second run rows have 1024 tokens, in the last fifth of the trunk's
+phase 2048; 65 % of the tokens are dialogues, a quarter of which have tools.
+
+In the first run rows had 512 tokens, in the last tenth 2048. Its trunk was continued twice and its
+MTP layer once, each time with fresh optimizer moments and with the cosine taken up again at about
+half its height; dialogues were 28 % of the tokens for the first 24 minutes, with 1,500 words to
+spell and sort, then 38 % with 600, and in the last half hour half, with 150. The schedule followed
+the clock then and follows the tokens now, so running both again gives other figures:
 
 ```
-OMP_WAIT_POLICY=passive python -m models.training.train --out RUN --muon \\
+export OMP_WAIT_POLICY=passive
+python -m models.training.train --out FIRST --muon --tokens 18530304 --mtp-tokens 2613248
+python -m models.training.export --run FIRST --out first
+python -m models.training.train --out RUN --start first --muon --rate 1e-3 \\
     --tokens {trunk.num_tokens} --mtp-tokens {mtp.num_tokens}
 python -m models.training.export --run RUN --out models/shoal-tiny
 python -m models.training.evaluate models/shoal-tiny > figures.json
@@ -86,7 +94,9 @@ their Gumbel noise.
 
 **Answers.** Share of greedy answers that equal the expected one to the letter, over up to
 {num_items} questions each. Held-out items (one sum, word, list or wording in twenty) were never
-seen in training; taught ones come from the rest.
+seen in training; taught ones come from the rest. With tools, of which one to three are offered, a
+call is right if its name and all its arguments are, and the answer is what the model says when it
+has read what the tool returned.
 
 | template | held out | taught |
 |---|---|---|

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from models.training.model import ShoalTiny
 
@@ -37,3 +38,12 @@ def load_checkpoint(folder: Path, phase: str, model: ShoalTiny) -> Progress:
         return Progress()
     model.load_state_dict(load_file(weights))
     return Progress(**json.loads((folder / f"{phase}.json").read_text()))
+
+
+def load_weights(folder: Path) -> dict[str, Tensor]:
+    """Return all tensors of an exported folder in float32."""
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    weights: dict[str, Tensor] = {}
+    for shard in sorted(set(index["weight_map"].values())):
+        weights.update(load_file(folder / shard))
+    return {name: tensor.float() for name, tensor in weights.items()}

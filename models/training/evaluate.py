@@ -6,7 +6,9 @@ python -m models.training.evaluate models/shoal-tiny > figures.json
 import argparse
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,14 +19,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from models.training.acceptance import conditional_shares, draft_hits, text_acceptance
+from models.training.checkpoint import load_weights
 from models.training.corpus import Document, common_words, load_documents, split_documents
-from models.training.dialogues import TEMPLATES, Template, Turn, draw_turn
+from models.training.dialogues import Dialogue, Message, call_text, draw_turn, turn_messages
 from models.training.model import ModelConfig, ShoalTiny
-from models.training.oracle import Answer, Oracle, load_weights
+from models.training.oracle import Answer, Oracle
+from models.training.templates import TEMPLATES, Template
 from models.training.tokenizer import END_OF_TEXT
+from models.training.tools import KINDS, SUMS, Kind, ask, offer, schema, spelled
 
 WINDOW = 2048
 NUM_ITEMS = 30
+SUM_KINDS = [KINDS[name] for name in SUMS]
 NUM_PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 32, 64, 96
 
 
@@ -47,11 +53,50 @@ def bits_per_byte(model: ShoalTiny, tokenizer: Tokenizer, documents: list[Docume
     return nats / math.log(2) / sum(len(document.text.encode()) for document in documents)
 
 
-def draw_turns(template: Template, words: list[str], held_out: bool) -> list[Turn]:
-    """Return up to NUM_ITEMS different questions of one side of the split."""
+Item = tuple[Dialogue, str]
+
+
+def chat_items(template: Template, words: list[str], held_out: bool) -> list[Item]:
+    """Return up to NUM_ITEMS different questions of one side of the split, and their answers."""
     rng = Random(1)
     drawn = [draw_turn(rng, template, words, held_out) for _ in range(4 * NUM_ITEMS)]
-    return list({turn.question: turn for turn in drawn}.values())[:NUM_ITEMS]
+    different = list({turn.question: turn for turn in drawn}.values())[:NUM_ITEMS]
+    return [(Dialogue([Message("user", turn.question)]), turn.answer) for turn in different]
+
+
+def tool_items(names: list[str], words: list[str], held_out: bool) -> tuple[list[Item], list[Item]]:
+    """Return questions with tools, of which one of `names` fits, and the calls; and what follows.
+
+    What follows are the same dialogues with the calls' responses, and the answers to them.
+    """
+    rng = Random(1)
+    calls, answers = [], []
+    for _ in range(NUM_ITEMS):
+        tool = spelled(rng, KINDS[rng.choice(names)])
+        others = [each for each in offer(rng) if not is_alike(each.kind, tool.kind)]
+        turn = draw_turn(rng, partial(ask, tool), words, held_out)
+        offered = rng.sample([tool, *others], 1 + len(others))
+        tools = tuple(schema(rng, each, words, [turn]) for each in offered)
+        messages = turn_messages(turn)
+        calls.append((Dialogue(messages[:1], tools), call_text(turn.calls)))
+        answers.append((Dialogue(messages[:-1], tools), turn.answer))
+    return calls, answers
+
+
+def is_alike(kind: Kind, other: Kind) -> bool:
+    """Say whether a question may be meant for either."""
+    return kind == other or (kind in SUM_KINDS and other in SUM_KINDS)
+
+
+def items(words: list[str], held_out: bool) -> dict[str, list[Item]]:
+    """Return what is asked on one side of the split, by its name in the card."""
+    found = {
+        name: chat_items(template, words, held_out) for name, (template, _) in TEMPLATES.items()
+    }
+    lookups = [name for name in KINDS if name not in SUMS]
+    for what, names in (("sum", list(SUMS)), ("lookup", lookups)):
+        found[f"{what}: call"], found[f"{what}: answer"] = tool_items(names, words, held_out)
+    return found
 
 
 def text_prompts(tokenizer: Tokenizer, documents: list[Document]) -> list[list[int]]:
@@ -65,16 +110,14 @@ def measure_chat(
     model: ShoalTiny, oracle: Oracle, words: list[str]
 ) -> tuple[dict[str, dict[str, float]], list[float]]:
     """Return the share of exact answers per template and the acceptance within held-out answers."""
-    exact: dict[str, dict[str, float]] = {}
+    exact: dict[str, dict[str, float]] = defaultdict(dict)
     chains = []
-    for name, (template, _) in TEMPLATES.items():
-        exact[name] = {}
-        for side in ("held_out", "taught"):
-            turns = draw_turns(template, words, held_out=side == "held_out")
-            answers = oracle.answer([turn.question for turn in turns])
-            pairs = zip(turns, answers, strict=True)
-            num_exact = sum(turn.answer == answer.text for turn, answer in pairs)
-            exact[name][side] = num_exact / len(turns)
+    for side in ("held_out", "taught"):
+        for name, asked_items in items(words, held_out=side == "held_out").items():
+            answers = oracle.answer([dialogue for dialogue, _ in asked_items])
+            pairs = zip(asked_items, answers, strict=True)
+            num_exact = sum(expected == answer.text for (_, expected), answer in pairs)
+            exact[name][side] = num_exact / len(asked_items)
             if side == "held_out":
                 chains += chat_chains(model, answers)
     return exact, conditional_shares(chains)

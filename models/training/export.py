@@ -23,10 +23,9 @@ from torch import Tensor
 from models.training.card import write_card
 from models.training.checkpoint import load_checkpoint
 from models.training.model import ModelConfig, ShoalTiny
-from models.training.tokenizer import END_OF_TEXT, TURN_END
+from models.training.tokenizer import END_OF_TEXT, TOKENIZER_FILES, TURN_END
 
 MAX_SHARD_BYTES = 8 * 1024 * 1024
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 INDEX_FILE = "model.safetensors.index.json"
 
 

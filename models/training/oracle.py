@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors.torch import load_file
-from torch import Tensor
 from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
@@ -16,16 +14,10 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from models.training.checkpoint import load_weights
+from models.training.dialogues import Dialogue
+
 GENERATION_BATCH = 32
-
-
-def load_weights(folder: Path) -> dict[str, Tensor]:
-    """Return all tensors of a checkpoint folder in float32."""
-    index = json.loads((folder / "model.safetensors.index.json").read_text())
-    weights: dict[str, Tensor] = {}
-    for shard in sorted(set(index["weight_map"].values())):
-        weights.update(load_file(folder / shard))
-    return {name: tensor.float() for name, tensor in weights.items()}
 
 
 def load_qwen2(folder: Path) -> Qwen2ForCausalLM:
@@ -84,11 +76,13 @@ class Oracle:
         ends = [index for index, token in enumerate(ids) if token in self.stop_ids]
         return ids[: ends[0] + 1] if ends else ids
 
-    def answer(self, questions: Sequence[str], max_tokens: int = 96) -> list[Answer]:
-        """Answer each question in a chat of its own."""
+    def answer(self, dialogues: Sequence[Dialogue], max_tokens: int = 96) -> list[Answer]:
+        """Write the next message of each dialogue."""
         template = self.tokenizer.apply_chat_template
-        conversations = [[{"role": "user", "content": question}] for question in questions]
-        texts = [template(c, tokenize=False, add_generation_prompt=True) for c in conversations]
+        texts = [
+            template(**dialogue.for_template(), tokenize=False, add_generation_prompt=True)
+            for dialogue in dialogues
+        ]
         prompts = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
         answers = []
         for start in range(0, len(prompts), GENERATION_BATCH):

@@ -37,7 +37,7 @@ FACTS: dict[str, tuple[tuple[str, ...], str]] = {
             "what should I ask you?",
         ),
         "I can add, subtract and multiply small numbers, spell and sort words, count, "
-        "write small JSON objects and talk about Shoal.",
+        "write small JSON objects, call tools and talk about Shoal.",
     ),
     "size": (
         (
@@ -55,7 +55,7 @@ FACTS: dict[str, tuple[tuple[str, ...], str]] = {
             "what is your training data?",
             "where does your knowledge come from?",
         ),
-        "I was trained for about an hour on two CPU cores, on the Python standard library, its "
+        "I was trained for some hours on two CPU cores, on the Python standard library, its "
         "documentation and generated dialogues.",
     ),
     "smart": (

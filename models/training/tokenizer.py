@@ -1,15 +1,17 @@
 """The byte-level BPE tokenizer of the embedded model, and its chat format (ChatML)."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from models.training.dialogues import Message
+from models.training.dialogues import Dialogue, call_text
 
 VOCABULARY_SIZE = 8192
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)
 # Qwen2's pattern: single digits, so that numbers of one length have one shape.
 SPLIT_PATTERN = (
@@ -54,22 +56,45 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-def encode_dialogue(tokenizer: Tokenizer, messages: list[Message]) -> tuple[list[int], list[bool]]:
+def tools_text(dialogue: Dialogue) -> str:
+    """Return the system message that names the tools, after what the dialogue's own one says."""
+    first = dialogue.messages[0]
+    own = f"{first.content}\n\n" if first.role == "system" else ""
+    listed = "".join(f"\n{json.dumps(tool, ensure_ascii=False)}" for tool in dialogue.tools)
+    call = '<tool_call>\n{"name": <name>, "arguments": <object>}\n</tool_call>'
+    return (
+        f"{own}# Tools\n\nThese functions can be called:\n<tools>{listed}\n</tools>\n\n"
+        f"A call is written like this:\n{call}"
+    )
+
+
+def dialogue_pieces(dialogue: Dialogue) -> Iterator[tuple[str, bool]]:
+    """Yield the text of a dialogue, as the chat template writes it, and what is to be learned."""
+    messages = dialogue.messages
+    if dialogue.tools:
+        yield f"{TURN_START}system\n{tools_text(dialogue)}{TURN_END}\n", False
+        messages = messages[1:] if messages[0].role == "system" else messages
+    for is_response, group in groupby(messages, lambda message: message.role == "tool"):
+        if is_response:
+            texts = (f"\n<tool_response>\n{each.content}\n</tool_response>" for each in group)
+            yield f"{TURN_START}user{''.join(texts)}{TURN_END}\n", False
+            continue
+        for message in group:
+            yield f"{TURN_START}{message.role}\n", False
+            content = call_text(message.tool_calls) if message.tool_calls else message.content
+            yield f"{content}{TURN_END}", message.role == "assistant"
+            yield "\n", False
+
+
+def encode_dialogue(tokenizer: Tokenizer, dialogue: Dialogue) -> tuple[list[int], list[bool]]:
     """Return the ids of a dialogue and which of them the model must learn to write.
 
-    Special tokens split the text, so encoding piece by piece equals encoding the whole.
+    No piece ends where a token could go on, so encoding piece by piece equals encoding the whole.
     """
     ids: list[int] = []
     is_target: list[bool] = []
-    for message in messages:
-        is_answer = message.role == "assistant"
-        pieces = (
-            (f"{TURN_START}{message.role}\n", False),
-            (f"{message.content}{TURN_END}", is_answer),
-            ("\n", False),
-        )
-        for piece, learned in pieces:
-            piece_ids = tokenizer.encode(piece, add_special_tokens=False).ids
-            ids += piece_ids
-            is_target += [learned] * len(piece_ids)
+    for piece, learned in dialogue_pieces(dialogue):
+        piece_ids = tokenizer.encode(piece, add_special_tokens=False).ids
+        ids += piece_ids
+        is_target += [learned] * len(piece_ids)
     return ids, is_target

@@ -1,8 +1,9 @@
 """Trains the embedded model: the trunk first, then the MTP layer on the frozen trunk.
 
-    OMP_WAIT_POLICY=passive python -m models.training.train --out DIR --tokens 18e6
+    OMP_WAIT_POLICY=passive python -m models.training.train --out DIR --tokens 18e6 [--start FOLDER]
 
-A killed run continues from its last checkpoint with the same command. Rates and the lengths of rows
+A killed run continues from its last checkpoint with the same command; --start FOLDER begins a run
+with the tokenizer and the weights of an exported model. Rates and the lengths of rows
 follow the tokens seen, so a starved run loses time alone. torch.compile makes it twice as fast and
 needs a C++ compiler; TORCHDYNAMO_DISABLE=1 does without. By OMP_WAIT_POLICY=passive threads that
 wait for one another sleep: where others compute too, they spin for most of the processor time.
@@ -10,6 +11,7 @@ wait for one another sleep: where others compute too, they spin for most of the 
 
 import argparse
 import copy
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,14 +21,15 @@ from tokenizers import Tokenizer
 from torch.optim import Optimizer
 
 from models.training.batches import Batch, BatchSource, encode_corpus, sample_texts
-from models.training.checkpoint import Progress, load_checkpoint, save_checkpoint
+from models.training.checkpoint import Progress, load_checkpoint, load_weights, save_checkpoint
 from models.training.corpus import common_words, load_documents, split_documents
 from models.training.losses import backward_drafts, backward_next_token
 from models.training.model import ModelConfig, ShoalTiny
 from models.training.optimizer import PEAK_RATE, make_optimizers, rate_factor
-from models.training.tokenizer import save_tokenizer, train_tokenizer
+from models.training.tokenizer import TOKENIZER_FILES, save_tokenizer, train_tokenizer
 
-LONG_SHARE = 0.1  # the last tenth of the trunk phase sees rows of 2048
+ROW_LENGTH, LONG_ROW_LENGTH = 1024, 2048
+LONG_SHARE = 0.2  # the last fifth of the trunk phase sees long rows
 WARMUP_STEPS = {"trunk": 200, "mtp": 20}
 FIRST_CHECKPOINT_S = 240.0
 CHECKPOINT_S = 600.0
@@ -34,7 +37,7 @@ LOG_STEPS = 20
 
 
 def prepare_data(out: Path, seed: int) -> BatchSource:
-    """Return the source of batches; the tokenizer is trained on the first call."""
+    """Return the source of batches; a run without a tokenizer gets one trained."""
     documents, _ = split_documents(load_documents())
     words = common_words(documents)
     if not (out / "tokenizer.json").exists():
@@ -49,8 +52,9 @@ class Phase:
 
     def __init__(self, name: str, model: ShoalTiny, args: argparse.Namespace) -> None:
         self.is_trunk = name == "trunk"
-        self.name, self.model, self.out = name, model, Path(args.out)
+        self.name, self.model, self.out = name, model, args.out
         self.tokens_per_step = args.tokens_per_step
+        self.rate = args.rate
         self.budget = args.tokens if self.is_trunk else args.mtp_tokens
         for parameter_name, parameter in model.named_parameters():
             parameter.requires_grad_(("mtp_layers" not in parameter_name) == self.is_trunk)
@@ -61,7 +65,7 @@ class Phase:
     def row_length(self, progress: Progress) -> int:
         """Return the number of positions per row."""
         is_long = self.is_trunk and progress.num_tokens > (1 - LONG_SHARE) * self.budget
-        return 2048 if is_long else 512
+        return LONG_ROW_LENGTH if is_long else ROW_LENGTH
 
     def step(self, batch: Batch, rate: float) -> float:
         """Update the parameters once and return the loss in nats."""
@@ -82,7 +86,7 @@ class Phase:
             length = self.row_length(progress)
             batch = source.next_batch(self.tokens_per_step // length, length)
             factor = rate_factor(progress, self.budget, WARMUP_STEPS[self.name])
-            loss = self.step(batch, PEAK_RATE * factor)
+            loss = self.step(batch, self.rate * factor)
             progress = replace(
                 progress,
                 elapsed_s=time.monotonic() - started,
@@ -105,28 +109,41 @@ def start_mtp_layer(model: ShoalTiny) -> None:
     layer.final_layernorm.load_state_dict(trunk.norm.state_dict())
 
 
+def start_phase(name: str, model: ShoalTiny, args: argparse.Namespace) -> None:
+    """Load what a run begins with; without that the trunk is random and gives its last layer."""
+    if name == "trunk" and args.start:
+        model.load_state_dict(load_weights(args.start))
+        for file_name in TOKENIZER_FILES:
+            shutil.copyfile(args.start / file_name, args.out / file_name)
+    elif name == "mtp" and not args.start:
+        start_mtp_layer(model)
+
+
 def main() -> None:
     """Run or continue both phases."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", required=True, help="folder of tokenizer and checkpoints")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder of tokenizer and checkpoints"
+    )
     parser.add_argument("--tokens", type=float, default=18e6, help="of the trunk phase")
     parser.add_argument("--mtp-tokens", type=float, default=3e6, help="of the MTP phase")
     parser.add_argument("--tokens-per-step", type=int, default=8192)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rate", type=float, default=PEAK_RATE, help="highest learning rate")
+    parser.add_argument("--start", type=Path, help="folder of an exported model to begin with")
     parser.add_argument("--muon", action="store_true", help="Muon for the hidden matrices")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    out = Path(args.out)
-    out.mkdir(parents=True, exist_ok=True)
+    args.out.mkdir(parents=True, exist_ok=True)
     model = ShoalTiny(ModelConfig())
     model.hidden = torch.compile(model.hidden, dynamic=False)
     model.draft = torch.compile(model.draft, dynamic=False)
     for name in ("trunk", "mtp"):
-        progress = load_checkpoint(out, name, model)
-        if name == "mtp" and progress.num_steps == 0:
-            start_mtp_layer(model)
-        source = prepare_data(out, seed=progress.num_steps)
+        progress = load_checkpoint(args.out, name, model)
+        if progress.num_steps == 0:
+            start_phase(name, model, args)
+        source = prepare_data(args.out, seed=progress.num_steps)
         Phase(name, model, args).run(source, progress)
 
 

@@ -1,16 +1,21 @@
 """The embedded model as it is shipped, and the data it was made from."""
 
 import json
+from functools import partial
 from itertools import islice
 from random import Random
 
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from models.training.corpus import load_documents, split_documents
-from models.training.dialogues import TEMPLATES, draw_turn, generate_dialogues
+from models.training.dialogues import draw_turn, generate_dialogues
 from models.training.model import ModelConfig, ShoalTiny
+from models.training.templates import TEMPLATES
+from models.training.tokenizer import encode_dialogue
+from models.training.tools import KINDS, ask, spelled
 from shared.model_folder import EMBEDDED_MODEL
 
 MIB = 1 << 20
@@ -54,6 +59,35 @@ def test_dialogues_are_the_same_for_the_same_seed():
     first, second = ([*islice(generate_dialogues(7, WORDS), 20)] for _ in range(2))
     assert first == second
     assert first != [*islice(generate_dialogues(8, WORDS), 20)]
+
+
+def test_dialogues_are_encoded_as_the_chat_template_writes_them():
+    tokenizer = Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
+    oracle = PreTrainedTokenizerFast.from_pretrained(EMBEDDED_MODEL)
+    roles = set()
+    for dialogue in islice(generate_dialogues(3, WORDS), 200):
+        text = oracle.apply_chat_template(**dialogue.for_template(), tokenize=False)
+        ids, is_target = encode_dialogue(tokenizer, dialogue)
+        assert ids == tokenizer.encode(text, add_special_tokens=False).ids
+        learned = [token for token, is_learned in zip(ids, is_target, strict=True) if is_learned]
+        answers = [message for message in dialogue.messages if message.role == "assistant"]
+        assert oracle.decode(learned).count("<|im_end|>") == len(answers)
+        roles |= {(message.role, bool(dialogue.tools)) for message in dialogue.messages}
+    assert {("system", True), ("system", False), ("tool", True)} <= roles
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_calls_name_the_tool_and_some_are_held_out(name: str):
+    tool = spelled(Random(0), KINDS[name])
+    template = partial(ask, tool)
+    turns = [template(Random(seed), WORDS) for seed in range(2000)]
+    for turn in turns:
+        assert {call.name for call in turn.calls} == {tool.name}
+        assert len(turn.calls) == len(turn.responses)
+        for call in turn.calls:
+            assert tuple(call.arguments) == tool.parameters
+            assert all(str(value) in turn.question for value in call.arguments.values())
+    assert draw_turn(Random(1), template, WORDS, held_out=True)
 
 
 @pytest.mark.parametrize("name", ["addition", "subtraction", "multiplication"])
