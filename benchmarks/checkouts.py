@@ -2,8 +2,8 @@
 
     python -m benchmarks.checkouts FOLDER
 
-FOLDER holds the checkout that ours is compared with, native code included. Prompts of 128 ids, 32
-decoded, in bfloat16; a ratio above 1 says that ours is faster, or takes longer to start.
+FOLDER holds the checkout that ours is compared with, native code included. Prompts of 128 ids in
+bfloat16; a ratio above 1 says that ours is faster, or takes longer to start.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from benchmarks.report import spread, write
 from benchmarks.servers import ROOT, SHOAL
 
 FIGURES = ("prefill_tokens_per_s", "decode_tokens_per_s")
-NUM_DECODED = 32
+NUM_DECODED = {"small": 256, "medium": 32}  # of each stream
 
 
 def run(folder: Path, model: Path, num_streams: int, num_decoded: int) -> dict[str, float]:
@@ -44,7 +44,7 @@ def run(folder: Path, model: Path, num_streams: int, num_decoded: int) -> dict[s
 
 
 def compare(
-    other: Path, model: Path, num_streams: int, num_rounds: int, num_decoded: int = NUM_DECODED
+    other: Path, model: Path, num_streams: int, num_rounds: int, num_decoded: int
 ) -> list[tuple[dict[str, float], dict[str, float]]]:
     """Ours and the other's of each round; who begins changes from round to round."""
     pairs = []
@@ -64,7 +64,7 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--models", nargs="+", default=["small", "medium"])
+    parser.add_argument("--models", nargs="+", default=list(NUM_DECODED), choices=NUM_DECODED)
     parser.add_argument("--streams", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
@@ -73,7 +73,7 @@ if __name__ == "__main__":
     for name in args.models:
         model = checkpoint(name)
         for num_streams in args.streams:
-            pairs = compare(other, model, num_streams, args.rounds)
+            pairs = compare(other, model, num_streams, args.rounds, NUM_DECODED[name])
             found[f"{name} × {num_streams}"] = {each: ratios(pairs, each) for each in FIGURES}
         start = compare(other, model, num_streams=1, num_rounds=args.rounds, num_decoded=1)
         found[f"{name}: start, prefill and one token"] = ratios(start, "total_s")
