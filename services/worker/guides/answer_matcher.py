@@ -65,7 +65,7 @@ class AnswerMatcher:
                 self._num_consumed = 0
             ids = self.ids[self._num_consumed :]
             if ids and self._matcher.try_consume_tokens(ids) < len(ids):
-                self.error = f"its text left its grammar: {first_line(self._matcher.get_error())}"
+                self._blame(self._matcher)
         except GrammarError as error:
             self.error = str(error)
         self._num_consumed = len(self.ids)
@@ -84,6 +84,12 @@ class AnswerMatcher:
         if num_drafts:
             self._matcher = None
         else:
-            self.error = f"its grammar is too complex: {first_line(matcher.get_error())}"
-            self.is_too_complex = True
+            self._blame(matcher)
         return np.zeros_like(self._ids_mask)
+
+    def _blame(self, matcher: LLMatcher) -> None:
+        """A matcher without an error of its own has only not taken an id."""
+        self.is_too_complex = matcher.is_error()
+        self.error = "its text left its grammar"
+        if self.is_too_complex:
+            self.error = f"its grammar is too complex: {first_line(matcher.get_error())}"

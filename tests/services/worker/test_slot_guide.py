@@ -235,6 +235,7 @@ def test_forced_ids_end_reasoning_without_a_close_id_too() -> None:
         ("start: nowhere", "", "its grammar is none"),
         ("", "", ""),
         (grammar_from("json_schema", '{"$ref": "#"}'), "", "too complex"),
+        ("start: " + " | ".join(f'"{i}"' for i in range(3000)), "12", "too complex"),
         (GRAMMARS["choice"], "neither", "left its grammar"),
     ],
 )
