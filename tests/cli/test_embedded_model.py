@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,42 @@ async def test_chat_answers_what_it_was_taught_streaming_or_not(tmp_path: Path):
         assert usage.completion_tokens == whole.usage.completion_tokens
         assert usage.completion_tokens_details is not None, "it drafts by default"
         assert usage.completion_tokens_details.accepted_prediction_tokens > 0
+
+
+MULTIPLY: Any = {
+    "type": "function",
+    "function": {
+        "name": "multiply",
+        "description": "Multiplies two numbers.",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+            "required": ["a", "b"],
+        },
+    },
+}
+
+
+async def test_it_calls_a_tool_and_says_what_that_returned(tmp_path: Path):
+    messages: Any = [{"role": "user", "content": "What is 1234 * 56?"}]
+    async with running_fleet(tmp_path, {"NUM_THREADS": "1"}, fork) as fleet:
+        await fleet.start_all(scheduler=1, worker=1, tokenizer=1, gateway=1)
+        url = f"{fleet.of('gateway')[0].url}/v1"
+        async with AsyncOpenAI(base_url=url, api_key="none") as client:
+            ask = partial(client.chat.completions.create, model="shoal-tiny", temperature=0)
+            reply = await ask(messages=messages, tools=[MULTIPLY])
+            (call,) = reply.choices[0].message.tool_calls or []
+            assert call.type == "function"
+            assert call.function.name == "multiply"
+            assert json.loads(call.function.arguments) == {"a": 1234, "b": 56}
+            assert reply.choices[0].finish_reason == "tool_calls"
+            messages += [
+                reply.choices[0].message.model_dump(exclude_none=True),
+                {"role": "tool", "tool_call_id": call.id, "content": "69104"},
+            ]
+            answer = await ask(messages=messages, tools=[MULTIPLY])
+            assert answer.choices[0].message.content == "1234 * 56 = 69104"
+            assert not answer.choices[0].message.tool_calls
 
 
 async def test_texts_over_http_are_the_same_with_drafts_and_without(tmp_path: Path):
