@@ -9,6 +9,8 @@ from typing import Any
 from models.training.templates import CITIES, NAMES, Call, Turn
 
 Value = str | int
+Drawn = tuple[tuple[Value, ...], Value]  # arguments of a call, and what it returns
+Draw = Callable[[Random, list[str]], Drawn]
 PLACES = (
     *CITIES, "Vienna", "Athens", "Dublin", "Lisbon", "Prague", "Warsaw", "Helsinki", "London",
     "Boston", "Chicago", "Sydney", "Nairobi", "Seoul", "Hanoi", "Quito", "Havana",
@@ -35,7 +37,7 @@ class Kind:
     parameters: tuple[tuple[str, ...], ...]
     questions: tuple[str, ...]
     answer: str
-    draw: Callable[[Random, list[str]], tuple[tuple[Value, ...], Value]]
+    draw: Draw
 
 
 @dataclass(frozen=True)
@@ -52,24 +54,24 @@ def large_number(rng: Random) -> int:
     return rng.randrange(10 ** rng.randint(1, 4))
 
 
-def sums(symbol: str, compute: Callable[[int, int], int]) -> Callable[..., Any]:
+def sums(compute: Callable[[int, int], int]) -> Draw:
     """Return a `draw` of two numbers and their result."""
 
-    def draw(rng: Random, words: list[str]) -> tuple[tuple[Value, ...], Value]:
+    def draw(rng: Random, words: list[str]) -> Drawn:
         left, right = large_number(rng), large_number(rng)
         return (left, right), compute(left, right)
 
     return draw
 
 
-def expression(rng: Random, words: list[str]) -> tuple[tuple[Value, ...], Value]:
+def expression(rng: Random, words: list[str]) -> Drawn:
     """Draw a sum as one text."""
     left, right, symbol = large_number(rng), large_number(rng), rng.choice("+-*")
     result = {"+": left + right, "-": left - right, "*": left * right}[symbol]
     return (f"{left} {symbol} {right}",), result
 
 
-def found(values: tuple[str, ...], result: Callable[[Random], Value]) -> Callable[..., Any]:
+def found(values: tuple[str, ...], result: Callable[[Random], Value]) -> Draw:
     """Return a `draw` of one of `values` and of what is found for it."""
     return lambda rng, words: ((rng.choice(values),), result(rng))
 
@@ -96,16 +98,16 @@ KINDS: dict[str, Kind] = {
     "add": Kind(
         ("add", "sum", "add_numbers"), "Adds two numbers.", NUMBERS,
         ("What is {0} + {1}?", "{0} + {1}", "{0}+{1}", "Add {0} and {1}.", "What is {0} plus {1}?"),
-        "{0} + {1} = {result}", sums("+", lambda left, right: left + right)),
+        "{0} + {1} = {result}", sums(lambda left, right: left + right)),
     "subtract": Kind(
         ("subtract", "minus", "difference"), "Subtracts the second number from the first.", NUMBERS,
         ("What is {0} - {1}?", "{0} - {1}", "{0}-{1}", "What is {0} minus {1}?"),
-        "{0} - {1} = {result}", sums("-", lambda left, right: left - right)),
+        "{0} - {1} = {result}", sums(lambda left, right: left - right)),
     "multiply": Kind(
         ("multiply", "times", "product"), "Multiplies two numbers.", NUMBERS,
         ("What is {0} * {1}?", "{0} * {1}", "{0}*{1}", "Multiply {0} by {1}.",
          "What is {0} times {1}?"),
-        "{0} * {1} = {result}", sums("*", lambda left, right: left * right)),
+        "{0} * {1} = {result}", sums(lambda left, right: left * right)),
     "calculate": Kind(
         ("calculate", "calculator", "compute", "evaluate"), "Computes an expression.",
         (("expression", "formula", "input"),),
@@ -173,7 +175,7 @@ SUMS = ("add", "subtract", "multiply", "calculate")
 
 
 def spelled(rng: Random, kind: Kind) -> Tool:
-    """Give a kind one of its names, and its parameters theirs, those of one pair in step."""
+    """Give a kind one of its names, and its parameters theirs: a and b, never a and y."""
     which = rng.randrange(12)
     parameters = tuple(names[which % len(names)] for names in kind.parameters)
     return Tool(kind, rng.choice(kind.names), parameters)
