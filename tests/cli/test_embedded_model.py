@@ -152,7 +152,7 @@ MULTIPLY: Any = {
 
 async def test_it_calls_a_tool_and_says_what_that_returned(tmp_path: Path):
     messages: Any = [{"role": "user", "content": "What is 1234 * 56?"}]
-    async with running_fleet(tmp_path, {"NUM_THREADS": "1"}, fork) as fleet:
+    async with running_fleet(tmp_path, {"DTYPE": "float32", "NUM_THREADS": "1"}, fork) as fleet:
         await fleet.start_all(scheduler=1, worker=1, tokenizer=1, gateway=1)
         url = f"{fleet.of('gateway')[0].url}/v1"
         async with AsyncOpenAI(base_url=url, api_key="none") as client:
