@@ -106,12 +106,6 @@ async def test_chat_answers_what_it_was_taught_streaming_or_not(tmp_path: Path):
             whole = await client.chat.completions.create(
                 model="shoal-tiny", messages=question, temperature=0
             )
-            narrow = await client.chat.completions.create(
-                model="shoal-tiny",
-                messages=question,
-                temperature=2,
-                extra_body={"top_n_sigma": 1e-4},
-            )
             stream = await client.chat.completions.create(
                 model="shoal-tiny",
                 messages=question,
@@ -120,6 +114,13 @@ async def test_chat_answers_what_it_was_taught_streaming_or_not(tmp_path: Path):
                 stream_options={"include_usage": True},
             )
             chunks = [chunk async for chunk in stream]
+            # Its drafts are wrong, after which fewer are made.
+            narrow = await client.chat.completions.create(
+                model="shoal-tiny",
+                messages=question,
+                temperature=2,
+                extra_body={"top_n_sigma": 1e-4},
+            )
     text = whole.choices[0].message.content
     assert text
     assert "Shoal" in text

@@ -75,7 +75,7 @@ async def test_a_text_goes_on_within_its_schema_after_kills_and_preemption(tmp_p
             async with asyncio.timeout(30):
                 while (await scheduler.metrics())["vllm:num_requests_running"] < 16:
                     await asyncio.sleep(0.01)
-            for kind, own in (("worker", {"NUM_GPU_BLOCKS_OVERRIDE": "64"}), ("tokenizer", {})):
+            for kind, own in (("worker", {"NUM_GPU_BLOCKS_OVERRIDE": "36"}), ("tokenizer", {})):
                 (victim,) = fleet.of(kind)
                 await fleet.kill(victim)
                 await fleet.start(kind, **own)
