@@ -158,7 +158,33 @@ struct Process {
   }
 };
 
+// Hides the ids whose bits are not set in the row's mask: id i is bit i % 32 of word i // 32.
+struct Hide {
+  float* logits;  // [_, n]
+  const int64_t* rows;
+  const uint32_t* masks;  // [rows, words]
+  int n, num_words;
+
+  void operator()(int item) {
+    float* x = logits + (size_t)rows[item] * n;
+    const uint32_t* words = masks + (size_t)item * num_words;
+    int i = 0;
+    for (; i + 32 <= n; i += 32) hide(x + i, words[i / 32], 32);
+    if (i < n) hide(x + i, words[i / 32], n - i);
+  }
+
+  static inline void hide(float* x, uint32_t word, int num) {
+    for (int i = 0; i < num; i++) x[i] = word >> i & 1 ? x[i] : -INFINITY;
+  }
+};
+
 }  // namespace
+
+EXPORT void shoal_hide(float* logits, const int64_t* rows, const uint32_t* masks, int n,
+                       int num_rows, int num_words) {
+  Hide job = {logits, rows, masks, n, num_words};
+  share(job, num_rows);
+}
 
 EXPORT void shoal_sample(const float* logits, const float* adjusted, int num_rows, int n,
                          const RandomRows* random, int64_t* tokens) {

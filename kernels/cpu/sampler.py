@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.cpu.operators import address, array_address
 from kernels.logprobs.row_logprobs import RowLogprobs
-from kernels.sample import RandomRows
+from kernels.sample import Adjustments, RandomRows, adjust
 from kernels.sample.slot_params import SlotParams
 
 _Pointer = ctypes.c_void_p
@@ -32,6 +32,7 @@ class NativeSampler:
     """
 
     def __init__(self, library: ctypes.CDLL, num_threads: int) -> None:
+        self._hide_ids = library["shoal_hide"]
         self._sample = library["shoal_sample"]
         self._process = library["shoal_process"]
         self._logprobs = library["shoal_logprobs"]
@@ -45,6 +46,10 @@ class NativeSampler:
         rows = ctypes.byref(_struct(random))
         self._sample(address(logits), address(adjusted), *logits.shape, rows, array_address(tokens))
         return tokens
+
+    def adjust(self, logits: Tensor, adjustments: Adjustments) -> Tensor:
+        """A copy with what requests ask to be changed; what is hidden is −inf."""
+        return adjust(logits.contiguous(), adjustments, self._hide)
 
     def process(self, logits: Tensor, random: RandomRows | None) -> Tensor:
         """The scores that are drawn from, [S, V]; what is filtered is −inf."""
@@ -71,6 +76,11 @@ class NativeSampler:
             *(address(values), address(top_ids), address(ranks)),
         )
         return RowLogprobs(values, top_ids, ranks)
+
+    def _hide(self, logits: Tensor, rows: Tensor, masks: Tensor) -> None:
+        """See ``kernels/grammar_mask``."""
+        shapes = logits.shape[1], len(rows), masks.shape[1]
+        self._hide_ids(*map(address, (logits, rows, masks)), *shapes)
 
 
 def _struct(random: RandomRows | None) -> _RandomRows:

@@ -4,7 +4,7 @@ The order is: the mask of a grammar → allowed ids → hidden ids (bad words, e
 bias → penalties.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,14 +14,15 @@ from torch import Tensor
 
 from kernels.grammar_mask import HIDDEN, hide
 
+Hide = Callable[[Tensor, Tensor, Tensor], None]
+
 
 @dataclass(frozen=True, slots=True)
 class RowChange:
     """What is to be changed in row ``row`` of the logits. Ids occur once, but in ``hidden``.
 
     ``known`` are the distinct ids of prompt and output, ``emitted`` those of the output, each with
-    how often it occurs; both only where the penalties need them. ``mask`` [⌈V / 32⌉] int32 has
-    the bits of the ids that a grammar allows; see ``grammar_mask``.
+    how often it occurs; both only where the penalties need them.
     """
 
     row: int
@@ -35,7 +36,6 @@ class RowChange:
     num_emitted: np.ndarray  # [n] int64
     presence_penalty: float
     frequency_penalty: float
-    mask: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +57,25 @@ class Adjustments:
     """The changes of all rows, kind by kind; a kind that no row has is None."""
 
     masks: Masks | None
-    allowed: Points | None
-    hidden: Points | None
-    biases: Points | None
-    repetition: Points | None
-    penalties: Points | None
+    allowed: Points | None = None
+    hidden: Points | None = None
+    biases: Points | None = None
+    repetition: Points | None = None
+    penalties: Points | None = None
 
 
 def prepare_adjustments(
-    changes: Sequence[RowChange], upload: Callable[[np.ndarray], Tensor]
+    changes: Sequence[RowChange],
+    masks: Mapping[int, np.ndarray],
+    upload: Callable[[np.ndarray], Tensor],
 ) -> Adjustments | None:
-    """``upload`` brings an array to where the logits are."""
+    """``masks`` [⌈V / 32⌉] int32 have, by row, the bits of the ids that a grammar allows, see
+    ``grammar_mask``. ``upload`` brings an array to where the logits are."""
+    uploaded = None
+    if masks:
+        uploaded = Masks(upload(np.array([*masks])), upload(np.stack([*masks.values()])))
     if not changes:
-        return None
+        return uploaded and Adjustments(uploaded)
 
     def points(ids: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> Points | None:
         rows = np.repeat([change.row for change in changes], [len(each) for each in ids])
@@ -86,9 +92,8 @@ def prepare_adjustments(
         return points(ids, [np.full(len(each), value, np.float32) for each, value in pairs])
 
     zeros = [0.0] * len(changes)
-    masks = {each.row: each.mask for each in changes if each.mask is not None}
     return Adjustments(
-        Masks(upload(np.array([*masks])), upload(np.stack([*masks.values()]))) if masks else None,
+        uploaded,
         constant([each.allowed for each in changes], zeros),
         constant([each.hidden for each in changes], zeros),
         points([each.biased for each in changes], [each.biases for each in changes]),
@@ -100,8 +105,9 @@ def prepare_adjustments(
     )
 
 
-def adjust(logits: Tensor, adjustments: Adjustments) -> Tensor:
-    """logits [S, V] float32 → the same, changed, as a copy; what is hidden is −inf.
+def adjust(logits: Tensor, adjustments: Adjustments, hide: Hide = hide) -> Tensor:
+    """logits [S, V] float32 → the same, changed, as a copy; what is hidden is −inf. ``hide`` does
+    what ``grammar_mask.hide`` does.
 
     Repetition divides positive logits and multiplies negative ones (arXiv 1909.05858); presence and
     frequency are subtracted, as in OpenAI's API.

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from kernels.grammar_mask.reference import masked_row
 from kernels.random_bits import PURPOSE_SAMPLE
 from kernels.random_bits.reference import random_bits
 from kernels.sample.adjust import RowChange
@@ -33,8 +32,7 @@ def sample_row(
 
 def adjusted_row(logits: np.ndarray, change: RowChange) -> np.ndarray:
     """logits [V] with what the request asks to be changed; −inf is hidden."""
-    masked = logits if change.mask is None else masked_row(logits, change.mask)
-    changed = masked.astype(np.float64)
+    changed = logits.astype(np.float64)
     for token in range(len(changed)):
         if len(change.allowed) and token not in change.allowed:
             changed[token] = -np.inf

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels.grammar_mask.reference import masked_row
 from kernels.sample import RowChange, adjust, prepare_adjustments, prepare_random_rows, sample
 from kernels.sample.reference import adjusted_row, sample_row
 from kernels.sample.slot_params import SlotParams
@@ -33,8 +34,22 @@ def random_change(rng: np.random.Generator, row: int) -> RowChange:
         rng.integers(1, 9, len(emitted)),
         float(rng.uniform(-2, 2)),
         float(rng.uniform(-2, 2)),
-        rng.integers(-(2**31), 2**31, 2).astype(np.int32) if rng.integers(2) else None,
     )
+
+
+def random_masks(rng: np.random.Generator, num_rows: int) -> dict[int, np.ndarray]:
+    rows = rng.permutation(num_rows)[: rng.integers(0, num_rows + 1)].tolist()
+    return {row: rng.integers(-(2**31), 2**31, 2).astype(np.int32) for row in rows}
+
+
+def expected_row(
+    logits: np.ndarray, row: int, changes: list[RowChange], masks: dict[int, np.ndarray]
+) -> np.ndarray:
+    found = masked_row(logits[row], masks[row]) if row in masks else logits[row]
+    for change in changes:
+        if change.row == row:
+            found = adjusted_row(found, change)
+    return found
 
 
 @settings(max_examples=200)
@@ -46,17 +61,17 @@ def test_a_mixed_batch_is_adjusted_as_the_reference_adjusts_row_by_row(
     logits = torch.from_numpy(rng.normal(size=(num, VOCAB_SIZE)).astype(np.float32) * 5)
     before = logits.clone()
     changes = [random_change(rng, row) for row in range(num) if rng.integers(2)]
-    adjustments = prepare_adjustments(changes, partial(torch.as_tensor, device=device))
-    assert (adjustments is None) == (not changes)
+    masks = random_masks(rng, num)
+    adjustments = prepare_adjustments(changes, masks, partial(torch.as_tensor, device=device))
+    assert (adjustments is None) == (not changes and not masks)
     if adjustments is None:
         return
     raw_logits = logits.to(device)
     adjusted = adjust(raw_logits, adjustments).cpu()
     logits = raw_logits.cpu()
     assert logits.equal(before), "clients may get logprobs of the raw logits"
-    by_row = {change.row: change for change in changes}
-    for row, raw in enumerate(before.numpy()):
-        expected = adjusted_row(raw, by_row[row]) if row in by_row else raw
+    for row in range(num):
+        expected = expected_row(before.numpy(), row, changes, masks)
         np.testing.assert_allclose(adjusted[row], expected, rtol=1e-5, atol=1e-5)
 
 
@@ -76,13 +91,14 @@ def test_adjusted_rows_sample_what_the_reference_samples(seed: int, num: int) ->
         "positions": rng.integers(0, 10**6, num),
         "choices": rng.integers(0, 9, num),
     }
-    adjustments = prepare_adjustments(changes, torch.from_numpy)
+    masks = random_masks(rng, num)
+    adjustments = prepare_adjustments(changes, masks, torch.from_numpy)
     assert adjustments is not None
     adjusted = adjust(torch.from_numpy(logits), adjustments)
     params = SlotParams(**{name: values[name] for name in SlotParams._fields})
     tokens = sample(adjusted, prepare_random_rows(params, values["positions"], CPU)).tolist()
-    for row, change in enumerate(changes):
-        truth = adjusted_row(logits[row], change)
+    for row in range(num):
+        truth = expected_row(logits, row, changes, masks)
         if np.isfinite(truth).any():
             arguments = [array[row].item() for array in values.values()]
             assert tokens[row] == sample_row(truth, *arguments)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.logprobs.row_logprobs import RowLogprobs
-from kernels.sample import NOT_COMPILED, NOT_FINITE, adjust
+from kernels.sample import NOT_COMPILED, NOT_FINITE
 from services.worker.engine.idle import IdleTime
 from services.worker.engine.protocol import StepOutput
 from services.worker.layers.context import forward_context
@@ -101,7 +101,7 @@ class HostEngine:
         hidden = self._forward(batch)
         logits = self._model.logits(hidden.index_select(0, batch.sampling_tokens))
         slots, adjustments, waiting, random = batch.sampling
-        adjusted = logits if adjustments is None else adjust(logits, adjustments)
+        adjusted = logits if adjustments is None else sampler.adjust(logits, adjustments)
         sampled = sampler.sample(logits, adjusted, random)
         sampled[waiting[sampled[waiting] != NOT_FINITE]] = NOT_COMPILED
         outcome = verify(table, batch, sampled, self._eos_ids)

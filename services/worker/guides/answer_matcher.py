@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import llguidance.numpy
 import numpy as np
 from llguidance import LLMatcher
 
@@ -21,7 +20,6 @@ class AnswerMatcher:
         is_id = np.arange(-(-vocab_size // 32) * 32) < vocab_size
         self._ids_mask = np.packbits(is_id, bitorder="little").view(np.int32)
         self._matcher: LLMatcher | None = None
-        self._num_ids = 0  # that it knows
         self._num_consumed = 0  # of ids, by the matcher
 
     def mask(self, drafts: Sequence[int], end_mask: np.ndarray) -> np.ndarray | None:
@@ -33,7 +31,8 @@ class AnswerMatcher:
             return np.zeros_like(self._ids_mask)
         num_valid = matcher.try_consume_tokens(list(drafts)) if drafts else 0
         if num_valid == len(drafts):
-            mask = self._fill(matcher)
+            known = np.frombuffer(matcher.compute_bitmask(), np.int32)  # may be more than V
+            mask = known[: len(self._ids_mask)] & self._ids_mask
             if matcher.is_accepting():
                 mask |= end_mask
         if matcher.is_error():
@@ -60,8 +59,7 @@ class AnswerMatcher:
             return None
         try:
             if self._matcher is None:
-                start = self._compiled.start()
-                self._matcher, self._num_ids = start.matcher.deep_copy(), start.num_ids
+                self._matcher = self._compiled.start().deep_copy()
                 self._num_consumed = 0
             ids = self.ids[self._num_consumed :]
             if ids and self._matcher.try_consume_tokens(ids) < len(ids):
@@ -70,13 +68,6 @@ class AnswerMatcher:
             self.error = str(error)
         self._num_consumed = len(self.ids)
         return self._matcher if self.error is None else None
-
-    def _fill(self, matcher: LLMatcher) -> np.ndarray:
-        """It may know more ids than the model has."""
-        mask = np.zeros(-(-self._num_ids // 32), np.int32)
-        llguidance.numpy.fill_next_token_bitmask(matcher, mask[None])
-        kept: np.ndarray = mask[: len(self._ids_mask)] & self._ids_mask
-        return kept
 
     def _fail(self, matcher: LLMatcher, num_drafts: int) -> np.ndarray:
         """Nothing may come. A matcher that failed at drafts says nothing of the text: it is made

@@ -34,23 +34,16 @@ class Progress:
         self.last_s = time.monotonic()
 
 
-class Start(NamedTuple):
-    """A matcher at the start of a text, to be copied, and how many ids it knows."""
-
-    matcher: LLMatcher
-    num_ids: int
-
-
 class Compiled(NamedTuple):
     """A grammar that is compiled, or will be."""
 
-    future: Future[Start]
+    future: Future[LLMatcher]
     queued_s: float
     progress: Progress
 
-    def start(self) -> Start:
-        """Raises NotCompiled, or GrammarError where there will be none. A long queue is no error as
-        long as it moves."""
+    def start(self) -> LLMatcher:
+        """Returns a matcher at the start of a text, to be copied. Raises NotCompiled, or
+        GrammarError where there will be none. A long queue is no error as long as it moves."""
         if self.future.done():
             return self.future.result()
         if time.monotonic() - max(self.queued_s, self.progress.last_s) > MAX_STALL_S:
@@ -83,18 +76,18 @@ class Grammars:
             self._num_chars -= len(oldest)
         return self._compiled[grammar]
 
-    def _compile(self, grammar: str) -> Start:
+    def _compile(self, grammar: str) -> LLMatcher:
         try:
             return self._make_start(grammar)
         finally:
             self._progress.last_s = time.monotonic()
 
-    def _make_start(self, grammar: str) -> Start:
-        limits, tokenizer = LLParserLimits(**PARSER_LIMITS), self._tokenizer()
-        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+    def _make_start(self, grammar: str) -> LLMatcher:
+        limits = LLParserLimits(**PARSER_LIMITS)
+        matcher = LLMatcher(self._tokenizer(), grammar, log_level=0, limits=limits)
         if matcher.is_error():
             raise GrammarError(f"its grammar is none: {first_line(matcher.get_error())}")
-        return Start(matcher, tokenizer.vocab_size)
+        return matcher
 
     def _tokenizer(self) -> LLTokenizer:
         return _make_tokenizer(self._folder / TOKENIZER_FILE, self._vocab_size, self._eos_ids)

@@ -1,15 +1,14 @@
 """Which ids may come next in the text of a slot."""
 
-import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 
 import numpy as np
+from llguidance import LLMatcher
 
 from services.worker.guides.answer_matcher import AnswerMatcher
 from services.worker.guides.gate import Gate, GateRules, Phase
-from services.worker.guides.grammars import Compiled, Start
-from services.worker.metrics import GUIDE_MASK_SECONDS, GUIDE_MASKS
+from services.worker.guides.grammars import Compiled
 from shared.messages import Guide
 
 
@@ -48,7 +47,7 @@ class SlotGuide:
         return self._answer is not None and self._answer.is_too_complex
 
     @property
-    def awaited(self) -> Future[Start] | None:
+    def awaited(self) -> Future[LLMatcher] | None:
         """The compilation that the next token waits for."""
         if self._compiled is None or self._compiled.future.done():
             return None
@@ -69,10 +68,7 @@ class SlotGuide:
         meaning. Raises NotCompiled."""
         key = tuple(drafts)
         if key not in self._masks:
-            started_s = time.perf_counter()
             self._masks[key] = self._make_mask(key)
-            GUIDE_MASKS.inc()
-            GUIDE_MASK_SECONDS.inc(time.perf_counter() - started_s)
         return self._masks[key]
 
     def forced(self) -> list[int]:

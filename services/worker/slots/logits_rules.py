@@ -19,7 +19,8 @@ class LogitsRules:
     """The lists of one request as arrays: made once, at admission, since steps have no time.
 
     ``known`` are the ids of prompt and output, ``emitted`` those of the output, each where a
-    penalty needs them. ``guide`` holds the text to a grammar.
+    penalty needs them. ``guide`` holds the text to a grammar; ``has_points`` where single ids
+    change, too.
     """
 
     params: SamplingParams
@@ -32,6 +33,7 @@ class LogitsRules:
     known: SeenIds | None
     emitted: SeenIds | None
     guide: SlotGuide | None
+    has_points: bool
 
     def note(self, token_ids: list[int]) -> None:
         """So many ids more are emitted."""
@@ -48,16 +50,16 @@ def make_logits_rules(
 ) -> LogitsRules | None:
     """Of a request with ``ids`` [n] int32, of which ``prompt_len`` are the prompt. Most requests
     have none, and none of what follows is done for them."""
-    if not (
-        guide is not None
-        or params.allowed_token_ids
+    has_points = bool(
+        params.allowed_token_ids
         or params.bad_words
         or params.logit_bias
         or params.min_tokens
         or params.presence_penalty
         or params.frequency_penalty
         or params.repetition_penalty != 1
-    ):
+    )
+    if guide is None and not has_points:
         return None
     words = params.bad_words
     max_len = max((len(word) for word in words), default=1)
@@ -74,6 +76,7 @@ def make_logits_rules(
         SeenIds(ids) if params.repetition_penalty != 1 else None,
         SeenIds(ids[prompt_len:]) if params.presence_penalty or params.frequency_penalty else None,
         guide,
+        has_points,
     )
 
 
@@ -84,12 +87,12 @@ def row_change(
     num_drafts: int,
     prompt_len: int,
     eos_ids: np.ndarray,
+    mask: np.ndarray | None,
 ) -> RowChange:
     """For the token after ``ids``, the last ``num_drafts`` of which are not certain; ``prompt_len``
-    are the prompt. Raises NotCompiled."""
+    are the prompt. ``mask`` is that of the guide."""
     params = rules.params
     drafts = ids[len(ids) - num_drafts :]
-    mask = None if rules.guide is None else rules.guide.mask(drafts.tolist())
     known = rules.known and rules.known.with_more(drafts)
     emitted = rules.emitted and rules.emitted.with_more(drafts)
     hidden = [_word_ends(rules, ids[prompt_len:])]
@@ -107,7 +110,6 @@ def row_change(
         emitted.counts if emitted is not None else _NO_IDS,
         params.presence_penalty,
         params.frequency_penalty,
-        mask,
     )
 
 

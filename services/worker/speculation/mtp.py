@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.sample import NOT_COMPILED, adjust
+from kernels.sample import NOT_COMPILED
 from services.worker.layers.context import forward_context
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models import DraftHead
@@ -135,7 +135,7 @@ class MtpDrafter:
         sampling = prepare_sampling(table, slots, positions, self._eos_ids, logits.device)
         adjusted = logits
         if sampling.adjustments is not None:
-            adjusted = adjust(logits, sampling.adjustments)
+            adjusted = self._sampler.adjust(logits, sampling.adjustments)
         tokens = self._sampler.sample(logits, adjusted, sampling.random)
         tokens[sampling.waiting] = NOT_COMPILED
         is_sampled = (tokens >= 0) & (num < drafts.rooms) & (table.num_drafts[slots] == num)

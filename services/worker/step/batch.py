@@ -1,5 +1,7 @@
 """A plan's rows as tensors: one flat batch of decode tokens, drafts and prompt chunks."""
 
+import time
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,7 +14,6 @@ from kernels.paged_attention import prepare_attention
 from kernels.sample import (
     Adjustments,
     RandomRows,
-    RowChange,
     prepare_adjustments,
     prepare_random_rows,
 )
@@ -20,6 +21,7 @@ from kernels.sample.slot_params import SlotParams
 from services.worker.guides.grammars import NotCompiled
 from services.worker.layers.context import ForwardContext
 from services.worker.machine.kv_cache import KVCache
+from services.worker.metrics import GUIDE_MASK_SECONDS, GUIDE_MASKS
 from services.worker.slots.logits_rules import row_change
 from services.worker.slots.table import SlotTable
 from shared.messages import StepPlan
@@ -34,6 +36,15 @@ class SamplingMetadata(NamedTuple):
     adjustments: Adjustments | None
     waiting: np.ndarray  # [W] int64: rows from which nothing is sampled: grammars are compiled
     random: RandomRows | None
+
+
+class _Place(NamedTuple):
+    """A row of logits whose slot has logits rules."""
+
+    row: int
+    slot: int
+    position: int  # of the token that it is for
+    num_known: int  # ids of the slot; those from there to the position are drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +158,12 @@ def prepare_sampling(
 
     await_grammars(table, slots)
     rows = np.flatnonzero(table.has_logits_rules[slots])
-    changes, waiting = row_changes(table, rows, slots[rows], positions[rows], eos_ids)
+    adjustments, waiting = prepare_logits_rules(
+        *(table, rows, slots[rows], positions[rows], eos_ids, upload)
+    )
     params = SlotParams(*(column[slots] for column in table.sampling))
     random = prepare_random_rows(params, positions, device)
-    return SamplingMetadata(slots, prepare_adjustments(changes, upload), waiting, random)
+    return SamplingMetadata(slots, adjustments, waiting, random)
 
 
 def await_grammars(table: SlotTable, slots: np.ndarray) -> None:
@@ -167,28 +180,50 @@ def await_grammars(table: SlotTable, slots: np.ndarray) -> None:
     wait(futures, MAX_WAIT_S, FIRST_COMPLETED)
 
 
-def row_changes(
+def prepare_logits_rules(
     table: SlotTable,
     rows: np.ndarray,
     slots: np.ndarray,
     positions: np.ndarray,
     eos_ids: np.ndarray,
-) -> tuple[list[RowChange], np.ndarray]:
+    upload: Callable[[np.ndarray], Tensor],
+) -> tuple[Adjustments | None, np.ndarray]:
     """Returns what the logits rules of ``slots`` [n] change in ``rows`` [n] of the logits, which
     are for ``positions`` [n]; and those of the rows [W] int64 whose grammar is not compiled."""
-    changes, waiting = [], []
-    for row, slot, position in zip(
-        *(each.tolist() for each in (rows, slots, positions)), strict=True
-    ):
-        num_drafts = position - int(table.num_tokens[slot])
-        ids = table.ids[slot, :position]
-        if (rules := table.logits_rules[slot]) is not None:
-            prompt_len = table.prompt_lens[slot]
-            try:
-                changes.append(row_change(row, rules, ids, num_drafts, prompt_len, eos_ids))
-            except NotCompiled:
-                waiting.append(row)
-    return changes, np.array(waiting, np.int64)
+    columns = rows, slots, positions, table.num_tokens[slots]
+    places = list(map(_Place, *(each.tolist() for each in columns)))
+    masks, waiting = _guide_masks(table, places)
+    changes = []
+    for place in places:
+        row, slot, position, num_known = place
+        rules = table.logits_rules[slot]
+        if rules is not None and rules.has_points and row not in waiting:
+            ids, prompt_len = table.ids[slot, :position], int(table.prompt_lens[slot])
+            num_drafts, mask = position - num_known, masks.get(row)
+            change = row_change(row, rules, ids, num_drafts, prompt_len, eos_ids, mask)
+            changes.append(change)
+    return prepare_adjustments(changes, masks, upload), np.array(waiting, np.int64)
+
+
+def _guide_masks(table: SlotTable, places: list[_Place]) -> tuple[dict[int, np.ndarray], list[int]]:
+    """Returns the masks of guides by row, and the rows that wait for their grammar."""
+    masks: dict[int, np.ndarray] = {}
+    waiting: list[int] = []
+    started_s = time.perf_counter()
+    for row, slot, position, num_known in places:
+        if (guide := table.guide_of(slot)) is None:
+            continue
+        try:
+            mask = guide.mask(table.ids[slot, num_known:position].tolist())
+        except NotCompiled:
+            waiting.append(row)
+            continue
+        if mask is not None:
+            masks[row] = mask
+    if masks:
+        GUIDE_MASKS.inc(len(masks))
+        GUIDE_MASK_SECONDS.inc(time.perf_counter() - started_s)
+    return masks, waiting
 
 
 def make_context(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.logprobs import logprobs
 from kernels.logprobs.row_logprobs import RowLogprobs
-from kernels.sample import RandomRows, checked, process, sample
+from kernels.sample import Adjustments, RandomRows, adjust, checked, process, sample
 
 
 class Sampler(Protocol):
@@ -20,6 +20,10 @@ class Sampler(Protocol):
         In place of a token NOT_FINITE where the row of ``logits`` has a NaN or an infinity, or
         NOTHING_LEFT where all of ``adjusted`` is −inf.
         """
+        ...
+
+    def adjust(self, logits: Tensor, adjustments: Adjustments) -> Tensor:
+        """Returns a copy with what requests ask to be changed; what is hidden is −inf."""
         ...
 
     def process(self, logits: Tensor, random: RandomRows | None) -> Tensor:
@@ -40,6 +44,9 @@ class TorchSampler:
     def sample(self, logits: Tensor, adjusted: Tensor, random: RandomRows | None) -> np.ndarray:
         """Copies to the host once."""
         return checked(sample(adjusted, random), logits, adjusted).cpu().numpy()
+
+    def adjust(self, logits: Tensor, adjustments: Adjustments) -> Tensor:
+        return adjust(logits, adjustments)
 
     def process(self, logits: Tensor, random: RandomRows | None) -> Tensor:
         return process(logits, random)

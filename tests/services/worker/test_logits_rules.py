@@ -52,7 +52,7 @@ def test_a_row_asks_what_its_request_asks(
         )
         return
     rules.note(ids[num_admitted : len(ids) - num_drafts])
-    change = row_change(3, rules, np.array(ids, np.int32), num_drafts, prompt_len, EOS_IDS)
+    change = row_change(3, rules, np.array(ids, np.int32), num_drafts, prompt_len, EOS_IDS, None)
     output = ids[prompt_len:]
     assert change.row == 3
     assert change.allowed.tolist() == sorted(set(params.allowed_token_ids))

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from kernels.sample import adjust, prepare_adjustments
+from kernels.sample import adjust
 from services.worker.engine.device.planned_rows import PlannedRows
 from services.worker.machine.streams import upload
 from services.worker.slots.table import SlotTable
-from services.worker.step.batch import await_grammars, row_changes
+from services.worker.step.batch import await_grammars, prepare_logits_rules
 
 
 class Adjusted(NamedTuple):
@@ -33,8 +33,10 @@ def adjusted(
     rows = np.repeat(np.arange(len(slots)), nums)
     columns = np.arange(len(rows)) - (np.cumsum(nums) - nums)[rows]
     positions = table.num_tokens[slots[rows]] + columns
-    changes, waiting = row_changes(table, rows * width + columns, slots[rows], positions, eos_ids)
-    adjustments = prepare_adjustments(changes, partial(upload, device=logits.device))
+    adjustments, waiting = prepare_logits_rules(
+        *(table, rows * width + columns, slots[rows], positions, eos_ids),
+        partial(upload, device=logits.device),
+    )
     if adjustments is None and not len(waiting):
         return None
     changed = logits if adjustments is None else adjust(logits, adjustments)
