@@ -28,7 +28,8 @@ from shared.grammar_limits import COMPILE_STACK_BYTES, PARSER_LIMITS
 
 MAX_CPU_S = 1.0  # to compile a grammar and to walk
 MAX_MASK_S = 0.05
-MIN_STEPS, MAX_STEPS = 64, 256  # of the walk, which goes on after the first while there is time
+MIN_STEPS, MAX_STEPS = 64, 256  # of the walk, which ends after the first if it is cheap so far
+CHEAP_WALK_S = 0.01
 MAX_WALK_S = 0.8 * MAX_CPU_S
 MORE_MEMORY_BYTES = 1 << 30  # than the process has before the first grammar
 MAX_ERROR_CHARS = 500
@@ -142,8 +143,12 @@ class _Trial:
         mask_s: list[float] = []
         while len(mask_s) < MAX_STEPS:
             begin_s = time.thread_time()
-            if begin_s > end_s and len(mask_s) >= MIN_STEPS:
-                return Verdict("complex" if _grow(mask_s) else "ok")
+            if len(mask_s) >= MIN_STEPS:
+                is_growing = _grow(mask_s)
+                if begin_s > end_s:
+                    return Verdict("complex" if is_growing else "ok")
+                if not is_growing and sum(mask_s) < CHEAP_WALK_S:
+                    break
             mask = self._without_ends(matcher.compute_bitmask())
             mask_s.append(time.thread_time() - begin_s)
             if mask_s[-1] > MAX_MASK_S:
