@@ -22,6 +22,7 @@ from services.worker.step.batch import Batch, prepare_batch
 from services.worker.step.logprobs import gather_logprobs
 from services.worker.step.prompt_logprobs import PromptPart, ask_prompts, prompt_rows
 from services.worker.step.results import draft_rows, record, with_parts
+from services.worker.step.sampling import prepare_sampling
 from services.worker.step.verify import verify
 from services.worker.weights.progress import Progress
 from shared.config.worker import WorkerConfig
@@ -92,7 +93,7 @@ class HostEngine:
             self._kv_cache.clear(fresh_blocks)
         self._drafter.begin(self._slots, plan, fresh_blocks)
         recomputes_states = self._drafter.recomputes_states and plan.draft_depth > 0
-        return prepare_batch(self._slots, plan, self._kv_cache, self._eos_ids, recomputes_states)
+        return prepare_batch(self._slots, plan, self._kv_cache, recomputes_states)
 
     def _run(
         self, batch: Batch, draft_depth: int
@@ -100,13 +101,16 @@ class HostEngine:
         table, sampler = self._slots, self._sampler
         hidden = self._forward(batch)
         logits = self._model.logits(hidden.index_select(0, batch.sampling_tokens))
-        slots, adjustments, waiting, random = batch.sampling
+        adjustments, waiting, random = prepare_sampling(
+            *(table, batch.logits_slots, batch.logits_positions),
+            *(self._eos_ids, logits.device),
+        )
         adjusted = logits if adjustments is None else sampler.adjust(logits, adjustments)
         sampled = sampler.sample(logits, adjusted, random)
         sampled[waiting[sampled[waiting] != NOT_FINITE]] = NOT_COMPILED
         outcome = verify(table, batch, sampled, self._eos_ids)
         scored_logits = sampler.process(adjusted, random) if self._returns_processed else logits
-        logprobs = gather_logprobs(table, slots, outcome, scored_logits, sampler)
+        logprobs = gather_logprobs(table, batch.logits_slots, outcome, scored_logits, sampler)
         drafts = draft_rows(table, batch, outcome)
         rows, emitted = record(table, batch, outcome, logprobs)
         if self._model.clears_blocks and outcome.has_bad_drafts.any():

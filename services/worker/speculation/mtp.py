@@ -30,8 +30,9 @@ from services.worker.models import DraftHead
 from services.worker.slots.table import SlotTable
 from services.worker.speculation.drafter import RecordedStep, rooms
 from services.worker.speculation.mtp_coverage import MtpCoverage
-from services.worker.step.batch import make_context, prepare_sampling
+from services.worker.step.batch import make_context
 from services.worker.step.sampler import Sampler
+from services.worker.step.sampling import prepare_sampling
 from shared.messages import Capacity, StepPlan
 
 

@@ -42,7 +42,7 @@ def prepare(
     rows = [Prefill(slot, len(ids)) for slot, ids in enumerate(prompts)]
     plan = StepPlan(1, [], admits, [], rows, [])
     table.apply(plan, np.concatenate([np.array(ids, np.int32) for ids in prompts]))
-    return model, prepare_batch(table, plan, cache, np.zeros(0, np.int64))
+    return model, prepare_batch(table, plan, cache)
 
 
 @torch.inference_mode()

@@ -155,7 +155,7 @@ def run(
         prefill = [Prefill(slot, size) for slot, size in enumerate(sizes) if size > 1]
         plan = StepPlan(step, [], [] if step else admits, [], prefill, decode)
         table.apply(plan, ids)
-        batch = prepare_batch(table, plan, cache, np.zeros(0, np.int64))
+        batch = prepare_batch(table, plan, cache)
         context = batch.context
         if first_key is not None:
             attention: Any = context.attention

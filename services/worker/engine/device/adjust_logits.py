@@ -11,7 +11,7 @@ from kernels.sample import adjust
 from services.worker.engine.device.planned_rows import PlannedRows
 from services.worker.machine.streams import upload
 from services.worker.slots.table import SlotTable
-from services.worker.step.batch import await_grammars, prepare_logits_rules
+from services.worker.step.sampling import await_grammars, prepare_logits_rules
 
 
 class Adjusted(NamedTuple):
