@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.report import spread, write
 from services.scheduler.emission import Emission
 from services.scheduler.scheduler import Planned, Scheduler
-from services.scheduler.tokens_message import tokens_of
+from services.scheduler.tokens_message import StepEmissions, tokens_of
 from shared.codec import decode, encode
 from shared.messages import (
     WINDOW_BYTES,
@@ -100,7 +100,7 @@ class Bench:
 def forward(emissions: list[Emission], layout: Layout) -> None:
     """The messages for all tokenizers, up to the socket."""
     for _, group in groupby(emissions, key=lambda each: each.sequence.route):
-        tokens, parts = tokens_of(list(group), layout)
+        tokens, parts = tokens_of([StepEmissions(list(group), layout)])
         encode(tokens, parts)
 
 

@@ -34,6 +34,7 @@ PromptKind = Literal["text", "ids", "chat"]
 # What a sequence may emit beyond what its client has taken; see Credit.
 WINDOW_TOKENS = 256
 WINDOW_BYTES = 4 << 20
+SHORT_STEP_S = 0.005  # steps below it cost less than to pass their tokens on one by one
 MAX_STOP_IDS = 128  # of a request
 # Bounds of Capacity: a scheduler keeps something for each of these.
 MAX_BLOCKS = 1 << 24

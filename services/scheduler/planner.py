@@ -65,11 +65,21 @@ class Planner:
 
     def _may_run_ahead(self, worker: WorkerState) -> bool:
         return (
-            len(worker.in_flight) < self._pipeline_depth
+            self._is_in_need(worker)
             and not worker.is_leaving
             and self._first_isolated(worker) is None
             and not worker.is_short_of_blocks
         )
+
+    def _is_in_need(self, worker: WorkerState) -> bool:
+        """Whether a worker with plans in flight shall have another one. Where steps are short it
+        has twice as many, as long as none of them computes prompts: those that come wait for what
+        is in flight."""
+        num, depth = len(worker.in_flight), self._pipeline_depth
+        if num < depth or depth == 1:
+            return num < depth
+        has_prefill = any(plan.prefill for plan in worker.in_flight)
+        return worker.has_short_steps and num < 2 * depth and not has_prefill
 
     def _plan_in_turn(self, worker: WorkerState, num_absorbed: int) -> PlanBuilder:
         """Isolated sequences and all others take turns."""

@@ -4,11 +4,11 @@ import asyncio
 import logging
 import time
 from itertools import count, groupby
-from typing import TypeVar
 
 import numpy as np
 
 from services.scheduler.emission import Emission
+from services.scheduler.forwarding import Forwarding
 from services.scheduler.intake import Intake
 from services.scheduler.metrics import (
     STALLED_WORKERS,
@@ -21,7 +21,6 @@ from services.scheduler.request_log import RequestLog
 from services.scheduler.result_check import check_result
 from services.scheduler.scheduler import Refusal, Scheduler
 from services.scheduler.sequence import Sequence
-from services.scheduler.tokens_message import tokens_of
 from services.scheduler.watchdog import LOOK_S, Watchdog
 from shared.admin import Command
 from shared.codec import Array
@@ -58,8 +57,6 @@ log = logging.getLogger(__name__)
 
 LOOK_ROUND_S = 1.0  # after which tokenizers that are stopped together with us have said so
 
-Key = TypeVar("Key", int, str)
-
 
 class SchedulerService:
     """Binds one socket for tokenizers and one for workers; plans whenever something changed."""
@@ -84,7 +81,7 @@ class SchedulerService:
         self._log = RequestLog()
         self._steps = StepMetrics(self._core)
         self._watchdog = Watchdog(self._core.workers)
-        self._routes: dict[int, Peer] = {}  # tokenizers
+        self._routes: dict[int, Forwarding] = {}  # to tokenizers
         self._workers: dict[str, Peer] = {}
         self._new_ids = count()
         self._num_steps = 0
@@ -101,6 +98,8 @@ class SchedulerService:
                 tasks.create_task(self._watch_workers())
                 await self._link.run()
         finally:
+            for forwarding in self._routes.values():
+                forwarding.flush()
             await self._link.close("the scheduler leaves", is_planned=self._is_draining)
 
     async def _watch_workers(self) -> None:
@@ -117,7 +116,8 @@ class SchedulerService:
         self._is_draining = True
         if self._routes:
             await asyncio.sleep(LOOK_ROUND_S)
-        if all(peer.status.state == State.DRAINING for peer in self._routes.values()):
+        states = [forwarding.peer.status.state for forwarding in self._routes.values()]
+        if all(state == State.DRAINING for state in states):
             self._plan_soon()
             await self._idle.wait()
 
@@ -142,7 +142,7 @@ class SchedulerService:
     def on_up(self, peer: Peer) -> None:
         new_id = next(self._new_ids)
         if peer.hello.service == "tokenizer":
-            self._routes[new_id] = peer
+            self._routes[new_id] = Forwarding(peer, self._config.forward_interval_s)
         elif peer.hello.capacity is not None:
             worker_id = f"{peer.hello.instance}/{new_id}"
             self._workers[worker_id] = peer
@@ -150,10 +150,10 @@ class SchedulerService:
         self._plan_soon()
 
     def on_down(self, peer: Peer, reason: str) -> None:
-        for route in _keys(self._routes, peer):
-            del self._routes[route]
+        if (route := self._route_of(peer)) is not None:
+            self._routes.pop(route).drop()
             self._core.cancel_route(route)
-        for worker_id in _keys(self._workers, peer):
+        if (worker_id := self._worker_id_of(peer)) is not None:
             del self._workers[worker_id]
             self._steps.forget(worker_id)
             now_s = time.monotonic()
@@ -179,19 +179,28 @@ class SchedulerService:
                     if self._owns(peer, grant):
                         self._core.grant(grant)
             case Release(), "worker":
-                (worker_id,) = _keys(self._workers, peer)
+                worker_id = self._worker_id_of(peer)
+                assert worker_id is not None
                 self._core.release_worker(worker_id)
             case _:
                 log.warning("%s sent a %s, which is not for us", peer, type(message).__name__)
         self._plan_soon()
 
+    def _route_of(self, peer: Peer) -> int | None:
+        routes = self._routes.items()
+        return next((route for route, forwarding in routes if forwarding.peer is peer), None)
+
+    def _worker_id_of(self, peer: Peer) -> str | None:
+        return next((name for name, each in self._workers.items() if each is peer), None)
+
     def _owns(self, peer: Peer, named: RequestKey | Grant) -> bool:
         """Whether a sequence is this tokenizer's."""
         sequence = self._core.sequences.get((named.request, named.attempt))
-        return sequence is not None and self._routes.get(sequence.route) is peer
+        return sequence is not None and sequence.route == self._route_of(peer)
 
     def _add(self, peer: Peer, generate: Generate, prompt: np.ndarray, emitted: np.ndarray) -> None:
-        (route,) = _keys(self._routes, peer)
+        route = self._route_of(peer)
+        assert route is not None
         try:
             self._intake.add(generate, prompt, emitted, route, time.monotonic())
         except RequestError as error:
@@ -201,7 +210,8 @@ class SchedulerService:
             peer.send(Accepted(generate.request, generate.attempt), prompt[:0])
 
     def _absorb(self, peer: Peer, result: StepResult, arrays: TokenArrays) -> None:
-        (worker_id,) = _keys(self._workers, peer)
+        worker_id = self._worker_id_of(peer)
+        assert worker_id is not None
         layout = Layout(result.rows, arrays)
         check_result(self._core.workers[worker_id], result, arrays)
         emissions = self._core.absorb(worker_id, result, arrays)
@@ -221,16 +231,16 @@ class SchedulerService:
             self._fail(refusal.sequence, refusal.error)
 
     def _forward(self, route: int, emissions: list[Emission], layout: Layout) -> None:
-        tokens, arrays = tokens_of(emissions, layout)
-        self._routes[route].send(tokens, *arrays)
+        self._routes[route].add(emissions, layout)
         for emission in emissions:
             if emission.error is not None:
                 self._fail(emission.sequence, emission.error)
 
     def _fail(self, sequence: Sequence, error: RequestError) -> None:
-        peer = self._routes.get(sequence.route)
-        if peer is not None:
-            peer.send(error.to_failed(*sequence.key))
+        forwarding = self._routes.get(sequence.route)
+        if forwarding is not None:
+            forwarding.flush()
+            forwarding.peer.send(error.to_failed(*sequence.key))
 
     def _plan_soon(self) -> None:
         """Plans once for everything that arrives in this turn of the loop."""
@@ -276,8 +286,3 @@ class SchedulerService:
         error = Unavailable(text, code=NO_WORKER, retry_after_s=RETRY_AFTER_S)
         self._refuse(self._core.fail_unservable(lost_s, error))
         self._plan_soon()
-
-
-def _keys(peers: dict[Key, Peer], peer: Peer) -> list[Key]:
-    """The key of ``peer``, or none."""
-    return [key for key, each in peers.items() if each is peer]

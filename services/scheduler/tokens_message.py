@@ -1,27 +1,84 @@
-"""Makes the message for one tokenizer of what a step brought."""
+"""Makes the message for one tokenizer of what one step brought, or several."""
+
+from collections.abc import Sequence as Items
+from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from services.scheduler.emission import Emission
-from shared.messages import Finished, TokenRow, Tokens
-from shared.token_arrays import Layout, Selection, TokenArrays
+from shared.messages import Finished, RunKind, TokenRow, TokenRun, Tokens
+from shared.token_arrays import Layout, Selection, TokenArrays, join
 
 
-def tokens_of(emissions: list[Emission], layout: Layout) -> tuple[Tokens, TokenArrays]:
-    """Returns the message for the tokenizer of ``emissions`` and its buffers, which are views where
-    the rows lie together."""
-    rows = [_row(emission) for emission in emissions]
-    ends = [(each.sequence, reason) for each in emissions if (reason := each.row.finish)]
+class StepEmissions(NamedTuple):
+    """What a step brought for one tokenizer; ``layout`` is that of all it brought."""
+
+    emissions: list[Emission]
+    layout: Layout
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether a client waits for the first token of a sequence, or for its end."""
+        return any(each.ends or (each.has_output and not each.position) for each in self.emissions)
+
+    def arrays(self) -> TokenArrays:
+        """Returns the buffers of its rows, views where these lie together."""
+        selection = Selection(self.layout)
+        for emission in self.emissions:
+            selection.add(emission.index)
+        return selection.arrays()
+
+
+def tokens_of(steps: Items[StepEmissions]) -> tuple[Tokens, TokenArrays]:
+    """Returns the message for the tokenizer of ``steps`` and its buffers. What several steps
+    brought of a sequence is one row, unless its drafts are told apart."""
+    emissions = [emission for step in steps for emission in step.emissions]
     finished = [
         Finished(each.request, each.attempt, each.choice, reason, len(each.emitted))
-        for each, reason in ends
+        for each, reason in [(each.sequence, each.row.finish) for each in emissions]
+        if reason
     ]
-    selection = Selection(layout)
-    for emission in emissions:
-        selection.add(emission.index)
-    return Tokens(rows, finished), selection.arrays()
+    if len(steps) == 1:
+        return Tokens([_row(each, each.row.run) for each in emissions], finished), steps[0].arrays()
+    rows: list[TokenRow] = []
+    parts: list[TokenArrays] = []
+    for entries in _by_sequence(steps).values():
+        for emission, part in entries:
+            run = emission.row.run
+            if emission is not entries[0][0] and _continues(rows[-1].run, run):
+                rows[-1] = replace(rows[-1], run=_sum(rows[-1].run, run))
+            else:
+                rows.append(_row(emission, run))
+            parts.append(part)
+    return Tokens(rows, finished), join(parts)
 
 
-def _row(emission: Emission) -> TokenRow:
+def _by_sequence(
+    steps: Items[StepEmissions],
+) -> dict[tuple[str, int], list[tuple[Emission, TokenArrays]]]:
+    found: dict[tuple[str, int], list[tuple[Emission, TokenArrays]]] = {}
+    for emissions, layout in steps:
+        for emission in emissions:
+            part = layout.part(emission.index, emission.index + 1)
+            found.setdefault(emission.sequence.key, []).append((emission, part))
+    return found
+
+
+def _row(emission: Emission, run: TokenRun) -> TokenRow:
     sequence = emission.sequence
-    return TokenRow(
-        sequence.request, sequence.attempt, emission.position, emission.row.run, sequence.num_cached
+    return TokenRow(sequence.request, sequence.attempt, emission.position, run, sequence.num_cached)
+
+
+def _continues(before: TokenRun, run: TokenRun) -> bool:
+    """Whether both are output, and the buffers hold as much of each of their tokens."""
+    widths = (before.num_values, before.num_top_ids) == (run.num_values, run.num_top_ids)
+    return before.kind == run.kind == RunKind.OUTPUT and widths
+
+
+def _sum(before: TokenRun, run: TokenRun) -> TokenRun:
+    return replace(
+        before,
+        num_tokens=before.num_tokens + run.num_tokens,
+        num_drafts=before.num_drafts + run.num_drafts,
+        num_accepted=before.num_accepted + run.num_accepted,
     )

@@ -11,7 +11,7 @@ from services.scheduler.plan_builder import PlanBuilder
 from services.scheduler.prefix_index import PrefixIndex
 from services.scheduler.sequence import Sequence
 from shared.errors import CodecError
-from shared.messages import Capacity, StepPlan, StepResult
+from shared.messages import SHORT_STEP_S, Capacity, StepPlan, StepResult
 
 PROBATION_STEPS = 16  # in which a worker that is broken has died
 
@@ -40,7 +40,7 @@ class WorkerState:
         self.admits = True
         self.is_leaving = self.releases_all = False
         self.handed_over: Sequence | None = None
-        self.ran_isolated = False
+        self.ran_isolated = self.has_short_steps = False
         self.draft_depth = DraftDepth(capacity)
         self._verify_depth = 0  # drafts that each sequence has, at most, when the last plan has run
         self._caches_prefixes = caches_prefixes
@@ -94,6 +94,7 @@ class WorkerState:
             expected = f"that of step {self.in_flight[0].step}" if self.in_flight else "none"
             raise CodecError(f"the result of step {step} came where {expected} was due")
         plan = self.in_flight.popleft()
+        self.has_short_steps = result.step_s < SHORT_STEP_S
         self._num_finished += bool(plan.prefill or plan.decode)
         self.draft_depth.note(plan, result)
         self.in_flight_since = num_absorbed

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -22,6 +23,7 @@ from shared.link import Link
 from shared.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
+    SHORT_STEP_S,
     Heartbeat,
     Hello,
     Message,
@@ -34,6 +36,7 @@ from shared.peer import Peer
 log = logging.getLogger(__name__)
 
 WATCH_S = 1.0
+MIN_BEHIND = 2  # plans, one of which runs while the next ones are fetched
 
 BuildEngine = Callable[[WorkerConfig, Progress], Engine]
 
@@ -53,6 +56,7 @@ class WorkerService:
         self._is_draining = False
         self._idle = asyncio.Event()
         self._log = SlotLog()
+        self._outputs: deque[tuple[Peer, Future[StepOutput]]] = deque()  # not sent yet
 
     async def run(self) -> None:
         keys = load_keys(self._config.keys, "worker")
@@ -138,9 +142,26 @@ class WorkerService:
         self._num_pending += 1
         loop = asyncio.get_running_loop()
         output: Future[StepOutput] = Future()
-        output.add_done_callback(lambda done: _call_soon(loop, self._send_result, peer, done))
+        output.add_done_callback(lambda done: self._note_output(loop, peer, plan, done))
         self._step_thread.submit(_run, loop, self._engine.submit, plan, ids, output)
         self._log.note(plan)
+
+    def _note_output(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        peer: Peer,
+        plan: StepPlan,
+        output: Future[StepOutput],
+    ) -> None:
+        """On the step thread. Every other result of short steps goes out with the next one."""
+        self._outputs.append((peer, output))
+        num_behind = self._num_pending - len(self._outputs)
+        if len(self._outputs) > 1 or num_behind < MIN_BEHIND or not _can_wait(plan, output):
+            _call_soon(loop, self._send_results)
+
+    def _send_results(self) -> None:
+        while self._outputs:
+            self._send_result(*self._outputs.popleft())
 
     def _send_result(self, peer: Peer, output: Future[StepOutput]) -> None:
         """Raises what broke the step, which ends the service."""
@@ -177,6 +198,16 @@ class WorkerService:
             await asyncio.sleep(WATCH_S)
             if self._busy_s() > 2 * self._config.stall_s:
                 raise RuntimeError(f"no step has finished for {self._busy_s():.0f} s")
+
+
+def _can_wait(plan: StepPlan, output: Future[StepOutput]) -> bool:
+    """Whether nobody waits for just this result: the step was short, and it has neither first
+    tokens nor ends."""
+    if output.exception() is not None or plan.prefill:
+        return False
+    result, _ = output.result()
+    ends = any(row.finish is not None or row.error is not None for row in result.rows)
+    return result.step_s < SHORT_STEP_S and not ends
 
 
 def _run(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: Any) -> None:

@@ -139,7 +139,10 @@ class Mesh:
             self.num_workers += 1
             blocks = self.capacity.num_blocks // self.random.choice([1, 1, 2])
             capacity = msgspec.structs.replace(self.capacity, num_blocks=blocks)
-            self.workers[str(self.num_workers)] = SimulatedWorker(capacity, self.stop)
+            is_fast = self.random.choice([False, True])
+            self.workers[str(self.num_workers)] = SimulatedWorker(
+                capacity, self.stop, is_fast=is_fast
+            )
             self.core.add_worker(str(self.num_workers), capacity)
 
     def take_out(self, refusals: list[Refusal]) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from services.scheduler.scheduler import Planned
 from shared.messages import (
     ALL_TOKENS,
+    SHORT_STEP_S,
     Admit,
     Capacity,
     Decode,
@@ -65,6 +66,7 @@ class SimulatedWorker:
     slots: dict[int, Slot] = field(default_factory=dict)
     kv: dict[int, list[int]] = field(default_factory=dict)
     draft_depth: int = 0
+    is_fast: bool = False
 
     def step(self, planned: Planned) -> tuple[StepResult, TokenArrays]:
         plan = planned.plan
@@ -81,7 +83,8 @@ class SimulatedWorker:
         parts += [part for row in plan.decode for part in self._decode(row, plan.draft_depth)]
         self.draft_depth = plan.draft_depth
         parts.sort(key=lambda part: (self.slots[part[0].slot].admit.route, part[0].slot))
-        result = StepResult(plan.step, [row for row, _ in parts], step_s=10 + num_tokens)
+        step_s = SHORT_STEP_S / 2 if self.is_fast else 10 + num_tokens
+        result = StepResult(plan.step, [row for row, _ in parts], step_s=step_s)
         return result, join([arrays for _, arrays in parts]) if parts else TokenArrays()
 
     def _check_rows(self, plan: StepPlan) -> int:
