@@ -107,7 +107,8 @@ class WideEngine(StepEngine):
             del self._slots[number]
         for admit in plan.admit:
             num_emitted = admit.num_ids - admit.prompt_len
-            self._slots[admit.slot] = Slot(admit, admit.num_ids, num_emitted)
+            num_lacking = admit.num_ids - admit.num_cached
+            self._slots[admit.slot] = Slot(admit, num_lacking, num_emitted)
         depths = {row.slot: row.verify_depth for row in plan.decode}
         for row in plan.prefill:
             slot = self._slots[row.slot]
