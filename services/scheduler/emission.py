@@ -43,15 +43,16 @@ def apply_result(worker: WorkerState, result: StepResult, ids: list[int]) -> lis
     ``worker`` any more are left out."""
     emissions = []
     start = 0
+    of_prompt, of_drafts = RunKind.PROMPT, RunKind.DRAFTS
     for index, row in enumerate(result.rows):
         run, sequence = row.run, worker.running.get(row.slot)
         if sequence is not None and sequence.is_of(row):
-            of_prompt = run.kind == RunKind.PROMPT
-            position = sequence.num_prompt_scored if of_prompt else len(sequence.emitted)
+            kind = run.kind
+            position = sequence.num_prompt_scored if kind is of_prompt else len(sequence.emitted)
             emissions.append(Emission(sequence, index, row, position))
-            if of_prompt:
+            if kind is of_prompt:
                 sequence.add_prompt_logprobs(run)
-            elif run.kind == RunKind.DRAFTS:
+            elif kind is of_drafts:
                 sequence.num_bytes += bytes_of(run)
             elif row.error is None:
                 sequence.emit(run, ids[start : start + run.num_tokens])

@@ -90,23 +90,27 @@ class PlanBuilder:
 
     def max_tokens(self, sequence: Sequence) -> int:
         """Returns how many tokens ``sequence`` lacks and its credit allows."""
-        return sequence.max_chunk(self._vocab_size)
+        return sequence.max_chunk(sequence.num_to_compute, self._vocab_size)
 
     def compute(self, sequence: Sequence, max_tokens: int) -> None:
         """Plans as many tokens of ``sequence`` as it lacks, and ``max_tokens`` and the budget
         allow."""
-        num_tokens = min(max_tokens, self.budget, self.max_tokens(sequence))
+        num_to_compute, plan, allocation = sequence.num_to_compute, self.plan, sequence.allocation
+        assert allocation is not None
+        num_tokens = min(
+            max_tokens, self.budget, sequence.max_chunk(num_to_compute, self._vocab_size)
+        )
         if num_tokens == 0:
             return
-        num_to_compute, allocation, verify_depth = sequence.num_to_compute, sequence.allocated, 0
+        verify_depth = 0
         if num_to_compute == 1:
             if allocation.may_have_drafts:
                 verify_depth = min(self.verify_depth, self.budget - 1)
-            self.plan.decode.append(Decode(allocation.slot, verify_depth))
+            plan.decode.append(Decode(allocation.slot, verify_depth))
         else:
-            self.plan.prefill.append(Prefill(allocation.slot, num_tokens))
+            plan.prefill.append(Prefill(allocation.slot, num_tokens))
         allocation.num_computed += num_tokens
         if num_tokens == num_to_compute:
             allocation.expect(1 + verify_depth)
-        allocation.last_step = self.plan.step
+        allocation.last_step = plan.step
         self.budget -= num_tokens + verify_depth

@@ -122,11 +122,11 @@ class Sequence:
         needed, nor prompt tokens that are still to be scored."""
         return self.num_prompt_scored if self._is_scoring else self.num_known - 1
 
-    def max_chunk(self, vocab_size: int) -> int:
-        """How many ids it lacks; of those of a prompt that is scored only so many that its
-        logprobs, plans in flight included, exceed the credit in bytes by less than one token."""
-        num_to_compute = self.num_to_compute
-        if not self._is_scoring:
+    def max_chunk(self, num_to_compute: int, vocab_size: int) -> int:
+        """How many of the ``num_to_compute`` ids that it lacks may be computed: of those of a
+        prompt that is scored only so many that its logprobs, plans in flight included, exceed the
+        credit in bytes by less than one token."""
+        if self.params.prompt_logprobs is None or not self._is_scoring:
             return num_to_compute
         room = max(0, self.max_bytes - self.num_bytes)
         num_prompt_scored = self.num_prompt_scored + ceil(
@@ -151,9 +151,12 @@ class Sequence:
         self.num_bytes += bytes_of(run)
 
     def emit(self, run: TokenRun, ids: list[int]) -> None:
-        self.allocated.receive(len(ids))
-        self.emitted.extend(ids)
-        self.is_isolated = self.is_isolated and not ids
+        allocation = self.allocation
+        assert allocation is not None
+        allocation.receive(len(ids))
+        self.emitted += ids
+        if self.is_isolated and ids:
+            self.is_isolated = False
         self.num_bytes += bytes_of(run)
 
     def note_worker_death(self) -> bool:

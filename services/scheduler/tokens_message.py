@@ -6,7 +6,8 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from services.scheduler.emission import Emission
-from shared.messages import Finished, RunKind, TokenRow, TokenRun, Tokens
+from services.scheduler.sequence import Sequence
+from shared.messages import Finished, FinishReason, RunKind, TokenRow, TokenRun, Tokens
 from shared.token_arrays import Layout, Selection, TokenArrays, join
 
 
@@ -19,7 +20,7 @@ class StepEmissions(NamedTuple):
     @property
     def is_urgent(self) -> bool:
         """Whether a client waits for the first token of a sequence, or for its end."""
-        return any(each.ends or (each.has_output and not each.position) for each in self.emissions)
+        return any(not each.position or each.ends for each in self.emissions)
 
     def arrays(self) -> TokenArrays:
         """Returns the buffers of its rows, views where these lie together."""
@@ -34,9 +35,9 @@ def tokens_of(steps: Items[StepEmissions]) -> tuple[Tokens, TokenArrays]:
     brought of a sequence is one row, unless its drafts are told apart."""
     emissions = [emission for step in steps for emission in step.emissions]
     finished = [
-        Finished(each.request, each.attempt, each.choice, reason, len(each.emitted))
-        for each, reason in [(each.sequence, each.row.finish) for each in emissions]
-        if reason
+        _finished(each.sequence, each.row.finish)
+        for each in emissions
+        if each.row.finish is not None
     ]
     if len(steps) == 1:
         return Tokens([_row(each, each.row.run) for each in emissions], finished), steps[0].arrays()
@@ -67,6 +68,11 @@ def _by_sequence(
 def _row(emission: Emission, run: TokenRun) -> TokenRow:
     sequence = emission.sequence
     return TokenRow(sequence.request, sequence.attempt, emission.position, run, sequence.num_cached)
+
+
+def _finished(sequence: Sequence, reason: FinishReason) -> Finished:
+    name = sequence.request, sequence.attempt, sequence.choice
+    return Finished(*name, reason, len(sequence.emitted))
 
 
 def _continues(before: TokenRun, run: TokenRun) -> bool:

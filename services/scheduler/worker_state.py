@@ -115,6 +115,10 @@ class WorkerState:
     @property
     def is_short_of_blocks(self) -> bool:
         """Whether there are too few blocks to compute all runnable sequences."""
+        # A plan reserves for all that it may bring and for the drafts of the next one.
+        size, num_drafts = self.capacity.block_size, self.capacity.num_speculative_tokens
+        if self.pool.num_free >= len(self.running) * (2 + (1 + 3 * num_drafts) // size):
+            return False
         wanted = map(self.num_blocks_lacking, filter(self._may_run, self.running.values()))
         return sum(wanted) > self.pool.num_free
 
@@ -174,8 +178,8 @@ class WorkerState:
         """Adds full blocks of ``sequence`` to the prefix cache, if their ids are known and computed
         when the plans that are sent have run. A worker runs plans in order, but computes nothing of
         a sequence that ``has_ended``, and so not its last id."""
-        allocation = sequence.allocated
         for _ in range(self.num_to_index(sequence, has_ended)):
+            allocation = sequence.allocated
             block_hash = sequence.block_hash(allocation.num_indexed, self.capacity.block_size)
             self.index.add(block_hash, allocation.blocks[allocation.num_indexed])
             allocation.num_indexed += 1
@@ -185,7 +189,8 @@ class WorkerState:
         if not self._caches_prefixes:
             return 0
         allocation = sequence.allocated
-        num_tokens = min(allocation.num_computed, sequence.num_known - has_ended)
+        num_known = len(sequence.prompt) + len(sequence.emitted)
+        num_tokens = min(allocation.num_computed, num_known - has_ended)
         return num_tokens // self.capacity.block_size - allocation.num_indexed
 
     def filling_blocks(self, plan: StepPlan) -> list[Sequence]:

@@ -282,7 +282,7 @@ class Mesh:
         new = {each.slot for each in plan.admit}
         assert not new & halfway or len(halfway) <= limits.max_partial
         assert not new & long or len(long) <= limits.max_long
-        if any(each.max_chunk(0) < each.num_to_compute for each in running):
+        if any(each.max_chunk(each.num_to_compute, 0) < each.num_to_compute for each in running):
             return  # somebody's client has to read first
         assert all(each.num_to_compute > 1 or each.allocated.slot in tokens for each in running)
         assert not halfway or sum(tokens.values()) + num_drafts == budget
