@@ -66,12 +66,14 @@ def ask_prompts(
     """Starts the logprobs of every chunk whose request asks for them, and returns them by slot.
     Each of ``slots`` [C] has ``nums`` [C] states of ``hidden`` [T, hidden_size], from position
     ``starts`` [C] on."""
+    asked = table.num_prompt_logprobs[slots]
+    if (asked == NO_LOGPROBS).all():
+        return {}
     ends, prompt_lens = starts + nums, table.prompt_lens[slots]
     # Tokens before a chunk were scored by the chunks before it, whose results may be under way.
     firsts = np.maximum(table.num_prompt_scored[slots], starts)
     lasts = np.minimum(ends, prompt_lens - 1)
     rows = np.cumsum(nums) - nums
-    asked = table.num_prompt_logprobs[slots]
     nums_top = num_top_of(asked, vocab_size)
     found = {}
     for index in np.flatnonzero((asked != NO_LOGPROBS) & (firsts < lasts)).tolist():

@@ -21,6 +21,7 @@ from services.worker.metrics import GUIDE_MASK_SECONDS, GUIDE_MASKS
 from services.worker.slots.logits_rules import row_change
 from services.worker.slots.table import SlotTable
 
+NO_ROWS = np.zeros(0, np.int64)
 MAX_WAIT_S = 0.02  # of a step that could but wait for grammars
 
 
@@ -54,11 +55,13 @@ def prepare_sampling(
     def upload(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(device)
 
-    await_grammars(table, slots)
+    adjustments, waiting = None, NO_ROWS
     rows = np.flatnonzero(table.has_logits_rules[slots])
-    adjustments, waiting = prepare_logits_rules(
-        *(table, rows, slots[rows], positions[rows], eos_ids, upload)
-    )
+    if len(rows):
+        await_grammars(table, slots)
+        adjustments, waiting = prepare_logits_rules(
+            *(table, rows, slots[rows], positions[rows], eos_ids, upload)
+        )
     params = SlotParams(*(column[slots] for column in table.sampling))
     random = prepare_random_rows(params, positions, device)
     return SamplingMetadata(adjustments, waiting, random)
