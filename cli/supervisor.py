@@ -13,9 +13,11 @@ from typing import Any
 from pydantic import SecretStr
 
 from cli.child import ASK_S, Child, exit_text
+from cli.placement import choose_num_workers, num_gpus, place_workers
 from cli.run_directory import RunDirectory
 from shared.config.serve import ServeConfig
 from shared.config.sources import unread_variables
+from shared.cores import num_cores, numa_nodes
 from shared.errors import ShoalError
 from shared.messages import ServiceName
 
@@ -52,6 +54,7 @@ class Supervisor:
         self._directory = directory
         self._on_line = on_line
         self._environment = child_environment(config)
+        self._workers = worker_environments(config)
         self._stop = asyncio.Event()
         self._on_change: Callable[[], None] = lambda: None
         self.children: dict[str, Child] = {}  # by replica
@@ -70,7 +73,7 @@ class Supervisor:
         nums = {
             "gateway": self._config.gateways,
             "tokenizer": self._config.tokenizers,
-            "worker": self._config.workers,
+            "worker": len(self._workers),
         }
         for service in SERVICES:
             for index in range(nums.get(service, 1)):
@@ -108,7 +111,7 @@ class Supervisor:
             num_starts += 1
             child = Child(service, f"{index}.{num_starts}", self._directory.path)
             self.children[replica] = child
-            code = await self._run(child)
+            code = await self._run(child, index)
             self._directory.sweep(service, child.instance)
             if self._stop.is_set():
                 return
@@ -119,10 +122,10 @@ class Supervisor:
                 raise StartFailedError(child.last_words or f"{service} ended with code {code}")
             await self._pause(child, code, num_failed)
 
-    async def _run(self, child: Child) -> int:
+    async def _run(self, child: Child, index: int) -> int:
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(self._watch(child))
-            code = await child.run(self._environment_of(child), self._on_line)
+            code = await child.run(self._environment_of(child, index), self._on_line)
             watching.cancel()
         self._on_change()
         return code
@@ -149,13 +152,15 @@ class Supervisor:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stop.wait(), backoff_s)
 
-    def _environment_of(self, child: Child) -> dict[str, str]:
+    def _environment_of(self, child: Child, index: int) -> dict[str, str]:
         """Our workers take a GPU each; a folder that is given shares them with more than ours."""
         directory = self._directory.path
+        own = self._workers[index] if child.service == "worker" else {}
         hidden = SECRETS_OF_GATEWAYS if child.service != "gateway" else set()
         return {
             "SHOAL_GPU_CLAIMS": str(directory / "gpus"),
             **{name: text for name, text in self._environment.items() if name not in hidden},
+            **own,
             "SHOAL_MESH_DIR": str(directory),
             "SHOAL_INSTANCE": child.instance,
         }
@@ -164,7 +169,7 @@ class Supervisor:
 def child_environment(config: ServeConfig) -> dict[str, str]:
     """Our environment with every setting that was given, wherever, as ``SHOAL_…``.
 
-    Replicas share what there is one of: gateways the port, workers the cores.
+    Gateways share the port.
     """
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     for name in unread_variables(ServeConfig.model_fields.keys()):  # which we have logged
@@ -177,10 +182,20 @@ def child_environment(config: ServeConfig) -> dict[str, str]:
             environment[f"SHOAL_{name.upper()}"] = _text(value)
     if config.gateways > 1:
         environment["SHOAL_REUSE_PORT"] = "true"
-    if config.workers > 1 and config.num_threads is None:
-        num_cores = len(os.sched_getaffinity(0))
-        environment["SHOAL_NUM_THREADS"] = str(max(1, num_cores // config.workers))
     return environment
+
+
+def worker_environments(config: ServeConfig) -> list[dict[str, str]]:
+    """Returns what each worker has of its own, but for what was given for all of them."""
+    gpus = 0 if config.device == "cpu" else num_gpus()
+    nodes, num = numa_nodes(), config.workers
+    if num == "auto":
+        num = choose_num_workers(gpus, nodes)
+    given = {f"SHOAL_{name.upper()}" for name in config.model_fields_set}
+    return [
+        {name: text for name, text in own.items() if name not in given}
+        for own in place_workers(num, gpus, nodes, num_cores())
+    ]
 
 
 def _text(value: Any) -> str:

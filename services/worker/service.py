@@ -18,6 +18,7 @@ from services.worker.slot_log import SlotLog
 from services.worker.weights.progress import Progress, ProgressLines
 from shared.codec import Array
 from shared.config.worker import WorkerConfig
+from shared.cores import bind_to_node
 from shared.keys import load_keys
 from shared.link import Link
 from shared.messages import (
@@ -59,6 +60,8 @@ class WorkerService:
         self._outputs: deque[tuple[Peer, Future[StepOutput]]] = deque()  # not sent yet
 
     async def run(self) -> None:
+        if self._config.numa_node is not None and (why := bind_to_node(self._config.numa_node)):
+            log.warning("numa-node: memory cannot be bound to the node (%s)", why)
         keys = load_keys(self._config.keys, "worker")
         loop = asyncio.get_running_loop()
         self._engine = await loop.run_in_executor(

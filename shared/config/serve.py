@@ -1,5 +1,5 @@
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_settings import CliSuppress
@@ -23,7 +23,11 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, WorkerConfig)
 
     gateways: int = Field(1, ge=1, le=64, description="gateways, which share the port")
     tokenizers: int = Field(1, ge=1, le=64, description="tokenizers")
-    workers: int = Field(1, ge=1, le=64, description="workers, each with the whole model")
+    workers: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
+        1,
+        description="workers, each with the whole model; auto: one for each GPU, else for each NUMA"
+        " node",
+    )
 
     liveness_timeout_s: float = Field(
         10.0,

@@ -92,6 +92,12 @@ class WorkerConfig(Settings):
         gt=0,
         description="CPU threads (default: the cores we may use; but one for torch's operators)",
     )
+    numa_node: int | None = Field(
+        None,
+        ge=0,
+        description="on a CPU: the NUMA node on whose cores and in whose memory this worker runs"
+        " (default: all; under serve, several workers take the nodes in turn)",
+    )
     stall_s: float = Field(
         60.0,
         gt=0,

@@ -12,7 +12,7 @@ from aiohttp import web
 from cli import supervisor as module
 from cli.child import ASK_S, Child
 from cli.run_directory import RunDirectory
-from cli.supervisor import StartFailedError, Supervisor, child_environment
+from cli.supervisor import StartFailedError, Supervisor, child_environment, worker_environments
 from shared.config.gateway import GatewayConfig
 from shared.config.load import load_settings
 from shared.config.serve import ServeConfig
@@ -53,12 +53,13 @@ class FakeChild:
 
 
 @pytest.fixture
-def supervisor(tmp_path: Path, monkeypatch) -> Supervisor:
+def supervisor(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch) -> Supervisor:
+    """Of the settings that are its parameter, if it has one."""
     monkeypatch.setattr(module, "Child", FakeChild)
     monkeypatch.setattr(module, "FIRST_BACKOFF_S", 0.001)
     monkeypatch.setattr(FakeChild, "script", {})
     monkeypatch.setattr(FakeChild, "starts", [])
-    config = ServeConfig(mesh_dir=tmp_path)
+    config = ServeConfig(mesh_dir=tmp_path, **getattr(request, "param", {}))
     return Supervisor(config, RunDirectory(tmp_path), lambda line: None)
 
 
@@ -132,15 +133,13 @@ async def test_what_is_ready_is_asked_less_often(supervisor: Supervisor, monkeyp
     running.cancel()
 
 
-async def test_every_replica_is_started_and_restarted_for_itself(
-    supervisor: Supervisor, monkeypatch
-):
-    counts: dict[str, Any] = {"gateways": 2, "tokenizers": 1, "workers": 3}
-    monkeypatch.setattr(supervisor, "_config", ServeConfig(**counts))
+@pytest.mark.parametrize("supervisor", [{"gateways": 2, "workers": 3}], indirect=True)
+async def test_every_replica_is_started_and_restarted_for_itself(supervisor: Supervisor):
     FakeChild.script = {"gateway": [(1, True)]}
     running = asyncio.create_task(run(supervisor))
-    while len(FakeChild.starts) < 8:
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(10):
+        while len(FakeChild.starts) < 8:
+            await asyncio.sleep(0.01)
     gateway = "gateway-0" if "gateway 0.2" in FakeChild.starts else "gateway-1"
     assert set(supervisor.children) == {
         *("gateway-0", "gateway-1", "tokenizer-0", "scheduler-0"),
@@ -152,11 +151,15 @@ async def test_every_replica_is_started_and_restarted_for_itself(
 
 def test_replicas_share_the_port_and_the_cores(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    environment = child_environment(ServeConfig(gateways=2, workers=3))
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    config = ServeConfig(gateways=2, workers=3, device="cpu")
+    environment = child_environment(config)
     assert environment["SHOAL_REUSE_PORT"] == "true"
-    assert environment["SHOAL_NUM_THREADS"] == "2"
     assert not {"SHOAL_GATEWAYS", "SHOAL_WORKERS"} & environment.keys()
-    assert child_environment(ServeConfig(workers=3, num_threads=4))["SHOAL_NUM_THREADS"] == "4"
+    assert [each["SHOAL_NUM_THREADS"] for each in worker_environments(config)] == ["2"] * 3
+    given = ServeConfig(workers=3, num_threads=4)
+    assert child_environment(given)["SHOAL_NUM_THREADS"] == "4"
+    assert not any("SHOAL_NUM_THREADS" in each for each in worker_environments(given))
     assert "SHOAL_REUSE_PORT" not in child_environment(ServeConfig())
 
 
@@ -165,7 +168,7 @@ def test_keys_reach_the_gateways_and_no_other_service(tmp_path: Path, monkeypatc
     config = load_settings(ServeConfig, ["--api-key-file", "/run/secrets/keys"], "shoal serve")
     supervisor = Supervisor(config, RunDirectory(tmp_path), print)
     for service in ("gateway", "tokenizer", "scheduler", "worker"):
-        environment = supervisor._environment_of(Child(service, "0.1", tmp_path))
+        environment = supervisor._environment_of(Child(service, "0.1", tmp_path), 0)
         with monkeypatch.context() as patch:
             patch.setattr(os, "environ", environment)
             passed = load_settings(GatewayConfig, [], "shoal gateway")
@@ -189,10 +192,12 @@ def test_workers_share_out_the_gpus_of_one_serve_or_those_of_a_folder_that_is_gi
     directory = RunDirectory(tmp_path)
     settings: Any
     for settings, folder in (({}, directory.path / "gpus"), ({"gpu_claims": "/claims"}, "/claims")):
-        supervisor = Supervisor(ServeConfig(mesh_dir=tmp_path, **settings), directory, print)
-        for instance in ("0.1", "1.1"):
-            child = Child("worker", instance, directory.path)
-            assert supervisor._environment_of(child)["SHOAL_GPU_CLAIMS"] == str(folder)
+        config = ServeConfig(mesh_dir=tmp_path, workers=2, **settings)
+        supervisor = Supervisor(config, directory, print)
+        for index in range(2):
+            child = Child("worker", f"{index}.1", directory.path)
+            environment = supervisor._environment_of(child, index)
+            assert environment["SHOAL_GPU_CLAIMS"] == str(folder)
 
 
 async def test_a_stop_reaches_a_process_that_is_only_being_started(tmp_path: Path):

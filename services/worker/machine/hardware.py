@@ -1,4 +1,4 @@
-"""The machine as the worker finds it: device, dtype, threads and memory."""
+"""The machine as the worker finds it: device, dtype and memory."""
 
 import os
 from dataclasses import dataclass
@@ -7,11 +7,10 @@ from pathlib import Path
 import torch
 
 from services.worker.machine.gpu_claim import claim_gpu
+from shared.cores import NODES, cgroup_folders, read_text
 from shared.errors import ConfigError
 
-CGROUPS = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
-CGROUP_NAMES = Path("/proc/self/cgroup")
 # How many products oneDNN and torch's layer over it keep the machine code of, about 1 MB each.
 KERNEL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
 
@@ -50,11 +49,6 @@ def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if _has_bfloat16(device) else torch.float32
 
 
-def num_cores() -> int:
-    """The cores that we may run on, at least 1."""
-    return min(len(os.sched_getaffinity(0)), _cpu_quota())
-
-
 def bound_kernel_caches() -> None:
     """In bfloat16 a CPU makes machine code for every number of tokens a step may have, and by
     default keeps 1024 of them in each of two caches: 0.9 GB that no memory plan counts. Must come
@@ -73,14 +67,17 @@ def compute_exactly() -> None:
     products.allow_fp16_reduced_precision_reduction = (False, False)
 
 
-def read_memory(device: torch.device) -> Memory:
-    """A CPU's memory is the smallest of the machine's and of the cgroups' around us."""
+def read_memory(device: torch.device, numa_node: int | None = None) -> Memory:
+    """A CPU's memory is the smallest of the machine's, of the NUMA node's that we are bound to, and
+    of the cgroups' around us."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return Memory(total, free)
     fields = dict(line.split(":") for line in MEMINFO.read_text().splitlines())
     kib = {name: int(value.split()[0]) for name, value in fields.items()}
     rooms = [Memory(kib["MemTotal"] << 10, kib["MemAvailable"] << 10), *_cgroup_memory()]
+    if numa_node is not None:
+        rooms.append(_node_memory(numa_node))
     return Memory(min(room.total for room in rooms), min(room.free for room in rooms))
 
 
@@ -104,18 +101,14 @@ def _has_bfloat16(device: torch.device) -> bool:
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
-def _cpu_quota() -> int:
-    """The cores that the cgroups around us leave us, at least 1."""
-    cores = float("inf")
-    for folder in _cgroup_folders(""):
-        quota, _, period = _read(folder / "cpu.max").partition(" ")
-        if quota.isdigit():
-            cores = min(cores, int(quota) / int(period))
-    for folder in _cgroup_folders("cpu"):
-        quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
-        if quota.isdigit() and period.isdigit():
-            cores = min(cores, int(quota) / int(period))
-    return max(1, int(min(cores, os.cpu_count() or 1)))
+def _node_memory(index: int) -> Memory:
+    """What is free of a NUMA node's memory, with the files that it gives up when asked."""
+    kib: dict[str, int] = {}
+    for line in read_text(NODES / f"node{index}" / "meminfo").splitlines():
+        _, _, name, value, *_ = line.split()
+        kib[name.rstrip(":")] = int(value)
+    num_free = kib["MemFree"] + kib.get("Inactive(file)", 0)
+    return Memory(kib["MemTotal"] << 10, num_free << 10)
 
 
 def _cgroup_memory() -> list[Memory]:
@@ -125,8 +118,8 @@ def _cgroup_memory() -> list[Memory]:
         ("", "memory.max", "memory.current"),
         ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
     ):
-        for folder in _cgroup_folders(controller):
-            limit, used = _read(folder / limit_name), _read(folder / used_name)
+        for folder in cgroup_folders(controller):
+            limit, used = read_text(folder / limit_name), read_text(folder / used_name)
             if limit.isdigit() and used.isdigit():
                 free = int(limit) - int(used) + _file_cache(folder)
                 found.append(Memory(int(limit), max(0, free)))
@@ -135,26 +128,5 @@ def _cgroup_memory() -> list[Memory]:
 
 def _file_cache(folder: Path) -> int:
     """Bytes that a cgroup uses for files and gives up when asked, such as weights read before."""
-    fields = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
+    fields = dict(line.split() for line in read_text(folder / "memory.stat").splitlines())
     return int(fields.get("total_inactive_file") or fields.get("inactive_file") or 0)
-
-
-def _cgroup_folders(controller: str) -> list[Path]:
-    """Our cgroup and those around it; ``controller`` is empty for version 2.
-
-    In a container the path may be the host's; what does not exist reads as empty.
-    """
-    for line in _read(CGROUP_NAMES).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controller in controllers.split(","):
-            root = CGROUPS / controller
-            own = root / path.lstrip("/")
-            return [own, *(parent for parent in own.parents if parent.is_relative_to(root))]
-    return []
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

@@ -13,11 +13,12 @@ from kernels.cpu.sampler import NativeSampler
 from services.worker.backends.native import NativeLM
 from services.worker.backends.torch_lm import DEVICE, HOST, Known, TorchLM
 from services.worker.layers.ops import NotSupported
-from services.worker.machine.hardware import bound_kernel_caches, num_cores
+from services.worker.machine.hardware import bound_kernel_caches
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
 from services.worker.step.sampler import Sampler, TorchSampler
 from shared.config.worker import WorkerConfig
+from shared.cores import num_cores
 from shared.errors import ConfigError
 
 log = logging.getLogger(__name__)

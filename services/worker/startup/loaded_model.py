@@ -122,7 +122,7 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
         quantization=settings.quantization,
     )
     log.info("model %s (%s) in %s on %s", location.name, "/".join(architectures), dtype, device)
-    before = read_memory(device)
+    before = read_memory(device, settings.numa_node)
     model: DecoderLM | CausalLM
     try:
         if config is None:

@@ -36,6 +36,7 @@ from services.worker.startup.plan_memory import (
 )
 from services.worker.step.logprobs import MAX_LOGITS_AT_ONCE
 from services.worker.weights.load import build_model
+from shared import cores
 from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
 from shared.messages import WINDOW_BYTES
@@ -198,8 +199,8 @@ def fake_machine(
         path.write_text(text)
     (folder / "cgroup").write_text(cgroup)
     (folder / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 800 kB\n")
-    monkeypatch.setattr(hardware, "CGROUPS", folder / "fs")
-    monkeypatch.setattr(hardware, "CGROUP_NAMES", folder / "cgroup")
+    monkeypatch.setattr(cores, "CGROUPS", folder / "fs")
+    monkeypatch.setattr(cores, "CGROUP_NAMES", folder / "cgroup")
     monkeypatch.setattr(hardware, "MEMINFO", folder / "meminfo")
 
 
@@ -225,6 +226,17 @@ def test_the_tightest_cgroup_around_us_counts(
     assert read_memory(CPU) == Memory(500000, 300000)
 
 
+def test_a_worker_that_is_bound_to_a_numa_node_has_the_memory_of_that(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake_machine(monkeypatch, tmp_path, "0::/\n", {})
+    monkeypatch.setattr(hardware, "NODES", tmp_path)
+    (tmp_path / "node1").mkdir()
+    lines = ["MemTotal: 600 kB", "MemFree: 200 kB", "Inactive(file): 100 kB", "HugePages_Total: 0"]
+    (tmp_path / "node1" / "meminfo").write_text("".join(f"Node 1 {each}\n" for each in lines))
+    assert read_memory(CPU, numa_node=1) == Memory(600 << 10, 300 << 10)
+
+
 def test_version_1_cgroups_count_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     files = {
         "fs/memory/x/memory.limit_in_bytes": "400000",
@@ -240,7 +252,7 @@ def test_threads_follow_the_cpu_quota(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quota: str, expected: int
 ) -> None:
     fake_machine(monkeypatch, tmp_path, "0::/a\n", {"fs/a/cpu.max": quota})
-    assert hardware.num_cores() == expected
+    assert cores.num_cores() == expected
 
 
 def test_steps_of_every_size_leave_little_machine_code_behind() -> None:

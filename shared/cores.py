@@ -1,0 +1,104 @@
+"""The cores that this process may use, and the NUMA nodes they belong to."""
+
+import ctypes
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from shared.errors import ConfigError
+
+CGROUPS = Path("/sys/fs/cgroup")
+CGROUP_NAMES = Path("/proc/self/cgroup")
+NODES = Path("/sys/devices/system/node")
+_SET_MEMPOLICY = 238  # of x86-64
+_MPOL_BIND = 2
+_MASK_WORDS = 16  # of 64 nodes each
+
+
+class NumaNode(NamedTuple):
+    """Memory with the cores that are near it, as far as they are ours."""
+
+    number: int
+    cores: frozenset[int]
+
+
+def num_cores() -> int:
+    """The cores that we may run on, at least 1."""
+    return min(len(os.sched_getaffinity(0)), _cpu_quota())
+
+
+def numa_nodes() -> list[NumaNode]:
+    """Returns those with cores of ours; none where the system tells of none."""
+    ours = os.sched_getaffinity(0)
+    nodes = []
+    for number in sorted(parse_cpu_list(read_text(NODES / "online"))):
+        cores = ours & parse_cpu_list(read_text(NODES / f"node{number}" / "cpulist"))
+        if cores:
+            nodes.append(NumaNode(number, frozenset(cores)))
+    return nodes
+
+
+def bind_to_node(number: int) -> str | None:
+    """Has the calling thread, and those that it starts from now on, run on the cores of a NUMA node
+    and take memory there. Returns why memory could not be bound: where it is not, the system still
+    takes it near the thread that writes to it first. Raises ConfigError where there is no such
+    node."""
+    nodes = {node.number: node for node in numa_nodes()}
+    if number not in nodes:
+        known = ", ".join(map(str, nodes)) or "none"
+        raise ConfigError(f"numa-node: {number}; the nodes with cores of ours are {known}")
+    os.sched_setaffinity(0, nodes[number].cores)
+    if (machine := os.uname().machine) != "x86_64":
+        return f"not known how on {machine}"
+    mask = (ctypes.c_uint64 * _MASK_WORDS)()
+    mask[number // 64] = 1 << number % 64
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(_SET_MEMPOLICY, _MPOL_BIND, mask, 64 * _MASK_WORDS):
+        return os.strerror(ctypes.get_errno())
+    return None
+
+
+def parse_cpu_list(text: str) -> set[int]:
+    """Of numbers and ranges as the kernel writes them: 0-3,8."""
+    found: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def cgroup_folders(controller: str) -> list[Path]:
+    """Our cgroup and those around it; ``controller`` is empty for version 2.
+
+    In a container the path may be the host's; what does not exist reads as empty.
+    """
+    for line in read_text(CGROUP_NAMES).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            root = CGROUPS / controller
+            own = root / path.lstrip("/")
+            return [own, *(parent for parent in own.parents if parent.is_relative_to(root))]
+    return []
+
+
+def read_text(path: Path) -> str:
+    """Empty where it cannot be read."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _cpu_quota() -> int:
+    """The cores that the cgroups around us leave us, at least 1."""
+    cores = float("inf")
+    for folder in cgroup_folders(""):
+        quota, _, period = read_text(folder / "cpu.max").partition(" ")
+        if quota.isdigit():
+            cores = min(cores, int(quota) / int(period))
+    for folder in cgroup_folders("cpu"):
+        quota = read_text(folder / "cpu.cfs_quota_us")
+        period = read_text(folder / "cpu.cfs_period_us")
+        if quota.isdigit() and period.isdigit():
+            cores = min(cores, int(quota) / int(period))
+    return max(1, int(min(cores, os.cpu_count() or 1)))
