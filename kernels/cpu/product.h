@@ -22,6 +22,10 @@ constexpr int MAX_ROWS = 4, MAX_TILES = 1;
 template <class T>
 constexpr int CHUNK_ROWS = USES_TILES<T> ? 256 : 128;
 
+// Up to so many rows are computed part by part of the tiles, so many numbers of each column; with
+// more of them the memory is idle for little of the time anyway.
+constexpr int FEW_ROWS = 64, PART_DEPTH = 128;
+
 INLINE int div_up(int a, int b) { return (a + b - 1) / b; }
 
 // A packed tile has a multiple of so many numbers of each column: zeros behind the last ones.
@@ -50,15 +54,19 @@ struct Packed {
   }
 };
 
-// sums[row][tile] += the products of k numbers of each row with those of each tile.
-template <class T, int ROWS, int TILES, class W>
+// sums[row][tile] += the products of k numbers of each row with those of each tile. FETCHES: has
+// the next part of the tiles brought near meanwhile.
+template <class T, int ROWS, int TILES, bool FETCHES = false, class W>
 INLINE void multiply(const T* rows, size_t stride, const W* const* tiles, int k,
                      f32x16 sums[ROWS][TILES]) {
   typedef Operands<T> Op;
   for (int i = 0; i < k; i += DEPTH<T>) {
     typename Op::Tile tile[TILES];
 #pragma GCC unroll 4
-    for (int t = 0; t < TILES; t++) tile[t] = Op::tile(tiles[t] + (size_t)i * LANES);
+    for (int t = 0; t < TILES; t++) {
+      tile[t] = Op::tile(tiles[t] + (size_t)i * LANES);
+      if (FETCHES) __builtin_prefetch(tiles[t] + (size_t)(i + PART_DEPTH) * LANES);
+    }
 #pragma GCC unroll 6
     for (int r = 0; r < ROWS; r++) {
       typename Op::Shared shared = Op::shared(rows + r * stride + i);
@@ -130,15 +138,23 @@ INLINE void with_sizes(int num_rows, int num_tiles, F f) {
   }
 }
 
-// out [num_rows, out_stride] = the products of k numbers of each row with those of each tile.
+// out [num_rows, out_stride] = the products of k numbers of each row with those of each tile, added
+// to what is there unless it is the `first` part of a sum.
 template <class T, class W>
 void multiply_block(int num_rows, int num_tiles, const T* rows, size_t stride,
-                    const W* const* tiles, int k, float* out, size_t out_stride) {
+                    const W* const* tiles, int k, float* out, size_t out_stride, bool first = true,
+                    bool fetches = false) {
   with_sizes(num_rows, num_tiles, [=](auto num_rows, auto num_tiles) {
     constexpr int ROWS = num_rows.value, TILES = num_tiles.value;
     f32x16 sums[ROWS][TILES];
-    clear<ROWS, TILES>(sums);
-    multiply<T, ROWS, TILES>(rows, stride, tiles, k, sums);
+    if (first)
+      clear<ROWS, TILES>(sums);
+    else
+      load_sums<ROWS, TILES>(sums, out, out_stride);
+    if (fetches)
+      multiply<T, ROWS, TILES, true>(rows, stride, tiles, k, sums);
+    else
+      multiply<T, ROWS, TILES>(rows, stride, tiles, k, sums);
     store_sums<ROWS, TILES>(sums, out, out_stride);
   });
 }
@@ -169,12 +185,40 @@ struct Product {
     int num_tiles = tile + group < w.num_tiles() ? group : w.num_tiles() - tile;
     if constexpr (USES_TILES<T>)
       multiply_tiles(start, end, tile, num_tiles);
+    else if (end - start > MIN_PASSES * MAX_ROWS && end - start <= FEW_ROWS)
+      multiply_few_rows(start, end - start, tile, num_tiles);
     else
       for (int row = start; row < end;) {
         int num = div_up(end - row, div_up(end - row, MAX_ROWS));  // equal passes
         block(row, num, tile, num_tiles);
         row += num;
       }
+  }
+
+  // Passes of dense weights from which on they take turns at parts of the tiles: fewer wait for the
+  // memory anyway.
+  static constexpr int MIN_PASSES = sizeof(W) == 1 ? 1 : 2;
+
+  // All passes over one part of the tiles, then over the next one, which all but the first pass
+  // have fetched meanwhile. Sums are stored between parts, which does not round them.
+  void multiply_few_rows(int start, int num_rows, int tile, int num_tiles) {
+    alignas(64) float sums[FEW_ROWS][4 * LANES];
+    const W* tiles[4];
+    for (int from = 0; from < w.k; from += PART_DEPTH) {
+      int depth = w.k - from < PART_DEPTH ? w.k - from : PART_DEPTH;
+      for (int t = 0; t < num_tiles; t++) tiles[t] = w.tile(tile + t) + (size_t)from * LANES;
+      for (int row = 0; row < num_rows;) {
+        int num = div_up(num_rows - row, div_up(num_rows - row, MAX_ROWS));
+        const T* left = rows + (size_t)(start + row) * w.k + from;
+        for (int t = 0; t < num_tiles; t += MAX_TILES) {
+          int num_now = num_tiles - t < MAX_TILES ? num_tiles - t : MAX_TILES;
+          multiply_block<T>(num, num_now, left, w.k, tiles + t, depth, sums[row] + t * LANES,
+                            4 * LANES, from == 0, row > 0);
+        }
+        row += num;
+      }
+    }
+    for (int r = 0; r < num_rows; r++) out(start + r, tile, num_tiles, sums[r]);
   }
 
   TileRows tile_rows() const {
