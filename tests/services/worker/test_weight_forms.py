@@ -208,7 +208,7 @@ def test_on_a_gpu_it_is_refused_before_anything_is_read(
     checkpoint: Path, quantization: Quantization, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loaded_model, "choose_device", lambda *_: torch.device("meta"))
-    monkeypatch.setattr(loaded_model, "read_memory", lambda _: Memory(1, 1))
+    monkeypatch.setattr(loaded_model, "read_memory", lambda *_: Memory(1, 1))
     with pytest.raises(ConfigError, match=f"quantization: {quantization} is for CPUs so far"):
         make_engine(checkpoint, quantization=quantization)
 
