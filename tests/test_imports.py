@@ -48,7 +48,7 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         {"scheduler"},
         # What has a clock, counts or logs, and what the service asks before it asks the core.
         {"generate_check", "quarantine", "registration", "result_check", "tokens_message"},
-        {"metrics", "request_log", "watchdog"},
+        {"forwarding", "metrics", "request_log", "watchdog"},
         {"intake"},
         {"service"},
         {"__main__"},
