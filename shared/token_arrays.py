@@ -9,10 +9,11 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from shared.codec import Array
 from shared.errors import CodecError
-from shared.messages import Delta, ResultRow, TokenRow, TokenRun
+from shared.messages import NO_TOKENS, Delta, ResultRow, TokenRow, TokenRun
 
 _NO_INTS = np.zeros(0, np.int32)
 _NO_FLOATS = np.zeros(0, np.float32)
@@ -98,6 +99,19 @@ def bytes_of(run: TokenRun) -> int:
     """Returns what a run takes in all four buffers."""
     per_token = 1 + run.num_values + run.num_top_ids + (run.num_values > 0)
     return 4 * per_token * run.num_tokens
+
+
+def sum_runs(runs: Sequence[TokenRun]) -> TokenRun:
+    """Returns consecutive runs of one kind as one. Those with tokens have equal widths."""
+    if len(runs) < 2:
+        return runs[0] if runs else NO_TOKENS
+    first = next((run for run in runs if run.num_tokens), runs[0])
+    return replace(
+        first,
+        num_tokens=sum(run.num_tokens for run in runs),
+        num_drafts=sum(run.num_drafts for run in runs),
+        num_accepted=sum(run.num_accepted for run in runs),
+    )
 
 
 def join(parts: Sequence[TokenArrays]) -> TokenArrays:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from services.scheduler.emission import Emission
 from services.scheduler.sequence import Sequence
 from shared.messages import Finished, FinishReason, RunKind, TokenRow, TokenRun, Tokens
-from shared.token_arrays import Layout, Selection, TokenArrays, join
+from shared.token_arrays import Layout, Selection, TokenArrays, join, sum_runs
 
 
 class StepEmissions(NamedTuple):
@@ -47,7 +47,7 @@ def tokens_of(steps: Items[StepEmissions]) -> tuple[Tokens, TokenArrays]:
         for emission, part in entries:
             run = emission.row.run
             if emission is not entries[0][0] and _continues(rows[-1].run, run):
-                rows[-1] = replace(rows[-1], run=_sum(rows[-1].run, run))
+                rows[-1] = replace(rows[-1], run=sum_runs([rows[-1].run, run]))
             else:
                 rows.append(_row(emission, run))
             parts.append(part)
@@ -79,12 +79,3 @@ def _continues(before: TokenRun, run: TokenRun) -> bool:
     """Whether both are output, and the buffers hold as much of each of their tokens."""
     widths = (before.num_values, before.num_top_ids) == (run.num_values, run.num_top_ids)
     return before.kind == run.kind == RunKind.OUTPUT and widths
-
-
-def _sum(before: TokenRun, run: TokenRun) -> TokenRun:
-    return replace(
-        before,
-        num_tokens=before.num_tokens + run.num_tokens,
-        num_drafts=before.num_drafts + run.num_drafts,
-        num_accepted=before.num_accepted + run.num_accepted,
-    )

@@ -48,7 +48,7 @@ def test_a_system_that_tells_of_no_nodes_has_none(
 
 
 def test_a_bound_process_and_its_threads_run_on_the_cores_of_the_node(tmp_path: Path) -> None:
-    """On a node that is made up: the lowest of our cores, with the memory of the real node 0."""
+    """On a node that is made up, of the lowest of our cores."""
     core = min(os.sched_getaffinity(0))
     script = f"""
 import os, threading
@@ -62,7 +62,6 @@ thread.start()
 thread.join()
 assert os.sched_getaffinity(0) == found[0] == {{{core}}}, found
 assert cores.num_cores() == 1
-memory = bytearray(64 << 20)
 """
     (tmp_path / "node0").mkdir()
     (tmp_path / "node0" / "cpulist").write_text(f"{core}\n")

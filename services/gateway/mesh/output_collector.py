@@ -11,7 +11,7 @@ from services.gateway.mesh.drafts import NO_DRAFTS, Drafts, drafts_of, joined
 from shared.codec import Array
 from shared.errors import RequestError
 from shared.messages import NO_TOKENS, Delta, Finished, Mark, OutputStart, RunKind, TokenRun
-from shared.token_arrays import TokenArrays, first_tokens, join
+from shared.token_arrays import TokenArrays, first_tokens, join, sum_runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,24 +77,11 @@ def merged(updates: Sequence[ChoiceUpdate]) -> ChoiceUpdate:
     return replace(
         updates[0],
         text="".join(each.text for each in updates),
-        run=_sum([each.run for each in updates]),
+        run=sum_runs([each.run for each in updates]),
         arrays=join([each.arrays for each in updates]),
         finished=updates[-1].finished,
         drafts=joined(each.drafts for each in updates),
         marks=[mark for each in updates for mark in each.marks],
-    )
-
-
-def _sum(runs: Sequence[TokenRun]) -> TokenRun:
-    """Returns consecutive runs of one kind as one. Those with tokens have equal widths."""
-    if len(runs) < 2:
-        return runs[0] if runs else NO_TOKENS
-    first = next((run for run in runs if run.num_tokens), runs[0])
-    return msgspec.structs.replace(
-        first,
-        num_tokens=sum(run.num_tokens for run in runs),
-        num_drafts=sum(run.num_drafts for run in runs),
-        num_accepted=sum(run.num_accepted for run in runs),
     )
 
 
@@ -122,7 +109,7 @@ class _Pending:
         return ChoiceUpdate(
             index=index,
             text="".join(row.text for row in self.rows),
-            run=_sum([row.run for row in self.rows]),
+            run=sum_runs([row.run for row in self.rows]),
             arrays=join(self.parts) if self.parts else TokenArrays(),
             finished=self.finished,
             drafts=joined(self.drafts) if self.drafts else NO_DRAFTS,
