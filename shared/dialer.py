@@ -1,18 +1,20 @@
-"""The upper end of links: one DEALER per address of a service, each for one epoch."""
+"""The upper end of links: one connection per address of a service, each for one epoch."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
-from shared.codec import Array, encode
+from shared.codec import Array, Frame, encode
 from shared.log import peer_text
 from shared.log_once import LogOnce
 from shared.messages import Bye, Hello, Message, Refused, ServiceName
 from shared.metrics import DIALS_FAILED, PEERS_REFUSED
 from shared.peer import Peer, PeerEvents, count_sent, try_decode
-from shared.sockets import Context, PeerGone, ReceivedFrame, Socket
+from shared.sockets.connection import DialedConnection, PeerGone
+from shared.sockets.context import Context
+from shared.sockets.libzmq import Protect
 from shared.sources import Source
 
 log = logging.getLogger(__name__)
@@ -27,7 +29,7 @@ class Dialer:
 
     A connection outlives its address: only the other end, or silence, ends it. With ``takes_one``
     no other address is dialled while one peer is up, and all at once when that peer is down.
-    ``protect`` prepares each socket before it is connected.
+    ``protect`` prepares each socket of tcp before it is connected.
     """
 
     def __init__(
@@ -36,7 +38,7 @@ class Dialer:
         service: ServiceName,
         sources: Sequence[Source],
         events: PeerEvents,
-        protect: Callable[[Socket], None] | None = None,
+        protect: Protect | None = None,
         takes_one: bool = False,
     ) -> None:
         self.context = context
@@ -45,7 +47,7 @@ class Dialer:
         self.protect = protect
         self._sources = sources
         self._takes_one = takes_one
-        self._connections: dict[str, _DealerConnection] = {}
+        self._connections: dict[str, _Epoch] = {}
         self._attempts: dict[str, _Attempts] = {}
 
     async def run(self) -> None:
@@ -72,7 +74,7 @@ class Dialer:
 
     def _dial(self, address: str) -> None:
         try:
-            self._connections[address] = _DealerConnection(self, address)
+            self._connections[address] = _Epoch(self, address)
         except OSError as error:
             self.ended(address, was_up=False, reason=f"cannot be dialled: {error.strerror}")
 
@@ -93,6 +95,10 @@ class Dialer:
             if attempts.failures.is_new(reason):
                 log.warning("%s: %s", address, reason)
         attempts.ended(time.monotonic(), was_up)
+
+    @property
+    def has_unsent(self) -> bool:
+        return any(each.has_unsent for each in self._connections.values())
 
     def close(self) -> None:
         for connection in self._connections.values():
@@ -115,8 +121,8 @@ class _Attempts:
         self.pause_until_s = now_s + self._pause_s
 
 
-class _DealerConnection:
-    """A DEALER on one address, for one epoch."""
+class _Epoch:
+    """A connection to one address, until it ends."""
 
     def __init__(self, dialer: Dialer, address: str) -> None:
         self._dialer = dialer
@@ -124,37 +130,41 @@ class _DealerConnection:
         self._address = address
         self._started_s = time.monotonic()
         self.peer: Peer | None = None
-        self._socket = dialer.context.socket("dealer", self._on_frames, self._on_lost)
-        if dialer.protect:
-            dialer.protect(self._socket)
-        self._socket.connect(address)
+        self._is_over = False
+        self._connection: DialedConnection = dialer.context.dial(
+            address, self._on_frames, self._on_lost, dialer.protect
+        )
         with suppress(PeerGone):  # on_lost follows
-            self._socket.send(encode(dialer.events.hello))
+            self._connection.send(encode(dialer.events.hello))
 
     def check_greeting(self, now_s: float) -> None:
         if self.peer is None and now_s - self._started_s > GREETING_S:
             self.end("no Hello")
 
     def end(self, reason: str, is_lost: bool = True) -> None:
-        if self._socket.is_closed:
+        if self._is_over:
             return
-        self._socket.close()
+        self.close()
         self._dialer.ended(self._address, self.peer is not None, reason)
         if self.peer is not None:
             self._events.down(self.peer, reason, is_lost)
 
-    def close(self) -> None:
-        self._socket.close()
+    @property
+    def has_unsent(self) -> bool:
+        return self._connection.has_unsent
 
-    def _on_lost(self, descriptor: int, failure: str) -> None:
-        if failure:
-            self.end("no handshake: it does not accept our key, or is not who it should be")
+    def close(self) -> None:
+        self._is_over = True
+        self._connection.close()
+
+    def _on_lost(self, connection: DialedConnection, failure: str) -> None:
+        if failure and not self.peer:
+            self.end(f"no handshake: {failure}")
         else:
             self.end("disconnected" if self.peer else "no connection")
 
-    def _on_frames(self, frames: list[ReceivedFrame]) -> None:
-        views = [frame.buffer for frame in frames]
-        decoded = try_decode(views, self._address)
+    def _on_frames(self, connection: DialedConnection, frames: list[Frame]) -> None:
+        decoded = try_decode(frames, self._address)
         if decoded is None:
             self.end("a bad message")
             return
@@ -167,7 +177,7 @@ class _DealerConnection:
             case first if self.peer is None:
                 self._greet(first)
             case _:
-                self._events.received(self.peer, *decoded, sum(map(len, views)))
+                self._events.received(self.peer, *decoded, sum(map(len, frames)))
 
     def _greet(self, hello: Message) -> None:
         reason = self._events.refusal(hello, self._dialer.service)
@@ -181,7 +191,7 @@ class _DealerConnection:
     def _send(self, peer: Peer, message: Message, arrays: tuple[Array, ...]) -> None:
         frames = encode(message, arrays)
         try:
-            self._socket.send(frames)
+            self._connection.send(frames)
         except PeerGone:
             asyncio.get_running_loop().call_soon(self.end, "disconnected")
         else:

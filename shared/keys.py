@@ -12,7 +12,7 @@ from typing import get_args
 
 from shared.errors import ConfigError
 from shared.messages import ServiceName
-from shared.sockets import make_key_pair, public_key_of
+from shared.sockets.libzmq import make_key_pair, public_key_of
 
 SERVICES: tuple[ServiceName, ...] = get_args(ServiceName)
 COMMENT = "# "  # a key may begin with "#", and never holds a space

@@ -13,7 +13,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -38,7 +38,9 @@ from shared.messages import (
 )
 from shared.metrics import PEERS, PEERS_LOST
 from shared.peer import SILENCE_S, Handler, Peer, count_bad
-from shared.sockets import Context, Socket
+from shared.sockets.connection import LINGER_S
+from shared.sockets.context import Context
+from shared.sockets.libzmq import Protect, Socket
 from shared.sources import SocketDirectory, Source, source_of
 from shared.zap import Gatekeeper
 
@@ -47,6 +49,7 @@ log = logging.getLogger(__name__)
 HEARTBEAT_S = 0.5
 STILL_S = SILENCE_S - 2 * HEARTBEAT_S  # a heartbeat so late may have been missed by peers
 BYE_S = 0.1
+FLUSH_S = 0.01
 
 
 class Link:
@@ -62,7 +65,7 @@ class Link:
         self.peers: set[Peer] = set()
         self._keys = keys
         self._context = Context()
-        self._gatekeeper = Gatekeeper(self._context, keys) if keys else None
+        self._gatekeeper = Gatekeeper(self._context.zmq, keys) if keys else None
         self._paths: list[Path] = []
         self._listeners: list[Listener] = []
         self._dialers: list[Dialer] = []
@@ -135,6 +138,7 @@ class Link:
             peer.is_up = False
         if self.peers and is_planned:
             await asyncio.sleep(BYE_S)
+            await self._flush()
         for endpoint in self._endpoints():
             endpoint.close()
         for path in self._paths:
@@ -142,6 +146,11 @@ class Link:
         if self._gatekeeper is not None:
             self._gatekeeper.close()
         self._context.close()
+
+    async def _flush(self) -> None:
+        for _ in range(round(LINGER_S / FLUSH_S)):
+            if any(each.has_unsent for each in self._endpoints()):
+                await asyncio.sleep(FLUSH_S)
 
     @property
     def stood_still(self) -> bool:
@@ -246,12 +255,12 @@ class Link:
     def _source(self, service: ServiceName, endpoint: Endpoint) -> Source:
         return source_of(endpoint.host, endpoint.port_of(service, self.hello.service))
 
-    def _guard(self, service: ServiceName) -> Callable[[Socket], None] | None:
+    def _guard(self, service: ServiceName) -> Protect | None:
         if self._gatekeeper is None:
             return None
         return partial(self._gatekeeper.guard, domain=f"{service}s", service=service)
 
-    def _key_for(self, service: ServiceName) -> Callable[[Socket], None] | None:
+    def _key_for(self, service: ServiceName) -> Protect | None:
         if self._keys is None:
             return None
         return partial(

@@ -1,18 +1,18 @@
-"""The lower end of links: one bound ROUTER and its peers."""
+"""The lower end of links: one socket that others connect to, and its peers."""
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
 
-from shared.codec import Array, encode
+from shared.codec import Array, Frame, encode
 from shared.log import peer_text
 from shared.log_once import LogOnce
 from shared.messages import Bye, Hello, Message, Refused, ServiceName
 from shared.metrics import PEERS_REFUSED
 from shared.peer import Peer, PeerEvents, count_sent, try_decode
-from shared.router_connections import RouterConnection, RouterConnections
-from shared.sockets import Context, PeerGone, ReceivedFrame, Socket, owner_of_key, source_descriptor
+from shared.sockets.connection import Connection, PeerGone
+from shared.sockets.context import Context
+from shared.sockets.libzmq import Protect
 
 log = logging.getLogger(__name__)
 
@@ -29,100 +29,96 @@ class Listener:
         address: str,
         service: ServiceName,
         events: PeerEvents,
-        protect: Callable[[Socket], None] | None = None,
+        protect: Protect | None = None,
     ) -> None:
         self._service = service
         self._events = events
-        self._peers: dict[bytes, Peer] = {}
-        self._routes: dict[Peer, bytes] = {}
-        self._connections = RouterConnections()
-        self._refused = LogOnce()
-        self._socket = context.socket(
-            "router", self._on_frames, self._on_lost, self._connections.accepted
-        )
-        if protect:
-            protect(self._socket)
-        self.address = self._socket.bind(address)
+        self._peers: dict[Connection, Peer] = {}
+        self._connections: dict[Peer, Connection] = {}
+        self._met: set[Connection] = set()
+        self._refused: set[Connection] = set()
+        self._logged = LogOnce()
+        self._socket = context.listen(address, self._on_frames, self._on_lost, protect)
+        self.address = self._socket.address
+
+    @property
+    def has_unsent(self) -> bool:
+        return self._socket.has_unsent
 
     def close(self) -> None:
         self._socket.close()
 
     def drop(self, peer: Peer, reason: str, is_lost: bool = True) -> None:
         """Ends the epoch of ``peer`` if it is one of ours; what it still sends is refused."""
-        route = self._routes.pop(peer, None)
-        if route is not None:
-            del self._peers[route]
+        connection = self._connections.pop(peer, None)
+        if connection is not None:
+            del self._peers[connection]
             self._events.down(peer, reason, is_lost)
 
-    def _on_frames(self, frames: list[ReceivedFrame]) -> None:
-        route, views = frames[0].bytes, [frame.buffer for frame in frames[1:]]
-        peer = self._peers.get(route)
+    def _on_frames(self, connection: Connection, frames: list[Frame]) -> None:
+        peer = self._peers.get(connection)
         if peer is None:
-            self._on_stranger(frames[0], views)
+            self._on_stranger(connection, frames)
             return
-        decoded = try_decode(views, repr(peer))
+        decoded = try_decode(frames, repr(peer))
         if decoded is None:
             self.drop(peer, "a bad message")
         elif isinstance(decoded[0], Bye):
             self.drop(peer, peer_text(decoded[0].reason), is_lost=False)
         else:
-            self._events.received(peer, *decoded, sum(map(len, views)))
+            self._events.received(peer, *decoded, sum(map(len, frames)))
 
-    def _on_stranger(self, route: ReceivedFrame, views: list[memoryview]) -> None:
-        self._socket.read_events()
-        connection = self._connections.newest(source_descriptor(route))
-        if connection is None:  # lost, and ``drop`` was called
+    def _on_stranger(self, connection: Connection, frames: list[Frame]) -> None:
+        if connection in self._refused:  # it was answered, once
             return
-        if connection.refused_route == route.bytes:  # it was answered, once
-            return
-        connection.route = route.bytes
-        decoded = try_decode(views, connection.remote)
+        self._met.add(connection)
+        decoded = try_decode(frames, connection.remote)
         hello = decoded and decoded[0]
-        reason = _identity_mismatch(hello, owner_of_key(route)) or self._events.refusal(
+        reason = _identity_mismatch(hello, connection.owner) or self._events.refusal(
             hello, self._service
         )
         if reason is None and isinstance(hello, Hello):
-            self._greet(route.bytes, hello)
+            self._greet(connection, hello)
         else:
-            connection.refused_route = route.bytes
+            self._refused.add(connection)
             self._count_refused(connection, reason or "")
-            self._answer(route.bytes, Refused(reason or "", self._events.hello.instance))
+            _answer(connection, Refused(reason or "", self._events.hello.instance))
 
-    def _greet(self, route: bytes, hello: Hello) -> None:
+    def _greet(self, connection: Connection, hello: Hello) -> None:
         peer = Peer(hello, self._send)
-        self._peers[route], self._routes[peer] = peer, route
-        self._answer(route, self._events.hello)
+        self._peers[connection], self._connections[peer] = peer, connection
+        _answer(connection, self._events.hello)
         self._events.up(peer)
 
-    def _on_lost(self, descriptor: int, failure: str) -> None:
-        connection = self._connections.lost(descriptor)
-        if connection is None:
-            return
-        if connection.route is None:
+    def _on_lost(self, connection: Connection, failure: str) -> None:
+        if connection in self._peers:
+            self.drop(self._peers[connection], "disconnected")
+        elif connection not in self._met:
             reason = f"the handshake failed: {failure}" if failure else "it never sent Hello"
             self._count_refused(connection, reason)
-        elif connection.route in self._peers:
-            self.drop(self._peers[connection.route], "disconnected")
+        self._met.discard(connection)
+        self._refused.discard(connection)
 
-    def _count_refused(self, connection: RouterConnection, reason: str) -> None:
+    def _count_refused(self, connection: Connection, reason: str) -> None:
         """Logged once for each remote and reason, so that a port scan does not fill the log."""
         PEERS_REFUSED.inc()
-        if self._refused.is_new(f"{connection.remote}: {reason}"):
+        if self._logged.is_new(f"{connection.remote}: {reason}"):
             log.warning("%s: refused %s: %s", self.address, connection.remote, reason)
 
     def _send(self, peer: Peer, message: Message, arrays: tuple[Array, ...]) -> None:
         frames = encode(message, arrays)
         try:
-            self._socket.send([self._routes[peer], *frames])
+            self._connections[peer].send(frames)
         except PeerGone:
             asyncio.get_running_loop().call_soon(self.drop, peer, "disconnected")
         else:
             count_sent(peer, message, frames)
 
-    def _answer(self, route: bytes, message: Message) -> None:
-        """Sends to a connection that is no peer yet, and may be gone."""
-        with contextlib.suppress(PeerGone):
-            self._socket.send([route, *encode(message)])
+
+def _answer(connection: Connection, message: Message) -> None:
+    """Sends to a connection that is no peer yet, and may be gone."""
+    with contextlib.suppress(PeerGone):
+        connection.send(encode(message))
 
 
 def _identity_mismatch(hello: Message | None, owner: str | None) -> str | None:

@@ -134,7 +134,7 @@ class PeerEvents(Protocol):
 _bad_senders = LogOnce()
 
 
-def try_decode(frames: list[memoryview], sender: str) -> tuple[Message, list[Array]] | None:
+def try_decode(frames: list[Frame], sender: str) -> tuple[Message, list[Array]] | None:
     """The message, or None for bytes that are none."""
     try:
         return decode(frames)

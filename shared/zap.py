@@ -8,16 +8,17 @@ from contextlib import suppress
 
 from shared.keys import Keys
 from shared.messages import ServiceName
-from shared.sockets import Context, PeerGone, ReceivedFrame, Socket, raw_key
+from shared.sockets.connection import PeerGone
+from shared.sockets.libzmq import ReceivedFrame, Socket, ZmqContext, raw_key
 
 ADDRESS = "inproc://zeromq.zap.01"
 VERSION = b"1.0"
 
 
 class Gatekeeper:
-    """Answers for all sockets of one Context, on the event loop."""
+    """Answers for all sockets of one ZmqContext, on the event loop."""
 
-    def __init__(self, context: Context, keys: Keys) -> None:
+    def __init__(self, context: ZmqContext, keys: Keys) -> None:
         self._keys = keys
         self._admitted: dict[bytes, tuple[bytes, ServiceName]] = {}  # by domain
         self._socket = context.socket("router", self._on_frames, lambda *_: None)

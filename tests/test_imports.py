@@ -20,7 +20,7 @@ SOURCES = sorted(
     for path in ROOT.glob(f"{folder}/**/*.py")
 )
 ONLY_IN = {
-    "zmq": ("shared/sockets.py",),
+    "zmq": ("shared/sockets/libzmq.py",),
     "torch": ("services/worker/", "kernels/"),
     "huggingface_hub": ("shared/model_location.py",),
     "transformers": ("services/tokenizer/", "services/worker/", "shared/foreign_config.py"),

@@ -8,7 +8,7 @@ import pytest
 from cli.keys import main
 from shared.errors import ConfigError
 from shared.keys import SERVICES, Keys, load_keys, public_path, secret_path
-from shared.sockets import public_key_of
+from shared.sockets.libzmq import public_key_of
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 
 from shared.config.gateway import GatewayConfig
 from shared.log import fields, log_end, set_up
+from shared.log_once import MAX_KNOWN, LogOnce
 from tests.conftest import Lines
 
 log = logging.getLogger("somewhere")
@@ -135,3 +136,11 @@ def test_lines_of_requests_can_be_switched_off(log_lines: Lines, settings: dict[
     begin()
     log_end("request ended", "a", status=200)
     assert log_lines()[0].endswith("request ended request=a status=200")
+
+
+def test_a_logged_text_is_known_until_very_many_others_were_logged() -> None:
+    once = LogOnce()
+    assert once.is_new("a")
+    assert not once.is_new("a")
+    assert all(once.is_new(str(number)) for number in range(MAX_KNOWN))
+    assert once.is_new("a")

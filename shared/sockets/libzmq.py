@@ -1,8 +1,8 @@
-"""zmq sockets read by callbacks on the event loop; the only module that imports zmq."""
+"""Sockets of libzmq, read by callbacks on the event loop; the only module that imports zmq."""
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, Literal
 
@@ -10,10 +10,12 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
-from shared.codec import MAX_FRAME_BYTES
+from shared.codec import MAX_FRAME_BYTES, Frame
 from shared.errors import ConfigError
+from shared.sockets.connection import LINGER_S, OnFrames, OnLost, PeerGone
+from shared.sockets.router_connections import RouterConnection, RouterConnections
 
-LINGER_MS = 500
+LINGER_MS = int(1000 * LINGER_S)
 MAX_MESSAGES_A_TURN = 64
 # Of one connection. What more it sends waits with the sender, and goes if that ends meanwhile; so
 # this is more than honest services send in the seconds for which a loop may stand still.
@@ -28,6 +30,7 @@ TCP_OPTIONS = {
 }
 
 ReceivedFrame = zmq.Frame
+Protect = Callable[["Socket"], None]
 KINDS = {"router": zmq.ROUTER, "dealer": zmq.DEALER}
 FAILED_HANDSHAKES: dict[int, str] = {
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "it broke off",
@@ -36,12 +39,9 @@ FAILED_HANDSHAKES: dict[int, str] = {
 }
 
 
-class PeerGone(Exception):
-    """The connection of a send has ended, though we may not have read of it yet."""
-
-
-class Context:
-    """All sockets of one process; ``close`` waits at most ``LINGER_MS`` for what is queued."""
+class ZmqContext:
+    """All sockets of libzmq in one process; ``close`` waits at most ``LINGER_S`` for what is
+    queued."""
 
     def __init__(self) -> None:
         # Its one IO thread reports a connection before it passes on messages that came through it.
@@ -135,7 +135,7 @@ class Socket:
             for option, value in TCP_OPTIONS.items():
                 self._zmq.set(option, value)
 
-    def send(self, frames: list[bytes | memoryview]) -> None:
+    def send(self, frames: Sequence[Frame]) -> None:
         """Queues a message without copying large frames. Raises PeerGone."""
         *others, last = frames
         try:
@@ -231,13 +231,93 @@ class _Reader:
         return True
 
 
-def source_descriptor(frame: ReceivedFrame) -> int:
-    """The descriptor of the connection that ``frame`` came through."""
-    value: Any = frame.get(zmq.SRCFD)
-    return int(value)
+class ZmqConnection:
+    """A DEALER on one address, for one epoch; see ``Connection``."""
+
+    def __init__(
+        self,
+        context: ZmqContext,
+        address: str,
+        on_frames: OnFrames,
+        on_lost: OnLost,
+        protect: Protect | None,
+    ) -> None:
+        self.remote = address
+        self.owner: str | None = None
+        self._on_frames = on_frames
+        self._on_lost = on_lost
+        self._socket = context.socket("dealer", self._receive, self._lose)
+        if protect:
+            protect(self._socket)
+        self._socket.connect(address)
+
+    @property
+    def has_unsent(self) -> bool:
+        return False  # the context lingers
+
+    def send(self, frames: Sequence[Frame]) -> None:
+        self._socket.send(frames)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _receive(self, frames: list[ReceivedFrame]) -> None:
+        self._on_frames(self, [frame.buffer for frame in frames])
+
+    def _lose(self, descriptor: int, failure: str) -> None:
+        self._on_lost(self, failure and "it does not accept our key, or is not who it should be")
 
 
-def owner_of_key(frame: ReceivedFrame) -> str | None:
+class ZmqListening:
+    """A bound ROUTER and its connections. Raises ConfigError where it cannot be bound."""
+
+    def __init__(
+        self,
+        context: ZmqContext,
+        address: str,
+        on_frames: OnFrames,
+        on_lost: OnLost,
+        protect: Protect | None,
+    ) -> None:
+        self._on_frames = on_frames
+        self._on_lost = on_lost
+        self._connections = RouterConnections()
+        self._socket = context.socket(
+            "router", self._receive, self._lose, self._connections.accepted
+        )
+        if protect:
+            protect(self._socket)
+        self.address = self._socket.bind(address)
+
+    @property
+    def has_unsent(self) -> bool:
+        return False  # the context lingers
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _receive(self, frames: list[ReceivedFrame]) -> None:
+        route, *others = frames
+        connection = self._connections.of_route(route.bytes)
+        if connection is None:
+            connection = self._meet(route)
+        if connection is not None:  # else it was lost
+            self._on_frames(connection, [frame.buffer for frame in others])
+
+    def _meet(self, route: ReceivedFrame) -> RouterConnection | None:
+        self._socket.read_events()
+        descriptor: Any = route.get(zmq.SRCFD)
+        return self._connections.meet(
+            int(descriptor), route.bytes, _owner_of_key(route), self._socket.send
+        )
+
+    def _lose(self, descriptor: int, failure: str) -> None:
+        connection = self._connections.lost(descriptor)
+        if connection is not None:
+            self._on_lost(connection, failure)
+
+
+def _owner_of_key(frame: ReceivedFrame) -> str | None:
     """The user that ZAP named for the connection of ``frame``; None without keys."""
     try:
         return str(frame.get("User-Id"))

@@ -1,0 +1,93 @@
+"""Which connection of a ROUTER a message or a loss belongs to.
+
+zmq names a connection by its file descriptor only, and the kernel may give the number to the next
+connection while messages and losses of the last one are still unread. For one descriptor, accepts
+and losses come in turn; a connection is accepted before anything that came through it is read, and
+lost after that.
+"""
+
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from shared.codec import Frame
+from shared.sockets.connection import PeerGone
+
+Send = Callable[[Sequence[Frame]], None]
+
+
+class RouterConnection:
+    """A connection that somebody made to our ROUTER; see ``Connection``. Its ``route``, which
+    ``send`` puts before a message, is known from its first message on."""
+
+    def __init__(self, remote: str) -> None:
+        self.remote = remote
+        self.owner: str | None = None
+        self.route: bytes | None = None
+        self._send: Send | None = None
+
+    def meet(self, route: bytes, owner: str | None, send: Send) -> None:
+        self.route, self.owner, self._send = route, owner, send
+
+    def send(self, frames: Sequence[Frame]) -> None:
+        if self._send is None or self.route is None:
+            raise PeerGone
+        self._send([self.route, *frames])
+
+
+class RouterConnections:
+    """The accepted connections whose loss was not read yet."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, deque[RouterConnection]] = {}
+        self._by_route: dict[bytes, RouterConnection] = {}
+
+    def accepted(self, descriptor: int) -> None:
+        self._open.setdefault(descriptor, deque()).append(
+            RouterConnection(_remote_host(descriptor))
+        )
+
+    def of_route(self, route: bytes) -> RouterConnection | None:
+        return self._by_route.get(route)
+
+    def meet(
+        self, descriptor: int, route: bytes, owner: str | None, send: Send
+    ) -> RouterConnection | None:
+        """The newest with that descriptor, whose messages have the id ``route``; None for one whose
+        loss was read.
+
+        Where the newest has a route already, a connection that had the descriptor before and is
+        about to be lost was taken for it.
+        """
+        queue = self._open.get(descriptor)
+        if queue is None:
+            return None
+        if queue[-1].route is not None:
+            newest = RouterConnection(queue[-1].remote)
+            queue.append(newest)
+            del queue[-3 if len(queue) > 2 else -2]
+        queue[-1].meet(route, owner, send)
+        self._by_route[route] = queue[-1]
+        return queue[-1]
+
+    def lost(self, descriptor: int) -> RouterConnection | None:
+        """The oldest with that descriptor; None for one that was never accepted."""
+        queue = self._open.get(descriptor)
+        if queue is None:
+            return None
+        connection = queue.popleft()
+        if not queue:
+            del self._open[descriptor]
+        if connection.route is not None:
+            del self._by_route[connection.route]
+        return connection
+
+
+def _remote_host(descriptor: int) -> str:
+    """For the log only: the connection may be gone by now, and the number be another's."""
+    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
+        address = copy.getpeername()
+        return str(address[0]) if isinstance(address, tuple) else "a process of this machine"
+    return "an unknown address"
