@@ -1,5 +1,5 @@
-"""What native code and weights in 8 bits bring on a CPU: the engine's steps with torch's operators,
-with native code, and with that and ``quantization: wint8``.
+"""What native code and weights in codes bring on a CPU: the engine's steps with torch's operators,
+with native code, and with that and ``quantization: wint8`` and ``wint4``.
 
 Both models of ``benchmarks.checkpoints`` in bfloat16, prompts of 128 ids, 32 decoded; ``shoal bench
 engine`` as a process each time, rounds of all alternate. Beside it the memory's read bandwidth.
@@ -21,8 +21,9 @@ KINDS = {
     "native": ["--native-kernels"],
     "torch": ["--no-native-kernels"],
     "wint8": ["--quantization", "wint8"],
+    "wint4": ["--quantization", "wint4"],
 }
-RATIOS = (("native", "torch"), ("wint8", "native"))
+RATIOS = (("native", "torch"), ("wint8", "native"), ("wint4", "native"))
 FIGURES = ("prefill_tokens_per_s", "decode_tokens_per_s")
 NUM_DECODED = 32
 

@@ -40,7 +40,7 @@ class Kind(IntEnum):
 class MatrixStruct(ctypes.Structure):
     _fields_ = [
         *((name, Pointer) for name in ("tiles", "bias", "scales")),
-        *((name, Int) for name in ("n", "k")),
+        *((name, Int) for name in ("n", "k", "bits")),
     ]
 
 
@@ -70,9 +70,10 @@ class PackedMatrix:
 
     tiles: Tensor  # flat
     bias: Tensor | None  # [n] float32
-    scales: Tensor | None  # [n] float32, where tiles are int8
+    scales: Tensor | None  # [n] float32 of codes of 8 bits, flat bfloat16 of codes of 4
     n: int
     k: int
+    bits: int = 0  # of a code; 0: the tiles are of the library's type
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -81,7 +82,8 @@ class PackedMatrix:
 
     def struct(self) -> MatrixStruct:
         return MatrixStruct(
-            address(self.tiles), address(self.bias), address(self.scales), self.n, self.k
+            *(address(self.tiles), address(self.bias), address(self.scales)),
+            *(self.n, self.k, self.bits),
         )
 
 

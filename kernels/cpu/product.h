@@ -37,6 +37,8 @@ static_assert(PACKED_DEPTH % TILE_DEPTH == 0);
 // multiplied with each column's scale.
 template <class W>
 struct Packed {
+  typedef const W* Tile;
+
   const W* tiles;
   const float* bias;    // [n] or null
   const float* scales;  // [n] or null
@@ -44,7 +46,10 @@ struct Packed {
 
   int num_tiles() const { return div_up(n, LANES); }
   static size_t tile_size(int k) { return (size_t)LANES * div_up(k, PACKED_DEPTH) * PACKED_DEPTH; }
-  const W* tile(int index) const { return tiles + index * tile_size(k); }
+  // From the k numbered `from` of each column on.
+  Tile tile(int index, int from = 0) const {
+    return tiles + index * tile_size(k) + (size_t)from * LANES;
+  }
 
   // The numbers of column `column` of the product and of those behind it; `num` of the tile's
   // sixteen exist.
@@ -53,6 +58,51 @@ struct Packed {
     return bias ? add(sums, load_some(bias + column, num)) : sums;
   }
 };
+
+// Codes of four bits. GROUP of a column share a scale, which their sum is multiplied with.
+struct Nibble {};
+constexpr int GROUP = 32;  // also in kernels/cpu/program.py
+static_assert(PART_DEPTH % GROUP == 0 && GROUP % CODES_DEPTH == 0);
+
+struct GroupedTile {
+  const uint8_t* codes;
+  const bf16* scales;  // sixteen for each group
+};
+
+// The tiles of codes are whole groups of each column, those of scales stand apart. k is a multiple
+// of CODES_DEPTH.
+template <>
+struct Packed<Nibble> {
+  typedef GroupedTile Tile;
+
+  const uint8_t* tiles;
+  const float* bias;   // [n] or null
+  const bf16* scales;  // [tiles][groups][LANES]
+  int n, k;
+
+  int num_tiles() const { return div_up(n, LANES); }
+  static size_t tile_bytes(int k) { return (size_t)div_up(k, GROUP) * GROUP * LANES / 2; }
+  Tile tile(int index, int from = 0) const {
+    size_t group = (size_t)index * div_up(k, GROUP) + from / GROUP;
+    return {tiles + group * (GROUP * LANES / 2), scales + group * LANES};
+  }
+  f32x16 finish(int column, int num, f32x16 sums) const {
+    return bias ? add(sums, load_some(bias + column, num)) : sums;
+  }
+};
+
+template <class T, class W>
+constexpr bool BY_TILES = USES_TILES<T>;
+template <class T>
+constexpr bool BY_TILES<T, Nibble> = false;  // the sums of groups are to be scaled apart
+
+template <int ROWS, int TILES>
+INLINE void clear(f32x16 sums[ROWS][TILES]) {
+#pragma GCC unroll 6
+  for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+    for (int t = 0; t < TILES; t++) sums[r][t] = zero();
+}
 
 // sums[row][tile] += the products of k numbers of each row with those of each tile. FETCHES: has
 // the next part of the tiles brought near meanwhile.
@@ -76,12 +126,61 @@ INLINE void multiply(const T* rows, size_t stride, const W* const* tiles, int k,
   }
 }
 
-template <int ROWS, int TILES>
-INLINE void clear(f32x16 sums[ROWS][TILES]) {
-#pragma GCC unroll 6
-  for (int r = 0; r < ROWS; r++)
+// The same for neighbouring groups of `depth` numbers, whose products are added up side by side.
+template <class T, int ROWS, int TILES, bool FETCHES, int GROUPS>
+INLINE void multiply_groups(const T* rows, size_t stride, const GroupedTile* tiles, int group,
+                            int depth, f32x16 sums[ROWS][TILES]) {
+  typedef Operands<T> Op;
+  f32x16 found[GROUPS][ROWS][TILES];
+#pragma GCC unroll 2
+  for (int g = 0; g < GROUPS; g++) clear<ROWS, TILES>(found[g]);
+  for (int i = 0; i < depth; i += CODES_DEPTH) {
+#pragma GCC unroll 2
+    for (int g = 0; g < GROUPS; g++) {
+      int start = (group + g) * GROUP + i;
+      Codes codes[TILES];
 #pragma GCC unroll 4
-    for (int t = 0; t < TILES; t++) sums[r][t] = zero();
+      for (int t = 0; t < TILES; t++) {
+        const uint8_t* place = tiles[t].codes + start / CODES_DEPTH * CODES_BYTES;
+        codes[t] = Codes::load(place);
+        if (FETCHES) __builtin_prefetch(place + PART_DEPTH / CODES_DEPTH * CODES_BYTES);
+      }
+#pragma GCC unroll 8
+      for (int step = 0; step < CODES_DEPTH; step += DEPTH<T>)
+#pragma GCC unroll 4
+        for (int t = 0; t < TILES; t++) {
+          typename Op::Tile tile = Op::tile(codes[t], step);
+#pragma GCC unroll 6
+          for (int r = 0; r < ROWS; r++) {
+            typename Op::Shared shared = Op::shared(rows + r * stride + start + step);
+            found[g][r][t] = Op::dot(found[g][r][t], tile, shared);
+          }
+        }
+    }
+  }
+#pragma GCC unroll 2
+  for (int g = 0; g < GROUPS; g++)
+#pragma GCC unroll 4
+    for (int t = 0; t < TILES; t++) {
+      f32x16 scales = load_wide(tiles[t].scales + (group + g) * LANES);
+#pragma GCC unroll 6
+      for (int r = 0; r < ROWS; r++) sums[r][t] = fma(found[g][r][t], scales, sums[r][t]);
+    }
+}
+
+// The same. Few sums wait for each other, so two groups are computed at once; the numbers of codes
+// are found anew for each pass of rows.
+template <class T, int ROWS, int TILES, bool FETCHES = false>
+INLINE void multiply(const T* rows, size_t stride, const GroupedTile* tiles, int k,
+                     f32x16 sums[ROWS][TILES]) {
+  constexpr int GROUPS = ROWS * TILES <= MAX_ROWS * MAX_TILES / 2 ? 2 : 1;
+  int num = k / GROUP, group = 0;
+  for (; group + GROUPS <= num; group += GROUPS)
+    multiply_groups<T, ROWS, TILES, FETCHES, GROUPS>(rows, stride, tiles, group, GROUP, sums);
+  for (; group * GROUP < k; group++) {
+    int depth = k - group * GROUP < GROUP ? k - group * GROUP : GROUP;
+    multiply_groups<T, ROWS, TILES, FETCHES, 1>(rows, stride, tiles, group, depth, sums);
+  }
 }
 
 template <int ROWS, int TILES>
@@ -140,10 +239,9 @@ INLINE void with_sizes(int num_rows, int num_tiles, F f) {
 
 // out [num_rows, out_stride] = the products of k numbers of each row with those of each tile, added
 // to what is there unless it is the `first` part of a sum.
-template <class T, class W>
-void multiply_block(int num_rows, int num_tiles, const T* rows, size_t stride,
-                    const W* const* tiles, int k, float* out, size_t out_stride, bool first = true,
-                    bool fetches = false) {
+template <class T, class Tile>
+void multiply_block(int num_rows, int num_tiles, const T* rows, size_t stride, const Tile* tiles,
+                    int k, float* out, size_t out_stride, bool first = true, bool fetches = false) {
   with_sizes(num_rows, num_tiles, [=](auto num_rows, auto num_tiles) {
     constexpr int ROWS = num_rows.value, TILES = num_tiles.value;
     f32x16 sums[ROWS][TILES];
@@ -163,6 +261,8 @@ void multiply_block(int num_rows, int num_tiles, const T* rows, size_t stride,
 // summed up: `num_tiles` tiles side by side from `tile` on.
 template <class T, class W, class Out>
 struct Product {
+  typedef typename Packed<W>::Tile Tile;
+
   const T* rows;
   int num_rows;
   Packed<W> w;
@@ -171,7 +271,7 @@ struct Product {
 
   // `unit` tiles belong together: `out` gets them at once.
   void run(int unit = 1) {
-    if constexpr (USES_TILES<T>)
+    if constexpr (BY_TILES<T, W>)
       if (num_rows > 1) pack_rows();
     int widest = unit > MAX_TILES ? unit : MAX_TILES;
     for (group = widest; group > unit && w.num_tiles() / group < 4 * pool_size();) group /= 2;
@@ -183,7 +283,7 @@ struct Product {
     int start = item / num_groups * CHUNK_ROWS<T>, tile = item % num_groups * group;
     int end = start + CHUNK_ROWS<T> < num_rows ? start + CHUNK_ROWS<T> : num_rows;
     int num_tiles = tile + group < w.num_tiles() ? group : w.num_tiles() - tile;
-    if constexpr (USES_TILES<T>)
+    if constexpr (BY_TILES<T, W>)
       multiply_tiles(start, end, tile, num_tiles);
     else if (end - start > MIN_PASSES * MAX_ROWS && end - start <= FEW_ROWS)
       multiply_few_rows(start, end - start, tile, num_tiles);
@@ -203,10 +303,10 @@ struct Product {
   // have fetched meanwhile. Sums are stored between parts, which does not round them.
   void multiply_few_rows(int start, int num_rows, int tile, int num_tiles) {
     alignas(64) float sums[FEW_ROWS][4 * LANES];
-    const W* tiles[4];
+    Tile tiles[4];
     for (int from = 0; from < w.k; from += PART_DEPTH) {
       int depth = w.k - from < PART_DEPTH ? w.k - from : PART_DEPTH;
-      for (int t = 0; t < num_tiles; t++) tiles[t] = w.tile(tile + t) + (size_t)from * LANES;
+      for (int t = 0; t < num_tiles; t++) tiles[t] = w.tile(tile + t, from);
       for (int row = 0; row < num_rows;) {
         int num = div_up(num_rows - row, div_up(num_rows - row, MAX_ROWS));
         const T* left = rows + (size_t)(start + row) * w.k + from;
@@ -247,7 +347,7 @@ struct Product {
   }
 
   void multiply_one_row(int tile, int num_tiles, float* sums) {
-    const W* tiles[4];
+    Tile tiles[4];
     for (int t = 0; t < num_tiles; t++) tiles[t] = w.tile(tile + t);
     {
       FlushedToZero flushed;
@@ -270,7 +370,7 @@ struct Product {
 
   void block(int row, int num, int tile, int num_tiles) {
     alignas(64) float sums[MAX_ROWS][4 * LANES];
-    const W* tiles[4];
+    Tile tiles[4];
     for (int t = 0; t < num_tiles; t++) tiles[t] = w.tile(tile + t);
     const T* left = rows + (size_t)row * w.k;
     for (int t = 0; t < num_tiles; t += MAX_TILES) {

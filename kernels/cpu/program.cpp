@@ -6,10 +6,11 @@
 namespace {
 
 struct Matrix {
-  const void* tiles;    // of codes in eight bits if there are scales, else of the weights' type
-  const float* bias;    // [n] or null
-  const float* scales;  // [n] or null
+  const void* tiles;
+  const float* bias;   // [n] or null
+  const void* scales;  // as the form has them, see Packed
   int32_t n, k;
+  int32_t bits;  // of a code; 0: tiles are of the weights' type
 };
 
 struct Heads {
@@ -55,13 +56,18 @@ int num_sums = 0;
 
 template <class W>
 Packed<W> packed(const Matrix& m) {
-  return {(const W*)m.tiles, m.bias, m.scales, m.n, m.k};
+  Packed<W> w;
+  w.tiles = (decltype(w.tiles))m.tiles, w.scales = (decltype(w.scales))m.scales;
+  w.bias = m.bias, w.n = m.n, w.k = m.k;
+  return w;
 }
 
 // Calls f(m), packed as it is.
 template <class T, class F>
 void with_packed(const Matrix& m, F f) {
-  if (m.scales)
+  if (m.bits == 4)
+    f(packed<Nibble>(m));
+  else if (m.bits == 8)
     f(packed<int8_t>(m));
   else
     f(packed<T>(m));
@@ -156,6 +162,25 @@ void pack(const W* w, const int64_t* order, int n, int k, W* tiles) {
   share(tile, div_up(n, LANES));
 }
 
+// codes [n, groups · GROUP / 2], the even one of two in the lower half of a byte → tiles.
+void pack_nibbles(const uint8_t* codes, const int64_t* order, int n, int k, uint8_t* tiles) {
+  size_t tile_bytes = Packed<Nibble>::tile_bytes(k);
+  auto tile = [=](int index) {
+    uint8_t* to = tiles + index * tile_bytes;
+    memset(to, 0, tile_bytes);
+    for (int lane = 0; lane < LANES; lane++) {
+      int column = index * LANES + lane;
+      if (column == n) break;
+      const uint8_t* row = codes + order[column] * (tile_bytes / LANES);
+      for (int i = 0; i < k; i++) {
+        int code = row[i / 2] >> (i % 2 * 4) & 15, bit = code_shift(i % CODES_DEPTH);
+        to[i / CODES_DEPTH * CODES_BYTES + lane * 4 + bit / 8] |= code << bit % 8;
+      }
+    }
+  };
+  share(tile, div_up(n, LANES));
+}
+
 // The embeddings of `ids` as rows of x [num, size].
 template <class T>
 void embed(const Operator& op, const int32_t* ids, int num, float* x) {
@@ -237,6 +262,11 @@ EACH_TYPE(float32, float)
 EXPORT void shoal_pack_int8(const int8_t* codes, const int64_t* order, int n, int k,
                             int8_t* tiles) {
   pack<int8_t, 1>(codes, order, n, k, tiles);
+}
+
+EXPORT void shoal_pack_int4(const uint8_t* codes, const int64_t* order, int n, int k,
+                            uint8_t* tiles) {
+  pack_nibbles(codes, order, n, k, tiles);
 }
 
 EXPORT void shoal_start(int num_threads) { start_pool(num_threads); }

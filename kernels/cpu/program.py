@@ -22,6 +22,8 @@ from kernels.cpu.operators import (
 )
 from kernels.paged_attention import AttentionBatch
 
+GROUP = 32  # codes of four bits that share a scale
+
 
 class _Rows(ctypes.Structure):
     _fields_ = [
@@ -56,6 +58,7 @@ class NativeLibrary:
         self.dtype = dtype
         self._arena = Arena()
         self._pack = {dtype: library[f"shoal_pack_{name}"], torch.int8: library["shoal_pack_int8"]}
+        self._pack_int4 = library["shoal_pack_int4"]
         self.run = library[f"shoal_run_{name}"]
         library["shoal_start"](num_threads)
 
@@ -73,11 +76,37 @@ class NativeLibrary:
         dtype = self.dtype if scales is None else torch.int8
         weight = weight.to(dtype).contiguous()
         order = np.arange(n) if order is None else order
-        num_columns, depth = -(-n // LANES) * LANES, -(-k // PACKED_DEPTH) * PACKED_DEPTH
+        num_columns, depth = _filled_up(n, LANES), _filled_up(k, PACKED_DEPTH)
         tiles = self._arena.empty(num_columns * depth, dtype)
         self._pack[dtype](address(weight), array_address(order), n, k, address(tiles))
-        bias, scales = _in_order(bias, order), _in_order(scales, order)
-        return PackedMatrix(tiles, bias, scales, n, k)
+        bits = 0 if scales is None else 8
+        return PackedMatrix(tiles, _in_order(bias, order), _in_order(scales, order), n, k, bits)
+
+    def pack_int4(
+        self,
+        codes: Tensor,
+        scales: Tensor,
+        k: int,
+        bias: Tensor | None = None,
+        order: np.ndarray | None = None,
+    ) -> PackedMatrix:
+        """codes [n, groups · 16] uint8: two each, the first one in the lower half, which stand for
+        whole numbers, 8 more than they are; scales [n, groups] bfloat16. ``k`` is a multiple of 8:
+        the last group may have fewer than 32 codes that count."""
+        n, num_groups = scales.shape
+        order = np.arange(n) if order is None else order
+        num_columns = _filled_up(n, LANES)
+        tiles = self._arena.empty(num_columns * num_groups * GROUP // 2, torch.uint8)
+        codes = codes.contiguous()
+        self._pack_int4(address(codes), array_address(order), n, k, address(tiles))
+        by_tile = torch.zeros(num_columns, num_groups, dtype=torch.bfloat16)
+        by_tile[:n] = scales[torch.from_numpy(order)]
+        by_tile = by_tile.unflatten(0, (-1, LANES)).transpose(1, 2).flatten()
+        return PackedMatrix(tiles, _in_order(bias, order), by_tile, n, k, bits=4)
+
+
+def _filled_up(num: int, unit: int) -> int:
+    return -(-num // unit) * unit
 
 
 def _in_order(tensor: Tensor | None, order: np.ndarray) -> Tensor | None:

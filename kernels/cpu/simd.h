@@ -214,6 +214,59 @@ INLINE void store_pairs(bf16* to, const int8_t* p) {
 }
 #endif
 
+// Codes of four bits of sixteen columns, CODES_DEPTH of each, in 32 words: nibble q of word 2 ·
+// column + p is that of k = 2 · q + p. Each stands for a whole number, CODE_ZERO less than it is.
+constexpr int CODES_DEPTH = 8, CODE_ZERO = 8;
+constexpr int CODES_BYTES = LANES * CODES_DEPTH / 2;
+
+INLINE int code_shift(int k) { return 16 * (k & 1) + 4 * (k >> 1); }
+
+#ifdef __AVX512F__
+alignas(64) constexpr float CODE_VALUES[16] = {-8, -7, -6, -5, -4, -3, -2, -1,
+                                               0,  1,  2,  3,  4,  5,  6,  7};
+
+struct Codes {
+  __m512i words;
+
+  INLINE Codes load(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+  // The numbers of all columns for one k. Only the lowest four bits of an index count.
+  INLINE f32x16 wide(Codes codes, int k) {
+    __m512i found = _mm512_srl_epi32(codes.words, _mm_cvtsi32_si128(code_shift(k)));
+    return _mm512_permutexvar_ps(found, ::load(CODE_VALUES));
+  }
+};
+#else
+struct Codes {
+  __m256i low, high;  // of eight columns each
+
+  INLINE Codes load(const uint8_t* p) {
+    return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
+  }
+  INLINE __m256 wide_half(__m256i words, int k) {
+    __m256i found = _mm256_srl_epi32(words, _mm_cvtsi32_si128(code_shift(k)));
+    found = _mm256_and_si256(found, _mm256_set1_epi32(15));
+    return _mm256_cvtepi32_ps(_mm256_sub_epi32(found, _mm256_set1_epi32(CODE_ZERO)));
+  }
+  INLINE f32x16 wide(Codes codes, int k) {
+    return {wide_half(codes.low, k), wide_half(codes.high, k)};
+  }
+};
+#endif
+
+#ifdef __AVX512BF16__
+// Twice, as a fifth bit of an index counts, which is the next nibble's lowest.
+alignas(64) constexpr uint16_t CODE_PAIR_VALUES[32] = {
+    0xC100, 0xC0E0, 0xC0C0, 0xC0A0, 0xC080, 0xC040, 0xC000, 0xBF80, 0x0000, 0x3F80, 0x4000,
+    0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0, 0xC100, 0xC0E0, 0xC0C0, 0xC0A0, 0xC080, 0xC040,
+    0xC000, 0xBF80, 0x0000, 0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0};
+
+// The numbers of all columns for k and k + 1, k even, as bf16 in pairs.
+INLINE __m512i code_pairs(Codes codes, int k) {
+  __m512i found = _mm512_srl_epi16(codes.words, _mm_cvtsi32_si128(2 * k));
+  return _mm512_permutexvar_epi16(found, _mm512_loadu_si512(CODE_PAIR_VALUES));
+}
+#endif
+
 // A product takes `DEPTH` neighbours along the summed dimension at a time: as many as 32 bits hold.
 // A tile has sixteen columns; one step of it is `LANES · DEPTH` numbers, column by column.
 template <class T>
@@ -230,6 +283,7 @@ struct Operands<float> {
   typedef f32x16 Shared;
   INLINE Tile tile(const float* p) { return load(p); }
   INLINE Tile tile(const int8_t* p) { return load_wide(p); }
+  INLINE Tile tile(Codes codes, int k) { return Codes::wide(codes, k); }
   INLINE Shared shared(const float* p) { return spread(*p); }
   INLINE f32x16 dot(f32x16 sum, Tile tile, Shared shared) { return fma(tile, shared, sum); }
 };
@@ -241,6 +295,7 @@ struct Operands<bf16> {
   typedef __m512bh Shared;
   INLINE Tile tile(const bf16* p) { return (__m512bh)_mm512_loadu_si512(p); }
   INLINE Tile tile(const int8_t* p) { return (__m512bh)widen_pairs(p); }
+  INLINE Tile tile(Codes codes, int k) { return (__m512bh)code_pairs(codes, k); }
   INLINE Shared shared(const bf16* p) {
     int pair;
     memcpy(&pair, p, 4);
@@ -260,6 +315,9 @@ struct Operands<bf16> {
     return fma(tile.odd, shared.odd, fma(tile.even, shared.even, sum));
   }
   INLINE Tile tile(const int8_t* p) { return {load_wide(p), load_wide(p + LANES)}; }
+  INLINE Tile tile(Codes codes, int k) {
+    return {Codes::wide(codes, k), Codes::wide(codes, k + 1)};
+  }
 #if defined(__AVX512F__)
   INLINE Tile tile(const bf16* p) {
     __m512i pairs = _mm512_loadu_si512(p);

@@ -27,10 +27,11 @@ class WorkerConfig(Settings):
         description="auto, safetensors: the weights in the folder; dummy: random ones, for"
         " measurements",
     )
-    quantization: Literal["none", "wint8"] = Field(
+    quantization: Literal["none", "wint8", "wint4"] = Field(
         "none",
-        description="wint8: the weights of linear layers in 8 bits, with a scale for each output,"
-        " computed from the model's as they are loaded; for our own architectures, on CPUs",
+        description="the weights of linear layers as whole numbers; wint8: of 8 bits, with a scale"
+        " for each output; wint4: of 4 bits, with a scale for each 32 inputs of an output; computed"
+        " from the model's as they are loaded; for our own architectures, on CPUs",
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     gpu_claims: Path | None = Field(

@@ -10,7 +10,7 @@ from services.worker.layers.embedding import Embedding, LMHead
 from services.worker.layers.heads import Heads
 from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
-from services.worker.layers.weights import Dense
+from services.worker.layers.weights import Dense, Int4, Int8
 from services.worker.models.decoder import DecoderLM
 
 
@@ -84,10 +84,15 @@ class Compiler:
             bias = layer.bias if isinstance(layer, Linear) else None
             order = gate_up_order(layer.outputs // 2) if is_gated else None
             weight = layer.weight
-            if isinstance(weight, Dense):
-                packed = self._library.pack(weight.values, bias, order)
-            else:
-                packed = self._library.pack(weight.codes, bias, order, scales=weight.scales)
+            match weight:
+                case Dense():
+                    packed = self._library.pack(weight.values, bias, order)
+                case Int8():
+                    packed = self._library.pack(weight.codes, bias, order, scales=weight.scales)
+                case Int4():
+                    packed = self._library.pack_int4(
+                        weight.codes, weight.scales, weight.shape[1], bias, order
+                    )
             self._packed[layer] = packed
             del layer.weight
         return self._packed[layer]

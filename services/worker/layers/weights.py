@@ -5,9 +5,12 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-Quantization = Literal["none", "wint8"]
+Quantization = Literal["none", "wint8", "wint4"]
 MAX_CODE = 127
+GROUP = 32
+TRIED_SHARES = (0.92, 0.84)  # of a scale
 
 
 def empty_parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
@@ -28,7 +31,7 @@ class Int8(nn.Module):
 
     def __init__(self, dense: Tensor) -> None:
         super().__init__()
-        self.dtype = dense.dtype
+        self.dtype, self.shape = dense.dtype, dense.shape
         values = dense.float()
         scales = (values.abs().amax(1) / MAX_CODE).clamp_(min=torch.finfo(torch.float32).tiny)
         codes = (values / scales[:, None]).round_().to(torch.int8)
@@ -41,5 +44,49 @@ class Int8(nn.Module):
         return (self.codes * self.scales[:, None]).to(self.dtype)
 
 
-Weight = Dense | Int8
-FORMS: dict[Quantization, type[Int8]] = {"wint8": Int8}  # of what is quantised
+class Int4(nn.Module):
+    """Whole numbers −8 … 7, and a scale [outputs, groups] bfloat16 that GROUP neighbours of an
+    output are multiplied with, positive or negative, so that the one farthest from 0 is −8; or a
+    share of that, where so fewer squares are lost by rounding than are by cutting the farthest off.
+
+    ``codes`` [outputs, groups · GROUP / 2] uint8 are 8 more, two in a byte, the first one in its
+    lower half. llama.cpp calls this Q4_0, with scales in float16.
+    """
+
+    def __init__(self, dense: Tensor) -> None:
+        super().__init__()
+        self.dtype, self.shape = dense.dtype, dense.shape
+        values = functional.pad(dense.float(), (0, -dense.shape[1] % GROUP))
+        groups = values.unflatten(1, (-1, GROUP))
+        farthest = groups.gather(2, groups.abs().argmax(2, keepdim=True))
+        scales = (farthest / -8).bfloat16()
+        codes, errors = _codes_of(groups, scales)
+        for share in TRIED_SHARES:
+            tried = (farthest * (share / -8)).bfloat16()
+            tried_codes, tried_errors = _codes_of(groups, tried)
+            is_better = tried_errors < errors
+            scales, codes = tried.where(is_better, scales), tried_codes.where(is_better, codes)
+            errors = errors.minimum(tried_errors)
+        stored = codes.add_(8).to(torch.uint8).flatten(1)
+        self.codes = nn.Parameter(stored[:, ::2] | stored[:, 1::2] << 4, requires_grad=False)
+        self.scales = nn.Parameter(scales.squeeze(2), requires_grad=False)
+
+    @property
+    def values(self) -> Tensor:
+        """What it stands for, computed anew in the type that it was made from."""
+        codes = torch.stack((self.codes & 15, self.codes >> 4), -1).flatten(1)
+        groups = codes.float().sub_(8).unflatten(1, (-1, GROUP)).mul_(self.scales[..., None])
+        values: Tensor = groups.flatten(1)[:, : self.shape[1]].to(self.dtype)
+        return values
+
+
+def _codes_of(groups: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the codes of groups [outputs, groups, GROUP] with scales [outputs, groups, 1], and
+    the sum of each group's squared errors."""
+    units = torch.where(scales == 0, 1, scales.float())
+    codes = (groups / units).round_().clamp_(-8, 7)
+    return codes, (codes * units).sub_(groups).square_().sum(2, keepdim=True)
+
+
+Weight = Dense | Int8 | Int4
+FORMS: dict[Quantization, type[Int8] | type[Int4]] = {"wint8": Int8, "wint4": Int4}

@@ -39,7 +39,7 @@ def test_weights_are_the_same_every_time_and_of_the_shapes_of_the_model(folder: 
     assert one["model.embed_tokens.weight"].float().std() == pytest.approx(0.02, rel=0.1)
 
 
-@pytest.mark.parametrize("quantization", ["none", "wint8"])
+@pytest.mark.parametrize("quantization", ["none", "wint8", "wint4"])
 def test_an_engine_runs_on_them(folder: Path, quantization: Quantization) -> None:
     settings = WorkerConfig(
         model=str(folder),

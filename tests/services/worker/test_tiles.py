@@ -33,7 +33,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> NativeLibrary:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("quantization", ["none", "wint8"])
+@pytest.mark.parametrize("quantization", ["none", "wint8", "wint4"])
 def test_logits_are_nearer_to_float32_than_those_of_torch(
     library: NativeLibrary, name: str, quantization: Quantization
 ) -> None:
@@ -48,7 +48,7 @@ def test_logits_are_nearer_to_float32_than_those_of_torch(
     assert furthest(found, exact, torch.Tensor.mean) < furthest(torchs, exact, torch.Tensor.mean)
 
 
-@pytest.mark.parametrize("quantization", ["none", "wint8"])
+@pytest.mark.parametrize("quantization", ["none", "wint8", "wint4"])
 def test_a_tokens_logits_are_the_same_bits_whatever_shares_its_step(
     library: NativeLibrary, quantization: Quantization
 ) -> None:
