@@ -9,7 +9,7 @@ the embedded model's training held out, or a file.
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -74,9 +74,9 @@ class Scorer:
 def pieces(text: str, tokenizer: Tokenizer, length: int, num: int) -> Iterator[np.ndarray]:
     """Up to ``num`` pieces of ``length`` ids, spread over the text."""
     ids = np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
-    starts = np.arange(0, len(ids) - length, length)
-    for start in starts[:: max(1, len(starts) // num)][:num]:
-        yield ids[start : start + length]
+    num_whole = len(ids) // length
+    for number in np.linspace(0, num_whole, min(num, num_whole), endpoint=False, dtype=int):
+        yield ids[number * length : (number + 1) * length]
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -84,28 +84,40 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
     chosen = list(pieces(text, tokenizer, args.length, args.pieces))
     num_bytes = sum(len(tokenizer.decode(ids[1:].tolist()).encode()) for ids in chosen)
-    dense = Scorer(args.model, args.dtype, "none", args.length)
-    truth = [dense.logprobs(ids) for ids in chosen]
-    figures = {"none": compare(truth, truth, num_bytes)}
-    for form in FORMS:
-        scorer = Scorer(args.model, args.dtype, form, args.length)
-        found = [scorer.logprobs(ids) for ids in chosen]
-        figures[form] = compare(truth, found, num_bytes)
-    return {"text": {"tokens": len(chosen) * (args.length - 1), "bytes": num_bytes}} | figures
+    forms = ["none", *FORMS]
+    scorers = {form: Scorer(args.model, args.dtype, form, args.length) for form in forms}
+    found: dict[str, list[Comparison]] = {form: [] for form in forms}
+    for ids in chosen:
+        truth = scorers["none"].logprobs(ids)
+        for form, scorer in scorers.items():
+            found[form].append(compare(truth, scorer.logprobs(ids)))
+    text_size = {"tokens": len(chosen) * (args.length - 1), "bytes": num_bytes}
+    return {"text": text_size} | {form: summary(each, num_bytes) for form, each in found.items()}
 
 
-def compare(truth: list[np.ndarray], found: list[np.ndarray], num_bytes: int) -> dict[str, float]:
+class Comparison(NamedTuple):
+    """Of a piece of n tokens."""
+
+    bits: float  # of all its tokens
+    divergences: np.ndarray  # [n]
+    agrees: np.ndarray  # [n] bool
+
+
+def compare(truth: np.ndarray, found: np.ndarray) -> Comparison:
     """Of ``found`` to ``truth``, as ``Scorer.logprobs`` returns them."""
-    bits = -sum(float(each[:, 0].sum(dtype=np.float64)) for each in found) / np.log(2)
-    divergences, agrees = [], []
-    for one, other in zip(truth, found, strict=True):
-        wanted, got = one[:, 1:].astype(np.float64), other[:, 1:].astype(np.float64)
-        divergences.append((np.exp(wanted) * (wanted - got)).sum(1))
-        agrees.append(wanted.argmax(1) == got.argmax(1))
+    wanted, got = truth[:, 1:], found[:, 1:]
+    divergences = (np.exp(wanted, dtype=np.float64) * (wanted - got)).sum(1)
+    bits = -float(found[:, 0].sum(dtype=np.float64)) / np.log(2)
+    return Comparison(bits, divergences, wanted.argmax(1) == got.argmax(1))
+
+
+def summary(pieces: list[Comparison], num_bytes: int) -> dict[str, float]:
+    divergences = np.concatenate([each.divergences for each in pieces])
+    agrees = np.concatenate([each.agrees for each in pieces])
     return {
-        "bits per byte": round(bits / num_bytes, 4),
-        "KL divergence, mean": round(float(np.concatenate(divergences).mean()), 5),
-        "same first choice": round(float(np.concatenate(agrees).mean()), 4),
+        "bits per byte": round(sum(each.bits for each in pieces) / num_bytes, 4),
+        "KL divergence, mean": round(float(divergences.mean()), 5),
+        "same first choice": round(float(agrees.mean()), 4),
     }
 
 

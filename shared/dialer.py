@@ -158,10 +158,10 @@ class _Epoch:
         self._connection.close()
 
     def _on_lost(self, connection: DialedConnection, failure: str) -> None:
-        if failure and not self.peer:
-            self.end(f"no handshake: {failure}")
+        if self.peer:
+            self.end(failure or "disconnected")
         else:
-            self.end("disconnected" if self.peer else "no connection")
+            self.end(f"no handshake: {failure}" if failure else "no connection")
 
     def _on_frames(self, connection: DialedConnection, frames: list[Frame]) -> None:
         decoded = try_decode(frames, self._address)

@@ -92,7 +92,7 @@ class Listener:
 
     def _on_lost(self, connection: Connection, failure: str) -> None:
         if connection in self._peers:
-            self.drop(self._peers[connection], "disconnected")
+            self.drop(self._peers[connection], failure or "disconnected")
         elif connection not in self._met:
             reason = f"the handshake failed: {failure}" if failure else "it never sent Hello"
             self._count_refused(connection, reason)

@@ -23,6 +23,7 @@ from kernels.cpu.operators import (
 from kernels.paged_attention import AttentionBatch
 
 GROUP = 32  # codes of four bits that share a scale
+CODES_DEPTH = 8  # of those of an output that are packed together
 
 
 class _Rows(ctypes.Structure):
@@ -94,6 +95,10 @@ class NativeLibrary:
         whole numbers, 8 more than they are; scales [n, groups] bfloat16. ``k`` is a multiple of 8:
         the last group may have fewer than 32 codes that count."""
         n, num_groups = scales.shape
+        if k % CODES_DEPTH or num_groups != -(-k // GROUP):
+            raise ValueError(f"{k} inputs in {num_groups} groups of {GROUP}, or no multiple of 8")
+        if codes.shape != (n, num_groups * GROUP // 2):
+            raise ValueError(f"codes {list(codes.shape)} for {n} outputs with {num_groups} groups")
         order = np.arange(n) if order is None else order
         num_columns = _filled_up(n, LANES)
         tiles = self._arena.empty(num_columns * num_groups * GROUP // 2, torch.uint8)
@@ -101,8 +106,9 @@ class NativeLibrary:
         self._pack_int4(address(codes), array_address(order), n, k, address(tiles))
         by_tile = torch.zeros(num_columns, num_groups, dtype=torch.bfloat16)
         by_tile[:n] = scales[torch.from_numpy(order)]
-        by_tile = by_tile.unflatten(0, (-1, LANES)).transpose(1, 2).flatten()
-        return PackedMatrix(tiles, _in_order(bias, order), by_tile, n, k, bits=4)
+        packed_scales = self._arena.empty(by_tile.numel(), torch.bfloat16)
+        packed_scales.copy_(by_tile.unflatten(0, (-1, LANES)).transpose(1, 2).flatten())
+        return PackedMatrix(tiles, _in_order(bias, order), packed_scales, n, k, bits=4)
 
 
 def _filled_up(num: int, unit: int) -> int:

@@ -219,6 +219,7 @@ INLINE void store_pairs(bf16* to, const int8_t* p) {
 constexpr int CODES_DEPTH = 8, CODE_ZERO = 8;
 constexpr int CODES_BYTES = LANES * CODES_DEPTH / 2;
 
+// Where in 32 bits the code of a column is for 0 ≤ k < CODES_DEPTH.
 INLINE int code_shift(int k) { return 16 * (k & 1) + 4 * (k >> 1); }
 
 #ifdef __AVX512F__

@@ -1,15 +1,15 @@
 """ZeroMQ over the sockets of one machine, spoken on the event loop itself.
 
 libzmq has a thread of its own for what goes in and out, so a message wakes one thread more on each
-side; see docs/decisions/027. What is sent here goes into the kernel at once.
+side; see docs/decisions/027. What one turn of the loop sends here goes out at its end in one call.
 """
 
 import asyncio
-import errno
 import logging
 import socket
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -26,7 +26,6 @@ MAX_ACCEPTS_A_TURN = 64
 MAX_PIECES_A_CALL = 256  # below what the kernel takes
 HANDSHAKE_S = 5.0
 PAUSE_S = 0.5  # where no connection can be accepted
-NO_MORE = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class LocalConnection:
@@ -51,7 +50,8 @@ class LocalConnection:
         # Until the handshake is over: libzmq takes no message before.
         self._held: list[memoryview] = []
         self._is_flushing = self._waits_for_room = False
-        self._is_broken = False  # no more can be sent
+        self._is_broken = False  # nobody takes what we send any more
+        self._has_error = False
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(connected, self._read)
         self._deadline = self._loop.call_later(HANDSHAKE_S, self._end_handshake)
@@ -62,8 +62,10 @@ class LocalConnection:
         return not self.is_closed and bool(self._unsent or self._held)
 
     def send(self, frames: Sequence[Frame]) -> None:
-        if self.is_closed or self._is_broken:
+        if self.is_closed:
             raise PeerGone
+        if self._is_broken:  # the loss is told when all that the peer had sent is read
+            return
         if self._held or not self._reader.is_open:
             self._held += pack(frames)
         else:
@@ -91,16 +93,15 @@ class LocalConnection:
         if self.is_closed:
             return
         self._write()
-        if bool(self._unsent) != self._waits_for_room:
-            self._waits_for_room = not self._waits_for_room
-            if self._waits_for_room:
-                self._loop.add_writer(self._socket, self._flush)
-            else:
-                self._loop.remove_writer(self._socket)
-        self._is_flushing = self._waits_for_room
+        if self._unsent and not self._waits_for_room:
+            self._loop.add_writer(self._socket, self._flush)
+        if self._waits_for_room and not self._unsent:
+            self._loop.remove_writer(self._socket)
+        self._is_flushing = self._waits_for_room = bool(self._unsent)
 
     def _write(self) -> None:
-        """That a peer has gone is for the reader to say, after all that it had sent."""
+        """That a peer has gone is for the reader to say, after all that it had sent. Of one that is
+        there and takes no more it reads an end as well."""
         try:
             while self._unsent:
                 num_sent = self._socket.sendmsg(islice(self._unsent, MAX_PIECES_A_CALL))
@@ -114,8 +115,12 @@ class LocalConnection:
         except OSError:
             self._is_broken = True
             self._unsent.clear()
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
 
     def _read(self) -> None:
+        if self.is_closed:
+            return
         try:
             num_bytes = self._socket.recv_into(self._reader.space())
         except BlockingIOError:
@@ -133,10 +138,16 @@ class LocalConnection:
                     return
         except ProtocolError as error:
             self._lose(f"wrong bytes: {error}")
-        else:
-            if self._held and self._reader.is_open:
-                self._push(self._held)
-                self._held = []
+            return
+        if self._held and self._reader.is_open:
+            self._push(self._held)
+            self._held = []
+        # A peer that closed without reading what we had sent is an error of the socket, for which
+        # uvloop calls a reader only once, whatever is still unread.
+        if self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._has_error = True
+        if self._has_error:
+            self._loop.call_soon(self._read)
 
     def _end_handshake(self) -> None:
         """Reads first: where we stood still ourselves, it may have come."""
@@ -172,6 +183,7 @@ class LocalListening:
         self._connections: set[LocalConnection] = set()
         self._loop = asyncio.get_running_loop()
         self._pause: asyncio.TimerHandle | None = None
+        self._is_failing = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             self._socket.bind(str(path))
@@ -205,13 +217,16 @@ class LocalListening:
                 accepted, _ = self._socket.accept()
             except BlockingIOError:
                 return
-            except OSError as error:
-                if error.errno in NO_MORE:
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:  # such as too many open files
+                if not self._is_failing:
                     log.warning("%s: accepts nobody: %s", self.address, error.strerror)
-                    self._loop.remove_reader(self._socket)
-                    self._pause = self._loop.call_later(PAUSE_S, self._listen)
-                    return
-                continue  # it has gone already
+                self._is_failing = True
+                self._loop.remove_reader(self._socket)
+                self._pause = self._loop.call_later(PAUSE_S, self._listen)
+                return
+            self._is_failing = False
             accepted.setblocking(False)
             self._connections.add(LocalConnection(accepted, "ROUTER", self._on_frames, self._lose))
 

@@ -65,9 +65,12 @@ class RouterConnections:
         if queue is None:
             return None
         if queue[-1].route is not None:
-            newest = RouterConnection(queue[-1].remote)
-            queue.append(newest)
-            del queue[-3 if len(queue) > 2 else -2]
+            taken = queue.pop()
+            if queue:
+                queue[-1] = taken
+            else:
+                self._forget(taken)
+            queue.append(RouterConnection(taken.remote))
         queue[-1].meet(route, owner, send)
         self._by_route[route] = queue[-1]
         return queue[-1]
@@ -80,14 +83,17 @@ class RouterConnections:
         connection = queue.popleft()
         if not queue:
             del self._open[descriptor]
+        self._forget(connection)
+        return connection
+
+    def _forget(self, connection: RouterConnection) -> None:
         if connection.route is not None:
             del self._by_route[connection.route]
-        return connection
 
 
 def _remote_host(descriptor: int) -> str:
     """For the log only: the connection may be gone by now, and the number be another's."""
     with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
         address = copy.getpeername()
-        return str(address[0]) if isinstance(address, tuple) else "a process of this machine"
+        return str(address[0])
     return "an unknown address"

@@ -13,8 +13,8 @@ from shared.codec import MAX_FRAME_BYTES, MIN_OWN_FRAME_BYTES, Frame
 SocketType = Literal["DEALER", "ROUTER"]
 
 MORE, LONG, COMMAND = 1, 2, 4  # flags of a frame
-READ_BYTES = 64 << 10
-MIN_LARGE_BYTES = 16 << 10  # of a frame that is received into memory of its own
+READ_BYTES = 16 << 10  # at once: some hundred small messages
+MIN_LARGE_BYTES = 4 << 10  # of a frame that is received into memory of its own
 MAX_FRAMES = 1 << 16  # of one message
 GREETING_BYTES = 64
 SIGNATURE = b"\xff" + bytes(7) + b"\x01\x7f"
@@ -106,7 +106,7 @@ class Reader:
                 break
             size = int.from_bytes(buffer[start + 1 : body], "big")
             if size > MAX_FRAME_BYTES or flags > MORE | LONG | COMMAND:
-                raise ProtocolError(f"a frame of {size} bytes with the flags {flags}")
+                raise ProtocolError("a frame that is too long, or of an unknown kind")
             if bool(flags & COMMAND) == self.is_open:
                 raise ProtocolError("READY is not what comes after the greeting, and only there")
             if size >= MIN_LARGE_BYTES and body + size > end:
@@ -114,7 +114,7 @@ class Reader:
                 start = end
             if body + size > end:
                 break
-            frame, start = bytes(buffer[body : body + size]), body + size
+            frame, start = bytes(self._view[body : body + size]), body + size
             if not self.is_open:
                 self._read_ready(frame)
             elif message := self._add(frame, not flags & MORE):
@@ -135,7 +135,7 @@ class Reader:
 
     def _begin_large(self, flags: int, size: int, part: memoryview) -> None:
         if not self.is_open:
-            raise ProtocolError(f"READY of {size} bytes")
+            raise ProtocolError("a READY that is too long")
         self._large = np.empty(size, np.uint8).data
         self._num_large = len(part)
         self._large[: len(part)] = part
@@ -149,16 +149,16 @@ class Reader:
         if end < GREETING_BYTES:
             return 0
         if found[10] < 3 or found[12:32] != MECHANISM:
-            raise ProtocolError(f"ZMTP {found[10]} with the mechanism {found[12:32]!r}")
+            raise ProtocolError("an old ZMTP, or one with keys")
         self._is_greeted = True
         return GREETING_BYTES
 
     def _read_ready(self, body: bytes) -> None:
         if not body.startswith(READY):
-            raise ProtocolError(f"the command {body[:8]!r} after the greeting")
+            raise ProtocolError("another command than READY after the greeting")
         kind = _properties(body[len(READY) :]).get(b"socket-type", b"")
         if self._socket_type not in PEERS.get(kind, ()):
-            raise ProtocolError(f"a socket of the type {kind!r} to a {self._socket_type}")
+            raise ProtocolError(f"a socket that is no peer of a {self._socket_type}")
         self.is_open = True
 
 

@@ -11,6 +11,7 @@ Quantization = Literal["none", "wint8", "wint4"]
 MAX_CODE = 127
 GROUP = 32
 TRIED_SHARES = (0.92, 0.84)  # of a scale
+ROWS_AT_ONCE = 1024  # are quantised, in float32
 
 
 def empty_parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
@@ -50,34 +51,40 @@ class Int4(nn.Module):
     share of that, where so fewer squares are lost by rounding than are by cutting the farthest off.
 
     ``codes`` [outputs, groups · GROUP / 2] uint8 are 8 more, two in a byte, the first one in its
-    lower half. llama.cpp calls this Q4_0, with scales in float16.
+    lower half. llama.cpp's Q4_0 stands for the same numbers, with scales in float16.
     """
 
     def __init__(self, dense: Tensor) -> None:
         super().__init__()
         self.dtype, self.shape = dense.dtype, dense.shape
-        values = functional.pad(dense.float(), (0, -dense.shape[1] % GROUP))
-        groups = values.unflatten(1, (-1, GROUP))
-        farthest = groups.gather(2, groups.abs().argmax(2, keepdim=True))
-        scales = (farthest / -8).bfloat16()
-        codes, errors = _codes_of(groups, scales)
-        for share in TRIED_SHARES:
-            tried = (farthest * (share / -8)).bfloat16()
-            tried_codes, tried_errors = _codes_of(groups, tried)
-            is_better = tried_errors < errors
-            scales, codes = tried.where(is_better, scales), tried_codes.where(is_better, codes)
-            errors = errors.minimum(tried_errors)
-        stored = codes.add_(8).to(torch.uint8).flatten(1)
-        self.codes = nn.Parameter(stored[:, ::2] | stored[:, 1::2] << 4, requires_grad=False)
-        self.scales = nn.Parameter(scales.squeeze(2), requires_grad=False)
+        parts = [_quantised(rows) for rows in dense.split(ROWS_AT_ONCE)]
+        codes, scales = (torch.cat(each) for each in zip(*parts, strict=True))
+        self.codes = nn.Parameter(codes, requires_grad=False)
+        self.scales = nn.Parameter(scales, requires_grad=False)
 
     @property
     def values(self) -> Tensor:
         """What it stands for, computed anew in the type that it was made from."""
-        codes = torch.stack((self.codes & 15, self.codes >> 4), -1).flatten(1)
-        groups = codes.float().sub_(8).unflatten(1, (-1, GROUP)).mul_(self.scales[..., None])
-        values: Tensor = groups.flatten(1)[:, : self.shape[1]].to(self.dtype)
-        return values
+        values = torch.stack((self.codes & 15, self.codes >> 4), -1).flatten(1).float().sub_(8)
+        values.unflatten(1, (-1, GROUP)).mul_(self.scales[..., None])
+        return values[:, : self.shape[1]].to(self.dtype)
+
+
+def _quantised(dense: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns codes, two in a byte, and scales for some rows."""
+    values = functional.pad(dense.float(), (0, -dense.shape[1] % GROUP))
+    groups = values.unflatten(1, (-1, GROUP))
+    farthest = groups.gather(2, groups.abs().argmax(2, keepdim=True))
+    scales = (farthest / -8).bfloat16()
+    codes, errors = _codes_of(groups, scales)
+    for share in TRIED_SHARES:
+        tried = (farthest * (share / -8)).bfloat16()
+        tried_codes, tried_errors = _codes_of(groups, tried)
+        is_better = tried_errors < errors
+        scales, codes = tried.where(is_better, scales), tried_codes.where(is_better, codes)
+        errors = errors.minimum(tried_errors)
+    stored = codes.add_(8).to(torch.uint8).flatten(1)
+    return stored[:, ::2] | stored[:, 1::2] << 4, scales.squeeze(2)
 
 
 def _codes_of(groups: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ import zmq
 from shared.sockets import local
 from shared.sockets.connection import PeerGone
 from shared.sockets.local import LocalConnection, LocalListening, dial
-from shared.sockets.zmtp import handshake
+from shared.sockets.zmtp import handshake, pack
 
 TIMEOUT_S = 10
 
@@ -103,6 +103,37 @@ async def test_a_send_to_who_has_just_gone_is_no_error_and_the_loss_comes_once(
     assert below.lost == [(back, "")]
     with pytest.raises(PeerGone):
         back.send([b"late"])
+
+
+async def test_all_arrives_of_a_peer_that_ends_without_reading_what_we_sent(below: End, path: Path):
+    """Its end is an error of our socket then."""
+    sent = [[str(number).encode(), bytes(1000)] for number in range(100)]
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(str(path))
+        peer.sendall(handshake("DEALER") + b"".join(pack([b"first"])))
+        await until(lambda: below.messages)
+        back = below.messages.pop()[0]
+        back.send([b"never read"])
+        await asyncio.sleep(0.01)
+        peer.sendall(b"".join(piece for message in sent for piece in pack(message)))
+    await until(lambda: below.lost)
+    assert [frames for _, frames in below.messages] == sent
+    assert below.lost == [(back, "")]
+
+
+async def test_a_send_that_fails_does_not_overtake_what_the_peer_sent(below: End, path: Path):
+    sent = [[str(number).encode(), bytes(1000)] for number in range(100)]
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(str(path))
+        peer.sendall(handshake("DEALER") + b"".join(pack([b"first"])))
+        await until(lambda: below.messages)
+        back = below.messages.pop()[0]
+        peer.sendall(b"".join(piece for message in sent for piece in pack(message)))
+    for _ in range(3):
+        back.send([b"to nobody"])
+        back._flush()
+    await until(lambda: below.lost)
+    assert [frames for _, frames in below.messages] == sent
 
 
 async def test_who_does_not_read_delays_no_other(below: End, path: Path):
