@@ -146,6 +146,23 @@ def test_int4_finds_whole_numbers_again() -> None:
         assert (form.scales == scale).all()
 
 
+@pytest.mark.parametrize(
+    ("inputs", "num_groups", "num_bytes", "why"),
+    [
+        (36, 2, 32, "36 inputs in 2 groups of 32, or no multiple of 8"),
+        (64, 3, 48, "64 inputs in 3 groups of 32, or no multiple of 8"),
+        (64, 2, 16, r"codes \[5, 16\] for 5 outputs with 2 groups"),
+    ],
+)
+def test_codes_of_other_groups_are_not_packed(
+    inputs: int, num_groups: int, num_bytes: int, why: str
+) -> None:
+    library = NativeLibrary(load_library(variants()[0]), torch.float32, 1)
+    codes = torch.zeros(5, num_bytes, dtype=torch.uint8)
+    with pytest.raises(ValueError, match=why):
+        library.pack_int4(codes, torch.ones(5, num_groups, dtype=torch.bfloat16), inputs)
+
+
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 def test_a_folders_linear_layers_are_quantised_and_nothing_else(
     tmp_path: Path, quantization: Quantization
