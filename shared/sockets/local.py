@@ -87,6 +87,9 @@ class LocalConnection:
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         self._socket.close()
+        self._unsent.clear()  # now: peers and connections are cycles, which live on for a while
+        self._held.clear()
+        self._reader.forget()
 
     def _flush(self) -> None:
         """Writes what the kernel takes, all that one turn of the loop has sent at once."""

@@ -76,6 +76,11 @@ class Reader:
     def has_begun(self) -> bool:
         return self._is_greeted or self._num_held > 0
 
+    def forget(self) -> None:
+        """Drops what of a message has come. Nothing is read after it."""
+        self._large = None
+        self._frames.clear()
+
     def space(self) -> memoryview:
         """Where what is received next belongs; never empty."""
         if self._large is not None:

@@ -1,9 +1,11 @@
 """Connections on one machine, to each other and to libzmq."""
 
 import asyncio
+import gc
 import os
 import socket
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -134,6 +136,31 @@ async def test_a_send_that_fails_does_not_overtake_what_the_peer_sent(below: End
         back._flush()
     await until(lambda: below.lost)
     assert [frames for _, frames in below.messages] == sent
+
+
+class Large(bytearray):
+    """Bytes whose end can be seen."""
+
+
+async def test_what_a_closed_connection_held_is_freed_at_once(below: End, path: Path):
+    """Not when somebody looks for cycles."""
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(str(path))
+        peer.sendall(handshake("DEALER") + b"".join(pack([b"first"])))
+        await until(lambda: below.messages)
+        back = below.messages.pop()[0]
+        large = Large(8 << 20)
+        freed = weakref.ref(large)
+        back.send([memoryview(large)])
+        del large
+        await asyncio.sleep(0.02)
+        assert back.has_unsent
+        gc.disable()
+        try:
+            back.close()
+            assert freed() is None
+        finally:
+            gc.enable()
 
 
 async def test_who_does_not_read_delays_no_other(below: End, path: Path):
