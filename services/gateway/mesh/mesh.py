@@ -139,10 +139,11 @@ class Mesh:
     def on_up(self, peer: Peer) -> None:
         self.tokenizers.add(peer)
 
-    def on_down(self, peer: Peer, reason: str) -> None:
+    def on_down(self, peer: Peer, reason: str, is_explained: bool = False) -> None:
+        """``is_explained``: not by anything that the tokenizer worked on."""
         tokenizer = self.tokenizers.remove(peer)
         for prompt in tokenizer.prompts.values():
-            self._replay(prompt, is_planned=peer.said_bye)
+            self._replay(prompt, is_planned=peer.said_bye or is_explained)
         error = Unavailable(f"the {peer} is gone: {reason}", retry_after_s=RETRY_AFTER_S)
         self.conversions.fail_all(tokenizer, error)
 

@@ -11,9 +11,11 @@ import pytest
 
 from services.gateway.mesh.backoff import Backoff
 from services.gateway.mesh.mesh import Mesh
+from services.gateway.mesh.open_prompt import MAX_REPLAYS
 from services.gateway.mesh.tokenizers import Tokenizer
 from shared.codec import Array
 from shared.errors import Unavailable
+from shared.link import Link
 from shared.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
@@ -98,6 +100,25 @@ async def test_services_that_die_under_a_request_are_counted_and_others_are_not(
             assert response.status == 500
             assert (await error_of(response))["code"] == "too_many_replays"
             assert response.headers["X-Should-Retry"] == "false"
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize("stood_still", [True, False])
+async def test_tokenizers_that_gave_us_up_while_we_stood_still_are_not_counted(
+    tmp_path: Path, tokenizer: FakeTokenizer, monkeypatch: pytest.MonkeyPatch, stood_still: bool
+) -> None:
+    monkeypatch.setattr(Link, "stood_still", stood_still)
+    async with asked(tmp_path, tokenizer, replay_s=30) as (task, request):
+        for _ in range(MAX_REPLAYS):
+            tokenizer.link.drop(request.peer, "silent")
+            request = await tokenizer.submitted.get()
+        tokenizer.link.drop(request.peer, "silent")
+        if stood_still:
+            assert (await tokenizer.submitted.get()).key[0] == request.key[0]
+            task.cancel()
+            return
+        async with await task as response:
+            assert (await error_of(response))["code"] == "too_many_replays"
 
 
 def test_pauses_double_up_to_a_bound() -> None:
