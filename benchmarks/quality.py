@@ -84,11 +84,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
     chosen = list(pieces(text, tokenizer, args.length, args.pieces))
     num_bytes = sum(len(tokenizer.decode(ids[1:].tolist()).encode()) for ids in chosen)
-    forms = ["none", *FORMS]
-    scorers = {form: Scorer(args.model, args.dtype, form, args.length) for form in forms}
-    found: dict[str, list[Comparison]] = {form: [] for form in forms}
+    dense = Scorer(args.model, args.dtype, "none", args.length)
+    scorers = {form: Scorer(args.model, args.dtype, form, args.length) for form in FORMS}
+    found: dict[str, list[Comparison]] = {form: [] for form in ("none", *FORMS)}
     for ids in chosen:
-        truth = scorers["none"].logprobs(ids)
+        truth = dense.logprobs(ids)
+        found["none"].append(compare(truth, truth))
         for form, scorer in scorers.items():
             found[form].append(compare(truth, scorer.logprobs(ids)))
     text_size = {"tokens": len(chosen) * (args.length - 1), "bytes": num_bytes}

@@ -206,7 +206,7 @@ class Link:
         self.peers.discard(peer)
         if not peer.is_up:  # we sent Bye
             return
-        peer.is_up, peer.said_bye = False, not is_lost
+        peer.is_up, peer.is_explained = False, not is_lost or self.stood_still
         PEERS.labels(peer.hello.service).dec()
         if is_lost:
             PEERS_LOST.labels(peer.hello.service).inc()

@@ -650,12 +650,12 @@ class Release(Row, tag=25, frozen=True):
 class Lost(Row, tag=26, frozen=True):
     """Tokenizer → gateway: the scheduler that had these is gone; submit them anew. No terminal.
 
-    ``is_planned``: the scheduler sent Bye, so none of the requests can have been the reason.
+    ``is_explained``: see ``Peer``; none of the requests can have been the reason.
     ``scheduler`` is its instance.
     """
 
     keys: list[RequestKey]
-    is_planned: bool = False
+    is_explained: bool = False
     scheduler: Name = ""
 
 

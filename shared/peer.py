@@ -24,8 +24,9 @@ SILENCE_S = 2.0
 class Peer:
     """One connection to one process, from Hello to loss: an epoch. A reconnect is another Peer.
 
-    ``status`` is its last heartbeat; ``on_state`` is called when that brings another state. A peer
-    that is down was lost, unless it ``said_bye``.
+    ``status`` is its last heartbeat; ``on_state`` is called when that brings another state. That a
+    peer is down ``is_explained`` where it said Bye, or we stood still ourselves: what it worked on
+    is not the reason then.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class Peer:
         self.status = Heartbeat(State.NOT_READY, "no heartbeat yet", 0, 0)
         self.last_seen_s = time.monotonic()
         self.is_up = True
-        self.said_bye = False
+        self.is_explained = False
         self.on_state: Callable[[], None] = lambda: None
         self._send = send
         self._round_trip = RoundTrip()

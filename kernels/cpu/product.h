@@ -126,22 +126,20 @@ INLINE void multiply(const T* rows, size_t stride, const W* const* tiles, int k,
   }
 }
 
-// The same for neighbouring groups of `depth` numbers, whose products are added up side by side.
-template <class T, int ROWS, int TILES, bool FETCHES, int GROUPS>
-INLINE void multiply_groups(const T* rows, size_t stride, const GroupedTile* tiles, int group,
-                            int depth, f32x16 sums[ROWS][TILES]) {
+// The same. The numbers of codes are found anew for each pass of rows.
+template <class T, int ROWS, int TILES, bool FETCHES = false>
+INLINE void multiply(const T* rows, size_t stride, const GroupedTile* tiles, int k,
+                     f32x16 sums[ROWS][TILES]) {
   typedef Operands<T> Op;
-  f32x16 found[GROUPS][ROWS][TILES];
-#pragma GCC unroll 2
-  for (int g = 0; g < GROUPS; g++) clear<ROWS, TILES>(found[g]);
-  for (int i = 0; i < depth; i += CODES_DEPTH) {
-#pragma GCC unroll 2
-    for (int g = 0; g < GROUPS; g++) {
-      int start = (group + g) * GROUP + i;
+  for (int start = 0; start < k; start += GROUP) {
+    f32x16 found[ROWS][TILES];
+    clear<ROWS, TILES>(found);
+    int end = start + GROUP < k ? start + GROUP : k;
+    for (int i = start; i < end; i += CODES_DEPTH) {
       Codes codes[TILES];
 #pragma GCC unroll 4
       for (int t = 0; t < TILES; t++) {
-        const uint8_t* place = tiles[t].codes + start / CODES_DEPTH * CODES_BYTES;
+        const uint8_t* place = tiles[t].codes + i / CODES_DEPTH * CODES_BYTES;
         codes[t] = Codes::load(place);
         if (FETCHES) __builtin_prefetch(place + PART_DEPTH / CODES_DEPTH * CODES_BYTES);
       }
@@ -151,35 +149,16 @@ INLINE void multiply_groups(const T* rows, size_t stride, const GroupedTile* til
         for (int t = 0; t < TILES; t++) {
           typename Op::Tile tile = Op::tile(codes[t], step);
 #pragma GCC unroll 6
-          for (int r = 0; r < ROWS; r++) {
-            typename Op::Shared shared = Op::shared(rows + r * stride + start + step);
-            found[g][r][t] = Op::dot(found[g][r][t], tile, shared);
-          }
+          for (int r = 0; r < ROWS; r++)
+            found[r][t] = Op::dot(found[r][t], tile, Op::shared(rows + r * stride + i + step));
         }
     }
-  }
-#pragma GCC unroll 2
-  for (int g = 0; g < GROUPS; g++)
 #pragma GCC unroll 4
     for (int t = 0; t < TILES; t++) {
-      f32x16 scales = load_wide(tiles[t].scales + (group + g) * LANES);
+      f32x16 scales = load_wide(tiles[t].scales + start / GROUP * LANES);
 #pragma GCC unroll 6
-      for (int r = 0; r < ROWS; r++) sums[r][t] = fma(found[g][r][t], scales, sums[r][t]);
+      for (int r = 0; r < ROWS; r++) sums[r][t] = fma(found[r][t], scales, sums[r][t]);
     }
-}
-
-// The same. Few sums wait for each other, so two groups are computed at once; the numbers of codes
-// are found anew for each pass of rows.
-template <class T, int ROWS, int TILES, bool FETCHES = false>
-INLINE void multiply(const T* rows, size_t stride, const GroupedTile* tiles, int k,
-                     f32x16 sums[ROWS][TILES]) {
-  constexpr int GROUPS = ROWS * TILES <= MAX_ROWS * MAX_TILES / 2 ? 2 : 1;
-  int num = k / GROUP, group = 0;
-  for (; group + GROUPS <= num; group += GROUPS)
-    multiply_groups<T, ROWS, TILES, FETCHES, GROUPS>(rows, stride, tiles, group, GROUP, sums);
-  for (; group * GROUP < k; group++) {
-    int depth = k - group * GROUP < GROUP ? k - group * GROUP : GROUP;
-    multiply_groups<T, ROWS, TILES, FETCHES, 1>(rows, stride, tiles, group, depth, sums);
   }
 }
 

@@ -98,7 +98,7 @@ class GatewayService:
         self._mesh.on_message(peer, message, arrays)
 
     def on_down(self, peer: Peer, reason: str) -> None:
-        self._mesh.on_down(peer, reason, is_explained=self.link.stood_still)
+        self._mesh.on_down(peer, reason)
 
     async def _listen(self) -> None:
         host, port = self._config.host, self._config.port

@@ -157,8 +157,7 @@ class SchedulerService:
             del self._workers[worker_id]
             self._steps.forget(worker_id)
             now_s = time.monotonic()
-            is_explained = peer.said_bye or self._link.stood_still
-            self._refuse(self._core.remove_worker(worker_id, now_s, is_explained=is_explained))
+            self._refuse(self._core.remove_worker(worker_id, now_s, is_explained=peer.is_explained))
             loop = asyncio.get_running_loop()
             loop.call_later(self._config.worker_grace_s, self._fail_unservable, now_s)
         self._plan_soon()

@@ -102,7 +102,7 @@ class Requests:
                 lost[request.gateway].append(request.key)
         self._conversions.lose(peer)
         for gateway, keys in lost.items():
-            gateway.send(Lost(keys, peer.said_bye, peer.hello.instance))
+            gateway.send(Lost(keys, peer.is_explained, peer.hello.instance))
         self._note_idle()
 
     # --- down ---------------------------------------------------------------------------------

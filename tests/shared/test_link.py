@@ -127,7 +127,7 @@ async def test_bye_is_no_loss_and_a_new_instance_is_dialled(pair: Pair):
     down, _ = await pair.up()
     await pair.lower.link.close("done")
     assert await got(pair.upper.downs) == (down, "done")
-    assert down.said_bye
+    assert down.is_explained
     pair.lower = Recorder("tokenizer", "t1")
     pair.lower.link.listen(pair.directory, "gateway")
     assert (await got(pair.upper.ups)).hello.instance == "t1"
@@ -137,7 +137,7 @@ async def test_a_service_that_broke_is_lost_to_its_peers(pair: Pair):
     down, _ = await pair.up()
     await pair.lower.link.close("broken", is_planned=False)
     assert await got(pair.upper.downs) == (down, "disconnected")
-    assert not down.said_bye
+    assert not down.is_explained
 
 
 async def test_who_takes_one_dials_the_next_when_that_has_left(tmp_path: Path):

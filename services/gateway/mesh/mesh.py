@@ -139,11 +139,10 @@ class Mesh:
     def on_up(self, peer: Peer) -> None:
         self.tokenizers.add(peer)
 
-    def on_down(self, peer: Peer, reason: str, is_explained: bool = False) -> None:
-        """``is_explained``: not by anything that the tokenizer worked on."""
+    def on_down(self, peer: Peer, reason: str) -> None:
         tokenizer = self.tokenizers.remove(peer)
         for prompt in tokenizer.prompts.values():
-            self._replay(prompt, is_planned=peer.said_bye or is_explained)
+            self._replay(prompt, peer.is_explained)
         error = Unavailable(f"the {peer} is gone: {reason}", retry_after_s=RETRY_AFTER_S)
         self.conversions.fail_all(tokenizer, error)
 
@@ -166,10 +165,10 @@ class Mesh:
                     self._fail(prompt, RequestError.from_failed(message))
                 else:
                     self.conversions.fail(tokenizer, message)
-            case Lost(keys, is_planned, scheduler):
+            case Lost(keys, is_explained, scheduler):
                 for key in keys:
                     if prompt := prompts.pop(key, None):
-                        self._replay(prompt, is_planned, scheduler)
+                        self._replay(prompt, is_explained, scheduler)
             case Converted():
                 self.conversions.finish(tokenizer, message, arrays[0])
             case Vocabulary():
@@ -192,10 +191,10 @@ class Mesh:
         tokenizer.prompts[prompt.key] = prompt
         prompt.peer.send(*prompt.submit())
 
-    def _replay(self, prompt: OpenPrompt, is_planned: bool, scheduler: str = "") -> None:
+    def _replay(self, prompt: OpenPrompt, is_explained: bool, scheduler: str = "") -> None:
         now_s = time.monotonic()
         try:
-            prompt.begin_replay(now_s, is_planned, scheduler)
+            prompt.begin_replay(now_s, is_explained, scheduler)
         except RequestError as error:
             prompt.fail(error)
             return

@@ -144,11 +144,11 @@ class OpenPrompt:
         resumed = b"".join(choice.ids.tobytes() for choice in self.choices.values())
         return message, self._prompt.data, np.frombuffer(resumed, np.int32)
 
-    def begin_replay(self, now_s: float, is_planned: bool = False, scheduler: str = "") -> None:
-        """``is_planned``: its service left on purpose. ``scheduler``: the one that was lost, if it
+    def begin_replay(self, now_s: float, is_explained: bool = False, scheduler: str = "") -> None:
+        """``is_explained``: see ``Peer``. ``scheduler``: the one that was lost, if it
         was not the tokenizer. Raises InternalError where too many were lost without any progress
         between: it may be the reason."""
-        if not is_planned and not self._is_known_loss(scheduler, now_s):
+        if not is_explained and not self._is_known_loss(scheduler, now_s):
             if self.num_losses == MAX_REPLAYS:
                 raise InternalError(
                     f"{MAX_REPLAYS + 1} services died while they worked on this request",

@@ -130,7 +130,7 @@ def test_a_scheduler_that_is_lost_again_much_later_is_another_loss():
 def test_a_service_that_leaves_on_purpose_is_no_loss():
     open_prompt, collector = new_open_prompt()
     for _ in range(2 * MAX_REPLAYS):
-        open_prompt.begin_replay(0, is_planned=True)
+        open_prompt.begin_replay(0, is_explained=True)
     assert (open_prompt.num_losses, collector.num_replays) == (0, 2 * MAX_REPLAYS)
 
 

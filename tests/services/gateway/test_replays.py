@@ -51,9 +51,9 @@ async def asked(
             yield task, await tokenizer.submitted.get()
 
 
-def lose(request: Submitted, is_planned: bool = False) -> None:
+def lose(request: Submitted, is_explained: bool = False) -> None:
     """As a tokenizer does whose scheduler is gone."""
-    request.peer.send(Lost([RequestKey(*request.key)], is_planned))
+    request.peer.send(Lost([RequestKey(*request.key)], is_explained))
 
 
 async def refuse_all(
@@ -92,8 +92,8 @@ async def test_services_that_die_under_a_request_are_counted_and_others_are_not(
     tmp_path: Path, tokenizer: FakeTokenizer
 ) -> None:
     async with asked(tmp_path, tokenizer, replay_s=30) as (task, request):
-        for is_planned in [True, False, True, False, True]:
-            lose(request, is_planned)
+        for is_explained in [True, False, True, False, True]:
+            lose(request, is_explained)
             request = await tokenizer.submitted.get()
         lose(request)
         async with await task as response:

@@ -54,19 +54,19 @@ async def test_what_is_cancelled_makes_room_as_what_ends():
 
 
 class LeavingPeer(FakePeer):
-    said_bye = False
+    is_explained = False
     hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "scheduler", "s1")
 
 
-@pytest.mark.parametrize("said_bye", [True, False])
-async def test_gateways_get_the_scheduler_that_left_and_whether_it_was_planned(said_bye: bool):
+@pytest.mark.parametrize("is_explained", [True, False])
+async def test_gateways_get_the_scheduler_that_left_and_whether_it_was_planned(is_explained: bool):
     text, gateway, scheduler = TextModel(EMBEDDED_MODEL, 100, 8192), FakePeer(), LeavingPeer()
     async with asyncio.TaskGroup() as tasks:
         requests = Requests(text, None, 10, Lanes(1), tasks, lambda: scheduler)
         requests.submit(gateway, *submitted("r"))
-    scheduler.said_bye = said_bye
+    scheduler.is_explained = is_explained
     requests.lose(scheduler)
-    assert gateway.sent == [Lost([RequestKey("r", 1)], said_bye, "s1")]
+    assert gateway.sent == [Lost([RequestKey("r", 1)], is_explained, "s1")]
 
 
 class BreakingPeer(FakePeer):

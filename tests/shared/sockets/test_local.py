@@ -4,9 +4,9 @@ import asyncio
 import gc
 import os
 import socket
-import time
 import weakref
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -110,13 +110,9 @@ async def test_a_send_to_who_has_just_gone_is_no_error_and_the_loss_comes_once(
 async def test_all_arrives_of_a_peer_that_ends_without_reading_what_we_sent(below: End, path: Path):
     """Its end is an error of our socket then."""
     sent = [[str(number).encode(), bytes(1000)] for number in range(100)]
-    with socket.socket(socket.AF_UNIX) as peer:
-        peer.connect(str(path))
-        peer.sendall(handshake("DEALER") + b"".join(pack([b"first"])))
-        await until(lambda: below.messages)
-        back = below.messages.pop()[0]
+    async with met(below, path) as (peer, back):
         back.send([b"never read"])
-        await asyncio.sleep(0.01)
+        await until(lambda: not back.has_unsent)
         peer.sendall(b"".join(piece for message in sent for piece in pack(message)))
     await until(lambda: below.lost)
     assert [frames for _, frames in below.messages] == sent
@@ -125,11 +121,7 @@ async def test_all_arrives_of_a_peer_that_ends_without_reading_what_we_sent(belo
 
 async def test_a_send_that_fails_does_not_overtake_what_the_peer_sent(below: End, path: Path):
     sent = [[str(number).encode(), bytes(1000)] for number in range(100)]
-    with socket.socket(socket.AF_UNIX) as peer:
-        peer.connect(str(path))
-        peer.sendall(handshake("DEALER") + b"".join(pack([b"first"])))
-        await until(lambda: below.messages)
-        back = below.messages.pop()[0]
+    async with met(below, path) as (peer, back):
         peer.sendall(b"".join(piece for message in sent for piece in pack(message)))
     for _ in range(3):
         back.send([b"to nobody"])
@@ -138,23 +130,27 @@ async def test_a_send_that_fails_does_not_overtake_what_the_peer_sent(below: End
     assert [frames for _, frames in below.messages] == sent
 
 
+@asynccontextmanager
+async def met(below: End, path: Path) -> AsyncIterator[tuple[socket.socket, LocalConnection]]:
+    """A peer that reads nothing, whose first message has arrived, and the connection to it."""
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(str(path))
+        peer.sendall(handshake("DEALER") + b"".join(pack([b"first"])))
+        await until(lambda: below.messages)
+        yield peer, below.messages.pop()[0]
+
+
 class Large(bytearray):
     """Bytes whose end can be seen."""
 
 
 async def test_what_a_closed_connection_held_is_freed_at_once(below: End, path: Path):
     """Not when somebody looks for cycles."""
-    with socket.socket(socket.AF_UNIX) as peer:
-        peer.connect(str(path))
-        peer.sendall(handshake("DEALER") + b"".join(pack([b"first"])))
-        await until(lambda: below.messages)
-        back = below.messages.pop()[0]
+    async with met(below, path) as (_, back):
         large = Large(8 << 20)
         freed = weakref.ref(large)
         back.send([memoryview(large)])
         del large
-        await asyncio.sleep(0.02)
-        assert back.has_unsent
         gc.disable()
         try:
             back.close()
@@ -217,13 +213,11 @@ async def test_who_never_ends_the_handshake_is_lost(below: End, path: Path, monk
 async def test_a_handshake_that_came_while_we_stood_still_counts(
     below: End, path: Path, monkeypatch
 ):
-    monkeypatch.setattr(local, "HANDSHAKE_S", 0.1)
+    monkeypatch.setattr(local, "HANDSHAKE_S", 0)  # due before the first turn that reads
     with socket.socket(socket.AF_UNIX) as slow:
         slow.connect(str(path))
-        await asyncio.sleep(0.05)
-        slow.sendall(handshake("DEALER"))
-        time.sleep(0.2)  # noqa: ASYNC251 - our loop must not turn
-        await asyncio.sleep(0.05)
+        slow.sendall(handshake("DEALER") + b"".join(pack([b"first"])))
+        await until(lambda: below.messages or below.lost)
         assert not below.lost
 
 
