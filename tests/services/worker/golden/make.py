@@ -10,7 +10,9 @@ this file, says which, and which folder each part writes:
 import json
 import sys
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -188,9 +190,134 @@ def decompress(tensors: Mapping[str, Tensor], scheme: Any) -> Tensor:
     )
 
 
+def gptq() -> None:
+    pack_gptq("gptq-int4-group128", bits=4, group_size=128, sym=True, desc_act=False)
+    pack_gptq("gptq-int4-group64-desc-act", bits=4, group_size=64, sym=True, desc_act=True)
+    pack_gptq("gptq-int4-channel", bits=4, group_size=-1, sym=True, desc_act=False)
+    pack_gptq("gptq-int8-group128", bits=8, group_size=128, sym=True, desc_act=False)
+    asymmetric: dict[str, Any] = {"bits": 4, "group_size": 32, "sym": False, "desc_act": False}
+    pack_gptq("gptq-int4-group32-asymmetric", **asymmetric)
+    pack_gptq("gptq-v2-int4-group32-asymmetric", **asymmetric, format="gptq_v2")
+    pack_gptq("gptq-int4-group32-asymmetric-zeros", num_positive=3, **asymmetric)
+
+
+def pack_gptq(folder: str, num_positive: int = 0, **options: Any) -> None:
+    """The first group of ``num_positive`` outputs has no negative weight: its zero point is 0."""
+    from gptqmodel.nn_modules.qlinear.torch import TorchLinear
+    from gptqmodel.quantization import FORMAT, QuantizeConfig
+    from gptqmodel.utils.model import (
+        convert_gptq_v1_to_v2_format_module,
+        convert_gptq_v2_to_v1_format_module,
+    )
+
+    config = QuantizeConfig(**options, offload_to_disk=False)
+    num_inputs = 256 if config.group_size in (-1, 64, 128) else 128
+    shapes = {"q_proj": (24, num_inputs), "k_proj": (8, num_inputs)}
+    is_v1 = config.format == FORMAT.GPTQ
+    tensors: dict[str, Tensor] = {}
+    expected = {}
+    for name, linear in linears_of(make_model(shapes, torch.float32), shapes).items():
+        linear.weight[:num_positive, :32] = linear.weight[:num_positive, :32].abs()
+        groups = groups_of_inputs(config, num_inputs)
+        packed, read = (
+            TorchLinear(
+                bits=config.bits,
+                group_size=config.group_size,
+                sym=config.sym,
+                desc_act=config.desc_act,
+                in_features=linear.in_features,
+                out_features=linear.out_features,
+                bias=False,
+            ).eval()
+            for _ in range(2)
+        )
+        packed.pack_original(linear, *gptq_grid(linear.weight, groups, config), groups)
+        if is_v1:
+            convert_gptq_v2_to_v1_format_module(packed, config)
+        tensors |= {f"{name}.{key}": tensor for key, tensor in packed.state_dict().items()}
+
+        read.load_state_dict(packed.state_dict())
+        if is_v1:
+            convert_gptq_v1_to_v2_format_module(read, config.bits, config.pack_dtype)
+        official = read.dequantize_weight().T
+        read.scales = read.scales.float()
+        expected[name] = read.dequantize_weight().T
+        check_near(expected[name], official)
+    save(folder, tensors, expected, config.to_dict())
+
+
+def groups_of_inputs(config: Any, num_inputs: int) -> Tensor:
+    """With ``desc_act`` the inputs are grouped in the order of their activations: any order."""
+    size = num_inputs if config.group_size == -1 else config.group_size
+    order = torch.arange(num_inputs)
+    if config.desc_act:
+        order = torch.randperm(num_inputs, generator=torch.Generator().manual_seed(1))
+    return (order // size).int()
+
+
+def gptq_grid(weight: Tensor, groups: Tensor, config: Any) -> tuple[Tensor, Tensor]:
+    """Scale and zero point of each output and group."""
+    from gptqmodel.quantization.quantizer import Quantizer
+
+    quantizer = Quantizer(config)
+    quantizer.configure(perchannel=True)
+    scales, zeros = [], []
+    for group in groups.unique():
+        quantizer.find_params(weight[:, groups == group], weight=True)
+        scales.append(quantizer.scale)
+        zeros.append(quantizer.zero)
+    return torch.cat(scales, 1), torch.cat(zeros, 1)
+
+
+def awq() -> None:
+    pack_awq("awq-int4-group128", 128, {"q_proj": (32, 256)})
+    pack_awq("awq-int4-group64", 64, {"q_proj": (32, 128), "k_proj": (32, 128)})
+
+
+def pack_awq(folder: str, group_size: int, shapes: Shapes) -> None:
+    skip_init("awq")
+    from awq.models._config import AwqConfig
+    from awq.modules.linear.gemm import WQLinear_GEMM
+    from awq.quantize.quantizer import AwqQuantizer
+    from awq.utils.packing_utils import dequantize_gemm
+
+    config = AwqConfig(q_group_size=group_size)
+    quantizer = SimpleNamespace(group_size=group_size, w_bit=config.w_bit, zero_point=True)
+    tensors: dict[str, Tensor] = {}
+    expected = {}
+    for name, linear in linears_of(make_model(shapes, torch.float16), shapes).items():
+        weight, scales, zeros = AwqQuantizer.pseudo_quantize_tensor(quantizer, linear.weight)
+        linear.weight.data = weight  # the packer wants it rounded to the grid
+        packed = WQLinear_GEMM.from_linear(
+            linear,
+            config.w_bit,
+            group_size,
+            scales=scales.t().contiguous(),
+            zeros=zeros.t().contiguous(),
+        )
+        codes = packed.qweight, packed.qzeros
+        official = dequantize_gemm(*codes, packed.scales, config.w_bit, group_size).T
+        scales = packed.scales.float()
+        expected[name] = dequantize_gemm(*codes, scales, config.w_bit, group_size).T
+        check_near(expected[name], official)
+        check_near(expected[name], weight)
+        tensors |= {f"{name}.{key}": tensor for key, tensor in packed.state_dict().items()}
+    save(folder, tensors, expected, config.to_transformers_dict())
+
+
+def skip_init(package: str) -> None:
+    """Its modules are imported without what ``package`` itself would import, which may not be."""
+    if package not in sys.modules:
+        stand_in = ModuleType(package)
+        stand_in.__path__ = find_spec(package).submodule_search_locations
+        sys.modules[package] = stand_in
+
+
 PARTS: dict[str, Callable[[], None]] = {
     "compressed-tensors": compressed_tensors,
     "compressed-tensors-g-idx": compressed_tensors_g_idx,
+    "gptq": gptq,
+    "awq": awq,
 }
 
 if __name__ == "__main__":
