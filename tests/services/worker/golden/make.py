@@ -305,6 +305,173 @@ def pack_awq(folder: str, group_size: int, shapes: Shapes) -> None:
     save(folder, tensors, expected, config.to_transformers_dict())
 
 
+def fp8() -> None:
+    from transformers.integrations.finegrained_fp8 import FP8Linear
+    from transformers.utils.quantization_config import FineGrainedFP8Config
+
+    quantize_in_blocks("fp8-block", {"q_proj": (136, 144)})
+    thin = {"q_proj": (136, 40), "k_proj": (8, 168)}
+    quantize_in_blocks("fp8-block-ue8m0", thin, scale_fmt="ue8m0")
+
+    config = FineGrainedFP8Config(activation_scheme="static", weight_block_size=None)
+    shapes = {"q_proj": (20, 128), "k_proj": (12, 128)}
+    tensors: dict[str, Tensor] = {}
+    expected = {}
+    for name, linear in linears_of(make_model(shapes, torch.bfloat16), shapes).items():
+        weight, scale = quantize_fp8(linear.weight, config)
+        layer = FP8Linear(linear.in_features, linear.out_features, activation_scheme="static")
+        layer.weight = nn.Parameter(weight, requires_grad=False)
+        layer.weight_scale_inv.data.fill_(scale.item())
+        layer.activation_scale.data.fill_(0.02)
+        tensors |= {f"{name}.{key}": tensor for key, tensor in layer.state_dict().items()}
+        expected[name] = dequantize_fp8(layer.weight, layer.weight_scale_inv)
+    save("fp8-tensor-scale-inv", tensors, expected, config.to_dict())
+
+
+def quantize_in_blocks(folder: str, shapes: Shapes, **options: Any) -> None:
+    from transformers.utils.quantization_config import FineGrainedFP8Config
+
+    config = FineGrainedFP8Config(**options)
+    tensors, expected = {}, {}
+    for name, linear in linears_of(make_model(shapes, torch.bfloat16), shapes).items():
+        weight, scale = quantize_fp8(linear.weight, config)
+        tensors[f"{name}.weight"], tensors[f"{name}.weight_scale_inv"] = weight, scale
+        expected[name] = dequantize_fp8(weight, scale, list(config.weight_block_size))
+    save(folder, tensors, expected, config.to_dict())
+
+
+def quantize_fp8(weight: Tensor, config: Any) -> tuple[Tensor, Tensor]:
+    """Zeros fill the last blocks while it is quantised: transformers does that for whole blocks."""
+    from transformers.integrations.finegrained_fp8 import Fp8Quantize
+
+    num_outputs, num_inputs = weight.shape
+    height, width = config.weight_block_size or weight.shape
+    padded = nn.functional.pad(weight, (0, -num_inputs % width, 0, -num_outputs % height))
+    quantizer: Any = Fp8Quantize(SimpleNamespace(quantization_config=config))
+    quantized = quantizer.convert({"weight": padded})
+    return quantized["weight"][:num_outputs, :num_inputs], quantized["weight_scale_inv"]
+
+
+def dequantize_fp8(weight: Tensor, scale: Tensor, block_size: list[int] | None = None) -> Tensor:
+    from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
+
+    return _dequantize_fp8_weight(weight.data, scale.data, block_size, torch.float32)
+
+
+def autofp8() -> None:
+    skip_init("auto_fp8")
+    from auto_fp8.config import BaseQuantizeConfig
+    from auto_fp8.quantize import FP8StaticLinear, per_tensor_quantize
+
+    config = BaseQuantizeConfig(activation_scheme="static")
+    shapes = {"q_proj": (20, 128), "k_proj": (12, 128)}
+    tensors: dict[str, Tensor] = {}
+    expected = {}
+    for name, linear in linears_of(make_model(shapes, torch.bfloat16), shapes).items():
+        weight, scale = per_tensor_quantize(linear.weight)
+        parameters = (
+            nn.Parameter(tensor, requires_grad=False)
+            for tensor in (weight, scale, torch.tensor(0.02))
+        )
+        names = ("weight", "weight_scale", "input_scale")
+        layer = FP8StaticLinear(bias=None, **dict(zip(names, parameters, strict=True)))
+        tensors |= {f"{name}.{key}": tensor for key, tensor in layer.state_dict().items()}
+        expected[name] = dequantize_fp8(weight, scale)
+    written = {
+        "quant_method": config.quant_method,
+        "activation_scheme": config.activation_scheme,
+        "ignored_layers": ["lm_head"],
+    }
+    save("fp8-tensor", tensors, expected, written)
+
+
+def mxfp4() -> None:
+    from compressed_tensors import CompressionFormat
+    from compressed_tensors.compressors import MXFP4PackedCompressor
+    from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
+    from compressed_tensors.quantization.utils import calculate_qparams
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+    from transformers.utils.quantization_config import Mxfp4Config
+
+    scheme = preset_name_to_scheme("MXFP4A16", ["Linear"])
+    scheme.format = CompressionFormat.mxfp4_pack_quantized
+    num_experts, hidden, width = 2, 64, 32
+    shapes = {
+        "gate_up_proj": (num_experts * 2 * width, hidden),
+        "down_proj": (num_experts * hidden, width),
+    }
+    tensors, expected = {}, {}
+    for name, linear in linears_of(make_model(shapes, torch.bfloat16), shapes).items():
+        scale, _ = calculate_qparams(*ranges_of(linear.weight, scheme.weights), scheme.weights)
+        packed = MXFP4PackedCompressor.compress(
+            {"weight": linear.weight, "weight_scale": scale}, scheme
+        )
+        experts = name.replace("self_attn", "mlp.experts")
+        blocks = packed["weight_packed"].view(num_experts, -1, linear.in_features // 32, 16)
+        scales = packed["weight_scale"].view(blocks.shape[:3])
+        tensors[f"{experts}_blocks"], tensors[f"{experts}_scales"] = blocks, scales
+        weight = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).transpose(1, 2)
+        assert torch.equal(weight.flatten(0, 1), decompress(packed, scheme))
+        expected[experts] = weight
+    save("mxfp4-experts", tensors, expected, Mxfp4Config().to_dict())
+
+
+def bitsandbytes() -> None:
+    short = {"q_proj": (20, 128), "k_proj": (12, 128)}
+    pack_bitsandbytes("bitsandbytes-nf4", "nf4", short)
+    pack_bitsandbytes("bitsandbytes-nf4-double", "nf4", {"q_proj": (136, 128)}, double=True)
+    pack_bitsandbytes("bitsandbytes-nf4-across-rows", "nf4", {"q_proj": (20, 72)})
+    pack_bitsandbytes("bitsandbytes-fp4", "fp4", short)
+    pack_bitsandbytes_int8("bitsandbytes-int8", short)
+
+
+def pack_bitsandbytes(folder: str, kind: str, shapes: Shapes, double: bool = False) -> None:
+    from bitsandbytes.functional import QuantState, dequantize_4bit
+    from bitsandbytes.nn import Linear4bit, Params4bit
+    from transformers.utils.quantization_config import BitsAndBytesConfig
+
+    config = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=kind,
+        bnb_4bit_use_double_quant=double,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+    tensors: dict[str, Tensor] = {}
+    expected = {}
+    for name, linear in linears_of(make_model(shapes, torch.bfloat16), shapes).items():
+        options = {"quant_type": kind, "compress_statistics": double}
+        packed = Linear4bit(linear.in_features, linear.out_features, bias=False, **options)
+        packed.weight = Params4bit(linear.weight.data, requires_grad=False, **options)
+        saved = packed.to("cpu").state_dict()
+        tensors |= {f"{name}.{key}": tensor for key, tensor in saved.items()}
+
+        codes = saved.pop("weight")
+        state = QuantState.from_dict(saved, codes.device)
+        official = dequantize_4bit(codes, state)
+        state.dtype = torch.float32
+        expected[name] = dequantize_4bit(codes, state)
+        check_near(expected[name], official)
+    save(folder, tensors, expected, config.to_dict())
+
+
+def pack_bitsandbytes_int8(folder: str, shapes: Shapes) -> None:
+    from bitsandbytes.functional import int8_vectorwise_dequant
+    from bitsandbytes.nn import Int8Params, Linear8bitLt
+    from transformers.utils.quantization_config import BitsAndBytesConfig
+
+    tensors: dict[str, Tensor] = {}
+    expected = {}
+    for name, linear in linears_of(make_model(shapes, torch.float16), shapes).items():
+        packed = Linear8bitLt(
+            linear.in_features, linear.out_features, bias=False, has_fp16_weights=False
+        )
+        packed.weight = Int8Params(linear.weight.data, requires_grad=False, has_fp16_weights=False)
+        saved = packed.to("cpu").state_dict()
+        tensors |= {f"{name}.{key}": tensor for key, tensor in saved.items()}
+        expected[name] = int8_vectorwise_dequant(saved["weight"], saved["SCB"])
+    save(folder, tensors, expected, BitsAndBytesConfig(load_in_8bit=True).to_dict())
+
+
 def skip_init(package: str) -> None:
     """Its modules are imported without what ``package`` itself would import, which may not be."""
     if package not in sys.modules:
@@ -318,6 +485,10 @@ PARTS: dict[str, Callable[[], None]] = {
     "compressed-tensors-g-idx": compressed_tensors_g_idx,
     "gptq": gptq,
     "awq": awq,
+    "fp8": fp8,
+    "autofp8": autofp8,
+    "mxfp4": mxfp4,
+    "bitsandbytes": bitsandbytes,
 }
 
 if __name__ == "__main__":
