@@ -2,7 +2,7 @@
 and the weights which those tools read back from them.
 
 No test runs this. Each part needs packages that are not dependencies of Shoal; README.md, beside
-this file, says which, and which folder each part writes:
+this file, names them, and the tool and version that made each folder:
 
     python tests/services/worker/golden/make.py PART...
 """
@@ -54,14 +54,12 @@ def save(
     expected: Mapping[str, Tensor],
     quantization_config: Mapping[str, Any] | None = None,
 ) -> None:
-    """Without ``quantization_config`` the tool has written the file of it already."""
+    """Without ``quantization_config`` the tool writes the file of it itself."""
     place = HERE / folder
     place.mkdir(exist_ok=True)
     assert all(weight.dtype == torch.float32 for weight in expected.values())
-    metadata = {"format": "pt"}
-    save_file(
-        {k: v.contiguous() for k, v in tensors.items()}, place / "model.safetensors", metadata
-    )
+    packed = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(packed, place / "model.safetensors", {"format": "pt"})
     weights = {f"{name}.weight": weight.contiguous() for name, weight in expected.items()}
     save_file(weights, place / "expected.safetensors")
     if quantization_config is not None:
