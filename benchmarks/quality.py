@@ -19,7 +19,7 @@ from benchmarks.report import write
 from models.training.corpus import load_documents, split_documents
 from services.scheduler.scheduler import Scheduler
 from services.worker.engine.host import HostEngine
-from services.worker.layers.weights import FORMS
+from services.worker.weights.online import ONLINE
 from shared.config.worker import WorkerConfig
 from shared.messages import (
     ALL_TOKENS,
@@ -85,8 +85,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     chosen = list(pieces(text, tokenizer, args.length, args.pieces))
     num_bytes = sum(len(tokenizer.decode(ids[1:].tolist()).encode()) for ids in chosen)
     dense = Scorer(args.model, args.dtype, "none", args.length)
-    scorers = {form: Scorer(args.model, args.dtype, form, args.length) for form in FORMS}
-    found: dict[str, list[Comparison]] = {form: [] for form in ("none", *FORMS)}
+    scorers = {form: Scorer(args.model, args.dtype, form, args.length) for form in ONLINE}
+    found: dict[str, list[Comparison]] = {form: [] for form in ("none", *ONLINE)}
     for ids in chosen:
         truth = dense.logprobs(ids)
         found["none"].append(compare(truth, truth))

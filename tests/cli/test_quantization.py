@@ -7,14 +7,14 @@ import pytest
 from openai import AsyncOpenAI
 
 from benchmarks.harness.oracle import load_as_qwen2
-from services.worker.layers.weights import FORMS, Quantization
+from services.worker.weights.online import ONLINE, Quantization
 from shared.model_folder import EMBEDDED_MODEL
 from tests.cli.serving import serving
 from tests.cli.test_transformers_models import NUM_TOKENS, prompts_with_one_beginning, text_of
 from tests.services.worker.checkpoints import assert_greedy, quantized
 
 
-@pytest.mark.parametrize("quantization", FORMS)
+@pytest.mark.parametrize("quantization", ONLINE)
 async def test_greedy_texts_are_those_of_what_the_codes_stand_for(
     tmp_path: Path, quantization: Quantization
 ) -> None:
