@@ -52,11 +52,13 @@ def measure(load: Namespace, worker: WorkerConfig, console: Console) -> dict[str
     forms = load.quantization or (QUANTIZED if load.reference is None else [DENSE])
     kinds = {REFERENCE: {"model": str(reference.folder), "quantization": DENSE}}
     kinds |= {form: {"model": str(model.folder), "quantization": form} for form in forms}
-    settings = worker.model_dump() | {"max_model_len": load.length, "max_num_seqs": 1}
+    limits = {"max_model_len": load.length, "max_num_seqs": 1}
+    settings = worker.model_dump() | limits
+    ours = {"instance", "quantization", *limits}
     num_bytes = sum(piece.num_bytes for piece in pieces)
     return {
         "settings": _given(load) | {"quantization": forms, "pieces": len(pieces)},
-        "worker": worker.model_dump(mode="json", exclude_defaults=True, exclude={"instance"}),
+        "worker": worker.model_dump(mode="json", exclude_defaults=True, exclude=ours),
         "model": model.name,
         "reference": reference.name,
         "num_tokens": sum(len(piece.ids) - piece.num_given for piece in pieces),

@@ -13,12 +13,13 @@ def logprobs_of(tokens: list[int], probabilities: list[list[float]]) -> np.ndarr
 
 
 def test_a_known_distribution_has_the_known_figures():
-    """0.5 ln 2 + 0.25 ln 0.5 nats of the first token, none of the second; 2 bits and 1 bit."""
+    """0.5 ln 4 + 0.25 ln 2 − 0.25 ln 3 nats of the first token, none of the second; 3 bits and
+    1 bit."""
     reference = logprobs_of([0, 1], [[0.5, 0.25, 0.25], [0.25, 0.5, 0.25]])
-    found = logprobs_of([0, 1], [[0.25, 0.25, 0.5], [0.25, 0.5, 0.25]])
+    found = logprobs_of([0, 1], [[0.125, 0.125, 0.75], [0.25, 0.5, 0.25]])
     figures = summary([compare(reference, found)], num_bytes=6)
-    assert figures["bits_per_byte"] == pytest.approx(3 / 6)
-    assert figures["kl_divergence"] == pytest.approx(np.log(2) / 4 / 2)
+    assert figures["bits_per_byte"] == pytest.approx(4 / 6)
+    assert figures["kl_divergence"] == pytest.approx((5 * np.log(2) - np.log(3)) / 4 / 2)
     assert figures["same_first_choice"] == 0.5
     of_reference = summary([compare(reference, reference)], num_bytes=6)
     assert of_reference == {
