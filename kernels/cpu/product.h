@@ -76,14 +76,14 @@ template <class C>
 struct GroupedTile {
   const Packed<Grouped<C>>* w;
   const uint8_t* codes;
-  size_t group;       // its place among those of all tiles
-  const float* sums;  // of the first row's numbers in each group, see Packed::row_sums
+  const uint8_t* scales;  // of the first group
+  const float* sums;      // of the first row's numbers in each group, see Packed::row_sums
 
   const C* at(int k) const { return (const C*)codes + (size_t)k * LANES; }
 };
 
-// The tiles of codes are filled up with zeros as others are; scales and zeros stand apart. k and
-// `group` are multiples of sixteen.
+// The tiles of codes are filled up with zeros as others are; scales and zeros stand apart. k is a
+// multiple of sixteen, `group` a power of two from there on.
 template <class C>
 struct Packed<Grouped<C>> {
   typedef GroupedTile<C> Tile;
@@ -92,25 +92,19 @@ struct Packed<Grouped<C>> {
   const float* bias;       // [n] or null
   const void* scales;      // [tiles][groups][LANES], then zeros of the same shape if it has them
   const CodeTable* table;  // of codes of four bits
-  int n, k, group;
+  int n, k, group, num_groups;
   bool has_zeros, is_wide;  // is_wide: scales and zeros are float, not bf16
   float* row_sums;          // [rows][groups], where there are zeros
 
   int num_tiles() const { return div_up(n, LANES); }
-  int num_groups() const { return div_up(k, group); }
   static size_t tile_bytes(int k) { return Packed<fp8>::tile_size(k) * CODE_BITS<C> / 8; }
+  size_t scale_bytes() const { return LANES * (is_wide ? sizeof(float) : sizeof(bf16)); }
   Tile tile(int index, int from = 0, int row = 0) const {
     const uint8_t* codes = tiles + index * tile_bytes(k) + (size_t)from * LANES * CODE_BITS<C> / 8;
-    int first = from / group;
-    const float* sums = has_zeros ? row_sums + (size_t)row * num_groups() + first : nullptr;
-    return {this, codes, (size_t)index * num_groups() + first, sums};
-  }
-  f32x16 scale(size_t group) const { return number(group * LANES); }
-  f32x16 zero_of(size_t group) const {
-    return number(((size_t)num_tiles() * num_groups() + group) * LANES);
-  }
-  f32x16 number(size_t at) const {
-    return is_wide ? load((const float*)scales + at) : load_wide((const bf16*)scales + at);
+    int first = from >> __builtin_ctz(group);
+    size_t at = ((size_t)index * num_groups + first) * scale_bytes();
+    const float* sums = has_zeros ? row_sums + (size_t)row * num_groups + first : nullptr;
+    return {this, codes, (const uint8_t*)scales + at, sums};
   }
   f32x16 finish(int column, int num, f32x16 sums) const {
     return bias ? add(sums, load_some(bias + column, num)) : sums;
@@ -196,23 +190,32 @@ template <class T, int ROWS, int TILES, bool FETCHES = false, class C>
 INLINE void multiply(const T* rows, size_t stride, const GroupedTile<C>* tiles, int k,
                      f32x16 sums[ROWS][TILES]) {
   const Packed<Grouped<C>>& w = *tiles[0].w;
-  int size = w.group, num_groups = w.num_groups();
-  for (int start = 0, group = 0; start < k; start += size, group++) {
+  const int size = w.group, num_groups = w.num_groups;
+  const bool is_wide = w.is_wide, has_zeros = w.has_zeros;
+  const size_t scale_bytes = w.scale_bytes(), to_zeros = w.num_tiles() * num_groups * scale_bytes;
+  auto number = [=](const uint8_t* at) {
+    return is_wide ? load((const float*)at) : load_wide((const bf16*)at);
+  };
+  size_t at = 0;
+  for (int start = 0, group = 0; start < k; start += size, group++, at += scale_bytes) {
     f32x16 found[ROWS][TILES];
     clear<ROWS, TILES>(found);
     multiply_group<T, ROWS, TILES, FETCHES>(rows, stride, tiles, start,
                                             k - start < size ? k - start : size, found);
+    if (has_zeros) {
 #pragma GCC unroll 4
-    for (int t = 0; t < TILES; t++) {
-      if (w.has_zeros) {
-        f32x16 zeros = sub(zero(), w.zero_of(tiles[t].group + group));
+      for (int t = 0; t < TILES; t++) {
+        f32x16 zeros = sub(zero(), number(tiles[t].scales + to_zeros + at));
 #pragma GCC unroll 6
         for (int r = 0; r < ROWS; r++) {
           float sum = tiles[t].sums[(size_t)r * num_groups + group];
           found[r][t] = fma(zeros, spread(sum), found[r][t]);
         }
       }
-      f32x16 scales = w.scale(tiles[t].group + group);
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < TILES; t++) {
+      f32x16 scales = number(tiles[t].scales + at);
 #pragma GCC unroll 6
       for (int r = 0; r < ROWS; r++) sums[r][t] = fma(found[r][t], scales, sums[r][t]);
     }
@@ -363,7 +366,7 @@ struct Product {
 
   // Sums up each row's numbers group by group: what zeros are multiplied with.
   void sum_rows() {
-    int num_groups = w.num_groups();
+    int num_groups = w.num_groups;
     w.row_sums = group_sums.of((size_t)num_rows * num_groups);
     auto sum_row = [=](int row) {
       const T* numbers = rows + (size_t)row * w.k;

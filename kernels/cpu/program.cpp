@@ -65,7 +65,8 @@ Packed<W> packed(const Matrix& m) {
   w.tiles = (decltype(w.tiles))m.tiles, w.scales = (decltype(w.scales))m.scales;
   w.bias = m.bias, w.n = m.n, w.k = m.k;
   if constexpr (HAS_GROUPS<W>)
-    w.table = m.table, w.group = m.group, w.has_zeros = m.has_zeros, w.is_wide = m.is_wide;
+    w.table = m.table, w.group = m.group, w.num_groups = div_up(m.k, m.group),
+    w.has_zeros = m.has_zeros, w.is_wide = m.is_wide;
   return w;
 }
 
