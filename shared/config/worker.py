@@ -49,6 +49,11 @@ class WorkerConfig(Settings):
         " 4 bits with a scale for each 32, 64 inputs of an output; for our own architectures, on"
         " CPUs; a model that is quantised already needs no setting",
     )
+    quantization_cache: Path | None = Field(
+        None,
+        description="folder that keeps weights as quantization made them, so that later starts with"
+        " the same files read them (default: made at every start)",
+    )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     gpu_claims: Path | None = Field(
         None,

@@ -194,8 +194,10 @@ def _load_ours(
         _check_dense(settings, config, device)
     if settings.load_format == "dummy":
         return make_dummy(config, dtype, device, settings.quantization)
-    quantization = settings.quantization
-    return load_model(folder, config, dtype, device, progress, quantization=quantization)
+    quantization, cache = settings.quantization, settings.quantization_cache
+    return load_model(
+        folder, config, dtype, device, progress, quantization=quantization, cache=cache
+    )
 
 
 def _check_dense(settings: WorkerConfig, config: ModelConfig, device: torch.device) -> None:

@@ -20,6 +20,7 @@ from services.worker.layers.weights import Dense, Quantized, are_alike, joined
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import find_model
 from services.worker.weights.checkpoint import Checkpoint, StoredTensor, open_checkpoint
+from services.worker.weights.code_cache import CodeCache
 from services.worker.weights.mtp_layouts import with_mtp_head
 from services.worker.weights.online import ONLINE, Quantization
 from services.worker.weights.progress import Progress
@@ -50,10 +51,11 @@ def load_model(
     progress: Progress,
     parallel: Parallel = ALONE,
     quantization: Quantization = "none",
+    cache: Path | None = None,
 ) -> DecoderLM:
     """The model of ``config`` with the folder's weights, or a rank's shards of them; dense ones are
-    quantised. Raises ConfigError naming the tensor, the size that cannot be split, or what of its
-    quantization_config cannot be read."""
+    quantised, or read from the folder ``cache`` where they were before. Raises ConfigError naming
+    the tensor, the size that cannot be split, or what of its quantization_config cannot be read."""
     scheme = find_scheme(config.quantization_config) if config.quantization_config else None
     if scheme is not None and quantization != "none":
         raise ConfigError(
@@ -64,7 +66,14 @@ def load_model(
         log.info("the weights are quantised already: %s", scheme)
     model = build_model(config, dtype, device, parallel)
     checkpoint = with_mtp_head(open_checkpoint(weight_files(folder)), config)
-    fill(model, checkpoint, progress, quantization, scheme)
+    if cache is None or quantization == "none" or parallel is not ALONE:
+        fill(model, checkpoint, progress, quantization, scheme)
+        return model
+    codes = CodeCache(cache, folder, dtype, quantization)
+    known = codes.read()
+    fill(model, checkpoint, progress, quantization, known=known)
+    if not known:
+        codes.write(model)
     return model
 
 
@@ -87,10 +96,11 @@ def fill(
     progress: Progress,
     quantization: Quantization = "none",
     scheme: Scheme | None = None,
+    known: Mapping[str, Quantized] | None = None,
 ) -> None:
     """Pulls what each module is made of, in the model's order, and quantises it before the next.
-    Raises ConfigError before anything is read if the checkpoint has less, more or something
-    else."""
+    Codes that are ``known``, by the paths of their layers, are taken instead. Raises ConfigError
+    before anything is read if the checkpoint has less, more or something else."""
     wanted = {module: dict(_pieces(path, module)) for path, module in model.named_modules()}
     names = list(dict.fromkeys(name for pieces in wanted.values() for name in pieces))
     found = {name: each for name in names if (each := find_layer(checkpoint, name, scheme))}
@@ -100,10 +110,13 @@ def fill(
         _check_kind(stored, piece)
     num_bytes = sum(_num_bytes(stored, piece) for stored, piece in every)
     done_bytes = 0
+    ready = {model.get_submodule(path): codes for path, codes in (known or {}).items()}
     for module, pieces in wanted.items():
         codes: list[tuple[Piece, Quantized]] = []
         for name, piece in pieces.items():
             stored = found[name]
+            if module in ready and name.endswith(".weight"):
+                continue
             progress(f"loading {stored.file.name}", done_bytes / num_bytes)
             num = piece.destination.shape[piece.dim]
             if isinstance(stored, StoredTensor):
@@ -111,7 +124,9 @@ def fill(
             elif part := _read_codes(stored, piece):
                 codes.append((piece, part))
             done_bytes += _num_bytes(stored, piece)
-        if codes:
+        if module in ready:
+            module.weight = ready[module]
+        elif codes:
             _keep(module, codes)
         elif isinstance(module, Linear):
             quantize(module, quantization)
