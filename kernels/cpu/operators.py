@@ -186,6 +186,9 @@ class Operator:
 
 
 def address(tensor: Tensor | None) -> Any:
+    """Raises ValueError for a tensor without memory."""
+    if tensor is not None and tensor.is_meta:
+        raise ValueError(f"a tensor {list(tensor.shape)} without memory")
     return None if tensor is None else Pointer(tensor.data_ptr())
 
 

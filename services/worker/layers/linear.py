@@ -3,10 +3,13 @@
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from services.worker.layers.parallel import Shard, as_shard
 from services.worker.layers.weights import Dense, Weight, empty_parameter
+
+META = torch.device("meta")
 
 
 class Piece(NamedTuple):
@@ -32,8 +35,8 @@ class Linear(nn.Module):
 
     ``outputs`` may be the sizes of several layers of a checkpoint that share their input, by their
     names beside this one: they are one product. With ``columns`` it is a part of a layer. Ranks
-    share its outputs or its inputs; each has the bias of its outputs. Its weight is dense until it
-    is filled.
+    share its outputs or its inputs; each has the bias of its outputs. Its weight is dense at first,
+    and takes no memory before ``allocate``.
     """
 
     def __init__(
@@ -51,8 +54,14 @@ class Linear(nn.Module):
         self.sizes = [shard.num for shard in self._parts.values()]
         self._columns = columns
         self.inputs, self.outputs = self._input_shard.num, sum(self.sizes)
-        self.weight: Weight = Dense(self.outputs, self.inputs)
+        self._device = torch.get_default_device()
+        self.weight: Weight = Dense(self.outputs, self.inputs, device=META)
         self.bias = empty_parameter(self.outputs) if has_bias else None
+
+    def allocate(self) -> None:
+        """Makes the weight one that can be filled."""
+        assert isinstance(self.weight, Dense)
+        self.weight = Dense(self.outputs, self.inputs, self.weight.values.dtype, self._device)
 
     @property
     def is_partial(self) -> bool:

@@ -7,16 +7,24 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 
-def empty_parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
-    return nn.Parameter(torch.empty(*shape, dtype=dtype), requires_grad=False)
+def empty_parameter(
+    *shape: int, dtype: torch.dtype | None = None, device: torch.device | None = None
+) -> nn.Parameter:
+    return nn.Parameter(torch.empty(*shape, dtype=dtype, device=device), requires_grad=False)
 
 
 class Dense(nn.Module):
     """The numbers themselves. They are made empty: the loader fills every one or raises."""
 
-    def __init__(self, outputs: int, inputs: int, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        outputs: int,
+        inputs: int,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+    ) -> None:
         super().__init__()
-        self.values = empty_parameter(outputs, inputs, dtype=dtype)
+        self.values = empty_parameter(outputs, inputs, dtype=dtype, device=device)
 
 
 class Quantized(nn.Module):

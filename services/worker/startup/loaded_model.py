@@ -17,6 +17,7 @@ from services.worker.machine.hardware import (
     choose_dtype,
     compute_exactly,
     read_memory,
+    return_freed_memory,
     why_out_of_memory,
 )
 from services.worker.machine.kv_cache import KVCache
@@ -135,6 +136,7 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
         problem = why_out_of_memory(error)
         raise ConfigError(f"model: its weights do not fit on {device}: {problem}") from None
     computed, sampler = choose(model, settings, dtype)
+    return_freed_memory()
     speculation = choose_speculation(settings.speculative_config, computed)
     if isinstance(model, DecoderLM):
         shape = shape_of(model, dtype, drafts=speculation.method == "mtp")

@@ -34,12 +34,16 @@ def make_dummy(
     log.warning("load-format = dummy: the weights are random, the output is not meaningful")
     model = build_model(config, dtype, device)
     generator = torch.Generator(device).manual_seed(SEED)
-    for name, parameter in model.named_parameters():
-        if parameter.ndim > 1:
-            parameter.normal_(0, STD, generator=generator)
-        else:
-            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
-    for module in model.modules():
+    for module in [*model.modules()]:
+        if isinstance(module, Linear):
+            module.allocate()
+        for name, parameter in module.named_parameters(recurse=isinstance(module, Linear)):
+            if parameter.is_meta:
+                continue  # the product has another one by now
+            if parameter.ndim > 1:
+                parameter.normal_(0, STD, generator=generator)
+            else:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
         if isinstance(module, Linear):
             quantize(module, quantization)
     return model

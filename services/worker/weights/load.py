@@ -101,36 +101,61 @@ def fill(
     """Pulls what each module is made of, in the model's order, and quantises it before the next.
     Codes that are ``known``, by the paths of their layers, are taken instead. Raises ConfigError
     before anything is read if the checkpoint has less, more or something else."""
-    wanted = {module: dict(_pieces(path, module)) for path, module in model.named_modules()}
-    names = list(dict.fromkeys(name for pieces in wanted.values() for name in pieces))
+    modules = dict(model.named_modules())
+    wanted = [each for path, module in modules.items() for each in _pieces(path, module)]
+    names = list(dict.fromkeys(name for name, _ in wanted))
     found = {name: each for name in names if (each := find_layer(checkpoint, name, scheme))}
     _check_names(checkpoint, names, found, scheme)
-    every = [(found[name], piece) for pieces in wanted.values() for name, piece in pieces.items()]
-    for stored, piece in every:
-        _check_kind(stored, piece)
-    num_bytes = sum(_num_bytes(stored, piece) for stored, piece in every)
-    done_bytes = 0
-    ready = {model.get_submodule(path): codes for path, codes in (known or {}).items()}
-    for module, pieces in wanted.items():
-        codes: list[tuple[Piece, Quantized]] = []
-        for name, piece in pieces.items():
-            stored = found[name]
-            if module in ready and name.endswith(".weight"):
-                continue
-            progress(f"loading {stored.file.name}", done_bytes / num_bytes)
-            num = piece.destination.shape[piece.dim]
-            if isinstance(stored, StoredTensor):
-                piece.destination.copy_(stored.read(piece.dim, piece.start, num))
-            elif part := _read_codes(stored, piece):
-                codes.append((piece, part))
-            done_bytes += _num_bytes(stored, piece)
-        if module in ready:
-            module.weight = ready[module]
-        elif codes:
-            _keep(module, codes)
-        elif isinstance(module, Linear):
-            quantize(module, quantization)
+    for name, piece in wanted:
+        _check_kind(found[name], piece)
+    num_bytes = sum(_num_bytes(found[name], piece) for name, piece in wanted)
+    told = _Told(progress, num_bytes)
+    for path, module in modules.items():
+        _fill_module(path, module, found, told, quantization, (known or {}).get(path))
     progress("weights are loaded", 1.0)
+
+
+class _Told:
+    """Says how many of ``num_bytes`` are read."""
+
+    def __init__(self, progress: Progress, num_bytes: int) -> None:
+        self._progress = progress
+        self._num_bytes = num_bytes
+        self._done = 0
+
+    def __call__(self, stored: StoredTensor | StoredCodes, piece: Piece) -> None:
+        self._progress(f"loading {stored.file.name}", self._done / self._num_bytes)
+        self._done += _num_bytes(stored, piece)
+
+
+def _fill_module(
+    path: str,
+    module: nn.Module,
+    found: Mapping[str, StoredTensor | StoredCodes],
+    told: _Told,
+    quantization: Quantization,
+    known: Quantized | None,
+) -> None:
+    """Leaves nothing dense in memory of what is quantised."""
+    if isinstance(module, Linear) and known is None:
+        module.allocate()
+    codes: list[tuple[Piece, Quantized]] = []
+    for name, piece in _pieces(path, module):
+        stored = found[name]
+        told(stored, piece)
+        if known is not None and name.endswith(".weight"):
+            continue
+        num = piece.destination.shape[piece.dim]
+        if isinstance(stored, StoredTensor):
+            piece.destination.copy_(stored.read(piece.dim, piece.start, num))
+        elif part := _read_codes(stored, piece):
+            codes.append((piece, part))
+    if known is not None:
+        module.weight = known
+    elif codes:
+        _keep(module, codes)
+    elif isinstance(module, Linear):
+        quantize(module, quantization)
 
 
 def quantize(linear: Linear, quantization: Quantization) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel, Qwen2ForCausalLM
 
 from benchmarks.harness.oracle import true_logits
+from services.worker.layers.linear import Linear
 from services.worker.weights.online import ONLINE, Quantization
 from shared.model_folder import weight_files
 
@@ -106,6 +107,13 @@ def quantized(oracle: PreTrainedModel, quantization: Quantization) -> Iterator[N
     finally:
         for weight, values in weights.items():
             weight.data = values
+
+
+def allocate(model: nn.Module) -> None:
+    """Gives all products weights, as the loader does one by one."""
+    for module in [*model.modules()]:
+        if isinstance(module, Linear):
+            module.allocate()
 
 
 def random_prompts(num: int, seed: int = 0) -> list[list[int]]:

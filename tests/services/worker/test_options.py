@@ -21,6 +21,7 @@ from services.worker.startup.choose_backend import choose_device_kernels, choose
 from services.worker.weights.load import build_model
 from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
+from tests.services.worker.checkpoints import allocate
 from tests.services.worker.device_contexts import OnDevice
 from tests.services.worker.test_native import furthest, make_config, random_prompts, run
 
@@ -71,6 +72,7 @@ def build(monkeypatch: pytest.MonkeyPatch) -> Callable[..., DecoderLM]:
     def build(kind: type[AttentionSpec] = AttentionSpec, **options: Any) -> DecoderLM:
         monkeypatch.setattr(decoder, "AttentionSpec", lambda **values: kind(**(values | options)))
         model = build_model(CONFIG, DTYPE, CPU)
+        allocate(model)
         for name, parameter in model.named_parameters():
             generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
             mean, std = float(name.endswith("norm.weight")), 0.2 if parameter.ndim == 1 else 0.12

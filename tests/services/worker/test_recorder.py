@@ -17,6 +17,7 @@ from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import NotSupported
 from services.worker.weights.load import build_model
+from tests.services.worker.checkpoints import allocate
 from tests.services.worker.test_native import make_config
 
 SIZE, INNER = 64, 96
@@ -29,6 +30,7 @@ class Layers(nn.Module):
         self.gate_up = Linear(SIZE, 2 * INNER)
         self.norm, self.inner_norm = RMSNorm(SIZE, 1e-6), RMSNorm(INNER, 1e-6)
         generator = torch.Generator().manual_seed(0)
+        allocate(self)
         for parameter in self.to(dtype).parameters():
             parameter.data.normal_(float(parameter.ndim == 1), 0.1, generator=generator)
 

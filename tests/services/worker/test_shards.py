@@ -29,7 +29,13 @@ from services.worker.weights.load import build_model, load_model
 from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
 from shared.model_folder import weight_files
-from tests.services.worker.checkpoints import random_prompts, save_mimo, save_model, save_qwen2
+from tests.services.worker.checkpoints import (
+    allocate,
+    random_prompts,
+    save_mimo,
+    save_model,
+    save_qwen2,
+)
 from tests.services.worker.forward import CAPACITY, prepare
 
 CPU = torch.device("cpu")
@@ -231,4 +237,6 @@ def test_no_backend_runs_a_shard_yet(tmp_path: Path, native: bool) -> None:
     for choose in (choose_kernels, choose_device_kernels):
         with pytest.raises(ConfigError, match=r"o_proj: a part of a sum over ranks"):
             choose(model, settings, torch.float32)
-    choose_kernels(build_model(config, torch.float32, CPU, ALONE), settings, torch.float32)
+    whole = build_model(config, torch.float32, CPU, ALONE)
+    allocate(whole)
+    choose_kernels(whole, settings, torch.float32)

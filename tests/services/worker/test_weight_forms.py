@@ -1,5 +1,6 @@
 """Weights in another form stand for nearly the same numbers, and are computed as these."""
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
@@ -101,6 +102,25 @@ def test_a_folders_linear_layers_are_quantised_and_nothing_else(
     assert before.keys() - after.keys() == {f"{path}.values" for path in codes}
     for name in before.keys() & after.keys():
         assert torch.equal(before[name], after[name]), name
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_one_dense_product_is_in_memory_at_a_time(
+    tmp_path: Path, quantization: Quantization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_mimo(tmp_path)
+    dense: list[Callable[[], torch.Tensor | None]] = []
+    allocate = Linear.allocate
+
+    def watched(linear: Linear) -> None:
+        assert all(values() is None for values in dense)
+        allocate(linear)
+        dense.append(weakref.ref(linear.weight.values))
+
+    monkeypatch.setattr(Linear, "allocate", watched)
+    config = read_model_config(tmp_path)
+    load_model(tmp_path, config, torch.float32, CPU, lambda *_: None, quantization=quantization)
+    assert len(dense) == 3 * 4 + 4 + 2
 
 
 def by_native_code(variant: str) -> Callable[[DecoderLM, torch.dtype], NativeLM]:
