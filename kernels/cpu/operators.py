@@ -37,6 +37,14 @@ class Kind(IntEnum):
     ATTEND = 6  # wide, which it changes → narrow
 
 
+class Cached(IntEnum):
+    """What KV caches hold."""
+
+    NUMBERS = 0  # of the library's type
+    INT8 = 1
+    E4M3 = 2
+
+
 class MatrixStruct(ctypes.Structure):
     _fields_ = [
         *((name, Pointer) for name in ("tiles", "bias", "scales")),

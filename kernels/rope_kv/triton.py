@@ -20,6 +20,7 @@ def rope_kv(
     slot_mapping: Tensor,
     kv_cache: Tensor,
     is_interleaved: bool,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     num_kv_heads, head_dim = kv_cache.shape[3:]
     num_tokens = len(heads)

@@ -3,7 +3,7 @@
 import json
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, SecretStr
 from pydantic_settings import NoDecode
@@ -11,6 +11,11 @@ from pydantic_settings import NoDecode
 from shared.endpoint import check_dialled, check_listened
 
 API_KEY = r"[!-~]{1,256}"
+CACHE_SYNONYMS = {  # vLLM's; all of ours have a scale for each token and head
+    "int8_per_token_head": "int8",
+    "fp8_e4m3": "fp8",
+    "fp8_per_token_head": "fp8",
+}
 
 
 def _split(value: Any) -> Any:
@@ -45,8 +50,13 @@ def _split_sizes(value: Any) -> Any:
     return [] if value == "" else _split(value)
 
 
+def _without_synonyms(value: Any) -> Any:
+    return CACHE_SYNONYMS.get(value, value) if isinstance(value, str) else value
+
+
 Names = Annotated[list[str], NoDecode, BeforeValidator(_split)]
 Sizes = Annotated[list[PositiveInt], Field(min_length=1), NoDecode, BeforeValidator(_split_sizes)]
+KVCacheDtype = Annotated[Literal["auto", "int8", "fp8"], BeforeValidator(_without_synonyms)]
 Model = Annotated[str, BeforeValidator(_path_as_text)]
 ListenAddress = Annotated[str, AfterValidator(check_listened)]
 ApiKey = Annotated[SecretStr, AfterValidator(check_api_key)]

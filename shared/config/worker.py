@@ -4,7 +4,7 @@ from typing import Literal
 from pydantic import Field
 
 from shared.config.base import Settings
-from shared.config.fields import Addresses, Model, Sizes
+from shared.config.fields import Addresses, KVCacheDtype, Model, Sizes
 from shared.config.shared_fields import MAX_MODEL_LEN, MODEL, SCHEDULER_ADDRESS
 from shared.config.speculative import Speculative, SpeculativeConfig
 from shared.messages import MAX_BATCHED_TOKENS, MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_SEQS, MAX_STALL_S
@@ -32,6 +32,12 @@ class WorkerConfig(Settings):
         description="the weights of linear layers as whole numbers; wint8: of 8 bits, with a scale"
         " for each output; wint4: of 4 bits, with a scale for each 32 inputs of an output; computed"
         " from the model's as they are loaded; for our own architectures, on CPUs",
+    )
+    kv_cache_dtype: KVCacheDtype = Field(
+        "auto",
+        description="the KV cache; auto: numbers of the model's dtype; int8, fp8: codes of 8 bits"
+        " (whole numbers, or float8_e4m3fn), with a scale for each head's key and value of a token;"
+        " vLLM's int8_per_token_head, fp8_e4m3 and fp8_per_token_head are these too",
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     gpu_claims: Path | None = Field(
