@@ -255,23 +255,25 @@ struct Attention {
     }
   }
 
-  // The tiles from `key` of the split on, as numbers. Asks the memory for those that come next.
+  // The tiles from `key` of the split on, as numbers. Meanwhile the memory is asked for those that
+  // come next, in pieces where codes are widened: blocks lie anywhere, so the CPU cannot guess.
   Tiles open(Item& item, int split, int key, int longest, int plane) {
-    const W* stored[AT_ONCE / LANES];
+    const W *stored[AT_ONCE / LANES], *next[AT_ONCE / LANES];
     Tiles tiles;
     tiles.num = tiles_of(item, split, key, longest, plane, stored, tiles.scales);
-    fetch(item, split, key + AT_ONCE, longest, plane);
-    if (key + AT_ONCE >= longest && plane < cache.num_kv_heads)
-      fetch(item, split, 0, longest, plane + cache.num_kv_heads);
-    for (int t = 0; t < tiles.num; t++) {
-      if constexpr (Cache<W>::HAS_CODES) {
+    int num_next = next_tiles(item, split, key, longest, plane, next);
+    if constexpr (Cache<W>::HAS_CODES) {
+      for (int t = 0; t < tiles.num; t++) {
         T* widened = item.widened + t * cache.tile_size();
-        widen_tile(stored[t], cache.head_dim, widened);
         tiles.numbers[t] = widened;
-      } else {
-        tiles.numbers[t] = stored[t];
+        widen_tile(stored[t], cache.head_dim, widened, t < num_next ? next[t] : stored[t]);
       }
+      num_next -= tiles.num;
+    } else {
+      for (int t = 0; t < tiles.num; t++) tiles.numbers[t] = stored[t];
     }
+    for (int t = 0; t < num_next; t++)
+      for (size_t i = 0; i < cache.tile_size(); i += 64 / sizeof(W)) prefetch(next[t] + i);
     return tiles;
   }
 
@@ -290,19 +292,21 @@ struct Attention {
     return num;
   }
 
-  // Asks the memory for the tiles from `key` on, while others are computed: blocks lie anywhere, so
-  // the CPU cannot guess. Must be inlined: GCC takes a function that only prefetches for one that
-  // does nothing.
-  __attribute__((always_inline)) void fetch(const Item& item, int split, int key, int longest,
-                                            int plane) {
-    const W* tiles[AT_ONCE / LANES];
-    const float* scales[AT_ONCE / LANES];
-    int num = key < longest ? tiles_of(item, split, key, longest, plane, tiles, scales) : 0;
-    for (int t = 0; t < num; t++) {
-      for (size_t i = 0; i < cache.tile_size(); i += 64 / sizeof(W))
-        _mm_prefetch((const char*)(tiles[t] + i), _MM_HINT_T1);
-      if (Cache<W>::HAS_CODES) _mm_prefetch((const char*)scales[t], _MM_HINT_T1);
+  // The tiles of a head that are opened after those from `key` on: values follow keys, and the next
+  // split's keys these.
+  int next_tiles(const Item& item, int split, int key, int longest, int plane, const W** tiles) {
+    key += AT_ONCE;
+    if (key >= longest && plane < cache.num_kv_heads) {
+      key = 0, plane += cache.num_kv_heads;
+    } else if (key >= longest) {
+      if (++split == item.unit.end_split) return 0;
+      key = 0, plane -= cache.num_kv_heads, longest = num_seen(item, item.per_head - 1, split);
     }
+    const float* scales[AT_ONCE / LANES];
+    int num = tiles_of(item, split, key, longest, plane, tiles, scales);
+    if (Cache<W>::HAS_CODES)
+      for (int t = 0; t < num; t++) prefetch(scales[t]);
+    return num;
   }
 
   void score(Item& item, int split, int key, const Tiles& keys, int first, int num) {

@@ -92,18 +92,30 @@ INLINE float encode(const float* x, int size, W* codes) {
   return scale * UNIT<W>;
 }
 
+// Asks the memory for what a pointer is to, which is used later.
+#define prefetch(p) _mm_prefetch((const char*)(p), _MM_HINT_T1)
+
 // Codes of sixteen columns, one step along the summed dimension after the other → a tile of a
-// packed matrix in the model's type, in which they are exact.
+// packed matrix in the model's type, in which they are exact. Asks the memory for `next`, as many
+// codes.
 template <class W>
-INLINE void widen_tile(const W* codes, int depth, float* tile) {
-  for (int i = 0; i < depth; i++) store(tile + i * LANES, load_wide(codes + i * LANES));
+INLINE void widen_tile(const W* codes, int depth, float* tile, const W* next) {
+  for (int i = 0; i < depth; i += 4) {
+    prefetch(next + i * LANES);
+#pragma GCC unroll 4
+    for (int j = i; j < i + 4; j++) store(tile + j * LANES, load_wide(codes + j * LANES));
+  }
 }
 template <class W>
-INLINE void widen_tile(const W* codes, int depth, bf16* tile) {
-  for (int i = 0; i < depth; i += 2) {
-    u32x16 even = bits_of(load_wide(codes + i * LANES));
-    u32x16 odd = bits_of(load_wide(codes + (i + 1) * LANES));
-    store((uint32_t*)(tile + i * LANES), either(shift_right(even, 16), odd));
+INLINE void widen_tile(const W* codes, int depth, bf16* tile, const W* next) {
+  for (int i = 0; i < depth; i += 4) {
+    prefetch(next + i * LANES);
+#pragma GCC unroll 2
+    for (int j = i; j < i + 4; j += 2) {
+      u32x16 even = bits_of(load_wide(codes + j * LANES));
+      u32x16 odd = bits_of(load_wide(codes + (j + 1) * LANES));
+      store((uint32_t*)(tile + j * LANES), either(shift_right(even, 16), odd));
+    }
   }
 }
 
