@@ -21,17 +21,13 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from benchmarks.harness.fleet import running_fleet
-from benchmarks.harness.step_engine import run_step
 from benchmarks.report import spread, write
-from services.scheduler.scheduler import Scheduler
-from services.worker.engine.host import HostEngine
+from cli.bench.engine_loop import EngineLoop, Job
 from shared.config.worker import WorkerConfig
-from shared.messages import WINDOW_BYTES, Generate, Grant, NewSequence, SamplingParams
 from shared.model_folder import EMBEDDED_MODEL
 
 PROMPT = "import asyncio\n\n\nasync def main() -> None:\n    "
 NUM_TOKENS = 200
-WORKER = "worker"
 CHAINS = {
     "chain, one plan in flight": {"PIPELINE_DEPTH": "1"},
     "chain, two plans in flight": {"PIPELINE_DEPTH": "2"},
@@ -42,31 +38,15 @@ class Loop:
     """Scheduler core and engine, without sockets."""
 
     def __init__(self, num_threads: int) -> None:
-        config = WorkerConfig(num_threads=num_threads)
-        self._engine = HostEngine(config, lambda text, fraction: None)
-        self._core = Scheduler(max_waiting=1, priority_step_s=10)
-        self._core.add_worker(WORKER, self._engine.capacity)
+        self._loop = EngineLoop(WorkerConfig(num_threads=num_threads))
         tokenizer = Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
-        self._ids = np.array(tokenizer.encode(PROMPT).ids, np.int32)
-        self._num_runs = 0
+        self._job = Job(np.array(tokenizer.encode(PROMPT).ids, np.int32), NUM_TOKENS)
 
     def run(self) -> tuple[float, float]:
-        """Seconds to the first token, and of a later step (mean)."""
-        self._num_runs += 1
-        name, ids = str(self._num_runs), self._ids
-        params = SamplingParams(0, temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
-        started_s = time.perf_counter()
-        generate = Generate(name, 1, params, [NewSequence(name)])
-        self._core.add(generate, ids, ids[:0], 0, started_s)
-        self._core.grant(Grant(name, 1, NUM_TOKENS, WINDOW_BYTES))
-        times_s = [started_s]
-        while self._core.sequences:
-            planned = self._core.plan(WORKER)
-            assert planned is not None
-            result, arrays = run_step(self._engine, planned.plan, planned.ids)
-            self._core.absorb(WORKER, result, arrays)
-            times_s.append(time.perf_counter())
-        return _first_and_later(times_s)
+        """Seconds to the first token, and of a later one (mean)."""
+        steps = self._loop.run([self._job], 1, None)
+        first_s, *later_s = [step.engine_s + step.scheduling_s for step in steps]
+        return first_s, sum(later_s) / (NUM_TOKENS - 1)
 
 
 async def run_chain(session: aiohttp.ClientSession) -> tuple[float, float]:
@@ -88,10 +68,6 @@ async def run_chain(session: aiohttp.ClientSession) -> tuple[float, float]:
                 times_s += [now_s] * num
     if len(times_s) != NUM_TOKENS + 1:
         raise RuntimeError(f"{len(times_s) - 1} tokens came, not {NUM_TOKENS}")
-    return _first_and_later(times_s)
-
-
-def _first_and_later(times_s: list[float]) -> tuple[float, float]:
     started_s, first_s, *_, last_s = times_s
     return first_s - started_s, (last_s - first_s) / (len(times_s) - 2)
 
@@ -100,8 +76,8 @@ async def measure(num_rounds: int, num_threads: int) -> dict[str, Any]:
     loop = Loop(num_threads)
     runs: dict[str, list[tuple[float, float]]] = {"loop": [], **{name: [] for name in CHAINS}}
     async with AsyncExitStack() as stack:
-        threads = {"NUM_THREADS": str(num_threads)}
-        sessions = {name: await _start(stack, CHAINS[name] | threads) for name in CHAINS}
+        settings = {"NUM_THREADS": str(num_threads), "ENABLE_PREFIX_CACHING": "false"}
+        sessions = {name: await _start(stack, settings | own) for name, own in CHAINS.items()}
         for number in range(num_rounds + 1):
             for name, session in sessions.items():
                 runs[name].append(await run_chain(session))

@@ -1,7 +1,7 @@
 """Products of activations with the weights of a layer, by native code and by torch (oneDNN).
 
 ``num-matrices`` matrices of one shape, one behind the other, so that they come from the memory as a
-model's do; every build of the native code that this CPU can run, dense, in 8 and in 4 bits, and
+model's do; every build of the native code that this CPU can run, dense and in every form, and
 torch's bfloat16 linear. Rounds of all alternate; GFLOP/s and ratios are those of each one's best
 round.
 """
@@ -17,28 +17,24 @@ from benchmarks.report import spread, write
 from kernels.cpu.library import load_library, variants
 from kernels.cpu.operators import Kind, Operator
 from kernels.cpu.program import Buffer, NativeLibrary, NativeProgram
-from services.worker.layers.weights import Int4, Int8
+from services.worker.backends.compiler import codes_of
+from services.worker.weights.online import ONLINE, Quantization
 
 DTYPE = torch.bfloat16
 PAUSE_S = 0.3  # torch's threads wait for their next work without sleeping
-FORMS = {16: "", 8: ", 8 bits", 4: ", 4 bits"}
+FORMS: tuple[Quantization, ...] = ("none", *ONLINE)
 Run = Callable[[torch.Tensor], Any]
 
 
-def native(variant: str, weights: list[torch.Tensor], num_threads: int, bits: int) -> Run:
+def native(variant: str, weights: list[torch.Tensor], num_threads: int, form: Quantization) -> Run:
     library = NativeLibrary(load_library(variant), DTYPE, num_threads)
     n, k = weights[0].shape
     operators = [Operator(kind=Kind.NARROW, source=0, out=1, size=k)]
     for weight in weights:
-        match bits:
-            case 8:
-                int8 = Int8(weight)
-                packed = library.pack(int8.codes, scales=int8.scales)
-            case 4:
-                int4 = Int4(weight)
-                packed = library.pack_int4(int4.codes, int4.scales, k)
-            case _:
-                packed = library.pack(weight)
+        if form == "none":
+            packed = library.pack(weight)
+        else:
+            packed = library.pack_codes(codes_of(ONLINE[form](weight)))
         operators.append(Operator(kind=Kind.LINEAR, source=1, out=2, size=k, weight=packed))
     sizes = [(k, torch.float32), (k, DTYPE), (n, torch.float32)]
     buffers = [Buffer(size, dtype) for size, dtype in sizes]
@@ -61,8 +57,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     weights = [torch.randn(shape).to(DTYPE) for _ in range(args.num_matrices)]
     runs: dict[str, Run] = {"torch": by_torch(weights)}
     for variant in variants():
-        for bits, name in FORMS.items():
-            runs[variant + name] = native(variant, weights, args.threads, bits)
+        for form in FORMS:
+            name = variant if form == "none" else f"{variant}, {form}"
+            runs[name] = native(variant, weights, args.threads, form)
     num_operations = 2 * args.num_matrices * args.outputs * args.inputs
     found = {}
     for num_rows in args.rows:

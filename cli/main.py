@@ -9,15 +9,16 @@ SERVICES = ("gateway", "tokenizer", "scheduler", "worker")
 USAGE = """\
 usage: shoal COMMAND [--setting value …]
 
-  serve        the whole mesh on this machine (the embedded model, or another: --model)
-  gateway      one service alone, for a mesh directory shared with the others (--mesh-dir)
+  serve         the whole mesh on this machine (the embedded model, or another: --model)
+  gateway       one service alone, for a mesh directory shared with the others (--mesh-dir)
   tokenizer
   scheduler
   worker
-  keys DIR     makes the keys that services on several machines need
-  probe PATH   checks the health of the service on this machine or in this container
-  bench serve  loads an OpenAI-compatible server, this or another, and reports how it answers
-  bench engine times the steps of the engine alone
+  keys DIR      makes the keys that services on several machines need
+  probe PATH    checks the health of the service on this machine or in this container
+  bench serve   loads an OpenAI-compatible server, this or another, and reports how it answers
+  bench engine  times the steps of the engine alone
+  bench quality measures what weights in 8 or 4 bits cost in quality
 
 `shoal COMMAND --help` lists the settings; each can also stand as SHOAL_SETTING in the environment
 or in a YAML file that --config names."""

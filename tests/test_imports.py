@@ -25,7 +25,7 @@ ONLY_IN = {
     "huggingface_hub": ("shared/model_location.py",),
     "transformers": ("services/tokenizer/", "services/worker/", "shared/foreign_config.py"),
     "llguidance": ("services/tokenizer/", "services/worker/"),
-    "tokenizers": ("services/tokenizer/", "services/worker/"),
+    "tokenizers": ("services/tokenizer/", "services/worker/", "cli/bench/pieces.py"),
 }
 FLOORS: dict[str, list[set[str]]] = {  # lowest first
     "gateway": [
@@ -64,7 +64,12 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         {"__main__"},
     ],
 }
-IN_PROCESS = "cli/bench/engine_loop.py"  # drives an engine without the services around it
+COMMANDS_MAY_IMPORT = {
+    # Drives an engine without the services around it.
+    "cli/bench/engine_loop.py": ("shared.", "services.scheduler.", "services.worker."),
+    # The text that the embedded model was not trained on.
+    "cli/bench/pieces.py": ("shared.", "models.training.corpus."),
+}
 UNSAFE_MODULES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 UNSAFE_CALLS = {"eval", "exec", "torch.load", "yaml.load"}
 UNSAFE_METHODS = ("recv_pyobj", "send_pyobj")
@@ -102,10 +107,8 @@ def may_import_ours(place: str) -> tuple[str, ...]:
         return ("shared.",)
     if folder == "kernels":
         return ("kernels.",)
-    if place == IN_PROCESS:
-        return ("shared.", "services.scheduler.", "services.worker.")
     if folder == "cli":
-        return ("cli.", "shared.")
+        return COMMANDS_MAY_IMPORT.get(place, ("cli.", "shared."))
     service = place.split("/")[1]
     also = ("kernels.",) if service == "worker" else ()
     return (f"services.{service}.", "shared.", *also)

@@ -1,4 +1,5 @@
-"""``shoal bench``: ``serve`` loads a server and reports how it answers; ``engine`` is beside it."""
+"""``shoal bench``: ``serve`` loads a server and reports how it answers; ``engine`` and ``quality``
+are beside it."""
 
 import resource
 import sys
@@ -16,6 +17,7 @@ from cli.bench.figures import figures
 from cli.bench.options import parse
 from cli.bench.origin import write
 from cli.bench.progress import progress
+from cli.bench.quality import quality
 from cli.bench.result import Result
 from cli.bench.row import Row
 from cli.bench.settings import Settings
@@ -29,7 +31,11 @@ usage: shoal bench serve [--url URL] [--concurrency N | --request-rate R] …
 
 usage: shoal bench engine [--concurrency N] [--setting of the worker value …]
 
-  times the steps of the engine alone, without sockets; shoal bench engine --help"""
+  times the steps of the engine alone, without sockets; shoal bench engine --help
+
+usage: shoal bench quality [--quantization FORMS] [--setting of the worker value …]
+
+  measures what weights in 8 or 4 bits cost in quality; shoal bench quality --help"""
 STOPPED = 130
 
 
@@ -40,11 +46,11 @@ def main(arguments: list[str]) -> int:
         print(USAGE)
         return 0
     name, *flags = arguments
-    if name not in ("serve", "engine"):
+    if name not in COMMANDS:
         print(f"shoal bench: no such command: {name}\n\n{USAGE}", file=sys.stderr)
         return 2
     try:
-        return _serve(flags) if name == "serve" else engine(flags)
+        return COMMANDS[name](flags)
     except ConfigError as error:
         print(f"shoal bench {name}: {error}", file=sys.stderr)
         return 2
@@ -118,3 +124,6 @@ def _allow_many_sockets() -> None:
     """Raises the soft limit of open files to the hard one: each open request takes a socket."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+COMMANDS = {"serve": _serve, "engine": engine, "quality": quality}

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from cli.bench.figures import PERCENTILES, spread
 from cli.bench.lengths import MAX_LENGTH, Lengths
-from cli.bench.options import MAX_COUNT, Parser, argument_type, whole
+from cli.bench.options import MAX_COUNT, Parser, argument_type, result_file, whole
 from cli.bench.origin import origin, write
 from cli.bench.workload import FIRST_ID
 from shared.config.load import load_settings
@@ -122,7 +122,7 @@ def _add_load(add: Callable[..., Any]) -> None:
     text = "(default: as many as at once)"
     add("--num-requests", type=whole(1, MAX_COUNT), metavar="N", help=text)
     add("--logprobs", type=whole(0, MAX_LENGTH), metavar="K", help="asks for those of each token")
-    add("--json", type=Path, metavar="FILE", help="writes everything there")
+    add("--json", type=result_file, metavar="FILE", help="writes everything there")
 
 
 def _show(found: dict[str, Any], console: Console) -> None:

@@ -2,7 +2,7 @@
 two plans are in flight, else one."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from time import perf_counter
@@ -29,7 +29,8 @@ Build = Callable[[WorkerConfig, Progress], Engine]
 @dataclass(frozen=True)
 class Job:
     ids: np.ndarray  # [prompt_len] int32
-    max_tokens: int
+    max_tokens: int  # 0: the prompt is only scored
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,13 @@ class EngineLoop:
 
     def run(self, jobs: Sequence[Job], concurrency: int, logprobs: int | None) -> list[Step]:
         """All ``jobs``, of which so many are open at once; greedy, and as long as asked for."""
-        left, steps = deque(jobs), []
+        return [step for step, _ in self.outputs(jobs, concurrency, logprobs)]
+
+    def outputs(
+        self, jobs: Sequence[Job], concurrency: int, logprobs: int | None
+    ) -> Iterator[tuple[Step, StepOutput]]:
+        """The same, one by one, with what each step brought."""
+        left = deque(jobs)
         in_flight: deque[_InFlight] = deque()
         computed_s = 0.0
         while left or self._core.sequences:
@@ -113,10 +120,9 @@ class EngineLoop:
             self._check_ends()
             engine_s = computed_s - begun_s
             scheduling_s = max(0.0, perf_counter() - started_s - engine_s)
-            steps.append(_step(oldest.planned, result, engine_s, scheduling_s))
+            yield _step(oldest.planned, result, engine_s, scheduling_s), (result, arrays)
         for each in in_flight:  # planned before it was known that all had ended
             self._core.absorb(WORKER, *each.output.result())
-        return steps
 
     def _submit(self, planned: Planned) -> Future[StepOutput]:
         output: Future[StepOutput] = Future()
@@ -131,6 +137,7 @@ class EngineLoop:
             max_tokens=job.max_tokens,
             ignore_eos=True,
             logprobs=logprobs,
+            prompt_logprobs=job.prompt_logprobs,
         )
         name = str(self._num_added)
         generate = Generate(name, 1, params, [NewSequence(name)])

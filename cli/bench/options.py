@@ -108,7 +108,7 @@ def _add_sampling(add: Callable[..., Any]) -> None:
 def _add_report(add: Callable[..., Any]) -> None:
     text = "targets in ms, such as ttft=200,tpot=50 (also e2e); reports how many requests meet all"
     add("--goodput", type=argument_type(_targets), default={}, metavar="TARGETS", help=text)
-    add("--json", type=Path, metavar="FILE", help="writes everything there")
+    add("--json", type=result_file, metavar="FILE", help="writes everything there")
     add("--rows", action="store_true", help="with a row for each request")
 
 
@@ -143,6 +143,14 @@ def whole(low: int, high: int) -> Callable[[str], Any]:
 
 def _number(low: float, high: float) -> Callable[[str], Any]:
     return _bounded(float, "number", low, high)
+
+
+@argument_type
+def result_file(text: str) -> Path:
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir():
+        raise ValueError(f"{text} is no place for a file")
+    return path
 
 
 @argument_type

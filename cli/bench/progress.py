@@ -1,7 +1,8 @@
 """Shows at a terminal how far a run is."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -14,23 +15,36 @@ REFRESHES_PER_S = 2  # few, since they are the client's own work
 
 
 @contextmanager
-def progress(console: Console, send: Send, num: int) -> Iterator[Send]:
-    """``send``, of which each end moves a bar where ``console`` is a terminal."""
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[failed]} failed"))
+def bar(console: Console, num: int, text: str, **fields: Any) -> Iterator[Callable[..., None]]:
+    """Yields what moves a bar of ``num`` and changes the ``fields`` that ``text`` names. Shows
+    nothing where ``console`` is no terminal."""
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn(text), TimeElapsedColumn())
     with Progress(
         *columns,
-        TimeElapsedColumn(),
         console=console,
         disable=not console.is_terminal,
         refresh_per_second=REFRESHES_PER_S,
         transient=True,
-    ) as bar:
-        task = bar.add_task("", total=num, failed=0)
+    ) as shown:
+        task = shown.add_task("", total=num, **fields)
+
+        def update(advance: int = 0, **changes: Any) -> None:
+            shown.update(task, advance=advance, **changes)
+
+        yield update
+
+
+@contextmanager
+def progress(console: Console, send: Send, num: int) -> Iterator[Send]:
+    """``send``, of which each end moves the bar."""
+    num_failed = 0
+    with bar(console, num, "{task.fields[failed]} failed", failed=0) as update:
 
         async def shown(request: Request, due_s: float) -> Row:
+            nonlocal num_failed
             row = await send(request, due_s)
-            failed = bar.tasks[task].fields["failed"] + bool(row.error)
-            bar.update(task, advance=1, failed=failed)
+            num_failed += bool(row.error)
+            update(advance=1, failed=num_failed)
             return row
 
         yield shown

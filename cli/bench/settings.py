@@ -58,8 +58,6 @@ class Settings:
                 raise ConfigError(f"--extra-body: {field} is for this program to write")
         if self.rows and self.json is None:
             raise ConfigError("--rows: the rows go to the file of --json, which is missing")
-        if self.json is not None and (self.json.is_dir() or not self.json.parent.is_dir()):
-            raise ConfigError(f"--json: {self.json} is no place for a file")
 
     def _check_load(self) -> None:
         if self.verdict is not None:

@@ -5,39 +5,11 @@
 
 constexpr int MAX_HEAD_DIM = 256;
 
-// A float of eight bits: sign, four bits of exponent, three of mantissa (OCP's E4M3). Its NaN is
-// not used: what is NaN shows in the scale.
-struct e4m3 {
-  uint8_t bits;
-};
-
-// The code that the largest number of a key or value gets, and what a code that was read is to be
-// multiplied with, see load_wide.
+// The code that the largest number of a key or value gets.
 template <class W>
 constexpr float HIGHEST_CODE = 127;
 template <>
-constexpr float HIGHEST_CODE<e4m3> = 448;
-template <class W>
-constexpr float UNIT = 1;
-template <>
-constexpr float UNIT<e4m3> = 256;
-
-// Sixteen codes → float32. Those of e4m3 are read as a 256th of what they are: so their bits are
-// those of a float of sixteen bits, the smallest ones included.
-#ifdef __AVX512F__
-INLINE f32x16 load_wide(const e4m3* p) {
-  __m256i codes = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p)), 8);
-  __m256i halves = _mm256_and_si256(_mm256_srai_epi16(codes, 1), _mm256_set1_epi16((short)0xBFFF));
-  return _mm512_cvtph_ps(halves);
-}
-#else
-INLINE f32x16 load_wide(const e4m3* p) {
-  __m256i codes = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p)), 8);
-  __m256i halves = _mm256_and_si256(_mm256_srai_epi16(codes, 1), _mm256_set1_epi16((short)0xBFFF));
-  return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
-          _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
-}
-#endif
+constexpr float HIGHEST_CODE<fp8> = 448;
 
 // Numbers of a key or value over its scale → their codes, rounded to the nearest.
 #ifdef __AVX512F__
@@ -64,7 +36,7 @@ INLINE f32x16 magnitude(f32x16 x) { return max(x, sub(zero(), x)); }
 
 // A large number of the right exponent, added and taken away again, rounds to three bits of
 // mantissa, and to multiples of 2⁻⁹ below 2⁻⁶.
-INLINE void store_codes(e4m3* p, f32x16 x) {
+INLINE void store_codes(fp8* p, f32x16 x) {
   u32x16 bits = bits_of(max(magnitude(x), spread(1.0f / 64)));
   f32x16 power = from_bits(both(bits, spread_word(0x7F800000)));
   f32x16 large = mul(power, spread(1.5f * (1 << 20)));
@@ -77,8 +49,7 @@ INLINE void store_codes(e4m3* p, f32x16 x) {
   _mm_storeu_si128((__m128i*)p, _mm_packus_epi16(low, high));
 }
 
-// x [size] → codes; returns what a code, as it is read, is multiplied with. NaN if a number is NaN
-// or infinite.
+// x [size] → codes; returns their scale, which is NaN if a number is NaN or infinite.
 template <class W>
 INLINE float encode(const float* x, int size, W* codes) {
   f32x16 top = zero(), bad = zero();
@@ -89,11 +60,12 @@ INLINE float encode(const float* x, int size, W* codes) {
   float scale = highest(top) / HIGHEST_CODE<W> + sum(bad);
   if (scale < __FLT_MIN__) scale = __FLT_MIN__;
   for (int i = 0; i < size; i += LANES) store_codes(codes + i, div(load(x + i), spread(scale)));
-  return scale * UNIT<W>;
+  return scale;
 }
 
-// Asks the memory for what a pointer is to, which is used later.
-#define prefetch(p) _mm_prefetch((const char*)(p), _MM_HINT_T1)
+// Asks the memory for what is used later. Must be inlined: GCC takes a function that only does this
+// for one that does nothing.
+INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
 
 // Codes of sixteen columns, one step along the summed dimension after the other → a tile of a
 // packed matrix in the model's type, in which they are exact. Asks the memory for `next`, as many

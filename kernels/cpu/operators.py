@@ -35,20 +35,32 @@ class Kind(IntEnum):
     LINEAR = 4  # narrow → wide
     GATED = 5  # narrow → narrow
     ATTEND = 6  # wide, which it changes → narrow
+    ORDER = 7  # narrow → narrow
+
+
+class Form(IntEnum):
+    """Of a packed matrix: numbers of the library's type; codes with a scale for each output; codes
+    with a scale for each group of some inputs of an output."""
+
+    DENSE = 0
+    INT8 = 1
+    GROUPED_INT4 = 2
+    GROUPED_INT8 = 3
+    GROUPED_FP8 = 4
 
 
 class Cached(IntEnum):
     """What KV caches hold."""
 
     NUMBERS = 0  # of the library's type
-    INT8 = 1
-    E4M3 = 2
+    INT8_CODES = 1
+    FP8_CODES = 2
 
 
 class MatrixStruct(ctypes.Structure):
     _fields_ = [
-        *((name, Pointer) for name in ("tiles", "bias", "scales")),
-        *((name, Int) for name in ("n", "k", "bits")),
+        *((name, Pointer) for name in ("tiles", "bias", "scales", "table")),
+        *((name, Int) for name in ("n", "k", "form", "group", "has_zeros", "is_wide")),
     ]
 
 
@@ -68,7 +80,7 @@ class OperatorStruct(ctypes.Structure):
         *((name, Float) for name in ("scale", "eps")),
         ("norm", Pointer),
         ("weight", MatrixStruct),
-        *((name, Pointer) for name in ("rows", "heads")),
+        *((name, Pointer) for name in ("rows", "heads", "order")),
     ]
 
 
@@ -78,20 +90,25 @@ class PackedMatrix:
 
     tiles: Tensor  # flat
     bias: Tensor | None  # [n] float32
-    scales: Tensor | None  # [n] float32 of codes of 8 bits, flat bfloat16 of codes of 4
     n: int
     k: int
-    bits: int = 0  # of a code; 0: the tiles are of the library's type
+    form: Form = Form.DENSE
+    # [n] float32; or, flat, of groups float32 or bfloat16, with their zeros behind them.
+    scales: Tensor | None = None
+    group: int = 0
+    has_zeros: bool = False
+    table: Tensor | None = None  # [32] float32, what codes of four bits stand for, see ``simd.h``
 
     @property
     def tensors(self) -> list[Tensor]:
-        found = (self.tiles, self.bias, self.scales)
+        found = (self.tiles, self.bias, self.scales, self.table)
         return [tensor for tensor in found if tensor is not None]
 
     def struct(self) -> MatrixStruct:
+        is_wide = self.scales is not None and self.scales.dtype == torch.float32
         return MatrixStruct(
-            *(address(self.tiles), address(self.bias), address(self.scales)),
-            *(self.n, self.k, self.bits),
+            *(address(each) for each in (self.tiles, self.bias, self.scales, self.table)),
+            *(self.n, self.k, self.form, self.group, self.has_zeros, is_wide),
         )
 
 
@@ -141,7 +158,7 @@ class Operator:
     ``source``, or of ``out`` where that is an embedding.
 
     ``adds``: to what ``out`` holds. ``rows``: embeddings [vocab, size], where ``weight`` is not
-    what they are the columns of.
+    what they are the columns of. ``order`` [size] int64: which number becomes which.
     """
 
     kind: Kind
@@ -158,10 +175,11 @@ class Operator:
     weight: PackedMatrix | None = None
     rows: Tensor | None = None
     heads: PackedHeads | None = None
+    order: Tensor | None = None
 
     @property
     def tensors(self) -> list[Tensor]:
-        own = [tensor for tensor in (self.norm, self.rows) if tensor is not None]
+        own = [tensor for tensor in (self.norm, self.rows, self.order) if tensor is not None]
         packed = [each.tensors for each in (self.weight, self.heads) if each is not None]
         return sum(packed, own)
 
@@ -171,6 +189,7 @@ class Operator:
             *(self.kind, self.source, self.out, self.query, self.layer, self.size),
             *(self.is_wide, self.adds, self.scale, self.eps, address(self.norm), matrix),
             *(address(self.rows), None if heads is None else ctypes.addressof(heads)),
+            address(self.order),
         )
 
 

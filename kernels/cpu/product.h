@@ -4,6 +4,8 @@
 // columns are computed beside it: a row's result does not depend on the others of its batch.
 #pragma once
 
+#include <type_traits>
+
 #include "pool.h"
 #include "simd.h"
 #include "tiles.h"
@@ -46,8 +48,8 @@ struct Packed {
 
   int num_tiles() const { return div_up(n, LANES); }
   static size_t tile_size(int k) { return (size_t)LANES * div_up(k, PACKED_DEPTH) * PACKED_DEPTH; }
-  // From the k numbered `from` of each column on.
-  Tile tile(int index, int from = 0) const {
+  // From the k numbered `from` of each column on; it is the same for all rows.
+  Tile tile(int index, int from = 0, int /* row */ = 0) const {
     return tiles + index * tile_size(k) + (size_t)from * LANES;
   }
 
@@ -59,42 +61,70 @@ struct Packed {
   }
 };
 
-// Codes of four bits. GROUP of a column share a scale, which their sum is multiplied with.
-struct Nibble {};
-constexpr int GROUP = 32;  // also in kernels/cpu/program.py
-static_assert(PART_DEPTH % GROUP == 0 && GROUP % CODES_DEPTH == 0);
+// Codes of C, of which groups of a column share a scale that their sum is multiplied with, and
+// perhaps a zero that is taken from them before.
+template <class C>
+struct Grouped {};
+struct nibble {};  // a code of four bits
+template <class C>
+constexpr int CODE_BITS = 8;
+template <>
+constexpr int CODE_BITS<nibble> = 4;
 
+// A packed tile's codes and groups from some k on, for rows that begin with one of some number.
+template <class C>
 struct GroupedTile {
+  const Packed<Grouped<C>>* w;
   const uint8_t* codes;
-  const bf16* scales;  // sixteen for each group
+  size_t group;       // its place among those of all tiles
+  const float* sums;  // of the first row's numbers in each group, see Packed::row_sums
+
+  const C* at(int k) const { return (const C*)codes + (size_t)k * LANES; }
 };
 
-// The tiles of codes are whole groups of each column, those of scales stand apart. k is a multiple
-// of CODES_DEPTH.
-template <>
-struct Packed<Nibble> {
-  typedef GroupedTile Tile;
+// The tiles of codes are filled up with zeros as others are; scales and zeros stand apart. k and
+// `group` are multiples of sixteen.
+template <class C>
+struct Packed<Grouped<C>> {
+  typedef GroupedTile<C> Tile;
 
   const uint8_t* tiles;
-  const float* bias;   // [n] or null
-  const bf16* scales;  // [tiles][groups][LANES]
-  int n, k;
+  const float* bias;       // [n] or null
+  const void* scales;      // [tiles][groups][LANES], then zeros of the same shape if it has them
+  const CodeTable* table;  // of codes of four bits
+  int n, k, group;
+  bool has_zeros, is_wide;  // is_wide: scales and zeros are float, not bf16
+  float* row_sums;          // [rows][groups], where there are zeros
 
   int num_tiles() const { return div_up(n, LANES); }
-  static size_t tile_bytes(int k) { return (size_t)div_up(k, GROUP) * GROUP * LANES / 2; }
-  Tile tile(int index, int from = 0) const {
-    size_t group = (size_t)index * div_up(k, GROUP) + from / GROUP;
-    return {tiles + group * (GROUP * LANES / 2), scales + group * LANES};
+  int num_groups() const { return div_up(k, group); }
+  static size_t tile_bytes(int k) { return Packed<fp8>::tile_size(k) * CODE_BITS<C> / 8; }
+  Tile tile(int index, int from = 0, int row = 0) const {
+    const uint8_t* codes = tiles + index * tile_bytes(k) + (size_t)from * LANES * CODE_BITS<C> / 8;
+    int first = from / group;
+    const float* sums = has_zeros ? row_sums + (size_t)row * num_groups() + first : nullptr;
+    return {this, codes, (size_t)index * num_groups() + first, sums};
+  }
+  f32x16 scale(size_t group) const { return number(group * LANES); }
+  f32x16 zero_of(size_t group) const {
+    return number(((size_t)num_tiles() * num_groups() + group) * LANES);
+  }
+  f32x16 number(size_t at) const {
+    return is_wide ? load((const float*)scales + at) : load_wide((const bf16*)scales + at);
   }
   f32x16 finish(int column, int num, f32x16 sums) const {
     return bias ? add(sums, load_some(bias + column, num)) : sums;
   }
 };
 
+template <class W>
+constexpr bool HAS_GROUPS = false;
+template <class C>
+constexpr bool HAS_GROUPS<Grouped<C>> = true;
+
+// AMX cannot scale the sums of groups apart.
 template <class T, class W>
-constexpr bool BY_TILES = USES_TILES<T>;
-template <class T>
-constexpr bool BY_TILES<T, Nibble> = false;  // the sums of groups are to be scaled apart
+constexpr bool BY_TILES = USES_TILES<T> && !HAS_GROUPS<W>;
 
 template <int ROWS, int TILES>
 INLINE void clear(f32x16 sums[ROWS][TILES]) {
@@ -126,36 +156,63 @@ INLINE void multiply(const T* rows, size_t stride, const W* const* tiles, int k,
   }
 }
 
-// The same. The numbers of codes are found anew for each pass of rows.
-template <class T, int ROWS, int TILES, bool FETCHES = false>
-INLINE void multiply(const T* rows, size_t stride, const GroupedTile* tiles, int k,
-                     f32x16 sums[ROWS][TILES]) {
+// The same with codes of one group, from `start` on. Their numbers are found anew for each pass of
+// rows.
+template <class T, int ROWS, int TILES, bool FETCHES, class C>
+INLINE void multiply_group(const T* rows, size_t stride, const GroupedTile<C>* tiles, int start,
+                           int k, f32x16 sums[ROWS][TILES]) {
+  const C* at[TILES];
+#pragma GCC unroll 4
+  for (int t = 0; t < TILES; t++) at[t] = tiles[t].at(start);
+  multiply<T, ROWS, TILES, FETCHES>(rows + start, stride, at, k, sums);
+}
+template <class T, int ROWS, int TILES, bool FETCHES>
+INLINE void multiply_group(const T* rows, size_t stride, const GroupedTile<nibble>* tiles,
+                           int start, int k, f32x16 sums[ROWS][TILES]) {
   typedef Operands<T> Op;
-  for (int start = 0; start < k; start += GROUP) {
-    f32x16 found[ROWS][TILES];
-    clear<ROWS, TILES>(found);
-    int end = start + GROUP < k ? start + GROUP : k;
-    for (int i = start; i < end; i += CODES_DEPTH) {
-      Codes codes[TILES];
-#pragma GCC unroll 4
-      for (int t = 0; t < TILES; t++) {
-        const uint8_t* place = tiles[t].codes + i / CODES_DEPTH * CODES_BYTES;
-        codes[t] = Codes::load(place);
-        if (FETCHES) __builtin_prefetch(place + PART_DEPTH / CODES_DEPTH * CODES_BYTES);
-      }
-#pragma GCC unroll 8
-      for (int step = 0; step < CODES_DEPTH; step += DEPTH<T>)
-#pragma GCC unroll 4
-        for (int t = 0; t < TILES; t++) {
-          typename Op::Tile tile = Op::tile(codes[t], step);
-#pragma GCC unroll 6
-          for (int r = 0; r < ROWS; r++)
-            found[r][t] = Op::dot(found[r][t], tile, Op::shared(rows + r * stride + i + step));
-        }
-    }
+  const CodeTable* table = tiles[0].w->table;
+  for (int i = start; i < start + k; i += CODES_DEPTH) {
+    Codes codes[TILES];
 #pragma GCC unroll 4
     for (int t = 0; t < TILES; t++) {
-      f32x16 scales = load_wide(tiles[t].scales + start / GROUP * LANES);
+      const uint8_t* place = tiles[t].codes + i / CODES_DEPTH * CODES_BYTES;
+      codes[t] = Codes::load(place);
+      if (FETCHES) __builtin_prefetch(place + PART_DEPTH / CODES_DEPTH * CODES_BYTES);
+    }
+#pragma GCC unroll 8
+    for (int step = 0; step < CODES_DEPTH; step += DEPTH<T>)
+#pragma GCC unroll 4
+      for (int t = 0; t < TILES; t++) {
+        typename Op::Tile tile = Op::tile(codes[t], step, table);
+#pragma GCC unroll 6
+        for (int r = 0; r < ROWS; r++)
+          sums[r][t] = Op::dot(sums[r][t], tile, Op::shared(rows + r * stride + i + step));
+      }
+  }
+}
+
+// The same, group by group.
+template <class T, int ROWS, int TILES, bool FETCHES = false, class C>
+INLINE void multiply(const T* rows, size_t stride, const GroupedTile<C>* tiles, int k,
+                     f32x16 sums[ROWS][TILES]) {
+  const Packed<Grouped<C>>& w = *tiles[0].w;
+  int size = w.group, num_groups = w.num_groups();
+  for (int start = 0, group = 0; start < k; start += size, group++) {
+    f32x16 found[ROWS][TILES];
+    clear<ROWS, TILES>(found);
+    multiply_group<T, ROWS, TILES, FETCHES>(rows, stride, tiles, start,
+                                            k - start < size ? k - start : size, found);
+#pragma GCC unroll 4
+    for (int t = 0; t < TILES; t++) {
+      if (w.has_zeros) {
+        f32x16 zeros = sub(zero(), w.zero_of(tiles[t].group + group));
+#pragma GCC unroll 6
+        for (int r = 0; r < ROWS; r++) {
+          float sum = tiles[t].sums[(size_t)r * num_groups + group];
+          found[r][t] = fma(zeros, spread(sum), found[r][t]);
+        }
+      }
+      f32x16 scales = w.scale(tiles[t].group + group);
 #pragma GCC unroll 6
       for (int r = 0; r < ROWS; r++) sums[r][t] = fma(found[r][t], scales, sums[r][t]);
     }
@@ -236,6 +293,8 @@ void multiply_block(int num_rows, int num_tiles, const T* rows, size_t stride, c
   });
 }
 
+inline Scratch<float> group_sums;  // of the rows of the product that is computed
+
 // rows [num_rows, w.k] times w, in items for all threads. ``out(row, tile, sums)`` takes what was
 // summed up: `num_tiles` tiles side by side from `tile` on.
 template <class T, class W, class Out>
@@ -252,6 +311,8 @@ struct Product {
   void run(int unit = 1) {
     if constexpr (BY_TILES<T, W>)
       if (num_rows > 1) pack_rows();
+    if constexpr (HAS_GROUPS<W>)
+      if (w.has_zeros) sum_rows();
     int widest = unit > MAX_TILES ? unit : MAX_TILES;
     for (group = widest; group > unit && w.num_tiles() / group < 4 * pool_size();) group /= 2;
     share(*this, div_up(w.num_tiles(), group) * div_up(num_rows, CHUNK_ROWS<T>));
@@ -276,7 +337,7 @@ struct Product {
 
   // Passes of dense weights from which on they take turns at parts of the tiles: fewer wait for the
   // memory anyway.
-  static constexpr int MIN_PASSES = sizeof(W) == 1 ? 1 : 2;
+  static constexpr int MIN_PASSES = std::is_same<T, W>::value ? 2 : 1;
 
   // All passes over one part of the tiles, then over the next one, which all but the first pass
   // have fetched meanwhile. Sums are stored between parts, which does not round them.
@@ -285,9 +346,9 @@ struct Product {
     Tile tiles[4];
     for (int from = 0; from < w.k; from += PART_DEPTH) {
       int depth = w.k - from < PART_DEPTH ? w.k - from : PART_DEPTH;
-      for (int t = 0; t < num_tiles; t++) tiles[t] = w.tile(tile + t, from);
       for (int row = 0; row < num_rows;) {
         int num = div_up(num_rows - row, div_up(num_rows - row, MAX_ROWS));
+        for (int t = 0; t < num_tiles; t++) tiles[t] = w.tile(tile + t, from, start + row);
         const T* left = rows + (size_t)(start + row) * w.k + from;
         for (int t = 0; t < num_tiles; t += MAX_TILES) {
           int num_now = num_tiles - t < MAX_TILES ? num_tiles - t : MAX_TILES;
@@ -298,6 +359,23 @@ struct Product {
       }
     }
     for (int r = 0; r < num_rows; r++) out(start + r, tile, num_tiles, sums[r]);
+  }
+
+  // Sums up each row's numbers group by group: what zeros are multiplied with.
+  void sum_rows() {
+    int num_groups = w.num_groups();
+    w.row_sums = group_sums.of((size_t)num_rows * num_groups);
+    auto sum_row = [=](int row) {
+      const T* numbers = rows + (size_t)row * w.k;
+      for (int group = 0; group < num_groups; group++) {
+        int end = (group + 1) * w.group < w.k ? (group + 1) * w.group : w.k;
+        f32x16 found = zero();
+        for (int i = group * w.group; i < end; i += LANES)
+          found = add(found, load_wide(numbers + i));
+        w.row_sums[(size_t)row * num_groups + group] = sum(found);
+      }
+    };
+    share(sum_row, num_rows);
   }
 
   TileRows tile_rows() const {
@@ -350,7 +428,7 @@ struct Product {
   void block(int row, int num, int tile, int num_tiles) {
     alignas(64) float sums[MAX_ROWS][4 * LANES];
     Tile tiles[4];
-    for (int t = 0; t < num_tiles; t++) tiles[t] = w.tile(tile + t);
+    for (int t = 0; t < num_tiles; t++) tiles[t] = w.tile(tile + t, 0, row);
     const T* left = rows + (size_t)row * w.k;
     for (int t = 0; t < num_tiles; t += MAX_TILES) {
       int num_now = num_tiles - t < MAX_TILES ? num_tiles - t : MAX_TILES;

@@ -6,12 +6,16 @@
 
 namespace {
 
+enum Form : int32_t { DENSE, INT8, GROUPED_INT4, GROUPED_INT8, GROUPED_FP8 };
+
+// See Packed for what its form has.
 struct Matrix {
   const void* tiles;
-  const float* bias;   // [n] or null
-  const void* scales;  // as the form has them, see Packed
+  const float* bias;
+  const void* scales;
+  const CodeTable* table;
   int32_t n, k;
-  int32_t bits;  // of a code; 0: tiles are of the weights' type
+  int32_t form, group, has_zeros, is_wide;
 };
 
 struct Heads {
@@ -24,9 +28,9 @@ struct Heads {
   const float *cos, *sin;              // [positions, head_dim]
 };
 
-enum Cached : int32_t { NUMBERS, INT8, E4M3 };
+enum Cached : int32_t { NUMBERS, INT8_CODES, FP8_CODES };
 
-enum Kind : int32_t { EMBED, SCALE, NORM, NARROW, LINEAR, GATED, ATTEND };
+enum Kind : int32_t { EMBED, SCALE, NORM, NARROW, LINEAR, GATED, ATTEND, ORDER };
 
 // `in` and `out` are buffers. Wide ones are float32, the others of the weights' type T.
 struct Operator {
@@ -40,9 +44,10 @@ struct Operator {
   float scale;      // SCALE, LINEAR that adds
   float eps;        // NORM
   const float* norm;
-  Matrix weight;       // LINEAR, GATED; EMBED: its columns are the embeddings, or those are in
-  const void* rows;    // EMBED: [vocab, size]
-  const Heads* heads;  // ATTEND
+  Matrix weight;         // LINEAR, GATED; EMBED: its columns are the embeddings, or those are in
+  const void* rows;      // EMBED: [vocab, size]
+  const Heads* heads;    // ATTEND
+  const int64_t* order;  // ORDER: [size]
 };
 
 struct Step {
@@ -64,18 +69,26 @@ Packed<W> packed(const Matrix& m) {
   Packed<W> w;
   w.tiles = (decltype(w.tiles))m.tiles, w.scales = (decltype(w.scales))m.scales;
   w.bias = m.bias, w.n = m.n, w.k = m.k;
+  if constexpr (HAS_GROUPS<W>)
+    w.table = m.table, w.group = m.group, w.has_zeros = m.has_zeros, w.is_wide = m.is_wide;
   return w;
 }
 
 // Calls f(m), packed as it is.
 template <class T, class F>
 void with_packed(const Matrix& m, F f) {
-  if (m.bits == 4)
-    f(packed<Nibble>(m));
-  else if (m.bits == 8)
-    f(packed<int8_t>(m));
-  else
-    f(packed<T>(m));
+  switch (m.form) {
+    case DENSE:
+      return f(packed<T>(m));
+    case INT8:
+      return f(packed<int8_t>(m));
+    case GROUPED_INT4:
+      return f(packed<Grouped<nibble>>(m));
+    case GROUPED_INT8:
+      return f(packed<Grouped<int8_t>>(m));
+    case GROUPED_FP8:
+      return f(packed<Grouped<fp8>>(m));
+  }
 }
 
 // Norms and rotates the heads of every token, and writes its keys and values.
@@ -154,10 +167,10 @@ void attend(const Operator& op, const Step& step, float* x, T* out) {
 template <class T>
 void attend(const Operator& op, const Step& step, float* x, T* out) {
   switch (step.cached) {
-    case INT8:
+    case INT8_CODES:
       return attend<T, int8_t>(op, step, x, out);
-    case E4M3:
-      return attend<T, e4m3>(op, step, x, out);
+    case FP8_CODES:
+      return attend<T, fp8>(op, step, x, out);
     default:
       return attend<T, T>(op, step, x, out);
   }
@@ -180,16 +193,16 @@ void pack(const W* w, const int64_t* order, int n, int k, W* tiles) {
   share(tile, div_up(n, LANES));
 }
 
-// codes [n, groups · GROUP / 2], the even one of two in the lower half of a byte → tiles.
+// codes [n, k / 2], the even one of two in the lower half of a byte → tiles.
 void pack_nibbles(const uint8_t* codes, const int64_t* order, int n, int k, uint8_t* tiles) {
-  size_t tile_bytes = Packed<Nibble>::tile_bytes(k);
+  size_t tile_bytes = Packed<Grouped<nibble>>::tile_bytes(k);
   auto tile = [=](int index) {
     uint8_t* to = tiles + index * tile_bytes;
     memset(to, 0, tile_bytes);
     for (int lane = 0; lane < LANES; lane++) {
       int column = index * LANES + lane;
       if (column == n) break;
-      const uint8_t* row = codes + order[column] * (tile_bytes / LANES);
+      const uint8_t* row = codes + order[column] * (k / 2);
       for (int i = 0; i < k; i++) {
         int code = row[i / 2] >> (i % 2 * 4) & 15, bit = code_shift(i % CODES_DEPTH);
         to[i / CODES_DEPTH * CODES_BYTES + lane * 4 + bit / 8] |= code << bit % 8;
@@ -223,6 +236,14 @@ void run_norm(const Operator& op, const float* x, int num, void* out) {
     norm_rows(x, op.norm, num, op.size, op.eps, (float*)out);
   else
     norm_rows(x, op.norm, num, op.size, op.eps, (T*)out);
+}
+
+// out[r][i] = x[r][order[i]]
+template <class T>
+void order_rows(const T* x, const int64_t* order, int num, int size, T* out) {
+  each_row(num, size, [=](size_t at) {
+    for (int i = 0; i < size; i++) out[at + i] = x[at + order[i]];
+  });
 }
 
 template <class T>
@@ -259,6 +280,9 @@ void run(const Operator* ops, int num_ops, const Step& step) {
       case ATTEND:
         prepared.prepare(*op.heads, step.rows);
         attend<T>(op, step, (float*)in, (T*)out);
+        break;
+      case ORDER:
+        order_rows((const T*)in, op.order, num, op.size, (T*)out);
         break;
     }
   }

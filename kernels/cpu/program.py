@@ -13,6 +13,7 @@ from kernels.cpu.operators import (
     LANES,
     PACKED_DEPTH,
     Cached,
+    Form,
     Int,
     Operator,
     OperatorStruct,
@@ -23,8 +24,7 @@ from kernels.cpu.operators import (
 )
 from kernels.paged_attention import AttentionBatch
 
-GROUP = 32  # codes of four bits that share a scale
-CODES_DEPTH = 8  # of those of an output that are packed together
+GROUPS = (128, 64, 32, 16)  # sizes that native code knows; a larger one is several of equal scales
 
 
 class _Rows(ctypes.Structure):
@@ -53,6 +53,25 @@ class Buffer(NamedTuple):
     dtype: torch.dtype
 
 
+class Codes(NamedTuple):
+    """A weight [n, inputs] in codes: those of four bits are two in a byte, places in ``table``
+    [16], the others int8 or float8_e4m3fn. ``scales`` and ``zeros`` are [n, groups]."""
+
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    table: Tensor | None
+    inputs: int
+    group: int
+
+
+FORMS = {
+    torch.uint8: Form.GROUPED_INT4,
+    torch.int8: Form.GROUPED_INT8,
+    torch.float8_e4m3fn: Form.GROUPED_FP8,
+}
+
+
 class NativeLibrary:
     """The functions of a library for weights of one type, ``DTYPES``."""
 
@@ -60,57 +79,87 @@ class NativeLibrary:
         name = str(dtype).removeprefix("torch.")
         self.dtype = dtype
         self._arena = Arena()
-        self._pack = {dtype: library[f"shoal_pack_{name}"], torch.int8: library["shoal_pack_int8"]}
-        self._pack_int4 = library["shoal_pack_int4"]
+        self._pack = {
+            dtype: library[f"shoal_pack_{name}"],
+            torch.int8: library["shoal_pack_int8"],
+            torch.float8_e4m3fn: library["shoal_pack_int8"],
+            torch.uint8: library["shoal_pack_int4"],
+        }
         self.run = library[f"shoal_run_{name}"]
         library["shoal_start"](num_threads)
 
     def pack(
-        self,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        order: np.ndarray | None = None,
-        *,
-        scales: Tensor | None = None,
+        self, weight: Tensor, bias: Tensor | None = None, order: np.ndarray | None = None
     ) -> PackedMatrix:
-        """weight [n, k], bias [n]; ``order`` [n] int64: which row becomes which output. With
-        ``scales`` [n], weight is int8: whole numbers that these are multiplied with."""
+        """weight [n, k], bias [n]; ``order`` [n] int64: which row becomes which output."""
         n, k = weight.shape
-        dtype = self.dtype if scales is None else torch.int8
-        weight = weight.to(dtype).contiguous()
         order = np.arange(n) if order is None else order
-        num_columns, depth = _filled_up(n, LANES), _filled_up(k, PACKED_DEPTH)
-        tiles = self._arena.empty(num_columns * depth, dtype)
-        self._pack[dtype](address(weight), array_address(order), n, k, address(tiles))
-        bits = 0 if scales is None else 8
-        return PackedMatrix(tiles, _in_order(bias, order), _in_order(scales, order), n, k, bits)
+        tiles = self._tiles(weight.to(self.dtype), order, k)
+        return PackedMatrix(tiles, _in_order(bias, order), n, k)
 
-    def pack_int4(
-        self,
-        codes: Tensor,
-        scales: Tensor,
-        k: int,
-        bias: Tensor | None = None,
-        order: np.ndarray | None = None,
+    def pack_codes(
+        self, codes: Codes, bias: Tensor | None = None, order: np.ndarray | None = None
     ) -> PackedMatrix:
-        """codes [n, groups · 16] uint8: two each, the first one in the lower half, which stand for
-        whole numbers, 8 more than they are; scales [n, groups] bfloat16. ``k`` is a multiple of 8:
-        the last group may have fewer than 32 codes that count."""
-        n, num_groups = scales.shape
-        if k % CODES_DEPTH or num_groups != -(-k // GROUP):
-            raise ValueError(f"{k} inputs in {num_groups} groups of {GROUP}, or no multiple of 8")
-        if codes.shape != (n, num_groups * GROUP // 2):
-            raise ValueError(f"codes {list(codes.shape)} for {n} outputs with {num_groups} groups")
+        """Does the same with a weight in codes. Raises ValueError where ``why_not_packed`` says
+        why."""
+        if why := why_not_packed(codes.inputs, codes.group):
+            raise ValueError(why)
+        n, k = len(codes.codes), codes.inputs
         order = np.arange(n) if order is None else order
-        num_columns = _filled_up(n, LANES)
-        tiles = self._arena.empty(num_columns * num_groups * GROUP // 2, torch.uint8)
-        codes = codes.contiguous()
-        self._pack_int4(address(codes), array_address(order), n, k, address(tiles))
-        by_tile = torch.zeros(num_columns, num_groups, dtype=torch.bfloat16)
-        by_tile[:n] = scales[torch.from_numpy(order)]
-        packed_scales = self._arena.empty(by_tile.numel(), torch.bfloat16)
-        packed_scales.copy_(by_tile.unflatten(0, (-1, LANES)).transpose(1, 2).flatten())
-        return PackedMatrix(tiles, _in_order(bias, order), packed_scales, n, k, bits=4)
+        tiles = self._tiles(codes.codes, order, k)
+        bias = _in_order(bias, order)
+        num_groups = codes.scales.shape[1]
+        if codes.codes.dtype == torch.int8 and num_groups == 1 and codes.zeros is None:
+            scales = _in_order(codes.scales[:, 0], order)
+            return PackedMatrix(tiles, bias, n, k, Form.INT8, scales)
+        group = next(size for size in GROUPS if num_groups == 1 or codes.group % size == 0)
+        parts = [each for each in (codes.scales, codes.zeros) if each is not None]
+        dtype = (
+            torch.float32 if any(each.dtype == torch.float32 for each in parts) else torch.bfloat16
+        )
+        tiled = [_in_tiles(each, order, codes.group, group, k).to(dtype) for each in parts]
+        scales = self._kept(torch.cat(tiled))
+        table = None if codes.table is None else self._kept(_wide_and_narrow(codes.table))
+        form = FORMS[codes.codes.dtype]
+        return PackedMatrix(tiles, bias, n, k, form, scales, group, len(parts) == 2, table)
+
+    def _tiles(self, numbers: Tensor, order: np.ndarray, k: int) -> Tensor:
+        numbers = numbers.contiguous()
+        num_columns, depth = _filled_up(len(order), LANES), _filled_up(k, PACKED_DEPTH)
+        per_place = -(-k // numbers.shape[1])
+        tiles = self._arena.empty(num_columns * depth // per_place, numbers.dtype)
+        pack = self._pack[numbers.dtype]
+        pack(address(numbers), array_address(order), len(order), k, address(tiles))
+        return tiles
+
+    def _kept(self, tensor: Tensor) -> Tensor:
+        kept: Tensor = self._arena.empty(tensor.numel(), tensor.dtype)
+        kept.copy_(tensor.flatten())
+        return kept
+
+
+def why_not_packed(inputs: int, group: int) -> str | None:
+    """Why native code cannot have codes of which so many inputs share a scale."""
+    if inputs % LANES:
+        return f"{inputs} inputs are no multiple of {LANES}"
+    if group < inputs and group % LANES:
+        return f"groups of {group} inputs are no multiple of {LANES}"
+    return None
+
+
+def _in_tiles(numbers: Tensor, order: np.ndarray, group: int, size: int, k: int) -> Tensor:
+    """numbers [n, groups] of groups of ``group`` → flat [tiles][groups][LANES] of groups of
+    ``size``."""
+    columns = torch.zeros(_filled_up(len(order), LANES), -(-k // size), dtype=numbers.dtype)
+    each = numbers.repeat_interleave(max(1, -(-min(group, k) // size)), 1)
+    columns[: len(order)] = each[torch.from_numpy(order), : columns.shape[1]]
+    return columns.view(-1, LANES, columns.shape[1]).transpose(1, 2).flatten()
+
+
+def _wide_and_narrow(table: Tensor) -> Tensor:
+    """table [16] → [32] float32: itself, and twice in bfloat16."""
+    narrow = table.to(torch.bfloat16).repeat(2).view(torch.float32)
+    return torch.cat([table.float(), narrow])
 
 
 def _filled_up(num: int, unit: int) -> int:
@@ -203,8 +252,14 @@ class NativeProgram:
 
     def _cached(self, caches: Sequence[Tensor], scales: Sequence[Tensor | None]) -> Cached:
         """What the caches hold. Raises ValueError where they are not alike, or lack scales."""
-        known = {self._library.dtype: Cached.NUMBERS, torch.int8: Cached.INT8, torch.uint8: Cached.E4M3}
-        found = {(cache.dtype, scale is not None) for cache, scale in zip(caches, scales, strict=True)}
+        known = {
+            self._library.dtype: Cached.NUMBERS,
+            torch.int8: Cached.INT8_CODES,
+            torch.uint8: Cached.FP8_CODES,
+        }
+        found = {
+            (cache.dtype, scale is not None) for cache, scale in zip(caches, scales, strict=True)
+        }
         if not found:
             return Cached.NUMBERS
         (dtype, has_scales), *others = found

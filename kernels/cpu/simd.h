@@ -196,10 +196,33 @@ INLINE __m256 load_wide_half(const int8_t* p) {
 INLINE f32x16 load_wide(const int8_t* p) { return {load_wide_half(p), load_wide_half(p + 8)}; }
 #endif
 
+// A number of eight bits: sign, four bits of exponent, three of mantissa (arXiv 2209.05433).
+struct fp8 {
+  uint8_t bits;
+};
+
+// Sixteen of them: a 256th of each has the same bits in a float of sixteen bits, also of those that
+// are too small to have an exponent.
+INLINE __m256i halves_of(const fp8* p) {
+  __m256i upper = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p)), 8);
+  return _mm256_and_si256(_mm256_srai_epi16(upper, 1), _mm256_set1_epi16((short)0xBFFF));
+}
+#ifdef __AVX512F__
+INLINE f32x16 load_wide(const fp8* p) { return mul(_mm512_cvtph_ps(halves_of(p)), spread(256.0f)); }
+#else
+INLINE f32x16 load_wide(const fp8* p) {
+  __m256i halves = halves_of(p);
+  f32x16 wide = {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
+                 _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
+  return mul(wide, spread(256.0f));
+}
+#endif
+
 // Codes of sixteen columns and of the next k → bf16 in pairs: what float32 has of a code is in its
 // upper half.
 #ifdef __AVX512F__
-INLINE __m512i widen_pairs(const int8_t* p) {
+template <class C>
+INLINE __m512i widen_pairs(const C* p) {
   __m512i even = _mm512_castps_si512(load_wide(p));
   __m512i odd = _mm512_castps_si512(load_wide(p + LANES));
   return _mm512_or_si512(_mm512_srli_epi32(even, 16), odd);
@@ -215,25 +238,29 @@ INLINE void store_pairs(bf16* to, const int8_t* p) {
 #endif
 
 // Codes of four bits of sixteen columns, CODES_DEPTH of each, in 32 words: nibble q of word 2 ·
-// column + p is that of k = 2 · q + p. Each stands for a whole number, CODE_ZERO less than it is.
-constexpr int CODES_DEPTH = 8, CODE_ZERO = 8;
+// column + p is that of k = 2 · q + p.
+constexpr int CODES_DEPTH = 8;
 constexpr int CODES_BYTES = LANES * CODES_DEPTH / 2;
 
 // Where in 32 bits the code of a column is for 0 ≤ k < CODES_DEPTH.
 INLINE int code_shift(int k) { return 16 * (k & 1) + 4 * (k >> 1); }
 
-#ifdef __AVX512F__
-alignas(64) constexpr float CODE_VALUES[16] = {-8, -7, -6, -5, -4, -3, -2, -1,
-                                               0,  1,  2,  3,  4,  5,  6,  7};
+// What codes of four bits stand for. `narrow` has them twice, as a fifth bit of an index counts,
+// which is the next nibble's lowest.
+struct alignas(64) CodeTable {
+  float wide[16];
+  bf16 narrow[32];
+};
 
+#ifdef __AVX512F__
 struct Codes {
   __m512i words;
 
   INLINE Codes load(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
   // The numbers of all columns for one k. Only the lowest four bits of an index count.
-  INLINE f32x16 wide(Codes codes, int k) {
+  INLINE f32x16 wide(Codes codes, int k, const CodeTable* table) {
     __m512i found = _mm512_srl_epi32(codes.words, _mm_cvtsi32_si128(code_shift(k)));
-    return _mm512_permutexvar_ps(found, ::load(CODE_VALUES));
+    return _mm512_permutexvar_ps(found, ::load(table->wide));
   }
 };
 #else
@@ -243,28 +270,24 @@ struct Codes {
   INLINE Codes load(const uint8_t* p) {
     return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
   }
-  INLINE __m256 wide_half(__m256i words, int k) {
+  // The lowest three bits of a code are the place in a half of the table, the fourth says which.
+  INLINE __m256 wide_half(__m256i words, int k, const CodeTable* table) {
     __m256i found = _mm256_srl_epi32(words, _mm_cvtsi32_si128(code_shift(k)));
-    found = _mm256_and_si256(found, _mm256_set1_epi32(15));
-    return _mm256_cvtepi32_ps(_mm256_sub_epi32(found, _mm256_set1_epi32(CODE_ZERO)));
+    __m256 first = _mm256_permutevar8x32_ps(_mm256_load_ps(table->wide), found);
+    __m256 second = _mm256_permutevar8x32_ps(_mm256_load_ps(table->wide + 8), found);
+    return _mm256_blendv_ps(first, second, _mm256_castsi256_ps(_mm256_slli_epi32(found, 28)));
   }
-  INLINE f32x16 wide(Codes codes, int k) {
-    return {wide_half(codes.low, k), wide_half(codes.high, k)};
+  INLINE f32x16 wide(Codes codes, int k, const CodeTable* table) {
+    return {wide_half(codes.low, k, table), wide_half(codes.high, k, table)};
   }
 };
 #endif
 
 #ifdef __AVX512BF16__
-// Twice, as a fifth bit of an index counts, which is the next nibble's lowest.
-alignas(64) constexpr uint16_t CODE_PAIR_VALUES[32] = {
-    0xC100, 0xC0E0, 0xC0C0, 0xC0A0, 0xC080, 0xC040, 0xC000, 0xBF80, 0x0000, 0x3F80, 0x4000,
-    0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0, 0xC100, 0xC0E0, 0xC0C0, 0xC0A0, 0xC080, 0xC040,
-    0xC000, 0xBF80, 0x0000, 0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0};
-
 // The numbers of all columns for k and k + 1, k even, as bf16 in pairs.
-INLINE __m512i code_pairs(Codes codes, int k) {
+INLINE __m512i code_pairs(Codes codes, int k, const CodeTable* table) {
   __m512i found = _mm512_srl_epi16(codes.words, _mm_cvtsi32_si128(2 * k));
-  return _mm512_permutexvar_epi16(found, _mm512_loadu_si512(CODE_PAIR_VALUES));
+  return _mm512_permutexvar_epi16(found, _mm512_load_si512(table->narrow));
 }
 #endif
 
@@ -284,7 +307,10 @@ struct Operands<float> {
   typedef f32x16 Shared;
   INLINE Tile tile(const float* p) { return load(p); }
   INLINE Tile tile(const int8_t* p) { return load_wide(p); }
-  INLINE Tile tile(Codes codes, int k) { return Codes::wide(codes, k); }
+  INLINE Tile tile(const fp8* p) { return load_wide(p); }
+  INLINE Tile tile(Codes codes, int k, const CodeTable* table) {
+    return Codes::wide(codes, k, table);
+  }
   INLINE Shared shared(const float* p) { return spread(*p); }
   INLINE f32x16 dot(f32x16 sum, Tile tile, Shared shared) { return fma(tile, shared, sum); }
 };
@@ -296,7 +322,10 @@ struct Operands<bf16> {
   typedef __m512bh Shared;
   INLINE Tile tile(const bf16* p) { return (__m512bh)_mm512_loadu_si512(p); }
   INLINE Tile tile(const int8_t* p) { return (__m512bh)widen_pairs(p); }
-  INLINE Tile tile(Codes codes, int k) { return (__m512bh)code_pairs(codes, k); }
+  INLINE Tile tile(const fp8* p) { return (__m512bh)widen_pairs(p); }
+  INLINE Tile tile(Codes codes, int k, const CodeTable* table) {
+    return (__m512bh)code_pairs(codes, k, table);
+  }
   INLINE Shared shared(const bf16* p) {
     int pair;
     memcpy(&pair, p, 4);
@@ -316,8 +345,9 @@ struct Operands<bf16> {
     return fma(tile.odd, shared.odd, fma(tile.even, shared.even, sum));
   }
   INLINE Tile tile(const int8_t* p) { return {load_wide(p), load_wide(p + LANES)}; }
-  INLINE Tile tile(Codes codes, int k) {
-    return {Codes::wide(codes, k), Codes::wide(codes, k + 1)};
+  INLINE Tile tile(const fp8* p) { return {load_wide(p), load_wide(p + LANES)}; }
+  INLINE Tile tile(Codes codes, int k, const CodeTable* table) {
+    return {Codes::wide(codes, k, table), Codes::wide(codes, k + 1, table)};
   }
 #if defined(__AVX512F__)
   INLINE Tile tile(const bf16* p) {

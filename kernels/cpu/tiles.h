@@ -291,22 +291,23 @@ class TileProduct {
 };
 
 // Memory that stays.
+template <class N>
 struct Scratch {
-  bf16* memory = nullptr;
+  N* memory = nullptr;
   size_t room = 0;
 
-  bf16* of(size_t num) {
+  N* of(size_t num) {
     if (num > room) {
       free(memory);
-      memory = (bf16*)aligned_alloc(64, (num * sizeof(bf16) + 63) / 64 * 64);
+      memory = (N*)aligned_alloc(64, (num * sizeof(N) + 63) / 64 * 64);
       room = num;
     }
     return memory;
   }
 };
 
-inline Scratch packed_rows;           // of the product that is computed
-inline thread_local Scratch widened;  // codes of an item
+inline Scratch<bf16> packed_rows;           // of the product that is computed
+inline thread_local Scratch<bf16> widened;  // codes of an item
 
 // Codes of sixteen columns, k of each → the same as bf16 in pairs.
 INLINE void widen_codes(const int8_t* codes, int k, bf16* out) {

@@ -31,9 +31,7 @@ def paged_attention(
     return out
 
 
-def _gather(
-    kv_cache: Tensor, kv_scales: Tensor | None, blocks: list[int], num_keys: int
-) -> Tensor:
+def _gather(kv_cache: Tensor, kv_scales: Tensor | None, blocks: list[int], num_keys: int) -> Tensor:
     """Keys and values of one row: [2, num_keys, H_kv, D] float32."""
     block_size = kv_cache.shape[1]
     places = [(blocks[i // block_size], i % block_size) for i in range(num_keys)]

@@ -1,13 +1,26 @@
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from shared.config.base import Settings
 from shared.config.fields import Addresses, KVCacheDtype, Model, Sizes
 from shared.config.shared_fields import MAX_MODEL_LEN, MODEL, SCHEDULER_ADDRESS
 from shared.config.speculative import Speculative, SpeculativeConfig
 from shared.messages import MAX_BATCHED_TOKENS, MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_SEQS, MAX_STALL_S
+
+# Names of vLLM and FastDeploy for forms of weights that we have.
+QUANTIZATION_ALIASES = {
+    "bitsandbytes": "nf4",
+    "block_wise_fp8": "fp8_block",
+    "fp8_per_block": "fp8_block",
+    "fp8_per_channel": "fp8",
+    "int8_per_channel_weight_only": "wint8",
+}
+
+
+def _known_name(value: Any) -> Any:
+    return QUANTIZATION_ALIASES.get(value, value) if isinstance(value, str) else value
 
 
 class WorkerConfig(Settings):
@@ -27,11 +40,14 @@ class WorkerConfig(Settings):
         description="auto, safetensors: the weights in the folder; dummy: random ones, for"
         " measurements",
     )
-    quantization: Literal["none", "wint8", "wint4"] = Field(
+    quantization: Annotated[
+        Literal["none", "wint8", "wint4", "nf4", "fp8", "fp8_block"], BeforeValidator(_known_name)
+    ] = Field(
         "none",
-        description="the weights of linear layers as whole numbers; wint8: of 8 bits, with a scale"
-        " for each output; wint4: of 4 bits, with a scale for each 32 inputs of an output; computed"
-        " from the model's as they are loaded; for our own architectures, on CPUs",
+        description="quantise the weights of linear layers as they are loaded; wint8, fp8: 8 bits"
+        " with a scale for each output; fp8_block: for each 128 inputs of 128 outputs; wint4, nf4:"
+        " 4 bits with a scale for each 32, 64 inputs of an output; for our own architectures, on"
+        " CPUs; a model that is quantised already needs no setting",
     )
     kv_cache_dtype: KVCacheDtype = Field(
         "auto",

@@ -4,13 +4,13 @@ import torch
 from torch import Tensor, nn
 
 from kernels.cpu.operators import Kind, Operator, PackedHeads, PackedMatrix
-from kernels.cpu.program import Buffer, NativeLibrary, NativeProgram, gate_up_order
+from kernels.cpu.program import Buffer, Codes, NativeLibrary, NativeProgram, gate_up_order
 from services.worker.backends.recorder import Instruction, Recording
 from services.worker.layers.embedding import Embedding, LMHead
 from services.worker.layers.heads import Heads
 from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
-from services.worker.layers.weights import Dense, Int4, Int8
+from services.worker.layers.weights import Dense, Quantized
 from services.worker.models.decoder import DecoderLM
 
 
@@ -69,6 +69,7 @@ class Compiler:
             weight=weight,
             rows=rows,
             heads=None if each.heads is None else self._heads(each.heads),
+            order=each.order,
         )
 
     def _embeddings(self, embedding: Embedding | None) -> tuple[Tensor | None, PackedMatrix | None]:
@@ -84,16 +85,10 @@ class Compiler:
             bias = layer.bias if isinstance(layer, Linear) else None
             order = gate_up_order(layer.outputs // 2) if is_gated else None
             weight = layer.weight
-            match weight:
-                case Dense():
-                    packed = self._library.pack(weight.values, bias, order)
-                case Int8():
-                    packed = self._library.pack(weight.codes, bias, order, scales=weight.scales)
-                case Int4():
-                    packed = self._library.pack_int4(
-                        weight.codes, weight.scales, weight.shape[1], bias, order
-                    )
-            self._packed[layer] = packed
+            if isinstance(weight, Dense):
+                self._packed[layer] = self._library.pack(weight.values, bias, order)
+            else:
+                self._packed[layer] = self._library.pack_codes(codes_of(weight), bias, order)
             del layer.weight
         return self._packed[layer]
 
@@ -119,6 +114,11 @@ class Compiler:
             norms_tokens=spec.norm == "tokens",
             eps=0.0 if norm is None else norm.eps,
         )
+
+
+def codes_of(weight: Quantized) -> Codes:
+    parts = (weight.codes, weight.scales, weight.zeros, weight.table)
+    return Codes(*parts, inputs=weight.shape[1], group=weight.group)
 
 
 def _assign(recording: Recording) -> dict[int, int]:

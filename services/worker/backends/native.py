@@ -12,12 +12,12 @@ from services.worker.backends.compiler import Compiler
 from services.worker.backends.recorder import Recording, record
 from services.worker.layers.context import current_context
 from services.worker.layers.ops import NotSupported
-from services.worker.layers.weights import Dense, Int4, Int8
+from services.worker.layers.weights import Dense, Quantized
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM, MtpHead
 
 KNOWN_OPTIONS = {"norm", "is_interleaved", "window"}  # of AttentionSpec
-KNOWN_FORMS = {Dense, Int8, Int4}
+KNOWN_FORMS = {Dense, Quantized}
 
 
 class NativeLM(CausalLM):
@@ -98,6 +98,4 @@ def _run(program: NativeProgram, inputs: Sequence[Tensor], positions: Tensor) ->
     context = current_context()
     assert isinstance(context.attention, AttentionBatch)
     caches, scales = zip(*context.kv_caches, strict=True)
-    return program.run(
-        inputs, positions, context.slot_mapping, context.attention, caches, scales
-    )
+    return program.run(inputs, positions, context.slot_mapping, context.attention, caches, scales)

@@ -4,14 +4,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from kernels.cpu.operators import LANES, MAX_GROUP_SIZE, MAX_HEAD_DIM, Kind
+from kernels.cpu.program import why_not_packed
 from services.worker.layers.embedding import Embedding, LMHead
 from services.worker.layers.heads import Heads
 from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import NotSupported, Ops
+from services.worker.layers.weights import Dense
 
 
 class Value(NamedTuple):
@@ -51,6 +53,7 @@ class Instruction:
     weight: Linear | LMHead | None = None
     embedding: Embedding | None = None
     heads: Heads | None = None
+    order: Tensor | None = None
 
     @property
     def registers(self) -> tuple[int, ...]:
@@ -168,13 +171,26 @@ class Recorder(Ops[Value]):
         self._check_tiles(weight, "inputs", size)
         if norm is None and not self.registers[x.register].is_wide:
             self.check(x, size, name, is_wide=False)
-            return x
+            return self._ordered(x, weight)
         self.check(x, size, name)
         out = self._new(size, is_wide=False)
         if norm is None:
             self._add(Kind.NARROW, x, out, size)
         else:
             self._norm(x, norm, out)
+        return self._ordered(out, weight)
+
+    def _ordered(self, x: Value, weight: Linear | LMHead) -> Value:
+        """``x`` as the codes of a weight are ordered."""
+        form = weight.weight
+        if isinstance(form, Dense):
+            return x
+        if why := why_not_packed(weight.inputs, form.group):
+            raise NotSupported(f"{self._names[weight]}: {why}")
+        if form.order is None:
+            return x
+        out = self._new(weight.inputs, is_wide=False)
+        self._add(Kind.ORDER, x, out, weight.inputs, order=form.order)
         return out
 
     def _norm(self, x: Value, norm: RMSNorm, out: Value, **options: bool) -> None:

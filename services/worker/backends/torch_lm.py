@@ -24,7 +24,7 @@ from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops
 from services.worker.layers.rope import RotaryEmbedding
-from services.worker.layers.weights import Dense, Int4, Int8
+from services.worker.layers.weights import Dense, Quantized
 from services.worker.models import TorchCausalLM
 from services.worker.models.decoder import DecoderLM, MtpHead
 
@@ -38,7 +38,7 @@ class Known:
 
 
 # In steps that the host prepared, and in those whose lengths only the device knows.
-HOST = Known({"norm", "is_interleaved", "window"}, {Dense, Int8, Int4})
+HOST = Known({"norm", "is_interleaved", "window"}, {Dense, Quantized})
 DEVICE = Known({"norm", "is_interleaved", "window"}, {Dense})
 
 

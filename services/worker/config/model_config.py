@@ -69,8 +69,6 @@ class ModelConfig(msgspec.Struct, frozen=True):
         problems = self._rope_problems()
         if self.hidden_act != "silu":
             problems.append(f"hidden_act {self.hidden_act!r} is not supported; only 'silu' is")
-        if self.quantization_config is not None:
-            problems.append("quantized weights (quantization_config) are not supported")
         if self.num_attention_heads % self.num_key_value_heads:
             problems.append(
                 f"num_attention_heads {self.num_attention_heads} is no multiple of"

@@ -48,9 +48,9 @@ class Linear(nn.Module):
         self._input_shard = as_shard(inputs)
         merged = outputs if isinstance(outputs, Mapping) else {"": outputs}
         self._parts = {part: as_shard(size) for part, size in merged.items()}
-        self._sizes = [shard.num for shard in self._parts.values()]
+        self.sizes = [shard.num for shard in self._parts.values()]
         self._columns = columns
-        self.inputs, self.outputs = self._input_shard.num, sum(self._sizes)
+        self.inputs, self.outputs = self._input_shard.num, sum(self.sizes)
         self.weight: Weight = Dense(self.outputs, self.inputs)
         self.bias = empty_parameter(self.outputs) if has_bias else None
 
@@ -73,4 +73,4 @@ class Linear(nn.Module):
         return pieces
 
     def _split(self, tensor: Tensor) -> Iterator[tuple[str, Shard, Tensor]]:
-        return zip(self._parts, self._parts.values(), tensor.split(self._sizes), strict=True)
+        return zip(self._parts, self._parts.values(), tensor.split(self.sizes), strict=True)

@@ -1,17 +1,10 @@
-"""The forms that a product's weights [outputs, inputs] may have. Parameters are made empty: the
-loader fills every one or raises."""
+"""The forms that a product's weights [outputs, inputs] may have."""
 
-from typing import Literal
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-
-Quantization = Literal["none", "wint8", "wint4"]
-MAX_CODE = 127
-GROUP = 32
-TRIED_SHARES = (0.92, 0.84)  # of a scale
-ROWS_AT_ONCE = 1024  # are quantised, in float32
 
 
 def empty_parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
@@ -19,81 +12,156 @@ def empty_parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Paramet
 
 
 class Dense(nn.Module):
-    """The numbers themselves."""
+    """The numbers themselves. They are made empty: the loader fills every one or raises."""
 
     def __init__(self, outputs: int, inputs: int, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.values = empty_parameter(outputs, inputs, dtype=dtype)
 
 
-class Int8(nn.Module):
-    """Whole numbers −127 … 127, and a scale [outputs] float32 that those of each output are
-    multiplied with, so that the largest of them is the largest number of ``dense``."""
+class Quantized(nn.Module):
+    """Codes, and scales that what they stand for is multiplied with.
 
-    def __init__(self, dense: Tensor) -> None:
-        super().__init__()
-        self.dtype, self.shape = dense.dtype, dense.shape
-        values = dense.float()
-        scales = (values.abs().amax(1) / MAX_CODE).clamp_(min=torch.finfo(torch.float32).tiny)
-        codes = (values / scales[:, None]).round_().to(torch.int8)
-        self.codes = nn.Parameter(codes, requires_grad=False)
-        self.scales = nn.Parameter(scales, requires_grad=False)
+    ``codes`` of eight bits [outputs, inputs], int8 or float8_e4m3fn, stand for themselves. Those of
+    four bits are two in a byte, the first one in its lower half: [outputs, ⌈inputs / 2⌉] uint8,
+    places in a ``table`` [16] of numbers. Of an output each ``group`` of neighbours has one of
+    ``scales`` [outputs, groups], and of ``zeros`` [outputs, groups], if there are any, which are
+    taken from the numbers before. They are kept as bfloat16 where that is exact, else as float32.
+    The i-th code is that of input ``order[i]``, or i.
 
-    @property
-    def values(self) -> Tensor:
-        """What it stands for, computed anew in the type that it was made from."""
-        return (self.codes * self.scales[:, None]).to(self.dtype)
-
-
-class Int4(nn.Module):
-    """Whole numbers −8 … 7, and a scale [outputs, groups] bfloat16 that GROUP neighbours of an
-    output are multiplied with, positive or negative, so that the one farthest from 0 is −8; or a
-    share of that, where so fewer squares are lost by rounding than are by cutting the farthest off.
-
-    ``codes`` [outputs, groups · GROUP / 2] uint8 are 8 more, two in a byte, the first one in its
-    lower half. llama.cpp's Q4_0 stands for the same numbers, with scales in float16.
+    ``dtype`` is that of the model, in which ``values`` come. Raises ValueError where the shapes do
+    not go together.
     """
 
-    def __init__(self, dense: Tensor) -> None:
+    def __init__(
+        self,
+        codes: Tensor,
+        scales: Tensor,
+        *,
+        dtype: torch.dtype,
+        inputs: int,
+        group: int,
+        table: Tensor | None = None,
+        zeros: Tensor | None = None,
+        order: Tensor | None = None,
+    ) -> None:
         super().__init__()
-        self.dtype, self.shape = dense.dtype, dense.shape
-        parts = [_quantised(rows) for rows in dense.split(ROWS_AT_ONCE)]
-        codes, scales = (torch.cat(each) for each in zip(*parts, strict=True))
-        self.codes = nn.Parameter(codes, requires_grad=False)
-        self.scales = nn.Parameter(scales, requires_grad=False)
+        self.dtype, self.group = dtype, group
+        self.shape = torch.Size((len(codes), inputs))
+        self.codes = nn.Parameter(codes.contiguous(), requires_grad=False)
+        self.scales = nn.Parameter(_narrowed(scales), requires_grad=False)
+        self.zeros: Tensor | None
+        self.table: Tensor | None
+        self.order: Tensor | None
+        self.register_buffer("zeros", None if zeros is None else _narrowed(zeros))
+        self.register_buffer("table", table)
+        self.register_buffer("order", order)
+        if codes.shape[1] != -(-inputs // self.codes_per_place):
+            raise ValueError(f"codes {list(codes.shape)} for {inputs} inputs")
+        num_groups = -(-inputs // group)
+        for name, each in (("scales", scales), ("zeros", zeros)):
+            if each is not None and each.shape != (len(codes), num_groups):
+                found = f"{name} {list(each.shape)}"
+                raise ValueError(f"{found} for {len(codes)} outputs with {num_groups} groups")
+
+    @property
+    def codes_per_place(self) -> int:
+        return 1 if self.table is None else 2
 
     @property
     def values(self) -> Tensor:
-        """What it stands for, computed anew in the type that it was made from."""
-        values = torch.stack((self.codes & 15, self.codes >> 4), -1).flatten(1).float().sub_(8)
-        values.unflatten(1, (-1, GROUP)).mul_(self.scales[..., None])
-        return values[:, : self.shape[1]].to(self.dtype)
+        """What it stands for [outputs, inputs], computed anew, in float32 before it is rounded."""
+        inputs = self.shape[1]
+        padded = functional.pad(self._numbers(), (0, -inputs % self.group))
+        groups = padded.view(*self.scales.shape, self.group)
+        if self.zeros is not None:
+            groups.sub_(self.zeros[..., None])
+        values = groups.mul_(self.scales[..., None]).flatten(1)[:, :inputs]
+        if self.order is not None:
+            values = torch.empty_like(values).index_copy_(1, self.order, values)
+        return values.to(self.dtype)
+
+    def _numbers(self) -> Tensor:
+        """[outputs, inputs] float32"""
+        if self.table is None:
+            return self.codes.float()
+        places = torch.stack((self.codes & 15, self.codes >> 4), -1).flatten(1)
+        numbers: Tensor = self.table[places[:, : self.shape[1]].int()]
+        return numbers
+
+    def part(self, dim: int, start: int, num: int) -> "Quantized | None":
+        """``num`` outputs (``dim`` 0) or inputs (1) from ``start`` on, or None where these begin or
+        end within a group."""
+        if num == self.shape[dim]:
+            return self
+        end, inputs = start + num, self.shape[1]
+        if dim == 0:
+            rows = slice(start, end)
+            return self._with(self.codes[rows], inputs, lambda each: each[rows])
+        cuts_groups = start % self.group or (end % self.group and end < inputs)
+        if cuts_groups or self.order is not None:
+            return None
+        groups = slice(start // self.group, -(-end // self.group))
+        places = slice(start // self.codes_per_place, -(-end // self.codes_per_place))
+        return self._with(self.codes[:, places], num, lambda each: each[:, groups])
+
+    def _with(self, codes: Tensor, inputs: int, cut: Callable[[Tensor], Tensor]) -> "Quantized":
+        """Has other codes, and of scales and zeros what ``cut`` leaves."""
+        return Quantized(
+            codes,
+            cut(self.scales),
+            dtype=self.dtype,
+            inputs=inputs,
+            group=self.group,
+            table=self.table,
+            zeros=None if self.zeros is None else cut(self.zeros),
+            order=self.order,
+        )
 
 
-def _quantised(dense: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns codes, two in a byte, and scales for some rows."""
-    values = functional.pad(dense.float(), (0, -dense.shape[1] % GROUP))
-    groups = values.unflatten(1, (-1, GROUP))
-    farthest = groups.gather(2, groups.abs().argmax(2, keepdim=True))
-    scales = (farthest / -8).bfloat16()
-    codes, errors = _codes_of(groups, scales)
-    for share in TRIED_SHARES:
-        tried = (farthest * (share / -8)).bfloat16()
-        tried_codes, tried_errors = _codes_of(groups, tried)
-        is_better = tried_errors < errors
-        scales, codes = tried.where(is_better, scales), tried_codes.where(is_better, codes)
-        errors = errors.minimum(tried_errors)
-    stored = codes.add_(8).to(torch.uint8).flatten(1)
-    return stored[:, ::2] | stored[:, 1::2] << 4, scales.squeeze(2)
+Weight = Dense | Quantized
 
 
-def _codes_of(groups: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the codes of groups [outputs, groups, GROUP] with scales [outputs, groups, 1], and
-    the sum of each group's squared errors."""
-    units = torch.where(scales == 0, 1, scales.float())
-    codes = (groups / units).round_().clamp_(-8, 7)
-    return codes, (codes * units).sub_(groups).square_().sum(2, keepdim=True)
+def are_alike(parts: Sequence[Quantized]) -> bool:
+    """Whether ``parts`` differ in nothing but outputs."""
+    first = parts[0]
+    kind = (first.codes.dtype, first.shape[1], first.group)
+    return all(
+        (each.codes.dtype, each.shape[1], each.group) == kind
+        and _are_same(each.table, first.table)
+        and _are_same(each.order, first.order)
+        for each in parts
+    )
 
 
-Weight = Dense | Int8 | Int4
-FORMS: dict[Quantization, type[Int8] | type[Int4]] = {"wint8": Int8, "wint4": Int4}
+def joined(parts: Sequence[Quantized]) -> Quantized:
+    """Returns the outputs of all ``parts``, which are alike."""
+    first = parts[0]
+    zeros = None
+    if any(each.zeros is not None for each in parts):
+        zeros = torch.cat([_zeros_of(each).float() for each in parts])
+    return Quantized(
+        torch.cat([each.codes for each in parts]),
+        torch.cat([each.scales.float() for each in parts]),
+        dtype=first.dtype,
+        inputs=first.shape[1],
+        group=first.group,
+        table=first.table,
+        zeros=zeros,
+        order=first.order,
+    )
+
+
+def _are_same(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)
+
+
+def _zeros_of(weight: Quantized) -> Tensor:
+    return torch.zeros_like(weight.scales) if weight.zeros is None else weight.zeros
+
+
+def _narrowed(numbers: Tensor) -> Tensor:
+    wide, narrow = numbers.float(), numbers.bfloat16()
+    return (narrow if torch.equal(narrow.float(), wide) else wide).contiguous()

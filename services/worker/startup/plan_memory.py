@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.paged_attention.batch import MAX_GATHERED_TOKENS
-from services.worker.layers.weights import Int4, Int8
+from services.worker.layers.weights import Quantized
 from services.worker.machine.hardware import Memory
 from services.worker.metrics import show_memory
 from services.worker.models import CausalLM, TorchCausalLM
@@ -125,7 +125,7 @@ def _gathered_bytes(loaded: LoadedModel) -> int:
 def _widest_codes(model: CausalLM) -> int:
     """Of the quantised layers that torch's operators compute, which make a weight's numbers anew in
     each step."""
-    forms = (module for module in model.modules() if isinstance(module, Int8 | Int4))
+    forms = (module for module in model.modules() if isinstance(module, Quantized))
     sizes = [form.shape.numel() for form in forms]
     return max(sizes, default=0)
 

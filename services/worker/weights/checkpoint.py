@@ -36,10 +36,23 @@ class StoredTensor:
         dtype: torch.dtype = self.slices[...].dtype
         return dtype
 
+    @property
+    def is_dense(self) -> bool:
+        return self.dtype.is_floating_point and self.dtype.itemsize > 1
+
+    @property
+    def label(self) -> str:
+        """For errors; what it is, before its shape."""
+        return f"tensor {self.name} is {self.dtype}"
+
+    def read_all(self) -> Tensor:
+        whole: Tensor = self.slices[...]
+        return whole if self.transform is None else self.transform(whole)
+
     def read(self, dim: int, start: int, num: int) -> Tensor:
         """``num`` rows (``dim`` 0) or columns (1) from ``start`` on."""
         if self.transform is not None:
-            return self.transform(self.slices[...]).narrow(dim, start, num)
+            return self.read_all().narrow(dim, start, num)
         part: Tensor = self.slices[(slice(None),) * dim + (slice(start, start + num),)]
         return part
 

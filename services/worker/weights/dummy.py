@@ -6,9 +6,10 @@ import torch
 
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.linear import Linear
-from services.worker.layers.weights import Quantization
 from services.worker.models.decoder import DecoderLM
 from services.worker.weights.load import build_model, quantize
+from services.worker.weights.online import Quantization
+from shared.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +24,13 @@ def make_dummy(
     quantization: Quantization = "none",
 ) -> DecoderLM:
     """The model of ``config`` with normal noise in its matrices, ones in its norms and zeros in its
-    biases; the same for every worker on the same kind of device."""
+    biases; the same for every worker on the same kind of device. Raises ConfigError where the
+    model's weights are quantised."""
+    if config.quantization_config:
+        raise ConfigError(
+            "load-format: dummy makes dense weights; the model has a quantization_config: take it"
+            " away and use quantization"
+        )
     log.warning("load-format = dummy: the weights are random, the output is not meaningful")
     model = build_model(config, dtype, device)
     generator = torch.Generator(device).manual_seed(SEED)

@@ -1,10 +1,12 @@
 """Builds a model and fills it from a checkpoint, of which only what the model needs is read.
 
 Knows no architecture: each module declares which tensors of a checkpoint its parameters are made
-of, by default one each under the parameter's own name; ``mtp_layouts`` adds those of MTP heads.
+of, by default one each under the parameter's own name; ``mtp_layouts`` adds those of MTP heads, and
+``schemes`` read what is quantised already.
 """
 
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -14,14 +16,19 @@ from torch import nn
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.linear import Linear, Piece
 from services.worker.layers.parallel import ALONE, Parallel
-from services.worker.layers.weights import FORMS, Dense, Quantization
+from services.worker.layers.weights import Dense, Quantized, are_alike, joined
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import find_model
-from services.worker.weights.checkpoint import Checkpoint, StoredTensor, Tensors, open_checkpoint
+from services.worker.weights.checkpoint import Checkpoint, StoredTensor, open_checkpoint
 from services.worker.weights.mtp_layouts import with_mtp_head
+from services.worker.weights.online import ONLINE, Quantization
 from services.worker.weights.progress import Progress
+from services.worker.weights.schemes import find_scheme
+from services.worker.weights.schemes.scheme import Scheme, StoredCodes
 from shared.errors import ConfigError
 from shared.model_folder import weight_files
+
+log = logging.getLogger(__name__)
 
 # What checkpoints may hold beyond our parameters: the head of tied embeddings, and a buffer.
 IGNORED = ("lm_head.weight", "rotary_emb.inv_freq")
@@ -44,11 +51,20 @@ def load_model(
     parallel: Parallel = ALONE,
     quantization: Quantization = "none",
 ) -> DecoderLM:
-    """The model of ``config`` with the folder's weights, or a rank's shards of them. Raises
-    ConfigError naming the tensor, or the size that cannot be split."""
+    """The model of ``config`` with the folder's weights, or a rank's shards of them; dense ones are
+    quantised. Raises ConfigError naming the tensor, the size that cannot be split, or what of its
+    quantization_config cannot be read."""
+    scheme = find_scheme(config.quantization_config) if config.quantization_config else None
+    if scheme is not None and quantization != "none":
+        raise ConfigError(
+            f"quantization: {quantization} is made of dense weights; those of {folder} are"
+            " quantised already"
+        )
+    if scheme is not None:
+        log.info("the weights are quantised already: %s", scheme)
     model = build_model(config, dtype, device, parallel)
     checkpoint = with_mtp_head(open_checkpoint(weight_files(folder)), config)
-    fill(model, checkpoint, progress, quantization)
+    fill(model, checkpoint, progress, quantization, scheme)
     return model
 
 
@@ -70,36 +86,67 @@ def fill(
     checkpoint: Checkpoint,
     progress: Progress,
     quantization: Quantization = "none",
+    scheme: Scheme | None = None,
 ) -> None:
     """Pulls what each module is made of, in the model's order, and quantises it before the next.
     Raises ConfigError before anything is read if the checkpoint has less, more or something
     else."""
     wanted = {module: dict(_pieces(path, module)) for path, module in model.named_modules()}
     names = list(dict.fromkeys(name for pieces in wanted.values() for name in pieces))
-    found = {name: tensor for name in names if (tensor := checkpoint.find(name))}
-    _check_names(checkpoint, names, found)
+    found = {name: each for name in names if (each := find_layer(checkpoint, name, scheme))}
+    _check_names(checkpoint, names, found, scheme)
     every = [(found[name], piece) for pieces in wanted.values() for name, piece in pieces.items()]
-    for tensor, piece in every:
-        _check_kind(tensor, piece)
-    num_bytes = sum(_num_bytes(tensor, piece) for tensor, piece in every)
+    for stored, piece in every:
+        _check_kind(stored, piece)
+    num_bytes = sum(_num_bytes(stored, piece) for stored, piece in every)
     done_bytes = 0
     for module, pieces in wanted.items():
+        codes: list[tuple[Piece, Quantized]] = []
         for name, piece in pieces.items():
-            tensor = found[name]
-            progress(f"loading {tensor.file.name}", done_bytes / num_bytes)
+            stored = found[name]
+            progress(f"loading {stored.file.name}", done_bytes / num_bytes)
             num = piece.destination.shape[piece.dim]
-            piece.destination.copy_(tensor.read(piece.dim, piece.start, num))
-            done_bytes += _num_bytes(tensor, piece)
-        if isinstance(module, Linear):
+            if isinstance(stored, StoredTensor):
+                piece.destination.copy_(stored.read(piece.dim, piece.start, num))
+            elif part := _read_codes(stored, piece):
+                codes.append((piece, part))
+            done_bytes += _num_bytes(stored, piece)
+        if codes:
+            _keep(module, codes)
+        elif isinstance(module, Linear):
             quantize(module, quantization)
     progress("weights are loaded", 1.0)
 
 
 def quantize(linear: Linear, quantization: Quantization) -> None:
-    """Gives ``linear``, which is filled, its weight in another form."""
+    """Gives ``linear``, which is filled, its weight in another form: each layer's of a checkpoint
+    by itself."""
     if quantization != "none":
         assert isinstance(linear.weight, Dense)
-        linear.weight = FORMS[quantization](linear.weight.values)
+        parts = linear.weight.values.split(linear.sizes)
+        linear.weight = joined([ONLINE[quantization](part) for part in parts])
+
+
+def _read_codes(stored: StoredCodes, piece: Piece) -> Quantized | None:
+    """Returns the codes for ``piece``, or fills it where there are none of it alone."""
+    num = piece.destination.shape[piece.dim]
+    weight = stored.read(piece.destination.dtype)
+    if isinstance(weight, Quantized) and (part := weight.part(piece.dim, piece.start, num)):
+        return part
+    piece.destination.copy_(weight.values.narrow(piece.dim, piece.start, num))
+    return None
+
+
+def _keep(module: nn.Module, codes: Sequence[tuple[Piece, Quantized]]) -> None:
+    """Gives a product the codes where they are all of its weight and of one kind, and fills it with
+    the numbers else."""
+    parts = [each for _, each in codes]
+    num_outputs = sum(len(each.codes) for each in parts)
+    if isinstance(module, Linear) and num_outputs == module.outputs and are_alike(parts):
+        module.weight = joined(parts).to(codes[0][0].destination.device)
+        return
+    for piece, each in codes:
+        piece.destination.copy_(each.values)
 
 
 def _pieces(path: str, module: nn.Module) -> Iterator[tuple[str, Piece]]:
@@ -112,28 +159,53 @@ def _pieces(path: str, module: nn.Module) -> Iterator[tuple[str, Piece]]:
             yield f"{path}.{name}", Piece(parameter)
 
 
-def _check_names(checkpoint: Checkpoint, wanted: Iterable[str], found: Tensors) -> None:
-    known = {tensor.name for tensor in found.values()}
+def find_layer(
+    checkpoint: Checkpoint, name: str, scheme: Scheme | None
+) -> StoredTensor | StoredCodes | None:
+    layer, _, own = name.rpartition(".")
+    if scheme is not None and own == "weight":
+        names = {suffix: checkpoint.find(f"{layer}.{suffix}") for suffix in scheme.suffixes}
+        stored = {suffix: tensor for suffix, tensor in names.items() if tensor is not None}
+        if scheme.holds(stored):
+            return StoredCodes(layer, scheme, stored)
+    return checkpoint.find(name)
+
+
+def _check_names(
+    checkpoint: Checkpoint,
+    wanted: Iterable[str],
+    found: Mapping[str, StoredTensor | StoredCodes],
+    scheme: Scheme | None,
+) -> None:
+    known = {tensor.name for each in found.values() for tensor in _tensors(each)}
     for name, tensor in checkpoint.tensors.items():
-        if name not in known and not name.endswith(IGNORED):
+        is_ignored = name.endswith(IGNORED) or (scheme is not None and scheme.ignores(tensor))
+        if name not in known and not is_ignored:
             raise ConfigError(f"model: {tensor.file}: the architecture has no tensor {name}")
     if lacking := sorted(checkpoint.source(name).name for name in wanted if name not in found):
         raise ConfigError(f"model: {checkpoint.folder} lacks {_some(lacking)}")
 
 
-def _check_kind(tensor: StoredTensor, piece: Piece) -> None:
+def _check_kind(stored: StoredTensor | StoredCodes, piece: Piece) -> None:
     shape = list(piece.destination.shape)
     shape[piece.dim] = piece.size or shape[piece.dim]
-    if tensor.shape != shape or not tensor.dtype.is_floating_point:
-        raise ConfigError(
-            f"model: {tensor.file}: tensor {tensor.name} is {tensor.dtype} {tensor.shape};"
-            f" the architecture has {shape} of floats"
-        )
+    if stored.shape == shape and (isinstance(stored, StoredCodes) or stored.is_dense):
+        return
+    raise ConfigError(
+        f"model: {stored.file}: {stored.label} {stored.shape};"
+        f" the architecture has {shape} of floats"
+    )
 
 
-def _num_bytes(tensor: StoredTensor, piece: Piece) -> int:
+def _num_bytes(stored: StoredTensor | StoredCodes, piece: Piece) -> int:
     """What is read for ``piece``."""
-    return piece.destination.numel() * tensor.dtype.itemsize
+    if isinstance(stored, StoredCodes):
+        return stored.num_bytes
+    return piece.destination.numel() * stored.dtype.itemsize
+
+
+def _tensors(stored: StoredTensor | StoredCodes) -> Iterable[StoredTensor]:
+    return stored.tensors.values() if isinstance(stored, StoredCodes) else [stored]
 
 
 def _some(names: list[str], num: int = 5) -> str:

@@ -51,9 +51,7 @@ def test_of_rows_that_decode(
     bits.assert_rows_stand_alone(compute, 4, [1, 2, 3])
 
 
-@pytest.mark.parametrize(
-    ("window", "codes"), [(5, None), (33, None), (90, None), (33, torch.int8)]
-)
+@pytest.mark.parametrize(("window", "codes"), [(5, None), (33, None), (90, None), (33, torch.int8)])
 def test_of_tokens_whose_rows_begin_elsewhere(
     window: int, codes: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

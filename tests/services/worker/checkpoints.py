@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel, Qwen2ForCausalLM
 
 from benchmarks.harness.oracle import true_logits
-from services.worker.layers.weights import FORMS, Quantization
+from services.worker.weights.online import ONLINE, Quantization
 from shared.model_folder import weight_files
 
 VOCAB_SIZE = 160
@@ -100,7 +100,7 @@ def quantized(oracle: PreTrainedModel, quantization: Quantization) -> Iterator[N
         if isinstance(module, nn.Linear) and module is not head
     }
     for weight in weights:
-        weight.data = FORMS[quantization](weight.data).values
+        weight.data = ONLINE[quantization](weight.data).values
     try:
         yield
     finally:

@@ -195,7 +195,6 @@ def test_a_config_without_architectures_lists_them_too(folder: Path) -> None:
             "layer_types has 1 entries; num_hidden_layers is 3",
         ),
         ({"sliding_window": 0}, r"Expected `int` >= 1 - at `\$.sliding_window`"),
-        ({"quantization_config": {"bits": 4}}, "quantized weights"),
         ({"num_key_value_heads": 3}, "no multiple"),
         ({"hidden_size": "many"}, "Expected `int`"),
     ],

@@ -8,9 +8,9 @@ import torch
 
 from benchmarks.harness.step_engine import run_step
 from services.worker.engine.host import HostEngine
-from services.worker.layers.weights import Quantization
 from services.worker.models.registry import read_model_config
 from services.worker.weights.dummy import make_dummy
+from services.worker.weights.online import Quantization
 from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
 from shared.messages import Admit, Decode, Prefill, SamplingParams, StepPlan

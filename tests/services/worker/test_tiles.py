@@ -10,10 +10,10 @@ import torch
 from kernels.cpu import build
 from kernels.cpu.library import load_library, variants
 from kernels.cpu.operators import Kind, Operator
-from kernels.cpu.program import Buffer, NativeLibrary, NativeProgram
+from kernels.cpu.program import Buffer, Codes, NativeLibrary, NativeProgram
 from services.worker.backends.native import NativeLM
 from services.worker.backends.torch_lm import TorchLM
-from services.worker.layers.weights import Quantization
+from services.worker.weights.online import ONLINE, Quantization
 from tests.services.worker.test_native import furthest, make_config, random_prompts, run
 from tests.services.worker.test_weight_forms import in_float32, in_form
 
@@ -33,7 +33,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> NativeLibrary:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("quantization", ["none", "wint8", "wint4"])
+@pytest.mark.parametrize("quantization", ["none", *ONLINE])
 def test_logits_are_nearer_to_float32_than_those_of_torch(
     library: NativeLibrary, name: str, quantization: Quantization
 ) -> None:
@@ -48,7 +48,7 @@ def test_logits_are_nearer_to_float32_than_those_of_torch(
     assert furthest(found, exact, torch.Tensor.mean) < furthest(torchs, exact, torch.Tensor.mean)
 
 
-@pytest.mark.parametrize("quantization", ["none", "wint8", "wint4"])
+@pytest.mark.parametrize("quantization", ["none", *ONLINE])
 def test_a_tokens_logits_are_the_same_bits_whatever_shares_its_step(
     library: NativeLibrary, quantization: Quantization
 ) -> None:
@@ -76,7 +76,7 @@ def test_small_numbers_are_zeros_whatever_shares_the_product(
     for each in libraries:
         if is_int8:
             codes = (weight * 127).clamp(-127, 127).to(torch.int8)
-            packed = each.pack(codes, scales=torch.ones(size))
+            packed = each.pack_codes(Codes(codes, torch.ones(size, 1), None, None, size, size))
         else:
             packed = each.pack(weight)
         narrow = Operator(kind=Kind.NARROW, source=0, out=1, size=size)

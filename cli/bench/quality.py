@@ -1,0 +1,220 @@
+"""``shoal bench quality``: what a form of weights costs, in bits per byte of a text and in how far
+its distributions of the next token are from a reference's. By the engine that serves, from the
+logprobs of prompts, all of the vocabulary."""
+
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from cli.bench.divergence import Comparison, compare, summary
+from cli.bench.lengths import MAX_LENGTH
+from cli.bench.options import MAX_COUNT, Parser, argument_type, result_file, whole
+from cli.bench.origin import origin, write
+from cli.bench.progress import bar
+from shared.config.load import load_settings
+from shared.config.worker import WorkerConfig
+from shared.errors import ConfigError
+from shared.messages import ALL_TOKENS, ModelInfo
+from shared.model_folder import read_model_info
+from shared.model_location import ModelLocation, locate_model
+
+if TYPE_CHECKING:
+    from cli.bench.pieces import Piece
+
+PROGRAM = "shoal bench quality"
+PACKAGES = ("shoal", "torch", "numpy", "tokenizers")
+DENSE, *QUANTIZED = FORMS = get_args(WorkerConfig.model_fields["quantization"].annotation)
+REFERENCE = "reference"
+MIN_LENGTH = 16
+
+
+def quality(arguments: list[str]) -> int:
+    """The exit code. Raises ConfigError."""
+    load, rest = _parse(arguments)
+    console = Console(highlight=False, emoji=False, markup=False)
+    found = measure(load, load_settings(WorkerConfig, rest, PROGRAM), console)
+    _show(found, console)
+    if load.json is not None:
+        write(origin("quality", arguments, PACKAGES) | found, load.json)
+    return 0
+
+
+def measure(load: Namespace, worker: WorkerConfig, console: Console) -> dict[str, Any]:
+    """For JSON: the settings as they took effect, and the figures."""
+    model = locate_model(worker.model)
+    pieces = _cut_text(load, model)
+    reference = model if load.reference is None else _find_reference(load, model)
+    forms = load.quantization or (QUANTIZED if load.reference is None else [DENSE])
+    kinds = {REFERENCE: {"model": str(reference.folder), "quantization": DENSE}}
+    kinds |= {form: {"model": str(model.folder), "quantization": form} for form in forms}
+    limits = {"max_model_len": load.length, "max_num_seqs": 1}
+    settings = worker.model_dump() | limits
+    ours = {"instance", "quantization", *limits}
+    num_bytes = sum(piece.num_bytes for piece in pieces)
+    return {
+        "settings": _given(load) | {"quantization": forms, "pieces": len(pieces)},
+        "worker": worker.model_dump(mode="json", exclude_defaults=True, exclude=ours),
+        "model": model.name,
+        "reference": reference.name,
+        "num_tokens": sum(len(piece.ids) - piece.num_given for piece in pieces),
+        "num_bytes": num_bytes,
+        "figures": {
+            name: {"dtype": scorer.dtype, "weights_bytes": scorer.weights_bytes}
+            | summary(scorer.comparisons, num_bytes)
+            for name, scorer in _score(settings, kinds, pieces, console).items()
+        },
+    }
+
+
+class Scorer:
+    """A worker with these settings, and how the pieces so far compare with the reference's."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        from cli.bench.engine_loop import EngineLoop  # and with it torch, which takes seconds
+
+        self._loop = EngineLoop(WorkerConfig.model_validate(settings))
+        self.dtype = self._loop.model.dtype
+        self.weights_bytes = self._loop.weights_bytes  # of the engine that was built last
+        self.comparisons: list[Comparison] = []
+
+    def logprobs(self, piece: "Piece") -> np.ndarray:
+        """[n, 1 + V] float32: of each scored token its own, then those of all ids."""
+        from cli.bench.engine_loop import Job
+
+        job = Job(piece.ids, 0, ALL_TOKENS)
+        outputs = self._loop.outputs([job], 1, None)
+        found = np.concatenate([arrays.values for _, (_, arrays) in outputs])
+        return found.reshape(len(piece.ids) - 1, -1)[piece.num_given - 1 :]
+
+
+def _score(
+    settings: dict[str, Any],
+    kinds: dict[str, dict[str, Any]],
+    pieces: "list[Piece]",
+    console: Console,
+) -> dict[str, Scorer]:
+    """Of each kind, whose own settings go before the others. All are in memory at once, so that the
+    reference is computed once and no logprobs are kept."""
+    scorers: dict[str, Scorer] = {}
+    with bar(console, len(kinds) * len(pieces), "{task.fields[kind]}", kind="") as update:
+        for name, own in kinds.items():
+            update(kind=f"loading {name}")
+            scorers[name] = Scorer(settings | own)
+        for piece in pieces:
+            truth = scorers[REFERENCE].logprobs(piece)
+            for name, scorer in scorers.items():
+                update(kind=name)
+                found = truth if name == REFERENCE else scorer.logprobs(piece)
+                scorer.comparisons.append(compare(truth, found))
+                update(advance=1)
+    return scorers
+
+
+def _find_reference(load: Namespace, model: ModelLocation) -> ModelLocation:
+    """Raises ConfigError where its ids are not those of ``model``."""
+    from cli.bench.pieces import load_tokenizer
+
+    try:
+        reference = locate_model(load.reference)
+        sizes = [_check_length(load, each).vocab_size for each in (reference, model)]
+        if sizes[0] != sizes[1]:
+            raise ConfigError(f"vocab_size is {sizes[0]}, and {sizes[1]} of {model.folder}")
+        ids = [load_tokenizer(each.folder).get_vocab() for each in (reference, model)]
+        if ids[0] != ids[1]:
+            raise ConfigError(f"{reference.folder} has another vocabulary than {model.folder}")
+    except ConfigError as error:
+        raise ConfigError(f"--reference: {error}") from None
+    return reference
+
+
+def _cut_text(load: Namespace, model: ModelLocation) -> "list[Piece]":
+    """Raises ConfigError."""
+    from cli.bench.pieces import cut, load_tokenizer, read_text
+
+    vocab_size = _check_length(load, model).vocab_size
+    tokenizer = load_tokenizer(model.folder)
+    pieces = cut(read_text(load.text), tokenizer, load.length, load.pieces)
+    last_id = max(int(piece.ids.max()) for piece in pieces)
+    if last_id >= vocab_size:
+        raise ConfigError(f"model: the text has the id {last_id}, and vocab_size is {vocab_size}")
+    return pieces
+
+
+def _check_length(load: Namespace, model: ModelLocation) -> ModelInfo:
+    """Raises ConfigError."""
+    info = read_model_info(model.folder, [], None)
+    if load.length > info.max_model_len:
+        limit = f"max_position_embeddings = {info.max_model_len}"
+        raise ConfigError(f"--length: {load.length} is more than {limit} of {model.folder}")
+    return info
+
+
+def _parse(arguments: list[str]) -> tuple[Namespace, list[str]]:
+    """What is ours, and what is left for the worker. Raises ConfigError; ``--help`` exits."""
+    parser = Parser(
+        PROGRAM,
+        description="Measures what forms of a model's weights cost in quality: bits per byte of a"
+        " text, the mean Kullback–Leibler divergence from a reference in nats, and how often the"
+        " likeliest token is the reference's. All of them are in memory at once. Takes all settings"
+        " of the worker as well, such as --model and --dtype: shoal worker --help",
+        allow_abbrev=False,
+    )
+    _add_load(parser.add_argument)
+    return parser.parse_known_args(arguments)
+
+
+def _add_load(add: Callable[..., Any]) -> None:
+    text = f"of {', '.join(FORMS)}, with commas between (default: all but {DENSE}; with"
+    text += f" --reference {DENSE}: the weights as they are)"
+    add("--quantization", type=argument_type(_forms), metavar="FORMS", help=text)
+    text = "model folder or name, whose weights are taken as they are (default: --model)"
+    add("--reference", metavar="MODEL", help=text)
+    text = "UTF-8 (default: what training of the embedded model held out of Python's own library"
+    add("--text", type=Path, metavar="FILE", help=f"{text} and language reference)")
+    text = "of a piece of the text, in tokens (default: %(default)s)"
+    add("--length", type=whole(MIN_LENGTH, MAX_LENGTH), default=512, metavar="N", help=text)
+    text = "how many, spread over the text, or all there are (default: %(default)s)"
+    add("--pieces", type=whole(1, MAX_COUNT), default=40, metavar="N", help=text)
+    add("--json", type=result_file, metavar="FILE", help="writes everything there")
+
+
+def _forms(text: str) -> list[str]:
+    forms = [*dict.fromkeys(text.split(","))]
+    for form in forms:
+        if form not in FORMS:
+            raise ValueError(f"'{form}' is not one of {', '.join(FORMS)}")
+    return forms
+
+
+def _given(load: Namespace) -> dict[str, Any]:
+    text = None if load.text is None else str(load.text)
+    return {name: value for name, value in vars(load).items() if name != "json"} | {"text": text}
+
+
+def _show(found: dict[str, Any], console: Console) -> None:
+    facts = Table.grid(padding=(0, 3))
+    facts.add_row("model", found["model"])
+    facts.add_row("reference", f"{found['reference']}, {found['figures'][REFERENCE]['dtype']}")
+    num_pieces, length = found["settings"]["pieces"], found["settings"]["length"]
+    size = f"{found['num_tokens']} tokens, {found['num_bytes']} bytes"
+    facts.add_row("text", f"{size}, in {num_pieces} pieces of {length}")
+    console.print(facts)
+    console.print(_figures(found["figures"]))
+
+
+def _figures(found: dict[str, dict[str, Any]]) -> Table:
+    table = Table()
+    table.add_column("weights")
+    for name in ("MB", "bits per byte", "KL divergence", "same first choice"):
+        table.add_column(name, justify="right")
+    for name, each in found.items():
+        cells = [f"{each['weights_bytes'] / 1e6:.1f}", f"{each['bits_per_byte']:.4f}"]
+        if name != REFERENCE:
+            cells += [f"{each['kl_divergence']:.5f}", f"{each['same_first_choice']:.2%}"]
+        table.add_row(name, *cells)
+    return table

@@ -1,0 +1,35 @@
+"""How tools that quantise models store them, and our forms of weights made of that."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from services.worker.weights.schemes.awq import Awq
+from services.worker.weights.schemes.bitsandbytes import BitsAndBytes
+from services.worker.weights.schemes.compressed_tensors import CompressedTensors
+from services.worker.weights.schemes.fp8 import Fp8
+from services.worker.weights.schemes.gptq import Gptq
+from services.worker.weights.schemes.scheme import Scheme
+from shared.errors import ConfigError
+
+SCHEMES: dict[str, type[Scheme]] = {
+    "awq": Awq,
+    "bitsandbytes": BitsAndBytes,
+    "compressed-tensors": CompressedTensors,
+    "fp8": Fp8,
+    "gptq": Gptq,
+}
+
+
+def find_scheme(config: Mapping[str, Any]) -> Scheme:
+    """``config`` is a model's quantization_config. Raises ConfigError for what cannot be read, with
+    what can."""
+    method = config.get("quant_method")
+    if method not in SCHEMES:
+        raise ConfigError(
+            f"model: quantization_config: quant_method {method!r} is not supported; supported are"
+            f" {', '.join(sorted(SCHEMES))}"
+        )
+    try:
+        return SCHEMES[method](config)
+    except ValueError as error:
+        raise ConfigError(f"model: quantization_config: {method}: {error}") from None

@@ -1,0 +1,165 @@
+"""What a scheme of quantised weights knows, and what several of them share."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from services.worker.layers.weights import Dense, Quantized, Weight
+from services.worker.weights.checkpoint import StoredTensor
+from services.worker.weights.codes import INT4, pack_pairs
+from shared.errors import ConfigError
+
+Stored = Mapping[str, StoredTensor]
+
+
+class Scheme(ABC):
+    """Reads the layers of a checkpoint that are quantised; the others are dense.
+
+    ``suffixes`` are the names that the tensors of such a layer have behind its own, those that
+    matter and those that may be there. Made of the model's quantization_config; raises ValueError
+    for what that asks for and we cannot read.
+    """
+
+    suffixes: ClassVar[tuple[str, ...]]
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.config = config
+
+    def __str__(self) -> str:
+        return str(self.config["quant_method"])
+
+    def ignores(self, tensor: StoredTensor) -> bool:
+        """Whether ``tensor``, which no layer has, may be there."""
+        return False
+
+    @abstractmethod
+    def holds(self, stored: Stored) -> bool:
+        """Whether a layer with these tensors, by their suffixes, is quantised."""
+
+    @abstractmethod
+    def shape(self, stored: Stored) -> list[int]:
+        """Returns [outputs, inputs] of such a layer. Raises KeyError for a suffix that lacks."""
+
+    @abstractmethod
+    def read(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Weight:
+        """``dtype`` is the model's. Raises ValueError where tensors do not go together."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCodes:
+    """A ``layer`` of a checkpoint that is quantised, of which nothing was read yet."""
+
+    layer: str
+    scheme: Scheme
+    tensors: Stored
+
+    @property
+    def file(self) -> Path:
+        return next(iter(self.tensors.values())).file
+
+    @property
+    def label(self) -> str:
+        """For errors; what it is, before its shape."""
+        return f"layer {self.layer} is quantised and"
+
+    @property
+    def shape(self) -> list[int]:
+        """[outputs, inputs]. Raises ConfigError where a tensor lacks."""
+        with self._said():
+            return self.scheme.shape(self.tensors)
+
+    @property
+    def num_bytes(self) -> int:
+        each = self.tensors.values()
+        return sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in each)
+
+    def read(self, dtype: torch.dtype) -> Weight:
+        """Raises ConfigError where a tensor lacks, or tensors do not go together."""
+        with self._said():
+            whole = {suffix: tensor.read_all() for suffix, tensor in self.tensors.items()}
+            return self.scheme.read(whole, dtype)
+
+    @contextmanager
+    def _said(self) -> Iterator[None]:
+        try:
+            yield
+        except KeyError as suffix:
+            raise ConfigError(
+                f"model: {self.file.parent} lacks {self.layer}.{suffix.args[0]}"
+            ) from None
+        except ValueError as error:
+            raise ConfigError(f"model: {self.file}: layer {self.layer}: {error}") from None
+
+
+def whole_numbers(
+    codes: Tensor,
+    bits: int,
+    scales: Tensor,
+    zeros: Tensor | None,
+    dtype: torch.dtype,
+    *,
+    group: int,
+    group_of: Tensor | None = None,
+) -> Weight:
+    """(codes − zeros) · scales, for codes [outputs, inputs] from −2^(bits−1) on, scales and zeros
+    [outputs, groups]. ``group_of`` [inputs] says which group an input is in: by default ``group``
+    neighbours are in one. Where a group has not as many inputs, the weight is dense."""
+    inputs = codes.shape[1]
+    if zeros is not None and not zeros.any():
+        zeros = None
+    order = None
+    if group_of is not None and not torch.equal(group_of, torch.arange(inputs) // group):
+        order = torch.argsort(group_of, stable=True)
+        if not torch.equal(group_of[order], torch.arange(inputs) // group):
+            values = codes.float() - (0 if zeros is None else zeros.float()[:, group_of])
+            return dense(values * scales.float()[:, group_of], dtype)
+        codes = codes[:, order]
+    is_short = bits <= 4
+    return Quantized(
+        pack_pairs((codes + 8).to(torch.uint8)) if is_short else codes.to(torch.int8),
+        scales,
+        dtype=dtype,
+        inputs=inputs,
+        group=group,
+        table=INT4.clone() if is_short else None,
+        zeros=zeros,
+        order=order,
+    )
+
+
+def dense(values: Tensor, dtype: torch.dtype) -> Dense:
+    outputs, inputs = values.shape
+    weight = Dense(outputs, inputs, dtype)
+    weight.values.copy_(values)
+    return weight
+
+
+def blocks_of(scales: Tensor, shape: list[int], block: list[int]) -> Tensor:
+    """scales of blocks [⌈outputs / rows⌉, ⌈inputs / columns⌉] → [outputs, ⌈inputs / columns⌉].
+    Raises ValueError where there are more or fewer."""
+    wanted = [-(-size // each) for size, each in zip(shape, block, strict=True)]
+    if list(scales.shape) != wanted:
+        raise ValueError(f"scales {list(scales.shape)} for blocks of {block}, which are {wanted}")
+    return scales.float().repeat_interleave(block[0], 0)[: shape[0]]
+
+
+def per_output(scales: Tensor, outputs: int) -> Tensor:
+    """scales [outputs] or [outputs, 1], or one of all → [outputs, 1] float32."""
+    if scales.numel() not in (1, outputs):
+        raise ValueError(f"scales {list(scales.shape)} for {outputs} outputs")
+    return scales.float().reshape(-1, 1).expand(outputs, 1)
+
+
+def refuse_unless(config: Mapping[str, Any], key: str, known: tuple[Any, ...]) -> Any:
+    """Returns the value, the first of those that are ``known`` by default. Raises ValueError."""
+    value = config.get(key, known[0])
+    if value not in known:
+        raise ValueError(f"{key} {value!r} is not supported; supported are {list(known)}")
+    return value

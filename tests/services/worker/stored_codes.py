@@ -1,0 +1,151 @@
+"""Checkpoints as tools quantise them, made of dense ones: plainly, with the nearest codes.
+
+That tensors lie as those tools write them is for ``test_schemes.py``; these are whole models.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from services.worker.weights.codes import NF4
+from shared.model_folder import weight_files
+from tests.services.worker.checkpoints import change_config
+
+GROUP = 32
+AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # which of eight outputs is at each place of a word
+
+
+class Layout(NamedTuple):
+    """``write`` makes the tensors of a layer, by their suffixes, of its weight [outputs, inputs],
+    and what they stand for."""
+
+    config: dict[str, Any]
+    write: Callable[[Tensor], tuple[dict[str, Tensor], Tensor]]
+
+
+def save_quantized(dense: Path, folder: Path, layout: Layout) -> dict[str, Tensor]:
+    """A copy of ``dense`` in ``folder`` whose projections are quantised. Returns all its numbers by
+    the names of ``dense``."""
+    files = weight_files(dense)
+    tensors = {name: each for file in files for name, each in load_file(file).items()}
+    skipped = shutil.ignore_patterns("*.safetensors", "*.index.json")
+    shutil.copytree(dense, folder, ignore=skipped, dirs_exist_ok=True)
+    stored: dict[str, Tensor] = {}
+    values: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if name.endswith("_proj.weight"):
+            written, values[name] = layout.write(tensor.float())
+            layer = name.removesuffix("weight")
+            stored |= {layer + suffix: each.contiguous() for suffix, each in written.items()}
+        else:
+            stored[name] = values[name] = tensor
+    save_file(stored, folder / "model.safetensors")
+    change_config(folder, quantization_config=layout.config)
+    return values
+
+
+def words(codes: Tensor) -> Tensor:
+    """codes [..., n] below 16 → [..., n / 8] int32, the first one in the lowest bits."""
+    shifts = torch.arange(0, 32, 4)
+    packed = (codes.long().unflatten(-1, (-1, 8)) << shifts).sum(-1)
+    return torch.where(packed >= 1 << 31, packed - (1 << 32), packed).int()
+
+
+def in_groups(weight: Tensor, order: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Codes 0 … 15 [outputs, inputs], scales and zeros [outputs, groups], and the numbers. Inputs
+    are in groups as they stand, or in ``order``."""
+    order = torch.arange(weight.shape[1]) if order is None else order
+    groups = weight[:, order].unflatten(1, (-1, GROUP))
+    low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
+    scales = ((high - low) / 15).half().float()
+    zeros = (-low / scales).round()
+    codes = (groups / scales[..., None] + zeros[..., None]).round().clamp(0, 15)
+    values = ((codes - zeros[..., None]) * scales[..., None]).flatten(1)
+    back = order.argsort()
+    return codes.flatten(1)[:, back], scales, zeros, values[:, back]
+
+
+def write_gptq(weight: Tensor, *, is_ordered: bool) -> tuple[dict[str, Tensor], Tensor]:
+    inputs = weight.shape[1]
+    generator = torch.Generator().manual_seed(inputs)  # layers that share their input share these
+    order = torch.randperm(inputs, generator=generator) if is_ordered else torch.arange(inputs)
+    codes, scales, zeros, values = in_groups(weight, order)
+    tensors = {
+        "qweight": words(codes).T,
+        "qzeros": words(zeros.T),
+        "scales": scales.T.half(),
+        "g_idx": (order.argsort() // GROUP).int(),
+    }
+    return tensors, values
+
+
+def write_awq(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    codes, scales, zeros, values = in_groups(weight)
+
+    def packed(numbers: Tensor) -> Tensor:
+        return words(numbers.T.unflatten(1, (-1, 8))[..., AWQ_ORDER].flatten(1))
+
+    return {"qweight": packed(codes), "qzeros": packed(zeros), "scales": scales.T.half()}, values
+
+
+def write_compressed(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    codes, scales, zeros, values = in_groups(weight)
+    tensors = {
+        "weight_packed": words(codes),
+        "weight_scale": scales,
+        "weight_zero_point": words(zeros.T).T,
+        "weight_shape": torch.tensor(weight.shape),
+    }
+    return tensors, values
+
+
+def write_fp8(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """In blocks of GROUP · GROUP."""
+    blocks = weight.unflatten(1, (-1, GROUP)).unflatten(0, (-1, GROUP))
+    scales = blocks.abs().amax((1, 3)) / 448
+    each = scales.repeat_interleave(GROUP, 0).repeat_interleave(GROUP, 1)
+    codes = (weight / each).to(torch.float8_e4m3fn)
+    return {"weight": codes, "weight_scale_inv": scales}, codes.float() * each
+
+
+def write_nf4(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    blocks = weight.view(-1, GROUP)
+    scales = blocks.abs().amax(1)
+    codes = (blocks / scales[:, None])[..., None].sub(NF4).abs().argmin(2)
+    pairs = codes.view(-1, 2).to(torch.uint8)
+    state = json.dumps({"shape": [*weight.shape], "blocksize": GROUP, "quant_type": "nf4"})
+    tensors = {
+        "weight": (pairs[:, :1] << 4 | pairs[:, 1:]),
+        "weight.absmax": scales,
+        "weight.quant_map": NF4.clone(),
+        "weight.quant_state.bitsandbytes__nf4": torch.tensor([*state.encode()], dtype=torch.uint8),
+    }
+    return tensors, (NF4[codes] * scales[:, None]).view(weight.shape)
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "checkpoint_format": "gptq_v2"}
+LAYOUTS = {
+    "gptq": Layout(GPTQ, lambda weight: write_gptq(weight, is_ordered=False)),
+    "gptq, desc_act": Layout(
+        GPTQ | {"desc_act": True}, lambda weight: write_gptq(weight, is_ordered=True)
+    ),
+    "awq": Layout(
+        {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}, write_awq
+    ),
+    "compressed-tensors": Layout(
+        {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": GROUP}}},
+        },
+        write_compressed,
+    ),
+    "fp8": Layout({"quant_method": "fp8", "weight_block_size": [GROUP, GROUP]}, write_fp8),
+    "bitsandbytes": Layout({"quant_method": "bitsandbytes", "load_in_4bit": True}, write_nf4),
+}

@@ -1,0 +1,145 @@
+"""Whole models that are quantised already are computed as what their codes stand for."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from benchmarks.harness.engines import make_engine
+from services.worker.layers.linear import Linear
+from services.worker.layers.weights import Dense, Quantized
+from services.worker.machine.hardware import Memory
+from services.worker.models.registry import read_model_config
+from services.worker.startup import loaded_model
+from services.worker.weights.load import load_model
+from shared.errors import ConfigError
+from tests.services.worker.checkpoints import (
+    assert_greedy,
+    change_config,
+    random_prompts,
+    save_mimo,
+    save_model,
+)
+from tests.services.worker.driver import Driver, Job
+from tests.services.worker.stored_codes import LAYOUTS, save_quantized
+from tests.services.worker.test_families import CASES
+
+FAMILIES = ("llama", "qwen3", "ernie", "llama, no groups, biases")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def dense(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    family, changes = CASES[request.param]
+    folder = tmp_path_factory.mktemp("dense")
+    save_model(folder, family, **changes)
+    return folder
+
+
+def with_values(dense: Path, values: dict[str, torch.Tensor]) -> PreTrainedModel:
+    oracle: Any = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float32).eval()
+    for name, parameter in oracle.named_parameters():
+        parameter.data = values[name].float()
+    return oracle
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_texts_are_those_of_transformers_with_what_the_codes_stand_for(
+    dense: Path, layout: str, kernels: str, tmp_path: Path
+) -> None:
+    oracle = with_values(dense, save_quantized(dense, tmp_path, LAYOUTS[layout]))
+    engine = make_engine(tmp_path, kernels)
+    prompts = random_prompts(8)
+    texts = Driver(engine, [3, 7, 1, 5], seed=1).run([Job(prompt) for prompt in prompts])
+    for prompt, text in zip(prompts, texts, strict=True):
+        assert_greedy(oracle, prompt, text)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_projection_keeps_its_codes(tmp_path: Path, layout: str) -> None:
+    """Those of a head too; only where an order of inputs is cut in two it is dense."""
+    save_mimo(tmp_path / "dense", rope_theta=1e4)
+    values = save_quantized(tmp_path / "dense", tmp_path / "codes", LAYOUTS[layout])
+    config = read_model_config(tmp_path / "codes")
+    model = load_model(tmp_path / "codes", config, torch.float32, CPU, lambda *_: None)
+    linears = {name: each for name, each in model.named_modules() if isinstance(each, Linear)}
+    is_cut = {name for name in linears if name.endswith(("hidden_proj", "token_proj"))}
+    assert len(linears) == 3 * 4 + 4 + len(is_cut)
+    for name, linear in linears.items():
+        is_dense = layout == "gptq, desc_act" and name in is_cut
+        assert isinstance(linear.weight, Dense if is_dense else Quantized), name
+    both = values["model.mtp_layers.0.input_proj.weight"]
+    found = [
+        linears[f"model.mtp_layers.0.{name}_proj"].weight.values for name in ("hidden", "token")
+    ]
+    assert torch.equal(torch.cat(found, 1), both)
+
+
+def test_a_product_of_layers_that_are_quantised_in_different_ways_is_dense(tmp_path: Path) -> None:
+    save_model(tmp_path / "dense", CASES["llama"][0])
+    layout = LAYOUTS["awq"]
+    values = save_quantized(tmp_path / "dense", tmp_path / "codes", layout)
+    file = tmp_path / "codes" / "model.safetensors"
+    tensors = load_file(file)
+    layer = "model.layers.1.self_attn.k_proj."
+    others = {name: each for name, each in tensors.items() if not name.startswith(layer)}
+    save_file(others | {f"{layer}weight": values[f"{layer}weight"]}, file)
+    config = read_model_config(tmp_path / "codes")
+    model: Any = load_model(tmp_path / "codes", config, torch.float32, CPU, lambda *_: None)
+    weight = model.model.layers[1].self_attn.qkv_proj.weight
+    assert isinstance(weight, Dense)
+    names = ("q_proj", "k_proj", "v_proj")
+    expected = [values[f"model.layers.1.self_attn.{name}.weight"] for name in names]
+    assert torch.equal(weight.values, torch.cat(expected))
+    assert isinstance(model.model.layers[0].self_attn.qkv_proj.weight, Quantized)
+
+
+@pytest.fixture
+def codes(tmp_path: Path) -> Path:
+    save_model(tmp_path / "dense", CASES["llama"][0])
+    save_quantized(tmp_path / "dense", tmp_path / "codes", LAYOUTS["awq"])
+    return tmp_path / "codes"
+
+
+def test_codes_are_not_quantised_again(codes: Path) -> None:
+    with pytest.raises(ConfigError, match="quantization: wint8 is made of dense weights; those of"):
+        make_engine(codes, quantization="wint8")
+
+
+def test_dummy_weights_have_no_codes(codes: Path) -> None:
+    with pytest.raises(ConfigError, match="load-format: dummy makes dense weights"):
+        make_engine(codes, load_format="dummy")
+
+
+def test_on_a_gpu_they_are_refused_before_anything_is_read(
+    codes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loaded_model, "choose_device", lambda *_: torch.device("meta"))
+    monkeypatch.setattr(loaded_model, "read_memory", lambda *_: Memory(1, 1))
+    with pytest.raises(ConfigError, match="model: weights quantised by awq are for CPUs so far"):
+        make_engine(codes)
+
+
+def test_biases_of_zeros_that_gptq_adds_do_not_matter(tmp_path: Path) -> None:
+    save_model(tmp_path / "dense", CASES["llama"][0])
+    folder = tmp_path / "codes"
+    save_quantized(tmp_path / "dense", folder, LAYOUTS["gptq"])
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.0.self_attn.q_proj.bias"
+    save_file(tensors | {name: torch.zeros(64)}, folder / "model.safetensors")
+    config = read_model_config(folder)
+    load_model(folder, config, torch.float32, CPU, lambda *_: None)
+    save_file(tensors | {name: torch.ones(64)}, folder / "model.safetensors")
+    with pytest.raises(ConfigError, match=f"the architecture has no tensor {name}"):
+        load_model(folder, config, torch.float32, CPU, lambda *_: None)
+
+
+def test_layers_of_other_sizes_are_refused(codes: Path) -> None:
+    change_config(codes, intermediate_size=64)
+    text = r"layer model.layers.0.mlp.gate_proj is quantised and \[96, 64\]; .* has \[64, 64\]"
+    with pytest.raises(ConfigError, match=text):
+        make_engine(codes)

@@ -1,0 +1,139 @@
+"""Quantised checkpoints stand for what the tools that wrote them say."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from kernels.cpu.library import load_library, variants
+from kernels.cpu.operators import LANES, Kind, Operator
+from kernels.cpu.program import Buffer, NativeLibrary, NativeProgram
+from services.worker.backends.compiler import codes_of
+from services.worker.layers.weights import Dense, Quantized, Weight
+from services.worker.weights.checkpoint import open_checkpoint
+from services.worker.weights.load import find_layer
+from services.worker.weights.schemes import find_scheme
+from services.worker.weights.schemes.scheme import StoredCodes
+from shared.errors import ConfigError
+
+GOLDEN = Path(__file__).parent / "golden"
+EXPERTS = "mxfp4-experts"
+FOLDERS = sorted(path.parent.name for path in GOLDEN.glob("*/config.json"))
+ROUNDED_TWICE = "bitsandbytes-int8"  # once for the scale, once for 1/127
+
+
+def config_of(name: str) -> dict[str, Any]:
+    config = json.loads((GOLDEN / name / "config.json").read_text())
+    return dict(config["quantization_config"])
+
+
+def read_layers(name: str, dtype: torch.dtype = torch.float32) -> dict[str, Weight]:
+    """Those of ``expected.safetensors``."""
+    checkpoint = open_checkpoint([GOLDEN / name / "model.safetensors"])
+    found = {}
+    for layer, expected in load_file(GOLDEN / name / "expected.safetensors").items():
+        stored = find_layer(checkpoint, layer, find_scheme(config_of(name)))
+        assert isinstance(stored, StoredCodes)
+        assert stored.shape == list(expected.shape)
+        found[layer] = stored.read(dtype)
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name in FOLDERS if name != EXPERTS])
+def test_codes_stand_for_what_the_tool_that_wrote_them_reads(name: str) -> None:
+    expected = load_file(GOLDEN / name / "expected.safetensors")
+    found = read_layers(name)
+    assert found.keys() == expected.keys()
+    for layer, weight in found.items():
+        assert isinstance(weight, Dense if name == "bitsandbytes-nf4-across-rows" else Quantized)
+        if name == ROUNDED_TWICE:
+            assert torch.allclose(weight.values, expected[layer], rtol=1e-6, atol=0)
+        else:
+            assert torch.equal(weight.values, expected[layer]), layer
+
+
+@pytest.mark.parametrize("variant", variants())
+@pytest.mark.parametrize("name", [name for name in FOLDERS if name != EXPERTS])
+def test_native_products_are_those_of_the_numbers(name: str, variant: str) -> None:
+    """From 1 to 70 rows, which are computed in several ways; each the same bits as alone."""
+    library = NativeLibrary(load_library(variant), torch.float32, 2)
+    for weight in read_layers(name).values():
+        outputs, inputs = weight.values.shape
+        if isinstance(weight, Dense) or inputs % LANES:
+            continue
+        packed = library.pack_codes(codes_of(weight))
+        operators = [Operator(kind=Kind.NARROW, source=0, out=1, size=inputs)]
+        if weight.order is not None:
+            operators.append(
+                Operator(kind=Kind.ORDER, source=1, out=2, size=inputs, order=weight.order)
+            )
+        source = len(operators)
+        operators.append(
+            Operator(kind=Kind.LINEAR, source=source, out=3, size=inputs, weight=packed)
+        )
+        buffers = [Buffer(size, torch.float32) for size in (inputs, inputs, inputs, outputs)]
+        program = NativeProgram(library, operators, buffers, 1, 3)
+        x = torch.randn(70, inputs, generator=torch.Generator().manual_seed(1))
+        wanted = x.double() @ weight.values.double().T
+        alone = torch.cat([program.run([row]) for row in x.split(1)])
+        slack = float(wanted.abs().max()) * 1e-6
+        assert torch.allclose(alone.double(), wanted, rtol=1e-5, atol=slack)
+        for num_rows in (2, 5, 13, 40, 70):
+            assert torch.equal(program.run([x[:num_rows]]), alone[:num_rows]), num_rows
+
+
+def test_what_cannot_be_read_is_refused_by_name_with_what_can() -> None:
+    for config, text in (
+        (config_of(EXPERTS), "quant_method 'mxfp4' is not supported; supported are awq, bitsand"),
+        ({"bits": 4}, "quant_method None is not supported"),
+        ({"quant_method": "gptq", "bits": 3}, r"gptq: bits 3 is not supported; .* \[4, 2, 8\]"),
+        ({"quant_method": "awq", "version": "gemv"}, "awq: version 'gemv' is not supported"),
+        (
+            {"quant_method": "compressed-tensors", "format": "marlin-24"},
+            "compressed-tensors: format 'marlin-24' is not supported",
+        ),
+        (
+            {"quant_method": "compressed-tensors", "transform_config": {"a": 1}},
+            "transform_config is not supported",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            find_scheme(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "text"),
+    [
+        ("gptq-int4-group128", {"scales": None}, r"lacks .*k_proj\.scales"),
+        (
+            "gptq-int4-group128",
+            {"scales": torch.ones(3, 32)},
+            r"k_proj: scales \[32, 3\] for 8 outputs",
+        ),
+        ("fp8-block", {"weight_scale_inv": torch.ones(1, 1)}, r"scales \[1, 1\] for blocks of"),
+        ("fp8-tensor", {"weight_scale": torch.ones(3)}, r"scales \[3\] for \d+ outputs"),
+        (
+            "compressed-tensors-int4-group128",
+            {"weight_scale": torch.ones(32, 5)},
+            r"5 scales for 256 inputs, with group_size \[128\]",
+        ),
+    ],
+)
+def test_tensors_that_do_not_go_together_are_refused_with_the_layers_name(
+    name: str, change: dict[str, torch.Tensor | None], text: str, tmp_path: Path
+) -> None:
+    tensors = load_file(GOLDEN / name / "model.safetensors")
+    layer = next(iter(load_file(GOLDEN / name / "expected.safetensors"))).removesuffix(".weight")
+    for suffix, tensor in change.items():
+        del tensors[f"{layer}.{suffix}"]
+        if tensor is not None:
+            tensors[f"{layer}.{suffix}"] = tensor
+    save_file(tensors, tmp_path / "model.safetensors")
+    checkpoint = open_checkpoint([tmp_path / "model.safetensors"])
+    stored = find_layer(checkpoint, f"{layer}.weight", find_scheme(config_of(name)))
+    assert isinstance(stored, StoredCodes)
+    with pytest.raises(ConfigError, match=text):
+        stored.read(torch.float32)
