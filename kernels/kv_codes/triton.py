@@ -12,18 +12,16 @@ E4M3_UNIT = tl.constexpr(256.0)  # see widen
 
 
 @triton.jit
-def quantize(x, CODE: tl.constexpr):
-    """x [heads, D] float32 → codes [heads, D] and scales [heads]."""
-    HIGHEST: tl.constexpr = 127.0 if CODE == tl.int8 else 448.0
+def quantize(x, kind: tl.constexpr):
+    """x [heads, D] float32 → codes [heads, D] of a kind, int8 or uint8, and scales [heads]."""
+    highest: tl.constexpr = 127.0 if kind == tl.int8 else 448.0
     bad = tl.sum(x * 0.0, 1)  # NaN if a number is NaN or infinite, which a maximum may hide
-    scale = tl.maximum(tl.div_rn(tl.max(tl.abs(x), 1), HIGHEST), TINY) + bad
+    scale = tl.maximum(tl.div_rn(tl.max(tl.abs(x), 1), highest), TINY) + bad
     scaled = tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))
     scaled = tl.where((bad == 0)[:, None], scaled, 0.0)
-    if CODE == tl.int8:
-        codes = ((scaled + ROUND_WHOLE) - ROUND_WHOLE).to(tl.int8)
-    else:
-        codes = _e4m3(scaled)
-    return codes, scale
+    if kind == tl.int8:
+        return ((scaled + ROUND_WHOLE) - ROUND_WHOLE).to(tl.int8), scale
+    return _e4m3(scaled), scale
 
 
 @triton.jit

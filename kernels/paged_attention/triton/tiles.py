@@ -6,7 +6,7 @@ import triton.language as tl
 
 from kernels.kv_codes.triton import E4M3_UNIT, widen
 
-# By so much weights of int8's codes are lifted, that scales may not make them too small for float16.
+# Weights for codes of int8 are lifted, so that scales do not make them too small for float16.
 INT8_LIFT = tl.constexpr(128.0)
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -46,9 +46,9 @@ def attend_keys(
         shared = min(begin + num_edges * BLOCK_KEYS, end)
         for key in tl.range(begin, shared, BLOCK_KEYS):
             acc, top, total = _attend_tile(
-                b_query, o_last, p_kv, p_scales, p_table, key, first, first_shared, last_shared, end, scale,
-                acc, top, total, True, WINDOW, SOFTCAP, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM,
-                CACHE_DIM, BLOCK_SIZE, BLOCK_KEYS, BLOCK_DIM, BLOCK_VALUE,
+                b_query, o_last, p_kv, p_scales, p_table, key, first, first_shared, last_shared,
+                end, scale, acc, top, total, True, WINDOW, SOFTCAP, NUM_KV_HEADS, HEAD_DIM,
+                VALUE_DIM, CACHE_DIM, BLOCK_SIZE, BLOCK_KEYS, BLOCK_DIM, BLOCK_VALUE,
             )  # fmt: skip
     else:
         shared = begin
@@ -56,14 +56,14 @@ def attend_keys(
     tail = shared + num_shared // BLOCK_KEYS * BLOCK_KEYS
     for key in tl.range(shared, tail, BLOCK_KEYS):
         acc, top, total = _attend_tile(
-            b_query, o_last, p_kv, p_scales, p_table, key, first, first_shared, last_shared, end, scale,
-            acc, top, total, False, WINDOW, SOFTCAP, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM,
+            b_query, o_last, p_kv, p_scales, p_table, key, first, first_shared, last_shared, end,
+            scale, acc, top, total, False, WINDOW, SOFTCAP, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM,
             CACHE_DIM, BLOCK_SIZE, BLOCK_KEYS, BLOCK_DIM, BLOCK_VALUE,
         )  # fmt: skip
     for key in tl.range(tail, end, BLOCK_KEYS):
         acc, top, total = _attend_tile(
-            b_query, o_last, p_kv, p_scales, p_table, key, first, first_shared, last_shared, end, scale,
-            acc, top, total, True, WINDOW, SOFTCAP, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM,
+            b_query, o_last, p_kv, p_scales, p_table, key, first, first_shared, last_shared, end,
+            scale, acc, top, total, True, WINDOW, SOFTCAP, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM,
             CACHE_DIM, BLOCK_SIZE, BLOCK_KEYS, BLOCK_DIM, BLOCK_VALUE,
         )  # fmt: skip
     if p_scales is not None and p_kv.dtype.element_ty == tl.int8:

@@ -137,9 +137,8 @@ def run(
     cache = KVCache(layouts, num_blocks, block_size, CPU)
     if not model.clears_blocks:
         for layer in cache.layers:
-            layer.entries.fill_(127 if codes else float("nan"))
-            if layer.scales is not None:
-                layer.scales.fill_(float("nan"))
+            numbers = layer.entries if layer.scales is None else layer.scales
+            numbers.fill_(float("nan"))
     free = np.random.default_rng(0).permutation(num_blocks).tolist()
     admits = []
     for slot, prompt in enumerate(prompts):
