@@ -261,18 +261,18 @@ struct Attention {
     const W *stored[AT_ONCE / LANES], *next[AT_ONCE / LANES];
     Tiles tiles;
     tiles.num = tiles_of(item, split, key, longest, plane, stored, tiles.scales);
-    int num_next = next_tiles(item, split, key, longest, plane, next);
+    int num_next = next_tiles(item, split, key, longest, plane, next), num_asked = 0;
     if constexpr (Cache<W>::HAS_CODES) {
       for (int t = 0; t < tiles.num; t++) {
         T* widened = item.widened + t * cache.tile_size();
         tiles.numbers[t] = widened;
         widen_tile(stored[t], cache.head_dim, widened, t < num_next ? next[t] : stored[t]);
       }
-      num_next -= tiles.num;
+      num_asked = tiles.num;
     } else {
       for (int t = 0; t < tiles.num; t++) tiles.numbers[t] = stored[t];
     }
-    for (int t = 0; t < num_next; t++)
+    for (int t = num_asked; t < num_next; t++)
       for (size_t i = 0; i < cache.tile_size(); i += 64 / sizeof(W)) prefetch(next[t] + i);
     return tiles;
   }
