@@ -9,6 +9,7 @@ import argparse
 import json
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,17 @@ NUM_DECODED = 32
 
 
 def run(model: str, num_streams: int, num_threads: int, kind: str) -> dict[str, float]:
+    flags = ["--model", str(checkpoint(model)), "--dtype", "bfloat16", *KINDS[kind]]
+    flags += ["--num-threads", str(num_threads), "--concurrency", str(num_streams)]
+    return figures([*flags, "--output-len", str(NUM_DECODED)])
+
+
+def figures(flags: list[str]) -> dict[str, float]:
     """Of one process."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "found.json"
-        flags = ["--model", str(checkpoint(model)), "--dtype", "bfloat16", *KINDS[kind]]
-        flags += ["--num-threads", str(num_threads), "--concurrency", str(num_streams)]
-        flags += ["--output-len", str(NUM_DECODED), "--json", str(file)]
-        subprocess.run([*SHOAL, "bench", "engine", *flags], check=True, capture_output=True)
+        command = [*SHOAL, "bench", "engine", *flags, "--json", str(file)]
+        subprocess.run(command, check=True, capture_output=True)
         found: dict[str, float] = json.loads(file.read_text())["figures"]
         return found
 
@@ -50,18 +55,21 @@ def measure(models: list[str], streams: list[int], threads: list[int], num_round
                     for kind, each in runs.items():
                         each.append(run(model, num_streams, num_threads, kind))
                 found[f"{model} × {num_streams}, {num_threads} threads"] = {
-                    name: _compared(runs, name) for name in FIGURES
+                    name: compared(runs, name, RATIOS) for name in FIGURES
                 }
     return found
 
 
-def _compared(runs: dict[str, list[dict[str, float]]], name: str) -> dict[str, Any]:
+def compared(
+    runs: dict[str, list[dict[str, float]]], name: str, wanted: Iterable[tuple[str, str]]
+) -> dict[str, Any]:
+    """A figure of each kind, and ratios round by round."""
     values = {kind: [each[name] for each in found] for kind, found in runs.items()}
     ratios = {
         f"{one} / {other}": spread(
             [one / other for one, other in zip(values[one], values[other], strict=True)]
         )
-        for one, other in RATIOS
+        for one, other in wanted
     }
     return {kind: spread(each) for kind, each in values.items()} | ratios
 

@@ -113,6 +113,7 @@ class ModelInfo(Row, frozen=True):
     tool_parser: Name = ""
     reasoning_parser: Name = ""
     quantization: Name = ""  # "none": the weights are as in the checkpoint
+    kv_cache_dtype: Name = ""  # "auto": the KV cache has numbers of ``dtype``
 
 
 class Capacity(Row, frozen=True):

@@ -16,6 +16,7 @@ FIELDS_OF_ONE_SERVICE = FIELDS_OF_ALL | {
     "tool_parser": "tool-call-parser",
     "reasoning_parser": "reasoning-parser",
     "quantization": "quantization",
+    "kv_cache_dtype": "kv-cache-dtype",
 }
 
 

@@ -11,6 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from benchmarks.gpu.rows import Case, num_copies
 from benchmarks.gpu.suite import BLOCK_SIZE, Suite
 from benchmarks.gpu.timing import Run
+from kernels.kv_codes import HIGHEST_CODE, quantize
 from kernels.paged_attention import (
     PLAIN,
     AttentionOptions,
@@ -22,6 +23,7 @@ from kernels.paged_attention import (
 )
 
 MAX_CACHE_BYTES = 24 << 30  # there are as many bytes of copies for torch
+NAMES = {torch.int8: "int8", torch.uint8: "fp8"}
 WINDOW_SHARE = 8  # of a context: one in so many keys is seen
 
 
@@ -35,6 +37,9 @@ def cases(suite: Suite) -> Iterator[Case]:
         yield _chunk_case(suite, num_tokens)
     yield _windowed_decode_case(suite, suite.contexts[-1])
     yield _windowed_chunk_case(suite, suite.chunks[-1])
+    for codes in HIGHEST_CODE:
+        yield _coded_decode_case(suite, suite.contexts[-1], codes)
+        yield _coded_chunk_case(suite, suite.chunks[-1], codes)
 
 
 def decode_case(suite: Suite, num_rows: int, context: int) -> Case:
@@ -57,11 +62,29 @@ def _windowed_decode_case(suite: Suite, context: int) -> Case:
     return Case("decode attention, window", shape, make, num_bytes)
 
 
+def _coded_decode_case(suite: Suite, context: int, codes: torch.dtype) -> Case:
+    """A cache of codes; torch has nothing like it."""
+    num_rows, num_bytes = suite.batches[0], _coded_bytes(suite, suite.batches[0] * context)
+
+    def make() -> tuple[list[Run], list[Run]]:
+        copies = num_copies(suite, num_bytes)
+        return _decode(suite, num_rows, context, copies, codes=codes)[0], []
+
+    shape = f"{num_rows} × {context} keys"
+    return Case(f"decode attention, {NAMES[codes]}", shape, make, num_bytes)
+
+
 def _decode(
-    suite: Suite, num_rows: int, context: int, copies: int, options: AttentionOptions = PLAIN
+    suite: Suite,
+    num_rows: int,
+    context: int,
+    copies: int,
+    options: AttentionOptions = PLAIN,
+    codes: torch.dtype | None = None,
 ) -> tuple[list[Run], list[Run]]:
     num_heads, num_kv_heads, head_dim = _heads(suite)
-    cache, tables = _cache(suite, copies * num_rows, context)
+    numbers, tables = _cache(suite, copies * num_rows, context)
+    cache, scales = (numbers, None) if codes is None else quantize(numbers, codes)
     query = torch.randn(num_rows, num_heads, head_dim, device=suite.device, dtype=suite.dtype)
     starts = torch.full((num_rows,), context - 1, dtype=torch.int32, device=suite.device)
     slots = torch.arange(copies * num_rows, dtype=torch.int32, device=suite.device)
@@ -72,8 +95,8 @@ def _decode(
     for rows in slots.split(num_rows):
         decode = DecodeRows(1, rows, tables, starts)
         attention = DeviceAttention(decode, None, BLOCK_SIZE, context)
-        ours.append(partial(attend, query, cache, attention, scale, options))
-        key, value = _in_one_piece(cache, tables[rows.long()])
+        ours.append(partial(attend, query, cache, attention, scale, options, scales))
+        key, value = _in_one_piece(numbers, tables[rows.long()])
         theirs.append(partial(scaled_dot_product_attention, grouped, key, value, scale=scale))
     return ours, theirs
 
@@ -99,11 +122,26 @@ def _windowed_chunk_case(suite: Suite, num_tokens: int) -> Case:
     return Case("chunk attention, window", shape, make, num_bytes, num_flops)
 
 
+def _coded_chunk_case(suite: Suite, num_tokens: int, codes: torch.dtype) -> Case:
+    num_heads, _, head_dim = _heads(suite)
+    num_flops = 2 * num_heads * head_dim * num_tokens * (num_tokens + 1)
+
+    def make() -> tuple[list[Run], list[Run]]:
+        return _chunk(suite, num_tokens, codes=codes)[0], []
+
+    shape, num_bytes = f"{num_tokens} tokens", _coded_bytes(suite, num_tokens)
+    return Case(f"chunk attention, {NAMES[codes]}", shape, make, num_bytes, num_flops)
+
+
 def _chunk(
-    suite: Suite, num_tokens: int, options: AttentionOptions = PLAIN
+    suite: Suite,
+    num_tokens: int,
+    options: AttentionOptions = PLAIN,
+    codes: torch.dtype | None = None,
 ) -> tuple[list[Run], list[Run]]:
     num_heads, _, head_dim = _heads(suite)
-    cache, tables = _cache(suite, 1, num_tokens)
+    numbers, tables = _cache(suite, 1, num_tokens)
+    cache, scales = (numbers, None) if codes is None else quantize(numbers, codes)
     query = torch.randn(num_tokens, num_heads, head_dim, device=suite.device, dtype=suite.dtype)
     nums = np.array([num_tokens])
     zeros = torch.zeros(1, dtype=torch.int32, device=suite.device)
@@ -112,9 +150,9 @@ def _chunk(
     starts = np.zeros(1, np.int64)
     chunks = ChunkRows(tables, zeros, ends, zeros, tile_rows, tile_starts, starts, nums)
     attention = DeviceAttention(None, chunks, BLOCK_SIZE, 1)
-    key, value = _in_one_piece(cache, tables)
+    key, value = _in_one_piece(numbers, tables)
     by_head = query.transpose(0, 1)[None]
-    ours = partial(attend, query, cache, attention, head_dim**-0.5, options)
+    ours = partial(attend, query, cache, attention, head_dim**-0.5, options, scales)
     return [ours], [partial(_causal, by_head, key, value)]
 
 
@@ -143,6 +181,11 @@ def _in_one_piece(cache: Tensor, tables: Tensor) -> tuple[Tensor, Tensor]:
 def _cache_bytes(suite: Suite, num_tokens: int) -> int:
     _, num_kv_heads, head_dim = _heads(suite)
     return num_tokens * 2 * num_kv_heads * head_dim * suite.dtype.itemsize
+
+
+def _coded_bytes(suite: Suite, num_tokens: int) -> int:
+    _, num_kv_heads, head_dim = _heads(suite)
+    return num_tokens * 2 * num_kv_heads * (head_dim + torch.float32.itemsize)
 
 
 def _heads(suite: Suite) -> tuple[int, int, int]:

@@ -1,6 +1,6 @@
-"""``shoal bench quality``: what a form of weights costs, in bits per byte of a text and in how far
-its distributions of the next token are from a reference's. By the engine that serves, from the
-logprobs of prompts, all of the vocabulary."""
+"""``shoal bench quality``: what a form of weights, or of the KV cache, costs, in bits per byte of a
+text and in how far its distributions of the next token are from a reference's. By the engine that
+serves, from the logprobs of prompts, all of the vocabulary."""
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -50,7 +50,8 @@ def measure(load: Namespace, worker: WorkerConfig, console: Console) -> dict[str
     pieces = _cut_text(load, model)
     reference = model if load.reference is None else _find_reference(load, model)
     forms = load.quantization or (QUANTIZED if load.reference is None else [DENSE])
-    kinds = {REFERENCE: {"model": str(reference.folder), "quantization": DENSE}}
+    as_it_is = {"quantization": DENSE, "kv_cache_dtype": "auto"}
+    kinds = {REFERENCE: {"model": str(reference.folder)} | as_it_is}
     kinds |= {form: {"model": str(model.folder), "quantization": form} for form in forms}
     limits = {"max_model_len": load.length, "max_num_seqs": 1}
     settings = worker.model_dump() | limits

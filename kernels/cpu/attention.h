@@ -8,11 +8,11 @@
 
 #include <stdlib.h>
 
-#include "heads.h"
+#include "cache.h"
+#include "product.h"
 
-constexpr int SPLIT = 256;   // keys; a multiple of 16
-constexpr int AT_ONCE = 64;  // keys; a multiple of 16
-constexpr int MAX_HEAD_DIM = 256;
+constexpr int SPLIT = 256;     // keys; a multiple of 16
+constexpr int AT_ONCE = 64;    // keys; a multiple of 16
 constexpr int UNIT_ROWS = 48;  // queries of a unit: tokens × heads that share keys
 
 struct Rows {
@@ -108,10 +108,11 @@ class Units {
   int count_ = 0, room_ = 0, num_partials_ = 0, num_heads_ = 1;
 };
 
-template <class T>
+// T is the type of queries and weights, W that of the cache.
+template <class T, class W>
 struct Attention {
   Rows rows;
-  Cache<T> cache;
+  Cache<W> cache;
   const Units& units;
   const T* query;  // [tokens, num_heads, head_dim]
   T* out;          // the same
@@ -129,6 +130,7 @@ struct Attention {
     alignas(64) T queries[UNIT_ROWS * MAX_HEAD_DIM];
     alignas(64) T weights[UNIT_ROWS * SPLIT];
     alignas(64) float scores[UNIT_ROWS * SPLIT];
+    alignas(64) T widened[Cache<W>::HAS_CODES ? AT_ONCE * MAX_HEAD_DIM : 1];  // one head's
     Sums sums[UNIT_ROWS], found[UNIT_ROWS];
 
     // The arrays are left as they are: to clear them would take longer than what they are for.
@@ -213,78 +215,122 @@ struct Attention {
     int num = item.num_kv_heads * item.per_head, dim = cache.head_dim;
     int longest = num_seen(item, item.per_head - 1, split);
     for (int key = 0; key < longest; key += AT_ONCE)
-      each_block(item, split, key,
-                 [&](int head, int first, int num) { score(item, split, key, head, first, num); });
+      each_block(item, split, key, 0, [&](const Tiles& keys, int first, int num) {
+        score(item, split, key, keys, first, num);
+      });
     for (int i = 0; i < num; i++) {
       int seen = num_seen(item, i, split), hidden = num_hidden(item, i, split);
       for (int key = 0; key < hidden; key++) item.scores[i * SPLIT + key] = -__builtin_inff();
-      weigh(item.scores + i * SPLIT, hidden < seen ? seen : 0, item.found[i],
-            item.weights + i * SPLIT);
+      weigh(item, split, i, hidden < seen ? seen : 0);
       memset(item.found[i].values, 0, dim * sizeof(float));
     }
     for (int key = 0; key < longest; key += AT_ONCE)
-      each_block(item, split, key, [&](int head, int first, int num) {
-        add_values(item, split, key, head, first, num);
-      });
+      each_block(item, split, key, cache.num_kv_heads,
+                 [&](const Tiles& values, int first, int num) {
+                   add_values(item, split, key, values, first, num);
+                 });
     for (int i = 0; i < num; i++) join(item.sums[i], item.found[i], dim);
   }
 
-  // Calls f(head, first, num) for queries that are computed together, and of which the last one
-  // sees `key`.
+  // Of one head, some tiles of keys or values.
+  struct Tiles {
+    int num;
+    const T* numbers[AT_ONCE / LANES];
+    const float* scales[AT_ONCE / LANES];
+  };
+
+  // Calls f(tiles, first, num) with the tiles of a head from `key` on, and with queries that are
+  // computed together, of which the last one sees `key`. The planes of keys begin at 0, those of
+  // values at num_kv_heads.
   template <class F>
-  void each_block(const Item& item, int split, int key, F f) {
-    for (int head = 0; head < item.num_kv_heads; head++)
+  void each_block(Item& item, int split, int key, int plane, F f) {
+    int longest = num_seen(item, item.per_head - 1, split);
+    for (int head = 0; head < item.num_kv_heads; head++) {
+      Tiles tiles = open(item, split, key, longest, plane + item.first_head + head);
       for (int i = 0; i < item.per_head;) {
         int num = div_up(item.per_head - i, div_up(item.per_head - i, MAX_ROWS));
-        if (num_seen(item, i + num - 1, split) > key)
-          f(item.first_head + head, head * item.per_head + i, num);
+        if (num_seen(item, i + num - 1, split) > key) f(tiles, head * item.per_head + i, num);
         i += num;
       }
+    }
   }
 
-  // The tiles of keys or values from `key` of the split on; returns how many there are.
-  template <class Where>
-  int tiles_of(const Item& item, int split, int key, int longest, const T** tiles, Where where) {
+  // The tiles from `key` of the split on, as numbers. Meanwhile the memory is asked for those that
+  // come next, in pieces where codes are widened: blocks lie anywhere, so the CPU cannot guess.
+  Tiles open(Item& item, int split, int key, int longest, int plane) {
+    const W *stored[AT_ONCE / LANES], *next[AT_ONCE / LANES];
+    Tiles tiles;
+    tiles.num = tiles_of(item, split, key, longest, plane, stored, tiles.scales);
+    int num_next = next_tiles(item, split, key, longest, plane, next), num_asked = 0;
+    if constexpr (Cache<W>::HAS_CODES) {
+      for (int t = 0; t < tiles.num; t++) {
+        T* widened = item.widened + t * cache.tile_size();
+        tiles.numbers[t] = widened;
+        widen_tile(stored[t], cache.head_dim, widened, t < num_next ? next[t] : stored[t]);
+      }
+      num_asked = tiles.num;
+    } else {
+      for (int t = 0; t < tiles.num; t++) tiles.numbers[t] = stored[t];
+    }
+    for (int t = num_asked; t < num_next; t++)
+      for (size_t i = 0; i < cache.tile_size(); i += 64 / sizeof(W)) prefetch(next[t] + i);
+    return tiles;
+  }
+
+  // The tiles from `key` of the split on, and their scales; returns how many there are.
+  int tiles_of(const Item& item, int split, int key, int longest, int plane, const W** tiles,
+               const float** scales) {
     int per_block = cache.block_size / LANES, num = div_up(longest - key, LANES);
     num = num < AT_ONCE / LANES ? num : AT_ONCE / LANES;
     const int64_t* table = rows.tables + (size_t)item.unit.row * rows.table_stride;
     for (int t = 0; t < num; t++) {
       int tile = (split * SPLIT + key) / LANES + t;
-      tiles[t] = where(table[tile / per_block], tile % per_block);
+      int64_t block = table[tile / per_block];
+      tiles[t] = cache.tile(block, plane, tile % per_block);
+      if (Cache<W>::HAS_CODES) scales[t] = cache.tile_scales(block, plane, tile % per_block);
     }
     return num;
   }
 
-  // Asks the memory for the tiles from `key` on, while others are computed: blocks lie anywhere, so
-  // the CPU cannot guess. Must be inlined: GCC takes a function that only prefetches for one that
-  // does nothing.
-  template <class Where>
-  __attribute__((always_inline)) void fetch(const Item& item, int split, int key, int longest,
-                                            Where where) {
-    const T* tiles[AT_ONCE / LANES];
-    int num = key < longest ? tiles_of(item, split, key, longest, tiles, where) : 0;
-    for (int t = 0; t < num; t++)
-      for (size_t i = 0; i < cache.tile_size(); i += 64 / sizeof(T))
-        _mm_prefetch((const char*)(tiles[t] + i), _MM_HINT_T1);
+  // The tiles of a head that are opened after those from `key` on: values follow keys, and the next
+  // split's keys these.
+  int next_tiles(const Item& item, int split, int key, int longest, int plane, const W** tiles) {
+    key += AT_ONCE;
+    if (key >= longest && plane < cache.num_kv_heads) {
+      key = 0, plane += cache.num_kv_heads;
+    } else if (key >= longest) {
+      if (++split == item.unit.end_split) return 0;
+      key = 0, plane -= cache.num_kv_heads, longest = num_seen(item, item.per_head - 1, split);
+    }
+    const float* scales[AT_ONCE / LANES];
+    int num = tiles_of(item, split, key, longest, plane, tiles, scales);
+    if (Cache<W>::HAS_CODES)
+      for (int t = 0; t < num; t++) prefetch(scales[t]);
+    return num;
   }
 
-  void score(Item& item, int split, int key, int head, int first, int num) {
-    auto where = [&](int64_t block, int tile) { return cache.keys(block, head, tile); };
-    auto values = [&](int64_t block, int tile) { return cache.values(block, head, tile); };
-    const T* keys[AT_ONCE / LANES];
-    int longest = num_seen(item, first + num - 1, split), dim = cache.head_dim;
-    int num_tiles = tiles_of(item, split, key, longest, keys, where);
-    fetch(item, split, key + AT_ONCE, longest, where);
-    if (key + AT_ONCE >= longest) fetch(item, split, 0, longest, values);
+  void score(Item& item, int split, int key, const Tiles& keys, int first, int num) {
+    int seen = div_up(num_seen(item, first + num - 1, split) - key, LANES), dim = cache.head_dim;
+    int num_tiles = seen < keys.num ? seen : keys.num;
+    float* scores = item.scores + first * SPLIT + key;
     for (int t = 0; t < num_tiles; t += MAX_TILES) {
       int now = num_tiles - t < MAX_TILES ? num_tiles - t : MAX_TILES;
-      multiply_block<T>(num, now, item.queries + first * dim, dim, keys + t, dim,
-                        item.scores + first * SPLIT + key + t * LANES, SPLIT);
+      multiply_block<T>(num, now, item.queries + first * dim, dim, keys.numbers + t, dim,
+                        scores + t * LANES, SPLIT);
     }
+    if (Cache<W>::HAS_CODES)
+      for (int i = 0; i < num; i++)
+        for (int t = 0; t < num_tiles; t++) {
+          float* of_tile = scores + i * SPLIT + t * LANES;
+          store(of_tile, mul(load(of_tile), load(keys.scales[t])));
+        }
   }
 
-  // Scores → weights, 0 for keys of the last tile of AT_ONCE that the query does not see.
-  void weigh(float* scores, int num_seen, Sums& found, T* weights) {
+  // The scores of query i → its weights, 0 for keys of the last tile of AT_ONCE that it does not
+  // see. Weights of codes are multiplied with the values' scales.
+  void weigh(Item& item, int split, int i, int num_seen) {
+    float* scores = item.scores + i * SPLIT;
+    T* weights = item.weights + i * SPLIT;
     const f32x16 hidden = spread(-__builtin_inff());
     f32x16 top = hidden, mass = zero();
     if (int num_rest = num_seen % LANES) {
@@ -292,25 +338,33 @@ struct Attention {
       store(rest, first(num_rest, load(rest), hidden));
     }
     int end = div_up(num_seen, LANES) * LANES;
-    for (int i = 0; i < end; i += LANES) top = max(top, load(scores + i));
+    for (int key = 0; key < end; key += LANES) top = max(top, load(scores + key));
+    Sums& found = item.found[i];
     found.highest = highest(top) * scale;
     f32x16 shift = spread(-found.highest), factor = spread(scale);
-    for (int i = 0; i < end; i += LANES) {
-      f32x16 weight = exp(fma(load(scores + i), factor, shift));
+    for (int key = 0; key < end; key += LANES) {
+      f32x16 weight = exp(fma(load(scores + key), factor, shift));
       mass = add(mass, weight);
-      store_narrow(weights + i, weight);
+      if (Cache<W>::HAS_CODES) weight = scaled(item, split, i, key, num_seen, weight);
+      store_narrow(weights + key, weight);
     }
-    for (int i = end; i < SPLIT; i += LANES) store_narrow(weights + i, zero());
+    for (int key = end; key < SPLIT; key += LANES) store_narrow(weights + key, zero());
     found.mass = num_seen ? sum(mass) : 0;
   }
 
+  // The weights of a tile's keys times their values' scales. What is not there may be NaN.
+  f32x16 scaled(const Item& item, int split, int i, int key, int num_seen, f32x16 weight) {
+    const W* tile;
+    const float* scales;
+    int plane = cache.num_kv_heads + item.first_head + i / item.per_head;
+    tiles_of(item, split, key, key + LANES, plane, &tile, &scales);
+    f32x16 product = mul(weight, load(scales));
+    return num_seen - key < LANES ? first(num_seen - key, product, zero()) : product;
+  }
+
   // found[…].values += the weighted values from `key` on.
-  void add_values(Item& item, int split, int key, int head, int first, int num) {
-    auto where = [&](int64_t block, int tile) { return cache.values(block, head, tile); };
-    const T* values[AT_ONCE / LANES];
+  void add_values(Item& item, int split, int key, const Tiles& values, int first, int num) {
     int longest = num_seen(item, first + num - 1, split);
-    tiles_of(item, split, key, longest, values, where);
-    fetch(item, split, key + AT_ONCE, longest, where);
     int end = longest < key + AT_ONCE ? longest : key + AT_ONCE;
     for (int d = 0; d < cache.head_dim; d += MAX_TILES * LANES) {
       int left = (cache.head_dim - d) / LANES;
@@ -323,7 +377,7 @@ struct Attention {
         for (int at = key; at < end; at += LANES) {
           const T* pieces[TILES];
           for (int t = 0; t < TILES; t++)
-            pieces[t] = values[(at - key) / LANES] + (d + t * LANES) * LANES;
+            pieces[t] = values.numbers[(at - key) / LANES] + (d + t * LANES) * LANES;
           multiply<T, ROWS, TILES>(item.weights + first * SPLIT + at, SPLIT, pieces,
                                    end - at < LANES ? end - at : LANES, sums);
         }

@@ -1,4 +1,4 @@
-// What happens to single rows and heads: norms, rotation, and where keys and values lie.
+// What happens to single rows and heads: norms and rotation.
 #pragma once
 
 #include "product.h"
@@ -71,39 +71,3 @@ INLINE void rotate(float* head, const float* cos, const float* sin, int dim, boo
     head[b] = second * cos[b] + first * sin[b];
   }
 }
-
-// The KV cache of one layer: block by block [2, num_kv_heads, block_size / 16, 16 · head_dim].
-// Sixteen keys are a tile of a packed matrix that queries are multiplied with; the values of
-// sixteen positions are head_dim / 16 such tiles, that the weights of attention are multiplied
-// with.
-template <class T>
-struct Cache {
-  T* blocks;
-  int block_size, num_kv_heads, head_dim;
-
-  size_t tile_size() const { return (size_t)LANES * head_dim; }
-  size_t head_size() const { return (size_t)block_size * head_dim; }
-  T* keys(int64_t block, int head, int tile) const {
-    return blocks + (block * 2 * num_kv_heads + head) * head_size() + tile * tile_size();
-  }
-  T* values(int64_t block, int head, int tile) const {
-    return keys(block, num_kv_heads + head, tile);
-  }
-
-  // key and value [head_dim] go to kv_slot = block · block_size + offset. `is_last`: what follows
-  // holds nothing yet, and its partner in a pair must not be NaN when it is multiplied by 0.
-  void write(int64_t kv_slot, int head, const float* key, const float* value, bool is_last) const {
-    int64_t block = kv_slot / block_size;
-    int offset = kv_slot % block_size, lane = offset % LANES;
-    T* to = keys(block, head, offset / LANES);
-    for (int i = 0; i < head_dim; i++)
-      narrow(key[i], to + (i / DEPTH<T> * LANES + lane) * DEPTH<T> + i % DEPTH<T>);
-    to = values(block, head, offset / LANES) + lane / DEPTH<T> * LANES * DEPTH<T> + lane % DEPTH<T>;
-    bool fills = is_last && lane % DEPTH<T> + 1 < DEPTH<T>;
-    for (int i = 0; i < head_dim; i++) {
-      T* at = to + i / LANES * LANES * LANES + i % LANES * DEPTH<T>;
-      narrow(value[i], at);
-      if (fills) narrow(0.0f, at + 1);
-    }
-  }
-};

@@ -49,6 +49,14 @@ class Form(IntEnum):
     GROUPED_FP8 = 4
 
 
+class Cached(IntEnum):
+    """What KV caches hold."""
+
+    NUMBERS = 0  # of the library's type
+    INT8_CODES = 1
+    FP8_CODES = 2
+
+
 class MatrixStruct(ctypes.Structure):
     _fields_ = [
         *((name, Pointer) for name in ("tiles", "bias", "scales", "table")),

@@ -2,6 +2,7 @@
 // is passed.
 
 #include "attention.h"
+#include "heads.h"
 
 namespace {
 
@@ -26,6 +27,8 @@ struct Heads {
   const float *query_norm, *key_norm;  // or null
   const float *cos, *sin;              // [positions, head_dim]
 };
+
+enum Cached : int32_t { NUMBERS, INT8_CODES, FP8_CODES };
 
 enum Kind : int32_t { EMBED, SCALE, NORM, NARROW, LINEAR, GATED, ATTEND, ORDER };
 
@@ -52,7 +55,9 @@ struct Step {
   const int64_t *positions, *slot_mapping;  // [num_tokens]
   Rows rows;
   void* const* caches;   // one for each layer
+  float* const* scales;  // of the codes in each
   void* const* buffers;  // [num_tokens, size] each
+  int32_t cached;        // what caches hold: a Cached
 };
 
 Units units;
@@ -88,11 +93,11 @@ void with_packed(const Matrix& m, F f) {
 }
 
 // Norms and rotates the heads of every token, and writes its keys and values.
-template <class T>
+template <class T, class W>
 struct Prepare {
   const Heads& heads;
   const Step& step;
-  Cache<T> cache;
+  Cache<W> cache;
   float* x;  // [num_tokens, num_heads + 2 · num_kv_heads, head_dim]
   T* query;  // [num_tokens, num_heads, head_dim]
   static constexpr int GROUP = 4;
@@ -148,15 +153,28 @@ struct Prepared {
   }
 };
 
-template <class T>
+template <class T, class W>
 void attend(const Operator& op, const Step& step, float* x, T* out) {
   const Heads& heads = *op.heads;
-  Cache<T> cache = {(T*)step.caches[op.layer], step.block_size, heads.num_kv_heads, heads.head_dim};
+  Cache<W> cache = {(W*)step.caches[op.layer], step.scales[op.layer], step.block_size,
+                    heads.num_kv_heads, heads.head_dim};
   T* query = (T*)step.buffers[op.query];
-  Prepare<T>{heads, step, cache, x, query}.run();
-  Attention<T>{step.rows, cache,           units,       query,       out,
-               partials,  heads.num_heads, heads.scale, heads.window}
+  Prepare<T, W>{heads, step, cache, x, query}.run();
+  Attention<T, W>{step.rows, cache,           units,       query,       out,
+                  partials,  heads.num_heads, heads.scale, heads.window}
       .run();
+}
+
+template <class T>
+void attend(const Operator& op, const Step& step, float* x, T* out) {
+  switch (step.cached) {
+    case INT8_CODES:
+      return attend<T, int8_t>(op, step, x, out);
+    case FP8_CODES:
+      return attend<T, fp8>(op, step, x, out);
+    default:
+      return attend<T, T>(op, step, x, out);
+  }
 }
 
 // w [n, k] → tiles, where DEPTH numbers of a column are neighbours; column c of the packed matrix

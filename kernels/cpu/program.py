@@ -12,6 +12,7 @@ from kernels.cpu.memory import Arena
 from kernels.cpu.operators import (
     LANES,
     PACKED_DEPTH,
+    Cached,
     Form,
     Int,
     Operator,
@@ -40,7 +41,8 @@ class _Step(ctypes.Structure):
         *((name, Int) for name in ("num_tokens", "block_size")),
         *((name, Pointer) for name in ("positions", "slot_mapping")),
         ("rows", _Rows),
-        *((name, Pointer) for name in ("caches", "buffers")),
+        *((name, Pointer) for name in ("caches", "scales", "buffers")),
+        ("cached", Int),
     ]
 
 
@@ -211,11 +213,13 @@ class NativeProgram:
         slot_mapping: Tensor | None = None,
         attention: AttentionBatch | None = None,
         kv_caches: Sequence[Tensor] = (),
+        kv_scales: Sequence[Tensor | None] = (),
     ) -> Tensor:
         """inputs [T, …] each: float32, or int32 where they are ids; positions, slot_mapping [T]
         int64, which a program that attends needs with the rest. Returns [T, size] float32.
 
-        Only the size of the caches matters here: ``heads.h`` documents how they are laid out.
+        Only the size of the caches and scales matters here: ``cache.h`` documents how they are laid
+        out. All caches have numbers of the library's type, or all have codes of one type.
         """
         num_tokens = len(inputs[0])
         places = [each for each in (positions, slot_mapping) if each is not None]
@@ -231,6 +235,7 @@ class NativeProgram:
         self._places[self._output] = out.data_ptr()
         self._make_room(num_tokens)
         caches = (Pointer * len(kv_caches))(*(cache.data_ptr() for cache in kv_caches))
+        scales = (Pointer * len(kv_caches))(*map(address, kv_scales))
         step = _Step(
             num_tokens=num_tokens,
             block_size=0 if attention is None else attention.block_size,
@@ -238,10 +243,29 @@ class NativeProgram:
             slot_mapping=address(slot_mapping),
             rows=_Rows() if attention is None else _rows(attention),
             caches=ctypes.cast(caches, Pointer),
+            scales=ctypes.cast(scales, Pointer),
             buffers=ctypes.cast(self._places, Pointer),
+            cached=self._cached(kv_caches, kv_scales),
         )
         self._library.run(self._structs, len(self._structs), ctypes.byref(step))
         return out
+
+    def _cached(self, caches: Sequence[Tensor], scales: Sequence[Tensor | None]) -> Cached:
+        """What the caches hold. Raises ValueError where they are not alike, or lack scales."""
+        known = {
+            self._library.dtype: Cached.NUMBERS,
+            torch.int8: Cached.INT8_CODES,
+            torch.uint8: Cached.FP8_CODES,
+        }
+        found = {
+            (cache.dtype, scale is not None) for cache, scale in zip(caches, scales, strict=True)
+        }
+        if not found:
+            return Cached.NUMBERS
+        (dtype, has_scales), *others = found
+        if others or dtype not in known or has_scales != (known[dtype] != Cached.NUMBERS):
+            raise ValueError(f"caches of types {found}, where True is one with scales")
+        return known[dtype]
 
     def _make_room(self, num_tokens: int) -> None:
         if num_tokens <= self._room:

@@ -201,30 +201,21 @@ struct fp8 {
   uint8_t bits;
 };
 
-// Sixteen of them. Those without an exponent are multiples of 2⁻⁹, which bits alone do not give.
+// Sixteen of them: a 256th of each has the same bits in a float of sixteen bits, also of those that
+// are too small to have an exponent.
+INLINE __m256i halves_of(const fp8* p) {
+  __m256i upper = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p)), 8);
+  return _mm256_and_si256(_mm256_srai_epi16(upper, 1), _mm256_set1_epi16((short)0xBFFF));
+}
 #ifdef __AVX512F__
-INLINE f32x16 load_wide(const fp8* p) {
-  __m512i code = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
-  __m512i size = _mm512_and_si512(code, _mm512_set1_epi32(0x7F));
-  __m512i bits = _mm512_add_epi32(_mm512_slli_epi32(size, 20), _mm512_set1_epi32(120 << 23));
-  __mmask16 is_small = _mm512_cmplt_epi32_mask(size, _mm512_set1_epi32(8));
-  __m512 wide = _mm512_mask_mul_ps(_mm512_castsi512_ps(bits), is_small, _mm512_cvtepi32_ps(size),
-                                   _mm512_set1_ps(1.0f / 512));
-  __m512i sign = _mm512_slli_epi32(_mm512_sub_epi32(code, size), 24);
-  return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(wide), sign));
-}
+INLINE f32x16 load_wide(const fp8* p) { return mul(_mm512_cvtph_ps(halves_of(p)), spread(256.0f)); }
 #else
-INLINE __m256 load_wide_half(const fp8* p) {
-  __m256i code = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
-  __m256i size = _mm256_and_si256(code, _mm256_set1_epi32(0x7F));
-  __m256i bits = _mm256_add_epi32(_mm256_slli_epi32(size, 20), _mm256_set1_epi32(120 << 23));
-  __m256i is_small = _mm256_cmpgt_epi32(_mm256_set1_epi32(8), size);
-  __m256 small = _mm256_mul_ps(_mm256_cvtepi32_ps(size), _mm256_set1_ps(1.0f / 512));
-  __m256 wide = _mm256_blendv_ps(_mm256_castsi256_ps(bits), small, _mm256_castsi256_ps(is_small));
-  __m256i sign = _mm256_slli_epi32(_mm256_sub_epi32(code, size), 24);
-  return _mm256_or_ps(wide, _mm256_castsi256_ps(sign));
+INLINE f32x16 load_wide(const fp8* p) {
+  __m256i halves = halves_of(p);
+  f32x16 wide = {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
+                 _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
+  return mul(wide, spread(256.0f));
 }
-INLINE f32x16 load_wide(const fp8* p) { return {load_wide_half(p), load_wide_half(p + 8)}; }
 #endif
 
 // Codes of sixteen columns and of the next k → bf16 in pairs: what float32 has of a code is in its

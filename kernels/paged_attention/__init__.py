@@ -40,16 +40,18 @@ def attend(
     attention: AttentionBatch | DeviceAttention,
     scale: float,
     options: AttentionOptions = PLAIN,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """query [T, H, D], kv_cache [num_blocks + 1, block_size, 2, H_kv, ≥ D] → [T, H, value_dim].
 
-    The T tokens' own keys and values are in the cache already. Both tensors are contiguous for a
+    The T tokens' own keys and values are in the cache already. With ``kv_scales`` [num_blocks + 1,
+    block_size, 2, H_kv] float32 it has codes (``kv_codes``). All tensors are contiguous for a
     DeviceAttention.
     """
     if isinstance(attention, AttentionBatch):
-        return paged_attention(query, kv_cache, attention, scale, options)
+        return paged_attention(query, kv_cache, attention, scale, options, kv_scales)
     if attention.backend == "sdpa" or not runs_triton(query):
-        return gathered.attend(query, kv_cache, attention, scale, options)
+        return gathered.attend(query, kv_cache, attention, scale, options, kv_scales)
     from kernels.paged_attention import triton
 
-    return triton.attend(query, kv_cache, attention, scale, options)
+    return triton.attend(query, kv_cache, attention, scale, options, kv_scales)

@@ -1,11 +1,23 @@
 """``attend`` in torch: over a copy of each row's keys and values."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
+from kernels.kv_codes import gather
 from kernels.paged_attention.batch import MAX_GATHERED_TOKENS
 from kernels.paged_attention.device import ChunkRows, DecodeRows, DeviceAttention, seen_keys
 from kernels.paged_attention.grouped import PLAIN, AttentionOptions, softmax_attention
+
+
+class _Cache(NamedTuple):
+    numbers: Tensor
+    scales: Tensor | None
+
+    @property
+    def block_size(self) -> int:
+        return self.numbers.shape[1]
 
 
 def attend(
@@ -14,22 +26,24 @@ def attend(
     attention: DeviceAttention,
     scale: float,
     options: AttentionOptions = PLAIN,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
+    cache = _Cache(kv_cache, kv_scales)
     out = query.new_empty(*query.shape[:2], options.value_dim or query.shape[2])
     decode, chunks = attention.decode, attention.chunks
     num_decoded = 0 if decode is None else decode.num_tokens
     if decode is not None:
         rows = torch.unflatten(query[:num_decoded], 0, (-1, decode.width))
-        attended = _decode(rows, kv_cache, decode, attention.max_keys, scale, options)
+        attended = _decode(rows, cache, decode, attention.max_keys, scale, options)
         out[:num_decoded] = attended.flatten(0, 1)
     if chunks is not None:
-        _attend_chunks(out[num_decoded:], query[num_decoded:], kv_cache, chunks, scale, options)
+        _attend_chunks(out[num_decoded:], query[num_decoded:], cache, chunks, scale, options)
     return out
 
 
 def _decode(
     query: Tensor,
-    kv_cache: Tensor,
+    cache: _Cache,
     rows: DecodeRows,
     max_keys: int,
     scale: float,
@@ -37,21 +51,21 @@ def _decode(
 ) -> Tensor:
     """query [B, width, H, D] → [B, width, H, value_dim]. So many rows at a time that their copies
     have a bound."""
-    num_keys = min(max_keys, rows.tables.shape[1] * kv_cache.shape[1])
+    num_keys = min(max_keys, rows.tables.shape[1] * cache.block_size)
     positions = rows.starts.unsqueeze(1) + torch.arange(rows.width, device=query.device)
     is_seen = seen_keys(positions, num_keys, rows.first_keys, options.window)
     tables = rows.tables[rows.slots]
     num_rows = max(1, MAX_GATHERED_TOKENS // num_keys)
     parts = zip(*(torch.split(each, num_rows) for each in (query, tables, is_seen)), strict=True)
     return torch.cat(
-        [_attend(part, kv_cache, blocks, seen, scale, options) for part, blocks, seen in parts]
+        [_attend(part, cache, blocks, seen, scale, options) for part, blocks, seen in parts]
     )
 
 
 def _attend_chunks(
     out: Tensor,
     query: Tensor,
-    kv_cache: Tensor,
+    cache: _Cache,
     chunks: ChunkRows,
     scale: float,
     options: AttentionOptions,
@@ -68,12 +82,12 @@ def _attend_chunks(
         is_seen = seen_keys(positions, num_keys, first_keys, options.window)
         tables = chunks.tables[chunks.slots[row : row + 1]]
         part = query[None, start:end]
-        out[start:end] = _attend(part, kv_cache, tables, is_seen, scale, options)[0]
+        out[start:end] = _attend(part, cache, tables, is_seen, scale, options)[0]
 
 
 def _attend(
     query: Tensor,
-    kv_cache: Tensor,
+    cache: _Cache,
     tables: Tensor,
     is_seen: Tensor,
     scale: float,
@@ -85,9 +99,10 @@ def _attend(
     A product with NaN or ±inf is NaN whatever the weight, so they are zeroed, and then those tokens
     alone are NaN that see one.
     """
-    num_keys, num_kv_heads = is_seen.shape[2], kv_cache.shape[3]
-    blocks = tables[:, : -(-num_keys // kv_cache.shape[1])]
-    gathered = kv_cache[blocks].flatten(1, 2)[:, :num_keys]  # [R, num_keys, 2, H_kv, ≥ D]
+    num_keys, num_kv_heads = is_seen.shape[2], cache.numbers.shape[3]
+    blocks = tables[:, : -(-num_keys // cache.block_size)]
+    gathered = gather(*cache, blocks.flatten(), query.dtype).unflatten(0, blocks.shape)
+    gathered = gathered.flatten(1, 2)[:, :num_keys]  # [R, num_keys, 2, H_kv, ≥ D]
     key, value = gathered.permute(2, 0, 3, 1, 4)  # each [R, H_kv, num_keys, ≥ D]
     key, value = key[..., : query.shape[3]], value[..., : options.value_dim or query.shape[3]]
     is_bad = None

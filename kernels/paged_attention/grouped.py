@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from kernels.kv_codes import gather
 from kernels.paged_attention.batch import AttentionBatch, Group
 
 
@@ -33,6 +34,7 @@ def paged_attention(
     batch: AttentionBatch,
     scale: float,
     options: AttentionOptions = PLAIN,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """query [T, H, D], kv_cache [num_blocks + 1, block_size, 2, H_kv, ≥ D] → [T, H, value_dim].
 
@@ -44,17 +46,18 @@ def paged_attention(
     out = query.new_empty(*grouped.shape[:3], options.value_dim or head_dim)
     for group in batch.groups(options.window):
         tokens = slice(group.start, group.end)
-        out[tokens] = _attend(group, grouped[tokens], kv_cache, scale, options)
+        gathered = gather(kv_cache, kv_scales, group.blocks, query.dtype)
+        out[tokens] = _attend(group, grouped[tokens], gathered, scale, options)
     return out.flatten(1, 2)
 
 
 def _attend(
-    group: Group, query: Tensor, kv_cache: Tensor, scale: float, options: AttentionOptions
+    group: Group, query: Tensor, gathered: Tensor, scale: float, options: AttentionOptions
 ) -> Tensor:
-    """query [tokens of the group, H_kv, G, D] → [tokens, H_kv, G, value_dim]."""
+    """query [tokens of the group, H_kv, G, D], gathered [blocks of the group, block_size, 2, H_kv,
+    ≥ D] → [tokens, H_kv, G, value_dim]."""
     head_dim = query.shape[-1]
-    gathered = kv_cache.index_select(0, group.blocks)
-    gathered = gathered.view(group.num_rows, -1, *kv_cache.shape[2:])[:, : group.num_keys]
+    gathered = gathered.view(group.num_rows, -1, *gathered.shape[2:])[:, : group.num_keys]
     key, value = gathered.permute(2, 0, 3, 1, 4)  # each [num_rows, H_kv, num_keys, ≥ D]
     key, value = key[..., :head_dim], value[..., : options.value_dim or head_dim]
     if len(query) == group.num_rows:

@@ -13,12 +13,14 @@ def paged_attention(
     batch: AttentionBatch,
     scale: float,
     options: AttentionOptions = PLAIN,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """query [T, H, D], kv_cache [num_blocks + 1, block_size, 2, H_kv, ≥ D] → [T, H, value_dim]."""
     out = query.new_empty(*query.shape[:2], options.value_dim or query.shape[2])
     for row, num_keys in enumerate(batch.num_keys.tolist()):
         start, end = batch.token_starts[row : row + 2].tolist()
-        keys, values = _gather(kv_cache, batch.block_tables[row].tolist(), num_keys)
+        blocks = batch.block_tables[row].tolist()
+        keys, values = _gather(kv_cache, kv_scales, blocks, num_keys)
         for token in range(start, end):
             num_seen = num_keys - (end - 1 - token)
             first_key = 0 if batch.first_keys is None else int(batch.first_keys[row])
@@ -29,11 +31,17 @@ def paged_attention(
     return out
 
 
-def _gather(kv_cache: Tensor, blocks: list[int], num_keys: int) -> Tensor:
+def _gather(kv_cache: Tensor, kv_scales: Tensor | None, blocks: list[int], num_keys: int) -> Tensor:
     """Keys and values of one row: [2, num_keys, H_kv, D] float32."""
     block_size = kv_cache.shape[1]
-    entries = [kv_cache[blocks[i // block_size], i % block_size] for i in range(num_keys)]
-    return torch.stack(entries, 1).float()
+    places = [(blocks[i // block_size], i % block_size) for i in range(num_keys)]
+    entries = torch.stack([kv_cache[place] for place in places], 1)
+    if kv_scales is None:
+        return entries.float()
+    if entries.dtype == torch.uint8:
+        entries = entries.view(torch.float8_e4m3fn)
+    scales = torch.stack([kv_scales[place] for place in places], 1)
+    return entries.float() * scales.unsqueeze(-1)
 
 
 def _attend(

@@ -16,16 +16,18 @@ def rope_kv(
     slot_mapping: Tensor,
     kv_cache: Tensor,
     is_interleaved: bool,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """heads [T, (H + 2 H_kv) * D], queries before keys before values → queries [T, H, D].
 
     Keys and values go to the places ``slot_mapping`` [T] int64 of ``kv_cache`` [num_blocks + 1,
-    block_size, 2, H_kv, D] (as in ``kv_write``). The norms round to the heads' dtype before the
-    rotation does. Those of size D are of each head; those of size H * D and H_kv * D are of all
-    queries and of all keys of a token together, which Triton's kernel does not know: torch does
-    it then. rotation [2, T, D] float32: cosines and signed sines (as in ``rope``) of the tokens.
+    block_size, 2, H_kv, D], and their scales to ``kv_scales``, as in ``kv_write``. The norms round
+    to the heads' dtype before the rotation does. Those of size D are of each head; those of size
+    H * D and H_kv * D are of all queries and of all keys of a token together, which Triton's kernel
+    does not know: torch does it then. rotation [2, T, D] float32: cosines and signed sines (as in
+    ``rope``) of the tokens.
     """
-    arguments = rotation, slot_mapping, kv_cache, is_interleaved
+    arguments = rotation, slot_mapping, kv_cache, is_interleaved, kv_scales
     if not runs_triton(heads):
         return plain.rope_kv(heads, query_norm, key_norm, *arguments)
     if query_norm is not None and len(query_norm.weight) != kv_cache.shape[-1]:

@@ -16,6 +16,7 @@ def rope_kv(
     slot_mapping: Tensor,
     kv_cache: Tensor,
     is_interleaved: bool,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     num_kv_heads, head_dim = kv_cache.shape[3:]
     split = torch.unflatten(heads, 1, (-1, head_dim))
@@ -26,7 +27,7 @@ def rope_kv(
         rotary = torch.cat((_normed(query, query_norm), _normed(key, key_norm)), 1)
     cos, sin = rotation.unsqueeze(2)
     rotated = (rope_interleaved if is_interleaved else rope)(rotary, cos, sin)
-    kv_write(kv_cache, rotated[:, num_heads:], value, slot_mapping)
+    kv_write(kv_cache, rotated[:, num_heads:], value, slot_mapping, kv_scales)
     return rotated[:, :num_heads]
 
 

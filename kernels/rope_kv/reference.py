@@ -17,6 +17,7 @@ def rope_kv(
     slot_mapping: Tensor,
     kv_cache: Tensor,
     is_interleaved: bool,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """Head by head; each step is its own operator's reference."""
     num_kv_heads, head_dim = kv_cache.shape[3:]
@@ -31,7 +32,7 @@ def rope_kv(
     joined = torch.stack(split, 1)
     query = joined[:, :num_heads]
     key, value = joined[:, num_heads:].chunk(2, 1)
-    kv_write.kv_write(kv_cache, key, value, slot_mapping)
+    kv_write.kv_write(kv_cache, key, value, slot_mapping, kv_scales)
     return query
 
 

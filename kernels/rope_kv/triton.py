@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.kv_codes.triton import quantize
 from kernels.rms_norm import Norm
 
 # Four heads of 128 in bfloat16 are 16 bytes for each of 64 threads; unmeasured.
@@ -20,6 +21,7 @@ def rope_kv(
     slot_mapping: Tensor,
     kv_cache: Tensor,
     is_interleaved: bool,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     num_kv_heads, head_dim = kv_cache.shape[3:]
     num_tokens = len(heads)
@@ -29,6 +31,8 @@ def rope_kv(
         return query
     if not (heads.is_contiguous() and kv_cache.is_contiguous() and rotation.is_contiguous()):
         raise ValueError("rope_kv takes contiguous heads, rotation and kv_cache")
+    if kv_scales is not None and not kv_scales.is_contiguous():
+        raise ValueError("rope_kv takes contiguous kv_scales")
     grid = (num_tokens, triton.cdiv(num_heads + 2 * num_kv_heads, BLOCK_HEADS))
     rope_kv_kernel[grid](
         heads,
@@ -38,6 +42,7 @@ def rope_kv(
         slot_mapping,
         query,
         kv_cache,
+        kv_scales,
         num_tokens,
         0.0 if query_norm is None else query_norm.eps,
         NUM_HEADS=num_heads,
@@ -60,6 +65,7 @@ def rope_kv_kernel(
     p_slot_mapping,  # [T] int64
     p_query,  # [T, H, D]
     p_kv_cache,  # [places, 2 * H_kv, D]
+    p_kv_scales,  # [places, 2 * H_kv] float32 | None
     num_tokens,
     eps,
     NUM_HEADS: tl.constexpr,
@@ -106,7 +112,13 @@ def rope_kv_kernel(
     # A place has its keys before its values, as a token has.
     o_kv = o_head[:, None] - NUM_HEADS
     p_kv_slot = p_kv_cache + (kv_slot * 2 * NUM_KV_HEADS + o_kv) * HEAD_DIM + o_dim[None, :]
-    tl.store(p_kv_slot, b_out, mask=is_kv[:, None] & is_dim)
+    if p_kv_scales is None:
+        tl.store(p_kv_slot, b_out, mask=is_kv[:, None] & is_dim)
+    else:
+        b_code, b_scale = quantize(b_out.to(tl.float32), p_kv_cache.dtype.element_ty)
+        tl.store(p_kv_slot, b_code, mask=is_kv[:, None] & is_dim)
+        p_kv_scale = p_kv_scales + kv_slot * 2 * NUM_KV_HEADS + o_head - NUM_HEADS
+        tl.store(p_kv_scale, b_scale, mask=is_kv)
 
 
 @triton.jit

@@ -2,8 +2,9 @@
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, SecretStr
 from pydantic_settings import NoDecode
@@ -11,6 +12,18 @@ from pydantic_settings import NoDecode
 from shared.endpoint import check_dialled, check_listened
 
 API_KEY = r"[!-~]{1,256}"
+WEIGHT_SYNONYMS = {  # vLLM's and FastDeploy's
+    "bitsandbytes": "nf4",
+    "block_wise_fp8": "fp8_block",
+    "fp8_per_block": "fp8_block",
+    "fp8_per_channel": "fp8",
+    "int8_per_channel_weight_only": "wint8",
+}
+CACHE_SYNONYMS = {  # vLLM's; all of ours have a scale for each token and head
+    "int8_per_token_head": "int8",
+    "fp8_e4m3": "fp8",
+    "fp8_per_token_head": "fp8",
+}
 
 
 def _split(value: Any) -> Any:
@@ -45,8 +58,18 @@ def _split_sizes(value: Any) -> Any:
     return [] if value == "" else _split(value)
 
 
+def _names_of(synonyms: Mapping[str, str]) -> BeforeValidator:
+    return BeforeValidator(
+        lambda value: synonyms.get(value, value) if isinstance(value, str) else value
+    )
+
+
 Names = Annotated[list[str], NoDecode, BeforeValidator(_split)]
 Sizes = Annotated[list[PositiveInt], Field(min_length=1), NoDecode, BeforeValidator(_split_sizes)]
+WeightForm = Annotated[
+    Literal["none", "wint8", "wint4", "nf4", "fp8", "fp8_block"], _names_of(WEIGHT_SYNONYMS)
+]
+KVCacheDtype = Annotated[Literal["auto", "int8", "fp8"], _names_of(CACHE_SYNONYMS)]
 Model = Annotated[str, BeforeValidator(_path_as_text)]
 ListenAddress = Annotated[str, AfterValidator(check_listened)]
 ApiKey = Annotated[SecretStr, AfterValidator(check_api_key)]

@@ -1,26 +1,13 @@
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from shared.config.base import Settings
-from shared.config.fields import Addresses, Model, Sizes
+from shared.config.fields import Addresses, KVCacheDtype, Model, Sizes, WeightForm
 from shared.config.shared_fields import MAX_MODEL_LEN, MODEL, SCHEDULER_ADDRESS
 from shared.config.speculative import Speculative, SpeculativeConfig
 from shared.messages import MAX_BATCHED_TOKENS, MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_SEQS, MAX_STALL_S
-
-# Names of vLLM and FastDeploy for forms of weights that we have.
-QUANTIZATION_ALIASES = {
-    "bitsandbytes": "nf4",
-    "block_wise_fp8": "fp8_block",
-    "fp8_per_block": "fp8_block",
-    "fp8_per_channel": "fp8",
-    "int8_per_channel_weight_only": "wint8",
-}
-
-
-def _known_name(value: Any) -> Any:
-    return QUANTIZATION_ALIASES.get(value, value) if isinstance(value, str) else value
 
 
 class WorkerConfig(Settings):
@@ -40,9 +27,7 @@ class WorkerConfig(Settings):
         description="auto, safetensors: the weights in the folder; dummy: random ones, for"
         " measurements",
     )
-    quantization: Annotated[
-        Literal["none", "wint8", "wint4", "nf4", "fp8", "fp8_block"], BeforeValidator(_known_name)
-    ] = Field(
+    quantization: WeightForm = Field(
         "none",
         description="quantise the weights of linear layers as they are loaded; wint8, fp8: 8 bits"
         " with a scale for each output; fp8_block: for each 128 inputs of 128 outputs; wint4, nf4:"
@@ -53,6 +38,12 @@ class WorkerConfig(Settings):
         None,
         description="folder that keeps weights as quantization made them, so that later starts with"
         " the same files read them (default: made at every start)",
+    )
+    kv_cache_dtype: KVCacheDtype = Field(
+        "auto",
+        description="the KV cache; auto: numbers of the model's dtype; int8, fp8: codes of 8 bits"
+        " (whole numbers, or float8_e4m3fn), with a scale for each head's key and value of a token;"
+        " vLLM's int8_per_token_head, fp8_e4m3 and fp8_per_token_head are these too",
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     gpu_claims: Path | None = Field(

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.kv_codes import HIGHEST_CODE, quantize
 from kernels.paged_attention import (
     PLAIN,
     AttentionOptions,
@@ -69,51 +70,64 @@ def compare(
     dtype: torch.dtype = torch.float32,
     device: torch.device = CPU,
     options: AttentionOptions = PLAIN,
+    codes: torch.dtype | None = None,
 ) -> None:
-    """Asserts that ``attend`` and the reference agree where every key that no token sees is NaN."""
+    """Asserts that ``attend`` and the reference agree where every key that no token sees is NaN.
+    The cache may have ``codes``."""
     starts, num_tokens = step.rows.T
     tables, cache = random_cache(step, heads, dtype, options)
+    cache, scales = in_codes(cache, codes)
     query = torch.randn(int(num_tokens.sum()), *heads[::2]).to(dtype)
     num_keys = starts + num_tokens
     batch = prepare_attention(
         num_tokens, num_keys, tables, step.block_size, dtype, CPU, step.first_keys
     )
     scale = heads.head_dim**-0.5
-    expected = reference.paged_attention(query, cache, batch, scale, options)
+    expected = reference.paged_attention(query, cache, batch, scale, options, scales)
     with device:
         attention = device_attention(step, tables)
     if options.sinks is not None:
         options = options._replace(sinks=options.sinks.to(device))
-    actual = attend(query.to(device), cache.to(device), attention, scale, options)
+    if scales is not None:
+        scales = scales.to(device)
+    actual = attend(query.to(device), cache.to(device), attention, scale, options, scales)
     torch.testing.assert_close(actual.cpu(), expected, atol=tolerance, rtol=tolerance)
 
 
-def assert_later_tokens_do_not_matter(heads: Heads) -> None:
+def assert_later_tokens_do_not_matter(heads: Heads, codes: torch.dtype | None = None) -> None:
     """NaN in the keys and values of a row's last token changes nothing of the tokens before it."""
     step = Step([6, 30], 3, [(5, 4)])
     last = step.rows.sum(1) - 1
     tables, cache = random_cache(step, heads, torch.float32)
     query = torch.randn(int(step.rows[:, 1].sum()), *heads[::2])
     attention = device_attention(step, tables)
-    expected = attend(query, cache, attention, 1.0)
-    cache[tables[np.arange(3), last // step.block_size], last % step.block_size] = float("nan")
-    actual = attend(query, cache, attention, 1.0)
+    cache, scales = in_codes(cache, codes)
+    expected = attend(query, cache, attention, 1.0, kv_scales=scales)
+    spoilt = cache if scales is None else scales
+    spoilt[tables[np.arange(3), last // step.block_size], last % step.block_size] = float("nan")
+    actual = attend(query, cache, attention, 1.0, kv_scales=scales)
     before = torch.tensor([0, 1, 3, 4, 6, 7, 8])
     torch.testing.assert_close(actual[before], expected[before], atol=0, rtol=0)
 
 
 def assert_first_tokens_do_not_matter(
-    heads: Heads, width: int, dtype: torch.dtype, device: torch.device, options: AttentionOptions
+    heads: Heads,
+    width: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    options: AttentionOptions,
+    codes: torch.dtype | None = None,
 ) -> None:
     """A token gets the same bits wherever the first token of its row of ``width`` is."""
     num_keys, positions = 160, range(120, 150)
     tables, cache = random_cache(Step(chunks=[(0, num_keys)], block_size=16), heads, dtype)
-    cache, query = cache.to(device), torch.randn(num_keys, *heads[::2]).to(dtype).to(device)
+    cache, scales = in_codes(cache.to(device), codes)
+    query = torch.randn(num_keys, *heads[::2]).to(dtype).to(device)
     found: dict[int, Tensor] = {}
     for start in positions:
         with device:
             attention = device_attention(Step([start], width, block_size=16), tables)
-        out = attend(query[start : start + width], cache, attention, 1.0, options)
+        out = attend(query[start : start + width], cache, attention, 1.0, options, scales)
         for position, of_token in enumerate(out, start):
             assert torch.equal(found.setdefault(position, of_token), of_token), (start, position)
 
@@ -125,12 +139,14 @@ def decoded_rows(
     dtype: torch.dtype,
     device: torch.device,
     options: AttentionOptions = PLAIN,
+    codes: torch.dtype | None = None,
 ) -> Callable[[int], Tensor]:
     """What comes out for the first so many of ``num_rows`` rows of any length."""
     starts = np.random.default_rng(width).integers(0, 300, num_rows).tolist()
     step = Step(starts, width, block_size=16)
     tables, cache = random_cache(step, heads, dtype, options)
-    cache, query = cache.to(device), torch.randn(num_rows * width, *heads[::2]).to(dtype).to(device)
+    cache, scales = in_codes(cache.to(device), codes)
+    query = torch.randn(num_rows * width, *heads[::2]).to(dtype).to(device)
     with device:
         whole = device_attention(step, tables).decode
     assert whole is not None
@@ -138,7 +154,7 @@ def decoded_rows(
     def decode(num: int) -> Tensor:
         rows = replace(whole, slots=whole.slots[:num], starts=whole.starts[:num])
         attention = DeviceAttention(rows, None, step.block_size, max(starts) + width)
-        out = attend(query[: num * width], cache, attention, 1.0, options)
+        out = attend(query[: num * width], cache, attention, 1.0, options, scales)
         return out.unflatten(0, (num, width))
 
     return decode
@@ -196,6 +212,18 @@ def random_cache(
         entries[:, 0, :, key_dim:] = entries[:, 1, :, value_dim:] = torch.nan
         cache[tables[row, keys // step.block_size], keys % step.block_size] = entries
     return tables, cache
+
+
+def in_codes(cache: Tensor, codes: torch.dtype | None) -> tuple[Tensor, Tensor | None]:
+    """``cache`` as codes and scales, if there are ``codes``. A key or value without a number has a
+    scale that is NaN."""
+    if codes is None:
+        return cache, None
+    found, _ = quantize(cache.nan_to_num(), codes)
+    numbers = cache.float().abs()
+    scales = numbers.nan_to_num().amax(-1) / HIGHEST_CODE[codes]
+    scales[numbers.isnan().all(-1)] = torch.nan
+    return found, scales
 
 
 def _int32(array: np.ndarray) -> Tensor:

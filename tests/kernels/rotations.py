@@ -5,6 +5,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from kernels.kv_codes import dequantize, quantize
 from kernels.rms_norm import Norm
 from kernels.rope_kv import reference, rope_kv
 
@@ -25,25 +26,46 @@ def compare(
     norm: Literal["none", "heads", "tokens"] = "heads",
     is_interleaved: bool = False,
     device: torch.device = CPU,
+    codes: torch.dtype | None = None,
 ) -> None:
-    """Asserts that queries and caches agree."""
+    """Asserts that queries and caches agree. Where the cache has ``codes``, a number may get a
+    neighbour of its code."""
     heads = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim).to(dtype)
     nums = {"none": (), "heads": (1, 1), "tokens": (num_heads, num_kv_heads)}[norm]
     weights = [torch.rand(num * head_dim).to(dtype) + 0.5 for num in nums]
     rotation = rotation_table(num_tokens, head_dim, is_interleaved)
     slot_mapping = torch.randperm(NUM_KV_SLOTS)[:num_tokens]
     expected_cache = torch.randn(NUM_KV_SLOTS // 4, 4, 2, num_kv_heads, head_dim).to(dtype)
+    expected_scales = None
+    if codes is not None:
+        expected_cache, expected_scales = quantize(expected_cache, codes)
     cache = expected_cache.to(device, copy=True)
+    scales = None if expected_scales is None else expected_scales.to(device, copy=True)
     expected = reference.rope_kv(
-        heads, *_norms(weights), rotation, slot_mapping, expected_cache, is_interleaved
+        heads,
+        *_norms(weights),
+        rotation,
+        slot_mapping,
+        expected_cache,
+        is_interleaved,
+        expected_scales,
     )
     heads, rotation, slot_mapping, *weights = (
         each.to(device) for each in (heads, rotation, slot_mapping, *weights)
     )
-    actual = rope_kv(heads, *_norms(weights), rotation, slot_mapping, cache, is_interleaved)
+    actual = rope_kv(heads, *_norms(weights), rotation, slot_mapping, cache, is_interleaved, scales)
     close: dict[str, Any] = {"atol": TOLERANCES[dtype], "rtol": TOLERANCES[dtype]}
     torch.testing.assert_close(actual.cpu(), expected, **close)
-    torch.testing.assert_close(cache.cpu(), expected_cache, **close)
+    if scales is None or expected_scales is None:
+        torch.testing.assert_close(cache.cpu(), expected_cache, **close)
+        return
+    torch.testing.assert_close(scales.cpu(), expected_scales, **close)
+    found, wanted = (
+        dequantize(each, expected_scales, torch.float32) for each in (cache.cpu(), expected_cache)
+    )
+    step = expected_scales[..., None] if codes == torch.int8 else wanted.abs() / 8
+    assert ((found - wanted).abs() <= step * 1.001 + TOLERANCES[dtype]).all()
+    assert (found != wanted).float().mean() <= (0.005 if dtype == torch.float32 else 0.05)
 
 
 def _norms(weights: list[Tensor]) -> tuple[Norm | None, Norm | None]:

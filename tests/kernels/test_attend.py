@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels.kv_codes import HIGHEST_CODE
 from kernels.paged_attention import TILE, AttentionOptions, make_tiles
 from tests.kernels.attended import (
     Heads,
@@ -16,6 +17,7 @@ from tests.kernels.attended import (
 )
 
 TOLERANCE = 1e-5
+codes = pytest.mark.parametrize("codes", HIGHEST_CODE, ids=str)
 
 
 @settings(max_examples=40)
@@ -32,6 +34,14 @@ TOLERANCE = 1e-5
 )
 def test_any_step_agrees(step: Step, heads: Heads) -> None:
     compare(step, heads, TOLERANCE)
+
+
+@codes
+@pytest.mark.parametrize("start", [0, 3, 4, 5])
+def test_codes_agree(start: int, codes: torch.dtype) -> None:
+    step = Step([start, 20], 2, [(start, 9)], hides=start == 4)
+    compare(step, Heads(4, 2, 16), TOLERANCE, options=every_option(4), codes=codes)
+    compare(step, Heads(4, 2, 8), 2e-2, torch.bfloat16, codes=codes)
 
 
 @settings(max_examples=40)
@@ -68,8 +78,9 @@ def test_bfloat16_agrees(start: int) -> None:
     compare(Step([start, 20], 2, [(start, 9)]), Heads(4, 2, 8), 2e-2, torch.bfloat16)
 
 
-def test_what_later_tokens_are_does_not_matter() -> None:
-    assert_later_tokens_do_not_matter(Heads(4, 2, 8))
+@pytest.mark.parametrize("codes", [None, *HIGHEST_CODE], ids=str)
+def test_what_later_tokens_are_does_not_matter(codes: torch.dtype | None) -> None:
+    assert_later_tokens_do_not_matter(Heads(4, 2, 8), codes)
 
 
 # Each is compiled: other heads than Qwen3-8B's need not have every width.
@@ -85,6 +96,16 @@ def test_cards_agree(heads: Heads, width: int, dtype: torch.dtype) -> None:
     compare(
         step, heads, 2e-2 if dtype == torch.bfloat16 else TOLERANCE, dtype, torch.device("cuda")
     )
+
+
+@pytest.mark.gpu
+@codes
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("width", [1, 3])
+def test_cards_agree_with_codes(width: int, dtype: torch.dtype, codes: torch.dtype) -> None:
+    step = Step([0, 17, 300], width, [(0, 140), (130, 20)], block_size=16, hides=width == 3)
+    tolerance = TOLERANCE if dtype == torch.float32 else 2e-2
+    compare(step, Heads(16, 4, 64), tolerance, dtype, torch.device("cuda"), codes=codes)
 
 
 @pytest.mark.gpu

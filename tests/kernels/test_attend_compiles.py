@@ -15,7 +15,7 @@ from tests.kernels.compiled import compile_kernel
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 SCALARS = {"table_stride": "i32:16", "max_keys": "i32:16", "scale": "fp32"}
-FLOATS = {"p_partials": "*fp32", "p_weights": "*fp32"}
+FLOATS = dict.fromkeys(("p_partials", "p_weights", "p_kv_scales"), "*fp32")
 BLOCK_SIZE = 16
 
 
@@ -28,6 +28,7 @@ class Shape(NamedTuple):
     window: int | None = None
     softcap: float | None = None
     has_sinks: bool = False
+    codes: str | None = None
 
     @property
     def widest(self) -> int:
@@ -42,6 +43,10 @@ MISTRAL = QWEN3_8B._replace(window=4096)
 GEMMA_2 = Shape(8, 4, 256, window=4096, softcap=50.0)
 GPT_OSS = Shape(64, 8, 64, window=128, has_sinks=True)
 DEEPSEEK_V3 = Shape(128, 128, 192, value_dim=128)
+WITH_CODES = [
+    *(QWEN3_8B._replace(codes=codes) for codes in ("i8", "u8")),
+    *(WIDE._replace(codes=codes) for codes in ("i8", "u8")),
+]
 WITH_OPTIONS = [MISTRAL, GEMMA_2, GPT_OSS, DEEPSEEK_V3]
 
 
@@ -71,9 +76,10 @@ def check(
         **constants,
         **({} if hides else {"p_first_keys": None}),
         **({} if shape.has_sinks else {"p_sinks": None}),
+        **({} if shape.codes else {"p_kv_scales": None}),
     }
-    own = dict.fromkeys(("p_query", "p_kv_cache", "p_sinks", "p_out"), f"*{shape.dtype}")
-    types = SCALARS | FLOATS | own
+    own = dict.fromkeys(("p_query", "p_sinks", "p_out"), f"*{shape.dtype}")
+    types = SCALARS | FLOATS | own | {"p_kv_cache": f"*{shape.codes or shape.dtype}"}
     names = kernel.arg_names
     resources = compile_kernel(
         kernel,
@@ -109,14 +115,17 @@ def assert_fits(resources: Resources, arch: int) -> None:
         (WIDE, 17, False, HOPPER),
         (QWEN3_8B._replace(dtype="fp32"), 5, False, HOPPER),
         (WIDE._replace(dtype="fp32"), 1, False, HOPPER),
-        *((shape, 1, False, HOPPER) for shape in WITH_OPTIONS),
+        *((shape, 1, False, HOPPER) for shape in (*WITH_OPTIONS, *WITH_CODES)),
+        *((shape, 5, True, AMPERE) for shape in WITH_CODES),
+        (WITH_CODES[0]._replace(dtype="fp32"), 1, False, HOPPER),
         *(slow(shape, 5, False, HOPPER) for shape in WITH_OPTIONS),
         *(slow(shape._replace(dtype="fp32"), 1, False, HOPPER) for shape in WITH_OPTIONS),
     ],
 )
 def test_rows_that_decode(shape: Shape, width: int, hides: bool, arch: int) -> None:
     num_queries = width * shape.num_heads // shape.num_kv_heads
-    config = decode_config(num_queries, shape.widest, DTYPES[shape.dtype])
+    dtype, has_codes = DTYPES[shape.dtype], shape.codes is not None
+    config = decode_config(num_queries, shape.widest, dtype, has_codes=has_codes)
     sizes = {"WIDTH": width, "NUM_SPLITS": NUM_SPLITS}
     num_tiles = triton.cdiv(num_queries, config.num_queries)
     check(decode_kernel, shape, config, arch, hides, **sizes, NUM_TILES=num_tiles)
@@ -139,11 +148,14 @@ def test_their_splits(shape: Shape) -> None:
         (WIDE, False, HOPPER),
         (ODD, False, HOPPER),
         (QWEN3_8B._replace(dtype="fp32"), False, HOPPER),
-        *((shape, False, HOPPER) for shape in WITH_OPTIONS),
+        *((shape, False, HOPPER) for shape in (*WITH_OPTIONS, *WITH_CODES)),
+        *((shape, True, AMPERE) for shape in WITH_CODES),
+        (WITH_CODES[0]._replace(dtype="fp32"), False, HOPPER),
         *(slow(shape._replace(dtype="fp32"), False, HOPPER) for shape in WITH_OPTIONS),
     ],
 )
 def test_chunks(shape: Shape, hides: bool, arch: int) -> None:
-    config = chunk_config(shape.widest, DTYPES[shape.dtype])
+    dtype, has_codes = DTYPES[shape.dtype], shape.codes is not None
+    config = chunk_config(shape.widest, dtype, has_codes=has_codes)
     num_parts = TILE // config.num_queries
     check(chunk_kernel, shape, config, arch, hides, NUM_PARTS=num_parts)

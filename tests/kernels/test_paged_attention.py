@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels.kv_codes import HIGHEST_CODE, quantize
 from kernels.paged_attention import (
     PLAIN,
     AttentionOptions,
@@ -35,6 +36,7 @@ def compare(
     dtype: torch.dtype,
     hides: bool = False,
     options: AttentionOptions = PLAIN,
+    codes: torch.dtype | None = None,
 ) -> int:
     """Asserts that both agree; returns the number of groups. With ``hides`` each row sees no key
     before one that its first token sees."""
@@ -43,11 +45,14 @@ def compare(
     num_keys = np.array([sum(row) for row in rows])
     tables = np.random.default_rng(len(rows)).integers(0, NUM_BLOCKS, (len(rows), 16))
     cache = torch.randn(NUM_BLOCKS + 1, BLOCK_SIZE, 2, num_kv_heads, HEAD_DIM + 2).to(dtype)
+    scales = None
+    if codes is not None:
+        cache, scales = quantize(cache, codes)
     query = torch.randn(int(num_tokens.sum()), num_heads, HEAD_DIM).to(dtype)
     first_keys = np.arange(len(rows)) % (num_keys - num_tokens + 1) if hides else None
     batch = prepare_attention(num_tokens, num_keys, tables, BLOCK_SIZE, dtype, CPU, first_keys)
-    expected = reference.paged_attention(query, cache, batch, HEAD_DIM**-0.5, options)
-    actual = paged_attention(query, cache, batch, HEAD_DIM**-0.5, options)
+    expected = reference.paged_attention(query, cache, batch, HEAD_DIM**-0.5, options, scales)
+    actual = paged_attention(query, cache, batch, HEAD_DIM**-0.5, options, scales)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
     return len(batch.groups())
@@ -98,6 +103,14 @@ def test_one_two_three_keys_decode_in_one_step() -> None:
 
 def test_bfloat16_agrees() -> None:
     compare([Row(1, 30), Row(1, 17), Row(9, 0), Row(5, 20)], 4, 2, torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("codes", HIGHEST_CODE, ids=str)
+def test_codes_agree(codes: torch.dtype, dtype: torch.dtype) -> None:
+    rows = [Row(1, 30), Row(1, 17), Row(9, 0), Row(5, 20)]
+    compare(rows, 4, 2, dtype, codes=codes)
+    compare(rows, 4, 2, dtype, options=AttentionOptions(5, 20.0, torch.randn(4), 10), codes=codes)
 
 
 def test_decode_rows_are_attended_to_together_unless_one_is_much_longer() -> None:

@@ -5,6 +5,7 @@ from typing import Literal
 import pytest
 import torch
 
+from kernels.kv_codes import HIGHEST_CODE
 from kernels.rope_kv import rope_kv
 from tests.kernels.rotations import TOLERANCES, compare
 
@@ -31,6 +32,28 @@ def test_any_number_and_size_of_heads_agrees(
     device: torch.device, heads: tuple[int, int, int], dtype: torch.dtype
 ) -> None:
     compare(2, *heads, dtype, device=device)
+
+
+@dtypes
+@pytest.mark.parametrize("codes", HIGHEST_CODE, ids=str)
+@pytest.mark.parametrize("heads", [(4, 2, 64), (7, 1, 80)], ids=str)
+def test_codes_agree(
+    device: torch.device, heads: tuple[int, int, int], codes: torch.dtype, dtype: torch.dtype
+) -> None:
+    compare(9, *heads, dtype, device=device, codes=codes)
+
+
+@pytest.mark.parametrize("codes", HIGHEST_CODE, ids=str)
+def test_codes_of_nan_have_a_scale_that_is(device: torch.device, codes: torch.dtype) -> None:
+    """Those of other heads and tokens have not."""
+    with device:
+        heads = torch.randn(3, 4 * 16)
+        heads[1, 33] = torch.nan  # of the key
+        cache = torch.zeros(3, 1, 2, 1, 16, dtype=codes)
+        scales = torch.zeros(3, 1, 2, 1)
+        rotation, slot_mapping = torch.ones(2, 3, 16), torch.arange(3)
+    rope_kv(heads, None, None, rotation, slot_mapping, cache, False, scales)
+    assert scales.isnan().flatten(1).tolist() == [[False, False], [True, False], [False, False]]
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 24])

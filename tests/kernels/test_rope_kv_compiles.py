@@ -10,6 +10,7 @@ FLOATS = ("p_heads", "p_query_norm", "p_key_norm", "p_query", "p_kv_cache")
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("codes", [None, "i8", "u8"])
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim", "has_norm", "is_interleaved"),
     [(32, 8, 128, True, False), (4, 2, 64, False, False), (16, 4, 256, False, True)],
@@ -20,11 +21,13 @@ def test_kernel(
     head_dim: int,
     has_norm: bool,
     is_interleaved: bool,
+    codes: str | None,
     dtype: str,
     arch: int,
 ) -> None:
     signature = dict.fromkeys(FLOATS, f"*{dtype}") | {
         "p_rotation": "*fp32",
+        "p_kv_scales": "*fp32",
         "p_slot_mapping": "*i64",
         "num_tokens": "i32",
         "eps": "fp32",
@@ -39,6 +42,11 @@ def test_kernel(
     }
     if not has_norm:
         constants |= dict.fromkeys(FLOATS[1:3])
+    if codes is None:
+        constants["p_kv_scales"] = None
+    else:
+        signature["p_kv_cache"] = f"*{codes}"
+    if constants.keys() & signature.keys():
         signature = {name: kind for name, kind in signature.items() if name not in constants}
     resources = compile_kernel(rope_kv_kernel, signature, constants, arch, num_warps=NUM_WARPS)
     assert resources.num_stack_bytes == 0

@@ -37,21 +37,33 @@ class Config(NamedTuple):
     num_stages: int = NUM_STAGES
 
 
-def decode_config(num_queries: int, head_dim: int, dtype: torch.dtype) -> Config:
+class Cache(NamedTuple):
+    """With scales the numbers are codes."""
+
+    numbers: Tensor
+    scales: Tensor | None
+
+
+def decode_config(
+    num_queries: int, head_dim: int, dtype: torch.dtype, *, has_codes: bool = False
+) -> Config:
     """``num_queries``: tokens of a row × heads that share a KV head. Unmeasured: 64 keys and
     values of 128 in bfloat16 are 32 KiB, so that 64 KiB are on their way to a processor. More warps
-    where registers would spill; products in float32 have no tensor cores and take many."""
+    where registers would spill; products in float32 have no tensor cores and take many, and so do
+    codes."""
     if dtype == torch.float32:
-        return Config(MIN_QUERIES, 16, 4 if head_dim <= 128 else 8)
+        return Config(MIN_QUERIES, 16, 4 if head_dim <= 128 and not has_codes else 8)
     num_rows = min(max(triton.next_power_of_2(num_queries), MIN_QUERIES), MAX_QUERIES)
-    num_warps = 4 if num_rows == MIN_QUERIES and head_dim <= 128 else 8
+    num_warps = 4 if num_rows == MIN_QUERIES and head_dim <= 128 and not has_codes else 8
     return Config(num_rows, 64 if head_dim <= 128 else 32, num_warps)
 
 
-def chunk_config(head_dim: int, dtype: torch.dtype) -> Config:
+def chunk_config(head_dim: int, dtype: torch.dtype, *, has_codes: bool = False) -> Config:
     """Unmeasured: the largest products whose registers do not spill."""
     if dtype == torch.float32:
-        return Config(16, 16, 4 if head_dim <= 128 else 8)
+        return Config(16, 16, 4 if head_dim <= 128 and not has_codes else 8)
+    if has_codes:
+        return Config(64, 64, 8) if head_dim <= 128 else Config(32, 32, 8)
     return Config(TILE, 64, 8) if head_dim <= 128 else Config(64, 32, 8)
 
 
@@ -61,18 +73,22 @@ def attend(
     attention: DeviceAttention,
     scale: float,
     options: AttentionOptions = PLAIN,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     if not (query.is_contiguous() and kv_cache.is_contiguous()):
         raise ValueError("attend takes contiguous queries and caches")
+    if kv_scales is not None and not kv_scales.is_contiguous():
+        raise ValueError("attend takes contiguous scales")
+    cache = Cache(kv_cache, kv_scales)
     out = query.new_empty(*query.shape[:2], options.value_dim or query.shape[2])
     decode, chunks = attention.decode, attention.chunks
     if _is_out_of_reach(options.window, attention):
         options = options._replace(window=None)
     num_decoded = 0 if decode is None else decode.num_tokens
     if decode is not None:
-        _decode(out[:num_decoded], query[:num_decoded], kv_cache, decode, scale, options)
+        _decode(out[:num_decoded], query[:num_decoded], cache, decode, scale, options)
     if chunks is not None:
-        _attend_chunks(out[num_decoded:], query[num_decoded:], kv_cache, chunks, scale, options)
+        _attend_chunks(out[num_decoded:], query[num_decoded:], cache, chunks, scale, options)
     return out
 
 
@@ -86,16 +102,17 @@ def _is_out_of_reach(window: int | None, attention: DeviceAttention) -> bool:
 def _decode(
     out: Tensor,
     query: Tensor,
-    kv_cache: Tensor,
+    cache: Cache,
     rows: DecodeRows,
     scale: float,
     options: AttentionOptions,
 ) -> None:
     """query [B * width, H, D], out [B * width, H, value_dim]."""
     num_tokens, num_heads, value_dim = out.shape
-    block_size, _, num_kv_heads = kv_cache.shape[1:4]
+    block_size, _, num_kv_heads = cache.numbers.shape[1:4]
     num_queries = rows.width * (num_heads // num_kv_heads)
-    config = decode_config(num_queries, max(query.shape[2], value_dim), query.dtype)
+    widest, has_codes = max(query.shape[2], value_dim), cache.scales is not None
+    config = decode_config(num_queries, widest, query.dtype, has_codes=has_codes)
     num_tiles = triton.cdiv(num_queries, config.num_queries)
     shape = (num_tokens, num_heads, NUM_SPLITS)
     partials = torch.empty(*shape, value_dim, dtype=torch.float32, device=query.device)
@@ -108,10 +125,10 @@ def _decode(
         "BLOCK_KEYS": config.num_keys,
         "WINDOW": options.window,
     }
-    sizes = _sizes(query, kv_cache, value_dim)
+    sizes = _sizes(query, cache.numbers, value_dim)
     decode_kernel[(num_kv_heads, NUM_SPLITS, len(rows.slots) * num_tiles)](
         query,
-        kv_cache,
+        *cache,
         rows.slots,
         rows.tables,
         rows.tables.stride(0),
@@ -144,31 +161,32 @@ def _decode(
 def _attend_chunks(
     out: Tensor,
     query: Tensor,
-    kv_cache: Tensor,
+    cache: Cache,
     chunks: ChunkRows,
     scale: float,
     options: AttentionOptions,
 ) -> None:
     """query [chunk tokens, H, D], out [chunk tokens, H, value_dim]."""
     _, num_heads, value_dim = out.shape
-    config = chunk_config(max(query.shape[2], value_dim), query.dtype)
+    widest, has_codes = max(query.shape[2], value_dim), cache.scales is not None
+    config = chunk_config(widest, query.dtype, has_codes=has_codes)
     num_parts = TILE // config.num_queries
     chunk_kernel[(len(chunks.tile_rows) * num_parts, num_heads)](
         query,
-        kv_cache,
+        *cache,
         chunks.slots,
         chunks.tables,
         chunks.tables.stride(0),
         chunks.starts,
         chunks.first_keys,
-        chunks.tables.shape[1] * kv_cache.shape[1],
+        chunks.tables.shape[1] * cache.numbers.shape[1],
         chunks.token_starts,
         chunks.tile_rows,
         chunks.tile_starts,
         scale * LOG2_E.value,
         options.sinks,
         out,
-        **_sizes(query, kv_cache, value_dim),
+        **_sizes(query, cache.numbers, value_dim),
         NUM_HEADS=num_heads,
         WINDOW=options.window,
         SOFTCAP=options.softcap,

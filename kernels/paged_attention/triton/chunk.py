@@ -10,6 +10,7 @@ from kernels.paged_attention.triton.tiles import LOG2_E, attend_keys
 def chunk_kernel(
     p_query,  # [chunk tokens, H, HEAD_DIM]
     p_kv_cache,  # [num_blocks + 1, BLOCK_SIZE, 2, H_kv, CACHE_DIM]
+    p_kv_scales,  # [num_blocks + 1, BLOCK_SIZE, 2, H_kv] float32 | None
     p_slots,  # [R] int32
     p_tables,  # [N, table_stride] int32
     table_stride,
@@ -66,10 +67,13 @@ def chunk_kernel(
     p_own = p_query + o_place[:, None] * HEAD_DIM + o_dim[None, :]
     b_query = tl.load(p_own, mask=is_token & (o_dim < HEAD_DIM)[None, :], other=0)
 
+    i_kv_head = i_head // (NUM_HEADS // NUM_KV_HEADS)
+    p_scales = None if p_kv_scales is None else p_kv_scales + i_kv_head
     acc, top, total = attend_keys(
         b_query,
         start + o_token,
-        p_kv_cache + i_head // (NUM_HEADS // NUM_KV_HEADS) * CACHE_DIM,
+        p_kv_cache + i_kv_head * CACHE_DIM,
+        p_scales,
         p_tables + tl.load(p_slots + i_row).to(tl.int64) * table_stride,
         begin,
         first,

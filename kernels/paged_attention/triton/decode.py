@@ -10,6 +10,7 @@ from kernels.paged_attention.triton.tiles import LOG2_E, attend_keys
 def decode_kernel(
     p_query,  # [B * WIDTH, H, HEAD_DIM]
     p_kv_cache,  # [num_blocks + 1, BLOCK_SIZE, 2, H_kv, CACHE_DIM]
+    p_kv_scales,  # [num_blocks + 1, BLOCK_SIZE, 2, H_kv] float32 | None
     p_slots,  # [B] int32
     p_tables,  # [N, table_stride] int32
     table_stride,
@@ -64,10 +65,12 @@ def decode_kernel(
     b_query = tl.load(p_own, mask=is_query[:, None] & (o_dim < HEAD_DIM)[None, :], other=0)
 
     p_table = p_tables + tl.load(p_slots + i_row).to(tl.int64) * table_stride
+    p_scales = None if p_kv_scales is None else p_kv_scales + i_kv_head
     acc, top, total = attend_keys(
         b_query,
         start + o_token,
         p_kv_cache + i_kv_head * CACHE_DIM,
+        p_scales,
         p_table,
         begin,
         first,

@@ -4,6 +4,10 @@ running maximum and sum of FlashAttention (arXiv 2205.14135), in powers of two."
 import triton
 import triton.language as tl
 
+from kernels.kv_codes.triton import E4M3_UNIT, widen
+
+# Weights for codes of int8 are lifted, so that scales do not make them too small for float16.
+INT8_LIFT = tl.constexpr(128.0)
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -12,6 +16,7 @@ def attend_keys(
     b_query,  # [BLOCK_QUERIES, BLOCK_DIM]
     o_last,  # [BLOCK_QUERIES]: the last key that each query sees
     p_kv,  # the KV head's first key in the cache
+    p_scales,  # the same of the scales of codes | None
     p_table,  # [max_blocks] int32: the row's
     begin,  # the first tile's first key
     first,  # the first key that any query sees, which without a window is ``begin``
@@ -41,9 +46,9 @@ def attend_keys(
         shared = min(begin + num_edges * BLOCK_KEYS, end)
         for key in tl.range(begin, shared, BLOCK_KEYS):
             acc, top, total = _attend_tile(
-                b_query, o_last, p_kv, p_table, key, first, first_shared, last_shared, end, scale,
-                acc, top, total, True, WINDOW, SOFTCAP, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM,
-                CACHE_DIM, BLOCK_SIZE, BLOCK_KEYS, BLOCK_DIM, BLOCK_VALUE,
+                b_query, o_last, p_kv, p_scales, p_table, key, first, first_shared, last_shared,
+                end, scale, acc, top, total, True, WINDOW, SOFTCAP, NUM_KV_HEADS, HEAD_DIM,
+                VALUE_DIM, CACHE_DIM, BLOCK_SIZE, BLOCK_KEYS, BLOCK_DIM, BLOCK_VALUE,
             )  # fmt: skip
     else:
         shared = begin
@@ -51,16 +56,18 @@ def attend_keys(
     tail = shared + num_shared // BLOCK_KEYS * BLOCK_KEYS
     for key in tl.range(shared, tail, BLOCK_KEYS):
         acc, top, total = _attend_tile(
-            b_query, o_last, p_kv, p_table, key, first, first_shared, last_shared, end, scale,
-            acc, top, total, False, WINDOW, SOFTCAP, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM,
+            b_query, o_last, p_kv, p_scales, p_table, key, first, first_shared, last_shared, end,
+            scale, acc, top, total, False, WINDOW, SOFTCAP, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM,
             CACHE_DIM, BLOCK_SIZE, BLOCK_KEYS, BLOCK_DIM, BLOCK_VALUE,
         )  # fmt: skip
     for key in tl.range(tail, end, BLOCK_KEYS):
         acc, top, total = _attend_tile(
-            b_query, o_last, p_kv, p_table, key, first, first_shared, last_shared, end, scale,
-            acc, top, total, True, WINDOW, SOFTCAP, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM,
+            b_query, o_last, p_kv, p_scales, p_table, key, first, first_shared, last_shared, end,
+            scale, acc, top, total, True, WINDOW, SOFTCAP, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM,
             CACHE_DIM, BLOCK_SIZE, BLOCK_KEYS, BLOCK_DIM, BLOCK_VALUE,
         )  # fmt: skip
+    if p_scales is not None and p_kv.dtype.element_ty == tl.int8:
+        acc *= 1 / INT8_LIFT
     return acc, top, total
 
 
@@ -69,6 +76,7 @@ def _attend_tile(
     b_query,
     o_last,
     p_kv,
+    p_scales,
     p_table,
     key,
     first,
@@ -111,8 +119,24 @@ def _attend_tile(
     b_key = tl.load(p_entry + o_dim[None, :], mask=is_key_loaded, other=0)
     p_value = p_entry + o_value[None, :] + NUM_KV_HEADS * CACHE_DIM
     b_value = tl.load(p_value, mask=is_value_loaded, other=0)
+    if p_scales is not None:
+        p_scale = p_scales + o_place * (2 * NUM_KV_HEADS)
+        if IS_EDGE:
+            b_key_scale = tl.load(p_scale, mask=is_there, other=0)
+            b_value_scale = tl.load(p_scale + NUM_KV_HEADS, mask=is_there, other=0)
+        else:
+            b_key_scale = tl.load(p_scale)
+            b_value_scale = tl.load(p_scale + NUM_KV_HEADS)
+        if b_key.dtype == tl.int8:
+            b_value_scale *= INT8_LIFT
+        else:
+            b_key_scale *= E4M3_UNIT
+            b_value_scale *= E4M3_UNIT
+        b_key, b_value = widen(b_key, b_query.dtype), widen(b_value, b_query.dtype)
 
     scores = tl.dot(b_query, tl.trans(b_key), input_precision="ieee") * scale
+    if p_scales is not None:
+        scores *= b_key_scale[None, :]
     if SOFTCAP is not None:
         scores = _capped(scores, SOFTCAP)
     if IS_EDGE:
@@ -122,9 +146,10 @@ def _attend_tile(
             is_seen &= o_key[None, :] > o_last[:, None] - WINDOW
             is_shared &= o_key >= first_shared
         scores = tl.where(is_seen, scores, float("-inf"))
-        # What some query must not see may be NaN, which a weight of 0 does not hide.
-        is_finite = tl.abs(b_value.to(tl.float32)) < float("inf")
-        b_value = tl.where(is_shared[:, None] | is_finite, b_value, 0)
+        if p_scales is None:
+            # What some query must not see may be NaN, which a weight of 0 does not hide.
+            is_finite = tl.abs(b_value.to(tl.float32)) < float("inf")
+            b_value = tl.where(is_shared[:, None] | is_finite, b_value, 0)
     new_top = tl.maximum(top, tl.max(scores, 1))
     base = new_top
     if IS_EDGE:
@@ -133,6 +158,10 @@ def _attend_tile(
     factor = tl.exp2(top - base)
     total = total * factor + tl.sum(weights, 1)
     acc = acc * factor[:, None]
+    if p_scales is not None:
+        weights *= b_value_scale[None, :]
+        if IS_EDGE:  # codes are finite, scales may be NaN
+            weights = tl.where(is_seen, weights, 0)
     acc = tl.dot(weights.to(b_value.dtype), b_value, acc, input_precision="ieee")
     return acc, new_top, total
 

@@ -97,5 +97,5 @@ class _NativeDraftHead:
 def _run(program: NativeProgram, inputs: Sequence[Tensor], positions: Tensor) -> Tensor:
     context = current_context()
     assert isinstance(context.attention, AttentionBatch)
-    caches = context.kv_caches
-    return program.run(inputs, positions, context.slot_mapping, context.attention, caches)
+    caches, scales = zip(*context.kv_caches, strict=True)
+    return program.run(inputs, positions, context.slot_mapping, context.attention, caches, scales)

@@ -81,18 +81,20 @@ class TorchOps(Ops[Tensor]):
 
     def attend(self, x: Tensor, heads: Heads) -> Tensor:
         context, spec = current_context(), heads.spec
-        kv_cache = context.kv_caches[heads.layer]
+        kv = context.kv_caches[heads.layer]
         query = rope_kv(
             x,
             _operand(heads.query_norm),
             _operand(heads.key_norm),
             self._rotation(heads.rotary),
             context.slot_mapping,
-            kv_cache,
+            kv.entries,
             spec.is_interleaved,
+            kv.scales,
         )
         options = AttentionOptions(window=spec.window)
-        return attend(query, kv_cache, context.attention, spec.scale, options).flatten(1)
+        attended = attend(query, kv.entries, context.attention, spec.scale, options, kv.scales)
+        return attended.flatten(1)
 
     def logits(self, x: Tensor, head: LMHead, *, norm: RMSNorm, scale: float = 1.0) -> Tensor:
         weight, dtype = head.weight.values, torch.float32

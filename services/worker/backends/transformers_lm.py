@@ -38,14 +38,16 @@ def attend(
     The names are those of transformers.
     """
     context = current_context()
-    kv_cache = context.kv_caches[module.layer_idx]
-    kv_write(kv_cache, key[0].transpose(0, 1), value[0].transpose(0, 1), context.slot_mapping)
+    kv = context.kv_caches[module.layer_idx]
+    keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
+    kv_write(kv.entries, keys, values, context.slot_mapping, kv.scales)
     attended = paged_attention.attend(
         query[0].transpose(0, 1).contiguous(),
-        kv_cache,
+        kv.entries,
         context.attention,
         query.shape[-1] ** -0.5 if scaling is None else scaling,
         AttentionOptions(sliding_window, softcap, s_aux, value.shape[-1]),
+        kv.scales,
     )
     return attended.unsqueeze(0), None
 

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kernels.paged_attention import AttentionBatch, DeviceAttention
+from services.worker.layers.kv_layout import LayerKV
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
     """T tokens of a step, flattened over its rows."""
 
-    kv_caches: Sequence[Tensor]  # per layer [num_blocks + 1, block_size, *KVLayout.entry]
+    kv_caches: Sequence[LayerKV]  # one for each layer
     slot_mapping: Tensor  # [T] int64: block * block_size + offset that a token's KV goes to
     attention: AttentionBatch | DeviceAttention
 

@@ -2,18 +2,57 @@
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
     """A token's entry in the KV cache of one layer: ``entry`` is (2, H_kv, D) for keys and values
-    of heads, or has a 0 where the layer keeps nothing."""
+    of heads, or has a 0 where the layer keeps nothing. With ``codes`` (``kernels.kv_codes``) these
+    stand in the place of numbers of ``dtype``, and each head's key and value has a scale."""
 
     entry: tuple[int, ...]
     dtype: torch.dtype
+    codes: torch.dtype | None = None
+
+    @property
+    def stored(self) -> torch.dtype:
+        return self.codes or self.dtype
+
+    @property
+    def entry_bytes(self) -> int:
+        return math.prod(self.entry) * self.stored.itemsize
+
+    @property
+    def scales_bytes(self) -> int:
+        if self.codes is None:
+            return 0
+        return math.prod(self.entry[:-1]) * torch.float32.itemsize
 
     @property
     def num_bytes(self) -> int:
-        return math.prod(self.entry) * self.dtype.itemsize
+        return self.entry_bytes + self.scales_bytes
+
+
+class LayerKV(NamedTuple):
+    """The KV cache of one layer. Native code lays both tensors out in its own way."""
+
+    entries: Tensor  # [num_blocks + 1, block_size, *KVLayout.entry]
+    scales: Tensor | None = None  # of codes: [num_blocks + 1, block_size, *entry[:-1]] float32
+
+    def clear(self, blocks: Tensor) -> None:
+        """Zeroes ``blocks`` [N] int64."""
+        for tensor in self._tensors:
+            tensor.index_fill_(0, blocks, 0)
+
+    def clear_slots(self, slots: Tensor) -> None:
+        """Zeroes single ``slots`` [N] int64, block · block_size + offset."""
+        for tensor in self._tensors:
+            tensor.flatten(0, 1).index_fill_(0, slots, 0)
+
+    @property
+    def _tensors(self) -> list[Tensor]:
+        return [tensor for tensor in self if tensor is not None]

@@ -1,5 +1,6 @@
 """The paged KV cache."""
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -8,29 +9,38 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.memory import ALIGNMENT, huge_zeros
-from services.worker.layers.kv_layout import KVLayout
+from services.worker.layers.kv_layout import KVLayout, LayerKV
 
 
 class KVCache:
     """What layers keep of tokens, in blocks that the scheduler hands out.
 
-    ``layers`` has [num_blocks + 1, block_size, *entry] for each of ``layouts``, one behind the
-    other in one allocation. The last block is the null block: block tables are padded with it, and
-    tokens without a reserved block write to it.
+    ``layers`` has one for each of ``layouts``, one behind the other in one allocation. The last
+    block is the null block: block tables are padded with it, and tokens without a reserved block
+    write to it. ``dtype`` is that of the numbers that layers are given and give.
     """
 
     def __init__(
         self, layouts: Sequence[KVLayout], num_blocks: int, block_size: int, device: torch.device
     ) -> None:
-        sizes = [(num_blocks + 1) * block_size * layout.num_bytes for layout in layouts]
+        shape = num_blocks + 1, block_size
+        token_bytes = [size for each in layouts for size in (each.entry_bytes, each.scales_bytes)]
+        sizes = [math.prod(shape) * size for size in token_bytes]
         ends = list(accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes))
         memory = _zeros(ends[-1], device)
-        self.layers = [
-            memory[start : start + size]
-            .view(layout.dtype)
-            .view(num_blocks + 1, block_size, *layout.entry)
-            for layout, start, size in zip(layouts, [0, *ends[:-1]], sizes, strict=True)
-        ]
+        starts = zip([0, *ends[:-1]], sizes, strict=True)
+        parts = iter([memory[start : start + size] for start, size in starts])
+        self.layers = []
+        for layout in layouts:
+            entries, scales = next(parts).view(layout.stored), next(parts).view(torch.float32)
+            self.layers.append(
+                LayerKV(
+                    entries.view(*shape, *layout.entry),
+                    scales.view(*shape, *layout.entry[:-1]) if layout.codes else None,
+                )
+            )
+        self.dtype = layouts[0].dtype
+        self.device = device
         self.null_block = num_blocks
         self.block_size = block_size
 
@@ -40,14 +50,14 @@ class KVCache:
         Attention multiplies what it masks by 0, and NaN, the former owner's, would survive that.
         """
         if len(blocks):
-            places = torch.from_numpy(blocks).to(self.layers[0].device)
+            places = torch.from_numpy(blocks).to(self.device)
             for layer in self.layers:
-                layer.index_fill_(0, places, 0)
+                layer.clear(places)
 
     def clear_slots(self, slots: Tensor) -> None:
         """Zeroes single ``slots`` [N] int64, block · block_size + offset, in all layers."""
         for layer in self.layers:
-            layer.flatten(0, 1).index_fill_(0, slots, 0)
+            layer.clear_slots(slots)
 
 
 def _zeros(num_bytes: int, device: torch.device) -> Tensor:

@@ -162,12 +162,15 @@ class DecoderLM(nn.Module, ABC):
         """The output head has the embedding's weights."""
         return bool(self.config.tie_word_embeddings)
 
-    def kv_layouts(self, dtype: torch.dtype, *, drafts: bool) -> list[KVLayout]:
-        """What each layer of the trunk keeps of a token, and the MTP head's if it ``drafts``."""
+    def kv_layouts(
+        self, dtype: torch.dtype, *, drafts: bool, codes: torch.dtype | None = None
+    ) -> list[KVLayout]:
+        """What each layer of the trunk keeps of a token, and the MTP head's if it ``drafts``:
+        numbers, or ``codes`` of that type."""
         modules = [module for module in self.modules() if isinstance(module, Attention)]
         specs = {module.heads.layer: module.heads.spec for module in modules}
         ordered = [specs[layer] for layer in range(self.config.num_hidden_layers + drafts)]
-        return [KVLayout((2, spec.num_kv_heads, spec.head_dim), dtype) for spec in ordered]
+        return [KVLayout((2, spec.num_kv_heads, spec.head_dim), dtype, codes) for spec in ordered]
 
     def drop_windows(self, max_len: int) -> None:
         """Makes none of a window that is no smaller than ``max_len``, the most tokens of a

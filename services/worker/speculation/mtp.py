@@ -64,14 +64,13 @@ class MtpDrafter:
         self._head = head
         self._sampler = sampler
         self._kv_cache = kv_cache
-        self._cache = kv_cache.layers[-1]
         self._eos_ids = eos_ids
         self._coverage = MtpCoverage(capacity)
 
     def begin(self, table: SlotTable, plan: StepPlan, fresh_blocks: np.ndarray) -> None:
         if len(fresh_blocks):
-            blocks = torch.from_numpy(fresh_blocks).to(self._cache.device)
-            self._cache.index_fill_(0, blocks, 0)  # what is hidden is multiplied by 0: no NaN
+            blocks = torch.from_numpy(fresh_blocks).to(self._kv_cache.device)
+            self._kv_cache.layers[-1].clear(blocks)  # what is hidden is multiplied by 0: no NaN
         self._coverage.begin(table, plan, fresh_blocks)
 
     def draft(self, table: SlotTable, done: RecordedStep) -> None:

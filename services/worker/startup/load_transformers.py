@@ -8,7 +8,7 @@ whether that is all that a sequence needs from step to step.
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,23 +57,30 @@ NO_ATTENTION = LayerAttention(0, 0, None)
 
 
 def load_transformers(
-    folder: Path, dtype: torch.dtype, device: torch.device, max_model_len: int, is_dummy: bool
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_model_len: int,
+    is_dummy: bool,
+    codes: torch.dtype | None,
 ) -> tuple[TransformersLM, ModelShape]:
-    """Returns the model and its shape; the weights are read into the host's memory first. Raises
-    ConfigError with the reason where it does not load, or needs what we do not keep."""
+    """Returns the model and its shape, whose KV cache may have ``codes``; the weights are read into
+    the host's memory first. Raises ConfigError with the reason where it does not load, or needs
+    what we do not keep."""
     config = _read_config(folder, max_model_len)
     text_config = config.get_text_config()
     with _errors_as_config_errors():
         model = _dummy(config, dtype) if is_dummy else _pretrained(folder, dtype)
     model.eval().requires_grad_(requires_grad=False).to(device)
     layers = _look(model, text_config, max_model_len)
-    shape = _shape_of(model, text_config, layers, dtype)
+    shape = _shape_of(model, text_config, layers, dtype, codes)
     texts = random_texts(text_config.vocab_size, device)
     with _errors_as_config_errors():
         with _attention(model, OWN_ATTENTION):
             expected = torch.cat([whole_logits(model, ids) for ids in texts])
         loaded = TransformersLM(model)
-        computed = torch.cat(logits_in_chunks(loaded, shape.kv_layouts, texts))
+        exact = [replace(layout, codes=None) for layout in shape.kv_layouts]
+        computed = torch.cat(logits_in_chunks(loaded, exact, texts))
     distance = ((computed - expected).norm() / expected.norm()).item()
     if not distance <= MAX_DISTANCE[dtype]:
         raise ConfigError(
@@ -236,7 +243,11 @@ def _attention(model: PreTrainedModel, name: str) -> Iterator[None]:
 
 
 def _shape_of(
-    model: PreTrainedModel, config: Any, layers: dict[int, LayerAttention], dtype: torch.dtype
+    model: PreTrainedModel,
+    config: Any,
+    layers: dict[int, LayerAttention],
+    dtype: torch.dtype,
+    codes: torch.dtype | None,
 ) -> ModelShape:
     """A layer of another kind, between those that attend, keeps nothing."""
     widest = max(
@@ -247,6 +258,6 @@ def _shape_of(
     num_experts = getattr(config, "num_experts_per_tok", None) or 1
     ordered = [layers.get(place, NO_ATTENTION) for place in range(max(layers) + 1)]
     return ModelShape(
-        [KVLayout((2, layer.num_kv_heads, layer.head_dim), dtype) for layer in ordered],
+        [KVLayout((2, layer.num_kv_heads, layer.head_dim), dtype, codes) for layer in ordered],
         8 * config.hidden_size + 4 * widest * (1 + num_experts),
     )

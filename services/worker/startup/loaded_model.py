@@ -44,6 +44,7 @@ from shared.model_location import locate_model
 log = logging.getLogger(__name__)
 
 Choose = Callable[[DecoderLM | CausalLM, WorkerConfig, torch.dtype], tuple[CausalLM, Sampler]]
+CACHE_CODES = {"auto": None, "int8": torch.int8, "fp8": torch.uint8}
 DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
 
 
@@ -121,6 +122,7 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
         load_format="dummy" if settings.load_format == "dummy" else "safetensors",
         logprobs_mode=settings.logprobs_mode,
         quantization=settings.quantization,
+        kv_cache_dtype=settings.kv_cache_dtype,
     )
     log.info("model %s (%s) in %s on %s", location.name, "/".join(architectures), dtype, device)
     before = read_memory(device, settings.numa_node)
@@ -139,7 +141,8 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
     return_freed_memory()
     speculation = choose_speculation(settings.speculative_config, computed)
     if isinstance(model, DecoderLM):
-        shape = shape_of(model, dtype, drafts=speculation.method == "mtp")
+        codes = CACHE_CODES[settings.kv_cache_dtype]
+        shape = shape_of(model, dtype, drafts=speculation.method == "mtp", codes=codes)
     return LoadedModel(
         settings,
         location.folder,
@@ -224,4 +227,6 @@ def _load_transformers(
         )
     from services.worker.startup.load_transformers import load_transformers
 
-    return load_transformers(folder, dtype, device, max_len, settings.load_format == "dummy")
+    codes = CACHE_CODES[settings.kv_cache_dtype]
+    is_dummy = settings.load_format == "dummy"
+    return load_transformers(folder, dtype, device, max_len, is_dummy, codes)

@@ -17,8 +17,11 @@ class ModelShape:
     numbers_per_token: int
 
 
-def shape_of(model: DecoderLM, dtype: torch.dtype, *, drafts: bool) -> ModelShape:
-    """Returns the shape of ``model``, of which the MTP head may make drafts.
+def shape_of(
+    model: DecoderLM, dtype: torch.dtype, *, drafts: bool, codes: torch.dtype | None = None
+) -> ModelShape:
+    """Returns the shape of ``model``, of which the MTP head may make drafts, and whose KV cache may
+    have ``codes``.
 
     A layer holds its input, the sum that goes on, its norm and its rotation; and then the heads
     with what rotating them takes, or the two products of the feed-forward network with theirs. For
@@ -28,4 +31,4 @@ def shape_of(model: DecoderLM, dtype: torch.dtype, *, drafts: bool) -> ModelShap
     heads = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
     always = (7 if drafts else 3) * config.hidden_size + 2 * config.head_dim
     numbers = always + max(5 * heads, 4 * config.intermediate_size)
-    return ModelShape(model.kv_layouts(dtype, drafts=drafts), numbers)
+    return ModelShape(model.kv_layouts(dtype, drafts=drafts, codes=codes), numbers)

@@ -1,6 +1,7 @@
 """How many KV blocks fit: what there is, less others, weights and what a step needs as it runs."""
 
 import logging
+import math
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,7 @@ from kernels.paged_attention.batch import MAX_GATHERED_TOKENS
 from services.worker.layers.weights import Quantized
 from services.worker.machine.hardware import Memory
 from services.worker.metrics import show_memory
-from services.worker.models import CausalLM
+from services.worker.models import CausalLM, TorchCausalLM
 from services.worker.startup.loaded_model import LoadedModel
 from services.worker.step.logprobs import MAX_LOGITS_AT_ONCE
 from shared.config.worker import WorkerConfig
@@ -100,8 +101,7 @@ def estimate_requirements(loaded: LoadedModel) -> MemoryRequirements:
     max_tokens, max_len = loaded.max_num_batched_tokens, loaded.model_info.max_model_len
     num_tokens = max_tokens + loaded.max_num_seqs * (loaded.speculation.method == "mtp")
     activations = num_tokens * shape.numbers_per_token * torch.float32.itemsize
-    entry_bytes = max(layout.num_bytes for layout in shape.kv_layouts)
-    gathered = max(MAX_GATHERED_TOKENS, max_len) * entry_bytes
+    gathered = max(MAX_GATHERED_TOKENS, max_len) * _gathered_bytes(loaded)
     masks = max_tokens * max_len * (loaded.dtype.itemsize + 1)
     widened = _widest_codes(loaded.model) * (torch.float32.itemsize + loaded.dtype.itemsize)
     num_sampled = min((1 + loaded.speculation.num_drafts) * loaded.max_num_seqs, max_tokens)
@@ -110,6 +110,16 @@ def estimate_requirements(loaded: LoadedModel) -> MemoryRequirements:
     return requirements_with(
         loaded, activations + gathered + masks + widened + max(logits, prompts)
     )
+
+
+def _gathered_bytes(loaded: LoadedModel) -> int:
+    """Of a token's entry in the copy that attention makes. Torch's operators make numbers of codes,
+    in float32 and in the model's type."""
+    layouts = loaded.shape.kv_layouts
+    if not isinstance(loaded.model, TorchCausalLM) or layouts[0].codes is None:
+        return max(layout.num_bytes for layout in layouts)
+    widened = torch.float32.itemsize + loaded.dtype.itemsize
+    return max(layout.num_bytes + math.prod(layout.entry) * widened for layout in layouts)
 
 
 def _widest_codes(model: CausalLM) -> int:

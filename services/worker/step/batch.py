@@ -73,7 +73,7 @@ def prepare_batch(
     """
     planned = _planned_rows(table, plan, recomputes_states)
     slots, num_tokens, num_drafts, num_recomputed, ends = planned
-    device = kv_cache.layers[0].device
+    device = kv_cache.device
     rows = np.repeat(np.arange(len(slots)), num_tokens)  # [T]
     token_ends = np.cumsum(num_tokens)
     positions = np.arange(len(rows)) + (ends - token_ends)[rows]
@@ -119,17 +119,16 @@ def make_context(
 ) -> ForwardContext:
     """Makes the context of rows [R] in the order attention wants: one token first, then by length.
     ``slot_mapping`` [T] is of their tokens; keys before ``first_keys`` [R] are hidden."""
-    cache = kv_cache.layers[0]
     return ForwardContext(
         kv_cache.layers,
-        torch.from_numpy(slot_mapping).to(cache.device),
+        torch.from_numpy(slot_mapping).to(kv_cache.device),
         prepare_attention(
             num_tokens,
             num_keys,
             table.block_tables[slots],
             kv_cache.block_size,
-            cache.dtype,
-            cache.device,
+            kv_cache.dtype,
+            kv_cache.device,
             first_keys,
         ),
     )

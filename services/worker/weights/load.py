@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 # What checkpoints may hold beyond our parameters: the head of tied embeddings, and a buffer.
 IGNORED = ("lm_head.weight", "rotary_emb.inv_freq")
+# Scales of all keys, of all values …, found by calibration; our cache has finer ones.
+CACHE_SCALES = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".prob_scale")
 
 
 @runtime_checkable
@@ -219,9 +221,15 @@ def _check_names(
 ) -> None:
     known = {tensor.name for each in found.values() for tensor in _tensors(each)}
     for name, tensor in checkpoint.tensors.items():
-        is_ignored = name.endswith(IGNORED) or (scheme is not None and scheme.ignores(tensor))
+        is_ignored = name.endswith(IGNORED + CACHE_SCALES) or (
+            scheme is not None and scheme.ignores(tensor)
+        )
         if name not in known and not is_ignored:
             raise ConfigError(f"model: {tensor.file}: the architecture has no tensor {name}")
+    if any(name.endswith(CACHE_SCALES) for name in checkpoint.tensors):
+        log.info(
+            "the checkpoint's scales of keys and values are not used: kv-cache-dtype has its own"
+        )
     if lacking := sorted(checkpoint.source(name).name for name in wanted if name not in found):
         raise ConfigError(f"model: {checkpoint.folder} lacks {_some(lacking)}")
 

@@ -66,6 +66,13 @@ def test_a_run_ends_with_a_table_and_everything_as_json(tmp_path: Path, capsys):
     assert figures["wint4"]["weights_bytes"] < 0.6 * figures["none"]["weights_bytes"]
 
 
+def test_codes_in_the_kv_cache_are_compared_with_numbers(tmp_path: Path):
+    flags = ["--quantization", "none", "--kv-cache-dtype", "fp8"]
+    figures = measured(tmp_path, *flags)["figures"]
+    assert 0 < figures["none"]["kl_divergence"] < 0.1
+    assert figures["reference"]["kl_divergence"] == 0
+
+
 def test_the_figures_are_those_of_what_transformers_computes(tmp_path: Path):
     """Of all forms, by default on what training held out."""
     figures = measured(tmp_path, "--dtype", "float32")["figures"]

@@ -2,8 +2,8 @@
 run in a process of their own, ``TRITON_INTERPRET=1 pytest tests/kernels/interpreted``.
 
 The interpreter keeps a bfloat16 as its bits. Its products would multiply those, its casts cut off
-where cards round to the nearest, and its products of float32 depend on the processor: here they do
-what cards do.
+where cards round to the nearest and make bits of whole numbers, and its products of float32 depend
+on the processor: here they do what cards do.
 """
 
 from functools import cache
@@ -52,6 +52,7 @@ def _patch_once(function: Any) -> Any:
 def _bfloat16_as_on_cards() -> None:
     interpreter._convert_float = _convert_float
     interpreter.InterpreterBuilder.create_dot = _create_dot
+    interpreter.InterpreterBuilder.create_si_to_fp = _create_si_to_fp
 
 
 def _convert_float(data: np.ndarray, source: Any, target: Any, rounding: Any) -> np.ndarray:
@@ -59,6 +60,11 @@ def _convert_float(data: np.ndarray, source: Any, target: Any, rounding: Any) ->
         return convert_float(data, source, target, rounding)
     rounded = torch.from_numpy(np.array(data, np.float32)).bfloat16()
     return rounded.view(torch.uint16).numpy()
+
+
+def _create_si_to_fp(self: Any, whole: Any, target: Any) -> Any:
+    wide = interpreter.TensorHandle(whole.data.astype(np.float32), tl.float32)
+    return wide if target.scalar == tl.float32 else self.cast_impl(wide, target)
 
 
 def _create_dot(self: Any, left: Any, right: Any, total: Any, *precision: Any) -> Any:

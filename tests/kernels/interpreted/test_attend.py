@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.paged_attention import TILE, AttentionOptions, triton
+from kernels.kv_codes import HIGHEST_CODE
+from kernels.paged_attention import PLAIN, TILE, AttentionOptions, triton
 from tests.kernels.attended import (
     Heads,
     Step,
@@ -17,6 +18,7 @@ from tests.kernels.attended import (
 TOLERANCE = 1e-5
 BFLOAT16_TOLERANCE = 2e-2
 SMALL = Heads(4, 2, 16)
+codes = pytest.mark.parametrize("codes", HIGHEST_CODE, ids=str)
 
 
 @pytest.fixture(autouse=True)
@@ -78,8 +80,26 @@ def test_chunks_in_bfloat16_agree() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # of the last token, which sees them
-def test_what_later_tokens_are_does_not_matter() -> None:
-    assert_later_tokens_do_not_matter(SMALL)
+@pytest.mark.parametrize("codes", [None, *HIGHEST_CODE], ids=str)
+def test_what_later_tokens_are_does_not_matter(codes: torch.dtype | None) -> None:
+    assert_later_tokens_do_not_matter(SMALL, codes)
+
+
+@codes
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("options", [PLAIN, AttentionOptions(17), every_option(4)], ids=str)
+def test_codes_agree(options: AttentionOptions, dtype: torch.dtype, codes: torch.dtype) -> None:
+    tolerance = TOLERANCE if dtype == torch.float32 else BFLOAT16_TOLERANCE
+    for hides in (False, True):
+        step = Step([0, 37], 2, [(0, 20), (20, 3)], block_size=16, hides=hides)
+        compare(step, SMALL, tolerance, dtype, options=options, codes=codes)
+
+
+@codes
+@pytest.mark.parametrize("head_dim", [80, 256])
+def test_codes_of_any_head_size_agree(head_dim: int, codes: torch.dtype) -> None:
+    step = Step([70], 3, [(5, 20)], block_size=16)
+    compare(step, Heads(4, 1, head_dim), TOLERANCE, codes=codes)
 
 
 @pytest.mark.parametrize("window", [1, 2, 16, 17, 48])

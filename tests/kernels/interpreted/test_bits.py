@@ -29,18 +29,32 @@ def test_of_norms_and_rotations(dtype: torch.dtype) -> None:
 
 @dtypes
 @pytest.mark.parametrize(
-    ("width", "options"), [(1, PLAIN), (3, PLAIN), (3, AttentionOptions(window=20))], ids=str
+    ("width", "options", "codes"),
+    [
+        (1, PLAIN, None),
+        (3, PLAIN, None),
+        (3, AttentionOptions(window=20), None),
+        (3, PLAIN, torch.int8),
+        (1, AttentionOptions(window=20), torch.uint8),
+    ],
+    ids=str,
 )
 def test_of_rows_that_decode(
-    width: int, options: AttentionOptions, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    width: int,
+    options: AttentionOptions,
+    codes: torch.dtype | None,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(triton, "NUM_SPLITS", 2)
-    compute = decoded_rows(Heads(4, 2, 16), width, 4, dtype, CPU, options)
+    compute = decoded_rows(Heads(4, 2, 16), width, 4, dtype, CPU, options, codes)
     bits.assert_rows_stand_alone(compute, 4, [1, 2, 3])
 
 
-@pytest.mark.parametrize("window", [5, 33, 90])
-def test_of_tokens_whose_rows_begin_elsewhere(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("window", "codes"), [(5, None), (33, None), (90, None), (33, torch.int8)])
+def test_of_tokens_whose_rows_begin_elsewhere(
+    window: int, codes: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(triton, "NUM_SPLITS", 4)
     options = AttentionOptions(window)
-    assert_first_tokens_do_not_matter(Heads(2, 1, 16), 3, torch.float32, CPU, options)
+    assert_first_tokens_do_not_matter(Heads(2, 1, 16), 3, torch.float32, CPU, options, codes)

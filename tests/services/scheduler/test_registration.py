@@ -20,6 +20,7 @@ OF_WORKER = msgspec.structs.replace(
     load_format="safetensors",
     logprobs_mode="raw_logprobs",
     quantization="none",
+    kv_cache_dtype="auto",
 )
 TOKENIZER = Hello(1, 0, "tokenizer", "t1", MODEL)
 WORKER = Hello(1, 0, "worker", "w1", OF_WORKER, CAPACITY)
@@ -45,7 +46,9 @@ def worker(**changes: Any) -> Hello:
         tokenizer(created=2),
         worker(num_blocks=1, block_size=32, max_num_seqs=1, max_num_batched_tokens=9),
         worker(num_speculative_tokens=3, adapts_depth=True, stall_s=600.0, num_blocks=MAX_BLOCKS),
-        worker(dtype="", load_format="", logprobs_mode="", quantization=""),  # of an older version
+        worker(
+            dtype="", load_format="", logprobs_mode="", quantization="", kv_cache_dtype=""
+        ),  # of an older version
     ],
 )
 def test_workers_may_differ_in_size_and_in_what_they_do_not_tell(hello: Hello):
@@ -69,6 +72,7 @@ def test_workers_may_differ_in_size_and_in_what_they_do_not_tell(hello: Hello):
             "logprobs-mode is processed_logprobs, but raw",
         ),
         (worker(quantization="wint8"), "quantization is wint8, but none at worker w1"),
+        (worker(kv_cache_dtype="int8"), "kv-cache-dtype is int8, but auto at worker w1"),
     ],
 )
 def test_what_requests_depend_on_must_be_the_same_everywhere(hello: Hello, reason: str):

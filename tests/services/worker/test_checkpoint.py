@@ -96,6 +96,19 @@ def test_an_unexpected_tensor_is_named(folder: Path) -> None:
         load(folder)
 
 
+@pytest.mark.parametrize(
+    "name", ["k_scale", "v_scale", "kv_scale", "k_proj.k_scale", "v_proj.v_scale"]
+)
+def test_scales_of_a_kv_cache_are_left_out_and_the_log_says_so(
+    name: str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    scales = {f"model.layers.{layer}.self_attn.{name}": torch.ones(()) for layer in range(2)}
+    rewrite(folder / "model.safetensors", **scales)
+    with caplog.at_level("INFO"):
+        load(folder)
+    assert caplog.text.count("scales of keys and values are not used") == 1
+
+
 def test_a_head_beside_tied_embeddings_is_fine(tmp_path: Path) -> None:
     save_qwen2(tmp_path, shard_size="10MB", tie_word_embeddings=True)
     rewrite(tmp_path / "model.safetensors", lm_head__weight=torch.zeros(160, 32))

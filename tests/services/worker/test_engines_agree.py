@@ -81,9 +81,9 @@ def draw_prompts(rng: random.Random, num: int) -> list[list[int]]:
     return prompts
 
 
-def check(seed: int, folder: Path) -> None:
+def check(seed: int, folder: Path, kv_cache_dtype: str = "auto") -> None:
     rng = random.Random(seed)
-    settings = draw_settings(rng)
+    settings = draw_settings(rng) | {"kv_cache_dtype": kv_cache_dtype}
     prompts = draw_prompts(rng, rng.randint(1, 12))
     params = [draw_params(rng) for _ in prompts]
     options: dict[str, Any] = {
@@ -122,6 +122,13 @@ def test_both_engines_emit_the_same_text_and_logprobs_with_windows(
     seed: int, windowed: Path
 ) -> None:
     check(seed, windowed)
+
+
+@pytest.mark.parametrize(("seed", "kv_cache_dtype"), [(1, "int8"), (8, "fp8"), (9, "int8")])
+def test_both_engines_emit_the_same_text_and_logprobs_with_codes_in_the_cache(
+    seed: int, kv_cache_dtype: str, windowed: Path
+) -> None:
+    check(seed, windowed, kv_cache_dtype)
 
 
 def test_a_window_of_max_model_len_is_none(windowed: Path) -> None:

@@ -37,53 +37,69 @@ LAYOUTS = [
     KVLayout((7,), torch.int8),  # the layer behind it does not begin where this one ends
     KVLayout((2, 0, 0), torch.float32),
     KVLayout((2, 1, 8), torch.float32),
+    KVLayout((2, 3, 5), torch.bfloat16, torch.int8),
+    KVLayout((2, 3, 6), torch.bfloat16, torch.uint8),
 ]
-SHAPES = [(7, 4, 2, 3, 5), (7, 4, 7), (7, 4, 2, 0, 0), (7, 4, 2, 1, 8)]
+SHAPES = [
+    *((7, 4, 2, 3, 5), (7, 4, 7), (7, 4, 2, 0, 0), (7, 4, 2, 1, 8)),
+    *((7, 4, 2, 3, 5), (7, 4, 2, 3), (7, 4, 2, 3, 6), (7, 4, 2, 3)),
+]
+FLOAT32, INT8 = torch.float32, torch.int8
+DTYPES = [torch.bfloat16, INT8, FLOAT32, FLOAT32, INT8, FLOAT32, torch.uint8, FLOAT32]
 
 
 @pytest.fixture
 def cache() -> KVCache:
-    """Layer by layer filled with 1, 2, 3 and 4."""
+    """Tensor by tensor filled with 1, 2, 3 …."""
     cache = KVCache(LAYOUTS, NUM_BLOCKS, BLOCK_SIZE, CPU)
-    assert not any(layer.any() for layer in cache.layers)
-    for value, layer in enumerate(cache.layers, 1):
-        layer.fill_(value)
+    assert not any(tensor.any() for tensor in tensors(cache))
+    for value, tensor in enumerate(tensors(cache), 1):
+        tensor.fill_(value)
     return cache
 
 
-def zeroed_slots(layer: Tensor) -> list[int]:
-    """Of a layer that had no zeros: those whose entry is zeroed, whole."""
-    entries = layer.flatten(0, 1).flatten(1)
+def tensors(cache: KVCache) -> list[Tensor]:
+    """Entries and, of codes, scales of all layers."""
+    return [tensor for layer in cache.layers for tensor in layer if tensor is not None]
+
+
+def zeroed_slots(tensor: Tensor) -> list[int]:
+    """Of one that had no zeros: those whose entry is zeroed, whole."""
+    entries = tensor.flatten(0, 1).flatten(1)
     is_zero = entries == 0
     assert torch.equal(is_zero.any(1), is_zero.all(1))
     return torch.nonzero(is_zero.all(1)).flatten().tolist()
 
 
 def test_layers_are_of_their_layouts_and_no_two_share_a_byte(cache: KVCache) -> None:
-    assert [tuple(layer.shape) for layer in cache.layers] == SHAPES
-    assert [layer.dtype for layer in cache.layers] == [layout.dtype for layout in LAYOUTS]
-    assert all(layer.is_contiguous() for layer in cache.layers)
-    assert all((layer == value).all() for value, layer in enumerate(cache.layers, 1))
-    num_bytes = sum(layer.nbytes for layer in cache.layers)
-    assert num_bytes == 7 * 4 * (2 * 3 * 5 * 2 + 7 + 0 + 2 * 8 * 4)
+    found = tensors(cache)
+    assert [tuple(tensor.shape) for tensor in found] == SHAPES
+    assert [tensor.dtype for tensor in found] == DTYPES
+    assert cache.dtype == torch.bfloat16
+    assert all(tensor.is_contiguous() for tensor in found)
+    assert all((tensor == value).all() for value, tensor in enumerate(found, 1))
+    num_bytes = sum(tensor.nbytes for tensor in found)
+    of_codes = 2 * 3 * (5 + 4) + 2 * 3 * (6 + 4)
+    assert num_bytes == 7 * 4 * (2 * 3 * 5 * 2 + 7 + 0 + 2 * 8 * 4 + of_codes)
     assert num_bytes == 7 * 4 * sum(layout.num_bytes for layout in LAYOUTS)
 
 
 def test_only_the_blocks_or_slots_that_are_named_are_zeroed_in_all_layers(cache: KVCache) -> None:
-    kept = [cache.layers[place] for place in (0, 1, 3)]
+    kept = [tensor for tensor in tensors(cache) if tensor.numel()]
+    num = len(kept)
     cache.clear(np.zeros(0, np.int64))
-    assert [zeroed_slots(layer) for layer in kept] == [[]] * 3
+    assert [zeroed_slots(each) for each in kept] == [[]] * num
     cache.clear_slots(torch.tensor([3, 9]))
-    assert [zeroed_slots(layer) for layer in kept] == [[3, 9]] * 3
+    assert [zeroed_slots(each) for each in kept] == [[3, 9]] * num
     cache.clear(np.array([4, 1]))
-    assert [zeroed_slots(layer) for layer in kept] == [[3, *range(4, 8), 9, *range(16, 20)]] * 3
+    assert [zeroed_slots(each) for each in kept] == [[3, *range(4, 8), 9, *range(16, 20)]] * num
 
 
 def test_layers_of_transformers_keep_what_they_use_each(tmp_path: Path) -> None:
     """Layers with a window have twice the KV heads of the others."""
     save_family(tmp_path, "MiMoV2FlashForCausalLM")
     engine = make_engine(tmp_path, num_gpu_blocks_override=40, block_size=4)
-    assert [tuple(layer.shape) for layer in engine._kv_cache.layers] == [
+    assert [tuple(layer.entries.shape) for layer in engine._kv_cache.layers] == [
         (41, 4, 2, num_heads, 16) for num_heads in (4, 2, 4, 2)
     ]
     assert planned_bytes("kv_cache") == 40 * 4 * 2 * (4 + 2 + 4 + 2) * 16 * 4
@@ -96,7 +112,7 @@ def test_an_mtp_head_has_a_layer_where_it_drafts(
     save_mimo(tmp_path, num_mtp_layers=2)
     drafts = {"method": method}
     engine = make_engine(tmp_path, speculative_config=drafts, num_gpu_blocks_override=40)
-    assert [tuple(layer.shape) for layer in engine._kv_cache.layers] == [
+    assert [tuple(layer.entries.shape) for layer in engine._kv_cache.layers] == [
         (41, 4, 2, 2, 16)
     ] * num_layers
     assert planned_bytes("kv_cache") == 40 * 4 * 2 * 2 * 16 * 4 * num_layers

@@ -125,7 +125,7 @@ def test_an_engine_has_the_capacity_that_was_asked_for_and_reports_its_memory(
     model = engine.model_info
     assert (model.max_model_len, model.dtype, model.load_format) == (50, "float32", "safetensors")
     assert model.logprobs_mode == "raw_logprobs"
-    place = 2 * sum(int(layer[0, 0, 0].nbytes) for layer in engine._kv_cache.layers)
+    place = 2 * sum(int(layer.entries[0, 0, 0].nbytes) for layer in engine._kv_cache.layers)
     assert planned_bytes("kv_cache") == 13 * 4 * place
     parts = (*engine._model.parameters(), *engine._model.buffers())
     assert planned_bytes("weights") == sum(tensor.nbytes for tensor in parts)

@@ -125,18 +125,20 @@ def run(
     block_size: int = 16,
     first_key: int | None = None,
     layouts: list[KVLayout] | None = None,
+    codes: torch.dtype | None = None,
 ) -> list[Tensor]:
     """Logits [len(prompt), V] after every token of each prompt, ``chunk_size`` tokens a step; of
     each prompt the first chunk is longer by one token than of the one before it. Tokens of a later
-    chunk see no key before ``first_key``."""
+    chunk see no key before ``first_key``. The cache has ``codes``, if they are given."""
     num_blocks = NUM_BLOCKS * 16 // block_size
     table = SlotTable(Capacity(num_blocks, block_size, len(prompts), MAX_LEN, MAX_LEN))
-    layout = KVLayout((2, config.num_key_value_heads, config.head_dim), dtype)
+    layout = KVLayout((2, config.num_key_value_heads, config.head_dim), dtype, codes)
     layouts = layouts or [layout] * config.num_hidden_layers
     cache = KVCache(layouts, num_blocks, block_size, CPU)
     if not model.clears_blocks:
         for layer in cache.layers:
-            layer.fill_(float("nan"))
+            numbers = layer.entries if layer.scales is None else layer.scales
+            numbers.fill_(float("nan"))
     free = np.random.default_rng(0).permutation(num_blocks).tolist()
     admits = []
     for slot, prompt in enumerate(prompts):

@@ -12,13 +12,19 @@ from shared.model_folder import EMBEDDED_MODEL
 PARAMS = SamplingParams(seed=0, temperature=0.0, max_tokens=24, ignore_eos=True)
 
 
-@pytest.fixture(scope="module", params=ENGINES)
+CACHES = [*((kernels, "auto") for kernels in ENGINES)]
+CACHES += [("native", "int8"), ("native", "fp8"), ("torch", "fp8"), ("device", "int8")]
+
+
+@pytest.fixture(scope="module", params=CACHES, ids=", ".join)
 def engine(request: pytest.FixtureRequest) -> AnyEngine:
     """Steps of 7 tokens end inside blocks; these are for two or three sequences."""
-    num_blocks = 160 // ENGINES[request.param]["block_size"]
+    kernels, kv_cache_dtype = request.param
+    num_blocks = 160 // ENGINES[kernels]["block_size"]
     return make_engine(
         EMBEDDED_MODEL,
-        request.param,
+        kernels,
+        kv_cache_dtype=kv_cache_dtype,
         max_model_len=128,
         max_num_batched_tokens=7,
         num_gpu_blocks_override=num_blocks,

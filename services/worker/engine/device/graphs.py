@@ -66,7 +66,8 @@ class StepGraphs:
         model = segments.model
         # Of one step at a time; what graphs have of their own is small.
         self._logits = torch.empty(max_tokens, model.vocab_size, device=device)
-        self._out = segments.kv_cache.layers[0].new_empty(max_rows, model.hidden_size)
+        dtype = segments.kv_cache.dtype
+        self._out = torch.empty(max_rows, model.hidden_size, dtype=dtype, device=device)
         self._steps: dict[Shape, DecodeStep] = {}
 
     def __len__(self) -> int:

@@ -1,0 +1,38 @@
+"""Keys and values in eight bits: codes, and a scale for each head's key and value of a token.
+
+A code is what is nearest to x / scale, where scale = max |x| / the highest code, so nothing has to
+be known of other tokens. Codes of int8 are whole numbers. Those of uint8 are the bytes of
+float8_e4m3fn, of which torch cannot do much on a CPU. NaN and infinities make the scale so, and
+all that it is multiplied with NaN.
+"""
+
+import torch
+from torch import Tensor
+
+HIGHEST_CODE = {torch.int8: 127.0, torch.uint8: 448.0}
+
+
+def quantize(x: Tensor, codes: torch.dtype) -> tuple[Tensor, Tensor]:
+    """x [..., D] → codes [..., D] and scales [...] float32."""
+    values = x.float()
+    scales = (values.abs().amax(-1) / HIGHEST_CODE[codes]).clamp_(min=torch.finfo().tiny)
+    scaled = values / scales.unsqueeze(-1)
+    if codes == torch.int8:
+        return scaled.round_().to(torch.int8), scales
+    return scaled.to(torch.float8_e4m3fn).view(torch.uint8), scales
+
+
+def dequantize(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """codes [..., D] and scales [...] → [..., D], what they stand for."""
+    numbers = codes if codes.dtype == torch.int8 else codes.view(torch.float8_e4m3fn)
+    return numbers.float().mul_(scales.unsqueeze(-1)).to(dtype)
+
+
+def gather(
+    kv_cache: Tensor, kv_scales: Tensor | None, blocks: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Copies ``blocks`` [N] of a cache, as numbers: [N, block_size, 2, H_kv, D]."""
+    found = kv_cache.index_select(0, blocks)
+    if kv_scales is None:
+        return found
+    return dequantize(found, kv_scales.index_select(0, blocks), dtype)

@@ -1,0 +1,44 @@
+"""A KV cache of codes, from the HTTP request to native code and back, with MTP drafts."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from openai import AsyncOpenAI
+
+from benchmarks.harness import scheduled
+from benchmarks.harness.engines import make_engine
+from shared.messages import SamplingParams
+from shared.model_folder import EMBEDDED_MODEL
+from tests.cli.serving import serving
+from tests.cli.test_transformers_models import NUM_TOKENS, prompts_with_one_beginning, text_of
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8_per_token_head"])
+async def test_greedy_texts_are_those_of_one_engine_alone(tmp_path: Path, name: str) -> None:
+    """Alone, then eight at once in chunks, with a common beginning that is cached, in a KV cache so
+    small that some are preempted."""
+    flags = [
+        *("--kv-cache-dtype", name, "--dtype", "float32", "--served-model-name", "any"),
+        *("--max-model-len", "112", "--num-gpu-blocks-override", "12"),
+        *("--max-num-batched-tokens", "39", "--max-num-seqs", "8"),
+    ]
+    prompts = prompts_with_one_beginning()
+    async with (
+        serving(tmp_path, *flags) as server,
+        AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        await server.until_ready()
+        alone, _ = await text_of(client, prompts[0])
+        together = await asyncio.gather(*(text_of(client, prompt) for prompt in prompts))
+        values = await server.metrics("scheduler")
+    assert max(num_cached for _, num_cached in together) >= 16
+    assert sum(value for name, value in values.items() if "num_preemptions_total" in name) > 0
+    assert sum(value for name, value in values.items() if "accepted_tokens_total" in name) > 0
+    texts = [alone, *(ids for ids, _ in together)]
+    params = SamplingParams(seed=0, temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    none = {"speculative_config": {"method": "none"}}
+    for other in (name, "auto"):
+        engine = make_engine(EMBEDDED_MODEL, "native", kv_cache_dtype=other, **none)
+        expected = scheduled.run(engine, [prompts[0], *prompts], params).texts
+        assert (texts == expected) == (other == name)

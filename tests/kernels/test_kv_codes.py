@@ -1,0 +1,75 @@
+"""Codes of keys and values against their reference."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.kv_codes import HIGHEST_CODE, dequantize, gather, quantize, reference
+
+codes = pytest.mark.parametrize("codes", HIGHEST_CODE, ids=str)
+
+
+def numbers(dtype: torch.dtype) -> Tensor:
+    """[7, 48]: of any size, some beyond what a code can be told from 0, and all of them 0."""
+    x = torch.randn(7, 48) * torch.tensor([1e-30, 1e-3, 1.0, 1.0, 1e3, 1e30, 0.0])[:, None]
+    x[3] *= torch.logspace(-6, 0, 48)
+    return x.to(dtype)
+
+
+@codes
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_each_number_gets_the_nearest_code(codes: torch.dtype, dtype: torch.dtype) -> None:
+    x = numbers(dtype)
+    expected, expected_scales = reference.quantize(x, codes)
+    found, scales = quantize(x, codes)
+    torch.testing.assert_close(scales, expected_scales, atol=0, rtol=0)
+    # −0 is a byte of its own in a float of eight bits
+    torch.testing.assert_close(value_of(found), value_of(expected), atol=0, rtol=0)
+
+
+def value_of(codes: Tensor) -> Tensor:
+    return dequantize(codes, torch.ones(codes.shape[:-1]), torch.float32)
+
+
+@codes
+def test_ties_go_to_the_even_code(codes: torch.dtype) -> None:
+    halves = torch.tensor([0.5, 1.5, 2.5, -3.5])
+    if codes == torch.uint8:  # between neighbours that have three bits, and the smallest of all
+        halves = torch.tensor([17.0, 19.0, -2.125, 0.5 / 512])
+    x = torch.cat((torch.tensor([HIGHEST_CODE[codes]]), halves))[None]
+    found, scales = quantize(x, codes)
+    assert scales.tolist() == [1.0]
+    assert torch.equal(value_of(found), value_of(reference.quantize(x, codes)[0]))
+    expected = [0, 2, 2, -4] if codes == torch.int8 else [16, 20, -2, 0]
+    assert value_of(found)[0, 1:].tolist() == expected
+
+
+@codes
+def test_what_they_stand_for_is_near(codes: torch.dtype) -> None:
+    x = numbers(torch.float32)
+    found, scales = quantize(x, codes)
+    error = (dequantize(found, scales, torch.float32) - x).abs()
+    if codes == torch.int8:
+        allowed = scales[:, None].expand_as(x) / 2
+    else:
+        allowed = torch.maximum(x.abs() / 16, scales[:, None] / 1024)
+    assert (error <= allowed * 1.001).all()
+
+
+@codes
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_spoils_its_head_alone(codes: torch.dtype, bad: float) -> None:
+    x = torch.randn(3, 16)
+    x[1, 5] = bad
+    found = dequantize(*quantize(x, codes), torch.float32)
+    assert found.isfinite().all(1).tolist() == [True, False, True]
+
+
+@codes
+def test_blocks_are_gathered_as_numbers(codes: torch.dtype) -> None:
+    x = torch.randn(5, 4, 2, 3, 8)
+    found, scales = quantize(x, codes)
+    blocks = torch.tensor([3, 0, 3])
+    expected = dequantize(found, scales, torch.bfloat16)[blocks]
+    assert torch.equal(gather(found, scales, blocks, torch.bfloat16), expected)
+    assert torch.equal(gather(x, None, blocks, torch.float32), x[blocks])
