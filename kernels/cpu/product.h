@@ -152,15 +152,15 @@ INLINE void multiply(const T* rows, size_t stride, const W* const* tiles, int k,
 
 // The same with codes of one group, from `start` on. Their numbers are found anew for each pass of
 // rows.
-template <class T, int ROWS, int TILES, bool FETCHES, class C>
+template <class T, int ROWS, int TILES, class C>
 INLINE void multiply_group(const T* rows, size_t stride, const GroupedTile<C>* tiles, int start,
                            int k, f32x16 sums[ROWS][TILES]) {
   const C* at[TILES];
 #pragma GCC unroll 4
   for (int t = 0; t < TILES; t++) at[t] = tiles[t].at(start);
-  multiply<T, ROWS, TILES, FETCHES>(rows + start, stride, at, k, sums);
+  multiply<T, ROWS, TILES>(rows + start, stride, at, k, sums);
 }
-template <class T, int ROWS, int TILES, bool FETCHES>
+template <class T, int ROWS, int TILES>
 INLINE void multiply_group(const T* rows, size_t stride, const GroupedTile<nibble>* tiles,
                            int start, int k, f32x16 sums[ROWS][TILES]) {
   typedef Operands<T> Op;
@@ -171,7 +171,6 @@ INLINE void multiply_group(const T* rows, size_t stride, const GroupedTile<nibbl
     for (int t = 0; t < TILES; t++) {
       const uint8_t* place = tiles[t].codes + i / CODES_DEPTH * CODES_BYTES;
       codes[t] = Codes::load(place);
-      if (FETCHES) __builtin_prefetch(place + PART_DEPTH / CODES_DEPTH * CODES_BYTES);
     }
 #pragma GCC unroll 8
     for (int step = 0; step < CODES_DEPTH; step += DEPTH<T>)
@@ -186,7 +185,7 @@ INLINE void multiply_group(const T* rows, size_t stride, const GroupedTile<nibbl
 }
 
 // The same, group by group.
-template <class T, int ROWS, int TILES, bool FETCHES = false, class C>
+template <class T, int ROWS, int TILES, class C>
 INLINE void multiply(const T* rows, size_t stride, const GroupedTile<C>* tiles, int k,
                      f32x16 sums[ROWS][TILES]) {
   const Packed<Grouped<C>>& w = *tiles[0].w;
@@ -200,8 +199,8 @@ INLINE void multiply(const T* rows, size_t stride, const GroupedTile<C>* tiles, 
   for (int start = 0, group = 0; start < k; start += size, group++, at += scale_bytes) {
     f32x16 found[ROWS][TILES];
     clear<ROWS, TILES>(found);
-    multiply_group<T, ROWS, TILES, FETCHES>(rows, stride, tiles, start,
-                                            k - start < size ? k - start : size, found);
+    multiply_group<T, ROWS, TILES>(rows, stride, tiles, start, k - start < size ? k - start : size,
+                                   found);
     if (has_zeros) {
 #pragma GCC unroll 4
       for (int t = 0; t < TILES; t++) {
@@ -288,10 +287,12 @@ void multiply_block(int num_rows, int num_tiles, const T* rows, size_t stride, c
       clear<ROWS, TILES>(sums);
     else
       load_sums<ROWS, TILES>(sums, out, out_stride);
-    if (fetches)
-      multiply<T, ROWS, TILES, true>(rows, stride, tiles, k, sums);
-    else
-      multiply<T, ROWS, TILES>(rows, stride, tiles, k, sums);
+    if constexpr (std::is_pointer<Tile>::value)
+      if (fetches) {
+        multiply<T, ROWS, TILES, true>(rows, stride, tiles, k, sums);
+        return store_sums<ROWS, TILES>(sums, out, out_stride);
+      }
+    multiply<T, ROWS, TILES>(rows, stride, tiles, k, sums);
     store_sums<ROWS, TILES>(sums, out, out_stride);
   });
 }

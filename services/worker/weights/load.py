@@ -111,13 +111,13 @@ def fill(
     for name, piece in wanted:
         _check_kind(found[name], piece)
     num_bytes = sum(_num_bytes(found[name], piece) for name, piece in wanted)
-    told = _Told(progress, num_bytes)
+    reading = _Reading(progress, num_bytes)
     for path, module in modules.items():
-        _fill_module(path, module, found, told, quantization, (known or {}).get(path))
+        _fill_module(path, module, found, reading, quantization, (known or {}).get(path))
     progress("weights are loaded", 1.0)
 
 
-class _Told:
+class _Reading:
     """Says how many of ``num_bytes`` are read."""
 
     def __init__(self, progress: Progress, num_bytes: int) -> None:
@@ -134,7 +134,7 @@ def _fill_module(
     path: str,
     module: nn.Module,
     found: Mapping[str, StoredTensor | StoredCodes],
-    told: _Told,
+    reading: _Reading,
     quantization: Quantization,
     known: Quantized | None,
 ) -> None:
@@ -144,7 +144,7 @@ def _fill_module(
     codes: list[tuple[Piece, Quantized]] = []
     for name, piece in _pieces(path, module):
         stored = found[name]
-        told(stored, piece)
+        reading(stored, piece)
         if known is not None and name.endswith(".weight"):
             continue
         num = piece.destination.shape[piece.dim]
