@@ -18,6 +18,7 @@ from services.worker.engine.device.planned_rows import PlannedRows
 from services.worker.engine.device.segments import Segments
 from services.worker.engine.device.steps import DecodeStep, Step
 from services.worker.engine.device.warm_up import warm_up
+from services.worker.layers.linear import Linear
 from services.worker.machine.kv_cache import KVCache
 from services.worker.machine.streams import upload
 from services.worker.slots.table import SlotTable
@@ -76,6 +77,9 @@ def start(
 ) -> DryEngine:
     """As a worker does: what it has when it is ready."""
     model = build_model(config, dtype, CPU)
+    for module in model.modules():
+        if isinstance(module, Linear):
+            module.allocate(CPU)
     model.lm_head.to(dtype)
     drafts = model.mtp_head is not None
     layouts = model.kv_layouts(dtype, drafts=drafts)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from services.worker.layers.parallel import Shard, as_shard
@@ -32,8 +33,8 @@ class Linear(nn.Module):
 
     ``outputs`` may be the sizes of several layers of a checkpoint that share their input, by their
     names beside this one: they are one product. With ``columns`` it is a part of a layer. Ranks
-    share its outputs or its inputs; each has the bias of its outputs. Its weight is dense until it
-    is filled.
+    share its outputs or its inputs; each has the bias of its outputs. Its weight is dense and on no
+    device until it is filled.
     """
 
     def __init__(
@@ -51,13 +52,17 @@ class Linear(nn.Module):
         self.sizes = [shard.num for shard in self._parts.values()]
         self._columns = columns
         self.inputs, self.outputs = self._input_shard.num, sum(self.sizes)
-        self.weight: Weight = Dense(self.outputs, self.inputs)
+        self.weight: Weight = Dense(self.outputs, self.inputs, device="meta")
         self.bias = empty_parameter(self.outputs) if has_bias else None
 
     @property
     def is_partial(self) -> bool:
         """Products of all ranks must be added up, and then the bias."""
         return self._input_shard.num < self._input_shard.total
+
+    def allocate(self, device: torch.device) -> None:
+        """Gives the weight memory, which holds nothing yet."""
+        self.weight.to_empty(device=device)
 
     def checkpoint_pieces(self, name: str) -> dict[str, Piece]:
         if self._columns is not None:

@@ -14,6 +14,7 @@ from kernels.cpu.library import load_library, variants
 from kernels.cpu.program import NativeLibrary
 from services.worker.backends.native import NativeLM
 from services.worker.layers.heads import AttentionSpec
+from services.worker.layers.linear import Linear
 from services.worker.layers.ops import NotSupported
 from services.worker.models import CausalLM, decoder
 from services.worker.models.decoder import DecoderLM
@@ -71,6 +72,9 @@ def build(monkeypatch: pytest.MonkeyPatch) -> Callable[..., DecoderLM]:
     def build(kind: type[AttentionSpec] = AttentionSpec, **options: Any) -> DecoderLM:
         monkeypatch.setattr(decoder, "AttentionSpec", lambda **values: kind(**(values | options)))
         model = build_model(CONFIG, DTYPE, CPU)
+        for module in model.modules():
+            if isinstance(module, Linear):
+                module.allocate(CPU)
         for name, parameter in model.named_parameters():
             generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
             mean, std = float(name.endswith("norm.weight")), 0.2 if parameter.ndim == 1 else 0.12

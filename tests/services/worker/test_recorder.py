@@ -28,6 +28,8 @@ class Layers(nn.Module):
         self.into, self.out_of = Linear(SIZE, INNER), Linear(INNER, SIZE)
         self.gate_up = Linear(SIZE, 2 * INNER)
         self.norm, self.inner_norm = RMSNorm(SIZE, 1e-6), RMSNorm(INNER, 1e-6)
+        for linear in (self.into, self.out_of, self.gate_up):
+            linear.allocate(torch.device("cpu"))
         generator = torch.Generator().manual_seed(0)
         for parameter in self.to(dtype).parameters():
             parameter.data.normal_(float(parameter.ndim == 1), 0.1, generator=generator)

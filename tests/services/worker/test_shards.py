@@ -231,4 +231,5 @@ def test_no_backend_runs_a_shard_yet(tmp_path: Path, native: bool) -> None:
     for choose in (choose_kernels, choose_device_kernels):
         with pytest.raises(ConfigError, match=r"o_proj: a part of a sum over ranks"):
             choose(model, settings, torch.float32)
-    choose_kernels(build_model(config, torch.float32, CPU, ALONE), settings, torch.float32)
+    whole = load_model(tmp_path, config, torch.float32, CPU, ignore, ALONE)
+    choose_kernels(whole, settings, torch.float32)
