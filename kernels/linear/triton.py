@@ -138,10 +138,10 @@ def launch_gated(
 
 
 def _config_of(x: Tensor, weight: Tensor | Codes, norm: Norm | None) -> Config:
-    shape = *weight.shape, x.element_size(), len(x)
+    num_rows, size = weight.shape
     if isinstance(weight, Codes):
-        return codes_config(*shape, constants(weight))
-    return config(*shape, norm is not None)
+        return codes_config(num_rows, size, x.element_size(), len(x), constants(weight))
+    return config(num_rows, size, x.element_size(), len(x), norm is not None)
 
 
 def _check(x: Tensor, weight: Tensor | Codes, residual: Tensor | None) -> None:

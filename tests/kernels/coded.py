@@ -1,5 +1,7 @@
 """Weights in codes of every kind."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -44,5 +46,5 @@ def random_codes(
         torch.randperm(size) if order else None,
         first_of(table),
     )
-    moved = (each.to(device) if isinstance(each, Tensor) else each for each in found)
+    moved: Any = [each.to(device) if isinstance(each, Tensor) else each for each in found]
     return Codes(*moved)

@@ -81,11 +81,14 @@ def test_every_projection_keeps_its_codes(
 ) -> None:
     """Those of a head too; only where an order of inputs is cut in two it is dense. Others have no
     memory for numbers."""
-    allocated = []
+    allocated: list[Linear] = []
     allocate = Linear.allocate
-    monkeypatch.setattr(
-        Linear, "allocate", lambda *each: (allocated.append(each[0]), allocate(*each))
-    )
+
+    def watch(linear: Linear, device: torch.device) -> None:
+        allocated.append(linear)
+        allocate(linear, device)
+
+    monkeypatch.setattr(Linear, "allocate", watch)
     save_mimo(tmp_path / "dense", rope_theta=1e4)
     values = save_quantized(tmp_path / "dense", tmp_path / "codes", LAYOUTS[layout])
     config = read_model_config(tmp_path / "codes")
