@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.codes import Codes
+from kernels.codes.form import Codes
 
 BLOCK_ROWS, BLOCK_K = 16, 256  # of a program that decodes; not measured yet
 FP8_UNITS = tl.constexpr(2.0**120)  # between the exponents of float8_e4m3fn and float32
