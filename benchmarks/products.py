@@ -17,7 +17,6 @@ from benchmarks.report import spread, write
 from kernels.cpu.library import load_library, variants
 from kernels.cpu.operators import Kind, Operator
 from kernels.cpu.program import Buffer, NativeLibrary, NativeProgram
-from services.worker.backends.compiler import codes_of
 from services.worker.weights.online import ONLINE, Quantization
 
 DTYPE = torch.bfloat16
@@ -34,7 +33,7 @@ def native(variant: str, weights: list[torch.Tensor], num_threads: int, form: Qu
         if form == "none":
             packed = library.pack(weight)
         else:
-            packed = library.pack_codes(codes_of(ONLINE[form](weight)))
+            packed = library.pack_codes(ONLINE[form](weight).as_codes)
         operators.append(Operator(kind=Kind.LINEAR, source=1, out=2, size=k, weight=packed))
     sizes = [(k, torch.float32), (k, DTYPE), (n, torch.float32)]
     buffers = [Buffer(size, dtype) for size, dtype in sizes]

@@ -27,6 +27,7 @@ ALIGNED_BYTES = 16
 MAX_GRID = (2**31 - 1, 2**16 - 1, 2**16 - 1)
 NUM_REGISTERS = 1 << 16  # of a multiprocessor
 WARP_SIZE = 32
+_empty = torch.empty
 
 
 class Resources(NamedTuple):
@@ -101,12 +102,19 @@ def dry_card(arch: int = HOPPER) -> Iterator[DryDriver]:
         for where, name, value in (
             (triton.runtime.driver, "_active", card),
             (dispatch, "IS_INTERPRETED", True),
-            (torch, "empty", torch.zeros),
+            (torch, "empty", _zeros),
             (torch, "empty_like", torch.zeros_like),
             (Tensor, "new_empty", Tensor.new_zeros),
         ):
             stack.enter_context(patch.object(where, name, value))
         yield card
+
+
+def _zeros(*shape: Any, **options: Any) -> Tensor:
+    """On the meta device torch asks for memory that holds anything to make zeros."""
+    device = options.get("device") or torch.get_default_device()
+    make = _empty if torch.device(device).type == "meta" else torch.zeros
+    return make(*shape, **options)
 
 
 def resources(cubin: bytes, shared_bytes: int) -> Resources:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.floor import step_floor_s
+from benchmarks.gpu.product_cases import FORMS
 from benchmarks.gpu.shapes import write_model
 from benchmarks.gpu.suite import Suite
 from cli.bench.engine_loop import EngineLoop, Job, Step
@@ -38,6 +39,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "small": ("small", {}),
     "foreign": ("small", {"model_impl": "transformers"}),
+    **{form: ("model", {"quantization": form}) for form in FORMS},
 }
 
 
@@ -113,7 +115,7 @@ def measure(engines: Engines, point: Point, read_gb_per_s: float | None) -> dict
     suite, steps = engines.suite, run_point(engines, point)
     decoding = [s for s in steps if s.num_rows == point.num_rows and not s.num_prompt_tokens]
     found = _figures(steps, decoding, point)
-    if read_gb_per_s is not None and not point.depth:
+    if read_gb_per_s is not None and not point.depth and point.kind not in FORMS:
         config = suite.models[KINDS[point.kind][0]]
         context = suite.prompt_len + suite.output_len / 2
         floor_s = step_floor_s(config, suite.dtype.itemsize, point.num_rows, context, read_gb_per_s)
@@ -162,5 +164,6 @@ def points(suite: Suite) -> Iterator[tuple[str, list[Point]]]:
         "other acceptances",
         [Point("mtp", one, depth, share) for share in (0.6, 0.9) for depth in depths[1:]],
     )
+    yield "codes", [Point(form, batch) for form in FORMS for batch in suite.batches]
     yield "small model", [Point("small", batch) for batch in suite.batches]
     yield "small model by transformers", [Point("foreign", batch) for batch in suite.batches]

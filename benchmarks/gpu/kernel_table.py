@@ -35,6 +35,7 @@ def cases(suite: Suite) -> Iterator[Case]:
     yield from product_cases.cases(suite)
     yield from attention_cases.cases(suite)
     yield from other_cases.cases(suite)
+    yield from product_cases.codes_cases(suite)
 
 
 def _guarded(case: Case, suite: Suite, read_gb_per_s: float | None) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""The products of a layer for few tokens, with what is fused into them, beside torch.mm alone."""
+"""The products of a layer for few tokens, with what is fused into them, beside torch.mm alone; then
+those with weights in codes, beside torch.mm with dense ones."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -10,10 +11,14 @@ from torch import Tensor
 from benchmarks.gpu.rows import Case, num_copies
 from benchmarks.gpu.suite import Suite
 from benchmarks.gpu.timing import Run
+from kernels.codes import Codes
 from kernels.linear import gated, linear
 from kernels.rms_norm import Norm
+from services.worker.weights.online import ONLINE, Quantization
 
 EPS = 1e-6
+FORMS: tuple[Quantization, ...] = ("wint8", "wint4", "nf4", "fp8")
+QUANTISED_ROWS = 64  # the others are copies
 
 
 class Product(NamedTuple):
@@ -48,6 +53,41 @@ def cases(suite: Suite) -> Iterator[Case]:
             yield case(suite, product, num_tokens)
 
 
+def codes_cases(suite: Suite) -> Iterator[Case]:
+    """Heads are not in codes."""
+    for num_tokens in (suite.nums_tokens[0], suite.nums_tokens[-1]):
+        for product in products(suite)[:-1]:
+            for form in FORMS:
+                yield codes_case(suite, product, form, num_tokens)
+
+
+def codes_case(suite: Suite, product: Product, form: Quantization, num_tokens: int) -> Case:
+    few = _codes(suite, form, QUANTISED_ROWS, product.size)
+    num_bytes = (few.codes.nbytes + few.scales.nbytes) * product.num_rows // QUANTISED_ROWS
+    shape = f"{product.name}, {num_tokens} tokens"
+    make = partial(_runs_of_codes, suite, product, form, num_tokens, num_copies(suite, num_bytes))
+    operator = "gated" if product.is_gated else "linear"
+    return Case(f"{operator}, {form}", shape, make, num_bytes, peer="torch.mm")
+
+
+def _codes(suite: Suite, form: Quantization, num_rows: int, size: int) -> Codes:
+    dense = torch.empty(QUANTISED_ROWS, size, dtype=suite.dtype, device=suite.device)
+    codes = ONLINE[form](dense.normal_(0, 0.02)).as_codes
+    num = -(-num_rows // QUANTISED_ROWS)
+    rows, scales = (each.repeat(num, 1)[:num_rows] for each in (codes.codes, codes.scales))
+    return codes._replace(codes=rows, scales=scales)
+
+
+def _runs_of_codes(
+    suite: Suite, product: Product, form: Quantization, num_tokens: int, copies: int
+) -> tuple[list[Run], list[Run]]:
+    """A copy of torch's for each of ours would not fit where ours are small."""
+    dense_bytes = product.num_rows * product.size * suite.dtype.itemsize
+    _, theirs = _runs(suite, product, num_tokens, num_copies(suite, dense_bytes))
+    weights = [_codes(suite, form, product.num_rows, product.size) for _ in range(copies)]
+    return _ours(suite, product, num_tokens, weights), theirs
+
+
 def case(suite: Suite, product: Product, num_tokens: int) -> Case:
     num_bytes = product.num_rows * product.size * suite.dtype.itemsize
     shape = f"{product.name}, {num_tokens} tokens"
@@ -58,13 +98,19 @@ def case(suite: Suite, product: Product, num_tokens: int) -> Case:
 def _runs(
     suite: Suite, product: Product, num_tokens: int, copies: int
 ) -> tuple[list[Run], list[Run]]:
-    def random(*shape: int, std: float = 1.0) -> Tensor:
-        return torch.empty(shape, dtype=suite.dtype, device=suite.device).normal_(0, std)
+    x = _random(suite, num_tokens, product.size)
+    shape = product.num_rows, product.size
+    weights = [_random(suite, *shape, std=0.02) for _ in range(copies)]
+    ours = _ours(suite, product, num_tokens, weights)
+    return ours, [partial(torch.mm, x, weight.t()) for weight in weights]
 
-    x = random(num_tokens, product.size)
-    norm = Norm(random(product.size), EPS) if product.is_normed else None
-    residual = random(num_tokens, product.num_rows) if product.is_added else None
-    weights = [random(product.num_rows, product.size, std=0.02) for _ in range(copies)]
+
+def _ours(
+    suite: Suite, product: Product, num_tokens: int, weights: Sequence[Tensor | Codes]
+) -> list[Run]:
+    x = _random(suite, num_tokens, product.size)
+    norm = Norm(_random(suite, product.size), EPS) if product.is_normed else None
+    residual = _random(suite, num_tokens, product.num_rows) if product.is_added else None
     ours: list[Run] = []
     for weight in weights:
         if product.is_gated:
@@ -75,4 +121,8 @@ def _runs(
             ours.append(
                 partial(linear, x, weight, norm=norm, residual=residual, out_dtype=out_dtype)
             )
-    return ours, [partial(torch.mm, x, weight.t()) for weight in weights]
+    return ours
+
+
+def _random(suite: Suite, *shape: int, std: float = 1.0) -> Tensor:
+    return torch.empty(shape, dtype=suite.dtype, device=suite.device).normal_(0, std)

@@ -194,9 +194,9 @@ class Operator:
 
 
 def address(tensor: Tensor | None) -> Any:
-    """Raises ValueError for a tensor without memory."""
-    if tensor is not None and tensor.is_meta:
-        raise ValueError(f"a tensor {list(tensor.shape)} without memory")
+    """Raises ValueError where native code cannot read."""
+    if tensor is not None and tensor.device.type != "cpu":
+        raise ValueError(f"a tensor on {tensor.device} where one of the CPU is wanted")
     return None if tensor is None else Pointer(tensor.data_ptr())
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.codes import Codes
 from kernels.cpu.memory import Arena
 from kernels.cpu.operators import (
     LANES,
@@ -53,18 +54,6 @@ class Buffer(NamedTuple):
     dtype: torch.dtype
 
 
-class Codes(NamedTuple):
-    """A weight [n, inputs] in codes: those of four bits are two in a byte, places in ``table``
-    [16], the others int8 or float8_e4m3fn. ``scales`` and ``zeros`` are [n, groups]."""
-
-    codes: Tensor
-    scales: Tensor
-    zeros: Tensor | None
-    table: Tensor | None
-    inputs: int
-    group: int
-
-
 FORMS = {
     torch.uint8: Form.GROUPED_INT4,
     torch.int8: Form.GROUPED_INT8,
@@ -100,8 +89,8 @@ class NativeLibrary:
     def pack_codes(
         self, codes: Codes, bias: Tensor | None = None, order: np.ndarray | None = None
     ) -> PackedMatrix:
-        """Does the same with a weight in codes. Raises ValueError where ``why_not_packed`` says
-        why."""
+        """Does the same with a weight in codes, whose inputs come in their order. Raises ValueError
+        where ``why_not_packed`` says why."""
         if why := why_not_packed(codes.inputs, codes.group):
             raise ValueError(why)
         n, k = len(codes.codes), codes.inputs

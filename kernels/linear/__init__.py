@@ -2,11 +2,15 @@
 
 Up to ``MAX_FEW_ROWS`` tokens the time is that of reading the weight: a kernel of our own reads it
 once, and norm, bias, residual and SwiGLU cost no pass of their own. More tokens are cuBLAS's.
+
+A weight may be in codes. The kernel decodes them on the way; for more tokens they are decoded into
+memory of their own, as much as the dense weight is, before each product.
 """
 
 import torch
 from torch import Tensor
 
+from kernels.codes import Codes, decoded, has_kernels
 from kernels.dispatch import runs_triton
 from kernels.linear import plain
 from kernels.rms_norm import Norm, rms_norm
@@ -16,7 +20,7 @@ MAX_FEW_ROWS = 64  # not measured yet
 
 def linear(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | Codes,
     bias: Tensor | None = None,
     *,
     norm: Norm | None = None,
@@ -26,41 +30,59 @@ def linear(
 ) -> Tensor:
     """(rms_norm(x) or x) @ weight.T + bias + residual.
 
-    x [T, K], weight [N, K] with contiguous rows, bias [N], residual [T, N] → [T, N] in
+    x [T, K], weight [N, K] with contiguous rows or in codes, bias [N], residual [T, N] → [T, N] in
     ``out_dtype``, by default x's, or in ``out``, which has it. Triton's kernel accumulates in
     float32 and rounds once; a token's result is the same bits for every T up to ``MAX_FEW_ROWS``.
     Its norm rounds x * norm.weight and scales the product, where ``rms_norm`` rounds when it has
     scaled: as exact, not the same bits.
     """
     out_dtype = out_dtype or x.dtype
-    if _is_for_triton(x):
+    x, weight, norm = _ordered(x, weight, norm)
+    if _is_for_triton(x, weight):
         from kernels.linear.triton import launch_linear
 
-        x, norm = _normed(x, norm)
+        x, norm = _normed(x, weight, norm)
         return launch_linear(x, weight, bias, norm, residual, out_dtype, out)
-    return plain.linear(x, weight, bias, norm, residual, out_dtype, out)
+    return plain.linear(x, _dense(weight, x.dtype), bias, norm, residual, out_dtype, out)
 
 
 def gated(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, norm: Norm | None = None
+    x: Tensor, weight: Tensor | Codes, bias: Tensor | None = None, *, norm: Norm | None = None
 ) -> Tensor:
     """silu(gate) * up, where both are ``linear`` of x, or of the normed x.
 
     x [T, K], weight [2 I, K] and bias [2 I], gates before ups → [T, I].
     """
-    if _is_for_triton(x):
+    x, weight, norm = _ordered(x, weight, norm)
+    if _is_for_triton(x, weight):
         from kernels.linear.triton import launch_gated
 
-        return launch_gated(*_normed(x, norm), weight, bias)
-    return plain.gated(x, weight, bias, norm)
+        return launch_gated(*_normed(x, weight, norm), weight, bias)
+    return plain.gated(x, _dense(weight, x.dtype), bias, norm)
 
 
-def _normed(x: Tensor, norm: Norm | None) -> tuple[Tensor, Norm | None]:
-    """Normed already where it is float16: what is scaled after the product would overflow in it."""
-    if norm is None or x.dtype != torch.float16:
+def _normed(x: Tensor, weight: Tensor | Codes, norm: Norm | None) -> tuple[Tensor, Norm | None]:
+    """Normed already where it is float16: what is scaled after the product would overflow in it;
+    and where the weight is in codes: each program would norm, and has no time for it."""
+    if norm is None or (x.dtype != torch.float16 and not isinstance(weight, Codes)):
         return x, norm
     return rms_norm(x, *norm), None
 
 
-def _is_for_triton(x: Tensor) -> bool:
-    return runs_triton(x) and len(x) <= MAX_FEW_ROWS
+def _ordered(
+    x: Tensor, weight: Tensor | Codes, norm: Norm | None
+) -> tuple[Tensor, Tensor | Codes, Norm | None]:
+    """With inputs in the order of the weight's codes, where they have one, and normed then."""
+    if not isinstance(weight, Codes) or weight.order is None or not runs_triton(x):
+        return x, weight, norm
+    normed = x if norm is None else rms_norm(x, *norm)
+    return normed.index_select(1, weight.order), weight._replace(order=None), None
+
+
+def _is_for_triton(x: Tensor, weight: Tensor | Codes) -> bool:
+    is_known = not isinstance(weight, Codes) or has_kernels(weight)
+    return is_known and runs_triton(x) and len(x) <= MAX_FEW_ROWS
+
+
+def _dense(weight: Tensor | Codes, dtype: torch.dtype) -> Tensor:
+    return decoded(weight, dtype) if isinstance(weight, Codes) else weight

@@ -11,6 +11,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.codes import Codes
+from kernels.codes.triton import (
+    Constants,
+    constants,
+    fitting_span,
+    multiply_codes,
+    operands,
+)
 from kernels.rms_norm import Norm
 from kernels.silu_mul.triton import silu
 
@@ -56,6 +64,27 @@ def config(num_rows: int, size: int, itemsize: int, num_tokens: int, is_normed: 
     return Config(block_rows, num_parts, block_k, block_t, num_warps, num_stages)
 
 
+def codes_config(
+    num_rows: int, size: int, itemsize: int, num_tokens: int, known: Constants
+) -> Config:
+    """The same for a weight in codes, and tokens of that ``itemsize``.
+
+    Decoding takes more instructions than there is time for while memory is read, so there are as
+    many rows as leave the processors enough programs: they share what tokens cost. What orders a
+    sum depends on the weight alone: ``block_k``, four spans of inputs that are summed up at once.
+    """
+    alone = next((rows for rows in (64, 32) if num_rows > rows * NUM_PROCESSORS), 16)
+    has_more = num_tokens > 8 and num_rows >= 32 * MIN_PROGRAMS
+    block_rows = max(alone, 32) if has_more else alone
+    most = 32 if itemsize == 2 and size > 64 else 16
+    span = fitting_span(known.group, most)
+    block_t = max(16, triton.next_power_of_2(num_tokens))
+    num_warps = 4 if block_t < 64 else 8
+    stage_bytes = (block_rows // known.per_place + block_t * itemsize) * 4 * span
+    num_stages = _num_stages(triton.cdiv(num_rows, block_rows), stage_bytes)
+    return Config(block_rows, 1, 4 * span, block_t, num_warps, num_stages)
+
+
 def _num_stages(num_programs: int, stage_bytes: int) -> int:
     """As many as fit where all programs are on a card at once, up to three on a processor; where
     they are more, two are."""
@@ -67,7 +96,7 @@ def _num_stages(num_programs: int, stage_bytes: int) -> int:
 
 def launch_linear(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | Codes,
     bias: Tensor | None,
     norm: Norm | None,
     residual: Tensor | None,
@@ -75,40 +104,52 @@ def launch_linear(
     out: Tensor | None = None,
 ) -> Tensor:
     _check(x, weight, residual)
-    num_tokens, size, num_rows = *x.shape, len(weight)
-    chosen = config(num_rows, size, weight.element_size(), num_tokens, norm is not None)
+    num_tokens, num_rows = len(x), weight.shape[0]
+    known, chosen = constants(weight), _config_of(x, weight, norm)
+    stored = operands(weight)
     if out is None:
         out = torch.empty(num_tokens, num_rows, dtype=out_dtype, device=x.device)
     norm_weight, eps = norm or (None, 0.0)
     linear_kernel[triton.cdiv(num_rows, chosen.block_rows * chosen.num_parts),](
-        *(x, weight, bias, norm_weight, residual, out, eps, num_tokens),
-        *(num_rows, size, weight.stride(0), *chosen[:4]),
+        *(x, *stored, bias, norm_weight, residual, out, eps, num_tokens),
+        *(num_rows, x.shape[1], stored.weight.stride(0), *known, *chosen[:4]),
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
     )
     return out
 
 
-def launch_gated(x: Tensor, norm: Norm | None, weight: Tensor, bias: Tensor | None) -> Tensor:
+def launch_gated(
+    x: Tensor, norm: Norm | None, weight: Tensor | Codes, bias: Tensor | None
+) -> Tensor:
     _check(x, weight, None)
+    num_tokens, num_gates = len(x), weight.shape[0] // 2
+    known, chosen = constants(weight), _config_of(x, weight, norm)
+    stored = operands(weight)
     norm_weight, eps = norm or (None, 0.0)
-    num_tokens, size, num_gates = *x.shape, len(weight) // 2
-    chosen = config(len(weight), size, weight.element_size(), num_tokens, norm is not None)
     out = x.new_empty(num_tokens, num_gates)
     gated_kernel[triton.cdiv(2 * num_gates, chosen.block_rows * chosen.num_parts),](
-        *(x, weight, bias, norm_weight, out, eps, num_tokens),
-        *(num_gates, size, weight.stride(0), *chosen[:4]),
+        *(x, *stored, bias, norm_weight, out, eps, num_tokens),
+        *(num_gates, x.shape[1], stored.weight.stride(0), *known, *chosen[:4]),
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
     )
     return out
 
 
-def _check(x: Tensor, weight: Tensor, residual: Tensor | None) -> None:
+def _config_of(x: Tensor, weight: Tensor | Codes, norm: Norm | None) -> Config:
+    num_rows, size = weight.shape
+    if isinstance(weight, Codes):
+        return codes_config(num_rows, size, x.element_size(), len(x), constants(weight))
+    return config(num_rows, size, x.element_size(), len(x), norm is not None)
+
+
+def _check(x: Tensor, weight: Tensor | Codes, residual: Tensor | None) -> None:
     """Raises ValueError."""
     if not x.is_contiguous() or (residual is not None and not residual.is_contiguous()):
         raise ValueError("linear: x and residual must be contiguous")
-    if weight.stride(1) != 1 or x.shape[1] != weight.shape[1] or x.shape[1] % 8:
+    rows = weight.codes if isinstance(weight, Codes) else weight
+    if rows.stride(1) != 1 or x.shape[1] != weight.shape[1] or x.shape[1] % 8:
         raise ValueError(
             f"linear: x {list(x.shape)} and weight {list(weight.shape)} must share their last"
             " size, a multiple of 8, and the weight's rows must be contiguous"
@@ -118,7 +159,10 @@ def _check(x: Tensor, weight: Tensor, residual: Tensor | None) -> None:
 @triton.jit(do_not_specialize=["num_tokens"])
 def linear_kernel(
     p_x,  # [T, K]
-    p_weight,  # [N, K]
+    p_weight,  # [N, K], or codes [N, K / PER_PLACE]
+    p_scales,  # of codes: [N, groups], or None
+    p_zeros,  # [N, groups] or None
+    p_table,  # [16] or None
     p_bias,  # [N] or None
     p_norm,  # [K] or None
     p_residual,  # [T, N] or None
@@ -128,16 +172,20 @@ def linear_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
     STRIDE: tl.constexpr,  # of the weight's rows
+    KIND: tl.constexpr,
+    PER_PLACE: tl.constexpr,
+    FIRST: tl.constexpr,
+    GROUP: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     NUM_PARTS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
     o_n = tl.program_id(0) * (BLOCK_ROWS * NUM_PARTS) + tl.arange(0, BLOCK_ROWS)
-    b_out, b_second = _multiply(
-        p_x, p_weight, p_norm, eps, num_tokens,
-        tl.minimum(o_n, N - 1), tl.minimum(o_n + BLOCK_ROWS, N - 1),
-        K, STRIDE, BLOCK_ROWS, NUM_PARTS, BLOCK_K, BLOCK_T,
+    o_row, o_second = tl.minimum(o_n, N - 1), tl.minimum(o_n + BLOCK_ROWS, N - 1)
+    b_out, b_second = _multiply_any(
+        p_x, p_weight, p_scales, p_zeros, p_table, p_norm, eps, num_tokens, o_row, o_second,
+        K, STRIDE, KIND, PER_PLACE, FIRST, GROUP, BLOCK_ROWS, NUM_PARTS, BLOCK_K, BLOCK_T,
     )  # fmt: skip
     _store_sums(p_bias, p_residual, p_out, b_out, o_n, num_tokens, N, BLOCK_T)
     if NUM_PARTS == 2:
@@ -169,7 +217,10 @@ def _store_sums(
 @triton.jit(do_not_specialize=["num_tokens"])
 def gated_kernel(
     p_x,  # [T, K]
-    p_weight,  # [2 I, K]
+    p_weight,  # [2 I, K], or codes [2 I, K / PER_PLACE]
+    p_scales,  # of codes: [2 I, groups], or None
+    p_zeros,  # [2 I, groups] or None
+    p_table,  # [16] or None
     p_bias,  # [2 I] or None
     p_norm,  # [K] or None
     p_out,  # [T, I]
@@ -178,6 +229,10 @@ def gated_kernel(
     I: tl.constexpr,  # noqa: E741
     K: tl.constexpr,
     STRIDE: tl.constexpr,  # of the weight's rows
+    KIND: tl.constexpr,
+    PER_PLACE: tl.constexpr,
+    FIRST: tl.constexpr,
+    GROUP: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     NUM_PARTS: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -188,10 +243,10 @@ def gated_kernel(
     o_row = tl.arange(0, BLOCK_ROWS)
     o_gate = tl.program_id(0) * (BLOCK_I * NUM_PARTS) + o_row % BLOCK_I
     o_up = (o_row // BLOCK_I) * I
-    b_both, b_second = _multiply(
-        p_x, p_weight, p_norm, eps, num_tokens,
-        tl.minimum(o_gate, I - 1) + o_up, tl.minimum(o_gate + BLOCK_I, I - 1) + o_up,
-        K, STRIDE, BLOCK_ROWS, NUM_PARTS, BLOCK_K, BLOCK_T,
+    o_first, o_second = tl.minimum(o_gate, I - 1) + o_up, tl.minimum(o_gate + BLOCK_I, I - 1) + o_up
+    b_both, b_second = _multiply_any(
+        p_x, p_weight, p_scales, p_zeros, p_table, p_norm, eps, num_tokens, o_first, o_second,
+        K, STRIDE, KIND, PER_PLACE, FIRST, GROUP, BLOCK_ROWS, NUM_PARTS, BLOCK_K, BLOCK_T,
     )  # fmt: skip
     first = tl.program_id(0) * (BLOCK_I * NUM_PARTS)
     _store_gated(p_bias, p_out, b_both, first, num_tokens, I, BLOCK_I, BLOCK_T)
@@ -222,6 +277,44 @@ def _store_gated(
     is_out = is_i[:, None] & (o_t < num_tokens)[None, :]
     o_out = o_t[None, :] * I + o_i[:, None]
     tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=is_out)
+
+
+@triton.jit
+def _multiply_any(
+    p_x,
+    p_weight,
+    p_scales,
+    p_zeros,
+    p_table,
+    p_norm,
+    eps,
+    num_tokens,
+    o_row,  # [BLOCK_ROWS]
+    o_second,  # [BLOCK_ROWS]
+    K: tl.constexpr,
+    STRIDE: tl.constexpr,
+    KIND: tl.constexpr,
+    PER_PLACE: tl.constexpr,
+    FIRST: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):
+    """As ``_multiply``; of a weight in codes there is one part, and no norm."""
+    if KIND == "dense":
+        b_out, b_second = _multiply(
+            p_x, p_weight, p_norm, eps, num_tokens, o_row, o_second,
+            K, STRIDE, BLOCK_ROWS, NUM_PARTS, BLOCK_K, BLOCK_T,
+        )  # fmt: skip
+    else:
+        b_out = multiply_codes(
+            p_x, p_weight, p_scales, p_zeros, p_table, num_tokens, o_row,
+            K, KIND, PER_PLACE, FIRST, GROUP, BLOCK_ROWS, BLOCK_K, BLOCK_T,
+        )  # fmt: skip
+        b_second = b_out
+    return b_out, b_second
 
 
 @triton.jit

@@ -31,8 +31,8 @@ class WorkerConfig(Settings):
         "none",
         description="quantise the weights of linear layers as they are loaded; wint8, fp8: 8 bits"
         " with a scale for each output; fp8_block: for each 128 inputs of 128 outputs; wint4, nf4:"
-        " 4 bits with a scale for each 32, 64 inputs of an output; for our own architectures, on"
-        " CPUs; a model that is quantised already needs no setting",
+        " 4 bits with a scale for each 32, 64 inputs of an output; for our own architectures;"
+        " a model that is quantised already needs no setting",
     )
     quantization_cache: Path | None = Field(
         None,

@@ -42,6 +42,7 @@ ENGINE_ROWS = {
     "batches, drafts": 4,
     "eager": 2,
     "other acceptances": 6,
+    "codes": 8,
     "small model": 2,
     "small model by transformers": 2,
 }

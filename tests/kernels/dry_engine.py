@@ -18,10 +18,12 @@ from services.worker.engine.device.planned_rows import PlannedRows
 from services.worker.engine.device.segments import Segments
 from services.worker.engine.device.steps import DecodeStep, Step
 from services.worker.engine.device.warm_up import warm_up
+from services.worker.layers.linear import Linear
 from services.worker.machine.kv_cache import KVCache
 from services.worker.machine.streams import upload
 from services.worker.slots.table import SlotTable
-from services.worker.weights.load import build_model
+from services.worker.weights.load import build_model, quantize
+from services.worker.weights.online import Quantization
 from shared.messages import Capacity
 
 CPU = torch.device("cpu")
@@ -72,10 +74,19 @@ def _masked(logits: Tensor) -> Adjusted:
 
 
 def start(
-    config: ModelConfig, dtype: torch.dtype, num_drafts: int, block_size: int, **changes: Any
+    config: ModelConfig,
+    dtype: torch.dtype,
+    num_drafts: int,
+    block_size: int,
+    quantization: Quantization = "none",
+    **changes: Any,
 ) -> DryEngine:
     """As a worker does: what it has when it is ready."""
     model = build_model(config, dtype, CPU)
+    for module in model.modules():
+        if isinstance(module, Linear):
+            module.allocate(CPU)
+            quantize(module, quantization)
     model.lm_head.to(dtype)
     drafts = model.mtp_head is not None
     layouts = model.kv_layouts(dtype, drafts=drafts)

@@ -9,12 +9,14 @@ import torch
 
 from benchmarks.gpu.dry_card import DryDriver, dry_card
 from services.worker.models.registry import find_model
+from services.worker.weights.online import Quantization
 from tests.kernels.dry_engine import MAX_LEN, VOCAB_SIZE, DryEngine, start
 
 MIMO: dict[str, Any] = {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
 MODELS: dict[str, dict[str, Any]] = {
     "Qwen3, bfloat16, heads of 128": {"architectures": ["Qwen3ForCausalLM"], "head_size": 128},
     "MiMo, bfloat16, heads of 128": {**MIMO, "head_size": 128},
+    "Qwen3 in codes of four bits": {"architectures": ["Qwen3ForCausalLM"], "head_size": 128},
     "MiMo, float32, heads of 64": {**MIMO, "head_size": 64},
 }
 pytestmark = pytest.mark.timeout(900)  # the first test of a model compiles all its kernels
@@ -49,8 +51,9 @@ def started(request: pytest.FixtureRequest) -> Iterator[Started]:
     )
     num_drafts = 2 if "MiMo" in name else 0
     block_size, changes = (8, ASKED) if dtype == torch.float32 else (16, {})
+    quantization: Quantization = "wint4" if "codes" in name else "none"
     with dry_card() as card, torch.inference_mode():
-        engine = start(config, dtype, num_drafts, block_size, **changes)
+        engine = start(config, dtype, num_drafts, block_size, quantization, **changes)
         yield Started(card, engine, num_drafts)
 
 

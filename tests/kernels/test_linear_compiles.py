@@ -1,6 +1,7 @@
 """Products with few rows, norms and gates, compiled for cards that are not there."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -8,12 +9,13 @@ import torch
 import triton
 
 from benchmarks.gpu.dry_card import HOPPER, MAX_SHARED_BYTES, Resources, resources
-from kernels.linear.triton import config, gated_kernel, linear_kernel
+from kernels.codes.triton import ALL, DENSE, Constants, decode_kernel
+from kernels.linear.triton import codes_config, config, gated_kernel, linear_kernel
 from kernels.rms_norm.triton import num_warps, rms_norm_kernel
 from kernels.silu_mul.triton import BLOCK, silu_mul_kernel
 from tests.kernels.compiled import ARCHS, compile_kernel, compiled
 
-TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
+TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 # [rows, columns] of the weights of Qwen3-8B, of a Llama of 1B and of the embedded model.
 QKV, OUT, DOWN, HEAD = (6144, 4096), (4096, 4096), (4096, 12288), (151936, 4096)
 SMALL_QKV, SMALL_DOWN = (3072, 2048), (2048, 8192)
@@ -28,7 +30,18 @@ PRODUCTS = [
     for num_tokens in (1, 32, 64)
 ]
 archs = pytest.mark.parametrize("arch", ARCHS)
-dtypes = pytest.mark.parametrize("dtype", TYPES, ids=str)
+dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+# By name, and whether there are zeros.
+CODES = {
+    "int8": (Constants("int8", 1, 0.0, ALL.value), False),
+    "int8, groups": (Constants("int8", 1, 0.0, 128), True),
+    "fp8": (Constants("fp8", 1, 0.0, ALL.value), False),
+    "fp8, blocks": (Constants("fp8", 1, 0.0, 128), False),
+    "wint4": (Constants("counted", 2, -8.0, 32), False),
+    "AWQ": (Constants("counted", 2, -8.0, 128), True),
+    "NF4": (Constants("table", 2, 0.0, 64), False),
+}
+codes = pytest.mark.parametrize("form", CODES)
 
 
 def assert_fits(resources: Resources, arch: int) -> None:
@@ -47,13 +60,54 @@ def compiled_product(
     (there if is_normed else absent).append("p_norm")
     if not is_gated:
         (absent if is_normed else there).append("p_residual")
+    absent += ["p_scales", "p_zeros", "p_table"]
     pointers = dict.fromkeys(there, TYPES[dtype])
     if shape == HEAD:
         pointers["p_out"] = "*fp32"
     rows = {"I": num_rows // 2} if is_gated else {"N": num_rows}
-    names = ("BLOCK_ROWS", "NUM_PARTS", "BLOCK_K", "BLOCK_T")
-    blocks = dict(zip(names, chosen[:4], strict=True))
-    constants = dict.fromkeys(absent) | rows | {"K": size, "STRIDE": size} | blocks
+    constants = dict.fromkeys(absent) | rows | {"K": size, "STRIDE": size}
+    constants |= named(BLOCKS, chosen[:4]) | named(KNOWN, DENSE)
+    signature = pointers | {"eps": "fp32", "num_tokens": "i32"}
+    return compiled(kernel, signature, constants, arch, chosen.num_warps, chosen.num_stages)
+
+
+BLOCKS = ("BLOCK_ROWS", "NUM_PARTS", "BLOCK_K", "BLOCK_T")
+KNOWN = ("KIND", "PER_PLACE", "FIRST", "GROUP")
+
+
+def named(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
+    return dict(zip(names, values, strict=True))
+
+
+def of_codes(form: str) -> tuple[dict[str, str], list[str]]:
+    """Pointers to a weight in codes, and those that it has not."""
+    known, has_zeros = CODES[form]
+    codes = "*u8" if known.per_place == 2 else "*i8"
+    scales = "*bf16" if form == "wint4" else "*fp32"
+    pointers, absent = {"p_scales": scales}, []
+    for name, is_there in (("p_zeros", has_zeros), ("p_table", known.kind == "table")):
+        if is_there:
+            pointers[name] = "*fp32" if name == "p_table" else "*bf16"
+        else:
+            absent.append(name)
+    return pointers | {"codes": codes}, absent
+
+
+def compiled_codes(
+    kernel: Any, form: str, shape: tuple[int, int], dtype: torch.dtype, num_tokens: int, arch: int
+) -> Any:
+    known, _ = CODES[form]
+    num_rows, size = shape
+    chosen = codes_config(num_rows, size, dtype.itemsize, num_tokens, known)
+    pointers, absent = of_codes(form)
+    pointers["p_weight"] = pointers.pop("codes")
+    pointers |= dict.fromkeys(["p_x", "p_out"], TYPES[dtype])
+    if kernel is linear_kernel:
+        pointers["p_residual"] = TYPES[dtype]
+    rows = {"I": num_rows // 2} if kernel is gated_kernel else {"N": num_rows}
+    constants = dict.fromkeys([*absent, "p_bias", "p_norm"]) | rows
+    constants |= {"K": size, "STRIDE": size // known.per_place}
+    constants |= named(BLOCKS, chosen[:4]) | named(KNOWN, known)
     signature = pointers | {"eps": "fp32", "num_tokens": "i32"}
     return compiled(kernel, signature, constants, arch, chosen.num_warps, chosen.num_stages)
 
@@ -126,6 +180,80 @@ def test_a_sum_has_the_same_order_for_all_numbers_of_tokens(
         ]
         orders.add((version, *along_k))
     assert len(orders) == 1
+
+
+# Blocks of 16 rows, or 32 of many tokens; of 64; of 16, where a row is half a block.
+IN_CODES = [(linear_kernel, DOWN), (gated_kernel, GATED[0]), (linear_kernel, (64, 64))]
+
+
+@archs
+@codes
+@pytest.mark.parametrize("num_tokens", [1, 32, 64])
+@pytest.mark.parametrize(("kernel", "shape"), IN_CODES, ids=["down", "gate_up", "tiny"])
+def test_a_product_with_codes_fits(
+    kernel: Any, shape: tuple[int, int], num_tokens: int, form: str, arch: int
+) -> None:
+    found = compiled_codes(kernel, form, shape, torch.bfloat16, num_tokens, arch)
+    assert_fits(taken(found), arch)
+
+
+@archs
+@codes
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_a_product_with_codes_of_other_numbers_fits(
+    dtype: torch.dtype, form: str, arch: int
+) -> None:
+    found = compiled_codes(gated_kernel, form, GATED[0], dtype, 64, arch)
+    assert_fits(taken(found), arch)
+
+
+@codes
+@pytest.mark.parametrize("num_tokens", [1, 32, 64])
+@pytest.mark.parametrize(("kernel", "shape"), IN_CODES[:2], ids=["down", "gate_up"])
+def test_no_step_waits_for_codes_that_it_loads_itself(
+    kernel: Any, shape: tuple[int, int], num_tokens: int, form: str
+) -> None:
+    """Codes and tokens are copied ahead; scales and zeros that are loaded are the next step's."""
+    text = compiled_codes(kernel, form, shape, torch.bfloat16, num_tokens, HOPPER).asm["ttgir"]
+    known, has_zeros = CODES[form]
+    loop = re.search(r"scf\.for .*?\n(.*?scf\.yield.*?)\n", text, re.DOTALL)
+    assert loop is not None
+    lines = loop[1].splitlines()
+    assert sum("async_copy_global_to_local" in line for line in lines) >= 2
+    loaded = [line.split()[0] for line in lines if "= tt.load " in line]
+    for name in loaded:
+        used = [line for line in lines if re.search(rf"{re.escape(name)}\b", line)]
+        assert [line.split()[0] for line in used] == [name, "scf.yield"]
+    assert len(loaded) == (known.group != ALL.value) * (1 + has_zeros)
+
+
+@codes
+@pytest.mark.parametrize(("kernel", "shape"), IN_CODES[:2], ids=["down", "gate_up"])
+def test_a_sum_over_codes_has_the_same_order_for_all_numbers_of_tokens(
+    kernel: Any, shape: tuple[int, int], form: str
+) -> None:
+    """The instruction, and spans; what these give is added pair by pair."""
+    orders = set()
+    for num_tokens in (1, 16, 32, 64):
+        text = compiled_codes(kernel, form, shape, torch.bfloat16, num_tokens, HOPPER).asm["ttgir"]
+        (dot,) = re.findall(r"tt\.dot .* : tensor<(4x)\d+(x\d+)xbf16", text)
+        versions = set(re.findall(r"nvidia_mma<\{versionMajor = (\d)", text))
+        assert "tt.reduce" not in text
+        orders.add((*dot, *versions))
+    assert len(orders) == 1
+
+
+@archs
+@codes
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_what_decodes_fits(form: str, dtype: torch.dtype, arch: int) -> None:
+    known, _ = CODES[form]
+    pointers, absent = of_codes(form)
+    pointers["p_codes"] = pointers.pop("codes")
+    sizes = {"N": 24576, "K": 4096, "BLOCK_ROWS": 16, "BLOCK_K": min(256, known.group)}
+    constants = dict.fromkeys(absent) | sizes | named(KNOWN, known)
+    signature = pointers | {"p_out": TYPES[dtype]}
+    assert_fits(compile_kernel(decode_kernel, signature, constants, arch, num_warps=4), arch)
 
 
 @archs

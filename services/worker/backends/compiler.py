@@ -4,13 +4,13 @@ import torch
 from torch import Tensor, nn
 
 from kernels.cpu.operators import Kind, Operator, PackedHeads, PackedMatrix
-from kernels.cpu.program import Buffer, Codes, NativeLibrary, NativeProgram, gate_up_order
+from kernels.cpu.program import Buffer, NativeLibrary, NativeProgram, gate_up_order
 from services.worker.backends.recorder import Instruction, Recording
 from services.worker.layers.embedding import Embedding, LMHead
 from services.worker.layers.heads import Heads
 from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
-from services.worker.layers.weights import Dense, Quantized
+from services.worker.layers.weights import Dense
 from services.worker.models.decoder import DecoderLM
 
 
@@ -88,7 +88,7 @@ class Compiler:
             if isinstance(weight, Dense):
                 self._packed[layer] = self._library.pack(weight.values, bias, order)
             else:
-                self._packed[layer] = self._library.pack_codes(codes_of(weight), bias, order)
+                self._packed[layer] = self._library.pack_codes(weight.as_codes, bias, order)
             del layer.weight
         return self._packed[layer]
 
@@ -114,11 +114,6 @@ class Compiler:
             norms_tokens=spec.norm == "tokens",
             eps=0.0 if norm is None else norm.eps,
         )
-
-
-def codes_of(weight: Quantized) -> Codes:
-    parts = (weight.codes, weight.scales, weight.zeros, weight.table)
-    return Codes(*parts, inputs=weight.shape[1], group=weight.group)
 
 
 def _assign(recording: Recording) -> dict[int, int]:

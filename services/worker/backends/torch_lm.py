@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.codes import Codes
 from kernels.linear import gated as gated_product
 from kernels.linear import linear as product
 from kernels.paged_attention import AttentionOptions, attend
@@ -39,7 +40,7 @@ class Known:
 
 # In steps that the host prepared, and in those whose lengths only the device knows.
 HOST = Known({"norm", "is_interleaved", "window"}, {Dense, Quantized})
-DEVICE = Known({"norm", "is_interleaved", "window"}, {Dense})
+DEVICE = Known({"norm", "is_interleaved", "window"}, {Dense, Quantized})
 
 
 class TorchOps(Ops[Tensor]):
@@ -70,14 +71,14 @@ class TorchOps(Ops[Tensor]):
         residual: Tensor | None = None,
         scale: float = 1.0,
     ) -> Tensor:
-        weight, bias, operand = linear.weight.values, linear.bias, _operand(norm)
+        weight, bias, operand = _weight(linear), linear.bias, _operand(norm)
         if scale == 1.0:
             return product(x, weight, bias, norm=operand, residual=residual)
         scaled = product(x, weight, bias, norm=operand) * scale
         return scaled if residual is None else residual + scaled
 
     def gated(self, x: Tensor, gate_up: Linear, *, norm: RMSNorm | None = None) -> Tensor:
-        return gated_product(x, gate_up.weight.values, gate_up.bias, norm=_operand(norm))
+        return gated_product(x, _weight(gate_up), gate_up.bias, norm=_operand(norm))
 
     def attend(self, x: Tensor, heads: Heads) -> Tensor:
         context, spec = current_context(), heads.spec
@@ -107,6 +108,11 @@ class TorchOps(Ops[Tensor]):
             assert self._positions is not None
             self._rotations[rotary] = rotary(self._positions)
         return self._rotations[rotary]
+
+
+def _weight(linear: Linear) -> Tensor | Codes:
+    weight = linear.weight
+    return weight.values if isinstance(weight, Dense) else weight.as_codes
 
 
 def _operand(norm: RMSNorm | None) -> Norm | None:

@@ -35,8 +35,8 @@ class Linear(nn.Module):
 
     ``outputs`` may be the sizes of several layers of a checkpoint that share their input, by their
     names beside this one: they are one product. With ``columns`` it is a part of a layer. Ranks
-    share its outputs or its inputs; each has the bias of its outputs. Its weight is dense at first,
-    and takes no memory before ``allocate``.
+    share its outputs or its inputs; each has the bias of its outputs. Its weight is dense and on no
+    device until it is filled.
     """
 
     def __init__(
@@ -54,19 +54,17 @@ class Linear(nn.Module):
         self.sizes = [shard.num for shard in self._parts.values()]
         self._columns = columns
         self.inputs, self.outputs = self._input_shard.num, sum(self.sizes)
-        self._device = torch.get_default_device()
-        self.weight: Weight = Dense(self.outputs, self.inputs, device=META)
+        self.weight: Weight = Dense(self.outputs, self.inputs, device="meta")
         self.bias = empty_parameter(self.outputs) if has_bias else None
-
-    def allocate(self) -> None:
-        """Makes the weight one that can be filled."""
-        assert isinstance(self.weight, Dense)
-        self.weight = Dense(self.outputs, self.inputs, self.weight.values.dtype, self._device)
 
     @property
     def is_partial(self) -> bool:
         """Products of all ranks must be added up, and then the bias."""
         return self._input_shard.num < self._input_shard.total
+
+    def allocate(self, device: torch.device) -> None:
+        """Gives the weight memory, which holds nothing yet."""
+        self.weight.to_empty(device=device)
 
     def checkpoint_pieces(self, name: str) -> dict[str, Piece]:
         if self._columns is not None:

@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+
+from kernels.codes import Codes, first_of
 
 
 def empty_parameter(
-    *shape: int, dtype: torch.dtype | None = None, device: torch.device | None = None
+    *shape: int, dtype: torch.dtype | None = None, device: str | None = None
 ) -> nn.Parameter:
     return nn.Parameter(torch.empty(*shape, dtype=dtype, device=device), requires_grad=False)
 
@@ -21,7 +22,7 @@ class Dense(nn.Module):
         outputs: int,
         inputs: int,
         dtype: torch.dtype | None = None,
-        device: torch.device | None = None,
+        device: str | None = None,
     ) -> None:
         super().__init__()
         self.values = empty_parameter(outputs, inputs, dtype=dtype, device=device)
@@ -64,6 +65,7 @@ class Quantized(nn.Module):
         self.register_buffer("zeros", None if zeros is None else _narrowed(zeros))
         self.register_buffer("table", table)
         self.register_buffer("order", order)
+        self._first = first_of(table)
         if codes.shape[1] != -(-inputs // self.codes_per_place):
             raise ValueError(f"codes {list(codes.shape)} for {inputs} inputs")
         num_groups = -(-inputs // group)
@@ -77,25 +79,17 @@ class Quantized(nn.Module):
         return 1 if self.table is None else 2
 
     @property
-    def values(self) -> Tensor:
-        """What it stands for [outputs, inputs], computed anew, in float32 before it is rounded."""
-        inputs = self.shape[1]
-        padded = functional.pad(self._numbers(), (0, -inputs % self.group))
-        groups = padded.view(*self.scales.shape, self.group)
-        if self.zeros is not None:
-            groups.sub_(self.zeros[..., None])
-        values = groups.mul_(self.scales[..., None]).flatten(1)[:, :inputs]
-        if self.order is not None:
-            values = torch.empty_like(values).index_copy_(1, self.order, values)
-        return values.to(self.dtype)
+    def as_codes(self) -> Codes:
+        """As kernels take it."""
+        return Codes(
+            *(self.codes, self.scales, self.zeros, self.table),
+            *(self.shape[1], self.group, self.order, self._first),
+        )
 
-    def _numbers(self) -> Tensor:
-        """[outputs, inputs] float32"""
-        if self.table is None:
-            return self.codes.float()
-        places = torch.stack((self.codes & 15, self.codes >> 4), -1).flatten(1)
-        numbers: Tensor = self.table[places[:, : self.shape[1]].int()]
-        return numbers
+    @property
+    def values(self) -> Tensor:
+        """What it stands for [outputs, inputs], computed anew."""
+        return self.as_codes.values(self.dtype)
 
     def part(self, dim: int, start: int, num: int) -> "Quantized | None":
         """``num`` outputs (``dim`` 0) or inputs (1) from ``start`` on, or None where these begin or

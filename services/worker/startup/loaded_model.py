@@ -195,25 +195,12 @@ def _load_ours(
     device: torch.device,
     progress: Progress,
 ) -> DecoderLM:
-    if device.type != "cpu":
-        _check_dense(settings, config, device)
     if settings.load_format == "dummy":
         return make_dummy(config, dtype, device, settings.quantization)
     quantization, cache = settings.quantization, settings.quantization_cache
     return load_model(
         folder, config, dtype, device, progress, quantization=quantization, cache=cache
     )
-
-
-def _check_dense(settings: WorkerConfig, config: ModelConfig, device: torch.device) -> None:
-    """Raises ConfigError."""
-    if settings.quantization != "none":
-        asked = f"quantization: {settings.quantization} is"
-    elif config.quantization_config:
-        asked = f"model: weights quantised by {config.quantization_config.get('quant_method')} are"
-    else:
-        return
-    raise ConfigError(f"{asked} for CPUs so far, and the device is {device}")
 
 
 def _load_transformers(

@@ -3,6 +3,7 @@
 import logging
 
 import torch
+from torch import Tensor
 
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.linear import Linear
@@ -34,16 +35,21 @@ def make_dummy(
     log.warning("load-format = dummy: the weights are random, the output is not meaningful")
     model = build_model(config, dtype, device)
     generator = torch.Generator(device).manual_seed(SEED)
-    for module in [*model.modules()]:
-        if isinstance(module, Linear):
-            module.allocate()
-        for name, parameter in module.named_parameters(recurse=isinstance(module, Linear)):
-            if parameter.is_meta:
-                continue  # the product has another one by now
-            if parameter.ndim > 1:
-                parameter.normal_(0, STD, generator=generator)
-            else:
-                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
-        if isinstance(module, Linear):
-            quantize(module, quantization)
+    linears = [module for module in model.modules() if isinstance(module, Linear)]
+    of_linears = {parameter for linear in linears for parameter in linear.parameters()}
+    for name, parameter in model.named_parameters():
+        if parameter not in of_linears:
+            _make_up(name, parameter, generator)
+    for linear in linears:
+        linear.allocate(device)
+        for name, parameter in linear.named_parameters():
+            _make_up(name, parameter, generator)
+        quantize(linear, quantization)
     return model
+
+
+def _make_up(name: str, parameter: Tensor, generator: torch.Generator) -> None:
+    if parameter.ndim > 1:
+        parameter.normal_(0, STD, generator=generator)
+    else:
+        parameter.fill_(0.0 if name.endswith("bias") else 1.0)

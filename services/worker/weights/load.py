@@ -6,12 +6,12 @@ of, by default one each under the parameter's own name; ``mtp_layouts`` adds tho
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.linear import Linear, Piece
@@ -30,6 +30,8 @@ from shared.errors import ConfigError
 from shared.model_folder import weight_files
 
 log = logging.getLogger(__name__)
+
+Read = Callable[[str, Piece], Tensor | Quantized]  # of what is stored by a name
 
 # What checkpoints may hold beyond our parameters: the head of tied embeddings, and a buffer.
 IGNORED = ("lm_head.weight", "rotary_emb.inv_freq")
@@ -69,11 +71,11 @@ def load_model(
     model = build_model(config, dtype, device, parallel)
     checkpoint = with_mtp_head(open_checkpoint(weight_files(folder)), config)
     if cache is None or quantization == "none" or parallel is not ALONE:
-        fill(model, checkpoint, progress, quantization, scheme)
+        fill(model, checkpoint, progress, device, quantization, scheme)
         return model
     codes = CodeCache(cache, folder, dtype, quantization)
     known = codes.read()
-    fill(model, checkpoint, progress, quantization, known=known)
+    fill(model, checkpoint, progress, device, quantization, known=known)
     if not known:
         codes.write(model)
     return model
@@ -82,7 +84,8 @@ def load_model(
 def build_model(
     config: ModelConfig, dtype: torch.dtype, device: torch.device, parallel: Parallel = ALONE
 ) -> DecoderLM:
-    """The model of ``config`` with parameters that hold nothing yet."""
+    """The model of ``config`` with parameters that hold nothing yet, and no memory for the weights
+    of linear layers, so that there is none where they become codes."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -96,68 +99,67 @@ def fill(
     model: nn.Module,
     checkpoint: Checkpoint,
     progress: Progress,
+    device: torch.device,
     quantization: Quantization = "none",
     scheme: Scheme | None = None,
     known: Mapping[str, Quantized] | None = None,
 ) -> None:
-    """Pulls what each module is made of, in the model's order, and quantises it before the next.
-    Codes that are ``known``, by the paths of their layers, are taken instead. Raises ConfigError
-    before anything is read if the checkpoint has less, more or something else."""
-    modules = dict(model.named_modules())
-    wanted = [each for path, module in modules.items() for each in _pieces(path, module)]
-    names = list(dict.fromkeys(name for name, _ in wanted))
+    """Pulls what each module is made of, in the model's order, and quantises it before the next:
+    beside codes there are the numbers of one linear layer at most. Codes that are ``known``, by the
+    paths of their layers, are taken instead. Raises ConfigError before anything is read if the
+    checkpoint has less, more or something else."""
+    wanted = {module: dict(_pieces(path, module)) for path, module in model.named_modules()}
+    names = list(dict.fromkeys(name for pieces in wanted.values() for name in pieces))
     found = {name: each for name in names if (each := find_layer(checkpoint, name, scheme))}
     _check_names(checkpoint, names, found, scheme)
-    for name, piece in wanted:
-        _check_kind(found[name], piece)
-    num_bytes = sum(_num_bytes(found[name], piece) for name, piece in wanted)
-    reading = _Reading(progress, num_bytes)
-    for path, module in modules.items():
-        _fill_module(path, module, found, reading, quantization, (known or {}).get(path))
+    every = [(found[name], piece) for pieces in wanted.values() for name, piece in pieces.items()]
+    for stored, piece in every:
+        _check_kind(stored, piece)
+    num_bytes = sum(_num_bytes(stored, piece) for stored, piece in every)
+    done_bytes = 0
+
+    def read(name: str, piece: Piece) -> Tensor | Quantized:
+        nonlocal done_bytes
+        stored = found[name]
+        progress(f"loading {stored.file.name}", done_bytes / num_bytes)
+        done_bytes += _num_bytes(stored, piece)
+        return _read(stored, piece)
+
+    for path, module in list(model.named_modules()):
+        if isinstance(module, Linear):
+            of_codes = {name for name in wanted[module] if isinstance(found[name], StoredCodes)}
+            _fill_linear(path, module, of_codes, read, device, (known or {}).get(path))
+            if isinstance(module.weight, Dense):
+                quantize(module, quantization)
+        else:
+            for name, piece in wanted[module].items():
+                _put(read(name, piece), piece)
     progress("weights are loaded", 1.0)
 
 
-class _Reading:
-    """Says how many of ``num_bytes`` are read."""
-
-    def __init__(self, progress: Progress, num_bytes: int) -> None:
-        self._progress = progress
-        self._num_bytes = num_bytes
-        self._done = 0
-
-    def __call__(self, stored: StoredTensor | StoredCodes, piece: Piece) -> None:
-        self._progress(f"loading {stored.file.name}", self._done / self._num_bytes)
-        self._done += _num_bytes(stored, piece)
-
-
-def _fill_module(
+def _fill_linear(
     path: str,
-    module: nn.Module,
-    found: Mapping[str, StoredTensor | StoredCodes],
-    reading: _Reading,
-    quantization: Quantization,
+    linear: Linear,
+    of_codes: Set[str],
+    read: Read,
+    device: torch.device,
     known: Quantized | None,
 ) -> None:
-    """Leaves nothing dense in memory of what is quantised."""
-    if isinstance(module, Linear) and known is None:
-        module.allocate()
-    codes: list[tuple[Piece, Quantized]] = []
-    for name, piece in _pieces(path, module):
-        stored = found[name]
-        reading(stored, piece)
-        if known is not None and name.endswith(".weight"):
-            continue
-        num = piece.destination.shape[piece.dim]
-        if isinstance(stored, StoredTensor):
-            piece.destination.copy_(stored.read(piece.dim, piece.start, num))
-        elif part := _read_codes(stored, piece):
-            codes.append((piece, part))
-    if known is not None:
-        module.weight = known
-    elif codes:
-        _keep(module, codes)
-    elif isinstance(module, Linear):
-        quantize(module, quantization)
+    """Gives it codes where they are known, or all of its weight and of one kind; else the
+    numbers."""
+    pieces = dict(_pieces(path, linear))
+    codes = {name: read(name, pieces[name]) for name in pieces if name in of_codes}
+    parts = [each for each in codes.values() if isinstance(each, Quantized)]
+    if parts and sum(len(each.codes) for each in parts) == linear.outputs and are_alike(parts):
+        known = joined(parts)
+    if known is None:
+        linear.allocate(device)
+        pieces = dict(_pieces(path, linear))
+    else:
+        linear.weight = known.to(device)
+        pieces = {name: each for name, each in pieces.items() if not name.endswith(".weight")}
+    for name, piece in pieces.items():
+        _put(codes[name] if name in codes else read(name, piece), piece)
 
 
 def quantize(linear: Linear, quantization: Quantization) -> None:
@@ -169,26 +171,19 @@ def quantize(linear: Linear, quantization: Quantization) -> None:
         linear.weight = joined([ONLINE[quantization](part) for part in parts])
 
 
-def _read_codes(stored: StoredCodes, piece: Piece) -> Quantized | None:
-    """Returns the codes for ``piece``, or fills it where there are none of it alone."""
+def _read(stored: StoredTensor | StoredCodes, piece: Piece) -> Tensor | Quantized:
+    """What is ``piece``: codes where they can be cut as it wants, else numbers."""
     num = piece.destination.shape[piece.dim]
+    if isinstance(stored, StoredTensor):
+        return stored.read(piece.dim, piece.start, num)
     weight = stored.read(piece.destination.dtype)
     if isinstance(weight, Quantized) and (part := weight.part(piece.dim, piece.start, num)):
         return part
-    piece.destination.copy_(weight.values.narrow(piece.dim, piece.start, num))
-    return None
+    return weight.values.narrow(piece.dim, piece.start, num)
 
 
-def _keep(module: nn.Module, codes: Sequence[tuple[Piece, Quantized]]) -> None:
-    """Gives a product the codes where they are all of its weight and of one kind, and fills it with
-    the numbers else."""
-    parts = [each for _, each in codes]
-    num_outputs = sum(len(each.codes) for each in parts)
-    if isinstance(module, Linear) and num_outputs == module.outputs and are_alike(parts):
-        module.weight = joined(parts).to(codes[0][0].destination.device)
-        return
-    for piece, each in codes:
-        piece.destination.copy_(each.values)
+def _put(found: Tensor | Quantized, piece: Piece) -> None:
+    piece.destination.copy_(found.values if isinstance(found, Quantized) else found)
 
 
 def _pieces(path: str, module: nn.Module) -> Iterator[tuple[str, Piece]]:

@@ -16,6 +16,7 @@ from kernels import dispatch
 from shared.messages import ALL_TOKENS, SamplingParams
 from tests.services.worker.checkpoints import save_mimo
 from tests.services.worker.driver import Driver, Job
+from tests.services.worker.stored_codes import LAYOUTS, save_quantized
 
 LOGPROB_TOLERANCE = 1e-3  # in float32
 # Of logprobs in bfloat16, on average, which spread by 1.6: they round at different places.
@@ -71,6 +72,22 @@ def test_texts_and_logprobs_are_the_host_engines(folder: Path, names: list[str])
         assert job.emitted == other.emitted
         np.testing.assert_allclose(job.logprobs, other.logprobs, atol=LOGPROB_TOLERANCE)
         np.testing.assert_allclose(of_prompt(job), of_prompt(other), atol=LOGPROB_TOLERANCE)
+
+
+@pytest.mark.parametrize("layout", ["gptq, desc_act", "awq", "fp8", "bitsandbytes"])
+def test_texts_of_a_model_in_codes_are_the_host_engines(
+    folder: Path, layout: str, tmp_path: Path
+) -> None:
+    save_quantized(folder, tmp_path, LAYOUTS[layout])
+    params = params_of(len(PROMPTS), logprobs=3)
+    found = [Job(*each) for each in zip(PROMPTS, params, strict=True)]
+    expected = [Job(*each) for each in zip(PROMPTS, params, strict=True)]
+    Driver(make_engine(tmp_path, "device", max_num_seqs=4, enforce_eager=True), (3, 5)).run(found)
+    with by_torch():
+        Driver(make_engine(tmp_path, max_num_seqs=4), (1000,)).run(expected)
+    for job, other in zip(found, expected, strict=True):
+        assert job.emitted == other.emitted
+        np.testing.assert_allclose(job.logprobs, other.logprobs, atol=LOGPROB_TOLERANCE)
 
 
 def of_prompt(job: Job) -> list[float]:

@@ -109,11 +109,11 @@ def quantized(oracle: PreTrainedModel, quantization: Quantization) -> Iterator[N
             weight.data = values
 
 
-def allocate(model: nn.Module) -> None:
-    """Gives all products weights, as the loader does one by one."""
-    for module in [*model.modules()]:
+def allocate(model: nn.Module, device: torch.device) -> None:
+    """Gives the weights of all products memory, as the loader does one by one."""
+    for module in model.modules():
         if isinstance(module, Linear):
-            module.allocate()
+            module.allocate(device)
 
 
 def random_prompts(num: int, seed: int = 0) -> list[list[int]]:

@@ -87,7 +87,7 @@ def assert_loads(folder: Path, checkpoint: HeadFormat, stored: Weights, true: We
     """A model filled with ``stored`` has the logits that the layout's own code has of ``true``."""
     model = make_model(checkpoint)
     view = open_view(folder, checkpoint.architecture, stored)
-    fill(model, view, lambda text, fraction: None)
+    fill(model, view, lambda text, fraction: None, torch.device("cpu"))
     ids, hidden = torch.randint(VOCAB, (5,)), torch.randn(5, HIDDEN)
     for layer in range(MTP_LAYERS):
         head = model.get_submodule(f"model.mtp_layers.{layer}")

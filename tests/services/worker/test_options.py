@@ -72,7 +72,7 @@ def build(monkeypatch: pytest.MonkeyPatch) -> Callable[..., DecoderLM]:
     def build(kind: type[AttentionSpec] = AttentionSpec, **options: Any) -> DecoderLM:
         monkeypatch.setattr(decoder, "AttentionSpec", lambda **values: kind(**(values | options)))
         model = build_model(CONFIG, DTYPE, CPU)
-        allocate(model)
+        allocate(model, CPU)
         for name, parameter in model.named_parameters():
             generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
             mean, std = float(name.endswith("norm.weight")), 0.2 if parameter.ndim == 1 else 0.12

@@ -8,14 +8,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from benchmarks.harness.engines import make_engine
+from benchmarks.harness import scheduled
+from benchmarks.harness.engines import ENGINES, make_engine
 from services.worker.layers.linear import Linear
 from services.worker.layers.weights import Dense, Quantized
-from services.worker.machine.hardware import Memory
 from services.worker.models.registry import read_model_config
-from services.worker.startup import loaded_model
 from services.worker.weights.load import load_model
 from shared.errors import ConfigError
+from shared.messages import SamplingParams
 from tests.services.worker.checkpoints import (
     assert_greedy,
     change_config,
@@ -46,7 +46,7 @@ def with_values(dense: Path, values: dict[str, torch.Tensor]) -> PreTrainedModel
     return oracle
 
 
-@pytest.mark.parametrize("kernels", ["native", "torch"])
+@pytest.mark.parametrize("kernels", ENGINES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_texts_are_those_of_transformers_with_what_the_codes_stand_for(
     dense: Path, layout: str, kernels: str, tmp_path: Path
@@ -59,9 +59,36 @@ def test_texts_are_those_of_transformers_with_what_the_codes_stand_for(
         assert_greedy(oracle, prompt, text)
 
 
+@pytest.mark.parametrize("kernels", ["native", "device"])
+def test_with_drafts_texts_are_those_without(tmp_path: Path, kernels: str) -> None:
+    """At a high temperature even drafts of a random head are often accepted."""
+    save_mimo(tmp_path / "dense")
+    save_quantized(tmp_path / "dense", tmp_path / "codes", LAYOUTS["awq"])
+    params = [SamplingParams(seed=seed, temperature=6.0, max_tokens=12) for seed in range(8)]
+    texts = []
+    for method in ("mtp", "none"):
+        speculation = {"method": method, "num_speculative_tokens": 2}
+        engine = make_engine(tmp_path / "codes", kernels, speculative_config=speculation)
+        found = scheduled.run(engine, random_prompts(8), params)
+        assert (found.num_accepted > 0) == (method == "mtp")
+        texts.append(found.texts)
+    assert texts[0] == texts[1]
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_projection_keeps_its_codes(tmp_path: Path, layout: str) -> None:
-    """Those of a head too; only where an order of inputs is cut in two it is dense."""
+def test_every_projection_keeps_its_codes(
+    tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a head too; only where an order of inputs is cut in two it is dense. Others have no
+    memory for numbers."""
+    allocated: list[Linear] = []
+    allocate = Linear.allocate
+
+    def watch(linear: Linear, device: torch.device) -> None:
+        allocated.append(linear)
+        allocate(linear, device)
+
+    monkeypatch.setattr(Linear, "allocate", watch)
     save_mimo(tmp_path / "dense", rope_theta=1e4)
     values = save_quantized(tmp_path / "dense", tmp_path / "codes", LAYOUTS[layout])
     config = read_model_config(tmp_path / "codes")
@@ -72,6 +99,7 @@ def test_every_projection_keeps_its_codes(tmp_path: Path, layout: str) -> None:
     for name, linear in linears.items():
         is_dense = layout == "gptq, desc_act" and name in is_cut
         assert isinstance(linear.weight, Dense if is_dense else Quantized), name
+        assert (linear in allocated) == is_dense
     both = values["model.mtp_layers.0.input_proj.weight"]
     found = [
         linears[f"model.mtp_layers.0.{name}_proj"].weight.values for name in ("hidden", "token")
@@ -113,15 +141,6 @@ def test_codes_are_not_quantised_again(codes: Path) -> None:
 def test_dummy_weights_have_no_codes(codes: Path) -> None:
     with pytest.raises(ConfigError, match="load-format: dummy makes dense weights"):
         make_engine(codes, load_format="dummy")
-
-
-def test_on_a_gpu_they_are_refused_before_anything_is_read(
-    codes: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loaded_model, "choose_device", lambda *_: torch.device("meta"))
-    monkeypatch.setattr(loaded_model, "read_memory", lambda *_: Memory(1, 1))
-    with pytest.raises(ConfigError, match="model: weights quantised by awq are for CPUs so far"):
-        make_engine(codes)
 
 
 def test_biases_of_zeros_that_gptq_adds_do_not_matter(tmp_path: Path) -> None:

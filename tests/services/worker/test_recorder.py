@@ -30,7 +30,7 @@ class Layers(nn.Module):
         self.gate_up = Linear(SIZE, 2 * INNER)
         self.norm, self.inner_norm = RMSNorm(SIZE, 1e-6), RMSNorm(INNER, 1e-6)
         generator = torch.Generator().manual_seed(0)
-        allocate(self)
+        allocate(self, torch.device("cpu"))
         for parameter in self.to(dtype).parameters():
             parameter.data.normal_(float(parameter.ndim == 1), 0.1, generator=generator)
 

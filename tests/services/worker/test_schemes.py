@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 from kernels.cpu.library import load_library, variants
 from kernels.cpu.operators import LANES, Kind, Operator
 from kernels.cpu.program import Buffer, NativeLibrary, NativeProgram
-from services.worker.backends.compiler import codes_of
 from services.worker.layers.weights import Dense, Quantized, Weight
 from services.worker.weights.checkpoint import open_checkpoint
 from services.worker.weights.load import find_layer
@@ -64,7 +63,7 @@ def test_native_products_are_those_of_the_numbers(name: str, variant: str) -> No
         outputs, inputs = weight.values.shape
         if isinstance(weight, Dense) or inputs % LANES:
             continue
-        packed = library.pack_codes(codes_of(weight))
+        packed = library.pack_codes(weight.as_codes)
         operators = [Operator(kind=Kind.NARROW, source=0, out=1, size=inputs)]
         if weight.order is not None:
             operators.append(

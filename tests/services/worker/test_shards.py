@@ -30,7 +30,6 @@ from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
 from shared.model_folder import weight_files
 from tests.services.worker.checkpoints import (
-    allocate,
     random_prompts,
     save_mimo,
     save_model,
@@ -237,6 +236,5 @@ def test_no_backend_runs_a_shard_yet(tmp_path: Path, native: bool) -> None:
     for choose in (choose_kernels, choose_device_kernels):
         with pytest.raises(ConfigError, match=r"o_proj: a part of a sum over ranks"):
             choose(model, settings, torch.float32)
-    whole = build_model(config, torch.float32, CPU, ALONE)
-    allocate(whole)
+    whole = load_model(tmp_path, config, torch.float32, CPU, ignore, ALONE)
     choose_kernels(whole, settings, torch.float32)

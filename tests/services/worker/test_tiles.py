@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels.codes import Codes
 from kernels.cpu import build
 from kernels.cpu.library import load_library, variants
 from kernels.cpu.operators import Kind, Operator
-from kernels.cpu.program import Buffer, Codes, NativeLibrary, NativeProgram
+from kernels.cpu.program import Buffer, NativeLibrary, NativeProgram
 from services.worker.backends.native import NativeLM
 from services.worker.backends.torch_lm import TorchLM
 from services.worker.weights.online import ONLINE, Quantization

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from benchmarks.harness.engines import make_engine
+from benchmarks.harness.engines import ENGINES, make_engine
 from kernels.cpu.library import load_library, variants
 from kernels.cpu.program import NativeLibrary
 from services.worker.backends.native import NativeLM
@@ -16,17 +16,15 @@ from services.worker.backends.torch_lm import TorchLM
 from services.worker.layers.linear import Linear
 from services.worker.layers.ops import NotSupported
 from services.worker.layers.weights import Dense, Quantized
-from services.worker.machine.hardware import Memory
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import read_model_config
-from services.worker.startup import loaded_model
 from services.worker.startup.choose_backend import choose_kernels
 from services.worker.startup.loaded_model import load
 from services.worker.startup.plan_memory import estimate_requirements
-from services.worker.weights.load import load_model, quantize
+from services.worker.weights.dummy import make_dummy
+from services.worker.weights.load import build_model, load_model, quantize
 from services.worker.weights.online import ONLINE, Quantization
 from shared.config.worker import WorkerConfig
-from shared.errors import ConfigError
 from tests.services.worker.checkpoints import (
     assert_greedy,
     quantized,
@@ -39,7 +37,7 @@ from tests.services.worker.test_native import random_prompts as native_prompts
 
 pytestmark = pytest.mark.usefixtures("_unwritten_memory")
 
-CPU = torch.device("cpu")
+CPU, DTYPE = torch.device("cpu"), torch.float32
 QUANTIZATIONS: tuple[Quantization, ...] = tuple(ONLINE)
 SHAPES = ("Qwen2, biases", "ERNIE, interleaved, biases everywhere", "OLMo 2, heads normed together")
 
@@ -104,25 +102,6 @@ def test_a_folders_linear_layers_are_quantised_and_nothing_else(
         assert torch.equal(before[name], after[name]), name
 
 
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
-def test_one_dense_product_is_in_memory_at_a_time(
-    tmp_path: Path, quantization: Quantization, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save_mimo(tmp_path)
-    dense: list[Callable[[], torch.Tensor | None]] = []
-    allocate = Linear.allocate
-
-    def watched(linear: Linear) -> None:
-        assert all(values() is None for values in dense)
-        allocate(linear)
-        dense.append(weakref.ref(linear.weight.values))
-
-    monkeypatch.setattr(Linear, "allocate", watched)
-    config = read_model_config(tmp_path)
-    load_model(tmp_path, config, torch.float32, CPU, lambda *_: None, quantization=quantization)
-    assert len(dense) == 3 * 4 + 4 + 2
-
-
 def by_native_code(variant: str) -> Callable[[DecoderLM, torch.dtype], NativeLM]:
     def build(model: DecoderLM, dtype: torch.dtype) -> NativeLM:
         return NativeLM(model, 16, NativeLibrary(load_library(variant), dtype, 2))
@@ -185,7 +164,7 @@ def test_a_tokens_logits_are_the_same_bits_whatever_shares_its_step(
         assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True)), chunk_size
 
 
-@pytest.mark.parametrize("kernels", ["native", "torch"])
+@pytest.mark.parametrize("kernels", ENGINES)
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 def test_texts_are_those_of_transformers_with_what_the_codes_stand_for(
     checkpoint: Path, oracle: Any, kernels: str, quantization: Quantization
@@ -199,21 +178,30 @@ def test_texts_are_those_of_transformers_with_what_the_codes_stand_for(
 
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
-def test_the_engine_of_gpus_refuses_it_by_name(
-    checkpoint: Path, quantization: Quantization
+def test_while_a_model_is_loaded_one_layer_has_numbers(
+    tmp_path: Path, quantization: Quantization, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match="qkv_proj: weights in the form Quantized"):
-        make_engine(checkpoint, "device", quantization=quantization)
+    """The others have none yet, or codes."""
+    save_mimo(tmp_path)
+    config = read_model_config(tmp_path)
+    seen: list[Linear] = []
+    dense: list[Callable[[], torch.Tensor | None]] = []
+    allocate = Linear.allocate
 
+    def watch(linear: Linear, device: torch.device) -> None:
+        assert linear.weight.values.is_meta
+        assert all(isinstance(each.weight, Quantized) for each in seen)
+        assert all(values() is None for values in dense)
+        seen.append(linear)
+        allocate(linear, device)
+        dense.append(weakref.ref(linear.weight.values))
 
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
-def test_on_a_gpu_it_is_refused_before_anything_is_read(
-    checkpoint: Path, quantization: Quantization, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loaded_model, "choose_device", lambda *_: torch.device("meta"))
-    monkeypatch.setattr(loaded_model, "read_memory", lambda *_: Memory(1, 1))
-    with pytest.raises(ConfigError, match=f"quantization: {quantization} is for CPUs so far"):
-        make_engine(checkpoint, quantization=quantization)
+    monkeypatch.setattr(Linear, "allocate", watch)
+    assert all(each.weight.values.is_meta for each in linears(build_model(config, DTYPE, CPU)))
+    model = load_model(tmp_path, config, DTYPE, CPU, lambda *_: None, quantization=quantization)
+    assert seen == linears(model)
+    seen.clear()
+    assert set(linears(make_dummy(config, DTYPE, CPU, quantization))) == set(seen)
 
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)

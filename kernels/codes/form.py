@@ -1,0 +1,71 @@
+"""A weight in codes, and what it stands for."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+MIN_GROUP = 16  # inputs
+
+
+class Codes(NamedTuple):
+    """A weight [N, inputs]: a code, less its group's zero, times its group's scale.
+
+    ``codes`` [N, inputs], int8 or float8_e4m3fn, stand for themselves. Those of four bits are two
+    in a byte, the first one in its lower half: [N, ⌈inputs / 2⌉] uint8, places in ``table`` [16]
+    float32, whose numbers are ``first``, ``first`` + 1, … if that is given. Of an output each
+    ``group`` of neighbours shares one of ``scales`` and ``zeros`` [N, groups], bfloat16 or float32.
+    The i-th code is that of input ``order[i]``, or i.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    table: Tensor | None
+    inputs: int
+    group: int
+    order: Tensor | None = None
+    first: float | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.codes), self.inputs
+
+    @property
+    def num_groups(self) -> int:
+        return self.scales.shape[1]
+
+    def values(self, dtype: torch.dtype) -> Tensor:
+        """[N, inputs], computed in float32 and rounded once."""
+        padded = functional.pad(self._numbers(), (0, -self.inputs % self.group))
+        groups = padded.view(*self.scales.shape, self.group)
+        if self.zeros is not None:
+            groups.sub_(self.zeros[..., None])
+        values = groups.mul_(self.scales[..., None]).flatten(1)[:, : self.inputs]
+        if self.order is not None:
+            values = torch.empty_like(values).index_copy_(1, self.order, values)
+        return values.to(dtype)
+
+    def _numbers(self) -> Tensor:
+        """[N, inputs] float32"""
+        if self.table is None:
+            return self.codes.float()
+        places = torch.stack((self.codes & 15, self.codes >> 4), -1).flatten(1)
+        numbers: Tensor = self.table[places[:, : self.inputs].int()]
+        return numbers
+
+
+def first_of(table: Tensor | None) -> float | None:
+    """``Codes.first`` of a ``table``. Reads it: only where weights are loaded."""
+    if table is None:
+        return None
+    first = float(table[0])
+    counted = torch.arange(first, first + len(table), dtype=table.dtype, device=table.device)
+    return first if torch.equal(table, counted) else None
+
+
+def has_kernels(codes: Codes) -> bool:
+    """Others are torch's: their rows and groups do not begin at places that are aligned."""
+    is_whole = codes.num_groups == 1 or codes.group % MIN_GROUP == 0
+    return is_whole and codes.inputs % MIN_GROUP == 0
