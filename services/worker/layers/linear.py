@@ -63,8 +63,9 @@ class Linear(nn.Module):
         return self._input_shard.num < self._input_shard.total
 
     def allocate(self, device: torch.device) -> None:
-        """Gives the weight memory, which holds nothing yet."""
-        self.weight.to_empty(device=device)
+        """Gives the weight memory, which holds nothing yet, and nobody else."""
+        assert isinstance(self.weight, Dense)
+        self.weight = Dense(self.outputs, self.inputs, self.weight.values.dtype, device)
 
     def checkpoint_pieces(self, name: str) -> dict[str, Piece]:
         if self._columns is not None:

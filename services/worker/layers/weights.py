@@ -9,7 +9,7 @@ from kernels.codes import Codes, first_of
 
 
 def empty_parameter(
-    *shape: int, dtype: torch.dtype | None = None, device: str | None = None
+    *shape: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> nn.Parameter:
     return nn.Parameter(torch.empty(*shape, dtype=dtype, device=device), requires_grad=False)
 
@@ -22,7 +22,7 @@ class Dense(nn.Module):
         outputs: int,
         inputs: int,
         dtype: torch.dtype | None = None,
-        device: str | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         self.values = empty_parameter(outputs, inputs, dtype=dtype, device=device)

@@ -1,6 +1,7 @@
 """Weights of the right shapes and no meaning, to measure a model whose weights are not there."""
 
 import logging
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -37,19 +38,18 @@ def make_dummy(
     generator = torch.Generator(device).manual_seed(SEED)
     linears = [module for module in model.modules() if isinstance(module, Linear)]
     of_linears = {parameter for linear in linears for parameter in linear.parameters()}
-    for name, parameter in model.named_parameters():
-        if parameter not in of_linears:
-            _make_up(name, parameter, generator)
+    others = {each: name for name, each in model.named_parameters() if each not in of_linears}
+    _make_up(others, generator)
     for linear in linears:
         linear.allocate(device)
-        for name, parameter in linear.named_parameters():
-            _make_up(name, parameter, generator)
+        _make_up({each: name for name, each in linear.named_parameters()}, generator)
         quantize(linear, quantization)
     return model
 
 
-def _make_up(name: str, parameter: Tensor, generator: torch.Generator) -> None:
-    if parameter.ndim > 1:
-        parameter.normal_(0, STD, generator=generator)
-    else:
-        parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+def _make_up(parameters: Mapping[Tensor, str], generator: torch.Generator) -> None:
+    for parameter, name in parameters.items():
+        if parameter.ndim > 1:
+            parameter.normal_(0, STD, generator=generator)
+        else:
+            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
