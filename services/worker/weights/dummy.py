@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import nn
 
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.linear import Linear
@@ -47,7 +47,7 @@ def make_dummy(
     return model
 
 
-def _make_up(parameters: Mapping[Tensor, str], generator: torch.Generator) -> None:
+def _make_up(parameters: Mapping[nn.Parameter, str], generator: torch.Generator) -> None:
     for parameter, name in parameters.items():
         if parameter.ndim > 1:
             parameter.normal_(0, STD, generator=generator)
