@@ -55,7 +55,7 @@ def cases(suite: Suite) -> Iterator[Case]:
 
 def codes_cases(suite: Suite) -> Iterator[Case]:
     """Heads are not in codes."""
-    for num_tokens in (suite.nums_tokens[0], suite.nums_tokens[-1]):
+    for num_tokens in sorted({suite.nums_tokens[0], suite.nums_tokens[-1]}):
         for product in products(suite)[:-1]:
             for form in FORMS:
                 yield codes_case(suite, product, form, num_tokens)
