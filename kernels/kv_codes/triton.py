@@ -19,9 +19,12 @@ def quantize(x, kind: tl.constexpr):
     scale = tl.maximum(tl.div_rn(tl.max(tl.abs(x), 1), highest), TINY) + bad
     scaled = tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))
     scaled = tl.where((bad == 0)[:, None], scaled, 0.0)
-    if kind == tl.int8:
-        return ((scaled + ROUND_WHOLE) - ROUND_WHOLE).to(tl.int8), scale
-    return _e4m3(scaled), scale
+    return _whole(scaled) if kind == tl.int8 else _e4m3(scaled), scale
+
+
+@triton.jit
+def _whole(x):
+    return ((x + ROUND_WHOLE) - ROUND_WHOLE).to(tl.int8)
 
 
 @triton.jit

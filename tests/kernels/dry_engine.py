@@ -79,9 +79,10 @@ def start(
     num_drafts: int,
     block_size: int,
     quantization: Quantization = "none",
+    codes: torch.dtype | None = None,
     **changes: Any,
 ) -> DryEngine:
-    """As a worker does: what it has when it is ready."""
+    """As a worker does: what it has when it is ready. The KV cache may have ``codes``."""
     model = build_model(config, dtype, CPU)
     for module in model.modules():
         if isinstance(module, Linear):
@@ -89,7 +90,7 @@ def start(
             quantize(module, quantization)
     model.lm_head.to(dtype)
     drafts = model.mtp_head is not None
-    layouts = model.kv_layouts(dtype, drafts=drafts)
+    layouts = model.kv_layouts(dtype, drafts=drafts, codes=codes)
     limits = (block_size, MAX_ROWS, MAX_TOKENS, MAX_LEN, VOCAB_SIZE, num_drafts)
     for num_blocks in (0, NUM_BLOCKS):
         capacity = Capacity(num_blocks, *limits)

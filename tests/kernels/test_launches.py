@@ -16,7 +16,10 @@ MIMO: dict[str, Any] = {"architectures": ["MiMoForCausalLM"], "num_nextn_predict
 MODELS: dict[str, dict[str, Any]] = {
     "Qwen3, bfloat16, heads of 128": {"architectures": ["Qwen3ForCausalLM"], "head_size": 128},
     "MiMo, bfloat16, heads of 128": {**MIMO, "head_size": 128},
-    "Qwen3 in codes of four bits": {"architectures": ["Qwen3ForCausalLM"], "head_size": 128},
+    "Qwen3 in codes of four bits, its KV cache in int8": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "head_size": 128,
+    },
     "MiMo, float32, heads of 64": {**MIMO, "head_size": 64},
 }
 pytestmark = pytest.mark.timeout(900)  # the first test of a model compiles all its kernels
@@ -51,9 +54,10 @@ def started(request: pytest.FixtureRequest) -> Iterator[Started]:
     )
     num_drafts = 2 if "MiMo" in name else 0
     block_size, changes = (8, ASKED) if dtype == torch.float32 else (16, {})
-    quantization: Quantization = "wint4" if "codes" in name else "none"
+    quantization: Quantization = "wint4" if "four bits" in name else "none"
+    codes = torch.int8 if "int8" in name else None
     with dry_card() as card, torch.inference_mode():
-        engine = start(config, dtype, num_drafts, block_size, quantization, **changes)
+        engine = start(config, dtype, num_drafts, block_size, quantization, codes, **changes)
         yield Started(card, engine, num_drafts)
 
 
