@@ -87,7 +87,11 @@ def test_what_later_tokens_are_does_not_matter(codes: torch.dtype | None) -> Non
 
 @codes
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("options", [PLAIN, AttentionOptions(17), every_option(4)], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [PLAIN, AttentionOptions(17), every_option(4)],
+    ids=["no options", "window", "every option"],
+)
 def test_codes_agree(options: AttentionOptions, dtype: torch.dtype, codes: torch.dtype) -> None:
     tolerance = TOLERANCE if dtype == torch.float32 else BFLOAT16_TOLERANCE
     for hides in (False, True):
