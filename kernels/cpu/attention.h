@@ -33,10 +33,12 @@ struct Unit {
 
 // What one query has of some splits: the highest score, Σ e^(score − highest), Σ of weighted
 // values.
-struct Sums {
+template <int SIZE>
+struct SumsOf {
   float highest, mass;
-  float values[MAX_HEAD_DIM];
+  float values[SIZE];
 };
+typedef SumsOf<MAX_HEAD_DIM> Sums;
 
 INLINE float exp_of(float x) {
   alignas(64) float y[LANES];
@@ -45,6 +47,7 @@ INLINE float exp_of(float x) {
 }
 
 // Puts `next` behind `sums`.
+template <class Sums>
 INLINE void join(Sums& sums, const Sums& next, int dim) {
   if (next.mass == 0) return;
   float top = sums.highest > next.highest ? sums.highest : next.highest;
@@ -60,14 +63,15 @@ INLINE void join(Sums& sums, const Sums& next, int dim) {
 }
 
 // The units of a step, for all layers alike, and how many KV heads a thread takes of one: with all
-// of them it reads the cache in the order of the memory.
+// of them it reads the cache in the order of the memory. A unit has up to `unit_rows` queries of a
+// KV head, of which there are `group_size` for a token.
 class Units {
  public:
-  void prepare(const Rows& rows, int group_size, int num_kv_heads) {
+  void prepare(const Rows& rows, int group_size, int num_kv_heads, int unit_rows = UNIT_ROWS) {
     count_ = num_partials_ = 0;
     int num_wanted = 4 * pool_size();
     bool divides = rows.num_rows * num_kv_heads < num_wanted;
-    int step = UNIT_ROWS / group_size, widest = 1;
+    int step = unit_rows / group_size, widest = 1;
     for (int row = 0; row < rows.num_rows; row++) {
       int num_tokens = (int)(rows.starts[row + 1] - rows.starts[row]);
       int num_splits = div_up((int)rows.num_keys[row], SPLIT);
@@ -85,7 +89,7 @@ class Units {
       }
     }
     num_heads_ = num_kv_heads;
-    while (num_heads_ > 1 && (num_heads_ * group_size * widest > UNIT_ROWS ||
+    while (num_heads_ > 1 && (num_heads_ * group_size * widest > unit_rows ||
                               count_ * div_up(num_kv_heads, num_heads_) < num_wanted))
       num_heads_ = div_up(num_heads_, 2);
   }

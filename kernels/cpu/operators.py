@@ -17,6 +17,7 @@ LANES = 16  # columns of a tile; head sizes, hidden sizes and block sizes are it
 PACKED_DEPTH = 32  # a tile is filled up with zeros to a multiple of it
 MAX_HEAD_DIM = 256
 MAX_GROUP_SIZE = 48  # query heads that share a KV head
+MAX_RANK, MAX_ROPE_DIM, MAX_NOPE_DIM = 512, 64, 256  # of latents
 DTYPES = (torch.bfloat16, torch.float32)
 
 Pointer = ctypes.c_void_p
@@ -36,6 +37,7 @@ class Kind(IntEnum):
     GATED = 5  # narrow → narrow
     ATTEND = 6  # wide, which it changes → narrow
     ORDER = 7  # narrow → narrow
+    LATENT = 8  # wide → narrow
 
 
 class Form(IntEnum):
@@ -80,7 +82,18 @@ class OperatorStruct(ctypes.Structure):
         *((name, Float) for name in ("scale", "eps")),
         ("norm", Pointer),
         ("weight", MatrixStruct),
-        *((name, Pointer) for name in ("rows", "heads", "order")),
+        *((name, Pointer) for name in ("rows", "heads", "order", "latents")),
+    ]
+
+
+class LatentsStruct(ctypes.Structure):
+    _fields_ = [
+        *((name, Int) for name in ("latent", "queries", "attended")),
+        *((name, Int) for name in ("num_heads", "rank", "nope_dim", "rope_dim", "value_dim")),
+        ("is_interleaved", Int),
+        *((name, Float) for name in ("eps", "scale")),
+        *((name, Pointer) for name in ("norm", "cos", "sin")),
+        *((name, MatrixStruct) for name in ("keys", "values")),
     ]
 
 
@@ -153,6 +166,43 @@ class PackedHeads:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PackedLatents:
+    """``latent``, ``queries`` and ``attended`` are buffers. ``cos`` and ``sin`` [positions,
+    rope_dim] and ``norm`` [rank] are float32; ``keys`` has rank, ``values`` value_dim outputs of
+    each head."""
+
+    latent: int
+    queries: int
+    attended: int
+    num_heads: int
+    rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    is_interleaved: bool
+    eps: float
+    scale: float
+    norm: Tensor
+    cos: Tensor
+    sin: Tensor
+    keys: PackedMatrix
+    values: PackedMatrix
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.norm, self.cos, self.sin, *self.keys.tensors, *self.values.tensors]
+
+    def struct(self) -> LatentsStruct:
+        return LatentsStruct(
+            *(self.latent, self.queries, self.attended),
+            *(self.num_heads, self.rank, self.nope_dim, self.rope_dim, self.value_dim),
+            *(self.is_interleaved, self.eps, self.scale),
+            *(address(each) for each in (self.norm, self.cos, self.sin)),
+            *(self.keys.struct(), self.values.struct()),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
     """``source``, ``out`` and ``query`` are buffers of the program; ``size`` is that of a row of
     ``source``, or of ``out`` where that is an embedding.
@@ -176,20 +226,21 @@ class Operator:
     rows: Tensor | None = None
     heads: PackedHeads | None = None
     order: Tensor | None = None
+    latents: PackedLatents | None = None
 
     @property
     def tensors(self) -> list[Tensor]:
         own = [tensor for tensor in (self.norm, self.rows, self.order) if tensor is not None]
-        packed = [each.tensors for each in (self.weight, self.heads) if each is not None]
-        return sum(packed, own)
+        parts = (self.weight, self.heads, self.latents)
+        return sum([each.tensors for each in parts if each is not None], own)
 
-    def struct(self, heads: HeadsStruct | None) -> OperatorStruct:
+    def struct(self, heads: HeadsStruct | None, latents: LatentsStruct | None) -> OperatorStruct:
         matrix = MatrixStruct() if self.weight is None else self.weight.struct()
         return OperatorStruct(
             *(self.kind, self.source, self.out, self.query, self.layer, self.size),
             *(self.is_wide, self.adds, self.scale, self.eps, address(self.norm), matrix),
             *(address(self.rows), None if heads is None else ctypes.addressof(heads)),
-            address(self.order),
+            *(address(self.order), None if latents is None else ctypes.addressof(latents)),
         )
 
 

@@ -3,6 +3,7 @@
 
 #include "attention.h"
 #include "heads.h"
+#include "latent.h"
 
 namespace {
 
@@ -28,26 +29,38 @@ struct Heads {
   const float *cos, *sin;              // [positions, head_dim]
 };
 
+// Of attention to latents: buffers, sizes, and what is on either side of it.
+struct Latents {
+  int32_t latent, queries, attended;  // buffers; `in` of the operator has queries as they are made
+  int32_t num_heads, rank, nope_dim, rope_dim, value_dim;
+  int32_t is_interleaved;
+  float eps, scale;
+  const float* norm;       // [rank]
+  const float *cos, *sin;  // [positions, rope_dim]
+  Matrix keys, values;     // [num_heads · rank, nope_dim] and [num_heads · value_dim, rank]
+};
+
 enum Cached : int32_t { NUMBERS, INT8_CODES, FP8_CODES };
 
-enum Kind : int32_t { EMBED, SCALE, NORM, NARROW, LINEAR, GATED, ATTEND, ORDER };
+enum Kind : int32_t { EMBED, SCALE, NORM, NARROW, LINEAR, GATED, ATTEND, ORDER, LATENT };
 
 // `in` and `out` are buffers. Wide ones are float32, the others of the weights' type T.
 struct Operator {
   int32_t kind;
   int32_t in, out;
   int32_t query;    // ATTEND: a buffer for them
-  int32_t layer;    // ATTEND: its cache
+  int32_t layer;    // ATTEND, LATENT: its cache
   int32_t size;     // of a row of `in`; EMBED: of `out`
   int32_t is_wide;  // NORM: `out` is
   int32_t adds;     // NORM, LINEAR: to what is in `out`
   float scale;      // SCALE, LINEAR that adds
   float eps;        // NORM
   const float* norm;
-  Matrix weight;         // LINEAR, GATED; EMBED: its columns are the embeddings, or those are in
-  const void* rows;      // EMBED: [vocab, size]
-  const Heads* heads;    // ATTEND
-  const int64_t* order;  // ORDER: [size]
+  Matrix weight;           // LINEAR, GATED; EMBED: its columns are the embeddings, or those are in
+  const void* rows;        // EMBED: [vocab, size]
+  const Heads* heads;      // ATTEND
+  const int64_t* order;    // ORDER: [size]
+  const Latents* latents;  // LATENT
 };
 
 struct Step {
@@ -177,6 +190,43 @@ void attend(const Operator& op, const Step& step, float* x, T* out) {
   }
 }
 
+Units latent_units;
+LatentSums* latent_partials = nullptr;
+int num_latent_sums = 0;
+
+// The heads whose queries a thread takes at a time; prepares units of so many for all layers.
+int prepare_latents(const Rows& rows, int num_heads) {
+  int num_groups = div_up(num_heads, LATENT_ROWS), heads_at_once = div_up(num_heads, num_groups);
+  latent_units.prepare(rows, heads_at_once, num_groups, LATENT_ROWS);
+  int wanted = latent_units.num_partials() * num_heads;
+  if (wanted > num_latent_sums) {
+    free(latent_partials);
+    latent_partials = (LatentSums*)malloc((size_t)wanted * sizeof(LatentSums));
+    num_latent_sums = wanted;
+  }
+  return heads_at_once;
+}
+
+template <class T>
+void attend_latents(const Latents& of, const Operator& op, const Step& step) {
+  LatentShape shape = {of.num_heads, of.rank,      of.nope_dim,
+                       of.rope_dim,  of.value_dim, (bool)of.is_interleaved};
+  Rotation rotation = {step.positions, of.cos, of.sin, of.rope_dim, shape.is_interleaved};
+  int num = step.num_tokens;
+  T* cache = (T*)step.caches[op.layer];
+  T *queries = (T*)step.buffers[of.queries], *attended = (T*)step.buffers[of.attended];
+  write_latents(shape, rotation, (const float*)step.buffers[of.latent], of.norm, of.eps, num,
+                step.slot_mapping, cache);
+  const float* made = (const float*)step.buffers[op.in];
+  LatentQueries<T>{shape, rotation, made, num, packed<T>(of.keys), queries}.run();
+  int heads_at_once = prepare_latents(step.rows, of.num_heads);
+  LatentAttention<T>{step.rows,     cache,    step.block_size,   latent_units,
+                     queries,       attended, latent_partials,   of.num_heads,
+                     heads_at_once, of.rank,  shape.entry_dim(), of.scale}
+      .run();
+  LatentValues<T>{shape, attended, num, packed<T>(of.values), (T*)step.buffers[op.out]}.run();
+}
+
 // w [n, k] → tiles, where DEPTH numbers of a column are neighbours; column c of the packed matrix
 // is row `order[c]` of w.
 template <class W, int DEPTH>
@@ -284,6 +334,9 @@ void run(const Operator* ops, int num_ops, const Step& step) {
         break;
       case ORDER:
         order_rows((const T*)in, op.order, num, op.size, (T*)out);
+        break;
+      case LATENT:
+        attend_latents<T>(*op.latents, op, step);
         break;
     }
   }

@@ -186,9 +186,10 @@ class NativeProgram:
         self._buffers = buffers
         self._output = output
         self._heads = [each.heads.struct() if each.heads else None for each in operators]
-        pairs = zip(operators, self._heads, strict=True)
+        self._latents = [each.latents.struct() if each.latents else None for each in operators]
+        parts = zip(operators, self._heads, self._latents, strict=True)
         self._structs = (OperatorStruct * len(operators))(
-            *(each.struct(heads) for each, heads in pairs)
+            *(each.struct(heads, latents) for each, heads, latents in parts)
         )
         self._places = (Pointer * len(buffers))()
         self._scratch = set(range(num_inputs, len(buffers))) - {output}

@@ -44,7 +44,8 @@ def attend(
 ) -> Tensor:
     """query [T, H, D], kv_cache [num_blocks + 1, block_size, 2, H_kv, ≥ D] → [T, H, value_dim].
 
-    The T tokens' own keys and values are in the cache already. With ``kv_scales`` [num_blocks + 1,
+    The T tokens' own keys and values are in the cache already. Where there is 1 in place of 2, the
+    first ``value_dim`` numbers of a key are its value. With ``kv_scales`` [num_blocks + 1,
     block_size, 2, H_kv] float32 it has codes (``kv_codes``). All tensors are contiguous for a
     DeviceAttention.
     """

@@ -8,7 +8,12 @@ from torch import Tensor
 from kernels.kv_codes import gather
 from kernels.paged_attention.batch import MAX_GATHERED_TOKENS
 from kernels.paged_attention.device import ChunkRows, DecodeRows, DeviceAttention, seen_keys
-from kernels.paged_attention.grouped import PLAIN, AttentionOptions, softmax_attention
+from kernels.paged_attention.grouped import (
+    PLAIN,
+    AttentionOptions,
+    keys_and_values,
+    softmax_attention,
+)
 
 
 class _Cache(NamedTuple):
@@ -102,9 +107,8 @@ def _attend(
     num_keys, num_kv_heads = is_seen.shape[2], cache.numbers.shape[3]
     blocks = tables[:, : -(-num_keys // cache.block_size)]
     gathered = gather(*cache, blocks.flatten(), query.dtype).unflatten(0, blocks.shape)
-    gathered = gathered.flatten(1, 2)[:, :num_keys]  # [R, num_keys, 2, H_kv, ≥ D]
-    key, value = gathered.permute(2, 0, 3, 1, 4)  # each [R, H_kv, num_keys, ≥ D]
-    key, value = key[..., : query.shape[3]], value[..., : options.value_dim or query.shape[3]]
+    gathered = gathered.flatten(1, 2)[:, :num_keys]  # [R, num_keys, 2 or 1, H_kv, ≥ D]
+    key, value = keys_and_values(gathered, query.shape[3], options)
     is_bad = None
     # On a GPU the host would wait for the answer.
     if query.is_cuda or not (key.sum() + value.sum()).isfinite():
@@ -122,4 +126,4 @@ def _attend(
         seen = is_seen.to(out.dtype) @ is_bad.mT.to(out.dtype)
         sees_bad = (seen > 0).mT  # [R, H_kv, tokens]
         out = out.masked_fill(sees_bad[:, :, None, :, None], torch.nan)
-    return out.permute(0, 3, 1, 2, 4).flatten(2, 3)
+    return out.permute(0, 3, 1, 2, 4).flatten(2, 3)[..., : options.value_dim or query.shape[3]]

@@ -16,7 +16,8 @@ class AttentionOptions(NamedTuple):
     ``window``: a token sees so many of the last keys, its own included. ``softcap``: scores are
     bent below it by a tanh (arXiv 2408.00118). ``sinks`` [H]: a score of each head that takes its
     share of the softmax and gives no value (arXiv 2309.17453, as gpt-oss has it). ``value_dim``:
-    the size of a value, where it is less than a key's.
+    the size of a value, where it is less than a key's; in a cache of keys alone their first numbers
+    are values.
     """
 
     window: int | None = None
@@ -36,7 +37,8 @@ def paged_attention(
     options: AttentionOptions = PLAIN,
     kv_scales: Tensor | None = None,
 ) -> Tensor:
-    """query [T, H, D], kv_cache [num_blocks + 1, block_size, 2, H_kv, ≥ D] → [T, H, value_dim].
+    """query [T, H, D], kv_cache [num_blocks + 1, block_size, 2 or 1, H_kv, ≥ D] →
+    [T, H, value_dim].
 
     Keys and values are never repeated for the query heads that share them.
     """
@@ -47,23 +49,38 @@ def paged_attention(
     for group in batch.groups(options.window):
         tokens = slice(group.start, group.end)
         gathered = gather(kv_cache, kv_scales, group.blocks, query.dtype)
-        out[tokens] = _attend(group, grouped[tokens], gathered, scale, options)
+        attended = _attend(group, grouped[tokens], gathered, scale, options)
+        out[tokens] = attended[..., : out.shape[-1]]
     return out.flatten(1, 2)
 
 
 def _attend(
     group: Group, query: Tensor, gathered: Tensor, scale: float, options: AttentionOptions
 ) -> Tensor:
-    """query [tokens of the group, H_kv, G, D], gathered [blocks of the group, block_size, 2, H_kv,
-    ≥ D] → [tokens, H_kv, G, value_dim]."""
+    """query [tokens of the group, H_kv, G, D], gathered [blocks of the group, block_size, 2 or 1,
+    H_kv, ≥ D] → [tokens, H_kv, G, ≥ value_dim]."""
     head_dim = query.shape[-1]
     gathered = gathered.view(group.num_rows, -1, *gathered.shape[2:])[:, : group.num_keys]
-    key, value = gathered.permute(2, 0, 3, 1, 4)  # each [num_rows, H_kv, num_keys, ≥ D]
-    key, value = key[..., :head_dim], value[..., : options.value_dim or head_dim]
+    key, value = keys_and_values(gathered, head_dim, options)
     if len(query) == group.num_rows:
         options = _with_sinks(options, *query.shape[1:3], 1)
         return softmax_attention(query, key, value, scale, options, group.mask)
     return _attend_chunk(group, query, key[0], value[0], scale, options)
+
+
+def keys_and_values(
+    gathered: Tensor, head_dim: int, options: AttentionOptions
+) -> tuple[Tensor, Tensor]:
+    """gathered [R, num_keys, 2 or 1, H_kv, ≥ D] → each [R, H_kv, num_keys, …].
+
+    Where keys are values too they are so in their whole width: torch's fused attention wants them
+    alike, and else makes all scores at once.
+    """
+    planes = gathered.permute(2, 0, 3, 1, 4)
+    key = planes[0, ..., :head_dim]
+    if len(planes) == 1:
+        return key, key
+    return key, planes[1, ..., : options.value_dim or head_dim]
 
 
 def _attend_chunk(

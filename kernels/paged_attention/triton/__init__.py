@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kernels.paged_attention.device import TILE, ChunkRows, DecodeRows, DeviceAttention
 from kernels.paged_attention.grouped import PLAIN, AttentionOptions
+from kernels.paged_attention.triton import latent
 from kernels.paged_attention.triton.chunk import chunk_kernel
 from kernels.paged_attention.triton.decode import combine_kernel, decode_kernel
 from kernels.paged_attention.triton.tiles import LOG2_E
@@ -85,11 +86,34 @@ def attend(
     if _is_out_of_reach(options.window, attention):
         options = options._replace(window=None)
     num_decoded = 0 if decode is None else decode.num_tokens
+    if kv_cache.shape[2] == 1:
+        _attend_latents(out, query, kv_cache, attention, scale, options)
+        return out
     if decode is not None:
         _decode(out[:num_decoded], query[:num_decoded], cache, decode, scale, options)
     if chunks is not None:
         _attend_chunks(out[num_decoded:], query[num_decoded:], cache, chunks, scale, options)
     return out
+
+
+def _attend_latents(
+    out: Tensor,
+    query: Tensor,
+    kv_cache: Tensor,
+    attention: DeviceAttention,
+    scale: float,
+    options: AttentionOptions,
+) -> None:
+    if options._replace(value_dim=None) != PLAIN or kv_cache.shape[3] != 1:
+        raise ValueError(
+            "a row of the cache that is key and value is for all heads, without options"
+        )
+    decode, chunks = attention.decode, attention.chunks
+    num_decoded = 0 if decode is None else decode.num_tokens
+    if decode is not None:
+        latent.decode(out[:num_decoded], query[:num_decoded], kv_cache, decode, scale, NUM_SPLITS)
+    if chunks is not None:
+        latent.attend_chunks(out[num_decoded:], query[num_decoded:], kv_cache, chunks, scale)
 
 
 def _is_out_of_reach(window: int | None, attention: DeviceAttention) -> bool:

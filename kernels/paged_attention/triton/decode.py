@@ -40,7 +40,7 @@ def decode_kernel(
     i_kv_head, i_split = tl.program_id(0), tl.program_id(1)
     i_row, i_tile = tl.program_id(2) // NUM_TILES, tl.program_id(2) % NUM_TILES
     start = tl.load(p_starts + i_row)
-    first, first_split, end, split_size = _splits(
+    first, first_split, end, split_size = splits_of(
         start, p_first_keys, i_row, max_keys, WINDOW, WIDTH, NUM_SPLITS, BLOCK_KEYS
     )
     i_place = _place(i_split, first_split, split_size, WINDOW, NUM_SPLITS)
@@ -120,7 +120,7 @@ def combine_kernel(
     i_token, i_head = tl.program_id(0), tl.program_id(1)
     i_row = i_token // WIDTH
     start = tl.load(p_starts + i_row)
-    _, first_split, end, split_size = _splits(
+    _, first_split, end, split_size = splits_of(
         start, p_first_keys, i_row, max_keys, WINDOW, WIDTH, NUM_SPLITS, BLOCK_KEYS
     )
     o_place = i_token.to(tl.int64) * NUM_HEADS + i_head
@@ -150,7 +150,7 @@ def combine_kernel(
 
 
 @triton.jit
-def _splits(
+def splits_of(
     start,
     p_first_keys,
     i_row,

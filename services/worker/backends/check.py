@@ -5,7 +5,8 @@ from dataclasses import MISSING, fields
 
 from services.worker.layers.attention import Attention
 from services.worker.layers.embedding import LMHead
-from services.worker.layers.heads import AttentionSpec
+from services.worker.layers.heads import AttentionSpec, LatentSpec
+from services.worker.layers.latent import LatentAttention
 from services.worker.layers.linear import Linear
 from services.worker.layers.ops import NotSupported
 from services.worker.layers.weights import Dense
@@ -18,9 +19,9 @@ def check_model(model: DecoderLM, known_options: Set[str], known_forms: Set[type
     of a sum over ranks. The head's weights are dense."""
     for name, module in model.named_modules():
         if isinstance(module, Attention):
-            unknown = _set_options(module.heads.spec) - known_options
-            if unknown:
-                raise NotSupported(f"{name}: attention's options {', '.join(sorted(unknown))}")
+            _check_options(name, module.heads.spec, known_options)
+        if isinstance(module, LatentAttention):
+            _check_options(name, module.latents.spec, known_options)
         if isinstance(module, Linear) and module.is_partial:
             raise NotSupported(f"{name}: a part of a sum over ranks")
         if isinstance(module, Linear | LMHead):
@@ -29,7 +30,12 @@ def check_model(model: DecoderLM, known_options: Set[str], known_forms: Set[type
                 raise NotSupported(f"{name}: weights in the form {form.__name__}")
 
 
-def _set_options(spec: AttentionSpec) -> set[str]:
+def _check_options(name: str, spec: AttentionSpec | LatentSpec, known: Set[str]) -> None:
+    if unknown := _set_options(spec) - known:
+        raise NotSupported(f"{name}: attention's options {', '.join(sorted(unknown))}")
+
+
+def _set_options(spec: AttentionSpec | LatentSpec) -> set[str]:
     """Names of what differs from its default."""
     return {
         field.name

@@ -3,11 +3,12 @@
 import torch
 from torch import Tensor, nn
 
-from kernels.cpu.operators import Kind, Operator, PackedHeads, PackedMatrix
+from kernels.cpu.operators import Kind, Operator, PackedHeads, PackedLatents, PackedMatrix
 from kernels.cpu.program import Buffer, NativeLibrary, NativeProgram, gate_up_order
 from services.worker.backends.recorder import Instruction, Recording
 from services.worker.layers.embedding import Embedding, LMHead
 from services.worker.layers.heads import Heads
+from services.worker.layers.latent_expansion import LatentExpansion
 from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.weights import Dense
@@ -21,6 +22,7 @@ class Compiler:
         self._library = library
         self._tied = (model.model.embed_tokens, model.lm_head) if model.is_tied else None
         self._packed: dict[nn.Module, PackedMatrix] = {}
+        self._halves: dict[nn.Module, tuple[PackedMatrix, PackedMatrix]] = {}
         self._norms: dict[nn.Module, Tensor] = {}
         self._programs: list[NativeProgram] = []
 
@@ -59,7 +61,7 @@ class Compiler:
             source=places[each.source],
             out=places[each.out],
             query=0 if each.query is None else places[each.query],
-            layer=0 if each.heads is None else each.heads.layer,
+            layer=_layer(each),
             size=each.size,
             is_wide=each.is_wide,
             adds=each.adds,
@@ -70,6 +72,7 @@ class Compiler:
             rows=rows,
             heads=None if each.heads is None else self._heads(each.heads),
             order=each.order,
+            latents=self._latents(each, places),
         )
 
     def _embeddings(self, embedding: Embedding | None) -> tuple[Tensor | None, PackedMatrix | None]:
@@ -114,6 +117,46 @@ class Compiler:
             norms_tokens=spec.norm == "tokens",
             eps=0.0 if norm is None else norm.eps,
         )
+
+    def _latents(self, each: Instruction, places: dict[int, int]) -> PackedLatents | None:
+        if each.latents is None:
+            return None
+        spec, norm = each.latents.spec, each.latents.norm
+        latent, queries, attended = (places[register] for register in each.others)
+        keys, values = self._pack_halves(each.latents.expansion)
+        cos, sin = each.latents.rotary.table
+        return PackedLatents(
+            latent=latent,
+            queries=queries,
+            attended=attended,
+            num_heads=spec.num_heads,
+            rank=spec.rank,
+            nope_dim=spec.nope_dim,
+            rope_dim=spec.rope_dim,
+            value_dim=spec.value_dim,
+            is_interleaved=spec.is_interleaved,
+            eps=norm.eps,
+            scale=spec.scale,
+            norm=norm.weight.float(),
+            cos=cos,
+            sin=sin,
+            keys=keys,
+            values=values,
+        )
+
+    def _pack_halves(self, expansion: LatentExpansion) -> tuple[PackedMatrix, PackedMatrix]:
+        if expansion not in self._halves:
+            keys, values = expansion.halves()
+            packed = [self._library.pack(half.flatten(0, 1)) for half in (keys.mT, values)]
+            self._halves[expansion] = packed[0], packed[1]
+            del expansion.weight
+        return self._halves[expansion]
+
+
+def _layer(each: Instruction) -> int:
+    """The place of the KV cache that it uses, or 0."""
+    found = each.heads or each.latents
+    return 0 if found is None else found.layer
 
 
 def _assign(recording: Recording) -> dict[int, int]:

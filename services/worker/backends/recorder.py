@@ -6,10 +6,18 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from kernels.cpu.operators import LANES, MAX_GROUP_SIZE, MAX_HEAD_DIM, Kind
+from kernels.cpu.operators import (
+    LANES,
+    MAX_GROUP_SIZE,
+    MAX_HEAD_DIM,
+    MAX_NOPE_DIM,
+    MAX_RANK,
+    MAX_ROPE_DIM,
+    Kind,
+)
 from kernels.cpu.program import why_not_packed
 from services.worker.layers.embedding import Embedding, LMHead
-from services.worker.layers.heads import Heads
+from services.worker.layers.heads import Heads, Latents
 from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import NotSupported, Ops
@@ -54,10 +62,12 @@ class Instruction:
     embedding: Embedding | None = None
     heads: Heads | None = None
     order: Tensor | None = None
+    latents: Latents | None = None
+    others: tuple[int, ...] = ()  # further registers, of attention to latents
 
     @property
     def registers(self) -> tuple[int, ...]:
-        found = self.source, self.out
+        found = self.source, self.out, *self.others
         return found if self.query is None else (*found, self.query)
 
 
@@ -150,6 +160,18 @@ class Recorder(Ops[Value]):
         self._add(Kind.ATTEND, rotated, out, width, heads=heads, query=query.register)
         return out
 
+    def latent(self, query: Value, latent: Value, latents: Latents) -> Value:
+        _check_latents(latents)
+        spec, name = latents.spec, f"attention of layer {latents.layer}"
+        self.check(query, spec.num_heads * spec.query_dim, name)
+        self.check(latent, spec.entry_dim, name)
+        sizes = (spec.value_dim, spec.entry_dim, spec.rank)
+        out, *scratch = (self._new(spec.num_heads * size, is_wide=False) for size in sizes)
+        others = latent.register, *(each.register for each in scratch)
+        width = spec.num_heads * spec.query_dim
+        self._add(Kind.LATENT, query, out, width, latents=latents, others=others)
+        return out
+
     def logits(self, x: Value, head: LMHead, *, norm: RMSNorm, scale: float = 1.0) -> Value:
         out = self._new(head.outputs, is_wide=True)
         self._product(self._operand(x, norm, head), out, head)
@@ -235,3 +257,18 @@ def _check_heads(heads: Heads) -> None:
         raise NotSupported(
             f"{name}: {group} query heads share a KV head; {MAX_GROUP_SIZE} are the most"
         )
+
+
+def _check_latents(latents: Latents) -> None:
+    spec, name = latents.spec, f"attention of layer {latents.layer}"
+    sizes = {
+        "kv_lora_rank": (spec.rank, MAX_RANK),
+        "qk_nope_head_dim": (spec.nope_dim, MAX_NOPE_DIM),
+        "qk_rope_head_dim": (spec.rope_dim, MAX_ROPE_DIM),
+        "v_head_dim": (spec.value_dim, None),
+    }
+    for key, (size, most) in sizes.items():
+        if size % LANES:
+            raise NotSupported(f"{name}: {key} {size} is no multiple of {LANES}")
+        if most is not None and size > most:
+            raise NotSupported(f"{name}: {key} {size} is above {most}")

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.codes import Codes
+from kernels.latent import latent_queries, latent_values, write_latents
 from kernels.linear import gated as gated_product
 from kernels.linear import linear as product
 from kernels.paged_attention import AttentionOptions, attend
@@ -20,7 +21,7 @@ from kernels.rope_kv import rope_kv
 from services.worker.backends.check import check_model
 from services.worker.layers.context import current_context
 from services.worker.layers.embedding import Embedding, LMHead
-from services.worker.layers.heads import Heads
+from services.worker.layers.heads import Heads, Latents
 from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops
@@ -96,6 +97,18 @@ class TorchOps(Ops[Tensor]):
         options = AttentionOptions(window=spec.window)
         attended = attend(query, kv.entries, context.attention, spec.scale, options, kv.scales)
         return attended.flatten(1)
+
+    def latent(self, query: Tensor, latent: Tensor, latents: Latents) -> Tensor:
+        context, spec, rotation = current_context(), latents.spec, self._rotation(latents.rotary)
+        entries = context.kv_caches[latents.layer].entries
+        keys, values = latents.expansion.halves()
+        norm = Norm(latents.norm.weight, latents.norm.eps)
+        slots, is_interleaved = context.slot_mapping, spec.is_interleaved
+        write_latents(latent, norm, rotation, slots, entries, is_interleaved)
+        queries = latent_queries(query, keys, rotation, is_interleaved)
+        options = AttentionOptions(value_dim=spec.rank)
+        attended = attend(queries, entries, context.attention, spec.scale, options)
+        return latent_values(attended, values)
 
     def logits(self, x: Tensor, head: LMHead, *, norm: RMSNorm, scale: float = 1.0) -> Tensor:
         weight, dtype = head.weight.values, torch.float32

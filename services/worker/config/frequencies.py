@@ -29,6 +29,11 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
         """What cosines and sines are multiplied by."""
         return 1.0
 
+    @property
+    def temperature(self) -> float:
+        """What DeepSeek's scores are multiplied by beside their scale."""
+        return 1.0
+
 
 class LinearRope(Rope, frozen=True, kw_only=True):
     """Position interpolation (arXiv 2306.15595): all turn ``factor`` times slower."""
@@ -112,6 +117,10 @@ class YarnRope(Rope, frozen=True, kw_only=True):
         if self.mscale and self.mscale_all_dim:
             return self._temperature(self.mscale) / self._temperature(self.mscale_all_dim)
         return self._temperature(1.0)
+
+    @property
+    def temperature(self) -> float:
+        return self._temperature(self.mscale_all_dim or 0.0) ** 2
 
     def _temperature(self, scale: float) -> float:
         return 0.1 * scale * math.log(max(self.factor, 1.0)) + 1.0

@@ -52,6 +52,20 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(spec.head_dim if is_each else kv.num, eps)
         self.heads = Heads(spec, layer, self.q_norm, self.k_norm, rotary)
 
+    @property
+    def layer(self) -> int:
+        return self.heads.layer
+
+    @property
+    def kv_entry(self) -> tuple[int, ...]:
+        return 2, self.heads.spec.num_kv_heads, self.heads.spec.head_dim
+
+    @property
+    def numbers_per_token(self) -> int:
+        """Of queries, keys and values as they are made, and what rotating them takes."""
+        spec = self.heads.spec
+        return 5 * (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+
     def drop_window(self, max_len: int) -> None:
         spec = self.heads.spec
         if spec.window is not None and spec.window >= max_len:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from services.worker.layers.latent_expansion import LatentExpansion
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.rope import RotaryEmbedding
 
@@ -26,6 +27,30 @@ class AttentionSpec:
     window: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """The same of a layer that keeps latents (arXiv 2405.04434). A token has ``rank`` numbers that
+    the keys and values of all heads are made of, and a rotated key of ``rope_dim``, which heads
+    share. A head's query is ``nope_dim`` numbers that are not rotated and ``rope_dim`` that are."""
+
+    num_heads: int
+    rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    scale: float
+    is_interleaved: bool
+
+    @property
+    def query_dim(self) -> int:
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def entry_dim(self) -> int:
+        """Numbers that are kept of a token."""
+        return self.rank + self.rope_dim
+
+
 class Heads(NamedTuple):
     """``layer`` is the place of its KV cache in the context."""
 
@@ -33,4 +58,14 @@ class Heads(NamedTuple):
     layer: int
     query_norm: RMSNorm | None
     key_norm: RMSNorm | None
+    rotary: RotaryEmbedding
+
+
+class Latents(NamedTuple):
+    """``layer`` is the place of its KV cache in the context; ``norm`` is that of latents."""
+
+    spec: LatentSpec
+    layer: int
+    norm: RMSNorm
+    expansion: LatentExpansion
     rotary: RotaryEmbedding

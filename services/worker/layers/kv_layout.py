@@ -11,7 +11,8 @@ from torch import Tensor
 @dataclass(frozen=True, slots=True)
 class KVLayout:
     """A token's entry in the KV cache of one layer: ``entry`` is (2, H_kv, D) for keys and values
-    of heads, or has a 0 where the layer keeps nothing. With ``codes`` (``kernels.kv_codes``) these
+    of heads, (1, 1, D) for a latent and the key behind it, or has a 0 where the layer keeps
+    nothing. With ``codes`` (``kernels.kv_codes``) these
     stand in the place of numbers of ``dtype``, and each head's key and value has a scale."""
 
     entry: tuple[int, ...]

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from typing import Generic, TypeVar
 
 from services.worker.layers.embedding import Embedding, LMHead
-from services.worker.layers.heads import Heads
+from services.worker.layers.heads import Heads, Latents
 from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
 
@@ -56,6 +56,17 @@ class Ops(ABC, Generic[X]):
 
         Queries and keys are normed and rotated, and the KV of the T tokens is written first. ``x``
         must not be used again.
+        """
+
+    @abstractmethod
+    def latent(self, query: X, latent: X, latents: Latents) -> X:
+        """Queries [T, H · query_dim] and latents before their norm, with the key that heads share
+        [T, rank + rope_dim] → what was attended to [T, H · value_dim].
+
+        With the expansion's halves U [H, nope_dim, rank] and V [H, value_dim, rank], c a normed
+        latent and r a rotated key of a token that is seen, and q = [n, rotated part] of a head:
+        softmax(scale · (n U · c + q_rotated · r)) weighs c, and what comes of it is multiplied with
+        Vᵀ. [c, r] of the T tokens are written first. Neither argument may be used again.
         """
 
     @abstractmethod

@@ -4,6 +4,7 @@ A family says what its layers are made of. Modules are named as in its checkpoin
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 import torch
@@ -12,13 +13,15 @@ from torch import nn
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.attention import Attention
 from services.worker.layers.embedding import Embedding, LMHead
-from services.worker.layers.heads import AttentionSpec
+from services.worker.layers.heads import AttentionSpec, LatentSpec
 from services.worker.layers.kv_layout import KVLayout
+from services.worker.layers.latent import LatentAttention
 from services.worker.layers.mlp import GatedMLP
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops, X
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.layers.rope import RotaryEmbedding
+from shared.errors import ConfigError
 
 
 class Parts:
@@ -61,6 +64,19 @@ class Parts:
             has_out_bias=has_out_bias,
         )
 
+    def latent_attention(
+        self, layer: int, spec: LatentSpec, query_rank: int | None, *, has_bias: bool = False
+    ) -> LatentAttention:
+        return LatentAttention(
+            self._config.hidden_size,
+            spec,
+            layer,
+            self._rotary,
+            self._parallel,
+            query_rank=query_rank,
+            has_bias=has_bias,
+        )
+
     def mlp(self, has_bias: bool = False) -> GatedMLP:
         config = self._config
         return GatedMLP(config.hidden_size, config.intermediate_size, self._parallel, has_bias)
@@ -73,7 +89,11 @@ class DecoderLayer(nn.Module):
     """Norms what goes into attention and MLP. ``scale`` is that of what either adds."""
 
     def __init__(
-        self, parts: Parts, attention: Attention, mlp: GatedMLP, scale: float = 1.0
+        self,
+        parts: Parts,
+        attention: Attention | LatentAttention,
+        mlp: GatedMLP,
+        scale: float = 1.0,
     ) -> None:
         super().__init__()
         self.input_layernorm = parts.norm()
@@ -139,7 +159,6 @@ class DecoderLM(nn.Module, ABC):
     """
 
     Config: ClassVar[type[ModelConfig]] = ModelConfig
-    is_interleaved = False  # neighbours, and not a head's halves, are the pairs of its rotation
     embedding_scale = 1.0
     logits_scale = 1.0
     mtp_head: MtpHead | None = None
@@ -158,6 +177,11 @@ class DecoderLM(nn.Module, ABC):
         self.lm_head = LMHead(config.vocab_size, config.hidden_size, f"{source}.weight", tied)
 
     @property
+    def is_interleaved(self) -> bool:
+        """Neighbours, and not a head's halves, are the pairs of its rotation."""
+        return False
+
+    @property
     def is_tied(self) -> bool:
         """The output head has the embedding's weights."""
         return bool(self.config.tie_word_embeddings)
@@ -166,16 +190,26 @@ class DecoderLM(nn.Module, ABC):
         self, dtype: torch.dtype, *, drafts: bool, codes: torch.dtype | None = None
     ) -> list[KVLayout]:
         """What each layer of the trunk keeps of a token, and the MTP head's if it ``drafts``:
-        numbers, or ``codes`` of that type."""
-        modules = [module for module in self.modules() if isinstance(module, Attention)]
-        specs = {module.heads.layer: module.heads.spec for module in modules}
-        ordered = [specs[layer] for layer in range(self.config.num_hidden_layers + drafts)]
-        return [KVLayout((2, spec.num_kv_heads, spec.head_dim), dtype, codes) for spec in ordered]
+        numbers, or ``codes`` of that type. Raises ConfigError for codes of latents."""
+        by_layer = {module.layer: module for module in self.attentions()}
+        ordered = [by_layer[layer] for layer in range(self.config.num_hidden_layers + drafts)]
+        if codes is not None and any(isinstance(each, LatentAttention) for each in ordered):
+            raise ConfigError(
+                "kv-cache-dtype: int8 and fp8 are for keys and values of heads; this model keeps"
+                " latents: use auto"
+            )
+        return [KVLayout(module.kv_entry, dtype, codes) for module in ordered]
+
+    def attentions(self) -> Iterator[Attention | LatentAttention]:
+        """Those of all layers, the MTP head's too."""
+        for module in self.modules():
+            if isinstance(module, Attention | LatentAttention):
+                yield module
 
     def drop_windows(self, max_len: int) -> None:
         """Makes none of a window that is no smaller than ``max_len``, the most tokens of a
         sequence."""
-        for module in self.modules():
+        for module in self.attentions():
             if isinstance(module, Attention):
                 module.drop_window(max_len)
 

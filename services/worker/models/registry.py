@@ -11,6 +11,8 @@ from shared.errors import ConfigError
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
 
 MODELS = {
+    "DeepseekV2ForCausalLM": "services.worker.models.deepseek_v2",
+    "DeepseekV3ForCausalLM": "services.worker.models.deepseek_v3",
     "Ernie4_5ForCausalLM": "services.worker.models.ernie4_5",
     "GraniteForCausalLM": "services.worker.models.granite",
     "LlamaForCausalLM": "services.worker.models.llama",

@@ -33,7 +33,7 @@ from services.worker.speculation.choose import Speculation, choose_speculation
 from services.worker.startup.model_shape import ModelShape, shape_of
 from services.worker.step.sampler import Sampler
 from services.worker.weights.dummy import make_dummy
-from services.worker.weights.load import load_model
+from services.worker.weights.load import build_model, load_model
 from services.worker.weights.progress import Progress
 from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
@@ -195,6 +195,9 @@ def _load_ours(
     device: torch.device,
     progress: Progress,
 ) -> DecoderLM:
+    codes = CACHE_CODES[settings.kv_cache_dtype]
+    # Before anything is read: refuses codes of what cannot be in them.
+    build_model(config, dtype, torch.device("meta")).kv_layouts(dtype, drafts=False, codes=codes)
     if settings.load_format == "dummy":
         return make_dummy(config, dtype, device, settings.quantization)
     quantization, cache = settings.quantization, settings.quantization_cache

@@ -23,12 +23,12 @@ def shape_of(
     """Returns the shape of ``model``, of which the MTP head may make drafts, and whose KV cache may
     have ``codes``.
 
-    A layer holds its input, the sum that goes on, its norm and its rotation; and then the heads
-    with what rotating them takes, or the two products of the feed-forward network with theirs. For
-    drafts states are kept, computed again and joined with embeddings.
+    A layer holds its input, the sum that goes on, its norm and its rotation; and then what
+    attention takes, or the two products of the feed-forward network with theirs. For drafts states
+    are kept, computed again and joined with embeddings.
     """
     config = model.config
-    heads = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
+    attention = max(each.numbers_per_token for each in model.attentions())
     always = (7 if drafts else 3) * config.hidden_size + 2 * config.head_dim
-    numbers = always + max(5 * heads, 4 * config.intermediate_size)
+    numbers = always + max(attention, 4 * config.intermediate_size)
     return ModelShape(model.kv_layouts(dtype, drafts=drafts, codes=codes), numbers)

@@ -16,7 +16,7 @@ from tests.services.worker.test_native import (
 )
 
 
-@pytest.mark.parametrize("name", list(SHAPES)[:3])
+@pytest.mark.parametrize("name", [*list(SHAPES)[:3], "DeepSeek-V3, latents, yarn"])
 def test_float32_logits_do_not_depend_on_who_knows_the_lengths(name: str) -> None:
     sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1}
     config = msgspec.structs.replace(make_config(name), **sizes)

@@ -26,11 +26,11 @@ SHARED_EXPERTS = {
 }
 LATENT = {
     "num_key_value_heads": 4,
-    "q_lora_rank": 24,
-    "kv_lora_rank": 16,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
     "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 12,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
 }
 GRANITE = {
     "logits_scaling": 2.0,
@@ -75,6 +75,7 @@ TEXT_OF_GEMMA3 = {
     **SLIDES,
 }
 OWN_FAMILIES: dict[str, dict[str, Any]] = {
+    "DeepseekV2ForCausalLM": {**LATENT, "first_k_dense_replace": 4},
     "Ernie4_5ForCausalLM": {},
     "GraniteForCausalLM": GRANITE,
     "LlamaForCausalLM": {},

@@ -9,6 +9,8 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV2ForCausalLM,
+    DeepseekV3ForCausalLM,
     Ernie4_5ForCausalLM,
     GraniteForCausalLM,
     LlamaForCausalLM,
@@ -45,7 +47,36 @@ MULTIPLIERS = {
     "residual_multiplier": 0.5,
 }
 WINDOW = 7  # shorter than most prompts here
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "first_k_dense_replace": 3,
+    "num_nextn_predict_layers": 0,
+}
 CASES: dict[str, tuple[type[PreTrainedModel], dict[str, Any]]] = {
+    "deepseek v2": (DeepseekV2ForCausalLM, LATENT),
+    "deepseek v2, queries at once, a small key": (
+        DeepseekV2ForCausalLM,
+        {**LATENT, "q_lora_rank": None, "qk_rope_head_dim": 8},
+    ),
+    "deepseek v3, yarn": (
+        DeepseekV3ForCausalLM,
+        {**LATENT, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+    ),
+    "deepseek v3, queries at once, biases, halves, parts of a temperature": (
+        DeepseekV3ForCausalLM,
+        {
+            **LATENT,
+            "q_lora_rank": None,
+            "attention_bias": True,
+            "rope_interleave": False,
+            "rope_parameters": {**YARN, "mscale": 1.2, "mscale_all_dim": 0.7},
+        },
+    ),
     "llama": (LlamaForCausalLM, {}),
     "llama, no groups, biases": (
         LlamaForCausalLM,

@@ -13,6 +13,7 @@ import torch
 from prometheus_client import REGISTRY
 from torch.profiler import ProfilerActivity, profile
 from transformers import (
+    DeepseekV3ForCausalLM,
     Ernie4_5ForCausalLM,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -41,6 +42,7 @@ from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
 from shared.messages import WINDOW_BYTES
 from tests.services.worker.checkpoints import save_model
+from tests.services.worker.foreign_checkpoints import LATENT
 from tests.services.worker.forward import prepare
 
 GIB = 1 << 30
@@ -159,6 +161,8 @@ def allocated_peak(watch: profile) -> int:
         (LlamaForCausalLM, {"intermediate_size": 256}),
         (Qwen3ForCausalLM, {"head_dim": 64}),
         (Ernie4_5ForCausalLM, {"head_dim": 32}),
+        (DeepseekV3ForCausalLM, {**LATENT, "first_k_dense_replace": 3}),
+        (DeepseekV3ForCausalLM, {**LATENT, "first_k_dense_replace": 3, "kv_lora_rank": 96}),
     ],
 )
 def test_a_step_fits_what_is_reserved_for_its_layers_and_takes_half_of_it(

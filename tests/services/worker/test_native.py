@@ -29,6 +29,7 @@ from services.worker.models.registry import find_model
 from services.worker.slots.table import SlotTable
 from services.worker.step.batch import prepare_batch
 from services.worker.weights.dummy import make_dummy
+from services.worker.weights.load import build_model
 from shared.messages import Admit, Capacity, Decode, Prefill, SamplingParams, StepPlan
 
 pytestmark = pytest.mark.usefixtures("_unwritten_memory")
@@ -74,6 +75,29 @@ SHAPES: dict[str, dict[str, Any]] = {
         "logits_scaling": 0.5,
         "residual_multiplier": 0.7,
     },
+}
+LATENT = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "kv_lora_rank": 64,
+    "q_lora_rank": 48,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 48,
+    "first_k_dense_replace": 2,
+}
+YARN = {"type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0}
+SHAPES["DeepSeek-V3, latents, yarn"] = {
+    **LATENT,
+    "num_attention_heads": 6,
+    "rope_scaling": {**YARN, "original_max_position_embeddings": 64},
+}
+SHAPES["DeepSeek-V2, more heads than are computed at a time"] = {
+    **LATENT,
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "num_attention_heads": 70,
+    "num_kv_heads": 70,
+    "q_lora_rank": None,
+    "attention_bias": True,
 }
 
 
@@ -132,8 +156,9 @@ def run(
     chunk see no key before ``first_key``. The cache has ``codes``, if they are given."""
     num_blocks = NUM_BLOCKS * 16 // block_size
     table = SlotTable(Capacity(num_blocks, block_size, len(prompts), MAX_LEN, MAX_LEN))
-    layout = KVLayout((2, config.num_key_value_heads, config.head_dim), dtype, codes)
-    layouts = layouts or [layout] * config.num_hidden_layers
+    if layouts is None:
+        whole = build_model(config, dtype, torch.device("meta"))
+        layouts = whole.kv_layouts(dtype, drafts=False, codes=codes)
     cache = KVCache(layouts, num_blocks, block_size, CPU)
     if not model.clears_blocks:
         for layer in cache.layers:
@@ -250,7 +275,15 @@ def test_gates_far_from_zero_are_shut_or_open(variant: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("variant", variants())
-@pytest.mark.parametrize("name", ["Qwen3, three queries a key, tied", "Mistral, windows"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Qwen3, three queries a key, tied",
+        "Mistral, windows",
+        "DeepSeek-V3, latents, yarn",
+        "DeepSeek-V2, more heads than are computed at a time",
+    ],
+)
 def test_a_tokens_logits_are_the_same_bits_whatever_shares_its_step(
     name: str, variant: str, dtype: torch.dtype
 ) -> None:
@@ -264,9 +297,10 @@ def test_a_tokens_logits_are_the_same_bits_whatever_shares_its_step(
     assert torch.equal(alone, expected[0])
 
 
+@pytest.mark.parametrize("name", ["Qwen2, biases", "DeepSeek-V3, latents, yarn"])
 @pytest.mark.parametrize("block_size", [32, 128])
-def test_larger_blocks_change_nothing(block_size: int) -> None:
-    config, prompts = make_config("Qwen2, biases"), random_prompts(300, 50)
+def test_larger_blocks_change_nothing(block_size: int, name: str) -> None:
+    config, prompts = make_config(name), random_prompts(300, 50)
     dtype, variant = torch.float32, variants()[0]
     expected, found = (
         run(make_native(config, dtype, variant, size, 1), config, dtype, prompts, 90, size)
@@ -288,17 +322,52 @@ def test_larger_blocks_change_nothing(block_size: int) -> None:
             16,
             "64 query heads share a KV head",
         ),
+        ({"kv_lora_rank": 24}, 16, "layer 0: kv_lora_rank 24 is no multiple of 16"),
+        ({"kv_lora_rank": 528}, 16, "layer 0: kv_lora_rank 528 is above 512"),
+        ({"qk_rope_head_dim": 80}, 16, "layer 0: qk_rope_head_dim 80 is above 64"),
+        ({"v_head_dim": 20}, 16, "layer 0: v_head_dim 20 is no multiple of 16"),
     ],
 )
 def test_a_model_that_native_code_cannot_run_is_refused_with_the_reason(
     change: dict[str, int], block_size: int, message: str
 ) -> None:
-    config = msgspec.structs.replace(make_config("Qwen2, biases"), **change)
+    name = "DeepSeek-V3, latents, yarn" if set(change) & set(LATENT) else "Qwen2, biases"
+    config = msgspec.structs.replace(make_config(name), **change)
     model = make_model(config, torch.float32)
     library = NativeLibrary(load_library(variants()[0]), torch.float32, 1)
     with pytest.raises(NotSupported, match=re.escape(message)):
         NativeLM(model, block_size, library)
     TorchLM(model)  # it is whole
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("variant", variants())
+def test_heads_of_the_size_of_deepseek_v3(variant: str, dtype: torch.dtype) -> None:
+    """128 of them, over latents of 512 and a key of 64."""
+    make: Any = find_model(["DeepseekV3ForCausalLM"]).Config
+    config = make(
+        architectures=["DeepseekV3ForCausalLM"],
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=128,
+        max_position_embeddings=MAX_LEN,
+        rms_norm_eps=1e-6,
+        first_k_dense_replace=2,
+        q_lora_rank=32,
+        rope_scaling={**YARN, "original_max_position_embeddings": 4096},
+    )
+    exact, prompts = torch.float32, random_prompts(1, 270, 20)
+    rounded = make_model(config, dtype).float()
+    expected = run(TorchLM(rounded), config, exact, prompts, 100)
+    found = run(make_native(config, dtype, variant, 16, 2), config, dtype, prompts, 100)
+    assert all(logits.std() > 0.15 for logits in expected)
+    if dtype == exact:
+        assert furthest(found, expected) < 1e-4
+        return
+    torchs = run(TorchLM(make_model(config, dtype)), config, dtype, prompts, 100)
+    assert furthest(found, expected, Tensor.mean) < furthest(torchs, expected, Tensor.mean)
 
 
 def test_each_weight_is_freed_when_it_is_packed() -> None:

@@ -15,7 +15,8 @@ from services.worker.backends.torch_lm import TorchOps
 from services.worker.layers.attention import Attention
 from services.worker.layers.context import ForwardContext, forward_context
 from services.worker.layers.embedding import Embedding, LMHead
-from services.worker.layers.heads import Heads
+from services.worker.layers.heads import Heads, Latents
+from services.worker.layers.latent import LatentAttention
 from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops
@@ -36,6 +37,7 @@ from tests.services.worker.checkpoints import (
     save_qwen2,
 )
 from tests.services.worker.forward import CAPACITY, prepare
+from tests.services.worker.test_families import CASES
 
 CPU = torch.device("cpu")
 Ranked = list[Tensor]  # the tensor of each rank
@@ -64,6 +66,12 @@ def save_granite(folder: Path) -> None:
     )
 
 
+def save_deepseek_v3(folder: Path) -> None:
+    """Its scores are not so sharp that rounding shows."""
+    family, changes = CASES["deepseek v3, yarn"]
+    save_model(folder, family, initializer_range=0.1, **changes)
+
+
 class RankOps(Ops[Ranked]):
     """Runs ranks side by side. A module of rank 0 stands for all that have its place."""
 
@@ -73,11 +81,13 @@ class RankOps(Ops[Ranked]):
         self._ops = [TorchOps(positions) for _ in models]
         self._contexts = contexts
         self._modules: dict[nn.Module | None, list[Any]] = {None: [None] * len(models)}
-        self._heads: dict[Heads, list[Heads]] = {}
+        self._heads: dict[Heads | Latents, list[Any]] = {}
         for first, *others in zip(*(model.modules() for model in models), strict=True):
             self._modules[first] = [first, *others]
             if isinstance(first, Attention):
                 self._heads[first.heads] = [each.heads for each in (first, *others)]
+            if isinstance(first, LatentAttention):
+                self._heads[first.latents] = [each.latents for each in (first, *others)]
 
     def embed(self, ids: Ranked, embedding: Embedding) -> Ranked:
         return self._each("embed", ids, self._modules[embedding])
@@ -112,12 +122,17 @@ class RankOps(Ops[Ranked]):
         return self._each("gated", x, self._modules[gate_up], norm=self._modules[norm])
 
     def attend(self, x: Ranked, heads: Heads) -> Ranked:
+        return self._attend("attend", heads, x)
+
+    def latent(self, query: Ranked, latent: Ranked, latents: Latents) -> Ranked:
+        return self._attend("latent", latents, query, latent)
+
+    def _attend(self, operator: str, heads: Heads | Latents, *x: Ranked) -> Ranked:
         attended = []
-        for ops, context, own, part in zip(
-            self._ops, self._contexts, x, self._heads[heads], strict=True
-        ):
+        for rank, (ops, context) in enumerate(zip(self._ops, self._contexts, strict=True)):
+            own = [each[rank] for each in x]
             with forward_context(context):
-                attended.append(ops.attend(own, part))
+                attended.append(getattr(ops, operator)(*own, self._heads[heads][rank]))
         return attended
 
     def logits(self, x: Ranked, head: LMHead, *, norm: RMSNorm, scale: float = 1.0) -> Ranked:
@@ -171,8 +186,18 @@ def local_context(context: ForwardContext, model: DecoderLM) -> ForwardContext:
 
 @pytest.mark.parametrize(
     ("save", "sizes"),
-    [(save_mild_mimo, (2, 4)), (save_llama, (2,)), (save_granite, (2,))],
-    ids=["MiMo, also more ranks than KV heads", "Llama, biases everywhere", "Granite, scaled"],
+    [
+        (save_mild_mimo, (2, 4)),
+        (save_llama, (2,)),
+        (save_granite, (2,)),
+        (save_deepseek_v3, (2,)),
+    ],
+    ids=[
+        "MiMo, also more ranks than KV heads",
+        "Llama, biases everywhere",
+        "Granite, scaled",
+        "DeepSeek-V3, latents",
+    ],
 )
 def test_ranks_have_the_logits_of_the_whole_model(
     tmp_path: Path, save: Callable[[Path], None], sizes: tuple[int, ...]
@@ -197,6 +222,7 @@ def test_a_rank_has_its_heads_and_its_part_of_the_mlp(tmp_path: Path) -> None:
         model = build_model(config, torch.float32, CPU, Parallel(size - 1, size))
         layer = model.model.layers[0]
         assert isinstance(layer, DecoderLayer)
+        assert isinstance(layer.self_attn, Attention)
         spec = layer.self_attn.heads.spec
         assert (spec.num_heads, spec.num_kv_heads) == (num_heads, num_kv_heads)
         assert layer.self_attn.o_proj.weight.values.shape == (64, num_heads * 16)

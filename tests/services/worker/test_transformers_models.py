@@ -181,7 +181,7 @@ def test_a_window_that_is_in_the_mask_alone_is_refused_where_it_matters(
 @pytest.mark.parametrize("name", ["Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"])
 def test_experts_in_bfloat16_pass_the_comparison(tmp_path: Path, name: str) -> None:
     save_family(tmp_path, name)
-    make_engine(tmp_path, dtype="bfloat16")
+    make_engine(tmp_path, dtype="bfloat16", model_impl="transformers")
 
 
 def test_a_checkpoint_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:

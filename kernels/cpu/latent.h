@@ -1,0 +1,354 @@
+// Attention to latents (arXiv 2405.04434): one row of the cache is the key of all heads, and its
+// beginning their value. So queries come as latents see them, and what they attended to is
+// multiplied with each head's values behind (`keys` and `values` below).
+//
+// What is summed up in which order is as in attention.h, and splits are put together as there.
+#pragma once
+
+#include "attention.h"
+#include "heads.h"
+
+// Also in kernels/cpu/operators.py.
+constexpr int MAX_RANK = 512, MAX_ROPE_DIM = 64, MAX_NOPE_DIM = 256;
+constexpr int LATENT_ROWS = 64;  // queries of a unit: tokens × heads; a multiple of 16
+constexpr int TOKENS_AT_ONCE = 32;
+
+typedef SumsOf<MAX_RANK> LatentSums;
+
+struct LatentShape {
+  int num_heads, rank, nope_dim, rope_dim, value_dim;
+  bool is_interleaved;
+
+  int entry_dim() const { return rank + rope_dim; }
+};
+
+struct Rotation {
+  const int64_t* positions;  // [num_tokens]
+  const float *cos, *sin;    // [positions, rope_dim]
+  int dim;
+  bool is_interleaved;
+
+  // x [dim], a part of token t → to.
+  template <class T>
+  void operator()(int t, const float* x, T* to) const {
+    alignas(64) float turned[MAX_ROPE_DIM];
+    memcpy(turned, x, dim * sizeof(float));
+    rotate(turned, cos + positions[t] * dim, sin + positions[t] * dim, dim, is_interleaved);
+    for (int i = 0; i < dim; i += LANES) store_narrow(to + i, load(turned + i));
+  }
+};
+
+// latent [num_tokens, rank + rope_dim], its first part normed and the other rotated → the cache.
+template <class T>
+void write_latents(const LatentShape& shape, const Rotation& rotation, const float* latent,
+                   const float* weight, float eps, int num_tokens, const int64_t* slot_mapping,
+                   T* cache) {
+  int size = shape.entry_dim();
+  each_row(num_tokens, size, [=, &shape, &rotation](size_t at) {
+    int t = (int)(at / size);
+    T* to = cache + slot_mapping[t] * size;
+    norm(latent + at, weight, shape.rank, eps, to);
+    rotation(t, latent + at + shape.rank, to + shape.rank);
+  });
+}
+
+// rows [num_rows, w.k] times `num_tiles` tiles of w from `first` on → out, in the rows' type.
+template <class T>
+void narrow_product(const T* rows, size_t stride, int num_rows, const Packed<T>& w, int first,
+                    int num_tiles, T* out, size_t out_stride) {
+  for (int tile = 0; tile < num_tiles; tile += MAX_TILES) {
+    int now = num_tiles - tile < MAX_TILES ? num_tiles - tile : MAX_TILES;
+    const T* tiles[MAX_TILES];
+    for (int t = 0; t < now; t++) tiles[t] = w.tile(first + tile + t);
+    for (int r = 0; r < num_rows;) {
+      int num = div_up(num_rows - r, div_up(num_rows - r, MAX_ROWS));
+      alignas(64) float sums[MAX_ROWS * MAX_TILES * LANES];
+      multiply_block<T>(num, now, rows + r * stride, stride, tiles, w.k, sums, now * LANES);
+      for (int i = 0; i < num; i++)
+        for (int t = 0; t < now; t++)
+          store_narrow(out + (r + i) * out_stride + (tile + t) * LANES,
+                       load(sums + (i * now + t) * LANES));
+      r += num;
+    }
+  }
+}
+
+// Queries as latents see them.
+template <class T>
+struct LatentQueries {
+  LatentShape shape;
+  Rotation rotation;
+  const float* query;  // [num_tokens, num_heads, nope_dim + rope_dim]
+  int num_tokens;
+  Packed<T> keys;  // [num_heads · rank, nope_dim]
+  T* out;          // [num_tokens, num_heads, rank + rope_dim]
+
+  void run() { share(*this, shape.num_heads * div_up(num_tokens, TOKENS_AT_ONCE)); }
+
+  void operator()(int item) {
+    int head = item % shape.num_heads, first = item / shape.num_heads * TOKENS_AT_ONCE;
+    int left = num_tokens - first, num = left < TOKENS_AT_ONCE ? left : TOKENS_AT_ONCE;
+    int nope_dim = shape.nope_dim, size = nope_dim + shape.rope_dim, entry = shape.entry_dim();
+    alignas(64) T rows[TOKENS_AT_ONCE * MAX_NOPE_DIM];
+    T* to = out + ((size_t)first * shape.num_heads + head) * entry;
+    size_t stride = (size_t)shape.num_heads * entry;
+    for (int t = 0; t < num; t++) {
+      const float* from = query + ((size_t)(first + t) * shape.num_heads + head) * size;
+      for (int i = 0; i < nope_dim; i += LANES)
+        store_narrow(rows + t * nope_dim + i, load(from + i));
+      rotation(first + t, from + nope_dim, to + t * stride + shape.rank);
+    }
+    int num_tiles = shape.rank / LANES;
+    narrow_product(rows, nope_dim, num, keys, head * num_tiles, num_tiles, to, stride);
+  }
+};
+
+// What heads attended to → their values.
+template <class T>
+struct LatentValues {
+  LatentShape shape;
+  const T* attended;  // [num_tokens, num_heads, rank]
+  int num_tokens;
+  Packed<T> values;  // [num_heads · value_dim, rank]
+  T* out;            // [num_tokens, num_heads, value_dim]
+
+  void run() { share(*this, shape.num_heads * div_up(num_tokens, TOKENS_AT_ONCE)); }
+
+  void operator()(int item) {
+    int head = item % shape.num_heads, first = item / shape.num_heads * TOKENS_AT_ONCE;
+    int left = num_tokens - first, num = left < TOKENS_AT_ONCE ? left : TOKENS_AT_ONCE;
+    size_t at = (size_t)first * shape.num_heads + head, heads = shape.num_heads;
+    int num_tiles = shape.value_dim / LANES;
+    narrow_product(attended + at * shape.rank, heads * shape.rank, num, values, head * num_tiles,
+                   num_tiles, out + at * shape.value_dim, heads * shape.value_dim);
+  }
+};
+
+// Sixteen numbers of each of DEPTH rows → a step of a tile.
+INLINE void interleave(const float* rows, size_t /* stride */, float* to) { store(to, load(rows)); }
+INLINE void interleave(const bf16* rows, size_t stride, bf16* to) {
+  u32x16 even = bits_of(load_wide(rows)), odd = bits_of(load_wide(rows + stride));
+  store((uint32_t*)to, either(shift_right(even, 16), odd));
+}
+
+// A thread takes the queries of some tokens and heads at a time. They are the packed matrix that
+// rows of the cache are multiplied with, so that scores stand query by query beside each other.
+template <class T>
+struct LatentAttention {
+  Rows rows;
+  const T* cache;  // [slots, entry_dim]
+  int block_size;
+  const Units& units;
+  const T* query;        // [tokens, num_heads, entry_dim]
+  T* out;                // [tokens, num_heads, rank]
+  LatentSums* partials;  // [units.num_partials(), num_heads]
+  int num_heads, heads_at_once, rank, entry_dim;
+  float scale;
+
+  static constexpr float INFINITE = __builtin_inff();
+
+  struct Item {
+    const Unit& unit;
+    int first_head, num_heads;
+    int num;         // queries, those of a token beside each other
+    int num_tokens;  // of the row
+    alignas(64) T queries[LATENT_ROWS * (MAX_RANK + MAX_ROPE_DIM)];  // tiles of sixteen
+    alignas(64) float scores[SPLIT * LATENT_ROWS];                   // place by place
+    alignas(64) T weights[LATENT_ROWS * SPLIT];                      // query by query
+    alignas(64) T latents[AT_ONCE * MAX_RANK];  // tiles of sixteen numbers of some places
+    LatentSums sums[LATENT_ROWS], found[LATENT_ROWS];
+
+    // The arrays are left as they are: to clear them would take longer than what they are for.
+    Item(const Unit& unit, int first_head, int num_heads, int num_tokens)
+        : unit(unit),
+          first_head(first_head),
+          num_heads(num_heads),
+          num(unit.num_tokens * num_heads),
+          num_tokens(num_tokens) {}
+
+    int num_tiles() const { return div_up(num, LANES); }
+  };
+
+  void run() {
+    share(*this, units.count() * div_up(num_heads, heads_at_once));
+    if (units.num_partials()) join_partials();
+  }
+
+  void operator()(int index) {
+    int groups = div_up(num_heads, heads_at_once), head = index % groups * heads_at_once;
+    const Unit& unit = units[index / groups];
+    int left = num_heads - head;
+    Item item(unit, head, left < heads_at_once ? left : heads_at_once,
+              (int)(rows.starts[unit.row + 1] - rows.starts[unit.row]));
+    open(item);
+    int first = first_key(unit) / SPLIT;
+    for (int split = first < unit.first_split ? unit.first_split : first; split < unit.end_split;
+         split++)
+      attend(item, split);
+    for (int i = 0; i < item.num; i++) {
+      size_t at = place(item, i);
+      if (unit.partial < 0)
+        finish(item.sums[i], out + at * rank);
+      else
+        partials[(size_t)unit.partial * num_heads + at % num_heads] = item.sums[i];
+    }
+  }
+
+  // Packs the queries, and zeros for the last tile's rest.
+  void open(Item& item) {
+    memset(item.queries, 0, (size_t)item.num_tiles() * LANES * entry_dim * sizeof(T));
+    for (int i = 0; i < item.num; i++) {
+      const T* from = query + place(item, i) * entry_dim;
+      T* to = item.queries + (size_t)i / LANES * LANES * entry_dim + i % LANES * DEPTH<T>;
+      for (int k = 0; k < entry_dim; k += DEPTH<T>)
+        memcpy(to + (size_t)k * LANES, from + k, DEPTH<T> * sizeof(T));
+      item.sums[i].mass = 0;
+      item.sums[i].highest = -INFINITE;
+    }
+  }
+
+  // Where query i of an item lies in [tokens, num_heads].
+  size_t place(const Item& item, int i) const {
+    int64_t token = rows.starts[item.unit.row] + item.unit.token + i / item.num_heads;
+    return token * num_heads + item.first_head + i % item.num_heads;
+  }
+
+  // The key behind the last one that query i sees.
+  int end_key(const Item& item, int i) const {
+    int after = item.num_tokens - 1 - item.unit.token - i / item.num_heads;
+    return (int)rows.num_keys[item.unit.row] - after;
+  }
+
+  int first_key(const Unit& unit) const {
+    return rows.first_keys ? (int)rows.first_keys[unit.row] : 0;
+  }
+
+  static int within_split(int key, int split) {
+    int num = key - split * SPLIT;
+    return num < 0 ? 0 : num < SPLIT ? num : SPLIT;
+  }
+
+  // Adds what the queries see in one split.
+  void attend(Item& item, int split) {
+    int end = within_split(end_key(item, item.num - 1), split);
+    score(item, split, end);
+    int hidden = within_split(first_key(item.unit), split);
+    for (int i = 0; i < item.num; i++) {
+      for (int key = 0; key < hidden; key++) item.scores[key * LATENT_ROWS + i] = -INFINITE;
+      for (int key = within_split(end_key(item, i), split); key < end; key++)
+        item.scores[key * LATENT_ROWS + i] = -INFINITE;
+    }
+    for (int i = 0; i < item.num; i += LANES) weigh(item, i, end);
+    for (int key = 0; key < end; key += AT_ONCE) add_latents(item, split, key, end);
+    for (int i = 0; i < item.num; i++) join(item.sums[i], item.found[i], rank);
+  }
+
+  // The cache's row of a key of the split.
+  const T* row(const Item& item, int split, int key) const {
+    int at = split * SPLIT + key;
+    int64_t block = rows.tables[(size_t)item.unit.row * rows.table_stride + at / block_size];
+    return cache + (block * block_size + at % block_size) * entry_dim;
+  }
+
+  // Keys of one block are some rows each time.
+  void score(Item& item, int split, int end) {
+    for (int key = 0; key < end;) {
+      int in_block = block_size - (split * SPLIT + key) % block_size;
+      int left = end - key < in_block ? end - key : in_block;
+      int num = div_up(left, div_up(left, MAX_ROWS));
+      const T* from = row(item, split, key);
+      for (int tile = 0; tile < item.num_tiles(); tile += MAX_TILES) {
+        int now = item.num_tiles() - tile < MAX_TILES ? item.num_tiles() - tile : MAX_TILES;
+        const T* tiles[MAX_TILES];
+        for (int t = 0; t < now; t++)
+          tiles[t] = item.queries + (size_t)(tile + t) * LANES * entry_dim;
+        multiply_block<T>(num, now, from, entry_dim, tiles, entry_dim,
+                          item.scores + key * LATENT_ROWS + tile * LANES, LATENT_ROWS);
+      }
+      key += num;
+    }
+  }
+
+  // The scores of sixteen queries from `first` on → their weights, 0 for keys that one does not
+  // see.
+  void weigh(Item& item, int first, int end) {
+    const float* scores = item.scores + first;
+    f32x16 top = spread(-INFINITE), mass = zero(), factor = spread(scale);
+    for (int key = 0; key < end; key++) top = max(top, load(scores + key * LATENT_ROWS));
+    top = max(mul(top, factor), spread(-__FLT_MAX__));  // of a query that sees none
+    f32x16 shift = sub(zero(), top);
+    alignas(64) T narrowed[DEPTH<T> * LANES], steps[DEPTH<T> * LANES];
+    for (int key = 0; key < end; key += DEPTH<T>) {
+      for (int d = 0; d < DEPTH<T>; d++) {
+        f32x16 weight = zero();
+        if (key + d < end) weight = exp(fma(load(scores + (key + d) * LATENT_ROWS), factor, shift));
+        mass = add(mass, weight);
+        store_narrow(narrowed + d * LANES, weight);
+      }
+      interleave(narrowed, LANES, steps);
+      for (int lane = 0; lane < LANES; lane++)
+        memcpy(item.weights + (first + lane) * SPLIT + key, steps + lane * DEPTH<T>,
+               DEPTH<T> * sizeof(T));
+    }
+    alignas(64) float tops[LANES], masses[LANES];
+    store(tops, top), store(masses, mass);
+    for (int lane = 0; lane < LANES; lane++)
+      item.found[first + lane].highest = tops[lane], item.found[first + lane].mass = masses[lane];
+  }
+
+  // found[…].values += the weighted latents from `key` on, or are those where it is 0.
+  void add_latents(Item& item, int split, int key, int end) {
+    int num_keys = end - key < AT_ONCE ? end - key : AT_ONCE, num_tiles = rank / LANES;
+    for (int k = 0; k < num_keys; k += DEPTH<T>) {
+      const T* from = row(item, split, key + k);
+      bool is_last = k + DEPTH<T> > num_keys;  // what is behind it is not there
+      for (int t = 0; t < num_tiles; t++) {
+        T* to = item.latents + (t * AT_ONCE + k) * LANES;
+        if (is_last)
+          interleave_last(from + t * LANES, to);
+        else
+          interleave(from + t * LANES, entry_dim, to);
+      }
+    }
+    constexpr size_t STRIDE = sizeof(LatentSums) / sizeof(float);
+    for (int i = 0; i < item.num;) {
+      int num = div_up(item.num - i, div_up(item.num - i, MAX_ROWS));
+      for (int tile = 0; tile < num_tiles; tile += MAX_TILES) {
+        int now = num_tiles - tile < MAX_TILES ? num_tiles - tile : MAX_TILES;
+        const T* tiles[MAX_TILES];
+        for (int t = 0; t < now; t++) tiles[t] = item.latents + (tile + t) * AT_ONCE * LANES;
+        multiply_block<T>(num, now, item.weights + i * SPLIT + key, SPLIT, tiles, num_keys,
+                          item.found[i].values + tile * LANES, STRIDE, key == 0);
+      }
+      i += num;
+    }
+  }
+
+  static void interleave_last(const T* from, T* to) {
+    T row[2 * LANES] = {};
+    memcpy(row, from, LANES * sizeof(T));
+    interleave(row, LANES, to);
+  }
+
+  void finish(const LatentSums& sums, T* to) {
+    f32x16 share = spread(1.0f / sums.mass);
+    for (int i = 0; i < rank; i += LANES) store_narrow(to + i, mul(load(sums.values + i), share));
+  }
+
+  void join_partials() {
+    auto of_head = [this](int head) {
+      for (int u = 0; u < units.count();) {
+        const Unit& unit = units[u++];
+        if (unit.partial < 0) continue;
+        int num = 1;
+        while (u < units.count() && units[u].row == unit.row) u++, num++;
+        LatentSums all;
+        all.highest = -INFINITE, all.mass = 0;
+        for (int i = 0; i < num; i++)
+          join(all, partials[(size_t)(unit.partial + i) * num_heads + head], rank);
+        finish(all, out + (rows.starts[unit.row] * num_heads + head) * rank);
+      }
+    };
+    share(of_head, num_heads);
+  }
+};

@@ -1,0 +1,209 @@
+"""What is around attention to latents, as kernels."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.rms_norm import Norm
+
+# Unmeasured. One size for any number of tokens: a row's sums are always made in the same way, and
+# with few tokens a card waits for the weights.
+BLOCK_TOKENS, BLOCK_OUT, BLOCK_IN = 64, 64, 64
+PRODUCT_WARPS = 4
+BLOCK_HEADS = 8
+NUM_WARPS = 4
+
+
+def write_latents(
+    latent: Tensor,
+    norm: Norm,
+    rotation: Tensor,
+    slot_mapping: Tensor,
+    kv_cache: Tensor,
+    is_interleaved: bool,
+) -> None:
+    if not (latent.is_contiguous() and rotation.is_contiguous() and kv_cache.is_contiguous()):
+        raise ValueError("write_latents takes contiguous latents, rotation and kv_cache")
+    num_tokens, rank = len(latent), len(norm.weight)
+    rope_dim = latent.shape[1] - rank
+    if num_tokens:
+        write_kernel[(num_tokens,)](
+            latent,
+            norm.weight,
+            rotation,
+            slot_mapping,
+            kv_cache,
+            num_tokens,
+            norm.eps,
+            RANK=rank,
+            ROPE_DIM=rope_dim,
+            IS_INTERLEAVED=is_interleaved,
+            BLOCK_RANK=triton.next_power_of_2(rank),
+            BLOCK_ROPE=triton.next_power_of_2(rope_dim),
+            num_warps=NUM_WARPS,
+        )
+
+
+def latent_queries(query: Tensor, keys: Tensor, rotation: Tensor, is_interleaved: bool) -> Tensor:
+    num_heads, nope_dim, rank = keys.shape
+    num_tokens, rope_dim = len(query), query.shape[1] // num_heads - nope_dim
+    by_head = torch.unflatten(query, 1, (num_heads, -1))
+    out = query.new_empty(num_tokens, num_heads, rank + rope_dim)
+    _multiply(by_head[..., :nope_dim], keys.mT, out)
+    if num_tokens:
+        rotate_kernel[(num_tokens, triton.cdiv(num_heads, BLOCK_HEADS))](
+            query,
+            rotation,
+            out,
+            num_tokens,
+            NUM_HEADS=num_heads,
+            NOPE_DIM=nope_dim,
+            RANK=rank,
+            ROPE_DIM=rope_dim,
+            IS_INTERLEAVED=is_interleaved,
+            BLOCK_HEADS=BLOCK_HEADS,
+            BLOCK_ROPE=triton.next_power_of_2(rope_dim),
+            num_warps=NUM_WARPS,
+        )
+    return out
+
+
+def latent_values(attended: Tensor, values: Tensor) -> Tensor:
+    num_tokens, num_heads, _ = attended.shape
+    out = attended.new_empty(num_tokens, num_heads, values.shape[1])
+    _multiply(attended, values, out)
+    return out.flatten(1)
+
+
+def _multiply(x: Tensor, weight: Tensor, out: Tensor) -> None:
+    """x [T, H, inputs], weight [H, outputs, inputs] → the first numbers of out [T, H, ≥ outputs]:
+    all may be views."""
+    num_tokens, num_heads, inputs = x.shape
+    outputs = weight.shape[1]
+    if not num_tokens:
+        return
+    grid = (triton.cdiv(outputs, BLOCK_OUT), triton.cdiv(num_tokens, BLOCK_TOKENS), num_heads)
+    product_kernel[grid](
+        x,
+        weight,
+        out,
+        num_tokens,
+        INPUTS=inputs,
+        OUTPUTS=outputs,
+        X_STRIDES=x.stride()[:2],
+        WEIGHT_STRIDES=weight.stride(),
+        OUT_STRIDES=out.stride()[:2],
+        BLOCK_TOKENS=BLOCK_TOKENS,
+        BLOCK_OUT=BLOCK_OUT,
+        BLOCK_IN=BLOCK_IN,
+        num_warps=PRODUCT_WARPS,
+    )
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def write_kernel(
+    p_latent,  # [T, RANK + ROPE_DIM]
+    p_norm,  # [RANK]
+    p_rotation,  # [2, T, ROPE_DIM] float32
+    p_slot_mapping,  # [T] int64
+    p_kv_cache,  # [places, RANK + ROPE_DIM]
+    num_tokens,
+    eps,
+    RANK: tl.constexpr,
+    ROPE_DIM: tl.constexpr,
+    IS_INTERLEAVED: tl.constexpr,
+    BLOCK_RANK: tl.constexpr,
+    BLOCK_ROPE: tl.constexpr,
+):
+    """A program: one token."""
+    i_token = tl.program_id(0).to(tl.int64)
+    o_rank, o_rope = tl.arange(0, BLOCK_RANK), tl.arange(0, BLOCK_ROPE)
+    is_rank, is_rope = o_rank < RANK, o_rope < ROPE_DIM
+    p_own = p_latent + i_token * (RANK + ROPE_DIM)
+    p_entry = p_kv_cache + tl.load(p_slot_mapping + i_token) * (RANK + ROPE_DIM)
+    b_latent = tl.load(p_own + o_rank, mask=is_rank, other=0).to(tl.float32)
+    b_weight = tl.load(p_norm + o_rank, mask=is_rank, other=0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(b_latent * b_latent, 0) / RANK + eps)
+    b_normed = (b_latent * scale * b_weight).to(p_kv_cache.dtype.element_ty)
+    tl.store(p_entry + o_rank, b_normed, mask=is_rank)
+    b_rotated = _rotated(
+        p_own + RANK, p_rotation + i_token * ROPE_DIM, num_tokens * ROPE_DIM, o_rope, is_rope,
+        ROPE_DIM, IS_INTERLEAVED,
+    )  # fmt: skip
+    tl.store(p_entry + RANK + o_rope, b_rotated.to(p_kv_cache.dtype.element_ty), mask=is_rope)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def rotate_kernel(
+    p_query,  # [T, H, NOPE_DIM + ROPE_DIM]
+    p_rotation,  # [2, T, ROPE_DIM] float32
+    p_out,  # [T, H, RANK + ROPE_DIM]
+    num_tokens,
+    NUM_HEADS: tl.constexpr,
+    NOPE_DIM: tl.constexpr,
+    RANK: tl.constexpr,
+    ROPE_DIM: tl.constexpr,
+    IS_INTERLEAVED: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_ROPE: tl.constexpr,
+):
+    """A program: BLOCK_HEADS heads of one token."""
+    i_token = tl.program_id(0).to(tl.int64)
+    o_head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    o_rope = tl.arange(0, BLOCK_ROPE)[None, :]
+    o_place = (i_token * NUM_HEADS + o_head)[:, None]
+    is_there = (o_head < NUM_HEADS)[:, None] & (o_rope < ROPE_DIM)
+    b_rotated = _rotated(
+        p_query + o_place * (NOPE_DIM + ROPE_DIM) + NOPE_DIM, p_rotation + i_token * ROPE_DIM,
+        num_tokens * ROPE_DIM, o_rope, is_there, ROPE_DIM, IS_INTERLEAVED,
+    )  # fmt: skip
+    p_own = p_out + o_place * (RANK + ROPE_DIM) + RANK + o_rope
+    tl.store(p_own, b_rotated.to(p_out.dtype.element_ty), mask=is_there)
+
+
+@triton.jit
+def _rotated(
+    p_x, p_cos, to_sin, o_rope, mask, ROPE_DIM: tl.constexpr, IS_INTERLEAVED: tl.constexpr
+):
+    o_partner = o_rope ^ 1 if IS_INTERLEAVED else (o_rope + ROPE_DIM // 2) % ROPE_DIM
+    b_own = tl.load(p_x + o_rope, mask=mask, other=0).to(tl.float32)
+    b_partner = tl.load(p_x + o_partner, mask=mask, other=0).to(tl.float32)
+    is_dim = o_rope < ROPE_DIM
+    b_cos = tl.load(p_cos + o_rope, mask=is_dim, other=0)
+    b_sin = tl.load(p_cos + to_sin + o_rope, mask=is_dim, other=0)
+    return b_own * b_cos + b_partner * b_sin
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def product_kernel(
+    p_x,  # [T, H, INPUTS]
+    p_weight,  # [H, OUTPUTS, INPUTS]
+    p_out,  # [T, H, OUTPUTS]
+    num_tokens,
+    INPUTS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    X_STRIDES: tl.constexpr,  # of tokens and heads
+    WEIGHT_STRIDES: tl.constexpr,
+    OUT_STRIDES: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+):
+    """A program: some tokens of one head, and some outputs."""
+    i_head = tl.program_id(2).to(tl.int64)
+    o_token = tl.program_id(1).to(tl.int64) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
+    o_out = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    is_token, is_out = (o_token < num_tokens)[:, None], (o_out < OUTPUTS)[None, :]
+    p_rows = p_x + i_head * X_STRIDES[1] + o_token[:, None] * X_STRIDES[0]
+    p_columns = p_weight + i_head * WEIGHT_STRIDES[0] + o_out[None, :] * WEIGHT_STRIDES[1]
+    acc = tl.zeros((BLOCK_TOKENS, BLOCK_OUT), tl.float32)
+    for start in tl.range(0, INPUTS, BLOCK_IN):
+        o_in = start + tl.arange(0, BLOCK_IN)
+        is_in = o_in < INPUTS
+        b_x = tl.load(p_rows + o_in[None, :], mask=is_token & is_in[None, :], other=0)
+        p_part = p_columns + o_in[:, None] * WEIGHT_STRIDES[2]
+        b_weight = tl.load(p_part, mask=is_out & is_in[:, None], other=0)
+        acc = tl.dot(b_x, b_weight, acc, input_precision="ieee")
+    p_own = p_out + i_head * OUT_STRIDES[1] + o_token[:, None] * OUT_STRIDES[0] + o_out[None, :]
+    tl.store(p_own, acc.to(p_out.dtype.element_ty), mask=is_token & is_out)

@@ -1,0 +1,337 @@
+"""Attention where one row of the cache is the key of all heads and its beginning their value: a
+program loads it once for all of its queries, and what of it is the value once for both products.
+
+Rows that decode are divided as in ``decode.py``; of a chunk's tile each program has some queries,
+those of a token beside each other.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.paged_attention.device import TILE, ChunkRows, DecodeRows
+from kernels.paged_attention.triton.decode import combine_kernel, splits_of
+from kernels.paged_attention.triton.tiles import LOG2_E
+
+
+class Config(NamedTuple):
+    num_queries: int
+    num_keys: int
+    num_warps: int
+    num_stages: int
+
+
+def latent_config(dtype: torch.dtype) -> Config:
+    """Unmeasured: 32 keys of 576 in bfloat16 are 36 KiB, of which two are on their way."""
+    if dtype == torch.float32:
+        return Config(16, 16, 8, 2)
+    return Config(16, 32, 4, 2)
+
+
+def decode(
+    out: Tensor, query: Tensor, kv_cache: Tensor, rows: DecodeRows, scale: float, num_splits: int
+) -> None:
+    """query [B * width, H, rank + rope_dim], out [B * width, H, rank]."""
+    num_tokens, num_heads, rank = out.shape
+    config = latent_config(query.dtype)
+    num_tiles = triton.cdiv(rows.width * num_heads, config.num_queries)
+    shape = (num_tokens, num_heads, num_splits)
+    partials = torch.empty(*shape, rank, dtype=torch.float32, device=query.device)
+    weights = torch.empty(shape, dtype=torch.float32, device=query.device)
+    lengths = (rows.starts, rows.first_keys, rows.tables.shape[1] * kv_cache.shape[1])
+    splits = {
+        "WIDTH": rows.width,
+        "NUM_HEADS": num_heads,
+        "NUM_SPLITS": num_splits,
+        "BLOCK_KEYS": config.num_keys,
+    }
+    sizes = _sizes(query, kv_cache, rank)
+    latent_decode_kernel[(num_splits, len(rows.slots) * num_tiles)](
+        query,
+        kv_cache,
+        rows.slots,
+        rows.tables,
+        rows.tables.stride(0),
+        *lengths,
+        scale * LOG2_E.value,
+        partials,
+        weights,
+        **splits,
+        **sizes,
+        NUM_TILES=num_tiles,
+        BLOCK_QUERIES=config.num_queries,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    combine_kernel[(num_tokens, num_heads)](
+        partials,
+        weights,
+        *lengths,
+        None,
+        out,
+        **splits,
+        WINDOW=None,
+        VALUE_DIM=rank,
+        BLOCK_VALUE=sizes["BLOCK_RANK"],
+        num_warps=2,
+    )
+
+
+def attend_chunks(
+    out: Tensor, query: Tensor, kv_cache: Tensor, chunks: ChunkRows, scale: float
+) -> None:
+    """query [chunk tokens, H, rank + rope_dim], out [chunk tokens, H, rank]."""
+    _, num_heads, rank = out.shape
+    config = latent_config(query.dtype)
+    num_parts = triton.cdiv(TILE * num_heads, config.num_queries)
+    latent_chunk_kernel[(len(chunks.tile_rows) * num_parts,)](
+        query,
+        kv_cache,
+        chunks.slots,
+        chunks.tables,
+        chunks.tables.stride(0),
+        chunks.starts,
+        chunks.first_keys,
+        chunks.tables.shape[1] * kv_cache.shape[1],
+        chunks.token_starts,
+        chunks.tile_rows,
+        chunks.tile_starts,
+        scale * LOG2_E.value,
+        out,
+        **_sizes(query, kv_cache, rank),
+        NUM_HEADS=num_heads,
+        NUM_PARTS=num_parts,
+        BLOCK_QUERIES=config.num_queries,
+        BLOCK_KEYS=config.num_keys,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+
+
+def _sizes(query: Tensor, kv_cache: Tensor, rank: int) -> dict[str, int]:
+    rope_dim = query.shape[2] - rank
+    return {
+        "RANK": rank,
+        "ROPE_DIM": rope_dim,
+        "BLOCK_SIZE": kv_cache.shape[1],
+        "BLOCK_RANK": max(16, triton.next_power_of_2(rank)),
+        "BLOCK_ROPE": max(16, triton.next_power_of_2(rope_dim)),
+    }
+
+
+@triton.jit
+def latent_decode_kernel(
+    p_query,  # [B * WIDTH, H, RANK + ROPE_DIM]
+    p_kv_cache,  # [num_blocks + 1, BLOCK_SIZE, RANK + ROPE_DIM]
+    p_slots,  # [B] int32
+    p_tables,  # [N, table_stride] int32
+    table_stride,
+    p_starts,  # [B] int32
+    p_first_keys,  # [B] int32 | None
+    max_keys,  # what a table has room for
+    scale,  # by which scores are exponents of two
+    p_partials,  # [B * WIDTH, H, NUM_SPLITS, RANK] float32
+    p_weights,  # [B * WIDTH, H, NUM_SPLITS] float32
+    WIDTH: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    RANK: tl.constexpr,
+    ROPE_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    NUM_TILES: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+    BLOCK_RANK: tl.constexpr,
+    BLOCK_ROPE: tl.constexpr,
+):
+    """A program: one split of the keys, for a tile of one row's queries."""
+    i_split = tl.program_id(0)
+    i_row, i_tile = tl.program_id(1) // NUM_TILES, tl.program_id(1) % NUM_TILES
+    start = tl.load(p_starts + i_row)
+    _, first_split, end, split_size = splits_of(
+        start, p_first_keys, i_row, max_keys, None, WIDTH, NUM_SPLITS, BLOCK_KEYS
+    )
+    begin = first_split + i_split * split_size
+    split_end = end if i_split == NUM_SPLITS - 1 else min(begin + split_size, end)
+    if begin >= end:
+        return
+
+    o_query = i_tile * BLOCK_QUERIES + tl.arange(0, BLOCK_QUERIES)
+    is_query = o_query < WIDTH * NUM_HEADS
+    o_place = i_row.to(tl.int64) * WIDTH * NUM_HEADS + o_query
+    p_table = p_tables + tl.load(p_slots + i_row).to(tl.int64) * table_stride
+    acc, top, total = _attend_keys(
+        p_query, o_place, is_query, start + o_query // NUM_HEADS, p_kv_cache, p_table, begin, start,
+        split_end, scale, RANK, ROPE_DIM, BLOCK_SIZE, BLOCK_QUERIES, BLOCK_KEYS, BLOCK_RANK,
+        BLOCK_ROPE,
+    )  # fmt: skip
+    # A token that sees none of the split's keys has weight 2^-inf, of a sum of zeros.
+    total = tl.where(total == 0, 1, total)
+    o_rank = tl.arange(0, BLOCK_RANK)
+    o_partial = o_place * NUM_SPLITS + i_split
+    p_partial = p_partials + o_partial[:, None] * RANK + o_rank[None, :]
+    is_stored = is_query[:, None] & (o_rank < RANK)[None, :]
+    tl.store(p_partial, acc / total[:, None], mask=is_stored)
+    tl.store(p_weights + o_partial, top + tl.log2(total), mask=is_query)
+
+
+@triton.jit
+def latent_chunk_kernel(
+    p_query,  # [chunk tokens, H, RANK + ROPE_DIM]
+    p_kv_cache,  # [num_blocks + 1, BLOCK_SIZE, RANK + ROPE_DIM]
+    p_slots,  # [R] int32
+    p_tables,  # [N, table_stride] int32
+    table_stride,
+    p_starts,  # [R] int32
+    p_first_keys,  # [R] int32 | None
+    max_keys,
+    p_token_starts,  # [R + 1] int32
+    p_tile_rows,  # [num_tiles] int32
+    p_tile_starts,  # [num_tiles] int32
+    scale,  # by which scores are exponents of two
+    p_out,  # [chunk tokens, H, RANK]
+    NUM_HEADS: tl.constexpr,
+    RANK: tl.constexpr,
+    ROPE_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+    BLOCK_RANK: tl.constexpr,
+    BLOCK_ROPE: tl.constexpr,
+):
+    """A program: one of a tile's NUM_PARTS parts. The last ones, which have the most keys, go
+    first."""
+    i_part = tl.num_programs(0) - 1 - tl.program_id(0)
+    i_tile = i_part // NUM_PARTS
+    i_row = tl.load(p_tile_rows + i_tile)
+    token_start = tl.load(p_token_starts + i_row)
+    num_tokens = tl.load(p_token_starts + i_row + 1) - token_start
+    tile_start = tl.load(p_tile_starts + i_tile)
+    o_query = i_part % NUM_PARTS * BLOCK_QUERIES + tl.arange(0, BLOCK_QUERIES)
+    o_token = tile_start + o_query // NUM_HEADS
+    first_token = tile_start + i_part % NUM_PARTS * BLOCK_QUERIES // NUM_HEADS
+    if first_token >= num_tokens:
+        return
+
+    start = tl.load(p_starts + i_row)
+    first = 0 if p_first_keys is None else tl.load(p_first_keys + i_row)
+    last_token = min(tl.max(o_token, 0), num_tokens - 1)
+    is_query = o_token < num_tokens
+    o_place = (token_start + tile_start).to(tl.int64) * NUM_HEADS + o_query
+    p_table = p_tables + tl.load(p_slots + i_row).to(tl.int64) * table_stride
+    acc, _, total = _attend_keys(
+        p_query, o_place, is_query, start + o_token, p_kv_cache, p_table, first,
+        start + first_token, min(start + last_token + 1, max_keys), scale, RANK, ROPE_DIM,
+        BLOCK_SIZE, BLOCK_QUERIES, BLOCK_KEYS, BLOCK_RANK, BLOCK_ROPE,
+    )  # fmt: skip
+    o_rank = tl.arange(0, BLOCK_RANK)
+    p_result = p_out + o_place[:, None] * RANK + o_rank[None, :]
+    is_stored = is_query[:, None] & (o_rank < RANK)[None, :]
+    tl.store(p_result, (acc / total[:, None]).to(p_out.dtype.element_ty), mask=is_stored)
+
+
+@triton.jit
+def _attend_keys(
+    p_query,
+    o_place,  # [BLOCK_QUERIES]: where queries are
+    is_query,
+    o_last,  # [BLOCK_QUERIES]: the last key that each query sees
+    p_kv,
+    p_table,  # [max_blocks] int32: the row's
+    begin,
+    last_shared,  # all queries see the keys to this one
+    end,
+    scale,
+    RANK: tl.constexpr,
+    ROPE_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+    BLOCK_RANK: tl.constexpr,
+    BLOCK_ROPE: tl.constexpr,
+):
+    """Keys begin … end - 1 → sums of latents [BLOCK_QUERIES, BLOCK_RANK] relative to 2^top, top and
+    the sums of weights [BLOCK_QUERIES]."""
+    o_rank, o_rope = tl.arange(0, BLOCK_RANK)[None, :], tl.arange(0, BLOCK_ROPE)[None, :]
+    p_own = p_query + o_place[:, None] * (RANK + ROPE_DIM)
+    b_query = tl.load(p_own + o_rank, mask=is_query[:, None] & (o_rank < RANK), other=0)
+    is_rope = is_query[:, None] & (o_rope < ROPE_DIM)
+    b_rotated = tl.load(p_own + RANK + o_rope, mask=is_rope, other=0)
+    acc = tl.zeros((BLOCK_QUERIES, BLOCK_RANK), tl.float32)
+    top = tl.full((BLOCK_QUERIES,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_QUERIES,), tl.float32)
+    num_shared = max(min(last_shared + 1, end) - begin, 0)
+    tail = begin + num_shared // BLOCK_KEYS * BLOCK_KEYS
+    for key in tl.range(begin, tail, BLOCK_KEYS):
+        acc, top, total = _attend_tile(
+            b_query, b_rotated, o_last, p_kv, p_table, key, last_shared, end, scale, acc, top,
+            total, False, RANK, ROPE_DIM, BLOCK_SIZE, BLOCK_KEYS, BLOCK_RANK, BLOCK_ROPE,
+        )  # fmt: skip
+    for key in tl.range(tail, end, BLOCK_KEYS):
+        acc, top, total = _attend_tile(
+            b_query, b_rotated, o_last, p_kv, p_table, key, last_shared, end, scale, acc, top,
+            total, True, RANK, ROPE_DIM, BLOCK_SIZE, BLOCK_KEYS, BLOCK_RANK, BLOCK_ROPE,
+        )  # fmt: skip
+    return acc, top, total
+
+
+@triton.jit
+def _attend_tile(
+    b_query,
+    b_rotated,
+    o_last,
+    p_kv,
+    p_table,
+    key,
+    last_shared,
+    end,
+    scale,
+    acc,
+    top,
+    total,
+    IS_EDGE: tl.constexpr,
+    RANK: tl.constexpr,
+    ROPE_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+    BLOCK_RANK: tl.constexpr,
+    BLOCK_ROPE: tl.constexpr,
+):
+    """Keys key … key + BLOCK_KEYS - 1: all are seen by all queries unless IS_EDGE."""
+    o_key = key + tl.arange(0, BLOCK_KEYS)
+    o_rank, o_rope = tl.arange(0, BLOCK_RANK)[None, :], tl.arange(0, BLOCK_ROPE)[None, :]
+    is_rank, is_rope = o_rank < RANK, o_rope < ROPE_DIM
+    if IS_EDGE:
+        is_there = o_key < end
+        is_rank &= is_there[:, None]
+        is_rope &= is_there[:, None]
+        b_block = tl.load(p_table + o_key // BLOCK_SIZE, mask=is_there, other=0)
+    else:
+        b_block = tl.load(p_table + o_key // BLOCK_SIZE)
+    o_place = b_block.to(tl.int64) * BLOCK_SIZE + o_key % BLOCK_SIZE
+    p_entry = p_kv + o_place[:, None] * (RANK + ROPE_DIM)
+    b_latent = tl.load(p_entry + o_rank, mask=is_rank, other=0)
+    b_key = tl.load(p_entry + RANK + o_rope, mask=is_rope, other=0)
+
+    scores = tl.dot(b_query, tl.trans(b_latent), input_precision="ieee")
+    scores = tl.dot(b_rotated, tl.trans(b_key), scores, input_precision="ieee") * scale
+    if IS_EDGE:
+        is_seen = (o_key[None, :] <= o_last[:, None]) & is_there[None, :]
+        scores = tl.where(is_seen, scores, float("-inf"))
+        # What some query must not see may be NaN, which a weight of 0 does not hide.
+        is_finite = tl.abs(b_latent.to(tl.float32)) < float("inf")
+        b_latent = tl.where((o_key <= last_shared)[:, None] | is_finite, b_latent, 0)
+    new_top = tl.maximum(top, tl.max(scores, 1))
+    base = new_top
+    if IS_EDGE:
+        base = tl.where(new_top == float("-inf"), 0, new_top)
+    weights = tl.exp2(scores - base[:, None])
+    factor = tl.exp2(top - base)
+    total = total * factor + tl.sum(weights, 1)
+    acc = acc * factor[:, None]
+    acc = tl.dot(weights.to(b_latent.dtype), b_latent, acc, input_precision="ieee")
+    return acc, new_top, total

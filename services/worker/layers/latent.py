@@ -1,0 +1,84 @@
+"""Attention over a paged cache of latents (multi-head latent attention, arXiv 2405.04434)."""
+
+from dataclasses import replace
+
+from torch import nn
+
+from services.worker.layers.heads import Latents, LatentSpec
+from services.worker.layers.latent_expansion import LatentExpansion
+from services.worker.layers.linear import Linear
+from services.worker.layers.norm import RMSNorm
+from services.worker.layers.ops import Ops, X
+from services.worker.layers.parallel import Parallel
+from services.worker.layers.rope import RotaryEmbedding
+
+EPS = 1e-6  # of the inner norms, whatever rms_norm_eps is: so in DeepSeek's code and transformers
+
+
+class LatentAttention(nn.Module):
+    """From the products that make queries and latents to the one behind attention. Queries are made
+    by way of ``query_rank`` numbers, or at once. ``spec`` has the heads of all ranks; each has its
+    own, and all latents.
+
+    ``layer`` is the place of its KV cache in the context.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        spec: LatentSpec,
+        layer: int,
+        rotary: RotaryEmbedding,
+        parallel: Parallel,
+        *,
+        query_rank: int | None,
+        has_bias: bool = False,
+    ) -> None:
+        super().__init__()
+        heads, _ = parallel.heads(spec.num_heads, spec.num_heads)
+        spec = replace(spec, num_heads=heads.num)
+        query = heads.times(spec.query_dim)
+        self.q_proj = Linear(hidden_size, query) if query_rank is None else None
+        if query_rank is not None:
+            self.q_a_proj = Linear(hidden_size, query_rank, has_bias)
+            self.q_a_layernorm = RMSNorm(query_rank, EPS)
+            self.q_b_proj = Linear(query_rank, query)
+        self.kv_a_proj_with_mqa = Linear(hidden_size, spec.entry_dim, has_bias)
+        self.kv_a_layernorm = RMSNorm(spec.rank, EPS)
+        self.kv_b_proj = LatentExpansion(heads, spec.nope_dim, spec.value_dim, spec.rank)
+        self.o_proj = Linear(heads.times(spec.value_dim), hidden_size, has_bias)
+        self.latents = Latents(spec, layer, self.kv_a_layernorm, self.kv_b_proj, rotary)
+
+    @property
+    def layer(self) -> int:
+        return self.latents.layer
+
+    @property
+    def kv_entry(self) -> tuple[int, ...]:
+        return 1, 1, self.latents.spec.entry_dim
+
+    @property
+    def numbers_per_token(self) -> int:
+        """Of queries as they are made and as latents see them, and of what was attended to."""
+        spec = self.latents.spec
+        of_head = 2 * spec.query_dim + 2 * spec.entry_dim + 2 * spec.rank + spec.value_dim
+        return spec.num_heads * of_head + 2 * spec.entry_dim
+
+    def forward(
+        self,
+        ops: Ops[X],
+        x: X,
+        *,
+        norm: RMSNorm | None = None,
+        residual: X | None = None,
+        scale: float = 1.0,
+    ) -> X:
+        """scale · attention(norm(x)) + residual: [T, hidden] → [T, hidden]"""
+        if self.q_proj is not None:
+            query = ops.linear(x, self.q_proj, norm=norm)
+        else:
+            query = ops.linear(x, self.q_a_proj, norm=norm)
+            query = ops.linear(query, self.q_b_proj, norm=self.q_a_layernorm)
+        latent = ops.linear(x, self.kv_a_proj_with_mqa, norm=norm)
+        attended = ops.latent(query, latent, self.latents)
+        return ops.linear(attended, self.o_proj, residual=residual, scale=scale)

@@ -1,0 +1,24 @@
+"""Attention to latents by Triton's kernels."""
+
+import pytest
+
+from kernels.paged_attention import triton
+from tests.kernels.test_latent import (
+    test_any_shape_agrees,
+    test_edges_of_blocks_and_tiles_agree,
+    test_heads_of_the_size_of_deepseek_v3_agree,
+    test_rows_that_hide_keys_agree,
+)
+
+__all__ = [
+    "test_any_shape_agrees",
+    "test_edges_of_blocks_and_tiles_agree",
+    "test_heads_of_the_size_of_deepseek_v3_agree",
+    "test_rows_that_hide_keys_agree",
+]
+
+
+@pytest.fixture(autouse=True)
+def _few_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program takes the interpreter half a millisecond, if it has no keys too."""
+    monkeypatch.setattr(triton, "NUM_SPLITS", 2)

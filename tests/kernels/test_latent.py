@@ -1,0 +1,64 @@
+"""Attention to latents against its reference, which makes keys and values of them."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.kernels.attended import Step
+from tests.kernels.latents import SMALL, TOLERANCES, Shape, compare
+
+dtypes = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+DEEPSEEK_V3 = Shape(128, 512, 128, 64, 128)
+SHAPES = [Shape(1, 16, 16, 16, 16), Shape(3, 40, 24, 8, 40), Shape(20, 64, 16, 32, 16)]
+
+
+@settings(max_examples=40)
+@given(
+    step=st.builds(
+        Step,
+        starts=st.lists(st.integers(0, 40), max_size=4),
+        width=st.integers(1, 5),
+        chunks=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 40)), max_size=3),
+        block_size=st.sampled_from([3, 4, 16]),
+        hides=st.booleans(),
+    ).filter(lambda step: step.starts or step.chunks),
+    is_interleaved=st.booleans(),
+)
+def test_any_step_agrees(step: Step, is_interleaved: bool) -> None:
+    compare(step, SMALL, is_interleaved=is_interleaved)
+
+
+@dtypes
+@pytest.mark.parametrize("hides", [False, True])
+def test_steps_that_the_host_prepared_agree(hides: bool, dtype: torch.dtype) -> None:
+    step = Step([0, 3, 37], 1, [(0, 20), (20, 3)], hides=hides)
+    compare(step, SMALL, dtype, knows_lengths=True)
+    compare(step, SMALL, dtype, knows_lengths=True, is_interleaved=True)
+
+
+@dtypes
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_any_shape_agrees(device: torch.device, shape: Shape, dtype: torch.dtype) -> None:
+    step = Step([0, 37], 2, [(0, 20), (20, 3)])
+    compare(step, shape, dtype, is_interleaved=True, device=device)
+
+
+@dtypes
+@pytest.mark.parametrize("start", [0, 1, 15, 16, 33])
+@pytest.mark.parametrize("width", [1, 3])
+def test_edges_of_blocks_and_tiles_agree(
+    device: torch.device, start: int, width: int, dtype: torch.dtype
+) -> None:
+    compare(Step([start, 0], width, [(start, 17)], 16), SMALL, dtype, device=device)
+
+
+def test_rows_that_hide_keys_agree(device: torch.device) -> None:
+    step = Step([5, 40], 2, [(12, 20), (20, 3)], hides=True)
+    compare(step, SMALL, is_interleaved=True, device=device)
+
+
+@dtypes
+def test_heads_of_the_size_of_deepseek_v3_agree(device: torch.device, dtype: torch.dtype) -> None:
+    step = Step([70], 1, [(5, 2)], 16)
+    compare(step, DEEPSEEK_V3, dtype, is_interleaved=True, device=device)

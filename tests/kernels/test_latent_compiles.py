@@ -1,0 +1,141 @@
+"""The kernels of attention to latents compile for cards: nothing spills, shared memory suffices."""
+
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+from benchmarks.gpu.dry_card import MAX_SHARED_BYTES
+from kernels.latent.triton import (
+    BLOCK_HEADS,
+    BLOCK_IN,
+    BLOCK_OUT,
+    BLOCK_TOKENS,
+    NUM_WARPS,
+    PRODUCT_WARPS,
+    product_kernel,
+    rotate_kernel,
+    write_kernel,
+)
+from kernels.paged_attention import TILE
+from kernels.paged_attention.triton import NUM_SPLITS
+from kernels.paged_attention.triton.latent import (
+    latent_chunk_kernel,
+    latent_config,
+    latent_decode_kernel,
+)
+from tests.kernels.compiled import ARCHS, compile_kernel
+from tests.kernels.latents import Shape
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+DEEPSEEK_V3, DEEPSEEK_V2_LITE = Shape(128, 512, 128, 64, 128), Shape(16, 512, 128, 64, 128)
+each_dtype = pytest.mark.parametrize("dtype", DTYPES)
+each_arch = pytest.mark.parametrize("arch", ARCHS)
+
+
+def check(
+    kernel: Any, constants: dict[str, Any], dtype: str, arch: int, num_warps: int, **options: int
+) -> None:
+    """Of arguments, what is of float32 or an integer has its type here; the rest has ``dtype``."""
+    types = {
+        "p_rotation": "*fp32",
+        "p_partials": "*fp32",
+        "p_weights": "*fp32",
+        "p_slot_mapping": "*i64",
+        "num_tokens": "i32",
+        "table_stride": "i32:16",
+        "max_keys": "i32:16",
+        "scale": "fp32",
+        "eps": "fp32",
+    }
+    ints = ("slots", "tables", "starts", "first_keys", "token_starts", "tile_rows", "tile_starts")
+    types |= dict.fromkeys((f"p_{name}" for name in ints), "*i32")
+    names = kernel.arg_names
+    known = {name: value for name, value in constants.items() if name in names}
+    signature = {
+        name: types.get(name, f"*{dtype}")
+        for name in names
+        if name not in known and name[0].islower()
+    }
+    resources = compile_kernel(kernel, signature, known, arch, num_warps=num_warps, **options)
+    assert resources.num_stack_bytes == 0
+    assert resources.shared_bytes <= MAX_SHARED_BYTES[arch]
+
+
+def sizes(shape: Shape) -> dict[str, Any]:
+    return {
+        "NUM_HEADS": shape.num_heads,
+        "NOPE_DIM": shape.nope_dim,
+        "RANK": shape.rank,
+        "ROPE_DIM": shape.rope_dim,
+        "IS_INTERLEAVED": True,
+        "BLOCK_SIZE": 16,
+        "BLOCK_HEADS": BLOCK_HEADS,
+        "BLOCK_RANK": triton.next_power_of_2(shape.rank),
+        "BLOCK_ROPE": triton.next_power_of_2(shape.rope_dim),
+        "NUM_SPLITS": NUM_SPLITS,
+    }
+
+
+@each_arch
+@each_dtype
+def test_what_is_before_attention(dtype: str, arch: int) -> None:
+    check(write_kernel, sizes(DEEPSEEK_V3), dtype, arch, NUM_WARPS)
+    check(rotate_kernel, sizes(DEEPSEEK_V3), dtype, arch, NUM_WARPS)
+
+
+@each_arch
+@each_dtype
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_products_of_each_head(is_behind: bool, dtype: str, arch: int) -> None:
+    num_heads, rank, nope_dim, rope_dim, value_dim = DEEPSEEK_V3
+    half = (nope_dim + value_dim) * rank
+    behind = (rank, value_dim, (num_heads * rank, rank), (half, rank, 1), value_dim)
+    before = (nope_dim, rank, (num_heads * 192, 192), (half, 1, rank), rank + rope_dim)
+    inputs, outputs, of_rows, of_weight, width = behind if is_behind else before
+    constants = {
+        "INPUTS": inputs,
+        "OUTPUTS": outputs,
+        "X_STRIDES": of_rows,
+        "WEIGHT_STRIDES": of_weight,
+        "OUT_STRIDES": (num_heads * width, width),
+        "BLOCK_TOKENS": BLOCK_TOKENS,
+        "BLOCK_OUT": BLOCK_OUT,
+        "BLOCK_IN": BLOCK_IN,
+    }
+    check(product_kernel, constants, dtype, arch, PRODUCT_WARPS)
+
+
+@each_dtype
+@pytest.mark.parametrize(
+    ("shape", "width", "hides"),
+    [(DEEPSEEK_V3, 1, False), (DEEPSEEK_V3, 3, True), (DEEPSEEK_V2_LITE, 1, False)],
+)
+@each_arch
+def test_rows_that_decode(shape: Shape, width: int, hides: bool, dtype: str, arch: int) -> None:
+    config = latent_config(DTYPES[dtype])
+    constants = sizes(shape) | {
+        "WIDTH": width,
+        "NUM_TILES": triton.cdiv(width * shape.num_heads, config.num_queries),
+        "BLOCK_QUERIES": config.num_queries,
+        "BLOCK_KEYS": config.num_keys,
+        **({} if hides else {"p_first_keys": None}),
+    }
+    num_stages = config.num_stages
+    check(latent_decode_kernel, constants, dtype, arch, config.num_warps, num_stages=num_stages)
+
+
+@each_dtype
+@pytest.mark.parametrize("hides", [False, True])
+@each_arch
+def test_chunks(hides: bool, dtype: str, arch: int) -> None:
+    config = latent_config(DTYPES[dtype])
+    constants = sizes(DEEPSEEK_V3) | {
+        "NUM_PARTS": triton.cdiv(TILE * DEEPSEEK_V3.num_heads, config.num_queries),
+        "BLOCK_QUERIES": config.num_queries,
+        "BLOCK_KEYS": config.num_keys,
+        **({} if hides else {"p_first_keys": None}),
+    }
+    num_stages = config.num_stages
+    check(latent_chunk_kernel, constants, dtype, arch, config.num_warps, num_stages=num_stages)

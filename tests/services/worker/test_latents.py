@@ -1,0 +1,146 @@
+"""Models whose layers keep latents: what they keep, who computes them, and their texts."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, DeepseekV3ForCausalLM, PreTrainedModel
+
+from benchmarks.harness import scheduled
+from benchmarks.harness.engines import ENGINES, make_engine
+from services.worker.backends.native import NativeLM
+from services.worker.layers.heads import LatentSpec
+from services.worker.layers.latent_expansion import LatentExpansion
+from services.worker.models.registry import find_model, read_model_config
+from services.worker.weights.load import build_model, load_model
+from shared.errors import ConfigError
+from shared.messages import SamplingParams
+from shared.model_folder import weight_files
+from tests.services.worker.checkpoints import assert_greedy, random_prompts, save_model
+from tests.services.worker.driver import model_of
+from tests.services.worker.stored_codes import LAYOUTS, save_quantized
+from tests.services.worker.test_families import CASES
+from tests.services.worker.test_native import make_config, make_model
+from tests.services.worker.test_options import BACKENDS, REFUSED
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+CASE = "deepseek v3, yarn"
+
+
+@dataclass(frozen=True, slots=True)
+class WiderLatentSpec(LatentSpec):
+    unheard_of: float = 0.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("latents")
+    save_model(folder, DeepseekV3ForCausalLM, **CASES[CASE][1])
+    return folder
+
+
+def test_a_token_of_deepseek_v3_takes_so_many_bytes() -> None:
+    """576 numbers in each of 61 layers."""
+    make: Any = find_model(["DeepseekV3ForCausalLM"]).Config
+    config = make(
+        architectures=["DeepseekV3ForCausalLM"],
+        vocab_size=129280,
+        hidden_size=7168,
+        intermediate_size=18432,
+        num_hidden_layers=61,
+        num_attention_heads=128,
+        max_position_embeddings=4096,
+        rms_norm_eps=1e-6,
+        first_k_dense_replace=61,
+    )
+    layouts = build_model(config, torch.bfloat16, META).kv_layouts(torch.bfloat16, drafts=False)
+    assert {layout.entry for layout in layouts} == {(1, 1, 576)}
+    assert sum(layout.num_bytes for layout in layouts) == 70_272
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+@pytest.mark.parametrize("kernels", ENGINES)
+def test_codes_of_latents_are_refused_before_weights_are_read(
+    folder: Path, tmp_path: Path, name: str, kernels: str
+) -> None:
+    for file in folder.iterdir():
+        if file not in weight_files(folder):
+            (tmp_path / file.name).symlink_to(file)
+    with pytest.raises(ConfigError, match="kv-cache-dtype: int8 and fp8 are for keys and values"):
+        make_engine(tmp_path, kernels, kv_cache_dtype=name)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_option_of_latents_that_nobody_taught_a_backend_is_refused_by_name(backend: str) -> None:
+    model: Any = make_model(make_config("DeepSeek-V3, latents, yarn"), torch.float32)
+    attention = model.model.layers[1].self_attn
+    known = asdict(attention.latents.spec)
+    attention.latents = attention.latents._replace(spec=WiderLatentSpec(**known))
+    BACKENDS[backend](model)
+    model = make_model(make_config("DeepSeek-V3, latents, yarn"), torch.float32)
+    attention = model.model.layers[1].self_attn
+    spec = WiderLatentSpec(**known, unheard_of=0.5)
+    attention.latents = attention.latents._replace(spec=spec)
+    with pytest.raises(REFUSED, match=r"layers\.1\.self_attn: attention's options unheard_of"):
+        BACKENDS[backend](model)
+
+
+def with_values(folder: Path, values: dict[str, torch.Tensor]) -> PreTrainedModel:
+    oracle: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    for name, parameter in oracle.named_parameters():
+        parameter.data = values[name].float()
+    return oracle
+
+
+@pytest.mark.parametrize("layout", ["gptq", "fp8"])
+def test_what_makes_keys_and_values_is_dense_where_the_checkpoint_is_quantised(
+    folder: Path, tmp_path: Path, layout: str
+) -> None:
+    values = save_quantized(folder, tmp_path, LAYOUTS[layout])
+    config = read_model_config(tmp_path)
+    model = load_model(tmp_path, config, torch.float32, CPU, lambda *_: None)
+    expansions = {
+        name: module.weight
+        for name, module in model.named_modules()
+        if isinstance(module, LatentExpansion)
+    }
+    assert len(expansions) == 3
+    for name, weight in expansions.items():
+        assert torch.equal(weight, values[f"{name}.weight"].float())
+    oracle = with_values(folder, values)
+    params = SamplingParams(seed=0, temperature=0.0, max_tokens=12)
+    prompts = random_prompts(4)
+    texts = scheduled.run(make_engine(tmp_path, "native"), prompts, params).texts
+    for prompt, text in zip(prompts, texts, strict=True):
+        assert_greedy(oracle, prompt, text)
+
+
+@pytest.mark.parametrize("kernels", ENGINES)
+def test_texts_with_cached_beginnings_preemption_and_drafts_are_those_of_transformers(
+    folder: Path, kernels: str
+) -> None:
+    """Prompts that begin alike, in chunks, in blocks for a few of them."""
+    beginning, *ends = random_prompts(9, seed=4)
+    beginning = (beginning * 40)[:40]
+    prompts = [[*beginning, *end] for end in ends]
+    block_size = ENGINES[kernels]["block_size"]
+    engine = make_engine(
+        folder,
+        kernels,
+        num_gpu_blocks_override=192 // block_size,
+        max_num_batched_tokens=31,
+        max_model_len=112,
+        speculative_config={"method": "ngram", "num_speculative_tokens": 2, "adaptive": False},
+    )
+    assert isinstance(model_of(engine), NativeLM) == (kernels == "native")
+    params = SamplingParams(seed=0, temperature=0.0, max_tokens=24, ignore_eos=True)
+    found = scheduled.run(engine, prompts, params, caches_prefixes=True)
+    assert found.num_hits > 0
+    assert found.num_readmitted > 0
+    assert any(drafts for rows in found.verified for drafts, _ in rows)
+    oracle = AutoModelForCausalLM.from_pretrained(folder).eval()
+    for prompt, text in zip(prompts, found.texts, strict=True):
+        assert len(text) == 24
+        assert_greedy(oracle, prompt, text)
