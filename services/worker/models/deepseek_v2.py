@@ -1,13 +1,17 @@
 """DeepSeek-V2 (arXiv 2405.04434): heads attend to latents, and later layers have experts."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from services.worker.config.model_config import ModelConfig
+from kernels.route import Routing
 from services.worker.layers.heads import LatentSpec
+from services.worker.layers.latent import LatentAttention
+from services.worker.layers.mixture import Mixture
+from services.worker.layers.mlp import GatedMLP
 from services.worker.models.decoder import DecoderLayer, DecoderLM, Parts
+from services.worker.models.grouped_experts import GroupedConfig, make_mlp
 
 
-class DeepseekConfig(ModelConfig, frozen=True):
+class LatentConfig(GroupedConfig, frozen=True):
     kv_lora_rank: int = 512
     q_lora_rank: int | None = 1536
     qk_nope_head_dim: int = 128
@@ -15,7 +19,6 @@ class DeepseekConfig(ModelConfig, frozen=True):
     v_head_dim: int = 128
     rope_interleave: bool = True
     attention_bias: bool = False
-    first_k_dense_replace: int = 0
 
     @property
     def head_dim(self) -> int:
@@ -35,27 +38,45 @@ class DeepseekConfig(ModelConfig, frozen=True):
             is_interleaved=self.rope_interleave,
         )
 
-    def problems(self) -> list[str]:
-        problems = super().problems()
-        if self.first_k_dense_replace < self.num_hidden_layers:
-            problems.append(
-                f"first_k_dense_replace {self.first_k_dense_replace} of"
-                f" {self.num_hidden_layers} layers: experts are not supported"
-            )
-        return problems
 
+class LatentLM(DecoderLM):
+    """Layers of latents and experts."""
 
-class DeepseekV2ForCausalLM(DecoderLM):
-    Config: ClassVar[type[DeepseekConfig]] = DeepseekConfig
-    config: DeepseekConfig
+    config: LatentConfig
 
     @property
     def is_interleaved(self) -> bool:
         return self.config.rope_interleave
 
     def make_layer(self, parts: Parts, layer: int) -> DecoderLayer:
+        return DecoderLayer(parts, *self.make_parts(parts, layer))
+
+    def make_parts(self, parts: Parts, layer: int) -> tuple[LatentAttention, GatedMLP | Mixture]:
         config = self.config
         attention = parts.latent_attention(
             layer, config.latent_spec, config.q_lora_rank, has_bias=config.attention_bias
         )
-        return DecoderLayer(parts, attention, parts.mlp())
+        return attention, make_mlp(parts, config, layer)
+
+
+class DeepseekV2ForCausalLM(LatentLM):
+    class Config(LatentConfig, frozen=True):
+        has_correction: ClassVar[bool] = False
+        topk_method: Literal["greedy", "group_limited_greedy"] = "greedy"
+        norm_topk_prob: bool = False
+
+        @property
+        def routing(self) -> Routing:
+            chosen, factor = self.num_experts_per_tok, self.routed_scaling_factor
+            if self.topk_method == "greedy":
+                return Routing(chosen, factor=factor)
+            num_groups, num_kept = self.n_group or 1, self.topk_group or 1
+            return Routing(chosen, num_groups=num_groups, num_kept_groups=num_kept, factor=factor)
+
+        def problems(self) -> list[str]:
+            problems = super().problems()
+            if self.norm_topk_prob:
+                problems.append("norm_topk_prob true is not supported; only false is")
+            return problems
+
+    config: Config

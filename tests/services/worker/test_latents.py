@@ -21,7 +21,7 @@ from shared.model_folder import weight_files
 from tests.services.worker.checkpoints import assert_greedy, random_prompts, save_model
 from tests.services.worker.driver import model_of
 from tests.services.worker.stored_codes import LAYOUTS, save_quantized
-from tests.services.worker.test_families import CASES
+from tests.services.worker.test_families import CASES, DENSE
 from tests.services.worker.test_native import make_config, make_model
 from tests.services.worker.test_options import BACKENDS, REFUSED
 
@@ -54,6 +54,9 @@ def test_a_token_of_deepseek_v3_takes_so_many_bytes() -> None:
         max_position_embeddings=4096,
         rms_norm_eps=1e-6,
         first_k_dense_replace=61,
+        n_routed_experts=256,
+        num_experts_per_tok=8,
+        moe_intermediate_size=2048,
     )
     layouts = build_model(config, torch.bfloat16, META).kv_layouts(torch.bfloat16, drafts=False)
     assert {layout.entry for layout in layouts} == {(1, 1, 576)}
@@ -96,11 +99,13 @@ def with_values(folder: Path, values: dict[str, torch.Tensor]) -> PreTrainedMode
 
 @pytest.mark.parametrize("layout", ["gptq", "fp8"])
 def test_what_makes_keys_and_values_is_dense_where_the_checkpoint_is_quantised(
-    folder: Path, tmp_path: Path, layout: str
+    tmp_path: Path, layout: str
 ) -> None:
-    values = save_quantized(folder, tmp_path, LAYOUTS[layout])
-    config = read_model_config(tmp_path)
-    model = load_model(tmp_path, config, torch.float32, CPU, lambda *_: None)
+    dense, quantised = tmp_path / "dense", tmp_path / "quantised"
+    save_model(dense, DeepseekV3ForCausalLM, **DENSE)
+    values = save_quantized(dense, quantised, LAYOUTS[layout])
+    config = read_model_config(quantised)
+    model = load_model(quantised, config, torch.float32, CPU, lambda *_: None)
     expansions = {
         name: module.weight
         for name, module in model.named_modules()
@@ -109,10 +114,10 @@ def test_what_makes_keys_and_values_is_dense_where_the_checkpoint_is_quantised(
     assert len(expansions) == 3
     for name, weight in expansions.items():
         assert torch.equal(weight, values[f"{name}.weight"].float())
-    oracle = with_values(folder, values)
+    oracle = with_values(dense, values)
     params = SamplingParams(seed=0, temperature=0.0, max_tokens=12)
     prompts = random_prompts(4)
-    texts = scheduled.run(make_engine(tmp_path, "native"), prompts, params).texts
+    texts = scheduled.run(make_engine(quantised, "native"), prompts, params).texts
     for prompt, text in zip(prompts, texts, strict=True):
         assert_greedy(oracle, prompt, text)
 

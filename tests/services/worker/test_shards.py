@@ -9,12 +9,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import GraniteForCausalLM, LlamaForCausalLM, Olmo2ForCausalLM
+from transformers import (
+    GraniteForCausalLM,
+    LlamaForCausalLM,
+    Olmo2ForCausalLM,
+    Qwen2MoeForCausalLM,
+)
 
 from services.worker.backends.torch_lm import TorchOps
 from services.worker.layers.attention import Attention
 from services.worker.layers.context import ForwardContext, forward_context
 from services.worker.layers.embedding import Embedding, LMHead
+from services.worker.layers.experts import Experts, Scores
 from services.worker.layers.heads import Heads, Latents
 from services.worker.layers.latent import LatentAttention
 from services.worker.layers.linear import Linear
@@ -72,6 +78,17 @@ def save_deepseek_v3(folder: Path) -> None:
     save_model(folder, family, initializer_range=0.1, **changes)
 
 
+def save_qwen2_moe(folder: Path) -> None:
+    save_model(
+        folder,
+        Qwen2MoeForCausalLM,
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=48,
+    )
+
+
 class RankOps(Ops[Ranked]):
     """Runs ranks side by side. A module of rank 0 stands for all that have its place."""
 
@@ -115,11 +132,22 @@ class RankOps(Ops[Ranked]):
         products = [each @ part.weight.values.T for each, part in zip(x, linears, strict=True)]
         total = torch.stack(products).sum(0)
         biased = [total if part.bias is None else total + part.bias for part in linears]
-        assert residual is not None
-        return [scale * own + other for own, other in zip(biased, residual, strict=True)]
+        scaled = [scale * own for own in biased]
+        return scaled if residual is None else list(map(torch.add, scaled, residual))
 
     def gated(self, x: Ranked, gate_up: Linear, *, norm: RMSNorm | None = None) -> Ranked:
         return self._each("gated", x, self._modules[gate_up], norm=self._modules[norm])
+
+    def experts(
+        self, x: Ranked, experts: Experts, *, residual: Ranked, scale: float = 1.0
+    ) -> Ranked:
+        nothing = [torch.zeros_like(each) for each in residual]
+        parts = self._each("experts", x, self._modules[experts], residual=nothing)
+        total = torch.stack(parts).sum(0)
+        return [scale * total + other for other in residual]
+
+    def open(self, x: Ranked, gate: Scores, *, y: Ranked, residual: Ranked) -> Ranked:
+        return self._each("open", x, self._modules[gate], y=y, residual=residual)
 
     def attend(self, x: Ranked, heads: Heads) -> Ranked:
         return self._attend("attend", heads, x)
@@ -135,7 +163,9 @@ class RankOps(Ops[Ranked]):
                 attended.append(getattr(ops, operator)(*own, self._heads[heads][rank]))
         return attended
 
-    def logits(self, x: Ranked, head: LMHead, *, norm: RMSNorm, scale: float = 1.0) -> Ranked:
+    def logits(
+        self, x: Ranked, head: LMHead, *, norm: RMSNorm | None = None, scale: float = 1.0
+    ) -> Ranked:
         norms = self._modules[norm]
         return self._each("logits", x, self._modules[head], norm=norms, scale=scale)
 
@@ -190,12 +220,14 @@ def local_context(context: ForwardContext, model: DecoderLM) -> ForwardContext:
         (save_mild_mimo, (2, 4)),
         (save_llama, (2,)),
         (save_granite, (2,)),
+        (save_qwen2_moe, (2,)),
         (save_deepseek_v3, (2,)),
     ],
     ids=[
         "MiMo, also more ranks than KV heads",
         "Llama, biases everywhere",
         "Granite, scaled",
+        "Qwen2-MoE, experts",
         "DeepSeek-V3, latents",
     ],
 )
