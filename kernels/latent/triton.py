@@ -10,9 +10,13 @@ from kernels.rms_norm import Norm
 # Unmeasured. One size for any number of tokens: a row's sums are always made in the same way, and
 # with few tokens a card waits for the weights.
 BLOCK_TOKENS, BLOCK_OUT, BLOCK_IN = 64, 64, 64
-PRODUCT_WARPS = 4
 BLOCK_HEADS = 8
 NUM_WARPS = 4
+
+
+def product_warps(dtype: torch.dtype) -> int:
+    """Products in float32 have no tensor cores; with fewer warps their registers spill."""
+    return 8 if dtype == torch.float32 else 4
 
 
 def write_latents(
@@ -97,7 +101,7 @@ def _multiply(x: Tensor, weight: Tensor, out: Tensor) -> None:
         BLOCK_TOKENS=BLOCK_TOKENS,
         BLOCK_OUT=BLOCK_OUT,
         BLOCK_IN=BLOCK_IN,
-        num_warps=PRODUCT_WARPS,
+        num_warps=product_warps(x.dtype),
     )
 
 

@@ -13,8 +13,8 @@ from kernels.latent.triton import (
     BLOCK_OUT,
     BLOCK_TOKENS,
     NUM_WARPS,
-    PRODUCT_WARPS,
     product_kernel,
+    product_warps,
     rotate_kernel,
     write_kernel,
 )
@@ -104,7 +104,7 @@ def test_products_of_each_head(is_behind: bool, dtype: str, arch: int) -> None:
         "BLOCK_OUT": BLOCK_OUT,
         "BLOCK_IN": BLOCK_IN,
     }
-    check(product_kernel, constants, dtype, arch, PRODUCT_WARPS)
+    check(product_kernel, constants, dtype, arch, product_warps(DTYPES[dtype]))
 
 
 @each_dtype

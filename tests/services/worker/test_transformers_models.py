@@ -178,9 +178,20 @@ def test_a_window_that_is_in_the_mask_alone_is_refused_where_it_matters(
     assert_greedy(oracle, prompt, text)
 
 
-@pytest.mark.parametrize("name", ["Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"])
-def test_experts_in_bfloat16_pass_the_comparison(tmp_path: Path, name: str) -> None:
-    save_family(tmp_path, name)
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("Qwen3MoeForCausalLM", {}),
+        (
+            "DeepseekV3ForCausalLM",
+            {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "v_head_dim": 12},
+        ),
+    ],
+)
+def test_experts_in_bfloat16_pass_the_comparison(
+    tmp_path: Path, name: str, changes: dict[str, Any]
+) -> None:
+    save_family(tmp_path, name, **changes)
     make_engine(tmp_path, dtype="bfloat16", model_impl="transformers")
 
 
