@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 
 from aiohttp import web
@@ -11,6 +11,8 @@ from aiohttp import web
 from services.gateway.log_limit import LogLimit
 from services.gateway.metrics import SLOW_CLIENTS
 from services.gateway.requests.request_id import request_id
+from services.gateway.responses.error_json import error_event
+from shared.errors import RequestError
 
 log = logging.getLogger(__name__)
 log.addFilter(LogLimit())
@@ -31,10 +33,15 @@ class Client:
         self._is_asked = asyncio.Event()
         self.is_between_events = False
         self.response = web.StreamResponse()
+        self.failure: Callable[[RequestError], bytes] = error_event
 
-    async def begin(self, headers: Mapping[str, str]) -> None:
-        """Sends the status 200. From here on the request can only end as it began."""
+    async def begin(
+        self, headers: Mapping[str, str], failure: Callable[[RequestError], bytes] = error_event
+    ) -> None:
+        """Sends the status 200. From here on the request can only end as it began; a stream ends
+        with what ``failure`` makes of an error."""
         self._written_s = time.monotonic()
+        self.failure = failure
         self.response.headers.update(headers)
         self._request[CLIENT] = self
         await self.response.prepare(self._request)

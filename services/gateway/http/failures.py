@@ -17,8 +17,8 @@ from services.gateway.log_limit import LogLimit
 from services.gateway.metrics import HTTP_REQUESTS, STREAM_ERRORS
 from services.gateway.requests.request_id import request_id
 from services.gateway.requests.violations import show
-from services.gateway.responses.json_reply import DONE, event, json_response
-from services.gateway.responses.openai import Error, ErrorReply
+from services.gateway.responses.error_json import error_body
+from services.gateway.responses.json_reply import json_response
 from shared.errors import DEADLY, InternalError, RequestError
 from shared.log import client_text
 
@@ -32,7 +32,7 @@ SHOULD_RETRY = "X-Should-Retry"
 
 
 def error_response(error: RequestError) -> web.Response:
-    response = json_response(_reply(error), error.status)
+    response = json_response(error_body(error), error.status)
     response.headers[hdrs.SERVER] = SERVER
     if error.retry_after_s is not None:
         response.headers[hdrs.RETRY_AFTER] = str(max(1, math.ceil(error.retry_after_s)))
@@ -82,8 +82,8 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 async def _answer(request: web.Request, error: RequestError) -> web.StreamResponse:
-    """The error as the response, or as the last event of the stream that has begun. A reply that
-    is no stream and has begun is cut off: JSON has no place for an error behind its beginning."""
+    """The error as the response, or as the end of the stream that has begun. A reply that is no
+    stream and has begun is cut off: JSON has no place for an error behind its beginning."""
     request[ERROR_CODE] = error.code
     if CLIENT not in request:
         return error_response(error)
@@ -94,7 +94,7 @@ async def _answer(request: web.Request, error: RequestError) -> web.StreamRespon
         client.cut_off()
         return client.response
     with suppress(ConnectionError):
-        await client.write(event(_reply(error)) + DONE)
+        await client.write(client.failure(error))
         await client.end()
     return client.response
 
@@ -111,7 +111,3 @@ def _from_aiohttp(request: web.Request, error: web.HTTPException) -> web.Respons
     if hdrs.ALLOW in error.headers:
         response.headers[hdrs.ALLOW] = error.headers[hdrs.ALLOW]
     return response
-
-
-def _reply(error: RequestError) -> ErrorReply:
-    return ErrorReply(Error(error.message, error.type, error.param, error.code))
