@@ -7,6 +7,7 @@ is the same as for one that does not exist.
 from aiohttp import web
 
 from services.gateway.endpoints.completions import CHAT, TEXT
+from services.gateway.endpoints.open_response import ID_PREFIX
 from services.gateway.http.account import owner_of
 from services.gateway.http.body import BodyReader
 from services.gateway.mesh.mesh import Mesh
@@ -40,4 +41,7 @@ class Aborts:
 
 def _names(public_id: str) -> set[str]:
     """Clients see ids with the prefix of their endpoint, and may have given them without."""
-    return {public_id, public_id.removeprefix(CHAT.id_prefix).removeprefix(TEXT.id_prefix)}
+    bare_id = public_id
+    for prefix in (CHAT.id_prefix, TEXT.id_prefix, ID_PREFIX):
+        bare_id = bare_id.removeprefix(prefix)
+    return {public_id, bare_id}

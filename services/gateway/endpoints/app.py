@@ -7,6 +7,7 @@ from aiohttp import web
 from services.gateway.endpoints.aborts import Aborts
 from services.gateway.endpoints.completions import Completions
 from services.gateway.endpoints.info import Info
+from services.gateway.endpoints.responses import Responses
 from services.gateway.endpoints.tokenization import Tokenization
 from services.gateway.http.admission import Admission
 from services.gateway.http.api_keys import Guard, load_accounts
@@ -27,6 +28,8 @@ def make_app(
     bodies = BodyReader(config.max_body_bytes)
     parser = BodyParser()
     pieces = PieceMaker()
+    completions = Completions(mesh, admission, bodies, parser, pieces, config)
+    responses = Responses(completions, mesh, bodies, config)
     cors = Cors(config.allowed_origins)
     middlewares = [count_requests, answer_errors, limit_headers, cors.preflight]
     if accounts := load_accounts(config):
@@ -39,10 +42,12 @@ def make_app(
     async def close(app: web.Application) -> None:
         parser.close()
         pieces.close()
+        responses.close()
 
     app.on_cleanup.append(close)
     for part in (
-        Completions(mesh, admission, bodies, parser, pieces, config),
+        completions,
+        responses,
         Tokenization(mesh, admission, bodies, parser, pieces),
         Aborts(mesh),
         Info(mesh, status),

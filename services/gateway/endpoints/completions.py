@@ -150,6 +150,19 @@ class Completions:
             with client_names(job.field_names):
                 return await self._generate(request, endpoint, job, model, meter, reservation)
 
+    async def count(self, request: web.Request, endpoint: GenerationEndpoint) -> int:
+        """How many tokens the one prompt of the request has."""
+        with self._admission.admit() as reservation:
+            job, _ = await self._job(request, endpoint, reservation)
+            reservation.is_served = True
+            [prompt] = job.prompts
+            adds_special_tokens = job.text.adds_special_tokens
+            with client_names(job.field_names):
+                ids = await self._mesh.conversions.convert(
+                    prompt.kind, prompt.data, adds_special_tokens, job.chat
+                )
+            return len(ids)
+
     async def _job(
         self, request: web.Request, endpoint: GenerationEndpoint, reservation: Reservation
     ) -> tuple[Job, ModelInfo]:
@@ -321,7 +334,7 @@ def token_bytes(job: Job, model: ModelInfo) -> int:
         per_token += _logprob_bytes(logprobs, model)
     max_tokens = job.params.max_tokens
     num_tokens = model.max_model_len if max_tokens is None else min(max_tokens, model.max_model_len)
-    if job.is_stream:
+    if job.is_stream and not job.keeps_logprobs:
         max_bytes = min(min(num_tokens, WINDOW_TOKENS) * per_token, WINDOW_BYTES + per_token)
     else:
         max_bytes = num_tokens * per_token

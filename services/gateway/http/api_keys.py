@@ -20,7 +20,7 @@ from shared.errors import ConfigError, Unauthorized
 OPEN_ROUTES = {"/health", "/ready", "/ping"}
 """Open to monitoring, which has no key."""
 
-LIMITED_ROUTES = {"/v1/chat/completions", "/v1/completions"}
+LIMITED_ROUTES = {"/v1/chat/completions", "/v1/completions", "/v1/responses"}
 
 _LIMIT = re.compile(r"(max-open-requests|max-tokens-per-minute)=([1-9][0-9]{0,17}|none)")
 

@@ -19,7 +19,7 @@ from services.gateway.requests.request_id import request_id
 from services.gateway.requests.violations import show
 from services.gateway.responses.error_json import error_body
 from services.gateway.responses.json_reply import json_response
-from shared.errors import DEADLY, InternalError, RequestError
+from shared.errors import DEADLY, STORE_FAILED, InternalError, RequestError
 from shared.log import client_text
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ def error_response(error: RequestError) -> web.Response:
     response.headers[hdrs.SERVER] = SERVER
     if error.retry_after_s is not None:
         response.headers[hdrs.RETRY_AFTER] = str(max(1, math.ceil(error.retry_after_s)))
-    if error.code in DEADLY:
+    if error.code in DEADLY or error.code == STORE_FAILED:
         response.headers[SHOULD_RETRY] = "false"
     if error.status == HTTPStatus.UNAUTHORIZED:
         response.headers[hdrs.WWW_AUTHENTICATE] = "Bearer"
