@@ -115,7 +115,7 @@ class OpenResponse:
         encrypts = request.fields.includes(ENCRYPTED_REASONING)
         shape = ItemShape(
             self._key,
-            request.tools.custom,
+            request.tools,
             is_summary(request),
             self._encrypt if encrypts else None,
         )

@@ -11,6 +11,8 @@ from services.gateway.requests.items.schema import Item, Part
 INPUT = "input"
 """The one argument of the function that stands for a custom tool."""
 
+INSTRUCTING = ("system", "developer")
+
 Decrypt = Callable[[str], str | None]
 
 
@@ -25,6 +27,11 @@ def chat_messages(instructions: str | None, items: Iterable[bytes], decrypt: Dec
     return Raw(msgspec.json.encode(messages.all))
 
 
+def chat_name(namespace: str | None, name: str) -> str:
+    """What a function is called in a chat, which has no namespaces."""
+    return name if namespace is None else f"{namespace}__{name}"
+
+
 class _Messages:
     """What the assistant reasoned, said and called in a row is one message, as it was one reply."""
 
@@ -34,6 +41,12 @@ class _Messages:
         self._reply: dict[str, Any] | None = None  # the last message, if it is the assistant's
 
     def add(self, message: dict[str, Any]) -> None:
+        """Instructions at the beginning are one message: many templates know no second."""
+        is_first = len(self.all) == 1 and self.all[0]["role"] in INSTRUCTING
+        if is_first and message["role"] in INSTRUCTING:
+            texts = [_text(each["content"]) for each in (self.all[0], message)]
+            self.all[0]["content"] = "\n\n".join(texts)
+            return
         self.all.append(message)
         self._reply = message if message["role"] == "assistant" else None
 
@@ -63,7 +76,8 @@ class _Messages:
         return self._reply
 
     def _add_call(self, item: Item, arguments: str) -> None:
-        function = {"name": item.name, "arguments": arguments}
+        name = chat_name(item.namespace, item.name or "")
+        function = {"name": name, "arguments": arguments}
         call = {"id": item.call_id, "type": "function", "function": function}
         self._reply_without().setdefault("tool_calls", []).append(call)
 
@@ -84,3 +98,7 @@ def _content(content: str | list[Part] | None) -> str | list[dict[str, str]]:
 
 def _joined(parts: list[Part]) -> str:
     return "".join(part.text or part.refusal or "" for part in parts)
+
+
+def _text(content: str | list[dict[str, str]]) -> str:
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)

@@ -95,6 +95,14 @@ class CustomTool(Struct, tag_field="type", tag="custom"):
     format: AnyInput | GrammarInput | None = None
 
 
+class Namespace(Struct, tag_field="type", tag="namespace"):
+    """Functions that belong together."""
+
+    name: ToolName
+    tools: Annotated[list[FunctionTool], Meta(min_length=1, max_length=MAX_TOOLS)]
+    description: str | None = None
+
+
 class NamedFunction(Struct, tag_field="type", tag="function"):
     name: str
 
@@ -156,6 +164,7 @@ class Item(Struct):
     content: str | list[Part] | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str | None = None
     input: str | None = None
     output: str | list[Part] | None = None

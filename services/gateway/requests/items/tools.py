@@ -1,13 +1,15 @@
 """The tools of a request to ``/v1/responses``, as those of a chat."""
 
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 from msgspec import Raw
 
 from services.gateway.requests import tool_schema as chat
-from services.gateway.requests.items.conversation import INPUT
+from services.gateway.requests.items.conversation import INPUT, chat_name
 from services.gateway.requests.items.schema import (
     AllowedTools,
     AnyInput,
@@ -16,6 +18,7 @@ from services.gateway.requests.items.schema import (
     GrammarInput,
     NamedCustom,
     NamedFunction,
+    Namespace,
     ToolChoiceField,
 )
 from services.gateway.requests.json_body import json_errors
@@ -23,10 +26,12 @@ from services.gateway.requests.raw_json import NULL, json_text
 from services.gateway.requests.unsupported import unsupported
 from services.gateway.requests.violations import show, violation
 from shared.errors import InvalidRequest
+from shared.messages import TOOL_NAME
 
-Tool = FunctionTool | CustomTool
+Tool = FunctionTool | CustomTool | Namespace
 
-KINDS = ("function", "custom")
+KINDS = ("function", "custom", "namespace")
+_NAME = re.compile(TOOL_NAME)
 
 
 class _AnyTool(msgspec.Struct):
@@ -35,29 +40,63 @@ class _AnyTool(msgspec.Struct):
 
 @dataclass(frozen=True)
 class ItemTools:
-    """``for_chat`` are the tools as a chat has them; a call of one of ``custom`` has a text for its
-    arguments."""
+    """``for_chat`` are the tools as a chat has them, ``params`` by their names there the fields
+    that they came as. A call of one of ``custom`` has a text for its arguments. ``in_namespaces``
+    are the functions of namespaces: each with the name of its namespace and its own."""
 
-    for_chat: Raw
-    names: frozenset[str] = frozenset()
+    for_chat: Raw = field(default_factory=lambda: NULL)
+    params: Mapping[str, str] = field(default_factory=dict)
     custom: frozenset[str] = frozenset()
+    in_namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    @property
+    def field_names(self) -> dict[str, str]:
+        """What is ``tools[0].function`` in a chat may be called something else here."""
+        return {
+            f"tools[{index}].function": param for index, param in enumerate(self.params.values())
+        }
 
 
 def read_tools(raw: Raw) -> ItemTools:
     """Raises InvalidRequest."""
     if raw == NULL or not (tools := _tools(raw)):
-        return ItemTools(NULL)
+        return ItemTools()
+    functions: list[dict[str, Any]] = []
+    params: dict[str, str] = {}
+    in_namespaces: dict[str, tuple[str, str]] = {}
     custom = frozenset(tool.name for tool in tools if isinstance(tool, CustomTool))
-    names = [tool.name for tool in tools]
-    for index, name in enumerate(names):
-        if name in custom and names.index(name) != index:
-            param = f"tools[{index}].name"
-            raise InvalidRequest(f"{param} is {show(name)}, and so is an earlier one", param=param)
-    functions = [
-        _custom(tool) if isinstance(tool, CustomTool) else _function(tool) for tool in tools
-    ]
+    for param, tool, namespace in _flat(tools):
+        name = _checked_name(tool.name, namespace, param, params)
+        params[name] = param
+        if namespace is not None:
+            in_namespaces[name] = namespace.name, tool.name
+        function = _custom(tool) if isinstance(tool, CustomTool) else _function(tool)
+        functions.append(function | {"name": name})
     whole = [{"type": "function", "function": function} for function in functions]
-    return ItemTools(Raw(msgspec.json.encode(whole)), frozenset(names), custom)
+    return ItemTools(Raw(msgspec.json.encode(whole)), params, custom, in_namespaces)
+
+
+def _checked_name(
+    own: str, namespace: Namespace | None, param: str, params: Mapping[str, str]
+) -> str:
+    name = chat_name(namespace.name if namespace is not None else None, own)
+    if not _NAME.fullmatch(name):
+        text = f"{param}.name becomes {show(name)}, of {len(name)} characters; the limit is 128"
+        raise InvalidRequest(text, param=f"{param}.name")
+    if name in params:
+        text = f"{param}.name is {show(name)}, and so is {params[name]}.name"
+        raise InvalidRequest(text, param=f"{param}.name")
+    return name
+
+
+def _flat(tools: list[Tool]) -> Iterator[tuple[str, FunctionTool | CustomTool, Namespace | None]]:
+    """The tools one by one, each after the place that it came from."""
+    for index, tool in enumerate(tools):
+        if isinstance(tool, Namespace):
+            for number, function in enumerate(tool.tools):
+                yield f"tools[{index}].tools[{number}]", function, tool
+        else:
+            yield f"tools[{index}]", tool, None
 
 
 def chat_choice(choice: ToolChoiceField | None, tools: ItemTools) -> Any:
@@ -77,7 +116,7 @@ def chat_choice(choice: ToolChoiceField | None, tools: ItemTools) -> Any:
 
 def _known(choice: NamedFunction | NamedCustom, tools: ItemTools, param: str) -> chat.FunctionName:
     is_custom = isinstance(choice, NamedCustom)
-    if choice.name not in tools.names or is_custom != (choice.name in tools.custom):
+    if choice.name not in tools.params or is_custom != (choice.name in tools.custom):
         kind = "custom tool" if is_custom else "function"
         raise InvalidRequest(
             f"{param} is {show(choice.name)}; no {kind} has this name", param=param

@@ -45,6 +45,7 @@ class FunctionCallItem(Struct, tag_field="type", tag="function_call"):
     name: str
     arguments: str
     status: ItemStatus
+    namespace: str | UnsetType = UNSET
 
 
 class CustomCallItem(Struct, tag_field="type", tag="custom_tool_call"):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, UnsetType
 
 from services.gateway.output.events import CallStart
 from services.gateway.responses.items.custom_input import CustomInput
@@ -112,9 +112,15 @@ class OpenMessage:
 
 
 class OpenFunctionCall:
-    def __init__(self, item_id: str, start: CallStart) -> None:
+    """``origin``: the namespace of the function, and its name there."""
+
+    def __init__(self, item_id: str, start: CallStart, origin: tuple[str, str] | None) -> None:
         self.id = item_id
-        self._start = start
+        self._call_id = start.id
+        self._namespace: str | UnsetType = UNSET
+        self._name = start.name
+        if origin is not None:
+            self._namespace, self._name = origin
         self._texts: list[str] = []
 
     def open(self) -> Iterator[ItemEvent]:
@@ -132,7 +138,9 @@ class OpenFunctionCall:
 
     def _item(self, status: ItemStatus) -> FunctionCallItem:
         arguments = "".join(self._texts)
-        return FunctionCallItem(self.id, self._start.id, self._start.name, arguments, status)
+        return FunctionCallItem(
+            self.id, self._call_id, self._name, arguments, status, self._namespace
+        )
 
 
 class OpenCustomCall:

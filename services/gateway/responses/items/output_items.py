@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from services.gateway.output.events import CallStart, Content, Event, Reasoning
+from services.gateway.requests.items.tools import ItemTools
 from services.gateway.responses.items.objects import ItemStatus, OutputItem
 from services.gateway.responses.items.open_items import (
     ItemEvent,
@@ -17,12 +18,12 @@ from services.gateway.responses.items.open_items import (
 
 @dataclass(frozen=True)
 class ItemShape:
-    """How the client wants its items: which tools are ``custom``, whether reasoning
+    """How the client wants its items: which of its ``tools`` is of what kind, whether reasoning
     ``is_summary``, and what makes it ``encrypt``ed content, if that is asked for. ``key`` makes the
     ids of items unique."""
 
     key: str
-    custom: frozenset[str]
+    tools: ItemTools
     is_summary: bool
     encrypt: Callable[[str], str] | None
 
@@ -39,9 +40,7 @@ class OutputItems:
     def add(self, event: Event, logprobs: Sequence[bytes] = ()) -> Iterator[ItemEvent]:
         """``logprobs``, entries as JSON, are those of the text of ``event``."""
         if isinstance(event, CallStart):
-            is_custom = event.name in self._shape.custom
-            prefix, kind = ("ctc", OpenCustomCall) if is_custom else ("fc", OpenFunctionCall)
-            yield from self._begin(kind(self._new_id(prefix), event))
+            yield from self._begin(self._new_call(event))
             return
         if isinstance(event, Content) and not isinstance(self._open, OpenMessage):
             yield from self._begin(OpenMessage(self._new_id("msg")))
@@ -56,6 +55,13 @@ class OutputItems:
         if not self.items and self._open is None and not is_cut:
             yield from self._begin(OpenMessage(self._new_id("msg")))
         yield from self._end("incomplete" if is_cut else "completed")
+
+    def _new_call(self, start: CallStart) -> OpenItem:
+        tools = self._shape.tools
+        if start.name in tools.custom:
+            return OpenCustomCall(self._new_id("ctc"), start)
+        origin = tools.in_namespaces.get(start.name)
+        return OpenFunctionCall(self._new_id("fc"), start, origin)
 
     def _new_id(self, prefix: str) -> str:
         number = len(self.items) + (self._open is not None)

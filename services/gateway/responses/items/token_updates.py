@@ -11,14 +11,14 @@ from shared.token_arrays import TokenArrays
 
 
 class TokenUpdates:
-    """Divides the text by the bytes of the tokens. A token comes out when its text is there: a part
-    of a character, or what may become a stop string, is there later than its token."""
+    """Divides the text by its marks, and between them by the bytes of the tokens. A token comes out
+    when its text is there: a part of a character, or what may become a stop string, is there later
+    than its token."""
 
     def __init__(self, table: TokenTable) -> None:
         self._table = table
         self._tokens: deque[ChoiceUpdate] = deque()
         self._marks: deque[Mark] = deque()
-        self._hidden: set[int] = set()  # numbers of tokens that have no text
         self._text = ""
         self._num_out = 0
         self._num_chars_out = 0
@@ -27,7 +27,6 @@ class TokenUpdates:
     def split(self, update: ChoiceUpdate) -> Iterator[ChoiceUpdate]:
         """An update that ends the choice is the last, with what is left of the text."""
         self._marks += update.marks
-        self._hidden.update(mark.index for mark in update.marks if not mark.num_chars)
         self._tokens += _single(update)
         self._text += update.text
         is_over = update.finished is not None
@@ -40,21 +39,41 @@ class TokenUpdates:
 
     def _next_chars(self, is_over: bool) -> int | None:
         """How many characters the next token has written; None: that cannot be told yet."""
-        written = b""
-        if self._num_out not in self._hidden:
-            written = self._table.written(self._tokens[0].arrays.ids[0])
+        end = self._known_end()
+        text = self._text[:end]
+        if end is not None and (is_over or len(text) == end):
+            num_chars = len(text) if self._ends_at_mark() else self._chars_of_token(text)
+            return len(text) if num_chars is None else num_chars
+        num_chars = self._chars_of_token(text)
+        return len(text) if num_chars is None and is_over else num_chars
+
+    def _known_end(self) -> int | None:
+        """Where in the text that is left the next mark begins, or ends if the next token is its
+        own."""
+        if not self._marks:
+            return None
+        mark = self._marks[0]
+        num_own = mark.num_chars if mark.index == self._num_out else 0
+        return mark.position + num_own - self._num_chars_out
+
+    def _ends_at_mark(self) -> bool:
+        return bool(self._marks) and self._marks[0].index <= self._num_out + 1
+
+    def _chars_of_token(self, text: str) -> int | None:
+        """By its bytes; None: it may have written more than ``text``."""
+        written = self._table.written(int(self._tokens[0].arrays.ids[0]))
         num_bytes = self._num_spare + len(written)
-        if not self._num_out and written.startswith(b" ") and self._text[:1] not in ("", " "):
+        if not self._num_out and written.startswith(b" ") and text[:1] not in ("", " "):
             num_bytes -= 1  # some decoders strip the blank that a text begins with
         num_chars = 0
-        for char in self._text:
+        for char in text:
             size = len(char.encode())
             if size > num_bytes:
                 break
             num_bytes -= size
             num_chars += 1
         else:
-            if num_bytes and not is_over:
+            if num_bytes:
                 return None
         self._num_spare = num_bytes
         return num_chars
@@ -63,12 +82,10 @@ class TokenUpdates:
         text, self._text = self._text[:num_chars], self._text[num_chars:]
         self._num_chars_out += num_chars
         marks = []
-        while self._marks and self._is_out(self._marks[0], token):
+        while self._marks and (self._marks[0].index <= self._num_out or token.finished is not None):
             marks.append(self._marks.popleft())
+            self._num_spare = 0
         return replace(token, text=text, marks=marks)
-
-    def _is_out(self, mark: Mark, token: ChoiceUpdate) -> bool:
-        return mark.index <= self._num_out or token.finished is not None
 
 
 def _single(update: ChoiceUpdate) -> Iterator[ChoiceUpdate]:

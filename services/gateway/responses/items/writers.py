@@ -76,7 +76,7 @@ class ResponseMaker:
         if self._choice is not None:
             events, update = self._choice.push(update)
         self._tally.add(update)
-        if self._tokens is not None:
+        if self._tokens is not None and (events or not update.marks):
             self._waiting += [b"".join(self._logprobs.entry(each)) for each in tokens_of([update])]
         for event in merged_events(events):
             logprobs, self._waiting = self._waiting, []
