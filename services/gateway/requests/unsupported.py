@@ -13,6 +13,7 @@ Neutral = dict[str, tuple[Any, ...]]
 
 WITHOUT_EFFECT = frozenset(
     {
+        "client_metadata",
         "metadata",
         "prompt_cache_key",
         "prompt_cache_options",

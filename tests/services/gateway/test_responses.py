@@ -150,9 +150,10 @@ async def test_nothing_is_kept_without_a_store_or_against_the_clients_will(
 async def test_a_response_belongs_to_the_key_that_made_it(
     tmp_path: Path, tokenizer: FakeTokenizer
 ) -> None:
-    settings = {"response_store": tmp_path / "store.db", "api_key": ["mine", "yours"]}
+    settings: Any = {"response_store": tmp_path / "store.db", "api_key": ["mine", "yours"]}
     async with gateway_with(tmp_path, **settings) as http:
-        mine, yours = ({"headers": {"Authorization": f"Bearer {key}"}} for key in ("mine", "yours"))
+        mine: dict[str, Any] = {"headers": {"Authorization": "Bearer mine"}}
+        yours: dict[str, Any] = {"headers": {"Authorization": "Bearer yours"}}
         answering = asyncio.create_task(tokenizer.answer("Hello"))
         async with http.post(ROUTE, json=ASKED, **mine) as response:
             reply = await response.json()
@@ -207,8 +208,9 @@ async def test_a_full_disk_fails_what_was_to_be_kept_and_nothing_else(
 
 async def fill(gateway: GatewayService) -> None:
     """From here on the file of the store cannot grow."""
+    responses: Any
     [responses] = {
-        route.handler.__self__
+        getattr(route.handler, "__self__", None)
         for route in gateway._runner.app.router.routes()
         if route.resource is not None and route.resource.canonical.startswith(ROUTE)
     }
@@ -220,7 +222,7 @@ async def fill(gateway: GatewayService) -> None:
 async def test_one_that_is_too_large_for_the_store_is_named(
     tmp_path: Path, tokenizer: FakeTokenizer
 ) -> None:
-    settings = {"response_store": tmp_path / "store.db", "response_store_bytes": 500}
+    settings: Any = {"response_store": tmp_path / "store.db", "response_store_bytes": 500}
     async with gateway_with(tmp_path, **settings) as http:
         answering = asyncio.create_task(tokenizer.answer("Hello"))
         status, error = await error_of(http, "POST", ROUTE, json=ASKED)

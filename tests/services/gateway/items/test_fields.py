@@ -111,7 +111,7 @@ def test_instructions_come_first_and_are_one_message_with_those_after_them() -> 
 def test_reasoning_comes_back_from_what_was_encrypted_or_from_its_text() -> None:
     text = [{"type": "reasoning_text", "text": "content"}]
     summary = [{"type": "summary_text", "text": "summary"}]
-    fields: dict[str, Any]
+    fields: Any
     for fields, expected in [
         ({"encrypted_content": "sealed secret", "summary": summary}, "secret"),
         ({"encrypted_content": "foreign", "summary": summary}, "summary"),
