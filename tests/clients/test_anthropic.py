@@ -18,7 +18,7 @@ MULTIPLY: Any = {
 }
 QUESTION: Any = {"role": "user", "content": "What is 1234 * 56?"}
 TALK: Any = {"role": "user", "content": "What does the scheduler do?"}
-ASKED: Any = {"model": "shoal-tiny", "max_tokens": 100, "temperature": 0}
+ASKED: Any = {"model": "shoal-tiny", "max_tokens": 100, "extra_body": {"temperature": 0}}
 
 
 @pytest.fixture(scope="session")

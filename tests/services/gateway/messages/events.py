@@ -8,7 +8,7 @@ DELTAS = {
     "thinking": {"thinking_delta": "thinking", "signature_delta": "signature"},
     "tool_use": {"input_json_delta": "partial_json"},
 }
-EMPTY = {
+EMPTY: dict[str, dict[str, Any]] = {
     "text": {"text": ""},
     "thinking": {"thinking": "", "signature": ""},
     "tool_use": {"input": {}},

@@ -250,7 +250,8 @@ def test_clearing_that_does_not_happen_is_named(edits: list[Any], num_warnings: 
 @pytest.mark.parametrize("name", ["output_config", "output_format"])
 def test_a_text_is_held_to_a_schema(name: str):
     format = {"type": "json_schema", "schema": SCHEMA}
-    job = parsed(**{name: {"format": format} if name == "output_config" else format}).job
+    fields: Any = {name: {"format": format} if name == "output_config" else format}
+    job = parsed(**fields).job
     assert job.format.kind == "json_schema"
     assert json.loads(job.format.value) == SCHEMA
     assert job.format.is_strict
@@ -258,7 +259,7 @@ def test_a_text_is_held_to_a_schema(name: str):
 
 
 def test_sampling_and_stops_are_those_of_the_client():
-    sampling = {"temperature": 0.5, "top_p": 0.9, "top_k": 7}
+    sampling: Any = {"temperature": 0.5, "top_p": 0.9, "top_k": 7}
     job = parsed(**sampling, stop_sequences=["\n\n", "END"], max_tokens=64000, stream=True).job
     params = job.params
     assert (params.temperature, params.top_p, params.top_k) == (0.5, 0.9, 7)
@@ -269,7 +270,7 @@ def test_sampling_and_stops_are_those_of_the_client():
 
 
 def test_what_changes_nothing_is_accepted():
-    neutral = {
+    neutral: Any = {
         "container": None,
         "mcp_servers": [],
         "speed": "standard",
