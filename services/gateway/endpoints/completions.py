@@ -41,6 +41,8 @@ STREAM_HEADERS = {
     "X-Accel-Buffering": "no",
 }
 JSON_HEADERS = {"Content-Type": "application/json"}
+WARNINGS = "X-Shoal-Warnings"
+"""Header that names what a request asked for in vain."""
 
 TOKEN_BYTES = 16  # what is kept around the text of a token, when many have become one
 ID_BYTES = 48  # of a token id in a reply: int32, then a number of Python's in a list, then text
@@ -192,6 +194,8 @@ class Completions:
         reply_id = endpoint.reply_id(public_id)
         head = Head(reply_id, int(time.time()), job.model, model.fingerprint)
         client = Client(request, self._slow_client_s)
+        if job.warnings:
+            client.response.headers[WARNINGS] = ", ".join(job.warnings)
         mesh_id = f"{public_id}~{secrets.token_hex(4)}"
         with self._mesh.generate(mesh_id, job) as collector:
             meter.follow(collector)
@@ -265,7 +269,7 @@ class Completions:
         await client.begin(STREAM_HEADERS, writer.fail)
         if opening := writer.open():
             await client.write(opening)
-        async with client.commented(self._stream_heartbeat_s):
+        async with client.commented(self._stream_heartbeat_s, writer.heartbeat):
             async for update in collector:
                 client.is_between_events = False
                 meter.observe(update)

@@ -31,7 +31,7 @@ from services.gateway.store.response_store import ResponseStore
 from shared.errors import InvalidRequest
 from shared.messages import ModelInfo
 
-ID_PREFIX = "resp_"
+RESPONSE_PREFIX = "resp_"
 
 
 class _Outputs(msgspec.Struct):
@@ -62,7 +62,7 @@ class OpenResponse:
 
     @property
     def id(self) -> str:
-        return ID_PREFIX + self._key
+        return RESPONSE_PREFIX + self._key
 
     @property
     def response(self) -> ResponseObject | None:

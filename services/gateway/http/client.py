@@ -19,7 +19,6 @@ log.addFilter(LogLimit())
 
 WRITE_CHUNK_BYTES = 64 << 10
 EVENT_STREAM = "text/event-stream"
-COMMENT = b": waiting\n\n"
 
 
 class Client:
@@ -68,10 +67,10 @@ class Client:
         return self.response.content_type == EVENT_STREAM
 
     @asynccontextmanager
-    async def commented(self, quiet_s: float) -> AsyncIterator[None]:
-        """A stream to which nothing is written for ``quiet_s`` gets a comment, while it
+    async def commented(self, quiet_s: float, comment: bytes) -> AsyncIterator[None]:
+        """A stream to which nothing is written for ``quiet_s`` gets a ``comment``, while it
         ``is_between_events``: proxies would take it for dead."""
-        commenting = asyncio.create_task(self._comment_while_quiet(quiet_s))
+        commenting = asyncio.create_task(self._comment_while_quiet(quiet_s, comment))
         self.is_between_events = True
         try:
             yield
@@ -82,7 +81,7 @@ class Client:
         """Now."""
         self._is_asked.set()
 
-    async def _comment_while_quiet(self, quiet_s: float) -> None:
+    async def _comment_while_quiet(self, quiet_s: float, comment: bytes) -> None:
         while True:
             left_s = self._written_s + quiet_s - time.monotonic()
             with suppress(TimeoutError):
@@ -92,7 +91,7 @@ class Client:
             self._is_asked.clear()
             if is_due and self.is_between_events and not self._request.protocol.writing_paused:
                 with suppress(ConnectionError):
-                    await self.write(COMMENT)
+                    await self.write(comment)
 
     async def _in_time(self, writing: Awaitable[None]) -> None:
         try:

@@ -66,7 +66,7 @@ class Job:
     each prompt has a seed of its own. The reply to a chat begins with ``first_text``. Without
     ``parsing`` a text is content. A stream ``repeats_usage`` in every chunk. ``kept_bytes`` are
     held beside the Job until the request ends; where it ``keeps_logprobs``, those of
-    a stream are held to its end, too.
+    a stream are held to its end, too. ``warnings`` name what the client asked for in vain.
     """
 
     model: str
@@ -95,6 +95,7 @@ class Job:
     repeats_usage: bool = False
     kept_bytes: int = 0
     keeps_logprobs: bool = False
+    warnings: tuple[str, ...] = ()
 
     @property
     def has_prompt_logprobs(self) -> bool:

@@ -20,6 +20,8 @@ from shared.errors import RequestError
 from shared.messages import NO_TOKENS
 from shared.token_arrays import TokenArrays
 
+HEARTBEAT = b": waiting\n\n"  # a comment, which clients pass over
+
 _HOLE = b"\0"  # no JSON contains it
 _LOGPROBS = Raw(_HOLE)
 # The objects around a token are larger than what they hold, so that many become one; but for those
@@ -45,7 +47,9 @@ class BodyWriter(Protocol):
 
 
 class StreamWriter(Protocol):
-    """Progress to events."""
+    """Progress to events; a ``heartbeat`` is sent where nothing else is for long."""
+
+    heartbeat: bytes
 
     def open(self) -> bytes:
         """Before the first update."""
@@ -158,6 +162,8 @@ class WholeWriter:
 class EventWriter:
     """A StreamWriter of the older endpoints. A choice has an opening, texts and a finish reason;
     then comes the usage, if the client asked, and [DONE]."""
+
+    heartbeat = HEARTBEAT
 
     def __init__(self, reply: Reply) -> None:
         num_choices = reply.job.total_choices

@@ -102,7 +102,11 @@ def response_job(
     fields.documents = fields.chat_template_kwargs = NULL
     if job.format is not None and job.format.param.startswith("response_format.json_schema"):
         job = replace(job, format=structs.replace(job.format, param=SCHEMA))
-    return replace(job, field_names=job.field_names | FIELD_NAMES | request.tools.field_names)
+    return replace(
+        job,
+        field_names=job.field_names | FIELD_NAMES | request.tools.field_names,
+        warnings=(*job.warnings, *request.tools.warnings),
+    )
 
 
 def _response_format(fields: ResponseRequest) -> Any:

@@ -42,12 +42,14 @@ class _AnyTool(msgspec.Struct):
 class ItemTools:
     """``for_chat`` are the tools as a chat has them, ``params`` by their names there the fields
     that they came as. A call of one of ``custom`` has a text for its arguments. ``in_namespaces``
-    are the functions of namespaces: each with the name of its namespace and its own."""
+    are the functions of namespaces: each with the name of its namespace and its own. ``warnings``
+    name the grammars that the model sees and is not held to."""
 
     for_chat: Raw = field(default_factory=lambda: NULL)
     params: Mapping[str, str] = field(default_factory=dict)
     custom: frozenset[str] = frozenset()
     in_namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     @property
     def field_names(self) -> dict[str, str]:
@@ -73,7 +75,14 @@ def read_tools(raw: Raw) -> ItemTools:
         function = _custom(tool) if isinstance(tool, CustomTool) else _function(tool)
         functions.append(function | {"name": name})
     whole = [{"type": "function", "function": function} for function in functions]
-    return ItemTools(Raw(msgspec.json.encode(whole)), params, custom, in_namespaces)
+    warnings = tuple(
+        f"tools[{index}].format: the model sees the grammar and is not held to it"
+        for index, tool in enumerate(tools)
+        if isinstance(tool, CustomTool) and isinstance(tool.format, GrammarInput)
+        if tool.format.syntax == "lark"
+    )
+    for_chat = Raw(msgspec.json.encode(whole))
+    return ItemTools(for_chat, params, custom, in_namespaces, warnings)
 
 
 def _checked_name(

@@ -27,6 +27,7 @@ from services.gateway.responses.json_reply import encode
 from services.gateway.responses.logprob_json import ChatLogprobs, tokens_of
 from services.gateway.responses.output_parser import ChoiceParser, OutputParser
 from services.gateway.responses.reply import Reply, Tally
+from services.gateway.responses.writers import HEARTBEAT
 from shared.errors import RequestError
 
 structs = msgspec.structs
@@ -135,6 +136,8 @@ class ResponseBody:
 
 class ResponseStream:
     """A StreamWriter."""
+
+    heartbeat = HEARTBEAT
 
     def __init__(self, maker: ResponseMaker) -> None:
         self._maker = maker

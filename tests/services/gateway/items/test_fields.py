@@ -136,6 +136,7 @@ def test_tools_are_those_of_a_chat() -> None:
     assert run["parameters"]["properties"]["input"]["pattern"] == "^(?:a+)$"
     assert 'start: "a"' in patch["description"]
     assert not patch["strict"]
+    assert chat.warnings == ("tools[2].format: the model sees the grammar and is not held to it",)
 
 
 def test_a_choice_of_tools_is_that_of_a_chat(subtests: pytest.Subtests) -> None:
