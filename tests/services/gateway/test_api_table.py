@@ -5,6 +5,7 @@ from pathlib import Path
 
 from services.gateway.requests import unsupported
 from services.gateway.requests.format_schema import StructuredOutputs
+from services.gateway.requests.items.schema import ResponseRequest
 from services.gateway.requests.messages.neutral import NEUTRAL
 from services.gateway.requests.messages.schema import MessagesRequest
 from services.gateway.requests.schema import ChatRequest, CompletionRequest, StreamOptions
@@ -22,6 +23,16 @@ def fields_of(title: str) -> set[str]:
 def test_every_field_of_a_message_has_a_row() -> None:
     fields = {*MessagesRequest.__struct_fields__, *NEUTRAL}
     assert fields_of("Anthropic's Messages") == fields
+
+
+def test_every_field_of_a_response_has_a_row() -> None:
+    fields = {
+        *ResponseRequest.__struct_fields__,
+        *unsupported.RESPONSES,
+        *unsupported.WITHOUT_EFFECT,
+    }
+    kinds = {"function", "custom", "namespace"}
+    assert fields_of("OpenAI's Responses") - kinds == fields
 
 
 def test_every_field_has_a_row_and_every_row_a_field() -> None:
