@@ -281,7 +281,8 @@ async def test_a_running_response_can_be_seen_and_cancelled(
     created = json.loads(lines[1].removeprefix("data: "))["response"]
     path = f"{ROUTE}/{created['id']}"
     async with http.get(path) as running:
-        assert (await running.json())["status"] == "in_progress"
+        seen = await running.json()
+    assert (seen["status"], seen["output"]) == ("in_progress", [])
     async with http.post(f"{path}/cancel") as cancelled:
         reply = await cancelled.json()
     rest = (await response.read()).decode()
