@@ -39,6 +39,7 @@ static_assert(PACKED_DEPTH % TILE_DEPTH == 0);
 // multiplied with each column's scale.
 template <class W>
 struct Packed {
+  typedef W Numbers;
   typedef const W* Tile;
 
   const W* tiles;
@@ -86,6 +87,7 @@ struct GroupedTile {
 // multiple of sixteen, `group` a power of two from there on.
 template <class C>
 struct Packed<Grouped<C>> {
+  typedef Grouped<C> Numbers;
   typedef GroupedTile<C> Tile;
 
   const uint8_t* tiles;
@@ -310,17 +312,52 @@ struct Product {
   Packed<W> w;
   Out out;
   int group = 0;  // tiles an item
+  TileRows packed = {};
 
   // `unit` tiles belong together: `out` gets them at once.
   void run(int unit = 1) {
-    if constexpr (BY_TILES<T, W>)
-      if (num_rows > 1) pack_rows();
-    if constexpr (HAS_GROUPS<W>)
-      if (w.has_zeros) sum_rows();
-    int widest = unit > MAX_TILES ? unit : MAX_TILES;
-    for (group = widest; group > unit && w.num_tiles() / group < 4 * pool_size();) group /= 2;
-    share(*this, div_up(w.num_tiles(), group) * div_up(num_rows, CHUNK_ROWS<T>));
+    take_room(packed_rows.of(num_packed()), group_sums.of(num_sums()));
+    if constexpr (BY_TILES<T, W>) {
+      auto block = [=](int item) { packed.pack(rows, item * TILE_ROWS); };
+      if (num_packed()) share(block, div_up(num_rows, TILE_ROWS));
+    }
+    if constexpr (HAS_GROUPS<W>) {
+      auto row_sums = [=](int row) { sum_row(row); };
+      if (num_sums()) share(row_sums, num_rows);
+    }
+    choose_group(unit, w.num_tiles());
+    share(*this, num_items());
   }
+
+  // What is made of the rows before they are multiplied, in memory for so many numbers.
+  size_t num_packed() const {
+    if (!BY_TILES<T, W> || num_rows == 1) return 0;
+    return (size_t)div_up(num_rows, TILE_ROWS) * TILE_ROWS * TileRows::depth(w.k);
+  }
+  size_t num_sums() const {
+    if constexpr (HAS_GROUPS<W>)
+      if (w.has_zeros) return (size_t)num_rows * w.num_groups;
+    return 0;
+  }
+  void take_room(bf16* blocks, float* sums) {
+    packed = {blocks, num_rows, w.k};
+    if constexpr (HAS_GROUPS<W>) w.row_sums = sums;
+  }
+  void prepare_rows() const {
+    if constexpr (BY_TILES<T, W>)
+      if (num_packed())
+        for (int row = 0; row < num_rows; row += TILE_ROWS) packed.pack(rows, row);
+    if constexpr (HAS_GROUPS<W>)
+      if (num_sums())
+        for (int row = 0; row < num_rows; row++) sum_row(row);
+  }
+
+  // So many tiles an item that all threads have some, of the `total` of what is shared.
+  void choose_group(int unit, int total) {
+    int widest = unit > MAX_TILES ? unit : MAX_TILES;
+    for (group = widest; group > unit && total / group < 4 * pool_size();) group /= 2;
+  }
+  int num_items() const { return div_up(w.num_tiles(), group) * div_up(num_rows, CHUNK_ROWS<T>); }
 
   void operator()(int item) {
     int num_groups = div_up(w.num_tiles(), group);
@@ -365,32 +402,15 @@ struct Product {
     for (int r = 0; r < num_rows; r++) out(start + r, tile, num_tiles, sums[r]);
   }
 
-  // Sums up each row's numbers group by group: what zeros are multiplied with.
-  void sum_rows() {
-    int num_groups = w.num_groups;
-    w.row_sums = group_sums.of((size_t)num_rows * num_groups);
-    auto sum_row = [=](int row) {
-      const T* numbers = rows + (size_t)row * w.k;
-      for (int group = 0; group < num_groups; group++) {
-        int end = (group + 1) * w.group < w.k ? (group + 1) * w.group : w.k;
-        f32x16 found = zero();
-        for (int i = group * w.group; i < end; i += LANES)
-          found = add(found, load_wide(numbers + i));
-        w.row_sums[(size_t)row * num_groups + group] = sum(found);
-      }
-    };
-    share(sum_row, num_rows);
-  }
-
-  TileRows tile_rows() const {
-    int depth = TileRows::depth(w.k);
-    return {packed_rows.of((size_t)div_up(num_rows, TILE_ROWS) * TILE_ROWS * depth), num_rows, w.k};
-  }
-
-  void pack_rows() {
-    TileRows packed = tile_rows();
-    auto block = [=](int item) { packed.pack(rows, item * TILE_ROWS); };
-    share(block, div_up(num_rows, TILE_ROWS));
+  // Sums up a row's numbers group by group: what zeros are multiplied with.
+  void sum_row(int row) const {
+    const T* numbers = rows + (size_t)row * w.k;
+    for (int group = 0; group < w.num_groups; group++) {
+      int end = (group + 1) * w.group < w.k ? (group + 1) * w.group : w.k;
+      f32x16 found = zero();
+      for (int i = group * w.group; i < end; i += LANES) found = add(found, load_wide(numbers + i));
+      w.row_sums[(size_t)row * w.num_groups + group] = sum(found);
+    }
   }
 
   void multiply_tiles(int start, int end, int tile, int num_tiles) {
@@ -398,7 +418,6 @@ struct Product {
     if (num_rows == 1) return multiply_one_row(tile, num_tiles, sums[0]);
     const bf16* tiles[4];
     for (int t = 0; t < num_tiles; t++) tiles[t] = as_bf16(w.tile(tile + t), t);
-    TileRows packed = tile_rows();
     TileProduct product;
     for (int row = start; row < end;) {
       int num = product.run(packed, row, num_tiles, tiles, sums[0], 4 * LANES);
