@@ -99,19 +99,17 @@ class TorchOps(Ops[Tensor]):
         self, x: Tensor, experts: Experts, *, residual: Tensor, scale: float = 1.0
     ) -> Tensor:
         gate, products = experts.gate, experts.products
-        logits = functional.linear(x.float(), gate.weight, gate.bias)
+        logits = product(x.float(), gate.weight, gate.bias)
         chosen, weights = route(logits, gate.routing, gate.e_score_correction_bias)
-        return expert_products(
-            x,
-            chosen,
-            weights if scale == 1.0 else weights * scale,
+        gate_up, down = experts.stacks or (
             [_weight(each.gate_up_proj) for each in products],
             [_weight(each.down_proj) for each in products],
-            residual=residual,
         )
+        shares = weights if scale == 1.0 else weights * scale
+        return expert_products(x, chosen, shares, gate_up, down, residual=residual)
 
     def open(self, x: Tensor, gate: Scores, *, y: Tensor, residual: Tensor) -> Tensor:
-        openings = functional.linear(x.float(), gate.weight).sigmoid()
+        openings = product(x.float(), gate.weight).sigmoid()
         return (residual + openings * y).to(y.dtype)
 
     def attend(self, x: Tensor, heads: Heads) -> Tensor:

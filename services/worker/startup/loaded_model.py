@@ -141,10 +141,10 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
             parameters = count_parameters(model)
             log.info("weights: %s", parameters)
             show_parameters(parameters.total, parameters.active)
+        computed, sampler = choose(model, settings, dtype)
     except torch.OutOfMemoryError as error:
         problem = why_out_of_memory(error)
         raise ConfigError(f"model: its weights do not fit on {device}: {problem}") from None
-    computed, sampler = choose(model, settings, dtype)
     return_freed_memory()
     speculation = choose_speculation(settings.speculative_config, computed)
     if isinstance(model, DecoderLM):
