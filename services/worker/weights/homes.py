@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import nn
 
+from services.worker.layers.experts import Experts
 from services.worker.layers.offloaded import NUM_BUFFERS, Arena, OffloadedLayers, num_bytes_of
 from services.worker.machine.hardware import read_memory
 from shared.errors import ConfigError
@@ -40,8 +41,14 @@ class Homes:
 
     def visit(self) -> Iterator[tuple[str, nn.Module, torch.device]]:
         """Yields each module with its path, to be filled before the next, and where its weights are
-        to be then. Raises ConfigError where the host has less memory, or nothing would be saved."""
+        to be then. Raises ConfigError where the host has less memory, nothing would be saved, or
+        layers have experts, whose weights become one on the device."""
         layers = self._layers if self._host_bytes else []
+        if any(isinstance(module, Experts) for layer in layers for module in layer.modules()):
+            raise ConfigError(
+                f"cpu-offload-gb: {self._wanted}: layers with experts cannot be in the host's"
+                " memory; leave it at 0"
+            )
         indices = {module: i for i, layer in enumerate(layers) for module in layer.modules()}
         current: int | None = None
         for path, module in list(self._model.named_modules()):

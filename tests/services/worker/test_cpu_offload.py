@@ -26,6 +26,7 @@ from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
 from shared.messages import SamplingParams
 from tests.services.worker.checkpoints import random_prompts, save_mimo, save_qwen2
+from tests.services.worker.foreign_checkpoints import save_family
 from tests.services.worker.stored_codes import LAYOUTS, save_quantized
 from tests.services.worker.test_memory import allocated_peak
 
@@ -231,3 +232,9 @@ def test_memory_that_cannot_be_pinned_costs_the_graphs(
     assert len(engine._graphs) == 0
     assert "cannot be pinned (out of memory): copies hold up the host" in caplog.text
     assert_same(found, run(mimo, enforce_eager=True)[1])
+
+
+def test_experts_are_refused(tmp_path: Path) -> None:
+    save_family(tmp_path, "Qwen3MoeForCausalLM")
+    with pytest.raises(ConfigError, match=r"cpu-offload-gb: 1: layers with experts"):
+        make_engine(tmp_path, "device", cpu_offload_gb=ALL)
