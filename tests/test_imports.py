@@ -34,6 +34,7 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         {"mesh"},
         {"responses"},
         {"http"},
+        {"batches"},
         {"endpoints"},
         {"service"},
         {"__main__"},
