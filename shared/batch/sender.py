@@ -11,8 +11,8 @@ import msgspec
 
 from shared.batch.errors import KeyRefused, NoReply, ServerLost
 
-PASSING = {408, 429, 502, 503, 504}
-"""What a later try may well answer otherwise."""
+PASSING = {408, 429, 502, 503, 504, 529}
+"""What a later try may well answer otherwise; 529 is Anthropic's 503."""
 
 FIRST_PAUSE_S = 0.25
 MAX_PAUSE_S = 30.0

@@ -5,7 +5,7 @@ import asyncio
 import time
 from typing import BinaryIO
 
-from aiohttp import BodyPartReader, hdrs, web
+from aiohttp import BodyPartReader, web
 
 from services.gateway.batches.folder import BatchFolder, new_file_id, no_room
 from services.gateway.batches.objects import DeletedFile, FileObject, StoredFile
@@ -26,6 +26,7 @@ MAX_NAME_CHARS = 256
 MAX_FIELD_BYTES = 1024
 MAX_LISTED = 10_000
 PURPOSE = "batch"
+OCTETS = "application/octet-stream"
 
 
 class Files:
@@ -165,11 +166,8 @@ class Files:
         file = self._file(request)
         client = Client(request, self._slow_client_s)
         with self._folder.data_path(file.id).open("rb") as data:
-            headers = {
-                hdrs.CONTENT_TYPE: "application/octet-stream",
-                hdrs.CONTENT_LENGTH: str(file.bytes),
-            }
-            await client.begin(headers)
+            length = str(file.bytes)
+            await client.begin({"Content-Type": OCTETS, "Content-Length": length})
             while chunk := await asyncio.to_thread(data.read, CHUNK_BYTES):
                 await client.write(chunk)
             return await client.end()

@@ -351,7 +351,7 @@ async def test_wrong_batches_are_refused_by_name(
 ):
     async with gateway_of(tmp_path) as gateway, client_of(gateway) as client:
         file = await client.files.create(file=("in.jsonl", b"{}"), purpose="batch")
-        asked = {
+        asked: dict[str, Any] = {
             "input_file_id": file.id,
             "endpoint": "/v1/completions",
             "completion_window": "24h",

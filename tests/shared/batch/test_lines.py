@@ -42,7 +42,7 @@ def test_a_line_is_its_number_id_url_and_body():
         (b"\xff\xfe", "invalid_json_line", "line 7"),
         ([1], "invalid_line", "line 7"),
         ({"custom_id": "a"}, "invalid_line", "method"),
-        (line(custom_id=3), "invalid_line", "custom_id"),
+        (line() | {"custom_id": 3}, "invalid_line", "custom_id"),
         (line(""), "invalid_custom_id", "0 characters"),
         (line("x" * 513), "invalid_custom_id", "513 characters"),
         (line(method="GET"), "invalid_method", "'GET'"),
@@ -76,7 +76,9 @@ def test_lines_are_numbered_as_an_editor_does_and_a_long_one_is_not_held(tmp_pat
     path = tmp_path / "in.jsonl"
     path.write_bytes(b"a\n\n  \nb\n" + b"c" * 3_000_000 + b"\nd")
     assert [*read_lines(path, 10)] == [(1, b"a\n"), (4, b"b\n"), (5, None), (6, b"d")]
-    assert parse_line((5, None), 10).code == "line_too_long"
+    found = parse_line((5, None), 10)
+    assert isinstance(found, LineError)
+    assert found.code == "line_too_long"
 
 
 def test_a_line_of_just_the_limit_is_read(tmp_path: Path):
