@@ -157,16 +157,19 @@ class BatchRun:
         return result_of_reply(plan.batch, line.number, line.custom_id, reply)
 
     async def _write(self, number: int, result: Result) -> None:
-        file = self._good if result.is_good else self._bad
         async with self._writing:
-            await _to_end(asyncio.to_thread(file.append, result))
-            self._done.add(number)
+            await _to_end(self._append(number, result))
+
+    async def _append(self, number: int, result: Result) -> None:
+        file = self._good if result.is_good else self._bad
+        await asyncio.to_thread(file.append, result)
+        self._done.add(number)
         self._counts.note(result.is_good)
         self.on_result()
 
 
 async def _to_end(work: Coroutine[Any, Any, None]) -> None:
-    """A thread cannot be stopped, so who is cancelled waits for it."""
+    """What has begun to be written is written and counted, also where we are cancelled."""
     task = asyncio.create_task(work)
     try:
         await asyncio.shield(task)
