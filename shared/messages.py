@@ -260,7 +260,8 @@ class SamplingParams(Row, frozen=True):
 class TextOptions(Row, frozen=True):
     """What the tokenizer does with the text. ``bad_words`` end up in SamplingParams, as ids.
     ``has_marks``: Deltas say where the added tokens of the vocabulary are. Of a prompt of more
-    than ``max_prompt_tokens`` the last are kept, or the first if it ``keeps_prompt_start``."""
+    than ``max_prompt_tokens`` the last are kept, or the first if it ``keeps_prompt_start``.
+    ``fits_max_tokens``: SamplingParams' ``max_tokens`` counts as far as the context goes."""
 
     stop: Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] = []
     bad_words: Annotated[list[StopString], Meta(max_length=MAX_BAD_WORDS)] = []
@@ -270,6 +271,7 @@ class TextOptions(Row, frozen=True):
     has_marks: bool = False
     max_prompt_tokens: Int32 | None = None
     keeps_prompt_start: bool = False
+    fits_max_tokens: bool = False
 
 
 class ChatOptions(Row, frozen=True):

@@ -20,6 +20,7 @@ from services.worker.layers.kv_layout import KVLayout
 from services.worker.layers.mixture import Mixture
 from services.worker.layers.mlp import GatedMLP
 from services.worker.layers.norm import RMSNorm
+from services.worker.layers.offloaded import OffloadedLayers
 from services.worker.layers.ops import Ops, X
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.layers.rope import RotaryEmbedding
@@ -121,6 +122,7 @@ class Trunk(nn.Module):
         if scale != 1.0:
             x = ops.scale(x, scale)
         for layer in self.layers:
+            ops.enter(layer)
             x = layer.forward(ops, x)
         return x
 
@@ -150,7 +152,8 @@ class DecoderLM(nn.Module, ABC):
     """The trunk, its output head and, if there is one, its MTP head, or a rank's shards of them.
     A backend computes it.
 
-    ``Config`` is what config.json is read as.
+    ``Config`` is what config.json is read as. ``offloaded`` brings the weights of layers that are
+    not on the device.
     """
 
     Config: ClassVar[type[ModelConfig]] = ModelConfig
@@ -158,6 +161,7 @@ class DecoderLM(nn.Module, ABC):
     embedding_scale = 1.0
     logits_scale = 1.0
     mtp_head: MtpHead | None = None
+    offloaded: OffloadedLayers | None = None
 
     def __init__(self, config: ModelConfig, parallel: Parallel = ALONE) -> None:
         super().__init__()

@@ -34,6 +34,7 @@ from services.worker.speculation.choose import Speculation, choose_speculation
 from services.worker.startup.model_shape import ModelShape, count_parameters, shape_of
 from services.worker.step.sampler import Sampler
 from services.worker.weights.dummy import make_dummy
+from services.worker.weights.homes import GIB
 from services.worker.weights.load import load_model
 from services.worker.weights.progress import Progress
 from shared.config.worker import WorkerConfig
@@ -46,6 +47,7 @@ log = logging.getLogger(__name__)
 
 Choose = Callable[[DecoderLM | CausalLM, WorkerConfig, torch.dtype], tuple[CausalLM, Sampler]]
 CACHE_CODES = {"auto": None, "int8": torch.int8, "fp8": torch.uint8}
+FOR_OUR_OWN = " is for our own architectures; transformers computes this model"
 DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
 
 
@@ -139,10 +141,10 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
             parameters = count_parameters(model)
             log.info("weights: %s", parameters)
             show_parameters(parameters.total, parameters.active)
+        computed, sampler = choose(model, settings, dtype)
     except torch.OutOfMemoryError as error:
         problem = why_out_of_memory(error)
         raise ConfigError(f"model: its weights do not fit on {device}: {problem}") from None
-    computed, sampler = choose(model, settings, dtype)
     return_freed_memory()
     speculation = choose_speculation(settings.speculative_config, computed)
     if isinstance(model, DecoderLM):
@@ -183,7 +185,8 @@ def _read_config(settings: WorkerConfig, folder: Path, max_len: int) -> ModelCon
     try:
         return read_model_config(folder)
     except ConfigError as error:
-        if settings.quantization != "none" or settings.speculative_config.method == "mtp":
+        for_our_own = settings.quantization != "none" or settings.cpu_offload_gb
+        if for_our_own or settings.speculative_config.method == "mtp":
             raise
         from services.worker.startup.load_transformers import can_serve
 
@@ -200,11 +203,14 @@ def _load_ours(
     device: torch.device,
     progress: Progress,
 ) -> DecoderLM:
+    host_bytes = int(settings.cpu_offload_gb * GIB)
     if settings.load_format == "dummy":
-        return make_dummy(config, dtype, device, settings.quantization)
-    quantization, cache = settings.quantization, settings.quantization_cache
+        return make_dummy(config, dtype, device, settings.quantization, host_bytes)
     return load_model(
-        folder, config, dtype, device, progress, quantization=quantization, cache=cache
+        *(folder, config, dtype, device, progress),
+        quantization=settings.quantization,
+        cache=settings.quantization_cache,
+        host_bytes=host_bytes,
     )
 
 
@@ -213,10 +219,9 @@ def _load_transformers(
 ) -> tuple[CausalLM, ModelShape]:
     """Imports transformers, which takes seconds, only here."""
     if settings.quantization != "none":
-        raise ConfigError(
-            f"quantization: {settings.quantization} is for our own architectures; transformers"
-            " computes this model"
-        )
+        raise ConfigError(f"quantization: {settings.quantization}{FOR_OUR_OWN}")
+    if settings.cpu_offload_gb:
+        raise ConfigError(f"cpu-offload-gb: {settings.cpu_offload_gb:g}{FOR_OUR_OWN}")
     from services.worker.startup.load_transformers import load_transformers
 
     codes = CACHE_CODES[settings.kv_cache_dtype]
