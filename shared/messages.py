@@ -114,6 +114,7 @@ class ModelInfo(Row, frozen=True):
     reasoning_parser: Name = ""
     quantization: Name = ""  # "none": the weights are as in the checkpoint
     kv_cache_dtype: Name = ""  # "auto": the KV cache has numbers of ``dtype``
+    activation_dtype: Name = ""  # "auto": so has what quantised weights are multiplied with
 
 
 class Capacity(Row, frozen=True):

@@ -46,31 +46,31 @@ template <class T>
 inline Scratch<T> pair_inner;  // [pairs, inner]
 
 // Products of several experts, each with rows of its own, whose items all threads share.
-template <class One>
+template <class P>
 struct Products {
-  One* each;
+  P* each;
   int* ends;  // of each one's items
   int num = 0;
 
   void run(int unit) {
-    size_t num_packed = 0, num_sums = 0;
-    int num_tiles = 0;
-    for (int i = 0; i < num; i++)
-      num_packed += each[i].num_packed(), num_sums += each[i].num_sums(),
-          num_tiles += each[i].w.num_tiles();
-    bf16* blocks = packed_rows.of(num_packed);
-    float* sums = group_sums.of(num_sums);
-    int end = 0;
+    size_t room = 0;
+    int num_tiles = 0, end = 0;
+    for (int i = 0; i < num; i++) room += room_of(i), num_tiles += each[i].w.num_tiles();
+    uint8_t* memory = product_room.of(room);
     for (int i = 0; i < num; i++) {
-      each[i].take_room(blocks, sums);
-      blocks += each[i].num_packed(), sums += each[i].num_sums();
-      each[i].choose_group(unit, num_tiles);
-      ends[i] = end += each[i].num_items();
+      each[i].take_room(memory);
+      memory += room_of(i);
+      each[i].divide(unit, num_tiles);
+      ends[i] = end += each[i].items.num();
     }
-    auto prepare = [=](int i) { each[i].prepare_rows(); };
-    if (num_packed || num_sums) share(prepare, num);
+    auto prepare = [=](int i) {
+      for (int part = 0; part < each[i].num_parts(); part++) each[i].prepare(part);
+    };
+    if (room) share(prepare, num);
     share(*this, end);
   }
+
+  size_t room_of(int i) const { return (each[i].room() + 63) / 64 * 64; }
 
   void operator()(int item) {
     int low = 0, high = num - 1;
@@ -85,23 +85,36 @@ struct Products {
   }
 };
 
-// Multiplies each expert's rows with its matrix; make(w, start) gives what takes the sums of rows
-// that begin at `start`.
-template <class T, class W, class Make>
+// Multiplies each expert's rows with its matrix, of which all are of W; make(w, start) gives what
+// takes the sums of rows that begin at `start`.
+template <class P, class T, class W, class Make>
 void multiply_experts(const Pairs& pairs, int num_experts, const Matrix* matrices, const T* rows,
                       int unit, Make make) {
-  typedef decltype(make(Packed<W>(), 0)) Out;
-  typedef Product<T, W, Out> One;
-  static Scratch<One> products;
+  static Scratch<P> products;
   static Scratch<int> ends;
-  Products<One> all = {products.of(num_experts), ends.of(num_experts)};
+  Products<P> all = {products.of(num_experts), ends.of(num_experts)};
   for (int e = 0; e < num_experts; e++) {
     int start = pairs.starts[e], num = pairs.starts[e + 1] - start;
     if (!num) continue;
     Packed<W> w = packed<W>(matrices[e]);
-    all.each[all.num++] = One{rows + (size_t)start * w.k, num, w, make(w, start)};
+    all.each[all.num++] = P{rows + (size_t)start * w.k, num, w, make(w, start)};
   }
   all.run(unit);
+}
+
+// The same for matrices of any form, all of one.
+template <class T, class Make>
+void multiply_experts(const Pairs& pairs, int num_experts, const Matrix* matrices, const T* rows,
+                      int unit, Make make) {
+  with_packed<T>(matrices[0], [&](auto first) {
+    typedef typename decltype(first)::Numbers W;
+    typedef decltype(make(first, 0)) Out;
+    if constexpr (CAN_ROUND<W>)
+      if (first.rounds)
+        return multiply_experts<RoundedProduct<T, W, Out>, T, W>(pairs, num_experts, matrices, rows,
+                                                                 unit, make);
+    multiply_experts<Product<T, W, Out>, T, W>(pairs, num_experts, matrices, rows, unit, make);
+  });
 }
 
 // out [tokens, hidden] += scale · what the experts of each token give, by their weights. `rows` are
@@ -131,19 +144,11 @@ void run_experts(const Experts& experts, const T* rows, const float* wide, int n
   each_row(num, 1, [=](size_t i) {
     memcpy(gathered + i * size, rows + pairs.tokens[i] * size, size * sizeof(T));
   });
-  with_packed<T>(experts.gate_up[0], [&](auto w) {
-    typedef decltype(w) P;
-    multiply_experts<T, typename P::Numbers>(
-        pairs, num_experts, experts.gate_up, gathered, 2, [=](const P& w, int start) {
-          return Gate<T, typename P::Numbers>{inner + start * inner_size, w};
-        });
+  multiply_experts(pairs, num_experts, experts.gate_up, gathered, 2, [=](auto w, int start) {
+    return Gate<T, typename decltype(w)::Numbers>{inner + start * inner_size, w};
   });
-  with_packed<T>(experts.down[0], [&](auto w) {
-    typedef decltype(w) P;
-    multiply_experts<T, typename P::Numbers>(
-        pairs, num_experts, experts.down, inner, 1, [=](const P& w, int start) {
-          return Store<typename P::Numbers>{outputs + start * size, w};
-        });
+  multiply_experts(pairs, num_experts, experts.down, inner, 1, [=](auto w, int start) {
+    return Store<typename decltype(w)::Numbers>{outputs + start * size, w};
   });
   each_row(num_tokens, size, [=](size_t at) {
     int first = at / size * num_chosen;

@@ -1,7 +1,7 @@
 // Packed matrices as ctypes passes them: see kernels/cpu/operators.py.
 #pragma once
 
-#include "product.h"
+#include "rounded.h"
 
 enum Form : int32_t { DENSE, INT8, GROUPED_INT4, GROUPED_INT8, GROUPED_FP8 };
 
@@ -12,14 +12,14 @@ struct Matrix {
   const void* scales;
   const CodeTable* table;
   int32_t n, k;
-  int32_t form, group, has_zeros, is_wide;
+  int32_t form, group, has_zeros, is_wide, rounds;
 };
 
 template <class W>
 Packed<W> packed(const Matrix& m) {
   Packed<W> w;
   w.tiles = (decltype(w.tiles))m.tiles, w.scales = (decltype(w.scales))m.scales;
-  w.bias = m.bias, w.n = m.n, w.k = m.k;
+  w.bias = m.bias, w.n = m.n, w.k = m.k, w.rounds = m.rounds;
   if constexpr (HAS_GROUPS<W>)
     w.table = m.table, w.group = m.group, w.num_groups = div_up(m.k, m.group),
     w.has_zeros = m.has_zeros, w.is_wide = m.is_wide;

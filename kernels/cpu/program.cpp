@@ -295,4 +295,6 @@ EXPORT void shoal_pack_int4(const uint8_t* codes, const int64_t* order, int n, i
   pack_nibbles(codes, order, n, k, tiles);
 }
 
+EXPORT int shoal_can_round() { return CAN_ROUND<int8_t>; }
+
 EXPORT void shoal_start(int num_threads) { start_pool(num_threads); }

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from kernels.cpu.operators import LANES, MAX_GROUP_SIZE, MAX_HEAD_DIM, Form, Kind
-from kernels.cpu.program import packed_form, why_not_packed
+from kernels.cpu.program import is_whole, packed_form, why_not_packed
 from services.worker.layers.embedding import Embedding, LMHead
 from services.worker.layers.experts import Experts, Scores
 from services.worker.layers.heads import Heads
@@ -267,8 +267,11 @@ class Recorder(Ops[Value]):
             raise NotSupported(f"{self._names[module]}: {size} {what} are no multiple of {LANES}")
 
 
-def _packed_form(weight: Weight) -> Form:
-    return Form.DENSE if isinstance(weight, Dense) else packed_form(weight.as_codes)
+def _packed_form(weight: Weight) -> tuple[Form, bool]:
+    """Also whether its numbers are whole: rows are perhaps rounded for such."""
+    if isinstance(weight, Dense):
+        return Form.DENSE, False
+    return packed_form(weight.as_codes), is_whole(weight.as_codes)
 
 
 def _check_heads(heads: Heads) -> None:

@@ -1,6 +1,6 @@
 """GLM-4.5 and 4.6 (arXiv 2508.06471): half of each head is rotated."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import nn
 
@@ -41,5 +41,5 @@ class Glm4MoeForCausalLM(DecoderLM):
         return NormedMtpLayer(parts, config.hidden_size, attention, mlp)
 
     def _make_attention(self, parts: Parts, layer: int) -> Attention:
-        norm = "heads" if self.config.use_qk_norm else "none"
+        norm: Literal["heads", "none"] = "heads" if self.config.use_qk_norm else "none"
         return parts.attention(layer, norm=norm, has_qkv_bias=self.config.attention_bias)

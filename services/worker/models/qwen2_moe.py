@@ -43,6 +43,8 @@ class StepConfig(SparseConfig, WindowsConfig, frozen=True, kw_only=True):
         return not is_named and (layer + 1) % self.decoder_sparse_step == 0
 
     def problems(self) -> list[str]:
+        if not self.num_routed_experts:
+            return ["num_experts is missing"]
         problems = super().problems()
         if self.use_sliding_window and self.sliding_window == 0:
             problems.append("sliding_window 0 is not supported where use_sliding_window is true")

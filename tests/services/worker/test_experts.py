@@ -39,9 +39,9 @@ from tests.services.worker.checkpoints import allocate
 from tests.services.worker.test_native import make_config
 
 HIDDEN, INNER, NUM_EXPERTS, CHOSEN = 64, 48, 24, 5
-SIZES = {"hidden_size": HIDDEN, "num_experts_per_tok": CHOSEN}
-GROUPS = {"n_group": 6, "topk_group": 2, "routed_scaling_factor": 2.5}
-OF_GROUPS = {"num_groups": 6, "num_kept_groups": 2, "factor": 2.5}
+SIZES: dict[str, Any] = {"hidden_size": HIDDEN, "num_experts_per_tok": CHOSEN}
+GROUPS: dict[str, Any] = {"n_group": 6, "topk_group": 2, "routed_scaling_factor": 2.5}
+OF_GROUPS: dict[str, Any] = {"num_groups": 6, "num_kept_groups": 2, "factor": 2.5}
 # transformers' router and its config, and what we say for it.
 ROUTERS: dict[str, tuple[type[nn.Module], Any, Routing]] = {
     "Mixtral": (
@@ -147,8 +147,11 @@ def test_native_code_gives_what_torch_gives(
     name: str, variant: str, dtype: torch.dtype, ties: int
 ) -> None:
     """Also where so many neighbours have the same scores: of equal ones the first is chosen."""
-    options = {"has_correction": name in ("ERNIE", "GLM-4.5", "DeepSeek-V3"), "ties": ties}
-    options["has_bias"] = name == "gpt-oss"
+    options: dict[str, Any] = {
+        "has_correction": name in ("ERNIE", "GLM-4.5", "DeepSeek-V3"),
+        "has_bias": name == "gpt-oss",
+        "ties": ties,
+    }
     norm = RMSNorm(HIDDEN, 1e-6)
     norm.weight.fill_(1.0)
 

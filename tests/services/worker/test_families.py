@@ -31,6 +31,7 @@ from services.worker.backends.native import NativeLM
 from services.worker.backends.torch_lm import TorchLM
 from services.worker.config.sparse_config import SparseConfig
 from services.worker.models.registry import MODELS, read_model_config
+from shared.errors import ConfigError
 from shared.model_folder import weight_files
 from tests.services.worker.checkpoints import (
     assert_greedy,
@@ -51,8 +52,8 @@ MULTIPLIERS = {
     "residual_multiplier": 0.5,
 }
 WINDOW = 7  # shorter than most prompts here
-SIZED = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
-GLM = {
+SIZED: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+GLM: dict[str, Any] = {
     **SIZED,
     "head_dim": 16,
     "n_routed_experts": 8,
@@ -60,7 +61,12 @@ GLM = {
     "partial_rotary_factor": 0.5,
     "num_mtp_layers": 0,
 }
-ERNIE = {"head_dim": 16, "moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 32}
+ERNIE: dict[str, Any] = {
+    "head_dim": 16,
+    "moe_num_experts": 8,
+    "moe_k": 2,
+    "moe_intermediate_size": 32,
+}
 CASES: dict[str, tuple[type[PreTrainedModel], dict[str, Any]]] = {
     "llama": (LlamaForCausalLM, {}),
     "llama, no groups, biases": (
@@ -285,3 +291,32 @@ def test_what_a_config_leaves_out_is_the_familys(
     config = json.loads((tmp_path / "config.json").read_text())
     assert not {"rope_theta", "rope_parameters", *left_out} & set(config)
     assert_same_logits(tmp_path, family.from_pretrained(tmp_path).eval())
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "problem"),
+    [
+        ("qwen3 moe", {"num_experts_per_tok": 9}, "num_chosen is 9, which must be 1 to 8"),
+        ("qwen3 moe", {"num_local_experts": None}, "num_experts is missing"),
+        (
+            "qwen2 moe",
+            {"use_sliding_window": True, "sliding_window": 0},
+            "sliding_window 0 is not supported where use_sliding_window is true",
+        ),
+        ("ernie moe", {"use_bias": True}, "use_bias true is not supported beside experts"),
+        ("glm moe", {"n_group": 3}, "1 of 3 groups of 8 experts: groups must be equal"),
+        (
+            "glm moe",
+            {"rope_parameters": {"partial_rotary_factor": 0.2}},
+            "partial_rotary_factor 0.2 of head_dim 16: 3 numbers cannot be rotated in pairs",
+        ),
+    ],
+)
+def test_a_config_whose_experts_we_cannot_compute_is_refused(
+    tmp_path: Path, name: str, changes: dict[str, Any], problem: str
+) -> None:
+    family, shape = CASES[name]
+    save_model(tmp_path, family, **shape)
+    change_config(tmp_path, **changes)
+    with pytest.raises(ConfigError, match=problem):
+        read_model_config(tmp_path)

@@ -47,7 +47,7 @@ from tests.services.worker.checkpoints import save_model
 from tests.services.worker.forward import prepare
 
 GIB = 1 << 30
-EXPERTS = {"num_experts_per_tok": 4, "moe_intermediate_size": 64}
+EXPERTS: dict[str, Any] = {"num_experts_per_tok": 4, "moe_intermediate_size": 64}
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 NEEDS = MemoryRequirements(
     weights=2 * GIB,

@@ -41,13 +41,18 @@ FAMILIES = {
     "GLM-4.5": Family(
         Glm4MoeForCausalLM,
         {**GLM, "use_qk_norm": True},
-        *(f"{BLOCK}{part}" for part in ("enorm", "hnorm", "eh_proj", "shared_head.norm")),
+        token_norm=f"{BLOCK}enorm",
+        hidden_norm=f"{BLOCK}hnorm",
+        proj=f"{BLOCK}eh_proj",
+        final_norm=f"{BLOCK}shared_head.norm",
         block=BLOCK,
     ),
     "ERNIE-4.5": Family(
         Ernie4_5_MoeForCausalLM,
         {**ERNIE, "moe_layer_end_index": TRUNK_LAYERS - 1},
-        *(f"model.mtp_{part}.0" for part in ("emb_norm", "hidden_norm", "linear_proj")),
+        token_norm="model.mtp_emb_norm.0",
+        hidden_norm="model.mtp_hidden_norm.0",
+        proj="model.mtp_linear_proj.0",
         final_norm="model.norm",
         block="model.mtp_block.0.",
     ),
@@ -122,8 +127,8 @@ def speculation(method: str) -> dict[str, Any]:
 @pytest.mark.parametrize("kernels", ENGINES)
 def test_drafts_are_those_of_plain_torch(checkpoint: Checkpoint, kernels: str) -> None:
     engine = make_engine(checkpoint.folder, kernels, speculative_config=speculation("mtp"))
-    prompts, greedy = random_prompts(6), {"temperature": 0.0, "max_tokens": 10}
-    params = SamplingParams(seed=0, logprobs=0, draft_logprobs=True, **greedy)
+    prompts = random_prompts(6)
+    params = SamplingParams(seed=0, temperature=0.0, max_tokens=10, logprobs=0, draft_logprobs=True)
     done = scheduled.run(engine, prompts, params)
     num_seen = 0
     for index, prompt in enumerate(prompts):

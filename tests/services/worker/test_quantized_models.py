@@ -45,7 +45,8 @@ def with_values(dense: Path, values: dict[str, torch.Tensor], folder: Path) -> P
     shutil.copytree(dense, folder, ignore=shutil.ignore_patterns("*.safetensors*"))
     floats = {name: tensor.float().contiguous() for name, tensor in values.items()}
     save_file(floats, folder / "model.safetensors", {"format": "pt"})
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    oracle: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return oracle.eval()
 
 
 @pytest.mark.parametrize("kernels", ENGINES)

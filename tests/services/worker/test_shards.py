@@ -23,6 +23,7 @@ from services.worker.layers.embedding import Embedding, LMHead
 from services.worker.layers.experts import Experts, Scores
 from services.worker.layers.heads import Heads
 from services.worker.layers.linear import Linear
+from services.worker.layers.mlp import GatedMLP
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops
 from services.worker.layers.parallel import ALONE, Parallel
@@ -232,6 +233,7 @@ def test_a_rank_has_its_heads_and_its_part_of_the_mlp(tmp_path: Path) -> None:
         model = build_model(config, torch.float32, CPU, Parallel(size - 1, size))
         layer = model.model.layers[0]
         assert isinstance(layer, DecoderLayer)
+        assert isinstance(layer.mlp, GatedMLP)
         spec = layer.self_attn.heads.spec
         assert (spec.num_heads, spec.num_kv_heads) == (num_heads, num_kv_heads)
         assert layer.self_attn.o_proj.weight.values.shape == (64, num_heads * 16)
