@@ -21,7 +21,7 @@ from kernels.route import Routing, route
 from kernels.silu_mul import silu_mul
 from services.worker.weights.online import ONLINE, Quantization
 
-FORMS: tuple[Quantization, ...] = ("none", "wint8", "wint4", "nf4", "fp8")
+FORMS: tuple[Quantization, ...] = ("none", "fp8", "wint4")
 SEED = 0
 
 
