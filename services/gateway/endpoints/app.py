@@ -38,11 +38,11 @@ def make_app(
     parser = BodyParser()
     pieces = PieceMaker()
     completions = Completions(mesh, admission, bodies, parser, pieces, config)
-    responses = Responses(completions, mesh, bodies, config)
     cors = Cors(config.allowed_origins)
     middlewares = [count_requests, answer_errors, limit_headers, cors.preflight]
     if accounts := load_accounts(config):
         middlewares.append(Guard(accounts, batches.socket if batches is not None else None).check)
+    responses = Responses(completions, mesh, bodies, config)
     app = web.Application(middlewares=middlewares)
     app.on_response_prepare.append(name_response)
     app.on_response_prepare.append(name_server)
