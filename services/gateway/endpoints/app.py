@@ -7,6 +7,7 @@ from aiohttp import web
 from services.gateway.endpoints.aborts import Aborts
 from services.gateway.endpoints.completions import Completions
 from services.gateway.endpoints.info import Info
+from services.gateway.endpoints.pooling import PoolingEndpoints
 from services.gateway.endpoints.tokenization import Tokenization
 from services.gateway.http.admission import Admission
 from services.gateway.http.api_keys import Guard, load_accounts
@@ -43,6 +44,7 @@ def make_app(
     app.on_cleanup.append(close)
     for part in (
         Completions(mesh, admission, bodies, parser, pieces, config),
+        PoolingEndpoints(mesh, admission, bodies, parser, pieces, config),
         Tokenization(mesh, admission, bodies, parser, pieces),
         Aborts(mesh),
         Info(mesh, status),

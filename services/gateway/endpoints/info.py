@@ -3,13 +3,14 @@
 from collections.abc import Callable
 
 from aiohttp import web
+from msgspec import UNSET, UnsetType
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.requests.violations import unknown_model
 from services.gateway.responses.json_reply import json_response
-from services.gateway.responses.openai import Model, ModelList, ModelParsers
-from shared.messages import Heartbeat, State
+from services.gateway.responses.openai import Model, ModelList, ModelTraits, PooledModel
+from shared.messages import Heartbeat, ModelInfo, State
 from shared.version import VERSION
 
 
@@ -32,8 +33,8 @@ class Info:
 
     async def _served(self) -> list[Model]:
         model = await self._mesh.tokenizers.known_model()
-        parsers = ModelParsers(model.tool_parser, model.reasoning_parser)
-        return [Model(name, model.created, model.max_model_len, parsers) for name in model.names]
+        traits = ModelTraits(model.tool_parser, model.reasoning_parser, _pooled(model))
+        return [Model(name, model.created, model.max_model_len, traits) for name in model.names]
 
     async def _models(self, request: web.Request) -> web.Response:
         return json_response(ModelList(await self._served()))
@@ -72,3 +73,11 @@ class Info:
     async def _load(self, request: web.Request) -> web.Response:
         """Open requests, in vLLM's format."""
         return json_response({"server_load": self._status().load})
+
+
+def _pooled(model: ModelInfo) -> PooledModel | UnsetType:
+    if (pooling := model.pooling) is None:
+        return UNSET
+    return PooledModel(
+        *(pooling.task, pooling.size, pooling.is_matryoshka, pooling.dimensions, pooling.labels)
+    )

@@ -64,7 +64,8 @@ class Job:
     ``owner`` whose API key it has shown. ``field_names`` are the client's words for what the mesh
     calls ``prompt`` and ``max_tokens``, where they differ. Unless it ``is_seeded`` by the client
     each prompt has a seed of its own. The reply to a chat begins with ``first_text``. Without
-    ``parsing`` a text is content. A stream ``repeats_usage`` in every chunk.
+    ``parsing`` a text is content. A stream ``repeats_usage`` in every chunk. The mesh has up to
+    ``max_open_prompts`` at once; None: all.
     """
 
     model: str
@@ -91,6 +92,7 @@ class Job:
     parsing: Parsing | None = None
     first_text: str = ""
     repeats_usage: bool = False
+    max_open_prompts: int | None = None
 
     @property
     def has_prompt_logprobs(self) -> bool:

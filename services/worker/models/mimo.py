@@ -61,4 +61,5 @@ class MiMoForCausalLM(Qwen2ForCausalLM):
         ]
         self.model.mtp_layers = nn.ModuleList(layers)
         if layers:
+            assert self.lm_head is not None
             self.mtp_head = MiMoMtpHead(self.model, layers[0], self.lm_head)
