@@ -1,5 +1,6 @@
 """What native code and weights in codes bring on a CPU: the engine's steps with torch's operators,
-with native code, and with that and ``quantization: wint8`` and ``wint4``.
+with native code, and with that and ``quantization: wint8`` and ``wint4``, whose rows may be rounded
+(``activation-dtype: int8``).
 
 Both models of ``benchmarks.checkpoints`` in bfloat16, prompts of 128 ids, 32 decoded; ``shoal bench
 engine`` as a process each time, rounds of all alternate. Beside it the memory's read bandwidth.
@@ -23,8 +24,13 @@ KINDS = {
     "torch": ["--no-native-kernels"],
     "wint8": ["--quantization", "wint8"],
     "wint4": ["--quantization", "wint4"],
+    "wint8, rounded": ["--quantization", "wint8", "--activation-dtype", "int8"],
+    "wint4, rounded": ["--quantization", "wint4", "--activation-dtype", "int8"],
 }
-RATIOS = (("native", "torch"), ("wint8", "native"), ("wint4", "native"))
+RATIOS = (
+    *((kind, "native") for kind in ("wint8", "wint4", "wint8, rounded", "wint4, rounded")),
+    ("native", "torch"),
+)
 FIGURES = ("prefill_tokens_per_s", "decode_tokens_per_s")
 NUM_DECODED = 32
 

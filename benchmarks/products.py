@@ -1,9 +1,9 @@
 """Products of activations with the weights of a layer, by native code and by torch (oneDNN).
 
 ``num-matrices`` matrices of one shape, one behind the other, so that they come from the memory as a
-model's do; every build of the native code that this CPU can run, dense and in every form, and
-torch's bfloat16 linear. Rounds of all alternate; GFLOP/s and ratios are those of each one's best
-round.
+model's do; every build of the native code that this CPU can run, dense and in every form, those of
+whole numbers also times rounded rows, and torch's bfloat16 linear. Rounds of all alternate;
+GFLOP/s and ratios are those of each one's best round.
 """
 
 import argparse
@@ -16,17 +16,25 @@ import torch
 from benchmarks.report import spread, write
 from kernels.cpu.library import load_library, variants
 from kernels.cpu.operators import Kind, Operator
-from kernels.cpu.program import Buffer, NativeLibrary, NativeProgram
+from kernels.cpu.program import Buffer, NativeLibrary, NativeProgram, can_round
 from services.worker.weights.online import ONLINE, Quantization
 
 DTYPE = torch.bfloat16
 PAUSE_S = 0.3  # torch's threads wait for their next work without sleeping
 FORMS: tuple[Quantization, ...] = ("none", *ONLINE)
+ROUNDED: tuple[Quantization, ...] = ("wint8", "wint4")
 Run = Callable[[torch.Tensor], Any]
 
 
-def native(variant: str, weights: list[torch.Tensor], num_threads: int, form: Quantization) -> Run:
-    library = NativeLibrary(load_library(variant), DTYPE, num_threads)
+def native(
+    variant: str,
+    weights: list[torch.Tensor],
+    num_threads: int,
+    form: Quantization,
+    *,
+    rounds: bool = False,
+) -> Run:
+    library = NativeLibrary(load_library(variant), DTYPE, num_threads, rounds=rounds)
     n, k = weights[0].shape
     operators = [Operator(kind=Kind.NARROW, source=0, out=1, size=k)]
     for weight in weights:
@@ -55,10 +63,14 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     shape = (args.outputs, args.inputs)
     weights = [torch.randn(shape).to(DTYPE) for _ in range(args.num_matrices)]
     runs: dict[str, Run] = {"torch": by_torch(weights)}
-    for variant in variants():
+    for variant in args.builds:
         for form in FORMS:
             name = variant if form == "none" else f"{variant}, {form}"
             runs[name] = native(variant, weights, args.threads, form)
+        for form in ROUNDED if can_round(load_library(variant)) else ():
+            runs[f"{variant}, {form}, rounded"] = native(
+                variant, weights, args.threads, form, rounds=True
+            )
     num_operations = 2 * args.num_matrices * args.outputs * args.inputs
     found = {}
     for num_rows in args.rows:
@@ -92,5 +104,6 @@ if __name__ == "__main__":
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32, 128, 512])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--builds", nargs="+", choices=variants(), default=variants())
     args = parser.parse_args()
     write("products", {"of": vars(args), "by number of rows": measure(args)})

@@ -139,6 +139,7 @@ class ModelInfo(Row, frozen=True):
     reasoning_parser: Name = ""
     quantization: Name = ""  # "none": the weights are as in the checkpoint
     kv_cache_dtype: Name = ""  # "auto": the KV cache has numbers of ``dtype``
+    activation_dtype: Name = ""  # "auto": so has what quantised weights are multiplied with
     runner: Runner = ""
     pooling: PoolingInfo | None = None
 
@@ -299,7 +300,8 @@ class SamplingParams(Row, frozen=True):
 class TextOptions(Row, frozen=True):
     """What the tokenizer does with the text. ``bad_words`` end up in SamplingParams, as ids.
     ``has_marks``: Deltas say where the added tokens of the vocabulary are. Of a prompt of more
-    than ``max_prompt_tokens`` the last are kept, or the first if it ``keeps_prompt_start``."""
+    than ``max_prompt_tokens`` the last are kept, or the first if it ``keeps_prompt_start``.
+    ``fits_max_tokens``: SamplingParams' ``max_tokens`` counts as far as the context goes."""
 
     stop: Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] = []
     bad_words: Annotated[list[StopString], Meta(max_length=MAX_BAD_WORDS)] = []
@@ -309,6 +311,7 @@ class TextOptions(Row, frozen=True):
     has_marks: bool = False
     max_prompt_tokens: Int32 | None = None
     keeps_prompt_start: bool = False
+    fits_max_tokens: bool = False
 
 
 class ChatOptions(Row, frozen=True):

@@ -19,6 +19,7 @@ FIELDS_OF_ONE_SERVICE = FIELDS_OF_ALL | {
     "reasoning_parser": "reasoning-parser",
     "quantization": "quantization",
     "kv_cache_dtype": "kv-cache-dtype",
+    "activation_dtype": "activation-dtype",
 }
 
 

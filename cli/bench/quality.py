@@ -50,7 +50,7 @@ def measure(load: Namespace, worker: WorkerConfig, console: Console) -> dict[str
     pieces = _cut_text(load, model)
     reference = model if load.reference is None else _find_reference(load, model)
     forms = load.quantization or (QUANTIZED if load.reference is None else [DENSE])
-    as_it_is = {"quantization": DENSE, "kv_cache_dtype": "auto"}
+    as_it_is = {"quantization": DENSE, "kv_cache_dtype": "auto", "activation_dtype": "auto"}
     kinds = {REFERENCE: {"model": str(reference.folder)} | as_it_is}
     kinds |= {form: {"model": str(model.folder), "quantization": form} for form in forms}
     limits = {"max_model_len": load.length, "max_num_seqs": 1}

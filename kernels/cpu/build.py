@@ -29,9 +29,10 @@ class Variant(NamedTuple):
     defines: tuple[str, ...] = ()
 
 
+NARROW = ("avx512bf16", "avx512vnni")  # no CPU has the first of them alone
 VARIANTS = {
-    "amx": Variant("v4", ("avx512bf16", "amx-tile", "amx-bf16"), ("SHOAL_TILES",)),
-    "avx512bf16": Variant("v4", ("avx512bf16",)),
+    "amx": Variant("v4", (*NARROW, "amx-tile", "amx-bf16"), ("SHOAL_TILES",)),
+    "avx512bf16": Variant("v4", NARROW),
     "avx512": Variant("v4"),
     "avx2": Variant("v3"),
 }

@@ -14,9 +14,10 @@ CPUINFO = Path("/proc/cpuinfo")
 # Best first: the flags that the kernel must list for a CPU. The levels of x86-64 are its ABI's.
 _V3 = {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_NARROW = _V4 | {"avx512_bf16", "avx512_vnni"}
 NEEDS = {
-    "amx": _V4 | {"avx512_bf16", "amx_tile", "amx_bf16"},
-    "avx512bf16": _V4 | {"avx512_bf16"},
+    "amx": _NARROW | {"amx_tile", "amx_bf16"},
+    "avx512bf16": _NARROW,
     "avx512": _V4,
     "avx2": _V3,
 }

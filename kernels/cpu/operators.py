@@ -60,7 +60,7 @@ class Cached(IntEnum):
 class MatrixStruct(ctypes.Structure):
     _fields_ = [
         *((name, Pointer) for name in ("tiles", "bias", "scales", "table")),
-        *((name, Int) for name in ("n", "k", "form", "group", "has_zeros", "is_wide")),
+        *((name, Int) for name in ("n", "k", "form", "group", "has_zeros", "is_wide", "rounds")),
     ]
 
 
@@ -98,6 +98,7 @@ class PackedMatrix:
     group: int = 0
     has_zeros: bool = False
     table: Tensor | None = None  # [32] float32, what codes of four bits stand for, see ``simd.h``
+    rounds: bool = False  # what it is multiplied with, see ``rounded.h``
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -108,7 +109,7 @@ class PackedMatrix:
         is_wide = self.scales is not None and self.scales.dtype == torch.float32
         return MatrixStruct(
             *(address(each) for each in (self.tiles, self.bias, self.scales, self.table)),
-            *(self.n, self.k, self.form, self.group, self.has_zeros, is_wide),
+            *(self.n, self.k, self.form, self.group, self.has_zeros, is_wide, self.rounds),
         )
 
 

@@ -45,6 +45,7 @@ struct Packed {
   const float* bias;    // [n] or null
   const float* scales;  // [n] or null
   int n, k;
+  bool rounds;  // rows, see rounded.h
 
   int num_tiles() const { return div_up(n, LANES); }
   static size_t tile_size(int k) { return (size_t)LANES * div_up(k, PACKED_DEPTH) * PACKED_DEPTH; }
@@ -93,18 +94,32 @@ struct Packed<Grouped<C>> {
   const void* scales;      // [tiles][groups][LANES], then zeros of the same shape if it has them
   const CodeTable* table;  // of codes of four bits
   int n, k, group, num_groups;
+  bool rounds;              // rows, see rounded.h
   bool has_zeros, is_wide;  // is_wide: scales and zeros are float, not bf16
   float* row_sums;          // [rows][groups], where there are zeros
 
   int num_tiles() const { return div_up(n, LANES); }
   static size_t tile_bytes(int k) { return Packed<fp8>::tile_size(k) * CODE_BITS<C> / 8; }
   size_t scale_bytes() const { return LANES * (is_wide ? sizeof(float) : sizeof(bf16)); }
+  // Of a tile's columns in the group of k.
+  f32x16 scales_at(int index, int k) const {
+    return number((const uint8_t*)scales + group_at(index, k) * scale_bytes());
+  }
+  f32x16 zeros_at(int index, int k) const {
+    size_t at = (size_t)num_tiles() * num_groups + group_at(index, k);
+    return number((const uint8_t*)scales + at * scale_bytes());
+  }
+  size_t group_at(int index, int k) const {
+    return (size_t)index * num_groups + (k >> __builtin_ctz(group));
+  }
+  f32x16 number(const uint8_t* at) const {
+    return is_wide ? load((const float*)at) : load_wide((const bf16*)at);
+  }
   Tile tile(int index, int from = 0, int row = 0) const {
     const uint8_t* codes = tiles + index * tile_bytes(k) + (size_t)from * LANES * CODE_BITS<C> / 8;
     int first = from >> __builtin_ctz(group);
-    size_t at = ((size_t)index * num_groups + first) * scale_bytes();
     const float* sums = has_zeros ? row_sums + (size_t)row * num_groups + first : nullptr;
-    return {this, codes, (const uint8_t*)scales + at, sums};
+    return {this, codes, (const uint8_t*)scales + group_at(index, from) * scale_bytes(), sums};
   }
   f32x16 finish(int column, int num, f32x16 sums) const {
     return bias ? add(sums, load_some(bias + column, num)) : sums;
@@ -115,6 +130,10 @@ template <class W>
 constexpr bool HAS_GROUPS = false;
 template <class C>
 constexpr bool HAS_GROUPS<Grouped<C>> = true;
+
+// Whether a build rounds rows for such a weight, see rounded.h.
+template <class W>
+constexpr bool CAN_ROUND = false;
 
 // AMX cannot scale the sums of groups apart.
 template <class T, class W>
@@ -299,6 +318,31 @@ void multiply_block(int num_rows, int num_tiles, const T* rows, size_t stride, c
 
 inline Scratch<float> group_sums;  // of the rows of the product that is computed
 
+// A product's items: each has some rows and some tiles.
+struct Items {
+  struct Part {
+    int start, end;  // rows
+    int tile, num_tiles;
+  };
+  int num_rows, num_tiles, chunk_rows;
+  int group;  // tiles an item
+
+  Items() = default;
+  // `unit` tiles belong together.
+  Items(int num_rows, int num_tiles, int chunk_rows, int unit)
+      : num_rows(num_rows), num_tiles(num_tiles), chunk_rows(chunk_rows) {
+    int widest = unit > MAX_TILES ? unit : MAX_TILES;
+    for (group = widest; group > unit && num_tiles / group < 4 * pool_size();) group /= 2;
+  }
+  int num_groups() const { return div_up(num_tiles, group); }
+  int num() const { return num_groups() * div_up(num_rows, chunk_rows); }
+  Part part(int item) const {
+    int start = item / num_groups() * chunk_rows, tile = item % num_groups() * group;
+    int end = start + chunk_rows < num_rows ? start + chunk_rows : num_rows;
+    return {start, end, tile, tile + group < num_tiles ? group : num_tiles - tile};
+  }
+};
+
 // rows [num_rows, w.k] times w, in items for all threads. ``out(row, tile, sums)`` takes what was
 // summed up: `num_tiles` tiles side by side from `tile` on.
 template <class T, class W, class Out>
@@ -309,7 +353,7 @@ struct Product {
   int num_rows;
   Packed<W> w;
   Out out;
-  int group = 0;  // tiles an item
+  Items items = {};
 
   // `unit` tiles belong together: `out` gets them at once.
   void run(int unit = 1) {
@@ -317,16 +361,12 @@ struct Product {
       if (num_rows > 1) pack_rows();
     if constexpr (HAS_GROUPS<W>)
       if (w.has_zeros) sum_rows();
-    int widest = unit > MAX_TILES ? unit : MAX_TILES;
-    for (group = widest; group > unit && w.num_tiles() / group < 4 * pool_size();) group /= 2;
-    share(*this, div_up(w.num_tiles(), group) * div_up(num_rows, CHUNK_ROWS<T>));
+    items = Items(num_rows, w.num_tiles(), CHUNK_ROWS<T>, unit);
+    share(*this, items.num());
   }
 
   void operator()(int item) {
-    int num_groups = div_up(w.num_tiles(), group);
-    int start = item / num_groups * CHUNK_ROWS<T>, tile = item % num_groups * group;
-    int end = start + CHUNK_ROWS<T> < num_rows ? start + CHUNK_ROWS<T> : num_rows;
-    int num_tiles = tile + group < w.num_tiles() ? group : w.num_tiles() - tile;
+    auto [start, end, tile, num_tiles] = items.part(item);
     if constexpr (BY_TILES<T, W>)
       multiply_tiles(start, end, tile, num_tiles);
     else if (end - start > MIN_PASSES * MAX_ROWS && end - start <= FEW_ROWS)
@@ -489,18 +529,3 @@ struct Gate {
     }
   }
 };
-
-template <class T, class W>
-void product(const T* rows, int num_rows, Packed<W> w, float* out) {
-  Product<T, W, Store<W>>{rows, num_rows, w, {out, w}}.run();
-}
-
-template <class T, class W>
-void add_product(const T* rows, int num_rows, Packed<W> w, float scale, float* out) {
-  Product<T, W, Add<W>>{rows, num_rows, w, {out, w, scale}}.run();
-}
-
-template <class T, class W>
-void gated_product(const T* rows, int num_rows, Packed<W> w, T* out) {
-  Product<T, W, Gate<T, W>>{rows, num_rows, w, {out, w}}.run(2);
-}

@@ -3,6 +3,7 @@
 
 #include "attention.h"
 #include "heads.h"
+#include "rounded.h"
 
 namespace {
 
@@ -15,7 +16,7 @@ struct Matrix {
   const void* scales;
   const CodeTable* table;
   int32_t n, k;
-  int32_t form, group, has_zeros, is_wide;
+  int32_t form, group, has_zeros, is_wide, rounds;
 };
 
 struct Heads {
@@ -68,7 +69,7 @@ template <class W>
 Packed<W> packed(const Matrix& m) {
   Packed<W> w;
   w.tiles = (decltype(w.tiles))m.tiles, w.scales = (decltype(w.scales))m.scales;
-  w.bias = m.bias, w.n = m.n, w.k = m.k;
+  w.bias = m.bias, w.n = m.n, w.k = m.k, w.rounds = m.rounds;
   if constexpr (HAS_GROUPS<W>)
     w.table = m.table, w.group = m.group, w.num_groups = div_up(m.k, m.group),
     w.has_zeros = m.has_zeros, w.is_wide = m.is_wide;
@@ -311,5 +312,7 @@ EXPORT void shoal_pack_int4(const uint8_t* codes, const int64_t* order, int n, i
                             uint8_t* tiles) {
   pack_nibbles(codes, order, n, k, tiles);
 }
+
+EXPORT int shoal_can_round() { return CAN_ROUND<int8_t>; }
 
 EXPORT void shoal_start(int num_threads) { start_pool(num_threads); }

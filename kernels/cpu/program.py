@@ -62,11 +62,20 @@ FORMS = {
 
 
 class NativeLibrary:
-    """The functions of a library for weights of one type, ``DTYPES``."""
+    """The functions of a library for weights of one type, ``DTYPES``.
 
-    def __init__(self, library: ctypes.CDLL, dtype: torch.dtype, num_threads: int) -> None:
+    With ``rounds`` what weights in whole numbers are multiplied with becomes codes of eight bits
+    first; raises ValueError where the library cannot (``can_round``).
+    """
+
+    def __init__(
+        self, library: ctypes.CDLL, dtype: torch.dtype, num_threads: int, *, rounds: bool = False
+    ) -> None:
+        if rounds and not can_round(library):
+            raise ValueError("this library does not round what is multiplied")
         name = str(dtype).removeprefix("torch.")
         self.dtype = dtype
+        self._rounds = rounds
         self._arena = Arena()
         self._pack = {
             dtype: library[f"shoal_pack_{name}"],
@@ -100,7 +109,7 @@ class NativeLibrary:
         num_groups = codes.scales.shape[1]
         if codes.codes.dtype == torch.int8 and num_groups == 1 and codes.zeros is None:
             scales = _in_order(codes.scales[:, 0], order)
-            return PackedMatrix(tiles, bias, n, k, Form.INT8, scales)
+            return PackedMatrix(tiles, bias, n, k, Form.INT8, scales, rounds=self._rounds)
         group = next(size for size in GROUPS if num_groups == 1 or codes.group % size == 0)
         parts = [each for each in (codes.scales, codes.zeros) if each is not None]
         dtype = (
@@ -110,7 +119,8 @@ class NativeLibrary:
         scales = self._kept(torch.cat(tiled))
         table = None if codes.table is None else self._kept(_wide_and_narrow(codes.table))
         form = FORMS[codes.codes.dtype]
-        return PackedMatrix(tiles, bias, n, k, form, scales, group, len(parts) == 2, table)
+        rounds = self._rounds and is_whole(codes)
+        return PackedMatrix(tiles, bias, n, k, form, scales, group, len(parts) == 2, table, rounds)
 
     def _tiles(self, numbers: Tensor, order: np.ndarray, k: int) -> Tensor:
         numbers = numbers.contiguous()
@@ -125,6 +135,15 @@ class NativeLibrary:
         kept: Tensor = self._arena.empty(tensor.numel(), tensor.dtype)
         kept.copy_(tensor.flatten())
         return kept
+
+
+def can_round(library: ctypes.CDLL) -> bool:
+    return bool(library["shoal_can_round"]())
+
+
+def is_whole(codes: Codes) -> bool:
+    """Whether its numbers are whole, −128 … 127 or −8 … 7, so that rows may be rounded for it."""
+    return codes.first == -8 or codes.codes.dtype == torch.int8
 
 
 def why_not_packed(inputs: int, group: int) -> str | None:

@@ -42,8 +42,11 @@ def prepare(
     if submit.text.bad_words:
         bad_words = model.encode_words(submit.text.bad_words)
         params = msgspec.structs.replace(params, bad_words=bad_words)
+    room = max(1, model.max_model_len - len(ids))
     if params.max_tokens is None:
-        params = _bounded(params, max(1, model.max_model_len - len(ids)), max_tokens)
+        params = _bounded(params, room, max_tokens)
+    elif submit.text.fits_max_tokens:
+        params = msgspec.structs.replace(params, max_tokens=min(params.max_tokens, room))
     choices = []
     end = 0
     for start in submit.choices:

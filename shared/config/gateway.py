@@ -4,7 +4,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from shared.config.base import Settings
-from shared.config.fields import Addresses, ApiKeys, Origins
+from shared.config.fields import Addresses, ApiKeys, Origins, ReasoningKey
 from shared.config.shared_fields import MAX_OPEN_REQUESTS
 from shared.messages import MAX_CHOICES
 
@@ -67,6 +67,26 @@ class GatewayConfig(Settings):
     )
     reasoning_field: ReasoningField = Field(
         "both", description="field of a reply that holds what a model reasoned, or both of them"
+    )
+    response_store: Path | None = Field(
+        None,
+        description="SQLite file that keeps the responses of /v1/responses; the gateways of one"
+        " machine may share it (default: none are kept)",
+    )
+    response_store_bytes: int = Field(
+        256 << 20, gt=0, description="bytes of responses and their input that are kept"
+    )
+    response_store_entries: int = Field(
+        100_000, gt=0, description="responses that are kept; those used last stay"
+    )
+    response_store_age_s: float = Field(
+        7 * 24 * 3600.0, gt=0, description="seconds for which a response is kept"
+    )
+    reasoning_key: ReasoningKey | None = Field(
+        None,
+        description="secret with which reasoning is encrypted for clients that keep it, the same"
+        " for all gateways; better in the environment than in a flag (default: one for each"
+        " process)",
     )
     max_priority_boost: int = Field(
         0,

@@ -7,9 +7,12 @@ from aiohttp import web
 from services.gateway.endpoints.aborts import Aborts
 from services.gateway.endpoints.completions import Completions
 from services.gateway.endpoints.info import Info
+from services.gateway.endpoints.messages import Messages
 from services.gateway.endpoints.pooling import PoolingEndpoints
+from services.gateway.endpoints.responses import Responses
 from services.gateway.endpoints.tokenization import Tokenization
 from services.gateway.http.admission import Admission
+from services.gateway.http.anthropic import name_message
 from services.gateway.http.api_keys import Guard, load_accounts
 from services.gateway.http.body import BodyParser, BodyReader
 from services.gateway.http.cors import Cors
@@ -28,6 +31,8 @@ def make_app(
     bodies = BodyReader(config.max_body_bytes)
     parser = BodyParser()
     pieces = PieceMaker()
+    completions = Completions(mesh, admission, bodies, parser, pieces, config)
+    responses = Responses(completions, mesh, bodies, config)
     cors = Cors(config.allowed_origins)
     middlewares = [count_requests, answer_errors, limit_headers, cors.preflight]
     if accounts := load_accounts(config):
@@ -35,17 +40,21 @@ def make_app(
     app = web.Application(middlewares=middlewares)
     app.on_response_prepare.append(name_response)
     app.on_response_prepare.append(name_server)
+    app.on_response_prepare.append(name_message)
     app.on_response_prepare.append(cors.mark)
 
     async def close(app: web.Application) -> None:
         parser.close()
         pieces.close()
+        responses.close()
 
     app.on_cleanup.append(close)
     for part in (
-        Completions(mesh, admission, bodies, parser, pieces, config),
+        completions,
+        responses,
         PoolingEndpoints(mesh, admission, bodies, parser, pieces, config),
         Tokenization(mesh, admission, bodies, parser, pieces),
+        Messages(mesh, admission, bodies, parser, completions),
         Aborts(mesh),
         Info(mesh, status),
     ):

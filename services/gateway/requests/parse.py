@@ -38,7 +38,11 @@ class Limits:
 
 def parse_chat(body: Body, model: ModelInfo, limits: Limits) -> Job:
     """A body of ``/v1/chat/completions``."""
-    request = check(decode(body), ChatRequest, unsupported.CHAT)
+    return chat_job(check(decode(body), ChatRequest, unsupported.CHAT), model, limits)
+
+
+def chat_job(request: ChatRequest, model: ModelInfo, limits: Limits) -> Job:
+    """Raises InvalidRequest (NotFound for the model), which names the fields of a chat."""
     prompts = [chat_prompt(request.messages)]
     names = {"prompt": "messages"}
     if request.max_completion_tokens is not None:

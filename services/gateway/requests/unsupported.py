@@ -13,6 +13,7 @@ Neutral = dict[str, tuple[Any, ...]]
 
 WITHOUT_EFFECT = frozenset(
     {
+        "client_metadata",
         "metadata",
         "prompt_cache_key",
         "prompt_cache_options",
@@ -72,6 +73,29 @@ COMPLETION: Neutral = _COMMON | {
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
+}
+
+RESPONSES: Neutral = _COMMON | {
+    "background": (False,),
+    "context_management": ([],),
+    "conversation": (),
+    "echo": (False,),
+    "include_draft_logprobs": (False,),
+    "logprobs": (False,),
+    "max_completion_tokens": (),
+    "max_tokens": (),
+    "messages": (),
+    "modalities": (["text"],),
+    "moderation": (),
+    "n": (1,),
+    "prompt": (),
+    "prompt_logprobs": (),
+    "reasoning_effort": (),
+    "response_format": (),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "service_tier": ("auto", "default"),
+    "truncation": ("disabled",),
 }
 
 TOKENIZE: Neutral = {

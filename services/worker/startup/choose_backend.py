@@ -8,11 +8,12 @@ import torch
 
 from kernels.cpu.library import find_variant, load_library
 from kernels.cpu.operators import DTYPES
-from kernels.cpu.program import NativeLibrary
+from kernels.cpu.program import NativeLibrary, can_round, is_whole
 from kernels.cpu.sampler import NativeSampler
 from services.worker.backends.native import NativeLM
 from services.worker.backends.torch_lm import DEVICE, HOST, Known, TorchLM
 from services.worker.layers.ops import NotSupported
+from services.worker.layers.weights import Quantized
 from services.worker.machine.hardware import bound_kernel_caches
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
@@ -41,6 +42,11 @@ def choose_kernels(
         sampler = NativeSampler(library, num_threads)
         native = _native(model, settings, dtype, library, num_threads)
     except NotSupported as problem:
+        if settings.activation_dtype != "auto":
+            raise ConfigError(
+                f"activation-dtype: {settings.activation_dtype} is for native code, which cannot"
+                f" run the model: {problem}"
+            ) from None
         num_threads = settings.num_threads or max(1, num_threads - 1)
         torch.set_num_threads(num_threads)
         bound_kernel_caches()
@@ -60,6 +66,11 @@ def choose_device_kernels(
 ) -> tuple[CausalLM, Sampler]:
     """Does the same as ``choose_kernels`` for the device engine, which samples by itself. Raises
     ConfigError."""
+    if settings.activation_dtype != "auto":
+        raise ConfigError(
+            f"activation-dtype: {settings.activation_dtype} is for native code on a CPU, and this"
+            " worker computes on a GPU"
+        )
     attention = settings.attention_backend
     if not isinstance(model, DecoderLM):
         log.info("kernels: torch's operators, attention by %s", attention)
@@ -102,4 +113,11 @@ def _native(
         raise NotSupported("transformers computes this model")
     if dtype not in DTYPES:
         raise NotSupported(f"it has no {dtype}")
-    return NativeLM(model, settings.block_size, NativeLibrary(library, dtype, num_threads))
+    rounds = settings.activation_dtype == "int8"
+    if rounds and not can_round(library):
+        raise NotSupported("this CPU lacks AVX512-VNNI")
+    forms = (module for module in model.modules() if isinstance(module, Quantized))
+    if rounds and not any(is_whole(form.as_codes) for form in forms):
+        raise NotSupported("no weights of it are whole numbers, as those of wint8 and wint4 are")
+    native = NativeLibrary(library, dtype, num_threads, rounds=rounds)
+    return NativeLM(model, settings.block_size, native)

@@ -143,6 +143,7 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
         logprobs_mode=settings.logprobs_mode,
         quantization=settings.quantization,
         kv_cache_dtype=settings.kv_cache_dtype,
+        activation_dtype=settings.activation_dtype,
     )
     log.info("model %s (%s) in %s on %s", location.name, "/".join(architectures), dtype, device)
     before = read_memory(device, settings.numa_node)

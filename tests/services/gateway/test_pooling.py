@@ -13,6 +13,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from services.gateway.endpoints.pooling import ROUTES
+from services.gateway.http.api_keys import LIMITED_ROUTES
 from services.gateway.requests import pooling_schema, unsupported
 from services.gateway.requests.pooling import MAX_OPEN_INPUTS
 from services.gateway.service import GatewayService
@@ -188,3 +190,17 @@ async def test_a_model_that_pools_writes_no_texts(tmp_path: Path, path: str) -> 
             error = (await response.json())["error"]
         assert (response.status, error["code"]) == (400, "model_does_not_generate")
         assert "/v1/embeddings" in error["message"]
+
+
+async def test_api_keys_are_checked_and_their_limits_hold(tmp_path: Path) -> None:
+    assert ROUTES.keys() <= LIMITED_ROUTES
+    settings = {"api_key": ["secret"], "max_tokens_per_minute_per_key": 2 * NUM_PROMPT_TOKENS}
+    async with mesh(tmp_path, **settings) as (http, tokenizer, _):
+        assert (await embed(http, 1))[0] == 401
+        http.headers["Authorization"] = "Bearer secret"
+        asked = asyncio.create_task(embed(http, 2))
+        requests = await answer(tokenizer, 2)
+        assert requests[0].submit.owner
+        assert (await asked)[0] == 200
+        status, reply = await embed(http, 1)
+        assert (status, reply["error"]["code"]) == (429, "rate_limit_exceeded")

@@ -177,12 +177,12 @@ def test_plans_of_texts_and_of_pooling_do_not_go_together(embedder: Path) -> Non
 
 def test_a_scheduler_that_knows_of_no_pooling_is_refused() -> None:
     """It would send prompts on without what is wanted of them."""
-    service = WorkerService(WorkerConfig(), lambda config, progress: None)  # type: ignore[arg-type,return-value]
+    service = WorkerService(WorkerConfig(), lambda config, progress: None)
     capacity = Capacity(8, 16, 1, 8, 64, 100)
     hello = Hello(PROTOCOL_MAJOR, POOLING_MINOR - 1, "scheduler", "s")
     for size, refusal in ((0, None), (64, "protocol minor 0 knows of no pooling, 1 does")):
         with_size = msgspec.structs.replace(capacity, pooled_size=size)
-        service._engine = SimpleNamespace(capacity=with_size)  # type: ignore[assignment]
+        service._engine = SimpleNamespace(capacity=with_size)
         assert service.refusal(hello) == refusal
         newer = msgspec.structs.replace(hello, minor=POOLING_MINOR)
         assert service.refusal(newer) is None
