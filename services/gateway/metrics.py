@@ -43,6 +43,12 @@ GENERATION_TOKENS = Counter("vllm:generation_tokens", "Tokens that clients were 
 FINISHED_REQUESTS = Counter(
     "vllm:request_success", "Choices that have ended", [*_MODEL, "finished_reason"]
 )
+POOLED_INPUTS = Counter(
+    "shoal_pooled_inputs",
+    "Texts and pairs of which clients were given what a model pools them to; task: embed or"
+    " classify",
+    [*_MODEL, "task"],
+)
 # fmt: off
 TIME_TO_FIRST_TOKEN = Histogram(
     "vllm:time_to_first_token_seconds", "From the request to its first token", _MODEL,

@@ -106,6 +106,8 @@ def encode(
         case "chat":
             messages, options = _messages(prompt), chat or NO_OPTIONS
             ids = model.encode_chat(messages, options, adds_special_tokens, truncation)
+        case "pair":
+            ids = model.encode_pair(_pair(prompt), adds_special_tokens, truncation)
     if len(ids) == 0:
         raise InvalidRequest("the prompt has no tokens", param="prompt")
     model.check_ids(ids)
@@ -140,6 +142,16 @@ def _messages(prompt: Array) -> list[dict[str, Any]]:
         return msgspec.json.decode(prompt.tobytes(), type=list[dict[str, Any]])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"messages are no chat: {error}", param="messages") from None
+
+
+def _pair(prompt: Array) -> list[str]:
+    try:
+        pair = msgspec.json.decode(prompt.tobytes(), type=list[str])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the prompt is no pair: {error}", param="prompt") from None
+    if not 2 <= len(pair) <= 3:
+        raise InvalidRequest(f"a pair has {len(pair)} texts; expected 2 or 3", param="prompt")
+    return pair
 
 
 def _check_dtype(kind: PromptKind, prompt: Array) -> None:

@@ -11,6 +11,7 @@ from services.gateway.endpoints.completions import Completions
 from services.gateway.endpoints.files import Files
 from services.gateway.endpoints.info import Info
 from services.gateway.endpoints.messages import Messages
+from services.gateway.endpoints.pooling import PoolingEndpoints
 from services.gateway.endpoints.responses import Responses
 from services.gateway.endpoints.tokenization import Tokenization
 from services.gateway.http.admission import Admission
@@ -58,6 +59,7 @@ def make_app(
     for part in (
         completions,
         responses,
+        PoolingEndpoints(mesh, admission, bodies, parser, pieces, config),
         Tokenization(mesh, admission, bodies, parser, pieces),
         Messages(mesh, admission, bodies, parser, completions),
         Aborts(mesh),

@@ -24,6 +24,7 @@ from services.gateway.requests.job import Job, Parsing, Prompt
 from services.gateway.requests.json_body import Body
 from services.gateway.requests.parse import Limits, parse_chat, parse_completion
 from services.gateway.requests.request_id import check_request_id, request_id, take_request_id
+from services.gateway.requests.runner import check_generates
 from services.gateway.requests.violations import client_names
 from services.gateway.responses.formats import ChatFormat, Format, TextFormat
 from services.gateway.responses.output_parser import OutputParser, output_parser
@@ -172,6 +173,7 @@ class Completions:
         """Of the body only the prompts are kept, and what is to be done with them."""
         body = await self._bodies.read(request, reservation)
         model = await self._mesh.tokenizers.ready_model()
+        check_generates(model)
         job = await endpoint.job(body, model, self._limits, self._parser)
         reservation.replace(len(body), job.prompt_bytes + job.option_bytes)
         return job, model

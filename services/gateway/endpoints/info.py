@@ -4,6 +4,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from aiohttp import web
+from msgspec import UNSET, UnsetType
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from services.gateway.http.anthropic import is_anthropic
@@ -11,8 +12,8 @@ from services.gateway.mesh.mesh import Mesh
 from services.gateway.requests.violations import unknown_model
 from services.gateway.responses import anthropic
 from services.gateway.responses.json_reply import json_response
-from services.gateway.responses.openai import Model, ModelList, ModelParsers
-from shared.messages import Heartbeat, State
+from services.gateway.responses.openai import Model, ModelList, ModelTraits, PooledModel
+from shared.messages import Heartbeat, ModelInfo, State
 from shared.version import VERSION
 
 
@@ -35,8 +36,8 @@ class Info:
 
     async def _served(self) -> list[Model]:
         model = await self._mesh.tokenizers.known_model()
-        parsers = ModelParsers(model.tool_parser, model.reasoning_parser)
-        return [Model(name, model.created, model.max_model_len, parsers) for name in model.names]
+        traits = ModelTraits(model.tool_parser, model.reasoning_parser, _pooled(model))
+        return [Model(name, model.created, model.max_model_len, traits) for name in model.names]
 
     async def _models(self, request: web.Request) -> web.Response:
         served = await self._served()
@@ -85,3 +86,11 @@ def anthropic_model(model: Model) -> anthropic.Model:
     created_at = datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     limit = model.max_model_len
     return anthropic.Model(model.id, model.id, created_at, limit, limit)
+
+
+def _pooled(model: ModelInfo) -> PooledModel | UnsetType:
+    if (pooling := model.pooling) is None:
+        return UNSET
+    return PooledModel(
+        *(pooling.task, pooling.size, pooling.is_matryoshka, pooling.dimensions, pooling.labels)
+    )

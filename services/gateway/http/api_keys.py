@@ -23,10 +23,9 @@ OPEN_ROUTES = {"/health", "/ready", "/ping"}
 """Open to monitoring, which has no key."""
 
 LIMITED_ROUTES = {
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/messages",
-    "/v1/responses",
+    *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"),
+    *("/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score"),
+    *("/rerank", "/v1/rerank", "/v2/rerank"),
 }
 
 API_KEY = "X-Api-Key"

@@ -66,7 +66,8 @@ class Job:
     each prompt has a seed of its own. The reply to a chat begins with ``first_text``. Without
     ``parsing`` a text is content. A stream ``repeats_usage`` in every chunk. ``kept_bytes`` are
     held beside the Job until the request ends; where it ``keeps_logprobs``, they are held as
-    JSON, those of a stream too. ``warnings`` name what the client asked for in vain.
+    JSON, those of a stream too. ``warnings`` name what the client asked for in vain. The mesh has
+    up to ``max_open_prompts`` at once; None: all.
     """
 
     model: str
@@ -96,6 +97,7 @@ class Job:
     kept_bytes: int = 0
     keeps_logprobs: bool = False
     warnings: tuple[str, ...] = ()
+    max_open_prompts: int | None = None
 
     @property
     def has_prompt_logprobs(self) -> bool:

@@ -105,6 +105,20 @@ TOKENIZE: Neutral = {
     "truncation_side": (),
 }
 
+POOLING: Neutral = {
+    "embed_dtype": ("float32",),
+    "embedding_types": (["float"],),
+    "endianness": ("native", "little"),
+    "late_chunking": (False,),
+    "max_chunks_per_doc": (),
+    "max_tokens_per_doc": (),
+    "messages": (),
+    "mm_processor_kwargs": ({},),
+    "rank_fields": (["text"],),
+    "softmax": (),
+    "activation": (),
+}
+
 REASONS = {
     "best_of": "choices are not ranked here; n gives all of them",
     "include_obfuscation": "no field is added to hide how long a token is",

@@ -161,7 +161,7 @@ class TorchLM(TorchCausalLM):
         check_model(model, known.options, known.forms)
         self.model = model
         self.offloaded = model.offloaded
-        self.hidden_size, self.vocab_size = model.config.hidden_size, model.lm_head.outputs
+        self.hidden_size, self.vocab_size = model.config.hidden_size, model.config.vocab_size
         if model.mtp_head is not None:
             self.draft_head = _TorchDraftHead(model.mtp_head)
 
@@ -169,7 +169,8 @@ class TorchLM(TorchCausalLM):
         return self.model.forward(TorchOps(positions, offloaded=self.offloaded), input_ids)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        return self.model.logits(TorchOps(out=out), hidden)
+        states = hidden.float() if self.model.lm_head is None else hidden
+        return self.model.logits(TorchOps(out=out), states)
 
 
 class _TorchDraftHead:

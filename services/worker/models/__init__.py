@@ -41,7 +41,8 @@ class CausalLM(nn.Module, ABC):
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """[S, hidden], the states of some of the tokens → [S, vocab_size] float32."""
+        """[S, hidden], the states of some of the tokens → [S, vocab_size] float32; of a model that
+        pools those states after the last norm, [S, hidden] float32."""
 
 
 class TorchCausalLM(CausalLM):

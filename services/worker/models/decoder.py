@@ -150,7 +150,7 @@ class MtpHead(ABC):
 
 class DecoderLM(nn.Module, ABC):
     """The trunk, its output head and, if there is one, its MTP head, or a rank's shards of them.
-    A backend computes it.
+    A backend computes it. One that pools has neither head.
 
     ``Config`` is what config.json is read as. ``offloaded`` brings the weights of layers that are
     not on the device.
@@ -174,7 +174,13 @@ class DecoderLM(nn.Module, ABC):
         )
         source = "model.embed_tokens" if self.is_tied else "lm_head"
         tied = self.model.embed_tokens if self.is_tied else None
-        self.lm_head = LMHead(config.vocab_size, config.hidden_size, f"{source}.weight", tied)
+        self.lm_head: LMHead | None = LMHead(
+            config.vocab_size, config.hidden_size, f"{source}.weight", tied
+        )
+
+    def drop_heads(self) -> None:
+        """Makes it a model that pools: ``logits`` gives the states after the last norm."""
+        self.lm_head = self.mtp_head = None
 
     @property
     def is_tied(self) -> bool:
@@ -207,5 +213,8 @@ class DecoderLM(nn.Module, ABC):
         return self.model.forward(ops, ids, self.embedding_scale)
 
     def logits(self, ops: Ops[X], hidden: X) -> X:
-        """[S, hidden], the states of some of the tokens → [S, vocab_size] float32."""
+        """[S, hidden], the states of some of the tokens → [S, vocab_size] float32, or without a
+        head [S, hidden]."""
+        if self.lm_head is None:
+            return ops.norm(hidden, self.model.norm)
         return ops.logits(hidden, self.lm_head, norm=self.model.norm, scale=self.logits_scale)

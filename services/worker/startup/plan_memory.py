@@ -97,7 +97,7 @@ class MemoryReport:
 
 def estimate_requirements(loaded: LoadedModel) -> MemoryRequirements:
     """Measures the weights in memory, and estimates a step's tensors from above."""
-    shape, vocab_size = loaded.shape, loaded.model_info.vocab_size
+    shape, vocab_size = loaded.shape, loaded.num_outputs
     max_tokens, max_len = loaded.max_num_batched_tokens, loaded.model_info.max_model_len
     num_tokens = max_tokens + loaded.max_num_seqs * (loaded.speculation.method == "mtp")
     activations = num_tokens * shape.numbers_per_token * torch.float32.itemsize

@@ -26,6 +26,8 @@ def make_dummy(
     device: torch.device,
     quantization: Quantization = "none",
     host_bytes: int = 0,
+    *,
+    pools: bool = False,
 ) -> DecoderLM:
     """The model of ``config`` with normal noise in its matrices, ones in its norms and zeros in its
     biases; the same for every worker on the same kind of device. At least ``host_bytes``, if there
@@ -37,7 +39,7 @@ def make_dummy(
             " away and use quantization"
         )
     log.warning("load-format = dummy: the weights are random, the output is not meaningful")
-    model = build_model(config, dtype, device)
+    model = build_model(config, dtype, device, pools=pools)
     generator = torch.Generator(device).manual_seed(SEED)
     linears = [module for module in model.modules() if isinstance(module, Linear)]
     of_linears = {parameter for linear in linears for parameter in linear.parameters()}
