@@ -10,6 +10,7 @@ ShoalError
     ├── BodyTooLarge           413
     ├── Overloaded             429, with the seconds to wait
     ├── InternalError          500
+    ├── StoreFailed            507
     └── Unavailable            503, with the seconds to wait
 """
 
@@ -26,6 +27,9 @@ WORKER_DIED = "worker_died"
 TOO_MANY_REPLAYS = "too_many_replays"
 QUARANTINED = "quarantined"
 DEADLY = {WORKER_DIED, TOO_MANY_REPLAYS, QUARANTINED}
+
+# Of a reply that was made and cannot be kept: to make it again would cost as much, and help nobody.
+STORE_FAILED = "response_store_failed"
 
 # Codes of what a worker finds out of a request.
 NO_TOKEN_ALLOWED = "no_token_allowed"
@@ -125,6 +129,12 @@ class Overloaded(RequestError):
 
 class InternalError(RequestError):
     pass
+
+
+class StoreFailed(RequestError):
+    status = 507
+    type = "insufficient_storage"
+    code = STORE_FAILED
 
 
 class Unavailable(RequestError):

@@ -37,6 +37,8 @@ def params_fault(params: SamplingParams, vocab_size: int) -> str | None:
             f"the lists and the grammar of its parameters take {num_bytes} bytes; the limit is"
             f" {MAX_LIST_BYTES}"
         )
+    if params.pooling is not None and params.max_tokens != 0:
+        return f"max_tokens is {params.max_tokens} of a prompt that is pooled; expected 0"
     lengths = [len(word) for word in params.bad_words]
     are_words = all(0 < each <= MAX_BAD_WORD_IDS for each in lengths)
     if len(lengths) > MAX_BAD_SEQUENCES or not are_words:
@@ -53,6 +55,23 @@ def params_fault(params: SamplingParams, vocab_size: int) -> str | None:
     ):
         if ids and max(ids) >= vocab_size:
             return f"{name} has the id {max(ids)}; the model has {vocab_size}"
+    return None
+
+
+def reads_all(params: SamplingParams) -> bool:
+    """Whether the states of all tokens of the prompt are needed, and so none may be cached."""
+    return params.pooling is not None and params.pooling.pooling_type != "last"
+
+
+def pooling_fault(params: SamplingParams, pooled_size: int) -> str | None:
+    """Why a model that gives ``pooled_size`` numbers of a prompt, 0: a text, cannot do what is
+    asked, or None."""
+    if params.pooling is None:
+        return "the model pools, and writes no texts (runner)" if pooled_size else None
+    if not pooled_size:
+        return "the model writes texts, and does not pool (runner)"
+    if params.pooling.num_dims > pooled_size:
+        return f"{params.pooling.num_dims} numbers of an embedding that has {pooled_size}"
     return None
 
 

@@ -25,11 +25,15 @@ import msgspec
 from msgspec import Meta
 
 PROTOCOL_MAJOR = 3
-PROTOCOL_MINOR = 0
+PROTOCOL_MINOR = 1
+POOLING_MINOR = 1  # that knows of pooling
 
 ServiceName = Literal["gateway", "tokenizer", "scheduler", "worker"]
 FinishReason = Literal["stop", "length", "abort"]
-PromptKind = Literal["text", "ids", "chat"]
+PromptKind = Literal["text", "ids", "chat", "pair"]
+Runner = Literal["", "generate", "pooling"]
+PoolingType = Literal["last", "mean", "cls"]
+Activation = Literal["none", "normalize", "sigmoid", "softmax"]
 
 # What a sequence may emit beyond what its client has taken; see Credit.
 WINDOW_TOKENS = 256
@@ -59,6 +63,8 @@ MAX_GRAMMAR_CHARS = 512 << 10  # of what becomes of it
 MAX_TOOLS = 512
 TOOL_NAME = r"[a-zA-Z0-9_.-]{1,128}"
 MAX_MARKER_IDS = 64
+MAX_POOLED_SIZE = 1 << 16  # numbers that a model gives of a text
+MAX_LABELS = 4096
 
 Int32 = Annotated[int, Meta(ge=0, le=2**31 - 1)]  # a count, an index or an id
 Int64 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -72,6 +78,7 @@ Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 Reason = Annotated[str, Meta(max_length=MAX_REASON_CHARS)]
 Json = Annotated[str, Meta(max_length=MAX_JSON_CHARS)]
+PooledSize = Annotated[int, Meta(ge=0, le=MAX_POOLED_SIZE)]
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -92,13 +99,31 @@ class SamplingDefaults(Row, frozen=True):
     top_n_sigma: NumSigmas = 0.0
 
 
+class PoolingInfo(Row, frozen=True):
+    """What a model that pools gives of a text: an embedding of ``size`` numbers, or the logits of
+    as many classes, which have the names ``labels``.
+
+    ``activation`` is applied to it unless a request wants another. An embedding may be cut to one
+    of ``dimensions``, or to any number of its first numbers if it ``is_matryoshka``.
+    """
+
+    task: Literal["embed", "classify"]
+    pooling_type: PoolingType
+    activation: Activation
+    size: PooledSize
+    labels: Annotated[list[Reason], Meta(max_length=MAX_LABELS)] = []
+    is_matryoshka: bool = False
+    dimensions: Annotated[list[PooledSize], Meta(max_length=MAX_LABELS)] = []
+
+
 class ModelInfo(Row, frozen=True):
     """Describes the model that the mesh serves; clients see it in ``/v1/models``.
 
     ``fingerprint`` identifies the weights and the vocabulary: peers with different ones refuse
     each other. ``names`` and ``defaults`` are a tokenizer's, what is below them a worker's: with
     others it would write other texts. ``tool_parser`` and ``reasoning_parser`` name the formats of
-    ``shared/dialects`` in which it calls tools and reasons; empty: it does not.
+    ``shared/dialects`` in which it calls tools and reasons; empty: it does not. It writes texts if
+    its ``runner`` is ``generate``, and has ``pooling`` otherwise.
     """
 
     names: list[Reason]
@@ -115,13 +140,16 @@ class ModelInfo(Row, frozen=True):
     quantization: Name = ""  # "none": the weights are as in the checkpoint
     kv_cache_dtype: Name = ""  # "auto": the KV cache has numbers of ``dtype``
     activation_dtype: Name = ""  # "auto": so has what quantised weights are multiplied with
+    runner: Runner = ""
+    pooling: PoolingInfo | None = None
 
 
 class Capacity(Row, frozen=True):
     """What one worker holds: cache blocks, slots and tokens a step; entries of its logits.
 
     It drafts up to ``num_speculative_tokens`` of a sequence in a step, always as many unless
-    ``adapts_depth``: then as many as pay. A step that has not ended after ``stall_s`` hangs.
+    ``adapts_depth``: then as many as pay. A step that has not ended after ``stall_s`` hangs. A
+    model that pools gives ``pooled_size`` numbers of a prompt; 0: it writes texts.
     """
 
     num_blocks: Int32
@@ -133,6 +161,7 @@ class Capacity(Row, frozen=True):
     num_speculative_tokens: Int32 = 0
     adapts_depth: bool = False
     stall_s: Seconds = 60.0
+    pooled_size: PooledSize = 0
 
 
 INSTANCE = r"[A-Za-z0-9._-]{1,32}"  # what a process may be called
@@ -224,6 +253,16 @@ class Guide(Row, frozen=True):
     forced_ids: Annotated[list[Int32], Meta(max_length=MAX_STOP_CHARS)] = []
 
 
+class Pooling(Row, frozen=True):
+    """What is wanted of a prompt instead of a text: its last state, its first (``cls``) or the mean
+    of all, as an embedding or as the logits of classes. Of an embedding the first ``num_dims``
+    numbers are kept, 0: all; then ``activation`` is applied."""
+
+    pooling_type: PoolingType = "last"
+    activation: Activation = "none"
+    num_dims: PooledSize = 0
+
+
 class SamplingParams(Row, frozen=True):
     """How tokens are drawn and when the worker ends a sequence. The defaults change nothing.
 
@@ -232,7 +271,7 @@ class SamplingParams(Row, frozen=True):
     one, ``ALL_TOKENS`` for every one. ``prompt_logprobs``: the same of the tokens of the prompt.
     ``bad_words`` are sequences of ids whose last one may not follow the others.
     ``draft_logprobs``: each draft comes, too, with the logprob that its drafter gave it. A
-    tokenizer makes the ``guide``.
+    tokenizer makes the ``guide``. With ``pooling`` nothing is sampled, and ``max_tokens`` is 0.
     """
 
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -255,12 +294,14 @@ class SamplingParams(Row, frozen=True):
     draft_logprobs: bool = False
     guide: Guide | None = None
     top_n_sigma: NumSigmas = 0.0
+    pooling: Pooling | None = None
 
 
 class TextOptions(Row, frozen=True):
     """What the tokenizer does with the text. ``bad_words`` end up in SamplingParams, as ids.
     ``has_marks``: Deltas say where the added tokens of the vocabulary are. Of a prompt of more
-    than ``max_prompt_tokens`` the last are kept, or the first if it ``keeps_prompt_start``."""
+    than ``max_prompt_tokens`` the last are kept, or the first if it ``keeps_prompt_start``.
+    ``fits_max_tokens``: SamplingParams' ``max_tokens`` counts as far as the context goes."""
 
     stop: Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] = []
     bad_words: Annotated[list[StopString], Meta(max_length=MAX_BAD_WORDS)] = []
@@ -270,6 +311,7 @@ class TextOptions(Row, frozen=True):
     has_marks: bool = False
     max_prompt_tokens: Int32 | None = None
     keeps_prompt_start: bool = False
+    fits_max_tokens: bool = False
 
 
 class ChatOptions(Row, frozen=True):
@@ -332,7 +374,8 @@ class ChoiceStart(Row, frozen=True):
 class Submit(Row, tag=10, frozen=True):
     """Gateway → tokenizer: one prompt. Buffers: the prompt; int32 ids that its choices have.
 
-    ``kind`` text: UTF-8 bytes; ids: int32 token ids; chat: the JSON array of messages, UTF-8.
+    ``kind`` text: UTF-8 bytes; ids: int32 token ids; chat: the JSON array of messages, UTF-8; pair:
+    the JSON array of a query, a document and, if there is one, an instruction.
     ``owner`` names the API key it came with; empty: there are no keys. ``reasoning_budget`` is in
     tokens.
     """
@@ -524,11 +567,13 @@ class Finished(Row, frozen=True):
 class RunKind(IntEnum):
     """What the tokens of a TokenRun are: those of a prompt from its second one on, drafts with the
     logprobs that their drafter gave them, or sampled ones. Rows of a sequence come in this order.
+    ``POOLED`` is the last token of a prompt, whose values are what the prompt was pooled to.
     """
 
     PROMPT = 0
     DRAFTS = 1
     OUTPUT = 2
+    POOLED = 3
 
 
 class TokenRun(Row, frozen=True):

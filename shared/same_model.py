@@ -6,6 +6,8 @@ FIELDS_OF_ALL = {
     "fingerprint": "model",
     "vocab_size": "vocab_size",
     "max_model_len": "max-model-len",
+    "runner": "runner",
+    "pooling": "pooler-config",
 }
 FIELDS_OF_ONE_SERVICE = FIELDS_OF_ALL | {
     "names": "served-model-name",

@@ -24,6 +24,7 @@ ONLY_IN = {
     "torch": ("services/worker/", "kernels/"),
     "huggingface_hub": ("shared/model_location.py",),
     "transformers": ("services/tokenizer/", "services/worker/", "shared/foreign_config.py"),
+    "cryptography": ("services/gateway/requests/items/reasoning_cipher.py",),
     "llguidance": ("services/tokenizer/", "services/worker/"),
     "tokenizers": ("services/tokenizer/", "services/worker/", "cli/bench/pieces.py"),
 }
@@ -32,8 +33,9 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         {"__init__", "metrics", "log_limit", "output"},
         {"requests"},
         {"mesh"},
-        {"responses"},
+        {"responses", "store"},
         {"http"},
+        {"batches"},
         {"endpoints"},
         {"service"},
         {"__main__"},

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ class Run:
     num_hits: int = 0
     num_resumed: int = 0
     num_readmitted: int = 0
+    pooled: dict[int, np.ndarray] = field(default_factory=dict)  # what a prompt was pooled to
 
     @classmethod
     def of(cls, num: int) -> "Run":
@@ -52,6 +53,8 @@ class Run:
         index = int(row.request)
         if row.run.kind == RunKind.DRAFTS:
             self.drafts[index].append((row, part))
+        elif row.run.kind == RunKind.POOLED:
+            self.pooled[index] = part.values.copy()
         elif row.run.kind == RunKind.OUTPUT:
             self.texts[index] += part.ids.tolist()
             self.logprobs[index] += list(

@@ -17,7 +17,7 @@ class Codes(NamedTuple):
     float32, whose numbers are ``first``, ``first`` + 1, … if that is given. Of an output each
     ``group`` of neighbours shares one of ``scales`` and ``zeros`` [N, groups], bfloat16 or float32.
     The i-th code is that of input ``order[i]``, or i. Those of a layer's experts are one of these,
-    with one more dimension [E, …] before the others of codes, scales and zeros, and no order.
+    with one more dimension [E, …] before the others of all but the table.
     """
 
     codes: Tensor
@@ -39,8 +39,9 @@ class Codes(NamedTuple):
 
     def expert(self, index: int) -> "Codes":
         """What one of a layer's experts has."""
-        zeros = None if self.zeros is None else self.zeros[index]
-        return self._replace(codes=self.codes[index], scales=self.scales[index], zeros=zeros)
+        zeros, order = (None if each is None else each[index] for each in (self.zeros, self.order))
+        codes, scales = self.codes[index], self.scales[index]
+        return self._replace(codes=codes, scales=scales, zeros=zeros, order=order)
 
     def values(self, dtype: torch.dtype) -> Tensor:
         """[N, inputs], computed in float32 and rounded once."""

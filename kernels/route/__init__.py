@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels.dispatch import runs_triton
 from kernels.route.options import Routing, Score
 
 __all__ = ["Routed", "Routing", "Score", "route"]
@@ -24,6 +25,10 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> Route
     routing.check(logits.shape[1])
     if logits.dtype != torch.float32 or (bias is not None and bias.dtype != torch.float32):
         raise ValueError("route: logits and bias must be float32")
+    if runs_triton(logits):
+        from kernels.route.triton import launch
+
+        return Routed(*launch(logits, routing, bias))
     scores = _scores(logits, routing)
     ranked = _kept(scores if bias is None else scores + bias, routing)
     chosen = _best_first(ranked)[:, : routing.num_chosen]
@@ -58,4 +63,5 @@ def _kept(ranked: Tensor, routing: Routing) -> Tensor:
 
 def _best_first(each: Tensor) -> Tensor:
     """Of equal ones the first, which ``topk`` does not promise."""
-    return each.sort(dim=1, descending=True, stable=True).indices
+    order: Tensor = each.sort(dim=1, descending=True, stable=True).indices
+    return order

@@ -43,7 +43,7 @@ def apply_result(worker: WorkerState, result: StepResult, ids: list[int]) -> lis
     ``worker`` any more are left out."""
     emissions = []
     start = 0
-    of_prompt, of_drafts = RunKind.PROMPT, RunKind.DRAFTS
+    of_prompt, of_drafts, pooled = RunKind.PROMPT, RunKind.DRAFTS, RunKind.POOLED
     for index, row in enumerate(result.rows):
         run, sequence = row.run, worker.running.get(row.slot)
         if sequence is not None and sequence.is_of(row):
@@ -52,7 +52,7 @@ def apply_result(worker: WorkerState, result: StepResult, ids: list[int]) -> lis
             emissions.append(Emission(sequence, index, row, position))
             if kind is of_prompt:
                 sequence.add_prompt_logprobs(run)
-            elif kind is of_drafts:
+            elif kind is of_drafts or kind is pooled:
                 sequence.num_bytes += bytes_of(run)
             elif row.error is None:
                 sequence.emit(run, ids[start : start + run.num_tokens])

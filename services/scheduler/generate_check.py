@@ -3,7 +3,7 @@
 import numpy as np
 
 from shared.errors import InvalidRequest
-from shared.faults import ids_fault, params_fault
+from shared.faults import ids_fault, params_fault, pooling_fault
 from shared.messages import Generate, NewSequence
 
 
@@ -13,6 +13,7 @@ def check_generate(
     emitted: np.ndarray,
     vocab_size: int,
     max_model_len: int,
+    pooled_size: int,
 ) -> None:
     """Raises InvalidRequest for what no client of a gateway can ask. ``prompt`` and ``emitted`` are
     the buffers of ``generate``."""
@@ -26,7 +27,8 @@ def check_generate(
     for ids in (prompt, emitted):
         if fault := ids_fault(ids, vocab_size):
             raise InvalidRequest(f"the prompt or what follows has {fault}", param="prompt")
-    if fault := params_fault(generate.params, vocab_size):
+    fault = params_fault(generate.params, vocab_size)
+    if fault := fault or pooling_fault(generate.params, pooled_size):
         raise InvalidRequest(fault)
     max_tokens = generate.params.max_tokens
     end = max_model_len if max_tokens is None else len(prompt) + max_tokens

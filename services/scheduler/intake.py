@@ -60,4 +60,5 @@ class Intake:
         if capacities:
             vocab_size = max(each.vocab_size for each in capacities)
             max_model_len = max(each.max_model_len for each in capacities)
-            check_generate(generate, prompt, emitted, vocab_size, max_model_len)
+            pooled_size = max(each.pooled_size for each in capacities)
+            check_generate(generate, prompt, emitted, vocab_size, max_model_len, pooled_size)

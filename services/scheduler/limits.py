@@ -44,9 +44,11 @@ def _check_context(limit: int, prompt_len: int, max_tokens: int | None) -> None:
     if prompt_len + (1 if max_tokens is None else max_tokens) <= limit:
         return
     is_prompt_alone = prompt_len >= limit
-    output = "that leaves no room for output" if is_prompt_alone else f"max_tokens is {max_tokens}"
+    output = f", max_tokens is {max_tokens}"
+    if is_prompt_alone:
+        output = ", that leaves no room for output" if max_tokens != 0 else ""
     raise InvalidRequest(
-        f"the context holds {limit} tokens (max-model-len): the prompt has {prompt_len}, {output}",
+        f"the context holds {limit} tokens (max-model-len): the prompt has {prompt_len}{output}",
         param="prompt" if is_prompt_alone else "max_tokens",
         code="context_length_exceeded",
     )

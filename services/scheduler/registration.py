@@ -8,6 +8,7 @@ from shared.messages import (
     MAX_BLOCK_SIZE,
     MAX_BLOCKS,
     MAX_MODEL_LEN,
+    MAX_POOLED_SIZE,
     MAX_SEQS,
     MAX_SPECULATIVE_TOKENS,
     MAX_STALL_S,
@@ -27,6 +28,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "stall_s": (0.001, MAX_STALL_S),
     "max_model_len": (1, MAX_MODEL_LEN),
     "vocab_size": (1, MAX_VOCAB_SIZE),
+    "pooled_size": (0, MAX_POOLED_SIZE),
 }
 SHARED_FIELDS = ("max_model_len", "vocab_size")
 
@@ -49,6 +51,11 @@ def _problem_of(capacity: Capacity | None, model: ModelInfo) -> str | None:
         value, expected = getattr(capacity, field), getattr(model, field)
         if value != expected:
             return f"{field} of the capacity is {value}, but {expected} of the model"
+    pooled_size = model.pooling.size if model.pooling is not None else 0
+    if capacity.pooled_size != pooled_size:
+        return (
+            f"pooled_size of the capacity is {capacity.pooled_size}, but {pooled_size} of the model"
+        )
     return _out_of_bounds(capacity)
 
 

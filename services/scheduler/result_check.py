@@ -35,6 +35,8 @@ def check_result(worker: WorkerState, result: StepResult, arrays: TokenArrays) -
 def _prompt_fault(worker: WorkerState, sequence: Sequence, row: ResultRow) -> str | None:
     num_prompt_scored = sequence.num_prompt_scored + row.run.num_tokens
     is_asked = sequence.params.prompt_logprobs is not None
+    if sequence.params.pooling is not None:
+        return "its prompt is pooled"
     if row.run.num_tokens and (not is_asked or num_prompt_scored >= len(sequence.prompt)):
         return f"{num_prompt_scored} tokens of a prompt are scored, it has {len(sequence.prompt)}"
     return None
@@ -63,8 +65,20 @@ def _tokens_fault(worker: WorkerState, sequence: Sequence, row: ResultRow) -> st
     return None
 
 
+def _pooled_fault(worker: WorkerState, sequence: Sequence, row: ResultRow) -> str | None:
+    run, pooling = row.run, sequence.params.pooling
+    if pooling is None or not sequence.allocated.pending:
+        return "its prompt is not pooled, or not computed to its end"
+    num_values = pooling.num_dims or worker.capacity.pooled_size
+    is_whole = (run.num_tokens, run.num_values, run.num_top_ids) == (1, num_values, 0)
+    if row.finish is None or not is_whole:
+        return f"{run.num_tokens} times {run.num_values} numbers; {num_values} belong, and its end"
+    return None
+
+
 _FAULTS = {
     RunKind.PROMPT: _prompt_fault,
     RunKind.DRAFTS: _drafts_fault,
     RunKind.OUTPUT: _tokens_fault,
+    RunKind.POOLED: _pooled_fault,
 }

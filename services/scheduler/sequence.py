@@ -8,6 +8,7 @@ import numpy as np
 
 from services.scheduler.allocation import Allocation
 from services.scheduler.prefix_index import BlockHashes
+from shared.faults import reads_all
 from shared.messages import (
     ALL_TOKENS,
     WINDOW_BYTES,
@@ -119,7 +120,10 @@ class Sequence:
     @property
     def max_cached(self) -> int:
         """The most ids whose KV may come from the prefix cache: not the last one, whose logits are
-        needed, nor prompt tokens that are still to be scored."""
+        needed, nor prompt tokens that are still to be scored, nor any of a prompt of which all
+        states are wanted."""
+        if reads_all(self.params):
+            return 0
         return self.num_prompt_scored if self._is_scoring else self.num_known - 1
 
     def max_chunk(self, num_to_compute: int, vocab_size: int) -> int:

@@ -101,6 +101,8 @@ class _Delivery:
             case RunKind.PROMPT:
                 choice.num_prompt_scored += row.run.num_tokens
                 self._outbox.add_row(request, choice, index, row)
+            case RunKind.POOLED:
+                self._outbox.add_row(request, choice, index, row)
             case RunKind.DRAFTS:
                 self._drafts[row.request, row.attempt] = index, row
             case RunKind.OUTPUT:

@@ -42,8 +42,11 @@ def prepare(
     if submit.text.bad_words:
         bad_words = model.encode_words(submit.text.bad_words)
         params = msgspec.structs.replace(params, bad_words=bad_words)
+    room = max(1, model.max_model_len - len(ids))
     if params.max_tokens is None:
-        params = _bounded(params, max(1, model.max_model_len - len(ids)), max_tokens)
+        params = _bounded(params, room, max_tokens)
+    elif submit.text.fits_max_tokens:
+        params = msgspec.structs.replace(params, max_tokens=min(params.max_tokens, room))
     choices = []
     end = 0
     for start in submit.choices:
@@ -103,6 +106,8 @@ def encode(
         case "chat":
             messages, options = _messages(prompt), chat or NO_OPTIONS
             ids = model.encode_chat(messages, options, adds_special_tokens, truncation)
+        case "pair":
+            ids = model.encode_pair(_pair(prompt), adds_special_tokens, truncation)
     if len(ids) == 0:
         raise InvalidRequest("the prompt has no tokens", param="prompt")
     model.check_ids(ids)
@@ -137,6 +142,16 @@ def _messages(prompt: Array) -> list[dict[str, Any]]:
         return msgspec.json.decode(prompt.tobytes(), type=list[dict[str, Any]])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"messages are no chat: {error}", param="messages") from None
+
+
+def _pair(prompt: Array) -> list[str]:
+    try:
+        pair = msgspec.json.decode(prompt.tobytes(), type=list[str])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the prompt is no pair: {error}", param="prompt") from None
+    if not 2 <= len(pair) <= 3:
+        raise InvalidRequest(f"a pair has {len(pair)} texts; expected 2 or 3", param="prompt")
+    return pair
 
 
 def _check_dtype(kind: PromptKind, prompt: Array) -> None:

@@ -33,9 +33,9 @@ from shared.messages import (
     Tokens,
     Vocabulary,
 )
-from shared.model_folder import read_model_info
 from shared.model_location import locate_model
 from shared.peer import Peer
+from shared.pooling import read_served_model
 from shared.token_arrays import TokenArrays
 
 log = logging.getLogger(__name__)
@@ -82,12 +82,15 @@ class TokenizerService:
         config = self._config
         location = locate_model(config.model)
         names = config.served_model_name or [location.name]
-        model = read_model_info(location.folder, names, config.max_model_len)
+        model = read_served_model(
+            location.folder, names, config.max_model_len, config.runner, config.pooler_config
+        )
         settings = ChatSettings(
             config.chat_template,
             config.trust_request_chat_template,
             config.tool_call_parser,
             config.reasoning_parser,
+            config.pooler_config.classifier_from_token is not None,
         )
         self._text = TextModel(location.folder, model.max_model_len, model.vocab_size, settings)
         written = self._text.token_bytes()

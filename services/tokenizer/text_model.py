@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
+from services.tokenizer.chat.pairs import NO_PAIR_TEMPLATE, find_pair_template, render_pair
 from services.tokenizer.chat.prompt import render_prompt
-from services.tokenizer.chat.template import TooMuchText
+from services.tokenizer.chat.template import ChatTemplate, TooMuchText
 from services.tokenizer.chat.template_files import read_json, read_special_tokens, read_templates
 from services.tokenizer.chat.templates import ChatTemplates
 from services.tokenizer.output_formats import AUTO, PromptEnd, find_formats
@@ -23,17 +24,20 @@ from shared.model_folder import TOKENIZER_FILE, read_eos_ids
 
 MAX_CHAR_BYTES = 4  # in UTF-8
 NO_OPTIONS = ChatOptions()
+HALF_CHARACTER = "\ufffd"  # what is written for the bytes of one
 
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
     """What operators set: a file with a ``template`` instead of the folder's, whether requests may
-    bring their own, and the formats of output, ``auto``, ``none`` or a name."""
+    bring their own, the formats of output, ``auto``, ``none`` or a name, and whether the score of a
+    pair is a token's probability."""
 
     template: Path | None = None
     trusts_requests: bool = False
     tool_parser: str = AUTO
     reasoning_parser: str = AUTO
+    classifies_by_token: bool = False
 
 
 DEFAULTS = ChatSettings()
@@ -74,6 +78,9 @@ class TextModel:
         self._special_tokens = read_special_tokens(folder, config)
         sources = read_templates(folder, config, settings.template)
         self._templates = ChatTemplates(sources, settings.trusts_requests)
+        self._pair_template = find_pair_template(
+            sources, is_set=settings.template is not None, by_token=settings.classifies_by_token
+        )
         self.added_ids = {each.content: i for i, each in added.items() if i < vocab_size}
         self.tools, self.reasoning = find_formats(
             settings.tool_parser, settings.reasoning_parser, self._templates.source, self.added_ids
@@ -106,6 +113,38 @@ class TextModel:
             )
         except TooMuchText as error:
             raise self._too_long(f"has {error}") from None
+
+    def encode_pair(
+        self,
+        pair: Sequence[str],
+        adds_special_tokens: bool = True,
+        truncation: Truncation | None = None,
+    ) -> np.ndarray:
+        """Ids of a query and a document, and of an instruction if there is one, as the model's
+        template writes them, or side by side: [n] int32. Under a template the document is cut."""
+        query, document, *instruction = pair
+        if self._pair_template is None:
+            if instruction:
+                raise InvalidRequest(NO_PAIR_TEMPLATE, param="instruction")
+            return self._encode((query, document), adds_special_tokens, truncation)
+        ids = self._encode_pair(self._pair_template, pair)
+        while truncation is not None and len(ids) > truncation.num_ids:
+            words = np.array(self.encode_exactly(document), np.int32)
+            num_left = len(words) - (len(ids) - truncation.num_ids)
+            if num_left <= 0:
+                raise self._too_long(f"has {len(ids)} with a document of {len(words)} tokens")
+            kept = Truncation(num_left, truncation.keeps_start).cut(words)
+            document = self.decode_many(kept.tolist()).strip(HALF_CHARACTER)
+            ids = self._encode_pair(self._pair_template, (query, document, *instruction))
+        return ids
+
+    def _encode_pair(self, template: ChatTemplate, pair: Sequence[str]) -> np.ndarray:
+        max_chars = self.max_model_len * self._max_token_chars
+        try:
+            text = render_pair(template, self._special_tokens, pair, max_chars)
+        except TooMuchText as error:
+            raise self._too_long(f"has {error}") from None
+        return self._encode(text, False, None)
 
     def output_start(self, prompt: Array, chat: ChatOptions | None) -> OutputStart:
         """What the first token after ``prompt`` belongs to; ``chat`` is None for a plain text."""
@@ -154,9 +193,13 @@ class TextModel:
         return str(self._tokenizer.to_str())
 
     def _encode(
-        self, text: str, adds_special_tokens: bool, truncation: Truncation | None
+        self,
+        text: str | tuple[str, str],
+        adds_special_tokens: bool,
+        truncation: Truncation | None,
     ) -> np.ndarray:
-        self._check_num_chars(len(text))
+        """A pair is two texts, one after the other."""
+        self._check_num_chars(len(text) if isinstance(text, str) else sum(map(len, text)))
         # Batches are encoded and decoded without the GIL, single texts are not.
         (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=adds_special_tokens)
         ids = encoding.ids if truncation is None else truncation.cut_encoding(encoding)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shared.errors import CodecError
-from shared.faults import ids_fault, params_fault
+from shared.faults import ids_fault, params_fault, pooling_fault, reads_all
 from shared.messages import Admit, Capacity, StepPlan
 
 
@@ -65,7 +65,8 @@ class PlanCheck:
             raise CodecError(f"slot {row.slot} is taken, or none of ours")
         self._check_lengths(row)
         self._check_blocks(row.blocks, len(row.blocks))
-        if fault := params_fault(row.params, self._vocab_size):
+        fault = params_fault(row.params, self._vocab_size)
+        if fault := fault or pooling_fault(row.params, self._capacity.pooled_size):
             raise CodecError(fault)
         self._slots[row.slot] = _Held(row.num_ids - row.num_cached, len(row.blocks))
 
@@ -84,6 +85,7 @@ class PlanCheck:
         )
         max_cached = min(
             row.num_prompt_scored if is_scoring else row.num_ids - 1,
+            0 if reads_all(row.params) else row.num_ids - 1,
             len(row.blocks) * self._capacity.block_size,
         )
         if row.num_prompt_scored > max_prompt_scored or row.num_cached > max_cached:

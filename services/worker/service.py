@@ -22,6 +22,7 @@ from shared.cores import bind_to_node
 from shared.keys import load_keys
 from shared.link import Link
 from shared.messages import (
+    POOLING_MINOR,
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
     SHORT_STEP_S,
@@ -115,6 +116,8 @@ class WorkerService:
         return State.READY, ""
 
     def refusal(self, hello: Hello) -> str | None:
+        if self._engine.capacity.pooled_size and hello.minor < POOLING_MINOR:
+            return f"protocol minor {hello.minor} knows of no pooling, {POOLING_MINOR} does"
         for peer in self._link.peers if self._link is not None else ():
             return f"attached to scheduler {peer.hello.instance}, so not to {hello.instance}"
         return None

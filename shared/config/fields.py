@@ -12,6 +12,7 @@ from pydantic_settings import NoDecode
 from shared.endpoint import check_dialled, check_listened
 
 API_KEY = r"[!-~]{1,256}"
+MIN_REASONING_KEY_CHARS = 32
 WEIGHT_SYNONYMS = {  # vLLM's and FastDeploy's
     "bitsandbytes": "nf4",
     "block_wise_fp8": "fp8_block",
@@ -37,6 +38,13 @@ def check_api_key(key: SecretStr) -> SecretStr:
     """Raises ValueError, whose text does not quote the key."""
     if not re.fullmatch(API_KEY, key.get_secret_value()):
         raise ValueError("expected 1 to 256 printable ASCII characters, no space")
+    return key
+
+
+def _check_reasoning_key(key: SecretStr) -> SecretStr:
+    """Raises ValueError, whose text does not quote the key."""
+    if len(key.get_secret_value()) < MIN_REASONING_KEY_CHARS:
+        raise ValueError(f"expected {MIN_REASONING_KEY_CHARS} characters or more")
     return key
 
 
@@ -73,6 +81,7 @@ KVCacheDtype = Annotated[Literal["auto", "int8", "fp8"], _names_of(CACHE_SYNONYM
 Model = Annotated[str, BeforeValidator(_path_as_text)]
 ListenAddress = Annotated[str, AfterValidator(check_listened)]
 ApiKey = Annotated[SecretStr, AfterValidator(check_api_key)]
+ReasoningKey = Annotated[SecretStr, AfterValidator(_check_reasoning_key)]
 ApiKeys = Annotated[list[ApiKey], NoDecode, BeforeValidator(_split)]
 Origins = Annotated[
     list[Annotated[str, AfterValidator(_check_origin)]], NoDecode, BeforeValidator(_split)

@@ -4,7 +4,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from shared.config.base import Settings
-from shared.config.fields import Addresses, ApiKeys, Origins
+from shared.config.fields import Addresses, ApiKeys, Origins, ReasoningKey
 from shared.config.shared_fields import MAX_OPEN_REQUESTS
 from shared.messages import MAX_CHOICES
 
@@ -19,6 +19,9 @@ class GatewayConfig(Settings):
     )
     host: str = Field("127.0.0.1", description="address to serve HTTP on")
     port: int = Field(8000, ge=0, le=65535, description="port to serve HTTP on")
+    uds: Path | None = Field(
+        None, description="unix socket to serve HTTP on, without TLS, instead of host and port"
+    )
     api_key: ApiKeys = Field(
         [],
         description="keys of which a client must show one, with commas between; flags can be seen"
@@ -68,6 +71,26 @@ class GatewayConfig(Settings):
     reasoning_field: ReasoningField = Field(
         "both", description="field of a reply that holds what a model reasoned, or both of them"
     )
+    response_store: Path | None = Field(
+        None,
+        description="SQLite file that keeps the responses of /v1/responses; the gateways of one"
+        " machine may share it (default: none are kept)",
+    )
+    response_store_bytes: int = Field(
+        256 << 20, gt=0, description="bytes of responses and their input that are kept"
+    )
+    response_store_entries: int = Field(
+        100_000, gt=0, description="responses that are kept; those used last stay"
+    )
+    response_store_age_s: float = Field(
+        7 * 24 * 3600.0, gt=0, description="seconds for which a response is kept"
+    )
+    reasoning_key: ReasoningKey | None = Field(
+        None,
+        description="secret with which reasoning is encrypted for clients that keep it, the same"
+        " for all gateways; better in the environment than in a flag (default: one for each"
+        " process)",
+    )
     max_priority_boost: int = Field(
         0,
         ge=0,
@@ -102,6 +125,23 @@ class GatewayConfig(Settings):
         5.0,
         ge=0,
         description="seconds that a new request waits while nothing is ready to serve it; then 503",
+    )
+    batch_dir: Path | None = Field(
+        None,
+        description="folder of /v1/files and /v1/batches, which gateways may share; without one"
+        " they are refused",
+    )
+    max_file_bytes: int = Field(
+        200 << 20, gt=0, description="largest file that clients may upload; above it 413"
+    )
+    max_batch_requests: int = Field(
+        50_000, gt=0, description="most requests in a batch; one with more fails"
+    )
+    max_open_batch_requests: int = Field(
+        16, gt=0, description="requests of all batches that a gateway has open at once"
+    )
+    batch_priority: int = Field(
+        100, ge=0, le=2**31 - 1, description="priority of batches' requests; higher is later"
     )
     reuse_port: bool = Field(False, description="share the port with other gateways on the machine")
 

@@ -1,11 +1,11 @@
 """The setting ``speculative-config``: how tokens are drafted, and how many."""
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_settings import NoDecode
 
+from shared.config.json_object import reader_of
 from shared.messages import MAX_SPECULATIVE_TOKENS
 
 
@@ -38,38 +38,9 @@ class SpeculativeConfig(BaseModel):
         return low or min(2, high or 2), high or max(4, low or 4)
 
 
-def _read_speculative_config(value: Any) -> SpeculativeConfig:
-    """Reads a mapping, as a file has it, or JSON text. Raises ValueError that names every wrong
-    key."""
-    if isinstance(value, SpeculativeConfig):
-        return value
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            value = None
-    if not isinstance(value, dict):
-        raise ValueError(
-            'expected a JSON object (in a file a mapping), such as {"method": "ngram"}'
-        )
-    try:
-        return SpeculativeConfig(
-            **{str(key).replace("-", "_"): each for key, each in value.items()}
-        )
-    except ValidationError as error:
-        raise ValueError("; ".join(map(_wrong_key, error.errors()))) from None
-
-
-def _wrong_key(detail: Any) -> str:
-    name = ".".join(map(str, detail["loc"]))
-    if detail["type"] == "extra_forbidden":
-        names = ", ".join(SpeculativeConfig.model_fields)
-        return f"{name}: there is no such key; those there are: {names}"
-    text: str = detail["msg"].removeprefix("Value error, ")
-    return f"{name}: {text}" if name else text
-
+_read = reader_of(SpeculativeConfig, '{"method": "ngram"}')
 
 if TYPE_CHECKING:
     Speculative = SpeculativeConfig
 else:  # as a model its keys would be flags too, of which one would hide all of a file's
-    Speculative = Annotated[Any, NoDecode, BeforeValidator(_read_speculative_config)]
+    Speculative = Annotated[Any, NoDecode, BeforeValidator(_read)]

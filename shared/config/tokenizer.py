@@ -1,9 +1,11 @@
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
 from shared.config.base import Settings
 from shared.config.fields import Addresses, ListenAddress, Model, Names
+from shared.config.pooler import POOLER_CONFIG, RUNNER, Pooler
 from shared.config.shared_fields import (
     LISTEN_ADDRESS,
     MAX_MODEL_LEN,
@@ -21,6 +23,8 @@ class TokenizerConfig(Settings):
         [], description="names clients may use (default: the folder's name, or org/name)"
     )
     max_model_len: int | None = MAX_MODEL_LEN
+    runner: Literal["auto", "generate", "pooling"] = RUNNER
+    pooler_config: Pooler = POOLER_CONFIG
     generation_config: str = Field(
         "auto",
         description="defaults of sampling: auto (generation_config.json of the model's folder),"

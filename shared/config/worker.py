@@ -5,6 +5,7 @@ from pydantic import Field
 
 from shared.config.base import Settings
 from shared.config.fields import Addresses, KVCacheDtype, Model, Sizes, WeightForm
+from shared.config.pooler import POOLER_CONFIG, RUNNER, Pooler
 from shared.config.shared_fields import MAX_MODEL_LEN, MODEL, SCHEDULER_ADDRESS
 from shared.config.speculative import Speculative, SpeculativeConfig
 from shared.messages import MAX_BATCHED_TOKENS, MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_SEQS, MAX_STALL_S
@@ -14,6 +15,8 @@ class WorkerConfig(Settings):
     scheduler_address: Addresses = SCHEDULER_ADDRESS
     model: Model = MODEL
     max_model_len: int | None = MAX_MODEL_LEN
+    runner: Literal["auto", "generate", "pooling"] = RUNNER
+    pooler_config: Pooler = POOLER_CONFIG
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto", description="auto: bfloat16 where the machine computes it, else float32"
     )
@@ -56,6 +59,14 @@ class WorkerConfig(Settings):
         None,
         description="folder in which the workers of a machine take a GPU each (default: torch's"
         " current GPU; under serve: a folder of its own)",
+    )
+    cpu_offload_gb: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="on a GPU: GiB of a worker's weights that are in the host's memory; they are"
+        " whole layers, each copied to the GPU in every step, while those before it are computed;"
+        " for our own architectures",
     )
     native_kernels: bool = Field(
         True, description="on a CPU: compute with our native code where it can run the model"

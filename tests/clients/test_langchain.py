@@ -44,3 +44,13 @@ class TestShoal(ChatModelIntegrationTests):
     @property
     def supports_json_mode(self) -> bool:
         return True
+
+
+class TestShoalResponses(TestShoal):
+    """Through ``/v1/responses``."""
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        params = super().chat_model_params
+        seed = {"seed": params.pop("seed")}
+        return params | {"use_responses_api": True, "extra_body": seed}

@@ -15,6 +15,7 @@ from shared.messages import (
     Hello,
     Message,
     Overview,
+    PoolingInfo,
     Release,
     State,
 )
@@ -29,7 +30,10 @@ class LinkArena:
 
     def __init__(self, directory: Path) -> None:
         self._service = SchedulerService(SchedulerConfig(mesh_dir=directory, instance="s"))
-        hello = Hello(PROTOCOL_MAJOR, 0, "worker", "new", MODEL, CAPACITY)
+        pooling = PoolingInfo("embed", "last", "normalize", 64, ["fish"], True, [8])
+        model = msgspec.structs.replace(MODEL, runner="pooling", pooling=pooling)
+        capacity = msgspec.structs.replace(CAPACITY, pooled_size=64)
+        hello = Hello(PROTOCOL_MAJOR, 0, "worker", "new", model, capacity)
         overview = Overview("s", 1, 2, 3, 4, 1)
         heartbeat = Heartbeat(State.READY, "", 1, 2, 1.0, 1.0, 0.5, overview)
         unnamed = msgspec.structs.replace(overview, scheduler="a b")

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.harness.checked_load import Load
 from benchmarks.harness.fleet import Member, running_fleet
-from shared.model_folder import EMBEDDED_MODEL
+from tests.mesh.long_model import long_model
 from tests.mesh.soak import own_bytes
 
 MAX_LEN = 1 << 18  # a context in which texts of so many characters have room
@@ -26,16 +26,6 @@ MAX_OPEN = 4 * NUM_CLIENTS
 """Conversions at once. A client waits for one; a gateway that is busy with bodies notices a little
 later who has left: 19 were the most. Uncancelled, as many wait as have left."""
 SENTENCES = ("The shoal turns as one 👋 and no fish gives the order. \n", "def f(x): return x\n")
-
-
-def long_model(folder: Path) -> Path:
-    """The embedded model, as if it had been trained for texts of ``MAX_LEN``."""
-    for path in EMBEDDED_MODEL.iterdir():
-        (folder / path.name).symlink_to(path)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").unlink()
-    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": MAX_LEN}))
-    return folder
 
 
 @dataclass
@@ -101,7 +91,7 @@ async def test_floods_of_conversions_whose_clients_leave_keep_no_memory_and_hold
         monkeypatch.setenv(name, value)
     model = tmp_path / "model"
     model.mkdir()
-    settings = {"MODEL": str(long_model(model)), "TEST_PACE": str(tmp_path)}
+    settings = {"MODEL": str(long_model(model, MAX_LEN)), "TEST_PACE": str(tmp_path)}
     async with running_fleet(tmp_path, settings) as fleet:
         for kind in ("scheduler", "tokenizer", "gateway"):
             await fleet.start(kind)

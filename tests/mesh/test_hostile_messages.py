@@ -23,7 +23,8 @@ from tests.mesh.hostile import Odd, odd_versions, with_turned_bits
 from tests.mesh.link_arena import LinkArena
 from tests.mesh.scheduler_arena import SchedulerArena
 from tests.mesh.tokenizer_arena import TokenizerArena
-from tests.mesh.worker_arena import WorkerArena
+from tests.mesh.worker_arena import PoolingWorkerArena, WorkerArena
+from tests.pooling_models import save_embedder
 from tests.services.worker.checkpoints import save_qwen2
 from tests.services.worker.speculation import engine_of
 
@@ -39,12 +40,18 @@ def worker(kernels: str) -> Callable[[Path], Arena]:
     return make
 
 
+def pooling_worker(directory: Path) -> Arena:
+    save_embedder(directory)
+    return PoolingWorkerArena(make_engine(directory, "native"))
+
+
 ARENAS: dict[str, Callable[[Path], Arena]] = {
     "scheduler": SchedulerArena,
     "link of a scheduler": LinkArena,
     "tokenizer": TokenizerArena,
     "gateway": lambda directory: GatewayArena(),
     "worker": worker("native"),
+    "worker that pools": pooling_worker,
     "worker that drafts": lambda directory: WorkerArena(engine_of("native", "mtp", 3)),
     "worker with torch's operators": worker("torch"),
     "worker on a device": worker("device"),
@@ -74,7 +81,8 @@ async def test_every_part_of_every_message_is_in_an_example_and_holds_something(
     """What is empty has nothing in it that could be made odd."""
     lacking = {kind: set(kind.__struct_fields__) for kind in parts_of(Message) - OF_SOCKETS}
     lacking[Submit].remove("reasoning_budget")  # the embedded model does not reason
-    for name in ("scheduler", "link of a scheduler", "tokenizer", "gateway", "worker"):
+    services = ("scheduler", "link of a scheduler", "tokenizer", "gateway", "worker")
+    for name in (*services, "worker that pools"):
         directory = tmp_path / name
         directory.mkdir()
         arena = ARENAS[name](directory)

@@ -159,7 +159,7 @@ class TokenizerArena:
         is_good = is_good and (kind is Failed or not gateway.take(Failed))
         for generate, (prompt, emitted) in scheduler.take(Generate):
             try:
-                check_generate(generate, prompt, emitted, self._model.vocab_size, 2048)
+                check_generate(generate, prompt, emitted, self._model.vocab_size, 2048, 0)
             except InvalidRequest:
                 assert index < NUM_SUBMITS, "what was right has become wrong"
         if is_good or sender is gateway:

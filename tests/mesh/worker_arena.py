@@ -11,7 +11,17 @@ from services.worker.plan_check import PlanCheck
 from services.worker.slots.table import SlotTable
 from shared.codec import Array, decode, encode
 from shared.errors import CodecError
-from shared.messages import Admit, Decode, Extend, Message, Prefill, ResultRow, StepPlan
+from shared.messages import (
+    Admit,
+    Decode,
+    Extend,
+    Message,
+    Pooling,
+    Prefill,
+    ResultRow,
+    SamplingParams,
+    StepPlan,
+)
 from tests.mesh.arena_parts import NO_IDS, PARAMS, PLAIN, PROMPT, Example, Lies
 
 COMPILE_S = 60
@@ -106,3 +116,31 @@ class WorkerArena:
         result, parts = run_step(self._engine, plan, arrays[0])
         decode([bytes(frame) for frame in encode(result, parts)])
         return result.rows, [part.tobytes() for part in parts]
+
+
+class PoolingWorkerArena(WorkerArena):
+    """Its model pools: one prompt in two chunks, beside one that is there at once."""
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(engine, is_fast=True)
+        mean = SamplingParams(seed=0, max_tokens=0, pooling=Pooling("mean", "normalize", 5))
+        last = SamplingParams(seed=0, max_tokens=0, pooling=Pooling())
+        first = StepPlan(
+            1,
+            [],
+            [
+                Admit(0, "a~1/0/0", 1, 0, 0, 4, 4, 0, mean, [0]),
+                Admit(1, "b~1/0/0", 1, 0, 0, 4, 4, 0, last, [1]),
+            ],
+            [],
+            [Prefill(0, 3), Prefill(1, 4)],
+            [],
+        )
+        second = StepPlan(2, [1], [], [], [], [Decode(0)])
+        self.examples = [(first, [np.concatenate([PROMPT, PROMPT])]), (second, [NO_IDS])]
+        text = StepPlan(1, [], [Admit(0, "a~1/0/0", 1, 0, 0, 4, 4, 0, PLAIN, [0])], [], [], [])
+        cached = StepPlan(1, [], [Admit(0, "a~1/0/0", 1, 0, 0, 4, 4, 2, mean, [0])], [], [], [])
+        self.lies = {
+            "a text of a model that pools": (0, text, [PROMPT]),
+            "a mean of which a part is cached": (0, cached, [PROMPT]),
+        }

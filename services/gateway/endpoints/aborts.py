@@ -7,16 +7,20 @@ is the same as for one that does not exist.
 from aiohttp import web
 
 from services.gateway.endpoints.completions import CHAT, TEXT
+from services.gateway.endpoints.open_response import RESPONSE_PREFIX
 from services.gateway.http.account import owner_of
 from services.gateway.http.body import BodyReader
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.requests.json_body import check, decode
 from services.gateway.requests.schema import AbortRequest
 from services.gateway.responses.json_reply import json_response
+from services.gateway.responses.message_writers import ID_PREFIX as MESSAGE_PREFIX
 from services.gateway.responses.openai import AbortReply
 
 MAX_BODY_BYTES = 1 << 20
 """Enough for all ids; such a request is not admitted, for it makes room where there is none."""
+
+PREFIXES = (CHAT.id_prefix, TEXT.id_prefix, MESSAGE_PREFIX, RESPONSE_PREFIX)
 
 
 class Aborts:
@@ -40,4 +44,4 @@ class Aborts:
 
 def _names(public_id: str) -> set[str]:
     """Clients see ids with the prefix of their endpoint, and may have given them without."""
-    return {public_id, public_id.removeprefix(CHAT.id_prefix).removeprefix(TEXT.id_prefix)}
+    return {public_id, *(public_id.removeprefix(prefix) for prefix in PREFIXES)}

@@ -4,11 +4,18 @@ from collections.abc import Callable
 
 from aiohttp import web
 
+from services.gateway.batches.runner import BatchRunner
 from services.gateway.endpoints.aborts import Aborts
+from services.gateway.endpoints.batches import Batches
 from services.gateway.endpoints.completions import Completions
+from services.gateway.endpoints.files import Files
 from services.gateway.endpoints.info import Info
+from services.gateway.endpoints.messages import Messages
+from services.gateway.endpoints.pooling import PoolingEndpoints
+from services.gateway.endpoints.responses import Responses
 from services.gateway.endpoints.tokenization import Tokenization
 from services.gateway.http.admission import Admission
+from services.gateway.http.anthropic import name_message
 from services.gateway.http.api_keys import Guard, load_accounts
 from services.gateway.http.body import BodyParser, BodyReader
 from services.gateway.http.cors import Cors
@@ -22,29 +29,42 @@ from shared.messages import Heartbeat
 
 
 def make_app(
-    config: GatewayConfig, mesh: Mesh, admission: Admission, status: Callable[[], Heartbeat]
+    config: GatewayConfig,
+    mesh: Mesh,
+    admission: Admission,
+    status: Callable[[], Heartbeat],
+    batches: BatchRunner | None = None,
 ) -> web.Application:
     bodies = BodyReader(config.max_body_bytes)
     parser = BodyParser()
     pieces = PieceMaker()
+    completions = Completions(mesh, admission, bodies, parser, pieces, config)
     cors = Cors(config.allowed_origins)
     middlewares = [count_requests, answer_errors, limit_headers, cors.preflight]
     if accounts := load_accounts(config):
-        middlewares.append(Guard(accounts).check)
+        middlewares.append(Guard(accounts, batches.socket if batches is not None else None).check)
+    responses = Responses(completions, mesh, bodies, config)
     app = web.Application(middlewares=middlewares)
     app.on_response_prepare.append(name_response)
     app.on_response_prepare.append(name_server)
+    app.on_response_prepare.append(name_message)
     app.on_response_prepare.append(cors.mark)
 
     async def close(app: web.Application) -> None:
         parser.close()
         pieces.close()
+        responses.close()
 
     app.on_cleanup.append(close)
     for part in (
-        Completions(mesh, admission, bodies, parser, pieces, config),
+        completions,
+        responses,
+        PoolingEndpoints(mesh, admission, bodies, parser, pieces, config),
         Tokenization(mesh, admission, bodies, parser, pieces),
+        Messages(mesh, admission, bodies, parser, completions),
         Aborts(mesh),
+        Files(batches, admission, cors, config),
+        Batches(batches),
         Info(mesh, status),
     ):
         app.add_routes(part.routes())

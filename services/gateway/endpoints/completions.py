@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 from aiohttp import web
@@ -23,12 +24,13 @@ from services.gateway.requests.job import Job, Parsing, Prompt
 from services.gateway.requests.json_body import Body
 from services.gateway.requests.parse import Limits, parse_chat, parse_completion
 from services.gateway.requests.request_id import check_request_id, request_id, take_request_id
+from services.gateway.requests.runner import check_generates
 from services.gateway.requests.violations import client_names
 from services.gateway.responses.formats import ChatFormat, Format, TextFormat
 from services.gateway.responses.output_parser import OutputParser, output_parser
 from services.gateway.responses.parsed_writers import event_writer, whole_writer
 from services.gateway.responses.reply import Head, Reply
-from services.gateway.responses.writers import EventWriter, WholeWriter, is_large
+from services.gateway.responses.writers import BodyWriter, StreamWriter, is_large
 from shared.codec import Array
 from shared.config.gateway import GatewayConfig
 from shared.errors import RETRY_AFTER_S, InvalidRequest, Unavailable
@@ -40,22 +42,60 @@ STREAM_HEADERS = {
     "X-Accel-Buffering": "no",
 }
 JSON_HEADERS = {"Content-Type": "application/json"}
+WARNINGS = "X-Shoal-Warnings"
+"""Header that names what a request asked for in vain."""
 
 TOKEN_BYTES = 16  # what is kept around the text of a token, when many have become one
 ID_BYTES = 48  # of a token id in a reply: int32, then a number of Python's in a list, then text
+ENTRY_BYTES = 100  # of a logprob that is kept as JSON, with the text of its token
 DRAFT_BYTES = 20  # id, logprob, rank, position, whether it was right
 NUM_DRAFTS = 8  # reckoned for a token; how many come is a matter of the worker
 
 _NO_IDS = np.zeros(0, np.int32)
 
 
+class GenerationEndpoint(Protocol):
+    """How one kind of request is read and answered."""
+
+    @property
+    def format(self) -> Format: ...
+
+    def reply_id(self, request_id: str) -> str: ...
+
+    async def job(self, body: Body, model: ModelInfo, limits: Limits, parser: BodyParser) -> Job:
+        """Raises RequestError."""
+
+    def stream_writer(self, reply: Reply, parser: OutputParser | None) -> StreamWriter: ...
+
+    def body_writer(self, reply: Reply, parser: OutputParser | None) -> BodyWriter: ...
+
+    async def keep(self) -> None:
+        """All has been generated, and the end of the reply has not been sent. Raises
+        RequestError."""
+
+
 @dataclass(frozen=True)
 class CompletionEndpoint:
-    """The differences between the two endpoints."""
+    """One of OpenAI's two older endpoints."""
 
     id_prefix: str
     parse: Callable[[Body, ModelInfo, Limits], Job]
     format: Format
+
+    def reply_id(self, request_id: str) -> str:
+        return self.id_prefix + request_id
+
+    async def job(self, body: Body, model: ModelInfo, limits: Limits, parser: BodyParser) -> Job:
+        return await parser.parse(body, lambda body: self.parse(body, model, limits))
+
+    def stream_writer(self, reply: Reply, parser: OutputParser | None) -> StreamWriter:
+        return event_writer(reply, parser)
+
+    def body_writer(self, reply: Reply, parser: OutputParser | None) -> BodyWriter:
+        return whole_writer(reply, parser)
+
+    async def keep(self) -> None:
+        """Nothing is kept."""
 
 
 CHAT = CompletionEndpoint("chatcmpl-", parse_chat, ChatFormat())
@@ -93,14 +133,12 @@ class Completions:
         ]
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._serve(request, CHAT)
+        return await self.serve(request, CHAT)
 
     async def text(self, request: web.Request) -> web.StreamResponse:
-        return await self._serve(request, TEXT)
+        return await self.serve(request, TEXT)
 
-    async def _serve(
-        self, request: web.Request, endpoint: CompletionEndpoint
-    ) -> web.StreamResponse:
+    async def serve(self, request: web.Request, endpoint: GenerationEndpoint) -> web.StreamResponse:
         started_s = time.monotonic()
         check_request_id(request)
         with self._admission.admit() as reservation:
@@ -116,20 +154,34 @@ class Completions:
             with client_names(job.field_names):
                 return await self._generate(request, endpoint, job, model, meter, reservation)
 
+    async def count(self, request: web.Request, endpoint: GenerationEndpoint) -> int:
+        """How many tokens the one prompt of the request has."""
+        with self._admission.admit() as reservation:
+            job, _ = await self._job(request, endpoint, reservation)
+            reservation.is_served = True
+            [prompt] = job.prompts
+            adds_special_tokens = job.text.adds_special_tokens
+            with client_names(job.field_names):
+                ids = await self._mesh.conversions.convert(
+                    prompt.kind, prompt.data, adds_special_tokens, job.chat
+                )
+            return len(ids)
+
     async def _job(
-        self, request: web.Request, endpoint: CompletionEndpoint, reservation: Reservation
+        self, request: web.Request, endpoint: GenerationEndpoint, reservation: Reservation
     ) -> tuple[Job, ModelInfo]:
         """Of the body only the prompts are kept, and what is to be done with them."""
         body = await self._bodies.read(request, reservation)
         model = await self._mesh.tokenizers.ready_model()
-        job = await self._parser.parse(body, lambda body: endpoint.parse(body, model, self._limits))
+        check_generates(model)
+        job = await endpoint.job(body, model, self._limits, self._parser)
         reservation.replace(len(body), job.prompt_bytes + job.option_bytes)
         return job, model
 
     async def _generate(
         self,
         request: web.Request,
-        endpoint: CompletionEndpoint,
+        endpoint: GenerationEndpoint,
         job: Job,
         model: ModelInfo,
         meter: RequestMeter,
@@ -142,9 +194,11 @@ class Completions:
         if job.first_text and job.parsing is None:
             echoes = [job.first_text]
         public_id = request_id(request)
-        name = endpoint.id_prefix + public_id
-        head = Head(name, int(time.time()), job.model, model.fingerprint)
+        reply_id = endpoint.reply_id(public_id)
+        head = Head(reply_id, int(time.time()), job.model, model.fingerprint)
         client = Client(request, self._slow_client_s)
+        if job.warnings:
+            client.response.headers[WARNINGS] = ", ".join(job.warnings)
         mesh_id = f"{public_id}~{secrets.token_hex(4)}"
         with self._mesh.generate(mesh_id, job) as collector:
             meter.follow(collector)
@@ -158,10 +212,11 @@ class Completions:
             reply = Reply(endpoint.format, head, job, spelling, echoes, prompt_ids)
             parser = self._output_parser(job.parsing, collector, mesh_id)
             if job.is_stream:
-                await self._stream(client, collector, event_writer(reply, parser), meter)
+                writer = endpoint.stream_writer(reply, parser)
+                await self._stream(client, collector, writer, meter, endpoint)
             else:
-                writer = whole_writer(reply, parser)
-                await self._whole(client, collector, writer, meter, reservation)
+                body = endpoint.body_writer(reply, parser)
+                await self._whole(client, collector, body, meter, reservation, endpoint)
             meter.end()
             return await client.end()
 
@@ -207,10 +262,17 @@ class Completions:
         reservation.replace(num_bytes, job.prompt_bytes)
 
     async def _stream(
-        self, client: Client, collector: OutputCollector, writer: EventWriter, meter: RequestMeter
+        self,
+        client: Client,
+        collector: OutputCollector,
+        writer: StreamWriter,
+        meter: RequestMeter,
+        endpoint: GenerationEndpoint,
     ) -> None:
-        await client.begin(STREAM_HEADERS)
-        async with client.commented(self._stream_heartbeat_s):
+        await client.begin(STREAM_HEADERS, writer.fail)
+        if opening := writer.open():
+            await client.write(opening)
+        async with client.commented(self._stream_heartbeat_s, writer.heartbeat):
             async for update in collector:
                 client.is_between_events = False
                 meter.observe(update)
@@ -223,14 +285,18 @@ class Completions:
                 if writer.is_over(update):
                     collector.cut(update.index)
                 client.is_between_events = True
+            await endpoint.keep()
+        if closing := writer.close():
+            await client.write(closing)
 
     async def _whole(
         self,
         client: Client,
         collector: OutputCollector,
-        writer: WholeWriter,
+        writer: BodyWriter,
         meter: RequestMeter,
         reservation: Reservation,
+        endpoint: GenerationEndpoint,
     ) -> None:
         async for update in collector:
             meter.observe(update)
@@ -239,6 +305,7 @@ class Completions:
             collector.consumed(update)
             if writer.is_over(update):
                 collector.cut(update.index)
+        await endpoint.keep()
         if writer.is_large:
             await client.begin(JSON_HEADERS)
             await self._pieces.send(writer.write(), client.write)
@@ -272,9 +339,10 @@ def token_bytes(job: Job, model: ModelInfo) -> int:
     per_token = ID_BYTES * job.returns_ids + NUM_DRAFTS * DRAFT_BYTES * job.params.draft_logprobs
     if logprobs is not None:
         per_token += _logprob_bytes(logprobs, model)
+        per_token += ENTRY_BYTES * (1 + logprobs) * job.keeps_logprobs
     max_tokens = job.params.max_tokens
     num_tokens = model.max_model_len if max_tokens is None else min(max_tokens, model.max_model_len)
-    if job.is_stream:
+    if job.is_stream and not job.keeps_logprobs:
         max_bytes = min(min(num_tokens, WINDOW_TOKENS) * per_token, WINDOW_BYTES + per_token)
     else:
         max_bytes = num_tokens * per_token

@@ -1,15 +1,19 @@
 """Endpoints about the gateway and its model: models, health, version, load and metrics."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 from aiohttp import web
+from msgspec import UNSET, UnsetType
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from services.gateway.http.anthropic import is_anthropic
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.requests.violations import unknown_model
+from services.gateway.responses import anthropic
 from services.gateway.responses.json_reply import json_response
-from services.gateway.responses.openai import Model, ModelList, ModelParsers
-from shared.messages import Heartbeat, State
+from services.gateway.responses.openai import Model, ModelList, ModelTraits, PooledModel
+from shared.messages import Heartbeat, ModelInfo, State
 from shared.version import VERSION
 
 
@@ -32,17 +36,21 @@ class Info:
 
     async def _served(self) -> list[Model]:
         model = await self._mesh.tokenizers.known_model()
-        parsers = ModelParsers(model.tool_parser, model.reasoning_parser)
-        return [Model(name, model.created, model.max_model_len, parsers) for name in model.names]
+        traits = ModelTraits(model.tool_parser, model.reasoning_parser, _pooled(model))
+        return [Model(name, model.created, model.max_model_len, traits) for name in model.names]
 
     async def _models(self, request: web.Request) -> web.Response:
-        return json_response(ModelList(await self._served()))
+        served = await self._served()
+        if is_anthropic(request):
+            models = [anthropic_model(model) for model in served]
+            return json_response(anthropic.ModelList(models, models[0].id, models[-1].id))
+        return json_response(ModelList(served))
 
     async def _model(self, request: web.Request) -> web.Response:
         name, served = request.match_info["name"], await self._served()
         for model in served:
             if model.id == name:
-                return json_response(model)
+                return json_response(anthropic_model(model) if is_anthropic(request) else model)
         raise unknown_model(name, [model.id for model in served])
 
     async def _health(self, request: web.Request) -> web.Response:
@@ -72,3 +80,17 @@ class Info:
     async def _load(self, request: web.Request) -> web.Response:
         """Open requests, in vLLM's format."""
         return json_response({"server_load": self._status().load})
+
+
+def anthropic_model(model: Model) -> anthropic.Model:
+    created_at = datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    limit = model.max_model_len
+    return anthropic.Model(model.id, model.id, created_at, limit, limit)
+
+
+def _pooled(model: ModelInfo) -> PooledModel | UnsetType:
+    if (pooling := model.pooling) is None:
+        return UNSET
+    return PooledModel(
+        *(pooling.task, pooling.size, pooling.is_matryoshka, pooling.dimensions, pooling.labels)
+    )

@@ -1,4 +1,5 @@
-"""Keys that clients must show, as OpenAI's do: ``Authorization: Bearer KEY``."""
+"""Keys that clients must show, as OpenAI's or as Anthropic's do: ``Authorization: Bearer KEY`` or
+``x-api-key: KEY``."""
 
 import hmac
 import re
@@ -12,6 +13,7 @@ from aiohttp.typedefs import Handler
 from pydantic import SecretStr
 
 from services.gateway.http.account import ACCOUNT, Account, KeyLimits
+from services.gateway.http.batch_socket import batch_owner
 from services.gateway.http.routes import route_of
 from shared.config.fields import check_api_key
 from shared.config.gateway import GatewayConfig
@@ -20,16 +22,24 @@ from shared.errors import ConfigError, Unauthorized
 OPEN_ROUTES = {"/health", "/ready", "/ping"}
 """Open to monitoring, which has no key."""
 
-LIMITED_ROUTES = {"/v1/chat/completions", "/v1/completions"}
+LIMITED_ROUTES = {
+    *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"),
+    *("/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score"),
+    *("/rerank", "/v1/rerank", "/v2/rerank"),
+}
+
+API_KEY = "X-Api-Key"
 
 _LIMIT = re.compile(r"(max-open-requests|max-tokens-per-minute)=([1-9][0-9]{0,17}|none)")
 
 
 class Guard:
-    """Compares digests: all have one length, so a comparison's time reveals nothing of a key."""
+    """Compares digests: all have one length, so a comparison's time reveals nothing of a key. The
+    requests of batches, which come to ``batch_socket``, have no key and say whose they are."""
 
-    def __init__(self, accounts: Sequence[Account]) -> None:
+    def __init__(self, accounts: Sequence[Account], batch_socket: Path | None = None) -> None:
         self._accounts = accounts
+        self._batch_socket = batch_socket
 
     @web.middleware
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -37,26 +47,40 @@ class Guard:
         route = route_of(request)
         if route in OPEN_ROUTES:
             return await handler(request)
-        account = request[ACCOUNT] = self._account(_shown_key(request))
+        owner = batch_owner(request, self._batch_socket)
+        found = self._account(_shown_keys(request)) if owner is None else self._owner(owner)
+        account = request[ACCOUNT] = found
         if route not in LIMITED_ROUTES:
             return await handler(request)
         with account.request():
             return await handler(request)
 
-    def _account(self, key: bytes) -> Account:
-        digest = sha256(key).digest()
-        found = [each for each in self._accounts if hmac.compare_digest(digest, each.digest)]
+    def _account(self, keys: Sequence[bytes]) -> Account:
+        """That of any of ``keys``: some clients show two, of which one is a placeholder."""
+        digests = [sha256(key).digest() for key in keys]
+        pairs = [(digest, account) for digest in digests for account in self._accounts]
+        found = [each for digest, each in pairs if hmac.compare_digest(digest, each.digest)]
         if not found:
             raise Unauthorized("the API key is not one of this server's")
         return found[0]
 
+    def _owner(self, key_id: str) -> Account:
+        for each in self._accounts:
+            if each.key_id == key_id:
+                return each
+        raise Unauthorized("the API key that the batch came with is gone")
 
-def _shown_key(request: web.Request) -> bytes:
+
+def _shown_keys(request: web.Request) -> list[bytes]:
     """Raises Unauthorized where there is none. May hold any bytes."""
-    scheme, _, key = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
-    if scheme.lower() != "bearer":
-        raise Unauthorized("this server needs an API key; expected Authorization: Bearer KEY")
-    return key.strip().encode(errors="surrogateescape")
+    scheme, _, bearer = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
+    keys = [bearer] if scheme.lower() == "bearer" else []
+    keys += request.headers.getall(API_KEY, [])
+    if not keys:
+        raise Unauthorized(
+            "this server needs an API key; expected Authorization: Bearer KEY, or x-api-key: KEY"
+        )
+    return [key.strip().encode(errors="surrogateescape") for key in keys]
 
 
 def load_accounts(config: GatewayConfig) -> list[Account]:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 
 from aiohttp import web
@@ -11,13 +11,14 @@ from aiohttp import web
 from services.gateway.log_limit import LogLimit
 from services.gateway.metrics import SLOW_CLIENTS
 from services.gateway.requests.request_id import request_id
+from services.gateway.responses.error_json import error_event
+from shared.errors import RequestError
 
 log = logging.getLogger(__name__)
 log.addFilter(LogLimit())
 
 WRITE_CHUNK_BYTES = 64 << 10
 EVENT_STREAM = "text/event-stream"
-COMMENT = b": waiting\n\n"
 
 
 class Client:
@@ -31,10 +32,15 @@ class Client:
         self._is_asked = asyncio.Event()
         self.is_between_events = False
         self.response = web.StreamResponse()
+        self.failure: Callable[[RequestError], bytes] = error_event
 
-    async def begin(self, headers: Mapping[str, str]) -> None:
-        """Sends the status 200. From here on the request can only end as it began."""
+    async def begin(
+        self, headers: Mapping[str, str], failure: Callable[[RequestError], bytes] = error_event
+    ) -> None:
+        """Sends the status 200. From here on the request can only end as it began; a stream ends
+        with what ``failure`` makes of an error."""
         self._written_s = time.monotonic()
+        self.failure = failure
         self.response.headers.update(headers)
         self._request[CLIENT] = self
         await self.response.prepare(self._request)
@@ -61,10 +67,10 @@ class Client:
         return self.response.content_type == EVENT_STREAM
 
     @asynccontextmanager
-    async def commented(self, quiet_s: float) -> AsyncIterator[None]:
-        """A stream to which nothing is written for ``quiet_s`` gets a comment, while it
+    async def commented(self, quiet_s: float, comment: bytes) -> AsyncIterator[None]:
+        """A stream to which nothing is written for ``quiet_s`` gets a ``comment``, while it
         ``is_between_events``: proxies would take it for dead."""
-        commenting = asyncio.create_task(self._comment_while_quiet(quiet_s))
+        commenting = asyncio.create_task(self._comment_while_quiet(quiet_s, comment))
         self.is_between_events = True
         try:
             yield
@@ -75,7 +81,7 @@ class Client:
         """Now."""
         self._is_asked.set()
 
-    async def _comment_while_quiet(self, quiet_s: float) -> None:
+    async def _comment_while_quiet(self, quiet_s: float, comment: bytes) -> None:
         while True:
             left_s = self._written_s + quiet_s - time.monotonic()
             with suppress(TimeoutError):
@@ -85,7 +91,7 @@ class Client:
             self._is_asked.clear()
             if is_due and self.is_between_events and not self._request.protocol.writing_paused:
                 with suppress(ConnectionError):
-                    await self.write(COMMENT)
+                    await self.write(comment)
 
     async def _in_time(self, writing: Awaitable[None]) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Whatever goes wrong, the client gets OpenAI's error object."""
+"""Whatever goes wrong, the client gets the error object of its API, OpenAI's or Anthropic's."""
 
 import asyncio
 import logging
@@ -10,6 +10,7 @@ from http import HTTPStatus
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
+from services.gateway.http.anthropic import is_anthropic
 from services.gateway.http.client import CLIENT
 from services.gateway.http.request_log import ERROR_CODE, log_request
 from services.gateway.http.routes import route_of
@@ -17,9 +18,10 @@ from services.gateway.log_limit import LogLimit
 from services.gateway.metrics import HTTP_REQUESTS, STREAM_ERRORS
 from services.gateway.requests.request_id import request_id
 from services.gateway.requests.violations import show
-from services.gateway.responses.json_reply import DONE, event, json_response
-from services.gateway.responses.openai import Error, ErrorReply
-from shared.errors import DEADLY, InternalError, RequestError
+from services.gateway.responses.anthropic_errors import anthropic_error, anthropic_status
+from services.gateway.responses.error_json import error_body
+from services.gateway.responses.json_reply import json_response
+from shared.errors import DEADLY, STORE_FAILED, InternalError, RequestError
 from shared.log import client_text
 
 log = logging.getLogger(__name__)
@@ -31,12 +33,17 @@ SHOULD_RETRY = "X-Should-Retry"
 """OpenAI's clients obey this header; without it they try again after each 5xx."""
 
 
-def error_response(error: RequestError) -> web.Response:
-    response = json_response(_reply(error), error.status)
+def error_response(error: RequestError, request: web.BaseRequest | None = None) -> web.Response:
+    """OpenAI's where what came is no ``request``."""
+    if request is not None and is_anthropic(request):
+        body = anthropic_error(error, request_id(request))
+        response = json_response(body, anthropic_status(error))
+    else:
+        response = json_response(error_body(error), error.status)
     response.headers[hdrs.SERVER] = SERVER
     if error.retry_after_s is not None:
         response.headers[hdrs.RETRY_AFTER] = str(max(1, math.ceil(error.retry_after_s)))
-    if error.code in DEADLY:
+    if error.code in DEADLY or error.code == STORE_FAILED:
         response.headers[SHOULD_RETRY] = "false"
     if error.status == HTTPStatus.UNAUTHORIZED:
         response.headers[hdrs.WWW_AUTHENTICATE] = "Bearer"
@@ -82,11 +89,11 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 async def _answer(request: web.Request, error: RequestError) -> web.StreamResponse:
-    """The error as the response, or as the last event of the stream that has begun. A reply that
-    is no stream and has begun is cut off: JSON has no place for an error behind its beginning."""
+    """The error as the response, or as the end of the stream that has begun. A reply that is no
+    stream and has begun is cut off: JSON has no place for an error behind its beginning."""
     request[ERROR_CODE] = error.code
     if CLIENT not in request:
-        return error_response(error)
+        return error_response(error, request)
     client = request[CLIENT]
     STREAM_ERRORS.inc()
     log.warning("reply %s failed: %s", request_id(request), client_text(error.message))
@@ -94,7 +101,7 @@ async def _answer(request: web.Request, error: RequestError) -> web.StreamRespon
         client.cut_off()
         return client.response
     with suppress(ConnectionError):
-        await client.write(event(_reply(error)) + DONE)
+        await client.write(client.failure(error))
         await client.end()
     return client.response
 
@@ -107,11 +114,7 @@ def _from_aiohttp(request: web.Request, error: web.HTTPException) -> web.Respons
     )
     failure.status, failure.type = error.status, "invalid_request_error"
     request[ERROR_CODE] = failure.code
-    response = error_response(failure)
+    response = error_response(failure, request)
     if hdrs.ALLOW in error.headers:
         response.headers[hdrs.ALLOW] = error.headers[hdrs.ALLOW]
     return response
-
-
-def _reply(error: RequestError) -> ErrorReply:
-    return ErrorReply(Error(error.message, error.type, error.param, error.code))

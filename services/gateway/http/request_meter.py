@@ -15,6 +15,7 @@ from services.gateway.metrics import (
     REQUEST_PROMPT_TOKENS,
     TIME_TO_FIRST_TOKEN,
 )
+from shared.messages import RunKind
 
 
 class RequestMeter:
@@ -41,7 +42,7 @@ class RequestMeter:
         self.charge(self._num_prompt_tokens)
 
     def observe(self, update: ChoiceUpdate) -> None:
-        if update.num_tokens and not update.of_prompt:
+        if update.num_tokens and update.run.kind == RunKind.OUTPUT:
             self._count_tokens(update.index, update.num_tokens, time.monotonic())
         if update.finished is not None:
             FINISHED_REQUESTS.labels(self._model, update.finished.reason).inc()

@@ -94,7 +94,7 @@ class _Server(web.Server):
         connection = request.protocol
         assert isinstance(connection, HttpConnection)
         if connection.refusal is not None:
-            response = error_response(connection.refusal)
+            response = error_response(connection.refusal, request)
             response.force_close()
             return response
         try:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain
@@ -105,8 +105,11 @@ class Mesh:
         collector.on_cut = lambda index: self._cut(
             prompts[index // job.num_choices], index % job.num_choices
         )
+        waiting = deque(prompts[job.max_open_prompts :] if job.max_open_prompts else ())
+        for prompt in prompts:
+            prompt.on_end = lambda: self._submit_next(waiting)
         try:
-            for prompt in prompts:
+            for prompt in prompts[: job.max_open_prompts]:
                 self._submit(prompt)
             yield collector
         finally:
@@ -191,6 +194,19 @@ class Mesh:
         tokenizer.prompts[prompt.key] = prompt
         prompt.peer.send(*prompt.submit())
 
+    def _submit_next(self, waiting: deque[OpenPrompt]) -> None:
+        """Submits a further prompt of a request that the mesh works on: where there is no room, it
+        waits as a replay does."""
+        if not waiting:
+            return
+        prompt, now_s = waiting.popleft(), time.monotonic()
+        prompt.is_replay, prompt.replay_until_s = True, now_s + self._replay_s
+        try:
+            self._submit(prompt)
+        except Unavailable:
+            self._lost.add(prompt, now_s)
+            self._lost_changed.set()
+
     def _replay(self, prompt: OpenPrompt, is_explained: bool, scheduler: str = "") -> None:
         now_s = time.monotonic()
         try:
@@ -253,6 +269,7 @@ class Mesh:
             self._cancel([prompt])
         elif prompt.peer is not None:
             del self.tokenizers[prompt.peer].prompts[prompt.key]
+        prompt.on_end()
 
     def _cancel(self, prompts: list[OpenPrompt]) -> None:
         keys: dict[Peer, list[RequestKey]] = defaultdict(list)

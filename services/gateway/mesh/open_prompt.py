@@ -1,6 +1,7 @@
 """One prompt's way through the mesh, over all its attempts. Pure."""
 
 from array import array
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -90,7 +91,7 @@ class OpenPrompt:
     where the mesh had come to. ``choices`` are those that have not ended. ``peer`` is the tokenizer
     that works on it. Where there is none, ``backoff`` decides when to submit it again, and
     ``replay_until_s`` (monotonic) how long it may wait. ``num_losses`` counts the services that
-    died under it since its last token.
+    died under it since its last token. ``on_end`` is called when all of its choices have ended.
     """
 
     def __init__(self, request: str, number: int, job: Job, collector: OutputCollector) -> None:
@@ -104,6 +105,7 @@ class OpenPrompt:
         self.has_cut = False  # a choice that has ended here and not in the mesh
         self.peer: Peer | None = None
         self.replay_until_s = 0.0
+        self.on_end: Callable[[], None] = lambda: None
         self.backoff = Backoff(FIRST_PAUSE_S, MAX_PAUSE_S)
         self.choices = {index: _ChoiceState() for index in range(job.num_choices)}
         self._number = number
@@ -221,7 +223,7 @@ class OpenPrompt:
         return True
 
     def fail(self, error: RequestError) -> None:
-        self._collector.fail(error)
+        self._collector.fail(error, self._number)
 
     def take(self, update: ChoiceUpdate) -> Grant | None:
         """The client has ``update``: more credit for its choice, if enough is due."""

@@ -144,6 +144,7 @@ class OutputCollector:
         self._of_prompts: dict[int, _Pending] = {}  # by number of prompt
         self._num_prompt_scored = [0] * num_prompts
         self._unscored = set(range(num_prompts)) if has_prompt_logprobs else set()
+        self.failed_prompt: int | None = None  # whose error ended the request
         self._error: RequestError | None = None
         self._changed = asyncio.Event()
 
@@ -174,9 +175,16 @@ class OutputCollector:
         self._pending.setdefault(index, _Pending()).finished = finished
         self._changed.set()
 
-    def fail(self, error: RequestError) -> None:
-        self._error = error
+    def fail(self, error: RequestError, prompt: int) -> None:
+        """``prompt`` is the number of the one that fails."""
+        self._error, self.failed_prompt = error, prompt
         self._changed.set()
+
+    async def begun(self) -> None:
+        """Returns when one of the prompts will run, or has been aborted. Raises the RequestError
+        that refused one."""
+        while all(ids is None for ids in self.prompt_ids):
+            await self._change()
 
     async def accepted(self) -> None:
         """Returns when all prompts will run, or have been aborted. Raises the RequestError that

@@ -64,7 +64,10 @@ class Job:
     ``owner`` whose API key it has shown. ``field_names`` are the client's words for what the mesh
     calls ``prompt`` and ``max_tokens``, where they differ. Unless it ``is_seeded`` by the client
     each prompt has a seed of its own. The reply to a chat begins with ``first_text``. Without
-    ``parsing`` a text is content. A stream ``repeats_usage`` in every chunk.
+    ``parsing`` a text is content. A stream ``repeats_usage`` in every chunk. ``kept_bytes`` are
+    held beside the Job until the request ends; where it ``keeps_logprobs``, they are held as
+    JSON, those of a stream too. ``warnings`` name what the client asked for in vain. The mesh has
+    up to ``max_open_prompts`` at once; None: all.
     """
 
     model: str
@@ -91,6 +94,10 @@ class Job:
     parsing: Parsing | None = None
     first_text: str = ""
     repeats_usage: bool = False
+    kept_bytes: int = 0
+    keeps_logprobs: bool = False
+    warnings: tuple[str, ...] = ()
+    max_open_prompts: int | None = None
 
     @property
     def has_prompt_logprobs(self) -> bool:
@@ -104,7 +111,8 @@ class Job:
     @property
     def option_bytes(self) -> int:
         format_bytes = len(self.format.value.encode()) if self.format is not None else 0
-        return chat_bytes(self.chat) + format_bytes + len(self.first_text.encode())
+        first_bytes = len(self.first_text.encode())
+        return chat_bytes(self.chat) + format_bytes + first_bytes + self.kept_bytes
 
     @property
     def total_choices(self) -> int:

@@ -38,7 +38,11 @@ class Limits:
 
 def parse_chat(body: Body, model: ModelInfo, limits: Limits) -> Job:
     """A body of ``/v1/chat/completions``."""
-    request = check(decode(body), ChatRequest, unsupported.CHAT)
+    return chat_job(check(decode(body), ChatRequest, unsupported.CHAT), model, limits)
+
+
+def chat_job(request: ChatRequest, model: ModelInfo, limits: Limits) -> Job:
+    """Raises InvalidRequest (NotFound for the model), which names the fields of a chat."""
     prompts = [chat_prompt(request.messages)]
     names = {"prompt": "messages"}
     if request.max_completion_tokens is not None:
@@ -133,7 +137,7 @@ def _job(
         num_choices=_num_choices(request.n, len(prompts), limits.max_choices),
         params=sampling_params(request, model, logprobs, prompt_logprobs),
         text=text,
-        priority=_priority(request.priority or 0, limits.max_priority_boost),
+        priority=check_priority(request.priority or 0, limits.max_priority_boost),
         is_stream=bool(request.stream),
         includes_usage=bool(request.stream_options and request.stream_options.include_usage),
         returns_ids=bool(request.return_token_ids),
@@ -179,7 +183,8 @@ def _check_drafts(request: GenerationRequest, logprobs: int | None) -> None:
         )
 
 
-def _priority(priority: int, max_boost: int) -> int:
+def check_priority(priority: int, max_boost: int) -> int:
+    """Returns it. Raises InvalidRequest."""
     if priority < -max_boost:
         raise InvalidRequest(
             f"priority is {priority}; the lowest is {-max_boost}, since lower is sooner"

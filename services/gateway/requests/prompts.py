@@ -30,18 +30,23 @@ def chat_prompt(messages: Raw) -> Prompt:
 
 
 def completion_prompts(
-    raw: Raw, model: ModelInfo, max_prompts: int, is_cut: bool = False
+    raw: Raw,
+    model: ModelInfo,
+    max_prompts: int,
+    is_cut: bool = False,
+    field: str = "prompt",
+    setting: str = "max-choices = ",
 ) -> list[Prompt]:
-    """Reads a text, a list of ids, or a list of several of either kind. Ids may be more than the
-    context holds if the prompt ``is_cut``."""
+    """Reads a text, a list of ids, or a list of several of either kind, which came as ``field``.
+    Ids may be more than the context holds if the prompt ``is_cut``. ``setting`` names the limit."""
     if _TEXT.match(raw):
-        return [text_prompt(raw)]
+        return [text_prompt(raw, field)]
     if _IDS.match(raw):
-        return [ids_prompt(raw, model, "prompt", is_cut)]
+        return [ids_prompt(raw, model, field, is_cut)]
     kinds: list[type] = []
 
     def take(number: int, value: Any) -> Prompt:
-        param = f"prompt[{number}]"
+        param = f"{field}[{number}]"
         kinds.append(type(value))
         if kinds[0] not in (str, list) or kinds[0] is not kinds[-1]:
             raise InvalidRequest(
@@ -50,15 +55,15 @@ def completion_prompts(
             )
         return _text(value, param) if kinds[0] is str else _ids(value, model, param, is_cut)
 
-    return items(raw, "prompt", max_prompts, take, "max-choices = ")
+    return items(raw, field, max_prompts, take, setting)
 
 
 @json_errors()
-def text_prompt(raw: Raw) -> Prompt:
+def text_prompt(raw: Raw, param: str = "prompt") -> Prompt:
     try:
-        return _text(msgspec.json.decode(raw, type=str), "prompt")
+        return _text(msgspec.json.decode(raw, type=str), param)
     except msgspec.ValidationError as error:
-        raise violation(error, "prompt", plain(raw)) from None
+        raise violation(error, param, plain(raw)) from None
 
 
 def ids_prompt(raw: Raw, model: ModelInfo, param: str, is_cut: bool = False) -> Prompt:

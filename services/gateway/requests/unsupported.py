@@ -13,6 +13,7 @@ Neutral = dict[str, tuple[Any, ...]]
 
 WITHOUT_EFFECT = frozenset(
     {
+        "client_metadata",
         "metadata",
         "prompt_cache_key",
         "prompt_cache_options",
@@ -74,11 +75,48 @@ COMPLETION: Neutral = _COMMON | {
     "tools": ([],),
 }
 
+RESPONSES: Neutral = _COMMON | {
+    "background": (False,),
+    "context_management": ([],),
+    "conversation": (),
+    "echo": (False,),
+    "include_draft_logprobs": (False,),
+    "logprobs": (False,),
+    "max_completion_tokens": (),
+    "max_tokens": (),
+    "messages": (),
+    "modalities": (["text"],),
+    "moderation": (),
+    "n": (1,),
+    "prompt": (),
+    "prompt_logprobs": (),
+    "reasoning_effort": (),
+    "response_format": (),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "service_tier": ("auto", "default"),
+    "truncation": ("disabled",),
+}
+
 TOKENIZE: Neutral = {
     "functions": ([],),
     "mm_processor_kwargs": ({},),
     "truncate_prompt_tokens": (),
     "truncation_side": (),
+}
+
+POOLING: Neutral = {
+    "embed_dtype": ("float32",),
+    "embedding_types": (["float"],),
+    "endianness": ("native", "little"),
+    "late_chunking": (False,),
+    "max_chunks_per_doc": (),
+    "max_tokens_per_doc": (),
+    "messages": (),
+    "mm_processor_kwargs": ({},),
+    "rank_fields": (["text"],),
+    "softmax": (),
+    "activation": (),
 }
 
 REASONS = {

@@ -60,13 +60,22 @@ def unknown_model(name: str, served: list[str]) -> NotFound:
 
 @contextmanager
 def client_names(names: Mapping[str, str]) -> Iterator[None]:
-    """An error of the mesh names the field as the client does; ``names`` are those that differ."""
+    """An error of the mesh names the field as the client does; ``names`` are those that differ, of
+    whole fields or of what begins their paths."""
     try:
         yield
     except RequestError as error:
-        if error.param is not None:
-            error.param = names.get(error.param, error.param)
+        if error.param is not None and (beginning := _named_part(error.param, names)):
+            before, error.param = error.param, names[beginning] + error.param[len(beginning) :]
+            if error.message.startswith(before):
+                error.message = error.param + error.message[len(before) :]
         raise
+
+
+def _named_part(param: str, names: Mapping[str, str]) -> str:
+    """What of the path has another name; empty: nothing."""
+    ends = [len(param), *(match.start() for match in re.finditer(r"[.[]", param))]
+    return max((param[:end] for end in ends if param[:end] in names), key=len, default="")
 
 
 def show(value: Any) -> str:

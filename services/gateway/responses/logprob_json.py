@@ -36,14 +36,17 @@ class ChatLogprobs:
         yield b'{"content":['
         for index, token in enumerate(tokens_of(updates)):
             yield b"," if index else b""
-            yield b'%b%b,"rank":%d,"top_logprobs":[' % (
-                self._entries[token.token_id],
-                number(token.logprob),
-                token.rank,
-            )
-            yield from self._alternatives(token)
-            yield b"]}"
+            yield from self.entry(token)
         yield b'],"refusal":null}'
+
+    def entry(self, token: "Token") -> Iterator[bytes]:
+        yield b'%b%b,"rank":%d,"top_logprobs":[' % (
+            self._entries[token.token_id],
+            number(token.logprob),
+            token.rank,
+        )
+        yield from self._alternatives(token)
+        yield b"]}"
 
     def _alternatives(self, token: "Token") -> Iterator[bytes]:
         for index, (ids, values) in enumerate(pieces_of(token)):

@@ -133,11 +133,23 @@ class AbortReply(Struct):
     forwarded: list[str]
 
 
-class ModelParsers(Struct):
-    """The formats in which the model calls tools and reasons; empty: it does not."""
+class PooledModel(Struct):
+    """What a model that pools gives: ``embed`` of so many numbers, or ``classify``."""
+
+    task: str
+    size: int
+    is_matryoshka: bool
+    dimensions: list[int]
+    labels: list[str]
+
+
+class ModelTraits(Struct):
+    """The formats in which the model calls tools and reasons; empty: it does not. One that writes
+    texts has no ``pooling``."""
 
     tool_parser: str
     reasoning_parser: str
+    pooling: PooledModel | UnsetType = UNSET
 
 
 class Model(Struct):
@@ -146,7 +158,7 @@ class Model(Struct):
     id: str
     created: int
     max_model_len: int
-    shoal: ModelParsers
+    shoal: ModelTraits
     object: str = "model"
     owned_by: str = "shoal"
 

@@ -5,17 +5,22 @@ Writers yield pieces, for logprobs may make a reply large; see ``pieces.py``.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Protocol
 
 from msgspec import UNSET, Raw, UnsetType
 
 from services.gateway.mesh.output_collector import ChoiceUpdate, merged
+from services.gateway.responses.error_json import error_event
 from services.gateway.responses.formats import Output
 from services.gateway.responses.json_reply import DONE, encode, event
 from services.gateway.responses.logprob_json import PIECE_ENTRIES
 from services.gateway.responses.openai import ChatDelta, Choice, TokenIds
 from services.gateway.responses.reply import Reply, Tally
+from shared.errors import RequestError
 from shared.messages import NO_TOKENS
 from shared.token_arrays import TokenArrays
+
+HEARTBEAT = b": waiting\n\n"  # a comment, which clients pass over
 
 _HOLE = b"\0"  # no JSON contains it
 _LOGPROBS = Raw(_HOLE)
@@ -25,8 +30,45 @@ _NUM_MERGED = 32
 _MAX_MERGED_BYTES = 16 << 10
 
 
-class WholeWriter:
+class BodyWriter(Protocol):
     """Progress to the body of a reply that is not streamed."""
+
+    def add(self, update: ChoiceUpdate) -> None:
+        """Keeps what the reply will hold."""
+
+    def is_over(self, update: ChoiceUpdate) -> bool:
+        """Whether what follows of the choice would not be in the reply."""
+
+    @property
+    def is_large(self) -> bool: ...
+
+    def write(self) -> Iterator[bytes]:
+        """The body, once every choice has ended."""
+
+
+class StreamWriter(Protocol):
+    """Progress to events; a ``heartbeat`` is sent where nothing else is for long."""
+
+    heartbeat: bytes
+
+    def open(self) -> bytes:
+        """Before the first update."""
+
+    def write(self, update: ChoiceUpdate) -> Iterator[bytes]:
+        """All that ``update`` gives to send."""
+
+    def is_over(self, update: ChoiceUpdate) -> bool:
+        """As in BodyWriter."""
+
+    def close(self) -> bytes:
+        """Once every choice has ended."""
+
+    def fail(self, error: RequestError) -> bytes:
+        """What ends the stream in place of all that has not been written."""
+
+
+class WholeWriter:
+    """A BodyWriter of the older endpoints."""
 
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
@@ -118,8 +160,10 @@ class WholeWriter:
 
 
 class EventWriter:
-    """Progress to events. A choice has an opening, texts and a finish reason; then comes the usage,
-    if the client asked, and [DONE]."""
+    """A StreamWriter of the older endpoints. A choice has an opening, texts and a finish reason;
+    then comes the usage, if the client asked, and [DONE]."""
+
+    heartbeat = HEARTBEAT
 
     def __init__(self, reply: Reply) -> None:
         num_choices = reply.job.total_choices
@@ -130,6 +174,15 @@ class EventWriter:
         self._unbegun = set(range(num_choices))
         self._num_open = num_choices
         self._tally = Tally(reply)
+
+    def open(self) -> bytes:
+        return b""
+
+    def close(self) -> bytes:
+        return b""
+
+    def fail(self, error: RequestError) -> bytes:
+        return error_event(error) + DONE
 
     def write(self, update: ChoiceUpdate) -> Iterator[bytes]:
         """All that ``update`` gives to send; nothing while no whole character is there. Logprobs of

@@ -13,22 +13,26 @@ class TemplateTraits:
     """``knows_developer``: it names the role. ``takes_parts``: it goes through the parts of a
     message's content; ``takes_parts_alone``: it does so without asking whether it is a text.
     ``joins_arguments``: it writes the arguments of a call as they are, which are JSON then.
+    ``knows_pairs``: it names the roles of a query and a document, which no chat has.
     """
 
     knows_developer: bool = False
     takes_parts: bool = False
     takes_parts_alone: bool = False
     joins_arguments: bool = False
+    knows_pairs: bool = False
 
 
 def traits_of(tree: nodes.Template) -> TemplateTraits:
     takes_parts = _takes_parts(tree)
+    words = {const.value for const in tree.find_all(nodes.Const) if isinstance(const.value, str)}
     asks = any(test.name == "string" for test in tree.find_all(nodes.Test))
     return TemplateTraits(
-        knows_developer=any(const.value == "developer" for const in tree.find_all(nodes.Const)),
+        knows_developer="developer" in words,
         takes_parts=takes_parts,
         takes_parts_alone=takes_parts and not asks,
         joins_arguments=_joins_arguments(tree),
+        knows_pairs={"query", "document"} <= words,
     )
 
 

@@ -28,7 +28,8 @@ class Compiler:
 
     def __init__(self, model: DecoderLM, library: NativeLibrary) -> None:
         self._library = library
-        self._tied = (model.model.embed_tokens, model.lm_head) if model.is_tied else None
+        head = model.lm_head
+        self._tied = (model.model.embed_tokens, head) if model.is_tied and head else None
         self._packed: dict[nn.Module, PackedMatrix] = {}
         self._halves: dict[nn.Module, tuple[PackedMatrix, PackedMatrix]] = {}
         self._norms: dict[nn.Module, Tensor] = {}

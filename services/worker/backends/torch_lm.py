@@ -8,7 +8,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from kernels.codes import Codes
@@ -27,6 +27,7 @@ from services.worker.layers.experts import Experts, Scores
 from services.worker.layers.heads import Heads, Latents
 from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
+from services.worker.layers.offloaded import OffloadedLayers
 from services.worker.layers.ops import Ops
 from services.worker.layers.rope import RotaryEmbedding
 from services.worker.layers.weights import Dense, Quantized
@@ -49,12 +50,23 @@ DEVICE = Known({"norm", "is_interleaved", "window"}, {Dense, Quantized})
 
 class TorchOps(Ops[Tensor]):
     """Operators on the tokens of a step, which are at ``positions`` [T]. Logits come in ``out``
-    [S, vocab_size] float32, if there is one."""
+    [S, vocab_size] float32, if there is one. Layers whose weights are ``offloaded`` wait for
+    them."""
 
-    def __init__(self, positions: Tensor | None = None, out: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        positions: Tensor | None = None,
+        out: Tensor | None = None,
+        offloaded: OffloadedLayers | None = None,
+    ) -> None:
         self._positions = positions
         self._out = out
+        self._offloaded = offloaded
         self._rotations: dict[RotaryEmbedding, Tensor] = {}  # computed once for all layers
+
+    def enter(self, layer: nn.Module) -> None:
+        if self._offloaded is not None:
+            self._offloaded.enter(layer)
 
     def embed(self, ids: Tensor, embedding: Embedding) -> Tensor:
         return functional.embedding(ids, embedding.weight)
@@ -88,19 +100,17 @@ class TorchOps(Ops[Tensor]):
         self, x: Tensor, experts: Experts, *, residual: Tensor, scale: float = 1.0
     ) -> Tensor:
         gate, products = experts.gate, experts.products
-        logits = functional.linear(x.float(), gate.weight, gate.bias)
+        logits = product(x.float(), gate.weight, gate.bias)
         chosen, weights = route(logits, gate.routing, gate.e_score_correction_bias)
-        return expert_products(
-            x,
-            chosen,
-            weights if scale == 1.0 else weights * scale,
+        gate_up, down = experts.stacks or (
             [_weight(each.gate_up_proj) for each in products],
             [_weight(each.down_proj) for each in products],
-            residual=residual,
         )
+        shares = weights if scale == 1.0 else weights * scale
+        return expert_products(x, chosen, shares, gate_up, down, residual=residual)
 
     def open(self, x: Tensor, gate: Scores, *, y: Tensor, residual: Tensor) -> Tensor:
-        openings = functional.linear(x.float(), gate.weight).sigmoid()
+        openings = product(x.float(), gate.weight).sigmoid()
         return (residual + openings * y).to(y.dtype)
 
     def attend(self, x: Tensor, heads: Heads) -> Tensor:
@@ -163,15 +173,17 @@ class TorchLM(TorchCausalLM):
         super().__init__()
         check_model(model, known.options, known.forms)
         self.model = model
-        self.hidden_size, self.vocab_size = model.config.hidden_size, model.lm_head.outputs
+        self.offloaded = model.offloaded
+        self.hidden_size, self.vocab_size = model.config.hidden_size, model.config.vocab_size
         if model.mtp_head is not None:
             self.draft_head = _TorchDraftHead(model.mtp_head)
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        return self.model.forward(TorchOps(positions), input_ids)
+        return self.model.forward(TorchOps(positions, offloaded=self.offloaded), input_ids)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        return self.model.logits(TorchOps(out=out), hidden)
+        states = hidden.float() if self.model.lm_head is None else hidden
+        return self.model.logits(TorchOps(out=out), states)
 
 
 class _TorchDraftHead:

@@ -20,8 +20,9 @@ from services.worker.startup.loaded_model import load
 from services.worker.startup.plan_memory import estimate_requirements, plan_memory
 from services.worker.step.batch import Batch, prepare_batch
 from services.worker.step.logprobs import gather_logprobs
-from services.worker.step.prompt_logprobs import PromptPart, ask_prompts, prompt_rows
-from services.worker.step.results import draft_rows, record, with_parts
+from services.worker.step.pooling import pooled_rows
+from services.worker.step.prompt_logprobs import ask_prompts, prompt_rows
+from services.worker.step.results import RowPart, draft_rows, record, with_parts
 from services.worker.step.sampling import prepare_sampling
 from services.worker.step.verify import verify
 from services.worker.weights.progress import Progress
@@ -41,11 +42,16 @@ class HostEngine:
     def __init__(self, settings: WorkerConfig, progress: Progress) -> None:
         if settings.draft_acceptance is not None:
             raise ConfigError("draft-acceptance: a CPU's engine has no such thing, a GPU's has")
+        if settings.cpu_offload_gb:
+            raise ConfigError(
+                f"cpu-offload-gb: {settings.cpu_offload_gb:g}: it is for workers on GPUs; one on a"
+                " CPU has all weights in the host's memory"
+            )
         loaded = load(settings, progress, choose_kernels)
         report = plan_memory(settings, estimate_requirements(loaded), loaded.before, loaded.device)
         report.publish()
         self.model_info, self.capacity = loaded.model_info, loaded.capacity(report.num_blocks)
-        self._model, self._sampler = loaded.model, loaded.sampler
+        self._model, self._sampler, self._pooler = loaded.model, loaded.sampler, loaded.pooler
         self._speculation, self._eos_ids = loaded.speculation, loaded.eos_ids
         self._returns_processed = settings.logprobs_mode == "processed_logprobs"
         self._slots = SlotTable(self.capacity, loaded.make_guides())
@@ -115,19 +121,21 @@ class HostEngine:
         rows, emitted = record(table, batch, outcome, logprobs)
         if self._model.clears_blocks and outcome.has_bad_drafts.any():
             self._kv_cache.clear_slots(batch.kv_slots_of(outcome.has_bad_drafts))
-        prompts = prompt_rows(table, batch, self._ask_prompts(batch, hidden))
+        prompts = self._prompt_rows(batch, hidden)
         continuing = batch.sampling_slots[~outcome.has_ended & (outcome.num_emitted > 0)]
         depth = min(draft_depth, self._speculation.num_drafts)
         arrays = TokenArrays(emitted, *logprobs.arrays())
         rows, arrays = with_parts(table, rows, arrays, prompts + drafts)
         return rows, arrays, RecordedStep(batch, hidden, continuing, depth)
 
-    def _ask_prompts(self, batch: Batch, hidden: Tensor) -> dict[int, PromptPart]:
+    def _prompt_rows(self, batch: Batch, hidden: Tensor) -> list[RowPart]:
         starts = batch.host_positions[batch.token_ends - batch.num_tokens]
-        return ask_prompts(
-            *(self._slots, batch.slots, starts, batch.num_tokens, hidden),
-            *(self.model_info.vocab_size, self._model.logits, self._score),
-        )
+        chunks = self._slots, batch.slots, starts, batch.num_tokens, hidden
+        if self._pooler is not None:
+            return pooled_rows(self._slots, batch, self._pooler.pool(*chunks))
+        vocab_size = self.model_info.vocab_size
+        parts = ask_prompts(*chunks, vocab_size, self._model.logits, self._score)
+        return prompt_rows(self._slots, batch, parts)
 
     def _score(self, logits: Tensor, tokens: np.ndarray, num_top: int | None) -> RowLogprobs:
         return self._sampler.logprobs(logits, np.arange(len(tokens)), tokens, num_top)

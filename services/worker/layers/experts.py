@@ -1,10 +1,12 @@
 """Experts (arXiv 1701.06538): of many feed-forward networks each token takes a few."""
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from kernels.codes import Codes
 from kernels.route import Routing
 from services.worker.layers.gated import GatedProducts
 from services.worker.layers.weights import empty_parameter
@@ -43,13 +45,25 @@ class Router(Scores):
         return empty_parameter(self.num_experts, dtype=torch.float32)
 
 
+class Stacks(NamedTuple):
+    """Weights of all experts, each in one."""
+
+    gate_up: Tensor | Codes  # [E, 2 inner, hidden]
+    down: Tensor | Codes  # [E, hidden, inner]
+
+
 class Experts(nn.Module):
-    """Networks of one size and the router that chooses from them, named as in checkpoints."""
+    """Networks of one size and the router that chooses from them, named as in checkpoints.
+
+    ``stacks`` are their weights as kernels of GPUs read them, where there are such; each network
+    has a part of them then.
+    """
 
     def __init__(self, gate: Router, experts: Iterable[GatedProducts]) -> None:
         super().__init__()
         self.gate = gate
         self.experts = nn.ModuleList(experts)
+        self.stacks: Stacks | None = None
 
     @property
     def products(self) -> list[GatedProducts]:

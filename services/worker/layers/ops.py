@@ -3,6 +3,8 @@
 from abc import ABC, abstractmethod
 from typing import Generic, TypeVar
 
+from torch import nn
+
 from services.worker.layers.embedding import Embedding, LMHead
 from services.worker.layers.experts import Experts, Scores
 from services.worker.layers.heads import Heads, Latents
@@ -19,6 +21,10 @@ class Ops(ABC, Generic[X]):
     that native code runs. What is given as ``residual`` is added to and must not be used again.
     Raises NotSupported where the backend cannot do what is asked for.
     """
+
+    def enter(self, layer: nn.Module) -> None:
+        """The operators from here on are those of ``layer``, of the trunk."""
+        return
 
     @abstractmethod
     def embed(self, ids: X, embedding: Embedding) -> X:

@@ -5,6 +5,8 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from services.worker.layers.offloaded import OffloadedLayers
+
 
 class DraftHead(Protocol):
     """An MTP head as a backend computes it, on T pairs of a state and the token after it.
@@ -31,6 +33,7 @@ class CausalLM(nn.Module, ABC):
 
     clears_blocks = True  # blocks of the KV cache must be zeroed before a sequence gets them
     draft_head: DraftHead | None = None
+    offloaded: OffloadedLayers | None = None  # whose weights a pass brings to the device
 
     @abstractmethod
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
@@ -38,7 +41,8 @@ class CausalLM(nn.Module, ABC):
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """[S, hidden], the states of some of the tokens → [S, vocab_size] float32."""
+        """[S, hidden], the states of some of the tokens → [S, vocab_size] float32; of a model that
+        pools those states after the last norm, [S, hidden] float32."""
 
 
 class TorchCausalLM(CausalLM):

@@ -22,6 +22,7 @@ from services.worker.layers.latent import LatentAttention
 from services.worker.layers.mixture import Mixture
 from services.worker.layers.mlp import GatedMLP
 from services.worker.layers.norm import RMSNorm
+from services.worker.layers.offloaded import OffloadedLayers
 from services.worker.layers.ops import Ops, X
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.layers.rope import RotaryEmbedding
@@ -143,6 +144,7 @@ class Trunk(nn.Module):
         if scale != 1.0:
             x = ops.scale(x, scale)
         for layer in self.layers:
+            ops.enter(layer)
             x = layer.forward(ops, x)
         return x
 
@@ -170,15 +172,17 @@ class MtpHead(ABC):
 
 class DecoderLM(nn.Module, ABC):
     """The trunk, its output head and, if there is one, its MTP head, or a rank's shards of them.
-    A backend computes it.
+    A backend computes it. One that pools has neither head.
 
-    ``Config`` is what config.json is read as.
+    ``Config`` is what config.json is read as. ``offloaded`` brings the weights of layers that are
+    not on the device.
     """
 
     Config: ClassVar[type[ModelConfig]] = ModelConfig
     embedding_scale = 1.0
     logits_scale = 1.0
     mtp_head: MtpHead | None = None
+    offloaded: OffloadedLayers | None = None
 
     def __init__(self, config: ModelConfig, parallel: Parallel = ALONE) -> None:
         super().__init__()
@@ -191,7 +195,13 @@ class DecoderLM(nn.Module, ABC):
         )
         source = "model.embed_tokens" if self.is_tied else "lm_head"
         tied = self.model.embed_tokens if self.is_tied else None
-        self.lm_head = LMHead(config.vocab_size, config.hidden_size, f"{source}.weight", tied)
+        self.lm_head: LMHead | None = LMHead(
+            config.vocab_size, config.hidden_size, f"{source}.weight", tied
+        )
+
+    def drop_heads(self) -> None:
+        """Makes it a model that pools: ``logits`` gives the states after the last norm."""
+        self.lm_head = self.mtp_head = None
 
     @property
     def is_interleaved(self) -> bool:
@@ -239,5 +249,8 @@ class DecoderLM(nn.Module, ABC):
         return self.model.forward(ops, ids, self.embedding_scale)
 
     def logits(self, ops: Ops[X], hidden: X) -> X:
-        """[S, hidden], the states of some of the tokens → [S, vocab_size] float32."""
+        """[S, hidden], the states of some of the tokens → [S, vocab_size] float32, or without a
+        head [S, hidden]."""
+        if self.lm_head is None:
+            return ops.norm(hidden, self.model.norm)
         return ops.logits(hidden, self.lm_head, norm=self.model.norm, scale=self.logits_scale)

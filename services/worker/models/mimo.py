@@ -36,6 +36,7 @@ class MiMoForCausalLM(Qwen2ForCausalLM):
         layers = [self._make_mtp_layer(i) for i in range(config.num_nextn_predict_layers)]
         self.model.mtp_layers = nn.ModuleList(layers)
         if layers:
+            assert self.lm_head is not None
             self.mtp_head = MiMoMtpHead(self.model, layers[0], self.lm_head)
 
     def _make_mtp_layer(self, index: int) -> NormedMtpLayer:

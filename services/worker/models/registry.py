@@ -29,21 +29,37 @@ MODELS = {
 }
 
 
+CAUSAL = "ForCausalLM"
+# What is behind a family's name where the model has another head, or none.
+OTHER_HEADS = ("ForSequenceClassification", "Model")
+
+
 class _Config(msgspec.Struct):
     architectures: list[str] = []
 
 
-def read_architectures(folder: Path) -> list[str]:
+def read_architectures(folder: Path, pools: bool = False) -> list[str]:
     """Returns the names in config.json, of which nothing else is read: the config of an
-    architecture that we do not know may lack the keys that we read. Raises ConfigError."""
-    return decode_json(find_file(folder, CONFIG_FILE), _Config).architectures
+    architecture that we do not know may lack the keys that we read. If the model ``pools``, they
+    are those of the families' decoders, whatever head it has. Raises ConfigError."""
+    names = decode_json(find_file(folder, CONFIG_FILE), _Config).architectures
+    return [_causal_name(name) for name in names] if pools else names
 
 
-def read_model_config(folder: Path) -> ModelConfig:
+def _causal_name(name: str) -> str:
+    for ending in OTHER_HEADS:
+        if name.endswith(ending):
+            return name.removesuffix(ending) + CAUSAL
+    return name
+
+
+def read_model_config(folder: Path, pools: bool = False) -> ModelConfig:
     """config.json, as the family reads it. Raises ConfigError where the architecture is none of
     ours, or the model needs what we cannot do."""
     path = find_file(folder, CONFIG_FILE)
-    config = decode_json(path, find_model(read_architectures(folder)).Config)
+    architectures = read_architectures(folder, pools)
+    config = decode_json(path, find_model(architectures).Config)
+    config = msgspec.structs.replace(config, architectures=architectures)
     for problem in config.problems():
         raise ConfigError(f"model: {path}: {problem}")
     return config

@@ -29,12 +29,15 @@ class Speculation(NamedTuple):
     adapts: bool
 
 
+NO_SPECULATION = Speculation("none", 0, False)
+
+
 def choose_speculation(wanted: SpeculativeConfig, model: CausalLM) -> Speculation:
     """Logs the choice. Raises ConfigError where the model lacks what is wanted."""
     method = wanted.method or ("none" if model.draft_head is None else "mtp")
     if method == "none":
         log.info("drafts: none%s", "" if wanted.method else " (the model has no MTP head)")
-        return Speculation("none", 0, False)
+        return NO_SPECULATION
     if method == "mtp" and model.draft_head is None:
         raise ConfigError("speculative-config: method mtp: the model has no MTP head")
     num_drafts = wanted.num_speculative_tokens or DEFAULT_DRAFTS

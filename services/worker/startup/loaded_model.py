@@ -30,28 +30,34 @@ from services.worker.models.registry import (
     read_architectures,
     read_model_config,
 )
-from services.worker.speculation.choose import Speculation, choose_speculation
+from services.worker.speculation.choose import NO_SPECULATION, Speculation, choose_speculation
 from services.worker.startup.model_shape import ModelShape, count_parameters, shape_of
+from services.worker.step.pooling import Pooler
 from services.worker.step.sampler import Sampler
 from services.worker.weights.dummy import make_dummy
+from services.worker.weights.homes import GIB
 from services.worker.weights.load import build_model, load_model
+from services.worker.weights.pooled import make_up_score_head, read_score_head
 from services.worker.weights.progress import Progress
 from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
 from shared.messages import Capacity, ModelInfo
-from shared.model_folder import read_eos_ids, read_model_info
+from shared.model_folder import read_eos_ids
 from shared.model_location import locate_model
+from shared.pooling import read_served_model
 
 log = logging.getLogger(__name__)
 
 Choose = Callable[[DecoderLM | CausalLM, WorkerConfig, torch.dtype], tuple[CausalLM, Sampler]]
 CACHE_CODES = {"auto": None, "int8": torch.int8, "fp8": torch.uint8}
+FOR_OUR_OWN = " is for our own architectures; transformers computes this model"
 DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """``before`` is the memory that was there before the weights."""
+    """``before`` is the memory that was there before the weights. A model that pools
+    has a ``pooler``."""
 
     settings: WorkerConfig
     folder: Path
@@ -64,11 +70,18 @@ class LoadedModel:
     speculation: Speculation
     eos_ids: np.ndarray  # [E] int64
     before: Memory
+    pooler: Pooler | None
 
     @property
     def max_num_batched_tokens(self) -> int:
         default = DEFAULT_BATCHED_TOKENS[self.device.type]
         return self.settings.max_num_batched_tokens or default
+
+    @property
+    def num_outputs(self) -> int:
+        """Of the model for one token: logits, or the numbers of a state."""
+        pooling = self.model_info.pooling
+        return pooling.size if pooling is not None else self.model_info.vocab_size
 
     @property
     def max_num_seqs(self) -> int:
@@ -101,6 +114,7 @@ class LoadedModel:
             self.speculation.num_drafts,
             self.speculation.adapts,
             self.settings.stall_s,
+            self.model_info.pooling.size if self.model_info.pooling else 0,
         )
 
 
@@ -108,13 +122,21 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
     """``choose`` picks what computes the model. ``progress`` gets what loading does and how far it
     is, 0 … 1. Raises ConfigError where model, machine and settings do not go together."""
     location = locate_model(settings.model)
-    architectures = read_architectures(location.folder)
+    model_info = read_served_model(
+        location.folder, [], settings.max_model_len, settings.runner, settings.pooler_config
+    )
+    pools = model_info.pooling is not None
+    architectures = read_architectures(location.folder, pools)
     by_transformers = _is_for_transformers(settings.model_impl, architectures)
-    model_info = read_model_info(location.folder, [], settings.max_model_len)
+    if pools and by_transformers:
+        raise ConfigError(
+            f"runner: {'/'.join(architectures)} is computed by transformers, which writes texts"
+            f" only; of our own architectures, which pool, there are {', '.join(sorted(MODELS))}"
+        )
     device = choose_device(settings.device, settings.gpu_claims)
     config = None
     if not by_transformers:
-        config = _read_config(settings, location.folder, model_info.max_model_len)
+        config = _read_config(settings, location.folder, model_info)
     dtype = choose_dtype(settings.dtype, device)
     compute_exactly()
     model_info = msgspec.structs.replace(
@@ -134,17 +156,19 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
             max_len = model_info.max_model_len
             model, shape = _load_transformers(settings, location.folder, dtype, device, max_len)
         else:
-            model = _load_ours(settings, location.folder, config, dtype, device, progress)
+            model = _load_ours(settings, location.folder, config, dtype, device, progress, pools)
             model.drop_windows(model_info.max_model_len)
             parameters = count_parameters(model)
             log.info("weights: %s", parameters)
             show_parameters(parameters.total, parameters.active)
+        computed, sampler = choose(model, settings, dtype)
     except torch.OutOfMemoryError as error:
         problem = why_out_of_memory(error)
         raise ConfigError(f"model: its weights do not fit on {device}: {problem}") from None
-    computed, sampler = choose(model, settings, dtype)
     return_freed_memory()
-    speculation = choose_speculation(settings.speculative_config, computed)
+    speculation = NO_SPECULATION
+    if not pools:
+        speculation = choose_speculation(settings.speculative_config, computed)
     if isinstance(model, DecoderLM):
         codes = CACHE_CODES[settings.kv_cache_dtype]
         shape = shape_of(model, dtype, drafts=speculation.method == "mtp", codes=codes)
@@ -160,7 +184,32 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
         speculation,
         np.array(read_eos_ids(location.folder, model_info.vocab_size), np.int64),
         before,
+        _pooler(settings, location.folder, model_info, model, computed, device),
     )
+
+
+def _pooler(
+    settings: WorkerConfig,
+    folder: Path,
+    model_info: ModelInfo,
+    model: DecoderLM | CausalLM,
+    computed: CausalLM,
+    device: torch.device,
+) -> Pooler | None:
+    """Raises ConfigError."""
+    pooling = model_info.pooling
+    if pooling is None or not isinstance(model, DecoderLM):
+        return None
+    head, hidden_size = None, model.config.hidden_size
+    if pooling.task == "classify" and settings.load_format == "dummy":
+        head = make_up_score_head(pooling.size, hidden_size)
+    elif pooling.task == "classify":
+        tokens = settings.pooler_config.classifier_from_token
+        head = read_score_head(folder, pooling, tokens, hidden_size)
+        head = head * (1.0 if tokens is None else model.logits_scale)
+    how = f"{pooling.pooling_type} state, {pooling.activation}, {pooling.size} numbers"
+    log.info("pooling: %s: %s", pooling.task, how)
+    return Pooler(computed.logits, None if head is None else head.to(device))
 
 
 def _is_for_transformers(wanted: str, architectures: list[str]) -> bool:
@@ -178,12 +227,14 @@ def _is_for_transformers(wanted: str, architectures: list[str]) -> bool:
     return wanted == "transformers"
 
 
-def _read_config(settings: WorkerConfig, folder: Path, max_len: int) -> ModelConfig:
+def _read_config(settings: WorkerConfig, folder: Path, model_info: ModelInfo) -> ModelConfig:
     """Raises ConfigError, which names transformers where that would compute the model."""
+    pools, max_len = model_info.pooling is not None, model_info.max_model_len
     try:
-        return read_model_config(folder)
+        return read_model_config(folder, pools)
     except ConfigError as error:
-        if settings.quantization != "none" or settings.speculative_config.method == "mtp":
+        for_our_own = settings.quantization != "none" or settings.cpu_offload_gb or pools
+        if for_our_own or settings.speculative_config.method == "mtp":
             raise
         from services.worker.startup.load_transformers import can_serve
 
@@ -199,15 +250,20 @@ def _load_ours(
     dtype: torch.dtype,
     device: torch.device,
     progress: Progress,
+    pools: bool,
 ) -> DecoderLM:
     codes = CACHE_CODES[settings.kv_cache_dtype]
     # Before anything is read: refuses codes of what cannot be in them.
     build_model(config, dtype, torch.device("meta")).kv_layouts(dtype, drafts=False, codes=codes)
+    host_bytes = int(settings.cpu_offload_gb * GIB)
     if settings.load_format == "dummy":
-        return make_dummy(config, dtype, device, settings.quantization)
-    quantization, cache = settings.quantization, settings.quantization_cache
+        return make_dummy(config, dtype, device, settings.quantization, host_bytes, pools=pools)
     return load_model(
-        folder, config, dtype, device, progress, quantization=quantization, cache=cache
+        *(folder, config, dtype, device, progress),
+        quantization=settings.quantization,
+        cache=settings.quantization_cache,
+        host_bytes=host_bytes,
+        pools=pools,
     )
 
 
@@ -216,10 +272,9 @@ def _load_transformers(
 ) -> tuple[CausalLM, ModelShape]:
     """Imports transformers, which takes seconds, only here."""
     if settings.quantization != "none":
-        raise ConfigError(
-            f"quantization: {settings.quantization} is for our own architectures; transformers"
-            " computes this model"
-        )
+        raise ConfigError(f"quantization: {settings.quantization}{FOR_OUR_OWN}")
+    if settings.cpu_offload_gb:
+        raise ConfigError(f"cpu-offload-gb: {settings.cpu_offload_gb:g}{FOR_OUR_OWN}")
     from services.worker.startup.load_transformers import load_transformers
 
     codes = CACHE_CODES[settings.kv_cache_dtype]

@@ -21,8 +21,10 @@ from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import find_model
 from services.worker.weights.checkpoint import Checkpoint, StoredTensor, open_checkpoint
 from services.worker.weights.code_cache import CodeCache
+from services.worker.weights.homes import Homes
 from services.worker.weights.mtp_layouts import with_mtp_head, without_missing_head
 from services.worker.weights.online import ONLINE, Quantization
+from services.worker.weights.pooled import open_pooled
 from services.worker.weights.progress import Progress
 from services.worker.weights.schemes import find_scheme
 from services.worker.weights.schemes.scheme import Scheme, StoredCodes
@@ -56,10 +58,15 @@ def load_model(
     parallel: Parallel = ALONE,
     quantization: Quantization = "none",
     cache: Path | None = None,
+    host_bytes: int = 0,
+    *,
+    pools: bool = False,
 ) -> DecoderLM:
-    """The model of ``config`` with the folder's weights, or a rank's shards of them; dense ones are
-    quantised, or read from the folder ``cache`` where they were before. Raises ConfigError naming
-    the tensor, the size that cannot be split, or what of its quantization_config cannot be read."""
+    """The model of ``config`` with the folder's weights, or a rank's shards of them, without its
+    heads if it ``pools``; dense ones are quantised, or read from the folder ``cache`` where they
+    were before. At least ``host_bytes`` of them, if there are as many, are in the host's memory.
+    Raises ConfigError naming the tensor, the size that cannot be split, or what of its
+    quantization_config cannot be read."""
     scheme = find_scheme(config.quantization_config) if config.quantization_config else None
     if scheme is not None and quantization != "none":
         raise ConfigError(
@@ -68,21 +75,30 @@ def load_model(
         )
     if scheme is not None:
         log.info("the weights are quantised already: %s", scheme)
-    checkpoint = with_mtp_head(open_checkpoint(weight_files(folder)), config)
-    model = build_model(without_missing_head(config, checkpoint), dtype, device, parallel)
+    stored = open_pooled(folder) if pools else open_checkpoint(weight_files(folder))
+    checkpoint = with_mtp_head(stored, config)
+    own = without_missing_head(config, checkpoint)
+    model = build_model(own, dtype, device, parallel, pools=pools)
+    homes = Homes(model, device, model.model.layers, host_bytes)
     if cache is None or quantization == "none" or parallel is not ALONE:
-        fill(model, checkpoint, progress, device, quantization, scheme)
-        return model
-    codes = CodeCache(cache, folder, dtype, quantization)
-    known = codes.read()
-    fill(model, checkpoint, progress, device, quantization, known=known)
-    if not known:
-        codes.write(model)
+        fill(model, checkpoint, progress, homes, quantization, scheme)
+    else:
+        codes = CodeCache(cache, folder, dtype, quantization)
+        known = codes.read()
+        fill(model, checkpoint, progress, homes, quantization, known=known)
+        if not known:
+            codes.write(model)
+    model.offloaded = homes.offloaded()
     return model
 
 
 def build_model(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device, parallel: Parallel = ALONE
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    parallel: Parallel = ALONE,
+    *,
+    pools: bool = False,
 ) -> DecoderLM:
     """The model of ``config`` with parameters that hold nothing yet, and no memory for the weights
     of linear layers, so that there is none where they become codes."""
@@ -90,7 +106,10 @@ def build_model(
     torch.set_default_dtype(dtype)
     try:
         with device:
-            return find_model(config.architectures)(config, parallel)
+            model = find_model(config.architectures)(config, parallel)
+        if pools:
+            model.drop_heads()
+        return model
     finally:
         torch.set_default_dtype(default)
 
@@ -99,7 +118,7 @@ def fill(
     model: nn.Module,
     checkpoint: Checkpoint,
     progress: Progress,
-    device: torch.device,
+    homes: Homes,
     quantization: Quantization = "none",
     scheme: Scheme | None = None,
     known: Mapping[str, Quantized] | None = None,
@@ -125,12 +144,14 @@ def fill(
         done_bytes += _num_bytes(stored, piece)
         return _read(stored, piece)
 
-    for path, module in list(model.named_modules()):
+    for path, module, home in homes.visit():
         if isinstance(module, Linear):
             of_codes = {name for name in wanted[module] if isinstance(found[name], StoredCodes)}
+            device = home if quantization == "none" else homes.device
             _fill_linear(path, module, of_codes, read, device, (known or {}).get(path))
             if isinstance(module.weight, Dense):
                 quantize(module, quantization)
+            module.weight.to(home)
         else:
             for name, piece in wanted[module].items():
                 _put(read(name, piece), piece)

@@ -5,14 +5,38 @@ from pathlib import Path
 
 from services.gateway.requests import unsupported
 from services.gateway.requests.format_schema import StructuredOutputs
+from services.gateway.requests.items.schema import ResponseRequest
+from services.gateway.requests.messages.neutral import NEUTRAL
+from services.gateway.requests.messages.schema import MessagesRequest
 from services.gateway.requests.schema import ChatRequest, CompletionRequest, StreamOptions
 
 TABLE = Path(__file__).parents[3] / "docs" / "api.md"
 
 
+def fields_of(title: str) -> set[str]:
+    """Those that the tables below a title name."""
+    _, _, below = TABLE.read_text().partition(f"# {title}\n")
+    rows = [line for line in below.partition("\n# ")[0].splitlines() if line.startswith("| `")]
+    return {name for row in rows for name in re.findall(r"`([a-z_]+)`", row.split("|")[1])}
+
+
+def test_every_field_of_a_message_has_a_row() -> None:
+    fields = {*MessagesRequest.__struct_fields__, *NEUTRAL}
+    assert fields_of("Anthropic's Messages") == fields
+
+
+def test_every_field_of_a_response_has_a_row() -> None:
+    fields = {
+        *ResponseRequest.__struct_fields__,
+        *unsupported.RESPONSES,
+        *unsupported.WITHOUT_EFFECT,
+    }
+    kinds = {"function", "custom", "namespace"}
+    assert fields_of("OpenAI's Responses") - kinds == fields
+
+
 def test_every_field_has_a_row_and_every_row_a_field() -> None:
-    rows = [line for line in TABLE.read_text().splitlines() if line.startswith("| `")]
-    written = {name for row in rows for name in re.findall(r"`([a-z_]+)`", row.split("|")[1])}
+    written = fields_of("Fields of a request")
     fields = {
         *ChatRequest.__struct_fields__,
         *CompletionRequest.__struct_fields__,

@@ -182,7 +182,7 @@ async def test_an_unexpected_exception_is_500_and_logged_with_the_request_id(
     async def explode(*_: object) -> None:
         raise ZeroDivisionError("secret")
 
-    monkeypatch.setattr(Completions, "_serve", explode)
+    monkeypatch.setattr(Completions, "serve", explode)
     async with http.post(CHAT, json={"messages": MESSAGES}) as response:
         assert response.status == 500
         error = await error_of(response)

@@ -47,7 +47,7 @@ async def test_each_choice_has_its_own_progress_and_the_last_end_is_the_end() ->
 async def test_pending_text_is_read_before_the_error_is_raised() -> None:
     collector = OutputCollector(1, 1)
     add(collector, 0, 0, "a", 1)
-    collector.fail(Unavailable("gone"))
+    collector.fail(Unavailable("gone"), 0)
     assert (await anext(collector)).text == "a"
     with pytest.raises(Unavailable, match="gone"):
         await anext(collector)
@@ -57,7 +57,7 @@ async def test_a_reader_that_waits_is_woken_by_an_error() -> None:
     collector = OutputCollector(1, 1)
     reading = asyncio.ensure_future(anext(collector))
     await asyncio.sleep(0)
-    collector.fail(Unavailable("gone"))
+    collector.fail(Unavailable("gone"), 0)
     with pytest.raises(Unavailable):
         await reading
 
@@ -72,9 +72,10 @@ async def test_a_token_without_text_is_progress() -> None:
 async def test_a_refused_request_is_not_accepted() -> None:
     collector = OutputCollector(2, 1)
     collector.accept(0, np.array([1, 2], np.int32))
-    collector.fail(Unavailable("full"))
+    collector.fail(Unavailable("full"), 1)
     with pytest.raises(Unavailable):
         await collector.accepted()
+    assert collector.failed_prompt == 1
 
 
 async def test_prompt_tokens_count_once_for_each_prompt() -> None:

@@ -12,9 +12,8 @@ import msgspec
 import pytest
 from openai import APIError, AsyncOpenAI
 
-from services.gateway.http.client import COMMENT
 from services.gateway.metrics import SLOW_CLIENTS
-from services.gateway.responses.writers import WholeWriter
+from services.gateway.responses.writers import HEARTBEAT, WholeWriter
 from services.gateway.service import GatewayService
 from shared.messages import RequestKey, State
 from tests.services.gateway.fakes import FakeTokenizer, Submitted, running_gateway, until
@@ -201,10 +200,10 @@ async def test_a_stream_that_waits_gets_comments_before_and_between_its_tokens(
             posting = asyncio.create_task(http.post("/v1/completions", json=STREAM).__aenter__())
             request = await tokenizer.accepted()
             response = await posting
-            assert await response.content.readuntil(b"\n\n") == COMMENT
+            assert await response.content.readuntil(b"\n\n") == HEARTBEAT
             request.text("x")
             events = [await response.content.readuntil(b"\n\n") for _ in range(4)]
-            assert events[-1] == COMMENT
+            assert events[-1] == HEARTBEAT
             request.finish()
             *lines, done, _ = (await response.text()).split("\n\n")
             assert done == "data: [DONE]"

@@ -9,7 +9,7 @@ import pytest
 from services.scheduler.block_pool import BlockPool
 from services.scheduler.prefix_index import PrefixIndex
 from services.scheduler.registration import why_refused
-from shared.messages import MAX_BLOCKS, Capacity, Hello, ModelInfo, SamplingDefaults
+from shared.messages import MAX_BLOCKS, Capacity, Hello, ModelInfo, PoolingInfo, SamplingDefaults
 
 CAPACITY = Capacity(1000, 16, 128, 512, 2048, 8192)
 MODEL = ModelInfo(["fish"], "f1", vocab_size=8192, max_model_len=2048, created=1)
@@ -114,3 +114,16 @@ def test_the_largest_pool_holds_no_list_of_its_blocks():
     pool.free([1, 2])
     assert pool.try_allocate(3) == [1, 2, 3]
     assert pool.num_free == MAX_BLOCKS - 4
+
+
+def test_a_worker_that_pools_says_so_of_its_model_and_of_its_capacity() -> None:
+    pooling = PoolingInfo("embed", "last", "normalize", 64)
+    pooled = {"runner": "pooling", "pooling": pooling}
+    assert why_refused(worker(**pooled, pooled_size=64), []) is None
+    assert why_refused(worker(**pooled, pooled_size=64), [tokenizer(**pooled)]) is None
+    for size in (0, 65):
+        refusal = f"pooled_size of the capacity is {size}, but 64 of the model"
+        assert why_refused(worker(**pooled, pooled_size=size), []) == refusal
+    texts = tokenizer(runner="generate")
+    refusal = why_refused(worker(**pooled, pooled_size=64), [texts])
+    assert refusal == "runner is pooling, but generate at tokenizer t2"

@@ -14,6 +14,7 @@ from services.worker.speculation.mtp_coverage import MtpCoverage
 from services.worker.speculation.ngram import NgramDrafter
 from services.worker.startup.loaded_model import LoadedModel
 from services.worker.step.logprobs import StepLogprobs
+from services.worker.step.pooling import PooledPart, pooled_rows
 from services.worker.step.prompt_logprobs import PromptPart, prompt_rows
 from services.worker.step.results import RowPart, draft_rows, record, with_parts
 from services.worker.step.verify import AcceptOutcome
@@ -36,6 +37,7 @@ class LaunchedStep:
     draft_logprobs: Download | None = None  # of the drafts that are verified
     drafts: Download | None = None  # that are made, where the host wants to know
     prompts: dict[int, PromptPart] = field(default_factory=dict)  # by slot
+    pooled: dict[int, PooledPart] | None = None  # by slot; None: the model does not pool
     failed: list[RowPart] = field(default_factory=list)
 
 
@@ -97,6 +99,8 @@ class Collector:
         if not len(launched.planned.chunk_slots):
             return []
         rows = StepRows.of_chunks(launched.planned)
+        if launched.pooled is not None:
+            return pooled_rows(self._table, rows, launched.pooled)
         return prompt_rows(self._table, rows, launched.prompts)
 
     def _note_drafts(

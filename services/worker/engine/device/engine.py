@@ -30,8 +30,9 @@ from services.worker.machine.streams import DeviceEvent, Download, upload
 from services.worker.slots.table import SlotTable
 from services.worker.startup.choose_backend import choose_device_kernels
 from services.worker.startup.loaded_model import LoadedModel, load
+from services.worker.startup.offload_report import report_offload
 from services.worker.startup.plan_memory import estimate_requirements, plan_memory
-from services.worker.step.prompt_logprobs import PromptPart, ask_prompts
+from services.worker.step.prompt_logprobs import ask_prompts
 from services.worker.step.results import RowPart
 from services.worker.weights.progress import Progress
 from shared.config.worker import WorkerConfig
@@ -60,9 +61,11 @@ class DeviceEngine:
         )
         report = plan_memory(settings, requirements, loaded.before, loaded.device)
         report.publish()
+        self.copies_s = report_offload(loaded)  # of weights, in each step
         self.model_info, self.capacity = loaded.model_info, loaded.capacity(report.num_blocks)
         self._device = loaded.device
         self._method = loaded.speculation.method
+        self._pooler = loaded.pooler
         self._eos_ids = loaded.eos_ids
         self._table = SlotTable(self.capacity, loaded.make_guides())
         self._slots = DeviceSlots(self.capacity, self._table, self._device)
@@ -183,7 +186,7 @@ class DeviceEngine:
         if len(slots):
             self._sample_and_accept(launched, step, logits)
         if isinstance(step, MixedStep):
-            launched.prompts = self._ask_prompts(launched.planned, step)
+            self._take_prompts(launched, step)
         launched.decided = DeviceEvent(self._device)
         if self._segments.drafts and launched.depth:
             step.draft(launched.depth)
@@ -191,12 +194,14 @@ class DeviceEngine:
                 launched.drafts = self._download_drafts(slots)
         launched.ends = DeviceEvent(self._device)
 
-    def _ask_prompts(self, planned: PlannedRows, step: MixedStep) -> dict[int, PromptPart]:
-        return ask_prompts(
-            *(self._table, planned.chunk_slots, planned.chunk_starts, planned.chunk_nums),
-            *(step.hidden[step.num_decoded :], self.capacity.vocab_size),
-            *(self._segments.model.logits, self._score),
-        )
+    def _take_prompts(self, launched: LaunchedStep, step: MixedStep) -> None:
+        planned, hidden = launched.planned, step.hidden[step.num_decoded :]
+        chunks = planned.chunk_slots, planned.chunk_starts, planned.chunk_nums, hidden
+        if self._pooler is not None:
+            launched.pooled = self._pooler.pool(self._table, *chunks)
+            return
+        model, vocab_size = self._segments.model, self.capacity.vocab_size
+        launched.prompts = ask_prompts(self._table, *chunks, vocab_size, model.logits, self._score)
 
     def _score(self, logits: Tensor, tokens: np.ndarray, num_top: int | None) -> RowLogprobs:
         return logprobs(logits, upload(tokens, self._device), num_top)
@@ -268,9 +273,11 @@ def _warn_of_acceptance(loaded: LoadedModel) -> None:
 
 def _shapes(loaded: LoadedModel) -> list[Shape]:
     """Returns the shapes of the steps to record. A model that is not written in operators may not
-    be recordable, which is logged."""
-    settings = loaded.settings
-    if settings.enforce_eager or settings.attention_backend == "sdpa":
+    be recordable, which is logged, nor are copies of memory that is not pinned."""
+    settings, offloaded = loaded.settings, loaded.model.offloaded
+    if loaded.pooler is not None or settings.enforce_eager or settings.attention_backend == "sdpa":
+        return []
+    if offloaded is not None and offloaded.why_not_pinned:
         return []
     if not isinstance(loaded.model, TorchLM) and (problem := why_not_recordable(loaded)):
         log.warning("CUDA graphs: none, steps run eagerly: %s", problem)

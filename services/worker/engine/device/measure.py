@@ -36,7 +36,7 @@ def measure(loaded: LoadedModel, shapes: list[Shape], progress: Progress) -> Mem
     slots = DeviceSlots(capacity, table, loaded.device)
     segments = make_segments(loaded, slots.state, NO_BLOCKS)
     try:
-        warm_up(segments, table, capacity, progress)
+        warm_up(segments, table, capacity, progress, loaded.pooler)
         of_step = _num_used(loaded)
         of_graphs = _measure_graphs(loaded, segments, shapes, progress)
     except torch.OutOfMemoryError as error:

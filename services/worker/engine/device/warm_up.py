@@ -14,18 +14,29 @@ from services.worker.engine.device.segments import Segments
 from services.worker.engine.device.steps import DecodeStep
 from services.worker.machine.streams import upload
 from services.worker.slots.table import SlotTable
+from services.worker.step.pooling import Pooler
 from services.worker.weights.progress import Progress
-from shared.messages import Capacity
+from shared.messages import Capacity, Pooling, SamplingParams
 
 
-def warm_up(segments: Segments, table: SlotTable, capacity: Capacity, progress: Progress) -> None:
-    """``table`` has only the null block. Of the steps the first is the largest there may be."""
+def warm_up(
+    segments: Segments,
+    table: SlotTable,
+    capacity: Capacity,
+    progress: Progress,
+    pooler: Pooler | None = None,
+) -> None:
+    """``table`` has only the null block. Of the steps the first is the largest there may be. With a
+    ``pooler`` nothing is sampled."""
     progress("measuring the largest step", 0.0)
-    _run_largest(segments, table, capacity)
+    if pooler is None:
+        _run_largest(segments, table, capacity)
+    else:
+        _pool_largest(segments, table, capacity, pooler)
     shapes = _small_shapes(segments.state.max_drafts)
     for index, (num_rows, width) in enumerate(shapes):
         progress("compiling kernels", index / len(shapes))
-        _decode(segments, num_rows, width)
+        _decode(segments, num_rows, width, samples=pooler is None)
 
 
 def _small_shapes(max_drafts: int) -> list[tuple[int, int]]:
@@ -42,9 +53,11 @@ def padding_step(segments: Segments, num_rows: int, width: int) -> DecodeStep:
     return DecodeStep(segments, slots, torch.zeros_like(slots), width, width)
 
 
-def _decode(segments: Segments, num_rows: int, width: int) -> None:
+def _decode(segments: Segments, num_rows: int, width: int, samples: bool) -> None:
     step = padding_step(segments, num_rows, width)
     step.forward()
+    if not samples:
+        return
     step.sample_and_accept(None)
     if segments.drafts:
         step.draft(segments.state.max_drafts)
@@ -53,17 +66,10 @@ def _decode(segments: Segments, num_rows: int, width: int) -> None:
 def _run_largest(segments: Segments, table: SlotTable, capacity: Capacity) -> None:
     """Runs a prefill chunk of every sequence, then samples with every parameter, and drafts."""
     state = segments.state
-    num_rows, num_tokens = capacity.max_num_seqs, capacity.max_num_batched_tokens
-    nums = np.full(num_rows, num_tokens // num_rows)
-    nums[: num_tokens % num_rows] += 1
-    nums = np.minimum(nums, table.max_len - 1 - state.max_drafts)
-    rows, zeros, none = np.arange(num_rows), np.zeros(num_rows, np.int64), np.zeros(0, np.int64)
-    planned = PlannedRows(none, none, rows, nums, zeros, zeros, rows)
-    chunks = prepare_chunks(table, planned, state.block_tables)
-    state.num_tokens[:num_rows] = chunks.nums
-    state.ends[:num_rows] = table.max_len
-    decoding = chunks.slots[:0]
-    step = MixedStep(segments, decoding, decoding, 1 + state.max_drafts, table.max_len, chunks)
+    nums = _nums_of_largest(segments, table, capacity)
+    step = _largest(segments, table, nums, np.arange(len(nums)))
+    state.num_tokens[: len(nums)] = upload(nums, state.num_tokens.device)
+    state.ends[: len(nums)] = table.max_len
     logits = step.forward().clone()
     all_ids = upload(np.full((1, -(-logits.shape[1] // 32)), -1, np.int32), logits.device)
     first = torch.zeros_like(all_ids[0, :1], dtype=torch.int64)
@@ -71,3 +77,35 @@ def _run_largest(segments: Segments, table: SlotTable, capacity: Capacity) -> No
     step.sample_and_accept(Adjusted(logits, first))
     if segments.drafts:
         step.draft(state.max_drafts)
+
+
+def _pool_largest(segments: Segments, table: SlotTable, capacity: Capacity, pooler: Pooler) -> None:
+    """Runs a whole prompt of every sequence and pools all of its states."""
+    nums = _nums_of_largest(segments, table, capacity)
+    slots, starts = np.arange(len(nums)), np.zeros(len(nums), np.int64)
+    step = _largest(segments, table, nums, starts[:0])
+    step.forward()
+    table.prompt_lens[:] = nums
+    table.params = [SamplingParams(seed=0, max_tokens=0, pooling=Pooling("mean"))] * len(nums)
+    pooler.pool(table, slots, starts, nums, step.hidden)
+
+
+def _nums_of_largest(segments: Segments, table: SlotTable, capacity: Capacity) -> np.ndarray:
+    """Tokens of each sequence's chunk in the largest step."""
+    num_rows, num_tokens = capacity.max_num_seqs, capacity.max_num_batched_tokens
+    nums = np.full(num_rows, num_tokens // num_rows)
+    nums[: num_tokens % num_rows] += 1
+    most: np.ndarray = np.minimum(nums, table.max_len - 1 - segments.state.max_drafts)
+    return most
+
+
+def _largest(
+    segments: Segments, table: SlotTable, nums: np.ndarray, sampling: np.ndarray
+) -> MixedStep:
+    """A step of chunks of ``nums`` [C] tokens, of which those in ``sampling`` [P] sample."""
+    state, none = segments.state, np.zeros(0, np.int64)
+    rows, zeros = np.arange(len(nums)), np.zeros(len(nums), np.int64)
+    planned = PlannedRows(none, none, rows, nums, zeros, zeros, sampling)
+    chunks = prepare_chunks(table, planned, state.block_tables)
+    decoding = chunks.slots[:0]
+    return MixedStep(segments, decoding, decoding, 1 + state.max_drafts, table.max_len, chunks)

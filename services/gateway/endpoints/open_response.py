@@ -1,0 +1,177 @@
+"""One request to ``/v1/responses`` and its reply."""
+
+import asyncio
+import uuid
+from dataclasses import replace
+
+import msgspec
+from msgspec import Raw
+
+from services.gateway.http.body import BodyParser
+from services.gateway.requests.items.input_items import references, with_ids
+from services.gateway.requests.items.parse import ItemRequest, read_request, response_job
+from services.gateway.requests.items.reasoning_cipher import ReasoningCipher
+from services.gateway.requests.items.schema import ENCRYPTED_REASONING
+from services.gateway.requests.job import Job
+from services.gateway.requests.json_body import Body
+from services.gateway.requests.parse import Limits
+from services.gateway.requests.unsupported import unsupported
+from services.gateway.requests.violations import show
+from services.gateway.responses.formats import ChatFormat
+from services.gateway.responses.items.objects import ResponseObject
+from services.gateway.responses.items.output_items import ItemShape
+from services.gateway.responses.items.shown import begun_response, is_summary
+from services.gateway.responses.items.writers import ResponseBody, ResponseMaker, ResponseStream
+from services.gateway.responses.json_reply import encode
+from services.gateway.responses.output_parser import OutputParser
+from services.gateway.responses.reply import Reply
+from services.gateway.responses.writers import BodyWriter, StreamWriter
+from services.gateway.store.database import Entry
+from services.gateway.store.response_store import ResponseStore
+from shared.errors import InvalidRequest
+from shared.messages import ModelInfo
+
+RESPONSE_PREFIX = "resp_"
+
+
+class _Outputs(msgspec.Struct):
+    output: list[Raw]
+
+
+class _Id(msgspec.Struct):
+    id: str | None = None
+
+
+class OpenResponse:
+    """A GenerationEndpoint. ``owner`` is whose API key came with it; in the mesh its name is
+    ``request_id``; ``has_ended`` is set when no more becomes of it."""
+
+    format = ChatFormat()
+
+    def __init__(self, store: ResponseStore, cipher: ReasoningCipher, owner: str) -> None:
+        self.owner = owner
+        self.request_id = ""
+        self.has_ended = asyncio.Event()
+        self._store = store
+        self._cipher = cipher
+        self._key = uuid.uuid4().hex
+        self._request: ItemRequest | None = None
+        self._is_stored = False
+        self._input = b""  # what is kept of it
+        self._maker: ResponseMaker | None = None
+
+    @property
+    def id(self) -> str:
+        return RESPONSE_PREFIX + self._key
+
+    @property
+    def response(self) -> ResponseObject | None:
+        """As it is now; None before it is accepted."""
+        return self._maker.response if self._maker is not None else None
+
+    def reply_id(self, request_id: str) -> str:
+        """Never the client's own word for it, which may come twice."""
+        self.request_id = request_id
+        return self.id
+
+    async def job(self, body: Body, model: ModelInfo, limits: Limits, parser: BodyParser) -> Job:
+        request = self._request = await parser.parse(body, read_request)
+        self._check_store(request)
+        items = await self._resolved(request.items)
+        before = await self._history(request)
+        self._is_stored = self._store.is_there and request.fields.store is not False
+        job = await parser.parse(
+            body, lambda _: response_job(request, [*before, *items], self._decrypt, model, limits)
+        )
+        if self._is_stored:
+            self._input = b"[%b]" % b",".join(with_ids(items, self._key))
+        request.items.clear()
+        return replace(
+            job,
+            request_id=job.request_id or self._key,
+            kept_bytes=len(self._input),
+            keeps_logprobs=True,
+        )
+
+    def stream_writer(self, reply: Reply, parser: OutputParser | None) -> StreamWriter:
+        return ResponseStream(self._new_maker(reply, parser))
+
+    def body_writer(self, reply: Reply, parser: OutputParser | None) -> BodyWriter:
+        return ResponseBody(self._new_maker(reply, parser))
+
+    async def keep(self) -> None:
+        if not self._is_stored or self._maker is None:
+            return
+        response = self._maker.response
+        item_ids = [item.id for item in response.output]
+        previous_id = response.previous_response_id
+        await self._store.save(
+            Entry(self.id, self.owner, previous_id, self._input, encode(response), item_ids)
+        )
+
+    def _new_maker(self, reply: Reply, parser: OutputParser | None) -> ResponseMaker:
+        request = self._request
+        assert request is not None
+        encrypts = request.fields.includes(ENCRYPTED_REASONING)
+        shape = ItemShape(
+            self._key,
+            request.tools,
+            is_summary(request),
+            self._encrypt if encrypts else None,
+        )
+        response = begun_response(request, reply.job, reply.head, self._is_stored)
+        self._maker = ResponseMaker(reply, parser, shape, response)
+        return self._maker
+
+    def _encrypt(self, text: str) -> str:
+        return self._cipher.encrypt(text, self.owner)
+
+    def _decrypt(self, content: str) -> str | None:
+        return self._cipher.decrypt(content, self.owner)
+
+    def _check_store(self, request: ItemRequest) -> None:
+        """Raises InvalidRequest for what only a store has."""
+        fields = request.fields
+        if self._store.is_there:
+            return
+        if fields.store:
+            raise unsupported("store", True, "null or false; there is no response-store")
+        if fields.previous_response_id is not None:
+            raise unsupported(
+                "previous_response_id",
+                fields.previous_response_id,
+                "null; there is no response-store",
+            )
+
+    async def _history(self, request: ItemRequest) -> list[bytes]:
+        """The items of the conversation before this request."""
+        previous_id = request.fields.previous_response_id
+        if previous_id is None:
+            return []
+        entries = await self._store.conversation(previous_id, self.owner)
+        return [item for entry in entries for item in _items_of(entry)]
+
+    async def _resolved(self, items: list[bytes]) -> list[bytes]:
+        """The items with those in place that are only referred to. Raises InvalidRequest."""
+        asked = references(items)
+        if not asked:
+            return items
+        known: dict[str, bytes] = {}
+        if self._store.is_there:
+            for entry in await self._store.with_items([*asked.values()], self.owner):
+                for item in _items_of(entry):
+                    known[msgspec.json.decode(item, type=_Id).id or ""] = item
+        for index, item_id in asked.items():
+            if item_id not in known:
+                param = f"input[{index}].id"
+                raise InvalidRequest(
+                    f"{param} is {show(item_id)}; no such item is here", param=param
+                )
+        return [known[asked[index]] if index in asked else item for index, item in enumerate(items)]
+
+
+def _items_of(entry: Entry) -> list[bytes]:
+    """The JSON of each item, of the input and then of the output."""
+    of_input = msgspec.json.decode(entry.input, type=list[Raw])
+    of_output = msgspec.json.decode(entry.response, type=_Outputs).output
+    return [bytes(item) for item in (*of_input, *of_output)]

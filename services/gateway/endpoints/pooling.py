@@ -1,0 +1,204 @@
+"""``/v1/embeddings``, ``/pooling``, ``/classify``, ``/score`` and ``/rerank``."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from aiohttp import web
+
+from services.gateway.http.account import ACCOUNT, owner_of
+from services.gateway.http.admission import Admission, Reservation
+from services.gateway.http.body import BodyParser, BodyReader
+from services.gateway.http.client import Client
+from services.gateway.http.pieces import PieceMaker
+from services.gateway.http.request_log import METER
+from services.gateway.http.request_meter import RequestMeter
+from services.gateway.mesh.mesh import Mesh
+from services.gateway.mesh.output_collector import OutputCollector
+from services.gateway.metrics import POOLED_INPUTS
+from services.gateway.requests.json_body import Body
+from services.gateway.requests.parse import Limits
+from services.gateway.requests.pooling import (
+    PoolingJob,
+    parse_classify,
+    parse_embeddings,
+    parse_pooling,
+    parse_rerank,
+    parse_score,
+)
+from services.gateway.requests.request_id import check_request_id, request_id, take_request_id
+from services.gateway.requests.runner import pooling_of
+from services.gateway.responses.pooling_json import (
+    PooledReply,
+    write_classes,
+    write_embeddings,
+    write_pooled,
+    write_ranks,
+    write_scores,
+)
+from shared.codec import Array
+from shared.config.gateway import GatewayConfig
+from shared.errors import RETRY_AFTER_S, InternalError, InvalidRequest, RequestError, Unavailable
+from shared.messages import ModelInfo, RunKind
+
+JSON_HEADERS = {"Content-Type": "application/json"}
+LARGE_REPLY = 1 << 14  # numbers, from which on it is written in pieces
+ABORTED = "request_aborted"
+
+
+@dataclass(frozen=True)
+class PoolingEndpoint:
+    """The differences between the endpoints."""
+
+    id_prefix: str
+    parse: Callable[[Body, ModelInfo, Limits], PoolingJob]
+    write: Callable[[PooledReply], Iterator[bytes]]
+
+
+EMBEDDINGS = PoolingEndpoint("embd-", parse_embeddings, write_embeddings)
+POOLING = PoolingEndpoint("pool-", parse_pooling, write_pooled)
+CLASSIFY = PoolingEndpoint("classify-", parse_classify, write_classes)
+SCORE = PoolingEndpoint("score-", parse_score, write_scores)
+RERANK = PoolingEndpoint("rerank-", parse_rerank, write_ranks)
+
+ROUTES = {
+    "/v1/embeddings": EMBEDDINGS,
+    "/pooling": POOLING,
+    "/classify": CLASSIFY,
+    "/score": SCORE,
+    "/v1/score": SCORE,
+    "/rerank": RERANK,
+    "/v1/rerank": RERANK,
+    "/v2/rerank": RERANK,
+}
+
+
+class PoolingEndpoints:
+    """Body → Job → mesh → vectors → reply. Of many inputs some are in the mesh at once."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        admission: Admission,
+        bodies: BodyReader,
+        parser: BodyParser,
+        pieces: PieceMaker,
+        config: GatewayConfig,
+    ) -> None:
+        self._mesh = mesh
+        self._admission = admission
+        self._bodies = bodies
+        self._parser = parser
+        self._pieces = pieces
+        self._accept_timeout_s = config.accept_timeout_s
+        self._slow_client_s = config.slow_client_s
+        self._limits = Limits(config.max_choices, config.max_logprobs, config.max_priority_boost)
+
+    def routes(self) -> list[web.RouteDef]:
+        return [self._route(path, endpoint) for path, endpoint in ROUTES.items()]
+
+    def _route(self, path: str, endpoint: PoolingEndpoint) -> web.RouteDef:
+        async def serve(request: web.Request) -> web.StreamResponse:
+            return await self._serve(request, endpoint)
+
+        return web.post(path, serve, expect_handler=self._bodies.expect)
+
+    async def _serve(self, request: web.Request, endpoint: PoolingEndpoint) -> web.StreamResponse:
+        started_s = time.monotonic()
+        check_request_id(request)
+        with self._admission.admit() as reservation:
+            asked, model = await self._parsed(request, endpoint, reservation)
+            take_request_id(request, asked.job.request_id)
+            asked = replace(asked, job=replace(asked.job, owner=owner_of(request)))
+            meter = request[METER] = RequestMeter(asked.job.model, started_s)
+            if (account := request.get(ACCOUNT)) is not None:
+                meter.charge = account.charge
+            reservation.is_served = True
+            public_id = request_id(request)
+            pooling = pooling_of(model)
+            vectors, num_tokens = await self._pool(public_id, asked, pooling.size, meter)
+            meter.end()
+            POOLED_INPUTS.labels(asked.job.model, pooling.task).inc(len(vectors))
+            name, created = endpoint.id_prefix + public_id, int(time.time())
+            reply = PooledReply(name, created, asked, pooling, vectors, num_tokens)
+            return await self._send(request, endpoint.write(reply), vectors)
+
+    async def _parsed(
+        self, request: web.Request, endpoint: PoolingEndpoint, reservation: Reservation
+    ) -> tuple[PoolingJob, ModelInfo]:
+        """Of the body only the prompts are kept, and room is held for what becomes of them."""
+        body = await self._bodies.read(request, reservation)
+        model = await self._mesh.tokenizers.ready_model()
+        asked = await self._parser.parse(
+            body, lambda body: endpoint.parse(body, model, self._limits)
+        )
+        reservation.replace(len(body), asked.job.prompt_bytes)
+        size, limit = pooling_of(model).size, self._admission.max_bytes
+        num_bytes = 4 * len(asked.job.prompts) * size
+        if num_bytes > limit:
+            raise InvalidRequest(
+                f"{len(asked.job.prompts)} vectors of {size} numbers take {num_bytes} bytes; the"
+                f" limit is max-buffered-bytes = {limit}",
+                param=asked.params[0].partition("[")[0],
+            )
+        reservation.hold(num_bytes)
+        return asked, model
+
+    async def _pool(
+        self, public_id: str, asked: PoolingJob, size: int, meter: RequestMeter
+    ) -> tuple[list[Array], int]:
+        """The vectors of all prompts, which have ``size`` numbers unless they are cut, and the
+        number of the prompts' tokens."""
+        wanted = asked.job.params.pooling
+        size = (wanted and wanted.num_dims) or size
+        mesh_id = f"{public_id}~{secrets.token_hex(4)}"
+        with self._mesh.generate(mesh_id, asked.job) as collector:
+            meter.follow(collector)
+            try:
+                await self._begun(collector)
+                vectors = await _collected(collector, size, meter)
+            except RequestError as error:
+                if collector.failed_prompt is not None and error.param == "prompt":
+                    error.param = asked.params[collector.failed_prompt]
+                    error.message = f"{error.param}: {error.message}"
+                raise
+            finally:
+                meter.accept()  # what was accepted counts, whatever becomes of the rest
+            return vectors, collector.num_prompt_tokens
+
+    async def _begun(self, collector: OutputCollector) -> None:
+        try:
+            async with asyncio.timeout(self._accept_timeout_s):
+                await collector.begun()
+        except TimeoutError:
+            raise Unavailable(
+                f"not accepted within {self._accept_timeout_s:g} s", retry_after_s=RETRY_AFTER_S
+            ) from None
+
+    async def _send(
+        self, request: web.Request, pieces: Iterator[bytes], vectors: list[Array]
+    ) -> web.StreamResponse:
+        client = Client(request, self._slow_client_s)
+        if sum(map(len, vectors)) > LARGE_REPLY:
+            await client.begin(JSON_HEADERS)
+            await self._pieces.send(pieces, client.write)
+        else:
+            body = b"".join(pieces)
+            await client.begin({**JSON_HEADERS, "Content-Length": str(len(body))})
+            await client.write(body)
+        return await client.end()
+
+
+async def _collected(collector: OutputCollector, size: int, meter: RequestMeter) -> list[Array]:
+    """Raises the RequestError that ended one of the prompts."""
+    found: dict[int, Array] = {}
+    async for update in collector:
+        meter.observe(update)
+        if update.run.kind != RunKind.POOLED:
+            raise InvalidRequest("the request was aborted", code=ABORTED)
+        if len(update.arrays.values) != size:
+            raise InternalError(f"{len(update.arrays.values)} numbers came where {size} belong")
+        found[update.index] = update.arrays.values
+    return [found[index] for index in sorted(found)]

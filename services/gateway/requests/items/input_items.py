@@ -1,0 +1,115 @@
+"""The input items of a request to ``/v1/responses``, checked one by one."""
+
+import re
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from services.gateway.requests.items.schema import Item, Part
+from services.gateway.requests.json_body import items, json_errors
+from services.gateway.requests.schema import MAX_MESSAGES
+from services.gateway.requests.unsupported import unsupported
+from services.gateway.requests.violations import show, violation
+from shared.errors import InvalidRequest
+
+ROLES = ("user", "assistant", "system", "developer")
+REFERENCE = "item_reference"
+REQUIRED: dict[str, tuple[str, ...]] = {
+    "message": ("role", "content"),
+    "reasoning": (),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "custom_tool_call": ("call_id", "name", "input"),
+    "custom_tool_call_output": ("call_id", "output"),
+    REFERENCE: ("id",),
+}
+"""The fields that an item of each type must have."""
+
+ID_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+}
+
+TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
+
+_TEXT = re.compile(rb'"')
+
+
+class _Head(msgspec.Struct):
+    type: str
+    id: str | None = None
+
+
+def read_input(raw: Raw) -> list[bytes]:
+    """The JSON of each item of ``input``, with its type. Raises InvalidRequest."""
+    if _TEXT.match(raw):
+        return [_user_message(_text(raw))]
+    return items(raw, "input", MAX_MESSAGES, _checked)
+
+
+def _user_message(text: str) -> bytes:
+    content = [{"type": "input_text", "text": text}]
+    return msgspec.json.encode({"type": "message", "role": "user", "content": content})
+
+
+@json_errors()
+def _text(raw: Raw) -> str:
+    text: str = msgspec.json.decode(raw, type=str)
+    if not text:
+        raise InvalidRequest('input is ""; expected str of length >= 1', param="input")
+    return text
+
+
+def _checked(index: int, fields: Any) -> bytes:
+    param = f"input[{index}]"
+    try:
+        item = msgspec.convert(fields, Item)
+    except msgspec.ValidationError as error:
+        raise violation(error, param, fields) from None
+    kind = item.type or ("message" if item.role is not None else REFERENCE)
+    if kind not in REQUIRED:
+        raise unsupported(f"{param}.type", kind, " or ".join(map(show, REQUIRED)))
+    for name in REQUIRED[kind]:
+        if getattr(item, name) is None:
+            raise InvalidRequest(f"{param}.{name} is required", param=f"{param}.{name}")
+    if kind == "message" and item.role not in ROLES:
+        raise InvalidRequest(
+            f"{param}.role is {show(item.role)}; expected one of {', '.join(ROLES)}",
+            param=f"{param}.role",
+        )
+    for name in ("content", "output", "summary"):
+        _check_parts(getattr(item, name), f"{param}.{name}")
+    return msgspec.json.encode({**fields, "type": kind})
+
+
+def _check_parts(parts: str | list[Part] | None, param: str) -> None:
+    for number, part in enumerate(parts if isinstance(parts, list) else ()):
+        where = f"{param}[{number}]"
+        if part.type not in TEXT_PARTS:
+            raise unsupported(f"{where}.type", part.type, show("input_text"))
+        if part.text is None and part.refusal is None:
+            raise InvalidRequest(f"{where}.text is required", param=f"{where}.text")
+
+
+def references(items: list[bytes]) -> dict[int, str]:
+    """The ids of the items that are only referred to, by their places."""
+    heads = (msgspec.json.decode(item, type=_Head) for item in items)
+    return {index: head.id or "" for index, head in enumerate(heads) if head.type == REFERENCE}
+
+
+def with_ids(items: list[bytes], key: str) -> list[bytes]:
+    """The items, each with an id of its own; ``key`` makes new ones unique."""
+    return [_with_id(item, f"{key}i{number:03x}") for number, item in enumerate(items)]
+
+
+def _with_id(item: bytes, name: str) -> bytes:
+    head = msgspec.json.decode(item, type=_Head)
+    if head.id is not None:
+        return item
+    fields = msgspec.json.decode(item, type=dict[str, Raw])
+    return msgspec.json.encode({"id": f"{ID_PREFIXES[head.type]}_{name}", **fields})

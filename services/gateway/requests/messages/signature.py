@@ -1,0 +1,51 @@
+"""What a block of thinking bears so that it is known when it comes back.
+
+A signature is no secret and proves nothing about who wrote the text: whoever may send a block may
+as well send any text. It is a digest of the text and of the model, by which a block that another
+model or server wrote, or that was changed, is recognised. Where the client wants no text in the
+block, the signature holds it, encoded, so that the model has it again in the next turn.
+"""
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from hashlib import sha256
+
+PREFIX = "shoal"
+NUM_DIGEST_BYTES = 18
+
+
+class Signer:
+    """Signs one text that comes in pieces; ``holds_text``: the signature has it, too."""
+
+    def __init__(self, fingerprint: str, holds_text: bool = False) -> None:
+        self._digest = sha256(f"{fingerprint}\n".encode())
+        self._pieces: list[bytes] | None = [] if holds_text else None
+
+    def add(self, text: str) -> None:
+        data = text.encode()
+        self._digest.update(data)
+        if self._pieces is not None:
+            self._pieces.append(data)
+
+    def signature(self) -> str:
+        digest = _encoded(self._digest.digest()[:NUM_DIGEST_BYTES])
+        text = "" if self._pieces is None else _encoded(b"".join(self._pieces))
+        return f"{PREFIX}.{digest}.{text}"
+
+
+def signed_text(fingerprint: str, thinking: str, signature: str) -> str | None:
+    """The text of a block that comes back; None: the signature is not one of this model's for the
+    text."""
+    parts = signature.split(".")
+    if len(parts) != 3 or parts[0] != PREFIX:
+        return None
+    try:
+        text = thinking or urlsafe_b64decode(parts[2].encode()).decode()
+    except ValueError:
+        return None
+    signer = Signer(fingerprint)
+    signer.add(text)
+    return text if signer.signature().split(".")[1] == parts[1] else None
+
+
+def _encoded(data: bytes) -> str:
+    return urlsafe_b64encode(data).decode()

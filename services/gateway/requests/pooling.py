@@ -1,0 +1,294 @@
+"""The body of a request to a model that pools: a Job, and the reply that it is for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import Raw
+
+from services.gateway.requests.job import Job, Prompt
+from services.gateway.requests.json_body import Body, check, decode, items, served_name
+from services.gateway.requests.parse import Limits, check_priority
+from services.gateway.requests.pooling_schema import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RawPoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
+from services.gateway.requests.prompts import completion_prompts
+from services.gateway.requests.raw_json import NULL
+from services.gateway.requests.runner import pooling_of
+from services.gateway.requests.unsupported import POOLING
+from services.gateway.requests.violations import show
+from shared.errors import InvalidRequest
+from shared.messages import (
+    Activation,
+    ModelInfo,
+    Pooling,
+    PoolingInfo,
+    SamplingParams,
+    TextOptions,
+)
+
+MAX_INPUTS = 2048
+MAX_PAIR_BYTES = 64 << 20  # of a query as often as it has documents
+MAX_OPEN_INPUTS = 256
+"""Of a request that the mesh has at once: enough for a large step, and others have room."""
+ALL_THAT_FIT = -1  # as truncate_prompt_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingJob:
+    """``job``, and the fields ``params`` that its prompts are from.
+
+    Each vector is what the reply shows, or with ``pairs`` the vectors with these numbers make a
+    score. ``texts`` are the documents to be shown with their scores, of which ``top_n`` are wanted.
+    """
+
+    job: Job
+    params: list[str]
+    is_base64: bool = False
+    pairs: list[tuple[int, int]] | None = None
+    texts: list[str] | None = None
+    top_n: int | None = None
+
+
+def parse_embeddings(body: Body, model: ModelInfo, limits: Limits) -> PoolingJob:
+    """A body of ``/v1/embeddings``."""
+    request = check(decode(body), EmbeddingRequest, POOLING)
+    pooling = pooling_of(model)
+    _check_task(pooling, "embed", "/v1/embeddings")
+    return _vectors(request, model, pooling, limits)
+
+
+def parse_pooling(body: Body, model: ModelInfo, limits: Limits) -> PoolingJob:
+    """A body of ``/pooling``: what the model gives, whatever that is."""
+    request = check(decode(body), RawPoolingRequest, POOLING)
+    pooling = pooling_of(model)
+    if request.task is not None:
+        _check_task(pooling, "embed" if request.task == "embed" else "classify", request.task)
+    return _vectors(request, model, pooling, limits)
+
+
+def parse_classify(body: Body, model: ModelInfo, limits: Limits) -> PoolingJob:
+    """A body of ``/classify``."""
+    request = check(decode(body), ClassifyRequest, POOLING)
+    pooling = pooling_of(model)
+    _check_task(pooling, "classify", "/classify")
+    prompts, params = _inputs(request.input, request, model)
+    return PoolingJob(_job(request, prompts, model, pooling, limits), params)
+
+
+def parse_score(body: Body, model: ModelInfo, limits: Limits) -> PoolingJob:
+    """A body of ``/score``: one text with one or several others, or as many with as many."""
+    request = check(decode(body), ScoreRequest, POOLING)
+    names = ("text_1", "text_2")
+    if request.text_1 == NULL and request.queries != NULL:
+        names = ("queries", "documents")
+    firsts, seconds = (_texts(getattr(request, name), name) for name in names)
+    if len(firsts) == 1:
+        firsts = firsts * len(seconds)
+    if len(firsts) != len(seconds):
+        raise InvalidRequest(
+            f"{names[0]} has {len(firsts)} texts and {names[1]} {len(seconds)}; expected one of the"
+            " first, or as many of both",
+            param=names[0],
+        )
+    return _pairs(request, (firsts, seconds), names, model, limits)
+
+
+def parse_rerank(body: Body, model: ModelInfo, limits: Limits) -> PoolingJob:
+    """A body of ``/rerank``."""
+    request = check(decode(body), RerankRequest, POOLING)
+    if not request.query:
+        raise InvalidRequest('query is ""; expected str of length >= 1', param="query")
+    documents = items(request.documents, "documents", MAX_INPUTS, _document)
+    queries = [request.query] * len(documents)
+    job = _pairs(request, (queries, documents), ("query", "documents"), model, limits)
+    texts = None if request.return_documents is False else documents
+    return replace(job, texts=texts, top_n=request.top_n or len(documents))
+
+
+def _vectors(
+    request: EmbeddingRequest, model: ModelInfo, pooling: PoolingInfo, limits: Limits
+) -> PoolingJob:
+    prompts, params = _inputs(request.input, request, model)
+    num_dims = _num_dims(request.dimensions, pooling)
+    job = _job(request, prompts, model, pooling, limits, num_dims)
+    return PoolingJob(job, params, is_base64=request.encoding_format == "base64")
+
+
+def _pairs(
+    request: ScoreRequest | RerankRequest,
+    texts: tuple[list[str], list[str]],
+    names: tuple[str, str],
+    model: ModelInfo,
+    limits: Limits,
+) -> PoolingJob:
+    """A model of scores reads both texts at once. Of embeddings the cosine is the score. ``names``
+    are those of the fields that have the ``texts``."""
+    pooling = pooling_of(model)
+    if pooling.task == "embed":
+        return _embedded_pairs(request, texts, names, model, pooling, limits)
+    if pooling.size != 1:
+        raise InvalidRequest(
+            f"the model {model.names[0]} has {pooling.size} classes (/classify); one of scores has"
+            " a single one",
+            param="model",
+        )
+    num_bytes = sum(len(each.encode()) for each in texts[0] + texts[1])
+    if num_bytes > MAX_PAIR_BYTES:
+        raise InvalidRequest(
+            f"the {len(texts[0])} pairs have {num_bytes} bytes; the limit is {MAX_PAIR_BYTES}",
+            param=names[1],
+        )
+    instructions = [request.instruction] if request.instruction else []
+    prompts = [
+        Prompt("pair", np.frombuffer(msgspec.json.encode([*pair, *instructions]), np.uint8))
+        for pair in zip(*texts, strict=True)
+    ]
+    params = [f"{names[1]}[{number}]" for number in range(len(prompts))]
+    return PoolingJob(_job(request, prompts, model, pooling, limits), params)
+
+
+def _embedded_pairs(
+    request: ScoreRequest | RerankRequest,
+    texts: tuple[list[str], list[str]],
+    names: tuple[str, str],
+    model: ModelInfo,
+    pooling: PoolingInfo,
+    limits: Limits,
+) -> PoolingJob:
+    """Equal texts of the first kind are embedded once."""
+    if request.instruction is not None:
+        raise InvalidRequest(
+            "instruction is for models of scores; this one gives embeddings, of which the cosine is"
+            " the score: put it before the query",
+            param="instruction",
+        )
+    firsts = {text: number for number, text in enumerate(dict.fromkeys(texts[0]))}
+    prompts = [
+        Prompt("text", np.frombuffer(text.encode(), np.uint8)) for text in [*firsts, *texts[1]]
+    ]
+    job = _job(request, prompts, model, pooling, limits)
+    cosine = Pooling(pooling.pooling_type, "normalize")
+    return PoolingJob(
+        replace(job, params=SamplingParams(seed=0, max_tokens=0, pooling=cosine)),
+        params=[names[0]] * len(firsts)
+        + [f"{names[1]}[{number}]" for number in range(len(texts[1]))],
+        pairs=[(firsts[text], len(firsts) + number) for number, text in enumerate(texts[0])],
+    )
+
+
+def _job(
+    request: PoolingRequest,
+    prompts: list[Prompt],
+    model: ModelInfo,
+    pooling: PoolingInfo,
+    limits: Limits,
+    num_dims: int = 0,
+) -> Job:
+    wanted = Pooling(pooling.pooling_type, _activation(request, pooling), num_dims)
+    return Job(
+        model=served_name(request.model, model),
+        prompts=prompts,
+        num_choices=1,
+        params=SamplingParams(seed=0, max_tokens=0, pooling=wanted),
+        text=TextOptions(
+            adds_special_tokens=request.add_special_tokens is not False,
+            max_prompt_tokens=_max_prompt_tokens(request.truncate_prompt_tokens, model),
+            keeps_prompt_start=request.truncation_side != "left",
+        ),
+        priority=check_priority(request.priority or 0, limits.max_priority_boost),
+        is_stream=False,
+        includes_usage=False,
+        cache_salt=request.cache_salt or "",
+        request_id=request.request_id,
+        max_open_prompts=MAX_OPEN_INPUTS,
+    )
+
+
+def _inputs(raw: Raw, request: PoolingRequest, model: ModelInfo) -> tuple[list[Prompt], list[str]]:
+    """The prompts, and the field that each is from."""
+    is_cut = request.truncate_prompt_tokens is not None
+    prompts = completion_prompts(raw, model, MAX_INPUTS, is_cut, "input", "")
+    begins_list = bytes(memoryview(raw)[:64]).translate(None, b" \t\r\n")[:2] in (b'["', b"[[")
+    if not begins_list:
+        return prompts, ["input"]
+    return prompts, [f"input[{number}]" for number in range(len(prompts))]
+
+
+def _texts(raw: Raw, param: str) -> list[str]:
+    if raw == NULL:
+        raise InvalidRequest(f"{param} is required", param=param)
+    if bytes(memoryview(raw)[:1]) == b'"':
+        return items(Raw(b"[%b]" % bytes(raw)), param, 1, lambda _, value: _text(value, param))
+    return items(raw, param, MAX_INPUTS, lambda number, value: _text(value, f"{param}[{number}]"))
+
+
+def _document(number: int, value: Any) -> str:
+    param = f"documents[{number}]"
+    if isinstance(value, dict) and isinstance(value.get("text"), str):
+        return _text(value["text"], f"{param}.text")
+    return _text(value, param)
+
+
+def _text(value: Any, param: str) -> str:
+    if isinstance(value, str) and value:
+        return value
+    raise InvalidRequest(f"{param} is {show(value)}; expected str of length >= 1", param=param)
+
+
+def _check_task(pooling: PoolingInfo, task: str, name: str) -> None:
+    if pooling.task == task:
+        return
+    gives = "embeddings" if pooling.task == "embed" else "classes or scores"
+    raise InvalidRequest(f"the model gives {gives}, which {name} is not for", param="model")
+
+
+def _activation(request: PoolingRequest, pooling: PoolingInfo) -> Activation:
+    asked = request.use_activation if request.normalize is None else request.normalize
+    if asked is None:
+        return pooling.activation
+    if not asked or pooling.activation != "none":
+        return pooling.activation if asked else "none"
+    if pooling.task == "embed":
+        return "normalize"
+    return "sigmoid" if pooling.size == 1 else "softmax"
+
+
+def _num_dims(asked: int | None, pooling: PoolingInfo) -> int:
+    """0: all. Raises InvalidRequest for a number that the model's embeddings cannot be cut to."""
+    if asked is None or asked == pooling.size:
+        return 0
+    text = f"dimensions is {asked}; the model's embeddings have {pooling.size}"
+    if asked > pooling.size:
+        raise InvalidRequest(text, param="dimensions")
+    allowed: Sequence[int] = pooling.dimensions
+    if allowed and asked not in allowed:
+        names = ", ".join(map(str, allowed))
+        raise InvalidRequest(f"{text}, or one of {names}", param="dimensions")
+    if not allowed and not pooling.is_matryoshka:
+        raise InvalidRequest(
+            f"{text} and are not made to be cut (is_matryoshka in pooler-config says that they"
+            " are)",
+            param="dimensions",
+        )
+    return asked
+
+
+def _max_prompt_tokens(asked: int | None, model: ModelInfo) -> int | None:
+    """None: a prompt is not cut. Raises InvalidRequest."""
+    limit = model.max_model_len
+    if asked == ALL_THAT_FIT:
+        return limit
+    if asked is None or 1 <= asked <= limit:
+        return asked
+    raise InvalidRequest(
+        f"truncate_prompt_tokens is {asked}; expected -1, or 1 to max-model-len = {limit}",
+        param="truncate_prompt_tokens",
+    )

@@ -1,0 +1,214 @@
+"""Responses that are kept, in one file of SQLite's. No event loop: ``response_store`` has that."""
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.errors import ConfigError
+
+VERSION = 1
+BUSY_TIMEOUT_S = 5.0
+MAX_CHAIN = 4096  # responses of one conversation
+
+_TABLES = """
+CREATE TABLE totals (num INTEGER NOT NULL, num_bytes INTEGER NOT NULL);
+
+INSERT INTO totals VALUES (0, 0);
+
+CREATE TABLE responses (
+    id TEXT PRIMARY KEY,
+    owner TEXT NOT NULL,
+    previous_id TEXT,
+    created_s REAL NOT NULL,
+    used_s REAL NOT NULL,
+    num_bytes INTEGER NOT NULL,
+    input BLOB NOT NULL,
+    response BLOB NOT NULL
+);
+
+CREATE TRIGGER comes AFTER INSERT ON responses BEGIN
+    UPDATE totals SET num = num + 1, num_bytes = num_bytes + new.num_bytes;
+END;
+
+CREATE TRIGGER goes AFTER DELETE ON responses BEGIN
+    UPDATE totals SET num = num - 1, num_bytes = num_bytes - old.num_bytes;
+END;
+
+CREATE INDEX by_use ON responses (used_s, id, num_bytes);
+
+CREATE INDEX by_age ON responses (created_s);
+
+CREATE TABLE items (
+    id TEXT NOT NULL,
+    owner TEXT NOT NULL,
+    response_id TEXT NOT NULL REFERENCES responses ON DELETE CASCADE,
+    PRIMARY KEY (id, owner)
+);
+
+CREATE INDEX by_response ON items (response_id);
+"""
+_CHAIN = """
+WITH RECURSIVE chain (id, depth) AS (
+    SELECT id, 0 FROM responses WHERE id = :id AND owner = :owner AND created_s >= :oldest_s
+    UNION ALL
+    SELECT before.id, depth + 1
+    FROM chain JOIN responses AS this USING (id) JOIN responses AS before
+    ON before.id = this.previous_id AND before.owner = :owner AND before.created_s >= :oldest_s
+    WHERE depth < :max_depth
+)
+SELECT id, previous_id, num_bytes FROM chain JOIN responses USING (id) ORDER BY depth
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLimits:
+    max_bytes: int
+    max_entries: int
+    max_age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One response: ``input`` is the JSON array of its own input items, ``response`` its JSON, and
+    ``item_ids`` are those of both. ``previous_id`` is that of the response it follows."""
+
+    id: str
+    owner: str
+    previous_id: str | None
+    input: bytes
+    response: bytes
+    item_ids: Sequence[str] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.input) + len(self.response)
+
+
+class ResponseDatabase:
+    """Holds what was used last, within ``limits``. Several processes may open one file. Its methods
+    raise sqlite3.Error; times are Unix seconds."""
+
+    def __init__(self, path: Path, limits: StoreLimits) -> None:
+        """A new file is for our user alone. Raises ConfigError for a file that is none of ours, or
+        that cannot be written."""
+        self._limits = limits
+        try:
+            path.touch(0o600)  # what SQLite puts beside it is for the same users
+            self._db = sqlite3.connect(
+                path, BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+            )
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            self._db.execute("PRAGMA foreign_keys = ON")
+            self._make_tables()
+        except (OSError, sqlite3.Error) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ConfigError(f"response-store: {path}: {reason}") from None
+
+    def _make_tables(self) -> None:
+        with self._writing():
+            [version] = self._db.execute("PRAGMA user_version").fetchone()
+            if version == 0:
+                for statement in _TABLES.split(";\n\n"):
+                    self._db.execute(statement)
+                self._db.execute(f"PRAGMA user_version = {VERSION}")
+            elif version != VERSION:
+                raise sqlite3.DatabaseError(f"its version is {version}; ours is {VERSION}")
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:  # a full disk has rolled it back
+                self._db.execute("ROLLBACK")
+            raise
+
+    def save(self, entry: Entry, now_s: float) -> None:
+        """Others that are too old, or too many beside it, are gone then."""
+        with self._writing():
+            self._make_room(entry, now_s)
+            self._db.execute(
+                "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    *(entry.id, entry.owner, entry.previous_id, now_s, now_s, entry.num_bytes),
+                    *(entry.input, entry.response),
+                ),
+            )
+            self._db.executemany(
+                "INSERT OR REPLACE INTO items VALUES (?, ?, ?)",
+                ((item_id, entry.owner, entry.id) for item_id in entry.item_ids),
+            )
+
+    def get(self, response_id: str, owner: str, now_s: float) -> Entry | None:
+        row = self._db.execute(
+            "SELECT id, owner, previous_id, input, response FROM responses"
+            " WHERE id = ? AND owner = ? AND created_s >= ?",
+            (response_id, owner, now_s - self._limits.max_age_s),
+        ).fetchone()
+        return None if row is None else Entry(*row)
+
+    def conversation(
+        self, response_id: str, owner: str, max_bytes: int, now_s: float
+    ) -> list[Entry] | str:
+        """The response and all that it follows, the first one first; they count as used. Or what
+        is wrong: the id of one that is not there, or nothing where they have more bytes."""
+        oldest_s = now_s - self._limits.max_age_s
+        asked = {"id": response_id, "owner": owner, "oldest_s": oldest_s, "max_depth": MAX_CHAIN}
+        chain = self._db.execute(_CHAIN, asked).fetchall()
+        if not chain or chain[-1][1] is not None:
+            return str(chain[-1][1]) if chain else response_id
+        if sum(num_bytes for *_, num_bytes in chain) > max_bytes:
+            return ""
+        ids = [entry_id for entry_id, *_ in reversed(chain)]
+        with self._writing():
+            self._db.executemany(
+                "UPDATE responses SET used_s = ? WHERE id = ?", ((now_s, each) for each in ids)
+            )
+        entries = [self.get(each, owner, now_s) for each in ids]
+        return [entry for entry in entries if entry is not None]
+
+    def with_items(self, item_ids: Iterable[str], owner: str, now_s: float) -> list[Entry]:
+        """The responses that have these items."""
+        entries: dict[str, Entry] = {}
+        for item_id in item_ids:
+            row = self._db.execute(
+                "SELECT response_id FROM items WHERE id = ? AND owner = ?", (item_id, owner)
+            ).fetchone()
+            if (
+                row is not None
+                and row[0] not in entries
+                and (entry := self.get(row[0], owner, now_s))
+            ):
+                entries[entry.id] = entry
+        return [*entries.values()]
+
+    def delete(self, response_id: str, owner: str) -> bool:
+        with self._writing():
+            done = self._db.execute(
+                "DELETE FROM responses WHERE id = ? AND owner = ?", (response_id, owner)
+            )
+        return done.rowcount > 0
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _make_room(self, entry: Entry, now_s: float) -> None:
+        limits = self._limits
+        oldest_s = now_s - limits.max_age_s
+        self._db.execute("DELETE FROM responses WHERE created_s < ?", (oldest_s,))
+        num, num_bytes = self._db.execute("SELECT num, num_bytes FROM totals").fetchone()
+        leaving = []
+        in_order = self._db.execute("SELECT id, num_bytes FROM responses ORDER BY used_s, id")
+        while num >= limits.max_entries or num_bytes + entry.num_bytes > limits.max_bytes:
+            row = in_order.fetchone()
+            if row is None:
+                break
+            leaving.append(row[:1])
+            num, num_bytes = num - 1, num_bytes - row[1]
+        in_order.close()
+        self._db.executemany("DELETE FROM responses WHERE id = ?", leaving)

@@ -1,0 +1,102 @@
+"""Responses that are kept, off the event loop."""
+
+import asyncio
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from services.gateway.log_limit import LogLimit
+from services.gateway.requests.violations import show
+from services.gateway.store.database import Entry, ResponseDatabase, StoreLimits
+from shared.config.gateway import GatewayConfig
+from shared.errors import InvalidRequest, NotFound, StoreFailed
+
+log = logging.getLogger(__name__)
+log.addFilter(LogLimit())
+
+Result = TypeVar("Result")
+
+
+class ResponseStore:
+    """A response belongs to the API key that made it: to any other it is not there. Methods raise
+    StoreFailed where the file cannot be read or written, a full disk among the reasons."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        """Raises ConfigError. Without ``response-store`` nothing can be kept."""
+        self._limits = StoreLimits(
+            config.response_store_bytes,
+            config.response_store_entries,
+            config.response_store_age_s,
+        )
+        self._max_conversation_bytes = config.max_body_bytes
+        path = config.response_store
+        self._database = ResponseDatabase(path, self._limits) if path is not None else None
+        self._thread = ThreadPoolExecutor(1, "store")
+
+    @property
+    def is_there(self) -> bool:
+        return self._database is not None
+
+    async def save(self, entry: Entry) -> None:
+        if entry.num_bytes > self._limits.max_bytes:
+            raise StoreFailed(
+                f"the response and its input have {entry.num_bytes} bytes; the limit is"
+                f" response-store-bytes = {self._limits.max_bytes}",
+                param="store",
+            )
+        await self._run(lambda database: database.save(entry, time.time()))
+
+    async def get(self, response_id: str, owner: str) -> Entry:
+        """Raises NotFound."""
+        entry = await self._run(lambda database: database.get(response_id, owner, time.time()))
+        if entry is None:
+            raise missing(response_id)
+        return entry
+
+    async def delete(self, response_id: str, owner: str) -> None:
+        """Raises NotFound."""
+        if not await self._run(lambda database: database.delete(response_id, owner)):
+            raise missing(response_id)
+
+    async def conversation(self, response_id: str, owner: str) -> list[Entry]:
+        """The response and all that it follows, the first one first. Raises InvalidRequest."""
+        limit, param = self._max_conversation_bytes, "previous_response_id"
+        found = await self._run(
+            lambda database: database.conversation(response_id, owner, limit, time.time())
+        )
+        if found == "":
+            text = f"{param}: the conversation has more bytes than the limit, {limit}"
+            raise InvalidRequest(f"{text} (max-body-bytes)", param=param)
+        if isinstance(found, str):
+            raise InvalidRequest(
+                f"{param}: there is no response {show(found)} here",
+                param=param,
+                code="previous_response_not_found",
+            )
+        return found
+
+    async def with_items(self, item_ids: Sequence[str], owner: str) -> list[Entry]:
+        """The responses that have those of the items that are there."""
+        return await self._run(lambda database: database.with_items(item_ids, owner, time.time()))
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        if self._database is not None:
+            self._database.close()
+
+    async def _run(self, call: Callable[[ResponseDatabase], Result]) -> Result:
+        database = self._database
+        if database is None:
+            raise NotFound("no response is kept here: there is no response-store")
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, call, database)
+        except sqlite3.Error as error:
+            log.error("response-store: %s", error)
+            raise StoreFailed(f"response-store: {error}", param="store") from None
+
+
+def missing(response_id: str) -> NotFound:
+    return NotFound(f"there is no response {show(response_id)} here", param="response_id")

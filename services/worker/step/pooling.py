@@ -1,0 +1,177 @@
+"""Pools the states of prompts, chunk by chunk, as rows of a StepResult.
+
+Everything is computed in float32 for each prompt by itself, so that what else is in the step
+changes nothing. A mean is summed up token after token in float64: where its chunks were cut
+changes nothing either.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.sample import NOT_FINITE
+from services.worker.machine.streams import Download
+from services.worker.slots.table import SlotTable
+from services.worker.step.results import ERRORS, ComputedRows, RowPart
+from shared.messages import NO_TOKENS, Activation, Pooling, ResultRow, RunKind, TokenRun
+from shared.token_arrays import TokenArrays
+
+SUM_PIECE = 512  # states that are summed up at once
+
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "none": lambda x: x,
+    "normalize": lambda x: x / _norm(x).clamp(min=1e-12),
+    "sigmoid": torch.sigmoid,
+    "softmax": lambda x: functional.softmax(x, -1),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PooledPart:
+    """Row ``row`` of what prompts were pooled to, on its way to the host."""
+
+    download: Download
+    row: int
+
+    def values(self) -> np.ndarray:
+        """[num_values] float32; waits until they are there."""
+        values: np.ndarray = self.download.wait()[0][self.row]
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """States ``first`` to ``last`` − 1 of a step, of a prompt's tokens from ``start`` on."""
+
+    slot: int
+    pooling: Pooling
+    start: int
+    first: int
+    last: int
+    ends_prompt: bool
+
+
+class Pooler:
+    """``normed`` puts states [n, hidden_size] through the last norm, to float32. ``head``
+    [size, hidden_size] float32 makes the logits of classes of a state; None: states are what is
+    wanted."""
+
+    def __init__(self, normed: Callable[[Tensor], Tensor], head: Tensor | None) -> None:
+        self._normed = normed
+        self._head = head
+        # By slot, of prompts that are not computed to their end: a sum, or the first state.
+        self._partial: dict[int, Tensor] = {}
+
+    def pool(
+        self,
+        table: SlotTable,
+        slots: np.ndarray,
+        starts: np.ndarray,
+        nums: np.ndarray,
+        hidden: Tensor,
+    ) -> dict[int, PooledPart]:
+        """Takes the chunks of a step, and starts the download of the prompts that they end, by
+        slot. Each of ``slots`` [C] has ``nums`` [C] states of ``hidden`` [T, hidden_size], from
+        position ``starts`` [C] on."""
+        lasts = np.cumsum(nums)
+        columns = slots, starts, lasts - nums, lasts, starts + nums == table.prompt_lens[slots]
+        chunks = []
+        for slot, start, first, last, ends in zip(
+            *(each.tolist() for each in columns), strict=True
+        ):
+            pooling = table.params[slot].pooling
+            if pooling is not None:
+                chunks.append(_Chunk(slot, pooling, start, first, last, ends))
+        states = self._single_states(chunks, hidden)
+        for chunk in chunks:
+            if chunk.pooling.pooling_type == "mean":
+                self._add(chunk, hidden)
+        found: dict[Pooling, dict[int, Tensor]] = {}
+        for chunk in chunks:
+            if chunk.ends_prompt:
+                state = self._pooled(chunk, table, states)
+                found.setdefault(chunk.pooling, {})[chunk.slot] = state
+        parts: dict[int, PooledPart] = {}
+        for pooling, by_slot in found.items():
+            download = Download(self._answers(torch.stack(list(by_slot.values())), pooling))
+            parts |= {slot: PooledPart(download, row) for row, slot in enumerate(by_slot)}
+        return parts
+
+    def _single_states(self, chunks: Sequence[_Chunk], hidden: Tensor) -> dict[int, Tensor]:
+        """The states that stand for a whole prompt, by slot; first ones are kept."""
+        rows: dict[int, int] = {}
+        for chunk in chunks:
+            if chunk.pooling.pooling_type == "last" and chunk.ends_prompt:
+                rows[chunk.slot] = chunk.last - 1
+            elif chunk.pooling.pooling_type == "cls" and chunk.start == 0:
+                rows[chunk.slot] = chunk.first
+        if not rows:
+            return {}
+        indices = torch.tensor(list(rows.values()), device=hidden.device)
+        states = dict(zip(rows, self._normed(hidden[indices]).unbind(), strict=True))
+        for chunk in chunks:
+            if chunk.pooling.pooling_type == "cls" and chunk.slot in states:
+                self._partial[chunk.slot] = states[chunk.slot].clone()
+        return states
+
+    def _add(self, chunk: _Chunk, hidden: Tensor) -> None:
+        total = self._partial.get(chunk.slot) if chunk.start else None
+        for first in range(chunk.first, chunk.last, SUM_PIECE):
+            piece = hidden[first : min(first + SUM_PIECE, chunk.last)]
+            states = self._normed(piece).double()
+            if total is not None:
+                states = torch.cat([total.unsqueeze(0), states])
+            total = states.cumsum(0)[-1]
+        assert total is not None
+        self._partial[chunk.slot] = total.clone()
+
+    def _pooled(self, chunk: _Chunk, table: SlotTable, states: Mapping[int, Tensor]) -> Tensor:
+        match chunk.pooling.pooling_type:
+            case "last":
+                return states[chunk.slot]
+            case "cls":
+                return self._partial.pop(chunk.slot)
+            case "mean":
+                total = self._partial.pop(chunk.slot)
+                return (total / int(table.prompt_lens[chunk.slot])).float()
+
+    def _answers(self, states: Tensor, pooling: Pooling) -> Tensor:
+        """[n, hidden_size] → [n, num_values]"""
+        if self._head is not None:
+            states = torch.stack([(self._head * state).sum(-1) for state in states])
+        if pooling.num_dims:
+            states = states[:, : pooling.num_dims]
+        return ACTIVATIONS[pooling.activation](states)
+
+
+def pooled_rows(
+    table: SlotTable, computed: ComputedRows, parts: Mapping[int, PooledPart]
+) -> list[RowPart]:
+    """Returns the rows of prompts that are pooled, once the step is recorded, and closes their
+    slots."""
+    rows = []
+    for slot in computed.slots.tolist():
+        if slot not in parts:
+            continue
+        table.is_open[slot] = False
+        request, attempt = table.requests[slot]
+        values = parts[slot].values()
+        if not np.isfinite(values).all():
+            row = ResultRow(slot, request, attempt, NO_TOKENS, error=ERRORS[NOT_FINITE])
+            rows.append(RowPart(row, TokenArrays()))
+            continue
+        last = table.prompt_lens[slot] - 1
+        arrays = TokenArrays(
+            table.ids[slot, last : last + 1].copy(), values, ranks=np.zeros(1, np.int32)
+        )
+        run = TokenRun(1, len(values), kind=RunKind.POOLED)
+        rows.append(RowPart(ResultRow(slot, request, attempt, run, "length"), arrays))
+    return rows
+
+
+def _norm(x: Tensor) -> Tensor:
+    return x.square().sum(-1, keepdim=True).sqrt()

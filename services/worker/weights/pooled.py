@@ -1,0 +1,75 @@
+"""Checkpoints of models that pool: their names may lack the trunk's prefix, and their head is not
+that of a model that writes texts."""
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from services.worker.weights.checkpoint import Checkpoint, Source, StoredTensor, open_checkpoint
+from shared.errors import ConfigError
+from shared.messages import PoolingInfo
+from shared.model_folder import TOKENIZER_FILE, find_file, weight_files
+
+TRUNK = "model."
+SCORE = "score.weight"
+SEED, STD = 0, 0.02  # of a head that is made up
+
+
+class BareTrunk(Checkpoint):
+    """The tensors of a trunk alone, whose names lack its prefix."""
+
+    def source(self, name: str) -> Source:
+        return Source(name.removeprefix(TRUNK))
+
+
+def open_pooled(folder: Path) -> Checkpoint:
+    """Without the head ``score``. Raises ConfigError."""
+    checkpoint = open_checkpoint(weight_files(folder))
+    tensors = {name: each for name, each in checkpoint.tensors.items() if name != SCORE}
+    is_bare = not any(name.startswith(TRUNK) for name in tensors)
+    return (BareTrunk if is_bare else Checkpoint)(checkpoint.folder, tensors)
+
+
+def read_score_head(
+    folder: Path, pooling: PoolingInfo, tokens: list[str] | None, hidden_size: int
+) -> Tensor:
+    """[size, hidden_size] float32, what makes the logits of classes of a state: the checkpoint's
+    ``score``; or with the two ``tokens`` of a model that writes texts, what makes the distance of
+    their logits: its sigmoid is the second one's probability among the two. Raises ConfigError."""
+    checkpoint = open_checkpoint(weight_files(folder))
+    if tokens is None:
+        head = _find(checkpoint, SCORE).read_all().float()
+    else:
+        names = "lm_head.weight", f"{TRUNK}embed_tokens.weight", "embed_tokens.weight"
+        source = _find(checkpoint, *names)
+        against, towards = (source.read(0, _token_id(folder, token), 1) for token in tokens)
+        head = towards.float() - against.float()
+    if list(head.shape) != [pooling.size, hidden_size]:
+        raise ConfigError(
+            f"model: {checkpoint.folder}: the head is {list(head.shape)}; expected"
+            f" {[pooling.size, hidden_size]}"
+        )
+    return head
+
+
+def make_up_score_head(size: int, hidden_size: int) -> Tensor:
+    """Weights of the right shape and no meaning."""
+    generator = torch.Generator().manual_seed(SEED)
+    return torch.randn(size, hidden_size, generator=generator) * STD
+
+
+def _find(checkpoint: Checkpoint, *names: str) -> StoredTensor:
+    for name in names:
+        if (found := checkpoint.find(name)) is not None:
+            return found
+    raise ConfigError(f"model: {checkpoint.folder} lacks the tensor {names[0]}")
+
+
+def _token_id(folder: Path, token: str) -> int:
+    tokenizer = Tokenizer.from_file(str(find_file(folder, TOKENIZER_FILE)))
+    token_id = tokenizer.token_to_id(token)
+    if token_id is None:
+        raise ConfigError(f"pooler-config: classifier_from_token: the model has no token {token!r}")
+    return int(token_id)

@@ -1,0 +1,41 @@
+"""Settings that are a JSON object, or in the file a mapping."""
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+Object = TypeVar("Object", bound=BaseModel)
+
+
+def reader_of(kind: type[Object], example: str) -> Callable[[Any], Object]:
+    """Returns what reads ``kind`` of a mapping, as a file has it, or of JSON text. It raises
+    ValueError that names every wrong key, or shows the ``example``."""
+
+    def read(value: Any) -> Object:
+        if isinstance(value, kind):
+            return value
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except ValueError:
+                value = None
+        if not isinstance(value, dict):
+            raise ValueError(f"expected a JSON object (in a file a mapping), such as {example}")
+        try:
+            return kind(**{str(key).replace("-", "_"): each for key, each in value.items()})
+        except ValidationError as error:
+            wrong = (_wrong_key(detail, kind) for detail in error.errors())
+            raise ValueError("; ".join(wrong)) from None
+
+    return read
+
+
+def _wrong_key(detail: Any, kind: type[BaseModel]) -> str:
+    name = ".".join(map(str, detail["loc"]))
+    if detail["type"] == "extra_forbidden":
+        names = ", ".join(kind.model_fields)
+        return f"{name}: there is no such key; those there are: {names}"
+    text: str = detail["msg"].removeprefix("Value error, ")
+    return f"{name}: {text}" if name else text

@@ -1,0 +1,80 @@
+"""How a query and a document are read by a model that scores them."""
+
+from pathlib import Path
+
+import pytest
+
+from services.tokenizer.text_model import ChatSettings, TextModel
+from services.tokenizer.truncation import Truncation
+from shared.errors import InvalidRequest
+from tests.pooling_models import save_tokenizer
+
+PAIRS = """\
+{%- for m in messages if m.role in ["query", "document", "system"] -%}
+[{{ m.role }}={{ m.content }}]
+{%- endfor -%}
+"""
+CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
+
+
+def make_model(folder: Path, own: str | None = None, **settings: object) -> TextModel:
+    (folder / "config.json").write_text("{}")
+    save_tokenizer(folder, ends=True)
+    if own is not None:
+        (folder / "chat_template.jinja").write_text(own)
+    return TextModel(folder, 512, 8224, ChatSettings(**settings))  # type: ignore[arg-type]
+
+
+def read(model: TextModel, *pair: str) -> str:
+    return model.decode_many(model.encode_pair(pair).tolist())
+
+
+def test_without_a_template_both_stand_side_by_side(tmp_path: Path) -> None:
+    model = make_model(tmp_path, CHAT)
+    assert read(model, "who?", "me") == "who?<|endoftext|>me<|endoftext|>"
+    with pytest.raises(InvalidRequest, match="no template of pairs") as refusal:
+        read(model, "who?", "me", "be short")
+    assert refusal.value.param == "instruction"
+
+
+def test_a_template_that_knows_the_roles_is_taken(tmp_path: Path) -> None:
+    model = make_model(tmp_path, PAIRS)
+    assert read(model, "who?", "me") == "[query=who?][document=me]"
+    assert read(model, "who?", "me", "be short").endswith("[system=be short]")
+
+
+def test_a_template_that_is_set_is_taken_whatever_it_knows(tmp_path: Path) -> None:
+    file = tmp_path / "set.jinja"
+    file.write_text("{{ messages[0].content }} / {{ messages[1].content }}")
+    assert read(make_model(tmp_path, PAIRS, template=file), "who?", "me") == "who? / me"
+    file.write_text("{{ messages[7].content }}")
+    with pytest.raises(InvalidRequest, match="template of pairs refuses this one"):
+        read(make_model(tmp_path, PAIRS, template=file), "who?", "me")
+
+
+def test_a_score_of_two_tokens_is_asked_for_as_qwen3_rerankers_are(tmp_path: Path) -> None:
+    text = read(make_model(tmp_path, classifies_by_token=True), "who?", "me")
+    assert "<Query>: who?\n<Document>: me<|im_end|>\n<|im_start|>assistant\n<think>\n\n" in text
+
+
+def test_a_pair_that_is_too_long_is_refused_before_it_is_encoded(tmp_path: Path) -> None:
+    model = make_model(tmp_path, PAIRS)
+    for pair in (("a" * 10**6, "b"), ("a", "b" * 10**6)):
+        with pytest.raises(InvalidRequest, match="max-model-len"):
+            model.encode_pair(pair)
+
+
+@pytest.mark.parametrize("keeps_start", [True, False])
+def test_under_a_template_the_document_is_cut(tmp_path: Path, keeps_start: bool) -> None:
+    model = make_model(tmp_path, PAIRS)
+    words = " ".join(str(number) for number in range(100))
+    whole = model.encode_pair(("who?", words))
+    num = len(whole) - 60
+    ids = model.encode_pair(("who?", words), truncation=Truncation(num, keeps_start))
+    assert len(ids) <= num
+    text = model.decode_many(ids.tolist())
+    start, end = ("0 1 2", "]") if keeps_start else ("", "98 99]")
+    assert text.startswith(f"[query=who?][document={start}")
+    assert text.endswith(end)
+    with pytest.raises(InvalidRequest, match="max-model-len"):
+        model.encode_pair(("who?", words), truncation=Truncation(3))
