@@ -58,7 +58,8 @@ def _kept(ranked: Tensor, routing: Routing) -> Tensor:
     best = groups.topk(routing.group_best, sorted=False).values.sum(2)
     is_left = torch.ones_like(best, dtype=torch.bool)
     is_left.scatter_(1, _best_first(best)[:, : routing.num_kept_groups], False)
-    return groups.masked_fill(is_left[:, :, None], -torch.inf).flatten(1)
+    kept: Tensor = groups.masked_fill(is_left[:, :, None], -torch.inf).flatten(1)
+    return kept
 
 
 def _best_first(each: Tensor) -> Tensor:
