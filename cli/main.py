@@ -14,6 +14,7 @@ usage: shoal COMMAND [--setting value …]
   tokenizer
   scheduler
   worker
+  run-batch     answers the requests in a file, of OpenAI's batch format (-i IN -o OUT)
   keys DIR      makes the keys that services on several machines need
   probe PATH    checks the health of the service on this machine or in this container
   bench serve   loads an OpenAI-compatible server, this or another, and reports how it answers
@@ -30,6 +31,10 @@ def main() -> None:
         from cli.serve import main as serve
 
         sys.exit(serve(arguments))
+    if command == "run-batch":
+        from cli.batch.command import main as run_batch
+
+        sys.exit(run_batch(arguments))
     if command == "keys":
         from cli.keys import main as keys
 

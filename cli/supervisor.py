@@ -178,7 +178,9 @@ def child_environment(config: ServeConfig) -> dict[str, str]:
     environment.pop("SHOAL_ADMIN_PORT", None)
     for name in config.model_fields_set - NOT_PASSED_ON:
         value = getattr(config, name)
-        if value is not None:
+        if value is None:
+            environment.pop(f"SHOAL_{name.upper()}", None)
+        else:
             environment[f"SHOAL_{name.upper()}"] = _text(value)
     if config.gateways > 1:
         environment["SHOAL_REUSE_PORT"] = "true"

@@ -98,6 +98,8 @@ class Screen:
     @property
     def _url(self) -> str:
         """A URL for a client on this machine, also where we listen on every address."""
+        if self._config.uds is not None:
+            return f"unix:{self._config.uds}:"
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._config.host, self._config.host)
         scheme = "http" if self._config.ssl_certfile is None else "https"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._config.port}"

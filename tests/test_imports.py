@@ -35,6 +35,7 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         {"mesh"},
         {"responses", "store"},
         {"http"},
+        {"batches"},
         {"endpoints"},
         {"service"},
         {"__main__"},

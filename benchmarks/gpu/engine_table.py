@@ -22,6 +22,7 @@ ACCEPTANCE = 0.8
 MAX_KEPT = 2  # engines: three of Qwen3-8B would fill a card
 SEED = 0
 WARM_UP_IDS = 16  # of a prompt: what decodes is what counts
+OFFLOADED_GB = 1.5  # some layers: all steps of a point take seconds
 # Kinds of engines: which of the suite's models they run, and settings beside those of all.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "graphs": ("model", {}),
@@ -40,6 +41,9 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "small": ("small", {}),
     "foreign": ("small", {"model_impl": "transformers"}),
     **{form: ("model", {"quantization": form}) for form in FORMS},
+    "offloaded": ("model", {"cpu_offload_gb": OFFLOADED_GB}),
+    "offloaded, eager": ("model", {"cpu_offload_gb": OFFLOADED_GB, "enforce_eager": True}),
+    "offloaded, wint4": ("model", {"cpu_offload_gb": OFFLOADED_GB / 4, "quantization": "wint4"}),
 }
 
 
@@ -111,10 +115,15 @@ def run_point(engines: Engines, point: Point) -> list[Step]:
 
 
 def measure(engines: Engines, point: Point, read_gb_per_s: float | None) -> dict[str, Any]:
-    """Medians of the steps in which all rows decode; rates are of the time that the host sees."""
+    """Medians of the steps in which all rows decode; rates are of the time that the host sees.
+    ``copies_ms`` are those of weights, with nothing beside them."""
     suite, steps = engines.suite, run_point(engines, point)
     decoding = [s for s in steps if s.num_rows == point.num_rows and not s.num_prompt_tokens]
     found = _figures(steps, decoding, point)
+    copies_s = engines.loop(point.kind).copies_s
+    if copies_s:
+        times = found["wall_ms"] / 1e3 / copies_s
+        return found | {"copies_ms": copies_s * 1e3, "times_the_copies": times}
     if read_gb_per_s is not None and not point.depth and point.kind not in FORMS:
         config = suite.models[KINDS[point.kind][0]]
         context = suite.prompt_len + suite.output_len / 2
@@ -165,5 +174,8 @@ def points(suite: Suite) -> Iterator[tuple[str, list[Point]]]:
         [Point("mtp", one, depth, share) for share in (0.6, 0.9) for depth in depths[1:]],
     )
     yield "codes", [Point(form, batch) for form in FORMS for batch in suite.batches]
+    offloaded = [kind for kind in KINDS if kind.startswith("offloaded")]
+    fewest_and_most = suite.batches[0], suite.batches[-1]
+    yield "offloaded", [Point(kind, batch) for kind in offloaded for batch in fewest_and_most]
     yield "small model", [Point("small", batch) for batch in suite.batches]
     yield "small model by transformers", [Point("foreign", batch) for batch in suite.batches]

@@ -83,6 +83,11 @@ class EngineLoop:
         (samples,) = (metric.samples for metric in MEMORY.collect())
         return int(next(each.value for each in samples if each.labels["kind"] == "weights"))
 
+    @property
+    def copies_s(self) -> float:
+        """Seconds that the copies of offloaded weights take in each step."""
+        return self._engine.copies_s if isinstance(self._engine, DeviceEngine) else 0.0
+
     def speculate(self, depth: int, acceptance: float) -> None:
         """From the next run on; of an engine of GPUs that always drafts as many. Raises ValueError
         where ``draft-acceptance`` is not set."""

@@ -48,12 +48,12 @@ def _parser() -> Parser:
 
 
 def _add_target(add: Callable[..., Any]) -> None:
-    add("--url", type=_url, default="http://127.0.0.1:8000", help="(default: %(default)s)")
+    add("--url", type=server_url, default="http://127.0.0.1:8000", help="(default: %(default)s)")
     add("--model", help="(default: the first that the server lists)")
     add("--endpoint", choices=("completions", "chat"), default="completions")
     add("--api-key", metavar="KEY", help="(default: SHOAL_API_KEY)")
     text = "a request fails when nothing comes for so many seconds (default: %(default)g)"
-    add("--timeout", type=_number(0.001, MAX_S), default=600.0, metavar="S", help=text)
+    add("--timeout", type=number(0.001, MAX_S), default=600.0, metavar="S", help=text)
 
 
 def _add_load(add: Callable[..., Any]) -> None:
@@ -62,17 +62,17 @@ def _add_load(add: Callable[..., Any]) -> None:
     text = f"open at once at most (default: {DEFAULT_CONCURRENCY}, or any number with a rate)"
     add("--concurrency", type=whole(1, 100_000), metavar="N", help=text)
     text = "sent a second, whether answers come or not"
-    add("--request-rate", type=_number(1e-6, MAX_RATE), metavar="R", help=text)
+    add("--request-rate", type=number(1e-6, MAX_RATE), metavar="R", help=text)
     text = "shape of the gaps' gamma distribution: 1 is Poisson, less is burstier"
-    shape = _number(MIN_BURSTINESS, MAX_BURSTINESS)
+    shape = number(MIN_BURSTINESS, MAX_BURSTINESS)
     add("--burstiness", type=shape, default=1.0, metavar="B", help=text)
     add("--seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="(default: 0)")
     text = "sent before, not counted (default: 0)"
     add("--warmup", type=whole(0, MAX_COUNT), default=0, metavar="N", help=text)
     text = "does it keep up with this rate? Loads it with 150 %% of it; exit code 0: yes, 1: no"
-    add("--verdict", type=_number(1e-6, MAX_RATE), metavar="RATE", help=text)
+    add("--verdict", type=number(1e-6, MAX_RATE), metavar="RATE", help=text)
     text = "seconds of a verdict's load (default: 60)"
-    add("--duration", type=_number(0.1, MAX_S), metavar="S", help=text)
+    add("--duration", type=number(0.1, MAX_S), metavar="S", help=text)
 
 
 def _add_requests(add: Callable[..., Any]) -> None:
@@ -99,7 +99,7 @@ def _add_sampling(add: Callable[..., Any]) -> None:
     text = "answers are as long as asked for (default: yes)"
     add("--ignore-eos", action=argparse.BooleanOptionalAction, default=True, help=text)
     text = "(default: %(default)g)"
-    add("--temperature", type=_number(0, 100), default=0.0, metavar="T", help=text)
+    add("--temperature", type=number(0, 100), default=0.0, metavar="T", help=text)
     add("--logprobs", type=whole(0, MAX_LENGTH), metavar="K", help="asks for those of each token")
     text = "fields that each request gets in addition"
     add("--extra-body", type=argument_type(_object), default={}, metavar="JSON", help=text)
@@ -141,7 +141,7 @@ def whole(low: int, high: int) -> Callable[[str], Any]:
     return _bounded(int, "whole number", low, high)
 
 
-def _number(low: float, high: float) -> Callable[[str], Any]:
+def number(low: float, high: float) -> Callable[[str], Any]:
     return _bounded(float, "number", low, high)
 
 
@@ -154,7 +154,7 @@ def result_file(text: str) -> Path:
 
 
 @argument_type
-def _url(text: str) -> str:
+def server_url(text: str) -> str:
     """Without a slash at its end, and without the /v1 that SDKs want."""
     try:
         url = urlsplit(text)
@@ -182,5 +182,5 @@ def _targets(text: str) -> dict[str, float]:
         name, _, value = pair.partition("=")
         if name not in TARGETS:
             raise ValueError(f"'{name}' is not one of {', '.join(TARGETS)}")
-        targets[name] = _number(0.001, MAX_S * 1000)(value)
+        targets[name] = number(0.001, MAX_S * 1000)(value)
     return targets

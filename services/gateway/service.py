@@ -2,15 +2,19 @@
 
 import asyncio
 import logging
+from pathlib import Path
 
+from aiohttp import web
 from prometheus_client import REGISTRY
 
+from services.gateway.batches.runner import BatchRunner
 from services.gateway.endpoints.app import make_app
 from services.gateway.http.admission import Admission
 from services.gateway.http.server import HttpRunner, HttpSite
 from services.gateway.http.tls import tls_context
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.mesh.mesh_metrics import MeshMetrics
+from shared.address import checked, socket_path
 from shared.codec import Array
 from shared.config.gateway import GatewayConfig
 from shared.errors import ConfigError
@@ -43,7 +47,8 @@ class GatewayService:
         self._is_draining = False
         self._mesh = Mesh(config.replay_s, config.ready_wait_s, config.accept_timeout_s)
         self._admission = Admission(config.max_open_requests, config.max_buffered_bytes)
-        app = make_app(config, self._mesh, self._admission, self.status)
+        self._batches = _batch_runner(config)
+        app = make_app(config, self._mesh, self._admission, self.status, self._batches)
         self._runner = HttpRunner(app, config)
         hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "gateway", config.instance)
         self.link = Link(hello, self, load_keys(config.keys, "gateway"))
@@ -52,8 +57,8 @@ class GatewayService:
     @property
     def port(self) -> int:
         """The port we listen on, which the kernel chose where the setting is 0; 0: none."""
-        addresses = self._runner.addresses
-        return int(addresses[0][1]) if addresses else 0
+        ports = [each[1] for each in self._runner.addresses if isinstance(each, tuple)]
+        return ports[0] if ports else 0
 
     async def run(self) -> None:
         """Serves until cancelled. Raises ConfigError where we cannot listen."""
@@ -64,16 +69,22 @@ class GatewayService:
             await self._listen()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._mesh.run())
+                if self._batches is not None:
+                    tasks.create_task(self._batches.run())
                 await self.link.run()
         finally:
             REGISTRY.unregister(mesh_metrics)
             self._mesh.fail_all("the server stops")
             await self._runner.cleanup()
+            if self._batches is not None:
+                self._batches.socket.unlink(missing_ok=True)
             await self.link.close("the gateway ends", is_planned=self._is_draining)
 
     async def drain(self) -> None:
         self._is_draining = True
         self.link.send_status()
+        if self._batches is not None:
+            await self._batches.stop()
         await asyncio.sleep(LAME_DUCK_S)
         await self._stop_listening()
         await self._admission.idle()
@@ -101,6 +112,16 @@ class GatewayService:
         self._mesh.on_down(peer, reason)
 
     async def _listen(self) -> None:
+        if self._batches is not None:
+            await self._listen_on(self._batches.socket)
+        if self._config.uds is not None:
+            try:
+                await self._listen_on(self._config.uds)
+            except OSError as error:
+                text = f"uds: cannot listen on {self._config.uds}: {error}"
+                raise ConfigError(text) from None
+            log.info("listening on %s", self._config.uds)
+            return
         host, port = self._config.host, self._config.port
         try:
             await HttpSite(self._runner, self._config, self._tls).start()
@@ -108,8 +129,19 @@ class GatewayService:
             raise ConfigError(f"host, port: cannot listen on {host}:{port}: {error}") from None
         log.info("listening on %s://%s:%d", "https" if self._tls else "http", host, self.port)
 
+    async def _listen_on(self, path: Path) -> None:
+        await web.UnixSite(self._runner, path).start()
+
     async def _stop_listening(self) -> None:
         for site in self._runner.sites:
             await site.stop()
         if self._runner.server is not None:
             self._runner.server.pre_shutdown()
+
+
+def _batch_runner(config: GatewayConfig) -> BatchRunner | None:
+    """None without a folder of batches. Raises ConfigError."""
+    if config.batch_dir is None:
+        return None
+    socket = checked(socket_path(config.mesh_dir, "gateway", config.instance, "batches"))
+    return BatchRunner(config.batch_dir, config, socket)

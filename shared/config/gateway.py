@@ -19,6 +19,9 @@ class GatewayConfig(Settings):
     )
     host: str = Field("127.0.0.1", description="address to serve HTTP on")
     port: int = Field(8000, ge=0, le=65535, description="port to serve HTTP on")
+    uds: Path | None = Field(
+        None, description="unix socket to serve HTTP on, without TLS, instead of host and port"
+    )
     api_key: ApiKeys = Field(
         [],
         description="keys of which a client must show one, with commas between; flags can be seen"
@@ -122,6 +125,23 @@ class GatewayConfig(Settings):
         5.0,
         ge=0,
         description="seconds that a new request waits while nothing is ready to serve it; then 503",
+    )
+    batch_dir: Path | None = Field(
+        None,
+        description="folder of /v1/files and /v1/batches, which gateways may share; without one"
+        " they are refused",
+    )
+    max_file_bytes: int = Field(
+        200 << 20, gt=0, description="largest file that clients may upload; above it 413"
+    )
+    max_batch_requests: int = Field(
+        50_000, gt=0, description="most requests in a batch; one with more fails"
+    )
+    max_open_batch_requests: int = Field(
+        16, gt=0, description="requests of all batches that a gateway has open at once"
+    )
+    batch_priority: int = Field(
+        100, ge=0, le=2**31 - 1, description="priority of batches' requests; higher is later"
     )
     reuse_port: bool = Field(False, description="share the port with other gateways on the machine")
 

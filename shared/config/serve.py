@@ -46,6 +46,12 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, WorkerConfig)
     scheduler_address: CliSuppress[Addresses] = Field([])
 
     @model_validator(mode="after")
+    def _check_uds(self) -> Self:
+        if self.uds is not None and self.gateways > 1:
+            raise ValueError(f"uds: {self.gateways} gateways cannot share a socket; only one can")
+        return self
+
+    @model_validator(mode="after")
     def _check_together(self) -> Self:
         for name in sorted(self.model_fields_set & SETTINGS_OF_ONE_SERVICE):
             raise ValueError(f"{name.replace('_', '-')} is a setting of one service alone")

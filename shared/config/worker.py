@@ -60,6 +60,14 @@ class WorkerConfig(Settings):
         description="folder in which the workers of a machine take a GPU each (default: torch's"
         " current GPU; under serve: a folder of its own)",
     )
+    cpu_offload_gb: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="on a GPU: GiB of a worker's weights that are in the host's memory; they are"
+        " whole layers, each copied to the GPU in every step, while those before it are computed;"
+        " for our own architectures",
+    )
     native_kernels: bool = Field(
         True, description="on a CPU: compute with our native code where it can run the model"
     )

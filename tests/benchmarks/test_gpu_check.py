@@ -43,6 +43,7 @@ ENGINE_ROWS = {
     "eager": 2,
     "other acceptances": 6,
     "codes": 8,
+    "offloaded": 6,
     "small model": 2,
     "small model by transformers": 2,
 }

@@ -43,11 +43,11 @@ def bodies() -> list[dict[str, Any]]:
 
 
 async def answers(
-    directory: Path, worker: str, asked: list[dict[str, Any]]
+    directory: Path, worker: str, asked: list[dict[str, Any]], **settings: str
 ) -> list[dict[str, Any]]:
     """To all that is asked, sent at once, and then once more, when the prompts are cached."""
     directory.mkdir()
-    async with running_fleet(directory, SETTINGS, fork) as fleet:
+    async with running_fleet(directory, SETTINGS | settings, fork) as fleet:
         for kind in ("scheduler", "tokenizer"):
             await fleet.start(kind)
         await fleet.start("worker", worker)
@@ -69,6 +69,18 @@ async def answer(session: aiohttp.ClientSession, body: dict[str, Any]) -> dict[s
 async def test_answers_are_those_of_the_engine_of_cpus(tmp_path: Path) -> None:
     """Each prompt and each way of asking at least once."""
     await compare(tmp_path, bodies()[::4])
+
+
+async def test_answers_with_layers_in_the_hosts_memory_are_those_without(tmp_path: Path) -> None:
+    """All layers of the trunk, in codes, in a worker that says so in its log."""
+    asked, codes = bodies()[::7], {"QUANTIZATION": "wint4"}
+    offloading = codes | {"CPU_OFFLOAD_GB": "1"}
+    found = await answers(tmp_path / "host", "tests.mesh.device_worker", asked, **offloading)
+    wanted = await answers(tmp_path / "device", "tests.mesh.device_worker", asked, **codes)
+    assert [texts(each) for each in found] == [texts(each) for each in wanted]
+    assert sum(num_accepted(each) for each in found) > 0
+    logs = [file.read_text() for file in (tmp_path / "host").rglob("*.log")]
+    assert any("cpu-offload-gb: 6 of 6 layers" in log for log in logs)
 
 
 @pytest.mark.slow

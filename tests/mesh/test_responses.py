@@ -25,7 +25,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 MODEL = "shoal-tiny"
 SETTINGS = {"DTYPE": "float32", "MAX_MODEL_LEN": "1024", "NUM_THREADS": "1"}
-RECORDED = sorted((Path(__file__).parent / "recorded").glob("codex-*.json"))
+RECORDED = Path(__file__).parent / "recorded"
+ANSWERS = {"What is 12 + 30?": "42", "What is 1234 * 56?": "69104", "As JSON": "Rome"}
 NUMBERS = {
     "type": "object",
     "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
@@ -259,6 +260,22 @@ async def test_a_worker_that_dies_is_not_noticed(client: AsyncOpenAI, fleet: Fle
     assert reply["usage"]["output_tokens"] == 300
 
 
+async def test_what_the_ai_sdk_has_sent_is_answered(client: AsyncOpenAI, subtests: pytest.Subtests):
+    recorded = json.loads((RECORDED / "responses-ai-sdk.json").read_text())
+    for sent in recorded["requests"]:
+        with subtests.test(call=sent["call"]):
+            body = sent["body"] | {"stream": True}
+            stream = await client.responses.create(stream=True, extra_body=body)
+            reply = check_events([event.to_dict() async for event in stream])
+            assert reply["status"] == "completed"
+            [item] = reply["output"]
+            question = next(text for text in ANSWERS if text in json.dumps(body["input"]))
+            if item["type"] == "function_call":
+                assert json.loads(item["arguments"]) == {"a": 1234, "b": 56}
+            else:
+                assert ANSWERS[question] in item["content"][0]["text"]
+
+
 async def test_what_codex_has_sent_is_answered(tmp_path_factory: pytest.TempPathFactory):
     """Its first request, and the one with the result of a call; texts in them are shortened."""
     directory = tmp_path_factory.mktemp("codex")
@@ -267,14 +284,13 @@ async def test_what_codex_has_sent_is_answered(tmp_path_factory: pytest.TempPath
     async with running_fleet(directory, settings, fork) as fleet:
         await fleet.start_all(scheduler=1, worker=1, tokenizer=1, gateway=1)
         async with client_of(fleet.of("gateway")[0].url) as client:
-            for recorded in map(json.loads, (path.read_text() for path in RECORDED)):
-                for body in recorded["requests"]:
-                    body |= {"model": "long", "max_output_tokens": 24}
-                    stream = await client.responses.create(stream=True, extra_body=body)
-                    reply = check_events([event.to_dict() async for event in stream])
-                    assert reply["usage"]["output_tokens"] <= 24
-                    assert reply["output"]
-                    assert reply["store"] is False
+            for body in json.loads((RECORDED / "responses-codex.json").read_text())["requests"]:
+                body |= {"model": "long", "max_output_tokens": 24}
+                stream = await client.responses.create(stream=True, extra_body=body)
+                reply = check_events([event.to_dict() async for event in stream])
+                assert reply["usage"]["output_tokens"] <= 24
+                assert reply["output"]
+                assert reply["store"] is False
         await fleet.until_idle()
 
 

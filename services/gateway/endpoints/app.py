@@ -4,8 +4,11 @@ from collections.abc import Callable
 
 from aiohttp import web
 
+from services.gateway.batches.runner import BatchRunner
 from services.gateway.endpoints.aborts import Aborts
+from services.gateway.endpoints.batches import Batches
 from services.gateway.endpoints.completions import Completions
+from services.gateway.endpoints.files import Files
 from services.gateway.endpoints.info import Info
 from services.gateway.endpoints.messages import Messages
 from services.gateway.endpoints.pooling import PoolingEndpoints
@@ -26,17 +29,21 @@ from shared.messages import Heartbeat
 
 
 def make_app(
-    config: GatewayConfig, mesh: Mesh, admission: Admission, status: Callable[[], Heartbeat]
+    config: GatewayConfig,
+    mesh: Mesh,
+    admission: Admission,
+    status: Callable[[], Heartbeat],
+    batches: BatchRunner | None = None,
 ) -> web.Application:
     bodies = BodyReader(config.max_body_bytes)
     parser = BodyParser()
     pieces = PieceMaker()
     completions = Completions(mesh, admission, bodies, parser, pieces, config)
-    responses = Responses(completions, mesh, bodies, config)
     cors = Cors(config.allowed_origins)
     middlewares = [count_requests, answer_errors, limit_headers, cors.preflight]
     if accounts := load_accounts(config):
-        middlewares.append(Guard(accounts).check)
+        middlewares.append(Guard(accounts, batches.socket if batches is not None else None).check)
+    responses = Responses(completions, mesh, bodies, config)
     app = web.Application(middlewares=middlewares)
     app.on_response_prepare.append(name_response)
     app.on_response_prepare.append(name_server)
@@ -56,6 +63,8 @@ def make_app(
         Tokenization(mesh, admission, bodies, parser, pieces),
         Messages(mesh, admission, bodies, parser, completions),
         Aborts(mesh),
+        Files(batches, admission, cors, config),
+        Batches(batches),
         Info(mesh, status),
     ):
         app.add_routes(part.routes())

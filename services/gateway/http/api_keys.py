@@ -13,6 +13,7 @@ from aiohttp.typedefs import Handler
 from pydantic import SecretStr
 
 from services.gateway.http.account import ACCOUNT, Account, KeyLimits
+from services.gateway.http.batch_socket import batch_owner
 from services.gateway.http.routes import route_of
 from shared.config.fields import check_api_key
 from shared.config.gateway import GatewayConfig
@@ -33,10 +34,12 @@ _LIMIT = re.compile(r"(max-open-requests|max-tokens-per-minute)=([1-9][0-9]{0,17
 
 
 class Guard:
-    """Compares digests: all have one length, so a comparison's time reveals nothing of a key."""
+    """Compares digests: all have one length, so a comparison's time reveals nothing of a key. The
+    requests of batches, which come to ``batch_socket``, have no key and say whose they are."""
 
-    def __init__(self, accounts: Sequence[Account]) -> None:
+    def __init__(self, accounts: Sequence[Account], batch_socket: Path | None = None) -> None:
         self._accounts = accounts
+        self._batch_socket = batch_socket
 
     @web.middleware
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -44,7 +47,9 @@ class Guard:
         route = route_of(request)
         if route in OPEN_ROUTES:
             return await handler(request)
-        account = request[ACCOUNT] = self._account(_shown_keys(request))
+        owner = batch_owner(request, self._batch_socket)
+        found = self._account(_shown_keys(request)) if owner is None else self._owner(owner)
+        account = request[ACCOUNT] = found
         if route not in LIMITED_ROUTES:
             return await handler(request)
         with account.request():
@@ -58,6 +63,12 @@ class Guard:
         if not found:
             raise Unauthorized("the API key is not one of this server's")
         return found[0]
+
+    def _owner(self, key_id: str) -> Account:
+        for each in self._accounts:
+            if each.key_id == key_id:
+                return each
+        raise Unauthorized("the API key that the batch came with is gone")
 
 
 def _shown_keys(request: web.Request) -> list[bytes]:

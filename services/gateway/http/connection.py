@@ -113,7 +113,8 @@ class HttpConnection(web.RequestHandler):
     def eof_received(self) -> bool:  # type: ignore[override]
         """True keeps the connection open, until all that was asked is answered."""
         has_asked = not self.is_idle and self._payload is not None and self._payload.is_eof()
-        if not has_asked or not self._can_probe or self.ssl_context is not None:
+        is_tcp = self._socket is not None and self._socket.family != socket.AF_UNIX
+        if not has_asked or not self._can_probe or self.ssl_context is not None or not is_tcp:
             return False
         if not self._is_half_closed:
             self._is_half_closed = True

@@ -7,7 +7,7 @@ from aiohttp.typedefs import Handler
 
 ANY = "*"
 EXPOSED = "X-Request-Id, Retry-After"
-METHODS = "GET, POST"
+METHODS = "GET, POST, DELETE"
 MAX_AGE_S = 600
 
 
@@ -38,6 +38,12 @@ class Cors:
             response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = origin
             response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = EXPOSED
             response.headers.add(hdrs.VARY, hdrs.ORIGIN)
+
+    def check(self, request: web.Request) -> None:
+        """Raises web.HTTPForbidden for a page that may not use the API: browsers send forms
+        anywhere, and keep back only the answer."""
+        if hdrs.ORIGIN in request.headers and not self._lets_in(request):
+            raise web.HTTPForbidden(reason="the Origin is none of allowed-origins")
 
     def _lets_in(self, request: web.Request) -> bool:
         origin = request.headers.get(hdrs.ORIGIN)

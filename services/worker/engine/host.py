@@ -42,6 +42,11 @@ class HostEngine:
     def __init__(self, settings: WorkerConfig, progress: Progress) -> None:
         if settings.draft_acceptance is not None:
             raise ConfigError("draft-acceptance: a CPU's engine has no such thing, a GPU's has")
+        if settings.cpu_offload_gb:
+            raise ConfigError(
+                f"cpu-offload-gb: {settings.cpu_offload_gb:g}: it is for workers on GPUs; one on a"
+                " CPU has all weights in the host's memory"
+            )
         loaded = load(settings, progress, choose_kernels)
         report = plan_memory(settings, estimate_requirements(loaded), loaded.before, loaded.device)
         report.publish()

@@ -5,6 +5,8 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from services.worker.layers.offloaded import OffloadedLayers
+
 
 class DraftHead(Protocol):
     """An MTP head as a backend computes it, on T pairs of a state and the token after it.
@@ -31,6 +33,7 @@ class CausalLM(nn.Module, ABC):
 
     clears_blocks = True  # blocks of the KV cache must be zeroed before a sequence gets them
     draft_head: DraftHead | None = None
+    offloaded: OffloadedLayers | None = None  # whose weights a pass brings to the device
 
     @abstractmethod
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:

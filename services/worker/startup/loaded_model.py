@@ -21,6 +21,7 @@ from services.worker.machine.hardware import (
     why_out_of_memory,
 )
 from services.worker.machine.kv_cache import KVCache
+from services.worker.metrics import show_parameters
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import (
@@ -30,10 +31,11 @@ from services.worker.models.registry import (
     read_model_config,
 )
 from services.worker.speculation.choose import NO_SPECULATION, Speculation, choose_speculation
-from services.worker.startup.model_shape import ModelShape, shape_of
+from services.worker.startup.model_shape import ModelShape, count_parameters, shape_of
 from services.worker.step.pooling import Pooler
 from services.worker.step.sampler import Sampler
 from services.worker.weights.dummy import make_dummy
+from services.worker.weights.homes import GIB
 from services.worker.weights.load import load_model
 from services.worker.weights.pooled import make_up_score_head, read_score_head
 from services.worker.weights.progress import Progress
@@ -48,6 +50,7 @@ log = logging.getLogger(__name__)
 
 Choose = Callable[[DecoderLM | CausalLM, WorkerConfig, torch.dtype], tuple[CausalLM, Sampler]]
 CACHE_CODES = {"auto": None, "int8": torch.int8, "fp8": torch.uint8}
+FOR_OUR_OWN = " is for our own architectures; transformers computes this model"
 DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
 
 
@@ -155,10 +158,13 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
         else:
             model = _load_ours(settings, location.folder, config, dtype, device, progress, pools)
             model.drop_windows(model_info.max_model_len)
+            parameters = count_parameters(model)
+            log.info("weights: %s", parameters)
+            show_parameters(parameters.total, parameters.active)
+        computed, sampler = choose(model, settings, dtype)
     except torch.OutOfMemoryError as error:
         problem = why_out_of_memory(error)
         raise ConfigError(f"model: its weights do not fit on {device}: {problem}") from None
-    computed, sampler = choose(model, settings, dtype)
     return_freed_memory()
     speculation = NO_SPECULATION
     if not pools:
@@ -227,8 +233,8 @@ def _read_config(settings: WorkerConfig, folder: Path, model_info: ModelInfo) ->
     try:
         return read_model_config(folder, pools)
     except ConfigError as error:
-        is_ours_alone = settings.quantization != "none" or pools
-        if is_ours_alone or settings.speculative_config.method == "mtp":
+        for_our_own = settings.quantization != "none" or settings.cpu_offload_gb or pools
+        if for_our_own or settings.speculative_config.method == "mtp":
             raise
         from services.worker.startup.load_transformers import can_serve
 
@@ -246,13 +252,14 @@ def _load_ours(
     progress: Progress,
     pools: bool,
 ) -> DecoderLM:
-    quantization, cache = settings.quantization, settings.quantization_cache
+    host_bytes = int(settings.cpu_offload_gb * GIB)
     if settings.load_format == "dummy":
-        return make_dummy(config, dtype, device, quantization, pools=pools)
+        return make_dummy(config, dtype, device, settings.quantization, host_bytes, pools=pools)
     return load_model(
         *(folder, config, dtype, device, progress),
-        quantization=quantization,
-        cache=cache,
+        quantization=settings.quantization,
+        cache=settings.quantization_cache,
+        host_bytes=host_bytes,
         pools=pools,
     )
 
@@ -262,10 +269,9 @@ def _load_transformers(
 ) -> tuple[CausalLM, ModelShape]:
     """Imports transformers, which takes seconds, only here."""
     if settings.quantization != "none":
-        raise ConfigError(
-            f"quantization: {settings.quantization} is for our own architectures; transformers"
-            " computes this model"
-        )
+        raise ConfigError(f"quantization: {settings.quantization}{FOR_OUR_OWN}")
+    if settings.cpu_offload_gb:
+        raise ConfigError(f"cpu-offload-gb: {settings.cpu_offload_gb:g}{FOR_OUR_OWN}")
     from services.worker.startup.load_transformers import load_transformers
 
     codes = CACHE_CODES[settings.kv_cache_dtype]

@@ -134,9 +134,9 @@ def requirements_with(
     loaded: LoadedModel, peak: int, graphs: int | None = None, slack: int = 0
 ) -> MemoryRequirements:
     """With ``peak``, what a step takes beside weights and KV cache."""
-    model, settings = loaded.model, loaded.settings
+    settings = loaded.settings
     return MemoryRequirements(
-        weights=sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())),
+        weights=_weight_bytes(loaded.model),
         peak=peak,
         block=settings.block_size * sum(layout.num_bytes for layout in loaded.shape.kv_layouts),
         block_size=settings.block_size,
@@ -145,6 +145,15 @@ def requirements_with(
         graphs=graphs,
         slack=slack,
     )
+
+
+def _weight_bytes(model: CausalLM) -> int:
+    """On the device: of layers that are offloaded the buffers that they share."""
+    num_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    offloaded = model.offloaded
+    if offloaded is None:
+        return num_bytes
+    return num_bytes - offloaded.weight_bytes + offloaded.buffer_bytes
 
 
 def prompt_logprob_bytes(max_num_seqs: int, max_num_tokens: int, vocab_size: int) -> int:

@@ -9,6 +9,7 @@ from torch import nn
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.linear import Linear
 from services.worker.models.decoder import DecoderLM
+from services.worker.weights.homes import Homes
 from services.worker.weights.load import build_model, quantize
 from services.worker.weights.online import Quantization
 from shared.errors import ConfigError
@@ -24,12 +25,14 @@ def make_dummy(
     dtype: torch.dtype,
     device: torch.device,
     quantization: Quantization = "none",
+    host_bytes: int = 0,
     *,
     pools: bool = False,
 ) -> DecoderLM:
     """The model of ``config`` with normal noise in its matrices, ones in its norms and zeros in its
-    biases; the same for every worker on the same kind of device. Raises ConfigError where the
-    model's weights are quantised."""
+    biases; the same for every worker on the same kind of device. At least ``host_bytes``, if there
+    are as many, are in the host's memory. Raises ConfigError where the model's weights are
+    quantised."""
     if config.quantization_config:
         raise ConfigError(
             "load-format: dummy makes dense weights; the model has a quantization_config: take it"
@@ -42,10 +45,14 @@ def make_dummy(
     of_linears = {parameter for linear in linears for parameter in linear.parameters()}
     others = {each: name for name, each in model.named_parameters() if each not in of_linears}
     _make_up(others, generator)
-    for linear in linears:
-        linear.allocate(device)
-        _make_up({each: name for name, each in linear.named_parameters()}, generator)
-        quantize(linear, quantization)
+    homes = Homes(model, device, model.model.layers, host_bytes)
+    for _, module, home in homes.visit():
+        if isinstance(module, Linear):
+            module.allocate(device)
+            _make_up({each: name for name, each in module.named_parameters()}, generator)
+            quantize(module, quantization)
+            module.weight.to(home)
+    model.offloaded = homes.offloaded()
     return model
 
 

@@ -21,7 +21,8 @@ from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import find_model
 from services.worker.weights.checkpoint import Checkpoint, StoredTensor, open_checkpoint
 from services.worker.weights.code_cache import CodeCache
-from services.worker.weights.mtp_layouts import with_mtp_head
+from services.worker.weights.homes import Homes
+from services.worker.weights.mtp_layouts import with_mtp_head, without_missing_head
 from services.worker.weights.online import ONLINE, Quantization
 from services.worker.weights.pooled import open_pooled
 from services.worker.weights.progress import Progress
@@ -57,13 +58,15 @@ def load_model(
     parallel: Parallel = ALONE,
     quantization: Quantization = "none",
     cache: Path | None = None,
+    host_bytes: int = 0,
     *,
     pools: bool = False,
 ) -> DecoderLM:
     """The model of ``config`` with the folder's weights, or a rank's shards of them, without its
     heads if it ``pools``; dense ones are quantised, or read from the folder ``cache`` where they
-    were before. Raises ConfigError naming
-    the tensor, the size that cannot be split, or what of its quantization_config cannot be read."""
+    were before. At least ``host_bytes`` of them, if there are as many, are in the host's memory.
+    Raises ConfigError naming the tensor, the size that cannot be split, or what of its
+    quantization_config cannot be read."""
     scheme = find_scheme(config.quantization_config) if config.quantization_config else None
     if scheme is not None and quantization != "none":
         raise ConfigError(
@@ -72,17 +75,20 @@ def load_model(
         )
     if scheme is not None:
         log.info("the weights are quantised already: %s", scheme)
-    model = build_model(config, dtype, device, parallel, pools=pools)
-    checkpoint = open_pooled(folder) if pools else open_checkpoint(weight_files(folder))
-    checkpoint = with_mtp_head(checkpoint, config)
+    stored = open_pooled(folder) if pools else open_checkpoint(weight_files(folder))
+    checkpoint = with_mtp_head(stored, config)
+    own = without_missing_head(config, checkpoint)
+    model = build_model(own, dtype, device, parallel, pools=pools)
+    homes = Homes(model, device, model.model.layers, host_bytes)
     if cache is None or quantization == "none" or parallel is not ALONE:
-        fill(model, checkpoint, progress, device, quantization, scheme)
-        return model
-    codes = CodeCache(cache, folder, dtype, quantization)
-    known = codes.read()
-    fill(model, checkpoint, progress, device, quantization, known=known)
-    if not known:
-        codes.write(model)
+        fill(model, checkpoint, progress, homes, quantization, scheme)
+    else:
+        codes = CodeCache(cache, folder, dtype, quantization)
+        known = codes.read()
+        fill(model, checkpoint, progress, homes, quantization, known=known)
+        if not known:
+            codes.write(model)
+    model.offloaded = homes.offloaded()
     return model
 
 
@@ -112,7 +118,7 @@ def fill(
     model: nn.Module,
     checkpoint: Checkpoint,
     progress: Progress,
-    device: torch.device,
+    homes: Homes,
     quantization: Quantization = "none",
     scheme: Scheme | None = None,
     known: Mapping[str, Quantized] | None = None,
@@ -138,12 +144,14 @@ def fill(
         done_bytes += _num_bytes(stored, piece)
         return _read(stored, piece)
 
-    for path, module in list(model.named_modules()):
+    for path, module, home in homes.visit():
         if isinstance(module, Linear):
             of_codes = {name for name in wanted[module] if isinstance(found[name], StoredCodes)}
+            device = home if quantization == "none" else homes.device
             _fill_linear(path, module, of_codes, read, device, (known or {}).get(path))
             if isinstance(module.weight, Dense):
                 quantize(module, quantization)
+            module.weight.to(home)
         else:
             for name, piece in wanted[module].items():
                 _put(read(name, piece), piece)

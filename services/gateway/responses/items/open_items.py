@@ -50,26 +50,27 @@ class OpenReasoning:
         self._is_summary = is_summary
         self._encrypt = encrypt
         self._texts: list[str] = []
-        index = "summary_index" if is_summary else "content_index"
-        self._place = {index: 0}
-        self._names = (
-            [f"{SUMMARY}_part.added", f"{SUMMARY}_part.done", f"{SUMMARY}_text"]
-            if is_summary
-            else [PART_ADDED, PART_DONE, "response.reasoning_text"]
-        )
+        if is_summary:
+            self._place = {"summary_index": 0}
+            self._part_added, self._part_done = f"{SUMMARY}_part.added", f"{SUMMARY}_part.done"
+            self._kind = f"{SUMMARY}_text"
+        else:
+            self._place = {"content_index": 0}
+            self._part_added, self._part_done = PART_ADDED, PART_DONE
+            self._kind = "response.reasoning_text"
 
     def open(self) -> Iterator[ItemEvent]:
         yield ADDED, {"item": ReasoningItem(self.id, [], [], "in_progress")}
-        yield self._names[0], self._place | {"part": self._part()}
+        yield self._part_added, self._place | {"part": self._part()}
 
     def push(self, text: str, logprobs: Sequence[bytes] = ()) -> Iterator[ItemEvent]:
         self._texts.append(text)
-        yield f"{self._names[2]}.delta", self._place | {"delta": text}
+        yield f"{self._kind}.delta", self._place | {"delta": text}
 
     def close(self, status: ItemStatus) -> Iterator[ItemEvent]:
         part = self._part()
-        yield f"{self._names[2]}.done", self._place | {"text": part.text}
-        yield self._names[1], self._place | {"part": part}
+        yield f"{self._kind}.done", self._place | {"text": part.text}
+        yield self._part_done, self._place | {"part": part}
         item = ReasoningItem(
             self.id,
             [part] if isinstance(part, SummaryText) else [],

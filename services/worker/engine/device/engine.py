@@ -30,6 +30,7 @@ from services.worker.machine.streams import DeviceEvent, Download, upload
 from services.worker.slots.table import SlotTable
 from services.worker.startup.choose_backend import choose_device_kernels
 from services.worker.startup.loaded_model import LoadedModel, load
+from services.worker.startup.offload_report import report_offload
 from services.worker.startup.plan_memory import estimate_requirements, plan_memory
 from services.worker.step.prompt_logprobs import ask_prompts
 from services.worker.step.results import RowPart
@@ -60,6 +61,7 @@ class DeviceEngine:
         )
         report = plan_memory(settings, requirements, loaded.before, loaded.device)
         report.publish()
+        self.copies_s = report_offload(loaded)  # of weights, in each step
         self.model_info, self.capacity = loaded.model_info, loaded.capacity(report.num_blocks)
         self._device = loaded.device
         self._method = loaded.speculation.method
@@ -271,9 +273,11 @@ def _warn_of_acceptance(loaded: LoadedModel) -> None:
 
 def _shapes(loaded: LoadedModel) -> list[Shape]:
     """Returns the shapes of the steps to record. A model that is not written in operators may not
-    be recordable, which is logged."""
-    settings = loaded.settings
+    be recordable, which is logged, nor are copies of memory that is not pinned."""
+    settings, offloaded = loaded.settings, loaded.model.offloaded
     if loaded.pooler is not None or settings.enforce_eager or settings.attention_backend == "sdpa":
+        return []
+    if offloaded is not None and offloaded.why_not_pinned:
         return []
     if not isinstance(loaded.model, TorchLM) and (problem := why_not_recordable(loaded)):
         log.warning("CUDA graphs: none, steps run eagerly: %s", problem)

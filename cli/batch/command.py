@@ -1,0 +1,172 @@
+"""``shoal run-batch``: answers the requests in a file, and goes on after it was stopped."""
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import aiohttp
+from rich.console import Console
+
+from cli.batch.mesh import own_mesh
+from cli.batch.options import Options, parse
+from cli.batch.progress import shown
+from cli.supervisor import StartFailedError
+from shared.batch.check import Checked, check
+from shared.batch.errors import BatchStopped, KeyRefused, WrongResults
+from shared.batch.results import ResultFile
+from shared.batch.run import BatchRun, Counts, Plan, read_results
+from shared.batch.sender import Sender
+from shared.config.load import load_settings
+from shared.config.serve import ServeConfig
+from shared.errors import ConfigError
+
+SOME_FAILED = 1
+WRONG = 2
+STOPPED = 3
+INTERRUPTED = 130
+KEEPALIVE_S = 2.0  # less than servers have, or one might close what we are about to write to
+
+
+@dataclass
+class Outcome:
+    """``stopped`` says why the end was not reached; empty: it was."""
+
+    counts: Counts
+    num_done_before: int
+    seconds: float = 0.0
+    stopped: str = ""
+    code: int = 0
+
+
+def main(arguments: list[str]) -> int:
+    """The exit code: see ``options``."""
+    try:
+        options, settings = parse(arguments)
+        config = load_settings(ServeConfig, settings, "shoal run-batch")
+        checked = _checked(options)
+        with ResultFile(options.output_file, checked.digest) as results:
+            outcome = _run(options, config, checked, results)
+    except (ConfigError, WrongResults, BatchStopped) as error:
+        print(f"shoal run-batch: {error}", file=sys.stderr)
+        return STOPPED if isinstance(error, BatchStopped) else WRONG
+    _report(options, outcome)
+    return outcome.code
+
+
+def _checked(options: Options) -> Checked:
+    """Raises ConfigError for a file that cannot be read, and for ids that come twice."""
+    try:
+        checked = check(options.input_file, options.max_line_bytes)
+    except OSError as error:
+        raise ConfigError(f"--input-file: {options.input_file}: {error.strerror}") from None
+    if checked.duplicates:
+        lines = "\n".join(f"  {each.message}" for each in checked.duplicates)
+        raise ConfigError(f"--input-file: ids come more than once, so nothing was sent:\n{lines}")
+    return checked
+
+
+def _run(options: Options, config: ServeConfig, checked: Checked, results: ResultFile) -> Outcome:
+    counts = Counts(checked.num_requests)
+    plan = Plan(
+        options.input_file,
+        checked.digest,
+        options.max_line_bytes,
+        checked.num_lines,
+        priority=options.priority,
+    )
+    done = read_results((results,), checked.num_lines, counts)
+    outcome = Outcome(counts, counts.completed + counts.failed)
+    started_s = time.monotonic()
+    console = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
+    if outcome.num_done_before < counts.total:
+        with shown(console, counts) as screen:
+
+            async def answer() -> None:
+                asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _cancel_this())
+                async with _server(options, config, screen.print) as session:
+                    sender = Sender(session, options.retry, options.timeout)
+                    run = BatchRun(plan, results, results, counts, done, sender.send)
+                    run.on_result = screen.update
+                    await run.run(options.max_concurrent_requests)
+
+            outcome.code, outcome.stopped = _code_of(answer)
+    results.sync()
+    outcome.seconds = time.monotonic() - started_s
+    if not outcome.code and counts.failed:
+        outcome.code = SOME_FAILED
+    return outcome
+
+
+def _cancel_this() -> Callable[[], object]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task.cancel
+
+
+def _code_of(answer: Callable[[], Any]) -> tuple[int, str]:
+    """The exit code, and why the end was not reached."""
+    code, reason = 0, ""
+    try:
+        asyncio.run(answer())
+    except* (ConfigError, StartFailedError, KeyRefused) as errors:
+        code, reason = WRONG, str(_first_leaf(errors))
+    except* BatchStopped as errors:
+        code, reason = STOPPED, str(_first_leaf(errors))
+    except* (KeyboardInterrupt, asyncio.CancelledError):
+        code, reason = INTERRUPTED, "stopped by a signal"
+    return code, reason
+
+
+def _first_leaf(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    error = errors.exceptions[0]
+    return _first_leaf(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+@asynccontextmanager
+async def _server(
+    options: Options, config: ServeConfig, on_line: Callable[[str], None]
+) -> AsyncIterator[aiohttp.ClientSession]:
+    if options.url is None:
+        async with own_mesh(config, on_line) as session:
+            yield session
+        return
+    headers = {"Content-Type": "application/json"}
+    if options.api_key:
+        headers["Authorization"] = f"Bearer {options.api_key}"
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
+    async with aiohttp.ClientSession(options.url, connector=connector, headers=headers) as session:
+        yield session
+
+
+def _report(options: Options, outcome: Outcome) -> None:
+    counts = outcome.counts
+    num_done = counts.completed + counts.failed
+    print(
+        f"{num_done} of {counts.total} lines are in {options.output_file}: {counts.completed}"
+        f" answered, {counts.failed} failed; {num_done - outcome.num_done_before} in this run, with"
+        f" {counts.num_output_tokens} tokens in {outcome.seconds:.1f} s"
+    )
+    if outcome.stopped:
+        again = "" if outcome.code == WRONG else "; the same command goes on"
+        print(f"shoal run-batch: {outcome.stopped}{again}", file=sys.stderr)
+    if options.json is not None:
+        options.json.write_text(json.dumps(_summary(options, outcome), indent=2) + "\n")
+
+
+def _summary(options: Options, outcome: Outcome) -> dict[str, Any]:
+    return {
+        "input_file": str(options.input_file),
+        "output_file": str(options.output_file),
+        **asdict(outcome.counts),
+        "num_done_before": outcome.num_done_before,
+        "seconds": outcome.seconds,
+        "output_tokens_per_s": outcome.counts.num_output_tokens / max(outcome.seconds, 1e-3),
+        "stopped": outcome.stopped or None,
+        "exit_code": outcome.code,
+    }

@@ -1,0 +1,94 @@
+"""The flags of ``shoal run-batch``; all others are settings of the mesh that it starts."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cli.bench.options import Parser, argument_type, number, result_file, server_url, whole
+from shared.errors import ConfigError
+
+DEFAULT_NUM_AT_ONCE = 128
+DEFAULT_MAX_LINE_BYTES = 16 << 20
+MAX_S = 1e6
+
+
+@dataclass(frozen=True)
+class Options:
+    input_file: Path
+    output_file: Path
+    url: str | None
+    api_key: str | None
+    max_concurrent_requests: int
+    max_line_bytes: int
+    priority: int | None
+    retry: float
+    timeout: float
+    json: Path | None
+
+
+def parse(arguments: list[str]) -> tuple[Options, list[str]]:
+    """The options, and the settings for a mesh. Raises ConfigError; ``--help`` exits."""
+    known, settings = _parser().parse_known_args(arguments)
+    options = Options(**vars(known))
+    if options.url is not None and settings:
+        raise ConfigError(f"{settings[0]}: with --url no mesh is started that would have settings")
+    if options.url is None and options.api_key is not None:
+        raise ConfigError("--api-key: it is for the server of --url")
+    if not options.input_file.is_file():
+        raise ConfigError(f"--input-file: no such file: {options.input_file}")
+    if options.output_file.exists() and options.output_file.samefile(options.input_file):
+        raise ConfigError("--output-file: it is the input")
+    if options.url is not None and options.api_key is None:
+        return Options(**vars(known) | {"api_key": os.environ.get("SHOAL_API_KEY")}), []
+    return options, settings
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "shoal run-batch",
+        description="Answers the requests in a file in the format of OpenAI's batches. The same"
+        " command again goes on where it was stopped.",
+        epilog="All settings of `shoal serve` are allowed too, unless --url names a server."
+        " Exit codes: 0: all was answered; 1: some lines have errors in place of an answer; 2: a"
+        " wrong setting or file; 3: stopped before the end, and can go on; 130: Ctrl-C.",
+        allow_abbrev=False,
+    )
+    add: Callable[..., Any] = parser.add_argument
+    text = "JSON lines with custom_id, method, url and body; a local path"
+    add("-i", "--input-file", type=argument_type(_path), required=True, metavar="FILE", help=text)
+    text = "gets a line for each line of the input, in the order in which they end; a local path"
+    add("-o", "--output-file", type=argument_type(_place), required=True, metavar="FILE", help=text)
+    add("--url", type=server_url, help="a server that runs (default: a mesh is started)")
+    add("--api-key", metavar="KEY", help="for --url (default: SHOAL_API_KEY)")
+    text = "open at once at most (default: %(default)s)"
+    sizes = whole(1, 100_000)
+    default = DEFAULT_NUM_AT_ONCE
+    add("--max-concurrent-requests", type=sizes, default=default, metavar="N", help=text)
+    text = "longer lines get an error (default: %(default)s)"
+    sizes = whole(1, 1 << 40)
+    default = DEFAULT_MAX_LINE_BYTES
+    add("--max-line-bytes", type=sizes, default=default, metavar="N", help=text)
+    text = "priority of each request; higher is later (default: the server's)"
+    add("--priority", type=whole(0, 2**31 - 1), metavar="N", help=text)
+    text = "seconds for which a request is tried again that is refused for now, or whose server"
+    text += " does not answer (default: %(default)g)"
+    add("--retry", type=number(0, MAX_S), default=300.0, metavar="S", help=text)
+    text = "seconds in which a reply must come (default: %(default)g)"
+    add("--timeout", type=number(0.001, MAX_S), default=3600.0, metavar="S", help=text)
+    add("--json", type=result_file, metavar="FILE", help="writes a summary there")
+    return parser
+
+
+def _path(text: str) -> Path:
+    if text.startswith(("http://", "https://")):
+        raise ValueError(f"'{text}' is a URL; only local paths are read and written")
+    return Path(text)
+
+
+def _place(text: str) -> Path:
+    path = _path(text)
+    if path.is_dir() or not path.parent.is_dir():
+        raise ValueError(f"{text} is no place for a file")
+    return path

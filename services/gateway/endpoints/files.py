@@ -1,0 +1,181 @@
+"""``/v1/files``: inputs of batches that clients upload, and the results. A file belongs to the API
+key that it came with; to all others it does not exist."""
+
+import asyncio
+import time
+from typing import BinaryIO
+
+from aiohttp import BodyPartReader, web
+
+from services.gateway.batches.folder import BatchFolder, new_file_id, no_room
+from services.gateway.batches.objects import DeletedFile, FileObject, StoredFile
+from services.gateway.batches.runner import BatchRunner
+from services.gateway.endpoints.listing import enabled, page
+from services.gateway.http.account import owner_of
+from services.gateway.http.admission import Admission
+from services.gateway.http.body import READ_TIMEOUT_S
+from services.gateway.http.client import Client
+from services.gateway.http.cors import Cors
+from services.gateway.requests.violations import show
+from services.gateway.responses.json_reply import json_response
+from shared.config.gateway import GatewayConfig
+from shared.errors import BodyTooLarge, InvalidRequest
+
+CHUNK_BYTES = 256 << 10
+MAX_NAME_CHARS = 256
+MAX_FIELD_BYTES = 1024
+MAX_LISTED = 10_000
+PURPOSE = "batch"
+OCTETS = "application/octet-stream"
+
+
+class Files:
+    """Without a folder every route is refused, with the setting's name."""
+
+    def __init__(
+        self, batches: BatchRunner | None, admission: Admission, cors: Cors, config: GatewayConfig
+    ) -> None:
+        self._batches = batches
+        self._admission = admission
+        self._cors = cors
+        self._max_bytes = config.max_file_bytes
+        self._slow_client_s = config.slow_client_s
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/v1/files", self._upload),
+            web.get("/v1/files", self._list),
+            web.get("/v1/files/{file_id}", self._get),
+            web.delete("/v1/files/{file_id}", self._delete),
+            web.get("/v1/files/{file_id}/content", self._content),
+        ]
+
+    @property
+    def _folder(self) -> BatchFolder:
+        return enabled(self._batches).folder
+
+    async def _upload(self, request: web.Request) -> web.Response:
+        folder = self._folder
+        self._cors.check(request)
+        if request.content_type != "multipart/form-data":
+            given = show(request.content_type)
+            raise web.HTTPUnsupportedMediaType(
+                reason=f"Content-Type is {given}; expected multipart/form-data"
+            )
+        file_id = new_file_id()
+        with self._admission.admit():
+            try:
+                file = await self._received(request, folder, file_id)
+                await asyncio.to_thread(folder.save_file, StoredFile(owner_of(request), file))
+            except BaseException as error:
+                folder.drop_data(file_id)
+                if isinstance(error, OSError) and not isinstance(error, ConnectionError):
+                    raise no_room(error) from None
+                raise
+        return json_response(file)
+
+    async def _received(
+        self, request: web.Request, folder: BatchFolder, file_id: str
+    ) -> FileObject:
+        """The parts may come in any order. Raises OSError."""
+        if (request.content_length or 0) > self._max_bytes + MAX_NAME_CHARS + MAX_FIELD_BYTES:
+            raise self._too_large(str(request.content_length))
+        purpose, name, num_bytes = "", "", -1
+        try:
+            async for part in await request.multipart():
+                if not isinstance(part, BodyPartReader):
+                    raise InvalidRequest("the form holds another multipart body")
+                if part.name == "purpose":
+                    purpose = await _text(part)
+                elif part.name == "file" and num_bytes < 0:
+                    name = (part.filename or "")[:MAX_NAME_CHARS]
+                    with folder.create_data(file_id) as data:
+                        num_bytes = await self._receive(part, data)
+                else:
+                    raise InvalidRequest(
+                        f"{(part.name or '')[:60]} is not supported; allowed: file, purpose",
+                        param=(part.name or "")[:60],
+                        code="unsupported_parameter",
+                    )
+        except ValueError as error:
+            raise InvalidRequest(f"the body is no multipart form: {error}") from None
+        if num_bytes < 0:
+            raise InvalidRequest("file is required", param="file")
+        if purpose != PURPOSE:
+            raise InvalidRequest(
+                f"purpose is {show(purpose)}; only {PURPOSE} is supported", param="purpose"
+            )
+        return FileObject(
+            id=file_id,
+            bytes=num_bytes,
+            created_at=int(time.time()),
+            filename=name or f"{file_id}.jsonl",
+            purpose=purpose,
+        )
+
+    async def _receive(self, part: BodyPartReader, data: BinaryIO) -> int:
+        num_bytes = 0
+        try:
+            while True:
+                async with asyncio.timeout(READ_TIMEOUT_S):
+                    chunk = await part.read_chunk(CHUNK_BYTES)
+                if not chunk:
+                    break
+                num_bytes += len(chunk)
+                if num_bytes > self._max_bytes:
+                    raise self._too_large("more")
+                await asyncio.to_thread(data.write, chunk)
+        except TimeoutError:
+            raise web.HTTPRequestTimeout from None
+        await asyncio.to_thread(data.flush)
+        return num_bytes
+
+    def _too_large(self, size: str) -> BodyTooLarge:
+        return BodyTooLarge(
+            f"the file has {size} bytes; the limit is max-file-bytes = {self._max_bytes}",
+            param="file",
+        )
+
+    async def _list(self, request: web.Request) -> web.Response:
+        stored = await asyncio.to_thread(self._folder.files, owner_of(request))
+        purpose = request.query.get("purpose")
+        files = [each.file for each in stored if purpose in (None, each.file.purpose)]
+        return json_response(page(request, files, MAX_LISTED, MAX_LISTED))
+
+    async def _get(self, request: web.Request) -> web.Response:
+        return json_response(self._file(request))
+
+    def _file(self, request: web.Request) -> FileObject:
+        return self._folder.file(request.match_info["file_id"], owner_of(request)).file
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        file = self._file(request)
+        for stored in await asyncio.to_thread(self._folder.batches, owner_of(request)):
+            batch = stored.batch
+            if batch.input_file_id == file.id and not batch.has_ended:
+                raise InvalidRequest(
+                    f"{file.id} is the input of {batch.id}, which is {batch.status}; cancel it"
+                    " first",
+                    param="file_id",
+                    code="file_in_use",
+                )
+        self._folder.delete_file(file.id)
+        return json_response(DeletedFile(file.id))
+
+    async def _content(self, request: web.Request) -> web.StreamResponse:
+        file = self._file(request)
+        client = Client(request, self._slow_client_s)
+        with self._folder.data_path(file.id).open("rb") as data:
+            length = str(file.bytes)
+            await client.begin({"Content-Type": OCTETS, "Content-Length": length})
+            while chunk := await asyncio.to_thread(data.read, CHUNK_BYTES):
+                await client.write(chunk)
+            return await client.end()
+
+
+async def _text(part: BodyPartReader) -> str:
+    async with asyncio.timeout(READ_TIMEOUT_S):
+        data = await part.read_chunk(MAX_FIELD_BYTES)
+        if not data or not await part.read_chunk(1):
+            return data.decode(errors="replace")
+    raise InvalidRequest(f"{part.name} has more than {MAX_FIELD_BYTES} bytes", param=part.name)

@@ -1,0 +1,149 @@
+"""Layers whose weights are in host memory, and are copied to the device in each forward pass."""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from kernels.cpu.memory import huge_zeros
+from services.worker.machine.copies import Wait, make_copy_stream, pin
+from services.worker.machine.streams import DeviceEvent
+
+ALIGNMENT = 256  # bytes, as a device's allocator has it
+NUM_BUFFERS = 2
+
+
+class _Place(NamedTuple):
+    """Of a weight, which ``module`` has by ``name``, in an arena."""
+
+    module: nn.Module
+    name: str
+    is_parameter: bool
+    dtype: torch.dtype
+    shape: torch.Size
+    start: int
+
+    def of(self, memory: Tensor) -> Tensor:
+        num_bytes = math.prod(self.shape) * self.dtype.itemsize
+        return memory[self.start : self.start + num_bytes].view(self.dtype).view(self.shape)
+
+
+class Arena:
+    """The weights of ``layer`` one behind the other in host memory, where they are from now on."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.layer = layer
+        tensors = list(_weights(layer))
+        ends = list(accumulate(_aligned(each.nbytes) for _, _, each in tensors))
+        self.memory = huge_zeros(ends[-1])  # [num_bytes] uint8
+        self._places = [
+            _Place(module, name, isinstance(each, nn.Parameter), each.dtype, each.shape, start)
+            for (module, name, each), start in zip(tensors, [0, *ends], strict=False)
+        ]
+        for place, (_, _, tensor) in zip(self._places, tensors, strict=True):
+            place.of(self.memory).copy_(tensor)
+        self.show(self.memory)
+
+    def show(self, memory: Tensor) -> None:
+        """Makes the layer's weights parts of ``memory``, whatever is in it."""
+        for place in self._places:
+            part = place.of(memory)
+            shown = nn.Parameter(part, requires_grad=False) if place.is_parameter else part
+            setattr(place.module, place.name, shown)
+
+
+class OffloadedLayers:
+    """Brings the weights of some of the trunk's layers to the device ahead of their turn.
+
+    Two buffers there take turns: while one layer is computed from the one, the next layer is copied
+    into the other. A copy into a buffer waits for the layer that had it before, and a layer for its
+    copy. What else is computed between does not wait.
+    """
+
+    def __init__(
+        self, trunk: Sequence[nn.Module], arenas: Sequence[Arena], device: torch.device
+    ) -> None:
+        """``arenas`` are those of layers of ``trunk``, in its order, whose weights become parts of
+        the buffers. Raises torch.OutOfMemoryError."""
+        self.num_layers, self.num_trunk_layers = len(arenas), len(trunk)
+        self.step_bytes = sum(len(arena.memory) for arena in arenas)
+        self._first = trunk[0]
+        self._turns = {arena.layer: turn for turn, arena in enumerate(arenas)}
+        self._device = device
+        self._stream = make_copy_stream(device)
+        size = max(len(arena.memory) for arena in arenas)
+        self._buffers = [
+            torch.empty(size, dtype=torch.uint8, device=device) for _ in range(NUM_BUFFERS)
+        ]
+        self._arenas = arenas
+        for turn, arena in enumerate(arenas):
+            arena.show(self._buffer(turn))
+        self._waits: list[Wait] = []  # of the pass that runs, one for each copy
+        self._current: int | None = None  # turn of the layer that is computed, if it has one
+        self.why_not_pinned = self._pin() if device.type == "cuda" else ""
+
+    @property
+    def buffer_bytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self._buffers)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all tensors that are parts of the buffers."""
+        return sum(tensor.nbytes for layer in self._turns for _, _, tensor in _weights(layer))
+
+    def enter(self, layer: nn.Module) -> None:
+        """What is launched from now on is of ``layer``; each of the trunk's is entered in every
+        forward pass. What an earlier pass has left undone is forgotten."""
+        if layer is self._first:
+            self._waits = []
+            for turn in range(NUM_BUFFERS):
+                self._begin(turn)
+        elif self._current is not None:
+            self._begin(self._current + NUM_BUFFERS)
+        self._current = self._turns.get(layer)
+        if self._current is not None:
+            self._waits[self._current]()
+
+    def measure(self) -> float:
+        """Seconds that the copies of a pass take with nothing beside them."""
+        started = DeviceEvent(self._device)
+        for turn in range(self.num_layers):
+            self._copy(turn)()
+        ended = DeviceEvent(self._device)
+        ended.wait()
+        return ended.since(started)
+
+    def _begin(self, turn: int) -> None:
+        if turn < self.num_layers:
+            self._waits.append(self._copy(turn))
+
+    def _copy(self, turn: int) -> Wait:
+        return self._stream.copy(self._arenas[turn].memory, self._buffer(turn))
+
+    def _buffer(self, turn: int) -> Tensor:
+        """As much of it as the layer takes."""
+        return self._buffers[turn % NUM_BUFFERS][: len(self._arenas[turn].memory)]
+
+    def _pin(self) -> str:
+        """Returns why not all arenas are, or nothing."""
+        whys = [pin(arena.memory, arena) for arena in self._arenas]
+        return next(filter(None, whys), "")
+
+
+def num_bytes_of(layer: nn.Module) -> int:
+    """That its arena takes."""
+    return sum(_aligned(tensor.nbytes) for _, _, tensor in _weights(layer))
+
+
+def _weights(layer: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    """Yields the parameters and buffers of all modules of ``layer``, by their names there."""
+    for module in layer.modules():
+        for own in (module.named_parameters(recurse=False), module.named_buffers(recurse=False)):
+            yield from ((module, name, tensor) for name, tensor in own)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT

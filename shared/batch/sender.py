@@ -1,0 +1,110 @@
+"""Sends one request of a batch until it has an answer that will not change."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import aiohttp
+import msgspec
+
+from shared.batch.errors import KeyRefused, NoReply, ServerLost
+
+PASSING = {408, 429, 502, 503, 504, 529}
+"""What a later try may well answer otherwise; 529 is Anthropic's 503."""
+
+FIRST_PAUSE_S = 0.25
+MAX_PAUSE_S = 30.0
+MAX_TEXT_CHARS = 2000
+PROBE_TIMEOUT = aiohttp.ClientTimeout(total=10)
+LOST = (aiohttp.ClientError, ConnectionError)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """``body`` is JSON in one line."""
+
+    status: int
+    request_id: str
+    body: bytes
+
+
+class Sender:
+    """``session`` knows the server, and the key. What may pass is tried again for ``retry_s``."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        retry_s: float,
+        timeout_s: float | None,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._session = session
+        self._headers = headers
+        self._retry_s = retry_s
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+
+    async def send(self, url: str, body: bytes) -> Reply:
+        """Raises NoReply, ServerLost and KeyRefused."""
+        started_s = time.monotonic()
+        pause_s = FIRST_PAUSE_S
+        while True:
+            reply, wait_s, reason = await self._try(url, body)
+            if reply is not None and wait_s is None:
+                return reply
+            left_s = started_s + self._retry_s - time.monotonic()
+            if left_s <= 0 and reply is not None:
+                return reply
+            if left_s <= 0:
+                await self._check_server()
+                raise NoReply(reason)
+            await asyncio.sleep(min(wait_s or pause_s, left_s))
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+    async def _check_server(self) -> None:
+        """Raises ServerLost."""
+        try:
+            async with self._session.get("/health", timeout=PROBE_TIMEOUT):
+                return
+        except (*LOST, TimeoutError) as error:
+            raise ServerLost(f"the server does not answer: {_text(error)}") from None
+
+    async def _try(self, url: str, body: bytes) -> tuple[Reply | None, float | None, str]:
+        """The reply, if there is one; the seconds to wait before another try, if one makes sense
+        (0: any); and why there is no reply."""
+        try:
+            async with self._session.post(
+                url, data=body, timeout=self._timeout, headers=self._headers
+            ) as response:
+                data = await response.read()
+        except LOST as error:
+            return None, 0.0, _text(error)
+        except TimeoutError:
+            raise NoReply(f"no reply within {self._timeout.total:g} s") from None
+        if response.status == 401:
+            raise KeyRefused("the server refuses the API key (401)")
+        headers = response.headers
+        reply = Reply(response.status, headers.get("X-Request-Id", ""), _one_line(data))
+        is_final = headers.get("X-Should-Retry") == "false" or response.status not in PASSING
+        return reply, None if is_final else _seconds(headers.get("Retry-After", "")), ""
+
+
+def _text(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _seconds(text: str) -> float:
+    try:
+        return min(max(0.0, float(text)), MAX_PAUSE_S)
+    except ValueError:
+        return 0.0
+
+
+def _one_line(data: bytes) -> bytes:
+    """JSON without line ends; what is none becomes an error object."""
+    try:
+        return msgspec.json.format(data, indent=-1)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        text = data[: 4 * MAX_TEXT_CHARS].decode(errors="replace")[:MAX_TEXT_CHARS]
+        return msgspec.json.encode({"error": {"message": text, "code": "not_json"}})

@@ -1,0 +1,362 @@
+"""``/v1/files`` and ``/v1/batches`` with OpenAI's own client, against gateways with a tokenizer
+that answers what a test makes it answer."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from services.gateway.service import GatewayService
+from shared.messages import State
+from tests.services.gateway.fakes import FakeTokenizer, running_gateway, until
+
+KEYS = ["key-of-ann", "key-of-bob"]
+
+
+def body(prompt: str = "hello") -> dict[str, Any]:
+    return {"model": "fish", "prompt": prompt, "max_tokens": 2}
+
+
+def batch_file(num: int, **fields: Any) -> bytes:
+    whole = {"method": "POST", "url": "/v1/completions", "body": body()} | fields
+    return b"".join(
+        json.dumps({"custom_id": f"line-{number}"} | whole).encode() + b"\n"
+        for number in range(num)
+    )
+
+
+@asynccontextmanager
+async def gateway_of(tmp_path: Path, **settings: Any) -> AsyncIterator[GatewayService]:
+    defaults = {"batch_dir": tmp_path / "store", "instance": "g1"}
+    async with running_gateway(tmp_path, **(defaults | settings)) as service:
+        await until(lambda: service.status().state == State.READY)
+        yield service
+
+
+def client_of(gateway: GatewayService, key: str = "none") -> AsyncOpenAI:
+    url = f"http://127.0.0.1:{gateway.port}/v1"
+    return AsyncOpenAI(base_url=url, api_key=key, max_retries=0)
+
+
+@asynccontextmanager
+async def answering(tokenizer: FakeTokenizer, pause_s: float = 0) -> AsyncIterator[list[Any]]:
+    """Answers all requests, each after ``pause_s``; yields what was submitted."""
+    seen: list[Any] = []
+
+    async def answer() -> None:
+        while True:
+            seen.append((await tokenizer.answer("a", " b")).submit)
+            await asyncio.sleep(pause_s)
+
+    task = asyncio.create_task(answer())
+    try:
+        yield seen
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def start(client: AsyncOpenAI, data: bytes, window: str = "24h") -> openai.types.Batch:
+    file = await client.files.create(file=("in.jsonl", data), purpose="batch")
+    assert (file.object, file.bytes, file.purpose) == ("file", len(data), "batch")
+    return await client.batches.create(
+        input_file_id=file.id,
+        endpoint="/v1/completions",
+        completion_window=window,  # type: ignore[arg-type]
+        metadata={"night": "1"},
+    )
+
+
+async def ended(client: AsyncOpenAI, batch_id: str) -> openai.types.Batch:
+    async with asyncio.timeout(30):
+        while True:
+            batch = await client.batches.retrieve(batch_id)
+            if batch.status in ("completed", "failed", "expired", "cancelled"):
+                return batch
+            await asyncio.sleep(0.05)
+
+
+async def results(client: AsyncOpenAI, file_id: str | None) -> list[dict[str, Any]]:
+    assert file_id is not None
+    text = (await client.files.content(file_id)).text
+    return [json.loads(line) for line in text.splitlines()]
+
+
+async def test_a_batch_is_answered_as_openais_client_knows_it(
+    tmp_path: Path, tokenizer: FakeTokenizer
+):
+    async with gateway_of(tmp_path) as gateway, client_of(gateway) as client:
+        bad = batch_file(1, custom_id="bad", body={"model": "whale", "prompt": "x"})
+        async with answering(tokenizer) as seen:
+            created = await start(client, batch_file(20) + bad)
+            assert created.status == "validating"
+            batch = await ended(client, created.id)
+        assert batch.status == "completed", batch
+        assert batch.metadata == {"night": "1"}
+        assert batch.expires_at == batch.created_at + 86400
+        assert None not in (batch.in_progress_at, batch.finalizing_at, batch.completed_at)
+        counts = batch.request_counts
+        assert (counts.total, counts.completed, counts.failed) == (21, 20, 1)
+        good = await results(client, batch.output_file_id)
+        assert sorted(each["custom_id"] for each in good) == sorted(
+            f"line-{number}" for number in range(20)
+        )
+        for each in good:
+            assert each["error"] is None
+            assert each["response"]["status_code"] == 200
+            assert each["response"]["request_id"]
+            assert each["response"]["body"]["choices"][0]["text"] == "a b"
+        (failed,) = await results(client, batch.error_file_id)
+        assert failed["custom_id"] == "bad"
+        assert failed["response"]["status_code"] == 404
+        assert failed["response"]["body"]["error"]["code"] == "model_not_found"
+        assert {submit.priority for submit in seen} == {100}, "behind those of interactive clients"
+        files = [each async for each in client.files.list()]
+        assert {each.id for each in files} == {
+            batch.input_file_id,
+            batch.output_file_id,
+            batch.error_file_id,
+        }
+        deleted = await client.files.delete(batch.input_file_id)
+        assert deleted.deleted
+        with pytest.raises(openai.NotFoundError):
+            await client.files.retrieve(batch.input_file_id)
+
+
+async def test_lists_have_pages(tmp_path: Path, tokenizer: FakeTokenizer):
+    async with gateway_of(tmp_path) as gateway, client_of(gateway) as client:
+        async with answering(tokenizer):
+            ids = {(await start(client, batch_file(1))).id for _ in range(5)}
+            for batch_id in ids:
+                await ended(client, batch_id)
+        pages = await client.batches.list(limit=2)
+        assert len(pages.data) == 2
+        assert pages.has_more
+        assert {batch.id async for batch in client.batches.list(limit=2)} == ids
+        assert len([file async for file in client.files.list(purpose="batch_output")]) == 5
+        with pytest.raises(openai.BadRequestError, match="limit is"):
+            await client.batches.list(limit=101)
+        with pytest.raises(openai.BadRequestError, match="after is"):
+            await client.batches.list(after="batch_x")
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "words"),
+    [
+        (b"\n", "empty_file", "no line"),
+        (batch_file(6), "too_many_requests", "max-batch-requests = 5"),
+        (batch_file(1) + b"{\n", "invalid_json_line", "line 2"),
+        (batch_file(2, custom_id="a"), "duplicate_custom_id", "in line 1 and in line 2"),
+        (batch_file(1, url="/v1/embeddings"), "mismatched_url", "/v1/completions"),
+        (batch_file(1, body={"prompt": "x" * 2000}), "line_too_long", "1500 bytes"),
+    ],
+)
+async def test_a_wrong_file_fails_before_anything_is_sent(
+    tmp_path: Path, tokenizer: FakeTokenizer, data: bytes, code: str, words: str
+):
+    limits = {"max_batch_requests": 5, "max_body_bytes": 1500}
+    async with gateway_of(tmp_path, **limits) as gateway, client_of(gateway) as client:
+        batch = await ended(client, (await start(client, data)).id)
+    assert batch.status == "failed"
+    assert batch.failed_at
+    assert [error.code for error in batch.errors.data] == [code]
+    assert words in batch.errors.data[0].message
+    assert tokenizer.submitted.empty()
+
+
+async def test_files_and_batches_belong_to_their_key(tmp_path: Path, tokenizer: FakeTokenizer):
+    async with gateway_of(tmp_path, api_key=KEYS) as gateway:
+        ann, bob = (client_of(gateway, key) for key in KEYS)
+        async with ann, bob, answering(tokenizer) as seen:
+            batch = await ended(ann, (await start(ann, batch_file(3))).id)
+            assert batch.request_counts.completed == 3
+            assert len({submit.owner for submit in seen}) == 1
+            for asked in (
+                bob.batches.retrieve(batch.id),
+                bob.batches.cancel(batch.id),
+                bob.files.retrieve(batch.output_file_id),
+                bob.files.content(batch.output_file_id),
+                bob.files.delete(batch.output_file_id),
+                bob.batches.create(
+                    input_file_id=batch.input_file_id,
+                    endpoint="/v1/completions",
+                    completion_window="24h",
+                ),
+            ):
+                with pytest.raises(openai.NotFoundError):
+                    await asked
+            assert [each async for each in bob.files.list()] == []
+            assert [each async for each in bob.batches.list()] == []
+        async with client_of(gateway, "key-of-none") as stranger:
+            with pytest.raises(openai.AuthenticationError):
+                await stranger.files.list()
+
+
+async def test_clients_cannot_say_that_they_are_a_batch(tmp_path: Path, tokenizer: FakeTokenizer):
+    async with gateway_of(tmp_path, api_key=KEYS) as gateway, aiohttp.ClientSession() as session:
+        url = f"http://127.0.0.1:{gateway.port}/v1/files"
+        async with session.get(url, headers={"X-Shoal-Batch-Owner": ""}) as response:
+            assert response.status == 401
+
+
+async def test_a_batch_whose_key_is_gone_fails(tmp_path: Path, tokenizer: FakeTokenizer):
+    async with (
+        gateway_of(tmp_path, api_key=KEYS) as gateway,
+        client_of(gateway, KEYS[0]) as ann,
+    ):
+        created = await start(ann, batch_file(3))
+        await tokenizer.accepted()
+    store = tmp_path / "store" / "batches" / f"{created.id}.json"
+    async with gateway_of(tmp_path, api_key=KEYS[1:]):
+        await until(lambda: json.loads(store.read_bytes())["batch"]["status"] == "failed")
+    errors = json.loads(store.read_bytes())["batch"]["errors"]["data"]
+    assert [error["code"] for error in errors] == ["invalid_api_key"]
+
+
+async def test_a_cancelled_batch_keeps_what_it_has(tmp_path: Path, tokenizer: FakeTokenizer):
+    async with (
+        gateway_of(tmp_path, max_open_batch_requests=2) as gateway,
+        client_of(gateway) as client,
+    ):
+        created = await start(client, batch_file(10))
+        for _ in range(2):
+            await tokenizer.answer("a", " b")
+        await tokenizer.accepted()
+        with pytest.raises(openai.BadRequestError, match="cancel it first"):
+            await client.files.delete(created.input_file_id)
+        assert (await client.batches.cancel(created.id)).status == "cancelling"
+        batch = await ended(client, created.id)
+        assert batch.status == "cancelled"
+        assert None not in (batch.cancelling_at, batch.cancelled_at)
+        assert len(await results(client, batch.output_file_id)) == 2
+        await asyncio.wait_for(tokenizer.cancelled.get(), 10)
+        with pytest.raises(openai.BadRequestError, match="is cancelled"):
+            await client.batches.cancel(created.id)
+
+
+async def test_a_batch_that_expires_says_so_for_each_line_that_is_left(
+    tmp_path: Path, tokenizer: FakeTokenizer
+):
+    async with (
+        gateway_of(tmp_path, max_open_batch_requests=2) as gateway,
+        client_of(gateway) as client,
+    ):
+        created = await start(client, batch_file(10))
+        await tokenizer.answer("a", " b")
+        await until((tmp_path / "store").joinpath("batches", f"{created.id}.json").exists)
+    store = tmp_path / "store" / "batches" / f"{created.id}.json"
+    stored = json.loads(store.read_bytes())
+    stored["batch"]["expires_at"] = 1
+    store.write_text(json.dumps(stored))
+    async with gateway_of(tmp_path) as gateway, client_of(gateway) as client:
+        batch = await ended(client, created.id)
+        assert batch.status == "expired"
+        assert batch.expired_at
+        left = await results(client, batch.error_file_id)
+        num_good = batch.request_counts.completed
+    assert {each["error"]["code"] for each in left} == {"batch_expired"}
+    assert len({each["custom_id"] for each in left}) == len(left) == 10 - num_good
+
+
+async def test_another_gateway_goes_on_and_two_never_run_one_batch(
+    tmp_path: Path, tokenizer: FakeTokenizer
+):
+    """The first gateway ends in the middle; the second has looked at the batch all the while."""
+    async with (
+        answering(tokenizer, pause_s=0.01) as seen,
+        gateway_of(tmp_path, instance="g2") as second,
+        client_of(second) as client,
+    ):
+        async with gateway_of(tmp_path, max_open_batch_requests=2) as first:
+            async with client_of(first) as other:
+                created = await start(other, batch_file(150))
+                async with asyncio.timeout(20):
+                    while (await client.batches.retrieve(created.id)).request_counts.total == 0:
+                        await asyncio.sleep(0.02)
+            await until(lambda: len(seen) > 20)
+        batch = await ended(client, created.id)
+        good = await results(client, batch.output_file_id)
+    assert batch.status == "completed"
+    assert Counter(each["custom_id"] for each in good) == {f"line-{n}": 1 for n in range(150)}
+    assert len(seen) <= 150 + 2 + 16, "only what was open when the first ended is asked again"
+
+
+async def test_without_a_folder_the_routes_name_the_setting(gateway: GatewayService):
+    async with client_of(gateway) as client:
+        for asked in (
+            client.files.create(file=("in.jsonl", b"{}"), purpose="batch"),
+            client.files.list(),
+            client.batches.retrieve("batch_1"),
+            client.batches.create(
+                input_file_id="f", endpoint="/v1/completions", completion_window="24h"
+            ),
+        ):
+            with pytest.raises(openai.NotFoundError, match="batch-dir"):
+                await asked
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"purpose": "fine-tune"}, "purpose is"),
+        (
+            {"extra_body": {"expires_after": {"anchor": "created_at", "seconds": 9}}},
+            "expires_after",
+        ),
+        ({"file": ("in.jsonl", b"x" * 5000)}, "max-file-bytes = 4000"),
+    ],
+)
+async def test_uploads_that_are_refused_leave_nothing(
+    tmp_path: Path, tokenizer: FakeTokenizer, fields: dict[str, Any], words: str
+):
+    async with gateway_of(tmp_path, max_file_bytes=4000) as gateway, client_of(gateway) as client:
+        asked: dict[str, Any] = {"file": ("in.jsonl", b"{}"), "purpose": "batch"} | fields
+        with pytest.raises(openai.APIStatusError, match=words) as caught:
+            await client.files.create(**asked)
+        assert caught.value.status_code in (400, 413)
+        await until(lambda: not [*(tmp_path / "store" / "files").iterdir()])
+
+
+async def test_a_page_of_another_origin_uploads_nothing(tmp_path: Path, tokenizer: FakeTokenizer):
+    async with gateway_of(tmp_path) as gateway, aiohttp.ClientSession() as session:
+        form = aiohttp.FormData({"purpose": "batch"})
+        form.add_field("file", b"{}", filename="in.jsonl")
+        url = f"http://127.0.0.1:{gateway.port}/v1/files"
+        headers = {"Origin": "https://evil.example"}
+        async with session.post(url, data=form, headers=headers) as response:
+            assert response.status == 403
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"completion_window": "soon"}, "completion_window is"),
+        ({"completion_window": "31d"}, "up to 30d"),
+        ({"endpoint": "/v1/batches"}, "endpoint is"),
+        ({"metadata": {"k" * 65: "v"}}, "metadata"),
+        ({"extra_body": {"output_expires_after": {}}}, "output_expires_after"),
+    ],
+)
+async def test_wrong_batches_are_refused_by_name(
+    tmp_path: Path, tokenizer: FakeTokenizer, fields: dict[str, Any], words: str
+):
+    async with gateway_of(tmp_path) as gateway, client_of(gateway) as client:
+        file = await client.files.create(file=("in.jsonl", b"{}"), purpose="batch")
+        asked: dict[str, Any] = {
+            "input_file_id": file.id,
+            "endpoint": "/v1/completions",
+            "completion_window": "24h",
+        }
+        with pytest.raises(openai.BadRequestError, match=words):
+            await client.batches.create(**(asked | fields))
+        with pytest.raises(openai.NotFoundError, match="no such file"):
+            await client.batches.create(**(asked | {"input_file_id": "../../etc/passwd"}))
