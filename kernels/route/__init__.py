@@ -54,11 +54,12 @@ def _kept(ranked: Tensor, routing: Routing) -> Tensor:
     """With -inf for experts of groups that are not kept."""
     if routing.num_kept_groups == routing.num_groups:
         return ranked
-    groups = ranked.unflatten(1, (routing.num_groups, -1))  # [T, groups, experts]
+    groups: Tensor = ranked.unflatten(1, (routing.num_groups, -1))  # [T, groups, experts]
     best = groups.topk(routing.group_best, sorted=False).values.sum(2)
     is_left = torch.ones_like(best, dtype=torch.bool)
     is_left.scatter_(1, _best_first(best)[:, : routing.num_kept_groups], False)
-    return groups.masked_fill(is_left[:, :, None], -torch.inf).flatten(1)
+    kept: Tensor = groups.masked_fill(is_left[:, :, None], -torch.inf).flatten(1)
+    return kept
 
 
 def _best_first(each: Tensor) -> Tensor:

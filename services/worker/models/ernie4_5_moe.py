@@ -67,6 +67,7 @@ class Ernie4_5_MoeForCausalLM(DecoderLM):  # noqa: N801, its name in config.json
         layers = [self._make_mtp_layer(i) for i in range(config.num_nextn_predict_layers)]
         self.model.mtp_layers = nn.ModuleList(layers)
         if layers:
+            assert self.lm_head is not None
             self.mtp_head = NormedMtpHead(self.model, layers[0], self.model.norm, self.lm_head)
 
     def make_layer(self, parts: Parts, layer: int) -> DecoderLayer:

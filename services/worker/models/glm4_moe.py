@@ -27,6 +27,7 @@ class Glm4MoeForCausalLM(DecoderLM):
         layers = [self._make_mtp_layer(i) for i in range(config.num_nextn_predict_layers)]
         self.model.mtp_layers = nn.ModuleList(layers)
         if layers:
+            assert self.lm_head is not None
             norm = layers[0].final_layernorm
             self.mtp_head = NormedMtpHead(self.model, layers[0], norm, self.lm_head)
 

@@ -62,7 +62,8 @@ class ParameterCount(NamedTuple):
 def count_parameters(model: DecoderLM) -> ParameterCount:
     """Counts what ``model`` has been filled with, as numbers whatever they are kept as."""
     total = _num_parameters(model.model)
-    total += 0 if model.is_tied else _num_parameters(model.lm_head)
+    if model.lm_head is not None and not model.is_tied:
+        total += _num_parameters(model.lm_head)
     unused = 0
     for experts in model.modules():
         if isinstance(experts, Experts):

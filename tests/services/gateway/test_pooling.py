@@ -67,9 +67,11 @@ def pool(request: Submitted) -> None:
 
 
 async def answer(tokenizer: FakeTokenizer, num: int) -> list[Submitted]:
-    requests = [await tokenizer.accepted() for _ in range(num)]
-    for request in requests:
-        pool(request)
+    """Of the next ``num``, one after the other: further ones come when these have ended."""
+    requests = []
+    for _ in range(num):
+        requests.append(await tokenizer.accepted())
+        pool(requests[-1])
     return requests
 
 
