@@ -110,7 +110,11 @@ def test_products_of_each_head(is_behind: bool, dtype: str, arch: int) -> None:
 @each_dtype
 @pytest.mark.parametrize(
     ("shape", "width", "hides"),
-    [(DEEPSEEK_V3, 1, False), (DEEPSEEK_V3, 3, True), (DEEPSEEK_V2_LITE, 1, False)],
+    [
+        (DEEPSEEK_V3, 1, False),
+        (DEEPSEEK_V3, 3, True),
+        pytest.param(DEEPSEEK_V2_LITE, 1, False, marks=pytest.mark.slow),
+    ],
 )
 @each_arch
 def test_rows_that_decode(shape: Shape, width: int, hides: bool, dtype: str, arch: int) -> None:
