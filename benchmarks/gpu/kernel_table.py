@@ -1,11 +1,11 @@
-"""Each kernel in Qwen3-8B's shapes, beside torch and beside what its bytes take; then other launch
-configurations."""
+"""Each kernel in Qwen3-8B's shapes, those of experts in their models', beside torch and beside what
+its bytes take; then other launch configurations."""
 
 import time
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.gpu import attention_cases, other_cases, product_cases
+from benchmarks.gpu import attention_cases, expert_cases, other_cases, product_cases
 from benchmarks.gpu.rows import Case, measure
 from benchmarks.gpu.suite import Suite
 from benchmarks.gpu.sweeps import sweep
@@ -36,6 +36,7 @@ def cases(suite: Suite) -> Iterator[Case]:
     yield from attention_cases.cases(suite)
     yield from other_cases.cases(suite)
     yield from product_cases.codes_cases(suite)
+    yield from expert_cases.cases(suite)
 
 
 def _guarded(case: Case, suite: Suite, read_gb_per_s: float | None) -> dict[str, Any]:

@@ -2,12 +2,28 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 Config = dict[str, Any]
+
+
+class Mixture(NamedTuple):
+    """The experts of a layer."""
+
+    num_experts: int
+    num_chosen: int
+    hidden_size: int
+    inner_size: int
+
+
+MIXTURES = {
+    "Qwen3-30B-A3B": Mixture(128, 8, 2048, 768),
+    "ERNIE-4.5-21B-A3B": Mixture(64, 6, 2560, 1536),
+}
+TINY_MIXTURES = {"tiny": Mixture(8, 2, 64, 32)}
 
 QWEN3_8B: Config = {
     "architectures": ["Qwen3ForCausalLM"],

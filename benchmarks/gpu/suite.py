@@ -4,7 +4,16 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.gpu.shapes import LLAMA_1B, QWEN3_8B, TINY, Config, with_mtp
+from benchmarks.gpu.shapes import (
+    LLAMA_1B,
+    MIXTURES,
+    QWEN3_8B,
+    TINY,
+    TINY_MIXTURES,
+    Config,
+    Mixture,
+    with_mtp,
+)
 
 BLOCK_SIZE = 16  # tokens
 
@@ -15,6 +24,7 @@ class Suite:
 
     model: Config
     small: Config
+    mixtures: dict[str, Mixture]  # for the kernels
     device: torch.device
     dtype: torch.dtype
     prompt_len: int
@@ -57,6 +67,7 @@ def of_card() -> Suite:
     return Suite(
         model=QWEN3_8B,
         small=LLAMA_1B,
+        mixtures=MIXTURES,
         device=torch.device("cuda"),
         dtype=torch.bfloat16,
         prompt_len=512,
@@ -78,6 +89,7 @@ def of_test() -> Suite:
     return Suite(
         model=TINY,
         small=TINY,
+        mixtures=TINY_MIXTURES,
         device=torch.device("cpu"),
         dtype=torch.float32,
         prompt_len=20,
@@ -99,6 +111,7 @@ def of_launches() -> Suite:
     return Suite(
         model=QWEN3_8B | {"num_hidden_layers": 1},
         small=LLAMA_1B | {"num_hidden_layers": 1},
+        mixtures={name: each._replace(num_experts=16) for name, each in MIXTURES.items()},
         device=torch.device("cpu"),
         dtype=torch.bfloat16,
         prompt_len=32,

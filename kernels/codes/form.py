@@ -16,7 +16,8 @@ class Codes(NamedTuple):
     in a byte, the first one in its lower half: [N, ⌈inputs / 2⌉] uint8, places in ``table`` [16]
     float32, whose numbers are ``first``, ``first`` + 1, … if that is given. Of an output each
     ``group`` of neighbours shares one of ``scales`` and ``zeros`` [N, groups], bfloat16 or float32.
-    The i-th code is that of input ``order[i]``, or i.
+    The i-th code is that of input ``order[i]``, or i. Those of a layer's experts are one of these,
+    with one more dimension [E, …] before the others of all but the table.
     """
 
     codes: Tensor
@@ -29,12 +30,18 @@ class Codes(NamedTuple):
     first: float | None = None
 
     @property
-    def shape(self) -> tuple[int, int]:
-        return len(self.codes), self.inputs
+    def shape(self) -> tuple[int, ...]:
+        return *self.codes.shape[:-1], self.inputs
 
     @property
     def num_groups(self) -> int:
-        return self.scales.shape[1]
+        return self.scales.shape[-1]
+
+    def expert(self, index: int) -> "Codes":
+        """What one of a layer's experts has."""
+        zeros, order = (None if each is None else each[index] for each in (self.zeros, self.order))
+        codes, scales = self.codes[index], self.scales[index]
+        return self._replace(codes=codes, scales=scales, zeros=zeros, order=order)
 
     def values(self, dtype: torch.dtype) -> Tensor:
         """[N, inputs], computed in float32 and rounded once."""

@@ -135,7 +135,9 @@ def multiply_codes(
     p_scales,  # [N, groups]
     p_zeros,  # [N, groups] or None
     p_table,  # [16] or None
-    num_tokens,
+    p_order,  # [K] or None: the input of each code
+    o_token,  # [BLOCK_T]
+    is_token,  # [BLOCK_T]
     o_row,  # [BLOCK_ROWS]
     K: tl.constexpr,
     KIND: tl.constexpr,
@@ -146,7 +148,7 @@ def multiply_codes(
     BLOCK_K: tl.constexpr,  # four spans, each of which is of one group
     BLOCK_T: tl.constexpr,
 ):
-    """Rows of a weight with all tokens: [BLOCK_ROWS, BLOCK_T] in float32.
+    """Rows of a weight with tokens: [BLOCK_ROWS, BLOCK_T] in float32.
 
     Spans are multiplied side by side, so that warps have spans of their own and none decodes what
     another one does. Codes without zeros are exact in 16 bits; their scale is that of the sum.
@@ -155,10 +157,8 @@ def multiply_codes(
     o_span = tl.arange(0, 4) * SPAN
     o_place = (o_span // PER_PLACE)[:, None] + tl.arange(0, SPAN // PER_PLACE)[None, :]
     o_k = o_span[:, None] + tl.arange(0, SPAN)[None, :]  # [4, SPAN]
-    o_t = tl.arange(0, BLOCK_T)
     p_rows = p_codes + o_row.to(tl.int64)[None, :, None] * (K // PER_PLACE) + o_place[:, None, :]
-    p_tokens = p_x + o_t[None, None, :] * K + o_k[:, :, None]
-    is_token = (o_t < num_tokens)[None, None, :]
+    p_tokens = p_x + o_token[None, None, :] * K + o_k[:, :, None]
     b_sums = tl.zeros([4, BLOCK_ROWS, BLOCK_T], tl.float32)
     b_scales = _of_spans(p_scales, o_row, o_span, K, GROUP)
     b_zeros = b_scales
@@ -167,8 +167,12 @@ def multiply_codes(
     for start in tl.range(0, K, BLOCK_K):
         is_place = (o_place < (K - start) // PER_PLACE)[:, None, :]
         b_codes = tl.load(p_rows + start // PER_PLACE, mask=is_place, other=0)
-        is_k = (o_k < K - start)[:, :, None]
-        b_x = tl.load(p_tokens + start, mask=is_k & is_token, other=0)
+        is_k = o_k < K - start
+        p_each = p_tokens + start
+        if p_order is not None:
+            o_input = tl.load(p_order + start + o_k, mask=is_k, other=0)
+            p_each = p_x + o_token[None, None, :] * K + o_input[:, :, None]
+        b_x = tl.load(p_each, mask=is_k[:, :, None] & is_token[None, None, :], other=0)
         b_numbers = _numbers(b_codes, p_table, KIND, FIRST)
         if p_zeros is not None:
             b_numbers -= b_zeros.to(tl.float32)

@@ -60,8 +60,8 @@ void narrow_rows(const float* x, int num_rows, int size, T* out) {
   });
 }
 
-// Rotates head [dim] in place: each element by its partner's angle. The pairs are the halves'
-// elements or neighbours; `sin` is negative for the first of each.
+// Rotates the first `dim` numbers of a head in place: each by its partner's angle. The pairs are
+// the halves' elements or neighbours; `sin` is negative for the first of each.
 INLINE void rotate(float* head, const float* cos, const float* sin, int dim, bool is_interleaved) {
   int half = dim / 2;
   for (int i = 0; i < half; i++) {

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.route import Routing
+
 LANES = 16  # columns of a tile; head sizes, hidden sizes and block sizes are its multiples
 PACKED_DEPTH = 32  # a tile is filled up with zeros to a multiple of it
 MAX_HEAD_DIM = 256
@@ -36,6 +38,8 @@ class Kind(IntEnum):
     GATED = 5  # narrow → narrow
     ATTEND = 6  # wide, which it changes → narrow
     ORDER = 7  # narrow → narrow
+    EXPERTS = 8  # narrow, and wide for the router → added to wide
+    OPEN = 9  # wide, and wide for the gate → added to wide
 
 
 class Form(IntEnum):
@@ -47,6 +51,14 @@ class Form(IntEnum):
     GROUPED_INT4 = 2
     GROUPED_INT8 = 3
     GROUPED_FP8 = 4
+
+
+class Score(IntEnum):
+    """``Routing.score`` of ``kernels.route``."""
+
+    SOFTMAX = 0
+    SIGMOID = 1
+    SOFTMAX_OF_CHOSEN = 2
 
 
 class Cached(IntEnum):
@@ -66,21 +78,35 @@ class MatrixStruct(ctypes.Structure):
 
 class HeadsStruct(ctypes.Structure):
     _fields_ = [
-        *((name, Int) for name in ("num_heads", "num_kv_heads", "head_dim")),
+        *((name, Int) for name in ("num_heads", "num_kv_heads", "head_dim", "rotary_dim")),
         *((name, Int) for name in ("is_interleaved", "norms_tokens", "window")),
         *((name, Float) for name in ("eps", "scale")),
         *((name, Pointer) for name in ("query_norm", "key_norm", "cos", "sin")),
     ]
 
 
+class ExpertsStruct(ctypes.Structure):
+    arrays: list[Any]  # what it points to
+
+    _fields_ = [
+        *((name, Int) for name in ("num_experts", "num_chosen", "score")),
+        *((name, Int) for name in ("num_groups", "num_kept_groups", "group_best")),
+        ("renormalises", Int),
+        *((name, Float) for name in ("min_sum", "factor")),
+        ("correction", Pointer),
+        ("router", MatrixStruct),
+        *((name, Pointer) for name in ("gate_up", "down")),
+    ]
+
+
 class OperatorStruct(ctypes.Structure):
     _fields_ = [
-        *((name, Int) for name in ("kind", "in", "out", "query", "layer", "size")),
+        *((name, Int) for name in ("kind", "in", "out", "second", "layer", "size")),
         *((name, Int) for name in ("is_wide", "adds")),
         *((name, Float) for name in ("scale", "eps")),
         ("norm", Pointer),
         ("weight", MatrixStruct),
-        *((name, Pointer) for name in ("rows", "heads", "order")),
+        *((name, Pointer) for name in ("rows", "heads", "order", "experts")),
     ]
 
 
@@ -115,7 +141,7 @@ class PackedMatrix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedHeads:
-    """``cos`` and ``sin`` [positions, head_dim] float32, as the rotation's table has them. The
+    """``cos`` and ``sin`` [positions, rotary_dim] float32, as the rotation's table has them. The
     norms are float32 [head_dim], or of all heads of a token together if ``norms_tokens``."""
 
     num_heads: int
@@ -141,6 +167,7 @@ class PackedHeads:
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
+            rotary_dim=self.cos.shape[1],
             is_interleaved=self.is_interleaved,
             norms_tokens=self.norms_tokens,
             window=self.window or 0,
@@ -154,8 +181,41 @@ class PackedHeads:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PackedExperts:
+    """``router`` is float32, ``correction`` [num_experts] too. Experts are all in one form."""
+
+    routing: Routing
+    router: PackedMatrix
+    correction: Tensor | None
+    gate_up: list[PackedMatrix]
+    down: list[PackedMatrix]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        matrices = [self.router, *self.gate_up, *self.down]
+        found = [tensor for each in matrices for tensor in each.tensors]
+        return found if self.correction is None else [*found, self.correction]
+
+    def struct(self) -> ExpertsStruct:
+        routing = self.routing
+        experts = ExpertsStruct(
+            *(len(self.gate_up), routing.num_chosen, Score[routing.score.upper()]),
+            *(routing.num_groups, routing.num_kept_groups, routing.group_best),
+            *(routing.min_sum is not None, routing.min_sum or 0.0, routing.factor),
+            *(address(self.correction), self.router.struct()),
+        )
+        experts.arrays = [_structs(self.gate_up), _structs(self.down)]
+        experts.gate_up, experts.down = map(ctypes.addressof, experts.arrays)
+        return experts
+
+
+def _structs(matrices: list[PackedMatrix]) -> ctypes.Array[MatrixStruct]:
+    return (MatrixStruct * len(matrices))(*(each.struct() for each in matrices))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """``source``, ``out`` and ``query`` are buffers of the program; ``size`` is that of a row of
+    """``source``, ``out`` and ``second`` are buffers of the program; ``size`` is that of a row of
     ``source``, or of ``out`` where that is an embedding.
 
     ``adds``: to what ``out`` holds. ``rows``: embeddings [vocab, size], where ``weight`` is not
@@ -166,7 +226,7 @@ class Operator:
     source: int
     out: int
     size: int
-    query: int = 0
+    second: int = 0
     layer: int = 0
     is_wide: bool = False
     adds: bool = False
@@ -177,21 +237,28 @@ class Operator:
     rows: Tensor | None = None
     heads: PackedHeads | None = None
     order: Tensor | None = None
+    experts: PackedExperts | None = None
 
     @property
     def tensors(self) -> list[Tensor]:
         own = [tensor for tensor in (self.norm, self.rows, self.order) if tensor is not None]
-        packed = [each.tensors for each in (self.weight, self.heads) if each is not None]
+        packed = [
+            each.tensors for each in (self.weight, self.heads, self.experts) if each is not None
+        ]
         return sum(packed, own)
 
-    def struct(self, heads: HeadsStruct | None) -> OperatorStruct:
+    def struct(self, heads: HeadsStruct | None, experts: ExpertsStruct | None) -> OperatorStruct:
+        """The structures of its heads and experts, which it points to, must stay."""
         matrix = MatrixStruct() if self.weight is None else self.weight.struct()
         return OperatorStruct(
-            *(self.kind, self.source, self.out, self.query, self.layer, self.size),
+            *(self.kind, self.source, self.out, self.second, self.layer, self.size),
             *(self.is_wide, self.adds, self.scale, self.eps, address(self.norm), matrix),
-            *(address(self.rows), None if heads is None else ctypes.addressof(heads)),
-            address(self.order),
+            *(address(self.rows), _place(heads), address(self.order), _place(experts)),
         )
+
+
+def _place(struct: ctypes.Structure | None) -> int | None:
+    return None if struct is None else ctypes.addressof(struct)
 
 
 def address(tensor: Tensor | None) -> Any:

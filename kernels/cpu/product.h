@@ -39,6 +39,7 @@ static_assert(PACKED_DEPTH % TILE_DEPTH == 0);
 // multiplied with each column's scale.
 template <class W>
 struct Packed {
+  typedef W Numbers;
   typedef const W* Tile;
 
   const W* tiles;
@@ -87,6 +88,7 @@ struct GroupedTile {
 // multiple of sixteen, `group` a power of two from there on.
 template <class C>
 struct Packed<Grouped<C>> {
+  typedef Grouped<C> Numbers;
   typedef GroupedTile<C> Tile;
 
   const uint8_t* tiles;
@@ -316,7 +318,7 @@ void multiply_block(int num_rows, int num_tiles, const T* rows, size_t stride, c
   });
 }
 
-inline Scratch<float> group_sums;  // of the rows of the product that is computed
+inline Scratch<uint8_t> product_room;  // of the products that are computed
 
 // A product's items: each has some rows and some tiles.
 struct Items {
@@ -328,11 +330,11 @@ struct Items {
   int group;  // tiles an item
 
   Items() = default;
-  // `unit` tiles belong together.
-  Items(int num_rows, int num_tiles, int chunk_rows, int unit)
+  // `unit` tiles belong together, and all threads shall have some of `total`.
+  Items(int num_rows, int num_tiles, int chunk_rows, int unit, int total)
       : num_rows(num_rows), num_tiles(num_tiles), chunk_rows(chunk_rows) {
     int widest = unit > MAX_TILES ? unit : MAX_TILES;
-    for (group = widest; group > unit && num_tiles / group < 4 * pool_size();) group /= 2;
+    for (group = widest; group > unit && total / group < 4 * pool_size();) group /= 2;
   }
   int num_groups() const { return div_up(num_tiles, group); }
   int num() const { return num_groups() * div_up(num_rows, chunk_rows); }
@@ -342,6 +344,16 @@ struct Items {
     return {start, end, tile, tile + group < num_tiles ? group : num_tiles - tile};
   }
 };
+
+// Computes a product, of which `unit` tiles belong together: what takes its sums gets them at once.
+template <class P>
+void run_items(P product, int unit) {
+  product.take_room(product_room.of(product.room()));
+  auto prepare = [&](int part) { product.prepare(part); };
+  if (product.num_parts()) share(prepare, product.num_parts());
+  product.divide(unit, product.w.num_tiles());
+  share(product, product.items.num());
+}
 
 // rows [num_rows, w.k] times w, in items for all threads. ``out(row, tile, sums)`` takes what was
 // summed up: `num_tiles` tiles side by side from `tile` on.
@@ -354,15 +366,32 @@ struct Product {
   Packed<W> w;
   Out out;
   Items items = {};
+  TileRows packed = {};
 
-  // `unit` tiles belong together: `out` gets them at once.
-  void run(int unit = 1) {
-    if constexpr (BY_TILES<T, W>)
-      if (num_rows > 1) pack_rows();
+  // What is made of the rows before they are multiplied: so many bytes, in so many parts.
+  size_t room() const {
+    if (BY_TILES<T, W> && num_rows > 1)
+      return (size_t)div_up(num_rows, TILE_ROWS) * TILE_ROWS * TileRows::depth(w.k) * sizeof(bf16);
     if constexpr (HAS_GROUPS<W>)
-      if (w.has_zeros) sum_rows();
-    items = Items(num_rows, w.num_tiles(), CHUNK_ROWS<T>, unit);
-    share(*this, items.num());
+      if (w.has_zeros) return (size_t)num_rows * w.num_groups * sizeof(float);
+    return 0;
+  }
+  void take_room(uint8_t* memory) {
+    packed = {(bf16*)memory, num_rows, w.k};
+    if constexpr (HAS_GROUPS<W>) w.row_sums = (float*)memory;
+  }
+  int num_parts() const {
+    if (!room()) return 0;
+    return BY_TILES<T, W> ? div_up(num_rows, TILE_ROWS) : num_rows;
+  }
+  void prepare(int part) const {
+    if constexpr (BY_TILES<T, W>) packed.pack(rows, part * TILE_ROWS);
+    if constexpr (HAS_GROUPS<W>) sum_row(part);
+  }
+
+  // Of the products that share a job, which have `total` tiles.
+  void divide(int unit, int total) {
+    items = Items(num_rows, w.num_tiles(), CHUNK_ROWS<T>, unit, total);
   }
 
   void operator()(int item) {
@@ -405,32 +434,15 @@ struct Product {
     for (int r = 0; r < num_rows; r++) out(start + r, tile, num_tiles, sums[r]);
   }
 
-  // Sums up each row's numbers group by group: what zeros are multiplied with.
-  void sum_rows() {
-    int num_groups = w.num_groups;
-    w.row_sums = group_sums.of((size_t)num_rows * num_groups);
-    auto sum_row = [=](int row) {
-      const T* numbers = rows + (size_t)row * w.k;
-      for (int group = 0; group < num_groups; group++) {
-        int end = (group + 1) * w.group < w.k ? (group + 1) * w.group : w.k;
-        f32x16 found = zero();
-        for (int i = group * w.group; i < end; i += LANES)
-          found = add(found, load_wide(numbers + i));
-        w.row_sums[(size_t)row * num_groups + group] = sum(found);
-      }
-    };
-    share(sum_row, num_rows);
-  }
-
-  TileRows tile_rows() const {
-    int depth = TileRows::depth(w.k);
-    return {packed_rows.of((size_t)div_up(num_rows, TILE_ROWS) * TILE_ROWS * depth), num_rows, w.k};
-  }
-
-  void pack_rows() {
-    TileRows packed = tile_rows();
-    auto block = [=](int item) { packed.pack(rows, item * TILE_ROWS); };
-    share(block, div_up(num_rows, TILE_ROWS));
+  // Sums up a row's numbers group by group: what zeros are multiplied with.
+  void sum_row(int row) const {
+    const T* numbers = rows + (size_t)row * w.k;
+    for (int group = 0; group < w.num_groups; group++) {
+      int end = (group + 1) * w.group < w.k ? (group + 1) * w.group : w.k;
+      f32x16 found = zero();
+      for (int i = group * w.group; i < end; i += LANES) found = add(found, load_wide(numbers + i));
+      w.row_sums[(size_t)row * w.num_groups + group] = sum(found);
+    }
   }
 
   void multiply_tiles(int start, int end, int tile, int num_tiles) {
@@ -438,7 +450,6 @@ struct Product {
     if (num_rows == 1) return multiply_one_row(tile, num_tiles, sums[0]);
     const bf16* tiles[4];
     for (int t = 0; t < num_tiles; t++) tiles[t] = as_bf16(w.tile(tile + t), t);
-    TileRows packed = tile_rows();
     TileProduct product;
     for (int row = start; row < end;) {
       int num = product.run(packed, row, num_tiles, tiles, sums[0], 4 * LANES);

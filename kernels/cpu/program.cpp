@@ -2,53 +2,42 @@
 // is passed.
 
 #include "attention.h"
-#include "heads.h"
-#include "rounded.h"
+#include "experts.h"
 
 namespace {
 
-enum Form : int32_t { DENSE, INT8, GROUPED_INT4, GROUPED_INT8, GROUPED_FP8 };
-
-// See Packed for what its form has.
-struct Matrix {
-  const void* tiles;
-  const float* bias;
-  const void* scales;
-  const CodeTable* table;
-  int32_t n, k;
-  int32_t form, group, has_zeros, is_wide, rounds;
-};
-
 struct Heads {
   int32_t num_heads, num_kv_heads, head_dim;
+  int32_t rotary_dim;  // so many numbers of a head are rotated, from the first on
   int32_t is_interleaved;
   int32_t norms_tokens;  // the norms are of all heads of a token together, not of each
   int32_t window;        // a token sees so many of the last keys; 0: all of them
   float eps, scale;
   const float *query_norm, *key_norm;  // or null
-  const float *cos, *sin;              // [positions, head_dim]
+  const float *cos, *sin;              // [positions, rotary_dim]
 };
 
 enum Cached : int32_t { NUMBERS, INT8_CODES, FP8_CODES };
 
-enum Kind : int32_t { EMBED, SCALE, NORM, NARROW, LINEAR, GATED, ATTEND, ORDER };
+enum Kind : int32_t { EMBED, SCALE, NORM, NARROW, LINEAR, GATED, ATTEND, ORDER, EXPERTS, OPEN };
 
 // `in` and `out` are buffers. Wide ones are float32, the others of the weights' type T.
 struct Operator {
   int32_t kind;
   int32_t in, out;
-  int32_t query;    // ATTEND: a buffer for them
+  int32_t second;   // ATTEND: a buffer for queries; EXPERTS, OPEN: what scores are made of
   int32_t layer;    // ATTEND: its cache
   int32_t size;     // of a row of `in`; EMBED: of `out`
   int32_t is_wide;  // NORM: `out` is
   int32_t adds;     // NORM, LINEAR: to what is in `out`
-  float scale;      // SCALE, LINEAR that adds
+  float scale;      // SCALE, EXPERTS, LINEAR that adds
   float eps;        // NORM
   const float* norm;
-  Matrix weight;         // LINEAR, GATED; EMBED: its columns are the embeddings, or those are in
-  const void* rows;      // EMBED: [vocab, size]
-  const Heads* heads;    // ATTEND
-  const int64_t* order;  // ORDER: [size]
+  Matrix weight;     // LINEAR, GATED, OPEN; EMBED: its columns are the embeddings, or those are in
+  const void* rows;  // EMBED: [vocab, size]
+  const Heads* heads;      // ATTEND
+  const int64_t* order;    // ORDER: [size]
+  const Experts* experts;  // EXPERTS
 };
 
 struct Step {
@@ -64,34 +53,6 @@ struct Step {
 Units units;
 Sums* partials = nullptr;
 int num_sums = 0;
-
-template <class W>
-Packed<W> packed(const Matrix& m) {
-  Packed<W> w;
-  w.tiles = (decltype(w.tiles))m.tiles, w.scales = (decltype(w.scales))m.scales;
-  w.bias = m.bias, w.n = m.n, w.k = m.k, w.rounds = m.rounds;
-  if constexpr (HAS_GROUPS<W>)
-    w.table = m.table, w.group = m.group, w.num_groups = div_up(m.k, m.group),
-    w.has_zeros = m.has_zeros, w.is_wide = m.is_wide;
-  return w;
-}
-
-// Calls f(m), packed as it is.
-template <class T, class F>
-void with_packed(const Matrix& m, F f) {
-  switch (m.form) {
-    case DENSE:
-      return f(packed<T>(m));
-    case INT8:
-      return f(packed<int8_t>(m));
-    case GROUPED_INT4:
-      return f(packed<Grouped<nibble>>(m));
-    case GROUPED_INT8:
-      return f(packed<Grouped<int8_t>>(m));
-    case GROUPED_FP8:
-      return f(packed<Grouped<fp8>>(m));
-  }
-}
 
 // Norms and rotates the heads of every token, and writes its keys and values.
 template <class T, class W>
@@ -112,14 +73,14 @@ struct Prepare {
 
   void token(int t) {
     int dim = heads.head_dim, num_heads = heads.num_heads, num_kv_heads = heads.num_kv_heads;
-    const float* cos = heads.cos + step.positions[t] * dim;
-    const float* sin = heads.sin + step.positions[t] * dim;
+    const float* cos = heads.cos + step.positions[t] * heads.rotary_dim;
+    const float* sin = heads.sin + step.positions[t] * heads.rotary_dim;
     float* head = x + (size_t)t * (num_heads + 2 * num_kv_heads) * dim;
     T* to = query + (size_t)t * num_heads * dim;
     norm_heads(head, heads.query_norm, num_heads);
     norm_heads(head + num_heads * dim, heads.key_norm, num_kv_heads);
     for (int h = 0; h < num_heads + num_kv_heads; h++, head += dim) {
-      rotate(head, cos, sin, dim, heads.is_interleaved);
+      rotate(head, cos, sin, heads.rotary_dim, heads.is_interleaved);
       if (h < num_heads)
         for (int i = 0; i < dim; i += LANES) store_narrow(to + h * dim + i, load(head + i));
     }
@@ -159,7 +120,7 @@ void attend(const Operator& op, const Step& step, float* x, T* out) {
   const Heads& heads = *op.heads;
   Cache<W> cache = {(W*)step.caches[op.layer], step.scales[op.layer], step.block_size,
                     heads.num_kv_heads, heads.head_dim};
-  T* query = (T*)step.buffers[op.query];
+  T* query = (T*)step.buffers[op.second];
   Prepare<T, W>{heads, step, cache, x, query}.run();
   Attention<T, W>{step.rows, cache,           units,       query,       out,
                   partials,  heads.num_heads, heads.scale, heads.window}
@@ -248,6 +209,19 @@ void order_rows(const T* x, const int64_t* order, int num, int size, T* out) {
   });
 }
 
+// out += sigmoid(x · gate) · y
+inline void open_rows(const float* x, const Matrix& gate, const float* y, int num, int size,
+                      float* out) {
+  float* openings = pair_floats.of(padded(num));
+  product(x, num, packed<float>(gate), openings);
+  sigmoid(openings, num, openings);
+  each_row(num, size, [=](size_t at) {
+    f32x16 opening = spread(openings[at / size]);
+    for (int i = 0; i < size; i += LANES)
+      store(out + at + i, fma(opening, load(y + at + i), load(out + at + i)));
+  });
+}
+
 template <class T>
 void run(const Operator* ops, int num_ops, const Step& step) {
   Prepared prepared;
@@ -285,6 +259,14 @@ void run(const Operator* ops, int num_ops, const Step& step) {
         break;
       case ORDER:
         order_rows((const T*)in, op.order, num, op.size, (T*)out);
+        break;
+      case EXPERTS:
+        run_experts(*op.experts, (const T*)in, (const float*)step.buffers[op.second], num, op.scale,
+                    (float*)out);
+        break;
+      case OPEN:
+        open_rows((const float*)step.buffers[op.second], op.weight, (const float*)in, num, op.size,
+                  (float*)out);
         break;
     }
   }

@@ -78,6 +78,7 @@ class NativeLibrary:
         self._rounds = rounds
         self._arena = Arena()
         self._pack = {
+            torch.float32: library["shoal_pack_float32"],
             dtype: library[f"shoal_pack_{name}"],
             torch.int8: library["shoal_pack_int8"],
             torch.float8_e4m3fn: library["shoal_pack_int8"],
@@ -87,12 +88,17 @@ class NativeLibrary:
         library["shoal_start"](num_threads)
 
     def pack(
-        self, weight: Tensor, bias: Tensor | None = None, order: np.ndarray | None = None
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        order: np.ndarray | None = None,
+        dtype: torch.dtype | None = None,
     ) -> PackedMatrix:
-        """weight [n, k], bias [n]; ``order`` [n] int64: which row becomes which output."""
+        """weight [n, k], bias [n]; ``order`` [n] int64: which row becomes which output. ``dtype``
+        is the library's or float32."""
         n, k = weight.shape
         order = np.arange(n) if order is None else order
-        tiles = self._tiles(weight.to(self.dtype), order, k)
+        tiles = self._tiles(weight.to(dtype or self.dtype), order, k)
         return PackedMatrix(tiles, _in_order(bias, order), n, k)
 
     def pack_codes(
@@ -107,7 +113,7 @@ class NativeLibrary:
         tiles = self._tiles(codes.codes, order, k)
         bias = _in_order(bias, order)
         num_groups = codes.scales.shape[1]
-        if codes.codes.dtype == torch.int8 and num_groups == 1 and codes.zeros is None:
+        if packed_form(codes) == Form.INT8:
             scales = _in_order(codes.scales[:, 0], order)
             return PackedMatrix(tiles, bias, n, k, Form.INT8, scales, rounds=self._rounds)
         group = next(size for size in GROUPS if num_groups == 1 or codes.group % size == 0)
@@ -118,7 +124,7 @@ class NativeLibrary:
         tiled = [_in_tiles(each, order, codes.group, group, k).to(dtype) for each in parts]
         scales = self._kept(torch.cat(tiled))
         table = None if codes.table is None else self._kept(_wide_and_narrow(codes.table))
-        form = FORMS[codes.codes.dtype]
+        form = packed_form(codes)
         rounds = self._rounds and is_whole(codes)
         return PackedMatrix(tiles, bias, n, k, form, scales, group, len(parts) == 2, table, rounds)
 
@@ -135,6 +141,12 @@ class NativeLibrary:
         kept: Tensor = self._arena.empty(tensor.numel(), tensor.dtype)
         kept.copy_(tensor.flatten())
         return kept
+
+
+def packed_form(codes: Codes) -> Form:
+    if codes.codes.dtype == torch.int8 and codes.num_groups == 1 and codes.zeros is None:
+        return Form.INT8
+    return FORMS[codes.codes.dtype]
 
 
 def can_round(library: ctypes.CDLL) -> bool:
@@ -205,9 +217,10 @@ class NativeProgram:
         self._buffers = buffers
         self._output = output
         self._heads = [each.heads.struct() if each.heads else None for each in operators]
-        pairs = zip(operators, self._heads, strict=True)
+        self._experts = [each.experts.struct() if each.experts else None for each in operators]
+        parts = zip(operators, self._heads, self._experts, strict=True)
         self._structs = (OperatorStruct * len(operators))(
-            *(each.struct(heads) for each, heads in pairs)
+            *(each.struct(heads, experts) for each, heads, experts in parts)
         )
         self._places = (Pointer * len(buffers))()
         self._scratch = set(range(num_inputs, len(buffers))) - {output}

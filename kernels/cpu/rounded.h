@@ -32,10 +32,6 @@ struct RoundedRows {
   int end(int g) const { return (g + 1) * group < depth ? (g + 1) * group : depth; }
 };
 
-inline Scratch<int8_t> rounded_codes;
-inline Scratch<float> rounded_scales;
-inline Scratch<int32_t> rounded_sums;
-
 // A weight's codes as numbers without a sign, four of a column in a word: the instruction takes one
 // operand without a sign.
 template <class C>
@@ -197,18 +193,26 @@ struct RoundedProduct {
   RoundedRows x = {};
   Items items = {};
 
-  void run(int unit = 1) {
+  RoundedProduct(const T* rows, int num_rows, Packed<W> w, Out out)
+      : rows(rows), num_rows(num_rows), w(w), out(out) {
     x.group = ROUNDED_GROUP;
     if constexpr (HAS_GROUPS<W>) x.group = w.group;
     x.num_groups = div_up(w.k, x.group);
     x.depth = div_up(w.k, PACKED_DEPTH) * PACKED_DEPTH;
-    x.codes = rounded_codes.of((size_t)num_rows * x.depth);
-    x.scales = rounded_scales.of((size_t)num_rows * x.num_groups);
-    x.sums = rounded_sums.of((size_t)num_rows * x.num_groups);
-    auto round = [=](int row) { round_row<C>(rows + (size_t)row * w.k, w.k, row, x); };
-    share(round, num_rows);
-    items = Items(num_rows, w.num_tiles(), FEW_ROWS, unit);
-    share(*this, items.num());
+  }
+
+  size_t room() const {
+    return (size_t)num_rows * (x.depth + x.num_groups * (sizeof(float) + sizeof(int32_t)));
+  }
+  void take_room(uint8_t* memory) {
+    x.codes = (int8_t*)memory;
+    x.scales = (float*)(memory + (size_t)num_rows * x.depth);
+    x.sums = (int32_t*)(x.scales + (size_t)num_rows * x.num_groups);
+  }
+  int num_parts() const { return num_rows; }
+  void prepare(int row) const { round_row<C>(rows + (size_t)row * w.k, w.k, row, x); }
+  void divide(int unit, int total) {
+    items = Items(num_rows, w.num_tiles(), FEW_ROWS, unit, total);
   }
 
   // All passes of rows over one part of the tiles, then over the next one.
@@ -240,8 +244,8 @@ struct RoundedProduct;
 template <class T, class W, class Out>
 void run_product(const T* rows, int num_rows, Packed<W> w, Out out, int unit = 1) {
   if constexpr (CAN_ROUND<W>)
-    if (w.rounds) return RoundedProduct<T, W, Out>{rows, num_rows, w, out}.run(unit);
-  Product<T, W, Out>{rows, num_rows, w, out}.run(unit);
+    if (w.rounds) return run_items(RoundedProduct<T, W, Out>{rows, num_rows, w, out}, unit);
+  run_items(Product<T, W, Out>{rows, num_rows, w, out}, unit);
 }
 
 template <class T, class W>

@@ -306,7 +306,6 @@ struct Scratch {
   }
 };
 
-inline Scratch<bf16> packed_rows;           // of the product that is computed
 inline thread_local Scratch<bf16> widened;  // codes of an item
 
 // Codes of sixteen columns, k of each → the same as bf16 in pairs.

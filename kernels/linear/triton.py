@@ -185,8 +185,10 @@ def linear_kernel(
 ):
     o_n = tl.program_id(0) * (BLOCK_ROWS * NUM_PARTS) + tl.arange(0, BLOCK_ROWS)
     o_row, o_second = tl.minimum(o_n, N - 1), tl.minimum(o_n + BLOCK_ROWS, N - 1)
-    b_out, b_second = _multiply_any(
-        p_x, p_weight, p_scales, p_zeros, p_table, p_norm, eps, num_tokens, o_row, o_second,
+    o_t = tl.arange(0, BLOCK_T)
+    b_out, b_second = multiply(
+        p_x, p_weight, p_scales, p_zeros, p_table, None, p_norm, eps, o_t, o_t < num_tokens,
+        o_row, o_second,
         K, STRIDE, KIND, PER_PLACE, FIRST, GROUP, BLOCK_ROWS, NUM_PARTS, BLOCK_K, BLOCK_T,
     )  # fmt: skip
     _store_sums(p_bias, p_residual, p_out, b_out, o_n, num_tokens, N, BLOCK_T)
@@ -246,18 +248,20 @@ def gated_kernel(
     o_gate = tl.program_id(0) * (BLOCK_I * NUM_PARTS) + o_row % BLOCK_I
     o_up = (o_row // BLOCK_I) * I
     o_first, o_second = tl.minimum(o_gate, I - 1) + o_up, tl.minimum(o_gate + BLOCK_I, I - 1) + o_up
-    b_both, b_second = _multiply_any(
-        p_x, p_weight, p_scales, p_zeros, p_table, p_norm, eps, num_tokens, o_first, o_second,
+    o_t = tl.arange(0, BLOCK_T)
+    b_both, b_second = multiply(
+        p_x, p_weight, p_scales, p_zeros, p_table, None, p_norm, eps, o_t, o_t < num_tokens,
+        o_first, o_second,
         K, STRIDE, KIND, PER_PLACE, FIRST, GROUP, BLOCK_ROWS, NUM_PARTS, BLOCK_K, BLOCK_T,
     )  # fmt: skip
     first = tl.program_id(0) * (BLOCK_I * NUM_PARTS)
-    _store_gated(p_bias, p_out, b_both, first, num_tokens, I, BLOCK_I, BLOCK_T)
+    store_gated(p_bias, p_out, b_both, first, num_tokens, I, BLOCK_I, BLOCK_T)
     if NUM_PARTS == 2:
-        _store_gated(p_bias, p_out, b_second, first + BLOCK_I, num_tokens, I, BLOCK_I, BLOCK_T)
+        store_gated(p_bias, p_out, b_second, first + BLOCK_I, num_tokens, I, BLOCK_I, BLOCK_T)
 
 
 @triton.jit
-def _store_gated(
+def store_gated(
     p_bias,
     p_out,
     b_both,  # [2 BLOCK_I, BLOCK_T]
@@ -282,15 +286,17 @@ def _store_gated(
 
 
 @triton.jit
-def _multiply_any(
+def multiply(
     p_x,
     p_weight,
     p_scales,
     p_zeros,
     p_table,
+    p_order,
     p_norm,
     eps,
-    num_tokens,
+    o_token,  # [BLOCK_T], rows of x
+    is_token,  # [BLOCK_T]
     o_row,  # [BLOCK_ROWS]
     o_second,  # [BLOCK_ROWS]
     K: tl.constexpr,
@@ -304,15 +310,15 @@ def _multiply_any(
     BLOCK_K: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
-    """As ``_multiply``; of a weight in codes there is one part, and no norm."""
+    """As ``_multiply_dense``; of a weight in codes there is one part, and no norm."""
     if KIND == "dense":
-        b_out, b_second = _multiply(
-            p_x, p_weight, p_norm, eps, num_tokens, o_row, o_second,
+        b_out, b_second = _multiply_dense(
+            p_x, p_weight, p_norm, eps, o_token, is_token, o_row, o_second,
             K, STRIDE, BLOCK_ROWS, NUM_PARTS, BLOCK_K, BLOCK_T,
         )  # fmt: skip
     else:
         b_out = multiply_codes(
-            p_x, p_weight, p_scales, p_zeros, p_table, num_tokens, o_row,
+            p_x, p_weight, p_scales, p_zeros, p_table, p_order, o_token, is_token, o_row,
             K, KIND, PER_PLACE, FIRST, GROUP, BLOCK_ROWS, BLOCK_K, BLOCK_T,
         )  # fmt: skip
         b_second = b_out
@@ -320,12 +326,13 @@ def _multiply_any(
 
 
 @triton.jit
-def _multiply(
+def _multiply_dense(
     p_x,
     p_weight,
     p_norm,
     eps,
-    num_tokens,
+    o_token,  # [BLOCK_T]
+    is_token,  # [BLOCK_T]
     o_row,  # [BLOCK_ROWS]
     o_second,  # [BLOCK_ROWS], of the second part
     K: tl.constexpr,
@@ -335,15 +342,13 @@ def _multiply(
     BLOCK_K: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
-    """Two parts of the weight's rows with all tokens, normed if ``p_norm``: [BLOCK_ROWS, BLOCK_T]
+    """Two parts of the weight's rows with tokens, normed if ``p_norm``: [BLOCK_ROWS, BLOCK_T]
     in float32 each. The second is zeros if there is one part."""
     tl.static_assert(NUM_PARTS <= 2)
     o_k = tl.arange(0, BLOCK_K)
-    o_t = tl.arange(0, BLOCK_T)
     p_rows = p_weight + o_row.to(tl.int64)[:, None] * STRIDE + o_k[None, :]
     p_second = p_weight + o_second.to(tl.int64)[:, None] * STRIDE + o_k[None, :]
-    p_tokens = p_x + o_t[None, :] * K + o_k[:, None]
-    is_token = (o_t < num_tokens)[None, :]
+    p_tokens = p_x + o_token[None, :] * K + o_k[:, None]
     b_out = tl.zeros([BLOCK_ROWS, BLOCK_T], tl.float32)
     b_second = tl.zeros([BLOCK_ROWS, BLOCK_T], tl.float32)
     b_squares = tl.zeros([BLOCK_K, BLOCK_T], tl.float32)
@@ -352,7 +357,7 @@ def _multiply(
     for start in tl.range(0, K, BLOCK_K):
         is_k = o_k < K - start
         b_weight = tl.load(p_rows + start, mask=is_k[None, :], other=0)
-        b_x = tl.load(p_tokens + start, mask=is_k[:, None] & is_token, other=0)
+        b_x = tl.load(p_tokens + start, mask=is_k[:, None] & is_token[None, :], other=0)
         if p_norm is not None:
             b_wide = b_x.to(tl.float32)
             b_squares += b_wide * b_wide

@@ -24,8 +24,8 @@ def rope_kv(
     block_size, 2, H_kv, D], and their scales to ``kv_scales``, as in ``kv_write``. The norms round
     to the heads' dtype before the rotation does. Those of size D are of each head; those of size
     H * D and H_kv * D are of all queries and of all keys of a token together, which Triton's kernel
-    does not know: torch does it then. rotation [2, T, D] float32: cosines and signed sines (as in
-    ``rope``) of the tokens.
+    does not know: torch does it then. rotation [2, T, R] float32: cosines and signed sines (as in
+    ``rope``) of the tokens; of a head its first R ≤ D elements are rotated.
     """
     arguments = rotation, slot_mapping, kv_cache, is_interleaved, kv_scales
     if not runs_triton(heads):

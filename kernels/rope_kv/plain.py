@@ -26,7 +26,11 @@ def rope_kv(
         query, key = rotary[:, :num_heads], rotary[:, num_heads:]
         rotary = torch.cat((_normed(query, query_norm), _normed(key, key_norm)), 1)
     cos, sin = rotation.unsqueeze(2)
-    rotated = (rope_interleaved if is_interleaved else rope)(rotary, cos, sin)
+    rotate = rope_interleaved if is_interleaved else rope
+    size = cos.shape[-1]
+    rotated = rotate(rotary[..., :size], cos, sin)
+    if size < head_dim:
+        rotated = torch.cat((rotated, rotary[..., size:]), -1)
     kv_write(kv_cache, rotated[:, num_heads:], value, slot_mapping, kv_scales)
     return rotated[:, :num_heads]
 

@@ -23,12 +23,13 @@ def rope_kv(
     num_kv_heads, head_dim = kv_cache.shape[3:]
     split = list(torch.unflatten(heads, 1, (-1, head_dim)).unbind(1))
     num_heads = len(split) - 2 * num_kv_heads
-    cos, sin = rotation  # each [T, D]
+    cos, sin = rotation  # each [T, R]
     rotate = rope.rope_interleaved if is_interleaved else rope.rope
     split[:num_heads] = _normed(split[:num_heads], query_norm)
     split[num_heads:-num_kv_heads] = _normed(split[num_heads:-num_kv_heads], key_norm)
     for head in range(num_heads + num_kv_heads):
-        split[head] = rotate(split[head], cos, sin)
+        turned = rotate(split[head][:, : cos.shape[1]], cos, sin)
+        split[head] = torch.cat((turned, split[head][:, cos.shape[1] :]), 1)
     joined = torch.stack(split, 1)
     query = joined[:, :num_heads]
     key, value = joined[:, num_heads:].chunk(2, 1)

@@ -48,6 +48,7 @@ def rope_kv(
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
+        ROTARY_DIM=rotation.shape[2],
         IS_INTERLEAVED=is_interleaved,
         BLOCK_HEADS=BLOCK_HEADS,
         BLOCK_DIM=triton.next_power_of_2(head_dim),
@@ -61,7 +62,7 @@ def rope_kv_kernel(
     p_heads,  # [T, H + 2 H_kv, D]
     p_query_norm,  # [D] | None
     p_key_norm,  # [D] | None
-    p_rotation,  # [2, T, D] float32
+    p_rotation,  # [2, T, ROTARY_DIM] float32
     p_slot_mapping,  # [T] int64
     p_query,  # [T, H, D]
     p_kv_cache,  # [places, 2 * H_kv, D]
@@ -71,6 +72,7 @@ def rope_kv_kernel(
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,  # of a head's first elements
     IS_INTERLEAVED: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
@@ -80,7 +82,8 @@ def rope_kv_kernel(
     o_head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     o_dim = tl.arange(0, BLOCK_DIM)
     # A pair's other element is loaded (and normed) once more: cheaper than moving it between lanes.
-    o_partner = o_dim ^ 1 if IS_INTERLEAVED else (o_dim + HEAD_DIM // 2) % HEAD_DIM
+    o_partner = o_dim ^ 1 if IS_INTERLEAVED else (o_dim + ROTARY_DIM // 2) % ROTARY_DIM
+    is_turned = (o_dim < ROTARY_DIM)[None, :]
     is_dim = (o_dim < HEAD_DIM)[None, :]
     is_query = (o_head < NUM_HEADS)[:, None]
     is_kv = (o_head >= NUM_HEADS) & (o_head < NUM_HEADS + 2 * NUM_KV_HEADS)
@@ -101,9 +104,9 @@ def rope_kv_kernel(
         b_own = (b_own * scale * own_weight).to(b_head.dtype).to(tl.float32)
         b_other = (b_other * scale * other_weight).to(b_head.dtype).to(tl.float32)
 
-    p_cos = p_rotation + i_token * HEAD_DIM + o_dim[None, :]
-    cos = tl.load(p_cos, mask=is_dim, other=0)
-    sin = tl.load(p_cos + num_tokens * HEAD_DIM, mask=is_dim, other=0)
+    p_cos = p_rotation + i_token * ROTARY_DIM + o_dim[None, :]
+    cos = tl.load(p_cos, mask=is_turned, other=1)
+    sin = tl.load(p_cos + num_tokens * ROTARY_DIM, mask=is_turned, other=0)
     b_rotated = (b_own * cos + b_other * sin).to(b_head.dtype)
     b_out = tl.where(is_rotary, b_rotated, b_head)
 

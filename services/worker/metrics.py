@@ -18,6 +18,17 @@ GUIDE_MASK_SECONDS = Counter(
 SEQUENCES = Gauge("shoal_worker_sequences", "Sequences that were admitted and have not ended")
 MEMORY = Gauge("shoal_memory_bytes", "Memory as planned at the start", ["kind"])
 WEIGHTS, KV_CACHE, PEAK = (MEMORY.labels(kind) for kind in ("weights", "kv_cache", "peak"))
+PARAMETERS = Gauge(
+    "shoal_model_parameters",
+    "Parameters of the model: all, and those that a token is computed with",
+    ["kind"],
+)
+
+
+def show_parameters(total: int, active: int) -> None:
+    """``active`` are those that one token is computed with."""
+    PARAMETERS.labels("total").set(total)
+    PARAMETERS.labels("active").set(active)
 
 
 def show_memory(weights: int, kv_cache: int, peak: int) -> None:

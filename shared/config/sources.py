@@ -28,7 +28,7 @@ PREFIX = "SHOAL_"
 SUPERVISOR_FD = f"{PREFIX}SUPERVISOR_FD"
 
 # Settings whose values no error quotes.
-SECRET_SETTINGS = {"api_key", "admin_token"}
+SECRET_SETTINGS = {"api_key", "admin_token", "reasoning_key"}
 
 
 class YamlSource(YamlConfigSettingsSource):

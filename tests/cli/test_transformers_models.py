@@ -20,6 +20,7 @@ from tests.services.worker.foreign_checkpoints import FAMILIES, OWN_FAMILIES, sa
 VOCAB_SIZE = 8192  # of the tokenizer beside it
 NUM_TOKENS = 24
 ALWAYS = ("GptOssForCausalLM",)  # experts, windows and sinks
+ALWAYS_OURS = ("Qwen3MoeForCausalLM",)
 
 
 def save_with_tokenizer(folder: Path, family: str) -> None:
@@ -58,8 +59,13 @@ async def test_greedy_texts_are_those_of_transformers(tmp_path: Path, family: st
     await compare(tmp_path, family, 4, model_impl, "transformers computes this model")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", OWN_FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(name, marks=() if name in ALWAYS_OURS else pytest.mark.slow)
+        for name in OWN_FAMILIES
+    ],
+)
 async def test_greedy_texts_of_our_own_code_are_those_of_transformers(
     tmp_path: Path, family: str
 ) -> None:

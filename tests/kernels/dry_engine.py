@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.grammar_mask import hide
+from services.worker.backends.stack_experts import stack_experts
 from services.worker.backends.torch_lm import TorchLM
 from services.worker.config.model_config import ModelConfig
 from services.worker.engine.device.adjust_logits import Adjusted
@@ -89,6 +90,7 @@ def start(
             module.allocate(CPU)
             quantize(module, quantization)
     model.lm_head.to(dtype)
+    stack_experts(model)
     drafts = model.mtp_head is not None
     layouts = model.kv_layouts(dtype, drafts=drafts, codes=codes)
     limits = (block_size, MAX_ROWS, MAX_TOKENS, MAX_LEN, VOCAB_SIZE, num_drafts)

@@ -27,13 +27,14 @@ def compare(
     is_interleaved: bool = False,
     device: torch.device = CPU,
     codes: torch.dtype | None = None,
+    rotary_dim: int | None = None,
 ) -> None:
     """Asserts that queries and caches agree. Where the cache has ``codes``, a number may get a
-    neighbour of its code."""
+    neighbour of its code. Of a head ``rotary_dim`` numbers are rotated, or all."""
     heads = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim).to(dtype)
     nums = {"none": (), "heads": (1, 1), "tokens": (num_heads, num_kv_heads)}[norm]
     weights = [torch.rand(num * head_dim).to(dtype) + 0.5 for num in nums]
-    rotation = rotation_table(num_tokens, head_dim, is_interleaved)
+    rotation = rotation_table(num_tokens, rotary_dim or head_dim, is_interleaved)
     slot_mapping = torch.randperm(NUM_KV_SLOTS)[:num_tokens]
     expected_cache = torch.randn(NUM_KV_SLOTS // 4, 4, 2, num_kv_heads, head_dim).to(dtype)
     expected_scales = None
@@ -74,9 +75,9 @@ def _norms(weights: list[Tensor]) -> tuple[Norm | None, Norm | None]:
     return query if query is None else Norm(query, EPS), key if key is None else Norm(key, EPS)
 
 
-def rotation_table(num_positions: int, head_dim: int, is_interleaved: bool) -> Tensor:
-    """Cosines and signed sines of random angles: [2, num_positions, head_dim] float32."""
-    angles = torch.randn(num_positions, head_dim // 2)
+def rotation_table(num_positions: int, size: int, is_interleaved: bool) -> Tensor:
+    """Cosines and signed sines of random angles: [2, num_positions, size] float32."""
+    angles = torch.randn(num_positions, size // 2)
     cos, sin = angles.cos(), angles.sin()
     pairs = torch.stack((torch.stack((cos, cos), -1), torch.stack((-sin, sin), -1)))
     return (pairs if is_interleaved else pairs.transpose(-1, -2)).flatten(-2)

@@ -20,6 +20,13 @@ MODELS: dict[str, dict[str, Any]] = {
         "architectures": ["Qwen3ForCausalLM"],
         "head_size": 128,
     },
+    "Qwen3-MoE in codes of four bits": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "head_size": 128,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 256,
+    },
     "MiMo, float32, heads of 64": {**MIMO, "head_size": 64},
 }
 pytestmark = pytest.mark.timeout(900)  # the first test of a model compiles all its kernels

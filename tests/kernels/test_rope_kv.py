@@ -35,6 +35,26 @@ def test_any_number_and_size_of_heads_agrees(
 
 
 @dtypes
+@pytest.mark.parametrize("norm", ["none", "heads", "tokens"])
+@pytest.mark.parametrize("is_interleaved", [False, True], ids=["halves", "interleaved"])
+@pytest.mark.parametrize("rotary_dim", [2, 32, 78])
+def test_heads_that_are_rotated_in_part_agree(
+    device: torch.device,
+    rotary_dim: int,
+    dtype: torch.dtype,
+    norm: Literal["none", "heads", "tokens"],
+    is_interleaved: bool,
+) -> None:
+    compare(
+        *(3, 4, 2, 80, dtype),
+        norm=norm,
+        is_interleaved=is_interleaved,
+        device=device,
+        rotary_dim=rotary_dim,
+    )
+
+
+@dtypes
 @pytest.mark.parametrize("codes", HIGHEST_CODE, ids=str)
 @pytest.mark.parametrize("heads", [(4, 2, 64), (7, 1, 80)], ids=str)
 def test_codes_agree(

@@ -12,13 +12,19 @@ FLOATS = ("p_heads", "p_query_norm", "p_key_norm", "p_query", "p_kv_cache")
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("codes", [None, "i8", "u8"])
 @pytest.mark.parametrize(
-    ("num_heads", "num_kv_heads", "head_dim", "has_norm", "is_interleaved"),
-    [(32, 8, 128, True, False), (4, 2, 64, False, False), (16, 4, 256, False, True)],
+    ("num_heads", "num_kv_heads", "head_dim", "rotary_dim", "has_norm", "is_interleaved"),
+    [
+        (32, 8, 128, 128, True, False),
+        (4, 2, 64, 64, False, False),
+        (16, 4, 256, 256, False, True),
+        (96, 8, 128, 64, True, False),
+    ],
 )
 def test_kernel(
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
+    rotary_dim: int,
     has_norm: bool,
     is_interleaved: bool,
     codes: str | None,
@@ -36,6 +42,7 @@ def test_kernel(
         "NUM_HEADS": num_heads,
         "NUM_KV_HEADS": num_kv_heads,
         "HEAD_DIM": head_dim,
+        "ROTARY_DIM": rotary_dim,
         "IS_INTERLEAVED": is_interleaved,
         "BLOCK_HEADS": BLOCK_HEADS,
         "BLOCK_DIM": head_dim,

@@ -79,6 +79,8 @@ NAMES: dict[ServiceName, list[str]] = {
         'shoal_memory_bytes{kind="kv_cache"}',
         'shoal_memory_bytes{kind="peak"}',
         'shoal_memory_bytes{kind="weights"}',
+        'shoal_model_parameters{kind="active"}',
+        'shoal_model_parameters{kind="total"}',
         "shoal_step_busy_seconds_total",
         "shoal_step_idle_seconds_total",
         "shoal_steps_total",

@@ -46,6 +46,7 @@ WARNINGS = "X-Shoal-Warnings"
 
 TOKEN_BYTES = 16  # what is kept around the text of a token, when many have become one
 ID_BYTES = 48  # of a token id in a reply: int32, then a number of Python's in a list, then text
+ENTRY_BYTES = 100  # of a logprob that is kept as JSON, with the text of its token
 DRAFT_BYTES = 20  # id, logprob, rank, position, whether it was right
 NUM_DRAFTS = 8  # reckoned for a token; how many come is a matter of the worker
 
@@ -336,6 +337,7 @@ def token_bytes(job: Job, model: ModelInfo) -> int:
     per_token = ID_BYTES * job.returns_ids + NUM_DRAFTS * DRAFT_BYTES * job.params.draft_logprobs
     if logprobs is not None:
         per_token += _logprob_bytes(logprobs, model)
+        per_token += ENTRY_BYTES * (1 + logprobs) * job.keeps_logprobs
     max_tokens = job.params.max_tokens
     num_tokens = model.max_model_len if max_tokens is None else min(max_tokens, model.max_model_len)
     if job.is_stream and not job.keeps_logprobs:

@@ -7,7 +7,7 @@ from aiohttp.typedefs import Handler
 
 ANY = "*"
 EXPOSED = "X-Request-Id, Retry-After"
-METHODS = "GET, POST"
+METHODS = "GET, POST, DELETE"
 MAX_AGE_S = 600
 
 

@@ -65,8 +65,8 @@ class Job:
     calls ``prompt`` and ``max_tokens``, where they differ. Unless it ``is_seeded`` by the client
     each prompt has a seed of its own. The reply to a chat begins with ``first_text``. Without
     ``parsing`` a text is content. A stream ``repeats_usage`` in every chunk. ``kept_bytes`` are
-    held beside the Job until the request ends; where it ``keeps_logprobs``, those of
-    a stream are held to its end, too. ``warnings`` name what the client asked for in vain.
+    held beside the Job until the request ends; where it ``keeps_logprobs``, they are held as
+    JSON, those of a stream too. ``warnings`` name what the client asked for in vain.
     """
 
     model: str

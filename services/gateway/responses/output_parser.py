@@ -86,6 +86,11 @@ class ChoiceParser:
     def is_over(self) -> bool:
         return self._machine.is_over and not self._is_held
 
+    @property
+    def has_open_call(self) -> bool:
+        """Whether the last call has not come to its end."""
+        return self._machine.has_open_call
+
     def push(self, update: ChoiceUpdate) -> tuple[list[Event], ChoiceUpdate]:
         """Also returns ``update`` as the reply counts it: a choice that is over has the tokens up
         to there, whatever else has come."""

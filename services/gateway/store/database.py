@@ -13,6 +13,10 @@ BUSY_TIMEOUT_S = 5.0
 MAX_CHAIN = 4096  # responses of one conversation
 
 _TABLES = """
+CREATE TABLE totals (num INTEGER NOT NULL, num_bytes INTEGER NOT NULL);
+
+INSERT INTO totals VALUES (0, 0);
+
 CREATE TABLE responses (
     id TEXT PRIMARY KEY,
     owner TEXT NOT NULL,
@@ -23,14 +27,26 @@ CREATE TABLE responses (
     input BLOB NOT NULL,
     response BLOB NOT NULL
 );
-CREATE INDEX by_use ON responses (used_s, num_bytes);
+
+CREATE TRIGGER comes AFTER INSERT ON responses BEGIN
+    UPDATE totals SET num = num + 1, num_bytes = num_bytes + new.num_bytes;
+END;
+
+CREATE TRIGGER goes AFTER DELETE ON responses BEGIN
+    UPDATE totals SET num = num - 1, num_bytes = num_bytes - old.num_bytes;
+END;
+
+CREATE INDEX by_use ON responses (used_s, id, num_bytes);
+
 CREATE INDEX by_age ON responses (created_s);
+
 CREATE TABLE items (
     id TEXT NOT NULL,
     owner TEXT NOT NULL,
     response_id TEXT NOT NULL REFERENCES responses ON DELETE CASCADE,
     PRIMARY KEY (id, owner)
 );
+
 CREATE INDEX by_response ON items (response_id);
 """
 _CHAIN = """
@@ -75,9 +91,11 @@ class ResponseDatabase:
     raise sqlite3.Error; times are Unix seconds."""
 
     def __init__(self, path: Path, limits: StoreLimits) -> None:
-        """Raises ConfigError for a file that is none of ours, or that cannot be written."""
+        """A new file is for our user alone. Raises ConfigError for a file that is none of ours, or
+        that cannot be written."""
         self._limits = limits
         try:
+            path.touch(0o600)  # what SQLite puts beside it is for the same users
             self._db = sqlite3.connect(
                 path, BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
             )
@@ -85,14 +103,15 @@ class ResponseDatabase:
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._db.execute("PRAGMA foreign_keys = ON")
             self._make_tables()
-        except sqlite3.Error as error:
-            raise ConfigError(f"response-store: {path}: {error}") from None
+        except (OSError, sqlite3.Error) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ConfigError(f"response-store: {path}: {reason}") from None
 
     def _make_tables(self) -> None:
         with self._writing():
             [version] = self._db.execute("PRAGMA user_version").fetchone()
             if version == 0:
-                for statement in _TABLES.split(";"):
+                for statement in _TABLES.split(";\n\n"):
                     self._db.execute(statement)
                 self._db.execute(f"PRAGMA user_version = {VERSION}")
             elif version != VERSION:
@@ -182,9 +201,7 @@ class ResponseDatabase:
         limits = self._limits
         oldest_s = now_s - limits.max_age_s
         self._db.execute("DELETE FROM responses WHERE created_s < ?", (oldest_s,))
-        num, num_bytes = self._db.execute(
-            "SELECT count(*), ifnull(sum(num_bytes), 0) FROM responses"
-        ).fetchone()
+        num, num_bytes = self._db.execute("SELECT num, num_bytes FROM totals").fetchone()
         leaving = []
         in_order = self._db.execute("SELECT id, num_bytes FROM responses ORDER BY used_s, id")
         while num >= limits.max_entries or num_bytes + entry.num_bytes > limits.max_bytes:

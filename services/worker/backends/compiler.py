@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor, nn
 
-from kernels.cpu.operators import Kind, Operator, PackedHeads, PackedMatrix
+from kernels.cpu.operators import Kind, Operator, PackedExperts, PackedHeads, PackedMatrix
 from kernels.cpu.program import Buffer, NativeLibrary, NativeProgram, gate_up_order
 from services.worker.backends.recorder import Instruction, Recording
 from services.worker.layers.embedding import Embedding, LMHead
+from services.worker.layers.experts import Experts, Router, Scores
 from services.worker.layers.heads import Heads
 from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
@@ -54,11 +55,13 @@ class Compiler:
         rows, weight = self._embeddings(each.embedding)
         if each.weight is not None:
             weight = self._pack(each.weight, is_gated=each.kind == Kind.GATED)
+        elif each.gate is not None:
+            weight = self._pack_scores(each.gate)
         return Operator(
             kind=each.kind,
             source=places[each.source],
             out=places[each.out],
-            query=0 if each.query is None else places[each.query],
+            second=0 if each.second is None else places[each.second],
             layer=0 if each.heads is None else each.heads.layer,
             size=each.size,
             is_wide=each.is_wide,
@@ -70,6 +73,7 @@ class Compiler:
             rows=rows,
             heads=None if each.heads is None else self._heads(each.heads),
             order=each.order,
+            experts=None if each.experts is None else self._experts(each.experts),
         )
 
     def _embeddings(self, embedding: Embedding | None) -> tuple[Tensor | None, PackedMatrix | None]:
@@ -91,6 +95,23 @@ class Compiler:
                 self._packed[layer] = self._library.pack_codes(weight.as_codes, bias, order)
             del layer.weight
         return self._packed[layer]
+
+    def _pack_scores(self, scores: Scores) -> PackedMatrix:
+        if scores not in self._packed:
+            bias = scores.bias if isinstance(scores, Router) else None
+            self._packed[scores] = self._library.pack(scores.weight, bias, dtype=torch.float32)
+            del scores.weight
+        return self._packed[scores]
+
+    def _experts(self, experts: Experts) -> PackedExperts:
+        products, gate = experts.products, experts.gate
+        return PackedExperts(
+            routing=gate.routing,
+            router=self._pack_scores(gate),
+            correction=gate.e_score_correction_bias,
+            gate_up=[self._pack(each.gate_up_proj, is_gated=True) for each in products],
+            down=[self._pack(each.down_proj) for each in products],
+        )
 
     def _norm(self, norm: RMSNorm | None) -> Tensor | None:
         if norm is None:

@@ -6,14 +6,15 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from kernels.cpu.operators import LANES, MAX_GROUP_SIZE, MAX_HEAD_DIM, Kind
-from kernels.cpu.program import why_not_packed
+from kernels.cpu.operators import LANES, MAX_GROUP_SIZE, MAX_HEAD_DIM, Form, Kind
+from kernels.cpu.program import is_whole, packed_form, why_not_packed
 from services.worker.layers.embedding import Embedding, LMHead
+from services.worker.layers.experts import Experts, Scores
 from services.worker.layers.heads import Heads
 from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import NotSupported, Ops
-from services.worker.layers.weights import Dense
+from services.worker.layers.weights import Dense, Quantized, Weight
 
 
 class Value(NamedTuple):
@@ -45,7 +46,7 @@ class Instruction:
     source: int
     out: int
     size: int
-    query: int | None = None
+    second: int | None = None
     is_wide: bool = False
     adds: bool = False
     scale: float = 1.0
@@ -54,11 +55,13 @@ class Instruction:
     embedding: Embedding | None = None
     heads: Heads | None = None
     order: Tensor | None = None
+    experts: Experts | None = None
+    gate: Scores | None = None
 
     @property
     def registers(self) -> tuple[int, ...]:
         found = self.source, self.out
-        return found if self.query is None else (*found, self.query)
+        return found if self.second is None else (*found, self.second)
 
 
 class Recording(NamedTuple):
@@ -140,6 +143,29 @@ class Recorder(Ops[Value]):
         self._add(Kind.GATED, operand, out, gate_up.inputs, weight=gate_up)
         return out
 
+    def experts(self, x: Value, experts: Experts, *, residual: Value, scale: float = 1.0) -> Value:
+        size, name = experts.gate.weight.shape[1], self._names[experts]
+        for each in experts.products:
+            self._check_tiles(each.gate_up_proj, "gates", each.gate_up_proj.outputs // 2)
+            self._check_tiles(each.gate_up_proj, "inputs", each.gate_up_proj.inputs)
+        self._check_forms(experts)
+        self.check(x, size, name)
+        narrow = self._new(size, is_wide=False)
+        self._add(Kind.NARROW, x, narrow, size)
+        out = self._written(residual, size, name)
+        options: dict[str, Any] = {"experts": experts, "second": x.register, "scale": scale}
+        self._add(Kind.EXPERTS, narrow, out, size, **options)
+        return out
+
+    def open(self, x: Value, gate: Scores, *, y: Value, residual: Value) -> Value:
+        size, name = self.registers[y.register].size, self._names[gate]
+        self._check_tiles(gate, "inputs", gate.weight.shape[1])
+        self.check(x, gate.weight.shape[1], name)
+        self.check(y, size, name)
+        out = self._written(residual, size, name)
+        self._add(Kind.OPEN, y, out, size, second=x.register, gate=gate)
+        return out
+
     def attend(self, x: Value, heads: Heads) -> Value:
         _check_heads(heads)
         spec = heads.spec
@@ -147,10 +173,12 @@ class Recorder(Ops[Value]):
         out, query = self._new(size, is_wide=False), self._new(size, is_wide=False)
         width = size + 2 * kv_size
         rotated = self._written(x, width, f"attention of layer {heads.layer}")
-        self._add(Kind.ATTEND, rotated, out, width, heads=heads, query=query.register)
+        self._add(Kind.ATTEND, rotated, out, width, heads=heads, second=query.register)
         return out
 
-    def logits(self, x: Value, head: LMHead, *, norm: RMSNorm, scale: float = 1.0) -> Value:
+    def logits(
+        self, x: Value, head: LMHead, *, norm: RMSNorm | None = None, scale: float = 1.0
+    ) -> Value:
         out = self._new(head.outputs, is_wide=True)
         self._product(self._operand(x, norm, head), out, head)
         return out if scale == 1.0 else self.scale(out, scale)
@@ -193,6 +221,20 @@ class Recorder(Ops[Value]):
         self._add(Kind.ORDER, x, out, weight.inputs, order=form.order)
         return out
 
+    def _check_forms(self, experts: Experts) -> None:
+        """Each product's weights are in one form, whoever's they are, and their inputs in place."""
+        linears = [[each.gate_up_proj, each.down_proj] for each in experts.products]
+        for of_all in zip(*linears, strict=True):
+            for linear in of_all:
+                name, form = self._names[linear], linear.weight
+                if _packed_form(form) != _packed_form(of_all[0].weight):
+                    raise NotSupported(f"{name}: weights in another form than other experts'")
+                if isinstance(form, Quantized):
+                    if why := why_not_packed(linear.inputs, form.group):
+                        raise NotSupported(f"{name}: {why}")
+                    if form.order is not None:
+                        raise NotSupported(f"{name}: an expert's inputs in an order of their own")
+
     def _norm(self, x: Value, norm: RMSNorm, out: Value, **options: bool) -> None:
         size = len(norm.weight)
         self._check_tiles(norm, "numbers", size)
@@ -223,6 +265,13 @@ class Recorder(Ops[Value]):
     def _check_tiles(self, module: nn.Module, what: str, size: int) -> None:
         if size % LANES:
             raise NotSupported(f"{self._names[module]}: {size} {what} are no multiple of {LANES}")
+
+
+def _packed_form(weight: Weight) -> tuple[Form, bool]:
+    """Also whether its numbers are whole: rows are perhaps rounded for such."""
+    if isinstance(weight, Dense):
+        return Form.DENSE, False
+    return packed_form(weight.as_codes), is_whole(weight.as_codes)
 
 
 def _check_heads(heads: Heads) -> None:

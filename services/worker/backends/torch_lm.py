@@ -12,14 +12,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kernels.codes import Codes
+from kernels.experts import experts as expert_products
 from kernels.linear import gated as gated_product
 from kernels.linear import linear as product
 from kernels.paged_attention import AttentionOptions, attend
 from kernels.rms_norm import Norm, rms_norm
 from kernels.rope_kv import rope_kv
+from kernels.route import route
 from services.worker.backends.check import check_model
 from services.worker.layers.context import current_context
 from services.worker.layers.embedding import Embedding, LMHead
+from services.worker.layers.experts import Experts, Scores
 from services.worker.layers.heads import Heads
 from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
@@ -92,6 +95,23 @@ class TorchOps(Ops[Tensor]):
     def gated(self, x: Tensor, gate_up: Linear, *, norm: RMSNorm | None = None) -> Tensor:
         return gated_product(x, _weight(gate_up), gate_up.bias, norm=_operand(norm))
 
+    def experts(
+        self, x: Tensor, experts: Experts, *, residual: Tensor, scale: float = 1.0
+    ) -> Tensor:
+        gate, products = experts.gate, experts.products
+        logits = product(x.float(), gate.weight, gate.bias)
+        chosen, weights = route(logits, gate.routing, gate.e_score_correction_bias)
+        gate_up, down = experts.stacks or (
+            [_weight(each.gate_up_proj) for each in products],
+            [_weight(each.down_proj) for each in products],
+        )
+        shares = weights if scale == 1.0 else weights * scale
+        return expert_products(x, chosen, shares, gate_up, down, residual=residual)
+
+    def open(self, x: Tensor, gate: Scores, *, y: Tensor, residual: Tensor) -> Tensor:
+        openings = product(x.float(), gate.weight).sigmoid()
+        return (residual + openings * y).to(y.dtype)
+
     def attend(self, x: Tensor, heads: Heads) -> Tensor:
         context, spec = current_context(), heads.spec
         kv = context.kv_caches[heads.layer]
@@ -109,7 +129,9 @@ class TorchOps(Ops[Tensor]):
         attended = attend(query, kv.entries, context.attention, spec.scale, options, kv.scales)
         return attended.flatten(1)
 
-    def logits(self, x: Tensor, head: LMHead, *, norm: RMSNorm, scale: float = 1.0) -> Tensor:
+    def logits(
+        self, x: Tensor, head: LMHead, *, norm: RMSNorm | None = None, scale: float = 1.0
+    ) -> Tensor:
         weight, dtype = head.weight.values, torch.float32
         logits = product(x, weight, norm=_operand(norm), out_dtype=dtype, out=self._out)
         return logits if scale == 1.0 else logits.mul_(scale)

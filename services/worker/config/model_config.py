@@ -1,6 +1,6 @@
 """What all families read in config.json."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -13,6 +13,8 @@ Window = Annotated[int, msgspec.Meta(ge=1)] | None  # so many of the last keys; 
 class ModelConfig(msgspec.Struct, frozen=True):
     """The keys that every family has, by their own names. A family's Config inherits these and adds
     its own; what none reads is ignored."""
+
+    rotates_partly: ClassVar[bool] = False  # partial_rotary_factor counts
 
     architectures: list[str]
     vocab_size: int
@@ -36,6 +38,12 @@ class ModelConfig(msgspec.Struct, frozen=True):
     @property
     def head_dim(self) -> int:
         return self.head_size or self.hidden_size // self.num_attention_heads
+
+    @property
+    def rotary_dim(self) -> int:
+        """How many of a head's numbers are rotated, from the first on."""
+        factor = self.rope_values["partial_rotary_factor"] if self.rotates_partly else None
+        return self.head_dim if factor is None else int(self.head_dim * factor)
 
     @property
     def num_key_value_heads(self) -> int:
@@ -79,9 +87,16 @@ class ModelConfig(msgspec.Struct, frozen=True):
     def _rope_problems(self) -> list[str]:
         problems = []
         values = self.rope_values
-        if values["partial_rotary_factor"] not in (None, 1.0):
-            factor = values["partial_rotary_factor"]
+        factor = values["partial_rotary_factor"]
+        if not self.rotates_partly and factor not in (None, 1.0):
             problems.append(f"partial_rotary_factor {factor} is not supported; only 1.0 is")
+        if self.head_dim % 2:
+            problems.append(f"head_dim {self.head_dim} is odd")
+        elif not 0 < self.rotary_dim <= self.head_dim or self.rotary_dim % 2:
+            problems.append(
+                f"partial_rotary_factor {factor} of head_dim {self.head_dim}:"
+                f" {self.rotary_dim} numbers cannot be rotated in pairs"
+            )
         for key, value in values.items():
             if isinstance(value, dict):
                 problems.append(f"rope parameters of their own for {key!r} are not supported")
@@ -89,6 +104,4 @@ class ModelConfig(msgspec.Struct, frozen=True):
             read_rope(values)
         except ValueError as error:
             problems.append(str(error))
-        if self.head_dim % 2:
-            problems.append(f"head_dim {self.head_dim} is odd")
         return problems

@@ -1,23 +1,12 @@
 """The gated feed-forward network."""
 
-from torch import nn
-
-from services.worker.layers.linear import Linear
+from services.worker.layers.gated import GatedProducts
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops, X
-from services.worker.layers.parallel import Parallel
 
 
-class GatedMLP(nn.Module):
-    """SwiGLU (arXiv 2002.05202), whose inner ``size`` ranks share."""
-
-    def __init__(
-        self, hidden_size: int, size: int, parallel: Parallel, has_bias: bool = False
-    ) -> None:
-        super().__init__()
-        shard = parallel.inner(size)
-        self.gate_up_proj = Linear(hidden_size, {"gate_proj": shard, "up_proj": shard}, has_bias)
-        self.down_proj = Linear(shard, hidden_size, has_bias)
+class GatedMLP(GatedProducts):
+    """SwiGLU (arXiv 2002.05202)."""
 
     def forward(
         self,

@@ -6,6 +6,7 @@ from typing import Generic, TypeVar
 from torch import nn
 
 from services.worker.layers.embedding import Embedding, LMHead
+from services.worker.layers.experts import Experts, Scores
 from services.worker.layers.heads import Heads
 from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
@@ -57,6 +58,18 @@ class Ops(ABC, Generic[X]):
         """silu(gate) · up, both of norm(x): [T, inputs] → [T, outputs / 2], gates before ups."""
 
     @abstractmethod
+    def experts(self, x: X, experts: Experts, *, residual: X, scale: float = 1.0) -> X:
+        """scale · Σ weight · expert(x) over those that the router chooses for a token + residual:
+        [T, hidden] → [T, hidden]
+
+        The sum is in the order of choice. Logits and weights are float32.
+        """
+
+    @abstractmethod
+    def open(self, x: X, gate: Scores, *, y: X, residual: X) -> X:
+        """sigmoid(gate(x)) · y + residual, where the gate gives one number of a token"""
+
+    @abstractmethod
     def attend(self, x: X, heads: Heads) -> X:
         """Queries, keys and values [T, (H + 2 H_kv) · D] → what was attended to [T, H · D].
 
@@ -65,7 +78,7 @@ class Ops(ABC, Generic[X]):
         """
 
     @abstractmethod
-    def logits(self, x: X, head: LMHead, *, norm: RMSNorm, scale: float = 1.0) -> X:
+    def logits(self, x: X, head: LMHead, *, norm: RMSNorm | None = None, scale: float = 1.0) -> X:
         """scale · head(norm(x)) in float32: [S, hidden] → [S, vocab_size]"""
 
 

@@ -9,18 +9,18 @@ from services.worker.config.frequencies import Rope
 class RotaryEmbedding(nn.Module):
     """A table of the rotations of all positions, in float32.
 
-    ``table`` [2, max_positions, head_dim]: cosines, and sines that are negative for the first of
-    each pair. The pairs of a head are its halves' elements, or its neighbours if
-    ``is_interleaved``.
+    ``table`` [2, max_positions, size]: cosines, and sines that are negative for the first of each
+    pair. The pairs are the halves' elements of a head's first ``size``, or neighbours if
+    ``is_interleaved``; what a head has beyond those stays as it is.
     """
 
     table: Tensor
 
     def __init__(
-        self, rope_kind: Rope, head_dim: int, max_positions: int, is_interleaved: bool = False
+        self, rope_kind: Rope, size: int, max_positions: int, is_interleaved: bool = False
     ) -> None:
         super().__init__()
-        frequencies = rope_kind.frequencies(head_dim, max_positions)
+        frequencies = rope_kind.frequencies(size, max_positions)
         angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
         cos, sin = angles.cos() * rope_kind.magnitude, angles.sin() * rope_kind.magnitude
         join = _interleave if is_interleaved else _concatenate
@@ -29,7 +29,7 @@ class RotaryEmbedding(nn.Module):
         self.is_interleaved = is_interleaved
 
     def forward(self, positions: Tensor) -> Tensor:
-        """[T] → [2, T, head_dim]"""
+        """[T] → [2, T, size]"""
         return self.table.index_select(1, positions)
 
 

@@ -154,6 +154,51 @@ def joined(parts: Sequence[Quantized]) -> Quantized:
     )
 
 
+def stacked(parts: Sequence[Weight]) -> Tensor | Codes:
+    """Puts ``parts`` of one shape into one [E, …], of which each is left with its part. Raises
+    ValueError where they are not in one form."""
+    dense = [each for each in parts if isinstance(each, Dense)]
+    coded = [each for each in parts if isinstance(each, Quantized)]
+    if len(dense) == len(parts):
+        values = torch.stack([each.values for each in dense])
+        for each, part in zip(dense, values, strict=True):
+            each.values = nn.Parameter(part, requires_grad=False)
+        return values
+    if len({_kind(each) for each in parts}) > 1 or not all(
+        _are_same(each.table, coded[0].table) for each in coded
+    ):
+        raise ValueError("weights of experts that are not in one form")
+    return _stacked_codes(coded)
+
+
+def _kind(weight: Weight) -> tuple[object, ...]:
+    """What is the same in all codes that one kernel decodes, but for the table."""
+    if isinstance(weight, Dense):
+        return ()
+    return weight.codes.dtype, weight.shape, weight.group, weight.order is None
+
+
+def _stacked_codes(parts: Sequence[Quantized]) -> Codes:
+    whole = parts[0].as_codes
+    zeros = order = None
+    if any(each.zeros is not None for each in parts):
+        zeros = _narrowed(torch.stack([_zeros_of(each).float() for each in parts]))
+    if parts[0].order is not None:
+        order = torch.stack([each.order for each in parts if each.order is not None])
+    whole = whole._replace(
+        codes=torch.stack([each.codes for each in parts]),
+        scales=_narrowed(torch.stack([each.scales.float() for each in parts])),
+        zeros=zeros,
+        order=order,
+    )
+    for index, each in enumerate(parts):
+        part = whole.expert(index)
+        each.codes = nn.Parameter(part.codes, requires_grad=False)
+        each.scales = nn.Parameter(part.scales, requires_grad=False)
+        each.zeros, each.order = part.zeros, part.order
+    return whole
+
+
 def _are_same(one: Tensor | None, other: Tensor | None) -> bool:
     if one is None or other is None:
         return one is other

@@ -9,11 +9,15 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 
+from kernels.route import Routing
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.attention import Attention
 from services.worker.layers.embedding import Embedding, LMHead
+from services.worker.layers.experts import Router
+from services.worker.layers.gated import USUAL_NAMES, GatedNames, GatedProducts
 from services.worker.layers.heads import AttentionSpec
 from services.worker.layers.kv_layout import KVLayout
+from services.worker.layers.mixture import Mixture
 from services.worker.layers.mlp import GatedMLP
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.offloaded import OffloadedLayers
@@ -62,9 +66,20 @@ class Parts:
             has_out_bias=has_out_bias,
         )
 
-    def mlp(self, has_bias: bool = False) -> GatedMLP:
+    def mlp(self, has_bias: bool = False, *, size: int | None = None) -> GatedMLP:
+        """``size`` is by default the model's ``intermediate_size``."""
         config = self._config
-        return GatedMLP(config.hidden_size, config.intermediate_size, self._parallel, has_bias)
+        size = config.intermediate_size if size is None else size
+        return GatedMLP(config.hidden_size, size, self._parallel, has_bias)
+
+    def router(self, num_experts: int, routing: Routing, *, has_correction: bool = False) -> Router:
+        hidden_size = self._config.hidden_size
+        return Router(hidden_size, num_experts, routing, has_correction=has_correction)
+
+    def experts(self, num: int, size: int, names: GatedNames = USUAL_NAMES) -> list[GatedProducts]:
+        """``num`` of an inner ``size``."""
+        hidden_size = self._config.hidden_size
+        return [GatedProducts(hidden_size, size, self._parallel, names=names) for _ in range(num)]
 
     def norm(self) -> RMSNorm:
         return RMSNorm(self._config.hidden_size, self._config.rms_norm_eps)
@@ -74,7 +89,7 @@ class DecoderLayer(nn.Module):
     """Norms what goes into attention and MLP. ``scale`` is that of what either adds."""
 
     def __init__(
-        self, parts: Parts, attention: Attention, mlp: GatedMLP, scale: float = 1.0
+        self, parts: Parts, attention: Attention, mlp: GatedMLP | Mixture, scale: float = 1.0
     ) -> None:
         super().__init__()
         self.input_layernorm = parts.norm()
@@ -99,7 +114,7 @@ class Trunk(nn.Module):
         self.layers = nn.ModuleList()
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary = RotaryEmbedding(
-            config.rope, config.head_dim, config.max_position_embeddings, is_interleaved
+            config.rope, config.rotary_dim, config.max_position_embeddings, is_interleaved
         )
 
     def forward(self, ops: Ops[X], ids: X, scale: float) -> X:

@@ -12,13 +12,18 @@ from shared.model_folder import CONFIG_FILE, decode_json, find_file
 
 MODELS = {
     "Ernie4_5ForCausalLM": "services.worker.models.ernie4_5",
+    "Ernie4_5_MoeForCausalLM": "services.worker.models.ernie4_5_moe",
+    "Glm4MoeForCausalLM": "services.worker.models.glm4_moe",
     "GraniteForCausalLM": "services.worker.models.granite",
     "LlamaForCausalLM": "services.worker.models.llama",
     "MiMoForCausalLM": "services.worker.models.mimo",
     "MistralForCausalLM": "services.worker.models.mistral",
+    "MixtralForCausalLM": "services.worker.models.mixtral",
     "Olmo2ForCausalLM": "services.worker.models.olmo2",
     "Qwen2ForCausalLM": "services.worker.models.qwen2",
+    "Qwen2MoeForCausalLM": "services.worker.models.qwen2_moe",
     "Qwen3ForCausalLM": "services.worker.models.qwen3",
+    "Qwen3MoeForCausalLM": "services.worker.models.qwen3_moe",
 }
 
 

@@ -3,6 +3,8 @@ where it can run the model, else torch's operators."""
 
 import ctypes
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -11,7 +13,8 @@ from kernels.cpu.operators import DTYPES
 from kernels.cpu.program import NativeLibrary, can_round, is_whole
 from kernels.cpu.sampler import NativeSampler
 from services.worker.backends.native import NativeLM
-from services.worker.backends.torch_lm import DEVICE, HOST, Known, TorchLM
+from services.worker.backends.stack_experts import stack_experts
+from services.worker.backends.torch_lm import DEVICE, HOST, TorchLM
 from services.worker.layers.ops import NotSupported
 from services.worker.layers.weights import Quantized
 from services.worker.machine.hardware import bound_kernel_caches
@@ -55,7 +58,8 @@ def choose_kernels(
         )
         if not isinstance(model, DecoderLM):
             return model, sampler
-        return _torch(model, "torch's operators", HOST), sampler
+        with _refusing("torch's operators"):
+            return TorchLM(model, HOST), sampler
     torch.set_num_threads(1)
     log.info("kernels: native code for %s, %d threads", variant, num_threads)
     return native, sampler
@@ -75,15 +79,18 @@ def choose_device_kernels(
     if not isinstance(model, DecoderLM):
         log.info("kernels: torch's operators, attention by %s", attention)
         return model, TorchSampler()
-    computed = _torch(model, "the operators of GPUs", DEVICE)
+    with _refusing("the operators of GPUs"):
+        computed = TorchLM(model, DEVICE)
+        stack_experts(model)
     log.info("kernels: Triton's, attention by %s", attention)
     return computed, TorchSampler()
 
 
-def _torch(model: DecoderLM, operators: str, known: Known) -> TorchLM:
-    """Raises ConfigError."""
+@contextmanager
+def _refusing(operators: str) -> Iterator[None]:
+    """Raises ConfigError for what is not supported."""
     try:
-        return TorchLM(model, known)
+        yield
     except NotSupported as problem:
         raise ConfigError(f"model: {operators} cannot run it: {problem}") from None
 

@@ -21,6 +21,7 @@ from services.worker.machine.hardware import (
     why_out_of_memory,
 )
 from services.worker.machine.kv_cache import KVCache
+from services.worker.metrics import show_parameters
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import (
@@ -30,7 +31,7 @@ from services.worker.models.registry import (
     read_model_config,
 )
 from services.worker.speculation.choose import Speculation, choose_speculation
-from services.worker.startup.model_shape import ModelShape, shape_of
+from services.worker.startup.model_shape import ModelShape, count_parameters, shape_of
 from services.worker.step.sampler import Sampler
 from services.worker.weights.dummy import make_dummy
 from services.worker.weights.homes import GIB
@@ -137,10 +138,13 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
         else:
             model = _load_ours(settings, location.folder, config, dtype, device, progress)
             model.drop_windows(model_info.max_model_len)
+            parameters = count_parameters(model)
+            log.info("weights: %s", parameters)
+            show_parameters(parameters.total, parameters.active)
+        computed, sampler = choose(model, settings, dtype)
     except torch.OutOfMemoryError as error:
         problem = why_out_of_memory(error)
         raise ConfigError(f"model: its weights do not fit on {device}: {problem}") from None
-    computed, sampler = choose(model, settings, dtype)
     return_freed_memory()
     speculation = choose_speculation(settings.speculative_config, computed)
     if isinstance(model, DecoderLM):

@@ -1,10 +1,14 @@
 """The sizes that memory is planned by, whoever computes the model."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+from torch import nn
 
+from services.worker.layers.experts import Experts
 from services.worker.layers.kv_layout import KVLayout
+from services.worker.layers.weights import Quantized
 from services.worker.models.decoder import DecoderLM
 
 
@@ -30,5 +34,50 @@ def shape_of(
     config = model.config
     heads = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
     always = (7 if drafts else 3) * config.hidden_size + 2 * config.head_dim
-    numbers = always + max(5 * heads, 4 * config.intermediate_size)
+    mixtures = [_mixture_numbers(each) for each in model.modules() if isinstance(each, Experts)]
+    numbers = always + max(5 * heads, 4 * config.intermediate_size, *mixtures)
     return ModelShape(model.kv_layouts(dtype, drafts=drafts, codes=codes), numbers)
+
+
+def _mixture_numbers(experts: Experts) -> int:
+    """Of a token: its scores and their order, and for each choice what goes into the expert's
+    products, between them and out."""
+    (first, *_), num_experts = experts.products, len(experts.experts)
+    outer, inner = first.gate_up_proj.inputs, first.down_proj.inputs
+    each = 3 * outer + inner
+    return 6 * num_experts + 2 * outer + experts.gate.routing.num_chosen * each
+
+
+class ParameterCount(NamedTuple):
+    """``active`` are those that one token is computed with."""
+
+    total: int
+    active: int
+
+    def __str__(self) -> str:
+        active = f", {_billions(self.active)} active" if self.active < self.total else ""
+        return f"{_billions(self.total)} parameters{active}"
+
+
+def count_parameters(model: DecoderLM) -> ParameterCount:
+    """Counts what ``model`` has been filled with, as numbers whatever they are kept as."""
+    total = _num_parameters(model.model)
+    total += 0 if model.is_tied else _num_parameters(model.lm_head)
+    unused = 0
+    for experts in model.modules():
+        if isinstance(experts, Experts):
+            num_unused = len(experts.experts) - experts.gate.routing.num_chosen
+            unused += num_unused * _num_parameters(experts.products[0])
+    return ParameterCount(total, total - unused)
+
+
+def _num_parameters(module: nn.Module) -> int:
+    forms = [each for each in module.modules() if isinstance(each, Quantized)]
+    of_codes = {parameter for form in forms for parameter in form.parameters()}
+    dense = [parameter.numel() for parameter in module.parameters() if parameter not in of_codes]
+    return sum(dense) + sum(form.shape.numel() for form in forms)
+
+
+def _billions(num: int) -> str:
+    unit, name = (1e9, "B") if num >= 1e8 else (1e6, "M")
+    return f"{num / unit:.1f}{name}"

@@ -22,7 +22,7 @@ from services.worker.models.registry import find_model
 from services.worker.weights.checkpoint import Checkpoint, StoredTensor, open_checkpoint
 from services.worker.weights.code_cache import CodeCache
 from services.worker.weights.homes import Homes
-from services.worker.weights.mtp_layouts import with_mtp_head
+from services.worker.weights.mtp_layouts import with_mtp_head, without_missing_head
 from services.worker.weights.online import ONLINE, Quantization
 from services.worker.weights.progress import Progress
 from services.worker.weights.schemes import find_scheme
@@ -71,9 +71,9 @@ def load_model(
         )
     if scheme is not None:
         log.info("the weights are quantised already: %s", scheme)
-    model = build_model(config, dtype, device, parallel)
-    homes = Homes(model, device, model.model.layers, host_bytes)
     checkpoint = with_mtp_head(open_checkpoint(weight_files(folder)), config)
+    model = build_model(without_missing_head(config, checkpoint), dtype, device, parallel)
+    homes = Homes(model, device, model.model.layers, host_bytes)
     if cache is None or quantization == "none" or parallel is not ALONE:
         fill(model, checkpoint, progress, homes, quantization, scheme)
     else:

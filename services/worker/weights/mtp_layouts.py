@@ -6,15 +6,20 @@ Sources: README_WEIGHTS.md of DeepSeek-V3; deepseek_mtp, glm4_moe_mtp, ernie_mtp
 vLLM; ernie4_5_mtp of FastDeploy.
 """
 
+import logging
 import re
 from typing import NamedTuple
 
+import msgspec
 import torch
 from torch import Tensor
 
 from services.worker.config.model_config import ModelConfig
 from services.worker.weights.checkpoint import Checkpoint, Source
 
+log = logging.getLogger(__name__)
+
+FIRST_LAYER = "model.mtp_layers.0"
 OUR_NAME = re.compile(r"model\.mtp_layers\.(?P<layer>\d+)\.(?P<part>.+)")
 
 
@@ -100,3 +105,13 @@ def with_mtp_head(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
         if layout := LAYOUTS.get(name):
             return MtpView(checkpoint, layout, config.num_hidden_layers)
     return checkpoint
+
+
+def without_missing_head(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
+    """``config`` with no MTP head where ``checkpoint`` has none: tools that quantise a model, or
+    train it on, often leave it out, and its count stays in config.json."""
+    wanted = getattr(config, "num_nextn_predict_layers", 0)
+    if not wanted or checkpoint.find(f"{FIRST_LAYER}.hidden_layernorm.weight"):
+        return config
+    log.info("config.json counts %d MTP layers, of which the checkpoint has none", wanted)
+    return msgspec.structs.replace(config, num_nextn_predict_layers=0)

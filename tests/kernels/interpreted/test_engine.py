@@ -9,14 +9,16 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from transformers import Glm4MoeForCausalLM
 
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import make_engine
 from kernels import dispatch
 from shared.messages import ALL_TOKENS, SamplingParams
-from tests.services.worker.checkpoints import save_mimo
+from tests.services.worker.checkpoints import save_mimo, save_model
 from tests.services.worker.driver import Driver, Job
 from tests.services.worker.stored_codes import LAYOUTS, save_quantized
+from tests.services.worker.test_families import GLM
 
 LOGPROB_TOLERANCE = 1e-3  # in float32
 # Of logprobs in bfloat16, on average, which spread by 1.6: they round at different places.
@@ -85,6 +87,30 @@ def test_texts_of_a_model_in_codes_are_the_host_engines(
     Driver(make_engine(tmp_path, "device", max_num_seqs=4, enforce_eager=True), (3, 5)).run(found)
     with by_torch():
         Driver(make_engine(tmp_path, max_num_seqs=4), (1000,)).run(expected)
+    for job, other in zip(found, expected, strict=True):
+        assert job.emitted == other.emitted
+        np.testing.assert_allclose(job.logprobs, other.logprobs, atol=LOGPROB_TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    ["gptq, desc_act", *(pytest.param(each, marks=pytest.mark.slow) for each in ("dense", "awq"))],
+)
+def test_texts_of_a_model_with_experts_are_the_host_engines(layout: str, tmp_path: Path) -> None:
+    """The order of inputs is another one for each expert; a prompt is more than 64 tokens."""
+    changes: dict[str, Any] = {**GLM, "num_hidden_layers": 1, "first_k_dense_replace": 0}
+    changes |= {"n_group": 4, "topk_group": 2, "n_shared_experts": 1, "routed_scaling_factor": 2.5}
+    save_model(tmp_path / "dense", Glm4MoeForCausalLM, **changes)
+    if layout != "dense":
+        save_quantized(tmp_path / "dense", tmp_path / layout, LAYOUTS[layout])
+    prompts = [*PROMPTS, [8 + num % 150 for num in range(70)]]
+    params = params_of(len(prompts), logprobs=3)
+    found = [Job(*each) for each in zip(prompts, params, strict=True)]
+    expected = [Job(*each) for each in zip(prompts, params, strict=True)]
+    engine = make_engine(tmp_path / layout, "device", max_num_seqs=4, enforce_eager=True)
+    Driver(engine, (3, 70)).run(found)
+    with by_torch():
+        Driver(make_engine(tmp_path / layout, "torch", max_num_seqs=4), (1000,)).run(expected)
     for job, other in zip(found, expected, strict=True):
         assert job.emitted == other.emitted
         np.testing.assert_allclose(job.logprobs, other.logprobs, atol=LOGPROB_TOLERANCE)

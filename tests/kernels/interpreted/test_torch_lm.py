@@ -4,9 +4,11 @@ import msgspec
 import pytest
 import torch
 
+from services.worker.backends.stack_experts import stack_experts
 from services.worker.backends.torch_lm import TorchLM
 from tests.services.worker.device_contexts import OnDevice
 from tests.services.worker.test_native import (
+    EXPERTS,
     SHAPES,
     furthest,
     make_config,
@@ -16,12 +18,22 @@ from tests.services.worker.test_native import (
 )
 
 
-@pytest.mark.parametrize("name", list(SHAPES)[:3])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *list(SHAPES)[:3],
+        "GLM-4.5, heads rotated in part, groups",
+        pytest.param(EXPERTS, marks=pytest.mark.slow),
+    ],
+)
 def test_float32_logits_do_not_depend_on_who_knows_the_lengths(name: str) -> None:
     sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1}
     config = msgspec.structs.replace(make_config(name), **sizes)
     prompts, dtype = random_prompts(1, 9), torch.float32
-    expected = run(TorchLM(make_model(config, dtype)), config, dtype, prompts, 6)
-    found = run(OnDevice(TorchLM(make_model(config, dtype))), config, dtype, prompts, 6)
+    models = [make_model(config, dtype) for _ in range(2)]
+    for model in models:
+        stack_experts(model)
+    expected = run(TorchLM(models[0]), config, dtype, prompts, 6)
+    found = run(OnDevice(TorchLM(models[1])), config, dtype, prompts, 6)
     assert all(logits.std() > 0.05 for logits in expected)
     assert furthest(found, expected) < 1e-4

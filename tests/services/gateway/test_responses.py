@@ -13,7 +13,12 @@ import pytest
 from services.gateway.requests.items.reasoning_cipher import ReasoningCipher
 from services.gateway.service import GatewayService
 from shared.messages import State
-from tests.services.gateway.fakes import FakeTokenizer, running_gateway, until
+from tests.services.gateway.fakes import (
+    NUM_PROMPT_TOKENS,
+    FakeTokenizer,
+    running_gateway,
+    until,
+)
 from tests.services.gateway.items.event_order import check_events, parsed_events
 
 ROUTE = "/v1/responses"
@@ -281,7 +286,8 @@ async def test_a_running_response_can_be_seen_and_cancelled(
     created = json.loads(lines[1].removeprefix("data: "))["response"]
     path = f"{ROUTE}/{created['id']}"
     async with http.get(path) as running:
-        assert (await running.json())["status"] == "in_progress"
+        seen = await running.json()
+    assert (seen["status"], seen["output"]) == ("in_progress", [])
     async with http.post(f"{path}/cancel") as cancelled:
         reply = await cancelled.json()
     rest = (await response.read()).decode()
@@ -290,6 +296,53 @@ async def test_a_running_response_can_be_seen_and_cancelled(
     await tokenizer.cancelled.get()
     status, _ = await error_of(http, "POST", f"{path}/cancel")
     assert status == 404
+
+
+async def test_a_response_can_be_aborted_by_its_id(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+) -> None:
+    posting = asyncio.create_task(http.post(ROUTE, json=ASKED | {"stream": True}))
+    await tokenizer.accepted()
+    response = await posting
+    lines = [(await response.content.readline()).decode() for _ in range(2)]
+    response_id = json.loads(lines[1].removeprefix("data: "))["response"]["id"]
+    async with http.post("/abort_requests", json={"request_ids": [response_id]}) as aborting:
+        assert (await aborting.json())["aborted"] == [response_id]
+    rest = (await response.read()).decode()
+    assert check_events(parsed_events("".join(lines) + rest))["status"] == "cancelled"
+
+
+async def test_limits_of_a_key_hold_and_its_tokens_are_counted(
+    tmp_path: Path, tokenizer: FakeTokenizer
+) -> None:
+    settings: Any = {"api_key": ["mine"], "max_open_requests_per_key": 1}
+    async with gateway_with(tmp_path, **settings) as http:
+        mine: dict[str, Any] = {"headers": {"Authorization": "Bearer mine"}}
+        before = await counted(http, mine)
+        posting = asyncio.create_task(http.post(ROUTE, json=ASKED, **mine))
+        request = await tokenizer.accepted()
+        status, error = await error_of(http, "POST", ROUTE, json=ASKED, **mine)
+        assert (status, error["code"]) == (429, "rate_limit_exceeded")
+        request.text("Hel", "lo")
+        request.finish()
+        assert (await posting).status == 200
+        after = await counted(http, mine)
+        assert after["tokens"] - before["tokens"] == NUM_PROMPT_TOKENS + 2
+        assert after["answered"] - before["answered"] == 1
+
+
+async def counted(http: aiohttp.ClientSession, key: dict[str, Any]) -> dict[str, float]:
+    """Tokens of all keys, and responses that were made."""
+    async with http.get("/metrics", **key) as response:
+        lines = (await response.text()).splitlines()
+    names = {
+        "tokens": "shoal_key_tokens_total",
+        "answered": f'shoal_http_requests_total{{route="{ROUTE}",status="200"}}',
+    }
+    return {
+        name: sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(beginning))
+        for name, beginning in names.items()
+    }
 
 
 async def test_a_client_that_leaves_ends_its_response(

@@ -46,6 +46,19 @@ def test_the_models_bound_counts_where_the_client_sets_none(
     assert prepared(model, [5] * 10, default, params=params).params.max_tokens == expected
 
 
+@pytest.mark.parametrize(
+    ("asked", "fits", "expected"),
+    [(64_000, True, 90), (64_000, False, 64_000), (7, True, 7), (0, True, 0)],
+)
+def test_a_bound_may_count_as_far_as_the_context_goes(
+    model: TextModel, asked: int, fits: bool, expected: int
+):
+    text = TextOptions(fits_max_tokens=fits)
+    params = SamplingParams(seed=0, max_tokens=asked)
+    found = prepared(model, [5] * 10, 30, params=params, text=text).params
+    assert found.max_tokens == expected
+
+
 @pytest.mark.parametrize(("min_tokens", "default"), [(91, None), (31, 30), (91, 99)])
 def test_a_text_that_cannot_become_long_enough_is_refused(
     model: TextModel, min_tokens: int, default: int | None

@@ -49,9 +49,9 @@ def save_model(
     config = family.config_class(**(shape | changes))
     torch.manual_seed(20261121)
     model = family(config)
-    for name, parameter in model.named_parameters():
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if name.endswith(("bias", "norm.weight")):
-            torch.nn.init.normal_(parameter.data, mean=float("norm" in name), std=0.3)
+            torch.nn.init.normal_(tensor.data, mean=float("norm" in name), std=0.3)
     model.save_pretrained(folder, max_shard_size=shard_size)
     (folder / "tokenizer.json").write_text("{}")
 

@@ -76,12 +76,21 @@ TEXT_OF_GEMMA3 = {
 }
 OWN_FAMILIES: dict[str, dict[str, Any]] = {
     "Ernie4_5ForCausalLM": {},
+    "Ernie4_5_MoeForCausalLM": FAMILIES["Ernie4_5_MoeForCausalLM"],
+    "Glm4MoeForCausalLM": FAMILIES["Glm4MoeForCausalLM"],
     "GraniteForCausalLM": GRANITE,
     "LlamaForCausalLM": {},
     "MistralForCausalLM": {"sliding_window": 5},
+    "MixtralForCausalLM": {"num_local_experts": 4},
     "Olmo2ForCausalLM": {},
     "Qwen2ForCausalLM": {"use_sliding_window": True, **SLIDES},
+    "Qwen2MoeForCausalLM": {
+        "num_experts": 4,
+        "shared_expert_intermediate_size": 48,
+        **EXPERTS,
+    },
     "Qwen3ForCausalLM": {"head_dim": 16},
+    "Qwen3MoeForCausalLM": FAMILIES["Qwen3MoeForCausalLM"],
 }
 
 

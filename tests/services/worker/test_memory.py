@@ -13,11 +13,13 @@ import torch
 from prometheus_client import REGISTRY
 from torch.profiler import ProfilerActivity, profile
 from transformers import (
+    AutoModelForCausalLM,
     Ernie4_5ForCausalLM,
     LlamaForCausalLM,
     PreTrainedModel,
     Qwen2ForCausalLM,
     Qwen3ForCausalLM,
+    Qwen3MoeForCausalLM,
 )
 
 from benchmarks.harness.engines import make_engine
@@ -26,7 +28,7 @@ from services.worker.layers.context import forward_context
 from services.worker.machine import hardware
 from services.worker.machine.hardware import Memory, choose_device, choose_dtype, read_memory
 from services.worker.models.registry import read_model_config
-from services.worker.startup.model_shape import shape_of
+from services.worker.startup.model_shape import count_parameters, shape_of
 from services.worker.startup.plan_memory import (
     CPU_MAX_KV_BYTES,
     LOGPROB_BYTES,
@@ -35,7 +37,8 @@ from services.worker.startup.plan_memory import (
     prompt_logprob_bytes,
 )
 from services.worker.step.logprobs import MAX_LOGITS_AT_ONCE
-from services.worker.weights.load import build_model
+from services.worker.weights.load import build_model, load_model
+from services.worker.weights.online import Quantization
 from shared import cores
 from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
@@ -44,6 +47,7 @@ from tests.services.worker.checkpoints import save_model
 from tests.services.worker.forward import prepare
 
 GIB = 1 << 30
+EXPERTS: dict[str, Any] = {"num_experts_per_tok": 4, "moe_intermediate_size": 64}
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 NEEDS = MemoryRequirements(
     weights=2 * GIB,
@@ -54,6 +58,40 @@ NEEDS = MemoryRequirements(
     max_model_len=4096,
 )
 MACHINE = Memory(total=20 * GIB, free=15 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "text"),
+    [
+        (Qwen2ForCausalLM, {"tie_word_embeddings": True}, "0.1M parameters"),
+        (
+            Qwen3MoeForCausalLM,
+            {"head_dim": 16, "num_experts": 32, **EXPERTS},
+            "1.2M parameters, 0.2M active",
+        ),
+    ],
+)
+@pytest.mark.parametrize("quantization", ["none", "wint4"])
+def test_parameters_are_counted_with_those_of_a_tokens_experts(
+    tmp_path: Path,
+    family: type[PreTrainedModel],
+    changes: dict[str, Any],
+    text: str,
+    quantization: Quantization,
+) -> None:
+    save_model(tmp_path, family, **changes)
+    oracle = AutoModelForCausalLM.from_pretrained(tmp_path)
+    config = read_model_config(tmp_path)
+    model = load_model(tmp_path, config, torch.float32, CPU, ignore, quantization=quantization)
+    count = count_parameters(model)
+    assert count.total == sum(parameter.numel() for parameter in oracle.parameters())
+    assert str(count) == text
+    chosen, size = 4 * 3 * 64 * 64, 32 * 3 * 64 * 64
+    assert count.total - count.active == (3 * (size - chosen) if "num_experts" in changes else 0)
+
+
+def ignore(text: str, fraction: float) -> None:
+    pass
 
 
 def settings(**values: Any) -> WorkerConfig:
@@ -159,6 +197,8 @@ def allocated_peak(watch: profile) -> int:
         (LlamaForCausalLM, {"intermediate_size": 256}),
         (Qwen3ForCausalLM, {"head_dim": 64}),
         (Ernie4_5ForCausalLM, {"head_dim": 32}),
+        (Qwen3MoeForCausalLM, {"head_dim": 16, "num_experts": 4, **EXPERTS}),
+        (Qwen3MoeForCausalLM, {"head_dim": 16, "num_experts": 32, **EXPERTS}),
     ],
 )
 def test_a_step_fits_what_is_reserved_for_its_layers_and_takes_half_of_it(

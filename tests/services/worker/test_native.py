@@ -19,6 +19,7 @@ from services.worker.backends.native import NativeLM
 from services.worker.backends.torch_lm import TorchLM
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.context import forward_context
+from services.worker.layers.experts import Experts
 from services.worker.layers.kv_layout import KVLayout
 from services.worker.layers.ops import NotSupported
 from services.worker.layers.weights import Dense
@@ -29,6 +30,7 @@ from services.worker.models.registry import find_model
 from services.worker.slots.table import SlotTable
 from services.worker.step.batch import prepare_batch
 from services.worker.weights.dummy import make_dummy
+from services.worker.weights.load import quantize
 from shared.messages import Admit, Capacity, Decode, Prefill, SamplingParams, StepPlan
 
 pytestmark = pytest.mark.usefixtures("_unwritten_memory")
@@ -74,7 +76,46 @@ SHAPES: dict[str, dict[str, Any]] = {
         "logits_scaling": 0.5,
         "residual_multiplier": 0.7,
     },
+    "Qwen3-MoE, many experts": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "head_size": 32,
+        "num_experts": 37,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 80,
+        "norm_topk_prob": True,
+    },
+    "Qwen2-MoE, a gate, a dense layer": {
+        "architectures": ["Qwen2MoeForCausalLM"],
+        "head_size": 16,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 112,
+        "mlp_only_layers": [0],
+    },
+    "GLM-4.5, heads rotated in part, groups": {
+        "architectures": ["Glm4MoeForCausalLM"],
+        "head_size": 48,
+        "num_hidden_layers": 3,
+        "n_routed_experts": 24,
+        "num_experts_per_tok": 5,
+        "moe_intermediate_size": 32,
+        "n_shared_experts": 1,
+        "n_group": 8,
+        "topk_group": 3,
+        "routed_scaling_factor": 2.5,
+        "use_qk_norm": True,
+        "attention_bias": True,
+    },
+    "ERNIE with experts, all of them chosen": {
+        "architectures": ["Ernie4_5_MoeForCausalLM"],
+        "head_size": 16,
+        "moe_num_experts": 4,
+        "moe_k": 4,
+        "moe_intermediate_size": 16,
+    },
 }
+EXPERTS = "Qwen3-MoE, many experts"
 
 
 def make_config(name: str) -> ModelConfig:
@@ -250,7 +291,15 @@ def test_gates_far_from_zero_are_shut_or_open(variant: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("variant", variants())
-@pytest.mark.parametrize("name", ["Qwen3, three queries a key, tied", "Mistral, windows"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Qwen3, three queries a key, tied",
+        "Mistral, windows",
+        EXPERTS,
+        "GLM-4.5, heads rotated in part, groups",
+    ],
+)
 def test_a_tokens_logits_are_the_same_bits_whatever_shares_its_step(
     name: str, variant: str, dtype: torch.dtype
 ) -> None:
@@ -262,6 +311,46 @@ def test_a_tokens_logits_are_the_same_bits_whatever_shares_its_step(
         assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True)), chunk_size
     (alone,) = run(model, config, dtype, prompts[:1], 13)
     assert torch.equal(alone, expected[0])
+
+
+@pytest.mark.parametrize("variant", variants())
+def test_of_experts_with_equal_scores_the_first_is_chosen(variant: str) -> None:
+    """In the first layer those of each pair have the same logits, in the second all."""
+
+    def with_ties() -> DecoderLM:
+        model = make_model(make_config(EXPERTS), torch.float32)
+        for layer, rows in zip(experts_of(model), (2, 1000), strict=True):
+            weight = layer.gate.weight
+            for start in range(0, len(weight), rows):
+                weight[start : start + rows] = weight[start].clone()
+        return model
+
+    config, prompts = make_config(EXPERTS), random_prompts(1, 40, 130)
+    expected = run(TorchLM(with_ties()), config, torch.float32, prompts, 64)
+    library = NativeLibrary(load_library(variant), torch.float32, 2)
+    found = run(NativeLM(with_ties(), 16, library), config, torch.float32, prompts, 64)
+    assert furthest(found, expected) < 1e-4
+
+
+def experts_of(model: DecoderLM) -> list[Experts]:
+    return [module for module in model.modules() if isinstance(module, Experts)]
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ("gate_up_proj", "experts.2.gate_up_proj: weights in another form than other experts'"),
+        ("down_proj", "experts.2.down_proj: weights in another form than other experts'"),
+    ],
+)
+def test_experts_in_several_forms_are_refused(part: str, message: str) -> None:
+    model = make_model(make_config(EXPERTS), torch.float32)
+    linear = getattr(experts_of(model)[1].products[2], part)
+    quantize(linear, "wint8")
+    library = NativeLibrary(load_library(variants()[0]), torch.float32, 1)
+    with pytest.raises(NotSupported, match=re.escape(message)):
+        NativeLM(model, 16, library)
+    TorchLM(model)
 
 
 @pytest.mark.parametrize("block_size", [32, 128])

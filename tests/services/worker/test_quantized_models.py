@@ -1,5 +1,6 @@
 """Whole models that are quantised already are computed as what their codes stand for."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from tests.services.worker.driver import Driver, Job
 from tests.services.worker.stored_codes import LAYOUTS, save_quantized
 from tests.services.worker.test_families import CASES
 
-FAMILIES = ("llama", "qwen3", "ernie", "llama, no groups, biases")
+FAMILIES = ("llama", "qwen3", "ernie", "llama, no groups, biases", "qwen3 moe")
 CPU = torch.device("cpu")
 
 
@@ -39,11 +40,13 @@ def dense(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return folder
 
 
-def with_values(dense: Path, values: dict[str, torch.Tensor]) -> PreTrainedModel:
-    oracle: Any = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float32).eval()
-    for name, parameter in oracle.named_parameters():
-        parameter.data = values[name].float()
-    return oracle
+def with_values(dense: Path, values: dict[str, torch.Tensor], folder: Path) -> PreTrainedModel:
+    """The model of ``dense`` with other numbers, which are put into ``folder``."""
+    shutil.copytree(dense, folder, ignore=shutil.ignore_patterns("*.safetensors*"))
+    floats = {name: tensor.float().contiguous() for name, tensor in values.items()}
+    save_file(floats, folder / "model.safetensors", {"format": "pt"})
+    oracle: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return oracle.eval()
 
 
 @pytest.mark.parametrize("kernels", ENGINES)
@@ -51,8 +54,9 @@ def with_values(dense: Path, values: dict[str, torch.Tensor]) -> PreTrainedModel
 def test_texts_are_those_of_transformers_with_what_the_codes_stand_for(
     dense: Path, layout: str, kernels: str, tmp_path: Path
 ) -> None:
-    oracle = with_values(dense, save_quantized(dense, tmp_path, LAYOUTS[layout]))
-    engine = make_engine(tmp_path, kernels)
+    values = save_quantized(dense, tmp_path / "codes", LAYOUTS[layout])
+    oracle = with_values(dense, values, tmp_path / "values")
+    engine = make_engine(tmp_path / "codes", kernels)
     prompts = random_prompts(8)
     texts = Driver(engine, [3, 7, 1, 5], seed=1).run([Job(prompt) for prompt in prompts])
     for prompt, text in zip(prompts, texts, strict=True):

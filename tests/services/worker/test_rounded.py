@@ -15,11 +15,27 @@ from kernels.codes import Codes
 from kernels.cpu.library import load_library, variants
 from kernels.cpu.operators import LANES, Kind, Operator
 from kernels.cpu.program import Buffer, NativeLibrary, NativeProgram, can_round, gate_up_order
+from services.worker.backends.native import NativeLM
 from services.worker.weights.codes import INT4, pack_pairs
-from services.worker.weights.online import quantize_int4, quantize_int8, quantize_nf4
+from services.worker.weights.load import quantize
+from services.worker.weights.online import (
+    Quantization,
+    quantize_int4,
+    quantize_int8,
+    quantize_nf4,
+)
 from shared.errors import ConfigError
 from shared.messages import SamplingParams
 from shared.model_folder import EMBEDDED_MODEL
+from tests.services.worker.test_native import (
+    EXPERTS,
+    experts_of,
+    furthest,
+    make_config,
+    make_model,
+    run,
+)
+from tests.services.worker.test_native import random_prompts as native_prompts
 
 ROUNDING = [name for name in variants() if can_round(load_library(name))]
 OTHERS = [name for name in variants() if name not in ROUNDING]
@@ -162,6 +178,29 @@ def test_texts_are_the_same_with_drafts_in_chunks_and_alone(form: str) -> None:
     assert texts(prompts, **rounding, max_num_batched_tokens=39) == expected
     assert texts(prompts[:1], **rounding) == expected[:1]
     assert texts(prompts, **settings, **none) != expected
+
+
+@needs_rounding
+@pytest.mark.parametrize("quantization", ["wint8", "wint4"])
+@pytest.mark.parametrize("variant", ROUNDING)
+def test_experts_multiply_rounded_rows_too(variant: str, quantization: Quantization) -> None:
+    """A token alone and among others: few bits are lost, and the same ones."""
+    config, dtype = make_config(EXPERTS), torch.bfloat16
+
+    def logits(chunk_size: int, **options: bool) -> list[Tensor]:
+        model = make_model(config, dtype)
+        for mixture in experts_of(model):
+            for each in mixture.products:
+                quantize(each.gate_up_proj, quantization)
+                quantize(each.down_proj, quantization)
+        library = NativeLibrary(load_library(variant), dtype, 2, **options)
+        native = NativeLM(model, 16, library)
+        return run(native, config, dtype, native_prompts(60, 9, 1), chunk_size)
+
+    exact, expected = logits(1000), logits(1000, rounds=True)
+    assert 1e-3 < furthest(expected, exact, Tensor.mean) < 0.1
+    for found in (logits(1, rounds=True), logits(7, rounds=True)):
+        assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize(

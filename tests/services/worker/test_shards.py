@@ -9,14 +9,21 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import GraniteForCausalLM, LlamaForCausalLM, Olmo2ForCausalLM
+from transformers import (
+    GraniteForCausalLM,
+    LlamaForCausalLM,
+    Olmo2ForCausalLM,
+    Qwen2MoeForCausalLM,
+)
 
 from services.worker.backends.torch_lm import TorchOps
 from services.worker.layers.attention import Attention
 from services.worker.layers.context import ForwardContext, forward_context
 from services.worker.layers.embedding import Embedding, LMHead
+from services.worker.layers.experts import Experts, Scores
 from services.worker.layers.heads import Heads
 from services.worker.layers.linear import Linear
+from services.worker.layers.mlp import GatedMLP
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops
 from services.worker.layers.parallel import ALONE, Parallel
@@ -64,6 +71,17 @@ def save_granite(folder: Path) -> None:
     )
 
 
+def save_qwen2_moe(folder: Path) -> None:
+    save_model(
+        folder,
+        Qwen2MoeForCausalLM,
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=48,
+    )
+
+
 class RankOps(Ops[Ranked]):
     """Runs ranks side by side. A module of rank 0 stands for all that have its place."""
 
@@ -105,11 +123,22 @@ class RankOps(Ops[Ranked]):
         products = [each @ part.weight.values.T for each, part in zip(x, linears, strict=True)]
         total = torch.stack(products).sum(0)
         biased = [total if part.bias is None else total + part.bias for part in linears]
-        assert residual is not None
-        return [scale * own + other for own, other in zip(biased, residual, strict=True)]
+        scaled = [scale * own for own in biased]
+        return scaled if residual is None else list(map(torch.add, scaled, residual))
 
     def gated(self, x: Ranked, gate_up: Linear, *, norm: RMSNorm | None = None) -> Ranked:
         return self._each("gated", x, self._modules[gate_up], norm=self._modules[norm])
+
+    def experts(
+        self, x: Ranked, experts: Experts, *, residual: Ranked, scale: float = 1.0
+    ) -> Ranked:
+        nothing = [torch.zeros_like(each) for each in residual]
+        parts = self._each("experts", x, self._modules[experts], residual=nothing)
+        total = torch.stack(parts).sum(0)
+        return [scale * total + other for other in residual]
+
+    def open(self, x: Ranked, gate: Scores, *, y: Ranked, residual: Ranked) -> Ranked:
+        return self._each("open", x, self._modules[gate], y=y, residual=residual)
 
     def attend(self, x: Ranked, heads: Heads) -> Ranked:
         attended = []
@@ -120,7 +149,9 @@ class RankOps(Ops[Ranked]):
                 attended.append(ops.attend(own, part))
         return attended
 
-    def logits(self, x: Ranked, head: LMHead, *, norm: RMSNorm, scale: float = 1.0) -> Ranked:
+    def logits(
+        self, x: Ranked, head: LMHead, *, norm: RMSNorm | None = None, scale: float = 1.0
+    ) -> Ranked:
         norms = self._modules[norm]
         return self._each("logits", x, self._modules[head], norm=norms, scale=scale)
 
@@ -171,8 +202,13 @@ def local_context(context: ForwardContext, model: DecoderLM) -> ForwardContext:
 
 @pytest.mark.parametrize(
     ("save", "sizes"),
-    [(save_mild_mimo, (2, 4)), (save_llama, (2,)), (save_granite, (2,))],
-    ids=["MiMo, also more ranks than KV heads", "Llama, biases everywhere", "Granite, scaled"],
+    [(save_mild_mimo, (2, 4)), (save_llama, (2,)), (save_granite, (2,)), (save_qwen2_moe, (2,))],
+    ids=[
+        "MiMo, also more ranks than KV heads",
+        "Llama, biases everywhere",
+        "Granite, scaled",
+        "Qwen2-MoE, experts",
+    ],
 )
 def test_ranks_have_the_logits_of_the_whole_model(
     tmp_path: Path, save: Callable[[Path], None], sizes: tuple[int, ...]
@@ -197,6 +233,7 @@ def test_a_rank_has_its_heads_and_its_part_of_the_mlp(tmp_path: Path) -> None:
         model = build_model(config, torch.float32, CPU, Parallel(size - 1, size))
         layer = model.model.layers[0]
         assert isinstance(layer, DecoderLayer)
+        assert isinstance(layer.mlp, GatedMLP)
         spec = layer.self_attn.heads.spec
         assert (spec.num_heads, spec.num_kv_heads) == (num_heads, num_kv_heads)
         assert layer.self_attn.o_proj.weight.values.shape == (64, num_heads * 16)

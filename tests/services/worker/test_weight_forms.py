@@ -39,7 +39,12 @@ pytestmark = pytest.mark.usefixtures("_unwritten_memory")
 
 CPU, DTYPE = torch.device("cpu"), torch.float32
 QUANTIZATIONS: tuple[Quantization, ...] = tuple(ONLINE)
-SHAPES = ("Qwen2, biases", "ERNIE, interleaved, biases everywhere", "OLMo 2, heads normed together")
+SHAPES = (
+    "Qwen2, biases",
+    "ERNIE, interleaved, biases everywhere",
+    "OLMo 2, heads normed together",
+    "Qwen2-MoE, a gate, a dense layer",
+)
 
 
 def linears(model: DecoderLM) -> list[Linear]:
@@ -151,11 +156,13 @@ def test_bfloat16_logits_are_nearer_to_float32_than_those_of_torch(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("variant", variants())
+@pytest.mark.parametrize(
+    "name", ["ERNIE, interleaved, biases everywhere", "Qwen2-MoE, a gate, a dense layer"]
+)
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 def test_a_tokens_logits_are_the_same_bits_whatever_shares_its_step(
-    quantization: Quantization, variant: str, dtype: torch.dtype
+    quantization: Quantization, name: str, variant: str, dtype: torch.dtype
 ) -> None:
-    name = "ERNIE, interleaved, biases everywhere"
     config, prompts = make_config(name), native_prompts(300, 35, 1, 9)
     model = by_native_code(variant)(in_form(quantization, name, dtype), dtype)
     expected = run(model, config, dtype, prompts, 1000)

@@ -91,7 +91,7 @@ class _Messages:
 def _content(content: str | list[Part] | None) -> str | list[dict[str, str]]:
     if not isinstance(content, list):
         return content or ""
-    if len(content) == 1:
+    if len(content) <= 1:
         return _joined(content)
     return [{"type": "text", "text": part.text or part.refusal or ""} for part in content]
 

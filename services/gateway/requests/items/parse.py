@@ -25,8 +25,9 @@ from services.gateway.requests.job import Job
 from services.gateway.requests.json_body import Body, check, decode
 from services.gateway.requests.parse import Limits, chat_job
 from services.gateway.requests.raw_json import NULL
-from services.gateway.requests.schema import ChatRequest, GenerationRequest
+from services.gateway.requests.schema import ChatRequest, GenerationRequest, StreamOptions
 from services.gateway.requests.unsupported import unsupported as refusal
+from services.gateway.requests.violations import client_names
 from shared.errors import InvalidRequest
 from shared.messages import ModelInfo
 
@@ -57,8 +58,8 @@ def read_request(body: Body) -> ItemRequest:
     verbosity = request.text.verbosity if request.text is not None else None
     if verbosity not in (None, "medium"):
         raise refusal("text.verbosity", verbosity, 'null or "medium"')
-    if request.stream_options is not None and request.stream_options.include_usage is False:
-        raise refusal("stream_options.include_usage", False, "null or true")
+    if request.stream_options is not None:
+        _check_usage(request.stream_options)
     if request.top_logprobs and not request.includes(LOGPROBS):
         raise InvalidRequest(
             f"top_logprobs is {request.top_logprobs}; it is allowed with include {LOGPROBS} only",
@@ -69,6 +70,14 @@ def read_request(body: Body) -> ItemRequest:
     if request.text is not None and isinstance(request.text.format, JsonSchema):
         request.text.format.schema = request.text.format.schema.copy()
     return ItemRequest(request, items, tools)
+
+
+def _check_usage(options: StreamOptions) -> None:
+    """The end of a stream has the usage, and nothing else has."""
+    if options.include_usage is False:
+        raise refusal("stream_options.include_usage", False, "null or true")
+    if options.continuous_usage_stats:
+        raise refusal("stream_options.continuous_usage_stats", True, "null or false")
 
 
 def response_job(
@@ -98,7 +107,8 @@ def response_job(
         chat_template=fields.chat_template,
         chat_template_kwargs=fields.chat_template_kwargs,
     )
-    job = chat_job(chat_request, model, limits)
+    with client_names(FIELD_NAMES):
+        job = chat_job(chat_request, model, limits)
     fields.documents = fields.chat_template_kwargs = NULL
     if job.format is not None and job.format.param.startswith("response_format.json_schema"):
         job = replace(job, format=structs.replace(job.format, param=SCHEMA))

@@ -9,13 +9,13 @@ from services.gateway.requests.schema import (
     ChatTemplate,
     Effort,
     GenerationRequest,
-    NumLogprobs,
     NumTokens,
 )
 from services.gateway.requests.tool_schema import ToolName
 from shared.messages import MAX_NAME_CHARS, MAX_TOOLS
 
 MAX_METADATA = 16
+MAX_TOP_LOGPROBS = 20
 MAX_SCHEMA_NAME_CHARS = 64
 
 LOGPROBS = "message.output_text.logprobs"
@@ -131,7 +131,7 @@ class ResponseRequest(GenerationRequest, kw_only=True):
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     include: Annotated[list[Included], Meta(max_length=16)] | None = None
-    top_logprobs: NumLogprobs | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     max_output_tokens: NumTokens | None = None
     store: bool | None = None
     previous_response_id: Identifier | None = None

@@ -70,7 +70,7 @@ class Conversation:
     left out."""
 
     def __init__(self, fingerprint: str) -> None:
-        self.messages: list[Message] = []
+        self._messages: list[Message] = []  # texts in pieces, of which there may be many
         self.is_prefilled = False
         self.num_foreign = 0
         self._fingerprint = fingerprint
@@ -84,17 +84,21 @@ class Conversation:
         system = msgspec.json.decode(raw)
         if not isinstance(system, str | list):
             raise InvalidRequest(f"system is {show(system)}; expected str or array", param="system")
-        self._say("system", _texts(_blocks(system, "system", TEXT)))
+        self._say("system", _system_text(_blocks(system, "system", TEXT)))
 
     def add_turns(self, raw: Raw) -> None:
         turns = items(raw, "messages", MAX_MESSAGES, self._add_turn)
-        if self.is_prefilled and not (turns[-1] and "tool_calls" not in self.messages[-1]):
+        if self.is_prefilled and not (turns[-1] and "tool_calls" not in self._messages[-1]):
             param = f"messages[{len(turns) - 1}].content"
             raise InvalidRequest(
                 f"{param} is to be continued, as the last message is the assistant's; expected one"
                 " that ends in text and has no tool_use",
                 param=param,
             )
+
+    def chat(self) -> list[Message]:
+        """As a chat's template gets them."""
+        return [_joined(message) for message in self._messages]
 
     def _add_turn(self, index: int, fields: Any) -> bool:
         """Whether it ends in text."""
@@ -117,11 +121,11 @@ class Conversation:
             case "assistant":
                 self._add_assistant(blocks)
             case _:
-                self._add_reminder(_texts(blocks))
+                self._add_reminder(_system_text(blocks))
         return bool(blocks) and isinstance(blocks[-1], Text)
 
     def _add_reminder(self, text: str) -> None:
-        if all(message["role"] == "system" for message in self.messages):
+        if all(message["role"] == "system" for message in self._messages):
             self._say("system", text)
         elif text:
             self._say("user", REMINDER.format(text))
@@ -151,23 +155,23 @@ class Conversation:
                 param=where,
             )
         text = _texts(_blocks(result.content or [], f"{param}.content", TEXT))
-        self.messages.append(
+        self._messages.append(
             {
                 "role": "tool",
                 "tool_call_id": result.tool_use_id,
                 "name": self._calls[result.tool_use_id],
-                "content": ERROR.format(text) if result.is_error else text,
+                "content": [ERROR.format(text) if result.is_error else text],
             }
         )
 
     def _add_assistant(self, blocks: list[Block]) -> None:
-        if not self.messages or self.messages[-1]["role"] != "assistant":
-            self.messages.append({"role": "assistant", "content": ""})
-        message = self.messages[-1]
+        if not self._messages or self._messages[-1]["role"] != "assistant":
+            self._messages.append({"role": "assistant", "content": []})
+        message = self._messages[-1]
         for block in blocks:
             match block:
                 case Text(text):
-                    message["content"] += text
+                    message["content"].append(text)
                 case Thinking(thinking, signature):
                     self._add_thinking(message, thinking, signature)
                 case ToolUse(call_id, name, arguments):
@@ -183,16 +187,15 @@ class Conversation:
         if text is None:
             self.num_foreign += 1
         elif text:
-            before = message.get("reasoning_content")
-            message["reasoning_content"] = f"{before}\n{text}" if before else text
+            message.setdefault("reasoning_content", []).append(text)
 
     def _say(self, role: str, text: str) -> None:
         """Adds to what the same role has said last."""
-        if self.messages and self.messages[-1]["role"] == role:
-            before = self.messages[-1]["content"]
-            self.messages[-1]["content"] = "\n".join(filter(None, (before, text)))
+        texts = [text] if text else []
+        if self._messages and self._messages[-1]["role"] == role:
+            self._messages[-1]["content"] += texts
         elif text or role == "user":
-            self.messages.append({"role": role, "content": text})
+            self._messages.append({"role": role, "content": texts})
 
 
 def _blocks(content: str | list[Any], param: str, kinds: set[str]) -> list[Any]:
@@ -204,6 +207,7 @@ def _blocks(content: str | list[Any], param: str, kinds: set[str]) -> list[Any]:
 
 def _block(fields: Any, param: str, kinds: set[str]) -> Block:
     kind = fields.get("type") if isinstance(fields, dict) else None
+    kind = kind if isinstance(kind, str) else None
     allowed = ", ".join(sorted(kinds))
     if kind in UNSUPPORTED:
         raise unsupported(f"{param}.type", kind, allowed)
@@ -219,10 +223,22 @@ def _block(fields: Any, param: str, kinds: set[str]) -> Block:
 
 
 def _texts(blocks: list[Any]) -> str:
-    """Each text begins a line."""
-    texts = (_without_billing(block.text) for block in blocks if isinstance(block, Text))
-    return "\n".join(filter(None, texts))
+    """Each begins a line."""
+    return "\n".join(block.text for block in blocks if isinstance(block, Text) and block.text)
+
+
+def _system_text(blocks: list[Any]) -> str:
+    return _texts([Text(_without_billing(block.text)) for block in blocks])
 
 
 def _without_billing(text: str) -> str:
     return text.partition("\n")[2] if text.startswith(BILLING) else text
+
+
+def _joined(message: Message) -> Message:
+    """What the assistant says goes on where it stopped; the texts of others begin a line each."""
+    separator = "" if message["role"] == "assistant" else "\n"
+    joined = message | {"content": separator.join(message["content"])}
+    if "reasoning_content" in message:
+        joined["reasoning_content"] = "\n".join(message["reasoning_content"])
+    return joined

@@ -77,7 +77,7 @@ def prompt_of(request: PromptRequest, model: ModelInfo) -> tuple[ChatRequest, li
     if conversation.num_foreign:
         warnings.append("messages: thinking of another model is left out")
     chat = ChatRequest(
-        messages=_raw(conversation.messages),
+        messages=_raw(conversation.chat()),
         model=request.model,
         tools=_raw(tools) if tools else NULL,
         tool_choice=chat_choice(request, {tool["function"]["name"] for tool in tools}),

@@ -34,13 +34,14 @@ structs = msgspec.structs
 
 
 class ResponseMaker:
-    """``response`` is what there is of it: in progress, until all updates have come."""
+    """``response`` is what there is of it: in progress, with the items that have ended, until all
+    updates have come."""
 
     def __init__(
         self, reply: Reply, parser: OutputParser | None, shape: ItemShape, response: ResponseObject
     ) -> None:
-        self.response = response
         self._items = OutputItems(shape)
+        self.response = structs.replace(response, output=self._items.items)
         self._tally = Tally(reply)
         includes_stop = reply.job.text.includes_stop
         self._choice = ChoiceParser(parser, 0, 0, includes_stop) if parser is not None else None
@@ -66,10 +67,7 @@ class ResponseMaker:
         for _ in self._items.finish(is_cut=True):
             pass
         self.response = structs.replace(
-            self.response,
-            status="failed",
-            output=self._items.items,
-            error=ResponseError(error.code, error.message),
+            self.response, status="failed", error=ResponseError(error.code, error.message)
         )
 
     def _add(self, update: ChoiceUpdate) -> Iterator[ItemEvent]:
@@ -89,28 +87,24 @@ class ResponseMaker:
         assert update.finished is not None
         reason = update.finished.reason
         is_cut = reason in ("length", "abort")
-        yield from self._items.finish(is_cut)
+        has_open_call = self._choice is not None and self._choice.has_open_call
+        yield from self._items.finish(is_cut or has_open_call)
+        details = IncompleteDetails("max_output_tokens") if reason == "length" else None
         self.response = structs.replace(
             self.response,
             status="incomplete" if reason == "length" else "cancelled" if is_cut else "completed",
-            incomplete_details=IncompleteDetails("max_output_tokens")
-            if reason == "length"
-            else None,
-            output=self._items.items,
+            incomplete_details=details,
             usage=self._usage(),
         )
 
     def _usage(self) -> ResponseUsage:
-        if self._choice is not None:
-            self._tally.add_reasoning(self._choice.num_reasoning_tokens)
         usage = self._tally.usage()
-        details = usage.completion_tokens_details
-        reasoning = details.reasoning_tokens if details is not msgspec.UNSET else msgspec.UNSET
+        num_reasoning = self._choice.num_reasoning_tokens if self._choice is not None else None
         return ResponseUsage(
             usage.prompt_tokens,
             InputDetails(usage.prompt_tokens_details.cached_tokens),
             usage.completion_tokens,
-            OutputDetails(0 if reasoning is msgspec.UNSET else reasoning),
+            OutputDetails(num_reasoning or 0),
             usage.total_tokens,
         )
 

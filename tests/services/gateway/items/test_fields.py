@@ -94,6 +94,13 @@ def test_a_conversation_becomes_the_messages_of_a_chat() -> None:
     ]
 
 
+def test_a_message_may_be_empty() -> None:
+    for content in ("", [], [{"type": "input_text", "text": ""}]):
+        assert messages_of({"role": "user", "content": content}) == [
+            {"role": "user", "content": ""}
+        ]
+
+
 def test_instructions_come_first_and_are_one_message_with_those_after_them() -> None:
     hi = {"role": "user", "content": "Hi"}
     assert messages_of(hi, instructions="Be short.") == [
@@ -225,6 +232,23 @@ def test_what_is_refused_is_named(subtests: pytest.Subtests) -> None:
             "hide",
         ),
         ({"stream_options": {}}, "stream_options", "with stream true only"),
+        (
+            {"stream_options": {"include_usage": False}, "stream": True},
+            "stream_options.include_usage",
+            "null or true",
+        ),
+        (
+            {"stream_options": {"continuous_usage_stats": True}, "stream": True},
+            "stream_options.continuous_usage_stats",
+            "null or false",
+        ),
+        ({"input": [{"type": "reasoning"}]}, "input", "[]"),
+        ({"top_logprobs": 21}, "top_logprobs", "<= 20"),
+        (
+            {"reasoning": {"effort": "none"}, "thinking_token_budget": 5},
+            "thinking_token_budget",
+            "none",
+        ),
         ({"background": True}, "background", "null or false"),
         ({"truncation": "auto"}, "truncation", "disabled"),
         ({"conversation": "c"}, "conversation", "allowed: null"),

@@ -117,6 +117,7 @@ def test_a_stream_and_a_whole_reply_have_the_same_items(
         with subtests.test(pieces=pieces):
             assert [shown(item) for item in reply["output"]] == expected
             assert reply["status"] == "completed"
+            assert all(item["status"] == "completed" for item in reply["output"])
 
 
 def test_logprobs_are_those_of_the_tokens_of_the_message() -> None:
@@ -148,6 +149,14 @@ def test_a_text_that_is_cut_is_incomplete_and_so_is_its_last_item(
             assert shown(item) == last
             assert item["status"] == "incomplete"
             assert all(other["status"] == "completed" for other in others)
+
+
+def test_a_call_that_the_text_ends_in_is_incomplete() -> None:
+    """By a stop string, say: nobody should take its arguments for whole."""
+    reply = check_events(streamed(said(*CALL[:3])))
+    assert reply["status"] == "completed"
+    assert [item["status"] for item in reply["output"]] == ["incomplete"]
+    assert check_events(streamed(said(*CALLS)))["output"][-1]["status"] == "completed"
 
 
 def test_what_is_aborted_is_cancelled_and_keeps_what_it_has() -> None:

@@ -56,6 +56,12 @@ def test_the_line_that_differs_in_each_request_is_left_out(system: Any):
     assert chat_of(system=system) == [{"role": "system", "content": "You are a fish."}, HELLO]
 
 
+def test_such_a_line_stays_where_it_is_what_the_chat_is_about():
+    words = f"{BILLING}\nis what the log says"
+    *_, last = chat_of(HELLO, assistant(use()), user(result(words), text(words)))
+    assert last == {"role": "user", "content": words}
+
+
 def test_a_system_of_billing_alone_is_none():
     assert chat_of(system=[text(BILLING)]) == [HELLO]
 

@@ -43,6 +43,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": [HELLO, user(IMAGE)]}, 'messages.1.content.0.type is "image", which is not sup'),
     ({"messages": [HELLO, user({"type": "document"})]}, "messages.1.content.0.type is "),
     ({"messages": [user({"type": "fish"})]}, 'messages.0.content.0.type is "fish"; expected one'),
+    ({"messages": [user({"type": ["text"]})]}, "messages.0.content.0.type is a list of 1; "),
     ({"messages": [user({"text": "a"})]}, "messages.0.content.0.type is required"),
     ({"messages": [user("a")]}, 'messages.0.content.0 is "a"; expected object'),
     ({"messages": [user(text(1))]}, "messages.0.content.0.text is 1; expected str"),  # type: ignore[arg-type]

@@ -54,6 +54,13 @@ def test_what_is_saved_comes_back_to_its_owner_alone(path: Path) -> None:
         assert not database.delete("a", "me")
 
 
+def test_a_new_file_is_for_its_user_alone(path: Path) -> None:
+    with opened(path) as database:
+        database.save(entry("a"), 0)
+        for each in path.parent.iterdir():
+            assert each.stat().st_mode & 0o077 == 0
+
+
 def test_it_is_there_when_the_file_is_opened_again(path: Path) -> None:
     with opened(path) as database:
         database.save(entry("a"), 0)
@@ -79,6 +86,21 @@ def test_a_large_one_takes_the_room_of_several(path: Path) -> None:
             database.save(entry(name), now_s)
         database.save(entry("e", num_bytes=35), 5)
         assert names(database, *"abcde") == ["d", "e"]
+
+
+def test_the_totals_are_those_of_what_is_there(path: Path) -> None:
+    with opened(path, StoreLimits(60, 4, 100)) as database:
+        for number in range(20):
+            database.save(entry(f"r{number}", num_bytes=10 + number % 7), number * 10)
+            if number % 3 == 0:
+                database.delete(f"r{number}", "me")
+            counted = database._db.execute(
+                "SELECT count(*), ifnull(sum(num_bytes), 0) FROM responses"
+            ).fetchone()
+            totals = database._db.execute("SELECT num, num_bytes FROM totals").fetchall()
+            assert totals == [counted]
+            assert counted[0] <= 4
+            assert counted[1] <= 60
 
 
 def test_what_is_too_old_is_gone(path: Path) -> None:

@@ -1,0 +1,162 @@
+// Experts: of many feed-forward networks each token takes a few.
+//
+// Tokens are put in order by expert, so that an expert's weights are read once for all tokens that
+// go to it. What they give stands apart for each token and choice, and is added up in the order of
+// choice: a row's result does not depend on the others of its batch.
+#pragma once
+
+#include "matrix.h"
+#include "route.h"
+
+// Laid out as ExpertsStruct in kernels/cpu/operators.py.
+struct Experts {
+  Routing routing;
+  Matrix router;                 // in float32
+  const Matrix *gate_up, *down;  // of each expert, all in one form
+};
+
+// Pairs of a token and one of its choices, by expert.
+struct Pairs {
+  int32_t* chosen;  // [tokens, num_chosen]
+  float* weights;   // the same
+  int32_t* places;  // the same: where the pair stands in that order
+  int32_t* tokens;  // in that order
+  int32_t* starts;  // [num_experts + 1], in that order
+
+  void arrange(int num_tokens, const Routing& r) {
+    int num = num_tokens * r.num_chosen;
+    memset(starts, 0, (r.num_experts + 1) * sizeof(int32_t));
+    for (int i = 0; i < num; i++) starts[chosen[i] + 1]++;
+    for (int e = 0; e < r.num_experts; e++) starts[e + 1] += starts[e];
+    for (int i = 0; i < num; i++) {
+      places[i] = starts[chosen[i]]++;
+      tokens[places[i]] = i / r.num_chosen;
+    }
+    for (int e = r.num_experts; e > 0; e--) starts[e] = starts[e - 1];
+    starts[0] = 0;
+  }
+};
+
+inline Scratch<int32_t> pair_numbers;
+inline Scratch<float> pair_floats;   // weights, then the router's logits
+inline Scratch<float> pair_outputs;  // [pairs, hidden]
+template <class T>
+inline Scratch<T> pair_rows;  // [pairs, hidden]: what goes in
+template <class T>
+inline Scratch<T> pair_inner;  // [pairs, inner]
+
+// Products of several experts, each with rows of its own, whose items all threads share.
+template <class P>
+struct Products {
+  P* each;
+  int* ends;  // of each one's items
+  int num = 0;
+
+  void run(int unit) {
+    size_t room = 0;
+    int num_tiles = 0, end = 0;
+    for (int i = 0; i < num; i++) room += room_of(i), num_tiles += each[i].w.num_tiles();
+    uint8_t* memory = product_room.of(room);
+    for (int i = 0; i < num; i++) {
+      each[i].take_room(memory);
+      memory += room_of(i);
+      each[i].divide(unit, num_tiles);
+      ends[i] = end += each[i].items.num();
+    }
+    auto prepare = [=](int i) {
+      for (int part = 0; part < each[i].num_parts(); part++) each[i].prepare(part);
+    };
+    if (room) share(prepare, num);
+    share(*this, end);
+  }
+
+  size_t room_of(int i) const { return (each[i].room() + 63) / 64 * 64; }
+
+  void operator()(int item) {
+    int low = 0, high = num - 1;
+    while (low < high) {
+      int middle = (low + high) / 2;
+      if (item < ends[middle])
+        high = middle;
+      else
+        low = middle + 1;
+    }
+    each[low](low ? item - ends[low - 1] : item);
+  }
+};
+
+// Multiplies each expert's rows with its matrix, of which all are of W; make(w, start) gives what
+// takes the sums of rows that begin at `start`.
+template <class P, class T, class W, class Make>
+void multiply_experts(const Pairs& pairs, int num_experts, const Matrix* matrices, const T* rows,
+                      int unit, Make make) {
+  static Scratch<P> products;
+  static Scratch<int> ends;
+  Products<P> all = {products.of(num_experts), ends.of(num_experts)};
+  for (int e = 0; e < num_experts; e++) {
+    int start = pairs.starts[e], num = pairs.starts[e + 1] - start;
+    if (!num) continue;
+    Packed<W> w = packed<W>(matrices[e]);
+    all.each[all.num++] = P{rows + (size_t)start * w.k, num, w, make(w, start)};
+  }
+  all.run(unit);
+}
+
+// The same for matrices of any form, all of one.
+template <class T, class Make>
+void multiply_experts(const Pairs& pairs, int num_experts, const Matrix* matrices, const T* rows,
+                      int unit, Make make) {
+  with_packed<T>(matrices[0], [&](auto first) {
+    typedef typename decltype(first)::Numbers W;
+    typedef decltype(make(first, 0)) Out;
+    if constexpr (CAN_ROUND<W>)
+      if (first.rounds)
+        return multiply_experts<RoundedProduct<T, W, Out>, T, W>(pairs, num_experts, matrices, rows,
+                                                                 unit, make);
+    multiply_experts<Product<T, W, Out>, T, W>(pairs, num_experts, matrices, rows, unit, make);
+  });
+}
+
+// out [tokens, hidden] += scale · what the experts of each token give, by their weights. `rows` are
+// the tokens in the weights' type, `wide` what the router takes.
+template <class T>
+void run_experts(const Experts& experts, const T* rows, const float* wide, int num_tokens,
+                 float scale, float* out) {
+  const Routing& routing = experts.routing;
+  int num_chosen = routing.num_chosen, num_experts = routing.num_experts;
+  int num = num_tokens * num_chosen;
+  size_t size = experts.router.k, inner_size = experts.down[0].k;
+  float* weights = pair_floats.of(num + (size_t)num_tokens * num_experts);
+  float* logits = weights + num;
+  int32_t* numbers = pair_numbers.of(3 * (size_t)num + num_experts + 1);
+  Pairs pairs = {numbers, weights, numbers + num, numbers + 2 * num, numbers + 3 * num};
+
+  product(wide, num_tokens, packed<float>(experts.router), logits);
+  each_row(num_tokens, num_experts, [=](size_t at) {
+    size_t token = at / num_experts;
+    route(routing, logits + at, pairs.chosen + token * num_chosen, weights + token * num_chosen);
+  });
+  pairs.arrange(num_tokens, routing);
+
+  T* gathered = pair_rows<T>.of(num * size);
+  T* inner = pair_inner<T>.of(num * inner_size);
+  float* outputs = pair_outputs.of(num * size);
+  each_row(num, 1, [=](size_t i) {
+    memcpy(gathered + i * size, rows + pairs.tokens[i] * size, size * sizeof(T));
+  });
+  multiply_experts(pairs, num_experts, experts.gate_up, gathered, 2, [=](auto w, int start) {
+    return Gate<T, typename decltype(w)::Numbers>{inner + start * inner_size, w};
+  });
+  multiply_experts(pairs, num_experts, experts.down, inner, 1, [=](auto w, int start) {
+    return Store<typename decltype(w)::Numbers>{outputs + start * size, w};
+  });
+  each_row(num_tokens, size, [=](size_t at) {
+    int first = at / size * num_chosen;
+    for (int j = first; j < first + num_chosen; j++) {
+      f32x16 weight = spread(weights[j] * scale);
+      const float* part = outputs + pairs.places[j] * size;
+      for (size_t i = 0; i < size; i += LANES)
+        store(out + at + i, fma(weight, load(part + i), load(out + at + i)));
+    }
+  });
+}

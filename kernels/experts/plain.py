@@ -1,0 +1,47 @@
+"""``experts`` by torch's products, one expert after another of those that are hit."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.codes import Codes
+from kernels.silu_mul import silu_mul
+
+BLOCK_ROWS = 8  # of each product: one with another number of rows may round in another way
+
+
+def experts(
+    x: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    gate_up: Tensor | Codes | Sequence[Tensor | Codes],
+    down: Tensor | Codes | Sequence[Tensor | Codes],
+    residual: Tensor | None,
+) -> Tensor:
+    num_tokens, num_chosen = chosen.shape
+    parts = x.new_empty(num_tokens * num_chosen, x.shape[1])
+    by_expert = chosen.flatten().sort(stable=True)
+    hit, counts = by_expert.values.unique_consecutive(return_counts=True)
+    pairs_of = by_expert.indices.split(counts.tolist())
+    for expert, pairs in zip(hit.tolist(), pairs_of, strict=True):
+        rows = functional.pad(x[pairs // num_chosen], (0, 0, 0, -len(pairs) % BLOCK_ROWS))
+        both, back = _dense(gate_up, expert, x.dtype), _dense(down, expert, x.dtype)
+        blocks = [
+            functional.linear(silu_mul(functional.linear(block, both)), back)
+            for block in rows.split(BLOCK_ROWS)
+        ]
+        parts[pairs] = torch.cat(blocks)[: len(pairs)]
+    weighted = parts.view(num_tokens, num_chosen, x.shape[1]) * weights[:, :, None]
+    out = torch.zeros_like(weighted[:, 0]) if residual is None else residual.float()
+    for part in weighted.unbind(1):
+        out = out + part
+    return out.to(x.dtype)
+
+
+def _dense(
+    each: Tensor | Codes | Sequence[Tensor | Codes], expert: int, dtype: torch.dtype
+) -> Tensor:
+    one = each.expert(expert) if isinstance(each, Codes) else each[expert]
+    return one.values(dtype) if isinstance(one, Codes) else one

@@ -1,0 +1,90 @@
+"""``experts`` in four launches: pairs by expert, gates and ups, downs, and the sums of tokens.
+
+Nothing is known on the host but how many tokens there are: the grid of a product has room for the
+worst load of the experts, and programs without work leave at once.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+from torch import Tensor
+
+from kernels.codes import Codes, has_kernels
+from kernels.codes.triton import constants, operands
+from kernels.experts.triton.config import config
+from kernels.experts.triton.place import place
+from kernels.experts.triton.products import down_kernel, gate_up_kernel
+from kernels.experts.triton.sums import BLOCK, sum_kernel
+
+
+def launch(
+    x: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    gate_up: Tensor | Codes | Sequence[Tensor | Codes],
+    down: Tensor | Codes | Sequence[Tensor | Codes],
+    residual: Tensor | None,
+) -> Tensor:
+    if not isinstance(gate_up, Tensor | Codes) or not isinstance(down, Tensor | Codes):
+        raise ValueError("experts: the weights of all experts must be in one")
+    _check(x, chosen, weights, gate_up, down, residual)
+    num_tokens, num_chosen = chosen.shape
+    num_experts, hidden, inner = down.shape
+    out = torch.empty_like(x)
+    if not num_tokens:
+        return out
+    opening = config(hidden, x.element_size(), num_tokens, constants(gate_up))
+    closing = config(inner, x.element_size(), num_tokens, constants(down))
+    placed = place(chosen, num_experts, opening.block_t)
+    most = placed.blocks.shape[1]
+    gated = x.new_empty(chosen.numel(), inner)
+    parts = x.new_empty(chosen.numel(), hidden)
+    gate_up_kernel[triton.cdiv(2 * inner, opening.block_rows), most](
+        *(x, *placed, *_operands(gate_up), gated, most, num_chosen, inner, hidden),
+        *(*constants(gate_up), *opening[:3]),
+        num_warps=opening.num_warps,
+        num_stages=opening.num_stages,
+    )
+    down_kernel[triton.cdiv(hidden, closing.block_rows), most](
+        *(gated, *placed, *_operands(down), weights, parts, most, hidden, inner),
+        *(*constants(down), *closing[:3]),
+        num_warps=closing.num_warps,
+        num_stages=closing.num_stages,
+    )
+    sum_kernel[num_tokens, triton.cdiv(hidden, BLOCK)](
+        *(parts, residual, out, num_chosen, hidden, BLOCK), num_warps=4
+    )
+    return out
+
+
+def _check(
+    x: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    gate_up: Tensor | Codes,
+    down: Tensor | Codes,
+    residual: Tensor | None,
+) -> None:
+    """Raises ValueError."""
+    each = [x, chosen, weights, *([] if residual is None else [residual])]
+    dense = [weight for weight in (gate_up, down) if isinstance(weight, Tensor)]
+    if not all(tensor.is_contiguous() for tensor in each + dense):
+        raise ValueError("experts: all tensors must be contiguous")
+    if (chosen.dtype, weights.dtype) != (torch.int32, torch.float32):
+        raise ValueError("experts: chosen must be int32 and weights float32")
+    num_experts, hidden, inner = down.shape
+    if x.shape[1] != hidden or gate_up.shape != (num_experts, 2 * inner, hidden):
+        raise ValueError(
+            f"experts: x {list(x.shape)}, gate_up {list(gate_up.shape)} and down"
+            f" {list(down.shape)} must be [T, H], [E, 2 I, H] and [E, H, I]"
+        )
+    if hidden % 8 or inner % 8:
+        raise ValueError(f"experts: sizes {hidden} and {inner} must be multiples of 8")
+    for weight in (gate_up, down):
+        if isinstance(weight, Codes) and not has_kernels(weight):
+            raise ValueError("experts: codes in groups that no kernel reads")
+
+
+def _operands(weight: Tensor | Codes) -> tuple[Tensor | None, ...]:
+    return *operands(weight), weight.order if isinstance(weight, Codes) else None

@@ -1,0 +1,67 @@
+"""Which experts a token goes to, and how much each of them counts."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels.dispatch import runs_triton
+from kernels.route.options import Routing, Score
+
+__all__ = ["Routed", "Routing", "Score", "route"]
+
+
+class Routed(NamedTuple):
+    chosen: Tensor  # [T, k] int32, the best one first; of equal ones the first
+    weights: Tensor  # [T, k] float32
+
+
+def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> Routed:
+    """logits [T, E] float32 → k = ``routing.num_chosen`` experts for each token.
+
+    ``bias`` [E] float32 is added to scores for the choice, and is not in the weights (DeepSeek-V3,
+    arXiv 2412.19437, 2.1.2). Raises ValueError for what ``routing`` has no experts for.
+    """
+    routing.check(logits.shape[1])
+    if logits.dtype != torch.float32 or (bias is not None and bias.dtype != torch.float32):
+        raise ValueError("route: logits and bias must be float32")
+    if runs_triton(logits):
+        from kernels.route.triton import launch
+
+        return Routed(*launch(logits, routing, bias))
+    scores = _scores(logits, routing)
+    ranked = _kept(scores if bias is None else scores + bias, routing)
+    chosen = _best_first(ranked)[:, : routing.num_chosen]
+    weights = scores.gather(1, chosen)
+    if routing.score == "softmax_of_chosen":
+        weights = weights.softmax(1)
+    if routing.min_sum is not None:
+        weights = weights / weights.sum(1, keepdim=True).clamp_min(routing.min_sum)
+    return Routed(chosen.int(), weights * routing.factor)
+
+
+def _scores(logits: Tensor, routing: Routing) -> Tensor:
+    match routing.score:
+        case "softmax":
+            return logits.softmax(1)
+        case "sigmoid":
+            return logits.sigmoid()
+        case "softmax_of_chosen":
+            return logits
+
+
+def _kept(ranked: Tensor, routing: Routing) -> Tensor:
+    """With -inf for experts of groups that are not kept."""
+    if routing.num_kept_groups == routing.num_groups:
+        return ranked
+    groups = ranked.unflatten(1, (routing.num_groups, -1))  # [T, groups, experts]
+    best = groups.topk(routing.group_best, sorted=False).values.sum(2)
+    is_left = torch.ones_like(best, dtype=torch.bool)
+    is_left.scatter_(1, _best_first(best)[:, : routing.num_kept_groups], False)
+    return groups.masked_fill(is_left[:, :, None], -torch.inf).flatten(1)
+
+
+def _best_first(each: Tensor) -> Tensor:
+    """Of equal ones the first, which ``topk`` does not promise."""
+    order: Tensor = each.sort(dim=1, descending=True, stable=True).indices
+    return order

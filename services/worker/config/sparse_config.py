@@ -1,0 +1,34 @@
+"""What families with experts read in config.json, each by names of its own."""
+
+from typing import Annotated
+
+import msgspec
+
+from kernels.route import Routing
+from services.worker.config.model_config import ModelConfig
+
+Num = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class SparseConfig(ModelConfig, frozen=True):
+    """A family says how many experts a layer with some has, and how they are chosen."""
+
+    @property
+    def num_routed_experts(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def routing(self) -> Routing:
+        raise NotImplementedError
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether ``layer`` has experts."""
+        return True
+
+    def problems(self) -> list[str]:
+        problems = super().problems()
+        try:
+            self.routing.check(self.num_routed_experts)
+        except ValueError as error:
+            problems.append(f"its experts cannot be chosen: {error}")
+        return problems

@@ -1,0 +1,27 @@
+"""A layer's feed-forward network that is a mixture of experts."""
+
+from collections.abc import Iterable
+
+from services.worker.layers.experts import Experts, Router
+from services.worker.layers.gated import GatedProducts
+from services.worker.layers.mlp import GatedMLP
+from services.worker.layers.norm import RMSNorm
+from services.worker.layers.ops import Ops, X
+
+
+class Mixture(Experts):
+    """The experts that a token's router chooses, and perhaps a network that all tokens share."""
+
+    def __init__(
+        self, gate: Router, experts: Iterable[GatedProducts], shared: GatedMLP | None = None
+    ) -> None:
+        super().__init__(gate, experts)
+        self.shared_experts = shared
+
+    def forward(self, ops: Ops[X], x: X, *, norm: RMSNorm, residual: X, scale: float = 1.0) -> X:
+        """scale · (experts(norm(x)) + shared(norm(x))) + residual: [T, hidden] → [T, hidden]"""
+        normed = ops.norm(x, norm)
+        x = ops.experts(normed, self, residual=residual, scale=scale)
+        if self.shared_experts is None:
+            return x
+        return self.shared_experts.forward(ops, normed, residual=x, scale=scale)

@@ -1,0 +1,91 @@
+"""ERNIE 4.5 with experts (technical report of June 2025)."""
+
+from torch import nn
+
+from kernels.route import Routing
+from services.worker.config.sparse_config import Num, SparseConfig
+from services.worker.layers.experts import Router
+from services.worker.layers.linear import Piece
+from services.worker.layers.mixture import Mixture
+from services.worker.layers.mlp import GatedMLP
+from services.worker.layers.parallel import ALONE, Parallel
+from services.worker.models.decoder import DecoderLayer, DecoderLM, Parts
+from services.worker.models.mtp import MtpLayer, NormedMtpHead
+
+
+class ErnieRouter(Router):
+    """Its correction stands beside it, as a row."""
+
+    def checkpoint_pieces(self, name: str) -> dict[str, Piece]:
+        assert self.e_score_correction_bias is not None
+        return {
+            f"{name}.weight": Piece(self.weight),
+            "moe_statics.e_score_correction_bias": Piece(self.e_score_correction_bias[None]),
+        }
+
+
+class Ernie4_5_MoeForCausalLM(DecoderLM):  # noqa: N801, its name in config.json
+    class Config(SparseConfig, frozen=True, kw_only=True):
+        moe_num_experts: Num
+        moe_k: Num
+        moe_intermediate_size: Num
+        moe_num_shared_experts: int = 2
+        moe_layer_start_index: int = 1
+        moe_layer_end_index: int = -1  # the last one that has experts; -1: of all
+        moe_layer_interval: Num = 1
+        moe_norm_min: float = 1e-12
+        rope_theta: float | None = 500000.0
+        tie_word_embeddings: bool | None = True
+        use_bias: bool = False
+        num_nextn_predict_layers: int = 0
+
+        @property
+        def num_routed_experts(self) -> int:
+            return self.moe_num_experts
+
+        @property
+        def routing(self) -> Routing:
+            return Routing(self.moe_k, min_sum=self.moe_norm_min)
+
+        def is_sparse(self, layer: int) -> bool:
+            end = self.moe_layer_end_index
+            last = self.num_hidden_layers - 1 if end == -1 else end
+            is_within = self.moe_layer_start_index <= layer <= last
+            return is_within and (layer + 1) % self.moe_layer_interval == 0
+
+        def problems(self) -> list[str]:
+            problems = super().problems()
+            if self.use_bias:
+                problems.append("use_bias true is not supported beside experts; only false is")
+            return problems
+
+    config: Config
+    is_interleaved = True
+
+    def __init__(self, config: Config, parallel: Parallel = ALONE) -> None:
+        super().__init__(config, parallel)
+        layers = [self._make_mtp_layer(i) for i in range(config.num_nextn_predict_layers)]
+        self.model.mtp_layers = nn.ModuleList(layers)
+        if layers:
+            self.mtp_head = NormedMtpHead(self.model, layers[0], self.model.norm, self.lm_head)
+
+    def make_layer(self, parts: Parts, layer: int) -> DecoderLayer:
+        return DecoderLayer(parts, parts.attention(layer), self._make_mlp(parts, layer))
+
+    def _make_mtp_layer(self, index: int) -> MtpLayer:
+        """It has no norm of its own for what it gives: the trunk's last one is for both."""
+        config, parts = self.config, self.parts
+        attention = parts.attention(config.num_hidden_layers + index)
+        return MtpLayer(parts, config.hidden_size, attention, parts.mlp())
+
+    def _make_mlp(self, parts: Parts, layer: int) -> GatedMLP | Mixture:
+        config = self.config
+        if not config.is_sparse(layer):
+            return parts.mlp()
+        num, size = config.moe_num_experts, config.moe_intermediate_size
+        num_shared = config.moe_num_shared_experts
+        return Mixture(
+            ErnieRouter(config.hidden_size, num, config.routing, has_correction=True),
+            parts.experts(num, size),
+            parts.mlp(size=num_shared * size) if num_shared else None,
+        )

@@ -1,0 +1,45 @@
+"""GLM-4.5 and 4.6 (arXiv 2508.06471): half of each head is rotated."""
+
+from typing import ClassVar, Literal
+
+from torch import nn
+
+from services.worker.layers.attention import Attention
+from services.worker.layers.parallel import ALONE, Parallel
+from services.worker.models.decoder import DecoderLayer, DecoderLM, Parts
+from services.worker.models.grouped_experts import GroupedConfig, make_mlp
+from services.worker.models.mtp import NormedMtpHead, NormedMtpLayer
+
+
+class Glm4MoeForCausalLM(DecoderLM):
+    class Config(GroupedConfig, frozen=True):
+        rotates_partly: ClassVar[bool] = True
+        partial_rotary_factor: float | None = 0.5
+        first_k_dense_replace: int = 1
+        attention_bias: bool = False
+        use_qk_norm: bool = False
+        num_nextn_predict_layers: int = 0
+
+    config: Config
+
+    def __init__(self, config: Config, parallel: Parallel = ALONE) -> None:
+        super().__init__(config, parallel)
+        layers = [self._make_mtp_layer(i) for i in range(config.num_nextn_predict_layers)]
+        self.model.mtp_layers = nn.ModuleList(layers)
+        if layers:
+            norm = layers[0].final_layernorm
+            self.mtp_head = NormedMtpHead(self.model, layers[0], norm, self.lm_head)
+
+    def make_layer(self, parts: Parts, layer: int) -> DecoderLayer:
+        mlp = make_mlp(parts, self.config, layer)
+        return DecoderLayer(parts, self._make_attention(parts, layer), mlp)
+
+    def _make_mtp_layer(self, index: int) -> NormedMtpLayer:
+        config, parts = self.config, self.parts
+        layer = config.num_hidden_layers + index
+        attention, mlp = self._make_attention(parts, layer), make_mlp(parts, config, layer)
+        return NormedMtpLayer(parts, config.hidden_size, attention, mlp)
+
+    def _make_attention(self, parts: Parts, layer: int) -> Attention:
+        norm: Literal["heads", "none"] = "heads" if self.config.use_qk_norm else "none"
+        return parts.attention(layer, norm=norm, has_qkv_bias=self.config.attention_bias)

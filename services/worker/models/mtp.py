@@ -1,0 +1,67 @@
+"""Layers that predict further tokens (MTP, arXiv 2412.19437, 2.2).
+
+Of several such layers the first is used, again and again for drafts that are further ahead.
+"""
+
+from services.worker.layers.attention import Attention
+from services.worker.layers.embedding import LMHead
+from services.worker.layers.linear import Columns, Linear
+from services.worker.layers.mixture import Mixture
+from services.worker.layers.mlp import GatedMLP
+from services.worker.layers.norm import RMSNorm
+from services.worker.layers.ops import Ops, X
+from services.worker.models.decoder import DecoderLayer, MtpHead, Parts, Trunk
+
+
+class MtpLayer(DecoderLayer):
+    """A decoder layer on the product with a hidden state and an embedding, one behind the other:
+    the sum of the products with either."""
+
+    def __init__(
+        self, parts: Parts, hidden_size: int, attention: Attention, mlp: GatedMLP | Mixture
+    ) -> None:
+        super().__init__(parts, attention, mlp)
+        self.token_layernorm = parts.norm()
+        self.hidden_layernorm = parts.norm()
+        both = 2 * hidden_size
+        self.hidden_proj = Linear(hidden_size, hidden_size, columns=Columns("input_proj", 0, both))
+        self.token_proj = Linear(
+            hidden_size, hidden_size, columns=Columns("input_proj", hidden_size, both)
+        )
+
+    def forward_pair(self, ops: Ops[X], state: X, embedded: X) -> X:
+        """[T, hidden] each → [T, hidden]"""
+        x = ops.linear(state, self.hidden_proj, norm=self.hidden_layernorm)
+        x = ops.linear(embedded, self.token_proj, norm=self.token_layernorm, residual=x)
+        return self.forward(ops, x)
+
+
+class NormedMtpLayer(MtpLayer):
+    """Has a norm of its own for what it gives."""
+
+    def __init__(
+        self, parts: Parts, hidden_size: int, attention: Attention, mlp: GatedMLP | Mixture
+    ) -> None:
+        super().__init__(parts, hidden_size, attention, mlp)
+        self.final_layernorm = parts.norm()
+
+
+class NormedMtpHead(MtpHead):
+    """Takes states behind the trunk's last norm, and gives them behind ``norm``, as DeepSeek-V3
+    does."""
+
+    def __init__(self, trunk: Trunk, layer: MtpLayer, norm: RMSNorm, lm_head: LMHead) -> None:
+        self._trunk = trunk
+        self._layer = layer
+        self._norm = norm
+        self._lm_head = lm_head
+
+    def first_state(self, ops: Ops[X], hidden: X) -> X:
+        return ops.norm(hidden, self._trunk.norm)
+
+    def forward(self, ops: Ops[X], state: X, ids: X) -> X:
+        embedded = ops.embed(ids, self._trunk.embed_tokens)
+        return ops.norm(self._layer.forward_pair(ops, state, embedded), self._norm)
+
+    def logits(self, ops: Ops[X], out: X) -> X:
+        return ops.logits(out, self._lm_head)

@@ -1,0 +1,92 @@
+"""Qwen1.5-MoE and Qwen2-MoE (arXiv 2407.10671): a gate of its own opens the network that all
+tokens share."""
+
+from collections.abc import Iterable
+from typing import Annotated
+
+import msgspec
+
+from kernels.route import Routing
+from services.worker.config.sparse_config import Num, SparseConfig
+from services.worker.layers.experts import Router, Scores
+from services.worker.layers.gated import GatedProducts
+from services.worker.layers.mixture import Mixture
+from services.worker.layers.mlp import GatedMLP
+from services.worker.layers.norm import RMSNorm
+from services.worker.layers.ops import Ops, X
+from services.worker.models.decoder import DecoderLayer, DecoderLM, Parts
+from services.worker.models.qwen2 import WindowsConfig
+
+
+class StepConfig(SparseConfig, WindowsConfig, frozen=True, kw_only=True):
+    """Every so many layers one has experts, unless it is named as one that has not."""
+
+    num_experts: Num | None = None
+    num_local_experts: Num | None = None  # what transformers 5 calls it for Qwen3
+    num_experts_per_tok: Num
+    moe_intermediate_size: Num
+    norm_topk_prob: bool = False
+    decoder_sparse_step: Num = 1
+    mlp_only_layers: list[int] | None = None
+    sliding_window: Annotated[int, msgspec.Meta(ge=0)] | None = 4096  # 0 where it is not used
+
+    @property
+    def num_routed_experts(self) -> int:
+        return self.num_experts or self.num_local_experts or 0
+
+    @property
+    def routing(self) -> Routing:
+        return Routing(self.num_experts_per_tok, min_sum=0.0 if self.norm_topk_prob else None)
+
+    def is_sparse(self, layer: int) -> bool:
+        is_named = layer in (self.mlp_only_layers or [])
+        return not is_named and (layer + 1) % self.decoder_sparse_step == 0
+
+    def problems(self) -> list[str]:
+        if not self.num_routed_experts:
+            return ["num_experts is missing"]
+        problems = super().problems()
+        if self.use_sliding_window and self.sliding_window == 0:
+            problems.append("sliding_window 0 is not supported where use_sliding_window is true")
+        return problems
+
+
+class OpenedMixture(Mixture):
+    """What the shared network gives is multiplied with what its gate makes of the token."""
+
+    def __init__(
+        self, gate: Router, experts: Iterable[GatedProducts], shared: GatedMLP, opens: Scores
+    ) -> None:
+        super().__init__(gate, experts)
+        self.shared_expert = shared
+        self.shared_expert_gate = opens
+
+    def forward(self, ops: Ops[X], x: X, *, norm: RMSNorm, residual: X, scale: float = 1.0) -> X:
+        normed = ops.norm(x, norm)
+        x = ops.experts(normed, self, residual=residual, scale=scale)
+        shared = self.shared_expert.forward(ops, normed, scale=scale)
+        return ops.open(normed, self.shared_expert_gate, y=shared, residual=x)
+
+
+class Qwen2MoeForCausalLM(DecoderLM):
+    class Config(StepConfig, frozen=True, kw_only=True):
+        shared_expert_intermediate_size: Num
+        qkv_bias: bool = True
+
+    config: Config
+
+    def make_layer(self, parts: Parts, layer: int) -> DecoderLayer:
+        window = self.config.window(layer)
+        attention = parts.attention(layer, window=window, has_qkv_bias=self.config.qkv_bias)
+        return DecoderLayer(parts, attention, self._make_mlp(parts, layer))
+
+    def _make_mlp(self, parts: Parts, layer: int) -> GatedMLP | Mixture:
+        config = self.config
+        if not config.is_sparse(layer):
+            return parts.mlp()
+        return OpenedMixture(
+            parts.router(config.num_routed_experts, config.routing),
+            parts.experts(config.num_routed_experts, config.moe_intermediate_size),
+            parts.mlp(size=config.shared_expert_intermediate_size),
+            Scores(config.hidden_size, 1),
+        )

@@ -1,0 +1,21 @@
+"""Experts by Triton's kernels."""
+
+from tests.kernels.test_experts import (
+    test_a_tokens_result_is_the_same_bits_whatever_is_beside_it,
+    test_each_token_has_the_sum_of_its_experts,
+    test_loads_may_be_uneven,
+    test_nan_stays_with_its_token,
+    test_pairs_are_in_blocks_of_one_expert,
+    test_weights_may_be_in_codes,
+    test_what_kernels_cannot_read_is_an_error,
+)
+
+__all__ = [
+    "test_a_tokens_result_is_the_same_bits_whatever_is_beside_it",
+    "test_each_token_has_the_sum_of_its_experts",
+    "test_loads_may_be_uneven",
+    "test_nan_stays_with_its_token",
+    "test_pairs_are_in_blocks_of_one_expert",
+    "test_weights_may_be_in_codes",
+    "test_what_kernels_cannot_read_is_an_error",
+]

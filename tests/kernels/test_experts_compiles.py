@@ -1,0 +1,178 @@
+"""Experts and their choice, compiled for cards that are not there."""
+
+import re
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+from benchmarks.gpu.dry_card import HOPPER
+from kernels.codes.triton import DENSE
+from kernels.experts.triton.config import config
+from kernels.experts.triton.place import BLOCK, place_kernel
+from kernels.experts.triton.products import down_kernel, gate_up_kernel
+from kernels.experts.triton.sums import BLOCK as SUM_BLOCK
+from kernels.experts.triton.sums import sum_kernel
+from kernels.route import Routing
+from kernels.route.triton import route_kernel
+from tests.kernels.compiled import ARCHS, compile_kernel, compiled
+from tests.kernels.test_linear_compiles import (
+    CODES,
+    KNOWN,
+    TYPES,
+    assert_fits,
+    codes,
+    named,
+    of_codes,
+    taken,
+)
+from tests.kernels.test_route import FAMILIES
+
+# Hidden size, an expert's inner size and how many are chosen.
+QWEN3_30B, ERNIE_21B, TINY = (2048, 768, 8), (2560, 1536, 6), (64, 32, 2)
+archs = pytest.mark.parametrize("arch", ARCHS)
+kernels = pytest.mark.parametrize("kernel", [gate_up_kernel, down_kernel], ids=["gate_up", "down"])
+nums_tokens = pytest.mark.parametrize("num_tokens", [1, 65])
+# float32 has no tensor cores and takes the most registers.
+PRODUCTS = [
+    *((shape, torch.bfloat16) for shape in (QWEN3_30B, ERNIE_21B, TINY)),
+    (QWEN3_30B, torch.float32),
+    pytest.param(TINY, torch.float32, marks=pytest.mark.slow),
+    pytest.param(QWEN3_30B, torch.float16, marks=pytest.mark.slow),
+]
+POINTERS = {"p_pairs": "*i32", "p_blocks": "*i32", "p_num_blocks": "*i32"}
+
+
+@cache
+def compiled_product(
+    kernel: Any,
+    shape: tuple[int, int, int],
+    dtype: torch.dtype,
+    num_tokens: int,
+    arch: int,
+    form: str | None = None,
+) -> Any:
+    hidden, inner, num_chosen = shape
+    is_gated = kernel is gate_up_kernel
+    size = hidden if is_gated else inner
+    known = DENSE if form is None else CODES[form][0]
+    chosen = config(size, dtype.itemsize, num_tokens, known)
+    pointers, absent = {"codes": TYPES[dtype]}, ["p_scales", "p_zeros", "p_table"]
+    if form is not None:
+        pointers, absent = of_codes(form)
+    pointers["p_weight"] = pointers.pop("codes")
+    absent.append("p_order")
+    pointers |= POINTERS | {"p_gated": TYPES[dtype]}
+    if is_gated:
+        pointers["p_x"] = TYPES[dtype]
+        sizes = {"NUM_CHOSEN": num_chosen, "I": inner}
+    else:
+        pointers |= {"p_weights": "*fp32", "p_parts": TYPES[dtype]}
+        sizes = {"N": hidden}
+    constants = dict.fromkeys(absent) | sizes | {"K": size} | named(KNOWN, known)
+    constants |= named(("BLOCK_ROWS", "BLOCK_K", "BLOCK_T"), chosen[:3])
+    signature = pointers | {"most": "i32"}
+    return compiled(kernel, signature, constants, arch, chosen.num_warps, chosen.num_stages)
+
+
+@archs
+@kernels
+@nums_tokens
+@pytest.mark.parametrize(("shape", "dtype"), PRODUCTS, ids=str)
+def test_a_product_fits(
+    kernel: Any, shape: tuple[int, int, int], dtype: torch.dtype, num_tokens: int, arch: int
+) -> None:
+    assert_fits(taken(compiled_product(kernel, shape, dtype, num_tokens, arch)), arch)
+
+
+@archs
+@kernels
+@codes
+@nums_tokens
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.bfloat16,
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (torch.float16, torch.float32)),
+    ],
+    ids=str,
+)
+def test_a_product_with_codes_fits(
+    kernel: Any, form: str, dtype: torch.dtype, num_tokens: int, arch: int
+) -> None:
+    found = compiled_product(kernel, QWEN3_30B, dtype, num_tokens, arch, form)
+    assert_fits(taken(found), arch)
+
+
+@kernels
+@nums_tokens
+@pytest.mark.parametrize("form", [None, *CODES])
+def test_no_step_waits_for_what_it_loads_itself(
+    kernel: Any, form: str | None, num_tokens: int
+) -> None:
+    """Weights and tokens are copied ahead; scales and zeros that are loaded are the next step's."""
+    found = compiled_product(kernel, QWEN3_30B, torch.bfloat16, num_tokens, HOPPER, form)
+    loop = re.search(r"scf\.for .*?\n(.*?scf\.yield.*?)\n", found.asm["ttgir"], re.DOTALL)
+    assert loop is not None
+    lines = loop[1].splitlines()
+    assert sum("async_copy_global_to_local" in line for line in lines) >= 2
+    loaded = [line.split()[0] for line in lines if "= tt.load " in line]
+    for name in loaded:
+        used = [line for line in lines if re.search(rf"{re.escape(name)}\b", line)]
+        assert [line.split()[0] for line in used] == [name, "scf.yield"]
+
+
+@kernels
+@pytest.mark.parametrize("form", [None, *CODES])
+def test_a_sum_has_the_same_order_for_all_numbers_of_tokens(kernel: Any, form: str | None) -> None:
+    """Which instruction multiplies, and what it multiplies at once of codes."""
+    orders = set()
+    for num_tokens in (1, 65):
+        found = compiled_product(kernel, QWEN3_30B, torch.bfloat16, num_tokens, HOPPER, form)
+        text = found.asm["ttgir"]
+        (version,) = set(re.findall(r"nvidia_mma<\{versionMajor = (\d)", text))
+        spans = re.findall(r"tt\.dot .* : tensor<(4x)\d+(x\d+)xbf16", text)
+        assert len(spans) == (form is not None)
+        assert "tt.reduce" not in text
+        orders.add((version, *spans))
+    assert len(orders) == 1
+
+
+@archs
+@pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize("num_experts", [8, 256])
+def test_placing_pairs_fits(num_experts: int, block_size: int, arch: int) -> None:
+    signature = POINTERS | {"p_chosen": "*i32", "num_pairs": "i32", "most": "i32"}
+    constants = {"BLOCK_E": num_experts, "BLOCK_SIZE": block_size, "BLOCK": BLOCK}
+    assert_fits(compile_kernel(place_kernel, signature, constants, arch, num_warps=4), arch)
+
+
+@archs
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_adding_up_fits(dtype: torch.dtype, arch: int) -> None:
+    signature = dict.fromkeys(["p_parts", "p_residual", "p_out"], TYPES[dtype])
+    constants = {"NUM_CHOSEN": 8, "N": 2048, "BLOCK": SUM_BLOCK}
+    assert_fits(compile_kernel(sum_kernel, signature, constants, arch, num_warps=4), arch)
+
+
+@archs
+@pytest.mark.parametrize(("num_experts", "routing"), FAMILIES.values(), ids=FAMILIES)
+def test_routing_fits(num_experts: int, routing: Routing, arch: int) -> None:
+    signature = dict.fromkeys(["p_logits", "p_bias", "p_weights"], "*fp32") | {"p_chosen": "*i32"}
+    signature |= {"min_sum": "fp32", "factor": "fp32"}
+    size = num_experts // routing.num_groups
+    constants: dict[str, Any] = {
+        "NUM_CHOSEN": routing.num_chosen,
+        "SCORE": routing.score,
+        "IS_DIVIDED": routing.min_sum is not None,
+        "NUM_GROUPS": routing.num_groups,
+        "GROUP_SIZE": size,
+        "NUM_KEPT": routing.num_kept_groups,
+        "GROUP_BEST": routing.group_best,
+        "BLOCK_GROUPS": triton.next_power_of_2(routing.num_groups),
+        "BLOCK_SIZE": triton.next_power_of_2(size),
+        "BLOCK_CHOSEN": triton.next_power_of_2(routing.num_chosen),
+    }
+    assert_fits(compile_kernel(route_kernel, signature, constants, arch, num_warps=1), arch)

@@ -1,0 +1,104 @@
+"""Experts' weights in one: the same numbers, in the same memory as each expert's own."""
+
+import re
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.codes import Codes
+from services.worker.backends.stack_experts import stack_experts
+from services.worker.layers.linear import Linear
+from services.worker.layers.weights import Dense
+from services.worker.models.decoder import DecoderLM
+from services.worker.startup.choose_backend import choose_device_kernels
+from services.worker.weights.load import quantize
+from services.worker.weights.online import ONLINE, Quantization
+from shared.config.worker import WorkerConfig
+from shared.errors import ConfigError
+from tests.services.worker.test_native import EXPERTS, experts_of, make_config, make_model
+
+QUANTIZATIONS: tuple[Quantization, ...] = ("none", *ONLINE)
+
+
+def make(**changes: Any) -> DecoderLM:
+    return make_model(msgspec.structs.replace(make_config(EXPERTS), **changes), torch.float32)
+
+
+def linears(model: DecoderLM, part: str) -> list[list[Linear]]:
+    return [[getattr(each, part) for each in layer.products] for layer in experts_of(model)]
+
+
+def values_of(linear: Linear) -> Tensor:
+    return linear.weight.values.clone()
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_each_expert_is_left_with_its_part(quantization: Quantization) -> None:
+    model = make()
+    for part in ("gate_up_proj", "down_proj"):
+        for layer in linears(model, part):
+            for linear in layer:
+                quantize(linear, quantization)
+    before = {
+        part: [[values_of(linear) for linear in layer] for layer in linears(model, part)]
+        for part in ("gate_up_proj", "down_proj")
+    }
+    stack_experts(model)
+    for part, name in (("gate_up_proj", "gate_up"), ("down_proj", "down")):
+        for index, (layer, experts) in enumerate(
+            zip(linears(model, part), experts_of(model), strict=True)
+        ):
+            stack: Tensor | Codes = getattr(experts.stacks, name)
+            assert stack.shape == (len(layer), layer[0].outputs, layer[0].inputs)
+            for num, linear in enumerate(layer):
+                expected = before[part][index][num]
+                assert torch.equal(values_of(linear), expected)
+                if isinstance(stack, Codes):
+                    assert torch.equal(stack.expert(num).values(torch.float32), expected)
+                    assert own(linear) == stack.codes[num].data_ptr()
+                else:
+                    assert torch.equal(stack[num], expected)
+                    assert own(linear) == stack[num].data_ptr()
+
+
+def own(linear: Linear) -> int:
+    weight = linear.weight
+    return (weight.values if isinstance(weight, Dense) else weight.codes).data_ptr()
+
+
+def test_zeros_and_wide_scales_of_some_experts_are_those_of_all() -> None:
+    model = make()
+    layer = linears(model, "down_proj")[0]
+    for linear in layer:
+        quantize(linear, "wint8")
+    first, second = (linear.weight for linear in layer[:2])
+    assert not isinstance(first, Dense)
+    assert not isinstance(second, Dense)
+    first.zeros = torch.ones_like(first.scales)
+    second.scales.data = second.scales.float() * 1.0009765625
+    expected = [values_of(linear) for linear in layer]
+    stack_experts(model)
+    stacks = experts_of(model)[0].stacks
+    assert stacks is not None
+    assert isinstance(stacks.down, Codes)
+    for num, linear in enumerate(layer):
+        assert torch.equal(stacks.down.expert(num).values(torch.float32), expected[num])
+        assert torch.equal(values_of(linear), expected[num])
+
+
+def test_experts_in_several_forms_are_refused_by_the_layers_name() -> None:
+    model = make()
+    quantize(linears(model, "down_proj")[1][2], "wint8")
+    message = "model.layers.1.mlp: weights of experts that are not in one form"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        choose_device_kernels(model, WorkerConfig(), torch.float32)
+
+
+def test_sizes_that_kernels_do_not_read_are_refused() -> None:
+    model = make(moe_intermediate_size=20)
+    message = "experts of (96, 20) outputs and inputs, no multiples of 8"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        choose_device_kernels(model, WorkerConfig(), torch.float32)
