@@ -66,7 +66,7 @@ class WorkerConfig(Settings):
         allow_inf_nan=False,
         description="on a GPU: GiB of a worker's weights that are in the host's memory; they are"
         " whole layers, each copied to the GPU in every step, while those before it are computed;"
-        " for our own architectures",
+        " for our own architectures without experts",
     )
     native_kernels: bool = Field(
         True, description="on a CPU: compute with our native code where it can run the model"
