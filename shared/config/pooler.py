@@ -23,11 +23,11 @@ class PoolerConfig(BaseModel):
     matryoshka_dimensions: Annotated[list[PositiveInt], Field(min_length=1)] | None = None
 
     def __str__(self) -> str:
-        return self.model_dump_json(exclude_unset=True)
+        return self.model_dump_json(exclude_none=True)
 
     def __bool__(self) -> bool:
         """Whether anything is set."""
-        return bool(self.model_fields_set)
+        return any(value is not None for _, value in self)
 
 
 _read = reader_of(PoolerConfig, '{"pooling_type": "MEAN"}')

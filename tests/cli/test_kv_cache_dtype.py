@@ -20,7 +20,7 @@ async def test_greedy_texts_are_those_of_one_engine_alone(tmp_path: Path, name: 
     small that some are preempted."""
     flags = [
         *("--kv-cache-dtype", name, "--dtype", "float32", "--served-model-name", "any"),
-        *("--max-model-len", "112", "--num-gpu-blocks-override", "12"),
+        *("--max-model-len", "112", "--num-gpu-blocks-override", "9"),
         *("--max-num-batched-tokens", "39", "--max-num-seqs", "8"),
     ]
     prompts = prompts_with_one_beginning()

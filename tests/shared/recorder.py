@@ -5,7 +5,15 @@ import asyncio
 from shared.codec import Array
 from shared.keys import Keys
 from shared.link import Link
-from shared.messages import PROTOCOL_MAJOR, Heartbeat, Hello, Message, ServiceName, State
+from shared.messages import (
+    PROTOCOL_MAJOR,
+    PROTOCOL_MINOR,
+    Heartbeat,
+    Hello,
+    Message,
+    ServiceName,
+    State,
+)
 from shared.peer import Peer
 
 TIMEOUT_S = 10
@@ -19,7 +27,7 @@ class Recorder:
         refuses: str | None = None,
         keys: Keys | None = None,
     ) -> None:
-        self.link = Link(Hello(PROTOCOL_MAJOR, 0, service, instance), self, keys)
+        self.link = Link(Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, service, instance), self, keys)
         self.state = State.READY
         self.refuses = refuses
         self.ups: asyncio.Queue[Peer] = asyncio.Queue()

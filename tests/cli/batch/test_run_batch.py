@@ -123,7 +123,7 @@ async def test_a_server_that_runs_answers_too(tmp_path: Path):
 
 @pytest.mark.seconds
 async def test_a_mesh_that_cannot_start_says_why(tmp_path: Path):
-    write_input(tmp_path / "in.jsonl", 5)
+    write_input(tmp_path / "in.jsonl", 6)
     process = await start(tmp_path, "--model", str(tmp_path / "none"))
     said = (await asyncio.wait_for(process.stdout.read(), 60)).decode()
     assert await process.wait() == 2, said
