@@ -58,7 +58,9 @@ def test_rows_that_hide_keys_agree(device: torch.device) -> None:
     compare(step, SMALL, is_interleaved=True, device=device)
 
 
-@dtypes
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)]
+)
 def test_heads_of_the_size_of_deepseek_v3_agree(device: torch.device, dtype: torch.dtype) -> None:
     step = Step([70], 1, [(5, 2)], 16)
     compare(step, DEEPSEEK_V3, dtype, is_interleaved=True, device=device)

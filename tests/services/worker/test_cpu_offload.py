@@ -93,7 +93,10 @@ def test_texts_and_logprobs_are_the_same_bits(
     assert_same(found, wanted)
 
 
-@pytest.mark.parametrize("quantization", ["wint8", "wint4", "nf4", "fp8_block"])
+@pytest.mark.parametrize(
+    "quantization",
+    ["wint4", *(pytest.param(each, marks=pytest.mark.slow) for each in ("wint8", "fp8_block"))],
+)
 def test_codes_made_at_the_start_are_offloaded(
     mimo: Path, tmp_path: Path, quantization: str
 ) -> None:
@@ -107,7 +110,13 @@ def test_codes_made_at_the_start_are_offloaded(
         assert_same(found, wanted)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        name if place == 0 else pytest.param(name, marks=pytest.mark.slow)
+        for place, name in enumerate(LAYOUTS)
+    ],
+)
 def test_codes_of_a_checkpoint_are_offloaded(mimo: Path, tmp_path: Path, layout: str) -> None:
     save_quantized(mimo, tmp_path, LAYOUTS[layout])
     _, wanted = run(tmp_path)
