@@ -1,22 +1,20 @@
 """``/v1/chat/completions`` and ``/v1/completions``."""
 
-import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 from aiohttp import web
 
-from services.gateway.http.account import ACCOUNT, owner_of
+from services.gateway.endpoints.serving import accepting, send_json, start_meter
+from services.gateway.http.account import owner_of
 from services.gateway.http.admission import Admission, Reservation
 from services.gateway.http.body import BodyParser, BodyReader
 from services.gateway.http.client import EVENT_STREAM, Client
 from services.gateway.http.pieces import PieceMaker
-from services.gateway.http.request_log import METER
 from services.gateway.http.request_meter import RequestMeter
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.mesh.output_collector import OutputCollector
@@ -33,7 +31,7 @@ from services.gateway.responses.reply import Head, Reply
 from services.gateway.responses.writers import BodyWriter, StreamWriter, is_large
 from shared.codec import Array
 from shared.config.gateway import GatewayConfig
-from shared.errors import RETRY_AFTER_S, InvalidRequest, Unavailable
+from shared.errors import InvalidRequest
 from shared.messages import ALL_TOKENS, WINDOW_BYTES, WINDOW_TOKENS, ModelInfo
 
 STREAM_HEADERS = {
@@ -41,7 +39,6 @@ STREAM_HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
 }
-JSON_HEADERS = {"Content-Type": "application/json"}
 WARNINGS = "X-Shoal-Warnings"
 """Header that names what a request asked for in vain."""
 
@@ -147,9 +144,7 @@ class Completions:
             param = "return_token_ids" if job.params.logprobs is None else "logprobs"
             self._hold(reservation, token_bytes(job, model), param)
             job = replace(job, owner=owner_of(request))
-            meter = request[METER] = RequestMeter(job.model, started_s)
-            if (account := request.get(ACCOUNT)) is not None:
-                meter.charge = account.charge
+            meter = start_meter(request, job.model, started_s)
             reservation.is_served = True
             with client_names(job.field_names):
                 return await self._generate(request, endpoint, job, model, meter, reservation)
@@ -229,7 +224,7 @@ class Completions:
         return output_parser(parsing, table, starts, seed, self._reasoning_field)
 
     async def _echoes(self, prompts: Sequence[Prompt]) -> list[str]:
-        async with self._in_time():
+        async with accepting(self._accept_timeout_s):
             return [await self._echo(prompt) for prompt in prompts]
 
     async def _echo(self, prompt: Prompt) -> str:
@@ -240,20 +235,9 @@ class Completions:
 
     async def _accepted(self, collector: OutputCollector) -> list[Array]:
         """The ids of the prompts, all of which will run, but for those aborted before."""
-        async with self._in_time():
+        async with accepting(self._accept_timeout_s):
             await collector.accepted()
         return [_NO_IDS if ids is None else ids for ids in collector.prompt_ids]
-
-    @asynccontextmanager
-    async def _in_time(self) -> AsyncIterator[None]:
-        """Raises Unavailable after ``accept_timeout_s``."""
-        try:
-            async with asyncio.timeout(self._accept_timeout_s):
-                yield
-        except TimeoutError:
-            raise Unavailable(
-                f"not accepted within {self._accept_timeout_s:g} s", retry_after_s=RETRY_AFTER_S
-            ) from None
 
     def _keep_ids(self, job: Job, prompt_ids: list[Array], reservation: Reservation) -> None:
         """They are all that a replay needs of the prompts."""
@@ -306,13 +290,7 @@ class Completions:
             if writer.is_over(update):
                 collector.cut(update.index)
         await endpoint.keep()
-        if writer.is_large:
-            await client.begin(JSON_HEADERS)
-            await self._pieces.send(writer.write(), client.write)
-        else:
-            body = b"".join(writer.write())
-            await client.begin({**JSON_HEADERS, "Content-Length": str(len(body))})
-            await client.write(body)
+        await send_json(client, writer.write(), self._pieces, is_large=writer.is_large)
 
     def _hold(self, reservation: Reservation, num_bytes: int, param: str) -> None:
         """For what ``param`` asks for."""

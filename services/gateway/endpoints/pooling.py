@@ -1,6 +1,5 @@
 """``/v1/embeddings``, ``/pooling``, ``/classify``, ``/score`` and ``/rerank``."""
 
-import asyncio
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -8,12 +7,12 @@ from dataclasses import dataclass, replace
 
 from aiohttp import web
 
-from services.gateway.http.account import ACCOUNT, owner_of
+from services.gateway.endpoints.serving import accepting, send_json, start_meter
+from services.gateway.http.account import owner_of
 from services.gateway.http.admission import Admission, Reservation
 from services.gateway.http.body import BodyParser, BodyReader
 from services.gateway.http.client import Client
 from services.gateway.http.pieces import PieceMaker
-from services.gateway.http.request_log import METER
 from services.gateway.http.request_meter import RequestMeter
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.mesh.output_collector import OutputCollector
@@ -40,10 +39,9 @@ from services.gateway.responses.pooling_json import (
 )
 from shared.codec import Array
 from shared.config.gateway import GatewayConfig
-from shared.errors import RETRY_AFTER_S, InternalError, InvalidRequest, RequestError, Unavailable
+from shared.errors import InternalError, InvalidRequest, RequestError
 from shared.messages import ModelInfo, RunKind
 
-JSON_HEADERS = {"Content-Type": "application/json"}
 LARGE_REPLY = 1 << 14  # numbers, from which on it is written in pieces
 ABORTED = "request_aborted"
 
@@ -112,9 +110,7 @@ class PoolingEndpoints:
             asked, model = await self._parsed(request, endpoint, reservation)
             take_request_id(request, asked.job.request_id)
             asked = replace(asked, job=replace(asked.job, owner=owner_of(request)))
-            meter = request[METER] = RequestMeter(asked.job.model, started_s)
-            if (account := request.get(ACCOUNT)) is not None:
-                meter.charge = account.charge
+            meter = start_meter(request, asked.job.model, started_s)
             reservation.is_served = True
             public_id = request_id(request)
             pooling = pooling_of(model)
@@ -157,7 +153,8 @@ class PoolingEndpoints:
         with self._mesh.generate(mesh_id, asked.job) as collector:
             meter.follow(collector)
             try:
-                await self._begun(collector)
+                async with accepting(self._accept_timeout_s):
+                    await collector.begun()
                 vectors = await _collected(collector, size, meter)
             except RequestError as error:
                 if collector.failed_prompt is not None and error.param == "prompt":
@@ -168,26 +165,12 @@ class PoolingEndpoints:
                 meter.accept()  # what was accepted counts, whatever becomes of the rest
             return vectors, collector.num_prompt_tokens
 
-    async def _begun(self, collector: OutputCollector) -> None:
-        try:
-            async with asyncio.timeout(self._accept_timeout_s):
-                await collector.begun()
-        except TimeoutError:
-            raise Unavailable(
-                f"not accepted within {self._accept_timeout_s:g} s", retry_after_s=RETRY_AFTER_S
-            ) from None
-
     async def _send(
         self, request: web.Request, pieces: Iterator[bytes], vectors: list[Array]
     ) -> web.StreamResponse:
         client = Client(request, self._slow_client_s)
-        if sum(map(len, vectors)) > LARGE_REPLY:
-            await client.begin(JSON_HEADERS)
-            await self._pieces.send(pieces, client.write)
-        else:
-            body = b"".join(pieces)
-            await client.begin({**JSON_HEADERS, "Content-Length": str(len(body))})
-            await client.write(body)
+        is_large = sum(map(len, vectors)) > LARGE_REPLY
+        await send_json(client, pieces, self._pieces, is_large=is_large)
         return await client.end()
 
 

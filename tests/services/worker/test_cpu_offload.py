@@ -95,7 +95,10 @@ def test_texts_and_logprobs_are_the_same_bits(
 
 @pytest.mark.parametrize(
     "quantization",
-    ["wint4", *(pytest.param(each, marks=pytest.mark.slow) for each in ("wint8", "fp8_block"))],
+    [
+        "wint4",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("wint8", "nf4", "fp8_block")),
+    ],
 )
 def test_codes_made_at_the_start_are_offloaded(
     mimo: Path, tmp_path: Path, quantization: str
