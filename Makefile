@@ -4,6 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.ready
 CLIENTS := .venv-clients/.ready
+PAGE := .venv-page/.ready
 # Tests wait for processes most of the time, so three run at once on two cores.
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder --durations 20
 # Triton's interpreter has to be chosen before Triton is imported; ARGS are for the other tests.
@@ -11,12 +12,12 @@ INTERPRETED = TRITON_INTERPRET=1 $(BIN)/pytest -n 2 --dist worksteal --durations
 # Without torch and without a model.
 FAST := tests/test_imports.py tests/test_words.py tests/shared tests/services/gateway \
 	tests/services/scheduler tests/services/tokenizer
-BENCHMARKS := startup link wide_steps scheduler partial_prefills chain front prefix logprobs idle acceptance speculation
+BENCHMARKS := startup link wide_steps scheduler partial_prefills chain front prefix logprobs batches idle acceptance speculation
 
 # Our modules are compiled once, not by each of the hundreds of processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup serve check test test-main test-interpreted images test-compose test-clients test-all lint bench gpu-pack gpu-check clean
+.PHONY: help setup serve check test test-main test-interpreted images test-compose test-swarm test-clients test-page test-all lint docs bench gpu-pack gpu-check clean
 .DEFAULT_GOAL := help
 
 help: ## print this
@@ -26,11 +27,12 @@ setup: $(SETUP) ## install everything into .venv, and again when pyproject.toml 
 
 $(SETUP): pyproject.toml hatch_build.py $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h)
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@echo 'Installing into .venv: PyTorch and the rest, more than a gigabyte; it takes some minutes.'
+	$(BIN)/pip install --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
-serve: $(SETUP) ## serve a model (PORT=9000, ARGS='--model FOLDER')
-	$(BIN)/shoal serve --port $(PORT) $(ARGS)
+serve: $(SETUP) ## serve a model (PORT=9000, ARGS=FOLDER)
+	$(BIN)/shoal serve $(ARGS) --port $(PORT)
 
 check: lint ## lint, types and the fast tests: before every commit
 	$(BIN)/pytest -m 'not slow and not seconds and not compose and not gpu' $(PARALLEL) $(FAST)
@@ -47,26 +49,43 @@ images: $(SETUP) ## build those of the container stack, at low priority
 	nice $(BIN)/python -m benchmarks.harness.stack
 
 test-compose: $(SETUP) ## the container stack, on Docker
-	timeout --signal=INT --kill-after=90 900 $(BIN)/pytest -m compose --durations 20 $(ARGS)
+	timeout --signal=INT --kill-after=90 900 $(BIN)/pytest -m 'compose and not slow' --durations 20 $(ARGS)
+
+test-swarm: $(SETUP) ## the same on a swarm of two engines of this machine
+	timeout --signal=INT --kill-after=90 900 $(BIN)/pytest -m 'compose and slow' --durations 20 $(ARGS)
 
 test-clients: $(CLIENTS) ## the libraries of people who write applications, in an environment of their own
 	$(dir $(CLIENTS))bin/pytest -c tests/clients/pytest.ini --confcutdir tests/clients tests/clients
 
-$(CLIENTS): $(SETUP) tests/clients/requirements.txt
+$(CLIENTS): $(SETUP) tests/clients/requirements.txt tests/clients/constraints.txt tests/clients/node/package-lock.json
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install --quiet --disable-pip-version-check -r tests/clients/requirements.txt
+	$(@D)/bin/pip install --quiet --disable-pip-version-check -r tests/clients/requirements.txt -c tests/clients/constraints.txt
+	if command -v npm > /dev/null; then npm ci --loglevel=error --no-audit --no-fund --prefix tests/clients/node; fi
+	touch $@
+
+test-page: $(PAGE) ## the gateway's page, in Chromium
+	$(dir $(PAGE))bin/pytest -c tests/page/pytest.ini --confcutdir tests/page tests/page $(ARGS)
+
+$(PAGE): $(SETUP) tests/page/requirements.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check -r tests/page/requirements.txt
 	touch $@
 
 test-all: $(SETUP) ## everything that needs no card, the slow tests too
 	$(BIN)/pytest -m 'not compose and not gpu' --hypothesis-profile search $(if $(ARGS),,$(PARALLEL)) $(ARGS)
 	$(if $(ARGS),,$(INTERPRETED))
-	$(if $(ARGS),,$(MAKE) test-clients test-compose)
+	$(if $(ARGS),,$(MAKE) test-clients test-page test-compose test-swarm)
 
 lint: $(SETUP) ## ruff, mypy and clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror kernels/cpu/*.h kernels/cpu/*.cpp
+
+docs: $(SETUP) ## write docs/settings.md and the chart's schema from the settings' declarations, docs/cli.md from the commands' help
+	$(BIN)/python -m shared.config.page
+	$(BIN)/python -m shared.config.chart
+	$(BIN)/python -m cli.manual
 
 bench: $(SETUP) ## what the mesh costs, into benchmarks/results
 	for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit; done
@@ -80,4 +99,4 @@ gpu-check: ## measure the engine on a card, in eight minutes
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu.carry run $(ARGS)
 
 clean: ## remove .venv and all caches
-	rm -rf .venv .venv-clients .cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-clients .venv-page tests/clients/node/node_modules .cache .mypy_cache .ruff_cache .hypothesis

@@ -49,7 +49,6 @@ async def ask_all(
 
         async def ask(seed: int, prompt: list[int]) -> Answer:
             body = {
-                "model": "shoal-tiny",
                 "prompt": prompt,
                 "max_tokens": max_tokens,
                 "temperature": temperature,

@@ -1,8 +1,10 @@
-"""The two models that servers are measured with: Qwen3 with random weights, in bfloat16.
+"""The models that servers are measured with: Qwen3 with random weights, in bfloat16.
 
-``small`` has 27 million parameters, ``medium`` the shape of Qwen3-0.6B with a smaller vocabulary.
-Their tokenizers are trained on the source of Python's standard library. Each folder loads in shoal,
-vLLM and transformers; ``benchmarks.gguf`` turns it into llama.cpp's format.
+``small`` has 27 million parameters, ``medium`` the shape of Qwen3-0.6B with a smaller vocabulary,
+``moe`` 64 experts in each layer, of which a token chooses 8: as many parameters as ``medium`` has
+are active for it, of 2.3 billion. Their tokenizers are trained on the source of Python's standard
+library. Each folder loads in shoal, vLLM and transformers; ``benchmarks.to_gguf`` turns it into
+llama.cpp's format.
 """
 
 import argparse
@@ -13,7 +15,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
 
 FOLDER = Path.home() / ".cache" / "shoal-bench"
 EOS = "<|endoftext|>"
@@ -37,6 +39,12 @@ SHAPES: dict[str, dict[str, int]] = {
         "intermediate_size": 3072,
     },
 }
+SHAPES["moe"] = SHAPES["medium"] | {
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 384,
+    "norm_topk_prob": True,  # llama.cpp knows no other
+}
 
 
 def checkpoint(name: str, parent: Path = FOLDER) -> Path:
@@ -44,8 +52,36 @@ def checkpoint(name: str, parent: Path = FOLDER) -> Path:
     folder = parent / name
     if not (folder / "model.safetensors").exists():  # which is written last
         _save_tokenizer(folder, SHAPES[name]["vocab_size"])
-        _save_model(folder, SHAPES[name])
+        _save_model(folder, config_of(name))
     return folder
+
+
+def config_of(name: str) -> PretrainedConfig:
+    shape: dict[str, Any] = SHAPES[name]
+    return AutoConfig.for_model(
+        "qwen3_moe" if "num_experts" in shape else "qwen3",
+        **shape,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        eos_token_id=0,
+        bos_token_id=None,
+        pad_token_id=None,
+    )
+
+
+def bytes_read(name: str, num_rows: int, num_cached: int, bits: float) -> float:
+    """What a step reads that has a token of each of ``num_rows`` sequences, with ``num_cached`` in
+    the cache: layers of ``bits`` a weight, of the experts those that are hit where each token
+    chooses by chance, and the output head and the cache in bfloat16."""
+    shape = SHAPES[name]
+    hidden, key_size = shape["hidden_size"], shape["head_dim"] * shape["num_key_value_heads"]
+    mlp = 3.0 * hidden * shape["intermediate_size"]
+    if num_experts := shape.get("num_experts"):
+        share_hit = 1 - (1 - shape["num_experts_per_tok"] / num_experts) ** num_rows
+        mlp = 3 * hidden * shape["moe_intermediate_size"] * num_experts * share_hit
+    attention = 2 * hidden * (shape["head_dim"] * shape["num_attention_heads"] + key_size)
+    layer = (attention + mlp) * bits / 8 + num_rows * num_cached * 2 * key_size * 2
+    return shape["num_hidden_layers"] * layer + 2 * shape["vocab_size"] * hidden
 
 
 def _save_tokenizer(folder: Path, vocab_size: int) -> None:
@@ -72,17 +108,9 @@ def _texts() -> Iterator[str]:
             yield path.read_text(errors="replace")
 
 
-def _save_model(folder: Path, shape: dict[str, Any]) -> None:
+def _save_model(folder: Path, config: PretrainedConfig) -> None:
     torch.manual_seed(0)
-    config = Qwen3Config(
-        **shape,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        eos_token_id=0,
-        bos_token_id=None,
-        pad_token_id=None,
-    )
-    Qwen3ForCausalLM(config).bfloat16().save_pretrained(folder)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
 
 
 if __name__ == "__main__":
@@ -90,5 +118,7 @@ if __name__ == "__main__":
     parser.add_argument(
         "folder", type=Path, nargs="?", default=FOLDER, help="(default: %(default)s)"
     )
-    for each in SHAPES:
-        print(checkpoint(each, parser.parse_args().folder))
+    parser.add_argument("--models", nargs="+", choices=SHAPES, default=["small", "medium"])
+    arguments = parser.parse_args()
+    for each in arguments.models:
+        print(checkpoint(each, arguments.folder))

@@ -1,6 +1,6 @@
 """What native code and weights in codes bring on a CPU: the engine's steps with torch's operators,
 with native code, and with that and ``quantization: wint8`` and ``wint4``, whose rows may be rounded
-(``activation-dtype: int8``).
+(``activation-dtype: int8``); or whose head is in codes too (``lm-head-quantization``).
 
 Both models of ``benchmarks.checkpoints`` in bfloat16, prompts of 128 ids, 32 decoded; ``shoal bench
 engine`` as a process each time, rounds of all alternate. Beside it the memory's read bandwidth.
@@ -24,11 +24,14 @@ KINDS = {
     "torch": ["--no-native-kernels"],
     "wint8": ["--quantization", "wint8"],
     "wint4": ["--quantization", "wint4"],
+    "wint8, head": ["--quantization", "wint8", "--lm-head-quantization", "wint8"],
+    "wint4, head": ["--quantization", "wint4", "--lm-head-quantization", "wint8"],
     "wint8, rounded": ["--quantization", "wint8", "--activation-dtype", "int8"],
     "wint4, rounded": ["--quantization", "wint4", "--activation-dtype", "int8"],
 }
 RATIOS = (
     *((kind, "native") for kind in ("wint8", "wint4", "wint8, rounded", "wint4, rounded")),
+    *((f"{form}, head", form) for form in ("wint8", "wint4")),
     ("native", "torch"),
 )
 FIGURES = ("prefill_tokens_per_s", "decode_tokens_per_s")

@@ -9,12 +9,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import uvloop
-from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks import servers
 from benchmarks.checkpoints import SHAPES, checkpoint
+from benchmarks.harness.admin import metrics_of
 from benchmarks.load import load
 from benchmarks.report import spread, write
 
@@ -50,18 +49,8 @@ async def measure(model: str, num_rounds: int, output_len: int) -> dict[str, Any
 
 
 async def _seconds(mesh_dir: Path) -> dict[str, float]:
-    (path,) = mesh_dir.rglob("admin.worker-*.sock")
-    async with (
-        aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as session,
-        session.get("http://worker/metrics") as response,
-    ):
-        text = await response.text()
-    samples = {
-        sample.name: sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-    return {name: samples[metric] for name, metric in NAMES.items()}
+    values = await metrics_of("worker", mesh_dir)
+    return {name: values[metric] for name, metric in NAMES.items()}
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from benchmarks.checkpoints import SHAPES, checkpoint
 from benchmarks.load import load
 from benchmarks.report import spread, write
 
+MODELS = ("small", "medium")
 NUM_STREAMS = 32
 KINDS: dict[str, dict[str, int]] = {"none": {}, "20": {"logprobs": 20}}
 
@@ -43,7 +44,7 @@ async def measure(model: str, num_rounds: int, num_waves: int, output_len: int) 
 
 
 async def measure_all(num_rounds: int, num_waves: int, output_len: int) -> dict[str, Any]:
-    return {model: await measure(model, num_rounds, num_waves, output_len) for model in SHAPES}
+    return {model: await measure(model, num_rounds, num_waves, output_len) for model in MODELS}
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 Random weights in bfloat16 (``benchmarks.checkpoints``), prompts of 128 ids that are all different,
 greedy, no end of text, no prefix cache. One server at a time has the machine, which it shares with
 the client; in a round each of them gets every point. Tokens a second count the prefill's time too.
-The ratios to what is known already hold on a machine that does nothing else.
+The ratios to what is known already hold on a machine that does nothing else. A server's share of
+the bandwidth is what a step has to read, by how fast this machine reads, over the time per token.
 
 How to have the peers, each outside of this repository:
 
@@ -17,7 +18,10 @@ llama.cpp: its sources are in ``pip download --no-deps --no-binary llama-cpp-pyt
 llama-cpp-python``, in vendor/llama.cpp. ``cmake -B build -DCMAKE_BUILD_TYPE=Release
 -DGGML_NATIVE=ON -DLLAMA_CURL=OFF``, then ``cmake --build build --target llama-server``. Convert
 the checkpoints: ``python -m benchmarks.to_gguf FOLDER/small MODELS/small.gguf``, the same for
-medium. Give ``--llama build/bin/llama-server --llama-model-dir MODELS``.
+medium and moe. Give ``--llama build/bin/llama-server --llama-model-dir MODELS``.
+
+In four bits: ``llama-quantize MODELS/moe.gguf MODELS4/moe.gguf Q4_0``, then ``--bits 4.5
+--llama-model-dir MODELS4 --shoal-flags='--quantization wint4'``.
 """
 
 import argparse
@@ -31,13 +35,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import bandwidth, servers
-from benchmarks.checkpoints import FOLDER, SHAPES, checkpoint
+from benchmarks.checkpoints import FOLDER, SHAPES, bytes_read, checkpoint
 from benchmarks.load import load
 from benchmarks.report import spread, write
 from benchmarks.servers import Server
 
 PROMPT_LEN = 128
-OUTPUT_LENS = {"small": 128, "medium": 64}
+OUTPUT_LENS = {"small": 128, "medium": 64, "moe": 64}
 NUMS_STREAMS = (1, 8, 32)
 # The best of vLLM 0.32 and llama-server on a quiet machine of two Zen 5 cores, 2026-11-20.
 KNOWN = {
@@ -57,7 +61,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             for server in contenders(arguments, model):
                 await _run(server, model, number, arguments, points)
     read_gb_per_s.append(bandwidth.read_bytes_per_s() / 1e9)
-    scale = median(read_gb_per_s) / KNOWN_AT_GB_PER_S
+    gb_per_s = median(read_gb_per_s)
     return {
         "read bandwidth": {
             "GB/s before": round(read_gb_per_s[0], 1),
@@ -66,7 +70,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         },
         "left out": [name for name in ("vllm", "llama") if getattr(arguments, name) is None],
         "points": {
-            f"{model} × {num}": _figures(runs, KNOWN[model].get(num), scale)
+            f"{model} × {num}": _figures(model, num, runs, gb_per_s, arguments.bits)
             for (model, num), runs in points.items()
         },
     }
@@ -108,24 +112,32 @@ async def _run(
             print(f"round {number + 1}: {server.name}, {model}, {num} streams: {rate:.1f} tokens/s")
 
 
-def _figures(runs: Runs, known: float | None, scale: float) -> dict[str, Any]:
-    """``scale`` is this machine's read bandwidth over that of the machine of the known figures."""
+def _figures(model: str, num: int, runs: Runs, gb_per_s: float, bits: float) -> dict[str, Any]:
+    num_cached = PROMPT_LEN + OUTPUT_LENS[model] // 2
+    gb = bytes_read(model, num, num_cached, bits) / 1e9
     facts: dict[str, Any] = {
-        name: {
-            "tokens/s": spread([each["output_tokens_per_s"] for each in found]),
-            "TTFT ms, p50": spread([each["ttft_ms"]["p50"] for each in found]),
-            "TPOT ms, p50": spread([each["tpot_ms"]["p50"] for each in found]),
-        }
-        for name, found in runs.items()
+        name: _of_server(found, 1000 * gb / gb_per_s) for name, found in runs.items()
     }
     rates = {name: each["tokens/s"]["median"] for name, each in facts.items()}
     ours = rates.pop("shoal")
     if rates:
         best = max(rates, key=lambda name: rates[name])
         facts |= {"best peer": best, "ratio to the best peer": round(ours / rates[best], 3)}
-    if known is not None:
-        facts["ratio to the best known, by bandwidth"] = round(ours / (known * scale), 3)
-    return facts
+    if known := KNOWN.get(model, {}).get(num):
+        ratio = ours / (known * gb_per_s / KNOWN_AT_GB_PER_S)
+        facts["ratio to the best known, by bandwidth"] = round(ratio, 3)
+    return facts | {"GB a step reads": round(gb, 3)}
+
+
+def _of_server(found: list[dict[str, Any]], reading_ms: float) -> dict[str, Any]:
+    """``reading_ms`` is how long a step takes that only reads."""
+    tpot = spread([each["tpot_ms"]["p50"] for each in found])
+    return {
+        "tokens/s": spread([each["output_tokens_per_s"] for each in found]),
+        "TTFT ms, p50": spread([each["ttft_ms"]["p50"] for each in found]),
+        "TPOT ms, p50": tpot,
+        "share of the bandwidth": round(reading_ms / tpot["median"], 3),
+    }
 
 
 def table(results: dict[str, Any]) -> Table:
@@ -134,7 +146,7 @@ def table(results: dict[str, Any]) -> Table:
         "best peer": "ratio to the best peer",
         "known": "ratio to the best known, by bandwidth",
     }
-    found = Table(title="tokens/s, TTFT / TPOT in ms", show_lines=True)
+    found = Table(title="tokens/s, TTFT / TPOT in ms, share of the bandwidth", show_lines=True)
     for column in ("", *names, *(f"to {each}" for each in ratios)):
         found.add_column(column, justify="right")
     for point, facts in results["points"].items():
@@ -149,8 +161,9 @@ def _first_point(results: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cell(facts: dict[str, Any]) -> str:
-    rate, ttft, tpot = (each["median"] for each in facts.values())
-    return f"{rate:.1f}\n{ttft:.0f} / {tpot:.1f}"
+    *spreads, share = facts.values()
+    rate, ttft, tpot = (each["median"] for each in spreads)
+    return f"{rate:.1f}\n{ttft:.0f} / {tpot:.1f}\n{share:.0%}"
 
 
 def parse() -> argparse.Namespace:
@@ -160,12 +173,13 @@ def parse() -> argparse.Namespace:
     add = parser.add_argument
     add("--vllm", type=Path, metavar="PYTHON", help="interpreter that has vLLM")
     add("--llama", type=Path, metavar="PROGRAM", help="llama.cpp's llama-server")
-    add("--llama-model-dir", type=Path, metavar="DIR", help="of small.gguf and medium.gguf")
+    add("--llama-model-dir", type=Path, metavar="DIR", help="of small.gguf, medium.gguf, moe.gguf")
     add("--checkpoints", type=Path, default=FOLDER, metavar="DIR", help="(default: %(default)s)")
-    add("--models", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    add("--models", nargs="+", choices=list(SHAPES), default=list(KNOWN))
     add("--streams", nargs="+", type=int, default=NUMS_STREAMS, metavar="N")
     add("--rounds", type=int, default=3)
     add("--waves", type=int, default=4, help="requests a stream, one after the other")
+    add("--bits", type=float, default=16.0, help="of a weight in layers (default: %(default)s)")
     add("--shoal-flags", default="", help="settings of shoal, in one word")
 
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Beginnings of texts that the embedded model has never seen, for what depends on what it says."""
+"""Beginnings of texts that our models have never seen, for what depends on what they say."""
 
 import json
 from pathlib import Path
@@ -10,9 +10,9 @@ from models.training.evaluate import text_prompts
 from shared.model_folder import EMBEDDED_MODEL
 
 
-def held_out_prompts() -> list[list[int]]:
-    """Ids, 64 of each, from files that were held out of its training."""
-    tokenizer = Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
+def held_out_prompts(folder: Path = EMBEDDED_MODEL) -> list[list[int]]:
+    """Ids of the model in ``folder``, 64 of each, from files that were held out of its training."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     _, held_out = split_documents(load_documents())
     return text_prompts(tokenizer, held_out)
 

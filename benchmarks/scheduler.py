@@ -8,15 +8,13 @@ import argparse
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from itertools import groupby
 from typing import Any, TypeVar
 
 import numpy as np
 
+from benchmarks.harness.cells import forward
 from benchmarks.report import spread, write
-from services.scheduler.emission import Emission
 from services.scheduler.scheduler import Planned, Scheduler
-from services.scheduler.tokens_message import StepEmissions, tokens_of
 from shared.codec import decode, encode
 from shared.messages import (
     WINDOW_BYTES,
@@ -95,13 +93,6 @@ class Bench:
         return encode(
             StepResult(planned.plan.step, rows), TokenArrays(np.ones(len(rows), np.int32))
         )
-
-
-def forward(emissions: list[Emission], layout: Layout) -> None:
-    """The messages for all tokenizers, up to the socket."""
-    for _, group in groupby(emissions, key=lambda each: each.sequence.route):
-        tokens, parts = tokens_of([StepEmissions(list(group), layout)])
-        encode(tokens, parts)
 
 
 def _slots(plan: StepPlan) -> Iterator[int]:

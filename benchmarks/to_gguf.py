@@ -1,11 +1,14 @@
 """A checkpoint of ``benchmarks.checkpoints`` in llama.cpp's format, in bfloat16.
 
 Needs the package ``gguf`` and nothing else of this repository's requirements but numpy, so that it
-also runs in an environment of its own. Norms become float32, as llama.cpp has them.
+also runs in an environment of its own. Norms and routers become float32, as llama.cpp has them, and
+a layer's experts one tensor, for which all of them are in memory at once.
 """
 
 import argparse
 import json
+import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,16 +30,21 @@ NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
 }
+EXPERT = re.compile(r"(.+\.experts)\.(\d+)(\..+)")
 
 
 def convert(folder: Path, path: Path) -> None:
-    writer = GGUFWriter(path, "qwen3")
     config = json.loads((folder / "config.json").read_text())
+    writer = GGUFWriter(path, config["model_type"].replace("_", ""))
     _add_shape(writer, config)
     _add_tokenizer(writer, json.loads((folder / "tokenizer.json").read_text()), config)
     for name, bits in _weights(folder / "model.safetensors"):
-        if bits.ndim == 1:  # the upper half of a float32 is a bfloat16
+        if bits.ndim == 1 or "ffn_gate_inp" in name:  # the upper half of a float32 is a bfloat16
             writer.add_tensor(name, (bits.astype(np.uint32) << 16).view(np.float32))
         else:
             writer.add_tensor(name, bits.view(np.uint8), raw_dtype=GGMLQuantizationType.BF16)
@@ -57,6 +65,10 @@ def _add_shape(writer: GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_value_length(config["head_dim"])
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if config["model_type"] == "qwen3_moe":
+        writer.add_expert_count(config["num_local_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
 
 
 def _add_tokenizer(writer: GGUFWriter, tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
@@ -77,6 +89,17 @@ def _add_tokenizer(writer: GGUFWriter, tokenizer: dict[str, Any], config: dict[s
 
 def _weights(path: Path) -> Iterator[tuple[str, np.ndarray]]:
     """Names as llama.cpp has them, and the bits of bfloat16 numbers as uint16."""
+    stacks: dict[str, dict[int, np.ndarray]] = defaultdict(dict)
+    for name, bits in _tensors(path):
+        if found := EXPERT.fullmatch(name):
+            stacks[found[1] + found[3]][int(found[2])] = bits
+        else:
+            yield _name(name), bits
+    for name, experts in stacks.items():
+        yield _name(name), np.stack([experts[number] for number in range(len(experts))])
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, np.ndarray]]:
     data = np.memmap(path, mode="r")
     header_bytes = int(data[:8].view(np.uint64)[0])
     header = json.loads(data[8 : 8 + header_bytes].tobytes())
@@ -84,7 +107,7 @@ def _weights(path: Path) -> Iterator[tuple[str, np.ndarray]]:
     for name, entry in header.items():
         start, end = (8 + header_bytes + offset for offset in entry["data_offsets"])
         bits = data[start:end].view(np.uint16).reshape(entry["shape"])
-        yield _name(name.removesuffix(".weight")), bits
+        yield name.removesuffix(".weight"), bits
 
 
 def _name(name: str) -> str:

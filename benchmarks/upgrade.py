@@ -80,8 +80,11 @@ async def replace_in_turn(stack: Stack, load: Load, num_rounds: int) -> Spans:
     return spans
 
 
-async def measure(environment: dict[str, str], num_rounds: int) -> dict[str, Any]:
-    async with running_stack(environment) as stack:
+async def measure(
+    environment: dict[str, str], num_rounds: int, num_schedulers: int
+) -> dict[str, Any]:
+    num = str(num_schedulers)
+    async with running_stack(environment | {"SCHEDULERS": num, "WORKERS": num}) as stack:
         load = Load(NUM_STREAMS, NUM_TOKENS, lambda _: stack.url)
         await load.learn()
         running = asyncio.create_task(load.run())
@@ -93,6 +96,7 @@ async def measure(environment: dict[str, str], num_rounds: int) -> dict[str, Any
     return {
         "streams": NUM_STREAMS,
         "tokens of a stream": NUM_TOKENS,
+        "schedulers": num_schedulers,
         "services": {
             service: {"replaced": figures(replaced), "undisturbed": figures(undisturbed)}
             for service, (replaced, undisturbed) in spans.items()
@@ -116,10 +120,11 @@ def figures(watches: list[Watch]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    num_rounds = parser.parse_args().rounds
+    parser.add_argument("--schedulers", type=int, default=1, help="and as many workers")
+    options = parser.parse_args()
     with running_engine() as environment:
         provide_base_images(environment)
-        write("upgrade", asyncio.run(measure(environment, num_rounds)))
+        write("upgrade", asyncio.run(measure(environment, options.rounds, options.schedulers)))
 
 
 if __name__ == "__main__":

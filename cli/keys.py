@@ -1,34 +1,39 @@
 """``shoal keys``: the keys that services on several machines know each other by."""
 
-import sys
+import json
 from pathlib import Path
 
-from shared.errors import ConfigError
+from cli.command import run
+from cli.exit_codes import OK
+from cli.flags import Parser
 from shared.keys import SERVICES, public_path, secret_path, write_keys
-
-USAGE = """\
-usage: shoal keys DIR
-
-  makes the key pairs that DIR lacks, one for each service; give DIR to the services as --keys"""
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code: 0, or 2 where nothing was written."""
-    if arguments in (["-h"], ["--help"]):
-        print(USAGE)
-        return 0
-    if len(arguments) != 1 or arguments[0].startswith("-"):
-        print(USAGE, file=sys.stderr)
-        return 2
-    folder = Path(arguments[0])
-    try:
-        new = write_keys(folder)
-    except ConfigError as error:
-        print(f"shoal keys: {error}", file=sys.stderr)
-        return 2
+    return run("keys", lambda: _keys(arguments))
+
+
+def _keys(arguments: list[str]) -> int:
+    options = _parser().parse_args(arguments)
+    new = write_keys(options.folder)
+    if options.json:
+        print(json.dumps({"folder": str(options.folder), "made": list(new)}))
+        return OK
     print(f"made keys for {', '.join(new)}" if new else "all keys are there already")
-    print(_advice(folder))
-    return 0
+    print(_advice(options.folder))
+    return OK
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "shoal keys",
+        description="Makes the key pairs that DIR lacks, one for each service; give DIR to the"
+        " services as --keys.",
+        epilog="Exit codes: 0; 2: nothing was written.",
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR")
+    parser.add_argument("--json", action="store_true", help="prints what was made as an object")
+    return parser
 
 
 def _advice(folder: Path) -> str:

@@ -5,28 +5,38 @@ import signal
 import socket
 import sys
 
+from cli.exit_codes import FAILED, WRONG
 from cli.run_directory import RunDirectory
 from cli.supervisor import StartFailedError, Supervisor
 from cli.table import Screen
 from shared.config.load import load_settings
 from shared.config.serve import ServeConfig
 from shared.errors import ConfigError
+from shared.model_location import locate_model
 
 
 def main(arguments: list[str]) -> int:
     """The exit code: 0 after a drain, 1 when a service cannot start, 2 for a wrong setting."""
     try:
-        config = load_settings(ServeConfig, arguments, "shoal serve")
+        config = load_settings(ServeConfig, with_model(arguments), "shoal serve")
+        locate_model(config.model)
         _check_shared_port(config)
         directory = RunDirectory(config.mesh_dir)
+        try:
+            with Screen(config, directory.path) as screen:
+                return asyncio.run(_serve(config, directory, screen))
+        finally:
+            directory.remove()
     except ConfigError as error:
         print(f"shoal serve: {error}", file=sys.stderr)
-        return 2
-    try:
-        with Screen(config, directory.path) as screen:
-            return asyncio.run(_serve(config, directory, screen))
-    finally:
-        directory.remove()
+        return WRONG
+
+
+def with_model(arguments: list[str]) -> list[str]:
+    """The first word may be the model, as a flag would name it."""
+    if arguments and not arguments[0].startswith("-"):
+        return ["--model", *arguments]
+    return arguments
 
 
 def _check_shared_port(config: ServeConfig) -> None:
@@ -57,6 +67,8 @@ async def _serve(config: ServeConfig, directory: RunDirectory, screen: Screen) -
     try:
         await supervisor.run(lambda: screen.show(supervisor.children))
     except* StartFailedError as errors:
-        screen.print(f"shoal serve: {errors.exceptions[0]}")
-        code = 1
+        (error, *_) = errors.exceptions
+        assert isinstance(error, StartFailedError)
+        screen.print(f"shoal serve: {error}")
+        code = WRONG if error.code == WRONG else FAILED
     return code

@@ -2,50 +2,62 @@
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from math import ceil
-from typing import Any
-
-from pydantic import SecretStr
 
 from cli.child import ASK_S, Child, exit_text
-from cli.placement import choose_num_workers, num_gpus, place_workers
+from cli.exit_codes import WRONG
+from cli.placement import choose_num_workers, num_gpus
 from cli.run_directory import RunDirectory
+from shared.config.environment import with_settings
 from shared.config.serve import ServeConfig
 from shared.config.sources import unread_variables
 from shared.cores import num_cores, numa_nodes
-from shared.errors import ShoalError
+from shared.errors import ConfigError, ShoalError
 from shared.messages import ServiceName
+from shared.placement import place
 
 SERVICES: tuple[ServiceName, ...] = ("gateway", "tokenizer", "scheduler", "worker")
 MAX_FAILED_STARTS = 3
-WRONG_SETTING = 2
 FIRST_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 5.0
 POLL_S = 0.2
 START_PATIENCE = 6  # loading may hold the interpreter for much longer than serving ever does
 KILL_AFTER_S = 5.0
 SECRETS_OF_GATEWAYS = {"SHOAL_API_KEY", "SHOAL_API_KEY_FILE"}
+TCP_OF_RANKS = {"SHOAL_KEYS", "SHOAL_INSECURE_TCP"}
+HIDDEN: dict[ServiceName, set[str]] = {
+    "gateway": TCP_OF_RANKS,
+    "tokenizer": SECRETS_OF_GATEWAYS | TCP_OF_RANKS,
+    "scheduler": SECRETS_OF_GATEWAYS | TCP_OF_RANKS,
+    "worker": SECRETS_OF_GATEWAYS,
+}
 NOT_PASSED_ON = {
     "config",
     "admin_port",
     "gateways",
     "tokenizers",
+    "schedulers",
     "workers",
     "liveness_timeout_s",
 }
 
 
 class StartFailedError(ShoalError):
-    """A service cannot be started; the text holds its last words."""
+    """A service cannot be started; the text holds its last words, ``code`` its exit code."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class Supervisor:
-    """Starts every replica at once, restarts what dies, and drains from the gateways down."""
+    """Starts every replica at once, restarts what dies, and drains from the gateways down. On a
+    host that has only more ranks of a worker it starts these alone. Raises ConfigError where there
+    would be schedulers without workers."""
 
     def __init__(
         self, config: ServeConfig, directory: RunDirectory, on_line: Callable[[str], None]
@@ -58,6 +70,11 @@ class Supervisor:
         self._stop = asyncio.Event()
         self._on_change: Callable[[], None] = lambda: None
         self.children: dict[str, Child] = {}  # by replica
+        if config.schedulers > len(self._workers):
+            raise ConfigError(
+                f"schedulers: {config.schedulers}: each needs a worker of its own, and there are"
+                f" {len(self._workers)} (workers)"
+            )
 
     async def run(self, on_change: Callable[[], None]) -> None:
         """Until ``stop``. Raises StartFailedError for a service that never becomes ready."""
@@ -69,14 +86,20 @@ class Supervisor:
             )
             draining.cancel()
 
+    @property
+    def _max_failed_starts(self) -> int | None:
+        """Ranks on another host may be why a start has failed, and those come back."""
+        return MAX_FAILED_STARTS if self._config.nnodes == 1 else None
+
     def _replicas(self) -> Iterator[tuple[ServiceName, int]]:
         nums = {
             "gateway": self._config.gateways,
             "tokenizer": self._config.tokenizers,
+            "scheduler": self._config.schedulers,
             "worker": len(self._workers),
         }
-        for service in SERVICES:
-            for index in range(nums.get(service, 1)):
+        for service in SERVICES[-1:] if self._config.node_rank else SERVICES:
+            for index in range(nums[service]):
                 yield service, index
 
     def stop(self) -> None:
@@ -117,9 +140,11 @@ class Supervisor:
                 return
             was_ever_ready = was_ever_ready or child.was_ready
             num_failed = 0 if child.was_ready else num_failed + 1
-            is_hopeless = code == WRONG_SETTING or num_failed == MAX_FAILED_STARTS
+            is_hopeless = code == WRONG or num_failed == self._max_failed_starts
             if is_hopeless and not was_ever_ready:
-                raise StartFailedError(child.last_words or f"{service} ended with code {code}")
+                raise StartFailedError(
+                    child.last_words or f"{service} ended with code {code}", code
+                )
             await self._pause(child, code, num_failed)
 
     async def _run(self, child: Child, index: int) -> int:
@@ -156,7 +181,7 @@ class Supervisor:
         """Our workers take a GPU each; a folder that is given shares them with more than ours."""
         directory = self._directory.path
         own = self._workers[index] if child.service == "worker" else {}
-        hidden = SECRETS_OF_GATEWAYS if child.service != "gateway" else set()
+        hidden = HIDDEN[child.service]
         return {
             "SHOAL_GPU_CLAIMS": str(directory / "gpus"),
             **{name: text for name, text in self._environment.items() if name not in hidden},
@@ -176,12 +201,7 @@ def child_environment(config: ServeConfig) -> dict[str, str]:
         del environment[name]
     environment.pop("SHOAL_CONFIG", None)
     environment.pop("SHOAL_ADMIN_PORT", None)
-    for name in config.model_fields_set - NOT_PASSED_ON:
-        value = getattr(config, name)
-        if value is None:
-            environment.pop(f"SHOAL_{name.upper()}", None)
-        else:
-            environment[f"SHOAL_{name.upper()}"] = _text(value)
+    environment = with_settings(environment, config, config.model_fields_set - NOT_PASSED_ON)
     if config.gateways > 1:
         environment["SHOAL_REUSE_PORT"] = "true"
     return environment
@@ -190,20 +210,15 @@ def child_environment(config: ServeConfig) -> dict[str, str]:
 def worker_environments(config: ServeConfig) -> list[dict[str, str]]:
     """Returns what each worker has of its own, but for what was given for all of them."""
     gpus = 0 if config.device == "cpu" else num_gpus()
-    nodes, num = numa_nodes(), config.workers
-    if num == "auto":
-        num = choose_num_workers(gpus, nodes)
+    nodes, num_ranks = numa_nodes(), config.tensor_parallel_size
+    if config.workers == "auto":
+        num = max(1, choose_num_workers(gpus, nodes) // num_ranks)
+    else:
+        num = config.workers
+    if num_ranks > 1:  # which have nodes each
+        nodes = []
     given = {f"SHOAL_{name.upper()}" for name in config.model_fields_set}
     return [
         {name: text for name, text in own.items() if name not in given}
-        for own in place_workers(num, gpus, nodes, num_cores())
+        for own in place(num, gpus, nodes, num_cores())
     ]
-
-
-def _text(value: Any) -> str:
-    """A setting as the environment holds it."""
-    if isinstance(value, SecretStr):
-        return value.get_secret_value()
-    if isinstance(value, list):
-        return json.dumps(value, default=SecretStr.get_secret_value)
-    return str(value)

@@ -1,12 +1,15 @@
-"""What ``shoal serve`` shows: log lines above, the table of services below."""
+"""What ``shoal serve`` shows: log lines above, the services below."""
 
+import re
 import time
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from cli.child import Child
 from shared.background_writer import BackgroundWriter
@@ -14,11 +17,16 @@ from shared.config.serve import ServeConfig
 
 STDOUT = 1
 LAST_LINES_S = 1.0
+BAR_WIDTH = 24
+MIB = 1 << 20
 STYLES = {"ready": "green", "ended": "red", "unresponsive": "red", "draining": "yellow"}
+PROGRESS = re.compile(r"(.+) (\d+)%")
+USUAL_LINE = re.compile(r"\S+Z INFO ")  # of a service's log
 
 
 class Screen:
-    """On a terminal a table that lives; elsewhere one line for every change of state."""
+    """On a terminal a table that lives, and of the log what is unusual unless ``log-level`` or
+    ``log-requests`` are set; elsewhere every line, and one for every change of state."""
 
     def __init__(self, config: ServeConfig, directory: Path) -> None:
         self._config = config
@@ -28,6 +36,8 @@ class Screen:
             file=cast(IO[str], self._output), highlight=False, soft_wrap=True, emoji=False
         )
         self._live = Live(console=self._console, refresh_per_second=4, auto_refresh=False)
+        wants_log = "log_level" in config.model_fields_set or config.log_requests
+        self._is_calm = self._console.is_terminal and not wants_log
         self._seen: dict[str, str] = {}
         self._started_s = time.monotonic()
         self._has_announced = False
@@ -42,14 +52,15 @@ class Screen:
         self._output.wait_written(LAST_LINES_S)
 
     def print(self, line: str) -> None:
-        self._console.print(line, markup=False)
+        if not (self._is_calm and USUAL_LINE.match(line)):
+            self._console.print(line, markup=False)
 
     def _report_dropped(self, num: int) -> None:
         self.print(f"{num} lines were dropped here: they could not be written, or not fast enough")
 
     def show(self, children: dict[str, Child]) -> None:
         if self._console.is_terminal:
-            self._live.update(self._table(children), refresh=True)
+            self._live.update(_progress_table(children), refresh=True)
         else:
             self._print_changes(children)
         states = {child.status["state"] for child in children.values()}
@@ -64,36 +75,24 @@ class Screen:
                 self._seen[replica] = text
                 self.print(text)
 
-    def _table(self, children: dict[str, Child]) -> Table:
-        table = Table()
-        for column in ("service", "instance", "pid", "address", "state"):
-            table.add_column(column)
-        for child in children.values():
-            state = child.status["state"]
-            text = f"{state}: {child.status['reason']}" if child.status["reason"] else state
-            pid = str(child.status.get("pid", ""))
-            row = (child.service, child.instance, pid, self._address(child), text)
-            table.add_row(*row, style=STYLES.get(state))
-        return table
-
-    def _address(self, child: Child) -> str:
-        """Where others reach it; a worker dials and listens nowhere."""
-        match child.service:
-            case "gateway":
-                return self._url
-            case "tokenizer":
-                return f"ipc tokenizer-{child.instance}"
-            case "scheduler":
-                return f"ipc scheduler.{{tokenizers,workers}}-{child.instance}"
-            case _:
-                return "dials the scheduler"
-
     def _announce(self, children: dict[str, Child]) -> None:
-        if not self._console.is_terminal:
-            self._console.print(self._table(children))
+        workers = [facts for child in children.values() if (facts := facts_of(child.status))]
+        for name, text in workers[0] if workers else []:
+            self.print(f"{name:12} {text}")
+        if len(workers) > 1:
+            self.print(f"{'workers':12} {len(workers)} such")
+        self.print(f"{'admin':12} sockets in {self._directory}")
         seconds = time.monotonic() - self._started_s
-        self.print(f"admin sockets in {self._directory}")
-        self.print(f"ready after {seconds:.1f} s: {self._url}/v1   (Ctrl-C stops it)")
+        self.print(f"ready after {seconds:.1f} s: {self._what}   (Ctrl-C stops it)")
+
+    @property
+    def _what(self) -> str:
+        """On a host that has only more ranks of a worker nothing is served."""
+        config, ranks = self._config, self._config.ranks_of_host
+        if config.node_rank:
+            last = config.tensor_parallel_size - 1
+            return f"ranks {ranks.start}…{ranks[-1]} of 0…{last}, for {config.master_addr}"
+        return f"{self._url}/v1"
 
     @property
     def _url(self) -> str:
@@ -103,3 +102,37 @@ class Screen:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._config.host, self._config.host)
         scheme = "http" if self._config.ssl_certfile is None else "https"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._config.port}"
+
+
+def _progress_table(children: dict[str, Child]) -> Table:
+    """A line for each service: its state, or how far its start is."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for child in children.values():
+        table.add_row(str(child), *_progress(child.status))
+    return table
+
+
+def _progress(status: dict[str, Any]) -> tuple[RenderableType, RenderableType]:
+    state, reason = status["state"], status["reason"]
+    if match := PROGRESS.fullmatch(reason):
+        return ProgressBar(100, int(match[2]), width=BAR_WIDTH), Text(reason, "dim")
+    return Text(state, STYLES.get(state, "yellow")), Text(reason, "dim")
+
+
+def facts_of(status: dict[str, Any]) -> list[tuple[str, str]]:
+    """What matters of a worker that is ready; of other services nothing."""
+    details = status.get("details") or {}
+    if "kv_cache_tokens" not in details:
+        return []
+    weights, cache = details["weights_bytes"] / MIB, details["kv_cache_bytes"] / MIB
+    num_tokens, length = details["kv_cache_tokens"], details["max_model_len"]
+    at_once = min(details["max_num_seqs"], max(1, num_tokens // length))
+    facts = [
+        ("model", f"{details['model']}, {details['dtype']}"),
+        ("memory", f"{weights:,.0f} MiB of weights, {cache:,.0f} MiB of KV cache"),
+        ("concurrency", f"{at_once} requests of {length:,} tokens at once"),
+    ]
+    if "device" in details:
+        name, kernels, threads = (details[key] for key in ("device", "kernels", "threads"))
+        facts.insert(1, ("device", f"{name}; kernels: {kernels}; threads: {threads}"))
+    return facts

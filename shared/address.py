@@ -3,11 +3,13 @@
 import os
 import stat
 from pathlib import Path
+from typing import Literal
 
 from shared.errors import ConfigError
 from shared.messages import ServiceName
 
 MAX_PATH_BYTES = 107
+MAX_LEADER_CHARS = 25  # so that a rank's name is no longer than an instance may be
 
 
 def socket_path(directory: Path, service: ServiceName, instance: str, role: str = "") -> Path:
@@ -40,10 +42,24 @@ def admin_path(directory: Path, service: ServiceName, instance: str) -> Path:
 
 
 def sockets_of(directory: Path, service: ServiceName, instance: str) -> set[Path]:
-    """All that one process has bound."""
-    patterns = (f"{service}-{instance}.sock", f"{service}.*-{instance}.sock")
+    """All that one process has bound, and the other ranks of a worker with it."""
+    patterns = (
+        f"{service}-{instance}.sock",
+        f"{service}.*-{instance}.sock",
+        f"admin.{service}-{rank_instance(instance, '*')}.sock",
+    )
     bound = {path for pattern in patterns for path in directory.glob(pattern)}
-    return bound | {admin_path(directory, service, instance)}
+    return bound | {admin_path(directory, service, instance), ranks_path(directory, instance)}
+
+
+def ranks_path(directory: Path, leader: str) -> Path:
+    """The file by which the ranks of a worker find each other as they start."""
+    return directory / f"ranks-{leader}.store"
+
+
+def rank_instance(leader: str, rank: int | Literal["*"]) -> str:
+    """What a rank of a worker is called, whose first one is ``leader``."""
+    return f"{leader[:MAX_LEADER_CHARS]}.rank{rank}"
 
 
 def make_private_directory(directory: Path) -> None:

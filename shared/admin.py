@@ -11,7 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from shared.address import admin_path, checked
 from shared.config.base import Settings
-from shared.messages import ServiceName, State
+from shared.messages import ServiceName, State, Stats
 from shared.metrics import show_service
 from shared.peer import Handler
 
@@ -25,6 +25,13 @@ class HasCommands(Protocol):
 
     def commands(self) -> dict[str, Command]:
         """What ``POST /name`` does."""
+
+
+@runtime_checkable
+class HasDetails(Protocol):
+    """A service that says more of itself in its status."""
+
+    def details(self) -> Stats: ...
 
 
 class AdminServer:
@@ -95,6 +102,7 @@ class AdminServer:
                 "reason": status.reason,
                 "load": status.load,
                 "num_steps": status.num_steps,
+                "details": self._handler.details() if isinstance(self._handler, HasDetails) else {},
             }
         )
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from shared.messages import ServiceName
 
 FORM = "tcp://HOST or tcp://HOST:PORT, an IPv6 address in brackets"
-MAX_PORT = 65534  # a scheduler also takes the port above
+MAX_PORT = 65534  # a scheduler also takes the port above, and so do ranks of several hosts
 PATTERN = re.compile(
     r"tcp://(?:\[(?P<ipv6>[0-9a-fA-F:.]+(?:%\w+)?)\]|(?P<host>[\w.*-]+))"
     r"(?::(?P<port>\d{1,5}))?",
@@ -22,8 +22,9 @@ PORTS: dict[tuple[ServiceName, ServiceName], int] = {
     ("tokenizer", "gateway"): 5570,
     ("scheduler", "tokenizer"): 5571,
     ("scheduler", "worker"): 5572,
+    ("worker", "worker"): 29501,  # vLLM's master-port
 }
-FIRST_PORTS: dict[ServiceName, int] = {"tokenizer": 5570, "scheduler": 5571}
+FIRST_PORTS: dict[ServiceName, int] = {"tokenizer": 5570, "scheduler": 5571, "worker": 29501}
 
 
 class Endpoint(NamedTuple):
@@ -69,4 +70,11 @@ def check_dialled(text: str) -> str:
     host, port = Endpoint.parse(text)
     if "*" in host or port == 0:
         raise ValueError(f"must be {FORM}; to dial, both must be given by name and number")
+    return text
+
+
+def check_host(text: str) -> str:
+    """``text``, if it is a host's name or address alone. Raises ValueError."""
+    if "*" in text or not PATTERN.fullmatch(tcp_address(text, MAX_PORT)):
+        raise ValueError("must be a host's name or its address, alone")
     return text

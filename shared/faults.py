@@ -15,6 +15,7 @@ MAX_BAD_WORD_IDS = 4096
 def list_bytes(params: SamplingParams) -> int:
     """About what the lists of ``params`` and its grammar take in msgpack."""
     ids = len(params.stop_token_ids) + len(params.allowed_token_ids)
+    ids += len(params.logprob_token_ids)
     ids += sum(1 + len(word) for word in params.bad_words)
     num_bytes = 5 * ids + 15 * len(params.logit_bias)
     if (guide := params.guide) is not None:
@@ -49,6 +50,7 @@ def params_fault(params: SamplingParams, vocab_size: int) -> str | None:
     for name, ids in (
         ("stop_token_ids", params.stop_token_ids),
         ("allowed_token_ids", params.allowed_token_ids),
+        ("logprob_token_ids", params.logprob_token_ids),
         ("logit_bias", [token_id for token_id, _ in params.logit_bias]),
         ("bad_words", list(chain.from_iterable(params.bad_words))),
         *(_guide_ids(params.guide).items() if params.guide is not None else ()),

@@ -20,6 +20,7 @@ from pathlib import Path
 from shared.address import ipc_address, socket_path
 from shared.codec import Array
 from shared.dialer import Dialer
+from shared.ended_peers import EndedPeers
 from shared.endpoint import Endpoint, tcp_address
 from shared.errors import CodecError
 from shared.keys import Keys
@@ -56,13 +57,17 @@ class Link:
     """The peers of one service. Used on one event loop only.
 
     With ``keys`` all tcp is encrypted, and both ends prove which service they are; without keys
-    tcp accepts any process.
+    tcp accepts any process. A peer that is not ready may be silent for ``loading_silence_s``, which
+    its user may change.
     """
 
     def __init__(self, hello: Hello, handler: Handler, keys: Keys | None = None) -> None:
         self.hello = hello
         self.handler = handler
         self.peers: set[Peer] = set()
+        self.ended = EndedPeers()
+        self.was_ready = False
+        self.loading_silence_s = SILENCE_S
         self._keys = keys
         self._context = Context()
         self._gatekeeper = Gatekeeper(self._context.zmq, keys) if keys else None
@@ -178,6 +183,7 @@ class Link:
 
     def up(self, peer: Peer) -> None:
         self.peers.add(peer)
+        self.ended.discard(peer)
         PEERS.labels(peer.hello.service).inc()
         PEERS_LOST.labels(peer.hello.service)  # exported as 0 from here on
         minor = peer.hello.minor
@@ -210,6 +216,7 @@ class Link:
         PEERS.labels(peer.hello.service).dec()
         if is_lost:
             PEERS_LOST.labels(peer.hello.service).inc()
+        self.ended.add(peer, is_lost, time.monotonic())
         log.log(logging.WARNING if is_lost else logging.INFO, "%s is down: %s", peer, reason)
         self.handler.on_down(peer, reason)
         self.send_status(only_changes=True)
@@ -220,6 +227,7 @@ class Link:
         if only_changes and status.state == self._last_state:
             return
         self._last_state = status.state
+        self.was_ready = self.was_ready or status.state == State.READY
         for peer in list(self.peers):
             peer.send_heartbeat(status)
 
@@ -241,8 +249,9 @@ class Link:
 
     def _drop_silent(self, now_s: float) -> None:
         for peer in list(self.peers):
-            if now_s - peer.last_seen_s > SILENCE_S:
-                self.drop(peer, f"silent for {SILENCE_S:g} s")
+            limit_s = SILENCE_S if peer.is_ready else self.loading_silence_s
+            if now_s - peer.last_seen_s > limit_s:
+                self.drop(peer, f"silent for {limit_s:g} s")
 
     def drop(self, peer: Peer, reason: str) -> None:
         """Ends the epoch of ``peer``, whichever endpoint it came through."""

@@ -25,12 +25,16 @@ import msgspec
 from msgspec import Meta
 
 PROTOCOL_MAJOR = 3
-PROTOCOL_MINOR = 1
+PROTOCOL_MINOR = 3
 POOLING_MINOR = 1  # that knows of pooling
+CONVERTED_MINOR = 2  # that makes of a prompt what Convert asks for, not its ids alone
+REPORT_MINOR = 2  # that knows of Inquire and ServiceReport
+CELLS_MINOR = 3  # that knows of several schedulers, each with workers of its own
 
 ServiceName = Literal["gateway", "tokenizer", "scheduler", "worker"]
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort", "repetition"]
 PromptKind = Literal["text", "ids", "chat", "pair"]
+ConvertedTo = Literal["ids", "text", "offsets", "tokenizer"]
 Runner = Literal["", "generate", "pooling"]
 PoolingType = Literal["last", "mean", "cls"]
 Activation = Literal["none", "normalize", "sigmoid", "softmax"]
@@ -40,6 +44,9 @@ WINDOW_TOKENS = 256
 WINDOW_BYTES = 4 << 20
 SHORT_STEP_S = 0.005  # steps below it cost less than to pass their tokens on one by one
 MAX_STOP_IDS = 128  # of a request
+MAX_LOGPROB_IDS = 128
+MAX_PATTERN_SIZE = 512  # tokens that are looked for as a repetition
+MAX_PATTERN_COUNT = 512
 # Bounds of Capacity: a scheduler keeps something for each of these.
 MAX_BLOCKS = 1 << 24
 MAX_BLOCK_SIZE = 256
@@ -53,6 +60,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1000
 MAX_BAD_WORDS = 128
 MAX_CHOICES = 4096
+REPETITION_DETECTED = "repetition_detected"  # vLLM's word
 ALL_TOKENS = -1  # as SamplingParams.logprobs: the whole vocabulary
 MIN_LOGPROB = -9999.0  # of a token that cannot be sampled: JSON has no infinity; vLLM's is the same
 MAX_REASON_CHARS = 4000
@@ -65,6 +73,12 @@ TOOL_NAME = r"[a-zA-Z0-9_.-]{1,128}"
 MAX_MARKER_IDS = 64
 MAX_POOLED_SIZE = 1 << 16  # numbers that a model gives of a text
 MAX_LABELS = 4096
+MAX_STATS = 64  # of a service in a ServiceReport
+MAX_SETTINGS = 256  # of a rank
+MAX_REPORTED_PEERS = 65_536
+MAX_SPANS = 256  # of a report
+MAX_TRACED = 16  # prompts of a request, and choices of a prompt, that are traced
+MAX_CELLS = 256  # schedulers that a tokenizer speaks of
 
 Int32 = Annotated[int, Meta(ge=0, le=2**31 - 1)]  # a count, an index or an id
 Int64 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -79,6 +93,7 @@ StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 Reason = Annotated[str, Meta(max_length=MAX_REASON_CHARS)]
 Json = Annotated[str, Meta(max_length=MAX_JSON_CHARS)]
 PooledSize = Annotated[int, Meta(ge=0, le=MAX_POOLED_SIZE)]
+SpanValue = bool | int | float | Name
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -142,6 +157,8 @@ class ModelInfo(Row, frozen=True):
     activation_dtype: Name = ""  # "auto": so has what quantised weights are multiplied with
     runner: Runner = ""
     pooling: PoolingInfo | None = None
+    lm_head_quantization: Name = ""  # "none": the output head's weights are as in the checkpoint
+    embedding_quantization: Name = ""  # "none": so are the embeddings
 
 
 class Capacity(Row, frozen=True):
@@ -165,11 +182,21 @@ class Capacity(Row, frozen=True):
 
 
 INSTANCE = r"[A-Za-z0-9._-]{1,32}"  # what a process may be called
+Instance = Annotated[str, Meta(pattern=f"^{INSTANCE}$")]
+Stats = Annotated[dict[Name, int | float | Name], Meta(max_length=MAX_STATS)]
+
+
+class RankInfo(Row, frozen=True):
+    """One of the processes that are a worker together: ``rank`` counts from 0. ``settings`` are
+    those that have to be the same for all, and what else has to be, by name."""
+
+    rank: Int32
+    settings: Annotated[dict[Name, Name], Meta(max_length=MAX_SETTINGS)] = {}
 
 
 class Hello(Row, tag=1, frozen=True):
     """First message of either side. A tokenizer and a worker send their model, a worker its
-    capacity too."""
+    capacity too, and to the first rank another one sends what it is."""
 
     major: Int32
     minor: Int32
@@ -177,6 +204,7 @@ class Hello(Row, tag=1, frozen=True):
     instance: Name
     model: ModelInfo | None = None
     capacity: Capacity | None = None
+    rank: RankInfo | None = None
 
 
 class State(IntEnum):
@@ -188,7 +216,12 @@ class State(IntEnum):
 
 
 class Overview(Row, frozen=True):
-    """Figures of the whole mesh, as its scheduler ``scheduler`` (an instance) sees it."""
+    """Figures of a cell: the scheduler ``scheduler`` (an instance) and its workers.
+
+    It has ``num_slots`` for sequences, and ``is_ready`` where a worker takes some. A scheduler that
+    ``is_leaving`` hands over what it has. ``spare`` is the worker to go where a cell lacks some;
+    empty: none, or one is going.
+    """
 
     scheduler: Name
     num_workers: Int64
@@ -196,6 +229,10 @@ class Overview(Row, frozen=True):
     num_waiting: Int64
     num_blocks: Int64
     num_free_blocks: Int64
+    num_slots: Int64 = 0
+    is_leaving: bool = False
+    spare: Name = ""
+    is_ready: bool = True
 
 
 class Heartbeat(Row, tag=2, frozen=True):
@@ -206,7 +243,8 @@ class Heartbeat(Row, tag=2, frozen=True):
 
     ``sent_s`` is the sender's monotonic clock. ``echo_s`` repeats the receiver's last ``sent_s``,
     and ``held_s`` is how long ago the sender received it; both are 0 before its first heartbeat.
-    ``overview`` is a scheduler's; a tokenizer passes on that of its scheduler, up to a second old.
+    ``overview`` is a scheduler's; a tokenizer passes on those of its schedulers, up to a second
+    old: ``more_overviews`` has all but the first.
     """
 
     state: State
@@ -217,6 +255,11 @@ class Heartbeat(Row, tag=2, frozen=True):
     echo_s: Seconds = 0.0
     held_s: Seconds = 0.0
     overview: Overview | None = None
+    more_overviews: Annotated[list[Overview], Meta(max_length=MAX_CELLS)] = []
+
+    @property
+    def overviews(self) -> list[Overview]:
+        return [] if self.overview is None else [self.overview, *self.more_overviews]
 
 
 class Bye(Row, tag=3, frozen=True):
@@ -263,12 +306,21 @@ class Pooling(Row, frozen=True):
     num_dims: PooledSize = 0
 
 
+class Repetition(Row, frozen=True):
+    """Ends a text that ends in a pattern of so many tokens, so many times."""
+
+    max_pattern_size: Annotated[int, Meta(ge=1, le=MAX_PATTERN_SIZE)]
+    min_pattern_size: Annotated[int, Meta(ge=1, le=MAX_PATTERN_SIZE)] = 1
+    min_count: Annotated[int, Meta(ge=2, le=MAX_PATTERN_COUNT)] = 2
+
+
 class SamplingParams(Row, frozen=True):
     """How tokens are drawn and when the worker ends a sequence. The defaults change nothing.
 
     ``top_k`` 0 keeps all; ``max_tokens`` None fills the context, 0 computes the prompt alone.
     ``logprobs``: None for none, else how many of the likeliest tokens come beside the sampled
-    one, ``ALL_TOKENS`` for every one. ``prompt_logprobs``: the same of the tokens of the prompt.
+    one, ``ALL_TOKENS`` for every one; or those of ``logprob_token_ids``, and that many.
+    ``prompt_logprobs``: the same of the tokens of the prompt.
     ``bad_words`` are sequences of ids whose last one may not follow the others.
     ``draft_logprobs``: each draft comes, too, with the logprob that its drafter gave it. A
     tokenizer makes the ``guide``. With ``pooling`` nothing is sampled, and ``max_tokens`` is 0.
@@ -295,6 +347,8 @@ class SamplingParams(Row, frozen=True):
     guide: Guide | None = None
     top_n_sigma: NumSigmas = 0.0
     pooling: Pooling | None = None
+    logprob_token_ids: Annotated[list[Int32], Meta(max_length=MAX_LOGPROB_IDS)] = []
+    repetition: Repetition | None = None
 
 
 class TextOptions(Row, frozen=True):
@@ -319,7 +373,8 @@ class ChatOptions(Row, frozen=True):
 
     ``tools`` and ``documents`` are JSON arrays, ``template_kwargs`` is a JSON object; empty: none.
     ``template`` is used instead of the model's. ``continues_final_message``: the prompt ends in the
-    text of the last message, which the model continues.
+    text of the last message, which the model continues. Where the prompt has more tokens than the
+    ``history_limit`` its oldest turns are dropped; 0: none are.
     """
 
     tools: Json = ""
@@ -328,6 +383,7 @@ class ChatOptions(Row, frozen=True):
     template: Json = ""
     adds_generation_prompt: bool = True
     continues_final_message: bool = False
+    history_limit: Int32 = 0
 
 
 FormatKind = Literal["json_object", "json_schema", "regex", "choice", "grammar", "structural_tag"]
@@ -377,7 +433,9 @@ class Submit(Row, tag=10, frozen=True):
     ``kind`` text: UTF-8 bytes; ids: int32 token ids; chat: the JSON array of messages, UTF-8; pair:
     the JSON array of a query, a document and, if there is one, an instruction.
     ``owner`` names the API key it came with; empty: there are no keys. ``reasoning_budget`` is in
-    tokens.
+    tokens. Of what ``is_traced`` a SpanReport comes back from each service that worked on it.
+    ``num_worker_deaths``: so many workers died while they computed it, and no token came since.
+    ``left_scheduler`` handed it over, and gets it again only where there is no other.
     """
 
     request: Name
@@ -393,6 +451,9 @@ class Submit(Row, tag=10, frozen=True):
     format: OutputFormat | None = None
     tool_choice: ToolChoice | None = None
     reasoning_budget: Int32 | None = None
+    is_traced: bool = False
+    num_worker_deaths: Int32 = 0
+    left_scheduler: Name = ""
 
 
 class NewSequence(Row, frozen=True):
@@ -411,6 +472,7 @@ class Generate(Row, tag=11, frozen=True):
 
     ``priority``: of two that wait the lower number comes first. Only sequences with the same
     ``cache_salt`` share what is cached. The logprobs of the prompt come with choice 0 alone.
+    ``num_worker_deaths``: as in Submit.
     """
 
     request: Name
@@ -419,6 +481,8 @@ class Generate(Row, tag=11, frozen=True):
     sequences: Annotated[list[NewSequence], Meta(min_length=1, max_length=MAX_CHOICES)]
     priority: Priority = 0
     cache_salt: Name = ""
+    is_traced: bool = False
+    num_worker_deaths: Int32 = 0
 
 
 class RequestKey(Row, frozen=True):
@@ -453,13 +517,18 @@ class Credit(Row, tag=14, frozen=True):
 
 
 class Convert(Row, tag=15, frozen=True):
-    """Gateway → tokenizer, beside the data path: what are the ids of this text, or the text of
-    these ids? Buffer: as in Submit. Answered by Converted, or Failed with attempt 0."""
+    """Gateway → tokenizer, beside the data path: what are the ids of this prompt, or its text, or
+    where in the text does each token begin and end? Ids have a text only. Or, whatever the prompt,
+    what is there to know of the tokenizer? Buffer: as in Submit. Answered by Converted, or Failed
+    with attempt 0. ``max_prompt_tokens`` and ``keeps_prompt_start``: as in TextOptions."""
 
     request: Name
     kind: PromptKind
     adds_special_tokens: bool
     chat: ChatOptions | None = None
+    to: ConvertedTo = "ids"
+    max_prompt_tokens: Int32 | None = None
+    keeps_prompt_start: bool = False
 
 
 class Abort(Row, tag=16, frozen=True):
@@ -467,6 +536,12 @@ class Abort(Row, tag=16, frozen=True):
 
     ids: list[Name]
     owner: Name = ""
+
+
+class Inquire(Row, tag=17, frozen=True):
+    """Down the chain, and from a tokenizer up to the gateways that did not ask: somebody looks at
+    the mesh. Answered by a ServiceReport. A tokenizer and a scheduler pass it on, and the reports
+    that come back. Peers below minor ``REPORT_MINOR`` do not know it."""
 
 
 class Admit(Row, frozen=True):
@@ -488,6 +563,7 @@ class Admit(Row, frozen=True):
     params: SamplingParams
     blocks: list[Int32]
     num_prompt_scored: Int32 = 0
+    is_traced: bool = False
 
 
 class Extend(Row, frozen=True):
@@ -524,7 +600,37 @@ class StepPlan(Row, tag=13, frozen=True):
     draft_depth: Int32 = 0
 
 
+class Reset(Row, tag=18, frozen=True):
+    """First rank of a worker → its others: the scheduler is gone, forget all sequences."""
+
+
+class Assemble(Row, tag=32, frozen=True):
+    """First rank of a worker → its others: all are connected, so load the model and meet."""
+
+
 # --- coming up ------------------------------------------------------------------------------------
+
+
+class Span(Row, frozen=True):
+    """Something that took ``duration_s``, and began at ``start_s`` in unix time of the sender's
+    host. It is a part of span number ``parent`` of its report, from 1; 0: of none there."""
+
+    name: Name
+    start_s: Seconds
+    duration_s: Seconds
+    parent: Int32 = 0
+    attributes: dict[Name, SpanValue] = {}
+
+
+class SpanReport(Row, frozen=True):
+    """What ``service`` did for a prompt or a sequence in one attempt. Passed up to the gateway with
+    the last message about it, or after that."""
+
+    request: Name
+    attempt: Int32
+    service: ServiceName
+    instance: Name
+    spans: Annotated[list[Span], Meta(max_length=MAX_SPANS)]
 
 
 class OutputStart(IntEnum):
@@ -536,23 +642,35 @@ class OutputStart(IntEnum):
     UNDECIDED = 2
 
 
+class Dropped(Row, frozen=True):
+    """The oldest turns of a chat, which are not in its prompt, and the tokens that they had."""
+
+    num_turns: Int32 = 0
+    num_tokens: Int32 = 0
+
+
+NOTHING_DROPPED = Dropped()
+
+
 class Accepted(Row, tag=20, frozen=True):
     """All choices will run. Until it arrives, a gateway has sent no byte to the client.
 
     Buffer: int32 ids of the prompt; a scheduler, whose peer knows them, sends none. A tokenizer
-    sets ``start``.
+    sets ``start`` and ``dropped``.
     """
 
     request: Name
     attempt: Int32
     start: OutputStart = OutputStart.ANSWER
+    dropped: Dropped = NOTHING_DROPPED
 
 
 class Finished(Row, frozen=True):
     """The one good terminal of a choice; ``num_tokens`` counts its completion tokens.
 
-    ``stop_reason`` is the stop string or stop token id that ended it, if one did; ``num_cached`` as
-    in TokenRow. The tokenizer sets both; the scheduler leaves the defaults.
+    ``stop_reason`` is the stop string or stop token id that ended it, if one did, or
+    ``REPETITION_DETECTED``; ``num_cached`` as in TokenRow. The tokenizer sets both; the scheduler
+    leaves the defaults.
     """
 
     request: Name
@@ -581,8 +699,8 @@ class TokenRun(Row, frozen=True):
     of each: an id, ``num_values`` logprobs and ``num_top_ids`` ids of the likeliest tokens.
 
     No values: no logprobs were asked for. Otherwise the first is the token's own, and the rest
-    belong to the likeliest tokens, which the ids name in descending order; without ids they are
-    those of the whole vocabulary, in order of ids.
+    belong to the likeliest tokens, or those asked for, which the ids name in descending order;
+    without ids they are those of the whole vocabulary, in order of ids.
 
     Of output, ``num_drafts`` drafts were verified and the first ``num_accepted`` tokens were
     drafts; of drafts, the first ``num_accepted`` were accepted.
@@ -620,6 +738,7 @@ class Tokens(Row, tag=21, frozen=True):
 
     rows: list[TokenRow]
     finished: list[Finished]
+    spans: list[SpanReport] = []
 
 
 class Mark(Row, frozen=True):
@@ -659,6 +778,7 @@ class Deltas(Row, tag=22, frozen=True):
 
     rows: list[Delta]
     finished: list[Finished]
+    spans: list[SpanReport] = []
 
 
 class ResultRow(Row, frozen=True):
@@ -687,6 +807,7 @@ class StepResult(Row, tag=23, frozen=True):
     rows: list[ResultRow]
     step_s: Seconds = 0.0
     idle_s: Seconds = 0.0
+    spans: list[SpanReport] = []
 
 
 class Release(Row, tag=25, frozen=True):
@@ -694,20 +815,33 @@ class Release(Row, tag=25, frozen=True):
     one at a time; at a second Release, all that are left."""
 
 
+class Attach(Row, tag=30, frozen=True):
+    """Worker → scheduler: plan for me. It is attached to no other. One below ``CELLS_MINOR`` sends
+    none, and is attached from its Hello on."""
+
+
+class Detach(Row, tag=31, frozen=True):
+    """Worker → scheduler: plan for me no more. What it had of you it has forgotten."""
+
+
 class Lost(Row, tag=26, frozen=True):
-    """Tokenizer → gateway: the scheduler that had these is gone; submit them anew. No terminal.
+    """Tokenizer → gateway: the scheduler that had these is gone, or hands them over; submit them
+    anew. No terminal. Scheduler → tokenizer: these prompts are handed over to another cell.
 
     ``is_explained``: see ``Peer``; none of the requests can have been the reason.
-    ``scheduler`` is its instance.
+    ``scheduler`` is its instance. ``num_worker_deaths``: as in Submit.
     """
 
     keys: list[RequestKey]
     is_explained: bool = False
     scheduler: Name = ""
+    num_worker_deaths: Int32 = 0
 
 
 class Converted(Row, tag=27, frozen=True):
-    """Tokenizer → gateway: the answer to Convert. Buffer: UTF-8 bytes of a text, or int32 ids."""
+    """Tokenizer → gateway: the answer to Convert. Buffer: UTF-8 bytes of a text or of the JSON of
+    tokenizer_config.json, int32 ids, or int64 offsets: for each token its first character in the
+    text, and the one behind its last."""
 
     request: Name
 
@@ -717,6 +851,39 @@ class Vocabulary(Row, tag=28, frozen=True):
 
     Buffers: the bytes of all tokens in order of ids, concatenated; int32 number of bytes of each.
     """
+
+
+Ended = Literal["", "lost", "left"]
+
+
+class ReportedPeer(Row, frozen=True):
+    """A peer as its neighbour knows it: by its Hello and its last heartbeat, and by ``stats`` of
+    the neighbour's own. One that has ``ended`` did so up to half a minute ago; ``left``: it said
+    Bye."""
+
+    service: ServiceName
+    instance: Instance
+    minor: Int32
+    state: State
+    reason: Reason
+    load: Int64
+    ended: Ended = ""
+    round_trip_s: Seconds | None = None
+    stats: Stats = {}
+
+
+class ServiceReport(Row, tag=29, frozen=True):
+    """Any service → who asked: how it fares, and which peers it has. ``was_ready``: it was before,
+    if it is not now."""
+
+    service: ServiceName
+    instance: Instance
+    state: State
+    reason: Reason
+    was_ready: bool
+    uptime_s: Seconds
+    peers: Annotated[list[ReportedPeer], Meta(max_length=MAX_REPORTED_PEERS)]
+    stats: Stats
 
 
 class Failed(Row, tag=24, frozen=True):
@@ -743,18 +910,24 @@ Message = (
     | Generate
     | Cancel
     | StepPlan
+    | Reset
+    | Assemble
     | Credit
     | Convert
     | Abort
+    | Inquire
     | Accepted
     | Tokens
     | Deltas
     | StepResult
     | Failed
     | Release
+    | Attach
+    | Detach
     | Lost
     | Converted
     | Vocabulary
+    | ServiceReport
 )
 
 TOKEN_ARRAYS = ({"i4"}, {"f4"}, {"i4"}, {"i4"})
@@ -769,6 +942,6 @@ ARRAYS: dict[type, tuple[set[str], ...]] = {
     Tokens: TOKEN_ARRAYS,
     Deltas: TOKEN_ARRAYS,
     StepResult: TOKEN_ARRAYS,
-    Converted: ({"u1", "i4"},),
+    Converted: ({"u1", "i4", "i8"},),
     Vocabulary: ({"u1"}, {"i4"}),
 }

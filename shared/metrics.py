@@ -27,6 +27,7 @@ LINK_ROUND_TRIP = Histogram(
     ["service"],
     buckets=(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5),
 )
+SPANS_DROPPED = Counter("shoal_spans_dropped", "Spans of traces for which there was no room")
 LINES_DROPPED = Counter(
     "shoal_log_lines_dropped", "Lines of the log that could not be written, or not fast enough"
 )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.errors import ConfigError
-from shared.model_folder import CONFIG_FILE, INDEX_FILE, TOKENIZER_FILE
+from shared.model_folder import CONFIG_FILE, EMBEDDED_MODEL, INDEX_FILE, TOKENIZER_FILE
 
 HUB_NAME = re.compile(r"(?P<name>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>.+))?", re.ASCII)
 # A snapshot may lack files that we never read. Those that we do would not be missed later, as
@@ -26,14 +26,17 @@ class ModelLocation:
 
 
 def locate_model(model: str) -> ModelLocation:
-    """A folder's path, or ``org/name`` or ``name``, with ``@revision`` (a branch, a tag or a whole
-    commit hash) or without, of a snapshot in the Hugging Face cache. Nothing is downloaded.
+    """A folder's path, the embedded model's name, or ``org/name`` or ``name``, with ``@revision``
+    (a branch, a tag or a whole commit hash) or without, of a snapshot in the Hugging Face cache.
+    Nothing is downloaded.
 
     Raises ConfigError where there is neither.
     """
     folder = Path(model)
     if folder.is_dir():
         return ModelLocation(folder.resolve().name, folder)
+    if model == EMBEDDED_MODEL.name:
+        return ModelLocation(model, EMBEDDED_MODEL)
     match = HUB_NAME.fullmatch(model)
     if match is None:
         raise ConfigError(
@@ -41,6 +44,25 @@ def locate_model(model: str) -> ModelLocation:
             " model in the Hugging Face cache, org/name or org/name@revision"
         )
     return ModelLocation(match["name"], _find_snapshot(match["name"], match["revision"]))
+
+
+def cached_models() -> list[ModelLocation]:
+    """The models in the Hugging Face cache, by name: of each the snapshot that ``main`` is, or the
+    newest."""
+    from huggingface_hub import constants
+
+    found = []
+    for repository in sorted(Path(constants.HF_HUB_CACHE).glob("models--*")):
+        snapshots = sorted(
+            (repository / "snapshots").glob("*"), key=lambda each: each.stat().st_mtime
+        )
+        if not snapshots:
+            continue
+        main = repository / "refs" / "main"
+        wanted = repository / "snapshots" / (main.read_text().strip() if main.is_file() else "")
+        name = repository.name.removeprefix("models--").replace("--", "/")
+        found.append(ModelLocation(name, wanted if wanted in snapshots else snapshots[-1]))
+    return found
 
 
 def _find_snapshot(name: str, revision: str | None) -> Path:

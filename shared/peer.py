@@ -56,6 +56,11 @@ class Peer:
     def is_ready(self) -> bool:
         return self.status.state == State.READY
 
+    @property
+    def round_trip_s(self) -> float | None:
+        """Of the last heartbeat that came back; None: none has."""
+        return self._round_trip.last_s
+
     def count(self, direction: Literal["in", "out"], num_bytes: int) -> None:
         messages, message_bytes = self._counters[direction]
         messages.inc()
@@ -64,9 +69,9 @@ class Peer:
     def note_heartbeat(self, heartbeat: Heartbeat) -> bool:
         """Returns whether its state has changed. Raises CodecError for an overview whose scheduler
         has no valid name."""
-        overview = heartbeat.overview
-        if overview is not None and not re.fullmatch(INSTANCE, overview.scheduler):
-            raise CodecError(f"an overview by {overview.scheduler!r}")
+        for overview in heartbeat.overviews:
+            if not re.fullmatch(INSTANCE, overview.scheduler):
+                raise CodecError(f"an overview by {overview.scheduler!r}")
         has_changed = heartbeat.state != self.status.state
         self.status = msgspec.structs.replace(heartbeat, reason=peer_text(heartbeat.reason))
         round_trip_s = self._round_trip.note_heartbeat(heartbeat, time.monotonic())

@@ -7,12 +7,14 @@ from shared.messages import Heartbeat
 
 class RoundTrip:
     """Measures round trips by the heartbeats of one connection. ``now_s`` is our monotonic clock; a
-    peer sends its times back, with how long it held them by its own clock."""
+    peer sends its times back, with how long it held them by its own clock. ``last_s`` is the last
+    one."""
 
     def __init__(self) -> None:
         self._received_s = 0.0  # when the peer's last heartbeat came
         self._to_echo_s = 0.0  # the ``sent_s`` of that heartbeat
         self._last_echo_s = 0.0
+        self.last_s: float | None = None
 
     def stamped(self, heartbeat: Heartbeat, now_s: float) -> Heartbeat:
         """``heartbeat`` as this peer gets it now."""
@@ -29,4 +31,5 @@ class RoundTrip:
         if not (self._last_echo_s < heartbeat.echo_s and 0 <= heartbeat.held_s <= elapsed_s):
             return None
         self._last_echo_s = heartbeat.echo_s
-        return elapsed_s - heartbeat.held_s
+        self.last_s = elapsed_s - heartbeat.held_s
+        return self.last_s

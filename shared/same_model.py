@@ -18,6 +18,8 @@ FIELDS_OF_ONE_SERVICE = FIELDS_OF_ALL | {
     "tool_parser": "tool-call-parser",
     "reasoning_parser": "reasoning-parser",
     "quantization": "quantization",
+    "lm_head_quantization": "lm-head-quantization",
+    "embedding_quantization": "embedding-quantization",
     "kv_cache_dtype": "kv-cache-dtype",
     "activation_dtype": "activation-dtype",
 }

@@ -53,7 +53,7 @@ def main(name: ServiceName, config_class: type[Config], build: Callable[[Config]
     except ConfigError as error:
         sys.exit(_refuse(name, error))
     logs.set_up(name, config)
-    log.info("starting with %s", config.describe())
+    log.debug("starting with %s", config.describe())
     on_ready = _watch_supervisor()
     _raise_file_limit()
     sys.setswitchinterval(SWITCH_S)

@@ -1,3 +1,3 @@
 """Which release this is; the package's metadata are made from it."""
 
-VERSION = "2026.11.0"
+VERSION = "0.1.0"

@@ -24,7 +24,7 @@ settings.register_profile("same", search, derandomize=True)
 settings.load_profile("same")
 
 TESTS = Path(__file__).parent
-collect_ignore = ["clients"]  # they have an environment of their own
+collect_ignore = ["clients", "page"]  # they have environments of their own
 # Files that take long, by how they begin.
 WAITING = ("mesh", "cli")
 COMPUTING = ("benchmarks", "services/worker/test_speculation", "services/worker", "kernels")

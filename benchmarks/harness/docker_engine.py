@@ -45,8 +45,11 @@ def running_engine() -> Iterator[dict[str, str]]:
             "DOCKER_HOST": f"unix://{folder}/docker.sock",
             "DOCKER_CONFIG": str(_compose_plugin()),
         }
-        with _daemon(Path(folder), environment):
-            yield environment
+        try:
+            with running_daemon("data", Path(folder), environment):
+                yield environment
+        finally:
+            subprocess.run(["ip", "link", "delete", "docker0"], capture_output=True)
 
 
 def provide_base_images(environment: dict[str, str]) -> None:
@@ -148,13 +151,18 @@ def _mirror() -> str:
 
 
 @contextmanager
-def _daemon(folder: Path, environment: dict[str, str]) -> Iterator[None]:
+def running_daemon(
+    data: str, folder: Path, environment: dict[str, str], *flags: str, within: tuple[str, ...] = ()
+) -> Iterator[None]:
+    """An engine that keeps its data in the folder ``data`` of the cache and the rest in ``folder``.
+    ``within`` is the command that starts it elsewhere, such as nsenter. Raises NoEngine."""
     command: list[str | Path] = [
-        *("setpriv", "--pdeathsig", "TERM", "dockerd"),
-        *("--data-root", CACHE / "data", "--exec-root", folder / "exec"),
+        *(*within, "setpriv", "--pdeathsig", "TERM", "dockerd"),
+        *("--data-root", CACHE / data, "--exec-root", folder / "exec"),
         *("--pidfile", folder / "dockerd.pid", "--host", environment["DOCKER_HOST"]),
+        *flags,
     ]
-    log_path = CACHE / "dockerd.log"
+    log_path = CACHE / f"{data}.log"
     with open(log_path, "w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     try:
@@ -163,7 +171,6 @@ def _daemon(folder: Path, environment: dict[str, str]) -> Iterator[None]:
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
-        subprocess.run(["ip", "link", "delete", "docker0"], capture_output=True)
 
 
 def _await_daemon(

@@ -177,10 +177,9 @@ class Fleet:
         for member in self.members:
             if (await member.status()).get("load") != 0:
                 return False
-        (scheduler,) = self.of("scheduler")
-        metrics = await scheduler.metrics()
         names = ('shoal_kv_blocks{state="used"}', "shoal_kv_block_leak", "shoal_sequences")
-        return not any(metrics[name] for name in names)
+        metrics = [await scheduler.metrics() for scheduler in self.of("scheduler")]
+        return not any(each[name] for each in metrics for name in names)
 
 
 @asynccontextmanager

@@ -75,16 +75,17 @@ class Stack:
 
     @asynccontextmanager
     async def extended(
-        self, files: dict[str, str], settings: dict[str, str]
+        self, files: dict[str, list[str]], settings: dict[str, str]
     ) -> AsyncIterator[None]:
-        """With one more file for each of the services that are named, and the files' settings."""
-        self.files += files.values()
+        """With more files for each of the services that are named, and the files' settings."""
+        before = self.files
+        self.files = before + [file for each in files.values() for file in each]
         self.environment |= settings
         await self.compose("up", "-d", "--no-build", "--wait", *files)
         try:
             yield
         finally:
-            self.files = [file for file in self.files if file not in files.values()]
+            self.files = before
             await self.compose("up", "-d", "--no-build", "--wait", *files)
 
     async def scale(self, **nums: int) -> None:
@@ -101,9 +102,10 @@ class Stack:
         return old
 
     async def end_replacement(self, old: list[str]) -> None:
-        """Its second command."""
-        await self.docker("stop", *old)
-        await self.docker("rm", *old)
+        """Its second command: one after the other."""
+        for container in old:
+            await self.docker("stop", container)
+            await self.docker("rm", container)
 
     async def containers(self, service: str) -> list[str]:
         """The ids of those that run."""

@@ -16,6 +16,7 @@ from rich.console import Console
 from cli.batch.mesh import own_mesh
 from cli.batch.options import Options, parse
 from cli.batch.progress import shown
+from cli.exit_codes import WRONG
 from cli.supervisor import StartFailedError
 from shared.batch.check import Checked, check
 from shared.batch.errors import BatchStopped, KeyRefused, WrongResults
@@ -27,7 +28,6 @@ from shared.config.serve import ServeConfig
 from shared.errors import ConfigError
 
 SOME_FAILED = 1
-WRONG = 2
 STOPPED = 3
 INTERRUPTED = 130
 KEEPALIVE_S = 2.0  # less than servers have, or one might close what we are about to write to

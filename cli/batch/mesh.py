@@ -24,8 +24,8 @@ async def own_mesh(
     StartFailedError where it does not start."""
     directory = RunDirectory(config.mesh_dir)
     socket, key = directory.path / "http.sock", secrets.token_hex()
-    supervisor = Supervisor(_private(config, socket, key), directory, on_line)
     try:
+        supervisor = Supervisor(_private(config, socket, key), directory, on_line)
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(supervisor.run(lambda: None))
             async with _session(socket, key) as session:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cli.bench.options import Parser, argument_type, number, result_file, server_url, whole
+from cli.flags import Parser, argument_type, number, result_file, server_url, whole
 from shared.errors import ConfigError
 
 DEFAULT_NUM_AT_ONCE = 128
@@ -53,7 +53,6 @@ def _parser() -> Parser:
         epilog="All settings of `shoal serve` are allowed too, unless --url names a server."
         " Exit codes: 0: all was answered; 1: some lines have errors in place of an answer; 2: a"
         " wrong setting or file; 3: stopped before the end, and can go on; 130: Ctrl-C.",
-        allow_abbrev=False,
     )
     add: Callable[..., Any] = parser.add_argument
     text = "JSON lines with custom_id, method, url and body; a local path"

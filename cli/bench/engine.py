@@ -11,9 +11,10 @@ from rich.table import Table
 
 from cli.bench.figures import PERCENTILES, spread
 from cli.bench.lengths import MAX_LENGTH, Lengths
-from cli.bench.options import MAX_COUNT, Parser, argument_type, result_file, whole
+from cli.bench.options import MAX_COUNT
 from cli.bench.origin import origin, write
 from cli.bench.workload import FIRST_ID
+from cli.flags import Parser, argument_type, result_file, whole
 from shared.config.load import load_settings
 from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
@@ -105,7 +106,6 @@ def _parse(arguments: list[str]) -> tuple[Namespace, list[str]]:
         PROGRAM,
         description="Times the steps of the engine alone. Takes all settings of the worker as well:"
         " shoal worker --help",
-        allow_abbrev=False,
     )
     _add_load(parser.add_argument)
     return parser.parse_known_args(arguments)

@@ -5,24 +5,18 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
-from urllib.parse import urlsplit
+from typing import Any
 
 from cli.bench.arrivals import MAX_BURSTINESS, MIN_BURSTINESS
 from cli.bench.lengths import FORMS, MAX_LENGTH, Lengths
 from cli.bench.settings import DEFAULT_CONCURRENCY, DEFAULT_NUM_REQUESTS, Settings
 from cli.bench.workload import FIRST_ID
-from shared.errors import ConfigError
+from cli.flags import Parser, argument_type, number, result_file, server_url, whole
 
 TARGETS = ("ttft", "tpot", "e2e")
 MAX_COUNT = 10_000_000
 MAX_S = 1e6
 MAX_RATE = 1e6
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message.removeprefix("argument "))
 
 
 def parse(arguments: list[str]) -> Settings:
@@ -37,7 +31,6 @@ def _parser() -> Parser:
     parser = Parser(
         "shoal bench serve",
         description="Sends requests to an OpenAI-compatible server and reports how it answers.",
-        allow_abbrev=False,
     )
     _add_target(parser.add_argument_group("the server").add_argument)
     _add_load(parser.add_argument_group("the load").add_argument)
@@ -107,63 +100,9 @@ def _add_sampling(add: Callable[..., Any]) -> None:
 
 def _add_report(add: Callable[..., Any]) -> None:
     text = "targets in ms, such as ttft=200,tpot=50 (also e2e); reports how many requests meet all"
-    add("--goodput", type=argument_type(_targets), default={}, metavar="TARGETS", help=text)
+    add("--goodput", type=targets, default={}, metavar="TARGETS", help=text)
     add("--json", type=result_file, metavar="FILE", help="writes everything there")
     add("--rows", action="store_true", help="with a row for each request")
-
-
-def argument_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Makes a type for argparse, which shows the text of a ValueError that ``parse`` raises."""
-
-    def checked(text: str) -> Any:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return checked
-
-
-def _bounded(kind: type, name: str, low: float, high: float) -> Callable[[str], Any]:
-    def number(text: str) -> Any:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = None
-        if value is None or not low <= value <= high:
-            raise ValueError(f"'{text}' is not a {name} from {low:g} to {high:.10g}")
-        return value
-
-    return argument_type(number)
-
-
-def whole(low: int, high: int) -> Callable[[str], Any]:
-    return _bounded(int, "whole number", low, high)
-
-
-def number(low: float, high: float) -> Callable[[str], Any]:
-    return _bounded(float, "number", low, high)
-
-
-@argument_type
-def result_file(text: str) -> Path:
-    path = Path(text)
-    if path.is_dir() or not path.parent.is_dir():
-        raise ValueError(f"{text} is no place for a file")
-    return path
-
-
-@argument_type
-def server_url(text: str) -> str:
-    """Without a slash at its end, and without the /v1 that SDKs want."""
-    try:
-        url = urlsplit(text)
-        is_whole = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
-    except ValueError:  # of a port above 65535
-        is_whole = False
-    if not is_whole:
-        raise ValueError(f"'{text}' is not a URL such as http://127.0.0.1:8000")
-    return text.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -176,11 +115,12 @@ def _object(text: str) -> dict[str, Any]:
     return value
 
 
-def _targets(text: str) -> dict[str, float]:
-    targets = {}
+@argument_type
+def targets(text: str) -> dict[str, float]:
+    found = {}
     for pair in text.split(","):
         name, _, value = pair.partition("=")
         if name not in TARGETS:
             raise ValueError(f"'{name}' is not one of {', '.join(TARGETS)}")
-        targets[name] = number(0.001, MAX_S * 1000)(value)
-    return targets
+        found[name] = number(0.001, MAX_S * 1000)(value)
+    return found

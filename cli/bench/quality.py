@@ -13,9 +13,10 @@ from rich.table import Table
 
 from cli.bench.divergence import Comparison, compare, summary
 from cli.bench.lengths import MAX_LENGTH
-from cli.bench.options import MAX_COUNT, Parser, argument_type, result_file, whole
+from cli.bench.options import MAX_COUNT
 from cli.bench.origin import origin, write
 from cli.bench.progress import bar
+from cli.flags import Parser, argument_type, result_file, whole
 from shared.config.load import load_settings
 from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
@@ -50,7 +51,9 @@ def measure(load: Namespace, worker: WorkerConfig, console: Console) -> dict[str
     pieces = _cut_text(load, model)
     reference = model if load.reference is None else _find_reference(load, model)
     forms = load.quantization or (QUANTIZED if load.reference is None else [DENSE])
-    as_it_is = {"quantization": DENSE, "kv_cache_dtype": "auto", "activation_dtype": "auto"}
+    of_weights = ("quantization", "lm_head_quantization", "embedding_quantization")
+    as_it_is = dict.fromkeys(of_weights, DENSE)
+    as_it_is |= dict.fromkeys(("kv_cache_dtype", "activation_dtype"), "auto")
     kinds = {REFERENCE: {"model": str(reference.folder)} | as_it_is}
     kinds |= {form: {"model": str(model.folder), "quantization": form} for form in forms}
     limits = {"max_model_len": load.length, "max_num_seqs": 1}
@@ -163,7 +166,6 @@ def _parse(arguments: list[str]) -> tuple[Namespace, list[str]]:
         " text, the mean Kullback–Leibler divergence from a reference in nats, and how often the"
         " likeliest token is the reference's. All of them are in memory at once. Takes all settings"
         " of the worker as well, such as --model and --dtype: shoal worker --help",
-        allow_abbrev=False,
     )
     _add_load(parser.add_argument)
     return parser.parse_known_args(arguments)

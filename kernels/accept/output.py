@@ -6,8 +6,9 @@ from torch import Tensor
 
 # What becomes of a row: it runs on, its text ended, there is no room for more, its numbers were not
 # finite or its grammar not compiled and it is computed again without drafts, or its slot was closed
-# before. Below 0: what is wrong with its first token.
-RUNS, STOPPED, FULL, RETRIED, CLOSED = 0, 1, 2, 3, 4
+# before; or, as the host finds afterwards, its text repeats itself. Below 0: what is wrong with its
+# first token.
+RUNS, STOPPED, FULL, RETRIED, CLOSED, REPEATED = 0, 1, 2, 3, 4, 5
 
 NUM_EMITTED, NUM_ACCEPTED, CODE, NUM_VALID, TOKENS = range(5)  # columns of what is packed
 

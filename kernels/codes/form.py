@@ -37,6 +37,11 @@ class Codes(NamedTuple):
     def num_groups(self) -> int:
         return self.scales.shape[-1]
 
+    def rows(self, ids: Tensor) -> "Codes":
+        """The outputs ``ids`` [T], in their order."""
+        zeros = None if self.zeros is None else self.zeros[ids]
+        return self._replace(codes=self.codes[ids], scales=self.scales[ids], zeros=zeros)
+
     def expert(self, index: int) -> "Codes":
         """What one of a layer's experts has."""
         zeros, order = (None if each is None else each[index] for each in (self.zeros, self.order))

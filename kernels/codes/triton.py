@@ -65,26 +65,28 @@ def fitting_span(group: int, most: int) -> int:
     return min(group & -group, most)
 
 
-def launch_decode(codes: Codes, dtype: torch.dtype) -> Tensor:
-    """[N, inputs] in the order of the codes."""
+def launch_decode(codes: Codes, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
+    """[N, inputs] in the order of the codes, or of the outputs ``ids`` [T] alone."""
     num_rows, size = codes.shape
+    num_rows = num_rows if ids is None else len(ids)
     out = torch.empty(num_rows, size, dtype=dtype, device=codes.codes.device)
     known = constants(codes)
     block_k = fitting_span(known.group, BLOCK_K)
     decode_kernel[triton.cdiv(num_rows, BLOCK_ROWS), triton.cdiv(size, block_k)](
-        *(*operands(codes), out, num_rows, size, *known, BLOCK_ROWS, block_k), num_warps=4
+        *(ids, *operands(codes), out, num_rows, size, *known, BLOCK_ROWS, block_k), num_warps=4
     )
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def decode_kernel(
+    p_ids,  # [num_rows], or None: all rows in order
     p_codes,  # [N, K / PER_PLACE]
     p_scales,  # [N, groups]
     p_zeros,  # [N, groups] or None
     p_table,  # [16] or None
-    p_out,  # [N, K]
-    N: tl.constexpr,
+    p_out,  # [num_rows, K]
+    num_rows,
     K: tl.constexpr,
     KIND: tl.constexpr,
     PER_PLACE: tl.constexpr,
@@ -94,7 +96,9 @@ def decode_kernel(
     BLOCK_K: tl.constexpr,  # all of one group
 ):
     o_n = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    o_row = tl.minimum(o_n, N - 1)
+    o_row = tl.minimum(o_n, num_rows - 1)
+    if p_ids is not None:
+        o_row = tl.load(p_ids + o_row)
     start = tl.program_id(1) * BLOCK_K
     o_place = start // PER_PLACE + tl.arange(0, BLOCK_K // PER_PLACE)
     p_places = p_codes + o_row.to(tl.int64)[:, None] * (K // PER_PLACE) + o_place[None, :]
@@ -106,7 +110,7 @@ def decode_kernel(
     b_values *= tl.load(p_scales + o_group).to(tl.float32)[:, None]
     o_k = start + tl.arange(0, BLOCK_K)
     o_out = o_n.to(tl.int64)[:, None] * K + o_k[None, :]
-    is_out = (o_n < N)[:, None] & (o_k < K)[None, :]
+    is_out = (o_n < num_rows)[:, None] & (o_k < K)[None, :]
     tl.store(p_out + o_out, b_values.to(p_out.dtype.element_ty), mask=is_out)
 
 

@@ -46,44 +46,63 @@ INLINE float exp_of(float x) {
   return y[0];
 }
 
+// What sums and those behind them are multiplied with where both are put together.
+struct Shares {
+  float old, added;
+};
+
+// Puts the highest score and the mass of what comes behind `sums` to theirs.
+template <class Sums>
+INLINE Shares join_masses(Sums& sums, float highest, float mass) {
+  if (mass == 0) return {1, 0};
+  float top = sums.highest > highest ? sums.highest : highest;
+  Shares shares = {sums.mass == 0 ? 0 : exp_of(sums.highest - top), exp_of(highest - top)};
+  sums.mass = sums.mass * shares.old + mass * shares.added;
+  sums.highest = top;
+  return shares;
+}
+
+// values [dim] = those times their share, plus next [dim] times its own.
+INLINE void join_values(float* values, Shares shares, const float* next, int dim) {
+  if (shares.added == 0) return;
+  for (int i = 0; i < dim; i += LANES) {
+    f32x16 added = mul(load(next + i), spread(shares.added));
+    if (shares.old != 0) added = fma(load(values + i), spread(shares.old), added);
+    store(values + i, added);
+  }
+}
+
 // Puts `next` behind `sums`.
 template <class Sums>
 INLINE void join(Sums& sums, const Sums& next, int dim) {
-  if (next.mass == 0) return;
-  float top = sums.highest > next.highest ? sums.highest : next.highest;
-  float old_share = sums.mass == 0 ? 0 : exp_of(sums.highest - top);
-  float new_share = exp_of(next.highest - top);
-  sums.mass = sums.mass * old_share + next.mass * new_share;
-  for (int i = 0; i < dim; i += LANES) {
-    f32x16 added = mul(load(next.values + i), spread(new_share));
-    if (old_share != 0) added = fma(load(sums.values + i), spread(old_share), added);
-    store(sums.values + i, added);
-  }
-  sums.highest = top;
+  Shares shares = join_masses(sums, next.highest, next.mass);
+  join_values(sums.values, shares, next.values, dim);
 }
 
-// The units of a step, for all layers alike, and how many KV heads a thread takes of one: with all
-// of them it reads the cache in the order of the memory. A unit has up to `unit_rows` queries of a
-// KV head, of which there are `group_size` for a token.
+// The units of a step, for all layers of one shape alike, and how many KV heads a thread takes of
+// one: with all of them it reads the cache in the order of the memory. A unit has up to `unit_rows`
+// queries of a KV head, of which there are `group_size` for a token. The splits before a window,
+// see Attention, are left out.
 class Units {
  public:
-  void prepare(const Rows& rows, int group_size, int num_kv_heads, int unit_rows = UNIT_ROWS) {
+  void prepare(const Rows& rows, int group_size, int num_kv_heads, int unit_rows = UNIT_ROWS,
+               int window = 0) {
     count_ = num_partials_ = 0;
     int num_wanted = 4 * pool_size();
     bool divides = rows.num_rows * num_kv_heads < num_wanted;
     int step = unit_rows / group_size, widest = 1;
     for (int row = 0; row < rows.num_rows; row++) {
       int num_tokens = (int)(rows.starts[row + 1] - rows.starts[row]);
-      int num_splits = div_up((int)rows.num_keys[row], SPLIT);
-      if (num_tokens == 1 && divides && num_splits > 1) {
-        for (int split = 0; split < num_splits; split++)
-          add({row, 0, 1, split, split + 1, num_partials_ + split});
-        num_partials_ += num_splits;
+      int num_keys = (int)rows.num_keys[row], end = div_up(num_keys, SPLIT);
+      int first = window && window < num_keys ? (num_keys - window) / SPLIT : 0;
+      if (num_tokens == 1 && divides && end - first > 1) {
+        for (int split = first; split < end; split++)
+          add({row, 0, 1, split, split + 1, num_partials_++});
         continue;
       }
       for (int token = 0; token < num_tokens; token += step) {
         int num = token + step < num_tokens ? step : num_tokens - token;
-        int num_seen = (int)rows.num_keys[row] - (num_tokens - token - num);
+        int num_seen = num_keys - (num_tokens - token - num);
         add({row, token, num, 0, div_up(num_seen, SPLIT), -1});
         widest = num > widest ? num : widest;
       }
@@ -123,7 +142,9 @@ struct Attention {
   Sums* partials;  // [units.num_partials(), num_heads]
   int num_heads;
   float scale;
-  int window;  // a token sees so many of the last keys; 0: all of them
+  int window;          // a token sees so many of the last keys; 0: all of them
+  float softcap;       // scores are bent below it by a tanh; 0: they are not
+  const float* sinks;  // [num_heads], a score of each that has no value; or null
 
   // What one thread does at a time: a unit's queries of some KV heads, head by head.
   struct Item {
@@ -172,7 +193,7 @@ struct Attention {
       attend(item, split);
     for (int i = 0; i < num; i++) {
       if (unit.partial < 0)
-        finish(item.sums[i], out + place(item, i) * dim);
+        finish(item.sums[i], place(item, i) % num_heads, out + place(item, i) * dim);
       else
         partials[(size_t)unit.partial * num_heads + place(item, i) % num_heads] = item.sums[i];
     }
@@ -208,6 +229,11 @@ struct Attention {
     return within_split(first_key(item, i), split);
   }
 
+  // Where in the split reading begins: nobody sees what is before it.
+  int first_read(const Item& item, int split) const {
+    return num_hidden(item, 0, split) / AT_ONCE * AT_ONCE;
+  }
+
   static int within_split(int key, int split) {
     int num = key - split * SPLIT;
     return num < 0 ? 0 : num < SPLIT ? num : SPLIT;
@@ -217,18 +243,19 @@ struct Attention {
   // all heads before the next, and their values likewise.
   void attend(Item& item, int split) {
     int num = item.num_kv_heads * item.per_head, dim = cache.head_dim;
-    int longest = num_seen(item, item.per_head - 1, split);
-    for (int key = 0; key < longest; key += AT_ONCE)
+    int begin = first_read(item, split), longest = num_seen(item, item.per_head - 1, split);
+    for (int key = begin; key < longest; key += AT_ONCE)
       each_block(item, split, key, 0, [&](const Tiles& keys, int first, int num) {
         score(item, split, key, keys, first, num);
       });
     for (int i = 0; i < num; i++) {
       int seen = num_seen(item, i, split), hidden = num_hidden(item, i, split);
-      for (int key = 0; key < hidden; key++) item.scores[i * SPLIT + key] = -__builtin_inff();
-      weigh(item, split, i, hidden < seen ? seen : 0);
+      if (softcap) cap(item.scores + i * SPLIT, begin, seen);
+      for (int key = begin; key < hidden; key++) item.scores[i * SPLIT + key] = -__builtin_inff();
+      weigh(item, split, i, begin, hidden < seen ? seen : begin);
       memset(item.found[i].values, 0, dim * sizeof(float));
     }
-    for (int key = 0; key < longest; key += AT_ONCE)
+    for (int key = begin; key < longest; key += AT_ONCE)
       each_block(item, split, key, cache.num_kv_heads,
                  [&](const Tiles& values, int first, int num) {
                    add_values(item, split, key, values, first, num);
@@ -301,7 +328,7 @@ struct Attention {
   int next_tiles(const Item& item, int split, int key, int longest, int plane, const W** tiles) {
     key += AT_ONCE;
     if (key >= longest && plane < cache.num_kv_heads) {
-      key = 0, plane += cache.num_kv_heads;
+      key = first_read(item, split), plane += cache.num_kv_heads;
     } else if (key >= longest) {
       if (++split == item.unit.end_split) return 0;
       key = 0, plane -= cache.num_kv_heads, longest = num_seen(item, item.per_head - 1, split);
@@ -330,9 +357,16 @@ struct Attention {
         }
   }
 
-  // The scores of query i → its weights, 0 for keys of the last tile of AT_ONCE that it does not
-  // see. Weights of codes are multiplied with the values' scales.
-  void weigh(Item& item, int split, int i, int num_seen) {
+  // scale · scores → what is bent.
+  void cap(float* scores, int begin, int end) const {
+    f32x16 inner = spread(scale / softcap), outer = spread(softcap);
+    for (int key = begin; key < end; key += LANES)
+      store(scores + key, mul(tanh(mul(load(scores + key), inner)), outer));
+  }
+
+  // The scores of query i from `begin` on → its weights, 0 for keys of the last tile of AT_ONCE
+  // that it does not see. Weights of codes are multiplied with the values' scales.
+  void weigh(Item& item, int split, int i, int begin, int num_seen) {
     float* scores = item.scores + i * SPLIT;
     T* weights = item.weights + i * SPLIT;
     const f32x16 hidden = spread(-__builtin_inff());
@@ -342,18 +376,19 @@ struct Attention {
       store(rest, first(num_rest, load(rest), hidden));
     }
     int end = div_up(num_seen, LANES) * LANES;
-    for (int key = 0; key < end; key += LANES) top = max(top, load(scores + key));
+    for (int key = begin; key < end; key += LANES) top = max(top, load(scores + key));
     Sums& found = item.found[i];
-    found.highest = highest(top) * scale;
-    f32x16 shift = spread(-found.highest), factor = spread(scale);
-    for (int key = 0; key < end; key += LANES) {
+    float left = softcap ? 1 : scale;
+    found.highest = highest(top) * left;
+    f32x16 shift = spread(-found.highest), factor = spread(left);
+    for (int key = begin; key < end; key += LANES) {
       f32x16 weight = exp(fma(load(scores + key), factor, shift));
       mass = add(mass, weight);
       if (Cache<W>::HAS_CODES) weight = scaled(item, split, i, key, num_seen, weight);
       store_narrow(weights + key, weight);
     }
     for (int key = end; key < SPLIT; key += LANES) store_narrow(weights + key, zero());
-    found.mass = num_seen ? sum(mass) : 0;
+    found.mass = num_seen > begin ? sum(mass) : 0;
   }
 
   // The weights of a tile's keys times their values' scales. What is not there may be NaN.
@@ -390,10 +425,15 @@ struct Attention {
     }
   }
 
-  void finish(const Sums& sums, T* to) {
-    f32x16 share = spread(1.0f / sums.mass);
+  void finish(const Sums& sums, int head, T* to) {
+    f32x16 share = spread(1.0f / (sinks ? mass_with(sinks[head], sums) : sums.mass));
     for (int i = 0; i < cache.head_dim; i += LANES)
       store_narrow(to + i, mul(load(sums.values + i), share));
+  }
+
+  // The mass, if `sink` is among the scores.
+  static float mass_with(float sink, const Sums& sums) {
+    return sums.mass + exp_of(sink - sums.highest);
   }
 
   void join_partials() {
@@ -407,7 +447,7 @@ struct Attention {
         Sums all = {-__builtin_inff(), 0, {}};
         for (int i = 0; i < num; i++)
           join(all, partials[(size_t)(unit.partial + i) * num_heads + head], cache.head_dim);
-        finish(all, to + (size_t)head * cache.head_dim);
+        finish(all, head, to + (size_t)head * cache.head_dim);
       }
     }
   }

@@ -12,7 +12,10 @@
 struct Experts {
   Routing routing;
   Matrix router;                 // in float32
-  const Matrix *gate_up, *down;  // of each expert, all in one form
+  const Matrix *gate_up, *down;  // of each expert that is here, all in one form
+  float alpha, limit;            // of Gate
+  int32_t first, num;            // the experts that are here; other ranks have the others
+  int64_t* counts;               // [num_experts]: tokens that went to each so far, or null
 };
 
 // Pairs of a token and one of its choices, by expert.
@@ -85,16 +88,16 @@ struct Products {
   }
 };
 
-// Multiplies each expert's rows with its matrix, of which all are of W; make(w, start) gives what
-// takes the sums of rows that begin at `start`.
+// Multiplies each expert's rows, which begin at its place of `starts` [num_experts + 1], with its
+// matrix, of which all are of W; make(w, start) gives what takes the sums of rows from `start` on.
 template <class P, class T, class W, class Make>
-void multiply_experts(const Pairs& pairs, int num_experts, const Matrix* matrices, const T* rows,
+void multiply_experts(const int32_t* starts, int num_experts, const Matrix* matrices, const T* rows,
                       int unit, Make make) {
   static Scratch<P> products;
   static Scratch<int> ends;
   Products<P> all = {products.of(num_experts), ends.of(num_experts)};
   for (int e = 0; e < num_experts; e++) {
-    int start = pairs.starts[e], num = pairs.starts[e + 1] - start;
+    int start = starts[e], num = starts[e + 1] - start;
     if (!num) continue;
     Packed<W> w = packed<W>(matrices[e]);
     all.each[all.num++] = P{rows + (size_t)start * w.k, num, w, make(w, start)};
@@ -104,21 +107,21 @@ void multiply_experts(const Pairs& pairs, int num_experts, const Matrix* matrice
 
 // The same for matrices of any form, all of one.
 template <class T, class Make>
-void multiply_experts(const Pairs& pairs, int num_experts, const Matrix* matrices, const T* rows,
+void multiply_experts(const int32_t* starts, int num_experts, const Matrix* matrices, const T* rows,
                       int unit, Make make) {
   with_packed<T>(matrices[0], [&](auto first) {
     typedef typename decltype(first)::Numbers W;
     typedef decltype(make(first, 0)) Out;
     if constexpr (CAN_ROUND<W>)
       if (first.rounds)
-        return multiply_experts<RoundedProduct<T, W, Out>, T, W>(pairs, num_experts, matrices, rows,
-                                                                 unit, make);
-    multiply_experts<Product<T, W, Out>, T, W>(pairs, num_experts, matrices, rows, unit, make);
+        return multiply_experts<RoundedProduct<T, W, Out>, T, W>(starts, num_experts, matrices,
+                                                                 rows, unit, make);
+    multiply_experts<Product<T, W, Out>, T, W>(starts, num_experts, matrices, rows, unit, make);
   });
 }
 
-// out [tokens, hidden] += scale · what the experts of each token give, by their weights. `rows` are
-// the tokens in the weights' type, `wide` what the router takes.
+// out [tokens, hidden] += scale · what those experts of each token that are here give, by their
+// weights. `rows` are the tokens in the weights' type, `wide` what the router takes.
 template <class T>
 void run_experts(const Experts& experts, const T* rows, const float* wide, int num_tokens,
                  float scale, float* out) {
@@ -137,22 +140,30 @@ void run_experts(const Experts& experts, const T* rows, const float* wide, int n
     route(routing, logits + at, pairs.chosen + token * num_chosen, weights + token * num_chosen);
   });
   pairs.arrange(num_tokens, routing);
+  if (experts.counts)
+    for (int e = 0; e < num_experts; e++)
+      experts.counts[e] += pairs.starts[e + 1] - pairs.starts[e];
 
+  const int32_t* starts = pairs.starts + experts.first;
+  int begin = starts[0], end = starts[experts.num];
   T* gathered = pair_rows<T>.of(num * size);
   T* inner = pair_inner<T>.of(num * inner_size);
   float* outputs = pair_outputs.of(num * size);
-  each_row(num, 1, [=](size_t i) {
+  each_row(end - begin, 1, [=](size_t at) {
+    size_t i = begin + at;
     memcpy(gathered + i * size, rows + pairs.tokens[i] * size, size * sizeof(T));
   });
-  multiply_experts(pairs, num_experts, experts.gate_up, gathered, 2, [=](auto w, int start) {
-    return Gate<T, typename decltype(w)::Numbers>{inner + start * inner_size, w};
+  multiply_experts(starts, experts.num, experts.gate_up, gathered, 2, [=](auto w, int start) {
+    return Gate<T, typename decltype(w)::Numbers>{inner + start * inner_size, w, experts.alpha, 0,
+                                                  experts.limit};
   });
-  multiply_experts(pairs, num_experts, experts.down, inner, 1, [=](auto w, int start) {
+  multiply_experts(starts, experts.num, experts.down, inner, 1, [=](auto w, int start) {
     return Store<typename decltype(w)::Numbers>{outputs + start * size, w};
   });
   each_row(num_tokens, size, [=](size_t at) {
     int first = at / size * num_chosen;
     for (int j = first; j < first + num_chosen; j++) {
+      if (pairs.places[j] < begin || pairs.places[j] >= end) continue;
       f32x16 weight = spread(weights[j] * scale);
       const float* part = outputs + pairs.places[j] * size;
       for (size_t i = 0; i < size; i += LANES)

@@ -3,24 +3,34 @@
 
 #include "product.h"
 
-// What a root-mean-square norm multiplies x [size] by; sizes are multiples of 16.
-INLINE f32x16 norm_scale(const float* x, int size, float eps) {
+// Σ x² of x [size]; sizes are multiples of 16.
+INLINE float sum_squares(const float* x, int size) {
   f32x16 squares = zero();
   for (int i = 0; i < size; i += LANES) squares = fma(load(x + i), load(x + i), squares);
-  return spread(1.0f / __builtin_sqrtf(sum(squares) / size + eps));
+  return sum(squares);
+}
+
+// What a root-mean-square norm multiplies `size` numbers of such squares by.
+INLINE f32x16 norm_scale(float squares, int size, float eps) {
+  return spread(1.0f / __builtin_sqrtf(squares / size + eps));
+}
+
+// x [size] times scale and weight → out.
+template <class Out>
+INLINE void scale_norm(const float* x, f32x16 scale, const float* weight, int size, Out* out) {
+  for (int i = 0; i < size; i += LANES)
+    store_narrow(out + i, mul(mul(load(x + i), scale), load(weight + i)));
 }
 
 // The norm of x [size] times weight → out.
 template <class Out>
 INLINE void norm(const float* x, const float* weight, int size, float eps, Out* out) {
-  f32x16 scale = norm_scale(x, size, eps);
-  for (int i = 0; i < size; i += LANES)
-    store_narrow(out + i, mul(mul(load(x + i), scale), load(weight + i)));
+  scale_norm(x, norm_scale(sum_squares(x, size), size, eps), weight, size, out);
 }
 
 // The same times weight, added to out [size].
 INLINE void add_norm(const float* x, const float* weight, int size, float eps, float* out) {
-  f32x16 scale = norm_scale(x, size, eps);
+  f32x16 scale = norm_scale(sum_squares(x, size), size, eps);
   for (int i = 0; i < size; i += LANES)
     store(out + i, fma(mul(load(x + i), scale), load(weight + i), load(out + i)));
 }
@@ -50,6 +60,19 @@ inline void add_norm_rows(const float* x, const float* weight, int num_rows, int
 inline void scale_rows(float* x, int num_rows, int size, float scale) {
   each_row(num_rows, size, [=](size_t at) {
     for (int i = 0; i < size; i++) x[at + i] *= scale;
+  });
+}
+
+// x → most · tanh(x / most), of rows of any size; what is not finite becomes NaN.
+inline void bend_rows(float* x, int num_rows, int size, float most) {
+  f32x16 inner = spread(1 / most), outer = spread(most);
+  each_row(num_rows, size, [=](size_t at) {
+    for (int i = 0; i < size; i += LANES) {
+      int num = size - i < LANES ? size - i : LANES;
+      f32x16 given = load_some(x + at + i, num);
+      f32x16 bent = mul(tanh(mul(given, inner)), outer);
+      store_some(x + at + i, fma(given, zero(), bent), num);
+    }
   });
 }
 

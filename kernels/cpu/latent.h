@@ -12,6 +12,8 @@
 constexpr int MAX_RANK = 512, MAX_ROPE_DIM = 64, MAX_NOPE_DIM = 256;
 constexpr int LATENT_ROWS = 64;  // queries of a unit: tokens × heads; a multiple of 16
 constexpr int TOKENS_AT_ONCE = 32;
+// What stays in a core's first cache: so many numbers of each query, or tiles of a split's latents.
+constexpr int SCORE_DEPTH = 192, LATENT_TILES = 4;
 
 typedef SumsOf<MAX_RANK> LatentSums;
 
@@ -154,9 +156,12 @@ struct LatentAttention {
     int num_tokens;  // of the row
     alignas(64) T queries[LATENT_ROWS * (MAX_RANK + MAX_ROPE_DIM)];  // tiles of sixteen
     alignas(64) float scores[SPLIT * LATENT_ROWS];                   // place by place
-    alignas(64) T weights[LATENT_ROWS * SPLIT];                      // query by query
-    alignas(64) T latents[AT_ONCE * MAX_RANK];  // tiles of sixteen numbers of some places
-    LatentSums sums[LATENT_ROWS], found[LATENT_ROWS];
+    alignas(64) T weights[SPLIT * LATENT_ROWS];  // DEPTH places of all queries, then the next
+    alignas(64) T latents[SPLIT * LATENT_TILES * LANES];  // tiles of sixteen numbers of all places
+    const T* keys[SPLIT / LANES];  // the cache's rows, of each sixteen the first
+    float highest[LATENT_ROWS], masses[LATENT_ROWS];
+    Shares shares[LATENT_ROWS];
+    LatentSums sums[LATENT_ROWS];
 
     // The arrays are left as they are: to clear them would take longer than what they are for.
     Item(const Unit& unit, int first_head, int num_heads, int num_tokens)
@@ -167,6 +172,9 @@ struct LatentAttention {
           num_tokens(num_tokens) {}
 
     int num_tiles() const { return div_up(num, LANES); }
+    const T* key(int place, int entry_dim) const {
+      return keys[place / LANES] + place % LANES * entry_dim;
+    }
   };
 
   void run() {
@@ -196,10 +204,11 @@ struct LatentAttention {
 
   // Packs the queries, and zeros for the last tile's rest.
   void open(Item& item) {
-    memset(item.queries, 0, (size_t)item.num_tiles() * LANES * entry_dim * sizeof(T));
+    size_t tile_size = (size_t)LANES * entry_dim;
+    memset(item.queries + (item.num_tiles() - 1) * tile_size, 0, tile_size * sizeof(T));
     for (int i = 0; i < item.num; i++) {
       const T* from = query + place(item, i) * entry_dim;
-      T* to = item.queries + (size_t)i / LANES * LANES * entry_dim + i % LANES * DEPTH<T>;
+      T* to = item.queries + i / LANES * tile_size + i % LANES * DEPTH<T>;
       for (int k = 0; k < entry_dim; k += DEPTH<T>)
         memcpy(to + (size_t)k * LANES, from + k, DEPTH<T> * sizeof(T));
       item.sums[i].mass = 0;
@@ -231,7 +240,8 @@ struct LatentAttention {
   // Adds what the queries see in one split.
   void attend(Item& item, int split) {
     int end = within_split(end_key(item, item.num - 1), split);
-    score(item, split, end);
+    find_keys(item, split, end);
+    score(item, end);
     int hidden = within_split(first_key(item.unit), split);
     for (int i = 0; i < item.num; i++) {
       for (int key = 0; key < hidden; key++) item.scores[key * LATENT_ROWS + i] = -INFINITE;
@@ -239,33 +249,37 @@ struct LatentAttention {
         item.scores[key * LATENT_ROWS + i] = -INFINITE;
     }
     for (int i = 0; i < item.num; i += LANES) weigh(item, i, end);
-    for (int key = 0; key < end; key += AT_ONCE) add_latents(item, split, key, end);
-    for (int i = 0; i < item.num; i++) join(item.sums[i], item.found[i], rank);
+    for (int i = 0; i < item.num; i++)
+      item.shares[i] = join_masses(item.sums[i], item.highest[i], item.masses[i]);
+    for (int tile = 0; tile < rank / LANES; tile += LATENT_TILES) add_latents(item, tile, end);
   }
 
-  // The cache's row of a key of the split.
-  const T* row(const Item& item, int split, int key) const {
-    int at = split * SPLIT + key;
-    int64_t block = rows.tables[(size_t)item.unit.row * rows.table_stride + at / block_size];
-    return cache + (block * block_size + at % block_size) * entry_dim;
+  void find_keys(Item& item, int split, int end) {
+    const int64_t* table = rows.tables + (size_t)item.unit.row * rows.table_stride;
+    for (int key = 0; key < end; key += LANES) {
+      int at = split * SPLIT + key;
+      size_t slot = table[at / block_size] * block_size + at % block_size;
+      item.keys[key / LANES] = cache + slot * entry_dim;
+    }
   }
 
-  // Keys of one block are some rows each time.
-  void score(Item& item, int split, int end) {
-    for (int key = 0; key < end;) {
-      int in_block = block_size - (split * SPLIT + key) % block_size;
-      int left = end - key < in_block ? end - key : in_block;
-      int num = div_up(left, div_up(left, MAX_ROWS));
-      const T* from = row(item, split, key);
-      for (int tile = 0; tile < item.num_tiles(); tile += MAX_TILES) {
-        int now = item.num_tiles() - tile < MAX_TILES ? item.num_tiles() - tile : MAX_TILES;
-        const T* tiles[MAX_TILES];
-        for (int t = 0; t < now; t++)
-          tiles[t] = item.queries + (size_t)(tile + t) * LANES * entry_dim;
-        multiply_block<T>(num, now, from, entry_dim, tiles, entry_dim,
-                          item.scores + key * LATENT_ROWS + tile * LANES, LATENT_ROWS);
+  void score(Item& item, int end) {
+    for (int from = 0; from < entry_dim; from += SCORE_DEPTH) {
+      int depth = entry_dim - from < SCORE_DEPTH ? entry_dim - from : SCORE_DEPTH;
+      for (int key = 0; key < end;) {
+        int together = LANES - key % LANES, left = end - key < together ? end - key : together;
+        int num = div_up(left, div_up(left, MAX_ROWS));
+        const T* keys = item.key(key, entry_dim) + from;
+        for (int tile = 0; tile < item.num_tiles(); tile += MAX_TILES) {
+          int now = item.num_tiles() - tile < MAX_TILES ? item.num_tiles() - tile : MAX_TILES;
+          const T* tiles[MAX_TILES];
+          for (int t = 0; t < now; t++)
+            tiles[t] = item.queries + ((size_t)(tile + t) * entry_dim + from) * LANES;
+          multiply_block<T>(num, now, keys, entry_dim, tiles, depth,
+                            item.scores + key * LATENT_ROWS + tile * LANES, LATENT_ROWS, from == 0);
+        }
+        key += num;
       }
-      key += num;
     }
   }
 
@@ -277,7 +291,7 @@ struct LatentAttention {
     for (int key = 0; key < end; key++) top = max(top, load(scores + key * LATENT_ROWS));
     top = max(mul(top, factor), spread(-__FLT_MAX__));  // of a query that sees none
     f32x16 shift = sub(zero(), top);
-    alignas(64) T narrowed[DEPTH<T> * LANES], steps[DEPTH<T> * LANES];
+    alignas(64) T narrowed[DEPTH<T> * LANES];
     for (int key = 0; key < end; key += DEPTH<T>) {
       for (int d = 0; d < DEPTH<T>; d++) {
         f32x16 weight = zero();
@@ -285,43 +299,56 @@ struct LatentAttention {
         mass = add(mass, weight);
         store_narrow(narrowed + d * LANES, weight);
       }
-      interleave(narrowed, LANES, steps);
-      for (int lane = 0; lane < LANES; lane++)
-        memcpy(item.weights + (first + lane) * SPLIT + key, steps + lane * DEPTH<T>,
-               DEPTH<T> * sizeof(T));
+      interleave(narrowed, LANES, item.weights + key * LATENT_ROWS + first * DEPTH<T>);
     }
-    alignas(64) float tops[LANES], masses[LANES];
-    store(tops, top), store(masses, mass);
-    for (int lane = 0; lane < LANES; lane++)
-      item.found[first + lane].highest = tops[lane], item.found[first + lane].mass = masses[lane];
+    store(item.highest + first, top), store(item.masses + first, mass);
   }
 
-  // found[…].values += the weighted latents from `key` on, or are those where it is 0.
-  void add_latents(Item& item, int split, int key, int end) {
-    int num_keys = end - key < AT_ONCE ? end - key : AT_ONCE, num_tiles = rank / LANES;
-    for (int k = 0; k < num_keys; k += DEPTH<T>) {
-      const T* from = row(item, split, key + k);
-      bool is_last = k + DEPTH<T> > num_keys;  // what is behind it is not there
+  // Some tiles of sums[…].values += the weighted latents.
+  void add_latents(Item& item, int first, int end) {
+    int left = rank / LANES - first, num_tiles = left < LATENT_TILES ? left : LATENT_TILES;
+    open_latents(item, first, num_tiles, end);
+    for (int tile = 0; tile < num_tiles; tile += MAX_TILES) {
+      int now = num_tiles - tile < MAX_TILES ? num_tiles - tile : MAX_TILES;
+      const T* tiles[MAX_TILES];
+      for (int t = 0; t < now; t++) tiles[t] = item.latents + (tile + t) * SPLIT * LANES;
+      for (int i = 0; i < item.num;) {
+        int num = div_up(item.num - i, div_up(item.num - i, MAX_ROWS));
+        add_tiles(item, i, num, (first + tile) * LANES, now, tiles, end);
+        i += num;
+      }
+    }
+  }
+
+  // Puts tiles of a split's latents in order.
+  void open_latents(Item& item, int first, int num_tiles, int end) {
+    for (int key = 0; key < end; key += DEPTH<T>) {
+      const T* from = item.key(key, entry_dim) + first * LANES;
+      bool is_last = key + DEPTH<T> > end;  // what is behind it is not there
       for (int t = 0; t < num_tiles; t++) {
-        T* to = item.latents + (t * AT_ONCE + k) * LANES;
+        T* to = item.latents + (t * SPLIT + key) * LANES;
         if (is_last)
           interleave_last(from + t * LANES, to);
         else
           interleave(from + t * LANES, entry_dim, to);
       }
     }
-    constexpr size_t STRIDE = sizeof(LatentSums) / sizeof(float);
-    for (int i = 0; i < item.num;) {
-      int num = div_up(item.num - i, div_up(item.num - i, MAX_ROWS));
-      for (int tile = 0; tile < num_tiles; tile += MAX_TILES) {
-        int now = num_tiles - tile < MAX_TILES ? num_tiles - tile : MAX_TILES;
-        const T* tiles[MAX_TILES];
-        for (int t = 0; t < now; t++) tiles[t] = item.latents + (tile + t) * AT_ONCE * LANES;
-        multiply_block<T>(num, now, item.weights + i * SPLIT + key, SPLIT, tiles, num_keys,
-                          item.found[i].values + tile * LANES, STRIDE, key == 0);
-      }
-      i += num;
-    }
+  }
+
+  // sums[i …].values from `place` on, as many as the tiles have, += what is weighted of them.
+  void add_tiles(Item& item, int i, int num, int place, int num_tiles, const T* const* tiles,
+                 int end) {
+    with_sizes(num, num_tiles, [&](auto num_rows, auto num_tiles) {
+      constexpr int ROWS = num_rows.value, TILES = num_tiles.value;
+      f32x16 sums[ROWS][TILES];
+      alignas(64) float found[ROWS][TILES * LANES];
+      clear<ROWS, TILES>(sums);
+      multiply<T, ROWS, TILES, false, LATENT_ROWS>(item.weights + i * DEPTH<T>, DEPTH<T>, tiles,
+                                                   end, sums);
+      store_sums<ROWS, TILES>(sums, found[0], TILES * LANES);
+      for (int r = 0; r < ROWS; r++)
+        join_values(item.sums[i + r].values + place, item.shares[i + r], found[r], TILES * LANES);
+    });
   }
 
   static void interleave_last(const T* from, T* to) {

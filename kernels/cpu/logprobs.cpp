@@ -41,6 +41,7 @@ struct RowsJob {
   int n;
   const int64_t *rows, *tokens;  // of the tokens to score, one after the other
   int num_top;                   // below 0: the whole vocabulary
+  bool finds;                    // else `top_ids` say which are wanted instead of the highest
   float* values;                 // [.., 1 + num_top or 1 + n]
   int32_t *top_ids, *ranks;      // [.., num_top], [..]
 
@@ -63,7 +64,7 @@ struct RowsJob {
       });
     } else if (num_top > 0) {
       int32_t* ids = top_ids + (size_t)index * num_top;
-      find_highest(x, n, num_top, scratch(n), ids);
+      if (finds) find_highest(x, n, num_top, scratch(n), ids);
       for (int j = 0; j < num_top; j++) to[j] = x[ids[j]] - log_sum;
     }
   }
@@ -72,8 +73,8 @@ struct RowsJob {
 }  // namespace
 
 EXPORT void shoal_logprobs(const float* logits, int n, int num, const int64_t* rows,
-                           const int64_t* tokens, int num_top, float* values, int32_t* top_ids,
-                           int32_t* ranks) {
-  RowsJob job = {logits, n, rows, tokens, num_top, values, top_ids, ranks};
+                           const int64_t* tokens, int num_top, int finds, float* values,
+                           int32_t* top_ids, int32_t* ranks) {
+  RowsJob job = {logits, n, rows, tokens, num_top, finds != 0, values, top_ids, ranks};
   share(job, num);
 }

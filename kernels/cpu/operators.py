@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.route import Routing
+from kernels.silu_mul import CURVES, Act, Clamp
 
 LANES = 16  # columns of a tile; head sizes, hidden sizes and block sizes are its multiples
 PACKED_DEPTH = 32  # a tile is filled up with zeros to a multiple of it
@@ -42,6 +43,8 @@ class Kind(IntEnum):
     EXPERTS = 8  # narrow, and wide for the router → added to wide
     OPEN = 9  # wide, and wide for the gate → added to wide
     LATENT = 10  # wide → narrow
+    BEND = 11  # wide, in place
+    SUM = 12  # wide of each rank → wide
 
 
 class Form(IntEnum):
@@ -82,8 +85,8 @@ class HeadsStruct(ctypes.Structure):
     _fields_ = [
         *((name, Int) for name in ("num_heads", "num_kv_heads", "head_dim", "rotary_dim")),
         *((name, Int) for name in ("is_interleaved", "norms_tokens", "window")),
-        *((name, Float) for name in ("eps", "scale")),
-        *((name, Pointer) for name in ("query_norm", "key_norm", "cos", "sin")),
+        *((name, Float) for name in ("eps", "scale", "softcap")),
+        *((name, Pointer) for name in ("query_norm", "key_norm", "cos", "sin", "sinks")),
     ]
 
 
@@ -98,14 +101,17 @@ class ExpertsStruct(ctypes.Structure):
         ("correction", Pointer),
         ("router", MatrixStruct),
         *((name, Pointer) for name in ("gate_up", "down")),
+        *((name, Float) for name in ("alpha", "limit")),
+        *((name, Int) for name in ("first", "num")),
+        ("counts", Pointer),
     ]
 
 
 class OperatorStruct(ctypes.Structure):
     _fields_ = [
         *((name, Int) for name in ("kind", "in", "out", "second", "layer", "size")),
-        *((name, Int) for name in ("is_wide", "adds")),
-        *((name, Float) for name in ("scale", "eps")),
+        *((name, Int) for name in ("is_wide", "adds", "first", "num")),
+        *((name, Float) for name in ("scale", "eps", "alpha", "beta")),
         ("norm", Pointer),
         ("weight", MatrixStruct),
         *((name, Pointer) for name in ("rows", "heads", "order", "experts", "latents")),
@@ -155,7 +161,8 @@ class PackedMatrix:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedHeads:
     """``cos`` and ``sin`` [positions, rotary_dim] float32, as the rotation's table has them. The
-    norms are float32 [head_dim], or of all heads of a token together if ``norms_tokens``."""
+    norms are float32 [head_dim], or of all heads of a token together if ``norms_tokens``; ``sinks``
+    [num_heads] float32."""
 
     num_heads: int
     num_kv_heads: int
@@ -165,6 +172,8 @@ class PackedHeads:
     sin: Tensor
     is_interleaved: bool
     window: int | None
+    softcap: float | None
+    sinks: Tensor | None
     query_norm: Tensor | None
     key_norm: Tensor | None
     norms_tokens: bool
@@ -172,7 +181,7 @@ class PackedHeads:
 
     @property
     def tensors(self) -> list[Tensor]:
-        found = (self.cos, self.sin, self.query_norm, self.key_norm)
+        found = (self.cos, self.sin, self.sinks, self.query_norm, self.key_norm)
         return [tensor for tensor in found if tensor is not None]
 
     def struct(self) -> HeadsStruct:
@@ -186,10 +195,12 @@ class PackedHeads:
             window=self.window or 0,
             eps=self.eps,
             scale=self.scale,
+            softcap=self.softcap or 0.0,
             query_norm=address(self.query_norm),
             key_norm=address(self.key_norm),
             cos=address(self.cos),
             sin=address(self.sin),
+            sinks=address(self.sinks),
         )
 
 
@@ -232,30 +243,38 @@ class PackedLatents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedExperts:
-    """``router`` is float32, ``correction`` [num_experts] too. Experts are all in one form."""
+    """``router`` is float32, ``correction`` [num_experts] too. Experts are all in one form; those
+    that are here are neighbours, from ``first`` on. ``counts`` [num_experts] int64, if it is there,
+    grows by the tokens that go to each."""
 
     routing: Routing
     router: PackedMatrix
     correction: Tensor | None
     gate_up: list[PackedMatrix]
     down: list[PackedMatrix]
+    clamp: Clamp | None = None
+    first: int = 0
+    counts: Tensor | None = None
 
     @property
     def tensors(self) -> list[Tensor]:
         matrices = [self.router, *self.gate_up, *self.down]
         found = [tensor for each in matrices for tensor in each.tensors]
-        return found if self.correction is None else [*found, self.correction]
+        return [*found, *(each for each in (self.correction, self.counts) if each is not None)]
 
     def struct(self) -> ExpertsStruct:
         routing = self.routing
         experts = ExpertsStruct(
-            *(len(self.gate_up), routing.num_chosen, Score[routing.score.upper()]),
+            *(self.router.n, routing.num_chosen, Score[routing.score.upper()]),
             *(routing.num_groups, routing.num_kept_groups, routing.group_best),
             *(routing.min_sum is not None, routing.min_sum or 0.0, routing.factor),
             *(address(self.correction), self.router.struct()),
         )
         experts.arrays = [_structs(self.gate_up), _structs(self.down)]
         experts.gate_up, experts.down = map(ctypes.addressof, experts.arrays)
+        experts.alpha, experts.limit = self.clamp or (1.0, 0.0)
+        experts.first, experts.num = self.first, len(self.gate_up)
+        experts.counts = address(self.counts)
         return experts
 
 
@@ -268,8 +287,9 @@ class Operator:
     """``source``, ``out`` and ``second`` are buffers of the program; ``size`` is that of a row of
     ``source``, or of ``out`` where that is an embedding.
 
-    ``adds``: to what ``out`` holds. ``rows``: embeddings [vocab, size], where ``weight`` is not
-    what they are the columns of. ``order`` [size] int64: which number becomes which.
+    ``adds``: to what ``out`` holds. ``rows``: embeddings [num, size] of ``num`` tokens from
+    ``first`` on, where ``weight`` is not what they are the columns of; of a sum, a bias [size] in
+    float32. ``order`` [size] int64: which number becomes which.
     """
 
     kind: Kind
@@ -280,7 +300,10 @@ class Operator:
     layer: int = 0
     is_wide: bool = False
     adds: bool = False
+    first: int = 0
+    num: int = 0
     scale: float = 1.0
+    act: Act = "silu"
     eps: float = 0.0
     norm: Tensor | None = None
     weight: PackedMatrix | None = None
@@ -306,7 +329,9 @@ class Operator:
         matrix = MatrixStruct() if self.weight is None else self.weight.struct()
         return OperatorStruct(
             *(self.kind, self.source, self.out, self.second, self.layer, self.size),
-            *(self.is_wide, self.adds, self.scale, self.eps, address(self.norm), matrix),
+            *(self.is_wide, self.adds, self.first, self.num),
+            *(self.scale, self.eps, *CURVES[self.act]),
+            *(address(self.norm), matrix),
             *(address(self.rows), _place(heads), address(self.order)),
             *(_place(experts), _place(latents)),
         )

@@ -137,10 +137,6 @@ constexpr bool HAS_GROUPS<Grouped<C>> = true;
 template <class W>
 constexpr bool CAN_ROUND = false;
 
-// AMX cannot scale the sums of groups apart.
-template <class T, class W>
-constexpr bool BY_TILES = USES_TILES<T> && !HAS_GROUPS<W>;
-
 template <int ROWS, int TILES>
 INLINE void clear(f32x16 sums[ROWS][TILES]) {
 #pragma GCC unroll 6
@@ -150,8 +146,9 @@ INLINE void clear(f32x16 sums[ROWS][TILES]) {
 }
 
 // sums[row][tile] += the products of k numbers of each row with those of each tile. FETCHES: has
-// the next part of the tiles brought near meanwhile.
-template <class T, int ROWS, int TILES, bool FETCHES = false, class W>
+// the next part of the tiles brought near meanwhile. STEP: after DEPTH neighbours of a row the next
+// ones follow STEP times as far away.
+template <class T, int ROWS, int TILES, bool FETCHES = false, int STEP = 1, class W>
 INLINE void multiply(const T* rows, size_t stride, const W* const* tiles, int k,
                      f32x16 sums[ROWS][TILES]) {
   typedef Operands<T> Op;
@@ -164,7 +161,7 @@ INLINE void multiply(const T* rows, size_t stride, const W* const* tiles, int k,
     }
 #pragma GCC unroll 6
     for (int r = 0; r < ROWS; r++) {
-      typename Op::Shared shared = Op::shared(rows + r * stride + i);
+      typename Op::Shared shared = Op::shared(rows + r * stride + (size_t)i * STEP);
 #pragma GCC unroll 4
       for (int t = 0; t < TILES; t++) sums[r][t] = Op::dot(sums[r][t], tile[t], shared);
     }
@@ -239,6 +236,87 @@ INLINE void multiply(const T* rows, size_t stride, const GroupedTile<C>* tiles, 
 #pragma GCC unroll 6
       for (int r = 0; r < ROWS; r++) sums[r][t] = fma(found[r][t], scales, sums[r][t]);
     }
+  }
+}
+
+// Adds what was found of a group, `found` [LANES], to `sums`, as `multiply` does.
+template <class C>
+INLINE void add_group(const GroupedTile<C>& tile, int row, int group, f32x16 scales, f32x16 zeros,
+                      f32x16 found, f32x16& sums) {
+  const Packed<Grouped<C>>& w = *tile.w;
+  if (w.has_zeros)
+    found = fma(sub(zero(), zeros), spread(tile.sums[(size_t)row * w.num_groups + group]), found);
+  sums = fma(found, scales, sums);
+}
+
+// A row as AMX sums it up: see tiles.h. Numbers from i to `end`, of 32 at most.
+template <int TILES, class C>
+INLINE void add_pairs(const bf16* row, const GroupedTile<C>* tiles, int i, int end,
+                      PairSums sums[TILES]) {
+  for (; i < end; i += 2) {
+    Pair pair(row + i);
+#pragma GCC unroll 4
+    for (int t = 0; t < TILES; t++)
+      add_products(sums[t], Operands<bf16>::tile(tiles[t].at(i)), pair);
+  }
+}
+template <int TILES>
+INLINE void add_pairs(const bf16* row, const GroupedTile<nibble>* tiles, int i, int end,
+                      PairSums sums[TILES]) {
+  const CodeTable* table = tiles[0].w->table;
+  for (; i < end; i += CODES_DEPTH) {
+    Codes codes[TILES];
+#pragma GCC unroll 4
+    for (int t = 0; t < TILES; t++)
+      codes[t] = Codes::load(tiles[t].codes + i / CODES_DEPTH * CODES_BYTES);
+#pragma GCC unroll 4
+    for (int step = 0; step < CODES_DEPTH; step += 2) {
+      Pair pair(row + i + step);
+#pragma GCC unroll 4
+      for (int t = 0; t < TILES; t++)
+        add_products(sums[t], narrow_tile(codes[t], step, table), pair);
+    }
+  }
+}
+
+template <int TILES, class C>
+void multiply_row(const bf16* row, int k, const GroupedTile<C>* tiles, float* out) {
+  const Packed<Grouped<C>>& w = *tiles[0].w;
+  const size_t scale_bytes = w.scale_bytes();
+  const size_t to_zeros = (size_t)w.num_tiles() * w.num_groups * scale_bytes;
+  f32x16 sums[TILES];
+  for (int t = 0; t < TILES; t++) sums[t] = zero();
+  for (int start = 0, group = 0; start < k; start += w.group, group++) {
+    int end = start + w.group < k ? start + w.group : k;
+    f32x16 found[TILES];
+    for (int t = 0; t < TILES; t++) found[t] = zero();
+    for (int i = start; i < end; i += TILE_DEPTH) {
+      PairSums pairs[TILES];
+      for (int t = 0; t < TILES; t++) pairs[t] = {zero(), zero()};
+      add_pairs<TILES>(row, tiles, i, i + TILE_DEPTH < end ? i + TILE_DEPTH : end, pairs);
+      for (int t = 0; t < TILES; t++) found[t] = add(found[t], add(pairs[t].even, pairs[t].odd));
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < TILES; t++) {
+      const uint8_t* scales = tiles[t].scales + group * scale_bytes;
+      f32x16 zeros = w.has_zeros ? w.number(scales + to_zeros) : zero();
+      add_group(tiles[t], 0, group, w.number(scales), zeros, found[t], sums[t]);
+    }
+  }
+  for (int t = 0; t < TILES; t++) store(out + t * LANES, sums[t]);
+}
+
+// A packed tile's codes, k of each column, as bf16 in pairs.
+template <class C>
+void widen_codes(const GroupedTile<C>& tile, int k, bf16* out) {
+  widen_codes(tile.at(0), k, out);
+}
+inline void widen_codes(const GroupedTile<nibble>& tile, int k, bf16* out) {
+  for (int i = 0; i < k; i += CODES_DEPTH) {
+    Codes codes = Codes::load(tile.codes + i / CODES_DEPTH * CODES_BYTES);
+#pragma GCC unroll 4
+    for (int step = 0; step < CODES_DEPTH; step += 2)
+      store_pairs(out + (i + step) * LANES, codes, step, tile.w->table);
   }
 }
 
@@ -368,25 +446,38 @@ struct Product {
   Items items = {};
   TileRows packed = {};
 
+  // Whether sums have AMX's order. The registers cannot part groups of sixteen.
+  bool uses_tiles() const {
+    if constexpr (HAS_GROUPS<W>) return USES_TILES<T> && w.group % TILE_DEPTH == 0;
+    return USES_TILES<T>;
+  }
+
   // What is made of the rows before they are multiplied: so many bytes, in so many parts.
+  size_t packed_room() const {
+    if (!uses_tiles() || num_rows == 1) return 0;
+    return (size_t)div_up(num_rows, TILE_ROWS) * TILE_ROWS * TileRows::depth(w.k) * sizeof(bf16);
+  }
   size_t room() const {
-    if (BY_TILES<T, W> && num_rows > 1)
-      return (size_t)div_up(num_rows, TILE_ROWS) * TILE_ROWS * TileRows::depth(w.k) * sizeof(bf16);
+    size_t room = packed_room();
     if constexpr (HAS_GROUPS<W>)
-      if (w.has_zeros) return (size_t)num_rows * w.num_groups * sizeof(float);
-    return 0;
+      if (w.has_zeros) room += (size_t)num_rows * w.num_groups * sizeof(float);
+    return room;
   }
   void take_room(uint8_t* memory) {
     packed = {(bf16*)memory, num_rows, w.k};
-    if constexpr (HAS_GROUPS<W>) w.row_sums = (float*)memory;
+    if constexpr (HAS_GROUPS<W>) w.row_sums = (float*)(memory + packed_room());
   }
   int num_parts() const {
     if (!room()) return 0;
-    return BY_TILES<T, W> ? div_up(num_rows, TILE_ROWS) : num_rows;
+    return packed_room() ? div_up(num_rows, TILE_ROWS) : num_rows;
   }
   void prepare(int part) const {
-    if constexpr (BY_TILES<T, W>) packed.pack(rows, part * TILE_ROWS);
-    if constexpr (HAS_GROUPS<W>) sum_row(part);
+    if constexpr (USES_TILES<T>)
+      if (packed_room()) packed.pack(rows, part * TILE_ROWS);
+    if constexpr (HAS_GROUPS<W>) {
+      int each = packed_room() ? TILE_ROWS : 1, end = (part + 1) * each;
+      for (int row = part * each; w.has_zeros && row < end && row < num_rows; row++) sum_row(row);
+    }
   }
 
   // Of the products that share a job, which have `total` tiles.
@@ -396,9 +487,9 @@ struct Product {
 
   void operator()(int item) {
     auto [start, end, tile, num_tiles] = items.part(item);
-    if constexpr (BY_TILES<T, W>)
-      multiply_tiles(start, end, tile, num_tiles);
-    else if (end - start > MIN_PASSES * MAX_ROWS && end - start <= FEW_ROWS)
+    if constexpr (USES_TILES<T>)
+      if (uses_tiles()) return multiply_tiles(start, end, tile, num_tiles);
+    if (end - start > MIN_PASSES * MAX_ROWS && end - start <= FEW_ROWS)
       multiply_few_rows(start, end - start, tile, num_tiles);
     else
       for (int row = start; row < end;) {
@@ -452,9 +543,39 @@ struct Product {
     for (int t = 0; t < num_tiles; t++) tiles[t] = as_bf16(w.tile(tile + t), t);
     TileProduct product;
     for (int row = start; row < end;) {
-      int num = product.run(packed, row, num_tiles, tiles, sums[0], 4 * LANES);
+      int num = multiply_packed(product, row, tile, num_tiles, tiles, sums[0]);
       for (int r = 0; r < num; r++) out(row + r, tile, num_tiles, sums[r]);
       row += num;
+    }
+  }
+
+  // sums [num, 4 · LANES] = the products of up to 32 rows; returns how many.
+  int multiply_packed(TileProduct& product, int row, int tile, int num_tiles,
+                      const bf16* const* tiles, float* sums) {
+    constexpr int stride = 4 * LANES;
+    if constexpr (!HAS_GROUPS<W>) {
+      return product.run(packed, row, num_tiles, tiles, sums, stride, 0, w.k);
+    } else {
+      alignas(64) float found[2 * TILE_ROWS * stride];
+      FlushedToZero flushed;
+      memset(sums, 0, sizeof found);
+      int num = 0;
+      for (int from = 0, group = 0; from < w.k; from += w.group, group++) {
+        int depth = w.k - from < w.group ? w.k - from : w.group;
+        num = product.run(packed, row, num_tiles, tiles, found, stride, from, depth);
+        for (int t = 0; t < num_tiles; t++) {
+          Tile own = w.tile(tile + t, 0, row);
+          f32x16 scales = w.scales_at(tile + t, from), zeros = zero();
+          if (w.has_zeros) zeros = w.zeros_at(tile + t, from);
+          for (int r = 0; r < num; r++) {
+            float* place = sums + r * stride + t * LANES;
+            f32x16 sum = load(place);
+            add_group(own, r, group, scales, zeros, load(found + r * stride + t * LANES), sum);
+            store(place, sum);
+          }
+        }
+      }
+      return num;
     }
   }
 
@@ -473,8 +594,9 @@ struct Product {
 
   // The packed tile that is one of an item's four, by its number there.
   const bf16* as_bf16(const bf16* tile, int) { return tile; }
-  const bf16* as_bf16(const int8_t* tile, int index) {
-    size_t size = w.tile_size(w.k);
+  template <class C>
+  const bf16* as_bf16(const C& tile, int index) {
+    size_t size = Packed<bf16>::tile_size(w.k);
     bf16* wide = widened.of(4 * size) + index * size;
     widen_codes(tile, (int)(size / LANES), wide);
     return wide;
@@ -524,19 +646,29 @@ struct Add {
   }
 };
 
-// silu(gate) · up → out [num_rows, w.n / 2]; a tile of gates stands before its tile of ups.
+// gate · σ(alpha · gate + beta · gate³) · up → out [num_rows, w.n / 2]; a tile of gates stands
+// before its tile of ups. With a limit gates are clamped to be no more, and ups within ± it and one
+// larger.
 template <class T, class W>
 struct Gate {
   T* out;
   Packed<W> w;
+  float alpha = 1, beta = 0, limit = 0;
 
   void operator()(int row, int tile, int num_tiles, const float* sums) const {
     for (int t = 0; t < num_tiles; t += 2) {
       int n = (tile + t) * LANES;
       f32x16 gate = w.finish(n, LANES, load(sums + t * LANES));
       f32x16 up = w.finish(n + LANES, LANES, load(sums + (t + 1) * LANES));
-      f32x16 silu = div(gate, add(spread(1.0f), exp(sub(zero(), gate))));
-      store_narrow(out + (size_t)row * (w.n / 2) + n / 2, mul(silu, up));
+      if (limit) {
+        f32x16 most = spread(limit);
+        gate = min(most, gate);  // of NaN and a number the second, which is NaN
+        up = add(max(sub(zero(), most), min(most, up)), spread(1.0f));
+      }
+      f32x16 square = min(mul(gate, gate), spread(1e30f));  // finite, as 0 · ∞ is NaN
+      f32x16 slope = fma(square, spread(-beta), spread(-alpha));
+      f32x16 opened = div(gate, add(spread(1.0f), exp(mul(gate, slope))));
+      store_narrow(out + (size_t)row * (w.n / 2) + n / 2, mul(opened, up));
     }
   }
 };

@@ -2,8 +2,10 @@
 // is passed.
 
 #include "attention.h"
+#include "columns.h"
 #include "experts.h"
 #include "latent.h"
+#include "ranks.h"
 
 namespace {
 
@@ -11,11 +13,12 @@ struct Heads {
   int32_t num_heads, num_kv_heads, head_dim;
   int32_t rotary_dim;  // so many numbers of a head are rotated, from the first on
   int32_t is_interleaved;
-  int32_t norms_tokens;  // the norms are of all heads of a token together, not of each
-  int32_t window;        // a token sees so many of the last keys; 0: all of them
-  float eps, scale;
+  int32_t norms_tokens;  // the norms are of all heads of a token together, and of all ranks
+  int32_t window;        // of attention: see there, as with softcap and sinks
+  float eps, scale, softcap;
   const float *query_norm, *key_norm;  // or null
   const float *cos, *sin;              // [positions, rotary_dim]
+  const float* sinks;                  // [num_heads] or null
 };
 
 // Of attention to latents: buffers, sizes, and what is on either side of it.
@@ -42,23 +45,27 @@ enum Kind : int32_t {
   ORDER,
   EXPERTS,
   OPEN,
-  LATENT
+  LATENT,
+  BEND,
+  SUM
 };
 
 // `in` and `out` are buffers. Wide ones are float32, the others of the weights' type T.
 struct Operator {
   int32_t kind;
   int32_t in, out;
-  int32_t second;   // ATTEND: a buffer for queries; EXPERTS, OPEN: what scores are made of
-  int32_t layer;    // ATTEND, LATENT: its cache
-  int32_t size;     // of a row of `in`; EMBED: of `out`
-  int32_t is_wide;  // NORM: `out` is
-  int32_t adds;     // NORM, LINEAR: to what is in `out`
-  float scale;      // SCALE, EXPERTS, LINEAR that adds
-  float eps;        // NORM
+  int32_t second;      // ATTEND: a buffer for queries; EXPERTS, OPEN: what scores are made of
+  int32_t layer;       // ATTEND, LATENT: its cache
+  int32_t size;        // of a row of `in`; EMBED: of `out`
+  int32_t is_wide;     // NORM: `out` is
+  int32_t adds;        // NORM, LINEAR, EXPERTS, SUM: to what is in `out`
+  int32_t first, num;  // EMBED: the tokens whose embeddings are here, and how many
+  float scale;         // SCALE, BEND, EXPERTS, LINEAR or SUM that adds
+  float eps;           // NORM
+  float alpha, beta;   // GATED
   const float* norm;
   Matrix weight;     // LINEAR, GATED, OPEN; EMBED: its columns are the embeddings, or those are in
-  const void* rows;  // EMBED: [vocab, size]
+  const void* rows;  // EMBED: [num, size]; SUM: a bias in float32 [size], or null
   const Heads* heads;      // ATTEND
   const int64_t* order;    // ORDER: [size]
   const Experts* experts;  // EXPERTS
@@ -79,14 +86,34 @@ Units units;
 Sums* partials = nullptr;
 int num_sums = 0;
 
+Scratch<float> all_squares;
+
+// Σ x² of a token's queries and of its keys, on all ranks: [num_tokens, 2]. Null where heads are
+// not normed together, or are all here.
+const float* squares_of_ranks(const Heads& heads, const float* x, int num_tokens) {
+  if (!heads.norms_tokens || meeting.size == 1) return nullptr;
+  float* squares = all_squares.of(2 * num_tokens);
+  int num_queries = heads.num_heads * heads.head_dim;
+  int num_keys = heads.num_kv_heads * heads.head_dim;
+  int size = num_queries + 2 * num_keys;
+  each_row(num_tokens, size, [=](size_t at) {
+    float* found = squares + at / size * 2;
+    found[0] = sum_squares(x + at, num_queries);
+    found[1] = sum_squares(x + at + num_queries, num_keys);
+  });
+  sum_ranks(squares, num_tokens, 2, nullptr, false, 1, squares);
+  return squares;
+}
+
 // Norms and rotates the heads of every token, and writes its keys and values.
 template <class T, class W>
 struct Prepare {
   const Heads& heads;
   const Step& step;
   Cache<W> cache;
-  float* x;  // [num_tokens, num_heads + 2 · num_kv_heads, head_dim]
-  T* query;  // [num_tokens, num_heads, head_dim]
+  float* x;              // [num_tokens, num_heads + 2 · num_kv_heads, head_dim]
+  T* query;              // [num_tokens, num_heads, head_dim]
+  const float* squares;  // see squares_of_ranks
   static constexpr int GROUP = 4;
 
   void run() { share(*this, div_up(step.num_tokens, GROUP)); }
@@ -102,8 +129,9 @@ struct Prepare {
     const float* sin = heads.sin + step.positions[t] * heads.rotary_dim;
     float* head = x + (size_t)t * (num_heads + 2 * num_kv_heads) * dim;
     T* to = query + (size_t)t * num_heads * dim;
-    norm_heads(head, heads.query_norm, num_heads);
-    norm_heads(head + num_heads * dim, heads.key_norm, num_kv_heads);
+    norm_heads(head, heads.query_norm, num_heads, squares ? squares + 2 * t : nullptr);
+    norm_heads(head + num_heads * dim, heads.key_norm, num_kv_heads,
+               squares ? squares + 2 * t + 1 : nullptr);
     for (int h = 0; h < num_heads + num_kv_heads; h++, head += dim) {
       rotate(head, cos, sin, heads.rotary_dim, heads.is_interleaved);
       if (h < num_heads)
@@ -116,22 +144,29 @@ struct Prepare {
       cache.write(step.slot_mapping[t], h, head - num_kv_heads * dim, head, is_last);
   }
 
-  void norm_heads(float* head, const float* weight, int num) {
+  // All ranks have equally many heads of either kind, and each KV head is on equally many ranks: so
+  // the mean over what all have is that over all heads.
+  void norm_heads(float* head, const float* weight, int num, const float* of_ranks) {
     if (!weight) return;
-    int size = heads.norms_tokens ? num * heads.head_dim : heads.head_dim;
-    for (int i = 0; i < num * heads.head_dim; i += size)
-      norm(head + i, weight, size, heads.eps, head + i);
+    int total = num * heads.head_dim, size = heads.norms_tokens ? total : heads.head_dim;
+    if (of_ranks) {
+      f32x16 scale = norm_scale(*of_ranks, total * meeting.size, heads.eps);
+      return scale_norm(head, scale, weight, total, head);
+    }
+    for (int i = 0; i < total; i += size) norm(head + i, weight, size, heads.eps, head + i);
   }
 };
 
-// What attention needs for all layers with so many heads.
+// What attention needs for layers with so many heads and such a window.
 struct Prepared {
-  int num_heads = 0, num_kv_heads = 0;
+  int num_heads = 0, num_kv_heads = 0, window = 0;
 
   void prepare(const Heads& heads, const Rows& rows) {
-    if (heads.num_heads == num_heads && heads.num_kv_heads == num_kv_heads) return;
-    num_heads = heads.num_heads, num_kv_heads = heads.num_kv_heads;
-    units.prepare(rows, num_heads / num_kv_heads, num_kv_heads);
+    if (heads.num_heads == num_heads && heads.num_kv_heads == num_kv_heads &&
+        heads.window == window)
+      return;
+    num_heads = heads.num_heads, num_kv_heads = heads.num_kv_heads, window = heads.window;
+    units.prepare(rows, num_heads / num_kv_heads, num_kv_heads, UNIT_ROWS, window);
     int wanted = units.num_partials() * num_heads;
     if (wanted <= num_sums) return;
     free(partials);
@@ -146,9 +181,10 @@ void attend(const Operator& op, const Step& step, float* x, T* out) {
   Cache<W> cache = {(W*)step.caches[op.layer], step.scales[op.layer], step.block_size,
                     heads.num_kv_heads, heads.head_dim};
   T* query = (T*)step.buffers[op.second];
-  Prepare<T, W>{heads, step, cache, x, query}.run();
-  Attention<T, W>{step.rows, cache,           units,       query,       out,
-                  partials,  heads.num_heads, heads.scale, heads.window}
+  const float* squares = squares_of_ranks(heads, x, step.num_tokens);
+  Prepare<T, W>{heads, step, cache, x, query, squares}.run();
+  Attention<T, W>{step.rows,       cache,       units,        query,         out,        partials,
+                  heads.num_heads, heads.scale, heads.window, heads.softcap, heads.sinks}
       .run();
 }
 
@@ -237,20 +273,21 @@ void pack_nibbles(const uint8_t* codes, const int64_t* order, int n, int k, uint
   share(tile, div_up(n, LANES));
 }
 
-// The embeddings of `ids` as rows of x [num, size].
+// The embeddings of `ids` as rows of x [num, size]; zeros where they are another rank's.
 template <class T>
 void embed(const Operator& op, const int32_t* ids, int num, float* x) {
-  Packed<T> w = packed<T>(op.weight);
-  for (int r = 0; r < num; r++, x += op.size) {
-    if (op.rows) {
-      const T* row = (const T*)op.rows + (size_t)ids[r] * op.size;
-      for (int i = 0; i < op.size; i++) x[i] = widen(row[i]);
+  const int size = op.size;
+  each_row(num, size, [=, &op](size_t at) {
+    int id = ids[at / size] - op.first;
+    if (id < 0 || id >= op.num) {
+      memset(x + at, 0, size * sizeof(float));
+    } else if (op.rows) {
+      const T* row = (const T*)op.rows + (size_t)id * size;
+      for (int i = 0; i < size; i++) x[at + i] = widen(row[i]);
     } else {
-      const T* tile = w.tile(ids[r] / LANES) + ids[r] % LANES * DEPTH<T>;
-      for (int i = 0; i < op.size; i++)
-        x[i] = widen(tile[i / DEPTH<T> * LANES * DEPTH<T> + i % DEPTH<T>]);
+      with_packed<T>(op.weight, [=](const auto& w) { unpack_column<T>(w, id, x + at); });
     }
-  }
+  });
 }
 
 template <class T>
@@ -298,6 +335,9 @@ void run(const Operator* ops, int num_ops, const Step& step) {
       case SCALE:
         scale_rows((float*)out, num, op.size, op.scale);
         break;
+      case BEND:
+        bend_rows((float*)out, num, op.size, op.scale);
+        break;
       case NORM:
         run_norm<T>(op, (const float*)in, num, out);
         break;
@@ -313,7 +353,9 @@ void run(const Operator* ops, int num_ops, const Step& step) {
         });
         break;
       case GATED:
-        with_packed<T>(op.weight, [&](auto w) { gated_product((const T*)in, num, w, (T*)out); });
+        with_packed<T>(op.weight, [&](auto w) {
+          gated_product((const T*)in, num, w, op.alpha, op.beta, (T*)out);
+        });
         break;
       case ATTEND:
         prepared.prepare(*op.heads, step.rows);
@@ -326,11 +368,16 @@ void run(const Operator* ops, int num_ops, const Step& step) {
         attend_latents<T>(*op.latents, op, step);
         break;
       case EXPERTS:
+        if (!op.adds) memset(out, 0, (size_t)num * op.size * sizeof(float));
         run_experts(*op.experts, (const T*)in, (const float*)step.buffers[op.second], num, op.scale,
                     (float*)out);
         break;
       case OPEN:
         open_rows((const float*)step.buffers[op.second], op.weight, (const float*)in, num, op.size,
+                  (float*)out);
+        break;
+      case SUM:
+        sum_ranks((const float*)in, num, op.size, (const float*)op.rows, op.adds, op.scale,
                   (float*)out);
         break;
     }
@@ -343,8 +390,9 @@ void run(const Operator* ops, int num_ops, const Step& step) {
   EXPORT void shoal_pack_##name(const T* w, const int64_t* order, int n, int k, T* tiles) { \
     pack<T, DEPTH<T>>(w, order, n, k, tiles);                                               \
   }                                                                                         \
-  EXPORT void shoal_run_##name(const Operator* ops, int num_ops, const Step* step) {        \
+  EXPORT int shoal_run_##name(const Operator* ops, int num_ops, const Step* step) {         \
     run<T>(ops, num_ops, *step);                                                            \
+    return meeting.failure;                                                                 \
   }
 
 EACH_TYPE(bfloat16, bf16)
@@ -363,3 +411,24 @@ EXPORT void shoal_pack_int4(const uint8_t* codes, const int64_t* order, int n, i
 EXPORT int shoal_can_round() { return CAN_ROUND<int8_t>; }
 
 EXPORT void shoal_start(int num_threads) { start_pool(num_threads); }
+
+// Bytes of memory that so many ranks share, all of them 0 at first.
+EXPORT size_t shoal_meeting_bytes(int size) {
+  return MAX_RANKS * sizeof(Arrival) + 2 * size * ROOM * sizeof(float);
+}
+
+// Of ``size`` ranks ``num_here`` share the memory. The first of these has the sockets of the other
+// hosts, by their first ranks.
+EXPORT void shoal_meet(void* memory, int rank, int size, int num_here, int num_wires,
+                       const int* sockets, const int* first_ranks) {
+  meeting = {(Arrival*)memory, (float*)((Arrival*)memory + MAX_RANKS), rank, size};
+  meeting.first_rank = rank / num_here * num_here;
+  meeting.num_here = num_here;
+  meeting.num_wires = num_wires;
+  for (int i = 0; i < num_wires; i++) meeting.wires[i] = {sockets[i], first_ranks[i], 0, 0};
+}
+
+EXPORT int shoal_gather(const float* x, size_t num, float* out) {
+  gather_ranks(x, num, out);
+  return meeting.failure;
+}

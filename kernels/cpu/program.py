@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.codes import Codes
+from kernels.cpu.meeting import check_wires
 from kernels.cpu.memory import Arena
 from kernels.cpu.operators import (
     LANES,
@@ -269,7 +270,7 @@ class NativeProgram:
             buffers=ctypes.cast(self._places, Pointer),
             cached=self._cached(kv_caches, kv_scales),
         )
-        self._library.run(self._structs, len(self._structs), ctypes.byref(step))
+        check_wires(self._library.run(self._structs, len(self._structs), ctypes.byref(step)))
         return out
 
     def _cached(self, caches: Sequence[Tensor], scales: Sequence[Tensor | None]) -> Cached:

@@ -60,19 +60,26 @@ class NativeSampler:
         return scores
 
     def logprobs(
-        self, logits: Tensor, rows: np.ndarray, tokens: np.ndarray, num_top: int | None
+        self,
+        logits: Tensor,
+        rows: np.ndarray,
+        tokens: np.ndarray,
+        num_top: int | None,
+        ids: np.ndarray | None = None,
     ) -> RowLogprobs:
         """Of ``rows`` [N] int64 and their ``tokens`` [N] int64; ``num_top`` < V, or None: the whole
-        vocabulary."""
+        vocabulary; or of ``ids`` [N, num_top] instead of the likeliest."""
         logits = logits.contiguous()
         num, (_, vocab_size) = len(rows), logits.shape
         width = vocab_size if num_top is None else num_top
         values = torch.empty(num, 1 + width)
         top_ids = torch.empty(num, num_top or 0, dtype=torch.int32)
+        if ids is not None:
+            top_ids.copy_(torch.from_numpy(ids))
         ranks = torch.empty(num, dtype=torch.int32)
         self._logprobs(
             *(address(logits), vocab_size, num, array_address(rows), array_address(tokens)),
-            -1 if num_top is None else num_top,
+            *(-1 if num_top is None else num_top, ids is None),
             *(address(values), address(top_ids), address(ranks)),
         )
         return RowLogprobs(values, top_ids, ranks)

@@ -135,6 +135,11 @@ INLINE f32x16 exp(f32x16 x) {
 #endif
 }
 
+// Exact to some units in the last place of 1.
+INLINE f32x16 tanh(f32x16 x) {
+  return sub(spread(1.0f), div(spread(2.0f), add(spread(1.0f), exp(add(x, x)))));
+}
+
 struct bf16 {
   uint16_t bits;
 };
@@ -227,13 +232,24 @@ INLINE __m512i widen_pairs(const C* p) {
   __m512i odd = _mm512_castps_si512(load_wide(p + LANES));
   return _mm512_or_si512(_mm512_srli_epi32(even, 16), odd);
 }
-INLINE void store_pairs(bf16* to, const int8_t* p) { _mm512_storeu_si512(to, widen_pairs(p)); }
-#else
-INLINE void store_pairs(bf16* to, const int8_t* p) {
+template <class C>
+INLINE void store_pairs(bf16* to, const C* p) {
+  _mm512_storeu_si512(to, widen_pairs(p));
+}
+#endif
+INLINE void store_pairs(bf16* to, f32x16 even, f32x16 odd) {
+  float first[LANES], second[LANES];
+  store(first, even);
+  store(second, odd);
   for (int lane = 0; lane < LANES; lane++) {
-    narrow((float)p[lane], to + 2 * lane);
-    narrow((float)p[LANES + lane], to + 2 * lane + 1);
+    narrow(first[lane], to + 2 * lane);
+    narrow(second[lane], to + 2 * lane + 1);
   }
+}
+#ifndef __AVX512F__
+template <class C>
+INLINE void store_pairs(bf16* to, const C* p) {
+  store_pairs(to, load_wide(p), load_wide(p + LANES));
 }
 #endif
 
@@ -283,11 +299,18 @@ struct Codes {
 };
 #endif
 
-#ifdef __AVX512BF16__
 // The numbers of all columns for k and k + 1, k even, as bf16 in pairs.
+#ifdef __AVX512BF16__
 INLINE __m512i code_pairs(Codes codes, int k, const CodeTable* table) {
   __m512i found = _mm512_srl_epi16(codes.words, _mm_cvtsi32_si128(2 * k));
   return _mm512_permutexvar_epi16(found, _mm512_load_si512(table->narrow));
+}
+INLINE void store_pairs(bf16* to, Codes codes, int k, const CodeTable* table) {
+  _mm512_storeu_si512(to, code_pairs(codes, k, table));
+}
+#else
+INLINE void store_pairs(bf16* to, Codes codes, int k, const CodeTable* table) {
+  store_pairs(to, Codes::wide(codes, k, table), Codes::wide(codes, k + 1, table));
 }
 #endif
 

@@ -143,10 +143,23 @@ struct Pair {
   }
 };
 
-INLINE void add_products(PairSums& sums, const bf16* column, const Pair& row) {
-  auto tile = Operands<bf16>::tile(column);
+// The numbers of all columns for k and k + 1, k even, as AMX has them.
+INLINE Operands<bf16>::Tile narrow_tile(Codes codes, int k, const CodeTable* table) {
+#ifdef __AVX512BF16__
+  return Operands<bf16>::tile(codes, k, table);
+#else
+  bf16 pairs[2 * LANES];
+  store_pairs(pairs, codes, k, table);
+  return Operands<bf16>::tile(pairs);
+#endif
+}
+
+INLINE void add_products(PairSums& sums, Operands<bf16>::Tile tile, const Pair& row) {
   sums.even = Operands<bf16>::dot(sums.even, tile, row.even);
   sums.odd = Operands<bf16>::dot(sums.odd, tile, row.odd);
+}
+INLINE void add_products(PairSums& sums, const bf16* column, const Pair& row) {
+  add_products(sums, Operands<bf16>::tile(column), row);
 }
 INLINE void add_products(PairSums& sums, const int8_t* column, const Pair& row) {
   sums.even = fma(load_wide(column), spread(row.wide_even), sums.even);
@@ -178,20 +191,24 @@ class TileProduct {
  public:
   ~TileProduct() { release_tiles(); }
 
-  // out [num, out_stride] = the products of rows from `row` on with those of each of up to four
-  // packed tiles, side by side. Returns how many rows: all that are left, or 32.
-  int run(const TileRows& x, int row, int num_tiles, const bf16* const* w, float* out,
-          size_t out_stride) {
+  // out [num, out_stride] = the products of `depth` numbers, those from k `from` on, of rows from
+  // `row` on with those of each of up to four packed tiles, side by side. Returns how many rows:
+  // all that are left, or 32.
+  int run(const TileRows& x, int row, int num_tiles, const bf16* const* tiles, float* out,
+          size_t out_stride, int from, int depth) {
     int left = x.num - row, num = left < 2 * TILE_ROWS ? left : 2 * TILE_ROWS;
     size_t stride = out_stride * sizeof(float);
+    const bf16* w[4];
+    for (int t = 0; t < num_tiles; t++) w[t] = tiles[t] + (size_t)from * LANES;
+    const bf16 *rows = x.block(row) + from * TILE_ROWS,
+               *next_rows = rows + TILE_ROWS * x.depth(x.k);
     if (num <= TILE_ROWS) {
       shape(num, 0);
-      few_rows(x.block(row), x.k, num_tiles, w, out, stride);
+      few_rows(rows, depth, num_tiles, w, out, stride);
     } else {
       shape(TILE_ROWS, num - TILE_ROWS);
       for (int t = 0; t < num_tiles; t += 2)
-        many_rows(x.block(row), x.block(row + TILE_ROWS), x.k, num_tiles - t, w + t,
-                  out + t * LANES, stride);
+        many_rows(rows, next_rows, depth, num_tiles - t, w + t, out + t * LANES, stride);
     }
     fence_tiles();
     return num;
@@ -309,6 +326,7 @@ struct Scratch {
 inline thread_local Scratch<bf16> widened;  // codes of an item
 
 // Codes of sixteen columns, k of each → the same as bf16 in pairs.
-INLINE void widen_codes(const int8_t* codes, int k, bf16* out) {
+template <class C>
+INLINE void widen_codes(const C* codes, int k, bf16* out) {
   for (int i = 0; i < k * LANES; i += 2 * LANES) store_pairs(out + i, codes + i);
 }

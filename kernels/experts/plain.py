@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.codes import Codes
-from kernels.silu_mul import silu_mul
+from kernels.experts.biases import Biases
+from kernels.silu_mul import Clamp, silu_mul
 
 BLOCK_ROWS = 8  # of each product: one with another number of rows may round in another way
 
@@ -19,19 +20,28 @@ def experts(
     gate_up: Tensor | Codes | Sequence[Tensor | Codes],
     down: Tensor | Codes | Sequence[Tensor | Codes],
     residual: Tensor | None,
+    biases: Biases | None,
+    clamp: Clamp | None,
+    first: int | None = None,
 ) -> Tensor:
     num_tokens, num_chosen = chosen.shape
-    parts = x.new_empty(num_tokens * num_chosen, x.shape[1])
-    by_expert = chosen.flatten().sort(stable=True)
+    num_experts = down.shape[0] if isinstance(down, Codes) else len(down)
+    parts = x.new_zeros(num_tokens * num_chosen, x.shape[1])
+    by_expert = (chosen.flatten() - (first or 0)).sort(stable=True)
     hit, counts = by_expert.values.unique_consecutive(return_counts=True)
     pairs_of = by_expert.indices.split(counts.tolist())
     for expert, pairs in zip(hit.tolist(), pairs_of, strict=True):
+        if not 0 <= expert < num_experts:
+            continue
         rows = functional.pad(x[pairs // num_chosen], (0, 0, 0, -len(pairs) % BLOCK_ROWS))
         both, back = _dense(gate_up, expert, x.dtype), _dense(down, expert, x.dtype)
-        blocks = [
-            functional.linear(silu_mul(functional.linear(block, both)), back)
+        both_bias = None if biases is None else biases.gate_up[expert]
+        back_bias = None if biases is None or biases.down is None else biases.down[expert]
+        gated = [
+            silu_mul(functional.linear(block, both, both_bias), clamp or "silu")
             for block in rows.split(BLOCK_ROWS)
         ]
+        blocks = [functional.linear(block, back, back_bias) for block in gated]
         parts[pairs] = torch.cat(blocks)[: len(pairs)]
     weighted = parts.view(num_tokens, num_chosen, x.shape[1]) * weights[:, :, None]
     out = torch.zeros_like(weighted[:, 0]) if residual is None else residual.float()

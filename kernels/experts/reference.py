@@ -2,7 +2,10 @@
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+
+from kernels.experts.biases import Biases
+from kernels.silu_mul.clamp import Clamp
+from kernels.silu_mul.reference import silu_mul
 
 
 def experts(
@@ -12,13 +15,20 @@ def experts(
     gate_up: Tensor,
     down: Tensor,
     residual: Tensor | None = None,
+    biases: Biases | None = None,
+    clamp: Clamp | None = None,
 ) -> Tensor:
     """All in float64, and [T, H] in float64; weights of experts are dense."""
     out = torch.zeros_like(x, dtype=torch.float64) if residual is None else residual.double()
     rows = []
     for token, row in enumerate(out):
         for expert, weight in zip(chosen[token].tolist(), weights[token].tolist(), strict=True):
-            gate, up = (gate_up[expert].double() @ x[token].double()).chunk(2)
-            row = row + weight * (down[expert].double() @ (functional.silu(gate) * up))
+            both = gate_up[expert].double() @ x[token].double()
+            if biases is not None:
+                both = both + biases.gate_up[expert].double()
+            given = down[expert].double() @ silu_mul(both, clamp or "silu")
+            if biases is not None and biases.down is not None:
+                given = given + biases.down[expert].double()
+            row = row + weight * given
         rows.append(row)
     return torch.stack(rows) if rows else out

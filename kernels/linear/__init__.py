@@ -14,6 +14,7 @@ from kernels.codes import Codes, decoded, has_kernels
 from kernels.dispatch import runs_triton
 from kernels.linear import plain
 from kernels.rms_norm import Norm, rms_norm
+from kernels.silu_mul import CURVES, Act
 
 MAX_FEW_ROWS = 64  # not measured yet
 
@@ -43,13 +44,19 @@ def linear(
 
         x, norm = _normed(x, weight, norm)
         return launch_linear(x, weight, bias, norm, residual, out_dtype, out)
-    return plain.linear(x, _dense(weight, x.dtype), bias, norm, residual, out_dtype, out)
+    decoded_as = x.dtype if x.is_cuda else out_dtype
+    return plain.linear(x, _dense(weight, decoded_as), bias, norm, residual, out_dtype, out)
 
 
 def gated(
-    x: Tensor, weight: Tensor | Codes, bias: Tensor | None = None, *, norm: Norm | None = None
+    x: Tensor,
+    weight: Tensor | Codes,
+    bias: Tensor | None = None,
+    *,
+    norm: Norm | None = None,
+    act: Act = "silu",
 ) -> Tensor:
-    """silu(gate) * up, where both are ``linear`` of x, or of the normed x.
+    """act(gate) * up, where both are ``linear`` of x, or of the normed x.
 
     x [T, K], weight [2 I, K] and bias [2 I], gates before ups → [T, I].
     """
@@ -57,8 +64,8 @@ def gated(
     if _is_for_triton(x, weight):
         from kernels.linear.triton import launch_gated
 
-        return launch_gated(*_normed(x, weight, norm), weight, bias)
-    return plain.gated(x, _dense(weight, x.dtype), bias, norm)
+        return launch_gated(*_normed(x, weight, norm), weight, bias, *CURVES[act])
+    return plain.gated(x, _dense(weight, x.dtype), bias, norm, act)
 
 
 def _normed(x: Tensor, weight: Tensor | Codes, norm: Norm | None) -> tuple[Tensor, Norm | None]:

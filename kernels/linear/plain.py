@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.rms_norm import Norm, rms_norm
-from kernels.silu_mul import silu_mul
+from kernels.silu_mul import Act, silu_mul
 
 
 def linear(
@@ -29,9 +29,9 @@ def linear(
     return out.to(out_dtype) if into is None else into.copy_(out)
 
 
-def gated(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm | None) -> Tensor:
+def gated(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm | None, act: Act) -> Tensor:
     normed = x if norm is None else rms_norm(x, *norm)
-    return silu_mul(functional.linear(normed, weight, bias))
+    return silu_mul(functional.linear(normed, weight, bias), act)
 
 
 def _product(

@@ -4,6 +4,7 @@ from torch import Tensor
 
 from kernels.rms_norm import Norm
 from kernels.rms_norm.reference import rms_norm
+from kernels.silu_mul import Act
 from kernels.silu_mul.reference import silu_mul
 
 
@@ -23,6 +24,8 @@ def linear(
     return out
 
 
-def gated(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, norm: Norm) -> Tensor:
+def gated(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, norm: Norm, act: Act = "silu"
+) -> Tensor:
     """All in float32, and [T, I] in float32."""
-    return silu_mul(linear(x, weight, bias, norm=norm))
+    return silu_mul(linear(x, weight, bias, norm=norm), act)

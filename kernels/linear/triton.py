@@ -20,7 +20,7 @@ from kernels.codes.triton import (
     operands,
 )
 from kernels.rms_norm import Norm
-from kernels.silu_mul.triton import silu
+from kernels.silu_mul.triton import multiplied
 
 NUM_PROCESSORS = 132  # of an H100 or H200
 MIN_PROGRAMS = 64  # fewer cannot draw all that memory gives
@@ -122,7 +122,12 @@ def launch_linear(
 
 
 def launch_gated(
-    x: Tensor, norm: Norm | None, weight: Tensor | Codes, bias: Tensor | None
+    x: Tensor,
+    norm: Norm | None,
+    weight: Tensor | Codes,
+    bias: Tensor | None,
+    alpha: float,
+    beta: float,
 ) -> Tensor:
     _check(x, weight, None)
     num_tokens, num_gates = len(x), weight.shape[0] // 2
@@ -132,7 +137,7 @@ def launch_gated(
     out = x.new_empty(num_tokens, num_gates)
     gated_kernel[triton.cdiv(2 * num_gates, chosen.block_rows * chosen.num_parts),](
         *(x, *stored, bias, norm_weight, out, eps, num_tokens),
-        *(num_gates, x.shape[1], stored.weight.stride(0), *known, *chosen[:4]),
+        *(num_gates, x.shape[1], stored.weight.stride(0), *known, *chosen[:4], alpha, beta),
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
     )
@@ -241,6 +246,8 @@ def gated_kernel(
     NUM_PARTS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_T: tl.constexpr,
+    ALPHA: tl.constexpr,
+    BETA: tl.constexpr,
 ):
     """Half of a part's rows are gates, and the other half their ups."""
     BLOCK_I: tl.constexpr = BLOCK_ROWS // 2
@@ -255,9 +262,12 @@ def gated_kernel(
         K, STRIDE, KIND, PER_PLACE, FIRST, GROUP, BLOCK_ROWS, NUM_PARTS, BLOCK_K, BLOCK_T,
     )  # fmt: skip
     first = tl.program_id(0) * (BLOCK_I * NUM_PARTS)
-    store_gated(p_bias, p_out, b_both, first, num_tokens, I, BLOCK_I, BLOCK_T)
+    store_gated(p_bias, p_out, b_both, first, num_tokens, I, BLOCK_I, BLOCK_T, ALPHA, BETA, None)
     if NUM_PARTS == 2:
-        store_gated(p_bias, p_out, b_second, first + BLOCK_I, num_tokens, I, BLOCK_I, BLOCK_T)
+        first += BLOCK_I
+        store_gated(
+            p_bias, p_out, b_second, first, num_tokens, I, BLOCK_I, BLOCK_T, ALPHA, BETA, None
+        )
 
 
 @triton.jit
@@ -270,6 +280,9 @@ def store_gated(
     I: tl.constexpr,  # noqa: E741
     BLOCK_I: tl.constexpr,
     BLOCK_T: tl.constexpr,
+    ALPHA: tl.constexpr,
+    BETA: tl.constexpr,
+    LIMIT: tl.constexpr,
 ):
     o_i = first + tl.arange(0, BLOCK_I)
     o_t = tl.arange(0, BLOCK_T)
@@ -279,7 +292,7 @@ def store_gated(
     if p_bias is not None:
         b_gate += tl.load(p_bias + o_i, mask=is_i, other=0).to(tl.float32)[:, None]
         b_up += tl.load(p_bias + I + o_i, mask=is_i, other=0).to(tl.float32)[:, None]
-    b_out = silu(b_gate) * b_up
+    b_out = multiplied(b_gate, b_up, ALPHA, BETA, LIMIT)
     is_out = is_i[:, None] & (o_t < num_tokens)[None, :]
     o_out = o_t[None, :] * I + o_i[:, None]
     tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=is_out)

@@ -13,11 +13,16 @@ from kernels.logprobs.num_logprobs import MAX_TOP
 from kernels.logprobs.row_logprobs import RowLogprobs
 
 
-def logprobs(logits: Tensor, tokens: Tensor, num_top: int | None) -> RowLogprobs:
-    """logits [N, V] float32, tokens [N] int64; ``num_top`` < V, or None: the whole vocabulary."""
+def logprobs(
+    logits: Tensor, tokens: Tensor, num_top: int | None, ids: Tensor | None = None
+) -> RowLogprobs:
+    """logits [N, V] float32, tokens [N] int64; ``num_top`` < V, or None: the whole vocabulary; or
+    those of ``ids`` [N, num_top] int64, in their order."""
     own = logits.gather(1, tokens[:, None])
     others, top_ids = (logits, tokens.new_zeros(len(tokens), 0))
-    if num_top is not None:
+    if ids is not None:
+        others, top_ids = logits.gather(1, ids), ids
+    elif num_top is not None:
         others, top_ids = _highest(logits, num_top)
     values = torch.cat((own, others), 1).sub_(logits.logsumexp(-1, keepdim=True))
     ranks = (logits > own).sum(-1, dtype=torch.int32) + 1

@@ -27,6 +27,8 @@ class AttentionOptions(NamedTuple):
 
 
 PLAIN = AttentionOptions()
+# Scores that are there at once where torch's fused attention does not know an option. Unmeasured.
+MAX_SCORES = 4 << 20
 
 
 def paged_attention(
@@ -122,11 +124,34 @@ def softmax_attention(
         return scaled_dot_product_attention(
             query, key, value, mask, is_causal=is_causal, scale=scale
         )
+    if is_causal:
+        mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device)
+        mask = mask.tril()
+    num_tokens = max(1, MAX_SCORES // (query.shape[:-2].numel() * key.shape[-2]))
+    out = query.new_empty(*query.shape[:-1], value.shape[-1])
+    for start in range(0, query.shape[-2], num_tokens):
+        part = slice(start, start + num_tokens)
+        own = options._replace(sinks=_rows(options.sinks, part))
+        out[..., part, :] = _score(query[..., part, :], key, value, scale, own, _rows(mask, part))
+    return out
+
+
+def _rows(each: Tensor | None, part: slice) -> Tensor | None:
+    """Those of some tokens, of what may be the same for all."""
+    return each if each is None or each.shape[-2] == 1 else each[..., part, :]
+
+
+def _score(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    options: AttentionOptions,
+    mask: Tensor | None,
+) -> Tensor:
     scores = (query @ key.mT).float() * scale
     if options.softcap is not None:
         scores = torch.tanh(scores / options.softcap) * options.softcap
-    if is_causal:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if mask is not None:
         is_bool = mask.dtype == torch.bool
         scores = scores.masked_fill(~mask, float("-inf")) if is_bool else scores + mask

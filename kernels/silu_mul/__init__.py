@@ -1,16 +1,40 @@
-"""The product in the middle of a gated feed-forward network (SwiGLU, arXiv 2002.05202)."""
+"""The product in the middle of a gated feed-forward network (SwiGLU and GEGLU, arXiv 2002.05202).
+
+Each gate is opened by ``Act``: SiLU, or GELU as it is approximated by a tanh (arXiv 1606.08415).
+Either is x · σ(α x + β x³), with the numbers of ``CURVES``.
+"""
+
+from typing import Literal
 
 from torch import Tensor
 from torch.nn import functional
 
 from kernels.dispatch import runs_triton
+from kernels.silu_mul.clamp import Clamp
+
+__all__ = ["CURVES", "Act", "Clamp", "constants_of", "silu_mul"]
+
+Act = Literal["silu", "gelu_tanh"]
+CURVES: dict[Act, tuple[float, float]] = {
+    "silu": (1.0, 0.0),
+    "gelu_tanh": (1.5957691216057308, 0.07135481627260025),  # 2 √(2 / π), and 0.044715 of it
+}
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """gate_up [T, 2 I], gates before ups → silu(gate) * up [T, I]."""
+def silu_mul(gate_up: Tensor, act: Act | Clamp = "silu") -> Tensor:
+    """gate_up [T, 2 I], gates before ups → act(gate) * up [T, I], or as a ``Clamp`` says."""
     if runs_triton(gate_up):
         from kernels.silu_mul.triton import launch
 
-        return launch(gate_up)
+        return launch(gate_up, *constants_of(act))
     gate, up = gate_up.chunk(2, dim=-1)
-    return functional.silu(gate) * up
+    if isinstance(act, Clamp):
+        gate, up = gate.float().clamp(max=act.limit), up.float().clamp(-act.limit, act.limit)
+        return ((up + 1) * gate * (gate * act.alpha).sigmoid()).to(gate_up.dtype)
+    opened = functional.silu(gate) if act == "silu" else functional.gelu(gate, approximate="tanh")
+    return opened * up
+
+
+def constants_of(act: Act | Clamp) -> tuple[float, float, float | None]:
+    """α, β and what is clamped to."""
+    return (act.alpha, 0.0, act.limit) if isinstance(act, Clamp) else (*CURVES[act], None)

@@ -21,7 +21,7 @@ SPLIT_PATTERN = (
 CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja").read_text()
 
 
-def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
+def train_tokenizer(texts: Iterable[str], vocabulary_size: int = VOCABULARY_SIZE) -> Tokenizer:
     """Learn the merges; nothing is normalised, so decoding gives back the exact text."""
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(SPLIT_PATTERN), behavior="isolated")
@@ -29,14 +29,14 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, bytes_only])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY_SIZE,
+        vocab_size=vocabulary_size,
         special_tokens=[AddedToken(token, special=True) for token in SPECIAL_TOKENS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    if tokenizer.get_vocab_size() != VOCABULARY_SIZE:
-        raise ValueError(f"{tokenizer.get_vocab_size()} tokens instead of {VOCABULARY_SIZE}")
+    if tokenizer.get_vocab_size() != vocabulary_size:
+        raise ValueError(f"{tokenizer.get_vocab_size()} tokens instead of {vocabulary_size}")
     return tokenizer
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 from prometheus_client import REGISTRY
@@ -14,6 +15,8 @@ from services.gateway.http.server import HttpRunner, HttpSite
 from services.gateway.http.tls import tls_context
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.mesh.mesh_metrics import MeshMetrics
+from services.gateway.mesh.reports import Reports
+from services.gateway.traces.store import TraceStore
 from shared.address import checked, socket_path
 from shared.codec import Array
 from shared.config.gateway import GatewayConfig
@@ -26,10 +29,16 @@ from shared.messages import (
     PROTOCOL_MINOR,
     Heartbeat,
     Hello,
+    Inquire,
     Message,
+    ServiceReport,
     State,
 )
 from shared.peer import Peer
+from shared.report import make_report
+
+if TYPE_CHECKING:
+    from services.gateway.traces.otlp import OtlpExport
 
 log = logging.getLogger(__name__)
 
@@ -45,10 +54,19 @@ class GatewayService:
         self._config = config
         self._tls = tls_context(config)
         self._is_draining = False
-        self._mesh = Mesh(config.replay_s, config.ready_wait_s, config.accept_timeout_s)
+        traces = TraceStore(config.instance, config.trace_store_bytes, config.trace_store_age_s)
+        self._otlp = _otlp_export(config)
+        if self._otlp is not None:
+            traces.on_end = self._otlp.send_later
+        self._mesh = Mesh(config.replay_s, config.ready_wait_s, config.accept_timeout_s, traces)
         self._admission = Admission(config.max_open_requests, config.max_buffered_bytes)
-        self._batches = _batch_runner(config)
-        app = make_app(config, self._mesh, self._admission, self.status, self._batches)
+        self._own_socket = _own_socket(config)
+        self._batches = _batch_runner(config, self._own_socket)
+        self._reports = Reports(self._report, lambda: self.link.peers)
+        app = make_app(
+            *(config, self._mesh, self._admission, self.status, self._reports, self._batches),
+            self._own_socket,
+        )
         self._runner = HttpRunner(app, config)
         hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "gateway", config.instance)
         self.link = Link(hello, self, load_keys(config.keys, "gateway"))
@@ -76,8 +94,10 @@ class GatewayService:
             REGISTRY.unregister(mesh_metrics)
             self._mesh.fail_all("the server stops")
             await self._runner.cleanup()
-            if self._batches is not None:
-                self._batches.socket.unlink(missing_ok=True)
+            if self._otlp is not None:
+                await self._otlp.close()
+            if self._own_socket is not None:
+                self._own_socket.unlink(missing_ok=True)
             await self.link.close("the gateway ends", is_planned=self._is_draining)
 
     async def drain(self) -> None:
@@ -99,6 +119,9 @@ class GatewayService:
             state, reason = State.READY, ""
         return Heartbeat(state, reason, self._admission.num_open, num_steps=0)
 
+    def _report(self) -> ServiceReport:
+        return make_report(self.link, {"open_requests": self._admission.num_open})
+
     def refusal(self, hello: Hello) -> str | None:
         return self._mesh.tokenizers.refusal(hello)
 
@@ -106,14 +129,20 @@ class GatewayService:
         self._mesh.on_up(peer)
 
     def on_message(self, peer: Peer, message: Message, arrays: list[Array]) -> None:
-        self._mesh.on_message(peer, message, arrays)
+        match message:
+            case Inquire():
+                peer.send(self._report())
+            case ServiceReport():
+                self._reports.receive(message)
+            case _:
+                self._mesh.on_message(peer, message, arrays)
 
     def on_down(self, peer: Peer, reason: str) -> None:
         self._mesh.on_down(peer, reason)
 
     async def _listen(self) -> None:
-        if self._batches is not None:
-            await self._listen_on(self._batches.socket)
+        if self._own_socket is not None:
+            await self._listen_on(self._own_socket)
         if self._config.uds is not None:
             try:
                 await self._listen_on(self._config.uds)
@@ -139,9 +168,29 @@ class GatewayService:
             self._runner.server.pre_shutdown()
 
 
-def _batch_runner(config: GatewayConfig) -> BatchRunner | None:
-    """None without a folder of batches. Raises ConfigError."""
-    if config.batch_dir is None:
+def _otlp_export(config: GatewayConfig) -> "OtlpExport | None":
+    """None without an endpoint. Raises ConfigError."""
+    if config.otlp_traces_endpoint is None:
         return None
-    socket = checked(socket_path(config.mesh_dir, "gateway", config.instance, "batches"))
+    try:
+        from services.gateway.traces.otlp import OtlpExport
+    except ImportError as error:
+        raise ConfigError(
+            "otlp-traces-endpoint needs OpenTelemetry's SDK, which shoal's extra `otel` brings:"
+            f" {error}"
+        ) from None
+    return OtlpExport(config.otlp_traces_endpoint)
+
+
+def _own_socket(config: GatewayConfig) -> Path | None:
+    """None where the gateway has nothing to ask itself. Raises ConfigError."""
+    if config.batch_dir is None and config.response_store is None:
+        return None
+    return checked(socket_path(config.mesh_dir, "gateway", config.instance, "own"))
+
+
+def _batch_runner(config: GatewayConfig, socket: Path | None) -> BatchRunner | None:
+    """None without a folder of batches. Raises ConfigError."""
+    if config.batch_dir is None or socket is None:
+        return None
     return BatchRunner(config.batch_dir, config, socket)

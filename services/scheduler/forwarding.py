@@ -4,7 +4,9 @@ import asyncio
 
 from services.scheduler.emission import Emission
 from services.scheduler.tokens_message import StepEmissions, tokens_of
+from shared.messages import SpanReport
 from shared.peer import Peer
+from shared.spans import SpanBuffer
 from shared.token_arrays import Layout
 
 
@@ -17,6 +19,7 @@ class Forwarding:
         self.peer = peer
         self._interval_s = interval_s
         self._held: list[StepEmissions] = []
+        self._spans = SpanBuffer()
         self._loop = asyncio.get_running_loop()
         self._sent_s = self._decided_s = float("-inf")
         self._is_urgent = self._is_deciding = False
@@ -26,16 +29,26 @@ class Forwarding:
         step = StepEmissions(emissions, layout)
         self._held.append(step)
         self._is_urgent |= step.is_urgent
-        if not self._is_deciding:
-            self._is_deciding = True
-            self._loop.call_soon(self._decide)  # once for everything that arrives in this turn
+        self._decide_soon()
+
+    def add_spans(self, report: SpanReport) -> None:
+        """They go out with the end that they belong to."""
+        self._spans.add(report)
+        self._is_urgent = True
+        self._decide_soon()
 
     def flush(self) -> None:
         held = self.drop()
-        if held:
-            tokens, arrays = tokens_of(held)
+        if held or self._spans:
+            tokens, arrays = tokens_of(held, self._spans.take())
             self._sent_s = self._loop.time()
             self.peer.send(tokens, *arrays)
+
+    def _decide_soon(self) -> None:
+        """Once for everything that arrives in this turn."""
+        if not self._is_deciding:
+            self._is_deciding = True
+            self._loop.call_soon(self._decide)
 
     def _decide(self) -> None:
         self._is_deciding = False

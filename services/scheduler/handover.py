@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from services.scheduler.obstacles import Obstacle
 from services.scheduler.queues import Queues
 from services.scheduler.sequence import Sequence
 from services.scheduler.worker_state import WorkerState
@@ -23,15 +24,31 @@ class Handover:
         self._workers = workers
         self._sequences = sequences
         self._queues = queues
+        self._leaving: dict[str, WorkerState] = {}
+
+    @property
+    def is_under_way(self) -> bool:
+        return bool(self._leaving)
+
+    def begin(self, worker: WorkerState) -> None:
+        """``worker`` leaves; a second call says that it has no time left."""
+        worker.releases_all = worker.is_leaving
+        worker.is_leaving, worker.admits = True, False
+        self._leaving[worker.worker_id] = worker
+        self.run()
+
+    def end(self, worker_id: str) -> None:
+        """The worker has left. Ignored for one that handed nothing over."""
+        self._leaving.pop(worker_id, None)
 
     def run(self) -> None:
-        for worker in self._workers.values():
+        for worker in self._leaving.values():
             while worker.may_hand_over and (
                 worker.releases_all or not self._stands_still(worker.handed_over)
             ):
                 sequence = worker.handed_over = worker.oldest
                 worker.remove(sequence)
-                self._queues.put(sequence)
+                self._queues.put_back(sequence, Obstacle.HANDED_OVER)
 
     def _stands_still(self, sequence: Sequence | None) -> bool:
         """Whether a sequence that was handed over is still to be computed as far as it was, and

@@ -56,7 +56,7 @@ class Intake:
 
     def _check(self, generate: Generate, prompt: np.ndarray, emitted: np.ndarray) -> None:
         """Passes everything without workers: the core refuses it then."""
-        capacities = [worker.capacity for worker in self._core.workers.values()]
+        capacities = self._core.capacities
         if capacities:
             vocab_size = max(each.vocab_size for each in capacities)
             max_model_len = max(each.max_model_len for each in capacities)

@@ -4,8 +4,9 @@ import time
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from services.scheduler.recent_steps import RecentSteps
 from services.scheduler.scheduler import Planned, Scheduler
-from shared.messages import Overview, RunKind, StepResult, TokenRun
+from shared.messages import Overview, RunKind, Stats, StepResult, TokenRun
 
 RUNNING = Gauge("vllm:num_requests_running", "Sequences that have a slot")
 WAITING = Gauge("vllm:num_requests_waiting", "Sequences that wait for a slot")
@@ -97,6 +98,16 @@ class CoreMetrics:
         PREFIX_HITS.inc(self._core.num_prefix_hits - self._num_prefix_hits)
         self._num_prefix_hits = self._core.num_prefix_hits
 
+    def stats(self) -> Stats:
+        """Returns what a report says of the scheduler."""
+        return {
+            "waiting": len(self._core.queues),
+            "running": self._num_running,
+            "preemptions": self._core.planner.num_preemptions,
+            "prefix_queries": self._core.num_prefix_queries,
+            "prefix_hits": self._core.num_prefix_hits,
+        }
+
     def overview(self, scheduler: str) -> Overview:
         return Overview(
             scheduler,
@@ -105,6 +116,7 @@ class CoreMetrics:
             len(self._core.queues),
             self._num_blocks,
             self._num_free,
+            sum(each.capacity.max_num_seqs for each in self._core.workers.values()),
         )
 
     @property
@@ -140,6 +152,7 @@ class StepMetrics:
     def __init__(self, core: Scheduler) -> None:
         self._core = core
         self._since_s: dict[str, float] = {}  # the oldest plan in flight is due
+        self._recent: dict[str, RecentSteps] = {}
         STEP_AGE.set_function(lambda: self._age_s(time.monotonic()))
 
     def begin(self, worker_id: str, planned: Planned, started_s: float, planned_s: float) -> None:
@@ -160,10 +173,32 @@ class StepMetrics:
         self._since_s[worker_id] = now_s
         STEP_SECONDS.observe(result.step_s)
         runs = [row.run for row in result.rows]
-        _count_drafts([run for run in runs if run.num_drafts and run.kind == RunKind.OUTPUT])
+        output = [run for run in runs if run.kind == RunKind.OUTPUT]
+        drafted = [run for run in output if run.num_drafts]
+        _count_drafts(drafted)
+        recent = self._recent.setdefault(worker_id, RecentSteps(now_s))
+        recent.note(sum(run.num_tokens for run in output), result.step_s, now_s)
+        recent.num_drafted += sum(run.num_drafts for run in drafted)
+        recent.num_accepted += sum(run.num_accepted for run in drafted)
+
+    def stats(self, worker_id: str, now_s: float) -> Stats:
+        """Returns what a report says of a worker."""
+        worker = self._core.workers[worker_id]
+        recent = self._recent.setdefault(worker_id, RecentSteps(now_s))
+        return {
+            "slots_used": len(worker.running),
+            "slots": worker.capacity.max_num_seqs,
+            "kv_blocks_used": worker.pool.num_blocks - worker.pool.num_free,
+            "kv_blocks": worker.pool.num_blocks,
+            "tokens_per_s": recent.tokens_per_s(now_s),
+            "step_ms": 1000 * recent.step_s(now_s),
+            "drafted": recent.num_drafted,
+            "accepted": recent.num_accepted,
+        }
 
     def forget(self, worker_id: str) -> None:
         self._since_s.pop(worker_id, None)
+        self._recent.pop(worker_id, None)
         DRAFT_DEPTH.remove(worker_id)
 
     def _age_s(self, now_s: float) -> float:

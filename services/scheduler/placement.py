@@ -1,20 +1,26 @@
 """Chooses the worker that a waiting sequence goes to. Pure."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from math import ceil
 
 from services.scheduler.sequence import Sequence
 from services.scheduler.worker_state import WorkerState
 
 MAX_LAG_STEPS = 4
+MIN_COMPARED = 32
+"""A worker is compared with so many others, or up to twice as many: a sequence must not cost more
+where there are more workers, and the best of so many, others each time, is nearly the best of all.
+"""
+MAX_CHANCE = 0.25  # of a sequence: how far the mean of those may be off
 SEQUENCE_TOKENS = 64
 """How many tokens of prompt a running sequence counts for, since it slows down every step of those
 beside it: with a prefix of 1000 cached tokens a worker is chosen until it runs some 15 sequences
 more than the others. Chosen, not measured."""
 
 
-def may_run_on(worker: WorkerState, workers: Iterable[WorkerState], sequence: Sequence) -> bool:
-    """Whether ``sequence`` fits ``worker``, and may be risked on it.
+def may_run_on(worker: WorkerState, proven: Iterable[WorkerState], sequence: Sequence) -> bool:
+    """Whether ``sequence`` fits ``worker``, and may be risked on it. ``proven`` are those that have
+    finished their first steps.
 
     A worker that has not finished its first steps may be broken. While another one that has could
     run the sequence, it gets one at a time, and none that has lost a worker before: one bad worker
@@ -22,47 +28,128 @@ def may_run_on(worker: WorkerState, workers: Iterable[WorkerState], sequence: Se
     """
     if not worker.fits(sequence):
         return False
-    if worker.is_proven or not any(
-        each.is_proven and each.admits and each.fits(sequence) for each in workers
-    ):
+    if worker.is_proven or not any(each.admits and each.fits(sequence) for each in proven):
         return True
-    is_free = not any(each.has_credit for each in worker.running.values())
-    return is_free and not sequence.num_worker_deaths
+    return _is_free(worker) and not sequence.num_worker_deaths
+
+
+def is_held_back(worker: WorkerState, proven: Iterable[WorkerState]) -> bool:
+    """Whether ``may_run_on`` is false of every sequence, known without a look at any: another
+    worker, just as large, has finished its first steps."""
+    return (
+        not worker.is_proven
+        and not _is_free(worker)
+        and any(each.admits and each.capacity == worker.capacity for each in proven)
+    )
+
+
+def _is_free(worker: WorkerState) -> bool:
+    return not any(each.has_credit for each in worker.running.values())
+
+
+def others_to_compare(
+    worker: WorkerState,
+    workers: Mapping[str, WorkerState],
+    sequence: Sequence,
+    holders: Mapping[bytes, str],
+    num_absorbed: int,
+) -> list[WorkerState]:
+    """Returns the workers beside ``worker`` that ``sequence`` may go to: all, or where these are
+    many, each of the same distance from the one before, others each time, and the one that has
+    the most of its prefix cached. ``holders`` names one for each block."""
+    others = [each for each in workers.values() if each is not worker]
+    distance = len(others) // MIN_COMPARED
+    if distance < 2:
+        return others
+    compared = others[num_absorbed % distance :: distance]
+    holder = workers.get(_holder_of(sequence, worker.capacity.block_size, holders))
+    if holder is not None and holder is not worker and holder not in compared:
+        compared.append(holder)
+    return compared
+
+
+def _holder_of(sequence: Sequence, block_size: int, holders: Mapping[bytes, str]) -> str:
+    """Returns the name of one that has as much of the prefix cached as any, or an empty one."""
+    found = ""
+    for number in range(sequence.max_cached // block_size):
+        holder = holders.get(sequence.block_hash(number, block_size))
+        if holder is None:
+            break
+        found = holder
+    return found
 
 
 def is_best_worker(
     worker: WorkerState,
-    workers: Iterable[WorkerState],
+    others: list[WorkerState],
     sequence: Sequence,
+    num_workers: int,
     num_waiting: int,
     num_absorbed: int,
     can_start: Callable[[WorkerState], bool],
 ) -> bool:
-    """Whether ``worker`` is the best one for ``sequence`` of the workers that ``can_start`` it.
+    """Whether ``worker`` is the best one for ``sequence`` of itself and those of ``others`` that
+    ``can_start`` it.
 
     Where all have equally much of the prompt cached, it is if it runs fewer sequences than its
-    share of all that run and wait. Otherwise, if no other would be done with the prompt sooner:
-    none has a higher number of cached tokens less load.
+    share of all that run and wait, with ``others`` standing for all of ``num_workers``. Otherwise,
+    if no other would be done with the prompt sooner: none has a higher number of cached tokens
+    less load.
+    """
+    rivals = candidates(others, num_workers, num_absorbed, can_start)
+    if not rivals:
+        return True
+    num_cached = worker.num_cached(sequence)
+    cached = [each.num_cached(sequence) for each in rivals]
+    if set(cached) == {num_cached}:
+        scale = _scale(others, num_workers)
+        return len(worker.running) < _share([worker, *rivals], num_waiting, scale)
+    score = num_cached - _load(worker)
+    return not any(_is_above(score, *each) for each in zip(rivals, cached, strict=True))
+
+
+def candidates(
+    others: list[WorkerState],
+    num_workers: int,
+    num_absorbed: int,
+    can_start: Callable[[WorkerState], bool],
+) -> list[WorkerState]:
+    """Returns those of ``others`` that ``can_start`` a sequence soon.
 
     A worker whose plan has been in flight while each of the others finished ``MAX_LAG_STEPS`` of
     theirs is left out: it may hang, or be busy with a long prompt. ``num_absorbed`` counts the
     results of all workers.
     """
-    others = [each for each in workers if each is not worker and each.admits]
-    max_lag = MAX_LAG_STEPS * len(others)
-    candidates = [worker]
-    for other in others:
-        is_late = bool(other.in_flight) and num_absorbed - other.in_flight_since > max_lag
-        if not is_late and can_start(other):
-            candidates.append(other)
-    if len(candidates) == 1:
-        return True
-    cached = [each.num_cached(sequence) for each in candidates]
-    if len(set(cached)) == 1:
-        num_running = sum(len(each.running) for each in candidates)
-        return len(worker.running) < ceil((num_running + num_waiting) / len(candidates))
-    scores = [num - _load(each) for num, each in zip(cached, candidates, strict=True)]
-    return scores[0] == max(scores)
+    admitting = [each for each in others if each.admits]
+    max_lag = MAX_LAG_STEPS * len(admitting) * _scale(others, num_workers)
+    return [
+        each
+        for each in admitting
+        if not (each.in_flight and num_absorbed - each.in_flight_since > max_lag)
+        and can_start(each)
+    ]
+
+
+def _scale(others: list[WorkerState], num_workers: int) -> float:
+    """How many workers each of ``others`` stands for."""
+    return (num_workers - 1) / len(others) if others else 1.0
+
+
+def _share(candidates: list[WorkerState], num_waiting: int, scale: float) -> int:
+    """How many sequences the first one may run: the mean, where each other stands for ``scale``
+    workers. It is not rounded up where that may be chance, but those that run the fewest may run
+    one more."""
+    own, *others = [len(each.running) for each in candidates]
+    mean = (own + scale * sum(others) + num_waiting) / (1 + scale * len(others))
+    chance = MAX_CHANCE if scale > 1 else 0.0
+    return max(1 + min(own, *others), ceil(mean - chance))
+
+
+def _is_above(score: int, worker: WorkerState, num_cached: int) -> bool:
+    """Whether ``worker`` has a higher one; what all its sequences lack is counted only where that
+    decides."""
+    most = num_cached - SEQUENCE_TOKENS * len(worker.running)
+    return most > score and num_cached - _load(worker) > score
 
 
 def _load(worker: WorkerState) -> int:

@@ -81,6 +81,7 @@ class PlanBuilder:
                 sequence.params,
                 list(allocation.blocks),  # they grow while the plan may lie unread
                 sequence.num_prompt_scored,
+                sequence.is_traced,
             )
         )
 

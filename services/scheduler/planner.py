@@ -9,6 +9,9 @@ back and waits again with all it has emitted.
 **Credit.** A sequence without credit is not computed. When another one needs its slot or its
 blocks it is preempted first.
 
+**Priority.** Where the first that waits has no room on any worker, sequences of a later priority
+that stand behind it are preempted for it.
+
 **Speculation.** A plan has the drafts verified that the plan before it had made, so a sequence gets
 at least one id and at most one more than it has drafts. Blocks are reserved for all that may come;
 the result sets right what is expected.
@@ -16,7 +19,7 @@ the result sets right what is expected.
 **Running ahead.** A plan may be made before the result of the last one is there: a sequence that
 samples is expected to know at least one id more then, whichever it is. If it ends instead, the
 worker passes over it. While plans are in flight, no sequence with credit is preempted or handed
-over, and none is computed alone: these plans run first.
+over, and none is computed alone: these plans run first, and none is sent ahead of its time.
 
 **Isolation.** An isolated sequence is computed alone, in turns with all others.
 
@@ -26,10 +29,17 @@ over, and none is computed alone: these plans run first.
 from collections.abc import Mapping
 from functools import partial
 
-from services.scheduler.placement import is_best_worker, may_run_on
+from services.scheduler.obstacles import Obstacle
+from services.scheduler.placement import (
+    candidates,
+    is_best_worker,
+    is_held_back,
+    may_run_on,
+    others_to_compare,
+)
 from services.scheduler.plan_builder import PlanBuilder
 from services.scheduler.prefills import PrefillLimits, Prefills
-from services.scheduler.queues import Queues, WaitingQueue
+from services.scheduler.queues import NUM_LOOKED_AT, Queues, WaitingQueue
 from services.scheduler.sequence import Sequence
 from services.scheduler.worker_state import WorkerState
 
@@ -37,7 +47,8 @@ from services.scheduler.worker_state import WorkerState
 class Planner:
     """Makes plans for ``workers``, and moves sequences between them and ``queues`` as it does.
 
-    Up to ``pipeline_depth`` plans of a worker are in flight at once.
+    Up to ``pipeline_depth`` plans of a worker are in flight at once. ``obstacle`` is what the first
+    that waited after the last plan waits for.
     """
 
     def __init__(
@@ -46,35 +57,47 @@ class Planner:
         queues: Queues,
         pipeline_depth: int,
         prefill_limits: PrefillLimits,
+        holders: Mapping[bytes, str],
     ) -> None:
-        self.num_preemptions = 0
+        self.num_preemptions = self.num_admitted = self.num_tries = 0
+        self.obstacle = Obstacle.PLANS_IN_FLIGHT
         self._workers = workers
         self._queues = queues
         self._pipeline_depth = pipeline_depth
         self._prefill_limits = prefill_limits
+        self._holders = holders
+        self._proven: dict[str, WorkerState] = {}
 
     def next_plan(self, worker: WorkerState, num_absorbed: int) -> PlanBuilder | None:
-        """Returns None while enough plans are in flight or where there is nothing to do.
+        """Returns None where a worker in need may not run ahead or there is nothing to do.
 
         ``num_absorbed`` counts the results of all workers.
         """
-        if worker.in_flight and not self._may_run_ahead(worker):
+        if worker.in_flight and not self._may_run_ahead(worker, num_absorbed):
             return None
         builder = self._plan_in_turn(worker, num_absorbed)
         return None if builder.is_empty else builder
 
-    def _may_run_ahead(self, worker: WorkerState) -> bool:
+    def _may_run_ahead(self, worker: WorkerState, num_absorbed: int) -> bool:
         return (
-            self._is_in_need(worker)
-            and not worker.is_leaving
+            not worker.is_leaving
             and self._first_isolated(worker) is None
             and not worker.is_short_of_blocks
+            and self._inferior(worker, num_absorbed) is None
         )
 
-    def _is_in_need(self, worker: WorkerState) -> bool:
-        """Whether a worker with plans in flight shall have another one. Where steps are short it
-        has twice as many, as long as none of them computes prompts: those that come wait for what
-        is in flight."""
+    def note_proven(self, worker: WorkerState) -> None:
+        """``worker`` has finished its first steps."""
+        self._proven[worker.worker_id] = worker
+
+    def forget(self, worker_id: str) -> None:
+        """The worker is lost."""
+        self._proven.pop(worker_id, None)
+
+    def is_in_need(self, worker: WorkerState) -> bool:
+        """Whether a worker shall have another plan in flight, which its results alone change. Where
+        steps are short it has twice as many, as long as none of them computes prompts: those that
+        come wait for what is in flight."""
         num, depth = len(worker.in_flight), self._pipeline_depth
         if num < depth or depth == 1:
             return num < depth
@@ -99,12 +122,12 @@ class Planner:
         return self._first_for(worker, self._queues.isolated)
 
     def _first_for(self, worker: WorkerState, queue: WaitingQueue) -> Sequence | None:
-        if not worker.admits:
+        if not worker.admits or is_held_back(worker, self._proven.values()):
             return None
         return queue.first_where(partial(self._may_run_on, worker))
 
     def _may_run_on(self, worker: WorkerState, sequence: Sequence) -> bool:
-        return may_run_on(worker, self._workers.values(), sequence)
+        return may_run_on(worker, self._proven.values(), sequence)
 
     def _plan_batch(self, worker: WorkerState, num_absorbed: int) -> PlanBuilder:
         """Computes all that are not isolated, and admits more if none lacks blocks."""
@@ -112,11 +135,13 @@ class Planner:
         extensions = self._reserve(worker)
         is_short_of_blocks = self.num_preemptions > num_preemptions
         if not is_short_of_blocks:
-            self._make_room(worker)
+            self._make_room(worker, num_absorbed)
         builder = worker.begin_plan()
         prompts: list[Sequence] = []
         decoding: list[Sequence] = []
         for sequence, blocks in extensions:
+            if sequence.allocation is None:
+                continue  # it has made room
             builder.extend(sequence, blocks)
             (prompts if sequence.num_to_compute > 1 else decoding).append(sequence)
         builder.share_budget(len(decoding))
@@ -124,23 +149,26 @@ class Planner:
             builder.compute(sequence, builder.budget)
         prefills = Prefills(self._prefill_limits, worker, builder)
         prefills.add(prompts)
-        if not is_short_of_blocks:
-            self._admit(worker, builder, prefills, num_absorbed)
+        if is_short_of_blocks:
+            self.obstacle = Obstacle.KV_BLOCKS
+        else:
+            self.obstacle = self._admit(worker, builder, prefills, num_absorbed)
         prefills.finish()
         return builder
 
     def _plan_isolated(self, worker: WorkerState, isolated: Sequence) -> PlanBuilder:
         """Computes one isolated sequence alone; others are preempted until it has room."""
+        self.obstacle = Obstacle.ISOLATED
         if isolated.allocation is None:
             while not worker.has_room_for(isolated):
-                self.preempt(worker)
+                self.preempt(worker, Obstacle.ISOLATED)
             builder = worker.begin_plan()
             self._queues.isolated.try_remove(isolated)
             worker.allocate(isolated)
             builder.admit(isolated)
         else:
             while (blocks := worker.try_extend(isolated)) is None:
-                self.preempt(worker, spared=isolated)
+                self.preempt(worker, Obstacle.ISOLATED, spared=isolated)
             builder = worker.begin_plan()
             builder.extend(isolated, blocks)
         builder.compute(isolated, builder.budget)
@@ -159,56 +187,146 @@ class Planner:
                 self.preempt(worker)
         return extensions
 
-    def _make_room(self, worker: WorkerState) -> None:
-        """Preempts sequences without credit until the first in the waiting queue has room."""
+    def _make_room(self, worker: WorkerState, num_absorbed: int) -> None:
+        """Preempts sequences without credit, and those of a later priority, until the first in the
+        waiting queue has room."""
         first = self._first_for(worker, self._queues.waiting)
         if first is None:
             return
-        while not worker.has_room_for(first) and worker.has_paused:
+        while worker.has_paused and not worker.has_room_for(first):
             self.preempt(worker)
+        while not worker.in_flight and (inferior := self._inferior(worker, num_absorbed)):
+            self._take_slot(worker, inferior, Obstacle.PRIORITY)
+
+    def _inferior(self, worker: WorkerState, num_absorbed: int) -> Sequence | None:
+        """Returns the youngest sequence of ``worker`` whose room one that waits shall have, because
+        it is of an earlier priority, stands before it and finds room nowhere."""
+        first = self._superior(worker)
+        if first is None or worker.has_room_for(first):
+            return None
+        inferiors = [
+            each
+            for each in worker.running.values()
+            if each.priority > first.priority and each.order > first.order and not each.is_isolated
+        ]
+        if not inferiors or not worker.has_room_without(inferiors, first):
+            return None
+        others = others_to_compare(worker, self._workers, first, self._holders, num_absorbed)
+        can_start = partial(self._can_start, first)
+        if candidates(others, len(self._workers), num_absorbed, can_start):
+            return None
+        return max(inferiors, key=lambda each: each.order)
+
+    def _superior(self, worker: WorkerState) -> Sequence | None:
+        """Returns the first that waits and stands before one that runs on ``worker``, of those that
+        would begin there if they had room."""
+        youngest = max((each.order for each in worker.running.values()), default=None)
+        first = self._queues.waiting.first_where(lambda _: True)
+        if youngest is None or first is None or first.order > youngest or not worker.admits:
+            return None
+        unfinished = {
+            each.prompt_key for each in worker.running.values() if each.num_to_compute > 1
+        }
+        return self._queues.waiting.first_where(
+            lambda each: (
+                each.order < youngest
+                and each.prompt_key not in unfinished
+                and self._may_run_on(worker, each)
+                and self._prefill_limits.has_room_for(each, worker)
+            )
+        )
 
     def _admit(
         self, worker: WorkerState, builder: PlanBuilder, prefills: Prefills, num_absorbed: int
-    ) -> None:
-        """Admits waiting sequences, in order, as far as slots, blocks and the budget go.
+    ) -> Obstacle:
+        """Admits waiting sequences, in order, as far as slots, blocks and the budget go. Returns
+        what keeps the first of those that are left.
 
         Passed over are further choices of a prompt whose blocks this plan fills: in the next plan
-        they find these in the prefix cache.
+        they find these in the prefix cache. A plan that passed over all that it looked at has the
+        next one look at those behind them, too.
         """
         waiting = self._queues.waiting
+        if not waiting:
+            return Obstacle.PLANS_IN_FLIGHT
+        if is_held_back(worker, self._proven.values()):
+            return Obstacle.PROBATION
         filling_blocks = [*worker.filling_blocks(builder.plan), *prefills.longs]
         prompts = {each.prompt_key for each in filling_blocks}
+        self.num_tries += 1
+        admissible = waiting.each_where(
+            lambda each: not self._passes_over(worker, prefills, prompts, each), worker.next_look
+        )
+        next_look, worker.next_look = max(worker.next_look, NUM_LOOKED_AT) + NUM_LOOKED_AT, 0
         while worker.admits and not prefills.is_full:
-            first = waiting.first_where(
-                lambda each: (
-                    each.prompt_key not in prompts
-                    and self._may_run_on(worker, each)
-                    and prefills.may_admit(each)
-                )
-            )
-            if first is None or not prefills.has_room_for(first) or not worker.has_room_for(first):
-                return
-            workers, can_start = self._workers.values(), partial(self._can_start, first)
-            if not is_best_worker(worker, workers, first, len(waiting), num_absorbed, can_start):
-                return
+            first = next(admissible, None)
+            if first is None:
+                worker.next_look = next_look if next_look < len(waiting) else 0
+                passed_over = waiting.first_where(lambda each: each.obstacle is not None)
+                return (passed_over and passed_over.obstacle) or Obstacle.PLANS_IN_FLIGHT
+            if not prefills.has_room_for(first):
+                return Obstacle.PARTIAL_PREFILLS
+            if not worker.has_room_for(first):
+                return Obstacle.KV_BLOCKS if worker.num_free_slots > 0 else Obstacle.SLOTS
+            if not self._is_best(worker, first, num_absorbed):
+                return Obstacle.PLACEMENT
             waiting.try_remove(first)
             worker.allocate(first)
             prefills.admit(first)
+            self.num_admitted += 1
             if worker.num_to_index(first) > 0 or first in prefills.longs:
                 prompts.add(first.prompt_key)
+        return Obstacle.STEP_BUDGET if worker.admits else Obstacle.NO_WORKER
+
+    def _is_best(self, worker: WorkerState, first: Sequence, num_absorbed: int) -> bool:
+        others = others_to_compare(worker, self._workers, first, self._holders, num_absorbed)
+        can_start = partial(self._can_start, first)
+        num_workers, num_waiting = len(self._workers), len(self._queues.waiting)
+        return is_best_worker(
+            worker, others, first, num_workers, num_waiting, num_absorbed, can_start
+        )
+
+    def _passes_over(
+        self,
+        worker: WorkerState,
+        prefills: Prefills,
+        prompts: set[tuple[str, int]],
+        sequence: Sequence,
+    ) -> bool:
+        """Whether others may be admitted before ``sequence``, which learns why."""
+        if prompts and sequence.prompt_key in prompts:
+            obstacle = Obstacle.PREFIX
+        elif not self._may_run_on(worker, sequence):
+            obstacle = Obstacle.PROBATION
+        elif not prefills.may_admit(sequence):
+            obstacle = Obstacle.LONG_PREFILLS
+        else:
+            return False
+        sequence.obstacle = obstacle
+        sequence.num_passed_over += 1
+        return True
 
     def _can_start(self, sequence: Sequence, worker: WorkerState) -> bool:
         return (
-            self._may_run_on(worker, sequence)
-            and worker.has_room_for(sequence)
+            worker.has_room_for(sequence)
             and self._prefill_limits.has_room_for(sequence, worker)
+            and self._may_run_on(worker, sequence)
         )
 
-    def preempt(self, worker: WorkerState, spared: Sequence | None = None) -> None:
-        """Takes slot and blocks from a sequence without credit, else from the youngest."""
+    def preempt(
+        self,
+        worker: WorkerState,
+        why: Obstacle = Obstacle.KV_BLOCKS,
+        spared: Sequence | None = None,
+    ) -> None:
+        """Takes slot and blocks from a sequence without credit, else, because of ``why``, from the
+        youngest."""
         others = [each for each in worker.running.values() if each is not spared]
         sequence = max(others, key=lambda each: (not each.has_credit, each.order))
+        self._take_slot(worker, sequence, why)
+
+    def _take_slot(self, worker: WorkerState, sequence: Sequence, why: Obstacle) -> None:
         worker.remove(sequence)
-        self._queues.put(sequence)
+        self._queues.put_back(sequence, why if sequence.has_credit else Obstacle.CREDIT)
         sequence.num_preemptions += 1
         self.num_preemptions += 1

@@ -34,8 +34,10 @@ class PrefillLimits:
     def has_room_for(self, sequence: Sequence, worker: WorkerState) -> bool:
         """Whether ``sequence`` is not long on ``worker``, or another long one may run there."""
         threshold = self.threshold(worker)
-        num_long = sum(each.num_to_compute > threshold for each in worker.running.values())
         num_tokens = sequence.num_to_compute - threshold
+        if num_tokens <= 0:
+            return True
+        num_long = sum(each.num_to_compute > threshold for each in worker.running.values())
         return num_long < self.max_long or worker.has_cached(sequence, num_tokens)
 
 

@@ -29,9 +29,12 @@ class BlockHashes:
 
 
 class PrefixIndex:
-    """Maps block hashes to blocks, one to one."""
+    """Maps block hashes to blocks, one to one. ``holders``, which all workers' indices share, names
+    for each hash the worker that was the last to add it, and none once that has dropped it."""
 
-    def __init__(self) -> None:
+    def __init__(self, worker_id: str, holders: dict[bytes, str]) -> None:
+        self._worker_id = worker_id
+        self._holders = holders
         self._blocks: dict[bytes, int] = {}
         self._hashes: dict[int, bytes] = {}
 
@@ -52,16 +55,24 @@ class PrefixIndex:
         if block_hash not in self._blocks:
             self._blocks[block_hash] = block
             self._hashes[block] = block_hash
+            self._holders[block_hash] = self._worker_id
 
     def drop(self, block: int) -> None:
         """Ignored for a block that is not here."""
         block_hash = self._hashes.pop(block, None)
         if block_hash is not None:
             del self._blocks[block_hash]
+            self._forget(block_hash)
 
     def clear(self) -> None:
+        for block_hash in self._blocks:
+            self._forget(block_hash)
         self._blocks.clear()
         self._hashes.clear()
+
+    def _forget(self, block_hash: bytes) -> None:
+        if self._holders.get(block_hash) == self._worker_id:
+            del self._holders[block_hash]
 
 
 def _digest(content: bytes) -> bytes:

@@ -2,9 +2,14 @@
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
-from itertools import chain
+from itertools import chain, islice
 
+from services.scheduler.obstacles import Obstacle
 from services.scheduler.sequence import Sequence
+
+NUM_LOOKED_AT = 256
+"""How many of the first sequences of a queue a plan looks at, and how many of the others: each
+takes one or two microseconds, so that a plan must not look at all of a long queue."""
 
 
 class WaitingQueue:
@@ -21,7 +26,23 @@ class WaitingQueue:
         return iter(self._sequences[:])
 
     def first_where(self, condition: Callable[[Sequence], bool]) -> Sequence | None:
-        return next(filter(condition, self._sequences), None)
+        """Returns the first of the first ``NUM_LOOKED_AT`` that meets ``condition``."""
+        return next(filter(condition, islice(self._sequences, NUM_LOOKED_AT)), None)
+
+    def each_where(self, condition: Callable[[Sequence], bool], start: int) -> Iterator[Sequence]:
+        """Yields those of the first ``NUM_LOOKED_AT`` that meet ``condition``, then of as many from
+        ``start`` on. Each may be removed before the next is asked for."""
+        for index in (0, max(start, NUM_LOOKED_AT)):
+            end = index + NUM_LOOKED_AT
+            while index < min(end, len(self._sequences)):
+                sequence = self._sequences[index]
+                if condition(sequence):
+                    yield sequence
+                if index < len(self._sequences) and self._sequences[index] is sequence:
+                    index += 1
+
+    def num_before(self, sequence: Sequence) -> int:
+        return bisect_left(self._sequences, sequence.order, key=_order)
 
     def add(self, sequence: Sequence) -> None:
         insort(self._sequences, sequence, key=_order)
@@ -39,13 +60,15 @@ class Queues:
     """Holds every sequence without a slot in the one queue that its state calls for.
 
     ``paused``: it has no credit, so it is not computed; ``isolated``: a worker died under it, so it
-    is computed alone; ``waiting``: all others.
+    is computed alone; ``waiting``: all others. ``returned`` collects the traced ones that had a
+    slot, with why they wait again.
     """
 
     def __init__(self) -> None:
         self.waiting = WaitingQueue()
         self.isolated = WaitingQueue()
         self.paused = WaitingQueue()
+        self.returned: list[tuple[Sequence, Obstacle]] = []
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.isolated) + len(self.paused)
@@ -65,6 +88,13 @@ class Queues:
             self.isolated.add(sequence)
         else:
             self.waiting.add(sequence)
+
+    def put_back(self, sequence: Sequence, why: Obstacle) -> None:
+        """Takes a sequence that had a slot."""
+        self.put(sequence)
+        sequence.num_passed_over, sequence.obstacle = 0, None
+        if sequence.is_traced:
+            self.returned.append((sequence, why))
 
     def remove(self, sequence: Sequence) -> None:
         for queue in (self.waiting, self.isolated, self.paused):

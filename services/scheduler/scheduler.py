@@ -11,8 +11,8 @@ over only as long as others with long prompts are being computed, which end.
 needs its slot or its blocks; it waits apart until it has credit again.
 
 **Isolation.** When a worker dies, each sequence that a plan in flight computed may be the reason.
-From then on it is computed alone until it has emitted a token. A worker that has not finished its
-first steps may be the reason itself (``placement.may_run_on``).
+From then on it is computed alone until it has emitted a token, in another cell too. A worker that
+has not finished its first steps may be the reason itself (``placement.may_run_on``).
 
 **Prefixes.** Full blocks may be shared as soon as the plan that fills them is sent, or, where it
 decodes, when its result is there.
@@ -26,6 +26,7 @@ import numpy as np
 from services.scheduler.emission import Emission, apply_result
 from services.scheduler.handover import Handover
 from services.scheduler.limits import LacksBlocks, check_length
+from services.scheduler.obstacles import Obstacle
 from services.scheduler.planner import Planner
 from services.scheduler.prefills import PrefillLimits
 from services.scheduler.queues import Queues
@@ -41,6 +42,7 @@ from shared.errors import (
     Unavailable,
 )
 from shared.messages import (
+    MAX_TRACED,
     Capacity,
     Generate,
     Grant,
@@ -85,10 +87,15 @@ class Scheduler:
         self.workers: dict[str, WorkerState] = {}
         self.sequences: dict[tuple[str, int], Sequence] = {}
         self.queues = Queues()
-        self.planner = Planner(self.workers, self.queues, pipeline_depth, prefill_limits)
+        self._holders: dict[bytes, str] = {}  # of the prefix cache's blocks
+        self.planner = Planner(
+            self.workers, self.queues, pipeline_depth, prefill_limits, self._holders
+        )
         self.num_requeues = 0  # after the death of their worker
         self.num_prefix_queries = self.num_prefix_hits = 0  # tokens of prompts admitted first
+        self.capacities: list[Capacity] = []  # that workers have, each once
         self._handover = Handover(self.workers, self.sequences, self.queues)
+        self._in_need: dict[str, None] = {}
         self._priority_step_s = priority_step_s
         self._caches_prefixes = caches_prefixes
         self._num_added = self._num_absorbed = 0
@@ -97,9 +104,16 @@ class Scheduler:
 
     # --- workers --------------------------------------------------------------------------------
 
-    def add_worker(self, worker_id: str, capacity: Capacity) -> None:
-        worker = WorkerState(worker_id, capacity, self._caches_prefixes)
+    def add_worker(self, worker_id: str, capacity: Capacity, num_finished: int = 0) -> None:
+        """One that has finished ``num_finished`` steps elsewhere."""
+        worker = WorkerState(
+            worker_id, capacity, self._caches_prefixes, self._holders, num_finished
+        )
         self.workers[worker_id] = worker
+        if worker.is_proven:
+            self.planner.note_proven(worker)
+        self._in_need[worker_id] = None
+        self._note_capacities()
         for sequence in list(filter(worker.fits, self._unservable)):
             del self._unservable[sequence]
 
@@ -112,6 +126,11 @@ class Scheduler:
         where a step of it has not ended.
         """
         worker = self.workers.pop(worker_id)
+        self._in_need.pop(worker_id, None)
+        worker.index.clear()
+        self.planner.forget(worker_id)
+        self._handover.end(worker_id)
+        self._note_capacities()
         computed = worker.computed_slots()
         refusals = []
         for slot, sequence in list(worker.running.items()):
@@ -120,7 +139,7 @@ class Scheduler:
                 text = f"{sequence.num_worker_deaths} workers died while they ran this request"
                 refusals.append(self._refusal(sequence, InternalError(text, code=WORKER_DIED)))
             else:
-                self.queues.put(sequence)
+                self.queues.put_back(sequence, Obstacle.WORKER_LOST)
                 self.num_requeues += 1
         self._note_unservable(now_s)
         self._handover.run()
@@ -129,10 +148,7 @@ class Scheduler:
     def release_worker(self, worker_id: str) -> None:
         """The worker leaves before its sequences have ended: they go to others, one at a time; the
         second call hands over all that are left."""
-        worker = self.workers[worker_id]
-        worker.releases_all = worker.is_leaving
-        worker.is_leaving, worker.admits = True, False
-        self._handover.run()
+        self._handover.begin(self.workers[worker_id])
 
     def reset_prefix_cache(self) -> None:
         """New sequences compute their whole prompt. Running ones keep their blocks."""
@@ -165,7 +181,11 @@ class Scheduler:
                 emitted[start:end].tolist(),
                 now_s,
                 generate.cache_salt,
+                generate.priority,
                 num_prompt_scored=new.num_prompt_scored,
+                is_traced=generate.is_traced and new.choice < MAX_TRACED,
+                is_isolated=generate.num_worker_deaths > 0,
+                num_worker_deaths=generate.num_worker_deaths,
             )
             self._num_added += 1
             self.sequences[sequence.key] = sequence
@@ -178,7 +198,7 @@ class Scheduler:
             sequence.grant(grant)
             self.queues.resume(sequence)
 
-    def cancel(self, key: tuple[str, int]) -> None:
+    def cancel(self, key: tuple[str, int], reason: str = "cancelled") -> None:
         """Forgets the sequence; its slot and blocks are free when no plan in flight names them."""
         sequence = self.sequences.get(key)
         if sequence is None:
@@ -187,7 +207,7 @@ class Scheduler:
             self.queues.remove(sequence)
         else:
             self.workers[sequence.allocation.worker_id].remove(sequence)
-        self._end(sequence, "cancelled")
+        self._end(sequence, reason)
         self._handover.run()
 
     def cancel_route(self, route: int) -> None:
@@ -209,6 +229,23 @@ class Scheduler:
         ended, self._ended = self._ended, []
         return ended
 
+    def take_returned(self) -> list[tuple[Sequence, Obstacle]]:
+        """Returns the traced sequences that have lost their slot since the last call, and why."""
+        returned, self.queues.returned = self.queues.returned, []
+        return returned
+
+    @property
+    def stranded(self) -> list[Sequence]:
+        """Those that wait for a worker which is not here: to wait is all that they can do."""
+        if any(worker.admits for worker in self.workers.values()):
+            return list(self._unservable)
+        return list(self.queues)
+
+    @property
+    def obstacle(self) -> Obstacle:
+        """What the first that waits waited for at the last plan."""
+        return self.planner.obstacle if self.workers else Obstacle.NO_WORKER
+
     # --- steps ----------------------------------------------------------------------------------
 
     def plan(self, worker_id: str, admits: bool = True) -> Planned | None:
@@ -218,6 +255,9 @@ class Scheduler:
         """
         worker = self.workers[worker_id]
         worker.admits = admits and not worker.is_leaving
+        if not self.planner.is_in_need(worker):
+            self._in_need.pop(worker_id, None)
+            return None
         builder = self.planner.next_plan(worker, self._num_absorbed)
         if builder is None:
             return None
@@ -236,6 +276,9 @@ class Scheduler:
         worker = self.workers[worker_id]
         worker.finish(result, self._num_absorbed + 1)
         self._num_absorbed += 1
+        self._in_need[worker_id] = None
+        if worker.is_proven:
+            self.planner.note_proven(worker)
         emissions = apply_result(worker, result, arrays.ids.tolist())
         for emission in emissions:
             ends = emission.ends
@@ -253,8 +296,13 @@ class Scheduler:
     def may_change_other_plans(self) -> bool:
         """Whether the result of one worker may change the next plans of others: a sequence waits,
         or is handed over."""
-        is_leaving = any(worker.is_leaving for worker in self.workers.values())
-        return is_leaving or self.queues.num_runnable > 0
+        return self._handover.is_under_way or self.queues.num_runnable > 0
+
+    @property
+    def workers_in_need(self) -> list[str]:
+        """All but the workers that have as many plans in flight as they may: their own results
+        alone can bring them another one."""
+        return list(self._in_need)
 
     # --- private --------------------------------------------------------------------------------
 
@@ -272,6 +320,9 @@ class Scheduler:
         self._unservable.pop(sequence, None)
         self._ended.append(Ended(sequence, reason))
 
+    def _note_capacities(self) -> None:
+        self.capacities = list(dict.fromkeys(each.capacity for each in self.workers.values()))
+
     def _note_unservable(self, now_s: float) -> None:
         """Workers that are left may have less room than the one a sequence was accepted for."""
         for sequence in self.queues:
@@ -284,21 +335,24 @@ class Scheduler:
                 raise InternalError(f"there is a sequence {each.request} already")
         if not self.workers:
             raise Unavailable("no worker is connected", code=NO_WORKER, retry_after_s=RETRY_AFTER_S)
-        num_free_slots = sum(worker.num_free_slots for worker in self.workers.values())
-        num_waiting = len(self.queues.waiting) + len(generate.sequences)
-        if num_waiting > self.max_waiting + num_free_slots:
-            raise Overloaded(
-                f"{num_waiting} sequences would wait for {num_free_slots} free slots (each choice"
-                f" of a request is one); the limit is max-waiting = {self.max_waiting}"
-            )
+        self._check_waiting(len(self.queues.waiting) + len(generate.sequences))
         try:
-            capacities = [worker.capacity for worker in self.workers.values()]
-            check_length(capacities, prompt_len, generate.params.max_tokens)
+            check_length(self.capacities, prompt_len, generate.params.max_tokens)
         except LacksBlocks as error:
             if generate.attempt == 1:
                 raise
             # It may have been accepted before, for a worker that has not come to us yet.
             raise Unavailable(error.message, code=NO_WORKER, retry_after_s=RETRY_AFTER_S) from error
+
+    def _check_waiting(self, num_waiting: int) -> None:
+        if num_waiting <= self.max_waiting:
+            return
+        num_free_slots = sum(worker.num_free_slots for worker in self.workers.values())
+        if num_waiting > self.max_waiting + num_free_slots:
+            raise Overloaded(
+                f"{num_waiting} sequences would wait for {num_free_slots} free slots (each choice"
+                f" of a request is one); the limit is max-waiting = {self.max_waiting}"
+            )
 
 
 def _params_of(generate: Generate, new: NewSequence) -> SamplingParams:

@@ -7,6 +7,7 @@ from math import ceil
 import numpy as np
 
 from services.scheduler.allocation import Allocation
+from services.scheduler.obstacles import Obstacle
 from services.scheduler.prefix_index import BlockHashes
 from shared.faults import reads_all
 from shared.messages import (
@@ -27,13 +28,16 @@ MAX_WORKER_DEATHS = 2
 class Sequence:
     """What the scheduler knows of a sequence.
 
-    It came at ``arrived_s``; ``order`` is its place in queues, kept when it has to wait again;
-    ``route`` names the tokenizer that it came from. It has an ``allocation`` while it has a slot.
+    It came at ``arrived_s``; ``order`` is its place in queues, kept when it has to wait again, and
+    a higher ``priority`` is later; ``route`` names the tokenizer that it came from. It has an
+    ``allocation`` while it has a slot.
     ``emitted`` begins with what an attempt before this one had emitted. ``last_worker_id`` is None
     as long as no worker has had it. ``num_cached`` of the prompt's ids were in the prefix cache
     when it was first admitted. ``missing_blocks`` gives for each worker the number of its first
     block that was not in the prefix cache at the last look. The logprobs of ``num_prompt_scored``
-    of the prompt's tokens have come, from its second one on.
+    of the prompt's tokens have come, from its second one on. ``num_steps`` brought tokens.
+    ``num_passed_over`` times a plan admitted, or might have, others first, the last time because of
+    ``obstacle``.
     """
 
     request: str
@@ -46,6 +50,7 @@ class Sequence:
     emitted: list[int]
     arrived_s: float
     cache_salt: str = ""
+    priority: int = 0
     has_run: bool = False
     allocation: Allocation | None = None
     num_cached: int = 0
@@ -57,6 +62,12 @@ class Sequence:
     max_emitted: int = 0
     max_bytes: int = WINDOW_BYTES
     num_prompt_scored: int = 0
+    is_traced: bool = False
+    num_steps: int = 0
+    num_drafts: int = 0
+    num_accepted: int = 0
+    num_passed_over: int = 0
+    obstacle: Obstacle | None = None
     missing_blocks: dict[str, int] = field(default_factory=dict)
     _hashes: BlockHashes | None = None
 
@@ -159,6 +170,10 @@ class Sequence:
         assert allocation is not None
         allocation.receive(len(ids))
         self.emitted += ids
+        self.num_steps += 1
+        if run.num_drafts:
+            self.num_drafts += run.num_drafts
+            self.num_accepted += run.num_accepted
         if self.is_isolated and ids:
             self.is_isolated = False
         self.num_bytes += bytes_of(run)
@@ -194,7 +209,7 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """``reason`` is the finish reason, ``cancelled``, or the code of the error."""
+    """``reason`` is the finish reason, ``cancelled``, ``handed_over``, or the code of the error."""
 
     sequence: Sequence
     reason: str

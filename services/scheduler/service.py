@@ -6,6 +6,7 @@ import time
 from itertools import count, groupby
 
 import numpy as np
+from msgspec.structs import replace
 
 from services.scheduler.emission import Emission
 from services.scheduler.forwarding import Forwarding
@@ -15,12 +16,14 @@ from services.scheduler.metrics import (
     CoreMetrics,
     StepMetrics,
 )
+from services.scheduler.other_cells import OtherCells
 from services.scheduler.prefills import PrefillLimits
 from services.scheduler.registration import why_refused
 from services.scheduler.request_log import RequestLog
 from services.scheduler.result_check import check_result
 from services.scheduler.scheduler import Refusal, Scheduler
 from services.scheduler.sequence import Sequence
+from services.scheduler.sequence_spans import SequenceSpans
 from services.scheduler.watchdog import LOOK_S, Watchdog
 from shared.admin import Command
 from shared.codec import Array
@@ -29,37 +32,50 @@ from shared.errors import (
     NO_WORKER,
     RETRY_AFTER_S,
     WORKER_DIED,
+    CodecError,
     RequestError,
     Unavailable,
 )
 from shared.keys import load_keys
 from shared.link import Link
 from shared.messages import (
+    CELLS_MINOR,
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
     Accepted,
+    Attach,
     Cancel,
     Credit,
+    Detach,
     Generate,
     Grant,
     Heartbeat,
     Hello,
+    Inquire,
     Message,
     Release,
     RequestKey,
+    ServiceReport,
+    SpanReport,
     State,
+    Stats,
     StepResult,
 )
 from shared.peer import Peer
+from shared.report import Inquiries, check_own, make_report
 from shared.token_arrays import Layout, TokenArrays
 
 log = logging.getLogger(__name__)
 
+HANDOVER_SHARE = 1 / 2  # of drain-timeout-s
 LOOK_ROUND_S = 1.0  # after which tokenizers that are stopped together with us have said so
 
 
 class SchedulerService:
-    """Binds one socket for tokenizers and one for workers; plans whenever something changed."""
+    """Binds one socket for tokenizers and one for workers; plans whenever something changed.
+
+    It and the workers that are attached to it are a cell; there may be others.
+    """
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
@@ -79,10 +95,15 @@ class SchedulerService:
         self._intake = Intake(self._core, config.quarantine_s)
         self._metrics = CoreMetrics(self._core)
         self._log = RequestLog()
+        now_s = time.monotonic()
+        self._spans = SequenceSpans(self._core, config.instance, self._send_spans, now_s)
         self._steps = StepMetrics(self._core)
         self._watchdog = Watchdog(self._core.workers)
         self._routes: dict[int, Forwarding] = {}  # to tokenizers
-        self._workers: dict[str, Peer] = {}
+        self._workers: dict[str, Peer] = {}  # that are attached
+        self._worker_ids: dict[Peer, str] = {}
+        self._other_cells = OtherCells(self._core, self._routes, config.instance, self._plan_soon)
+        self._inquiries = Inquiries()
         self._new_ids = count()
         self._num_steps = 0
         self._is_planning_due = False
@@ -109,26 +130,44 @@ class SchedulerService:
                 STALLED_WORKERS.inc()
                 step = self._core.workers[worker_id].in_flight[0].step
                 self._link.drop(self._workers[worker_id], f"step {step} brings no result (stall-s)")
+            self._other_cells.hand_over(self._core.stranded)
+            self._other_cells.move_waiting(time.monotonic())
 
     async def drain(self) -> None:
-        """Returns soon, so that gateways replay what is open here through the next scheduler. Only
-        where all tokenizers leave too, and none of them would, everything ends here first."""
+        """Hands over to other cells what is open. Without them it returns soon, so that gateways
+        replay that through the next scheduler. Only where all tokenizers leave too, and none of
+        them would, everything ends here first."""
         self._is_draining = True
+        self._link.send_status()
         if self._routes:
             await asyncio.sleep(LOOK_ROUND_S)
         states = [forwarding.peer.status.state for forwarding in self._routes.values()]
         if all(state == State.DRAINING for state in states):
             self._plan_soon()
             await self._idle.wait()
+        else:
+            await self._other_cells.hand_over_all(HANDOVER_SHARE * self._config.drain_timeout_s)
 
     def commands(self) -> dict[str, Command]:
         return {"reset_prefix_cache": self._core.reset_prefix_cache}
 
     def status(self) -> Heartbeat:
         state, reason = self._state()
-        overview = self._metrics.overview(self._config.instance)
+        overview = replace(
+            self._metrics.overview(self._config.instance),
+            is_leaving=self._is_draining,
+            spare=self._spare_worker(),
+            is_ready=state == State.READY,
+        )
         num_open = len(self._core.sequences)
         return Heartbeat(state, reason, num_open, self._num_steps, overview=overview)
+
+    def _spare_worker(self) -> str:
+        """The last that came of those that can go to another cell; one goes at a time."""
+        if any(worker.status.state == State.DRAINING for worker in self._workers.values()):
+            return ""
+        names = [each.hello.instance for each in self._workers.values() if _can_move(each)]
+        return names[-1] if names else ""
 
     def _state(self) -> tuple[State, str]:
         if any(worker.is_ready for worker in self._workers.values()):
@@ -140,32 +179,55 @@ class SchedulerService:
         return why_refused(hello, (peer.hello for peer in self._link.peers))
 
     def on_up(self, peer: Peer) -> None:
-        new_id = next(self._new_ids)
         if peer.hello.service == "tokenizer":
-            self._routes[new_id] = Forwarding(peer, self._config.forward_interval_s)
-        elif peer.hello.capacity is not None:
-            worker_id = f"{peer.hello.instance}/{new_id}"
-            self._workers[worker_id] = peer
-            self._core.add_worker(worker_id, peer.hello.capacity)
+            self._routes[next(self._new_ids)] = Forwarding(peer, self._config.forward_interval_s)
+        else:
+            peer.on_state = self._plan_soon
+            if not _can_move(peer):
+                self._attach(peer)
         self._plan_soon()
+
+    def _attach(self, worker: Peer) -> None:
+        """Raises CodecError for one that is attached already."""
+        if self._worker_id_of(worker) is not None:
+            raise CodecError("it is attached already")
+        capacity = worker.hello.capacity
+        assert capacity is not None
+        worker_id = f"{worker.hello.instance}/{next(self._new_ids)}"
+        self._workers[worker_id] = worker
+        self._worker_ids[worker] = worker_id
+        self._core.add_worker(worker_id, capacity, worker.status.num_steps)
+
+    def _detach(self, worker_id: str, is_explained: bool) -> None:
+        del self._worker_ids[self._workers.pop(worker_id)]
+        self._steps.forget(worker_id)
+        now_s = time.monotonic()
+        self._refuse(self._core.remove_worker(worker_id, now_s, is_explained))
+        self._other_cells.hand_over(self._core.stranded)
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._config.worker_grace_s, self._fail_unservable, now_s)
 
     def on_down(self, peer: Peer, reason: str) -> None:
         if (route := self._route_of(peer)) is not None:
             self._routes.pop(route).drop()
             self._core.cancel_route(route)
         if (worker_id := self._worker_id_of(peer)) is not None:
-            del self._workers[worker_id]
-            self._steps.forget(worker_id)
-            now_s = time.monotonic()
-            self._refuse(self._core.remove_worker(worker_id, now_s, is_explained=peer.is_explained))
-            loop = asyncio.get_running_loop()
-            loop.call_later(self._config.worker_grace_s, self._fail_unservable, now_s)
+            self._detach(worker_id, peer.is_explained)
         self._plan_soon()
 
     def on_message(self, peer: Peer, message: Message, arrays: list[Array]) -> None:
         match message, peer.hello.service:
             case StepResult(), "worker":
                 self._absorb(peer, message, TokenArrays(*arrays))
+                return
+            case Inquire(), "tokenizer":
+                self._inquiries.ask(peer, self._workers.values(), time.monotonic())
+                stats = self._metrics.stats()
+                peer.send(make_report(self._link, stats, self._stats_of, self._is_of_cell))
+                return
+            case ServiceReport(), "worker":
+                check_own(peer, message)
+                self._inquiries.pass_on(message, time.monotonic())
                 return
             case Generate(), "tokenizer":
                 self._add(peer, message, *arrays)
@@ -177,10 +239,14 @@ class SchedulerService:
                 for grant in grants:
                     if self._owns(peer, grant):
                         self._core.grant(grant)
+            case Attach(), "worker":
+                self._attach(peer)
+                self._link.send_status(only_changes=True)
+            case Detach(), "worker":
+                self._detach(self._attached(peer), is_explained=True)
+                self._link.send_status(only_changes=True)
             case Release(), "worker":
-                worker_id = self._worker_id_of(peer)
-                assert worker_id is not None
-                self._core.release_worker(worker_id)
+                self._core.release_worker(self._attached(peer))
             case _:
                 log.warning("%s sent a %s, which is not for us", peer, type(message).__name__)
         self._plan_soon()
@@ -190,7 +256,20 @@ class SchedulerService:
         return next((route for route, forwarding in routes if forwarding.peer is peer), None)
 
     def _worker_id_of(self, peer: Peer) -> str | None:
-        return next((name for name, each in self._workers.items() if each is peer), None)
+        return self._worker_ids.get(peer)
+
+    def _attached(self, worker: Peer) -> str:
+        """Returns its id. Raises CodecError for a worker that is not attached."""
+        if (worker_id := self._worker_id_of(worker)) is None:
+            raise CodecError("it is not attached")
+        return worker_id
+
+    def _is_of_cell(self, peer: Peer) -> bool:
+        return peer.hello.service != "worker" or self._worker_id_of(peer) is not None
+
+    def _stats_of(self, peer: Peer) -> Stats:
+        worker_id = self._worker_id_of(peer)
+        return {} if worker_id is None else self._steps.stats(worker_id, time.monotonic())
 
     def _owns(self, peer: Peer, named: RequestKey | Grant) -> bool:
         """Whether a sequence is this tokenizer's."""
@@ -207,21 +286,30 @@ class SchedulerService:
             self._log.refuse(generate, error)
         else:
             peer.send(Accepted(generate.request, generate.attempt), prompt[:0])
+            if generate.is_traced:
+                now_s = time.monotonic()
+                for each in generate.sequences:
+                    self._spans.begin(each.request, generate.attempt, now_s)
 
     def _absorb(self, peer: Peer, result: StepResult, arrays: TokenArrays) -> None:
-        worker_id = self._worker_id_of(peer)
-        assert worker_id is not None
+        worker_id = self._attached(peer)
         layout = Layout(result.rows, arrays)
         check_result(self._core.workers[worker_id], result, arrays)
         emissions = self._core.absorb(worker_id, result, arrays)
         self._plan_for(worker_id, peer)  # first of all: the worker idles until it has a plan
         self._num_steps += 1
         self._steps.end(worker_id, result, time.monotonic())
+        for report in result.spans:
+            self._spans.forward(report)
         for route, group in groupby(emissions, key=lambda each: each.sequence.route):
             self._forward(route, list(group), layout)
         self._account()
         if self._core.may_change_other_plans:
             self._plan_soon()
+
+    def _send_spans(self, route: int, report: SpanReport) -> None:
+        if (forwarding := self._routes.get(route)) is not None:
+            forwarding.add_spans(report)
 
     def _refuse(self, refusals: list[Refusal]) -> None:
         for refusal in refusals:
@@ -249,8 +337,8 @@ class SchedulerService:
 
     def _plan(self) -> None:
         self._is_planning_due = False
-        for worker_id, peer in self._workers.items():
-            self._plan_for(worker_id, peer)
+        for worker_id in self._core.workers_in_need:
+            self._plan_for(worker_id, self._workers[worker_id])
         self._account()
 
     def _account(self) -> None:
@@ -260,11 +348,13 @@ class SchedulerService:
         else:
             self._idle.set()
         self._metrics.count()
+        now_s = time.monotonic()
+        self._spans.account(now_s)
         if all_ended := self._core.take_ended():
-            now_s = time.monotonic()
             self._intake.note_ends(len(all_ended), now_s)
             for ended in all_ended:
                 self._log.end(ended, now_s)
+                self._spans.end(ended, now_s)
 
     def _plan_for(self, worker_id: str, peer: Peer) -> None:
         """Sends as many plans as may be in flight at once."""
@@ -273,6 +363,7 @@ class SchedulerService:
         while planned := self._core.plan(worker_id, admits):
             planned_s = time.monotonic()
             peer.send(planned.plan, planned.ids)
+            self._spans.admit(worker_id.rpartition("/")[0], planned.plan, planned_s)
             self._log.begin(planned.newcomers, planned_s)
             self._steps.begin(worker_id, planned, started_s, planned_s)
             started_s = time.monotonic()
@@ -285,3 +376,8 @@ class SchedulerService:
         error = Unavailable(text, code=NO_WORKER, retry_after_s=RETRY_AFTER_S)
         self._refuse(self._core.fail_unservable(lost_s, error))
         self._plan_soon()
+
+
+def _can_move(worker: Peer) -> bool:
+    """Whether it knows of several schedulers, and attaches to one of them itself."""
+    return worker.hello.minor >= CELLS_MINOR

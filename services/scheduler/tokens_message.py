@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from services.scheduler.emission import Emission
 from services.scheduler.sequence import Sequence
-from shared.messages import Finished, FinishReason, RunKind, TokenRow, TokenRun, Tokens
+from shared.messages import Finished, FinishReason, RunKind, SpanReport, TokenRow, TokenRun, Tokens
 from shared.token_arrays import Layout, Selection, TokenArrays, join, sum_runs
 
 
@@ -30,9 +30,13 @@ class StepEmissions(NamedTuple):
         return selection.arrays()
 
 
-def tokens_of(steps: Items[StepEmissions]) -> tuple[Tokens, TokenArrays]:
-    """Returns the message for the tokenizer of ``steps`` and its buffers. What several steps
-    brought of a sequence is one row, unless its drafts are told apart."""
+def tokens_of(
+    steps: Items[StepEmissions], spans: Items[SpanReport] = ()
+) -> tuple[Tokens, TokenArrays]:
+    """Returns the message for the tokenizer of ``steps`` and ``spans``, and its buffers. What
+    several steps brought of a sequence is one row, unless its drafts are told apart."""
+    if not steps:
+        return Tokens([], [], [*spans]), TokenArrays()
     emissions = [emission for step in steps for emission in step.emissions]
     finished = [
         _finished(each.sequence, each.row.finish)
@@ -40,7 +44,8 @@ def tokens_of(steps: Items[StepEmissions]) -> tuple[Tokens, TokenArrays]:
         if each.row.finish is not None
     ]
     if len(steps) == 1:
-        return Tokens([_row(each, each.row.run) for each in emissions], finished), steps[0].arrays()
+        all_rows = [_row(each, each.row.run) for each in emissions]
+        return Tokens(all_rows, finished, [*spans]), steps[0].arrays()
     rows: list[TokenRow] = []
     parts: list[TokenArrays] = []
     for entries in _by_sequence(steps).values():
@@ -51,7 +56,7 @@ def tokens_of(steps: Items[StepEmissions]) -> tuple[Tokens, TokenArrays]:
             else:
                 rows.append(_row(emission, run))
             parts.append(part)
-    return Tokens(rows, finished), join(parts)
+    return Tokens(rows, finished, [*spans]), join(parts)
 
 
 def _by_sequence(

@@ -1,6 +1,7 @@
 """The scheduler's view of one worker: its blocks, its slots, its plans in flight."""
 
 from collections import deque
+from collections.abc import Iterable
 from math import ceil
 
 from services.scheduler.allocation import Allocation
@@ -24,14 +25,22 @@ class WorkerState:
     ``leaving`` until the last plan that names it has run.
     ``admits``: the worker takes new sequences; ``is_leaving``: its sequences go to other workers,
     one after the other, or all at once when it ``releases_all``; ``handed_over`` is the last that
-    went. ``ran_isolated``: its last plan computed one isolated sequence and nothing else. Unless
+    went. ``ran_isolated``: its last plan computed one isolated sequence and nothing else. Its next
+    plan looks at what waits from the place ``next_look`` on, beside those that are first. Unless
     ``caches_prefixes`` its index stays empty.
     """
 
-    def __init__(self, worker_id: str, capacity: Capacity, caches_prefixes: bool) -> None:
+    def __init__(
+        self,
+        worker_id: str,
+        capacity: Capacity,
+        caches_prefixes: bool,
+        holders: dict[bytes, str],
+        num_finished: int = 0,
+    ) -> None:
         self.worker_id = worker_id
         self.capacity = capacity
-        self.index = PrefixIndex()
+        self.index = PrefixIndex(worker_id, holders)
         self.pool = BlockPool(capacity.num_blocks, self.index)
         self.running: dict[int, Sequence] = {}
         self.in_flight: deque[StepPlan] = deque()
@@ -40,13 +49,15 @@ class WorkerState:
         self.admits = True
         self.is_leaving = self.releases_all = False
         self.handed_over: Sequence | None = None
+        self.next_look = 0
         self.ran_isolated = self.has_short_steps = False
         self.draft_depth = DraftDepth(capacity)
         self._verify_depth = 0  # drafts that each sequence has, at most, when the last plan has run
         self._caches_prefixes = caches_prefixes
         self._free_slots = list(range(capacity.max_num_seqs - 1, -1, -1))
         self._released: list[int] = []
-        self._num_steps = self._num_finished = 0
+        self._num_steps = 0
+        self._num_finished = num_finished  # steps, also of another cell
 
     @property
     def is_proven(self) -> bool:
@@ -129,6 +140,16 @@ class WorkerState:
     def has_room_for(self, sequence: Sequence) -> bool:
         """Whether there are a slot and blocks for ``sequence`` now."""
         return self.num_free_slots > 0 and self._has_blocks_for(sequence)
+
+    def has_room_without(self, others: Iterable[Sequence], sequence: Sequence) -> bool:
+        """Whether there would be a slot and blocks for ``sequence`` if none of ``others`` ran."""
+        cached = set(self.cached_blocks(sequence))
+        num_freed = sum(
+            self.pool.ref_count(block) == 1 and block not in cached
+            for each in others
+            for block in each.allocated.blocks
+        )
+        return self._has_blocks_for(sequence, num_freed)
 
     def num_blocks_lacking(self, sequence: Sequence) -> int:
         """Counts the blocks to add so that the KV of all ids has a place: ids that plans in flight
@@ -255,9 +276,10 @@ class WorkerState:
         is_full = sequence.num_known + len(pending) >= self.capacity.max_model_len
         return sequence.may_emit_more and not is_full
 
-    def _has_blocks_for(self, sequence: Sequence) -> bool:
-        """Cached blocks that other sequences own cost nothing."""
-        num_lacking = self.num_blocks_lacking(sequence)
+    def _has_blocks_for(self, sequence: Sequence, num_freed: int = 0) -> bool:
+        """Whether there are enough, with ``num_freed`` more. Cached blocks that other sequences own
+        cost nothing."""
+        num_lacking = self.num_blocks_lacking(sequence) - num_freed
         if num_lacking <= self.pool.num_free:
             return True
         cached = self.cached_blocks(sequence)

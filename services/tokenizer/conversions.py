@@ -55,11 +55,11 @@ class Conversions:
                 self.cancel(peer, name)
 
     async def _convert(self, gateway: Peer, message: Convert, data: Array) -> None:
-        name, kind, adds_special_tokens = message.request, message.kind, message.adds_special_tokens
+        name = message.request
         try:
             array = await self._lanes.run(
                 data.nbytes + num_chars(message.chat),
-                lambda: convert(self._text, kind, data, adds_special_tokens, message.chat),
+                lambda: convert(self._text, message, data),
             )
             gateway.send(Converted(name), array)
         except RequestError as error:

@@ -7,7 +7,7 @@ from services.tokenizer.open_choice import OpenChoice
 from services.tokenizer.outbox import Outbox
 from services.tokenizer.request_table import OpenRequest, RequestTable
 from shared.errors import CodecError
-from shared.messages import Finished, RunKind, TokenRow, Tokens
+from shared.messages import REPETITION_DETECTED, Finished, RunKind, TokenRow, Tokens
 from shared.token_arrays import Layout, TokenArrays
 
 Found = tuple[OpenRequest, OpenChoice]
@@ -27,6 +27,11 @@ def deliver(tokens: Tokens, arrays: TokenArrays, open_requests: RequestTable) ->
     delivery.push_all(tokens.rows, found, arrays.ids.tolist())
     for finished in tokens.finished:
         delivery.finish(finished)
+    for report in tokens.spans:
+        if (gateway := open_requests.gateway_of(report)) is not None:
+            outbox.add_spans(gateway, report)
+    for gateway, report in open_requests.take_reports():
+        outbox.add_spans(gateway, report)
     outbox.send()
     DECODED_TOKENS.inc(delivery.num_tokens)
     return delivery.ended
@@ -80,12 +85,18 @@ class _Delivery:
         self._outbox = outbox
         self._stopping = stopping
         self._stop_ids: dict[tuple[str, int], int] = {}
+        self._last_rows: dict[tuple[str, int], int] = {}  # of several, only the last one ends
         self._drafts: dict[tuple[str, int], tuple[int, TokenRow]] = {}  # their tokens are to come
         self.ended: list[OpenRequest] = []
         self.num_tokens = 0
 
     def push_all(self, rows: list[TokenRow], found: list[Found | None], ids: list[int]) -> None:
         start = 0
+        self._last_rows = {
+            (row.request, row.attempt): index
+            for index, row in enumerate(rows)
+            if row.run.kind == RunKind.OUTPUT
+        }
         for index, (row, each) in enumerate(zip(rows, found, strict=True)):
             if each is not None:
                 self._push(*each, index, row, ids[start : start + row.run.num_tokens])
@@ -97,6 +108,7 @@ class _Delivery:
         if choice.index not in request.choices:  # a stop string has just ended it
             return
         choice.num_cached = row.num_cached
+        request.spans.note_tokens()
         match row.run.kind:
             case RunKind.PROMPT:
                 choice.num_prompt_scored += row.run.num_tokens
@@ -111,7 +123,8 @@ class _Delivery:
     def _push_tokens(
         self, request: OpenRequest, choice: OpenChoice, index: int, row: TokenRow, ids: list[int]
     ) -> None:
-        ends_text = (row.request, row.attempt) in self._stopping
+        sequence = row.request, row.attempt
+        ends_text = sequence in self._stopping and self._last_rows[sequence] == index
         if ends_text and ids[-1] in request.submit.params.stop_token_ids:
             self._stop_ids[row.request, row.attempt] = ids[-1]
         text = choice.push(
@@ -141,9 +154,12 @@ class _Delivery:
             return
         request, choice = found
         text = choice.finish()
-        stop_id = self._stop_ids.get((finished.request, finished.attempt))
-        reason = "stop" if choice.stop is not None else finished.reason
-        stop_reason = choice.stop if choice.stop is not None else stop_id
+        reason = finished.reason
+        stop_reason: int | str | None = self._stop_ids.get((finished.request, finished.attempt))
+        if choice.stop is not None:
+            reason, stop_reason = "stop", choice.stop
+        elif reason == "repetition":
+            stop_reason = REPETITION_DETECTED
         self._outbox.add_end(request, choice, text, reason, stop_reason)
         self._close(request, choice)
 

@@ -4,14 +4,25 @@ from collections.abc import Sequence
 
 from services.tokenizer.open_choice import OpenChoice
 from services.tokenizer.request_table import OpenRequest
-from shared.messages import NO_TOKENS, Delta, Deltas, Finished, FinishReason, Mark, TokenRow
+from shared.messages import (
+    NO_TOKENS,
+    Delta,
+    Deltas,
+    Finished,
+    FinishReason,
+    Mark,
+    SpanReport,
+    TokenRow,
+)
 from shared.peer import Peer
+from shared.spans import SpanBuffer
 from shared.token_arrays import Layout, Selection
 
 
 class _Outgoing:
     def __init__(self, layout: Layout) -> None:
         self.deltas = Deltas([], [])
+        self.spans = SpanBuffer()
         self.selection = Selection(layout)
 
 
@@ -33,7 +44,7 @@ class Outbox:
     ) -> None:
         """Adds ``row``, which is row ``index`` or the beginning of it, with the text and the marks
         that go out."""
-        outgoing = self._outgoing_for(request)
+        outgoing = self._outgoing_for(request.gateway)
         delta = Delta(
             request=request.request,
             attempt=request.attempt,
@@ -57,7 +68,7 @@ class Outbox:
     ) -> None:
         """The end of a choice, with the text and the marks that had been held back."""
         name = (request.request, request.attempt, choice.index)
-        deltas = self._outgoing_for(request).deltas
+        deltas = self._outgoing_for(request.gateway).deltas
         marks = choice.take_marks()
         if text or marks:
             position = choice.num_tokens
@@ -67,17 +78,21 @@ class Outbox:
 
     def add_unbegun(self, request: OpenRequest, reason: FinishReason) -> None:
         """The end of all choices of a request that is not encoded yet."""
-        self._outgoing_for(request).deltas.finished.extend(
+        self._outgoing_for(request.gateway).deltas.finished.extend(
             Finished(request.request, request.attempt, start.choice, reason, start.num_ids)
             for start in request.submit.choices
         )
 
+    def add_spans(self, gateway: Peer, report: SpanReport) -> None:
+        self._outgoing_for(gateway).spans.add(report)
+
     def send(self) -> None:
         for gateway, outgoing in self._outgoing.items():
+            outgoing.deltas.spans.extend(outgoing.spans.take())
             gateway.send(outgoing.deltas, *outgoing.selection.arrays())
 
-    def _outgoing_for(self, request: OpenRequest) -> _Outgoing:
-        outgoing = self._outgoing.get(request.gateway)
+    def _outgoing_for(self, gateway: Peer) -> _Outgoing:
+        outgoing = self._outgoing.get(gateway)
         if outgoing is None:
-            outgoing = self._outgoing[request.gateway] = _Outgoing(self._layout)
+            outgoing = self._outgoing[gateway] = _Outgoing(self._layout)
         return outgoing

@@ -1,41 +1,67 @@
 """A Submit as the scheduler and the decoding of its choices need it; runs on a thread. Pure."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
+from services.tokenizer.chat.history import FittedChat, fit
 from services.tokenizer.open_choice import OpenChoice
+from services.tokenizer.prompt_spans import Measure, unmeasured
 from services.tokenizer.text_model import NO_OPTIONS, TextModel
 from services.tokenizer.text_stream import TextStream
 from services.tokenizer.truncation import Truncation, truncation_of
 from shared.codec import Array
 from shared.errors import InvalidRequest
-from shared.messages import ChatOptions, OutputStart, PromptKind, SamplingParams, Submit
+from shared.messages import (
+    NOTHING_DROPPED,
+    ChatOptions,
+    Convert,
+    Dropped,
+    OutputStart,
+    PromptKind,
+    SamplingParams,
+    Submit,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """``ids`` [prompt_len] int32 of the prompt; ``params`` completed by what only we know;
     ``resumed`` [n] int32: what an attempt before this one had emitted of all ``choices``;
-    ``start``: what the first token of each belongs to."""
+    ``start``: what the first token of each belongs to; ``dropped``: what the prompt leaves out."""
 
     ids: Array
     params: SamplingParams
     resumed: Array
     choices: list[OpenChoice]
     start: OutputStart
+    dropped: Dropped
+
+
+class EncodedPrompt(NamedTuple):
+    """``ids`` [prompt_len] int32, at least one, and what of a chat is not in them."""
+
+    ids: Array
+    dropped: Dropped = NOTHING_DROPPED
 
 
 def prepare(
-    model: TextModel, submit: Submit, prompt: Array, resumed: Array, max_tokens: int | None
+    model: TextModel,
+    submit: Submit,
+    prompt: Array,
+    resumed: Array,
+    max_tokens: int | None,
+    measure: Measure = unmeasured,
 ) -> Prepared:
     """``resumed`` holds the ids of all choices, one after the other; ``max_tokens`` counts where
     the client sets no bound, as far as the context goes. Raises InvalidRequest."""
     _check_choices(model, submit, resumed)
     adds_special_tokens, truncation = submit.text.adds_special_tokens, truncation_of(submit.text)
-    ids = encode(model, submit.kind, prompt, adds_special_tokens, submit.chat, truncation)
+    ids, dropped = encode(
+        model, submit.kind, prompt, adds_special_tokens, submit.chat, truncation, measure
+    )
     # A chat that is submitted again comes as ids, with its options.
     output_start = model.output_start(ids, submit.chat)
     params = submit.params
@@ -62,7 +88,7 @@ def prepare(
                 start.num_marks,
             )
         )
-    return Prepared(ids, params, resumed, choices, output_start)
+    return Prepared(ids, params, resumed, choices, output_start, dropped)
 
 
 def _check_choices(model: TextModel, submit: Submit, resumed: Array) -> None:
@@ -95,39 +121,87 @@ def encode(
     adds_special_tokens: bool,
     chat: ChatOptions | None = None,
     truncation: Truncation | None = None,
-) -> Array:
-    """The ids of a prompt: [prompt_len] int32, at least one. Raises InvalidRequest."""
+    measure: Measure = unmeasured,
+) -> EncodedPrompt:
+    """Raises InvalidRequest."""
     _check_dtype(kind, prompt)
+    dropped = NOTHING_DROPPED
     match kind:
         case "ids":
             ids = truncation.cut(prompt) if truncation is not None else prompt
         case "text":
-            ids = model.encode(_text(prompt), adds_special_tokens, truncation)
+            with measure("encode"):
+                ids = model.encode(_text(prompt), adds_special_tokens, truncation)
         case "chat":
-            messages, options = _messages(prompt), chat or NO_OPTIONS
-            ids = model.encode_chat(messages, options, adds_special_tokens, truncation)
+            options = chat or NO_OPTIONS
+            fitted = _fit(model, prompt, options, adds_special_tokens, truncation, measure)
+            ids, dropped = fitted.ids, fitted.dropped
         case "pair":
-            ids = model.encode_pair(_pair(prompt), adds_special_tokens, truncation)
+            with measure("encode"):
+                ids = model.encode_pair(_pair(prompt), adds_special_tokens, truncation)
     if len(ids) == 0:
         raise InvalidRequest("the prompt has no tokens", param="prompt")
     model.check_ids(ids)
-    return ids
+    return EncodedPrompt(ids, dropped)
 
 
-def convert(
+def _fit(
     model: TextModel,
-    kind: PromptKind,
-    data: Array,
+    prompt: Array,
+    options: ChatOptions,
     adds_special_tokens: bool,
-    chat: ChatOptions | None = None,
-) -> Array:
-    """Ids of a text or a chat, [n] int32; or the UTF-8 bytes of the text of ids."""
-    if kind != "ids":
-        return encode(model, kind, data, adds_special_tokens, chat)
-    _check_dtype(kind, data)
-    model.check_ids(data)
-    text = model.decode_many(data.tolist())
-    return np.frombuffer(text.encode(), np.uint8)
+    truncation: Truncation | None,
+    measure: Measure = unmeasured,
+) -> FittedChat:
+    return fit(
+        _messages(prompt),
+        options.history_limit,
+        lambda messages, measure: model.encode_chat(
+            messages, options, adds_special_tokens, truncation, measure
+        ),
+        measure,
+    )
+
+
+def convert(model: TextModel, message: Convert, data: Array) -> Array:
+    """The buffer of a Converted. Raises InvalidRequest."""
+    truncation, adds_special_tokens = truncation_of(message), message.adds_special_tokens
+    to = "text" if message.kind == message.to == "ids" else message.to  # as older gateways ask
+    if to == "tokenizer":
+        return np.frombuffer(msgspec.json.encode(model.description), np.uint8)
+    if to == "ids":
+        kind, chat = message.kind, message.chat
+        return encode(model, kind, data, adds_special_tokens, chat, truncation).ids
+    text = _text_of(model, message, data)
+    if to == "text":
+        return np.frombuffer(text.encode(), np.uint8)
+    if message.kind == "ids":
+        raise InvalidRequest("ids are at no place in a text", param="prompt")
+    return model.offsets(text, adds_special_tokens, truncation)
+
+
+def _text_of(model: TextModel, message: Convert, data: Array) -> str:
+    """A prompt as the text that is encoded."""
+    _check_dtype(message.kind, data)
+    match message.kind:
+        case "ids":
+            model.check_ids(data)
+            return model.decode_many(data.tolist())
+        case "text":
+            return _text(data)
+        case "chat":
+            options = message.chat or NO_OPTIONS
+            return model.render(_messages_left(model, message, data), options)
+        case "pair":
+            raise InvalidRequest("a pair is no text", param="prompt")
+
+
+def _messages_left(model: TextModel, message: Convert, data: Array) -> list[dict[str, Any]]:
+    """Those of a chat that are in its prompt."""
+    options = message.chat
+    if options is None or not options.history_limit:
+        return _messages(data)
+    return _fit(model, data, options, message.adds_special_tokens, None).messages
 
 
 def _text(prompt: Array) -> str:

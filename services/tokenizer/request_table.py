@@ -1,17 +1,29 @@
 """The requests a tokenizer works on."""
 
 import asyncio
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from services.tokenizer.open_choice import OpenChoice
+from services.tokenizer.prompt_spans import PromptSpans
 from shared.codec import Array
 from shared.log import log_end
-from shared.messages import Cancel, OutputStart, RequestKey, Submit
+from shared.messages import (
+    NOTHING_DROPPED,
+    Cancel,
+    Dropped,
+    OutputStart,
+    RequestKey,
+    SpanReport,
+    Submit,
+)
 from shared.open_requests import OPEN_REQUESTS
 from shared.peer import Peer
 
 MAX_DIGITS = 10  # of the number of a choice
+MAX_ENDED = 4096
+"""Prompts that have ended, but about which a scheduler or worker may still have to report."""
 
 Key = tuple[str, int]  # request, attempt
 
@@ -22,7 +34,8 @@ class OpenRequest:
 
     ``choices`` is empty and ``scheduler`` None until the prompt is encoded and sent. ``prepare_s``
     is the time that took, with the wait for a thread. ``prompt_ids`` are there from then until the
-    gateway gets them, with Accepted, and with ``start``, what the first token belongs to.
+    gateway gets them, with Accepted, and with ``start``, what the first token belongs to, and what
+    was ``dropped``.
     """
 
     submit: Submit
@@ -33,7 +46,12 @@ class OpenRequest:
     prompt_ids: Array | None = None
     num_prompt_tokens: int = 0
     start: OutputStart = OutputStart.ANSWER
+    dropped: Dropped = NOTHING_DROPPED
     choices: dict[int, OpenChoice] = field(default_factory=dict)
+    spans: PromptSpans = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.spans = PromptSpans(self.submit)
 
     @property
     def request(self) -> str:
@@ -69,10 +87,17 @@ class OpenRequest:
 
 
 class RequestTable:
-    """The table of them, by the name the gateway gave."""
+    """The table of them, by the name the gateway gave. ``instance`` is what we are called;
+    ``on_pop`` is called with each that leaves."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, instance: str = "", on_pop: Callable[[OpenRequest], None] = lambda request: None
+    ) -> None:
+        self._instance = instance
+        self._on_pop = on_pop
         self._table: dict[Key, OpenRequest] = {}
+        self._ended: OrderedDict[Key, Peer] = OrderedDict()  # traced ones and their gateways
+        self._reports: list[tuple[Peer, SpanReport]] = []
 
     def __len__(self) -> int:
         return len(self._table)
@@ -97,6 +122,7 @@ class RequestTable:
     def pop(self, request: OpenRequest, reason: str) -> None:
         """Every way out leads through here, once."""
         del self._table[request.request, request.attempt]
+        self._on_pop(request)
         OPEN_REQUESTS.set(len(self))
         log_end(
             "prompt ended",
@@ -106,6 +132,24 @@ class RequestTable:
             num_prompt_tokens=request.num_prompt_tokens,
             prepare_s=request.prepare_s,
         )
+
+        if request.submit.is_traced:
+            report = request.spans.report(self._instance, reason, request.num_prompt_tokens)
+            self._reports.append((request.gateway, report))
+            self._ended[request.request, request.attempt] = request.gateway
+            if len(self._ended) > MAX_ENDED:
+                self._ended.popitem(last=False)
+
+    def take_reports(self) -> list[tuple[Peer, SpanReport]]:
+        """The reports on what has ended since the last call, each with its gateway."""
+        reports, self._reports = self._reports, []
+        return reports
+
+    def gateway_of(self, report: SpanReport) -> Peer | None:
+        """That of the prompt of a sequence that ``report`` is about, if it is or was open here."""
+        key = report.request.rpartition("/")[0], report.attempt
+        request = self._table.get(key)
+        return request.gateway if request is not None else self._ended.get(key)
 
     def pop_all_of(self, peer: Peer) -> Iterator[OpenRequest]:
         """Removes what hangs on a gateway or a scheduler."""

@@ -4,19 +4,19 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable
 
 from msgspec.structs import replace
 
 from services.tokenizer.chat.template_options import num_chars
 from services.tokenizer.conversions import Conversions
 from services.tokenizer.deliver import deliver
-from services.tokenizer.guides.guides import guides_for
+from services.tokenizer.guides.guides import guides_for, wants_guide
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.metrics import ENCODED_TOKENS, PREPARE_SECONDS
 from services.tokenizer.outbox import Outbox
 from services.tokenizer.prepare import Prepared, prepare
 from services.tokenizer.request_table import OpenRequest, RequestTable
+from services.tokenizer.schedulers import Schedulers
 from services.tokenizer.text_model import TextModel
 from shared.codec import Array
 from shared.credit import CreditBatch
@@ -37,6 +37,7 @@ from shared.messages import (
     Failed,
     Generate,
     Grant,
+    Guide,
     Lost,
     NewSequence,
     RequestKey,
@@ -52,7 +53,8 @@ log = logging.getLogger(__name__)
 
 
 class Requests:
-    """Encodes in ``lanes`` and decodes on the event loop; ``find_scheduler`` returns the scheduler.
+    """Encodes in ``lanes`` and decodes on the event loop; ``schedulers`` are those that prompts go
+    to; ``instance`` is what this tokenizer is called.
 
     ``max_tokens`` bounds texts whose clients set no bound. Of requests and conversions at most
     ``max_open`` are open.
@@ -65,7 +67,8 @@ class Requests:
         max_open: int,
         lanes: Lanes,
         tasks: asyncio.TaskGroup,
-        find_scheduler: Callable[[], Peer | None],
+        schedulers: Schedulers,
+        instance: str = "",
     ) -> None:
         self.num_deliveries = 0
         self._text = text
@@ -73,10 +76,10 @@ class Requests:
         self._max_open = max_open
         self._lanes = lanes
         self._tasks = tasks
-        self._find_scheduler = find_scheduler
+        self._schedulers = schedulers
         self._guides = guides_for(text, lanes)
-        self._open = RequestTable()
-        self._conversions = Conversions(text, lanes, tasks, self._note_idle)
+        self._open = RequestTable(instance, self._note_pop)
+        self._conversions = Conversions(text, lanes, tasks, self._note_ends)
         self._credits = CreditBatch()
         self._ends = Rate()
         self._idle = asyncio.Event()
@@ -89,7 +92,7 @@ class Requests:
 
     async def idle(self) -> None:
         """Returns when nothing is open."""
-        self._note_idle()
+        self._note_ends()
         await self._idle.wait()
 
     def lose(self, peer: Peer) -> None:
@@ -103,7 +106,19 @@ class Requests:
         self._conversions.lose(peer)
         for gateway, keys in lost.items():
             gateway.send(Lost(keys, peer.is_explained, peer.hello.instance))
-        self._note_idle()
+        self._note_ends()
+
+    def hand_over(self, scheduler: Peer, lost: Lost) -> None:
+        """Prompts that ``scheduler`` leaves to other cells go back to their gateways."""
+        keys: dict[Peer, list[RequestKey]] = defaultdict(list)
+        for key in lost.keys:
+            request = self._open.get(key.request, key.attempt)
+            if request is not None and request.scheduler is scheduler:
+                self._open.pop(request, "handed_over")
+                keys[request.gateway].append(key)
+        for gateway, own in keys.items():
+            gateway.send(replace(lost, keys=own, scheduler=scheduler.hello.instance))
+        self._note_ends()
 
     # --- down ---------------------------------------------------------------------------------
 
@@ -136,7 +151,7 @@ class Requests:
                 request.cancel()
             elif request is None:
                 self._conversions.cancel(gateway, key.request)
-        self._note_idle()
+        self._note_ends()
 
     def abort(self, ids: list[str], owner: str) -> None:
         """Ends what ``owner`` knows by these ids, each choice with the text it has."""
@@ -149,7 +164,7 @@ class Requests:
             for choice in request.choices.values():
                 outbox.add_end(request, choice, choice.finish(), "abort")
         outbox.send()
-        self._note_idle()
+        self._note_ends()
 
     def convert(self, gateway: Peer, message: Convert, data: Array) -> None:
         try:
@@ -182,7 +197,7 @@ class Requests:
                 num_bytes, lambda: self._prepare(request, prompt, resumed)
             )
             ENCODED_TOKENS.inc(len(prepared.ids))
-            guide = await self._guides.guide_of(request.submit, prepared.start)
+            guide = await self._guide_of(request, prepared)
             if request in self._open:
                 self._generate(request, prepared, replace(prepared.params, guide=guide))
         except RequestError as error:
@@ -191,23 +206,23 @@ class Requests:
             log.exception("request %s cannot be encoded", request.request)
             self._fail(request, InternalError("the prompt could not be encoded"))
 
+    async def _guide_of(self, request: OpenRequest, prepared: Prepared) -> Guide | None:
+        if not wants_guide(request.submit):
+            return None
+        with request.spans.measure("format"):
+            return await self._guides.guide_of(request.submit, prepared.start)
+
     def _prepare(self, request: OpenRequest, prompt: Array, resumed: Array) -> Prepared:
         started_s = time.monotonic()
-        prepared = prepare(self._text, request.submit, prompt, resumed, self._max_tokens)
+        request.spans.note_thread()
+        prepared = prepare(
+            self._text, request.submit, prompt, resumed, self._max_tokens, request.spans.measure
+        )
         request.prepare_s = time.monotonic() - started_s
         PREPARE_SECONDS.observe(request.prepare_s)
         return prepared
 
     def _generate(self, request: OpenRequest, prepared: Prepared, params: SamplingParams) -> None:
-        scheduler = self._find_scheduler()
-        if scheduler is None:
-            raise Unavailable(
-                "no scheduler is connected", code=NO_SCHEDULER, retry_after_s=RETRY_AFTER_S
-            )
-        request.scheduler = scheduler
-        request.prompt_ids, request.num_prompt_tokens = prepared.ids, len(prepared.ids)
-        request.start = prepared.start
-        request.choices = {choice.index: choice for choice in prepared.choices}
         generate = Generate(
             request.request,
             request.attempt,
@@ -223,7 +238,18 @@ class Requests:
             ],
             request.submit.priority,
             request.submit.cache_salt,
+            request.submit.is_traced,
+            request.submit.num_worker_deaths,
         )
+        scheduler = self._schedulers.choose(generate, prepared.ids, request.submit.left_scheduler)
+        if scheduler is None:
+            raise Unavailable(
+                "no scheduler is connected", code=NO_SCHEDULER, retry_after_s=RETRY_AFTER_S
+            )
+        request.scheduler = scheduler
+        request.prompt_ids, request.num_prompt_tokens = prepared.ids, len(prepared.ids)
+        request.start, request.dropped = prepared.start, prepared.dropped
+        request.choices = {choice.index: choice for choice in prepared.choices}
         scheduler.send(generate, prepared.ids, prepared.resumed)
 
     # --- up -----------------------------------------------------------------------------------
@@ -231,7 +257,7 @@ class Requests:
     def accept(self, accepted: Accepted) -> None:
         request = self._open.get(accepted.request, accepted.attempt)
         if request is not None and request.prompt_ids is not None:
-            accepted = replace(accepted, start=request.start)
+            accepted = replace(accepted, start=request.start, dropped=request.dropped)
             request.gateway.send(accepted, request.prompt_ids)
             request.prompt_ids = None
 
@@ -255,15 +281,24 @@ class Requests:
         ended = deliver(tokens, arrays, self._open)
         self._ends.note(len(ended), time.monotonic())
         self.num_deliveries += 1
-        self._note_idle()
+        self._note_ends()
+
+    def _note_pop(self, request: OpenRequest) -> None:
+        if request.scheduler is not None:
+            self._schedulers.note_end(request.scheduler, len(request.submit.choices))
 
     def _fail(self, request: OpenRequest, error: RequestError) -> None:
         if request in self._open:
             self._open.pop(request, error.code)
             request.gateway.send(error.to_failed(request.request, request.attempt))
-        self._note_idle()
+        self._note_ends()
 
-    def _note_idle(self) -> None:
+    def _note_ends(self) -> None:
+        if reports := self._open.take_reports():
+            outbox = Outbox(Layout([], TokenArrays()))
+            for gateway, report in reports:
+                outbox.add_spans(gateway, report)
+            outbox.send()
         if len(self):
             self._idle.clear()
         else:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
+import time
 
 import msgspec
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from services.tokenizer.defaults import read_defaults
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.requests import Requests
+from services.tokenizer.schedulers import Schedulers
 from services.tokenizer.text_model import ChatSettings, TextModel
 from shared.codec import Array
 from shared.config.tokenizer import TokenizerConfig
@@ -26,9 +27,13 @@ from shared.messages import (
     Failed,
     Heartbeat,
     Hello,
+    Inquire,
+    Lost,
     Message,
     ModelInfo,
+    ServiceReport,
     State,
+    Stats,
     Submit,
     Tokens,
     Vocabulary,
@@ -36,6 +41,7 @@ from shared.messages import (
 from shared.model_location import locate_model
 from shared.peer import Peer
 from shared.pooling import read_served_model
+from shared.report import Inquiries, check_own, make_report
 from shared.token_arrays import TokenArrays
 
 log = logging.getLogger(__name__)
@@ -50,6 +56,8 @@ class TokenizerService:
         self._is_draining = False
         self._link: Link | None = None
         self._requests: Requests | None = None
+        self._schedulers = Schedulers()
+        self._inquiries = Inquiries()
 
     async def run(self) -> None:
         model = await self._lanes.run(0, self._load)
@@ -64,13 +72,12 @@ class TokenizerService:
                     self._config.max_open_requests,
                     self._lanes,
                     tasks,
-                    self._find_scheduler,
+                    self._schedulers,
+                    self._config.instance,
                 )
                 directory, addresses = self._config.mesh_dir, self._config.scheduler_address
                 self._link.listen(directory, "gateway", tcp=self._config.listen_address)
-                self._link.dial(
-                    "scheduler", directory, role="tokenizers", tcp=addresses, takes_one=True
-                )
+                self._link.dial("scheduler", directory, role="tokenizers", tcp=addresses)
                 await self._link.run()
         finally:
             if self._requests is not None:
@@ -117,13 +124,14 @@ class TokenizerService:
         state, reason = self._state()
         if self._requests is None:
             return Heartbeat(state, reason, load=0, num_steps=0)
-        scheduler = self._find_scheduler()
+        overviews = self._schedulers.overviews
         return Heartbeat(
             state,
             reason,
             len(self._requests),
             self._requests.num_deliveries,
-            overview=scheduler.status.overview if scheduler is not None else None,
+            overview=overviews[0] if overviews else None,
+            more_overviews=overviews[1:],
         )
 
     def _state(self) -> tuple[State, str]:
@@ -131,31 +139,29 @@ class TokenizerService:
             return State.DRAINING, "finishing what is open"
         if self._link is None:
             return State.NOT_READY, "loading the tokenizer"
-        schedulers = list(self._schedulers())
-        if any(peer.is_ready for peer in schedulers):
+        if self._schedulers.are_ready:
             return State.READY, ""
-        return State.NOT_READY, (
-            schedulers[0].status.reason if schedulers else "no scheduler is connected"
-        )
+        return State.NOT_READY, self._schedulers.obstacle
 
-    def _schedulers(self) -> Iterator[Peer]:
-        peers = self._link.peers if self._link is not None else ()
-        return (peer for peer in peers if peer.hello.service == "scheduler")
-
-    def _find_scheduler(self) -> Peer | None:
-        return next(self._schedulers(), None)
+    def _report_to(self, gateway: Peer) -> None:
+        assert self._link is not None
+        self._inquiries.ask(gateway, self._link.peers, time.monotonic())
+        num_threads = self._config.tokenizer_threads
+        stats: Stats = {"open_prompts": self.status().load, "threads": num_threads}
+        gateway.send(make_report(self._link, stats))
 
     def refusal(self, hello: Hello) -> str | None:
-        other = next(self._schedulers(), None)
-        if hello.service == "scheduler" and other is not None:
-            return f"attached to scheduler {other.hello.instance}, so not to {hello.instance}"
         return None
 
     def on_up(self, peer: Peer) -> None:
         if peer.hello.service == "gateway":
             peer.send(Vocabulary(), *self._vocabulary)
+        else:
+            self._schedulers.add(peer)
 
     def on_down(self, peer: Peer, reason: str) -> None:
+        if peer.hello.service == "scheduler":
+            self._schedulers.remove(peer)
         if self._requests is not None:
             self._requests.lose(peer)
 
@@ -175,9 +181,17 @@ class TokenizerService:
                 requests.cancel(peer, keys)
             case Failed(), "scheduler":
                 requests.fail(message)
+            case Lost(), "scheduler":
+                requests.hand_over(peer, message)
             case Convert(), "gateway":
                 requests.convert(peer, message, arrays[0])
             case Abort(ids, owner), "gateway":
                 requests.abort(ids, owner)
+            case Inquire(), "gateway":
+                self._report_to(peer)
+            case ServiceReport(), service:
+                if service == "gateway":
+                    check_own(peer, message)
+                self._inquiries.pass_on(message, time.monotonic())
             case _:
                 log.warning("%s sent a %s, which is not for us", peer, type(message).__name__)

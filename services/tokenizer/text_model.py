@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Encoding, Tokenizer
 
 from services.tokenizer.chat.pairs import NO_PAIR_TEMPLATE, find_pair_template, render_pair
 from services.tokenizer.chat.prompt import render_prompt
@@ -15,6 +15,7 @@ from services.tokenizer.chat.template import ChatTemplate, TooMuchText
 from services.tokenizer.chat.template_files import read_json, read_special_tokens, read_templates
 from services.tokenizer.chat.templates import ChatTemplates
 from services.tokenizer.output_formats import AUTO, PromptEnd, find_formats
+from services.tokenizer.prompt_spans import Measure, unmeasured
 from services.tokenizer.truncation import Truncation
 from services.tokenizer.vocabulary import SPACE, partial_ids, token_bytes
 from shared.codec import Array
@@ -51,6 +52,7 @@ class TextModel:
     ``partial_ids`` are those of tokens that are no whole characters. ``tools`` and ``reasoning``
     are the formats in which the model calls tools and reasons. ``num_token_ids`` counts the ids of
     the tokenizer, some of which the model may lack. ``has_file``: the folder holds tokenizer.json.
+    ``description`` is what the folder says of the tokenizer.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class TextModel:
         self._special_tokens = read_special_tokens(folder, config)
         sources = read_templates(folder, config, settings.template)
         self._templates = ChatTemplates(sources, settings.trusts_requests)
+        self.description = _description(config, self._templates.source)
         self._pair_template = find_pair_template(
             sources, is_set=settings.template is not None, by_token=settings.classifies_by_token
         )
@@ -94,15 +97,30 @@ class TextModel:
         """Ids of a plain prompt, with the special tokens the model's tokenizer adds: [n] int32."""
         return self._encode(text, adds_special_tokens, truncation)
 
+    def offsets(
+        self, text: str, adds_special_tokens: bool, truncation: Truncation | None = None
+    ) -> np.ndarray:
+        """Where in ``text`` each of its tokens begins and ends, in characters: [2 n] int64. Both
+        are 0 for special tokens around it."""
+        encoding = self._encoding(text, adds_special_tokens)
+        pairs = encoding.offsets
+        if truncation is not None:
+            pairs = truncation.cut_encoding(encoding, pairs)
+        return np.array(pairs, np.int64).ravel()
+
     def encode_chat(
         self,
         messages: list[dict[str, Any]],
         options: ChatOptions = NO_OPTIONS,
         adds_special_tokens: bool = False,
         truncation: Truncation | None = None,
+        measure: Measure = unmeasured,
     ) -> np.ndarray:
         """Ids of a conversation; templates mostly write the special tokens: [n] int32."""
-        return self._encode(self.render(messages, options), adds_special_tokens, truncation)
+        with measure("template"):
+            text = self.render(messages, options)
+        with measure("encode"):
+            return self._encode(text, adds_special_tokens, truncation)
 
     def render(self, messages: list[dict[str, Any]], options: ChatOptions = NO_OPTIONS) -> str:
         """A conversation as the text that the model reads."""
@@ -199,11 +217,17 @@ class TextModel:
         truncation: Truncation | None,
     ) -> np.ndarray:
         """A pair is two texts, one after the other."""
+        encoding = self._encoding(text, adds_special_tokens)
+        ids = encoding.ids
+        return np.array(
+            ids if truncation is None else truncation.cut_encoding(encoding, ids), np.int32
+        )
+
+    def _encoding(self, text: str | tuple[str, str], adds_special_tokens: bool) -> Encoding:
         self._check_num_chars(len(text) if isinstance(text, str) else sum(map(len, text)))
         # Batches are encoded and decoded without the GIL, single texts are not.
         (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=adds_special_tokens)
-        ids = encoding.ids if truncation is None else truncation.cut_encoding(encoding)
-        return np.array(ids, np.int32)
+        return encoding
 
     def decode(self, ids: Sequence[int], skips_special_tokens: bool = True) -> str:
         """Decodes a few ids; it holds the GIL meanwhile."""
@@ -245,6 +269,12 @@ def _load_tokenizer(folder: Path) -> Tokenizer:
     if not tokenizer.get_vocab_size():  # what transformers makes of nothing
         raise ConfigError(f"model: {folder} holds no tokenizer")
     return tokenizer
+
+
+def _description(config: dict[str, Any], template: str) -> dict[str, Any]:
+    """tokenizer_config.json with the chat template that is used."""
+    found = {"tokenizer_class": "PreTrainedTokenizerFast"} | config
+    return found | {"chat_template": template} if template else found
 
 
 def _added_texts(added: dict[int, AddedToken], skips_special_tokens: bool) -> dict[int, str]:

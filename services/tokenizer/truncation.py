@@ -1,11 +1,14 @@
 """Prompts that their clients let us cut."""
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tokenizers import Encoding
 
 from shared.codec import Array
-from shared.messages import TextOptions
+from shared.messages import Convert, TextOptions
+
+Of = TypeVar("Of")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,18 +23,19 @@ class Truncation:
             return ids
         return ids[: self.num_ids] if self.keeps_start else ids[len(ids) - self.num_ids :]
 
-    def cut_encoding(self, encoding: Encoding) -> list[int]:
-        """The ids of a text; the special tokens that the tokenizer puts around it stay."""
-        ids, added = encoding.ids, encoding.special_tokens_mask
-        begin = added.index(0) if 0 in added else len(ids)
-        end = len(ids) - (added[::-1].index(0) if 0 in added else 0)
-        room = max(self.num_ids - begin - (len(ids) - end), 0)
-        text = ids[begin:end]
+    def cut_encoding(self, encoding: Encoding, of_tokens: list[Of]) -> list[Of]:
+        """What of each token of a text, its id for one, is left; the special tokens that the
+        tokenizer puts around it stay."""
+        added, num = encoding.special_tokens_mask, len(of_tokens)
+        begin = added.index(0) if 0 in added else num
+        end = num - (added[::-1].index(0) if 0 in added else 0)
+        room = max(self.num_ids - begin - (num - end), 0)
+        text = of_tokens[begin:end]
         kept = text[:room] if self.keeps_start else text[max(len(text) - room, 0) :]
-        return [*ids[:begin], *kept, *ids[end:]][: self.num_ids]
+        return [*of_tokens[:begin], *kept, *of_tokens[end:]][: self.num_ids]
 
 
-def truncation_of(options: TextOptions) -> Truncation | None:
+def truncation_of(options: TextOptions | Convert) -> Truncation | None:
     """None: the prompt stays as it is."""
     if options.max_prompt_tokens is None:
         return None

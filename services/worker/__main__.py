@@ -1,10 +1,11 @@
 import gc
 
 from services.worker.engine.protocol import Engine
+from services.worker.follower import FollowerService
 from services.worker.service import WorkerService
 from services.worker.weights.progress import Progress
 from shared.config.worker import WorkerConfig
-from shared.service import main
+from shared.service import Service, main
 
 
 def build(config: WorkerConfig, progress: Progress) -> Engine:
@@ -18,5 +19,11 @@ def build(config: WorkerConfig, progress: Progress) -> Engine:
     return build_engine(config, progress)
 
 
+def service_of(config: WorkerConfig) -> Service:
+    """A worker, or one of its ranks that another process leads."""
+    service = FollowerService if config.leader or config.node_rank else WorkerService
+    return service(config, build)
+
+
 if __name__ == "__main__":
-    main("worker", WorkerConfig, lambda config: WorkerService(config, build))
+    main("worker", WorkerConfig, service_of)

@@ -1,6 +1,11 @@
 """What a worker counts."""
 
-from prometheus_client import Counter, Gauge
+from collections.abc import Iterable
+
+from prometheus_client import REGISTRY, Counter, Gauge, Info, Metric
+from prometheus_client.registry import Collector
+
+from shared.messages import Stats
 
 STEPS = Counter("shoal_steps", "Steps that were computed")
 STEP_BUSY_SECONDS = Counter(
@@ -18,11 +23,48 @@ GUIDE_MASK_SECONDS = Counter(
 SEQUENCES = Gauge("shoal_worker_sequences", "Sequences that were admitted and have not ended")
 MEMORY = Gauge("shoal_memory_bytes", "Memory as planned at the start", ["kind"])
 WEIGHTS, KV_CACHE, PEAK = (MEMORY.labels(kind) for kind in ("weights", "kv_cache", "peak"))
+RANKS = Gauge("shoal_worker_ranks", "Processes that compute the model together, this one included")
 PARAMETERS = Gauge(
     "shoal_model_parameters",
     "Parameters of the model: all, and those that a token is computed with",
     ["kind"],
 )
+DEVICE = Info("shoal_worker_device", "What the worker computes on and with")
+_device: Stats = {}
+
+
+class _OfModel(Collector):
+    """Metrics that only some models have, from when one is loaded."""
+
+    def __init__(self) -> None:
+        self.source: Collector | None = None
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        return [] if self.source is None else self.source.collect()
+
+
+EXPERT_LOADS = _OfModel()
+REGISTRY.register(EXPERT_LOADS)
+
+
+def show_device(name: str, kernels: str, num_threads: int) -> None:
+    DEVICE.info({"device": name, "kernels": kernels, "threads": str(num_threads)})
+    _device.update(device=name, kernels=kernels, threads=num_threads)
+
+
+def device_stats() -> Stats:
+    """Returns what ``show_device`` got; nothing as long as no model is loaded."""
+    return dict(_device)
+
+
+def memory_stats() -> Stats:
+    """Returns what ``show_memory`` got, in bytes."""
+    read = REGISTRY.get_sample_value
+    kinds = ("weights", "kv_cache")
+    return {f"{kind}_bytes": int(read("shoal_memory_bytes", {"kind": kind}) or 0) for kind in kinds}
 
 
 def show_parameters(total: int, active: int) -> None:
@@ -31,8 +73,9 @@ def show_parameters(total: int, active: int) -> None:
     PARAMETERS.labels("active").set(active)
 
 
-def show_memory(weights: int, kv_cache: int, peak: int) -> None:
-    """Bytes; ``peak`` is what a step takes beyond the others, at most."""
+def show_memory(weights: int, kv_cache: int, peak: int, num_ranks: int) -> None:
+    """Bytes of this rank; ``peak`` is what a step takes beyond the others, at most."""
+    RANKS.set(num_ranks)
     WEIGHTS.set(weights)
     KV_CACHE.set(kv_cache)
     PEAK.set(peak)

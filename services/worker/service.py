@@ -4,52 +4,77 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from typing import Any
+from concurrent.futures import Future
+from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
-from services.worker.engine.protocol import Engine, StepOutput
-from services.worker.metrics import SEQUENCES, STEP_BUSY_SECONDS, STEP_IDLE_SECONDS, STEPS
+from services.worker.attachment import Attachment
+from services.worker.engine.protocol import BuildEngine, StepOutput
+from services.worker.metrics import (
+    SEQUENCES,
+    STEP_BUSY_SECONDS,
+    STEP_IDLE_SECONDS,
+    STEPS,
+    device_stats,
+    memory_stats,
+)
 from services.worker.plan_check import PlanCheck
+from services.worker.ranks.followers import Followers
+from services.worker.ranks.local_ranks import LocalRanks
+from services.worker.ranks.rank_settings import with_share
 from services.worker.slot_log import SlotLog
-from services.worker.weights.progress import Progress, ProgressLines
+from services.worker.slot_spans import SlotSpans
+from services.worker.step_thread import StepThread, call_soon
+from services.worker.weights.progress import ProgressLines
 from shared.codec import Array
 from shared.config.worker import WorkerConfig
 from shared.cores import bind_to_node
 from shared.keys import load_keys
 from shared.link import Link
 from shared.messages import (
+    CELLS_MINOR,
     POOLING_MINOR,
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
     SHORT_STEP_S,
     Heartbeat,
     Hello,
+    Inquire,
     Message,
     Release,
+    Reset,
+    SpanReport,
     State,
+    Stats,
     StepPlan,
 )
 from shared.peer import Peer
+from shared.report import make_report
+from shared.spans import SpanBuffer
 
 log = logging.getLogger(__name__)
 
 WATCH_S = 1.0
+ATTACH_S = 0.5  # between two looks for the scheduler to be attached to
+CHOOSE_S = 0.05  # in which all schedulers that are dialled together have said how they fare
+MOVE_SHARE = 1 / 2  # of drain-timeout-s
 MIN_BEHIND = 2  # plans, one of which runs while the next ones are fetched
-
-BuildEngine = Callable[[WorkerConfig, Progress], Engine]
 
 
 class WorkerService:
-    """Loads the model before it dials, so that a scheduler never waits for a worker that loads."""
+    """Loads the model before it dials, so that a scheduler never waits for a worker that loads.
+
+    The first rank where several share the model: what it computes, ``followers`` compute too.
+    """
 
     def __init__(self, config: WorkerConfig, build: BuildEngine) -> None:
-        self._config = config
+        self._config = with_share(config)
         self._build = build
-        self._step_thread = ThreadPoolExecutor(1, "step")
+        self._local_ranks = LocalRanks(config)
+        self._followers = Followers(config)
+        self._step_thread = StepThread()
         self._progress = "starting"
         self._progress_lines = ProgressLines(time.monotonic())
         self._link: Link | None = None
@@ -58,16 +83,35 @@ class WorkerService:
         self._is_draining = False
         self._idle = asyncio.Event()
         self._log = SlotLog()
-        self._outputs: deque[tuple[Peer, Future[StepOutput]]] = deque()  # not sent yet
+        self._spans = SlotSpans(config.instance)
+        self._attachment = Attachment(
+            config.instance,
+            lambda: self._link.peers if self._link is not None else (),
+            MOVE_SHARE * config.drain_timeout_s,
+            self._forget_sequences,
+        )
+        # Not sent yet, with when they were there in unix time.
+        self._outputs: deque[tuple[Peer, Future[StepOutput], float]] = deque()
 
     async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            beside = [self._local_ranks.run(), self._followers.run()]
+            running = [tasks.create_task(each) for each in beside]
+            await self._local_ranks.until_started()
+            await self._followers.until_assembled()
+            await self._run()
+            for task in running:
+                task.cancel()
+
+    async def _run(self) -> None:
         if self._config.numa_node is not None and (why := bind_to_node(self._config.numa_node)):
             log.warning("numa-node: memory cannot be bound to the node (%s)", why)
         keys = load_keys(self._config.keys, "worker")
         loop = asyncio.get_running_loop()
         self._engine = await loop.run_in_executor(
-            self._step_thread, self._build, self._config, self._note_progress
+            self._step_thread.executor, self._build, self._config, self._note_progress
         )
+        await self._followers.until_up()
         instance = self._config.instance
         model, capacity = self._engine.model_info, self._engine.capacity
         self._plan_check = PlanCheck(capacity, model.vocab_size)
@@ -75,10 +119,11 @@ class WorkerService:
         self._link = Link(hello, self, keys)
         addresses = self._config.scheduler_address
         directory = self._config.mesh_dir
-        self._link.dial("scheduler", directory, role="workers", tcp=addresses, takes_one=True)
+        self._link.dial("scheduler", directory, role="workers", tcp=addresses)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._watch_steps())
+                tasks.create_task(self._stay_attached())
                 await self._link.run()
         finally:
             await self._link.close("the worker leaves", is_planned=self._is_draining)
@@ -96,8 +141,8 @@ class WorkerService:
                 async with asyncio.timeout(self._config.drain_timeout_s * share):
                     await self._idle.wait()
             except TimeoutError:
-                for peer in self._link.peers:
-                    peer.send(Release())
+                if self._attachment.home is not None:
+                    self._attachment.home.send(Release())
         await self._idle.wait()
 
     def status(self) -> Heartbeat:
@@ -108,36 +153,82 @@ class WorkerService:
         if self._is_draining:
             return State.DRAINING, "finishing what is open"
         if self._link is None:
-            return State.NOT_READY, self._progress
-        if not self._link.peers:
+            return State.NOT_READY, self._followers.missing or self._progress
+        if self._attachment.home is None:
             return State.NOT_READY, "no scheduler is connected"
         if self._busy_s() > self._config.stall_s:
             return State.NOT_READY, f"no step has finished for {self._busy_s():.0f} s"
+        if self._attachment.is_moving:
+            return State.DRAINING, "moving to a scheduler that has fewer workers"
         return State.READY, ""
 
     def refusal(self, hello: Hello) -> str | None:
         if self._engine.capacity.pooled_size and hello.minor < POOLING_MINOR:
             return f"protocol minor {hello.minor} knows of no pooling, {POOLING_MINOR} does"
-        for peer in self._link.peers if self._link is not None else ():
-            return f"attached to scheduler {peer.hello.instance}, so not to {hello.instance}"
+        home = self._attachment.home
+        if hello.minor < CELLS_MINOR and home is not None:
+            return f"attached to scheduler {home.hello.instance}, so not to {hello.instance}"
         return None
 
     def on_up(self, peer: Peer) -> None:
-        pass
+        self._attachment.add(peer, time.monotonic())
+        asyncio.get_running_loop().call_later(CHOOSE_S, self._attach)
 
     def on_down(self, peer: Peer, reason: str) -> None:
-        """The next scheduler knows nothing of our sequences."""
-        self._step_thread.submit(_run, asyncio.get_running_loop(), self._engine.reset)
+        self._attachment.lose(peer)
+        self._attach()
+
+    async def _stay_attached(self) -> None:
+        while True:
+            await asyncio.sleep(ATTACH_S)
+            self._attach()
+
+    def _attach(self) -> None:
+        if self._link is None or self._is_draining:
+            return
+        self._attachment.look(time.monotonic(), self._load == self._num_pending == 0)
+        self._link.send_status(only_changes=True)
+
+    def _is_home(self, scheduler: Peer) -> bool:
+        return scheduler is self._attachment.home
+
+    def _forget_sequences(self) -> None:
+        """The next scheduler knows nothing of them."""
+        self._followers.send(Reset())
+        self._step_thread.submit(self._engine.reset)
         self._log.clear()
+        self._spans.clear()
         self._plan_check.clear()
         self._load = 0
         self._note_load()
 
     def on_message(self, peer: Peer, message: Message, arrays: list[Array]) -> None:
         if isinstance(message, StepPlan):
-            self._step(peer, message, arrays[0])
+            if self._is_home(peer):  # one that we have left may have sent it before
+                self._step(peer, message, arrays[0])
+        elif isinstance(message, Inquire):
+            assert self._link is not None
+            peer.send(make_report(self._link, self.details(), lists=self._is_home))
         else:
             log.warning("%s sent a %s, which is not for us", peer, type(message).__name__)
+
+    def details(self) -> Stats:
+        """Nothing as long as no model is loaded."""
+        if self._link is None:
+            return {}
+        capacity = self._engine.capacity
+        model, folder = self._engine.model_info, Path(self._config.model)
+        return {
+            "model": folder.resolve().name if folder.is_dir() else self._config.model,
+            "dtype": model.dtype,
+            "quantization": model.quantization,
+            "kv_cache_dtype": model.kv_cache_dtype,
+            "max_model_len": model.max_model_len,
+            "max_num_seqs": capacity.max_num_seqs,
+            "kv_cache_tokens": capacity.num_blocks * capacity.block_size,
+            **memory_stats(),
+            **device_stats(),
+        }
 
     def _step(self, peer: Peer, plan: StepPlan, ids: np.ndarray) -> None:
         """Submits to the step thread at once, so that a reset that comes later runs after it.
@@ -149,8 +240,10 @@ class WorkerService:
         loop = asyncio.get_running_loop()
         output: Future[StepOutput] = Future()
         output.add_done_callback(lambda done: self._note_output(loop, peer, plan, done))
-        self._step_thread.submit(_run, loop, self._engine.submit, plan, ids, output)
+        self._followers.send(plan, ids)
+        self._step_thread.submit(self._engine.submit, plan, ids, output)
         self._log.note(plan)
+        self._spans.begin(plan)
 
     def _note_output(
         self,
@@ -160,18 +253,20 @@ class WorkerService:
         output: Future[StepOutput],
     ) -> None:
         """On the step thread. Every other result of short steps goes out with the next one."""
-        self._outputs.append((peer, output))
+        self._outputs.append((peer, output, time.time()))
         num_behind = self._num_pending - len(self._outputs)
         if len(self._outputs) > 1 or num_behind < MIN_BEHIND or not _can_wait(plan, output):
-            _call_soon(loop, self._send_results)
+            call_soon(loop, self._send_results)
 
     def _send_results(self) -> None:
         while self._outputs:
             self._send_result(*self._outputs.popleft())
 
-    def _send_result(self, peer: Peer, output: Future[StepOutput]) -> None:
+    def _send_result(self, peer: Peer, output: Future[StepOutput], ended_s: float) -> None:
         """Raises what broke the step, which ends the service."""
         result, arrays = output.result()
+        if reports := self._spans.end(result, ended_s):
+            result = replace(result, spans=_within(reports))
         peer.send(result, *arrays)
         self._num_pending -= 1
         self._last_progress_s = time.monotonic()
@@ -179,7 +274,7 @@ class WorkerService:
         STEPS.inc()
         STEP_BUSY_SECONDS.inc(result.step_s)
         STEP_IDLE_SECONDS.inc(result.idle_s)
-        if peer.is_up:
+        if self._is_home(peer):
             self._load = self._engine.num_running
         self._note_load()
 
@@ -216,21 +311,9 @@ def _can_wait(plan: StepPlan, output: Future[StepOutput]) -> bool:
     return result.step_s < SHORT_STEP_S and not ends
 
 
-def _run(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: Any) -> None:
-    """Runs ``call`` on the step thread; an error there ends the service."""
-    try:
-        call(*arguments)
-    except Exception as error:
-        _call_soon(loop, _raise, error)
-
-
-def _call_soon(
-    loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: Any
-) -> None:
-    """Calls back on the event loop, from any thread, unless the service has ended."""
-    with suppress(RuntimeError):
-        loop.call_soon_threadsafe(callback, *arguments)
-
-
-def _raise(error: Exception) -> None:
-    raise error
+def _within(reports: list[SpanReport]) -> list[SpanReport]:
+    """As many as a message may have."""
+    buffer = SpanBuffer()
+    for report in reports:
+        buffer.add(report)
+    return buffer.take()

@@ -12,6 +12,10 @@ from shared.config.fields import ApiKey
 from shared.messages import INSTANCE
 
 TCP_SETTINGS = ("listen_address", "tokenizer_address", "scheduler_address")
+KEYS_OR_NOT = (
+    "keys (a folder that `shoal keys` wrote), or insecure-tcp in a network that nobody else can"
+    " reach"
+)
 
 
 class Settings(BaseSettings):
@@ -49,7 +53,9 @@ class Settings(BaseSettings):
     admin_token: ApiKey | None = Field(
         None, description="token without which the admin port does nothing that changes something"
     )
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="least grave lines that are logged"
+    )
     log_format: Literal["text", "json"] = Field(
         "text", description="text, or json: one object a line"
     )
@@ -58,11 +64,14 @@ class Settings(BaseSettings):
     )
     drain_timeout_s: float = Field(30.0, ge=0, description="seconds to end open work after SIGTERM")
     keys: Path | None = Field(
-        None, description="folder with the mesh's keys for tcp, as `shoal keys` writes it"
+        None,
+        description="folder with the mesh's keys for tcp, as `shoal keys` writes it; under serve"
+        " for nnodes alone",
     )
     insecure_tcp: bool = Field(
         False,
-        description="allow tcp without keys: anyone who reaches a port can read and forge traffic",
+        description="allow tcp without keys: anyone who reaches a port can read and forge traffic;"
+        " under serve for nnodes alone",
     )
 
     @model_validator(mode="after")
@@ -70,10 +79,7 @@ class Settings(BaseSettings):
         if self.keys is None and not self.insecure_tcp:
             for name in TCP_SETTINGS:
                 if getattr(self, name, None):
-                    raise ValueError(
-                        f"{name.replace('_', '-')} needs keys (a folder that `shoal keys` wrote),"
-                        " or insecure-tcp in a network that nobody else can reach"
-                    )
+                    raise ValueError(f"{name.replace('_', '-')} needs {KEYS_OR_NOT}")
         return self
 
     def describe(self) -> str:

@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, SecretStr
 from pydantic_settings import NoDecode
 
-from shared.endpoint import check_dialled, check_listened
+from shared.endpoint import check_dialled, check_host, check_listened
 
 API_KEY = r"[!-~]{1,256}"
 MIN_REASONING_KEY_CHARS = 32
+MAX_WORKERS = 64
 WEIGHT_SYNONYMS = {  # vLLM's and FastDeploy's
     "bitsandbytes": "nf4",
     "block_wise_fp8": "fp8_block",
@@ -66,6 +67,14 @@ def _split_sizes(value: Any) -> Any:
     return [] if value == "" else _split(value)
 
 
+def _check_num_workers(value: Any) -> Any:
+    """One error in place of one for each kind that it may be."""
+    number = int(value) if str(value).isdecimal() else 0
+    if value != "auto" and not 1 <= number <= MAX_WORKERS:
+        raise ValueError(f"expected a whole number from 1 to {MAX_WORKERS}, or auto")
+    return value
+
+
 def _names_of(synonyms: Mapping[str, str]) -> BeforeValidator:
     return BeforeValidator(
         lambda value: synonyms.get(value, value) if isinstance(value, str) else value
@@ -74,11 +83,16 @@ def _names_of(synonyms: Mapping[str, str]) -> BeforeValidator:
 
 Names = Annotated[list[str], NoDecode, BeforeValidator(_split)]
 Sizes = Annotated[list[PositiveInt], Field(min_length=1), NoDecode, BeforeValidator(_split_sizes)]
+NumWorkers = Annotated[
+    Annotated[int, Field(ge=1, le=MAX_WORKERS)] | Literal["auto"],
+    BeforeValidator(_check_num_workers),
+]
 WeightForm = Annotated[
     Literal["none", "wint8", "wint4", "nf4", "fp8", "fp8_block"], _names_of(WEIGHT_SYNONYMS)
 ]
 KVCacheDtype = Annotated[Literal["auto", "int8", "fp8"], _names_of(CACHE_SYNONYMS)]
 Model = Annotated[str, BeforeValidator(_path_as_text)]
+HostName = Annotated[str, AfterValidator(check_host)]
 ListenAddress = Annotated[str, AfterValidator(check_listened)]
 ApiKey = Annotated[SecretStr, AfterValidator(check_api_key)]
 ReasoningKey = Annotated[SecretStr, AfterValidator(_check_reasoning_key)]

@@ -22,6 +22,9 @@ class GatewayConfig(Settings):
     uds: Path | None = Field(
         None, description="unix socket to serve HTTP on, without TLS, instead of host and port"
     )
+    page: bool = Field(
+        True, description="serve a page at /, to talk to the model and to see the mesh"
+    )
     api_key: ApiKeys = Field(
         [],
         description="keys of which a client must show one, with commas between; flags can be seen"
@@ -38,6 +41,9 @@ class GatewayConfig(Settings):
     )
     ssl_keyfile: Path | None = Field(
         None, description="PEM file with the certificate's private key (default: in ssl-certfile)"
+    )
+    mesh_endpoint: bool = Field(
+        True, description="answer GET /v1/mesh: all services of the mesh, their state and load"
     )
     max_body_bytes: int = Field(16 << 20, gt=0, description="largest request body; above it 413")
     max_open_requests: int = MAX_OPEN_REQUESTS
@@ -68,6 +74,12 @@ class GatewayConfig(Settings):
         description="tokens, of prompts and generated, that an API key may use in a minute; when"
         " they are used up 429",
     )
+    history_limit: int = Field(
+        0,
+        ge=-1,
+        description="tokens of a chat's prompt above which its oldest turns are dropped, unless the"
+        " request says otherwise; -1: those for which the context has no room; 0: none",
+    )
     reasoning_field: ReasoningField = Field(
         "both", description="field of a reply that holds what a model reasoned, or both of them"
     )
@@ -84,6 +96,27 @@ class GatewayConfig(Settings):
     )
     response_store_age_s: float = Field(
         7 * 24 * 3600.0, gt=0, description="seconds for which a response is kept"
+    )
+    max_background_responses: int = Field(
+        64,
+        gt=0,
+        description="responses with background: true that a gateway makes or has waiting; above it"
+        " 429",
+    )
+    trace_store_bytes: int = Field(
+        16 << 20,
+        ge=0,
+        description="bytes of traces of the last requests that are kept for /v1/traces; 0: nothing"
+        " is traced",
+    )
+    trace_store_age_s: float = Field(
+        3600.0, gt=0, description="seconds for which the trace of a request is kept"
+    )
+    otlp_traces_endpoint: str | None = Field(
+        None,
+        pattern="^https?://[^/]+",
+        description="URL of a collector of OpenTelemetry that gets all traces, by OTLP over HTTP,"
+        " such as http://127.0.0.1:4318/v1/traces; needs shoal[otel]",
     )
     reasoning_key: ReasoningKey | None = Field(
         None,
@@ -126,6 +159,11 @@ class GatewayConfig(Settings):
         ge=0,
         description="seconds that a new request waits while nothing is ready to serve it; then 503",
     )
+    enable_tokenizer_info_endpoint: bool = Field(
+        False,
+        description="GET /tokenizer_info: what the model's folder says of its tokenizer, the chat"
+        " template included, for every client",
+    )
     batch_dir: Path | None = Field(
         None,
         description="folder of /v1/files and /v1/batches, which gateways may share; without one"
@@ -141,7 +179,10 @@ class GatewayConfig(Settings):
         16, gt=0, description="requests of all batches that a gateway has open at once"
     )
     batch_priority: int = Field(
-        100, ge=0, le=2**31 - 1, description="priority of batches' requests; higher is later"
+        100,
+        ge=0,
+        le=2**31 - 1,
+        description="priority of batches' requests; higher is later, and gives way",
     )
     reuse_port: bool = Field(False, description="share the port with other gateways on the machine")
 
@@ -149,6 +190,12 @@ class GatewayConfig(Settings):
     def _check_tls(self) -> Self:
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise ValueError("ssl-keyfile: there is no ssl-certfile for it")
+        return self
+
+    @model_validator(mode="after")
+    def _check_traces(self) -> Self:
+        if self.otlp_traces_endpoint is not None and not self.trace_store_bytes:
+            raise ValueError("otlp-traces-endpoint: with trace-store-bytes 0 nothing is traced")
         return self
 
     @model_validator(mode="after")

@@ -1,12 +1,14 @@
 """Reads the settings of one process: a YAML file, the environment (``SHOAL_…``) over it, flags
 over that. The keys are those of vLLM and FastDeploy where the meaning is the same."""
 
+import sys
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_settings import CliSettingsSource, SettingsError
 
 from shared.config.base import Settings
+from shared.config.help import print_help, wanted_help
 from shared.config.serve import ServeConfig
 from shared.config.sources import advised, merging, one_line, warn_of_unread_variables
 from shared.errors import ConfigError
@@ -19,6 +21,9 @@ def load_settings(cls: type[Config], argv: list[str], prog: str) -> Config:
 
     Prints the help and exits where ``argv`` asks for it.
     """
+    if (word := wanted_help(argv)) is not None:
+        print_help(cls, prog, word)
+        sys.exit(0)
     known = ServeConfig.model_fields.keys()
     warn_of_unread_variables(known)
     try:

@@ -1,19 +1,19 @@
-from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 from pydantic_settings import CliSuppress
 
 from shared.config.base import TCP_SETTINGS
-from shared.config.fields import Addresses
+from shared.config.fields import Addresses, NumWorkers
 from shared.config.gateway import GatewayConfig
 from shared.config.scheduler import SchedulerConfig
 from shared.config.tokenizer import TokenizerConfig
-from shared.config.worker import WorkerConfig
+from shared.config.worker import RANK_SETTINGS, WorkerConfig
 
 # Each process needs its own of these, so that one value for a whole mesh is a mistake.
 SETTINGS_OF_ONE_SERVICE = {
-    *("instance", "admin_host", "admin_port", "keys", "insecure_tcp"),
+    *("instance", "admin_host", "admin_port"),
+    *RANK_SETTINGS,
     *TCP_SETTINGS,
 }
 
@@ -22,8 +22,16 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, WorkerConfig)
     """Serves a model from a mesh of processes on this machine."""
 
     gateways: int = Field(1, ge=1, le=64, description="gateways, which share the port")
-    tokenizers: int = Field(1, ge=1, le=64, description="tokenizers")
-    workers: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
+    tokenizers: int = Field(
+        1, ge=1, le=64, description="tokenizers, among which requests are shared"
+    )
+    schedulers: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="schedulers, each with workers of its own, no more than there are workers",
+    )
+    workers: NumWorkers = Field(
         1,
         description="workers, each with the whole model; auto: one for each GPU, else for each NUMA"
         " node",
@@ -39,11 +47,11 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, WorkerConfig)
     instance: CliSuppress[str] = ""
     admin_host: CliSuppress[str] = ""
     admin_port: CliSuppress[int | None] = None
-    keys: CliSuppress[Path | None] = None
-    insecure_tcp: CliSuppress[bool] = False
     listen_address: CliSuppress[str | None] = None
     tokenizer_address: CliSuppress[Addresses] = Field([])
     scheduler_address: CliSuppress[Addresses] = Field([])
+    tensor_parallel_rank: CliSuppress[int] = 0
+    leader: CliSuppress[str] = ""
 
     @model_validator(mode="after")
     def _check_uds(self) -> Self:
@@ -55,4 +63,10 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, WorkerConfig)
     def _check_together(self) -> Self:
         for name in sorted(self.model_fields_set & SETTINGS_OF_ONE_SERVICE):
             raise ValueError(f"{name.replace('_', '-')} is a setting of one service alone")
+        for name in sorted(self.model_fields_set & {"keys", "insecure_tcp"}):
+            if self.nnodes == 1:
+                text = "is a setting of one service alone, and of serve with nnodes"
+                raise ValueError(f"{name.replace('_', '-')} {text}")
+        if self.nnodes > 1 and self.workers != 1:
+            raise ValueError(f"workers: {self.workers}: with nnodes a host has ranks of one worker")
         return self

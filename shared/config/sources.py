@@ -26,6 +26,10 @@ PROTECTING_KEYS = {"ssl_ca_certs"}
 PREFIX = "SHOAL_"
 # A variable that `shoal serve` sets for its services and that is no setting.
 SUPERVISOR_FD = f"{PREFIX}SUPERVISOR_FD"
+# Variables of the stack files, whose containers get all that stands in .env.
+STACK_VARIABLES = {
+    f"{PREFIX}{name}" for name in ("API_KEYS", "CERTIFICATE", "ENV", "MODEL_NAME", "PUBLISH", "TAG")
+}
 
 # Settings whose values no error quotes.
 SECRET_SETTINGS = {"api_key", "admin_token", "reasoning_key"}
@@ -51,8 +55,9 @@ class YamlSource(YamlConfigSettingsSource):
                 f"{key.replace('_', '-')}: not supported yet; remove it to serve without"
             )
         for key in sorted(settings.keys() - self._known):
-            name = key.replace("_", "-")
-            log.warning("%s: %s is not supported and has no effect", file_path, name)
+            name, near = key.replace("_", "-"), _nearest(key, self._known)
+            hint = f"; did you mean {near.replace('_', '-')}?" if near else ""
+            log.warning("%s: %s is not supported and has no effect%s", file_path, name, hint)
         return settings
 
 
@@ -85,7 +90,8 @@ def merging(cls: type[BaseSettings], flags: CliSettingsSource[Any], known: Set[s
 def unread_variables(known: Set[str]) -> list[str]:
     """Returns the names in the environment that begin with ``SHOAL_`` and that no service reads."""
     names = sorted(name for name in os.environ if name.upper().startswith(PREFIX))
-    read = {f"{PREFIX}{name}".upper() for name in known} | {SUPERVISOR_FD}
+    settings = {f"{PREFIX}{name}".upper() for name in known}
+    read = settings | STACK_VARIABLES | {SUPERVISOR_FD}
     return [name for name in names if name.upper() not in read]
 
 

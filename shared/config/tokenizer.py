@@ -35,8 +35,8 @@ class TokenizerConfig(Settings):
     )
     trust_request_chat_template: bool = Field(
         False,
-        description="take the chat_template of a request: it can use any time and memory of the"
-        " tokenizer, which other requests wait for",
+        description="take the chat_template of a request: it can use 2 s of a processor and much"
+        " memory of the tokenizer for each request",
     )
     tool_call_parser: str = Field(
         "auto",

@@ -1,14 +1,19 @@
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_settings import CliSuppress
 
-from shared.config.base import Settings
-from shared.config.fields import Addresses, KVCacheDtype, Model, Sizes, WeightForm
+from shared.config.base import KEYS_OR_NOT, Settings
+from shared.config.fields import Addresses, HostName, KVCacheDtype, Model, Sizes, WeightForm
 from shared.config.pooler import POOLER_CONFIG, RUNNER, Pooler
 from shared.config.shared_fields import MAX_MODEL_LEN, MODEL, SCHEDULER_ADDRESS
 from shared.config.speculative import Speculative, SpeculativeConfig
+from shared.endpoint import FIRST_PORTS, MAX_PORT
 from shared.messages import MAX_BATCHED_TOKENS, MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_SEQS, MAX_STALL_S
+
+MAX_RANKS = 64
+RANK_SETTINGS = {"tensor_parallel_rank", "leader"}  # which the first rank gives the others
 
 
 class WorkerConfig(Settings):
@@ -37,6 +42,16 @@ class WorkerConfig(Settings):
         " 4 bits with a scale for each 32, 64 inputs of an output; for our own architectures;"
         " a model that is quantised already needs no setting",
     )
+    lm_head_quantization: WeightForm = Field(
+        "none",
+        description="the same for the output head, which quantization leaves as it is; where it"
+        " shares the embeddings' weights, these keep their own; for our own architectures",
+    )
+    embedding_quantization: WeightForm = Field(
+        "none",
+        description="the same for the embeddings, of which a step reads its tokens' rows; an output"
+        " head that shares their weights is in the same codes; for our own architectures",
+    )
     quantization_cache: Path | None = Field(
         None,
         description="folder that keeps weights as quantization made them, so that later starts with"
@@ -54,7 +69,53 @@ class WorkerConfig(Settings):
         " (whole numbers, or float8_e4m3fn), with a scale for each head's key and value of a token;"
         " vLLM's int8_per_token_head, fp8_e4m3 and fp8_per_token_head are these too",
     )
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="auto: a GPU where there is one, else the CPU"
+    )
+    tensor_parallel_size: int = Field(
+        1,
+        ge=1,
+        le=MAX_RANKS,
+        description="processes that compute the model together, each with its share of the weights"
+        " and of the KV cache: one worker, of this machine unless there is nnodes; for our own"
+        " architectures; ranks on GPUs, one for each, were not tried yet",
+    )
+    nnodes: int = Field(
+        1,
+        ge=1,
+        le=MAX_RANKS,
+        description="hosts that the ranks of tensor-parallel-size are divided among, each with as"
+        " many; a worker is started on each of them; on CPUs only",
+    )
+    node_rank: int = Field(
+        0,
+        ge=0,
+        lt=MAX_RANKS,
+        description="which of the nnodes hosts this is; 0 has the first rank, and its scheduler",
+    )
+    master_addr: HostName | None = Field(
+        None, description="with nnodes: the name or address of the host with node-rank 0"
+    )
+    master_port: int = Field(
+        FIRST_PORTS["worker"],
+        gt=0,
+        le=MAX_PORT,
+        description="with nnodes: a port of that host for the other ranks; they take the next too",
+    )
+    enable_expert_parallel: bool = Field(
+        False,
+        description="with tensor-parallel-size: each expert is whole on one rank, instead of a part"
+        " of each on every rank",
+    )
+    enable_expert_distribution_metrics: bool = Field(
+        False,
+        description="count the tokens that go to each expert, for the metric shoal_expert_load; for"
+        " our own architectures",
+    )
+    tensor_parallel_rank: CliSuppress[int] = Field(
+        0, ge=0, lt=MAX_RANKS, description="which of them this is; the first one starts the others"
+    )
+    leader: CliSuppress[str] = Field("", description="the instance of the first of them")
     gpu_claims: Path | None = Field(
         None,
         description="folder in which the workers of a machine take a GPU each (default: torch's"
@@ -65,8 +126,8 @@ class WorkerConfig(Settings):
         ge=0,
         allow_inf_nan=False,
         description="on a GPU: GiB of a worker's weights that are in the host's memory; they are"
-        " whole layers, each copied to the GPU in every step, while those before it are computed;"
-        " for our own architectures without experts",
+        " whole layers with all their experts, each copied to the GPU in every step, while those"
+        " before it are computed; for our own architectures",
     )
     native_kernels: bool = Field(
         True, description="on a CPU: compute with our native code where it can run the model"
@@ -134,3 +195,31 @@ class WorkerConfig(Settings):
         le=MAX_STALL_S,
         description="work pending and no step for so long: not ready; twice: exit",
     )
+
+    @property
+    def ranks_of_host(self) -> range:
+        num = self.tensor_parallel_size // self.nnodes
+        return range(self.node_rank * num, (self.node_rank + 1) * num)
+
+    @model_validator(mode="after")
+    def _check_hosts(self) -> Self:
+        size, num = self.tensor_parallel_size, self.nnodes
+        if self.node_rank >= num:
+            raise ValueError(
+                f"node-rank: {self.node_rank}: nnodes is {num}, so the last is {num - 1}"
+            )
+        if num == 1:
+            return self
+        if size % num:
+            sizes = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
+            raise ValueError(
+                f"nnodes: {num} hosts cannot have the same number of {size} ranks"
+                f" (tensor-parallel-size); {sizes} would work"
+            )
+        if self.master_addr is None:
+            raise ValueError("nnodes needs master-addr, the host with node-rank 0")
+        if self.device == "cuda":
+            raise ValueError("nnodes: ranks of several hosts are for CPUs; on GPUs none was tried")
+        if self.keys is None and not self.insecure_tcp:
+            raise ValueError(f"nnodes needs {KEYS_OR_NOT}")
+        return self

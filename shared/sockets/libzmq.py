@@ -40,14 +40,11 @@ FAILED_HANDSHAKES: dict[int, str] = {
 
 
 class ZmqContext:
-    """All sockets of libzmq in one process; ``close`` waits at most ``LINGER_S`` for what is
-    queued."""
+    """All sockets of libzmq in one process, which starts it with the first of them; ``close`` waits
+    at most ``LINGER_S`` for what is queued."""
 
     def __init__(self) -> None:
-        # Its one IO thread reports a connection before it passes on messages that came through it.
-        self._zmq: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
-        # Its threads begin with the first socket. Without files left they would end the process.
-        self._zmq.socket(zmq.PAIR).close()
+        self._zmq: zmq.Context[zmq.Socket[bytes]] | None = None
 
     def socket(
         self,
@@ -58,6 +55,10 @@ class ZmqContext:
     ) -> "Socket":
         """Raises OSError where the process has too many open files."""
         try:
+            if self._zmq is None:
+                # One IO thread: it reports a connection before it passes on messages that came
+                # through it.
+                self._zmq = zmq.Context(io_threads=1)
             with ExitStack() as on_error:
                 socket = on_error.enter_context(self._zmq.socket(KINDS[kind]))
                 made = Socket(socket, on_frames, on_lost, on_accepted)
@@ -67,7 +68,8 @@ class ZmqContext:
             raise OSError(error.errno, error.strerror) from None
 
     def close(self) -> None:
-        self._zmq.destroy(linger=LINGER_MS)
+        if self._zmq is not None:
+            self._zmq.destroy(linger=LINGER_MS)
 
 
 class Socket:

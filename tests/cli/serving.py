@@ -4,13 +4,16 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
+import httpx2
+from openai import AsyncOpenAI
 
+from benchmarks.harness.admin import metrics_of
 from benchmarks.harness.ports import free_port
 from benchmarks.processes import services_of
 
@@ -22,6 +25,7 @@ class Serving:
     process: asyncio.subprocess.Process
     port: int
     directory: Path
+    uds: Path | None = None  # instead of the port
     lines: list[str] = field(default_factory=list)
 
     @property
@@ -32,8 +36,17 @@ class Serving:
         """Process ids by service, of those alive."""
         return services_of(self.directory)
 
+    def client(self) -> AsyncOpenAI:
+        transport = None if self.uds is None else httpx2.AsyncHTTPTransport(uds=str(self.uds))
+        http_client = httpx2.AsyncClient(transport=transport, timeout=90)
+        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", http_client=http_client)
+
     async def until_ready(self) -> None:
-        async with asyncio.timeout(READY_TIMEOUT_S), aiohttp.ClientSession() as session:
+        connector = None if self.uds is None else aiohttp.UnixConnector(str(self.uds))
+        async with (
+            asyncio.timeout(READY_TIMEOUT_S),
+            aiohttp.ClientSession(connector=connector) as session,
+        ):
             while True:
                 try:
                     async with session.get(f"{self.url}/ready") as response:
@@ -45,16 +58,7 @@ class Serving:
                 await asyncio.sleep(0.1)
 
     async def metrics(self, service: str) -> dict[str, float]:
-        """Values of the service's admin port by name (and labels as they are written)."""
-        (path,) = self.directory.glob(f"*/admin.{service}-*.sock")
-        connector = aiohttp.UnixConnector(str(path))
-        async with (
-            aiohttp.ClientSession(connector=connector) as session,
-            session.get("http://admin/metrics") as response,
-        ):
-            lines = (await response.text()).splitlines()
-        pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-        return {name: float(value) for name, value in pairs}
+        return await metrics_of(service, self.directory)
 
     async def read_lines(self) -> None:
         if self.process.stdout is None:
@@ -65,20 +69,25 @@ class Serving:
 
 @asynccontextmanager
 async def serving(
-    directory: Path, *flags: str, stdout: int = asyncio.subprocess.PIPE
+    directory: Path,
+    *flags: str,
+    stdout: int = asyncio.subprocess.PIPE,
+    prefix: Sequence[str] = (),
+    uds: Path | None = None,
 ) -> AsyncIterator[Serving]:
     """Reads ``lines`` from ``stdout`` where it is a pipe of ours. Workers have one thread unless
-    ``flags`` say more: other tests want the cores, too."""
+    ``flags`` say more: other tests want the cores, too. ``prefix`` are words before the command."""
     port = free_port()
+    flags = flags if uds is None else (*flags, "--uds", str(uds))
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", "from cli.main import main; main()", "serve"),
+        *(*prefix, sys.executable, "-c", "from cli.main import main; main()", "serve"),
         *("--port", str(port), "--mesh-dir", str(directory), *flags),
         stdout=stdout,
         stderr=asyncio.subprocess.STDOUT,
         cwd=Path(__file__).parent.parent.parent,
         env={"SHOAL_NUM_THREADS": "1"} | os.environ,
     )
-    serving = Serving(process, port, directory)
+    serving = Serving(process, port, directory, uds)
     reading = asyncio.create_task(serving.read_lines())
     try:
         yield serving

@@ -14,7 +14,9 @@ from tests.cli.serving import serving
 from tests.cli.test_transformers_models import NUM_TOKENS, prompts_with_one_beginning, text_of
 
 
-@pytest.mark.parametrize("name", ["int8", "fp8_per_token_head"])
+@pytest.mark.parametrize(
+    "name", ["int8", pytest.param("fp8_per_token_head", marks=pytest.mark.slow)]
+)
 async def test_greedy_texts_are_those_of_one_engine_alone(tmp_path: Path, name: str) -> None:
     """Alone, then eight at once in chunks, with a common beginning that is cached, in a KV cache so
     small that some are preempted."""

@@ -1,8 +1,13 @@
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
 from cli.main import main
+from shared.version import VERSION
+
+CHANGELOG = Path(__file__).parents[2] / "CHANGELOG.md"
 
 
 @pytest.mark.parametrize(
@@ -22,3 +27,9 @@ def test_what_a_person_types_first(monkeypatch, capsys, words: list[str], code: 
     assert caught.value.code == code
     output = capsys.readouterr()
     assert text in output.out + output.err
+
+
+def test_the_changelog_begins_with_this_version():
+    first = re.search(r"^## (\S+)", CHANGELOG.read_text(), re.MULTILINE)
+    assert first is not None
+    assert first[1].rstrip(",") == VERSION

@@ -49,16 +49,31 @@ async def assert_texts_of(oracle: PreTrainedModel, directory: Path, *flags: str)
         assert_greedy(oracle, prompt, ids)
 
 
-@pytest.mark.parametrize("quantization", ["wint8", "wint4", "fp8_block"])
+@pytest.mark.parametrize(
+    ("quantization", "head"),
+    [
+        ("wint4", "wint8"),
+        pytest.param("wint8", "none", marks=pytest.mark.slow),
+        pytest.param("fp8_block", "none", marks=pytest.mark.slow),
+    ],
+)
 async def test_greedy_texts_are_those_of_what_the_codes_stand_for(
-    tmp_path: Path, quantization: Quantization
+    tmp_path: Path, quantization: Quantization, head: Quantization
 ) -> None:
     oracle = load_as_qwen2(EMBEDDED_MODEL)
-    with quantized(oracle, quantization):
-        await assert_texts_of(oracle, tmp_path, "--quantization", quantization)
+    flags = "--quantization", quantization, "--lm-head-quantization", head
+    with quantized(oracle, quantization, head):
+        await assert_texts_of(oracle, tmp_path, *flags)
 
 
-@pytest.mark.parametrize("layout", ["gptq, desc_act", "awq", "bitsandbytes"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "gptq, desc_act",
+        pytest.param("awq", marks=pytest.mark.slow),
+        pytest.param("bitsandbytes", marks=pytest.mark.slow),
+    ],
+)
 async def test_a_model_that_is_quantised_already_needs_no_setting(
     tmp_path: Path, layout: str
 ) -> None:

@@ -69,6 +69,7 @@ async def test_it_serves_on_a_port_of_its_own_drains_and_leaves_nothing(tmp_path
             shoal.process.send_signal(signal.SIGINT)
             assert await open_stream == 1, "a drain ends what is open"
         assert await shoal.process.wait() == 0
+        assert any("requests of 2,048 tokens at once" in line for line in shoal.lines)
         assert not any(is_alive(pid) for pid in pids.values())
         assert list(mesh.iterdir()) == []
 
@@ -176,8 +177,8 @@ async def test_replicas_serve_a_model_of_the_hugging_face_cache_together_on_one_
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
     directory = tmp_path / "mesh"
-    flags = ("--gateways", "2", "--tokenizers", "2", "--workers", "2", "--model", "org/name@main")
-    async with serving(directory, *flags) as mesh:
+    replicas = ("--gateways", "2", "--tokenizers", "2", "--schedulers", "2", "--workers", "2")
+    async with serving(directory, *replicas, "--model", "org/name@main") as mesh:
         await mesh.until_ready()
         body = {"model": "org/name", "prompt": "The shoal", "max_tokens": 8, "temperature": 0}
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
@@ -190,7 +191,7 @@ async def test_replicas_serve_a_model_of_the_hugging_face_cache_together_on_one_
             async with session.get(f"{mesh.url}/v1/models") as response:
                 models = (await response.json())["data"]
         assert [model["id"] for model in models] == ["org/name"]
-        assert len(list(directory.glob("*/admin.*.sock"))) == 7
+        assert len(list(directory.glob("*/admin.*.sock"))) == 8
 
 
 async def test_several_gateways_want_a_port_of_their_own(tmp_path: Path):
@@ -208,3 +209,15 @@ async def test_several_gateways_want_a_port_of_their_own(tmp_path: Path):
             _, errors = await process.communicate()
             assert process.returncode == 2
             assert text in errors.decode()
+
+
+async def test_a_setting_that_only_a_service_can_check_ends_with_2(tmp_path: Path):
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", "from cli.main import main; main()", "serve"),
+        *("--mesh-dir", str(tmp_path), "--port", "0", "--max-model-len", "1000000"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    text, _ = await process.communicate()
+    assert process.returncode == 2
+    assert "max-model-len" in text.decode().splitlines()[-1]

@@ -17,6 +17,7 @@ from shared.config.gateway import GatewayConfig
 from shared.config.load import load_settings
 from shared.config.serve import ServeConfig
 from shared.config.speculative import SpeculativeConfig
+from shared.errors import ConfigError
 
 
 class FakeChild:
@@ -149,18 +150,36 @@ async def test_every_replica_is_started_and_restarted_for_itself(supervisor: Sup
     running.cancel()
 
 
+def test_each_scheduler_needs_a_worker(tmp_path: Path):
+    config = ServeConfig(mesh_dir=tmp_path, schedulers=3, workers=2)
+    text = r"schedulers: 3: each needs a worker of its own, and there are 2 \(workers\)"
+    with pytest.raises(ConfigError, match=text):
+        Supervisor(config, RunDirectory(tmp_path), print)
+
+
 def test_replicas_share_the_port_and_the_cores(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    config = ServeConfig(gateways=2, workers=3, device="cpu")
+    config = ServeConfig(gateways=2, schedulers=2, workers=3, device="cpu")
     environment = child_environment(config)
     assert environment["SHOAL_REUSE_PORT"] == "true"
-    assert not {"SHOAL_GATEWAYS", "SHOAL_WORKERS"} & environment.keys()
+    assert not {"SHOAL_GATEWAYS", "SHOAL_SCHEDULERS", "SHOAL_WORKERS"} & environment.keys()
     assert [each["SHOAL_NUM_THREADS"] for each in worker_environments(config)] == ["2"] * 3
     given = ServeConfig(workers=3, num_threads=4)
     assert child_environment(given)["SHOAL_NUM_THREADS"] == "4"
     assert not any("SHOAL_NUM_THREADS" in each for each in worker_environments(given))
     assert "SHOAL_REUSE_PORT" not in child_environment(ServeConfig())
+
+
+def test_a_host_with_more_ranks_of_a_worker_has_nothing_else(tmp_path: Path):
+    config = ServeConfig(
+        tensor_parallel_size=4, nnodes=2, node_rank=1, master_addr="h", keys=tmp_path
+    )
+    supervisor = Supervisor(config, RunDirectory(tmp_path), print)
+    assert list(supervisor._replicas()) == [("worker", 0)]
+    for service in ("gateway", "worker"):
+        environment = supervisor._environment_of(Child(service, "0.1", tmp_path), 0)
+        assert ("SHOAL_KEYS" in environment) == (service == "worker")
 
 
 def test_keys_reach_the_gateways_and_no_other_service(tmp_path: Path, monkeypatch):

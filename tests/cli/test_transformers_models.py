@@ -20,7 +20,8 @@ from tests.services.worker.foreign_checkpoints import FAMILIES, OWN_FAMILIES, sa
 VOCAB_SIZE = 8192  # of the tokenizer beside it
 NUM_TOKENS = 24
 ALWAYS = ("GptOssForCausalLM",)  # experts, windows and sinks
-ALWAYS_OURS = ("Qwen3MoeForCausalLM",)
+ALWAYS_OURS = ALWAYS
+COUNTED = "--enable-expert-distribution-metrics"
 
 
 def save_with_tokenizer(folder: Path, family: str) -> None:
@@ -70,12 +71,17 @@ async def test_greedy_texts_of_our_own_code_are_those_of_transformers(
     tmp_path: Path, family: str
 ) -> None:
     """MiMo, which transformers has not, is the embedded model, and tested as such."""
-    await compare(tmp_path, family, 16, "shoal", "kernels: native code")
+    has_experts = any("experts" in name for name in OWN_FAMILIES[family])
+    flags = (COUNTED,) if has_experts else ()
+    await compare(tmp_path, family, 16, "shoal", "kernels: native code", *flags)
 
 
-async def compare(tmp_path: Path, family: str, block_size: int, model_impl: str, line: str) -> None:
+async def compare(
+    tmp_path: Path, family: str, block_size: int, model_impl: str, line: str, *more: str
+) -> None:
     """Alone, then eight at once in chunks of 7 tokens, with a common beginning that is cached, in a
-    KV cache so small that some are preempted, and with drafts. ``line`` is one of the log's."""
+    KV cache so small that some are preempted, and with drafts. ``line`` is one of the log's,
+    ``more`` are flags."""
     folder = tmp_path / "model"
     save_with_tokenizer(folder, family)
     flags = [
@@ -85,6 +91,7 @@ async def compare(tmp_path: Path, family: str, block_size: int, model_impl: str,
         *("--max-num-batched-tokens", "15", "--max-num-seqs", "8"),
         *("--model-impl", model_impl),
         *("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}'),
+        *more,
     ]
     prompts = prompts_with_one_beginning()
     async with (
@@ -95,6 +102,7 @@ async def compare(tmp_path: Path, family: str, block_size: int, model_impl: str,
         alone, _ = await text_of(client, prompts[0])
         together = await asyncio.gather(*(text_of(client, prompt) for prompt in prompts))
         await check_what_happened(server, [num_cached for _, num_cached in together], line)
+        await check_loads(server, COUNTED in more)
     oracle = AutoModelForCausalLM.from_pretrained(folder).eval()
     texts = [alone, *(ids for ids, _ in together)]
     for prompt, ids in zip([prompts[0], *prompts], texts, strict=True):
@@ -109,3 +117,13 @@ async def check_what_happened(server: Serving, num_cached: list[int], line: str)
     preemptions = [value for name, value in values.items() if "num_preemptions_total" in name]
     assert sum(preemptions) > 0
     assert any(line in each for each in server.lines)
+
+
+async def check_loads(server: Serving, are_counted: bool) -> None:
+    """Every expert's load was observed, if tokens were counted at all."""
+    values = await server.metrics("worker")
+    nums = [value for name, value in values.items() if name.startswith("shoal_expert_load_count{")]
+    assert bool(nums) == are_counted
+    assert all(num > 0 for num in nums)
+    sums = [value for name, value in values.items() if name.startswith("shoal_expert_load_sum{")]
+    assert sums == pytest.approx(nums), "the mean load is 1"

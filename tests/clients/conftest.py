@@ -1,4 +1,4 @@
-"""A server for all tests here: ``shoal serve`` of the checkout, with the embedded model."""
+"""Servers for all tests here: ``shoal serve`` of the checkout, with the embedded model."""
 
 import os
 import signal
@@ -8,6 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,38 +17,68 @@ ROOT = Path(__file__).parent.parent.parent
 READY_TIMEOUT_S = 120
 
 
-@pytest.fixture(scope="session")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The base of OpenAI's endpoints, which clients find in the environment, too."""
+@dataclass
+class Server:
+    process: subprocess.Popen
+    url: str
+    log: Path
+
+    def wait_until_ready(self) -> None:
+        deadline_s = time.monotonic() + READY_TIMEOUT_S
+        while time.monotonic() < deadline_s:
+            assert self.process.poll() is None, self.log.read_text()
+            try:
+                with urllib.request.urlopen(f"{self.url}/ready"):
+                    return
+            except (urllib.error.URLError, ConnectionError):
+                time.sleep(0.1)
+        raise TimeoutError(self.log.read_text())
+
+
+def start(folder: Path, *flags: str) -> Server:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    log = tmp_path_factory.mktemp("serve") / "log"
+    log = folder / "log"
     with log.open("wb") as file:
-        server = subprocess.Popen(
+        process = subprocess.Popen(
             # In float32 texts are the same on all processors but for near ties.
-            [ROOT / ".venv/bin/shoal", "serve", "--port", str(port), "--dtype", "float32"],
+            [ROOT / ".venv/bin/shoal", "serve", "--port", str(port), "--dtype", "float32", *flags],
             cwd=ROOT,
             stdout=file,
             stderr=file,
-            env=os.environ | {"SHOAL_MESH_DIR": str(log.parent / "mesh")},
+            env=os.environ | {"SHOAL_MESH_DIR": str(folder / "mesh")},
         )
+    return Server(process, f"http://127.0.0.1:{port}", log)
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
+    """One whose model writes texts, and one whose model pools."""
+    writing, pooling = tmp_path_factory.mktemp("writing"), tmp_path_factory.mktemp("pooling")
+    store, batches = writing / "store.db", writing / "batches"
+    both = (
+        start(writing, "--response-store", str(store), "--batch-dir", str(batches)),
+        start(pooling, "--runner", "pooling"),
+    )
     try:
-        until_ready(server, f"http://127.0.0.1:{port}/ready", log)
-        os.environ["OPENAI_BASE_URL"] = f"http://127.0.0.1:{port}/v1"
-        os.environ["OPENAI_API_KEY"] = "none"
-        yield os.environ["OPENAI_BASE_URL"]
+        for server in both:
+            server.wait_until_ready()
+        yield both
     finally:
-        server.send_signal(signal.SIGINT)
-        server.wait(60)
+        for server in both:
+            server.process.send_signal(signal.SIGINT)
+        for server in both:
+            server.process.wait(60)
 
 
-def until_ready(server: subprocess.Popen, address: str, log: Path) -> None:
-    deadline_s = time.monotonic() + READY_TIMEOUT_S
-    while time.monotonic() < deadline_s:
-        assert server.poll() is None, log.read_text()
-        try:
-            with urllib.request.urlopen(address):
-                return
-        except (urllib.error.URLError, ConnectionError):
-            time.sleep(0.1)
-    raise TimeoutError(log.read_text())
+@pytest.fixture(scope="session")
+def url(servers: tuple[Server, Server]) -> str:
+    """The base of OpenAI's endpoints, which clients find in the environment, too."""
+    os.environ["OPENAI_BASE_URL"] = f"{servers[0].url}/v1"
+    os.environ["OPENAI_API_KEY"] = "none"
+    return os.environ["OPENAI_BASE_URL"]
+
+
+@pytest.fixture(scope="session")
+def pooling_url(servers: tuple[Server, Server]) -> str:
+    return f"{servers[1].url}/v1"

@@ -1,4 +1,5 @@
-"""LangChain's standard tests of chat models, with its own client for OpenAI's API.
+"""LangChain's standard tests of models of chats and of embeddings, with its own client for OpenAI's
+API.
 
 The embedded model calls tools, but fills most schemas without understanding what for, so that some
 tests which compare what it says are expected to fail.
@@ -7,10 +8,11 @@ tests which compare what it says are expected to fail.
 from typing import Any
 
 import pytest
+from langchain_core.embeddings import Embeddings
 from langchain_core.exceptions import OutputParserException
 from langchain_core.language_models import BaseChatModel
-from langchain_openai import ChatOpenAI
-from langchain_tests.integration_tests import ChatModelIntegrationTests
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
+from langchain_tests.integration_tests import ChatModelIntegrationTests, EmbeddingsIntegrationTests
 
 NEEDS_SENSE = {
     "test_unicode_tool_call_integration": "a string that comes to its end",
@@ -54,3 +56,19 @@ class TestShoalResponses(TestShoal):
         params = super().chat_model_params
         seed = {"seed": params.pop("seed")}
         return params | {"use_responses_api": True, "extra_body": seed}
+
+
+class TestShoalEmbeddings(EmbeddingsIntegrationTests):
+    @pytest.fixture(autouse=True)
+    def _at(self, pooling_url: str) -> None:
+        self.url = pooling_url
+
+    @property
+    def embeddings_class(self) -> type[Embeddings]:
+        return OpenAIEmbeddings
+
+    @property
+    def embedding_model_params(self) -> dict[str, Any]:
+        """Else it sends the token ids of a model of OpenAI's."""
+        at = {"base_url": self.url, "api_key": "none"}
+        return at | {"model": "shoal-tiny", "check_embedding_ctx_length": False}

@@ -9,18 +9,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from prometheus_client import PROCESS_COLLECTOR
-from prometheus_client.metrics import MetricWrapperBase
 
 from benchmarks.harness.docker_engine import ROOT
-from services.gateway import metrics as gateway_metrics
-from services.gateway.http import client as gateway_client
-from services.scheduler import metrics as scheduler_metrics
-from services.tokenizer import metrics as tokenizer_metrics
-from services.worker import metrics as worker_metrics
-from shared import metrics as shared_metrics
-from shared import open_requests
 from tests.compose.board import BOARD, Panel, panels, queries
+from tests.compose.exported import assert_exported
 
 PROMETHEUS = ROOT / "compose" / "prometheus"
 RULES = [
@@ -30,46 +22,12 @@ RULES = [
 ]
 EXPRESSIONS = queries() + [rule["expr"] for rule in RULES]
 
-MODULES = (
-    *(gateway_client, gateway_metrics, scheduler_metrics, tokenizer_metrics, worker_metrics),
-    *(shared_metrics, open_requests),
-)
-# Exported by services of more than one kind: without a job their figures would be added up.
-EXPORTED_BY_SEVERAL = {
-    "shoal_open_requests",
-    "vllm:kv_cache_usage_perc",
-    "vllm:num_requests_running",
-    "vllm:num_requests_waiting",
-}
-SUFFIXES = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum", "_count"]}
-
 
 def promtool(*arguments: str | Path) -> None:
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed (Debian: prometheus)")
     done = subprocess.run(["promtool", *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def exported_names() -> set[str]:
-    """The names of all samples that our services export, and of those Prometheus makes itself."""
-    values = (value for module in MODULES for value in vars(module).values())
-    ours = [
-        metric
-        for each in values
-        if isinstance(each, MetricWrapperBase)
-        for metric in each.describe()
-    ]
-    metrics = [*ours, *PROCESS_COLLECTOR.collect()]
-    return {"up"} | {metric.name + suffix for metric in metrics for suffix in SUFFIXES[metric.type]}
-
-
-def selectors(expression: str) -> list[tuple[str, str]]:
-    """Each metric with its label matchers. Names have an underscore, or are ``up``; functions stand
-    before a parenthesis."""
-    bare = re.sub(r"\b(by|on|without) \([^)]*\)", "", expression)
-    found = re.findall(r"(?<![\w\"])([a-z][\w:]*)\b(?!\s*\()(?:\{([^}]*)\})?", bare)
-    return [(name, labels) for name, labels in found if "_" in name or name == "up"]
 
 
 def overlap(one: Panel, other: Panel) -> bool:
@@ -113,11 +71,7 @@ def test_prometheus_understands_the_queries_of_the_board(tmp_path: Path):
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_every_metric_of_a_query_is_exported(expression: str):
-    asked = selectors(expression)
-    assert asked
-    assert {name for name, _ in asked} <= exported_names()
-    for name, labels in asked:
-        assert name not in EXPORTED_BY_SEVERAL or "job=" in labels, f"{name}: of which job?"
+    assert_exported(expression)
 
 
 def test_panels_of_the_board_have_an_id_a_place_and_a_query_of_their_own():

@@ -4,7 +4,6 @@ import asyncio
 import ssl
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,11 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
-from benchmarks.harness.checked_load import Load
 from benchmarks.harness.docker_engine import ROOT, NoEngine, provide_base_images, running_engine
 from benchmarks.harness.stack import CommandError, Stack, running_stack
 from tests.certificate import make_certificate
 from tests.compose.board import queries
+from tests.compose.load import loaded, progress
 
 pytestmark = [
     pytest.mark.compose,
@@ -25,8 +24,6 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-NUM_STREAMS = 12
-NUM_TOKENS = 48
 LONG_STREAM = 192  # tokens
 
 
@@ -47,31 +44,6 @@ async def stack(engine: dict[str, str]) -> AsyncIterator[Stack]:
     assert await stack.leftovers() == ""
 
 
-@asynccontextmanager
-async def loaded(stack: Stack, num_tokens: int = NUM_TOKENS) -> AsyncIterator[Load]:
-    """Clients at work, none of which may see a failure or another text."""
-    load = Load(NUM_STREAMS, num_tokens, lambda number: stack.url)
-    await load.learn()
-    running = asyncio.create_task(load.run())
-    try:
-        yield load
-        await progress(load)
-    finally:
-        load.is_over = True
-        await running
-    assert not load.failures, load.failures[:5]
-    assert len(load.differences) <= max(1, load.num_good // 1000), load.differences
-
-
-async def progress(load: Load) -> None:
-    """Waits until every client has ended one request more or less."""
-    goal = load.num_good + NUM_STREAMS
-    async with asyncio.timeout(120):
-        while load.num_good < goal:
-            assert not load.failures, load.failures[:5]
-            await asyncio.sleep(0.05)
-
-
 async def test_the_openai_client_is_served(stack: Stack):
     async with AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0) as client:
         assert [model.id async for model in client.models.list()] == ["shoal-tiny"]
@@ -88,7 +60,7 @@ async def test_the_openai_client_is_served(stack: Stack):
 
 
 async def test_each_service_grows_and_shrinks_under_load_without_a_failed_request(stack: Stack):
-    async with loaded(stack) as load:
+    async with loaded(stack.url) as load:
         await progress(load)
         await stack.scale(gateway=2, tokenizer=3, worker=2)
         for service, num in {"gateway": 2, "tokenizer": 3, "worker": 2}.items():
@@ -109,7 +81,7 @@ async def test_each_service_grows_and_shrinks_under_load_without_a_failed_reques
 async def test_what_is_killed_comes_back_and_only_a_gateways_own_clients_notice(stack: Stack):
     nums = {"gateway": 1, "tokenizer": 2, "scheduler": 1, "worker": 2}
     await stack.scale(**nums)
-    async with loaded(stack) as load:
+    async with loaded(stack.url) as load:
         for service in ("tokenizer", "scheduler", "worker"):
             await progress(load)
             victim, *_ = await stack.containers(service)
@@ -121,14 +93,14 @@ async def test_what_is_killed_comes_back_and_only_a_gateways_own_clients_notice(
     await stack.kill(gateway)
     await stack.until_restarted(gateway)
     await stack.until_ready("gateway", 1)
-    async with loaded(stack):
+    async with loaded(stack.url):
         pass
 
 
 async def test_prometheus_finds_every_replica_and_answers_every_query_of_the_board(stack: Stack):
     await stack.scale(worker=2)
     await stack.compose("up", "-d", "--no-build", "prometheus")
-    async with loaded(stack), aiohttp.ClientSession() as session:
+    async with loaded(stack.url), aiohttp.ClientSession() as session:
         unanswered = set(queries())
         async with asyncio.timeout(90):
             while unanswered:
@@ -145,7 +117,7 @@ async def test_prometheus_finds_every_replica_and_answers_every_query_of_the_boa
 
 
 async def test_each_service_is_replaced_under_load_without_a_failed_request(stack: Stack):
-    async with loaded(stack, LONG_STREAM) as load:
+    async with loaded(stack.url, LONG_STREAM) as load:
         for service in ("gateway", "tokenizer", "scheduler", "worker"):
             old = await stack.begin_replacement(service)
             stopped_s = time.monotonic()
@@ -285,13 +257,14 @@ async def test_the_images_hold_what_they_need_and_no_more(stack: Stack):
             await stack.docker("exec", container, "touch", "/app/x")
 
 
-async def test_clients_need_a_key_and_the_port_speaks_https_where_files_say_so(
-    stack: Stack, tmp_path: Path
-):
+async def test_more_files_add_keys_https_and_a_store(stack: Stack, tmp_path: Path):
     keys, certificate = tmp_path / "keys", tmp_path / "certificate.pem"
     keys.write_text("a-key-of-a-client\n")
     make_certificate(certificate)
-    files = {"gateway": "compose/api-keys.yml", "edge": "compose/tls.yml"}
+    files = {
+        "gateway": ["compose/api-keys.yml", "compose/store.yml"],
+        "edge": ["compose/tls.yml"],
+    }
     settings = {"SHOAL_API_KEYS": str(keys), "SHOAL_CERTIFICATE": str(certificate)}
     trusting = aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=certificate))
     async with (
@@ -305,3 +278,13 @@ async def test_clients_need_a_key_and_the_port_speaks_https_where_files_say_so(
                 assert response.status == status
         async with session.get("/ready") as response:
             assert response.status == 200
+        asked = {"model": "shoal-tiny", "input": "Hello", "max_output_tokens": 4}
+        async with session.post("/v1/responses", json=asked, headers=headers) as response:
+            kept = (await response.json())["id"]
+        async with session.get(f"/v1/responses/{kept}", headers=headers) as response:
+            assert response.status == 200, await response.text()
+        form = aiohttp.FormData({"purpose": "batch"})
+        form.add_field("file", b'{"custom_id": "1"}', filename="batch.jsonl")
+        async with session.post("/v1/files", data=form, headers=headers) as response:
+            assert response.status == 200, await response.text()
+    await stack.docker("volume", "rm", f"{stack.name}_store")

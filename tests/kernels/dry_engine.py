@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from kernels.grammar_mask import hide
-from services.worker.backends.stack_experts import stack_experts
 from services.worker.backends.torch_lm import TorchLM
 from services.worker.config.model_config import ModelConfig
 from services.worker.engine.device.adjust_logits import Adjusted
@@ -19,7 +18,9 @@ from services.worker.engine.device.planned_rows import PlannedRows
 from services.worker.engine.device.segments import Segments
 from services.worker.engine.device.steps import DecodeStep, Step
 from services.worker.engine.device.warm_up import warm_up
+from services.worker.layers.embedding import LMHead, TokenRows
 from services.worker.layers.linear import Linear
+from services.worker.layers.stack_experts import stack_experts
 from services.worker.machine.kv_cache import KVCache
 from services.worker.machine.streams import upload
 from services.worker.slots.table import SlotTable
@@ -86,9 +87,9 @@ def start(
     """As a worker does: what it has when it is ready. The KV cache may have ``codes``."""
     model = build_model(config, dtype, CPU)
     for module in model.modules():
-        if isinstance(module, Linear):
+        if isinstance(module, Linear | TokenRows):
             module.allocate(CPU)
-            quantize(module, quantization)
+            quantize(module, "none" if isinstance(module, LMHead) else quantization)
     model.lm_head.to(dtype)
     stack_experts(model)
     drafts = model.mtp_head is not None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.codes import Codes, decoded
+from kernels.codes import Codes, decoded, decoded_rows
 from kernels.linear import MAX_FEW_ROWS, gated, linear
 from kernels.rms_norm import Norm, reference
 from tests.kernels.coded import KINDS, random_codes
@@ -144,6 +144,21 @@ def test_decoded_weights_are_their_values_to_the_bit(
 ) -> None:
     weight = random_codes(kind, (37, 288), group, zeros=has_zeros, device=device)
     assert torch.equal(decoded(weight, dtype), weight.values(dtype))
+
+
+@kinds
+@pytest.mark.parametrize(
+    ("group", "terms"), [(16, "zeros"), (24, "zeros"), (128, "order"), (None, "")]
+)
+def test_decoded_rows_are_those_of_all_values_to_the_bit(
+    kind: str, group: int | None, terms: str, device: torch.device
+) -> None:
+    given = {"zeros": terms == "zeros", "order": terms == "order"}
+    weight = random_codes(kind, (37, 288), group, **given, device=device)
+    ids = torch.tensor([36, 0, 5, 5, *range(20)], device=device)
+    for dtype, kept in ((torch.bfloat16, ids), (torch.float32, ids[:1].int())):
+        found = decoded_rows(weight, kept, dtype)
+        assert torch.equal(found, weight.values(dtype)[kept.long()])
 
 
 @kinds

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.codes import Codes
-from kernels.experts import experts, reference
+from kernels.experts import Biases, Clamp, experts, reference
 from tests.kernels.coded import KINDS, random_codes
 
 # Shares of the largest result. Gates times ups are rounded, and what each expert gives; by some of
@@ -87,8 +87,16 @@ def dense(each: Tensor | Codes) -> Tensor:
     return torch.stack([each.expert(i).values(torch.float32) for i in range(each.shape[0])])
 
 
-def assert_near(found: Tensor, tokens: Tokens, layer: Layer, residual: Tensor | None) -> None:
-    expected = reference.experts(*tokens, dense(layer.gate_up), dense(layer.down), residual)
+def assert_near(
+    found: Tensor,
+    tokens: Tokens,
+    layer: Layer,
+    residual: Tensor | None,
+    biases: Biases | None = None,
+    clamp: Clamp | None = None,
+) -> None:
+    weights = dense(layer.gate_up), dense(layer.down)
+    expected = reference.experts(*tokens, *weights, residual, biases, clamp)
     assert found.dtype == tokens.x.dtype
     atol = TOLERANCES[found.dtype] * float(expected.abs().max()) if len(expected) else 0.0
     torch.testing.assert_close(found.double(), expected, atol=atol, rtol=0.0)
@@ -165,6 +173,33 @@ def test_loads_may_be_uneven(num_tokens: int, load: str, device: torch.device) -
     assert_near(experts(*tokens, *layer), tokens, layer, None)
 
 
+@pytest.mark.parametrize("kind", ["dense", "int8"])
+@pytest.mark.parametrize("num_tokens", [3, 70])
+def test_some_of_the_experts_give_their_part_of_the_sum(
+    kind: str, num_tokens: int, device: torch.device
+) -> None:
+    """The last one has no tokens. Their downs' biases are another rank's."""
+    layer = dense_layer(5, 96, 48, torch.float32, device)
+    if kind != "dense":
+        layer = coded_layer(kind, 5, 96, 48, device)
+    x, chosen, weights = tokens_of(num_tokens, 4, 2, 96, torch.float32, device)
+    biases = torch.randn(5, 96, device=device)
+    for first, end in ((0, 2), (2, 4), (4, 5)):
+        some = [part(each, first, end) for each in layer]
+        own = Biases(biases[first:end], None)
+        found = experts(x, chosen, weights, *some, biases=own, first=first)
+        are_here = (chosen >= first) & (chosen < end)
+        tokens = Tokens(x, chosen, weights * are_here)
+        assert_near(found, tokens, layer, None, Biases(biases, None))
+
+
+def part(each: Tensor | Codes, first: int, end: int) -> Tensor | Codes:
+    """Of the experts from ``first`` to ``end``."""
+    if isinstance(each, Tensor):
+        return each[first:end]
+    return each._replace(codes=each.codes[first:end], scales=each.scales[first:end])
+
+
 @dtypes
 @kinds
 @pytest.mark.parametrize("has_more", [False, True], ids=["", "zeros, order"])
@@ -177,6 +212,26 @@ def test_weights_may_be_in_codes(
     assert_near(experts(*tokens, *layer), tokens, layer, None)
 
 
+@dtypes
+@pytest.mark.parametrize("kind", ["dense", "table"])
+@pytest.mark.parametrize("num_tokens", [3, 70])
+def test_experts_may_have_biases_and_a_clamp(
+    kind: str, num_tokens: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """As those of gpt-oss; the same bits whatever is beside a token."""
+    if kind == "dense":
+        layer = dense_layer(5, 160, 48, dtype, device)
+    else:
+        layer = coded_layer(kind, 5, 160, 48, device)
+    tokens = tokens_of(num_tokens, 5, 2, 160, dtype, device)
+    given = [torch.randn(5, size, device=device).to(dtype) for size in (96, 160)]
+    options: dict[str, Any] = {"biases": Biases(*given), "clamp": Clamp(1.702, 1.0)}
+    found = experts(*tokens, *layer, **options)
+    assert_near(found, tokens, layer, None, **options)
+    alone = Tokens(*(each[2:3].contiguous() for each in tokens))
+    assert torch.equal(experts(*alone, *layer, **options), found[2:3])
+
+
 def test_each_expert_may_have_a_weight_of_its_own() -> None:
     """Where torch's operators compute them: in an order of its own, too."""
     device = torch.device("cpu")
@@ -184,7 +239,9 @@ def test_each_expert_may_have_a_weight_of_its_own() -> None:
     gate_up = [random_codes("int8", (32, 64), 32, order=True) for _ in range(3)]
     down = torch.randn(3, 64, 16) / 4
     values = torch.stack([each.values(torch.float32) for each in gate_up])
-    assert_near(experts(*tokens, gate_up, list(down)), tokens, Layer(values, down), None)
+    biases = Biases(list(torch.randn(3, 32)), list(torch.randn(3, 64)))
+    found = experts(*tokens, gate_up, list(down), biases=biases)
+    assert_near(found, tokens, Layer(values, down), None, biases)
 
 
 @dtypes
@@ -265,6 +322,9 @@ def test_what_kernels_cannot_read_is_an_error(triton_device: torch.device) -> No
         experts(x, chosen, weights, layer.down, layer.gate_up)
     with pytest.raises(ValueError, match="chosen must be int32"):
         experts(x, chosen.long(), weights, *layer)
+    biases = Biases(list(torch.zeros(3, 32)), list(torch.zeros(3, 32)))
+    with pytest.raises(ValueError, match="the biases of all experts must be in one"):
+        experts(x, chosen, weights, *layer, biases=biases)
     with pytest.raises(ValueError, match="must be contiguous"):
         experts(x.T.contiguous().T, chosen, weights, *layer)
     coded = stacked([random_codes("int8", (32, 48), 24) for _ in range(3)], 1, triton_device)

@@ -17,6 +17,7 @@ from kernels.experts.triton.sums import BLOCK as SUM_BLOCK
 from kernels.experts.triton.sums import sum_kernel
 from kernels.route import Routing
 from kernels.route.triton import route_kernel
+from kernels.silu_mul import Clamp, constants_of
 from tests.kernels.compiled import ARCHS, compile_kernel, compiled
 from tests.kernels.test_linear_compiles import (
     CODES,
@@ -32,6 +33,7 @@ from tests.kernels.test_route import FAMILIES
 
 # Hidden size, an expert's inner size and how many are chosen.
 QWEN3_30B, ERNIE_21B, TINY = (2048, 768, 8), (2560, 1536, 6), (64, 32, 2)
+GPT_OSS = (2880, 2880, 4)
 archs = pytest.mark.parametrize("arch", ARCHS)
 kernels = pytest.mark.parametrize("kernel", [gate_up_kernel, down_kernel], ids=["gate_up", "down"])
 nums_tokens = pytest.mark.parametrize("num_tokens", [1, 65])
@@ -53,7 +55,9 @@ def compiled_product(
     num_tokens: int,
     arch: int,
     form: str | None = None,
+    clamp: Clamp | None = None,
 ) -> Any:
+    """With a clamp there are biases, too."""
     hidden, inner, num_chosen = shape
     is_gated = kernel is gate_up_kernel
     size = hidden if is_gated else inner
@@ -65,6 +69,10 @@ def compiled_product(
     pointers["p_weight"] = pointers.pop("codes")
     absent.append("p_order")
     pointers |= POINTERS | {"p_gated": TYPES[dtype]}
+    if clamp is None:
+        absent.append("p_bias")
+    else:
+        pointers["p_bias"] = TYPES[dtype]
     if is_gated:
         pointers["p_x"] = TYPES[dtype]
         sizes = {"NUM_CHOSEN": num_chosen, "I": inner}
@@ -73,6 +81,9 @@ def compiled_product(
         sizes = {"N": hidden}
     constants = dict.fromkeys(absent) | sizes | {"K": size} | named(KNOWN, known)
     constants |= named(("BLOCK_ROWS", "BLOCK_K", "BLOCK_T"), chosen[:3])
+    if is_gated:
+        alpha, _, limit = constants_of(clamp or "silu")
+        constants |= {"ALPHA": alpha, "LIMIT": limit}
     signature = pointers | {"most": "i32"}
     return compiled(kernel, signature, constants, arch, chosen.num_warps, chosen.num_stages)
 
@@ -103,6 +114,19 @@ def test_a_product_with_codes_fits(
     kernel: Any, form: str, dtype: torch.dtype, num_tokens: int, arch: int
 ) -> None:
     found = compiled_product(kernel, QWEN3_30B, dtype, num_tokens, arch, form)
+    assert_fits(taken(found), arch)
+
+
+@archs
+@kernels
+@nums_tokens
+@pytest.mark.parametrize("form", [None, "NF4"])
+def test_a_product_with_biases_and_a_clamp_fits(
+    kernel: Any, form: str | None, num_tokens: int, arch: int
+) -> None:
+    found = compiled_product(
+        kernel, GPT_OSS, torch.bfloat16, num_tokens, arch, form, Clamp(1.702, 7.0)
+    )
     assert_fits(taken(found), arch)
 
 
@@ -144,7 +168,8 @@ def test_a_sum_has_the_same_order_for_all_numbers_of_tokens(kernel: Any, form: s
 @pytest.mark.parametrize("block_size", [16, 64])
 @pytest.mark.parametrize("num_experts", [8, 256])
 def test_placing_pairs_fits(num_experts: int, block_size: int, arch: int) -> None:
-    signature = POINTERS | {"p_chosen": "*i32", "num_pairs": "i32", "most": "i32"}
+    sizes = dict.fromkeys(["num_pairs", "most", "first_expert"], "i32")
+    signature = POINTERS | {"p_chosen": "*i32"} | sizes
     constants = {"BLOCK_E": num_experts, "BLOCK_SIZE": block_size, "BLOCK": BLOCK}
     assert_fits(compile_kernel(place_kernel, signature, constants, arch, num_warps=4), arch)
 

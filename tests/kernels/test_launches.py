@@ -28,7 +28,21 @@ MODELS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 256,
     },
     "MiMo, float32, heads of 64": {**MIMO, "head_size": 64},
+    "Gemma 2, bfloat16, heads of 256": {
+        "architectures": ["Gemma2ForCausalLM"],
+        "head_size": 256,
+        "sliding_window": 512,
+    },
+    "DeepSeek-V3, bfloat16, latents": {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 256,
+        "q_lora_rank": 128,
+    },
 }
+SLOW = ("Gemma 2, bfloat16, heads of 256", "DeepSeek-V3, bfloat16, latents")
 pytestmark = pytest.mark.timeout(900)  # the first test of a model compiles all its kernels
 ASKED = {"returns_processed": True, "acceptance": torch.tensor([0.7])}
 
@@ -44,7 +58,10 @@ def _unwritten_memory() -> None:
     """Is zeros here: no kernel of a dry card writes what the next reads."""
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in MODELS],
+)
 def started(request: pytest.FixtureRequest) -> Iterator[Started]:
     name = request.param
     dtype = torch.float32 if "float32" in name else torch.bfloat16

@@ -12,6 +12,7 @@ from benchmarks.gpu.dry_card import HOPPER, MAX_SHARED_BYTES, Resources, resourc
 from kernels.codes.triton import ALL, DENSE, Constants, decode_kernel
 from kernels.linear.triton import codes_config, config, gated_kernel, linear_kernel
 from kernels.rms_norm.triton import num_warps, rms_norm_kernel
+from kernels.silu_mul import CURVES, Clamp, constants_of
 from kernels.silu_mul.triton import BLOCK, silu_mul_kernel
 from tests.kernels.compiled import ARCHS, compile_kernel, compiled
 
@@ -67,12 +68,16 @@ def compiled_product(
     rows = {"I": num_rows // 2} if is_gated else {"N": num_rows}
     constants = dict.fromkeys(absent) | rows | {"K": size, "STRIDE": size}
     constants |= named(BLOCKS, chosen[:4]) | named(KNOWN, DENSE)
+    if is_gated:
+        constants |= GELU
     signature = pointers | {"eps": "fp32", "num_tokens": "i32"}
     return compiled(kernel, signature, constants, arch, chosen.num_warps, chosen.num_stages)
 
 
 BLOCKS = ("BLOCK_ROWS", "NUM_PARTS", "BLOCK_K", "BLOCK_T")
 KNOWN = ("KIND", "PER_PLACE", "FIRST", "GROUP")
+
+GELU = dict(zip(("ALPHA", "BETA"), CURVES["gelu_tanh"], strict=True))  # takes most
 
 
 def named(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
@@ -108,6 +113,8 @@ def compiled_codes(
     constants = dict.fromkeys([*absent, "p_bias", "p_norm"]) | rows
     constants |= {"K": size, "STRIDE": size // known.per_place}
     constants |= named(BLOCKS, chosen[:4]) | named(KNOWN, known)
+    if kernel is gated_kernel:
+        constants |= GELU
     signature = pointers | {"eps": "fp32", "num_tokens": "i32"}
     return compiled(kernel, signature, constants, arch, chosen.num_warps, chosen.num_stages)
 
@@ -250,9 +257,9 @@ def test_what_decodes_fits(form: str, dtype: torch.dtype, arch: int) -> None:
     known, _ = CODES[form]
     pointers, absent = of_codes(form)
     pointers["p_codes"] = pointers.pop("codes")
-    sizes = {"N": 24576, "K": 4096, "BLOCK_ROWS": 16, "BLOCK_K": min(256, known.group)}
+    sizes = {"K": 4096, "BLOCK_ROWS": 16, "BLOCK_K": min(256, known.group)}
     constants = dict.fromkeys(absent) | sizes | named(KNOWN, known)
-    signature = pointers | {"p_out": TYPES[dtype]}
+    signature = pointers | {"p_ids": "*i32", "p_out": TYPES[dtype], "num_rows": "i32"}
     assert_fits(compile_kernel(decode_kernel, signature, constants, arch, num_warps=4), arch)
 
 
@@ -269,7 +276,9 @@ def test_a_norm_fits(size: int, dtype: torch.dtype, arch: int) -> None:
 
 @archs
 @dtypes
-def test_gates_of_many_rows_fit(dtype: torch.dtype, arch: int) -> None:
+@pytest.mark.parametrize("clamp", [None, Clamp(1.702, 7.0)], ids=str)
+def test_gates_of_many_rows_fit(dtype: torch.dtype, clamp: Clamp | None, arch: int) -> None:
     pointers = dict.fromkeys(["p_gate_up", "p_out"], TYPES[dtype])
-    constants = {"SIZE": 12288, "BLOCK": BLOCK}
+    constants: dict[str, Any] = {"SIZE": 12288, "BLOCK": BLOCK}
+    constants |= named(("ALPHA", "BETA", "LIMIT"), constants_of(clamp or "gelu_tanh"))
     assert_fits(compile_kernel(silu_mul_kernel, pointers, constants, arch, num_warps=4), arch)

@@ -58,6 +58,22 @@ def test_logprobs_of_a_large_vocabulary_are_the_same_bits_alone_and_among_others
         assert alone.values[0].equal(result.values[row])
 
 
+def test_logprobs_of_named_ids_are_those_of_the_whole_vocabulary_bit_by_bit(
+    sampler: Sampler,
+) -> None:
+    rng = np.random.default_rng(6)
+    logits = torch.from_numpy(rng.normal(size=(9, 40_001)).astype(np.float32) * 4)
+    rows, tokens = np.array([1, 4, 8]), rng.integers(0, 40_001, 3)
+    ids = rng.integers(0, 40_001, (3, 128))
+    found = sampler.logprobs(logits, rows, tokens, 128, ids)
+    whole = sampler.logprobs(logits, rows, tokens, None)
+    assert found.top_ids.tolist() == ids.tolist()
+    assert found.top_ids.dtype == torch.int32
+    assert found.ranks.equal(whole.ranks)
+    assert found.values[:, 0].equal(whole.values[:, 0])
+    assert found.values[:, 1:].equal(whole.values[:, 1:].gather(1, torch.from_numpy(ids)))
+
+
 @pytest.mark.parametrize("num_top", [0, 1, 200, None])
 def test_logprobs_of_prompts_and_many_likeliest_tokens_break_ties_alike_on_every_device(
     device: torch.device, num_top: int | None

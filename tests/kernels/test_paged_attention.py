@@ -12,6 +12,7 @@ from kernels.kv_codes import HIGHEST_CODE, quantize
 from kernels.paged_attention import (
     PLAIN,
     AttentionOptions,
+    grouped,
     paged_attention,
     prepare_attention,
     reference,
@@ -88,6 +89,13 @@ def test_every_option_of_attention_agrees(
     sinks = torch.randn(heads[0]) if has_sinks else None
     options = AttentionOptions(window, softcap, sinks, value_dim)
     compare(rows, *heads, torch.float32, options=options)
+
+
+def test_scores_that_are_made_in_pieces_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouped, "MAX_SCORES", 200)
+    rows = [Row(1, 30), Row(1, 17), Row(9, 0), Row(5, 20)]
+    for options in (AttentionOptions(softcap=0.5), AttentionOptions(5, None, torch.randn(4))):
+        compare(rows, 4, 2, torch.float32, options=options)
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 9])

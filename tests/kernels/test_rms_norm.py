@@ -27,6 +27,16 @@ def test_rows_are_normed(
     torch.testing.assert_close(found.cpu(), expected, **TOLERANCES[dtype])
 
 
+def test_a_weight_in_float32_norms_rows_of_bfloat16(device: torch.device) -> None:
+    x, weight = torch.randn(5, 72).bfloat16(), torch.randn(72) + 1
+    found, expected = (
+        rms_norm(x.to(device), weight.to(device), 1e-6),
+        reference.rms_norm(x, weight, 1e-6),
+    )
+    assert found.dtype == x.dtype
+    torch.testing.assert_close(found.cpu(), expected, **TOLERANCES[x.dtype])
+
+
 def test_heads_among_others_are_normed(device: torch.device) -> None:
     heads, weight = torch.full((3, 6, 8), torch.nan), torch.randn(8)
     heads[:, 2:4] = torch.randn(3, 2, 8)

@@ -19,8 +19,10 @@ from shared.messages import (
     Hello,
     Message,
     ModelInfo,
+    Repetition,
     SamplingParams,
     ServiceName,
+    Span,
 )
 from shared.peer import Peer
 
@@ -36,6 +38,8 @@ PARAMS = SamplingParams(
     max_tokens=6,
     min_p=0.01,
     top_n_sigma=3.0,
+    logprob_token_ids=[6, 3],
+    repetition=Repetition(4, 2, 3),
     presence_penalty=0.1,
     frequency_penalty=0.1,
     repetition_penalty=1.1,
@@ -49,6 +53,10 @@ PARAMS = SamplingParams(
     draft_logprobs=True,
     guide=Guide('start: /[a-z ]{1,9}/ | "(" start ")"', True, [11], [12], 1, [13, 12]),
 )
+SPANS = [
+    Span("whole", 1e9, 2.0, 0, {"reason": "slots", "slots_ms": 1.5, "num": 3, "is_odd": True}),
+    Span("part", 1e9, 1.0, 1, {"worker": "w"}),
+]
 PLAIN = SamplingParams(seed=0, temperature=0.0, max_tokens=6)
 
 Example = tuple[Message, list[np.ndarray]]

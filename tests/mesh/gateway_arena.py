@@ -1,12 +1,19 @@
 """A gateway's end of the mesh by itself."""
 
 import asyncio
+import json
 
 import numpy as np
 
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.mesh.output_collector import OutputCollector
+from services.gateway.mesh.reports import Reports
 from services.gateway.requests.job import Job, Prompt
+from services.gateway.responses.json_reply import encode
+from services.gateway.traces.context import trace_context
+from services.gateway.traces.objects import spans_of
+from services.gateway.traces.request_trace import RequestTrace
+from services.gateway.traces.store import TraceStore
 from shared.codec import Array
 from shared.errors import CodecError
 from shared.messages import (
@@ -22,9 +29,14 @@ from shared.messages import (
     Message,
     ModelInfo,
     OutputStart,
+    ReportedPeer,
     RequestKey,
     RunKind,
+    ServiceName,
+    ServiceReport,
+    SpanReport,
     State,
+    Stats,
     Submit,
     TextOptions,
     TokenRun,
@@ -36,6 +48,7 @@ from tests.mesh.arena_parts import (
     PARAMS,
     PLAIN,
     PROMPT,
+    SPANS,
     Example,
     FakePeer,
     Lies,
@@ -65,16 +78,22 @@ class GatewayArena:
             np.ones(3, np.int32),
             np.ones(4, np.int32),
         ]
+        reports = [
+            SpanReport("r/0", 1, "tokenizer", "t", SPANS),
+            SpanReport("r/0/0", 1, "scheduler", "s", SPANS),
+            SpanReport("r/0/0", 1, "worker", "w", SPANS),
+        ]
         prompts = [Prompt("ids", PROMPT)]
         self._job = Job("m", prompts, 2, PARAMS, TextOptions(), 0, True, False)
         vocabulary: list[np.ndarray] = [np.zeros(100, np.uint8), np.ones(100, np.int32)]
         self.examples: list[Example] = [
             (Accepted("r/0", 1, OutputStart.REASONING), [PROMPT]),
-            (Deltas(rows, [Finished("r/0", 1, 0, "stop", 2, "x", 1)]), buffers),
+            (Deltas(rows, [Finished("r/0", 1, 0, "stop", 2, "x", 1)], reports), buffers),
             (Failed("r/0", 1, 503, "t", "c", "m", "prompt", 1.0), []),
-            (Lost([RequestKey("r/0", 1)], True, "s"), []),
+            (Lost([RequestKey("r/0", 1)], True, "s", 1), []),
             (Converted("convert-0"), [PROMPT]),
             (Vocabulary(), vocabulary),
+            (report("tokenizer", "t", "scheduler"), []),
         ]
         self.lies: Lies = {
             "other lengths than bytes": (5, Vocabulary(), [vocabulary[0], 2 * vocabulary[1]]),
@@ -82,18 +101,26 @@ class GatewayArena:
         }
 
     async def take(self, index: int, message: Message, arrays: list[Array]) -> bool:
-        mesh, peer, is_good = Mesh(1, 1, 1), connect("tokenizer", self.model), True
+        traces = TraceStore("g", 1 << 16, 60.0)
+        mesh, peer, is_good = Mesh(1, 1, 1, traces), connect("tokenizer", self.model), True
+        trace = RequestTrace(trace_context(None), "/v1/completions")
         beside = connect("tokenizer", self.model, name="beside")
         for load, each in enumerate((peer, beside)):
             each.status = Heartbeat(State.READY, "", load, 0)
             mesh.on_up(each)
-        with mesh.generate("r", self._job) as collector, mesh.generate("other", OTHER) as other:
+        with (
+            mesh.generate("r", self._job, trace) as collector,
+            mesh.generate("other", OTHER) as other,
+        ):
             if index:
                 mesh.on_message(peer, Accepted("r/0", 1), [PROMPT])
             converting = asyncio.create_task(mesh.conversions.convert("text", NO_IDS, True))
             await asyncio.sleep(0)
             try:
-                mesh.on_message(peer, message, arrays)
+                if isinstance(message, ServiceReport):
+                    _show(message)
+                else:
+                    mesh.on_message(peer, message, arrays)
             except CodecError:
                 is_good = False
                 mesh.on_down(peer, "a bad message")
@@ -103,10 +130,27 @@ class GatewayArena:
             converting.cancel()
             await asyncio.gather(converting, return_exceptions=True)
         assert not mesh._prompts()
+        kept = traces.end(trace)
+        assert kept is not None
+        spans = spans_of(kept)
+        assert {span.parent for span in spans} <= {None, *(span.id for span in spans)}
         return is_good
 
     async def close(self) -> None:
         """Nothing stays open."""
+
+
+def report(service: ServiceName, instance: str, below: ServiceName) -> ServiceReport:
+    peers = [ReportedPeer(below, "b", 2, State.READY, "r", 1, "lost", 0.001, {"load": 1})]
+    stats: Stats = {"open": 1, "share": 0.5, "model": "m"}
+    return ServiceReport(service, instance, State.NOT_READY, "r", True, 5.0, peers, stats)
+
+
+def _show(message: ServiceReport) -> None:
+    reports = Reports(lambda: report("gateway", "g", "tokenizer"), list)
+    reports.receive(message)
+    shown = json.loads(encode(reports._list(reports._answers(0))))
+    assert "gateway" in {each["role"] for each in shown}
 
 
 def _check_other(mesh: Mesh, beside: FakePeer, collector: OutputCollector) -> None:

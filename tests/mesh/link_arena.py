@@ -10,7 +10,10 @@ from shared.codec import Array
 from shared.config.scheduler import SchedulerConfig
 from shared.errors import CodecError
 from shared.messages import (
+    CELLS_MINOR,
     PROTOCOL_MAJOR,
+    Attach,
+    Detach,
     Heartbeat,
     Hello,
     Message,
@@ -34,11 +37,12 @@ class LinkArena:
         model = msgspec.structs.replace(MODEL, runner="pooling", pooling=pooling)
         capacity = msgspec.structs.replace(CAPACITY, pooled_size=64)
         hello = Hello(PROTOCOL_MAJOR, 0, "worker", "new", model, capacity)
-        overview = Overview("s", 1, 2, 3, 4, 1)
-        heartbeat = Heartbeat(State.READY, "", 1, 2, 1.0, 1.0, 0.5, overview)
+        overview = Overview("s", 1, 2, 3, 4, 1, 8, True, "w")
+        heartbeat = Heartbeat(State.READY, "", 1, 2, 1.0, 1.0, 0.5, overview, [overview])
         unnamed = msgspec.structs.replace(overview, scheduler="a b")
         small = msgspec.structs.replace(CAPACITY, max_model_len=16)
-        self.examples: list[Example] = [(hello, []), (heartbeat, []), (Release(), [])]
+        messages = (hello, heartbeat, Release(), Attach(), Detach())
+        self.examples: list[Example] = [(message, []) for message in messages]
         self.lies: Lies = {
             "another context than its model's": (
                 0,
@@ -46,13 +50,21 @@ class LinkArena:
                 [],
             ),
             "an overview of nobody": (1, msgspec.structs.replace(heartbeat, overview=unnamed), []),
+            "another overview of nobody": (
+                1,
+                msgspec.structs.replace(heartbeat, more_overviews=[overview, unnamed]),
+                [],
+            ),
         }
 
     async def close(self) -> None:
         await self._service._link.close("the end")
 
     async def take(self, index: int, message: Message, arrays: list[Array]) -> bool:
+        """Before it is attached, if that is what the message is for."""
         link, first = self._service._link, connect("worker", MODEL, CAPACITY)
+        if isinstance(self.examples[index][0], Attach):
+            first.hello = msgspec.structs.replace(first.hello, minor=CELLS_MINOR)
         link.up(first)
         is_good = self._meet(message) if index == 0 else self._hear(first, message, arrays)
         assert first in link.peers

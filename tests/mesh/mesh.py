@@ -50,6 +50,10 @@ class Mesh:
     def core(self):
         return self.services["scheduler"]._core
 
+    @property
+    def cores(self) -> list[Any]:
+        return [each._core for name, each in self.services.items() if name.startswith("scheduler")]
+
     def start(self, name: str, service: Service | None = None) -> None:
         """A service of the kind that ``name`` begins with; one that was lost comes back."""
         self.services[name] = service or self._new(name.partition("-")[0], name)
@@ -88,7 +92,7 @@ class Mesh:
     async def until_idle(self) -> None:
         """Nothing open anywhere, every block free. Times out otherwise."""
         await self.until(lambda: not any(each.status().load for each in self.services.values()))
-        pools = [worker.pool for worker in self.core.workers.values()]
+        pools = [worker.pool for core in self.cores for worker in core.workers.values()]
         await self.until(lambda: all(pool.num_free == pool.num_blocks for pool in pools))
 
     async def lose(self, name: str, says_bye: bool = True) -> None:
@@ -108,13 +112,14 @@ async def running_mesh(
     num_gateways: int = 1,
     num_tokenizers: int = 1,
     num_workers: int = 1,
+    num_schedulers: int = 1,
 ):
     ids = Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json")).encode(TEXT).ids
     info = read_model_info(EMBEDDED_MODEL, [], capacity.max_model_len)
     capacity = msgspec.structs.replace(capacity, vocab_size=info.vocab_size)
     mesh = Mesh(directory, {}, {}, {}, lambda: FakeEngine(info, capacity, ids, step_s))
     counts = {
-        "scheduler": 1,
+        "scheduler": num_schedulers,
         "tokenizer": num_tokenizers,
         "worker": num_workers,
         "gateway": num_gateways,

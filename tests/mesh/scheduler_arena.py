@@ -29,6 +29,7 @@ from shared.messages import (
     ResultRow,
     RunKind,
     SamplingParams,
+    SpanReport,
     StepPlan,
     StepResult,
     TokenRun,
@@ -40,6 +41,7 @@ from tests.mesh.arena_parts import (
     PARAMS,
     PLAIN,
     PROMPT,
+    SPANS,
     Example,
     FakePeer,
     Lies,
@@ -69,7 +71,7 @@ class SchedulerArena:
 
     def __init__(self, directory: Path) -> None:
         self._service = SchedulerService(SchedulerConfig(mesh_dir=directory, instance="s"))
-        self.generate = Generate("r~1/0", 1, PARAMS, [NewSequence("r~1/0/0")])
+        self.generate = Generate("r~1/0", 1, PARAMS, [NewSequence("r~1/0/0")], is_traced=True)
         two = [NewSequence("q~1/0/0", 0, 2), NewSequence("q~1/0/1", 1, 1, 1)]
         emitted = np.array([5, 6, 7], np.int32)
         key = RequestKey("r~1/0/0", 1)
@@ -77,6 +79,7 @@ class SchedulerArena:
         broken = ResultRow(0, "r~1/0/0", 1, TokenRun(0), None, "it breaks", "broken")
         prompt_row = ResultRow(0, "r~1/0/0", 1, TokenRun(3, 2, 1, kind=RunKind.PROMPT))
         rows = [prompt_row, row]
+        reports = [SpanReport("r~1/0/0", 1, "worker", "w", SPANS)]
         values = np.zeros(3 * 2 + 3, np.float32)
         ids, top_ids, ranks = (
             np.full(4, 7, np.int32),
@@ -88,7 +91,7 @@ class SchedulerArena:
             (Generate("q~1/0", 1, PLAIN, two, 1, "salt"), [PROMPT, emitted]),
             (Cancel([key]), []),
             (Credit([Grant("r~1/0/0", 1, 300, 1 << 22)]), []),
-            (StepResult(1, rows, 0.1, 0.1), [ids, values, top_ids, ranks]),
+            (StepResult(1, rows, 0.1, 0.1, reports), [ids, values, top_ids, ranks]),
             (StepResult(1, [broken]), NO_ARRAYS),
         ]
         many, one = np.full(5000, 7, np.int32), np.full(2, 7, np.int32)

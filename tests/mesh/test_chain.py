@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgspec
 import numpy as np
 import openai
@@ -373,43 +374,23 @@ async def test_when_no_worker_that_can_run_it_comes_back_in_time_what_waits_fail
         await mesh.until_idle()
 
 
-async def test_a_second_scheduler_gets_no_peer_until_the_first_leaves_and_then_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_second_scheduler_has_no_worker_until_the_first_leaves_and_then_all(
+    tmp_path: Path,
 ):
     async with running_mesh(tmp_path, step_s=0.01) as mesh, client_of(mesh) as client:
         second = SchedulerService(SchedulerConfig(mesh_dir=tmp_path, instance="second"))
-        num_greeted, greet = 0, second.on_up
-
-        def count(peer: Peer) -> None:
-            nonlocal num_greeted
-            num_greeted += 1
-            greet(peer)
-
-        monkeypatch.setattr(second, "on_up", count)
         mesh.start("second", second)
-        await asyncio.sleep(1)  # enough for three attempts
+        await mesh.until(lambda: len(second._link.peers) == 2)
         stream = await complete(client, 300, stream=True)
         chunks = [await anext(stream)]
-        assert num_greeted == 0
+        assert not second._workers
+        assert not second._core.sequences
         await mesh.lose("scheduler")
         chunks += [chunk async for chunk in stream]
         text = "".join([chunk.choices[0].text for chunk in chunks])
         assert text == (TEXT * 40)[: len(text)]
         assert chunks[-1].choices[0].finish_reason == "length"
-        assert num_greeted == 2
-
-
-async def test_a_worker_that_finds_two_schedulers_attaches_to_one_and_refuses_the_other(
-    tmp_path: Path, caplog
-):
-    async with running_mesh(tmp_path) as mesh:
-        await mesh.lose("worker")
-        mesh.start(
-            "second", SchedulerService(SchedulerConfig(mesh_dir=tmp_path, instance="second"))
-        )
-        mesh.start("worker")
-        await mesh.until(lambda: "so not to " in caplog.text)
-        assert len(mesh.services["worker"]._link.peers) == 1
+        assert len(second._workers) == 1
 
 
 async def test_a_worker_with_another_context_is_refused_and_takes_over_nothing(
@@ -450,14 +431,15 @@ async def test_a_request_goes_on_after_a_result_that_came_twice_or_results_that_
         worker = mesh.services["worker"]
         send, num_results, faulty = worker._send_result, itertools.count(1), []
 
-        def send_wrongly(peer: Peer, output: Future[StepOutput]) -> None:
+        def send_wrongly(peer: Peer, output: Future[StepOutput], ended_s: float) -> None:
             if next(num_results) == 5:
                 faulty.append(peer)
             if peer in faulty and fault == "doubled":
                 result, arrays = output.result()
                 peer.send(result, *arrays)
             unconnected = Peer(peer.hello, lambda *_: None)
-            send(unconnected if peer in faulty and fault == "lost" else peer, output)
+            is_lost = peer in faulty and fault == "lost"
+            send(unconnected if is_lost else peer, output, ended_s)
 
         worker._send_result = send_wrongly
         done = await complete(client, 40)
@@ -483,4 +465,38 @@ async def test_a_request_goes_on_after_a_result_whose_parts_do_not_fit(tmp_path:
         assert done.choices[0].text == (TEXT * 3)[: len(done.choices[0].text)]
         assert done.usage.completion_tokens == 40
         assert "is down: a bad message" in caplog.text
+        await mesh.until_idle()
+
+
+async def test_a_prompt_is_shown_as_text_with_the_places_of_its_tokens(tmp_path: Path):
+    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
+        asked: Any = {"return_prompt_text": True, "return_token_offsets": True}
+        asked |= {"return_token_ids": True}
+        create: Any = client.chat.completions.create
+        fields = {"model": "shoal-tiny", "messages": MESSAGES, "max_tokens": 2, "extra_body": asked}
+        whole = (await create(**fields)).model_extra
+        stream = [chunk.model_extra async for chunk in await create(**fields, stream=True)]
+        text_model = mesh.services["tokenizer"]._text
+        text = text_model.render(MESSAGES)
+        assert whole["prompt_text"] == text
+        ids, places = whole["prompt_token_ids"], whole["token_offsets"]
+        assert [text[start:end] for start, end in places] == [
+            text_model.decode([each], skips_special_tokens=False) for each in ids
+        ]
+        for name in ("prompt_text", "token_offsets"):
+            assert [each[name] for each in stream if name in each] == [whole[name]]
+        asked = {"return_token_offsets": True, "truncate_prompt_tokens": 2}
+        last = text_model.offsets("Who leads?", True).reshape(-1, 2).tolist()[-2:]
+        for prompt, expected in (("Who leads?", last), (ids, None)):
+            done = await client.completions.create(
+                model="shoal-tiny", prompt=prompt, max_tokens=1, extra_body=asked
+            )
+            (choice,) = done.choices
+            assert choice.model_extra
+            assert choice.model_extra["token_offsets"] == expected
+        async with aiohttp.ClientSession(mesh.url("gateway")) as http:
+            body = {"prompt": "Who leads?"} | asked
+            async with http.post("/tokenize", json=body) as response:
+                counted = await response.json()
+        assert (counted["count"], counted["token_offsets"]) == (2, last)
         await mesh.until_idle()

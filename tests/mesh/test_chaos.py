@@ -128,9 +128,8 @@ async def test_the_blocks_of_clients_that_leave_are_free_soon(tmp_path: Path):
                     await fleet.until_idle()
 
 
-@pytest.mark.parametrize(
-    "num_streams", [NUM_STREAMS // 2, pytest.param(NUM_STREAMS, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("num_streams", [NUM_STREAMS // 2, NUM_STREAMS])
 async def test_replicas_come_and_go_under_load_without_a_failed_request(
     tmp_path: Path, num_streams: int
 ):

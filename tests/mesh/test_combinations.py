@@ -67,7 +67,12 @@ AXES: dict[str, list[dict[str, Any]]] = {
         {"structured_outputs": {"regex": "[a-f]{3,9}"}},
         {"structured_outputs": {"choice": ["fish", "no fish"]}, "response_format": SCHEMA},
     ],
-    "logprobs": [{}, {"logprobs": True, "top_logprobs": 2}, {"return_token_ids": True}],
+    "logprobs": [
+        {},
+        {"logprobs": True, "top_logprobs": 2},
+        {"logprobs": True, "logprob_token_ids": [7, 300]},
+        {"return_token_ids": True},
+    ],
     "n": [{}, {"n": 3}],
 }
 Row = tuple[int, ...]
@@ -114,7 +119,8 @@ async def answered(client: openai.AsyncOpenAI, fields: dict[str, Any]) -> Any:
 
 
 async def streamed(client: openai.AsyncOpenAI, fields: dict[str, Any]) -> Any:
-    body = {"temperature": 1, "seed": 3, "max_tokens": 60} | fields
+    interval = 1 + len(fields) % 3
+    body = {"temperature": 1, "seed": 3, "max_tokens": 60, "stream_interval": interval} | fields
     choices: dict[int, dict[str, Any]] = {}
     usage = None
     try:

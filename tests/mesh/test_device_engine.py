@@ -2,6 +2,7 @@
 does."""
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 
 from benchmarks.harness.checked_load import TIMEOUT
 from benchmarks.harness.fleet import running_fleet
+from shared.model_folder import EMBEDDED_MODEL
 from tests.mesh.forks import fork
+from tests.services.worker.foreign_checkpoints import save_family
 
 SETTINGS = {
     "DTYPE": "float32",
@@ -71,6 +74,7 @@ async def test_answers_are_those_of_the_engine_of_cpus(tmp_path: Path) -> None:
     await compare(tmp_path, bodies()[::4])
 
 
+@pytest.mark.slow
 async def test_answers_with_layers_in_the_hosts_memory_are_those_without(tmp_path: Path) -> None:
     """All layers of the trunk, in codes, in a worker that says so in its log."""
     asked, codes = bodies()[::7], {"QUANTIZATION": "wint4"}
@@ -81,6 +85,22 @@ async def test_answers_with_layers_in_the_hosts_memory_are_those_without(tmp_pat
     assert sum(num_accepted(each) for each in found) > 0
     logs = [file.read_text() for file in (tmp_path / "host").rglob("*.log")]
     assert any("cpu-offload-gb: 6 of 6 layers" in log for log in logs)
+
+
+@pytest.mark.slow
+async def test_answers_with_experts_in_the_hosts_memory_are_those_without(tmp_path: Path) -> None:
+    """Of a random DeepSeek-V3: a layer without experts, three with, and attention to latents."""
+    model = tmp_path / "model"
+    save_family(model, "DeepseekV3ForCausalLM", vocab_size=8192, max_position_embeddings=512)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(EMBEDDED_MODEL / name, model / name)
+    settings = {"MODEL": str(model), "SPECULATIVE_CONFIG": '{"method": "ngram"}'}
+    asked, worker = bodies()[::5], "tests.mesh.device_worker"
+    wanted = await answers(tmp_path / "device", worker, asked, **settings)
+    found = await answers(tmp_path / "host", worker, asked, **settings, CPU_OFFLOAD_GB="1")
+    assert [texts(each) for each in found] == [texts(each) for each in wanted]
+    logs = [file.read_text() for file in (tmp_path / "host").rglob("*.log")]
+    assert any("cpu-offload-gb: 4 of 4 layers" in log for log in logs)
 
 
 @pytest.mark.slow

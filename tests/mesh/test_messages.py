@@ -78,8 +78,10 @@ def without_id(message: dict[str, Any]) -> dict[str, Any]:
 async def test_what_claude_code_sends_is_answered(
     http: aiohttp.ClientSession, subtests: pytest.Subtests
 ):
+    """What it has sent, its texts and tools shortened; ``written`` is after descriptions of what it
+    sends where a person is in front of it."""
     recorded = json.loads(RECORDED.read_text())
-    for sent in recorded["requests"]:
+    for sent in [*recorded["requests"], *recorded["written"]]:
         body = sent["body"]
         with subtests.test(call=sent["call"]):
             async with http.post(
@@ -108,7 +110,7 @@ def check(body: dict[str, Any], message: dict[str, Any]) -> None:
 
 
 async def test_a_line_that_differs_in_each_request_costs_no_cache(http: aiohttp.ClientSession):
-    body = json.loads(RECORDED.read_text())["requests"][2]["body"] | {"max_tokens": 1}
+    body = json.loads(RECORDED.read_text())["requests"][0]["body"] | {"max_tokens": 1}
     usages = []
     for number in range(2):
         billing = {"type": "text", "text": f"x-anthropic-billing-header: cch={number};"}

@@ -84,6 +84,7 @@ async def roll(directory: Path, num_streams: int, num_tokens: int, duration_s: f
         await fleet.until_idle()
 
 
+@pytest.mark.slow
 async def test_each_tier_is_rolled_under_open_streams_and_no_stream_notices(tmp_path: Path):
     await roll(tmp_path, num_streams=8, num_tokens=900, duration_s=0)
 

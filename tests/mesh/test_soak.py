@@ -62,6 +62,7 @@ async def soak(directory: Path, duration_s: float, max_growth: float) -> None:
     assert max(growth.values()) < max_growth, (growth, traffic.ends)
 
 
+@pytest.mark.slow
 async def test_a_quarter_of_a_minute_of_anything_leaves_nothing(tmp_path: Path):
     await soak(tmp_path, 15, 0.05)
 

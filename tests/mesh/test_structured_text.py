@@ -64,6 +64,7 @@ async def test_two_hundred_texts_are_valid_and_the_same(tmp_path: Path):
     await hold(tmp_path, NUM_ALL_PAIRS)
 
 
+@pytest.mark.slow
 async def test_a_text_goes_on_within_its_schema_after_kills_and_preemption(tmp_path: Path):
     """The cache of the second worker is too small for all, so that some are preempted."""
     seeds = range(24)

@@ -14,7 +14,10 @@ from services.tokenizer.service import TokenizerService
 from shared.codec import Array
 from shared.config.tokenizer import TokenizerConfig
 from shared.errors import CodecError, InvalidRequest
+from shared.link import Link
 from shared.messages import (
+    PROTOCOL_MAJOR,
+    PROTOCOL_MINOR,
     Abort,
     Accepted,
     Cancel,
@@ -27,11 +30,16 @@ from shared.messages import (
     Finished,
     Generate,
     Grant,
+    Hello,
+    Inquire,
     Lost,
     Message,
     OutputFormat,
     RequestKey,
     RunKind,
+    ServiceReport,
+    SpanReport,
+    State,
     Submit,
     TextOptions,
     TokenRow,
@@ -46,11 +54,13 @@ from tests.mesh.arena_parts import (
     PARAMS,
     PLAIN,
     PROMPT,
+    SPANS,
     Example,
     FakePeer,
     Lies,
     connect,
 )
+from tests.services.tokenizer.one_scheduler import OneScheduler
 
 TOOLS = '[{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}]'
 DOCUMENTS = '[{"title": "Fish", "text": "They swim."}]'
@@ -74,19 +84,22 @@ class TokenizerArena:
         )
         self._service = TokenizerService(config)
         self._model = self._service._load()
+        hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "tokenizer", "t", self._model)
+        self._service._link = Link(hello, self._service)
         self._guides: Guides | None = None
         self._other_text = self._service._text.decode(OTHER_IDS.tolist())
         text = np.frombuffer(b"Who leads the shoal?", np.uint8)
         chat = np.frombuffer(b'[{"role": "user", "content": "Hi"}]', np.uint8)
         options = TextOptions(["end"], ["bad"], max_prompt_tokens=3)
         starts = [ChoiceStart(0, 2, 3, 1), ChoiceStart(1)]
-        self.submit = Submit("r~1/0", 1, "text", PARAMS, options, starts)
+        self.submit = Submit("r~1/0", 1, "text", PARAMS, options, starts, is_traced=True)
         two, name = np.array([5, 6], np.int32), "r~1/0/1"
         rows = [
             TokenRow(name, 1, 0, TokenRun(2, 2, 1, kind=RunKind.PROMPT), 1),
             TokenRow(name, 1, 0, TokenRun(1, 1, kind=RunKind.DRAFTS)),
             TokenRow(name, 1, 0, TokenRun(1, 2, 1, num_drafts=1)),
         ]
+        reports = [SpanReport(name, 1, "scheduler", "s", SPANS)]
         buffers = [
             np.array([5, 6, 7, 7], np.int32),
             np.zeros(7, np.float32),
@@ -101,13 +114,17 @@ class TokenizerArena:
             (Submit("s~1/0", 1, "ids", PLAIN, TextOptions(), [ChoiceStart(0)]), [PROMPT, NO_IDS]),
             (Convert("c", "text", True), [text]),
             (Convert("c", "chat", True, CHAT), [chat]),
-            (Convert("c", "ids", True), [two]),
+            (Convert("c", "text", True, None, "offsets", 3, True), [text]),
+            (Convert("c", "ids", True, to="text"), [two]),
             (Cancel([RequestKey("r~1/0", 1)]), []),
             (Credit([Grant(name, 1, 300, 1 << 22)]), []),
             (Abort(["r"], "me"), []),
             (Accepted("r~1/0", 1), [NO_IDS]),
-            (Tokens(rows, [Finished(name, 1, 1, "length", 1)]), buffers),
+            (Tokens(rows, [Finished(name, 1, 1, "length", 1)], reports), buffers),
             (Failed(name, 1, 400, "t", "c", "m", "prompt", 1.0), []),
+            (Inquire(), []),
+            (ServiceReport("worker", "w", State.READY, "", True, 5.0, [], {}), []),
+            (Lost([RequestKey("r~1/0", 1)], True, "s", 1), []),
         ]
         drafts = TokenRow(name, 1, 0, TokenRun(1, 1, kind=RunKind.DRAFTS))
         one = np.ones(1, np.int32)
@@ -144,7 +161,10 @@ class TokenizerArena:
         gateway, beside = connect("gateway", None), connect("gateway", None, name="beside")
         scheduler = connect("scheduler", None)
         kind = type(self.examples[index][0])
-        sender, is_good = scheduler if kind in (Accepted, Tokens, Failed) else gateway, True
+        sender, is_good = (
+            scheduler if kind in (Accepted, Tokens, Failed, ServiceReport, Lost) else gateway,
+            True,
+        )
         async with asyncio.TaskGroup() as tasks:
             requests = self._open_requests(tasks, scheduler)
             self._service.on_message(beside, OTHER, [PROMPT, NO_IDS])
@@ -174,7 +194,7 @@ class TokenizerArena:
     def _open_requests(self, tasks: asyncio.TaskGroup, scheduler: FakePeer) -> Requests:
         """New ones, but for the process that tries grammars."""
         requests = self._service._requests = Requests(
-            self._service._text, None, 10, self._service._lanes, tasks, lambda: scheduler
+            self._service._text, None, 10, self._service._lanes, tasks, OneScheduler(scheduler)
         )
         self._guides = requests._guides = self._guides or requests._guides
         return requests
@@ -183,6 +203,8 @@ class TokenizerArena:
         if self._guides is not None:
             await self._guides.close()
         self._service._lanes.close()
+        if self._service._link is not None:
+            await self._service._link.close("the end")
 
     def _check_other(self, beside: FakePeer, scheduler: FakePeer) -> None:
         """Its prompt is accepted, and its tokens have their text."""

@@ -1,5 +1,6 @@
 """File below environment below flags; one clear line for each thing that is wrong."""
 
+import re
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,20 @@ from shared.config.gateway import GatewayConfig
 from shared.config.load import load_settings
 from shared.config.scheduler import SchedulerConfig
 from shared.config.serve import ServeConfig
+from shared.config.sources import unread_variables
 from shared.config.speculative import SpeculativeConfig
 from shared.config.tokenizer import TokenizerConfig
 from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
 
+ROOT = Path(__file__).parents[2]
 VLLM_FILE = """\
 model: /models/qwen
 served-model-name: [one, two]
 max-model-len: 8192
 max_num_seqs: 64
 port: 7000
-tensor-parallel-size: 2
+pipeline-parallel-size: 2
 """
 
 
@@ -50,7 +53,7 @@ def test_the_file_can_be_named_in_the_environment(file: str, monkeypatch):
 
 def test_an_unknown_key_is_logged_by_name(file: str, caplog):
     load_settings(ServeConfig, ["--config", file], "shoal serve")
-    assert "tensor-parallel-size is not supported" in caplog.text
+    assert "pipeline-parallel-size is not supported" in caplog.text
     assert "max-model-len" not in caplog.text
 
 
@@ -93,7 +96,7 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path):
             r"unrecognized arguments: --max-modl-len 5; did you mean --max-model-len\?",
         ),
         (["--dtyp=x", "--blok-size=3"], r".*; did you mean --dtype, --block-size\?"),
-        (["--tensor-parallel-size", "2"], r"unrecognized arguments: --tensor-parallel-size 2\."),
+        (["--swap-space", "2"], r"unrecognized arguments: --swap-space 2\."),
         (["/models/qwen"], r".*; did you mean --model /models/qwen\?"),
         (["--port"], r"argument --port: expected one argument\."),
     ],
@@ -108,17 +111,26 @@ def test_a_flag_that_does_not_exist_is_an_error_of_one_line_with_one_that_does(
 
 def test_an_unknown_variable_is_logged_with_the_nearest_known_one(caplog, monkeypatch):
     monkeypatch.setenv("SHOAL_MAX_NUM_SEQ", "4")
-    monkeypatch.setenv("SHOAL_PUBLISH", "8000")
+    monkeypatch.setenv("SHOAL_REPLICATE", "8000")
     monkeypatch.setenv("SHOAL_WORKERS", "2")
     monkeypatch.setenv("SHOAL_SUPERVISOR_FD", "9")
     environment = child_environment(load_settings(ServeConfig, [], "shoal serve"))
     load_settings(GatewayConfig, [], "shoal gateway")
     warnings = [
         "SHOAL_MAX_NUM_SEQ is no setting and has no effect; did you mean SHOAL_MAX_NUM_SEQS?",
-        "SHOAL_PUBLISH is no setting and has no effect",
+        "SHOAL_REPLICATE is no setting and has no effect",
     ]
     assert caplog.messages == 2 * warnings
-    assert not {"SHOAL_MAX_NUM_SEQ", "SHOAL_PUBLISH"} & environment.keys(), "else children log it"
+    assert not {"SHOAL_MAX_NUM_SEQ", "SHOAL_REPLICATE"} & environment.keys(), "else children log it"
+
+
+def test_no_service_of_the_stack_warns_of_the_variables_of_the_stack(monkeypatch):
+    files = [ROOT / "docker-compose.yml", ROOT / ".env.example", *ROOT.glob("compose/*.yml")]
+    names = {name for file in files for name in re.findall(r"\bSHOAL_[A-Z_]+\b", file.read_text())}
+    assert {"SHOAL_PUBLISH", "SHOAL_TAG", "SHOAL_MODEL"} <= names
+    for name in names:
+        monkeypatch.setenv(name, "1")
+    assert not unread_variables(ServeConfig.model_fields.keys())
 
 
 def test_what_serve_was_given_reaches_its_services_and_nothing_else(file: str, monkeypatch):
@@ -140,6 +152,18 @@ def test_a_setting_that_protects_is_refused_while_it_would_protect_nothing(tmp_p
     with pytest.raises(ConfigError, match="not supported yet") as caught:
         load_settings(ServeConfig, ["--config", str(tmp_path / "config.yaml")], "shoal serve")
     assert "secret" not in str(caught.value)
+
+
+def test_a_key_of_a_file_that_is_no_setting_is_logged_with_the_nearest(tmp_path: Path, caplog):
+    (tmp_path / "config.yaml").write_text("prot: 3\n")
+    load_settings(ServeConfig, ["--config", str(tmp_path / "config.yaml")], "shoal serve")
+    assert "prot is not supported and has no effect; did you mean port?" in caplog.text
+
+
+@pytest.mark.parametrize("num", ["two", "0", "65", "-1"])
+def test_a_wrong_number_of_workers_is_one_error(num: str):
+    with pytest.raises(ConfigError, match=f"^workers: '{num}': .* from 1 to 64, or auto$"):
+        load_settings(ServeConfig, [f"--workers={num}"], "shoal serve")
 
 
 def test_a_file_that_is_no_yaml_is_refused(tmp_path: Path):
@@ -173,6 +197,32 @@ def test_a_setting_of_several_services_is_the_same_in_each():
     for one, other in combinations(services, 2):
         for name in one.model_fields.keys() & other.model_fields.keys():
             assert repr(one.model_fields[name]) == repr(other.model_fields[name]), name
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--nnodes=3", "--master-addr=h"], "3 hosts cannot have the same number of 4 ranks"),
+        (["--nnodes=2", "--node-rank=2", "--master-addr=h"], "node-rank: 2: nnodes is 2"),
+        (["--nnodes=2"], "nnodes needs master-addr"),
+        (["--nnodes=2", "--master-addr=tcp://h"], "master-addr: 'tcp://h': must be a host's name"),
+        (["--nnodes=2", "--master-addr=h", "--device=cuda"], "on GPUs none was tried"),
+        (["--nnodes=2", "--master-addr=h", "--no-insecure-tcp"], "nnodes needs keys"),
+        (["--nnodes=2", "--master-addr=h", "--workers=2"], "workers: 2: with nnodes"),
+    ],
+)
+def test_hosts_that_cannot_share_ranks_are_refused(flags: list[str], text: str) -> None:
+    four = ["--tensor-parallel-size=4", "--insecure-tcp"]
+    with pytest.raises(ConfigError, match=text):
+        load_settings(ServeConfig, [*four, *flags], "shoal serve")
+    for address in ("h", "10.0.0.1", "fe80::1"):
+        good = ["--nnodes=2", "--node-rank=1", f"--master-addr={address}"]
+        assert list(load_settings(ServeConfig, [*four, *good], "shoal").ranks_of_host) == [2, 3]
+
+
+def test_a_second_host_needs_to_know_how_many_there_are() -> None:
+    with pytest.raises(ConfigError, match="node-rank: 1: nnodes is 1, so the last is 0"):
+        load_settings(WorkerConfig, ["--node-rank=1"], "shoal worker")
 
 
 def keys_of(config: GatewayConfig) -> list[str]:

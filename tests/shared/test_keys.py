@@ -1,13 +1,16 @@
 """The files of `shoal keys`, and what a service makes of them."""
 
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from cli.keys import main
 from shared.errors import ConfigError
-from shared.keys import SERVICES, Keys, load_keys, public_path, secret_path
+from shared.keys import SERVICES, Keys, load_keys, public_path, secret_path, write_keys
 from shared.sockets.libzmq import public_key_of
 
 
@@ -97,7 +100,7 @@ def contents(folder: Path) -> dict[Path, str]:
 @pytest.mark.parametrize("arguments", [[], ["a", "b"], ["--force"]])
 def test_other_arguments_write_nothing(arguments: list[str], capsys):
     assert main(arguments) == 2
-    assert "usage" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith("shoal keys: ")
 
 
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path, capsys):
@@ -120,6 +123,34 @@ def test_a_secret_that_others_may_read_is_refused_with_its_mode(folder: Path, mo
     secret_path(folder, "gateway").chmod(mode)
     with pytest.raises(ConfigError, match=rf"gateway\.secret.*{mode:o}"):
         load_keys(folder, "gateway")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_secret_of_roots_may_be_read_by_our_group_alone():
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        write_keys(folder)
+        (folder / "gateway").chmod(0o755)
+        secret = secret_path(folder, "gateway")
+        os.chown(secret, 0, 10001)
+        secret.chmod(0o440)
+        with user(10001):
+            assert load_keys(folder, "gateway")
+        secret.chmod(0o444)
+        with user(10001), pytest.raises(ConfigError, match="444; the limit is 640"):
+            load_keys(folder, "gateway")
+
+
+@contextmanager
+def user(number: int) -> Iterator[None]:
+    os.setegid(number)
+    os.seteuid(number)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
 
 
 def test_a_missing_secret_and_a_missing_public_key_are_named(folder: Path):

@@ -26,6 +26,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_folder_is_itself_and_named_as_it_is(tmp_path: Path, monkeypatch) -> None:
     assert locate_model(str(EMBEDDED_MODEL)) == ModelLocation("shoal-tiny", EMBEDDED_MODEL)
+    monkeypatch.chdir(tmp_path)
+    assert locate_model("shoal-tiny") == ModelLocation("shoal-tiny", EMBEDDED_MODEL)
     (tmp_path / "tiny").mkdir()
     monkeypatch.chdir(tmp_path / "tiny")
     assert locate_model(".").name == "tiny"

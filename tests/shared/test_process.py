@@ -66,10 +66,12 @@ async def with_few_files(
         stderr=asyncio.subprocess.PIPE,
         cwd=ROOT,
     )
-    yield process
-    if process.returncode is None:
-        process.terminate()
-    await process.communicate()
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.communicate()
 
 
 async def until_logged(process: asyncio.subprocess.Process, text: str) -> None:

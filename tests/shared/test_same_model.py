@@ -1,10 +1,13 @@
 """Peers refuse each other for what would make other texts, and for nothing else."""
 
+from pathlib import Path
+
 from msgspec.structs import replace
 
 from shared.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, Hello, ModelInfo, ServiceName
-from shared.same_model import difference
+from shared.same_model import FIELDS_OF_ONE_SERVICE, difference
 
+OPERATE = Path(__file__).parents[2] / "docs/operate.md"
 MODEL = ModelInfo(["m"], "f" * 32, 100, 100, 0)
 
 
@@ -21,6 +24,14 @@ def test_the_formats_of_output_are_those_of_tokenizers_alone():
     assert other == "tool-call-parser is mimo, but hermes at tokenizer 1"
     other = difference(hello("tokenizer", reasoning_parser="glm45"), hermes)
     assert other == "reasoning-parser is glm45, but qwen3 at tokenizer 1"
+
+
+def test_who_upgrades_finds_all_settings_that_must_be_the_same():
+    text = (
+        OPERATE.read_text().partition("must be the same everywhere")[2].partition("(decisions")[0]
+    )
+    settings = set(FIELDS_OF_ONE_SERVICE.values()) - {"model", "vocab_size"}
+    assert not {name for name in settings if f"`{name}`" not in text}
 
 
 def test_peers_of_any_kind_have_the_same_weights():

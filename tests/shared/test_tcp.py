@@ -257,7 +257,8 @@ def stranger(address: str, keys: Keys | None, first: Message):
         dealer.curve_serverkey = keys.public_of("tokenizer")
     dealer.reconnect_ivl = -1
     dealer.connect(address)
-    dealer.send_multipart(encode(first))
+    with contextlib.suppress(zmq.Again):  # it may be refused before it has sent anything
+        dealer.send_multipart(encode(first), zmq.DONTWAIT)
     yield dealer
     context.destroy(linger=0)
 

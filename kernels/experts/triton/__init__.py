@@ -12,10 +12,12 @@ from torch import Tensor
 
 from kernels.codes import Codes, has_kernels
 from kernels.codes.triton import constants, operands
+from kernels.experts.biases import Biases
 from kernels.experts.triton.config import config
 from kernels.experts.triton.place import place
 from kernels.experts.triton.products import down_kernel, gate_up_kernel
 from kernels.experts.triton.sums import BLOCK, sum_kernel
+from kernels.silu_mul import Clamp, constants_of
 
 
 def launch(
@@ -25,30 +27,36 @@ def launch(
     gate_up: Tensor | Codes | Sequence[Tensor | Codes],
     down: Tensor | Codes | Sequence[Tensor | Codes],
     residual: Tensor | None,
+    biases: Biases | None,
+    clamp: Clamp | None,
+    first: int | None = None,
 ) -> Tensor:
     if not isinstance(gate_up, Tensor | Codes) or not isinstance(down, Tensor | Codes):
         raise ValueError("experts: the weights of all experts must be in one")
+    gate_up_bias, down_bias = _stacked(biases)
     _check(x, chosen, weights, gate_up, down, residual)
     num_tokens, num_chosen = chosen.shape
     num_experts, hidden, inner = down.shape
     out = torch.empty_like(x)
     if not num_tokens:
         return out
+    alpha, _, limit = constants_of(clamp or "silu")
     opening = config(hidden, x.element_size(), num_tokens, constants(gate_up))
     closing = config(inner, x.element_size(), num_tokens, constants(down))
-    placed = place(chosen, num_experts, opening.block_t)
+    placed = place(chosen, num_experts, opening.block_t, first or 0)
     most = placed.blocks.shape[1]
     gated = x.new_empty(chosen.numel(), inner)
-    parts = x.new_empty(chosen.numel(), hidden)
+    make = x.new_empty if first is None else x.new_zeros  # what other experts give
+    parts = make(chosen.numel(), hidden)
     gate_up_kernel[triton.cdiv(2 * inner, opening.block_rows), most](
-        *(x, *placed, *_operands(gate_up), gated, most, num_chosen, inner, hidden),
-        *(*constants(gate_up), *opening[:3]),
+        *(x, *placed, *_operands(gate_up), gate_up_bias, gated, most),
+        *(num_chosen, inner, hidden, *constants(gate_up), *opening[:3], alpha, limit),
         num_warps=opening.num_warps,
         num_stages=opening.num_stages,
     )
     down_kernel[triton.cdiv(hidden, closing.block_rows), most](
-        *(gated, *placed, *_operands(down), weights, parts, most, hidden, inner),
-        *(*constants(down), *closing[:3]),
+        *(gated, *placed, *_operands(down), down_bias, weights, parts, most),
+        *(hidden, inner, *constants(down), *closing[:3]),
         num_warps=closing.num_warps,
         num_stages=closing.num_stages,
     )
@@ -56,6 +64,16 @@ def launch(
         *(parts, residual, out, num_chosen, hidden, BLOCK), num_warps=4
     )
     return out
+
+
+def _stacked(biases: Biases | None) -> tuple[Tensor | None, Tensor | None]:
+    """Raises ValueError."""
+    if biases is None:
+        return None, None
+    gate_up, down = biases
+    if not isinstance(gate_up, Tensor) or not isinstance(down, Tensor | None):
+        raise ValueError("experts: the biases of all experts must be in one")
+    return gate_up.contiguous(), None if down is None else down.contiguous()
 
 
 def _check(

@@ -24,20 +24,21 @@ def max_blocks(num_pairs: int, num_experts: int, block_size: int) -> int:
     return (num_pairs + num_hit * (block_size - 1)) // block_size
 
 
-def place(chosen: Tensor, num_experts: int, block_size: int) -> Placed:
-    """The pairs of ``chosen`` [T, k] int32, of which there is one at least."""
+def place(chosen: Tensor, num_experts: int, block_size: int, first_expert: int = 0) -> Placed:
+    """The pairs of ``chosen`` [T, k] int32, of which there is one at least, whose expert is one of
+    so many from ``first_expert`` on; from there experts are counted."""
     num_pairs = chosen.numel()
     most = max_blocks(num_pairs, num_experts, block_size)
     placed = Placed(chosen.new_empty(num_pairs), chosen.new_empty(3, most), chosen.new_empty(1))
     place_kernel[num_experts,](
-        *(chosen, *placed, num_pairs, most),
+        *(chosen, *placed, num_pairs, most, first_expert),
         *(triton.next_power_of_2(num_experts), block_size, BLOCK),
         num_warps=4,
     )
     return placed
 
 
-@triton.jit(do_not_specialize=["num_pairs", "most"])
+@triton.jit(do_not_specialize=["num_pairs", "most", "first_expert"])
 def place_kernel(
     p_chosen,  # [P]
     p_pairs,  # [P]
@@ -45,6 +46,7 @@ def place_kernel(
     p_num_blocks,  # [1]
     num_pairs,
     most,
+    first_expert,
     BLOCK_E: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,  # of a block of pairs
     BLOCK: tl.constexpr,
@@ -54,8 +56,9 @@ def place_kernel(
     b_counts = tl.zeros([BLOCK_E], tl.int32)
     for start in tl.range(0, num_pairs, BLOCK):
         is_pair = o_each < num_pairs - start
-        b_chosen = tl.load(p_chosen + start + o_each, mask=is_pair, other=0)
-        b_counts += tl.histogram(b_chosen, BLOCK_E, mask=is_pair)
+        b_chosen = tl.load(p_chosen + start + o_each, mask=is_pair, other=-1) - first_expert
+        is_here = (b_chosen >= 0) & (b_chosen < tl.num_programs(0))
+        b_counts += tl.histogram(tl.where(is_here, b_chosen, 0), BLOCK_E, mask=is_here)
     b_nums = (b_counts + BLOCK_SIZE - 1) // BLOCK_SIZE
     if i_expert == 0:
         tl.store(p_num_blocks, tl.sum(b_nums, 0))
@@ -74,7 +77,7 @@ def place_kernel(
     if count > 0:
         for start in tl.range(0, num_pairs, BLOCK):
             is_pair = o_each < num_pairs - start
-            b_chosen = tl.load(p_chosen + start + o_each, mask=is_pair, other=-1)
+            b_chosen = tl.load(p_chosen + start + o_each, mask=is_pair, other=-1) - first_expert
             b_mine = (b_chosen == i_expert).to(tl.int32)
             b_place = first + tl.cumsum(b_mine, 0) - 1
             tl.store(p_pairs + b_place, start + o_each, mask=b_mine == 1)

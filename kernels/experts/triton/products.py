@@ -18,6 +18,7 @@ def gate_up_kernel(
     p_zeros,  # [E, 2 I, groups] or None
     p_table,  # [16] or None
     p_order,  # [E, K] or None
+    p_bias,  # [E, 2 I] or None
     p_gated,  # [P, I], in the order of the pairs
     most,
     NUM_CHOSEN: tl.constexpr,
@@ -30,6 +31,8 @@ def gate_up_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_T: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
 ):
     """Half of a program's rows are gates, and the other half their ups."""
     i_block = tl.program_id(1)
@@ -48,7 +51,9 @@ def gate_up_kernel(
         2 * I, K, KIND, PER_PLACE, FIRST, GROUP, BLOCK_ROWS, BLOCK_K, BLOCK_T,
     )  # fmt: skip
     p_out = p_gated + first.to(tl.int64) * I
-    store_gated(None, p_out, b_both, first_row, num_pairs, I, BLOCK_I, BLOCK_T)
+    if p_bias is not None:
+        p_bias += i_expert * (2 * I)
+    store_gated(p_bias, p_out, b_both, first_row, num_pairs, I, BLOCK_I, BLOCK_T, ALPHA, 0.0, LIMIT)
 
 
 @triton.jit(do_not_specialize=["most"])
@@ -62,6 +67,7 @@ def down_kernel(
     p_zeros,  # [E, N, groups] or None
     p_table,  # [16] or None
     p_order,  # [E, K] or None
+    p_bias,  # [E, N] or None
     p_weights,  # [P]: how much an expert counts for a token
     p_parts,  # [P, N], token by token
     most,
@@ -88,6 +94,9 @@ def down_kernel(
         tl.minimum(o_n, N - 1),
         N, K, KIND, PER_PLACE, FIRST, GROUP, BLOCK_ROWS, BLOCK_K, BLOCK_T,
     )  # fmt: skip
+    if p_bias is not None:
+        b_bias = tl.load(p_bias + i_expert * N + o_n, mask=o_n < N, other=0)
+        b_out += b_bias.to(tl.float32)[:, None]
     o_pair = tl.load(p_pairs + first + o_t, mask=is_pair, other=0)
     b_out *= tl.load(p_weights + o_pair, mask=is_pair, other=0)[None, :]
     o_out = o_pair.to(tl.int64)[None, :] * N + o_n[:, None]

@@ -16,7 +16,7 @@ from services.gateway.batches.objects import (
     StoredBatch,
     StoredFile,
 )
-from services.gateway.http.batch_socket import OWNER_HEADER
+from services.gateway.http.own_socket import OWNER_HEADER
 from services.gateway.metrics import BATCH_REQUESTS
 from shared.batch.check import MAX_ERRORS, Checked, check
 from shared.batch.errors import KeyRefused

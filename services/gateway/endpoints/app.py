@@ -1,6 +1,7 @@
 """The routes of a gateway."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 from aiohttp import web
 
@@ -10,10 +11,14 @@ from services.gateway.endpoints.batches import Batches
 from services.gateway.endpoints.completions import Completions
 from services.gateway.endpoints.files import Files
 from services.gateway.endpoints.info import Info
+from services.gateway.endpoints.invocations import Invocations
+from services.gateway.endpoints.mesh_state import MeshState
 from services.gateway.endpoints.messages import Messages
+from services.gateway.endpoints.page import Page
 from services.gateway.endpoints.pooling import PoolingEndpoints
 from services.gateway.endpoints.responses import Responses
 from services.gateway.endpoints.tokenization import Tokenization
+from services.gateway.endpoints.traces import Traces
 from services.gateway.http.admission import Admission
 from services.gateway.http.anthropic import name_message
 from services.gateway.http.api_keys import Guard, load_accounts
@@ -22,7 +27,9 @@ from services.gateway.http.cors import Cors
 from services.gateway.http.failures import answer_errors, count_requests, name_server
 from services.gateway.http.pieces import PieceMaker
 from services.gateway.http.server import limit_headers
+from services.gateway.http.tracing import Tracing, answer_trace
 from services.gateway.mesh.mesh import Mesh
+from services.gateway.mesh.reports import Reports
 from services.gateway.requests.request_id import name_response
 from shared.config.gateway import GatewayConfig
 from shared.messages import Heartbeat
@@ -33,39 +40,48 @@ def make_app(
     mesh: Mesh,
     admission: Admission,
     status: Callable[[], Heartbeat],
+    reports: Reports,
     batches: BatchRunner | None = None,
+    own_socket: Path | None = None,
 ) -> web.Application:
     bodies = BodyReader(config.max_body_bytes)
     parser = BodyParser()
     pieces = PieceMaker()
     completions = Completions(mesh, admission, bodies, parser, pieces, config)
     cors = Cors(config.allowed_origins)
-    middlewares = [count_requests, answer_errors, limit_headers, cors.preflight]
+    tracing = Tracing(mesh.traces)
+    middlewares = [tracing.trace, count_requests, answer_errors, limit_headers, cors.preflight]
     if accounts := load_accounts(config):
-        middlewares.append(Guard(accounts, batches.socket if batches is not None else None).check)
-    responses = Responses(completions, mesh, bodies, config)
+        middlewares.append(Guard(accounts, own_socket).check)
+    responses = Responses(completions, mesh, bodies, config, own_socket)
+    pooling = PoolingEndpoints(mesh, admission, bodies, parser, pieces, config)
     app = web.Application(middlewares=middlewares)
     app.on_response_prepare.append(name_response)
     app.on_response_prepare.append(name_server)
     app.on_response_prepare.append(name_message)
+    app.on_response_prepare.append(answer_trace)
     app.on_response_prepare.append(cors.mark)
 
     async def close(app: web.Application) -> None:
         parser.close()
         pieces.close()
-        responses.close()
+        await responses.close()
 
     app.on_cleanup.append(close)
     for part in (
         completions,
         responses,
-        PoolingEndpoints(mesh, admission, bodies, parser, pieces, config),
-        Tokenization(mesh, admission, bodies, parser, pieces),
+        pooling,
+        Invocations(mesh, admission, bodies, parser, completions, pooling),
+        Tokenization(mesh, admission, bodies, parser, pieces, config),
         Messages(mesh, admission, bodies, parser, completions),
         Aborts(mesh),
+        Traces(mesh.traces),
         Files(batches, admission, cors, config),
         Batches(batches),
         Info(mesh, status),
+        *((MeshState(reports),) if config.mesh_endpoint else ()),
+        *((Page(),) if config.page else ()),
     ):
         app.add_routes(part.routes())
     return app

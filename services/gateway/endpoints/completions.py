@@ -16,14 +16,16 @@ from services.gateway.http.body import BodyParser, BodyReader
 from services.gateway.http.client import EVENT_STREAM, Client
 from services.gateway.http.pieces import PieceMaker
 from services.gateway.http.request_meter import RequestMeter
+from services.gateway.http.tracing import TRACE, measured
 from services.gateway.mesh.mesh import Mesh
-from services.gateway.mesh.output_collector import OutputCollector
+from services.gateway.mesh.output_collector import ChoiceUpdate, OutputCollector
 from services.gateway.requests.job import Job, Parsing, Prompt
 from services.gateway.requests.json_body import Body
 from services.gateway.requests.parse import Limits, parse_chat, parse_completion
 from services.gateway.requests.request_id import check_request_id, request_id, take_request_id
 from services.gateway.requests.runner import check_generates
 from services.gateway.requests.violations import client_names
+from services.gateway.responses.chunk_pace import ChunkPace
 from services.gateway.responses.formats import ChatFormat, Format, TextFormat
 from services.gateway.responses.output_parser import OutputParser, output_parser
 from services.gateway.responses.parsed_writers import event_writer, whole_writer
@@ -31,8 +33,14 @@ from services.gateway.responses.reply import Head, Reply
 from services.gateway.responses.writers import BodyWriter, StreamWriter, is_large
 from shared.codec import Array
 from shared.config.gateway import GatewayConfig
-from shared.errors import InvalidRequest
-from shared.messages import ALL_TOKENS, WINDOW_BYTES, WINDOW_TOKENS, ModelInfo
+from shared.errors import InvalidRequest, RequestError
+from shared.messages import (
+    ALL_TOKENS,
+    WINDOW_BYTES,
+    WINDOW_TOKENS,
+    ConvertedTo,
+    ModelInfo,
+)
 
 STREAM_HEADERS = {
     "Content-Type": f"{EVENT_STREAM}; charset=utf-8",
@@ -41,6 +49,9 @@ STREAM_HEADERS = {
 }
 WARNINGS = "X-Shoal-Warnings"
 """Header that names what a request asked for in vain."""
+
+DROPPED_TURNS = "X-Shoal-Dropped-Turns"
+"""Header that counts the oldest turns of a chat, if any are not in its prompt."""
 
 TOKEN_BYTES = 16  # what is kept around the text of a token, when many have become one
 ID_BYTES = 48  # of a token id in a reply: int32, then a number of Python's in a list, then text
@@ -66,6 +77,11 @@ class GenerationEndpoint(Protocol):
 
     def body_writer(self, reply: Reply, parser: OutputParser | None) -> BodyWriter: ...
 
+    async def answer_early(
+        self, request_id: str, job: Job, model: ModelInfo
+    ) -> web.Response | None:
+        """The whole answer, where the reply is made later. Raises RequestError."""
+
     async def keep(self) -> None:
         """All has been generated, and the end of the reply has not been sent. Raises
         RequestError."""
@@ -90,6 +106,9 @@ class CompletionEndpoint:
 
     def body_writer(self, reply: Reply, parser: OutputParser | None) -> BodyWriter:
         return whole_writer(reply, parser)
+
+    async def answer_early(self, request_id: str, job: Job, model: ModelInfo) -> None:
+        """Its replies are made at once."""
 
     async def keep(self) -> None:
         """Nothing is kept."""
@@ -118,7 +137,12 @@ class Completions:
         self._accept_timeout_s = config.accept_timeout_s
         self._slow_client_s = config.slow_client_s
         self._stream_heartbeat_s = config.stream_heartbeat_s
-        self._limits = Limits(config.max_choices, config.max_logprobs, config.max_priority_boost)
+        self._limits = Limits(
+            config.max_choices,
+            config.max_logprobs,
+            config.max_priority_boost,
+            config.history_limit,
+        )
         self._pieces = pieces
         self._reasoning_field = config.reasoning_field
 
@@ -141,6 +165,10 @@ class Completions:
         with self._admission.admit() as reservation:
             job, model = await self._job(request, endpoint, reservation)
             take_request_id(request, job.request_id)
+            answer = await endpoint.answer_early(request_id(request), job, model)
+            if answer is not None:
+                reservation.is_served = True
+                return answer
             param = "return_token_ids" if job.params.logprobs is None else "logprobs"
             self._hold(reservation, token_bytes(job, model), param)
             job = replace(job, owner=owner_of(request))
@@ -166,10 +194,14 @@ class Completions:
         self, request: web.Request, endpoint: GenerationEndpoint, reservation: Reservation
     ) -> tuple[Job, ModelInfo]:
         """Of the body only the prompts are kept, and what is to be done with them."""
-        body = await self._bodies.read(request, reservation)
-        model = await self._mesh.tokenizers.ready_model()
+        with measured(request, "read") as attributes:
+            body = await self._bodies.read(request, reservation)
+            attributes["num_bytes"] = len(body)
+        with measured(request, "ready"):
+            model = await self._mesh.tokenizers.ready_model()
         check_generates(model)
-        job = await endpoint.job(body, model, self._limits, self._parser)
+        with measured(request, "parse"):
+            job = await endpoint.job(body, model, self._limits, self._parser)
         reservation.replace(len(body), job.prompt_bytes + job.option_bytes)
         return job, model
 
@@ -188,6 +220,7 @@ class Completions:
         echoes = await self._echoes(job.prompts) if job.echoes and not is_cut else []
         if job.first_text and job.parsing is None:
             echoes = [job.first_text]
+        texts, offsets = await self._shown(job, reservation)
         public_id = request_id(request)
         reply_id = endpoint.reply_id(public_id)
         head = Head(reply_id, int(time.time()), job.model, model.fingerprint)
@@ -195,23 +228,31 @@ class Completions:
         if job.warnings:
             client.response.headers[WARNINGS] = ", ".join(job.warnings)
         mesh_id = f"{public_id}~{secrets.token_hex(4)}"
-        with self._mesh.generate(mesh_id, job) as collector:
+        trace = request[TRACE]
+        trace.ids = {public_id, reply_id}
+        with self._mesh.generate(mesh_id, job, trace) as collector:
             meter.follow(collector)
-            prompt_ids = await self._accepted(collector)
+            with trace.measure("accept"):
+                prompt_ids = await self._accepted(collector)
+            if num_dropped := collector.dropped.num_turns:
+                client.response.headers[DROPPED_TURNS] = str(num_dropped)
             self._keep_ids(job, prompt_ids, reservation)
             param = "logprobs" if job.num_prompt_logprobs is None else "prompt_logprobs"
             self._hold(reservation, prompt_bytes(job, model, prompt_ids), param)
             if job.echoes and is_cut:
                 echoes = await self._echoes(job.prompts)
             meter.accept()
-            reply = Reply(endpoint.format, head, job, spelling, echoes, prompt_ids)
+            shown = echoes, prompt_ids, texts, offsets, collector.dropped
+            reply = Reply(endpoint.format, head, job, spelling, *shown)
             parser = self._output_parser(job.parsing, collector, mesh_id)
-            if job.is_stream:
-                writer = endpoint.stream_writer(reply, parser)
-                await self._stream(client, collector, writer, meter, endpoint)
-            else:
-                body = endpoint.body_writer(reply, parser)
-                await self._whole(client, collector, body, meter, reservation, endpoint)
+            with trace.measure("reply") as attributes, client.counted(attributes):
+                if job.is_stream:
+                    writer = endpoint.stream_writer(reply, parser)
+                    interval = job.stream_interval
+                    await self._stream(client, collector, writer, meter, endpoint, interval)
+                else:
+                    body = endpoint.body_writer(reply, parser)
+                    await self._whole(client, collector, body, meter, reservation, endpoint)
             meter.end()
             return await client.end()
 
@@ -230,8 +271,31 @@ class Completions:
     async def _echo(self, prompt: Prompt) -> str:
         data = prompt.data
         if prompt.kind == "ids":
-            data = await self._mesh.conversions.convert("ids", data, False)
+            data = await self._mesh.conversions.convert("ids", data, False, to="text")
         return data.tobytes().decode()
+
+    async def _shown(
+        self, job: Job, reservation: Reservation
+    ) -> tuple[list[str], list[Array | None]]:
+        """The texts of the prompts, and where in them their tokens are, if the client wants
+        them."""
+        texts = [prompt for prompt in job.prompts if job.returns_prompt_text]
+        located = [prompt for prompt in job.prompts if job.returns_offsets]
+        async with accepting(self._accept_timeout_s):
+            encoded = [await self._converted(job, prompt, "text") for prompt in texts]
+            offsets = [
+                None if prompt.kind == "ids" else await self._converted(job, prompt, "offsets")
+                for prompt in located
+            ]
+        reservation.grow(sum(each.nbytes for each in (*encoded, *offsets) if each is not None))
+        return [each.tobytes().decode() for each in encoded], offsets
+
+    async def _converted(self, job: Job, prompt: Prompt, to: ConvertedTo) -> Array:
+        text = job.text
+        return await self._mesh.conversions.convert(
+            *(prompt.kind, prompt.data, text.adds_special_tokens, job.chat, to),
+            *(text.max_prompt_tokens, text.keeps_prompt_start),
+        )
 
     async def _accepted(self, collector: OutputCollector) -> list[Array]:
         """The ids of the prompts, all of which will run, but for those aborted before."""
@@ -252,26 +316,37 @@ class Completions:
         writer: StreamWriter,
         meter: RequestMeter,
         endpoint: GenerationEndpoint,
+        interval: int,
     ) -> None:
         await client.begin(STREAM_HEADERS, writer.fail)
         if opening := writer.open():
             await client.write(opening)
+        pace = ChunkPace(interval)
         async with client.commented(self._stream_heartbeat_s, writer.heartbeat):
-            async for update in collector:
-                client.is_between_events = False
-                meter.observe(update)
-                events = writer.write(update)
-                if is_large(update):
-                    await self._pieces.send(events, client.write)
-                elif data := b"".join(events):
-                    await client.write(data)
-                collector.consumed(update)
-                if writer.is_over(update):
-                    collector.cut(update.index)
-                client.is_between_events = True
+            try:
+                async for update in collector:
+                    meter.observe(update)
+                    if (due := pace.push(update)) is not None:
+                        await self._send(client, writer, due)
+                    collector.consumed(update)
+                    if writer.is_over(update):
+                        collector.cut(update.index)
+            except RequestError:
+                for due in pace.rest():
+                    await self._send(client, writer, due)
+                raise
             await endpoint.keep()
         if closing := writer.close():
             await client.write(closing)
+
+    async def _send(self, client: Client, writer: StreamWriter, update: ChoiceUpdate) -> None:
+        client.is_between_events = False
+        events = writer.write(update)
+        if is_large(update):
+            await self._pieces.send(events, client.write)
+        elif data := b"".join(events):
+            await client.write(data)
+        client.is_between_events = True
 
     async def _whole(
         self,
@@ -310,7 +385,8 @@ class Completions:
 def token_bytes(job: Job, model: ModelInfo) -> int:
     """What may be held, beside the text, of all the choices: of each token and alternative an id
     and a float32, and a rank; the drafts for it; and the ids for the client. A whole reply holds
-    all its tokens, a streamed one what may be sent before its client has read."""
+    all its tokens, a streamed one what may be sent before its client has read, and what waits for
+    the rest of its chunk."""
     logprobs = job.params.logprobs
     if logprobs is None and not job.returns_ids:
         return 0
@@ -321,7 +397,8 @@ def token_bytes(job: Job, model: ModelInfo) -> int:
     max_tokens = job.params.max_tokens
     num_tokens = model.max_model_len if max_tokens is None else min(max_tokens, model.max_model_len)
     if job.is_stream and not job.keeps_logprobs:
-        max_bytes = min(min(num_tokens, WINDOW_TOKENS) * per_token, WINDOW_BYTES + per_token)
+        window = min(min(num_tokens, WINDOW_TOKENS) * per_token, WINDOW_BYTES + per_token)
+        max_bytes = window + min(num_tokens, job.stream_interval - 1) * per_token
     else:
         max_bytes = num_tokens * per_token
     return job.total_choices * max_bytes

@@ -27,6 +27,8 @@ MAX_FIELD_BYTES = 1024
 MAX_LISTED = 10_000
 PURPOSE = "batch"
 OCTETS = "application/octet-stream"
+MIN_BYTES_PER_S = 16 << 10
+"""As fast an upload has to come, but for pauses of READ_TIMEOUT_S in all."""
 
 
 class Files:
@@ -65,19 +67,22 @@ class Files:
         file_id = new_file_id()
         with self._admission.admit():
             try:
-                file = await self._received(request, folder, file_id)
+                async with asyncio.timeout(READ_TIMEOUT_S) as limit:
+                    file = await self._received(request, folder, file_id, limit)
                 await asyncio.to_thread(folder.save_file, StoredFile(owner_of(request), file))
             except BaseException as error:
                 folder.drop_data(file_id)
+                if isinstance(error, TimeoutError):
+                    raise web.HTTPRequestTimeout from None
                 if isinstance(error, OSError) and not isinstance(error, ConnectionError):
                     raise no_room(error) from None
                 raise
         return json_response(file)
 
     async def _received(
-        self, request: web.Request, folder: BatchFolder, file_id: str
+        self, request: web.Request, folder: BatchFolder, file_id: str, limit: asyncio.Timeout
     ) -> FileObject:
-        """The parts may come in any order. Raises OSError."""
+        """The parts may come in any order; ``limit`` moves with what comes. Raises OSError."""
         if (request.content_length or 0) > self._max_bytes + MAX_NAME_CHARS + MAX_FIELD_BYTES:
             raise self._too_large(str(request.content_length))
         purpose, name, num_bytes = "", "", -1
@@ -90,7 +95,7 @@ class Files:
                 elif part.name == "file" and num_bytes < 0:
                     name = (part.filename or "")[:MAX_NAME_CHARS]
                     with folder.create_data(file_id) as data:
-                        num_bytes = await self._receive(part, data)
+                        num_bytes = await self._receive(part, data, limit)
                 else:
                     raise InvalidRequest(
                         f"{(part.name or '')[:60]} is not supported; allowed: file, purpose",
@@ -113,20 +118,14 @@ class Files:
             purpose=purpose,
         )
 
-    async def _receive(self, part: BodyPartReader, data: BinaryIO) -> int:
+    async def _receive(self, part: BodyPartReader, data: BinaryIO, limit: asyncio.Timeout) -> int:
         num_bytes = 0
-        try:
-            while True:
-                async with asyncio.timeout(READ_TIMEOUT_S):
-                    chunk = await part.read_chunk(CHUNK_BYTES)
-                if not chunk:
-                    break
-                num_bytes += len(chunk)
-                if num_bytes > self._max_bytes:
-                    raise self._too_large("more")
-                await asyncio.to_thread(data.write, chunk)
-        except TimeoutError:
-            raise web.HTTPRequestTimeout from None
+        while chunk := await part.read_chunk(CHUNK_BYTES):
+            num_bytes += len(chunk)
+            if num_bytes > self._max_bytes:
+                raise self._too_large("more")
+            await asyncio.to_thread(data.write, chunk)
+            _extend(limit, len(chunk))
         await asyncio.to_thread(data.flush)
         return num_bytes
 
@@ -173,9 +172,18 @@ class Files:
             return await client.end()
 
 
+def _extend(limit: asyncio.Timeout, num_bytes: int) -> None:
+    """By the time that so many bytes may take, but not beyond READ_TIMEOUT_S from now."""
+    latest = asyncio.get_running_loop().time() + READ_TIMEOUT_S
+    limit.reschedule(min((limit.when() or latest) + num_bytes / MIN_BYTES_PER_S, latest))
+
+
 async def _text(part: BodyPartReader) -> str:
-    async with asyncio.timeout(READ_TIMEOUT_S):
-        data = await part.read_chunk(MAX_FIELD_BYTES)
-        if not data or not await part.read_chunk(1):
-            return data.decode(errors="replace")
-    raise InvalidRequest(f"{part.name} has more than {MAX_FIELD_BYTES} bytes", param=part.name)
+    data = b""
+    while chunk := await part.read_chunk(MAX_FIELD_BYTES):
+        data += chunk
+        if len(data) > MAX_FIELD_BYTES:
+            raise InvalidRequest(
+                f"{part.name} has more than {MAX_FIELD_BYTES} bytes", param=part.name
+            )
+    return data.decode(errors="replace")

@@ -48,6 +48,9 @@ class MessagesEndpoint:
         assert parser is not None
         return WholeMessage(reply, parser, self._shows_thinking)
 
+    async def answer_early(self, request_id: str, job: Job, model: ModelInfo) -> None:
+        """Its replies are made at once."""
+
     async def keep(self) -> None:
         """Nothing is kept."""
 

@@ -1,17 +1,20 @@
 """One request to ``/v1/responses`` and its reply."""
 
 import asyncio
+import time
 import uuid
 from dataclasses import replace
 
 import msgspec
+from aiohttp import web
 from msgspec import Raw
 
+from services.gateway.endpoints.background import Background
 from services.gateway.http.body import BodyParser
 from services.gateway.requests.items.input_items import references, with_ids
 from services.gateway.requests.items.parse import ItemRequest, read_request, response_job
 from services.gateway.requests.items.reasoning_cipher import ReasoningCipher
-from services.gateway.requests.items.schema import ENCRYPTED_REASONING
+from services.gateway.requests.items.schema import ENCRYPTED_REASONING, ResponseRequest
 from services.gateway.requests.job import Job
 from services.gateway.requests.json_body import Body
 from services.gateway.requests.parse import Limits
@@ -22,9 +25,9 @@ from services.gateway.responses.items.objects import ResponseObject
 from services.gateway.responses.items.output_items import ItemShape
 from services.gateway.responses.items.shown import begun_response, is_summary
 from services.gateway.responses.items.writers import ResponseBody, ResponseMaker, ResponseStream
-from services.gateway.responses.json_reply import encode
+from services.gateway.responses.json_reply import encode, json_response
 from services.gateway.responses.output_parser import OutputParser
-from services.gateway.responses.reply import Reply
+from services.gateway.responses.reply import Head, Reply
 from services.gateway.responses.writers import BodyWriter, StreamWriter
 from services.gateway.store.database import Entry
 from services.gateway.store.response_store import ResponseStore
@@ -32,6 +35,7 @@ from shared.errors import InvalidRequest
 from shared.messages import ModelInfo
 
 RESPONSE_PREFIX = "resp_"
+NO_STORE = "there is no response-store (--response-store FILE)"
 
 
 class _Outputs(msgspec.Struct):
@@ -44,17 +48,30 @@ class _Id(msgspec.Struct):
 
 class OpenResponse:
     """A GenerationEndpoint. ``owner`` is whose API key came with it; in the mesh its name is
-    ``request_id``; ``has_ended`` is set when no more becomes of it."""
+    ``request_id``; ``has_ended`` is set when no more becomes of it. ``background`` makes later what
+    is asked for in the background; without it that is made now, with the ``response_id`` and the
+    time that it has already."""
 
     format = ChatFormat()
 
-    def __init__(self, store: ResponseStore, cipher: ReasoningCipher, owner: str) -> None:
+    def __init__(
+        self,
+        store: ResponseStore,
+        cipher: ReasoningCipher,
+        owner: str,
+        background: Background | None,
+        response_id: str | None = None,
+        created_s: int | None = None,
+    ) -> None:
         self.owner = owner
         self.request_id = ""
         self.has_ended = asyncio.Event()
         self._store = store
         self._cipher = cipher
-        self._key = uuid.uuid4().hex
+        self._background = background
+        self._created_s = created_s
+        self._body = b""  # until the response can be made
+        self._key = response_id.removeprefix(RESPONSE_PREFIX) if response_id else uuid.uuid4().hex
         self._request: ItemRequest | None = None
         self._is_stored = False
         self._input = b""  # what is kept of it
@@ -83,6 +100,8 @@ class OpenResponse:
         job = await parser.parse(
             body, lambda _: response_job(request, [*before, *items], self._decrypt, model, limits)
         )
+        if self._is_later:
+            self._body = bytes(body)
         if self._is_stored:
             self._input = b"[%b]" % b",".join(with_ids(items, self._key))
         request.items.clear()
@@ -99,15 +118,36 @@ class OpenResponse:
     def body_writer(self, reply: Reply, parser: OutputParser | None) -> BodyWriter:
         return ResponseBody(self._new_maker(reply, parser))
 
+    async def answer_early(
+        self, request_id: str, job: Job, model: ModelInfo
+    ) -> web.Response | None:
+        """With the response as it is queued, if it is for the background."""
+        if not self._is_later:
+            return None
+        assert self._background is not None
+        assert self._request is not None
+        self._background.check_room(len(self._body))
+        head = Head(self.id, int(time.time()), job.model, model.fingerprint)
+        response = begun_response(self._request, job, head, is_stored=True, status="queued")
+        await self._background.start(self._entry(response), request_id, self._body)
+        return json_response(response)
+
     async def keep(self) -> None:
         if not self._is_stored or self._maker is None:
             return
         response = self._maker.response
+        save = self._store.finish if response.background else self._store.save
+        await save(self._entry(response))
+
+    def _entry(self, response: ResponseObject) -> Entry:
         item_ids = [item.id for item in response.output]
         previous_id = response.previous_response_id
-        await self._store.save(
-            Entry(self.id, self.owner, previous_id, self._input, encode(response), item_ids)
-        )
+        return Entry(self.id, self.owner, previous_id, self._input, encode(response), item_ids)
+
+    @property
+    def _is_later(self) -> bool:
+        is_asked = self._request is not None and self._request.fields.background
+        return bool(is_asked) and self._background is not None
 
     def _new_maker(self, reply: Reply, parser: OutputParser | None) -> ResponseMaker:
         request = self._request
@@ -119,7 +159,8 @@ class OpenResponse:
             is_summary(request),
             self._encrypt if encrypts else None,
         )
-        response = begun_response(request, reply.job, reply.head, self._is_stored)
+        head = replace(reply.head, created=self._created_s or reply.head.created)
+        response = begun_response(request, reply.job, head, self._is_stored)
         self._maker = ResponseMaker(reply, parser, shape, response)
         return self._maker
 
@@ -132,16 +173,31 @@ class OpenResponse:
     def _check_store(self, request: ItemRequest) -> None:
         """Raises InvalidRequest for what only a store has."""
         fields = request.fields
+        if fields.background:
+            self._check_background(fields)
         if self._store.is_there:
             return
         if fields.store:
-            raise unsupported("store", True, "null or false; there is no response-store")
+            raise unsupported("store", True, f"null or false; {NO_STORE}")
         if fields.previous_response_id is not None:
             raise unsupported(
                 "previous_response_id",
                 fields.previous_response_id,
-                "null; there is no response-store",
+                f"null; {NO_STORE}",
             )
+
+    def _check_background(self, fields: ResponseRequest) -> None:
+        """Raises InvalidRequest."""
+        if not self._store.is_there:
+            raise unsupported(
+                "background",
+                True,
+                f"null or false; {NO_STORE}",
+            )
+        if fields.store is False:
+            raise unsupported("store", False, "null or true with background")
+        if fields.stream:
+            raise unsupported("stream", True, "null or false with background")
 
     async def _history(self, request: ItemRequest) -> list[bytes]:
         """The items of the conversation before this request."""

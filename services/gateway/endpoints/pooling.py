@@ -4,6 +4,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from aiohttp import web
 
@@ -14,6 +15,7 @@ from services.gateway.http.body import BodyParser, BodyReader
 from services.gateway.http.client import Client
 from services.gateway.http.pieces import PieceMaker
 from services.gateway.http.request_meter import RequestMeter
+from services.gateway.http.tracing import TRACE, measured
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.mesh.output_collector import OutputCollector
 from services.gateway.metrics import POOLED_INPUTS
@@ -37,6 +39,7 @@ from services.gateway.responses.pooling_json import (
     write_ranks,
     write_scores,
 )
+from services.gateway.traces.request_trace import RequestTrace
 from shared.codec import Array
 from shared.config.gateway import GatewayConfig
 from shared.errors import InternalError, InvalidRequest, RequestError
@@ -98,12 +101,10 @@ class PoolingEndpoints:
         return [self._route(path, endpoint) for path, endpoint in ROUTES.items()]
 
     def _route(self, path: str, endpoint: PoolingEndpoint) -> web.RouteDef:
-        async def serve(request: web.Request) -> web.StreamResponse:
-            return await self._serve(request, endpoint)
+        handler = partial(self.serve, endpoint=endpoint)
+        return web.post(path, handler, expect_handler=self._bodies.expect)
 
-        return web.post(path, serve, expect_handler=self._bodies.expect)
-
-    async def _serve(self, request: web.Request, endpoint: PoolingEndpoint) -> web.StreamResponse:
+    async def serve(self, request: web.Request, endpoint: PoolingEndpoint) -> web.StreamResponse:
         started_s = time.monotonic()
         check_request_id(request)
         with self._admission.admit() as reservation:
@@ -114,22 +115,27 @@ class PoolingEndpoints:
             reservation.is_served = True
             public_id = request_id(request)
             pooling = pooling_of(model)
-            vectors, num_tokens = await self._pool(public_id, asked, pooling.size, meter)
+            trace, name = request[TRACE], endpoint.id_prefix + public_id
+            trace.ids = {public_id, name}
+            vectors, num_tokens = await self._pool(public_id, asked, pooling.size, meter, trace)
             meter.end()
             POOLED_INPUTS.labels(asked.job.model, pooling.task).inc(len(vectors))
-            name, created = endpoint.id_prefix + public_id, int(time.time())
-            reply = PooledReply(name, created, asked, pooling, vectors, num_tokens)
+            reply = PooledReply(name, int(time.time()), asked, pooling, vectors, num_tokens)
             return await self._send(request, endpoint.write(reply), vectors)
 
     async def _parsed(
         self, request: web.Request, endpoint: PoolingEndpoint, reservation: Reservation
     ) -> tuple[PoolingJob, ModelInfo]:
         """Of the body only the prompts are kept, and room is held for what becomes of them."""
-        body = await self._bodies.read(request, reservation)
-        model = await self._mesh.tokenizers.ready_model()
-        asked = await self._parser.parse(
-            body, lambda body: endpoint.parse(body, model, self._limits)
-        )
+        with measured(request, "read") as attributes:
+            body = await self._bodies.read(request, reservation)
+            attributes["num_bytes"] = len(body)
+        with measured(request, "ready"):
+            model = await self._mesh.tokenizers.ready_model()
+        with measured(request, "parse"):
+            asked = await self._parser.parse(
+                body, lambda body: endpoint.parse(body, model, self._limits)
+            )
         reservation.replace(len(body), asked.job.prompt_bytes)
         size, limit = pooling_of(model).size, self._admission.max_bytes
         num_bytes = 4 * len(asked.job.prompts) * size
@@ -143,19 +149,26 @@ class PoolingEndpoints:
         return asked, model
 
     async def _pool(
-        self, public_id: str, asked: PoolingJob, size: int, meter: RequestMeter
+        self,
+        public_id: str,
+        asked: PoolingJob,
+        size: int,
+        meter: RequestMeter,
+        trace: RequestTrace,
     ) -> tuple[list[Array], int]:
         """The vectors of all prompts, which have ``size`` numbers unless they are cut, and the
         number of the prompts' tokens."""
         wanted = asked.job.params.pooling
         size = (wanted and wanted.num_dims) or size
         mesh_id = f"{public_id}~{secrets.token_hex(4)}"
-        with self._mesh.generate(mesh_id, asked.job) as collector:
+        with self._mesh.generate(mesh_id, asked.job, trace) as collector:
             meter.follow(collector)
             try:
-                async with accepting(self._accept_timeout_s):
-                    await collector.begun()
-                vectors = await _collected(collector, size, meter)
+                with trace.measure("accept"):
+                    async with accepting(self._accept_timeout_s):
+                        await collector.begun()
+                with trace.measure("collect"):
+                    vectors = await _collected(collector, size, meter)
             except RequestError as error:
                 if collector.failed_prompt is not None and error.param == "prompt":
                     error.param = asked.params[collector.failed_prompt]
@@ -170,8 +183,9 @@ class PoolingEndpoints:
     ) -> web.StreamResponse:
         client = Client(request, self._slow_client_s)
         is_large = sum(map(len, vectors)) > LARGE_REPLY
-        await send_json(client, pieces, self._pieces, is_large=is_large)
-        return await client.end()
+        with measured(request, "reply") as attributes, client.counted(attributes):
+            await send_json(client, pieces, self._pieces, is_large=is_large)
+            return await client.end()
 
 
 async def _collected(collector: OutputCollector, size: int, meter: RequestMeter) -> list[Array]:

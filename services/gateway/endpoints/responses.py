@@ -1,19 +1,25 @@
 """``/v1/responses``: makes responses, and gives back those that are kept."""
 
+import asyncio
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 from aiohttp import web
 from msgspec import Raw
 
+from services.gateway.endpoints.background import LOOK_S, Background
 from services.gateway.endpoints.completions import Completions
 from services.gateway.endpoints.open_response import OpenResponse
 from services.gateway.http.account import owner_of
 from services.gateway.http.body import BodyReader
+from services.gateway.http.own_socket import RESPONSE_HEADER, is_own
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.requests.items.reasoning_cipher import ReasoningCipher
 from services.gateway.requests.unsupported import unsupported
 from services.gateway.requests.violations import show
+from services.gateway.responses.items.objects import ResponseObject
 from services.gateway.responses.json_reply import json_response
 from services.gateway.store.response_store import ResponseStore, missing
 from shared.config.gateway import GatewayConfig
@@ -59,7 +65,12 @@ class _Head(msgspec.Struct):
 
 class Responses:
     def __init__(
-        self, completions: Completions, mesh: Mesh, bodies: BodyReader, config: GatewayConfig
+        self,
+        completions: Completions,
+        mesh: Mesh,
+        bodies: BodyReader,
+        config: GatewayConfig,
+        own_socket: Path | None,
     ) -> None:
         """Raises ConfigError where the store cannot be opened."""
         self._completions = completions
@@ -69,6 +80,13 @@ class Responses:
         self._cipher = ReasoningCipher(secret.get_secret_value() if secret is not None else None)
         self._store = ResponseStore(config)
         self._open: dict[str, OpenResponse] = {}
+        self._own_socket = own_socket
+        self._background: Background | None = None
+        if own_socket is not None:
+            limits = (config.max_background_responses, config.max_body_bytes)
+            self._background = Background(
+                self._store, own_socket, *limits, self._so_far, self._abort
+            )
 
     def routes(self) -> list[web.RouteDef]:
         expect = self._bodies.expect
@@ -82,11 +100,31 @@ class Responses:
             web.get(f"{one}/input_items", self._list_input),
         ]
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        if self._background is not None:
+            await self._background.close()
         self._store.close()
 
     def _new(self, request: web.Request) -> OpenResponse:
-        return OpenResponse(self._store, self._cipher, owner_of(request))
+        response_id, owner, background = None, owner_of(request), self._background
+        if is_own(request, self._own_socket):
+            response_id = request.headers.get(RESPONSE_HEADER)
+        if response_id is None or background is None:
+            return OpenResponse(self._store, self._cipher, owner, background)
+        created_s = background.created_s(response_id)
+        return OpenResponse(self._store, self._cipher, owner, None, response_id, created_s)
+
+    def _so_far(self, response_id: str) -> ResponseObject | None:
+        found = self._open.get(response_id)
+        return found.response if found is not None else None
+
+    def _abort(self, response_id: str) -> bool:
+        """Whether the mesh has such a one; it then ends."""
+        found = self._open.get(response_id)
+        if found is None or not found.request_id:
+            return False
+        self._mesh.abort({found.request_id}, found.owner)
+        return True
 
     async def _create(self, request: web.Request) -> web.StreamResponse:
         response = self._new(request)
@@ -117,19 +155,29 @@ class Responses:
         return json_response(Deleted(response_id))
 
     async def _cancel(self, request: web.Request) -> web.Response:
-        """Ends one that this gateway is making, which then is what it has come to."""
+        """Ends one that this gateway is making, or any gateway in the background, which then is
+        what it has come to."""
         response_id, owner = _asked(request)
         found = self._running(response_id, owner)
-        if found is None:
-            await self._store.get(response_id, owner)
-            raise InvalidRequest(
-                f"response {show(response_id)} has ended", param="response_id", code="has_ended"
-            )
-        self._mesh.abort({found.request_id}, owner)
+        if found is None or found.response is None:
+            return await self._cancel_in_background(response_id, owner)
+        self._abort(response_id)
         await found.has_ended.wait()
         if found.response is None:
             raise missing(response_id)
         return json_response(found.response)
+
+    async def _cancel_in_background(self, response_id: str, owner: str) -> web.Response:
+        entry = await self._store.get(response_id, owner)
+        if entry.runner is None:
+            raise InvalidRequest(
+                f"response {show(response_id)} has ended", param="response_id", code="has_ended"
+            )
+        await self._store.cancel(response_id)
+        while entry.runner is not None:
+            await asyncio.sleep(LOOK_S)
+            entry = await self._store.get(response_id, owner)
+        return web.Response(body=entry.response, content_type="application/json")
 
     async def _list_input(self, request: web.Request) -> web.Response:
         listing = _listing(request)
@@ -153,7 +201,7 @@ def _listing(request: web.Request) -> Listing:
     order, limit = query.get("order", "desc"), query.get("limit", str(NUM_LISTED))
     if order not in ("asc", "desc"):
         raise InvalidRequest(f"order is {show(order)}; expected asc or desc", param="order")
-    if not limit.isascii() or not limit.isdecimal() or not 1 <= int(limit[:9]) <= MAX_LISTED:
+    if not re.fullmatch("[0-9]{1,9}", limit) or not 1 <= int(limit) <= MAX_LISTED:
         raise InvalidRequest(f"limit is {show(limit)}; expected 1 to {MAX_LISTED}", param="limit")
     return Listing(int(limit), query.get("after"), order == "asc")
 

@@ -13,17 +13,17 @@ from aiohttp.typedefs import Handler
 from pydantic import SecretStr
 
 from services.gateway.http.account import ACCOUNT, Account, KeyLimits
-from services.gateway.http.batch_socket import batch_owner
+from services.gateway.http.own_socket import OWNER_HEADER, is_own
 from services.gateway.http.routes import route_of
 from shared.config.fields import check_api_key
 from shared.config.gateway import GatewayConfig
 from shared.errors import ConfigError, Unauthorized
 
-OPEN_ROUTES = {"/health", "/ready", "/ping"}
-"""Open to monitoring, which has no key."""
+OPEN_ROUTES = {"/health", "/ready", "/ping", "/", "/page/{name}"}
+"""Open to monitoring, which has no key, and to the page, which asks for one."""
 
 LIMITED_ROUTES = {
-    *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"),
+    *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/invocations"),
     *("/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score"),
     *("/rerank", "/v1/rerank", "/v2/rerank"),
 }
@@ -35,11 +35,11 @@ _LIMIT = re.compile(r"(max-open-requests|max-tokens-per-minute)=([1-9][0-9]{0,17
 
 class Guard:
     """Compares digests: all have one length, so a comparison's time reveals nothing of a key. The
-    requests of batches, which come to ``batch_socket``, have no key and say whose they are."""
+    gateway's own requests, which come to ``own_socket``, have no key and say whose they are."""
 
-    def __init__(self, accounts: Sequence[Account], batch_socket: Path | None = None) -> None:
+    def __init__(self, accounts: Sequence[Account], own_socket: Path | None = None) -> None:
         self._accounts = accounts
-        self._batch_socket = batch_socket
+        self._own_socket = own_socket
 
     @web.middleware
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -47,9 +47,11 @@ class Guard:
         route = route_of(request)
         if route in OPEN_ROUTES:
             return await handler(request)
-        owner = batch_owner(request, self._batch_socket)
-        found = self._account(_shown_keys(request)) if owner is None else self._owner(owner)
-        account = request[ACCOUNT] = found
+        if is_own(request, self._own_socket):
+            account = self._owner(request.headers.get(OWNER_HEADER, ""))
+        else:
+            account = self._account(_shown_keys(request))
+        request[ACCOUNT] = account
         if route not in LIMITED_ROUTES:
             return await handler(request)
         with account.request():
@@ -68,7 +70,7 @@ class Guard:
         for each in self._accounts:
             if each.key_id == key_id:
                 return each
-        raise Unauthorized("the API key that the batch came with is gone")
+        raise Unauthorized("the API key for which this was asked is gone")
 
 
 def _shown_keys(request: web.Request) -> list[bytes]:

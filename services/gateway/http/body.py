@@ -15,6 +15,8 @@ from shared.errors import BodyTooLarge, InvalidRequest
 
 READ_TIMEOUT_S = 60.0
 MAX_INLINE_BYTES = 64 << 10
+READ_BODY: web.RequestKey[Body] = web.RequestKey("read_body")
+"""Key under which a request keeps its body, read to find the endpoint, until that reads it."""
 
 Parsed = TypeVar("Parsed")
 
@@ -28,6 +30,11 @@ class BodyReader:
         client gave the length; InvalidRequest for a body that ends early or is badly compressed;
         Overloaded; web.HTTPRequestTimeout; web.HTTPUnsupportedMediaType for what does not claim to
         be JSON."""
+        known: Body | None = request.pop(READ_BODY, None)
+        if known is not None:
+            if reservation is not None:
+                reservation.hold(len(known))
+            return known
         _check_content_type(request)
         if (request.content_length or 0) > self._max_bytes:
             raise self._too_large(str(request.content_length))

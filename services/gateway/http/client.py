@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 from aiohttp import web
 
@@ -12,6 +12,7 @@ from services.gateway.log_limit import LogLimit
 from services.gateway.metrics import SLOW_CLIENTS
 from services.gateway.requests.request_id import request_id
 from services.gateway.responses.error_json import error_event
+from services.gateway.traces.request_trace import Attributes
 from shared.errors import RequestError
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,8 @@ class Client:
         self._request = request
         self._slow_s = slow_s
         self._written_s = 0.0  # when the last of it was
+        self.num_writes = 0
+        self.write_s = 0.0
         self._is_asked = asyncio.Event()
         self.is_between_events = False
         self.response = web.StreamResponse()
@@ -52,6 +55,8 @@ class Client:
         view = memoryview(data)
         for start in range(0, len(data), WRITE_CHUNK_BYTES):
             await self._in_time(self.response.write(view[start : start + WRITE_CHUNK_BYTES]))
+        self.num_writes += 1
+        self.write_s += time.monotonic() - self._written_s
 
     async def end(self) -> web.StreamResponse:
         await self._in_time(self.response.write_eof())
@@ -65,6 +70,15 @@ class Client:
     @property
     def is_stream(self) -> bool:
         return self.response.content_type == EVENT_STREAM
+
+    @contextmanager
+    def counted(self, attributes: Attributes) -> Iterator[None]:
+        """Says in ``attributes`` how long writing took, which is as the client reads."""
+        try:
+            yield
+        finally:
+            attributes["num_writes"] = self.num_writes
+            attributes["write_ms"] = round(1000 * self.write_s, 3)
 
     @asynccontextmanager
     async def commented(self, quiet_s: float, comment: bytes) -> AsyncIterator[None]:

@@ -6,7 +6,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
 ANY = "*"
-EXPOSED = "X-Request-Id, Retry-After"
+EXPOSED = "X-Request-Id, Retry-After, X-Shoal-Dropped-Turns, X-Shoal-Warnings"
 METHODS = "GET, POST, DELETE"
 MAX_AGE_S = 600
 

@@ -6,7 +6,17 @@ from itertools import count
 from services.gateway.mesh.tokenizers import Tokenizer, Tokenizers
 from shared.codec import Array
 from shared.errors import RETRY_AFTER_S, RequestError, Unavailable
-from shared.messages import Cancel, ChatOptions, Convert, Converted, Failed, PromptKind, RequestKey
+from shared.messages import (
+    CONVERTED_MINOR,
+    Cancel,
+    ChatOptions,
+    Convert,
+    Converted,
+    ConvertedTo,
+    Failed,
+    PromptKind,
+    RequestKey,
+)
 
 
 class Conversions:
@@ -23,19 +33,27 @@ class Conversions:
         data: Array,
         adds_special_tokens: bool,
         chat: ChatOptions | None = None,
+        to: ConvertedTo = "ids",
+        max_prompt_tokens: int | None = None,
+        keeps_prompt_start: bool = False,
     ) -> Array:
-        """Returns the ids of a text or a chat, [n] int32; of ids the UTF-8 bytes of their text, [n]
-        uint8.
+        """Returns the ids of a prompt, [n] int32, the UTF-8 bytes of its text, [n] uint8, or where
+        in it its tokens begin and end, [2 n] int64.
 
         Raises RequestError, Unavailable after ``accept_timeout_s``. Cancelling the call cancels the
         conversion.
         """
         tokenizer = self._tokenizers.least_loaded()
+        is_usual = to == ("text" if kind == "ids" else "ids") and max_prompt_tokens is None
+        if not is_usual and tokenizer.peer.hello.minor < CONVERTED_MINOR:
+            text = f"a tokenizer of protocol minor {CONVERTED_MINOR} is needed, and none is there"
+            raise Unavailable(text, retry_after_s=RETRY_AFTER_S)
         name = f"convert-{next(self._new_numbers)}"
         answer: asyncio.Future[Array] = asyncio.get_running_loop().create_future()
         tokenizer.conversions[name] = answer
         try:
-            tokenizer.peer.send(Convert(name, kind, adds_special_tokens, chat), data)
+            cut = max_prompt_tokens, keeps_prompt_start
+            tokenizer.peer.send(Convert(name, kind, adds_special_tokens, chat, to, *cut), data)
             async with asyncio.timeout(self._accept_timeout_s):
                 return await answer
         except TimeoutError:

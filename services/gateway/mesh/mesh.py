@@ -17,6 +17,8 @@ from services.gateway.mesh.token_table import TokenTable
 from services.gateway.mesh.tokenizers import Tokenizers
 from services.gateway.metrics import REPLAYS
 from services.gateway.requests.job import Job
+from services.gateway.traces.request_trace import RequestTrace
+from services.gateway.traces.store import NO_TRACES, TraceStore
 from shared.codec import Array
 from shared.credit import CreditBatch
 from shared.errors import (
@@ -56,7 +58,14 @@ class Mesh:
     ready within ``replay_s``; a new request waits ``ready_wait_s`` for one.
     """
 
-    def __init__(self, replay_s: float, ready_wait_s: float, accept_timeout_s: float) -> None:
+    def __init__(
+        self,
+        replay_s: float,
+        ready_wait_s: float,
+        accept_timeout_s: float,
+        traces: TraceStore = NO_TRACES,
+    ) -> None:
+        self.traces = traces
         self._lost_changed = asyncio.Event()  # a prompt was lost, or a tokenizer has changed
         self.tokenizers = Tokenizers(ready_wait_s, self._lost_changed.set)
         self.conversions = Conversions(self.tokenizers, accept_timeout_s)
@@ -89,13 +98,18 @@ class Mesh:
         return self._tokens
 
     @contextmanager
-    def generate(self, name: str, job: Job) -> Iterator[OutputCollector]:
-        """Submits the prompts of ``job``; leaving the context cancels what has not ended.
+    def generate(
+        self, name: str, job: Job, trace: RequestTrace | None = None
+    ) -> Iterator[OutputCollector]:
+        """Submits the prompts of ``job``; leaving the context cancels what has not ended. What the
+        services report of it is added to ``trace``.
 
         Raises Unavailable.
         """
         num_prompts = len(job.prompts)
         collector = OutputCollector(num_prompts, job.num_choices, job.has_prompt_logprobs)
+        if trace is not None and self.traces.begin(trace, name):
+            collector.trace = trace
         prompts = [
             OpenPrompt(f"{name}/{number}", number, job, collector) for number in range(num_prompts)
         ]
@@ -157,10 +171,10 @@ class Mesh:
         match message:
             case Deltas():
                 self._deliver(prompts, message, TokenArrays(*arrays))
-            case Accepted(request, attempt, start):
+            case Accepted(request, attempt, start, dropped):
                 if prompt := prompts.get(RequestKey(request, attempt)):
                     tokenizer.probation.succeed()
-                    prompt.accept(arrays[0], start)
+                    prompt.accept(arrays[0], start, dropped)
             case Failed(request, attempt):
                 if prompt := prompts.pop(RequestKey(request, attempt), None):
                     if not prompt.is_accepted:
@@ -168,9 +182,10 @@ class Mesh:
                     self._fail(prompt, RequestError.from_failed(message))
                 else:
                     self.conversions.fail(tokenizer, message)
-            case Lost(keys, is_explained, scheduler):
+            case Lost(keys, is_explained, scheduler, num_worker_deaths):
                 for key in keys:
                     if prompt := prompts.pop(key, None):
+                        prompt.note_handover(scheduler, num_worker_deaths)
                         self._replay(prompt, is_explained, scheduler)
             case Converted():
                 self.conversions.finish(tokenizer, message, arrays[0])
@@ -191,6 +206,7 @@ class Mesh:
         """Raises Unavailable."""
         tokenizer = self.tokenizers.least_loaded()
         prompt.peer = tokenizer.peer
+        prompt.note_sent(time.monotonic())
         tokenizer.prompts[prompt.key] = prompt
         prompt.peer.send(*prompt.submit())
 
@@ -231,6 +247,7 @@ class Mesh:
         if prompt.is_accepted or error.status not in TRANSIENT or not may_wait:
             prompt.fail(error)
             return
+        prompt.note_end(now_s, error.code)
         prompt.begin_attempt()
         is_full = error.status == Overloaded.status  # else retry_after_s is a guess
         self._lost.add(prompt, now_s, error.retry_after_s or 0.0 if is_full else 0.0)
@@ -253,6 +270,8 @@ class Mesh:
                 prompt.finish(finished)
                 if not prompt.choices:
                     self._end(prompt)
+        for report in deltas.spans:
+            self.traces.add(report)
 
     def _consumed(self, prompt: OpenPrompt, update: ChoiceUpdate) -> None:
         grant = prompt.take(update)
@@ -268,6 +287,7 @@ class Mesh:
         if prompt.has_cut:
             self._cancel([prompt])
         elif prompt.peer is not None:
+            prompt.note_end(time.monotonic())
             del self.tokenizers[prompt.peer].prompts[prompt.key]
         prompt.on_end()
 

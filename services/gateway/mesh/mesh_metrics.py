@@ -1,6 +1,7 @@
 """Metrics of the whole mesh, which schedulers report to tokenizers and these to gateways."""
 
 from collections.abc import Iterator
+from itertools import chain
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -25,9 +26,8 @@ class MeshMetrics(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        reported = [each.peer.status.overview for each in self._tokenizers]
-        by_scheduler = {each.scheduler: each for each in reported if each is not None}
-        overviews = list(by_scheduler.values())
+        reported = chain.from_iterable(each.peer.status.overviews for each in self._tokenizers)
+        overviews = list({each.scheduler: each for each in reported}.values())
         yield _replicas(len(self._tokenizers), overviews)
         if overviews:
             yield from _load(self._tokenizers.model.names[0], overviews)

@@ -9,13 +9,17 @@ import numpy as np
 from services.gateway.mesh.backoff import Backoff
 from services.gateway.mesh.output_collector import ChoiceUpdate, OutputCollector
 from services.gateway.requests.job import Job, Prompt
+from services.gateway.traces.request_trace import RequestTrace
 from shared.codec import Array
 from shared.errors import TOO_MANY_REPLAYS, InternalError, RequestError
 from shared.messages import (
+    MAX_TRACED,
+    NOTHING_DROPPED,
     WINDOW_BYTES,
     WINDOW_TOKENS,
     ChoiceStart,
     Delta,
+    Dropped,
     Finished,
     Grant,
     OutputStart,
@@ -90,15 +94,17 @@ class OpenPrompt:
     After the loss of a tokenizer or a scheduler, ``begin_replay`` and another ``submit`` go on
     where the mesh had come to. ``choices`` are those that have not ended. ``peer`` is the tokenizer
     that works on it. Where there is none, ``backoff`` decides when to submit it again, and
-    ``replay_until_s`` (monotonic) how long it may wait. ``num_losses`` counts the services that
-    died under it since its last token. ``on_end`` is called when all of its choices have ended.
+    ``replay_until_s`` (monotonic) how long it may wait. ``num_losses`` counts the tokenizers
+    and schedulers that died under it since its last token, ``num_worker_deaths`` the workers in a
+    cell that it has left. ``on_end`` is called when all of its choices have ended.
     """
 
     def __init__(self, request: str, number: int, job: Job, collector: OutputCollector) -> None:
         """``number`` counts the prompts of ``job``."""
         self.request = request
         self.attempt = 1
-        self.num_losses = 0
+        self.num_losses = self.num_worker_deaths = 0
+        self._left_scheduler = ""
         self._lost_scheduler = ("", 0.0)  # the one that was counted last, and when
         self.is_replay = False
         self.is_accepted = False
@@ -141,7 +147,8 @@ class OpenPrompt:
         message = Submit(
             self.request, self.attempt, self._prompt.kind, self._params, job.text, starts,
             job.priority, job.cache_salt, job.owner, job.chat, job.format, job.tool_choice,
-            job.reasoning_budget,
+            job.reasoning_budget, self._trace is not None, self.num_worker_deaths,
+            self._left_scheduler,
         )  # fmt: skip
         resumed = b"".join(choice.ids.tobytes() for choice in self.choices.values())
         return message, self._prompt.data, np.frombuffer(resumed, np.int32)
@@ -162,7 +169,24 @@ class OpenPrompt:
         self.is_replay = True
         self.backoff = Backoff(FIRST_PAUSE_S, MAX_PAUSE_S)
         self._collector.num_replays += 1
+        self.note_end(now_s, f"scheduler {scheduler}" if scheduler else f"{self.peer}")
         self.begin_attempt()
+
+    def note_handover(self, scheduler: str, num_worker_deaths: int) -> None:
+        """Another cell is to have it, and to know that so many workers died while they computed
+        it."""
+        self._left_scheduler = scheduler
+        self.num_worker_deaths = max(self.num_worker_deaths, num_worker_deaths)
+
+    def note_sent(self, now_s: float) -> None:
+        if self._trace is not None and self.peer is not None:
+            tokenizer = self.peer.hello.instance
+            self._trace.begin_attempt(self._number, self.attempt, tokenizer, now_s)
+
+    def note_end(self, now_s: float, lost: str = "") -> None:
+        """The attempt has ended, because of what was ``lost``, if anything was."""
+        if self._trace is not None:
+            self._trace.end_attempt(self._number, self.attempt, lost, now_s)
 
     def begin_attempt(self) -> None:
         self.peer = None
@@ -171,16 +195,26 @@ class OpenPrompt:
         for choice in self.choices.values():
             choice.begin_attempt()
 
+    @property
+    def _trace(self) -> RequestTrace | None:
+        """Only the first prompts of a request are traced."""
+        return self._collector.trace if self._number < MAX_TRACED else None
+
     def _is_known_loss(self, scheduler: str, now_s: float) -> bool:
         """A scheduler that hangs is missed by one tokenizer after another, and a replay may come to
         each of them just before: that counts as one loss."""
         name, lost_s = self._lost_scheduler
         return scheduler != "" and scheduler == name and now_s - lost_s < SAME_HANG_S
 
-    def accept(self, prompt_ids: Array, start: OutputStart = OutputStart.ANSWER) -> None:
+    def accept(
+        self,
+        prompt_ids: Array,
+        start: OutputStart = OutputStart.ANSWER,
+        dropped: Dropped = NOTHING_DROPPED,
+    ) -> None:
         self.is_accepted = True
         self._prompt = Prompt("ids", prompt_ids)
-        self._collector.accept(self._number, prompt_ids, start)
+        self._collector.accept(self._number, prompt_ids, start, dropped)
 
     def add(self, row: Delta, part: TokenArrays) -> None:
         choice = self.choices.get(row.choice)
@@ -194,7 +228,8 @@ class OpenPrompt:
                 f"token {row.position}{owner} of choice {row.choice} came where {position} belongs"
             )
         if row.run.num_tokens:
-            self.num_losses = 0
+            self.num_losses = self.num_worker_deaths = 0
+            self._left_scheduler = ""
         choice.add(row, part)
         self._collector.add(self._index(row.choice), row, part)
 

@@ -8,9 +8,20 @@ from typing import Self
 import msgspec
 
 from services.gateway.mesh.drafts import NO_DRAFTS, Drafts, drafts_of, joined
+from services.gateway.traces.request_trace import RequestTrace
 from shared.codec import Array
 from shared.errors import RequestError
-from shared.messages import NO_TOKENS, Delta, Finished, Mark, OutputStart, RunKind, TokenRun
+from shared.messages import (
+    NO_TOKENS,
+    NOTHING_DROPPED,
+    Delta,
+    Dropped,
+    Finished,
+    Mark,
+    OutputStart,
+    RunKind,
+    TokenRun,
+)
 from shared.token_arrays import TokenArrays, first_tokens, join, sum_runs
 
 
@@ -122,8 +133,9 @@ class OutputCollector:
 
     The mesh writes, one handler reads: ``accepted`` once, then ChoiceUpdates until every choice has
     ended; ``consumed`` after each, when its client has it. What is pending is read before an error
-    is raised. ``prompt_ids`` and ``starts`` are those of the prompts, once accepted;
-    ``num_replays`` counts how often one of them was lost and begun again.
+    is raised. ``prompt_ids`` and ``starts`` are those of the prompts, once accepted, and
+    ``dropped`` is what a chat's leaves out; ``num_replays`` counts how often one of them was lost
+    and begun again, which a ``trace`` shows.
 
     If it ``has_prompt_logprobs``, those of a prompt are read before what its choices bring, which
     is kept until all of them are there.
@@ -135,7 +147,9 @@ class OutputCollector:
         """``num_choices`` of each prompt."""
         self.prompt_ids: list[Array | None] = [None] * num_prompts
         self.starts = [OutputStart.ANSWER] * num_prompts
+        self.dropped = NOTHING_DROPPED
         self.num_replays = 0
+        self.trace: RequestTrace | None = None
         self.on_consumed: Callable[[ChoiceUpdate], None] = lambda update: None
         self.on_cut: Callable[[int], None] = lambda index: None
         self._num_open = num_prompts * num_choices
@@ -152,9 +166,16 @@ class OutputCollector:
     def num_prompt_tokens(self) -> int:
         return sum(len(ids) for ids in self.prompt_ids if ids is not None)
 
-    def accept(self, prompt: int, ids: Array, start: OutputStart = OutputStart.ANSWER) -> None:
+    def accept(
+        self,
+        prompt: int,
+        ids: Array,
+        start: OutputStart = OutputStart.ANSWER,
+        dropped: Dropped = NOTHING_DROPPED,
+    ) -> None:
         if self.prompt_ids[prompt] is None:
             self.prompt_ids[prompt], self.starts[prompt] = ids, start
+            self.dropped = dropped
         self._note_scored(prompt, 0)
         self._changed.set()
 

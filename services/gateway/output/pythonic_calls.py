@@ -187,9 +187,9 @@ def _json_of(word: str) -> str:
     word = _WORDS.get(word, word)
     if word in _WORDS.values() or _NUMBER.fullmatch(word):
         return word
-    for number in (lambda: int(word, 0), lambda: float(word)):
-        with suppress(ValueError):
-            found = number()
-            if isfinite(found):
-                return repr(found)
+    with suppress(ValueError):  # also of an integer that is too long to be written
+        return repr(int(word, 0))
+    with suppress(ValueError):
+        if isfinite(number := float(word)):
+            return repr(number)
     return json_string(word)

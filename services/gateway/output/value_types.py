@@ -10,35 +10,49 @@ _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 def types_of_parameters(schema: Any) -> dict[str, frozenset[str]]:
-    """The types of each property of an object; see ``types_of``."""
+    """The types of each property of an object; see ``Types``."""
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     if not isinstance(properties, Mapping):
         return {}
-    return {name: types_of(each, schema) for name, each in properties.items()}
+    types = Types(schema)
+    return {name: types.of(each) for name, each in properties.items()}
 
 
-def types_of(schema: Any, root: Any, depth: int = 0) -> frozenset[str]:
-    """``ANY`` where nothing is said. ``$ref`` is looked up in ``root``."""
-    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+class Types:
+    """``of`` a schema in ``root``, where ``$ref`` is looked up: ``ANY`` where nothing is said. Each
+    schema is read once, however many others refer to it."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._known: dict[int, frozenset[str]] = {}
+
+    def of(self, schema: Any, depth: int = 0) -> frozenset[str]:
+        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+            return ANY
+        if id(schema) not in self._known:
+            self._known[id(schema)] = ANY  # to a schema in it that leads back here
+            self._known[id(schema)] = self._read(schema, depth + 1)
+        return self._known[id(schema)]
+
+    def _read(self, schema: Mapping[str, Any], depth: int) -> frozenset[str]:
+        if isinstance(ref := schema.get("$ref"), str):
+            return self.of(_resolve(ref, self._root), depth)
+        declared = schema.get("type")
+        if declared is not None:
+            names = declared if isinstance(declared, list) else [declared]
+            return frozenset(name for name in names if isinstance(name, str))
+        for key in ("anyOf", "oneOf"):
+            if isinstance(schema.get(key), list):
+                found = [self.of(each, depth) for each in schema[key]]
+                return frozenset().union(*found) if all(found) else ANY
+        if isinstance(schema.get("allOf"), list):
+            found = [self.of(each, depth) for each in schema["allOf"]]
+            return next((each for each in found if each), ANY)
+        if "const" in schema:
+            return frozenset({type_of(schema["const"])})
+        if isinstance(schema.get("enum"), list):
+            return frozenset(map(type_of, schema["enum"]))
         return ANY
-    if isinstance(ref := schema.get("$ref"), str):
-        return types_of(_resolve(ref, root), root, depth + 1)
-    declared = schema.get("type")
-    if declared is not None:
-        names = declared if isinstance(declared, list) else [declared]
-        return frozenset(name for name in names if isinstance(name, str))
-    for key in ("anyOf", "oneOf"):
-        if isinstance(schema.get(key), list):
-            found = [types_of(each, root, depth + 1) for each in schema[key]]
-            return frozenset().union(*found) if all(found) else ANY
-    if isinstance(schema.get("allOf"), list):
-        found = [types_of(each, root, depth + 1) for each in schema["allOf"]]
-        return next((each for each in found if each), ANY)
-    if "const" in schema:
-        return frozenset({type_of(schema["const"])})
-    if isinstance(schema.get("enum"), list):
-        return frozenset(map(type_of, schema["enum"]))
-    return ANY
 
 
 def _resolve(ref: str, root: Any) -> Any:

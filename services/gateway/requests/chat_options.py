@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from services.gateway.requests.history import NO_LIMIT
 from services.gateway.requests.json_body import json_errors
 from services.gateway.requests.raw_json import NULL, check_chars, json_text
 from services.gateway.requests.schema import ChatRequest, TokenizeRequest
@@ -16,6 +17,7 @@ def chat_options(
     request: ChatRequest | TokenizeRequest,
     tools: str,
     more_kwargs: dict[str, Any] | None = None,
+    history_limit: int = NO_LIMIT,
 ) -> ChatOptions:
     """``more_kwargs`` follow from other fields; the client's own variables come before them.
     Raises InvalidRequest."""
@@ -28,6 +30,7 @@ def chat_options(
         template=request.chat_template or "",
         adds_generation_prompt=adds,
         continues_final_message=continues,
+        history_limit=history_limit,
     )
 
 

@@ -58,8 +58,10 @@ class Job:
     ``model`` is the name the client used, one of those we serve. The choices of all prompts are
     numbered through: those of the first prompt, then those of the second. What is cached of them is
     for jobs with the same ``cache_salt`` only. The reply ``echoes`` the prompt before the text and
-    in its logprobs, ``returns_ids`` beside it, and names the tokens of logprobs by their text or
-    ``names_by_id``; ``num_prompt_logprobs`` were asked for beside the prompt's own.
+    in its logprobs, and ``returns_ids`` beside it, ``returns_prompt_text``, and ``returns_offsets``
+    of its tokens in that text. It names the tokens of logprobs by their text or ``names_by_id``;
+    ``num_prompt_logprobs`` were asked for beside the prompt's own, which are
+    ``num_echoed_logprobs``.
     A prompt is replaced by its ids when the mesh has sent them. ``request_id`` is the client's own,
     ``owner`` whose API key it has shown. ``field_names`` are the client's words for what the mesh
     calls ``prompt`` and ``max_tokens``, where they differ. Unless it ``is_seeded`` by the client
@@ -67,7 +69,8 @@ class Job:
     ``parsing`` a text is content. A stream ``repeats_usage`` in every chunk. ``kept_bytes`` are
     held beside the Job until the request ends; where it ``keeps_logprobs``, they are held as
     JSON, those of a stream too. ``warnings`` name what the client asked for in vain. The mesh has
-    up to ``max_open_prompts`` at once; None: all.
+    up to ``max_open_prompts`` at once; None: all. A stream has a chunk for each ``stream_interval``
+    tokens of a choice.
     """
 
     model: str
@@ -82,8 +85,11 @@ class Job:
     echoes: bool = False
     is_seeded: bool = True
     returns_ids: bool = False
+    returns_prompt_text: bool = False
+    returns_offsets: bool = False
     names_by_id: bool = False
     num_prompt_logprobs: int | None = None
+    num_echoed_logprobs: int | None = None
     request_id: str | None = None
     owner: str = ""
     field_names: dict[str, str] = field(default_factory=dict)
@@ -98,6 +104,7 @@ class Job:
     keeps_logprobs: bool = False
     warnings: tuple[str, ...] = ()
     max_open_prompts: int | None = None
+    stream_interval: int = 1
 
     @property
     def has_prompt_logprobs(self) -> bool:

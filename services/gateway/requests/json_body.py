@@ -5,6 +5,7 @@ bounded before anything is made of it, so that no body becomes many times its si
 """
 
 import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -31,6 +32,9 @@ Body = bytes | bytearray
 Fields = dict[str, Raw]
 Request = TypeVar("Request", bound=msgspec.Struct)
 Taken = TypeVar("Taken")
+
+MAX_NAMED = 8  # unknown fields in a header
+_FIELD_NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 
 class _Key(str):
@@ -112,11 +116,26 @@ def check(fields: Fields, kind: type[Request], neutral: Neutral) -> Request:
             values[field.name] = field.read(fields[field.name])
         elif field.is_required:
             raise InvalidRequest(f"{field.name} is required", param=field.name)
-    known = {*kind.__struct_fields__, *neutral, *unsupported.WITHOUT_EFFECT}
-    if unknown := fields.keys() - known:
-        names = ", ".join(name[:MAX_SHOWN_CHARS] for name in sorted(unknown))
-        log.info("ignored unknown fields of a request: %s", client_text(names))
+    if unknown := _unknown(fields, kind, neutral):
+        log.info("ignored unknown fields of a request: %s", client_text(", ".join(unknown)))
     return kind(**values)
+
+
+@json_errors()
+def in_vain(fields: Fields, kind: type[msgspec.Struct], neutral: Neutral) -> tuple[str, ...]:
+    """Names the fields that a request of this kind has, and that change nothing: for a header, so
+    the first ones of those that nobody knows, where a header can hold their names."""
+    names = unsupported.WITHOUT_EFFECT.keys() & fields.keys() - {*kind.__struct_fields__}
+    unknown = [name for name in _unknown(fields, kind, neutral) if _FIELD_NAME.fullmatch(name)]
+    return (
+        *unsupported.warnings_of({name: plain(fields[name]) for name in names}),
+        *(f"{name}: unknown, ignored" for name in unknown[:MAX_NAMED]),
+    )
+
+
+def _unknown(fields: Fields, kind: type[msgspec.Struct], neutral: Neutral) -> list[str]:
+    known = {*kind.__struct_fields__, *neutral, *unsupported.WITHOUT_EFFECT}
+    return [name[:MAX_SHOWN_CHARS] for name in sorted(fields.keys() - known)]
 
 
 def plain(raw: Raw) -> Any:

@@ -6,8 +6,9 @@ from msgspec import structs
 
 from services.gateway.requests import unsupported
 from services.gateway.requests.chat_options import chat_options
+from services.gateway.requests.history import NO_LIMIT, requested_limit
 from services.gateway.requests.job import Job, Parsing, Prompt
-from services.gateway.requests.json_body import Body, check, decode, served_name
+from services.gateway.requests.json_body import Body, check, decode, in_vain, served_name
 from services.gateway.requests.output_format import output_format
 from services.gateway.requests.prompts import (
     chat_prompt,
@@ -34,11 +35,14 @@ class Limits:
     max_choices: int
     max_logprobs: int
     max_priority_boost: int = 0
+    history_limit: int = NO_LIMIT
 
 
 def parse_chat(body: Body, model: ModelInfo, limits: Limits) -> Job:
     """A body of ``/v1/chat/completions``."""
-    return chat_job(check(decode(body), ChatRequest, unsupported.CHAT), model, limits)
+    fields = decode(body)
+    job = chat_job(check(fields, ChatRequest, unsupported.CHAT), model, limits)
+    return replace(job, warnings=in_vain(fields, ChatRequest, unsupported.CHAT))
 
 
 def chat_job(request: ChatRequest, model: ModelInfo, limits: Limits) -> Job:
@@ -52,28 +56,32 @@ def chat_job(request: ChatRequest, model: ModelInfo, limits: Limits) -> Job:
     tools = requested_tools(request, model)
     parsing = _parsing(request, tools, model)
     options = text_options(request, model, adds_special_tokens=False, has_marks=parsing is not None)
+    history = requested_limit(request, limits.history_limit, request.max_tokens, model)
     job = _job(request, prompts, model, limits, logprobs, options)
     if tools.is_legacy:
         names |= {"tools": "functions", "tool_choice": "function_call"}
     return replace(
         job,
         field_names=names | job.field_names,
-        chat=chat_options(request, tools.tools, reasoning_kwargs(request)),
+        chat=chat_options(request, tools.tools, reasoning_kwargs(request), history),
         tool_choice=tools.choice,
         parsing=parsing,
         first_text=final_assistant_text(prompts[0]) if request.echo else "",
+        returns_prompt_text=bool(request.return_prompt_text),
     )
 
 
 def parse_completion(body: Body, model: ModelInfo, limits: Limits) -> Job:
     """A body of ``/v1/completions``."""
-    request = check(decode(body), CompletionRequest, unsupported.COMPLETION)
+    fields = decode(body)
+    request = check(fields, CompletionRequest, unsupported.COMPLETION)
     is_cut = request.truncate_prompt_tokens is not None
     prompts = completion_prompts(request.prompt, model, limits.max_choices, is_cut)
     logprobs = num_logprobs(request.logprobs, "logprobs", limits.max_logprobs, model)
     options = text_options(request, model, adds_special_tokens=True)
     job = _job(request, prompts, model, limits, logprobs, options)
-    return _echoing(job) if request.echo else job
+    job = replace(job, warnings=in_vain(fields, CompletionRequest, unsupported.COMPLETION))
+    return _echoing(job, logprobs) if request.echo else job
 
 
 def _parsing(request: ChatRequest, tools: Tools, model: ModelInfo) -> Parsing | None:
@@ -95,15 +103,15 @@ def _parsing(request: ChatRequest, tools: Tools, model: ModelInfo) -> Parsing | 
     return parsing if parsing.tool_parser or parsing.reasoning_parser else None
 
 
-def _echoing(job: Job) -> Job:
-    """The prompt's tokens have as many logprobs as those of the text; the mesh brings the larger
-    number of these and of what was asked for beside."""
-    asked = (job.params.logprobs, job.params.prompt_logprobs)
-    numbers = [num for num in asked if num is not None]
-    if job.params.logprobs is None:
+def _echoing(job: Job, logprobs: int | None) -> Job:
+    """The prompt's tokens have ``logprobs`` as those of the text; the mesh brings the larger number
+    of these and of what was asked for beside."""
+    numbers = [num for num in (logprobs, job.params.prompt_logprobs) if num is not None]
+    if logprobs is None:
         return replace(job, echoes=True)
     num = ALL_TOKENS if ALL_TOKENS in numbers else max(numbers)
-    return replace(job, echoes=True, params=structs.replace(job.params, prompt_logprobs=num))
+    params = structs.replace(job.params, prompt_logprobs=num)
+    return replace(job, echoes=True, num_echoed_logprobs=logprobs, params=params)
 
 
 def _top_logprobs(request: ChatRequest) -> int | None:
@@ -141,6 +149,7 @@ def _job(
         is_stream=bool(request.stream),
         includes_usage=bool(request.stream_options and request.stream_options.include_usage),
         returns_ids=bool(request.return_token_ids),
+        returns_offsets=bool(request.return_token_offsets),
         names_by_id=bool(request.return_tokens_as_token_ids),
         num_prompt_logprobs=prompt_logprobs,
         cache_salt=request.cache_salt or "",
@@ -150,6 +159,7 @@ def _job(
         reasoning_budget=budget,
         field_names={"reasoning_budget": budget_param} if budget_param else {},
         repeats_usage=_repeats_usage(request),
+        stream_interval=request.stream_interval or 1,
     )
 
 

@@ -6,11 +6,18 @@ from typing import Any, TypeVar
 
 from msgspec.structs import asdict
 
-from services.gateway.requests.schema import GenerationRequest
+from services.gateway.requests.schema import GenerationRequest, RepetitionDetection
 from services.gateway.requests.token_ids import known_ids
 from services.gateway.requests.violations import show
 from shared.errors import InvalidRequest
-from shared.messages import ALL_TOKENS, ModelInfo, SamplingParams, TextOptions
+from shared.messages import (
+    ALL_TOKENS,
+    MAX_PATTERN_COUNT,
+    ModelInfo,
+    Repetition,
+    SamplingParams,
+    TextOptions,
+)
 from shared.sampling_fields import with_fields
 
 MAX_BIAS = 100
@@ -30,6 +37,12 @@ def sampling_params(
 ) -> SamplingParams:
     """Raises InvalidRequest. The seed is drawn here, once for all choices, where none is given."""
     seed, min_tokens = client_seed(request), _or(request.min_tokens, 0)
+    logprob_ids = [*dict.fromkeys(_ids(request.logprob_token_ids, model, "logprob_token_ids"))]
+    if logprob_ids and logprobs is None:
+        raise InvalidRequest(
+            f"logprob_token_ids is {show(logprob_ids)}; it is allowed with logprobs only",
+            param="logprob_token_ids",
+        )
     if request.max_tokens is not None and min_tokens > request.max_tokens:
         raise InvalidRequest(
             f"min_tokens is {min_tokens}; max_tokens is {request.max_tokens}", param="min_tokens"
@@ -45,9 +58,11 @@ def sampling_params(
         stop_token_ids=_ids(request.stop_token_ids, model, "stop_token_ids"),
         allowed_token_ids=_ids(request.allowed_token_ids, model, "allowed_token_ids"),
         logit_bias=_biases(request.logit_bias or {}, model.vocab_size),
-        logprobs=logprobs,
+        logprobs=len(logprob_ids) or logprobs,
+        logprob_token_ids=logprob_ids,
         prompt_logprobs=prompt_logprobs,
         draft_logprobs=bool(request.include_draft_logprobs),
+        repetition=_repetition(request.repetition_detection),
     )
 
 
@@ -70,24 +85,26 @@ def text_options(
         skips_special_tokens=_or(request.skip_special_tokens, True),
         adds_special_tokens=_or(request.add_special_tokens, adds_special_tokens),
         has_marks=has_marks,
-        max_prompt_tokens=_max_prompt_tokens(request, model),
+        max_prompt_tokens=max_prompt_tokens(
+            request.truncate_prompt_tokens, _or(request.max_tokens, 1), model
+        ),
         keeps_prompt_start=request.truncation_side == "right",
     )
 
 
-def _max_prompt_tokens(request: GenerationRequest, model: ModelInfo) -> int | None:
-    """None: a prompt is not cut. Raises InvalidRequest for more than leave room for the text."""
-    asked = request.truncate_prompt_tokens
-    max_tokens = _or(request.max_tokens, 1)
+def max_prompt_tokens(asked: int | None, max_tokens: int, model: ModelInfo) -> int | None:
+    """What becomes of truncate_prompt_tokens; None: a prompt is not cut. Raises InvalidRequest for
+    more than leave room for a text of ``max_tokens``."""
     limit = model.max_model_len - max_tokens
     if asked is None or 1 <= asked <= limit:
         return asked
     if asked == ALL_THAT_FIT and limit > 0:
         return limit
     expected = f"-1, or 1 to {limit}" if limit > 0 else "null"
+    room = f", and max_tokens is {max_tokens}" if max_tokens else ""
     raise InvalidRequest(
         f"truncate_prompt_tokens is {asked}; expected {expected}: the context holds"
-        f" {model.max_model_len} tokens (max-model-len), and max_tokens is {max_tokens}",
+        f" {model.max_model_len} tokens (max-model-len){room}",
         param="truncate_prompt_tokens",
     )
 
@@ -102,6 +119,21 @@ def num_logprobs(asked: int | None, param: str, max_logprobs: int, model: ModelI
     raise InvalidRequest(
         f"{param} is {asked}; expected 0 to {limit} (max-logprobs is {max_logprobs})", param=param
     )
+
+
+def _repetition(asked: RepetitionDetection | None) -> Repetition | None:
+    """Raises InvalidRequest."""
+    if asked is None or not (longest := asked.max_pattern_size):
+        return None
+    for name, value, least, most in (
+        ("min_pattern_size", asked.min_pattern_size, 0, longest),
+        ("min_count", asked.min_count, 2, MAX_PATTERN_COUNT),
+    ):
+        if not least <= value <= most:
+            param = f"repetition_detection.{name}"
+            expected = f"expected {least} to {most}, with a max_pattern_size of {longest}"
+            raise InvalidRequest(f"{param} is {value}; {expected}", param=param)
+    return Repetition(longest, max(1, asked.min_pattern_size), asked.min_count)
 
 
 def _or(value: Value | None, default: Value) -> Value:

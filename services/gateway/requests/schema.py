@@ -9,7 +9,10 @@ from services.gateway.requests.raw_json import NULL
 from services.gateway.requests.tool_schema import FunctionChoice, ToolChoiceField
 from shared.messages import (
     MAX_BAD_WORDS,
+    MAX_LOGPROB_IDS,
     MAX_NAME_CHARS,
+    MAX_PATTERN_COUNT,
+    MAX_PATTERN_SIZE,
     MAX_STOP_CHARS,
     MAX_STOP_IDS,
     MAX_STOP_STRINGS,
@@ -41,6 +44,8 @@ BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
 CacheSalt = Annotated[str, Meta(min_length=1, max_length=MAX_SALT_CHARS)]
 RequestId = Annotated[str, Meta(pattern=REQUEST_ID)]
 
+NumPromptTokens = Annotated[int, Meta(ge=-1, le=MAX_INT32)]
+TruncationSide = Literal["left", "right"]
 ChatTemplate = Annotated[str, Meta(min_length=1)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -57,6 +62,14 @@ class CustomParams(Struct, forbid_unknown_fields=True):
     """What SGLang's clients give beside a custom logit processor."""
 
     thinking_budget: MinTokens | None = None
+
+
+class RepetitionDetection(Struct, forbid_unknown_fields=True):
+    """A ``max_pattern_size`` of 0 is off."""
+
+    max_pattern_size: Annotated[int, Meta(ge=0, le=MAX_PATTERN_SIZE)] = 0
+    min_pattern_size: Annotated[int, Meta(ge=0, le=MAX_PATTERN_SIZE)] = 0
+    min_count: Annotated[int, Meta(ge=0, le=MAX_PATTERN_COUNT)] = 0
 
 
 class GenerationRequest(FormatFields, kw_only=True):
@@ -84,13 +97,17 @@ class GenerationRequest(FormatFields, kw_only=True):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
-    truncation_side: Literal["left", "right"] | None = None
+    return_token_offsets: bool | None = None
+    stream_interval: NumTokens | None = None
+    truncate_prompt_tokens: NumPromptTokens | None = None
+    truncation_side: TruncationSide | None = None
     prompt_logprobs: NumLogprobs | None = None
+    logprob_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_LOGPROB_IDS)] | None = None
     include_draft_logprobs: bool | None = None
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
     request_id: RequestId | None = None
+    repetition_detection: RepetitionDetection | None = None
     thinking_token_budget: MinTokens | None = None
     custom_params: CustomParams | None = None
 
@@ -144,6 +161,8 @@ class ChatRequest(GenerationRequest, kw_only=True):
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
     echo: bool | None = None
+    return_prompt_text: bool | None = None
+    history_limit: NumPromptTokens | None = None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -163,6 +182,10 @@ class TokenizeRequest(Struct, kw_only=True):
     messages: Raw = NULL
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
+    return_token_offsets: bool | None = None
+    truncate_prompt_tokens: NumPromptTokens | None = None
+    truncation_side: TruncationSide | None = None
+    history_limit: NumPromptTokens | None = None
     tools: Raw = NULL
     documents: Raw = NULL
     chat_template: ChatTemplate | None = None

@@ -11,51 +11,51 @@ from shared.errors import InvalidRequest
 
 Neutral = dict[str, tuple[Any, ...]]
 
-WITHOUT_EFFECT = frozenset(
-    {
-        "client_metadata",
-        "metadata",
-        "prompt_cache_key",
-        "prompt_cache_options",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "session_id",
-        "user",
-    }
-)
+WITHOUT_EFFECT: Neutral = {
+    "client_metadata": (),
+    "metadata": (),
+    "prediction": (),
+    "prompt_cache_key": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": (),
+    "safety_identifier": (),
+    "service_tier": ("auto", "default"),
+    "session_id": (),
+    "store": (False,),
+    "user": (),
+    "verbosity": ("medium",),
+}
+"""Accepted with any value, though they change nothing; what differs from null and the values
+beside it is named in a header of the reply."""
 
 _COMMON: Neutral = {
     "best_of": (1,),
     "custom_logit_processor": (),
     "detokenize": (True,),
+    "ec_transfer_params": (),
     "kv_transfer_params": (),
     "length_penalty": (1,),
     "logits_processors": ([],),
-    "logprob_token_ids": ([],),
     "lora_path": (),
+    "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "no_stop_trim": (False,),
-    "repetition_detection": (),
     "return_hidden_states": (False,),
-    "return_prompt_text": (False,),
-    "return_token_offsets": (False,),
+    "return_mm_kwargs": (True, False),
+    "routed_experts_prompt_start": (0,),
     "session_params": (),
-    "spaces_between_special_tokens": (True,),
+    "spaces_between_special_tokens": (True, False),
     "stop_regex": ([],),
-    "stream_interval": (1,),
     "use_beam_search": (False,),
     "vllm_xargs": ({},),
+    "watermarking": (False,),
 }
 
 CHAT: Neutral = _COMMON | {
     "audio": (),
     "modalities": (["text"],),
     "moderation": (),
-    "prediction": (),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
     "stream_reasoning": (True,),
-    "verbosity": ("medium",),
     "web_search_options": (),
 }
 
@@ -70,16 +70,19 @@ COMPLETION: Neutral = _COMMON | {
     "parallel_tool_calls": (True, False),
     "prompt_embeds": (),
     "reasoning_effort": ("none",),
+    "return_prompt_text": (False,),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
 }
 
 RESPONSES: Neutral = _COMMON | {
-    "background": (False,),
+    "access_programs": ([],),
+    "background_options": (),
     "context_management": ([],),
     "conversation": (),
     "echo": (False,),
+    "image": (),
     "include_draft_logprobs": (False,),
     "logprobs": (False,),
     "max_completion_tokens": (),
@@ -92,17 +95,15 @@ RESPONSES: Neutral = _COMMON | {
     "prompt_logprobs": (),
     "reasoning_effort": (),
     "response_format": (),
+    "return_prompt_text": (False,),
     "return_token_ids": (False,),
+    "return_token_offsets": (False,),
     "return_tokens_as_token_ids": (False,),
-    "service_tier": ("auto", "default"),
-    "truncation": ("disabled",),
 }
 
 TOKENIZE: Neutral = {
     "functions": ([],),
     "mm_processor_kwargs": ({},),
-    "truncate_prompt_tokens": (),
-    "truncation_side": (),
 }
 
 POOLING: Neutral = {
@@ -128,11 +129,15 @@ REASONS = {
 def refuse_unsupported(fields: dict[str, Any], neutral: Neutral) -> None:
     """Raises InvalidRequest for the first field whose value would change something."""
     for name, value in fields.items():
-        if name not in neutral or value is None:
-            continue
-        if not any(_is_same(value, other) for other in neutral[name]):
+        if not _is_neutral(value, neutral[name]):
             allowed = " or ".join(["null", *map(show, neutral[name])])
             raise unsupported(name, value, allowed)
+
+
+def warnings_of(fields: dict[str, Any]) -> tuple[str, ...]:
+    """Names those of WITHOUT_EFFECT that ask for something."""
+    asked = [name for name, value in fields.items() if not _is_neutral(value, WITHOUT_EFFECT[name])]
+    return tuple(f"{name}: it changes nothing here" for name in sorted(asked))
 
 
 def unsupported(param: str, value: Any, allowed: str) -> InvalidRequest:
@@ -143,6 +148,10 @@ def unsupported(param: str, value: Any, allowed: str) -> InvalidRequest:
         param=param,
         code="unsupported_parameter",
     )
+
+
+def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
+    return value is None or any(_is_same(value, other) for other in neutral)
 
 
 def _is_same(value: Any, other: Any) -> bool:

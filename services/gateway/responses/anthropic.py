@@ -27,13 +27,16 @@ class OutputTokensDetails(Struct):
 
 class Usage(Struct):
     """``input_tokens`` are those that were computed. What is cached on the way costs nothing, so
-    none are counted as such; the three kinds add up to the prompt."""
+    none are counted as such; the three kinds add up to the prompt. What was dropped of a chat is
+    not in it, and ours to tell."""
 
     input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
     cache_creation_input_tokens: int = 0
     output_tokens_details: OutputTokensDetails | UnsetType = UNSET
+    dropped_tokens: int | UnsetType = UNSET
+    dropped_turns: int | UnsetType = UNSET
 
 
 class Message(Struct, tag_field="type", tag="message"):

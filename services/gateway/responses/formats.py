@@ -18,6 +18,7 @@ from services.gateway.responses.openai import (
     ChatMessage,
     Choice,
     ChunkChoice,
+    ShownPrompt,
     StopReason,
     TextChoice,
     TokenIds,
@@ -36,7 +37,7 @@ class Output:
     finished: Finished | None
     finish_reason: str | None
     token_ids: TokenIds
-    prompt_token_ids: TokenIds
+    prompt: ShownPrompt
     draft_logprobs: Raw | UnsetType
     prompt_logprobs: Raw | UnsetType = UNSET
     delta: ChatDelta | None = None
@@ -48,7 +49,7 @@ class Output:
 
 
 class Format(Protocol):
-    """``prompt_on_top``: a reply has one prompt, whose ids and logprobs stand beside its choices,
+    """``prompt_on_top``: a reply has one prompt, and what is shown of it stands beside its choices,
     not in them."""
 
     object: str
@@ -115,9 +116,10 @@ class TextFormat:
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
             token_ids=output.token_ids,
-            prompt_token_ids=output.prompt_token_ids,
+            prompt_token_ids=output.prompt.token_ids,
             draft_logprobs=output.draft_logprobs,
             prompt_logprobs=output.prompt_logprobs,
+            token_offsets=output.prompt.offsets,
         )
 
     def whole(self, output: Output) -> Choice:

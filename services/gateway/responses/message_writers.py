@@ -20,7 +20,7 @@ from services.gateway.responses.anthropic_errors import anthropic_error
 from services.gateway.responses.json_reply import encode
 from services.gateway.responses.message_blocks import BlockList, BlockStream
 from services.gateway.responses.output_parser import ChoiceParser, OutputParser
-from services.gateway.responses.reply import Reply
+from services.gateway.responses.reply import Reply, dropped_counts
 from shared.errors import RequestError
 from shared.messages import Finished
 
@@ -52,8 +52,9 @@ class _Writer:
     def _usage(self, finished: Finished | None) -> Usage:
         """So far as it is known: what is cached is known at the end."""
         num_prompt = sum(map(len, self._reply.prompt_ids))
+        dropped = dropped_counts(self._reply.dropped)
         if finished is None:
-            return Usage(num_prompt, 0, 0)
+            return Usage(num_prompt, 0, 0, 0, UNSET, *dropped)
         num_reasoning = self._choice.num_reasoning_tokens
         details = UNSET if num_reasoning is None else OutputTokensDetails(num_reasoning)
         num_cached = finished.num_cached
@@ -61,7 +62,9 @@ class _Writer:
             num_prompt - num_cached,
             num_cached,
             finished.num_tokens,
-            output_tokens_details=details,
+            0,
+            details,
+            *dropped,
         )
 
     def _end(self, update: ChoiceUpdate, finished: Finished) -> MessageEnd:

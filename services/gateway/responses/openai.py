@@ -1,13 +1,31 @@
 """OpenAI's reply objects, field for field in OpenAI's order; what vLLM adds comes last."""
 
+from typing import NamedTuple
+
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 TokenIds = list[int] | UnsetType
 StopReason = int | str | UnsetType | None
+Offsets = Raw | UnsetType | None
+
+
+class ShownPrompt(NamedTuple):
+    """What a reply shows of a prompt: its ids, its text, and where in that each token is."""
+
+    token_ids: TokenIds = UNSET
+    text: str | UnsetType = UNSET
+    offsets: Offsets = UNSET
+
+
+NOTHING_SHOWN = ShownPrompt()
 
 
 class PromptTokensDetails(Struct):
+    """What was dropped of a chat is not among the tokens of the prompt."""
+
     cached_tokens: int
+    dropped_tokens: int | UnsetType = UNSET
+    dropped_turns: int | UnsetType = UNSET
 
 
 class CompletionTokensDetails(Struct):
@@ -103,6 +121,7 @@ class TextChoice(Struct):
     prompt_token_ids: TokenIds
     draft_logprobs: Raw | UnsetType
     prompt_logprobs: Raw | UnsetType = UNSET
+    token_offsets: Offsets = UNSET
 
 
 Choice = ChunkChoice | ChatChoice | TextChoice
@@ -119,6 +138,8 @@ class Completion(Struct):
     choices: list[Choice]
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: TokenIds = UNSET
+    prompt_text: str | UnsetType = UNSET
+    token_offsets: Offsets = UNSET
     prompt_logprobs: Raw | UnsetType = UNSET
 
 

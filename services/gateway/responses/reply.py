@@ -13,16 +13,19 @@ from services.gateway.responses.draft_logprob_json import DraftLogprobs
 from services.gateway.responses.formats import Format
 from services.gateway.responses.logprob_json import EchoedPrompt, LogprobWriter
 from services.gateway.responses.openai import (
+    NOTHING_SHOWN,
     Choice,
     Completion,
     CompletionTokensDetails,
     PromptTokensDetails,
+    ShownPrompt,
     TokenIds,
     Usage,
 )
 from services.gateway.responses.prompt_logprob_json import PromptLogprobs
+from services.gateway.responses.tokenize_json import write_offsets
 from shared.codec import Array
-from shared.messages import Finished
+from shared.messages import NOTHING_DROPPED, Dropped, Finished
 
 _NO_DETAILS = CompletionTokensDetails()
 
@@ -43,7 +46,9 @@ class Reply:
 
     ``spelling`` None: without any logprobs. ``echoes`` are the prompts' texts, or empty: not
     echoed.
-    ``prompt_ids`` [prompt_len] int32 of each prompt.
+    ``prompt_ids`` [prompt_len] int32 of each prompt; ``texts`` and ``offsets`` [2 prompt_len] int64
+    of each if the client wants them, None: the prompt came as ids. ``dropped`` is what of a chat is
+    not in its prompt.
     """
 
     format: Format
@@ -52,6 +57,9 @@ class Reply:
     spelling: Spelling | None
     echoes: Sequence[str]
     prompt_ids: Sequence[Array]
+    texts: Sequence[str] = ()
+    offsets: Sequence[Array | None] = ()
+    dropped: Dropped = NOTHING_DROPPED
 
     @property
     def shows_logprobs(self) -> bool:
@@ -82,19 +90,22 @@ class Reply:
 
     def echoed_prompt(self, index: int) -> EchoedPrompt | None:
         """None without logprobs, and where the prompt was aborted before anything was known."""
-        ids, num_top = self.prompt_ids[index // self.job.num_choices], self.job.params.logprobs
-        if not self.job.echoes or num_top is None or not len(ids):
+        ids, num_top = self.prompt_ids[index // self.job.num_choices], self.job.num_echoed_logprobs
+        if num_top is None or not len(ids):
             return None
         return EchoedPrompt(int(ids[0]), num_top)
 
     def echo(self, index: int) -> str:
         return self.echoes[index // self.job.num_choices] if self.echoes else ""
 
-    def prompt_token_ids(self, index: int) -> TokenIds:
-        if not self.job.returns_ids:
-            return UNSET
-        ids: list[int] = self.prompt_ids[index // self.job.num_choices].tolist()
-        return ids
+    def shown_prompt(self, index: int) -> ShownPrompt:
+        """Of choice ``index``."""
+        prompt = index // self.job.num_choices
+        return ShownPrompt(
+            self.prompt_ids[prompt].tolist() if self.job.returns_ids else UNSET,
+            self.texts[prompt] if self.texts else UNSET,
+            _written(self.offsets[prompt]) if self.offsets else UNSET,
+        )
 
     def token_ids(self, updates: Iterable[ChoiceUpdate]) -> TokenIds:
         if not self.job.returns_ids:
@@ -107,16 +118,25 @@ class Reply:
         kind: str,
         choices: list[Choice],
         usage: Usage | UnsetType | None,
-        prompt_token_ids: TokenIds = UNSET,
+        prompt: ShownPrompt = NOTHING_SHOWN,
         prompt_logprobs: Raw | UnsetType = UNSET,
     ) -> Completion:
-        """Leaves out ids and logprobs of the prompt where they belong to the choices."""
+        """Leaves out what is of the prompt where that belongs to the choices."""
         head = self.head
-        on_top = (prompt_token_ids, prompt_logprobs) if self.format.prompt_on_top else ()
+        on_top = (*prompt, prompt_logprobs) if self.format.prompt_on_top else ()
         return Completion(
             head.id, kind, head.created, head.model, head.system_fingerprint, choices, usage,
             *on_top,
         )  # fmt: skip
+
+
+def dropped_counts(dropped: Dropped) -> tuple[int, int] | tuple[()]:
+    """The tokens and the turns for a usage, which does not mention them where there are none."""
+    return (dropped.num_tokens, dropped.num_turns) if dropped.num_turns else ()
+
+
+def _written(offsets: Array | None) -> Raw | None:
+    return None if offsets is None else Raw(b"".join(write_offsets(offsets)))
 
 
 class Tally:
@@ -163,7 +183,7 @@ class Tally:
             num_prompt,
             num_tokens,
             num_prompt + num_tokens,
-            PromptTokensDetails(self._num_cached),
+            PromptTokensDetails(self._num_cached, *dropped_counts(self._reply.dropped)),
             self._details(),
         )
 

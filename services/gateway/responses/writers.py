@@ -14,7 +14,7 @@ from services.gateway.responses.error_json import error_event
 from services.gateway.responses.formats import Output
 from services.gateway.responses.json_reply import DONE, encode, event
 from services.gateway.responses.logprob_json import PIECE_ENTRIES
-from services.gateway.responses.openai import ChatDelta, Choice, TokenIds
+from services.gateway.responses.openai import NOTHING_SHOWN, ChatDelta, Choice, ShownPrompt
 from services.gateway.responses.reply import Reply, Tally
 from shared.errors import RequestError
 from shared.messages import NO_TOKENS
@@ -121,7 +121,7 @@ class WholeWriter:
             reply.format.object,
             choices,
             usage,
-            reply.prompt_token_ids(0),
+            reply.shown_prompt(0),
             self._prompt_hole(),
         )
         yield from _filled(encode(body), self._logprobs())
@@ -135,7 +135,7 @@ class WholeWriter:
             finished=updates[-1].finished,
             finish_reason=_reason(updates[-1]),
             token_ids=reply.token_ids(updates),
-            prompt_token_ids=reply.prompt_token_ids(index),
+            prompt=reply.shown_prompt(index),
             draft_logprobs=_LOGPROBS if reply.job.params.draft_logprobs else UNSET,
             prompt_logprobs=self._prompt_hole(),
         )
@@ -207,7 +207,7 @@ class EventWriter:
     def _begin_choice(self, index: int, content: str | None = "") -> Iterator[bytes]:
         self._unbegun.discard(index)
         if opening := self._reply.format.opening(index, content):
-            yield from self._event([opening], self._reply.prompt_token_ids(index))
+            yield from self._event([opening], self._reply.shown_prompt(index))
 
     def _end_choice(self) -> Iterator[bytes]:
         self._num_open -= 1
@@ -240,13 +240,13 @@ class EventWriter:
             finished=update.finished,
             finish_reason=finish_reason or _reason(update),
             token_ids=reply.token_ids([update]),
-            prompt_token_ids=reply.prompt_token_ids(index) if is_first else UNSET,
+            prompt=reply.shown_prompt(index) if is_first else NOTHING_SHOWN,
             draft_logprobs=_LOGPROBS if drafts is not None else UNSET,
             delta=delta,
         )
         logprobs = [writer.write([update])] if writer is not None else []
         logprobs += [drafts.write([update.drafts])] if drafts is not None else []
-        yield from self._event([reply.format.chunk(output)], UNSET, logprobs)
+        yield from self._event([reply.format.chunk(output)], NOTHING_SHOWN, logprobs)
 
     def _closing(self) -> Iterator[bytes]:
         if self._no_usage is not UNSET:
@@ -257,12 +257,12 @@ class EventWriter:
     def _event(
         self,
         choices: list[Choice],
-        prompt_token_ids: TokenIds,
+        prompt: ShownPrompt,
         logprobs: Iterable[Iterator[bytes]] = (),
     ) -> Iterator[bytes]:
         reply = self._reply
         usage = self._tally.usage_so_far() if reply.job.repeats_usage else self._no_usage
-        chunk = reply.completion(reply.format.chunk_object, choices, usage, prompt_token_ids)
+        chunk = reply.completion(reply.format.chunk_object, choices, usage, prompt)
         yield from _filled(event(chunk), logprobs)
 
 

@@ -3,7 +3,7 @@
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shared.errors import ConfigError
@@ -49,6 +49,13 @@ CREATE TABLE items (
 
 CREATE INDEX by_response ON items (response_id);
 """
+_BACKGROUND = """
+CREATE TABLE IF NOT EXISTS background (
+    id TEXT PRIMARY KEY REFERENCES responses ON DELETE CASCADE,
+    runner TEXT NOT NULL,
+    is_wanted INTEGER NOT NULL
+)
+"""
 _CHAIN = """
 WITH RECURSIVE chain (id, depth) AS (
     SELECT id, 0 FROM responses WHERE id = :id AND owner = :owner AND created_s >= :oldest_s
@@ -72,7 +79,8 @@ class StoreLimits:
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One response: ``input`` is the JSON array of its own input items, ``response`` its JSON, and
-    ``item_ids`` are those of both. ``previous_id`` is that of the response it follows."""
+    ``item_ids`` are those of both. ``previous_id`` is that of the response it follows, ``runner``
+    who makes it, in the background, until it has ended."""
 
     id: str
     owner: str
@@ -80,6 +88,7 @@ class Entry:
     input: bytes
     response: bytes
     item_ids: Sequence[str] = ()
+    runner: str | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -116,6 +125,7 @@ class ResponseDatabase:
                 self._db.execute(f"PRAGMA user_version = {VERSION}")
             elif version != VERSION:
                 raise sqlite3.DatabaseError(f"its version is {version}; ours is {VERSION}")
+            self._db.execute(_BACKGROUND)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -131,26 +141,48 @@ class ResponseDatabase:
     def save(self, entry: Entry, now_s: float) -> None:
         """Others that are too old, or too many beside it, are gone then."""
         with self._writing():
-            self._make_room(entry, now_s)
+            self._insert(entry, now_s)
+
+    def finish(self, entry: Entry, now_s: float) -> None:
+        """Saves the end of one that is made in the background, if it is still there and has
+        none."""
+        with self._writing():
+            found = self._db.execute(
+                "DELETE FROM responses WHERE id IN (SELECT id FROM background WHERE id = ?)",
+                (entry.id,),
+            )
+            if found.rowcount:
+                self._insert(entry, now_s)
+
+    def update(self, response_id: str, response: bytes) -> None:
+        """What there is of one that is made in the background."""
+        with self._writing():
             self._db.execute(
-                "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    *(entry.id, entry.owner, entry.previous_id, now_s, now_s, entry.num_bytes),
-                    *(entry.input, entry.response),
-                ),
+                "UPDATE responses SET response = ?"
+                " WHERE id IN (SELECT id FROM background WHERE id = ?)",
+                (response, response_id),
             )
-            self._db.executemany(
-                "INSERT OR REPLACE INTO items VALUES (?, ?, ?)",
-                ((item_id, entry.owner, entry.id) for item_id in entry.item_ids),
-            )
+
+    def cancel(self, response_id: str) -> None:
+        """Its runner will find that nobody wants it."""
+        with self._writing():
+            self._db.execute("UPDATE background SET is_wanted = 0 WHERE id = ?", (response_id,))
+
+    def wanted(self, runner: str) -> set[str]:
+        """Those that the runner shall go on with."""
+        rows = self._db.execute(
+            "SELECT id FROM background WHERE runner = ? AND is_wanted", (runner,)
+        )
+        return {response_id for [response_id] in rows}
 
     def get(self, response_id: str, owner: str, now_s: float) -> Entry | None:
         row = self._db.execute(
-            "SELECT id, owner, previous_id, input, response FROM responses"
+            "SELECT id, owner, previous_id, input, response, runner"
+            " FROM responses LEFT JOIN background USING (id)"
             " WHERE id = ? AND owner = ? AND created_s >= ?",
             (response_id, owner, now_s - self._limits.max_age_s),
         ).fetchone()
-        return None if row is None else Entry(*row)
+        return None if row is None else replace(Entry(*row[:-1]), runner=row[-1])
 
     def conversation(
         self, response_id: str, owner: str, max_bytes: int, now_s: float
@@ -196,6 +228,22 @@ class ResponseDatabase:
 
     def close(self) -> None:
         self._db.close()
+
+    def _insert(self, entry: Entry, now_s: float) -> None:
+        self._make_room(entry, now_s)
+        self._db.execute(
+            "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(entry.id, entry.owner, entry.previous_id, now_s, now_s, entry.num_bytes),
+                *(entry.input, entry.response),
+            ),
+        )
+        self._db.executemany(
+            "INSERT OR REPLACE INTO items VALUES (?, ?, ?)",
+            ((item_id, entry.owner, entry.id) for item_id in entry.item_ids),
+        )
+        if entry.runner is not None:
+            self._db.execute("INSERT INTO background VALUES (?, ?, 1)", (entry.id, entry.runner))
 
     def _make_room(self, entry: Entry, now_s: float) -> None:
         limits = self._limits

@@ -6,18 +6,24 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 from services.gateway.log_limit import LogLimit
 from services.gateway.requests.violations import show
 from services.gateway.store.database import Entry, ResponseDatabase, StoreLimits
+from services.gateway.store.endings import Failure, ended
+from services.gateway.store.runner_lock import RunnerLock
 from shared.config.gateway import GatewayConfig
-from shared.errors import InvalidRequest, NotFound, StoreFailed
+from shared.errors import ConfigError, InvalidRequest, NotFound, StoreFailed
 
 log = logging.getLogger(__name__)
 log.addFilter(LogLimit())
 
 Result = TypeVar("Result")
+
+LOST = Failure("gateway_lost", "the gateway that made this response in the background has ended")
 
 
 class ResponseStore:
@@ -34,23 +40,60 @@ class ResponseStore:
         self._max_conversation_bytes = config.max_body_bytes
         path = config.response_store
         self._database = ResponseDatabase(path, self._limits) if path is not None else None
+        self._lock = _lock(path) if path is not None else None
         self._thread = ThreadPoolExecutor(1, "store")
 
     @property
     def is_there(self) -> bool:
         return self._database is not None
 
+    @property
+    def runner(self) -> str:
+        """Our name as one who makes responses in the background."""
+        return self._lock.token if self._lock is not None else ""
+
     async def save(self, entry: Entry) -> None:
+        self._check_size(entry)
+        await self._run(lambda database: database.save(entry, time.time()))
+
+    async def finish(self, entry: Entry) -> None:
+        """Saves the end of one that was made in the background, unless it is gone or has one."""
+        self._check_size(entry)
+        await self._run(lambda database: database.finish(replace(entry, runner=None), time.time()))
+
+    async def end(self, entry: Entry, status: str, error: Failure | None = None) -> None:
+        """Finishes one that is made no further."""
+        await self.finish(replace(entry, response=ended(entry.response, status, error)))
+
+    async def update(self, response_id: str, response: bytes) -> None:
+        """What there is of one that is made in the background."""
+        await self._run(lambda database: database.update(response_id, response))
+
+    async def cancel(self, response_id: str) -> None:
+        """Who makes it in the background will find it no more among those ``wanted``."""
+        await self._run(lambda database: database.cancel(response_id))
+
+    async def wanted(self) -> set[str]:
+        """Those of our own that are neither cancelled nor deleted."""
+        return await self._run(lambda database: database.wanted(self.runner))
+
+    async def get(self, response_id: str, owner: str) -> Entry:
+        """One whose gateway has ended while it made it has failed. Raises NotFound."""
+        entry = await self._get(response_id, owner)
+        if entry.runner is None or self._lock is None or self._lock.is_alive(entry.runner):
+            return entry
+        await self.end(entry, "failed", LOST)
+        return await self._get(response_id, owner)
+
+    def _check_size(self, entry: Entry) -> None:
         if entry.num_bytes > self._limits.max_bytes:
             raise StoreFailed(
                 f"the response and its input have {entry.num_bytes} bytes; the limit is"
                 f" response-store-bytes = {self._limits.max_bytes}",
                 param="store",
             )
-        await self._run(lambda database: database.save(entry, time.time()))
 
-    async def get(self, response_id: str, owner: str) -> Entry:
-        """Raises NotFound."""
+    async def _get(self, response_id: str, owner: str) -> Entry:
         entry = await self._run(lambda database: database.get(response_id, owner, time.time()))
         if entry is None:
             raise missing(response_id)
@@ -76,6 +119,12 @@ class ResponseStore:
                 param=param,
                 code="previous_response_not_found",
             )
+        if found[-1].runner and (await self.get(response_id, owner)).runner:
+            raise InvalidRequest(
+                f"{param}: response {show(response_id)} has not ended",
+                param=param,
+                code="response_not_ended",
+            )
         return found
 
     async def with_items(self, item_ids: Sequence[str], owner: str) -> list[Entry]:
@@ -84,6 +133,8 @@ class ResponseStore:
 
     def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
+        if self._lock is not None:
+            self._lock.close()
         if self._database is not None:
             self._database.close()
 
@@ -96,6 +147,14 @@ class ResponseStore:
         except sqlite3.Error as error:
             log.error("response-store: %s", error)
             raise StoreFailed(f"response-store: {error}", param="store") from None
+
+
+def _lock(store: Path) -> RunnerLock:
+    """Raises ConfigError."""
+    try:
+        return RunnerLock(store)
+    except OSError as error:
+        raise ConfigError(f"response-store: {store}: no lock beside it: {error.strerror}") from None
 
 
 def missing(response_id: str) -> NotFound:

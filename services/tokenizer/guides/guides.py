@@ -1,16 +1,20 @@
 """Makes the guides of requests: what a client asks for becomes a grammar that was tried."""
 
+import logging
 from collections.abc import Callable
 
 from services.tokenizer.guides.causes import parts_of
 from services.tokenizer.guides.child import Vocabulary
 from services.tokenizer.guides.compose import Dialect, Wanted, compose, param_of
 from services.tokenizer.guides.grammar_check import GrammarCheck
+from services.tokenizer.guides.limits import invalid
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.text_model import TextModel
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, RequestError
 from shared.messages import Guide, OutputStart, Submit
 from shared.model_folder import TOKENIZER_FILE
+
+log = logging.getLogger(__name__)
 
 
 class Guides:
@@ -38,12 +42,12 @@ class Guides:
         The grammar of a replay is not tried again: a worker has run it, and a trial may fail for
         want of time.
         """
+        if not wants_guide(submit):
+            return None
         tools = submit.chat.tools if submit.chat is not None else ""
         wanted = Wanted(submit.format, tools, submit.tool_choice, submit.reasoning_budget)
-        if wanted.format is None and not tools and wanted.budget is None:
-            return None
         num_bytes = len(tools) + (len(wanted.format.value) if wanted.format is not None else 0)
-        guide = await self._lanes.run(num_bytes, lambda: compose(self._dialect, wanted, start))
+        guide = await self._lanes.run(num_bytes, lambda: self._composed(wanted, start))
         if guide is not None and guide.grammar:
             param = param_of(wanted)
             self._check_file(param)
@@ -52,6 +56,16 @@ class Guides:
                     guide.grammar, param, submit.owner, lambda: parts_of(wanted)
                 )
         return guide
+
+    def _composed(self, wanted: Wanted, start: OutputStart) -> Guide | None:
+        """What no check foresees is the request's error too: it fails in each tokenizer."""
+        try:
+            return compose(self._dialect, wanted, start)
+        except RequestError:
+            raise
+        except Exception:
+            log.exception("a grammar cannot be composed")
+            raise invalid(param_of(wanted), "no grammar can be made of it") from None
 
     def _check_file(self, param: str) -> None:
         if not self._has_file:
@@ -63,6 +77,12 @@ class Guides:
 
     async def close(self) -> None:
         await self._check.close()
+
+
+def wants_guide(submit: Submit) -> bool:
+    """Whether anything is asked of the text that a grammar might hold it to."""
+    has_tools = submit.chat is not None and bool(submit.chat.tools)
+    return submit.format is not None or has_tools or submit.reasoning_budget is not None
 
 
 def guides_for(text: TextModel, lanes: Lanes) -> Guides:

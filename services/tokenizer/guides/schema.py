@@ -1,5 +1,6 @@
 """JSON schemas of clients: read, freed of what says nothing about a text, and measured."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
@@ -26,6 +27,8 @@ APPLICATORS = ("allOf", "anyOf", "oneOf")
 NAMES = {"properties", "patternProperties"}
 OTHERS = {*APPLICATORS, "$ref", "if", "dependentSchemas"}
 EXTRAS = {"additionalProperties", "patternProperties", "unevaluatedProperties"}
+
+_INDEX = re.compile("[0-9]{1,9}")
 
 Schema = dict[str, Any]
 
@@ -180,7 +183,7 @@ def find(root: Schema, reference: str) -> Any:
         name = step.replace("~1", "/").replace("~0", "~")
         if isinstance(value, dict):
             value = value.get(name)
-        elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+        elif isinstance(value, list) and _INDEX.fullmatch(name) and int(name) < len(value):
             value = value[int(name)]
         else:
             return None

@@ -173,6 +173,9 @@ class _Writer:
         structures, triggers = tag.get("structures"), tag.get("triggers")
         if not isinstance(structures, list) or not isinstance(triggers, list):
             raise invalid(path, "a structural tag has a format, or structures and triggers")
+        for index, each in enumerate(structures):
+            if not isinstance(each, dict):
+                raise invalid(f"{path}.structures[{index}]", "a structure is an object")
         tags = [
             {
                 "type": "tag",
@@ -181,7 +184,6 @@ class _Writer:
                 "end": each.get("end"),
             }
             for each in structures
-            if isinstance(each, dict)
         ]
         return self._triggered(triggers, tags, {}, path, 1, "structures")
 
@@ -202,7 +204,7 @@ class _Writer:
         for index, tag in enumerate(tags):
             place = f"{path}.{field}[{index}]"
             pieces = self.pieces(tag, place, depth + 1)
-            first = pieces[0]
+            first = pieces[0] if pieces else Fixed("")
             begin = first.text if isinstance(first, Fixed) else ""
             trigger = next((each for each in triggers if begin.startswith(each)), None)
             if trigger is None:

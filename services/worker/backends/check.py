@@ -4,29 +4,25 @@ from collections.abc import Set
 from dataclasses import MISSING, fields
 
 from services.worker.layers.attention import Attention
-from services.worker.layers.embedding import LMHead
+from services.worker.layers.embedding import TokenRows
 from services.worker.layers.heads import AttentionSpec, LatentSpec
 from services.worker.layers.latent import LatentAttention
 from services.worker.layers.linear import Linear
 from services.worker.layers.ops import NotSupported
-from services.worker.layers.weights import Dense
 from services.worker.models.decoder import DecoderLM
 
 
 def check_model(model: DecoderLM, known_options: Set[str], known_forms: Set[type]) -> None:
     """Raises NotSupported, with the layer's name, where attention has an option that is not among
-    ``known_options``, weights have a form that is none of ``known_forms``, or a product is a part
-    of a sum over ranks. The head's weights are dense."""
+    ``known_options``, or weights have a form that is none of ``known_forms``."""
     for name, module in model.named_modules():
         if isinstance(module, Attention):
             _check_options(name, module.heads.spec, known_options)
         if isinstance(module, LatentAttention):
             _check_options(name, module.latents.spec, known_options)
-        if isinstance(module, Linear) and module.is_partial:
-            raise NotSupported(f"{name}: a part of a sum over ranks")
-        if isinstance(module, Linear | LMHead):
+        if isinstance(module, Linear | TokenRows):
             form = type(module.weight)
-            if form not in (known_forms if isinstance(module, Linear) else {Dense}):
+            if form not in known_forms:
                 raise NotSupported(f"{name}: weights in the form {form.__name__}")
 
 

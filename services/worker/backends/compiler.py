@@ -1,5 +1,7 @@
 """Recorded passes → programs of the native library: registers get buffers, weights are packed."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -13,7 +15,7 @@ from kernels.cpu.operators import (
 )
 from kernels.cpu.program import Buffer, NativeLibrary, NativeProgram, gate_up_order
 from services.worker.backends.recorder import Instruction, Recording
-from services.worker.layers.embedding import Embedding, LMHead
+from services.worker.layers.embedding import Embedding, LMHead, TokenRows
 from services.worker.layers.experts import Experts, Router, Scores
 from services.worker.layers.heads import Heads
 from services.worker.layers.latent_expansion import LatentExpansion
@@ -22,14 +24,15 @@ from services.worker.layers.norm import RMSNorm
 from services.worker.layers.weights import Dense
 from services.worker.models.decoder import DecoderLM
 
+OnShare = Callable[[float], None]
+
 
 class Compiler:
     """Packs each weight of ``model`` once, whatever passes use it, and takes it out of there."""
 
     def __init__(self, model: DecoderLM, library: NativeLibrary) -> None:
         self._library = library
-        head = model.lm_head
-        self._tied = (model.model.embed_tokens, head) if model.is_tied and head else None
+        self._columns = _with_embeddings(model)
         self._packed: dict[nn.Module, PackedMatrix] = {}
         self._halves: dict[nn.Module, tuple[PackedMatrix, PackedMatrix]] = {}
         self._norms: dict[nn.Module, Tensor] = {}
@@ -42,9 +45,13 @@ class Compiler:
         found = {tensor.data_ptr(): tensor for each in operators for tensor in each.tensors}
         return list(found.values())
 
-    def compile(self, recording: Recording) -> NativeProgram:
+    def compile(self, recording: Recording, report: OnShare = lambda share: None) -> NativeProgram:
+        """``report`` gets the share that is done, 0 … 1."""
         places = _assign(recording)
-        operators = [self._operator(each, places) for each in recording.instructions]
+        operators = []
+        for index, each in enumerate(recording.instructions):
+            report(index / len(recording.instructions))
+            operators.append(self._operator(each, places))
         buffers: dict[int, Buffer] = {}
         for number, place in places.items():
             register = recording.registers[number]
@@ -63,8 +70,11 @@ class Compiler:
     def _operator(self, each: Instruction, places: dict[int, int]) -> Operator:
         norm = each.norm
         rows, weight = self._embeddings(each.embedding)
+        vocab = None if each.embedding is None else each.embedding.vocab
+        if each.summed is not None and each.summed.bias is not None:
+            rows = each.summed.bias.float()
         if each.weight is not None:
-            weight = self._pack(each.weight, is_gated=each.kind == Kind.GATED)
+            weight = self._pack(each.weight, _bias(each.weight), is_gated=each.kind == Kind.GATED)
         elif each.gate is not None:
             weight = self._pack_scores(each.gate)
         return Operator(
@@ -76,7 +86,10 @@ class Compiler:
             size=each.size,
             is_wide=each.is_wide,
             adds=each.adds,
+            first=0 if vocab is None else vocab.start,
+            num=0 if vocab is None else vocab.num,
             scale=each.scale,
+            act=each.act,
             eps=0.0 if norm is None else norm.eps,
             norm=self._norm(norm),
             weight=weight,
@@ -88,16 +101,23 @@ class Compiler:
         )
 
     def _embeddings(self, embedding: Embedding | None) -> tuple[Tensor | None, PackedMatrix | None]:
-        """The rows, or the head whose columns they are."""
+        """The rows, or what has them as columns."""
         if embedding is None:
             return None, None
-        if self._tied and self._tied[0] is embedding:
-            return None, self._pack(self._tied[1])
-        return embedding.weight.data, None
+        if self._columns is None:
+            return embedding.weight.values.data, None
+        if self._columns not in self._packed and self._columns is not embedding:
+            del embedding.weight  # the head has it
+        return None, self._pack(self._columns)
 
-    def _pack(self, layer: Linear | LMHead, *, is_gated: bool = False) -> PackedMatrix:
+    def _pack(
+        self,
+        layer: Linear | TokenRows,
+        bias: Tensor | None = None,
+        *,
+        is_gated: bool = False,
+    ) -> PackedMatrix:
         if layer not in self._packed:
-            bias = layer.bias if isinstance(layer, Linear) else None
             order = gate_up_order(layer.outputs // 2) if is_gated else None
             weight = layer.weight
             if isinstance(weight, Dense):
@@ -115,13 +135,18 @@ class Compiler:
         return self._packed[scores]
 
     def _experts(self, experts: Experts) -> PackedExperts:
-        products, gate = experts.products, experts.gate
+        gate = experts.gate
+        gate_up = [each.gate_up_proj for each in experts.products]
+        down = [each.down_proj for each in experts.products]
         return PackedExperts(
             routing=gate.routing,
             router=self._pack_scores(gate),
             correction=gate.e_score_correction_bias,
-            gate_up=[self._pack(each.gate_up_proj, is_gated=True) for each in products],
-            down=[self._pack(each.down_proj) for each in products],
+            gate_up=[self._pack(each, each.bias, is_gated=True) for each in gate_up],
+            down=[self._pack(each, each.bias if each.is_first else None) for each in down],
+            clamp=experts.clamp,
+            first=experts.first,
+            counts=experts.counts,
         )
 
     def _norm(self, norm: RMSNorm | None) -> Tensor | None:
@@ -141,6 +166,8 @@ class Compiler:
             sin=sin,
             is_interleaved=spec.is_interleaved,
             window=spec.window,
+            softcap=spec.softcap,
+            sinks=None if heads.sinks is None else heads.sinks.float(),
             query_norm=self._norm(norm),
             key_norm=self._norm(heads.key_norm),
             norms_tokens=spec.norm == "tokens",
@@ -180,6 +207,20 @@ class Compiler:
             self._halves[expansion] = packed[0], packed[1]
             del expansion.weight
         return self._halves[expansion]
+
+
+def _with_embeddings(model: DecoderLM) -> TokenRows | None:
+    """What has, packed, the embeddings as its columns: the output head where it has the same
+    weights, else embeddings in codes."""
+    table, head = model.model.embed_tokens, model.lm_head if model.is_tied else None
+    if head is not None and (isinstance(head.weight, Dense) or head.weight is table.weight):
+        return head
+    return None if isinstance(table.weight, Dense) else table
+
+
+def _bias(layer: Linear | LMHead) -> Tensor | None:
+    """What the product adds; to those that are added up over ranks the sum does."""
+    return layer.bias if isinstance(layer, Linear) and not layer.is_partial else None
 
 
 def _layer(each: Instruction) -> int:

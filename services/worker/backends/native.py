@@ -1,6 +1,7 @@
 """A decoder on native CPU code: its forward passes, recorded, with packed weights."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -8,7 +9,7 @@ from kernels.cpu.operators import LANES, Kind
 from kernels.cpu.program import NativeLibrary, NativeProgram
 from kernels.paged_attention import AttentionBatch
 from services.worker.backends.check import check_model
-from services.worker.backends.compiler import Compiler
+from services.worker.backends.compiler import Compiler, OnShare
 from services.worker.backends.recorder import Recording, record
 from services.worker.layers.context import current_context
 from services.worker.layers.ops import NotSupported
@@ -16,27 +17,36 @@ from services.worker.layers.weights import Dense, Quantized
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM, MtpHead
 
-KNOWN_OPTIONS = {"norm", "is_interleaved", "window"}  # of AttentionSpec
+KNOWN_OPTIONS = {"norm", "is_interleaved", "window", "softcap", "has_sinks"}  # of AttentionSpec
 KNOWN_FORMS = {Dense, Quantized}
 
 
 class NativeLM(CausalLM):
     """Takes the weights out of ``model`` one by one, so that only one is there twice. Hidden states
-    are float32. Raises NotSupported with the reason; ``model`` is as it was then."""
+    are float32. ``report`` gets the share that is packed, 0 … 1. Raises NotSupported with the
+    reason; ``model`` is as it was then."""
 
     clears_blocks = False
 
-    def __init__(self, model: DecoderLM, block_size: int, library: NativeLibrary) -> None:
+    def __init__(
+        self,
+        model: DecoderLM,
+        block_size: int,
+        library: NativeLibrary,
+        report: OnShare = lambda share: None,
+    ) -> None:
         super().__init__()
         if block_size % LANES:
             raise NotSupported(f"block_size {block_size} is no multiple of {LANES}")
         check_model(model, KNOWN_OPTIONS, KNOWN_FORMS)
+        self._has_head = model.lm_head is not None
+        self._joined = partial(model.parallel.join, total=model.config.vocab_size)
         recordings = _Recordings(model)
         compiler = Compiler(model, library)
-        self.trunk = compiler.compile(recordings.trunk)
+        self.trunk = compiler.compile(recordings.trunk, report)
         self._logits = compiler.compile(recordings.logits)
         if recordings.head is not None:
-            self.draft_head = _NativeDraftHead(recordings.head, compiler)
+            self.draft_head = _NativeDraftHead(recordings.head, compiler, self._joined)
         for tensor in compiler.tensors:  # so that they are counted as the model's
             self.register_buffer(f"packed_{len(self._buffers)}", tensor, persistent=False)
 
@@ -44,7 +54,8 @@ class NativeLM(CausalLM):
         return _run(self.trunk, [input_ids], positions)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self._logits.run([hidden])
+        logits = self._logits.run([hidden])
+        return self._joined(logits) if self._has_head else logits
 
 
 class _Recordings:
@@ -77,12 +88,18 @@ class _HeadRecordings:
 
 
 class _NativeDraftHead:
-    def __init__(self, recordings: _HeadRecordings, compiler: Compiler) -> None:
+    def __init__(
+        self,
+        recordings: _HeadRecordings,
+        compiler: Compiler,
+        joined: Callable[[Tensor], Tensor],
+    ) -> None:
         first_state = recordings.first_state
         is_same = not first_state.instructions  # the trunk's states are taken as they are
         self._first_state = None if is_same else compiler.compile(first_state)
         self._forward = compiler.compile(recordings.forward)
         self._logits = compiler.compile(recordings.logits)
+        self._joined = joined
 
     def first_state(self, hidden: Tensor) -> Tensor:
         return hidden if self._first_state is None else self._first_state.run([hidden])
@@ -91,7 +108,7 @@ class _NativeDraftHead:
         return _run(self._forward, [state, input_ids], positions)
 
     def logits(self, out: Tensor) -> Tensor:
-        return self._logits.run([out])
+        return self._joined(self._logits.run([out]))
 
 
 def _run(program: NativeProgram, inputs: Sequence[Tensor], positions: Tensor) -> Tensor:

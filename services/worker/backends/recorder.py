@@ -17,6 +17,7 @@ from kernels.cpu.operators import (
     Kind,
 )
 from kernels.cpu.program import is_whole, packed_form, why_not_packed
+from kernels.silu_mul import Act
 from services.worker.layers.embedding import Embedding, LMHead
 from services.worker.layers.experts import Experts, Scores
 from services.worker.layers.heads import Heads, Latents
@@ -59,8 +60,10 @@ class Instruction:
     is_wide: bool = False
     adds: bool = False
     scale: float = 1.0
+    act: Act = "silu"
     norm: RMSNorm | None = None
     weight: Linear | LMHead | None = None
+    summed: Linear | None = None  # whose bias is added to a sum over ranks
     embedding: Embedding | None = None
     heads: Heads | None = None
     order: Tensor | None = None
@@ -108,11 +111,14 @@ class Recorder(Ops[Value]):
         self._names = names
 
     def embed(self, ids: Value, embedding: Embedding) -> Value:
+        size, form = embedding.inputs, embedding.weight
         self.check(ids, 1, self._names[embedding])
-        size = embedding.weight.shape[1]
+        if isinstance(form, Quantized):
+            self._check_codes(embedding, form)
         out = self._new(size, is_wide=True)
         self._add(Kind.EMBED, ids, out, size, embedding=embedding)
-        return out
+        vocab = embedding.vocab
+        return out if vocab.num == vocab.total else self._summed(out, size)
 
     def scale(self, x: Value, factor: float) -> Value:
         size = self.registers[x.register].size
@@ -139,6 +145,10 @@ class Recorder(Ops[Value]):
         scale: float = 1.0,
     ) -> Value:
         operand = self._operand(x, norm, linear)
+        if linear.is_partial:
+            part = self._new(linear.outputs, is_wide=True)
+            self._product(operand, part, linear)
+            return self._summed(part, linear.outputs, linear, residual, scale)
         if residual is not None:
             out = self._written(residual, linear.outputs, self._names[linear])
             self._product(operand, out, linear, adds=True, scale=scale)
@@ -147,11 +157,13 @@ class Recorder(Ops[Value]):
         self._product(operand, out, linear)
         return out if scale == 1.0 else self.scale(out, scale)
 
-    def gated(self, x: Value, gate_up: Linear, *, norm: RMSNorm | None = None) -> Value:
+    def gated(
+        self, x: Value, gate_up: Linear, *, norm: RMSNorm | None = None, act: Act = "silu"
+    ) -> Value:
         operand, size = self._operand(x, norm, gate_up), gate_up.outputs // 2
         self._check_tiles(gate_up, "gates", size)
         out = self._new(size, is_wide=False)
-        self._add(Kind.GATED, operand, out, gate_up.inputs, weight=gate_up)
+        self._add(Kind.GATED, operand, out, gate_up.inputs, weight=gate_up, act=act)
         return out
 
     def experts(self, x: Value, experts: Experts, *, residual: Value, scale: float = 1.0) -> Value:
@@ -163,9 +175,13 @@ class Recorder(Ops[Value]):
         self.check(x, size, name)
         narrow = self._new(size, is_wide=False)
         self._add(Kind.NARROW, x, narrow, size)
-        out = self._written(residual, size, name)
         options: dict[str, Any] = {"experts": experts, "second": x.register, "scale": scale}
-        self._add(Kind.EXPERTS, narrow, out, size, **options)
+        if experts.is_partial:
+            part = self._new(size, is_wide=True)
+            self._add(Kind.EXPERTS, narrow, part, size, **options)
+            return self._summed(part, size, residual=residual)
+        out = self._written(residual, size, name)
+        self._add(Kind.EXPERTS, narrow, out, size, adds=True, **options)
         return out
 
     def open(self, x: Value, gate: Scores, *, y: Value, residual: Value) -> Value:
@@ -200,11 +216,22 @@ class Recorder(Ops[Value]):
         return out
 
     def logits(
-        self, x: Value, head: LMHead, *, norm: RMSNorm | None = None, scale: float = 1.0
+        self,
+        x: Value,
+        head: LMHead,
+        *,
+        norm: RMSNorm | None = None,
+        scale: float = 1.0,
+        softcap: float | None = None,
     ) -> Value:
         out = self._new(head.outputs, is_wide=True)
         self._product(self._operand(x, norm, head), out, head)
-        return out if scale == 1.0 else self.scale(out, scale)
+        if scale != 1.0:
+            out = self.scale(out, scale)
+        if softcap is not None:
+            out = self._written(out, head.outputs, "what is bent")
+            self._add(Kind.BEND, out, out, head.outputs, scale=softcap)
+        return out
 
     def check(self, x: Value, size: int, what: str, *, is_wide: bool = True) -> None:
         """Raises NotSupported, unless ``x`` is still there, of this size and kind."""
@@ -236,8 +263,7 @@ class Recorder(Ops[Value]):
         form = weight.weight
         if isinstance(form, Dense):
             return x
-        if why := why_not_packed(weight.inputs, form.group):
-            raise NotSupported(f"{self._names[weight]}: {why}")
+        self._check_codes(weight, form)
         if form.order is None:
             return x
         out = self._new(weight.inputs, is_wide=False)
@@ -253,10 +279,13 @@ class Recorder(Ops[Value]):
                 if _packed_form(form) != _packed_form(of_all[0].weight):
                     raise NotSupported(f"{name}: weights in another form than other experts'")
                 if isinstance(form, Quantized):
-                    if why := why_not_packed(linear.inputs, form.group):
-                        raise NotSupported(f"{name}: {why}")
+                    self._check_codes(linear, form)
                     if form.order is not None:
                         raise NotSupported(f"{name}: an expert's inputs in an order of their own")
+
+    def _check_codes(self, module: nn.Module, codes: Quantized) -> None:
+        if why := why_not_packed(codes.shape[1], codes.group):
+            raise NotSupported(f"{self._names[module]}: {why}")
 
     def _norm(self, x: Value, norm: RMSNorm, out: Value, **options: bool) -> None:
         size = len(norm.weight)
@@ -266,6 +295,23 @@ class Recorder(Ops[Value]):
 
     def _product(self, x: Value, out: Value, weight: Linear | LMHead, **options: Any) -> None:
         self._add(Kind.LINEAR, x, out, weight.inputs, weight=weight, **options)
+
+    def _summed(
+        self,
+        part: Value,
+        size: int,
+        linear: Linear | None = None,
+        residual: Value | None = None,
+        scale: float = 1.0,
+    ) -> Value:
+        """scale · (the sum of ``part`` over ranks + ``linear``'s bias) + residual"""
+        if residual is not None:
+            out = self._written(residual, size, "a sum over ranks")
+            self._add(Kind.SUM, part, out, size, adds=True, scale=scale, summed=linear)
+            return out
+        out = self._written(part, size, "a sum over ranks")
+        self._add(Kind.SUM, out, out, size, summed=linear)
+        return out if scale == 1.0 else self.scale(out, scale)
 
     def _new(self, size: int, *, is_wide: bool) -> Value:
         self.registers.append(Register(size, is_wide))

@@ -4,14 +4,16 @@ On a GPU they leave the host nothing to know but how many tokens there are, so t
 can be captured.
 """
 
-from collections.abc import Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kernels.codes import Codes
+from kernels.codes import Codes, decoded_rows
+from kernels.experts import Biases
 from kernels.experts import experts as expert_products
 from kernels.latent import latent_queries, latent_values, write_latents
 from kernels.linear import gated as gated_product
@@ -20,17 +22,20 @@ from kernels.paged_attention import AttentionOptions, attend
 from kernels.rms_norm import Norm, rms_norm
 from kernels.rope_kv import rope_kv
 from kernels.route import route
+from kernels.silu_mul import Act
 from services.worker.backends.check import check_model
 from services.worker.layers.context import current_context
 from services.worker.layers.embedding import Embedding, LMHead
-from services.worker.layers.experts import Experts, Scores
+from services.worker.layers.experts import Experts, Scores, biases_of
+from services.worker.layers.gated import GatedProducts
 from services.worker.layers.heads import Heads, Latents
 from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.offloaded import OffloadedLayers
 from services.worker.layers.ops import Ops
+from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.layers.rope import RotaryEmbedding
-from services.worker.layers.weights import Dense, Quantized
+from services.worker.layers.weights import Dense, Quantized, Weight
 from services.worker.models import TorchCausalLM
 from services.worker.models.decoder import DecoderLM, MtpHead
 
@@ -44,24 +49,27 @@ class Known:
 
 
 # In steps that the host prepared, and in those whose lengths only the device knows.
-HOST = Known({"norm", "is_interleaved", "window"}, {Dense, Quantized})
-DEVICE = Known({"norm", "is_interleaved", "window"}, {Dense, Quantized})
+OPTIONS = {"norm", "is_interleaved", "window", "softcap", "has_sinks"}
+HOST = Known(OPTIONS, {Dense, Quantized})
+DEVICE = Known(OPTIONS, {Dense, Quantized})
 
 
 class TorchOps(Ops[Tensor]):
     """Operators on the tokens of a step, which are at ``positions`` [T]. Logits come in ``out``
     [S, vocab_size] float32, if there is one. Layers whose weights are ``offloaded`` wait for
-    them."""
+    them. The sums over ranks are those of ``parallel``."""
 
     def __init__(
         self,
         positions: Tensor | None = None,
         out: Tensor | None = None,
         offloaded: OffloadedLayers | None = None,
+        parallel: Parallel = ALONE,
     ) -> None:
         self._positions = positions
         self._out = out
         self._offloaded = offloaded
+        self._parallel = parallel
         self._rotations: dict[RotaryEmbedding, Tensor] = {}  # computed once for all layers
 
     def enter(self, layer: nn.Module) -> None:
@@ -69,7 +77,13 @@ class TorchOps(Ops[Tensor]):
             self._offloaded.enter(layer)
 
     def embed(self, ids: Tensor, embedding: Embedding) -> Tensor:
-        return functional.embedding(ids, embedding.weight)
+        vocab = embedding.vocab
+        if vocab.num == vocab.total:
+            return _rows(embedding.weight, ids)
+        places = ids - vocab.start
+        is_ours = (places >= 0) & (places < vocab.num)
+        found = _rows(embedding.weight, places.clamp(0, vocab.num - 1))
+        return self._parallel.sum(found * is_ours[:, None])
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
         return x * factor
@@ -88,26 +102,38 @@ class TorchOps(Ops[Tensor]):
         scale: float = 1.0,
     ) -> Tensor:
         weight, bias, operand = _weight(linear), linear.bias, _operand(norm)
+        if linear.is_partial:
+            total = self._parallel.sum(product(x, weight, norm=operand))
+            return _added(total, bias, residual, scale)
         if scale == 1.0:
             return product(x, weight, bias, norm=operand, residual=residual)
         scaled = product(x, weight, bias, norm=operand) * scale
         return scaled if residual is None else residual + scaled
 
-    def gated(self, x: Tensor, gate_up: Linear, *, norm: RMSNorm | None = None) -> Tensor:
-        return gated_product(x, _weight(gate_up), gate_up.bias, norm=_operand(norm))
+    def gated(
+        self, x: Tensor, gate_up: Linear, *, norm: RMSNorm | None = None, act: Act = "silu"
+    ) -> Tensor:
+        return gated_product(x, _weight(gate_up), gate_up.bias, norm=_operand(norm), act=act)
 
     def experts(
         self, x: Tensor, experts: Experts, *, residual: Tensor, scale: float = 1.0
     ) -> Tensor:
-        gate, products = experts.gate, experts.products
+        gate, clamp = experts.gate, experts.clamp
         logits = product(x.float(), gate.weight, gate.bias)
         chosen, weights = route(logits, gate.routing, gate.e_score_correction_bias)
-        gate_up, down = experts.stacks or (
-            [_weight(each.gate_up_proj) for each in products],
-            [_weight(each.down_proj) for each in products],
-        )
+        if experts.counts is not None:
+            _count(chosen, experts.counts)
+        gate_up, down, biases = experts.stacks or _each(experts.products)
         shares = weights if scale == 1.0 else weights * scale
-        return expert_products(x, chosen, shares, gate_up, down, residual=residual)
+        is_partial = experts.is_partial
+        part = expert_products(
+            *(x, chosen, shares, gate_up, down),
+            residual=None if is_partial else residual,
+            biases=biases,
+            clamp=clamp,
+            first=experts.first if len(experts.products) < gate.num_experts else None,
+        )
+        return _added(self._parallel.sum(part), None, residual) if is_partial else part
 
     def open(self, x: Tensor, gate: Scores, *, y: Tensor, residual: Tensor) -> Tensor:
         openings = product(x.float(), gate.weight).sigmoid()
@@ -116,17 +142,21 @@ class TorchOps(Ops[Tensor]):
     def attend(self, x: Tensor, heads: Heads) -> Tensor:
         context, spec = current_context(), heads.spec
         kv = context.kv_caches[heads.layer]
+        query_norm, key_norm = _operand(heads.query_norm), _operand(heads.key_norm)
+        if spec.norm == "tokens" and self._parallel.size > 1:
+            self._norm_over_ranks(x, query_norm, key_norm)
+            query_norm = key_norm = None
         query = rope_kv(
             x,
-            _operand(heads.query_norm),
-            _operand(heads.key_norm),
+            query_norm,
+            key_norm,
             self._rotation(heads.rotary),
             context.slot_mapping,
             kv.entries,
             spec.is_interleaved,
             kv.scales,
         )
-        options = AttentionOptions(window=spec.window)
+        options = AttentionOptions(spec.window, spec.softcap, heads.sinks)
         attended = attend(query, kv.entries, context.attention, spec.scale, options, kv.scales)
         return attended.flatten(1)
 
@@ -143,11 +173,37 @@ class TorchOps(Ops[Tensor]):
         return latent_values(attended, values)
 
     def logits(
-        self, x: Tensor, head: LMHead, *, norm: RMSNorm | None = None, scale: float = 1.0
+        self,
+        x: Tensor,
+        head: LMHead,
+        *,
+        norm: RMSNorm | None = None,
+        scale: float = 1.0,
+        softcap: float | None = None,
     ) -> Tensor:
-        weight, dtype = head.weight.values, torch.float32
-        logits = product(x, weight, norm=_operand(norm), out_dtype=dtype, out=self._out)
-        return logits if scale == 1.0 else logits.mul_(scale)
+        weight, operand, dtype = _weight(head), _operand(norm), torch.float32
+        if head.vocab.num < head.vocab.total:
+            part = product(x, weight, norm=operand, out_dtype=dtype)
+            joined = self._parallel.join(part, head.vocab.total)
+            logits = joined if self._out is None else self._out.copy_(joined)
+        else:
+            logits = product(x, weight, norm=operand, out_dtype=dtype, out=self._out)
+        if scale != 1.0:
+            logits.mul_(scale)
+        return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
+
+    def _norm_over_ranks(self, x: Tensor, *norms: Norm | None) -> None:
+        """Norms queries and keys, which ``x`` begins with, in place: all of a token on all ranks
+        together. Each KV head is on equally many of them, so that the mean over what all have is
+        that over all heads."""
+        known = [norm for norm in norms if norm is not None]
+        sizes = [len(norm.weight) for norm in known]
+        parts = x[:, : sum(sizes)].split(sizes, 1)
+        own = torch.stack([part.float().square().mean(1) for part in parts], 1)
+        means = self._parallel.sum(own) / self._parallel.size
+        for part, norm, mean in zip(parts, known, means.unbind(1), strict=True):
+            scale = torch.rsqrt(mean + norm.eps)[:, None]
+            part.copy_(part.float() * scale * norm.weight)
 
     def _rotation(self, rotary: RotaryEmbedding) -> Tensor:
         """[2, T, head_dim]"""
@@ -157,9 +213,43 @@ class TorchOps(Ops[Tensor]):
         return self._rotations[rotary]
 
 
-def _weight(linear: Linear) -> Tensor | Codes:
-    weight = linear.weight
+def _added(
+    total: Tensor, bias: Tensor | None, residual: Tensor | None, scale: float = 1.0
+) -> Tensor:
+    """scale · (total + bias) + residual, rounded once."""
+    wide = total.float()
+    wide = wide if bias is None else wide + bias
+    wide = wide if scale == 1.0 else wide * scale
+    return (wide if residual is None else wide + residual).to(total.dtype)
+
+
+def _count(chosen: Tensor, counts: Tensor) -> None:
+    """Adds up the tokens of each expert; those of padding, whose KV goes to the null block, go to
+    none."""
+    context = current_context()
+    num_blocks, block_size = context.kv_caches[0].entries.shape[:2]
+    is_token = context.slot_mapping < (num_blocks - 1) * block_size
+    counts.index_add_(0, chosen.flatten(), is_token.long().repeat_interleave(chosen.shape[1]))
+
+
+def _weight(layer: Linear | LMHead) -> Tensor | Codes:
+    weight = layer.weight
     return weight.values if isinstance(weight, Dense) else weight.as_codes
+
+
+def _rows(weight: Weight, ids: Tensor) -> Tensor:
+    if isinstance(weight, Dense):
+        return functional.embedding(ids, weight.values)
+    return decoded_rows(weight.as_codes, ids, weight.dtype)
+
+
+def _each(
+    products: Sequence[GatedProducts],
+) -> tuple[list[Tensor | Codes], list[Tensor | Codes], Biases | None]:
+    """What ``Stacks`` has, of each network by itself."""
+    gate_up = [_weight(each.gate_up_proj) for each in products]
+    down = [_weight(each.down_proj) for each in products]
+    return gate_up, down, biases_of(products)
 
 
 def _operand(norm: RMSNorm | None) -> Norm | None:
@@ -175,26 +265,28 @@ class TorchLM(TorchCausalLM):
         self.model = model
         self.offloaded = model.offloaded
         self.hidden_size, self.vocab_size = model.config.hidden_size, model.config.vocab_size
+        self._ops = partial(TorchOps, parallel=model.parallel)
         if model.mtp_head is not None:
-            self.draft_head = _TorchDraftHead(model.mtp_head)
+            self.draft_head = _TorchDraftHead(model.mtp_head, self._ops)
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        return self.model.forward(TorchOps(positions, offloaded=self.offloaded), input_ids)
+        return self.model.forward(self._ops(positions, offloaded=self.offloaded), input_ids)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         states = hidden.float() if self.model.lm_head is None else hidden
-        return self.model.logits(TorchOps(out=out), states)
+        return self.model.logits(self._ops(out=out), states)
 
 
 class _TorchDraftHead:
-    def __init__(self, head: MtpHead) -> None:
+    def __init__(self, head: MtpHead, ops: Callable[..., TorchOps]) -> None:
         self._head = head
+        self._ops = ops
 
     def first_state(self, hidden: Tensor) -> Tensor:
-        return self._head.first_state(TorchOps(), hidden)
+        return self._head.first_state(self._ops(), hidden)
 
     def forward(self, state: Tensor, input_ids: Tensor, positions: Tensor) -> Tensor:
-        return self._head.forward(TorchOps(positions), state, input_ids)
+        return self._head.forward(self._ops(positions), state, input_ids)
 
     def logits(self, out: Tensor) -> Tensor:
-        return self._head.logits(TorchOps(), out)
+        return self._head.logits(self._ops(), out)

@@ -15,6 +15,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     its own; what none reads is ignored."""
 
     rotates_partly: ClassVar[bool] = False  # partial_rotary_factor counts
+    norm_offset: ClassVar[float] = 0.0  # what a checkpoint's norms lack
 
     architectures: list[str]
     vocab_size: int
@@ -55,14 +56,23 @@ class ModelConfig(msgspec.Struct, frozen=True):
         return read_rope(self.rope_values)
 
     @property
+    def local_rope(self) -> Rope | None:
+        """That of layers with a window, where they have their own. Raises ValueError."""
+        return None
+
+    @property
     def rope_values(self) -> dict[str, Any]:
         """The keys about rotary positions, which are in ``rope_parameters`` since transformers 5.
 
         Before, ``rope_scaling`` had some of them and the others were beside it.
         """
         nested = self.rope_scaling or self.rope_parameters or {}
+        return self.with_rope_defaults(nested, self.rope_theta or DEFAULT_ROPE_THETA)
+
+    def with_rope_defaults(self, nested: dict[str, Any], theta: float) -> dict[str, Any]:
+        """``nested`` keys about rotary positions, with those that are beside them."""
         beside = {
-            "rope_theta": self.rope_theta or DEFAULT_ROPE_THETA,
+            "rope_theta": theta,
             "original_max_position_embeddings": self.max_position_embeddings,
             "partial_rotary_factor": self.partial_rotary_factor,
         }
@@ -74,9 +84,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
     def problems(self) -> list[str]:
         """Says what the model needs and we cannot do. A family adds what its own keys ask for."""
-        problems = self._rope_problems()
-        if self.hidden_act != "silu":
-            problems.append(f"hidden_act {self.hidden_act!r} is not supported; only 'silu' is")
+        problems = [*self.rope_problems(), *self.act_problems()]
         if self.num_attention_heads % self.num_key_value_heads:
             problems.append(
                 f"num_attention_heads {self.num_attention_heads} is no multiple of"
@@ -84,7 +92,12 @@ class ModelConfig(msgspec.Struct, frozen=True):
             )
         return problems
 
-    def _rope_problems(self) -> list[str]:
+    def act_problems(self) -> list[str]:
+        if self.hidden_act == "silu":
+            return []
+        return [f"hidden_act {self.hidden_act!r} is not supported; only 'silu' is"]
+
+    def rope_problems(self) -> list[str]:
         problems = []
         values = self.rope_values
         factor = values["partial_rotary_factor"]

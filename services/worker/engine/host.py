@@ -2,6 +2,7 @@
 
 import time
 from concurrent.futures import Future
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,16 +13,18 @@ from kernels.sample import NOT_COMPILED, NOT_FINITE
 from services.worker.engine.idle import IdleTime
 from services.worker.engine.protocol import StepOutput
 from services.worker.layers.context import forward_context
+from services.worker.metrics import EXPERT_LOADS
 from services.worker.slots.table import SlotTable
 from services.worker.speculation.choose import make_drafter
-from services.worker.speculation.drafter import RecordedStep
+from services.worker.speculation.drafter import RecordedStep, agree_on_drafts
 from services.worker.startup.choose_backend import choose_kernels
 from services.worker.startup.loaded_model import load
-from services.worker.startup.plan_memory import estimate_requirements, plan_memory
+from services.worker.startup.plan_memory import estimate_requirements, plan_worker
 from services.worker.step.batch import Batch, prepare_batch
 from services.worker.step.logprobs import gather_logprobs
 from services.worker.step.pooling import pooled_rows
 from services.worker.step.prompt_logprobs import ask_prompts, prompt_rows
+from services.worker.step.repetition import end_repetitions
 from services.worker.step.results import RowPart, draft_rows, record, with_parts
 from services.worker.step.sampling import prepare_sampling
 from services.worker.step.verify import verify
@@ -47,12 +50,13 @@ class HostEngine:
                 f"cpu-offload-gb: {settings.cpu_offload_gb:g}: it is for workers on GPUs; one on a"
                 " CPU has all weights in the host's memory"
             )
-        loaded = load(settings, progress, choose_kernels)
-        report = plan_memory(settings, estimate_requirements(loaded), loaded.before, loaded.device)
+        loaded = load(settings, progress, partial(choose_kernels, progress=progress))
+        report = plan_worker(loaded, estimate_requirements(loaded))
         report.publish()
         self.model_info, self.capacity = loaded.model_info, loaded.capacity(report.num_blocks)
         self._model, self._sampler, self._pooler = loaded.model, loaded.sampler, loaded.pooler
         self._speculation, self._eos_ids = loaded.speculation, loaded.eos_ids
+        self._parallel = loaded.parallel
         self._returns_processed = settings.logprobs_mode == "processed_logprobs"
         self._slots = SlotTable(self.capacity, loaded.make_guides())
         self._kv_cache = loaded.make_kv_cache(report.num_blocks)
@@ -62,6 +66,7 @@ class HostEngine:
         )
         self._idle_time = IdleTime()
         self._draft_s = 0.0
+        EXPERT_LOADS.source = loaded.expert_loads
 
     @property
     def num_running(self) -> int:
@@ -89,6 +94,7 @@ class HostEngine:
         delivered_s = time.perf_counter()
         if recorded is not None:
             self._drafter.draft(self._slots, recorded)
+            agree_on_drafts(self._slots, recorded, self._parallel)
         drafted_s = time.perf_counter()
         self._draft_s = drafted_s - delivered_s
         self._idle_time.end_step(drafted_s, self.num_running)
@@ -114,7 +120,9 @@ class HostEngine:
         adjusted = logits if adjustments is None else sampler.adjust(logits, adjustments)
         sampled = sampler.sample(logits, adjusted, random)
         sampled[waiting[sampled[waiting] != NOT_FINITE]] = NOT_COMPILED
+        sampled = self._parallel.first(torch.from_numpy(sampled)).numpy()
         outcome = verify(table, batch, sampled, self._eos_ids)
+        outcome = end_repetitions(table, batch.sampling_slots, outcome)
         scored_logits = sampler.process(adjusted, random) if self._returns_processed else logits
         logprobs = gather_logprobs(table, batch.logits_slots, outcome, scored_logits, sampler)
         drafts = draft_rows(table, batch, outcome)

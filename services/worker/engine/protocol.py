@@ -1,10 +1,13 @@
 """What the worker asks of an engine, whichever device it computes on."""
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
 import numpy as np
 
+from services.worker.weights.progress import Progress
+from shared.config.worker import WorkerConfig
 from shared.messages import Capacity, ModelInfo, StepPlan, StepResult
 from shared.token_arrays import TokenArrays
 
@@ -31,3 +34,6 @@ class Engine(Protocol):
 
     def reset(self) -> None:
         """Forgets all sequences, once their steps have run."""
+
+
+BuildEngine = Callable[[WorkerConfig, Progress], Engine]

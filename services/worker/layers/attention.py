@@ -5,12 +5,12 @@ from dataclasses import replace
 from torch import nn
 
 from services.worker.layers.heads import AttentionSpec, Heads
-from services.worker.layers.linear import Linear
+from services.worker.layers.linear import Linear, Piece
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops, X
 from services.worker.layers.parallel import Parallel
 from services.worker.layers.rope import RotaryEmbedding
-from shared.errors import ConfigError
+from services.worker.layers.weights import empty_parameter
 
 
 class Attention(nn.Module):
@@ -31,12 +31,9 @@ class Attention(nn.Module):
         *,
         has_qkv_bias: bool = False,
         has_out_bias: bool = False,
+        norm_offset: float = 0.0,
     ) -> None:
         super().__init__()
-        if spec.norm == "tokens" and parallel.size > 1:
-            raise ConfigError(
-                f"model: norms over all heads of a token cannot be split over {parallel.size} ranks"
-            )
         heads, kv_heads = parallel.heads(spec.num_heads, spec.num_kv_heads)
         spec = replace(spec, num_heads=heads.num, num_kv_heads=kv_heads.num)
         query, kv = heads.times(spec.head_dim), kv_heads.times(spec.head_dim)
@@ -48,9 +45,11 @@ class Attention(nn.Module):
             self.q_norm = self.k_norm = None
         else:
             is_each = spec.norm == "heads"
-            self.q_norm = RMSNorm(spec.head_dim if is_each else query.num, eps)
-            self.k_norm = RMSNorm(spec.head_dim if is_each else kv.num, eps)
-        self.heads = Heads(spec, layer, self.q_norm, self.k_norm, rotary)
+            self.q_norm = RMSNorm(spec.head_dim if is_each else query, eps, norm_offset)
+            self.k_norm = RMSNorm(spec.head_dim if is_each else kv, eps, norm_offset)
+        self.sinks = empty_parameter(heads.num) if spec.has_sinks else None
+        self._shard = heads
+        self.heads = Heads(spec, layer, self.q_norm, self.k_norm, rotary, self.sinks)
 
     @property
     def layer(self) -> int:
@@ -65,6 +64,17 @@ class Attention(nn.Module):
         """Of queries, keys and values as they are made, and what rotating them takes."""
         spec = self.heads.spec
         return 5 * (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+
+    @property
+    def num_scored_heads(self) -> int:
+        """Heads with what torch's fused attention does not know."""
+        spec = self.heads.spec
+        return spec.num_heads if spec.softcap is not None or spec.has_sinks else 0
+
+    def checkpoint_pieces(self, name: str) -> dict[str, Piece]:
+        if self.sinks is None:
+            return {}
+        return {f"{name}.sinks": Piece(self.sinks, 0, self._shard.start, self._shard.total)}
 
     def drop_window(self, max_len: int) -> None:
         spec = self.heads.spec

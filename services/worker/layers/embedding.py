@@ -1,40 +1,55 @@
-"""Token embedding and the output head, which are whole on every rank."""
+"""Token embedding and the output head, of which each rank has the rows of some tokens."""
 
 import torch
 from torch import nn
 
 from services.worker.layers.linear import Piece
-from services.worker.layers.weights import Dense, empty_parameter
+from services.worker.layers.parallel import Shard, as_shard
+from services.worker.layers.weights import Dense, Quantized, Weight
 
 
-class Embedding(nn.Module):
+class TokenRows(nn.Module):
+    """Has a weight with a row of ``hidden_size`` numbers for each token, which is dense and on no
+    device until it is filled. ``source`` is the tensor in the checkpoint that fills it."""
+
+    def __init__(
+        self, vocab: int | Shard, hidden_size: int, source: str, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        self.vocab = as_shard(vocab)
+        self.inputs, self.outputs, self.sizes = hidden_size, self.vocab.num, [self.vocab.num]
+        self.weight: Weight = Dense(self.outputs, hidden_size, dtype, "meta")
+        self._source = source
+
+    def allocate(self, device: torch.device) -> None:
+        """Gives the weight memory, which holds nothing yet, and nobody else."""
+        self.weight = Dense(self.outputs, self.inputs, self.weight.values.dtype, device)
+
+    def checkpoint_pieces(self, name: str) -> dict[str, Piece]:
+        return {self._source: Piece(self.weight.values, 0, self.vocab.start, self.vocab.total)}
+
+
+class Embedding(TokenRows):
     """ids [T] → [T, hidden_size]"""
 
-    def __init__(self, vocab_size: int, hidden_size: int) -> None:
-        super().__init__()
-        self.weight = empty_parameter(vocab_size, hidden_size)
 
-
-class LMHead(nn.Module):
+class LMHead(TokenRows):
     """[S, hidden_size] → logits [S, vocab_size], accumulated and stored in float32: bfloat16 logits
     tie too often.
 
     A CPU's products round to their operands' dtype, so there the weight is float32 whatever the
-    model's is; elsewhere it has the model's, as a copy twice as wide would be read in every step.
-    ``source`` is the tensor in the checkpoint that fills it: a head that is ``tied`` copies the
-    embedding's, or is the embedding itself where that has the same dtype.
+    model's is; elsewhere it has the model's, as a copy twice as wide would be read in every step. A
+    head that is ``tied`` is made of what the embedding is, and has its weight where it can.
     """
 
     def __init__(
-        self, vocab_size: int, hidden_size: int, source: str, tied: Embedding | None = None
+        self, vocab: int | Shard, hidden_size: int, source: str, tied: Embedding | None = None
     ) -> None:
-        super().__init__()
-        dtype = torch.float32 if torch.get_default_device().type == "cpu" else None
-        self.inputs, self.outputs = hidden_size, vocab_size
-        self.weight = Dense(vocab_size, hidden_size, dtype)
-        if tied is not None and tied.weight.dtype == self.weight.values.dtype:
-            self.weight.values = tied.weight
-        self._source = source
+        is_on_cpu = torch.get_default_device().type == "cpu"
+        super().__init__(vocab, hidden_size, source, torch.float32 if is_on_cpu else None)
+        if tied is not None and self.can_have(tied.weight):
+            self.weight = tied.weight
 
-    def checkpoint_pieces(self, name: str) -> dict[str, Piece]:
-        return {self._source: Piece(self.weight.values)}
+    def can_have(self, weight: Weight) -> bool:
+        """Whether ``weight`` is in codes, or has the dtype."""
+        return isinstance(weight, Quantized) or weight.values.dtype == self.weight.values.dtype

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from kernels.codes import Codes
+from kernels.experts import Biases, Clamp
 from kernels.route import Routing
 from services.worker.layers.gated import GatedProducts
-from services.worker.layers.weights import empty_parameter
+from services.worker.layers.weights import adjacent, empty_parameter, stack_of
 
 
 class Scores(nn.Module):
@@ -46,25 +47,54 @@ class Router(Scores):
 
 
 class Stacks(NamedTuple):
-    """Weights of all experts, each in one."""
+    """Weights of all experts, each in one, and their biases."""
 
     gate_up: Tensor | Codes  # [E, 2 inner, hidden]
     down: Tensor | Codes  # [E, hidden, inner]
+    biases: Biases | None
 
 
 class Experts(nn.Module):
-    """Networks of one size and the router that chooses from them, named as in checkpoints.
+    """Networks of one size and the router that chooses from them, named as in checkpoints. Their
+    gates and ups are multiplied as ``clamp`` says, if there is one.
 
-    ``stacks`` are their weights as kernels of GPUs read them, where there are such; each network
-    has a part of them then.
+    ``products`` are those that this rank has, or has a part of: neighbours, the first of which is
+    expert ``first``; the others are empty. Where it ``is_partial``, what they give must be added up
+    over all ranks. ``stacks`` are their weights as kernels of GPUs read them, where there are such
+    (see ``stack_experts``); each network has a part of them then. ``counts``, where there are such,
+    grow by the tokens that go to each expert.
     """
 
-    def __init__(self, gate: Router, experts: Iterable[GatedProducts]) -> None:
+    def __init__(
+        self, gate: Router, experts: Iterable[GatedProducts], clamp: Clamp | None = None
+    ) -> None:
         super().__init__()
         self.gate = gate
-        self.experts = nn.ModuleList(experts)
+        networks = list(experts)
+        self.experts = nn.ModuleList(networks)
+        self.products = [each for each in networks if not each.down_proj.is_empty]
+        self.first = networks.index(self.products[0])
+        self.is_partial = any(each.down_proj.is_partial for each in networks)
+        self.clamp = clamp
         self.stacks: Stacks | None = None
+        self.counts: Tensor | None = None  # [experts] int64
 
-    @property
-    def products(self) -> list[GatedProducts]:
-        return [each for each in self.experts if isinstance(each, GatedProducts)]
+    def find_stacks(self) -> None:
+        """Makes ``stacks`` views of what ``products`` have, one behind the other in memory."""
+        first, num = self.products[0], len(self.products)
+        gate_up, down = first.gate_up_proj, first.down_proj
+        biases = None
+        if gate_up.bias is not None:
+            down_bias = down.bias if down.is_first else None
+            added = None if down_bias is None else adjacent(down_bias, num)
+            biases = Biases(adjacent(gate_up.bias, num), added)
+        self.stacks = Stacks(stack_of(gate_up.weight, num), stack_of(down.weight, num), biases)
+
+
+def biases_of(products: Iterable[GatedProducts]) -> Biases | None:
+    """Those of each network, if it has some. Of networks that ranks share, the first rank adds the
+    downs' biases: they are within the weighted sum."""
+    pairs = [(each.gate_up_proj, each.down_proj) for each in products]
+    gate_up = [first.bias for first, _ in pairs if first.bias is not None]
+    down = [second.bias for _, second in pairs if second.is_first and second.bias is not None]
+    return Biases(gate_up, down or None) if gate_up else None

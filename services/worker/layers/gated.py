@@ -5,7 +5,7 @@ from typing import NamedTuple
 from torch import nn
 
 from services.worker.layers.linear import Linear
-from services.worker.layers.parallel import Parallel
+from services.worker.layers.parallel import Shard
 
 
 class GatedNames(NamedTuple):
@@ -20,17 +20,15 @@ USUAL_NAMES = GatedNames()
 
 
 class GatedProducts(nn.Module):
-    """down(silu(gate) · up), whose inner ``size`` ranks share."""
+    """down(act(gate) · up), or a rank's shard of its ``inner`` size."""
 
     def __init__(
         self,
         hidden_size: int,
-        size: int,
-        parallel: Parallel,
+        inner: int | Shard,
         has_bias: bool = False,
         names: GatedNames = USUAL_NAMES,
     ) -> None:
         super().__init__()
-        shard = parallel.inner(size)
-        self.gate_up_proj = Linear(hidden_size, {names.gate: shard, names.up: shard}, has_bias)
-        self.down_proj = Linear(shard, {names.down: hidden_size}, has_bias)
+        self.gate_up_proj = Linear(hidden_size, {names.gate: inner, names.up: inner}, has_bias)
+        self.down_proj = Linear(inner, {names.down: hidden_size}, has_bias)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from torch import nn
+
 from services.worker.layers.latent_expansion import LatentExpansion
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.rope import RotaryEmbedding
@@ -15,7 +17,9 @@ class AttentionSpec:
 
     Scores are multiplied by ``scale``. ``norm``: queries and keys are normed head by head, or
     all heads of a token together. ``window``: a token sees so many of the last keys, its own
-    included.
+    included. ``softcap``: scores are bent below it by a tanh (arXiv 2408.00118). ``has_sinks``:
+    each head has a score that takes its share of the softmax and gives no value (arXiv 2309.17453,
+    as gpt-oss has it).
     """
 
     num_heads: int
@@ -25,6 +29,8 @@ class AttentionSpec:
     norm: Literal["none", "heads", "tokens"] = "none"
     is_interleaved: bool = False  # the pairs that are rotated are neighbours, not halves
     window: int | None = None
+    softcap: float | None = None
+    has_sinks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +58,14 @@ class LatentSpec:
 
 
 class Heads(NamedTuple):
-    """``layer`` is the place of its KV cache in the context."""
+    """``layer`` is the place of its KV cache in the context; ``sinks`` [num_heads]."""
 
     spec: AttentionSpec
     layer: int
     query_norm: RMSNorm | None
     key_norm: RMSNorm | None
     rotary: RotaryEmbedding
+    sinks: nn.Parameter | None
 
 
 class Latents(NamedTuple):

@@ -58,6 +58,10 @@ class LatentAttention(nn.Module):
         return 1, 1, self.latents.spec.entry_dim
 
     @property
+    def num_scored_heads(self) -> int:
+        return 0
+
+    @property
     def numbers_per_token(self) -> int:
         """Of queries as they are made and as latents see them, and of what was attended to."""
         spec = self.latents.spec

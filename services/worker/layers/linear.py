@@ -14,12 +14,22 @@ META = torch.device("meta")
 
 class Piece(NamedTuple):
     """The part of a checkpoint's tensor that fills ``destination``: along ``dim``, what begins at
-    ``start``. The whole tensor has ``size`` there; None: there is no more of it."""
+    ``start``. The whole tensor has ``size`` there; None: there is no more of it. ``num_ranks``
+    share its columns. ``offset`` is added to its numbers."""
 
     destination: Tensor
     dim: int = 0
     start: int = 0
     size: int | None = None
+    num_ranks: int = 1
+    offset: float = 0.0
+
+    @property
+    def whole(self) -> list[int]:
+        """The shape of the whole tensor."""
+        shape = list(self.destination.shape)
+        shape[self.dim] = self.size or shape[self.dim]
+        return shape
 
 
 class Columns(NamedTuple):
@@ -62,6 +72,22 @@ class Linear(nn.Module):
         """Products of all ranks must be added up, and then the bias."""
         return self._input_shard.num < self._input_shard.total
 
+    @property
+    def is_first(self) -> bool:
+        """Of the products that are added up over ranks this is the first rank's, or there is none
+        but this."""
+        return self._input_shard.start == 0
+
+    @property
+    def is_empty(self) -> bool:
+        """It is another rank's: nothing of it is filled, and nobody multiplies with it."""
+        return not self.inputs or not self.outputs
+
+    @property
+    def is_shard(self) -> bool:
+        """Other ranks have more of its layer."""
+        return self.is_partial or any(each.num < each.total for each in self._parts.values())
+
     def allocate(self, device: torch.device) -> None:
         """Gives the weight memory, which holds nothing yet, and nobody else."""
         assert isinstance(self.weight, Dense)
@@ -74,7 +100,8 @@ class Linear(nn.Module):
         pieces = {}
         for part, rows, values in self._split(self.weight.values):
             dim, shard = (1, self._input_shard) if self.is_partial else (0, rows)
-            pieces[f"{part or name}.weight"] = Piece(values, dim, shard.start, shard.total)
+            ranks = self._input_shard.total // max(1, self.inputs)
+            pieces[f"{part or name}.weight"] = Piece(values, dim, shard.start, shard.total, ranks)
         if self.bias is not None:
             for part, rows, values in self._split(self.bias):
                 pieces[f"{part or name}.bias"] = Piece(values, 0, rows.start, rows.total)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from kernels.experts import Clamp
 from services.worker.layers.experts import Experts, Router
 from services.worker.layers.gated import GatedProducts
 from services.worker.layers.mlp import GatedMLP
@@ -13,9 +14,13 @@ class Mixture(Experts):
     """The experts that a token's router chooses, and perhaps a network that all tokens share."""
 
     def __init__(
-        self, gate: Router, experts: Iterable[GatedProducts], shared: GatedMLP | None = None
+        self,
+        gate: Router,
+        experts: Iterable[GatedProducts],
+        shared: GatedMLP | None = None,
+        clamp: Clamp | None = None,
     ) -> None:
-        super().__init__(gate, experts)
+        super().__init__(gate, experts, clamp)
         self.shared_experts = shared
 
     def forward(self, ops: Ops[X], x: X, *, norm: RMSNorm, residual: X, scale: float = 1.0) -> X:

@@ -1,12 +1,25 @@
 """The gated feed-forward network."""
 
+from kernels.silu_mul import Act
 from services.worker.layers.gated import GatedProducts
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops, X
+from services.worker.layers.parallel import Parallel
 
 
 class GatedMLP(GatedProducts):
-    """SwiGLU (arXiv 2002.05202)."""
+    """SwiGLU or GEGLU (arXiv 2002.05202)."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        size: int,
+        parallel: Parallel,
+        has_bias: bool = False,
+        act: Act = "silu",
+    ) -> None:
+        super().__init__(hidden_size, parallel.inner(size), has_bias)
+        self._act = act
 
     def forward(
         self,
@@ -18,5 +31,5 @@ class GatedMLP(GatedProducts):
         scale: float = 1.0,
     ) -> X:
         """scale · mlp(norm(x)) + residual: [T, hidden] → [T, hidden]"""
-        inner = ops.gated(x, self.gate_up_proj, norm=norm)
+        inner = ops.gated(x, self.gate_up_proj, norm=norm, act=self._act)
         return ops.linear(inner, self.down_proj, residual=residual, scale=scale)

@@ -1,14 +1,25 @@
 """Root-mean-square norm (arXiv 1910.07467)."""
 
+import torch
 from torch import nn
 
+from services.worker.layers.linear import Piece
+from services.worker.layers.parallel import Shard, as_shard
 from services.worker.layers.weights import empty_parameter
 
 
 class RMSNorm(nn.Module):
-    """[..., size] → [..., size]"""
+    """[..., size] → [..., size]. A checkpoint has the weight less ``offset``; with one it is
+    float32, in which the sum loses nothing that matters. Of a norm over what ranks share each has
+    its part of the weight."""
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, size: int | Shard, eps: float, offset: float = 0.0) -> None:
         super().__init__()
-        self.weight = empty_parameter(size)
+        self._shard = as_shard(size)
+        self.weight = empty_parameter(self._shard.num, dtype=torch.float32 if offset else None)
         self.eps = eps
+        self._offset = offset
+
+    def checkpoint_pieces(self, name: str) -> dict[str, Piece]:
+        start, _, total = self._shard
+        return {f"{name}.weight": Piece(self.weight, 0, start, total, offset=self._offset)}

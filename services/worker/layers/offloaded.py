@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from kernels.cpu.memory import huge_zeros
+from services.worker.layers.experts import Experts
 from services.worker.machine.copies import Wait, make_copy_stream, pin
 from services.worker.machine.streams import DeviceEvent
 
@@ -36,15 +36,10 @@ class Arena:
 
     def __init__(self, layer: nn.Module) -> None:
         self.layer = layer
-        tensors = list(_weights(layer))
-        ends = list(accumulate(_aligned(each.nbytes) for _, _, each in tensors))
-        self.memory = huge_zeros(ends[-1])  # [num_bytes] uint8
-        self._places = [
-            _Place(module, name, isinstance(each, nn.Parameter), each.dtype, each.shape, start)
-            for (module, name, each), start in zip(tensors, [0, *ends], strict=False)
-        ]
-        for place, (_, _, tensor) in zip(self._places, tensors, strict=True):
-            place.of(self.memory).copy_(tensor)
+        self._places, num_bytes = _places(layer)
+        self.memory = huge_zeros(num_bytes)  # [num_bytes] uint8
+        for place in self._places:
+            place.of(self.memory).copy_(getattr(place.module, place.name))
         self.show(self.memory)
 
     def show(self, memory: Tensor) -> None:
@@ -53,6 +48,9 @@ class Arena:
             part = place.of(memory)
             shown = nn.Parameter(part, requires_grad=False) if place.is_parameter else part
             setattr(place.module, place.name, shown)
+        for module in self.layer.modules():
+            if isinstance(module, Experts) and module.stacks is not None:
+                module.find_stacks()
 
 
 class OffloadedLayers:
@@ -135,7 +133,21 @@ class OffloadedLayers:
 
 def num_bytes_of(layer: nn.Module) -> int:
     """That its arena takes."""
-    return sum(_aligned(tensor.nbytes) for _, _, tensor in _weights(layer))
+    return _places(layer)[1]
+
+
+def _places(layer: nn.Module) -> tuple[list[_Place], int]:
+    """Returns where each weight is in an arena, and its bytes. What lies right behind a weight of
+    its type in one piece of memory does so there, as those of experts that are stacked."""
+    places: list[_Place] = []
+    end, behind = 0, (0, torch.uint8, 0)
+    for module, name, tensor in sorted(_weights(layer), key=lambda each: each[2].data_ptr()):
+        piece, dtype, address = tensor.untyped_storage().data_ptr(), tensor.dtype, tensor.data_ptr()
+        start = end if (piece, dtype, address) == behind else _aligned(end)
+        is_parameter = isinstance(tensor, nn.Parameter)
+        places.append(_Place(module, name, is_parameter, dtype, tensor.shape, start))
+        end, behind = start + tensor.nbytes, (piece, dtype, address + tensor.nbytes)
+    return places, _aligned(end)
 
 
 def _weights(layer: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:

@@ -5,6 +5,7 @@ from typing import Generic, TypeVar
 
 from torch import nn
 
+from kernels.silu_mul import Act
 from services.worker.layers.embedding import Embedding, LMHead
 from services.worker.layers.experts import Experts, Scores
 from services.worker.layers.heads import Heads, Latents
@@ -54,8 +55,8 @@ class Ops(ABC, Generic[X]):
         """
 
     @abstractmethod
-    def gated(self, x: X, gate_up: Linear, *, norm: RMSNorm | None = None) -> X:
-        """silu(gate) · up, both of norm(x): [T, inputs] → [T, outputs / 2], gates before ups."""
+    def gated(self, x: X, gate_up: Linear, *, norm: RMSNorm | None = None, act: Act = "silu") -> X:
+        """act(gate) · up, both of norm(x): [T, inputs] → [T, outputs / 2], gates before ups."""
 
     @abstractmethod
     def experts(self, x: X, experts: Experts, *, residual: X, scale: float = 1.0) -> X:
@@ -89,8 +90,17 @@ class Ops(ABC, Generic[X]):
         """
 
     @abstractmethod
-    def logits(self, x: X, head: LMHead, *, norm: RMSNorm | None = None, scale: float = 1.0) -> X:
-        """scale · head(norm(x)) in float32: [S, hidden] → [S, vocab_size]"""
+    def logits(
+        self,
+        x: X,
+        head: LMHead,
+        *,
+        norm: RMSNorm | None = None,
+        scale: float = 1.0,
+        softcap: float | None = None,
+    ) -> X:
+        """scale · head(norm(x)) in float32, each y bent to softcap · tanh(y / softcap) if there is
+        one: [S, hidden] → [S, vocab_size]"""
 
 
 class NotSupported(Exception):

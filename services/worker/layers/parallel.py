@@ -1,13 +1,19 @@
 """The ranks that compute a model together, and the shards that each holds of its weights.
 
 Attention is split by heads and the feed-forward network by its inner size, so that a rank's product
-behind either is a part of a sum over ranks. All else, vocabulary and norms too, is whole on each.
-No backend adds up over ranks yet: each refuses a model that is shared.
+behind either is a part of a sum over ranks. Experts are split as such a network is, or each is
+whole on one of the ranks. Embeddings and the output head are split by vocabulary. A norm over all
+heads has the weights of a rank's heads, and its squares are a sum over ranks. All else, other norms
+and routers too, is whole on each.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
 
 from shared.errors import ConfigError
 
@@ -30,12 +36,66 @@ def as_shard(size: int | Shard) -> Shard:
     return size if isinstance(size, Shard) else Shard(0, size, size)
 
 
+class Group(Protocol):
+    """What ranks do together. All call the same in the same order, with tensors of one shape, which
+    come out as the same bits on each of them."""
+
+    def sum(self, part: Tensor) -> Tensor:
+        """Adds up the parts of all ranks, in a tensor of their type."""
+
+    def gather(self, part: Tensor) -> Tensor:
+        """[…] of each → [size, …]"""
+
+    def first(self, own: Tensor) -> Tensor:
+        """Returns what rank 0 has."""
+
+
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """One of ``size`` ranks."""
+    """One of ``size`` ranks, which meet in a ``group``. Without one a model is only laid out.
+    ``has_whole_experts``: each expert is one rank's."""
 
     rank: int
     size: int
+    group: Group | None = None
+    has_whole_experts: bool = False
+
+    def sum(self, part: Tensor) -> Tensor:
+        return part if self.size == 1 else self._meeting.sum(part)
+
+    def join(self, part: Tensor, total: int) -> Tensor:
+        """[T, this rank's share of ``total``], as ``vocabulary`` cuts it → [T, total]"""
+        if self.size == 1:
+            return part
+        width = -(-total // self.size)
+        parts = self._meeting.gather(functional.pad(part, (0, width - part.shape[1])))
+        return parts.transpose(0, 1).flatten(1)[:, :total].contiguous()
+
+    def first(self, own: Tensor) -> Tensor:
+        """Returns what rank 0 has."""
+        return own if self.size == 1 else self._meeting.first(own)
+
+    def gather(self, own: Tensor) -> Tensor:
+        """[…] of each → [size, …]"""
+        return own[None] if self.size == 1 else self._meeting.gather(own)
+
+    def least(self, number: int) -> int:
+        """Returns the smallest that a rank has."""
+        if self.size == 1:
+            return number
+        return int(self._meeting.gather(torch.tensor([number])).min())
+
+    def num_alike(self, number: int) -> int:
+        """Returns how many ranks have the same, ourselves included."""
+        if self.size == 1:
+            return 1
+        return int((self._meeting.gather(torch.tensor([number])) == number).sum())
+
+    @property
+    def _meeting(self) -> Group:
+        if self.group is None:
+            raise RuntimeError(f"rank {self.rank} of {self.size} has no group")
+        return self.group
 
     def heads(self, num_heads: int, num_kv_heads: int) -> tuple[Shard, Shard]:
         """This rank's query heads and the KV heads that they share. Where ranks outnumber KV heads,
@@ -53,16 +113,37 @@ class Parallel:
         self._check(f"intermediate_size {size}", lambda n: size % n == 0)
         return self._share(size)
 
+    def experts(self, num: int, size: int) -> list[Shard]:
+        """This rank's part of the inner ``size`` of each of ``num`` experts: with whole experts all
+        of neighbours, whose number may differ by one from another rank's, and nothing of others.
+        Raises ConfigError."""
+        if not self.has_whole_experts:
+            return [self.inner(size)] * num
+        self._check(f"{num} whole experts", lambda n: n <= num)
+        first, end = (num * rank // self.size for rank in (self.rank, self.rank + 1))
+        return [Shard(0, size if first <= expert < end else 0, size) for expert in range(num)]
+
+    def vocabulary(self, size: int) -> Shard:
+        """This rank's part of ``size`` tokens; the last rank's may be smaller. Raises
+        ConfigError."""
+        width = -(-size // self.size)
+        self._check(f"vocab_size {size}", lambda n: -(-size // n) * (n - 1) < size)
+        start = self.rank * width
+        return Shard(start, min(width, size - start), size)
+
     def _share(self, total: int) -> Shard:
         num = total // self.size
         return Shard(self.rank * num, num, total)
 
     def _check(self, what: str, divides: Callable[[int], bool]) -> None:
         if not divides(self.size):
-            sizes = ", ".join(str(size) for size in range(1, MAX_SIZE + 1) if divides(size))
-            raise ConfigError(
-                f"model: {what} cannot be split over {self.size} ranks; {sizes} would work"
-            )
+            raise cannot_split(what, self.size, divides)
+
+
+def cannot_split(what: str, num_ranks: int, divides: Callable[[int], bool]) -> ConfigError:
+    """An error that names the sizes that would work."""
+    sizes = ", ".join(str(size) for size in range(1, MAX_SIZE + 1) if divides(size))
+    return ConfigError(f"model: {what} cannot be split over {num_ranks} ranks; {sizes} would work")
 
 
 ALONE = Parallel(0, 1)

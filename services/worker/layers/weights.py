@@ -93,15 +93,16 @@ class Quantized(nn.Module):
 
     def part(self, dim: int, start: int, num: int) -> "Quantized | None":
         """``num`` outputs (``dim`` 0) or inputs (1) from ``start`` on, or None where these begin or
-        end within a group."""
+        end within one of several groups, or a byte."""
         if num == self.shape[dim]:
             return self
         end, inputs = start + num, self.shape[1]
         if dim == 0:
             rows = slice(start, end)
             return self._with(self.codes[rows], inputs, lambda each: each[rows])
-        cuts_groups = start % self.group or (end % self.group and end < inputs)
-        if cuts_groups or self.order is not None:
+        unit = self.group if self.group < inputs else self.codes_per_place
+        cuts = start % unit or (end % unit and end < inputs)
+        if cuts or self.order is not None:
             return None
         groups = slice(start // self.group, -(-end // self.group))
         places = slice(start // self.codes_per_place, -(-end // self.codes_per_place))
@@ -114,7 +115,7 @@ class Quantized(nn.Module):
             cut(self.scales),
             dtype=self.dtype,
             inputs=inputs,
-            group=self.group,
+            group=self.group if self.group < self.shape[1] else inputs,
             table=self.table,
             zeros=None if self.zeros is None else cut(self.zeros),
             order=self.order,
@@ -154,21 +155,41 @@ def joined(parts: Sequence[Quantized]) -> Quantized:
     )
 
 
-def stacked(parts: Sequence[Weight]) -> Tensor | Codes:
-    """Puts ``parts`` of one shape into one [E, …], of which each is left with its part. Raises
+def stack(parts: Sequence[Weight]) -> None:
+    """Puts ``parts`` of one shape one behind the other in memory, for ``stack_of``. Raises
     ValueError where they are not in one form."""
     dense = [each for each in parts if isinstance(each, Dense)]
     coded = [each for each in parts if isinstance(each, Quantized)]
     if len(dense) == len(parts):
-        values = torch.stack([each.values for each in dense])
-        for each, part in zip(dense, values, strict=True):
+        for each, part in zip(dense, torch.stack([each.values for each in dense]), strict=True):
             each.values = nn.Parameter(part, requires_grad=False)
-        return values
+        return
     if len({_kind(each) for each in parts}) > 1 or not all(
         _are_same(each.table, coded[0].table) for each in coded
     ):
         raise ValueError("weights of experts that are not in one form")
-    return _stacked_codes(coded)
+    _stack_codes(coded)
+
+
+def stack_of(first: Weight, num: int) -> Tensor | Codes:
+    """Returns a view [num, …] of ``first`` and those that were stacked behind it."""
+    if isinstance(first, Dense):
+        return adjacent(first.values, num)
+    codes = first.as_codes
+    zeros, order = (
+        None if each is None else adjacent(each, num) for each in (codes.zeros, codes.order)
+    )
+    return codes._replace(
+        codes=adjacent(codes.codes, num),
+        scales=adjacent(codes.scales, num),
+        zeros=zeros,
+        order=order,
+    )
+
+
+def adjacent(first: Tensor, num: int) -> Tensor:
+    """Returns a view [num, …] of ``first`` and what lies behind it in memory."""
+    return first.as_strided((num, *first.shape), (first.numel(), *first.stride()))
 
 
 def _kind(weight: Weight) -> tuple[object, ...]:
@@ -178,25 +199,20 @@ def _kind(weight: Weight) -> tuple[object, ...]:
     return weight.codes.dtype, weight.shape, weight.group, weight.order is None
 
 
-def _stacked_codes(parts: Sequence[Quantized]) -> Codes:
-    whole = parts[0].as_codes
-    zeros = order = None
+def _stack_codes(parts: Sequence[Quantized]) -> None:
+    codes = torch.stack([each.codes for each in parts])
+    scales = _narrowed(torch.stack([each.scales.float() for each in parts]))
+    zeros: Sequence[Tensor | None] = [None] * len(parts)
     if any(each.zeros is not None for each in parts):
-        zeros = _narrowed(torch.stack([_zeros_of(each).float() for each in parts]))
-    if parts[0].order is not None:
-        order = torch.stack([each.order for each in parts if each.order is not None])
-    whole = whole._replace(
-        codes=torch.stack([each.codes for each in parts]),
-        scales=_narrowed(torch.stack([each.scales.float() for each in parts])),
-        zeros=zeros,
-        order=order,
-    )
-    for index, each in enumerate(parts):
-        part = whole.expert(index)
-        each.codes = nn.Parameter(part.codes, requires_grad=False)
-        each.scales = nn.Parameter(part.scales, requires_grad=False)
-        each.zeros, each.order = part.zeros, part.order
-    return whole
+        zeros = list(_narrowed(torch.stack([_zeros_of(each).float() for each in parts])))
+    for each, own_codes, own_scales, own_zeros in zip(parts, codes, scales, zeros, strict=True):
+        each.codes = nn.Parameter(own_codes, requires_grad=False)
+        each.scales = nn.Parameter(own_scales, requires_grad=False)
+        each.zeros = own_zeros
+    orders = [each.order for each in parts if each.order is not None]
+    if orders:
+        for each, order in zip(parts, torch.stack(orders), strict=True):
+            each.order = order
 
 
 def _are_same(one: Tensor | None, other: Tensor | None) -> bool:

@@ -42,6 +42,11 @@ def choose_device(wanted: str, gpu_claims: Path | None) -> torch.device:
     return device
 
 
+def gpu_name() -> str:
+    """The current GPU as its driver names it; a device engine that is tested on a CPU has none."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
 def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
     """auto is bfloat16 where the device computes it, else float32."""
     if wanted != "auto":

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from kernels.route import Routing
+from kernels.silu_mul import Act
+from services.worker.config.frequencies import Rope
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.attention import Attention
 from services.worker.layers.embedding import Embedding, LMHead
@@ -24,7 +26,7 @@ from services.worker.layers.mlp import GatedMLP
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.offloaded import OffloadedLayers
 from services.worker.layers.ops import Ops, X
-from services.worker.layers.parallel import ALONE, Parallel
+from services.worker.layers.parallel import ALONE, Parallel, Shard
 from services.worker.layers.rope import RotaryEmbedding
 from shared.errors import ConfigError
 
@@ -46,29 +48,35 @@ class Parts:
         norm: Literal["none", "heads", "tokens"] = "none",
         scale: float | None = None,
         window: int | None = None,
+        softcap: float | None = None,
+        has_sinks: bool = False,
+        rotary: RotaryEmbedding | None = None,
         has_qkv_bias: bool = False,
         has_out_bias: bool = False,
     ) -> Attention:
-        """``scale`` is by default that of arXiv 1706.03762."""
-        config = self._config
+        """``scale`` is by default that of arXiv 1706.03762, and ``rotary`` the trunk's."""
+        config, rotary = self._config, rotary or self._rotary
         spec = AttentionSpec(
             num_heads=config.num_attention_heads,
             num_kv_heads=config.num_key_value_heads,
             head_dim=config.head_dim,
             scale=config.head_dim**-0.5 if scale is None else scale,
             norm=norm,
-            is_interleaved=self._rotary.is_interleaved,
+            is_interleaved=rotary.is_interleaved,
             window=window,
+            softcap=softcap,
+            has_sinks=has_sinks,
         )
         return Attention(
             config.hidden_size,
             spec,
             layer,
-            self._rotary,
+            rotary,
             config.rms_norm_eps,
             self._parallel,
             has_qkv_bias=has_qkv_bias,
             has_out_bias=has_out_bias,
+            norm_offset=config.norm_offset,
         )
 
     def latent_attention(
@@ -84,23 +92,34 @@ class Parts:
             has_bias=has_bias,
         )
 
-    def mlp(self, has_bias: bool = False, *, size: int | None = None) -> GatedMLP:
+    def mlp(
+        self, has_bias: bool = False, *, size: int | None = None, act: Act = "silu"
+    ) -> GatedMLP:
         """``size`` is by default the model's ``intermediate_size``."""
         config = self._config
         size = config.intermediate_size if size is None else size
-        return GatedMLP(config.hidden_size, size, self._parallel, has_bias)
+        return GatedMLP(config.hidden_size, size, self._parallel, has_bias, act)
 
     def router(self, num_experts: int, routing: Routing, *, has_correction: bool = False) -> Router:
         hidden_size = self._config.hidden_size
         return Router(hidden_size, num_experts, routing, has_correction=has_correction)
 
-    def experts(self, num: int, size: int, names: GatedNames = USUAL_NAMES) -> list[GatedProducts]:
+    def experts(
+        self, num: int, size: int, names: GatedNames = USUAL_NAMES, *, has_bias: bool = False
+    ) -> list[GatedProducts]:
         """``num`` of an inner ``size``."""
         hidden_size = self._config.hidden_size
-        return [GatedProducts(hidden_size, size, self._parallel, names=names) for _ in range(num)]
+        return [
+            GatedProducts(hidden_size, shard, has_bias and shard.num > 0, names)
+            for shard in self._parallel.experts(num, size)
+        ]
 
     def norm(self) -> RMSNorm:
-        return RMSNorm(self._config.hidden_size, self._config.rms_norm_eps)
+        return make_norm(self._config)
+
+
+def make_norm(config: ModelConfig) -> RMSNorm:
+    return RMSNorm(config.hidden_size, config.rms_norm_eps, config.norm_offset)
 
 
 class DecoderLayer(nn.Module):
@@ -128,16 +147,17 @@ class DecoderLayer(nn.Module):
 
 
 class Trunk(nn.Module):
-    """ids [T] → hidden states [T, hidden], before the last norm."""
+    """ids [T] → hidden states [T, hidden], before the last norm. ``local_rotary`` is that of layers
+    with a window, where they have their own."""
 
-    def __init__(self, config: ModelConfig, is_interleaved: bool) -> None:
+    def __init__(self, config: ModelConfig, vocab: Shard, is_interleaved: bool) -> None:
         super().__init__()
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = Embedding(vocab, config.hidden_size, "embed_tokens.weight")
         self.layers = nn.ModuleList()
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.rotary = RotaryEmbedding(
-            config.rope, config.rotary_dim, config.max_position_embeddings, is_interleaved
-        )
+        self.norm = make_norm(config)
+        self.rotary = _rotary(config, config.rope, is_interleaved)
+        local = config.local_rope
+        self.local_rotary = None if local is None else _rotary(config, local, is_interleaved)
 
     def forward(self, ops: Ops[X], ids: X, scale: float) -> X:
         x = ops.embed(ids, self.embed_tokens)
@@ -147,6 +167,11 @@ class Trunk(nn.Module):
             ops.enter(layer)
             x = layer.forward(ops, x)
         return x
+
+
+def _rotary(config: ModelConfig, rope: Rope, is_interleaved: bool) -> RotaryEmbedding:
+    length = config.max_position_embeddings
+    return RotaryEmbedding(rope, config.rotary_dim, length, is_interleaved)
 
 
 class MtpHead(ABC):
@@ -181,6 +206,7 @@ class DecoderLM(nn.Module, ABC):
     Config: ClassVar[type[ModelConfig]] = ModelConfig
     embedding_scale = 1.0
     logits_scale = 1.0
+    logits_softcap: float | None = None
     mtp_head: MtpHead | None = None
     offloaded: OffloadedLayers | None = None
 
@@ -188,16 +214,15 @@ class DecoderLM(nn.Module, ABC):
         super().__init__()
         self.config = config
         self.parallel = parallel
-        self.model = Trunk(config, self.is_interleaved)
+        vocab = parallel.vocabulary(config.vocab_size)
+        self.model = Trunk(config, vocab, self.is_interleaved)
         self.parts = Parts(config, self.model.rotary, parallel)
         self.model.layers.extend(
             self.make_layer(self.parts, layer) for layer in range(config.num_hidden_layers)
         )
         source = "model.embed_tokens" if self.is_tied else "lm_head"
         tied = self.model.embed_tokens if self.is_tied else None
-        self.lm_head: LMHead | None = LMHead(
-            config.vocab_size, config.hidden_size, f"{source}.weight", tied
-        )
+        self.lm_head: LMHead | None = LMHead(vocab, config.hidden_size, f"{source}.weight", tied)
 
     def drop_heads(self) -> None:
         """Makes it a model that pools: ``logits`` gives the states after the last norm."""
@@ -253,4 +278,5 @@ class DecoderLM(nn.Module, ABC):
         head [S, hidden]."""
         if self.lm_head is None:
             return ops.norm(hidden, self.model.norm)
-        return ops.logits(hidden, self.lm_head, norm=self.model.norm, scale=self.logits_scale)
+        norm, scale, softcap = self.model.norm, self.logits_scale, self.logits_softcap
+        return ops.logits(hidden, self.lm_head, norm=norm, scale=scale, softcap=softcap)

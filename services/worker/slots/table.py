@@ -49,6 +49,7 @@ class SlotTable:
         self.params = [SamplingParams(seed=0)] * num_slots
         self.prompt_lens = np.zeros(num_slots, np.int64)
         self.num_logprobs = np.full(num_slots, NO_LOGPROBS, np.int64)
+        self.has_logprob_ids = np.zeros(num_slots, bool)  # as many, and params say which
         self.num_prompt_logprobs = np.full(num_slots, NO_LOGPROBS, np.int64)
         self.num_prompt_scored = np.zeros(
             num_slots, np.int64
@@ -56,6 +57,7 @@ class SlotTable:
         self.logits_rules: list[LogitsRules | None] = [None] * num_slots
         self.has_logits_rules = np.zeros(num_slots, bool)
         self.has_stop_ids = np.zeros(num_slots, bool)
+        self.ends_repetition = np.zeros(num_slots, bool)
 
     def apply(self, plan: StepPlan, ids: np.ndarray) -> np.ndarray:
         """Releases, then admits, then extends. ``ids`` [sum of num_ids] are the admitted rows'.
@@ -118,7 +120,8 @@ class SlotTable:
         self.ignore_eos[slot] = params.ignore_eos
         self.params[slot] = params
         self.prompt_lens[slot] = row.prompt_len
-        self.num_logprobs[slot] = _num_asked(params.logprobs)
+        self.has_logprob_ids[slot] = bool(params.logprob_token_ids)
+        self.num_logprobs[slot] = len(params.logprob_token_ids) or _num_asked(params.logprobs)
         self.num_prompt_logprobs[slot] = _num_asked(params.prompt_logprobs)
         self.num_prompt_scored[slot] = row.num_prompt_scored
         emitted = ids[row.prompt_len :]
@@ -126,6 +129,7 @@ class SlotTable:
         self.logits_rules[slot] = make_logits_rules(params, ids, row.prompt_len, guide)
         self.has_logits_rules[slot] = self.logits_rules[slot] is not None
         self.has_stop_ids[slot] = bool(params.stop_token_ids)
+        self.ends_repetition[slot] = params.repetition is not None
 
     def _add_blocks(self, slot: int, blocks: list[int]) -> None:
         start = self.num_blocks[slot]

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from services.worker.layers.parallel import Parallel
 from services.worker.slots.table import SlotTable
 from services.worker.step.batch import Batch
 from shared.messages import StepPlan
@@ -55,3 +57,17 @@ def rooms(table: SlotTable, slots: np.ndarray, depth: int) -> np.ndarray:
     """How many drafts each may have [N]: what follows them has to be a token too."""
     nums: np.ndarray = np.clip(table.end[slots] - table.num_tokens[slots] - 1, 0, depth)
     return nums
+
+
+def agree_on_drafts(table: SlotTable, done: RecordedStep, parallel: Parallel) -> None:
+    """Gives all ranks the drafts of the first: a grammar that is compiled on one and not yet on
+    another allows other drafts, and the next step must have as many tokens on each."""
+    if parallel.size == 1 or not done.depth or not len(done.slots):
+        return
+    slots = done.slots
+    places = np.minimum(table.num_tokens[slots][:, None] + np.arange(done.depth), table.max_len)
+    drafts = table.ids[slots[:, None], places]
+    own = np.concatenate([table.num_drafts[slots, None], drafts], 1)
+    first = parallel.first(torch.from_numpy(own)).numpy()
+    table.num_drafts[slots] = first[:, 0]
+    table.ids[slots[:, None], places] = first[:, 1:]

@@ -5,6 +5,7 @@ import ctypes
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
@@ -13,14 +14,17 @@ from kernels.cpu.operators import DTYPES
 from kernels.cpu.program import NativeLibrary, can_round, is_whole
 from kernels.cpu.sampler import NativeSampler
 from services.worker.backends.native import NativeLM
-from services.worker.backends.stack_experts import stack_experts
 from services.worker.backends.torch_lm import DEVICE, HOST, TorchLM
 from services.worker.layers.ops import NotSupported
+from services.worker.layers.stack_experts import stack_experts
 from services.worker.layers.weights import Quantized
-from services.worker.machine.hardware import bound_kernel_caches
+from services.worker.machine.hardware import bound_kernel_caches, gpu_name
+from services.worker.metrics import show_device
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
+from services.worker.startup.native_ranks import meet_natively
 from services.worker.step.sampler import Sampler, TorchSampler
+from services.worker.weights.progress import Progress
 from shared.config.worker import WorkerConfig
 from shared.cores import num_cores
 from shared.errors import ConfigError
@@ -29,7 +33,10 @@ log = logging.getLogger(__name__)
 
 
 def choose_kernels(
-    model: DecoderLM | CausalLM, settings: WorkerConfig, dtype: torch.dtype
+    model: DecoderLM | CausalLM,
+    settings: WorkerConfig,
+    dtype: torch.dtype,
+    progress: Progress = lambda text, share: None,
 ) -> tuple[CausalLM, Sampler]:
     """On a CPU: what computes ``model``, if it does not do that by itself, and what samples from
     its logits; sets the threads of either.
@@ -43,7 +50,7 @@ def choose_kernels(
     try:
         variant, library = _load(settings)
         sampler = NativeSampler(library, num_threads)
-        native = _native(model, settings, dtype, library, num_threads)
+        native = _native(model, settings, dtype, library, num_threads, progress)
     except NotSupported as problem:
         if settings.activation_dtype != "auto":
             raise ConfigError(
@@ -53,6 +60,7 @@ def choose_kernels(
         num_threads = settings.num_threads or max(1, num_threads - 1)
         torch.set_num_threads(num_threads)
         bound_kernel_caches()
+        show_device("cpu", "torch", num_threads)
         log.info(
             "kernels: torch's operators, %d threads (no native code: %s)", num_threads, problem
         )
@@ -61,6 +69,7 @@ def choose_kernels(
         with _refusing("torch's operators"):
             return TorchLM(model, HOST), sampler
     torch.set_num_threads(1)
+    show_device("cpu", variant, num_threads)
     log.info("kernels: native code for %s, %d threads", variant, num_threads)
     return native, sampler
 
@@ -76,6 +85,7 @@ def choose_device_kernels(
             " worker computes on a GPU"
         )
     attention = settings.attention_backend
+    show_device(gpu_name(), "triton", torch.get_num_threads())
     if not isinstance(model, DecoderLM):
         log.info("kernels: torch's operators, attention by %s", attention)
         return model, TorchSampler()
@@ -114,6 +124,7 @@ def _native(
     dtype: torch.dtype,
     library: ctypes.CDLL,
     num_threads: int,
+    progress: Progress,
 ) -> NativeLM:
     """Raises NotSupported."""
     if not isinstance(model, DecoderLM):
@@ -127,4 +138,6 @@ def _native(
     if rounds and not any(is_whole(form.as_codes) for form in forms):
         raise NotSupported("no weights of it are whole numbers, as those of wint8 and wint4 are")
     native = NativeLibrary(library, dtype, num_threads, rounds=rounds)
-    return NativeLM(model, settings.block_size, native)
+    model.parallel = meet_natively(model.parallel, settings, library)
+    report = partial(progress, "packing weights")
+    return NativeLM(model, settings.block_size, native, report)

@@ -46,11 +46,13 @@ SEED = 0
 
 @dataclass(frozen=True, slots=True)
 class LayerAttention:
-    """What one layer asks of attention. ``head_dim`` is the larger of a key's and a value's."""
+    """What one layer asks of attention. ``head_dim`` is the larger of a key's and a value's.
+    ``num_scored_heads`` are those with what torch's fused attention does not know."""
 
     num_kv_heads: int
     head_dim: int
     window: int | None
+    num_scored_heads: int = 0
 
 
 NO_ATTENTION = LayerAttention(0, 0, None)
@@ -203,7 +205,9 @@ def _look(model: PreTrainedModel, config: Any, max_model_len: int) -> dict[int, 
             raise ConfigError(f"{query.shape[1]} heads are no multiple of {key.shape[1]} of keys")
         head_dim = max(key.shape[-1], value.shape[-1])
         window = options.get("sliding_window")
-        layers[module.layer_idx] = LayerAttention(key.shape[1], head_dim, window)
+        is_bent = options.get("softcap") is not None or options.get("s_aux") is not None
+        num_scored = query.shape[1] if is_bent else 0
+        layers[module.layer_idx] = LayerAttention(key.shape[1], head_dim, window, num_scored)
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
 
     AttentionInterface.register(LOOKING_ATTENTION, attend)
@@ -260,4 +264,5 @@ def _shape_of(
     return ModelShape(
         [KVLayout((2, layer.num_kv_heads, layer.head_dim), dtype, codes) for layer in ordered],
         8 * config.hidden_size + 4 * widest * (1 + num_experts),
+        max(layer.num_scored_heads for layer in ordered),
     )

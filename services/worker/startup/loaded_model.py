@@ -10,7 +10,9 @@ import numpy as np
 import torch
 
 from services.worker.config.model_config import ModelConfig
+from services.worker.expert_loads import ExpertLoads
 from services.worker.guides.guides import Guides
+from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.machine.hardware import (
     Memory,
     choose_device,
@@ -31,6 +33,7 @@ from services.worker.models.registry import (
     read_model_config,
 )
 from services.worker.speculation.choose import NO_SPECULATION, Speculation, choose_speculation
+from services.worker.startup.join_ranks import check_split, join_ranks, share_of
 from services.worker.startup.model_shape import ModelShape, count_parameters, shape_of
 from services.worker.step.pooling import Pooler
 from services.worker.step.sampler import Sampler
@@ -57,7 +60,7 @@ DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """``before`` is the memory that was there before the weights. A model that pools
-    has a ``pooler``."""
+    has a ``pooler``, and one whose experts' tokens are counted ``expert_loads``."""
 
     settings: WorkerConfig
     folder: Path
@@ -71,6 +74,8 @@ class LoadedModel:
     eos_ids: np.ndarray  # [E] int64
     before: Memory
     pooler: Pooler | None
+    parallel: Parallel = ALONE
+    expert_loads: ExpertLoads | None = None
 
     @property
     def max_num_batched_tokens(self) -> int:
@@ -133,10 +138,16 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
             f"runner: {'/'.join(architectures)} is computed by transformers, which writes texts"
             f" only; of our own architectures, which pool, there are {', '.join(sorted(MODELS))}"
         )
+    if pools and settings.lm_head_quantization != "none":
+        raise ConfigError(
+            f"lm-head-quantization: {settings.lm_head_quantization}: a model that pools has no"
+            " output head"
+        )
     device = choose_device(settings.device, settings.gpu_claims)
     config = None
     if not by_transformers:
         config = _read_config(settings, location.folder, model_info)
+    check_split(settings, config)
     dtype = choose_dtype(settings.dtype, device)
     compute_exactly()
     model_info = msgspec.structs.replace(
@@ -145,23 +156,32 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
         load_format="dummy" if settings.load_format == "dummy" else "safetensors",
         logprobs_mode=settings.logprobs_mode,
         quantization=settings.quantization,
+        lm_head_quantization=settings.lm_head_quantization,
+        embedding_quantization=settings.embedding_quantization,
         kv_cache_dtype=settings.kv_cache_dtype,
         activation_dtype=settings.activation_dtype,
     )
     log.info("model %s (%s) in %s on %s", location.name, "/".join(architectures), dtype, device)
-    before = read_memory(device, settings.numa_node)
+    parallel = join_ranks(settings, device)
+    before = share_of(read_memory(device, settings.numa_node), settings, parallel, device)
     model: DecoderLM | CausalLM
+    expert_loads = None
     try:
         if config is None:
             max_len = model_info.max_model_len
             model, shape = _load_transformers(settings, location.folder, dtype, device, max_len)
         else:
-            model = _load_ours(settings, location.folder, config, dtype, device, progress, pools)
+            model = _load_ours(
+                *(settings, location.folder, config, dtype, device, progress, pools, parallel)
+            )
             model.drop_windows(model_info.max_model_len)
             parameters = count_parameters(model)
-            log.info("weights: %s", parameters)
+            log.info("weights: %s%s", parameters, " on this rank" if parallel.size > 1 else "")
             show_parameters(parameters.total, parameters.active)
+            if settings.enable_expert_distribution_metrics:
+                expert_loads = ExpertLoads(model, device)
         computed, sampler = choose(model, settings, dtype)
+        parallel = model.parallel if isinstance(model, DecoderLM) else parallel
     except torch.OutOfMemoryError as error:
         problem = why_out_of_memory(error)
         raise ConfigError(f"model: its weights do not fit on {device}: {problem}") from None
@@ -185,6 +205,8 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
         np.array(read_eos_ids(location.folder, model_info.vocab_size), np.int64),
         before,
         _pooler(settings, location.folder, model_info, model, computed, device),
+        parallel,
+        expert_loads,
     )
 
 
@@ -205,6 +227,11 @@ def _pooler(
         head = make_up_score_head(pooling.size, hidden_size)
     elif pooling.task == "classify":
         tokens = settings.pooler_config.classifier_from_token
+        if tokens is not None and model.logits_softcap is not None:
+            raise ConfigError(
+                "pooler-config: classifier_from_token is not for models whose logits are bent"
+                f" (final_logit_softcapping {model.logits_softcap})"
+            )
         head = read_score_head(folder, pooling, tokens, hidden_size)
         head = head * (1.0 if tokens is None else model.logits_scale)
     how = f"{pooling.pooling_type} state, {pooling.activation}, {pooling.size} numbers"
@@ -233,7 +260,12 @@ def _read_config(settings: WorkerConfig, folder: Path, model_info: ModelInfo) ->
     try:
         return read_model_config(folder, pools)
     except ConfigError as error:
-        for_our_own = settings.quantization != "none" or settings.cpu_offload_gb or pools
+        forms = (
+            settings.quantization,
+            settings.lm_head_quantization,
+            settings.embedding_quantization,
+        )
+        for_our_own = set(forms) != {"none"} or settings.cpu_offload_gb or pools
         if for_our_own or settings.speculative_config.method == "mtp":
             raise
         from services.worker.startup.load_transformers import can_serve
@@ -251,18 +283,27 @@ def _load_ours(
     device: torch.device,
     progress: Progress,
     pools: bool,
+    parallel: Parallel,
 ) -> DecoderLM:
     codes = CACHE_CODES[settings.kv_cache_dtype]
     # Before anything is read: refuses codes of what cannot be in them.
     build_model(config, dtype, torch.device("meta")).kv_layouts(dtype, drafts=False, codes=codes)
     host_bytes = int(settings.cpu_offload_gb * GIB)
     if settings.load_format == "dummy":
-        return make_dummy(config, dtype, device, settings.quantization, host_bytes, pools=pools)
+        return make_dummy(
+            *(config, dtype, device, settings.quantization, host_bytes),
+            head=settings.lm_head_quantization,
+            embedding=settings.embedding_quantization,
+            pools=pools,
+            parallel=parallel,
+        )
     return load_model(
-        *(folder, config, dtype, device, progress),
+        *(folder, config, dtype, device, progress, parallel),
         quantization=settings.quantization,
         cache=settings.quantization_cache,
         host_bytes=host_bytes,
+        head=settings.lm_head_quantization,
+        embedding=settings.embedding_quantization,
         pools=pools,
     )
 
@@ -273,8 +314,14 @@ def _load_transformers(
     """Imports transformers, which takes seconds, only here."""
     if settings.quantization != "none":
         raise ConfigError(f"quantization: {settings.quantization}{FOR_OUR_OWN}")
+    if settings.lm_head_quantization != "none":
+        raise ConfigError(f"lm-head-quantization: {settings.lm_head_quantization}{FOR_OUR_OWN}")
+    if settings.embedding_quantization != "none":
+        raise ConfigError(f"embedding-quantization: {settings.embedding_quantization}{FOR_OUR_OWN}")
     if settings.cpu_offload_gb:
         raise ConfigError(f"cpu-offload-gb: {settings.cpu_offload_gb:g}{FOR_OUR_OWN}")
+    if settings.enable_expert_distribution_metrics:
+        raise ConfigError(f"enable-expert-distribution-metrics{FOR_OUR_OWN}")
     from services.worker.startup.load_transformers import load_transformers
 
     codes = CACHE_CODES[settings.kv_cache_dtype]

@@ -15,10 +15,12 @@ from services.worker.models.decoder import DecoderLM
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """``kv_layouts`` has one for each layer of the KV cache. ``numbers_per_token``: how many
-    numbers of a token exist at once within a layer, at most."""
+    numbers of a token exist at once within a layer, at most. ``num_scored_heads``: how many a layer
+    has whose scores torch's operators make one by one, at most."""
 
     kv_layouts: list[KVLayout]
     numbers_per_token: int
+    num_scored_heads: int = 0
 
 
 def shape_of(
@@ -36,7 +38,8 @@ def shape_of(
     always = (7 if drafts else 3) * config.hidden_size + 2 * config.head_dim
     mixtures = [_mixture_numbers(each) for each in model.modules() if isinstance(each, Experts)]
     numbers = always + max(attention, 4 * config.intermediate_size, *mixtures)
-    return ModelShape(model.kv_layouts(dtype, drafts=drafts, codes=codes), numbers)
+    layouts = model.kv_layouts(dtype, drafts=drafts, codes=codes)
+    return ModelShape(layouts, numbers, max(each.num_scored_heads for each in model.attentions()))
 
 
 def _mixture_numbers(experts: Experts) -> int:
@@ -49,7 +52,7 @@ def _mixture_numbers(experts: Experts) -> int:
 
 
 class ParameterCount(NamedTuple):
-    """``active`` are those that one token is computed with."""
+    """``active`` are those that one token is computed with, on average where experts are whole."""
 
     total: int
     active: int
@@ -67,8 +70,9 @@ def count_parameters(model: DecoderLM) -> ParameterCount:
     unused = 0
     for experts in model.modules():
         if isinstance(experts, Experts):
-            num_unused = len(experts.experts) - experts.gate.routing.num_chosen
-            unused += num_unused * _num_parameters(experts.products[0])
+            num, num_chosen = experts.gate.num_experts, experts.gate.routing.num_chosen
+            own = sum(_num_parameters(each) for each in experts.products)
+            unused += own * (num - num_chosen) // num
     return ParameterCount(total, total - unused)
 
 

@@ -2,11 +2,14 @@
 
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from kernels.paged_attention.batch import MAX_GATHERED_TOKENS
+from kernels.paged_attention.grouped import MAX_SCORES
+from services.worker.layers.embedding import LMHead
+from services.worker.layers.linear import Linear
 from services.worker.layers.weights import Quantized
 from services.worker.machine.hardware import Memory
 from services.worker.metrics import show_memory
@@ -25,6 +28,9 @@ CPU_MAX_KV_BYTES = 4 << 30
 SAMPLER_BYTES = 64
 # For each logit of a piece: itself, its logprob, and both sorted with their ids.
 LOGPROB_BYTES = 32
+# For each score that torch's operators make by themselves: before and after what bends and masks
+# it, and its weight.
+SCORE_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,7 @@ class MemoryReport:
     budget: int
     others: int
     requirements: MemoryRequirements
+    num_ranks: int = 1  # of the worker, each of which has as much
 
     @property
     def kv_cache(self) -> int:
@@ -67,7 +74,8 @@ class MemoryReport:
     def publish(self) -> None:
         for line in self.lines():
             log.info(line)
-        show_memory(self.requirements.weights, self.kv_cache, self.requirements.peak)
+        requirements = self.requirements
+        show_memory(requirements.weights, self.kv_cache, requirements.peak, self.num_ranks)
 
     def lines(self) -> list[str]:
         """For the start-up log, one per item."""
@@ -76,13 +84,17 @@ class MemoryReport:
         concurrency = num_tokens / requirements.max_model_len
         return [
             f"memory: {mib(self.budget)} may be used, {mib(self.others)} are used by others",
-            f"weights: {mib(requirements.weights)} in memory",
+            f"weights: {mib(requirements.weights)} in memory{self._each}",
             *self._peak_lines(),
             f"KV cache: {self.num_blocks} blocks of {requirements.block_size} tokens"
-            f" = {num_tokens} tokens ({mib(self.kv_cache)})",
+            f" = {num_tokens} tokens ({mib(self.kv_cache)}{self._each})",
             f"maximum concurrency for {requirements.max_model_len} tokens per request:"
             f" {concurrency:.2f}×",
         ]
+
+    @property
+    def _each(self) -> str:
+        return f" of each of {self.num_ranks} ranks" if self.num_ranks > 1 else ""
 
     def _peak_lines(self) -> list[str]:
         peak, graphs = self.requirements.peak, self.requirements.graphs
@@ -107,9 +119,8 @@ def estimate_requirements(loaded: LoadedModel) -> MemoryRequirements:
     num_sampled = min((1 + loaded.speculation.num_drafts) * loaded.max_num_seqs, max_tokens)
     logits = num_sampled * vocab_size * SAMPLER_BYTES
     prompts = prompt_logprob_bytes(loaded.max_num_seqs, max_tokens, vocab_size)
-    return requirements_with(
-        loaded, activations + gathered + masks + widened + max(logits, prompts)
-    )
+    attention = gathered + masks + _score_bytes(loaded)
+    return requirements_with(loaded, activations + attention + widened + max(logits, prompts))
 
 
 def _gathered_bytes(loaded: LoadedModel) -> int:
@@ -122,12 +133,21 @@ def _gathered_bytes(loaded: LoadedModel) -> int:
     return max(layout.num_bytes + math.prod(layout.entry) * widened for layout in layouts)
 
 
+def _score_bytes(loaded: LoadedModel) -> int:
+    """Of the scores that are there at once: those of one token are."""
+    num_heads = loaded.shape.num_scored_heads
+    if not num_heads or not isinstance(loaded.model, TorchCausalLM):
+        return 0
+    longest = max(MAX_GATHERED_TOKENS, loaded.model_info.max_model_len)
+    return max(MAX_SCORES, num_heads * longest) * SCORE_BYTES
+
+
 def _widest_codes(model: CausalLM) -> int:
-    """Of the quantised layers that torch's operators compute, which make a weight's numbers anew in
-    each step."""
-    forms = (module for module in model.modules() if isinstance(module, Quantized))
-    sizes = [form.shape.numel() for form in forms]
-    return max(sizes, default=0)
+    """Of the quantised products that torch's operators compute, which make a weight's numbers anew
+    in each step."""
+    products = [module for module in model.modules() if isinstance(module, Linear | LMHead)]
+    forms = [each.weight for each in products if isinstance(each.weight, Quantized)]
+    return max((form.shape.numel() for form in forms), default=0)
 
 
 def requirements_with(
@@ -165,6 +185,21 @@ def prompt_logprob_bytes(max_num_seqs: int, max_num_tokens: int, vocab_size: int
         max_num_tokens * vocab_size * torch.float32.itemsize, max_num_seqs * WINDOW_BYTES
     )
     return num_logits * LOGPROB_BYTES + sampled_bytes + 2 * prompt_bytes
+
+
+def plan_worker(loaded: LoadedModel, requirements: MemoryRequirements) -> MemoryReport:
+    """Plans with the other ranks: each has as many blocks as the one with the least memory. Raises
+    ConfigError on all of them where one request does not fit on one."""
+    parallel = loaded.parallel
+    try:
+        report = plan_memory(loaded.settings, requirements, loaded.before, loaded.device)
+    except ConfigError:
+        parallel.least(0)
+        raise
+    num_blocks = parallel.least(report.num_blocks)
+    if not num_blocks:
+        raise ConfigError("max-model-len: one request does not fit on another rank, which says why")
+    return replace(report, num_blocks=num_blocks, num_ranks=parallel.size)
 
 
 def plan_memory(

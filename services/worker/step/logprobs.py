@@ -63,13 +63,28 @@ def gather_logprobs(
     is_asking = asked != NO_LOGPROBS
     if not is_asking.any():
         return StepLogprobs({})
-    nums = num_top_of(asked, vocab_size)
+    nums, has_ids = num_top_of(asked, vocab_size), table.has_logprob_ids[slots]
     by_token: dict[int, TokenLogprobs] = {}
-    for is_of_kind in (nums < vocab_size, nums == vocab_size):
+    for is_of_kind in (~has_ids & (nums < vocab_size), ~has_ids & (nums == vocab_size), has_ids):
         for some in pieces(np.flatnonzero(is_asking & is_of_kind), vocab_size):
-            found = _gather(logits, rows[some], tokens[some], nums[some], sampler)
+            ids = logprob_ids(table, slots[some]) if has_ids[some[0]] else None
+            found = _gather(logits, rows[some], tokens[some], nums[some], sampler, ids)
             by_token |= zip(some.tolist(), found, strict=True)
     return StepLogprobs(by_token)
+
+
+def logprob_ids(table: SlotTable, slots: np.ndarray) -> np.ndarray:
+    """Returns the ids whose logprobs ``slots`` [n] ask for by name: [n, the most] int64, filled up
+    with 0."""
+    ids = [table.params[slot].logprob_token_ids for slot in slots.tolist()]
+    num = max(map(len, ids))
+    return np.array([[*each, *[0] * (num - len(each))] for each in ids], np.int64)
+
+
+def by_likelihood(values: np.ndarray, ids: np.ndarray, rank: int) -> TokenLogprobs:
+    """``values`` [1 + k] are the token's own and those of ``ids`` [k], in any order."""
+    order = np.lexsort((ids, -values[1:]))
+    return TokenLogprobs(np.concatenate((values[:1], values[1:][order])), ids[order], rank)
 
 
 def num_top_of(asked: np.ndarray, vocab_size: int) -> np.ndarray:
@@ -86,15 +101,22 @@ def pieces(rows: np.ndarray, vocab_size: int) -> Iterator[np.ndarray]:
 
 
 def _gather(
-    logits: Tensor, rows: np.ndarray, tokens: np.ndarray, nums: np.ndarray, sampler: Sampler
+    logits: Tensor,
+    rows: np.ndarray,
+    tokens: np.ndarray,
+    nums: np.ndarray,
+    sampler: Sampler,
+    ids: np.ndarray | None,
 ) -> list[TokenLogprobs]:
     """Returns the logprobs of ``rows`` [N] of the logits; all or none of the ``nums`` [N] of
-    likeliest tokens are V."""
-    num_top = int(nums.max())
-    found = sampler.logprobs(logits, rows, tokens, num_top if num_top < logits.shape[-1] else None)
+    likeliest tokens are V, unless ``ids`` [N, the most of them] say which are wanted."""
+    num_top: int | None = int(nums.max())
+    if ids is None and num_top == logits.shape[-1]:
+        num_top = None
+    found = sampler.logprobs(logits, rows, tokens, num_top, ids)
     values, top_ids = found.values.clamp(min=MIN_LOGPROB).cpu().numpy(), found.top_ids.cpu().numpy()
-    ranks = found.ranks.tolist()
+    make = TokenLogprobs if ids is None else by_likelihood
     return [
-        TokenLogprobs(values[index, : 1 + num], top_ids[index, :num], ranks[index])
-        for index, num in enumerate(nums.tolist())
+        make(values[index, : 1 + num], top_ids[index, :num], rank)
+        for index, (num, rank) in enumerate(zip(nums.tolist(), found.ranks.tolist(), strict=True))
     ]

@@ -4,7 +4,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from kernels.accept.output import FULL, STOPPED
+from kernels.accept.output import FULL, REPEATED, STOPPED
 from kernels.sample import NOT_FINITE, NOTHING_LEFT
 from services.worker.guides.slot_guide import SlotGuide
 from services.worker.slots.table import SlotTable
@@ -19,7 +19,7 @@ ERRORS = {
     NOTHING_LEFT: "the request forbids every token: its format, allowed_token_ids, bad_words,"
     " logit_bias and min_tokens leave none",
 }
-FINISHES: dict[int, FinishReason] = {STOPPED: "stop", FULL: "length"}
+FINISHES: dict[int, FinishReason] = {STOPPED: "stop", FULL: "length", REPEATED: "repetition"}
 
 
 class ComputedRows(Protocol):

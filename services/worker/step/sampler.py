@@ -31,10 +31,16 @@ class Sampler(Protocol):
         ...
 
     def logprobs(
-        self, logits: Tensor, rows: np.ndarray, tokens: np.ndarray, num_top: int | None
+        self,
+        logits: Tensor,
+        rows: np.ndarray,
+        tokens: np.ndarray,
+        num_top: int | None,
+        ids: np.ndarray | None = None,
     ) -> RowLogprobs:
         """Returns the logprobs of ``rows`` [N] int64, ascending, and their ``tokens`` [N] int64;
-        ``num_top`` < V, or None: the whole vocabulary."""
+        ``num_top`` < V, or None: the whole vocabulary; or of ``ids`` [N, num_top] int64 instead of
+        the likeliest."""
         ...
 
 
@@ -52,8 +58,15 @@ class TorchSampler:
         return process(logits, random)
 
     def logprobs(
-        self, logits: Tensor, rows: np.ndarray, tokens: np.ndarray, num_top: int | None
+        self,
+        logits: Tensor,
+        rows: np.ndarray,
+        tokens: np.ndarray,
+        num_top: int | None,
+        ids: np.ndarray | None = None,
     ) -> RowLogprobs:
+        device = logits.device
         if len(rows) < len(logits):
-            logits = logits[torch.from_numpy(rows).to(logits.device)]
-        return logprobs(logits, torch.from_numpy(tokens).to(logits.device), num_top)
+            logits = logits[torch.from_numpy(rows).to(device)]
+        asked = None if ids is None else torch.from_numpy(ids).to(device)
+        return logprobs(logits, torch.from_numpy(tokens).to(device), num_top, asked)

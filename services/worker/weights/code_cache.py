@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from services.worker.layers.weights import Quantized
-from services.worker.weights.online import Quantization
+from services.worker.weights.online import Forms
 from shared.model_folder import CONFIG_FILE, weight_files
 
 log = logging.getLogger(__name__)
@@ -31,18 +31,16 @@ class _About(msgspec.Struct):
 
 
 class CodeCache:
-    """A file in ``folder`` for a form and a type of the weights that ``model`` holds now. One that
+    """A file in ``folder`` for forms and a type of the weights that ``model`` holds now. One that
     is no good is made anew; where that fails, the log says so, and nothing else happens."""
 
-    def __init__(
-        self, folder: Path, model: Path, dtype: torch.dtype, quantization: Quantization
-    ) -> None:
+    def __init__(self, folder: Path, model: Path, dtype: torch.dtype, forms: Forms) -> None:
         self._dtype = dtype
         key = hashlib.sha256(f"{VERSION} {dtype}".encode())
         for file in (model / CONFIG_FILE, *weight_files(model)):
             stat = file.stat()
             key.update(f"{file.resolve()} {stat.st_size} {stat.st_mtime_ns}\n".encode())
-        name = f"{model.resolve().name}-{quantization}-{key.hexdigest()[:16]}.safetensors"
+        name = f"{model.resolve().name}-{forms}-{key.hexdigest()[:16]}.safetensors"
         self.file = folder / name
 
     def read(self) -> dict[str, Quantized]:

@@ -7,11 +7,13 @@ import torch
 from torch import nn
 
 from services.worker.config.model_config import ModelConfig
+from services.worker.layers.embedding import LMHead, TokenRows
 from services.worker.layers.linear import Linear
+from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.models.decoder import DecoderLM
 from services.worker.weights.homes import Homes
 from services.worker.weights.load import build_model, quantize
-from services.worker.weights.online import Quantization
+from services.worker.weights.online import Forms, Quantization
 from shared.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -27,10 +29,14 @@ def make_dummy(
     quantization: Quantization = "none",
     host_bytes: int = 0,
     *,
+    head: Quantization = "none",
+    embedding: Quantization = "none",
     pools: bool = False,
+    parallel: Parallel = ALONE,
 ) -> DecoderLM:
     """The model of ``config`` with normal noise in its matrices, ones in its norms and zeros in its
-    biases; the same for every worker on the same kind of device. At least ``host_bytes``, if there
+    biases; the same for every worker on the same kind of device, though ranks have other noise than
+    one worker alone. At least ``host_bytes``, if there
     are as many, are in the host's memory. Raises ConfigError where the model's weights are
     quantised."""
     if config.quantization_config:
@@ -38,9 +44,17 @@ def make_dummy(
             "load-format: dummy makes dense weights; the model has a quantization_config: take it"
             " away and use quantization"
         )
+    is_tied = bool(config.tie_word_embeddings)
+    forms = Forms(quantization, head, embedding).tied(is_tied)
     log.warning("load-format = dummy: the weights are random, the output is not meaningful")
-    model = build_model(config, dtype, device, pools=pools)
+    model = build_model(config, dtype, device, parallel, pools=pools)
     generator = torch.Generator(device).manual_seed(SEED)
+    table = model.model.embed_tokens
+    for module in model.modules():
+        if isinstance(module, LMHead) and is_tied and module.can_have(table.weight):
+            module.weight = table.weight
+        elif isinstance(module, TokenRows):
+            module.allocate(device)
     linears = [module for module in model.modules() if isinstance(module, Linear)]
     of_linears = {parameter for linear in linears for parameter in linear.parameters()}
     others = {each: name for name, each in model.named_parameters() if each not in of_linears}
@@ -50,8 +64,13 @@ def make_dummy(
         if isinstance(module, Linear):
             module.allocate(device)
             _make_up({each: name for name, each in module.named_parameters()}, generator)
-            quantize(module, quantization)
+            if not module.is_empty:
+                quantize(module, forms.linear)
             module.weight.to(home)
+        elif isinstance(module, LMHead) and is_tied and forms.head == embedding != "none":
+            module.weight = table.weight
+        elif isinstance(module, TokenRows):
+            quantize(module, forms.of(module))
     model.offloaded = homes.offloaded()
     return model
 

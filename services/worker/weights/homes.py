@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import nn
 
-from services.worker.layers.experts import Experts
+from services.worker.layers.linear import Linear
 from services.worker.layers.offloaded import NUM_BUFFERS, Arena, OffloadedLayers, num_bytes_of
+from services.worker.layers.ops import NotSupported
+from services.worker.layers.stack_experts import stack_experts
 from services.worker.machine.hardware import read_memory
 from shared.errors import ConfigError
 
@@ -16,13 +18,15 @@ log = logging.getLogger(__name__)
 HOST = torch.device("cpu")
 GIB = 1 << 30
 
+_Kind = tuple[tuple[int, int], ...]  # outputs and inputs of a layer's products
+
 
 class Homes:
     """Has all modules of a model filled in turn, and sends the weights of some ``layers`` to the
     host's memory as soon as they are there.
 
-    These are as few as have ``host_bytes``, or all, spread evenly. The first layer is on the host
-    until it is known how large one is.
+    These are as few as have ``host_bytes``, or all, spread evenly. The first layers are on the host
+    until there was one of each kind, so that it is known how large all are.
     """
 
     def __init__(
@@ -34,29 +38,26 @@ class Homes:
     ) -> None:
         self.device = device
         self._model = model
-        self._layers = list(layers)
+        self._layers = list(layers) if host_bytes else []
         self._host_bytes = host_bytes
-        self._on_host: set[int] = set()
+        self._kinds = [_kind(layer) for layer in self._layers]
+        self._num_held = max((self._kinds.index(kind) + 1 for kind in self._kinds), default=0)
+        self._sizes: dict[_Kind, int] = {}
+        self._on_host = set(range(self._num_held))
         self._arenas: list[Arena] = []
 
     def visit(self) -> Iterator[tuple[str, nn.Module, torch.device]]:
         """Yields each module with its path, to be filled before the next, and where its weights are
         to be then. Raises ConfigError where the host has less memory, nothing would be saved, or
-        layers have experts, whose weights become one on the device."""
-        layers = self._layers if self._host_bytes else []
-        if any(isinstance(module, Experts) for layer in layers for module in layer.modules()):
-            raise ConfigError(
-                f"cpu-offload-gb: {self._wanted}: layers with experts cannot be in the host's"
-                " memory; leave it at 0"
-            )
-        indices = {module: i for i, layer in enumerate(layers) for module in layer.modules()}
+        kernels cannot read a layer's experts."""
+        indices = {module: i for i, layer in enumerate(self._layers) for module in layer.modules()}
         current: int | None = None
         for path, module in list(self._model.named_modules()):
             index = indices.get(module)
             if current is not None and index != current:
                 self._settle(current)
             current = index
-            yield path, module, HOST if index == 0 or index in self._on_host else self.device
+            yield path, module, HOST if index in self._on_host else self.device
         if current is not None:
             self._settle(current)
 
@@ -69,35 +70,53 @@ class Homes:
 
     def _settle(self, index: int) -> None:
         """The layer of ``index`` is filled."""
+        self._sizes.setdefault(self._kinds[index], num_bytes_of(self._layers[index]))
+        if index >= self._num_held:
+            self._send(index)
+        elif index == self._num_held - 1:
+            self._choose()
+            for held in range(self._num_held):
+                self._send(held)
+
+    def _send(self, index: int) -> None:
+        """Brings a layer to where it was chosen to be."""
         layer = self._layers[index]
-        if index == 0:
-            self._choose(num_bytes_of(layer))
         if index in self._on_host:
+            try:
+                stack_experts(layer, f"model.layers.{index}")
+            except NotSupported as problem:
+                raise ConfigError(f"cpu-offload-gb: {self._wanted}: {problem}") from None
             self._arenas.append(Arena(layer))
-        elif index == 0:
+        elif index < self._num_held:
             layer.to(self.device)
 
-    def _choose(self, layer_bytes: int) -> None:
-        total = len(self._layers)
-        num = min(-(-self._host_bytes // layer_bytes), total)
-        if num <= NUM_BUFFERS:
-            raise ConfigError(self._too_few(num, layer_bytes))
-        free = read_memory(HOST).free
-        if num * layer_bytes > free:
+    def _choose(self) -> None:
+        sizes = [self._sizes[kind] for kind in self._kinds]
+        total = len(sizes)
+        for num in range(1, total + 1):
+            chosen = spread(num, total)
+            num_bytes = sum(sizes[index] for index in chosen)
+            if num_bytes >= self._host_bytes:
+                break
+        least = NUM_BUFFERS * max(sizes[index] for index in chosen)
+        if num_bytes <= least:
+            raise ConfigError(self._too_few(num, least))
+        held = sum(sizes[index] for index in range(self._num_held) if index in chosen)
+        free = read_memory(HOST).free + held
+        if num_bytes > free:
             raise ConfigError(
                 f"cpu-offload-gb: {self._wanted}: {num} of {total} layers take"
-                f" {num * layer_bytes / GIB:.3g} GiB of the host's memory, and"
+                f" {num_bytes / GIB:.3g} GiB of the host's memory, and"
                 f" {free / GIB:.3g} GiB are free"
             )
-        self._on_host = set(spread(num, total))
+        self._on_host = set(chosen)
 
-    def _too_few(self, num: int, layer_bytes: int) -> str:
+    def _too_few(self, num: int, least: int) -> str:
         wanted = f"cpu-offload-gb: {self._wanted}: that is {num} of {len(self._layers)} layers"
         saves = f"{NUM_BUFFERS} of them have a place on the device in any case"
-        if len(self._layers) <= NUM_BUFFERS:
+        if num == len(self._layers):
             return f"{wanted}, and {saves}: leave it at 0"
-        least = NUM_BUFFERS * layer_bytes / GIB
-        return f"{wanted}, and {saves}: set it above {least:.3g}, or to 0"
+        return f"{wanted}, and {saves}: set it above {least / GIB:.3g}, or to 0"
 
     @property
     def _wanted(self) -> str:
@@ -108,3 +127,8 @@ def spread(num: int, total: int) -> list[int]:
     """Returns ``num`` of ``total`` places, as far from each other as can be, the last among
     them."""
     return [-(-(turn + 1) * total // num) - 1 for turn in range(num)]
+
+
+def _kind(layer: nn.Module) -> _Kind:
+    linears = [module for module in layer.modules() if isinstance(module, Linear)]
+    return tuple((linear.outputs, linear.inputs) for linear in linears)

@@ -14,20 +14,22 @@ import torch
 from torch import Tensor, nn
 
 from services.worker.config.model_config import ModelConfig
+from services.worker.layers.embedding import LMHead, TokenRows
 from services.worker.layers.linear import Linear, Piece
-from services.worker.layers.parallel import ALONE, Parallel
-from services.worker.layers.weights import Dense, Quantized, are_alike, joined
+from services.worker.layers.parallel import ALONE, Parallel, cannot_split
+from services.worker.layers.weights import Dense, Quantized, Weight, are_alike, joined
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import find_model
 from services.worker.weights.checkpoint import Checkpoint, StoredTensor, open_checkpoint
 from services.worker.weights.code_cache import CodeCache
 from services.worker.weights.homes import Homes
 from services.worker.weights.mtp_layouts import with_mtp_head, without_missing_head
-from services.worker.weights.online import ONLINE, Quantization
+from services.worker.weights.online import DENSE, FP8_BLOCK, ONLINE, Forms, Quantization
 from services.worker.weights.pooled import open_pooled
 from services.worker.weights.progress import Progress
 from services.worker.weights.schemes import find_scheme
 from services.worker.weights.schemes.scheme import Scheme, StoredCodes
+from services.worker.weights.stacked_experts import with_experts
 from shared.errors import ConfigError
 from shared.model_folder import weight_files
 
@@ -60,13 +62,15 @@ def load_model(
     cache: Path | None = None,
     host_bytes: int = 0,
     *,
+    head: Quantization = "none",
+    embedding: Quantization = "none",
     pools: bool = False,
 ) -> DecoderLM:
     """The model of ``config`` with the folder's weights, or a rank's shards of them, without its
-    heads if it ``pools``; dense ones are quantised, or read from the folder ``cache`` where they
-    were before. At least ``host_bytes`` of them, if there are as many, are in the host's memory.
-    Raises ConfigError naming the tensor, the size that cannot be split, or what of its
-    quantization_config cannot be read."""
+    heads if it ``pools``; dense ones are quantised, and those of its ``head`` and ``embedding``, or
+    read from the folder ``cache`` where they were before. At least ``host_bytes`` of them, if there
+    are as many, are in the host's memory. Raises ConfigError naming the tensor, the size that
+    cannot be split, or what of its quantization_config cannot be read."""
     scheme = find_scheme(config.quantization_config) if config.quantization_config else None
     if scheme is not None and quantization != "none":
         raise ConfigError(
@@ -75,17 +79,20 @@ def load_model(
         )
     if scheme is not None:
         log.info("the weights are quantised already: %s", scheme)
+    forms = Forms(quantization, head, embedding).tied(bool(config.tie_word_embeddings))
     stored = open_pooled(folder) if pools else open_checkpoint(weight_files(folder))
-    checkpoint = with_mtp_head(stored, config)
+    checkpoint = with_experts(with_mtp_head(stored, config), config)
     own = without_missing_head(config, checkpoint)
     model = build_model(own, dtype, device, parallel, pools=pools)
     homes = Homes(model, device, model.model.layers, host_bytes)
-    if cache is None or quantization == "none" or parallel is not ALONE:
-        fill(model, checkpoint, progress, homes, quantization, scheme)
+    if cache is not None and (scheme is not None or parallel is not ALONE):
+        log.warning("quantization-cache: not used with ranks, nor where codes are read")
+    if cache is None or forms == DENSE or scheme is not None or parallel is not ALONE:
+        fill(model, checkpoint, progress, homes, forms, scheme)
     else:
-        codes = CodeCache(cache, folder, dtype, quantization)
+        codes = CodeCache(cache, folder, dtype, forms)
         known = codes.read()
-        fill(model, checkpoint, progress, homes, quantization, known=known)
+        fill(model, checkpoint, progress, homes, forms, known=known)
         if not known:
             codes.write(model)
     model.offloaded = homes.offloaded()
@@ -119,12 +126,12 @@ def fill(
     checkpoint: Checkpoint,
     progress: Progress,
     homes: Homes,
-    quantization: Quantization = "none",
+    forms: Forms = DENSE,
     scheme: Scheme | None = None,
     known: Mapping[str, Quantized] | None = None,
 ) -> None:
     """Pulls what each module is made of, in the model's order, and quantises it before the next:
-    beside codes there are the numbers of one linear layer at most. Codes that are ``known``, by the
+    beside codes there are the numbers of one layer at most. Codes that are ``known``, by the
     paths of their layers, are taken instead. Raises ConfigError before anything is read if the
     checkpoint has less, more or something else."""
     wanted = {module: dict(_pieces(path, module)) for path, module in model.named_modules()}
@@ -134,24 +141,41 @@ def fill(
     every = [(found[name], piece) for pieces in wanted.values() for name, piece in pieces.items()]
     for stored, piece in every:
         _check_kind(stored, piece)
+    for module, pieces in wanted.items():
+        _check_form(module, [found[name] for name in pieces], forms)
     num_bytes = sum(_num_bytes(stored, piece) for stored, piece in every)
     done_bytes = 0
+    tables: dict[str, Weight] = {}  # embeddings, by the tensor that they are made of
 
     def read(name: str, piece: Piece) -> Tensor | Quantized:
         nonlocal done_bytes
         stored = found[name]
-        progress(f"loading {stored.file.name}", done_bytes / num_bytes)
+        progress(f"loading {stored.file.name}", min(1.0, done_bytes / num_bytes))
         done_bytes += _num_bytes(stored, piece)
         return _read(stored, piece)
 
     for path, module, home in homes.visit():
-        if isinstance(module, Linear):
+        if isinstance(module, Linear) and module.is_empty:
+            module.allocate(homes.device)
+        elif isinstance(module, Linear):
             of_codes = {name for name in wanted[module] if isinstance(found[name], StoredCodes)}
-            device = home if quantization == "none" else homes.device
-            _fill_linear(path, module, of_codes, read, device, (known or {}).get(path))
+            device = home if forms.linear == "none" else homes.device
+            of_layer = (known or {}).get(path)
+            if forms.linear != "none" and module.is_shard:
+                of_layer = _quantized_shard(wanted[module], read, device, forms.linear)
+            _fill_linear(path, module, of_codes, read, device, of_layer)
             if isinstance(module.weight, Dense):
-                quantize(module, quantization)
+                quantize(module, forms.linear)
             module.weight.to(home)
+        elif isinstance(module, TokenRows):
+            (name,) = wanted[module]
+            of_table = tables.get(name) if forms.of(module) == forms.embedding else None
+            if isinstance(module, LMHead) and of_table and module.can_have(of_table):
+                module.weight = of_table
+            else:
+                codes = (known or {}).get(path)
+                module.weight = _rows(module, name, read, home, forms.of(module), codes)
+                tables[name] = module.weight
         else:
             for name, piece in wanted[module].items():
                 _put(read(name, piece), piece)
@@ -183,13 +207,68 @@ def _fill_linear(
         _put(codes[name] if name in codes else read(name, piece), piece)
 
 
-def quantize(linear: Linear, quantization: Quantization) -> None:
-    """Gives ``linear``, which is filled, its weight in another form: each layer's of a checkpoint
+def _rows(
+    rows: TokenRows,
+    name: str,
+    read: Read,
+    device: torch.device,
+    quantization: Quantization,
+    known: Quantized | None,
+) -> Weight:
+    """Codes where they are known, asked for or stored, else numbers."""
+    ((_, piece),) = rows.checkpoint_pieces(name).items()
+    if known is not None:
+        return known.to(device)
+    if quantization != "none":
+        return _quantized_rows(name, piece, read, device, quantization)
+    found = read(name, piece)
+    if isinstance(found, Quantized) and found.order is None:
+        is_shard = rows.vocab.num < rows.vocab.total  # whose memory is that of all rows
+        return (joined([found]) if is_shard else found).to(device)
+    rows.allocate(device)
+    _put(found, piece._replace(destination=rows.weight.values))
+    return rows.weight
+
+
+def _quantized_rows(
+    name: str, piece: Piece, read: Read, device: torch.device, quantization: Quantization
+) -> Quantized:
+    """A rank's rows of what one process would have: those that share scales with its first and last
+    are quantised too."""
+    (num, inputs), dtype = piece.destination.shape, piece.destination.dtype
+    first = piece.start // FP8_BLOCK * FP8_BLOCK
+    end = min(piece.size or num, -(-(piece.start + num) // FP8_BLOCK) * FP8_BLOCK)
+    rows = torch.empty(end - first, inputs, dtype=dtype, device="meta")
+    dense = read(name, Piece(rows, 0, first, piece.size))
+    assert isinstance(dense, Tensor)
+    part = ONLINE[quantization](dense.to(device, dtype)).part(0, piece.start - first, num)
+    assert part is not None  # all of each row
+    return part
+
+
+def _quantized_shard(
+    pieces: Mapping[str, Piece], read: Read, device: torch.device, quantization: Quantization
+) -> Quantized:
+    """A rank's shard of what one process would have: whole layers are quantised, one at a time, and
+    cut then."""
+    parts = []
+    for name, piece in pieces.items():
+        if name.endswith(".weight"):
+            dtype = piece.destination.dtype
+            dense = read(name, Piece(torch.empty(piece.whole, dtype=dtype, device="meta")))
+            assert isinstance(dense, Tensor)
+            whole = ONLINE[quantization](dense.to(device, dtype))
+            parts.append(_part(name, whole, piece))
+    return joined(parts)
+
+
+def quantize(layer: Linear | TokenRows, quantization: Quantization) -> None:
+    """Gives ``layer``, which is filled, its weight in another form: each layer's of a checkpoint
     by itself."""
     if quantization != "none":
-        assert isinstance(linear.weight, Dense)
-        parts = linear.weight.values.split(linear.sizes)
-        linear.weight = joined([ONLINE[quantization](part) for part in parts])
+        assert isinstance(layer.weight, Dense)
+        parts = layer.weight.values.split(layer.sizes)
+        layer.weight = joined([ONLINE[quantization](part) for part in parts])
 
 
 def _read(stored: StoredTensor | StoredCodes, piece: Piece) -> Tensor | Quantized:
@@ -198,13 +277,34 @@ def _read(stored: StoredTensor | StoredCodes, piece: Piece) -> Tensor | Quantize
     if isinstance(stored, StoredTensor):
         return stored.read(piece.dim, piece.start, num)
     weight = stored.read(piece.destination.dtype)
-    if isinstance(weight, Quantized) and (part := weight.part(piece.dim, piece.start, num)):
-        return part
+    if isinstance(weight, Quantized):
+        part = weight.part(piece.dim, piece.start, num)
+        if part is not None or piece.num_ranks > 1:
+            return part or _part(stored.layer, weight, piece)
     return weight.values.narrow(piece.dim, piece.start, num)
+
+
+def _part(name: str, whole: Quantized, piece: Piece) -> Quantized:
+    """A rank's. Raises ConfigError where it would begin or end within a group."""
+    part = whole.part(piece.dim, piece.start, piece.destination.shape[piece.dim])
+    if part is not None:
+        return part
+    inputs, group = whole.shape[1], whole.group
+    if whole.order is not None:
+        raise cannot_split(
+            f"{name}: inputs in an order of their own (desc_act)", piece.num_ranks, lambda n: n == 1
+        )
+    raise cannot_split(
+        f"{name}: {inputs} inputs of which {group} share a scale",
+        piece.num_ranks,
+        lambda n: (inputs % n == 0 and inputs // n % group == 0) or n == 1,
+    )
 
 
 def _put(found: Tensor | Quantized, piece: Piece) -> None:
     piece.destination.copy_(found.values if isinstance(found, Quantized) else found)
+    if piece.offset:
+        piece.destination.add_(piece.offset)
 
 
 def _pieces(path: str, module: nn.Module) -> Iterator[tuple[str, Piece]]:
@@ -251,8 +351,7 @@ def _check_names(
 
 
 def _check_kind(stored: StoredTensor | StoredCodes, piece: Piece) -> None:
-    shape = list(piece.destination.shape)
-    shape[piece.dim] = piece.size or shape[piece.dim]
+    shape = piece.whole
     if stored.shape == shape and (isinstance(stored, StoredCodes) or stored.is_dense):
         return
     raise ConfigError(
@@ -261,10 +360,24 @@ def _check_kind(stored: StoredTensor | StoredCodes, piece: Piece) -> None:
     )
 
 
+def _check_form(
+    module: nn.Module, parts: Iterable[StoredTensor | StoredCodes], forms: Forms
+) -> None:
+    if not isinstance(module, TokenRows) or forms.of(module) == "none":
+        return
+    setting = "lm-head" if isinstance(module, LMHead) else "embedding"
+    for stored in parts:
+        if isinstance(stored, StoredCodes):
+            raise ConfigError(
+                f"{setting}-quantization: {forms.of(module)} is made of dense weights; those of"
+                f" {stored.layer} are quantised already"
+            )
+
+
 def _num_bytes(stored: StoredTensor | StoredCodes, piece: Piece) -> int:
     """What is read for ``piece``."""
     if isinstance(stored, StoredCodes):
-        return stored.num_bytes
+        return stored.num_bytes if piece.destination.numel() else 0
     return piece.destination.numel() * stored.dtype.itemsize
 
 

@@ -57,7 +57,7 @@ DEEPSEEK_V3 = Layout(
         "final_layernorm": Source("model.layers.{n}.shared_head.norm"),
         **{part: Source(f"model.layers.{{n}}.{part}") for part in BLOCK},
     },
-    copies=re.compile(r"model\.layers\.\d+\.(shared_head\.head|embed_tokens)\.weight"),
+    copies=re.compile(r"model\.layers\.\d+\.(shared_head\.head|embed_tokens)\.\w+"),
 )
 
 # Has no final_layernorm: the trunk's last norm, model.norm, is the head's too.

@@ -1,16 +1,51 @@
 """Forms that dense weights are brought into as a model is loaded."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
+from services.worker.layers.embedding import Embedding, LMHead
 from services.worker.layers.weights import Quantized
 from services.worker.weights.codes import INT4, NF4, pack_pairs
+from shared.errors import ConfigError
 
 Quantization = Literal["none", "wint8", "wint4", "nf4", "fp8", "fp8_block"]
+
+
+class Forms(NamedTuple):
+    """Of a model's linear layers, of its output head and of its embeddings."""
+
+    linear: Quantization = "none"
+    head: Quantization = "none"
+    embedding: Quantization = "none"
+
+    def __str__(self) -> str:
+        others = {"head": self.head, "embedding": self.embedding}
+        named = [f"-{name}-{form}" for name, form in others.items() if form != "none"]
+        return "".join([self.linear, *named])
+
+    def of(self, layer: nn.Module) -> Quantization:
+        if isinstance(layer, LMHead):
+            return self.head
+        return self.embedding if isinstance(layer, Embedding) else self.linear
+
+    def tied(self, is_tied: bool) -> "Forms":
+        """Where the output head has the embeddings' weights, it is in their codes, if they are in
+        any. Raises ConfigError where it is to be in others."""
+        if not is_tied or self.embedding == "none":
+            return self
+        if self.head not in ("none", self.embedding):
+            raise ConfigError(
+                f"lm-head-quantization: {self.head}: the output head has the embeddings' weights,"
+                f" of which embedding-quantization makes {self.embedding}: leave it out"
+            )
+        return self._replace(head=self.embedding)
+
+
+DENSE = Forms()
 MAX_INT8 = 127
 MAX_FP8 = torch.finfo(torch.float8_e4m3fn).max
 INT4_GROUP = 32

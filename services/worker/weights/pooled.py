@@ -44,6 +44,10 @@ def read_score_head(
     else:
         names = "lm_head.weight", f"{TRUNK}embed_tokens.weight", "embed_tokens.weight"
         source = _find(checkpoint, *names)
+        if not source.is_dense:
+            raise ConfigError(
+                f"pooler-config: classifier_from_token: {source.label}; rows are read of floats"
+            )
         against, towards = (source.read(0, _token_id(folder, token), 1) for token in tokens)
         head = towards.float() - against.float()
     if list(head.shape) != [pooling.size, hidden_size]:

@@ -76,7 +76,13 @@ def test_texts_and_logprobs_are_the_host_engines(folder: Path, names: list[str])
         np.testing.assert_allclose(of_prompt(job), of_prompt(other), atol=LOGPROB_TOLERANCE)
 
 
-@pytest.mark.parametrize("layout", ["gptq, desc_act", "awq", "fp8", "bitsandbytes"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "gptq, desc_act",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("awq", "fp8", "bitsandbytes")),
+    ],
+)
 def test_texts_of_a_model_in_codes_are_the_host_engines(
     folder: Path, layout: str, tmp_path: Path
 ) -> None:

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 import torch
 
-from services.worker.backends.stack_experts import stack_experts
 from services.worker.backends.torch_lm import TorchLM
+from services.worker.layers.stack_experts import stack_experts
 from tests.services.worker.device_contexts import OnDevice
 from tests.services.worker.test_native import (
     EXPERTS,
@@ -22,8 +22,10 @@ from tests.services.worker.test_native import (
     "name",
     [
         *list(SHAPES)[:3],
+        "Gemma 2, windows, caps, tied",
         "GLM-4.5, heads rotated in part, groups",
         "DeepSeek-V3, latents, yarn",
+        "gpt-oss, experts with biases, sinks, windows",
         pytest.param(EXPERTS, marks=pytest.mark.slow),
     ],
 )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from services.gateway.requests.parse import Limits
@@ -51,7 +52,13 @@ MODEL = ModelInfo(
     names=["fish", "org/fish"], fingerprint="f1", vocab_size=100, max_model_len=64, created=1
 )
 
+DESCRIPTION = {"tokenizer_class": "FishTokenizer", "chat_template": "…"}
+
 LIMITS = Limits(max_choices=8, max_logprobs=20)
+
+
+def encoded(text: bytes) -> np.ndarray:
+    return np.frombuffer(text, np.uint8)
 
 
 def vocabulary(size: int) -> list[bytes]:
@@ -187,7 +194,7 @@ class FakeTokenizer:
 
     def __init__(self, mesh_dir: Path, instance: str, model: ModelInfo = MODEL) -> None:
         self.state = State.READY
-        self.overview: Overview | None = None
+        self.overviews: list[Overview] = []
         self.vocabulary = vocabulary(model.vocab_size)
         self.submitted: asyncio.Queue[Submitted] = asyncio.Queue()
         self.cancelled: asyncio.Queue[Cancel] = asyncio.Queue()
@@ -217,7 +224,8 @@ class FakeTokenizer:
         return request
 
     def status(self) -> Heartbeat:
-        return Heartbeat(self.state, "the water is cold", 0, 0, overview=self.overview)
+        first, more = next(iter(self.overviews), None), self.overviews[1:]
+        return Heartbeat(self.state, "the water is cold", 0, 0, overview=first, more_overviews=more)
 
     def refusal(self, hello: Hello) -> str | None:
         return None
@@ -248,9 +256,11 @@ class FakeTokenizer:
             return
         if self.conversion_error is not None:
             peer.send(self.conversion_error.to_failed(message.request, 0))
+        elif message.to == "tokenizer":
+            peer.send(Converted(message.request), encoded(msgspec.json.encode(DESCRIPTION)))
         elif message.kind == "ids":
             text = b"".join(self.vocabulary[token] for token in data.tolist())
-            peer.send(Converted(message.request), np.frombuffer(text, np.uint8))
+            peer.send(Converted(message.request), encoded(text))
         else:
             peer.send(Converted(message.request), data.astype(np.int32) % len(self.vocabulary))
 

@@ -20,6 +20,7 @@ KEYS = ["first-key", "second-key"]
 TEXT = "/v1/completions"
 GUARDED = [
     ("GET", "/metrics"),
+    ("GET", "/v1/mesh"),
     ("GET", "/load"),
     ("GET", "/version"),
     ("GET", "/v1/models"),

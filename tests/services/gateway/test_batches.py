@@ -14,6 +14,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
+from services.gateway.endpoints import files
 from services.gateway.service import GatewayService
 from shared.messages import State
 from tests.services.gateway.fakes import FakeTokenizer, running_gateway, until
@@ -204,7 +205,7 @@ async def test_files_and_batches_belong_to_their_key(tmp_path: Path, tokenizer: 
 async def test_clients_cannot_say_that_they_are_a_batch(tmp_path: Path, tokenizer: FakeTokenizer):
     async with gateway_of(tmp_path, api_key=KEYS) as gateway, aiohttp.ClientSession() as session:
         url = f"http://127.0.0.1:{gateway.port}/v1/files"
-        async with session.get(url, headers={"X-Shoal-Batch-Owner": ""}) as response:
+        async with session.get(url, headers={"X-Shoal-Owner": ""}) as response:
             assert response.status == 401
 
 
@@ -308,6 +309,7 @@ async def test_without_a_folder_the_routes_name_the_setting(gateway: GatewayServ
     ("fields", "words"),
     [
         ({"purpose": "fine-tune"}, "purpose is"),
+        ({"purpose": "p" * 3000}, "purpose has more than 1024 bytes"),
         (
             {"extra_body": {"expires_after": {"anchor": "created_at", "seconds": 9}}},
             "expires_after",
@@ -324,6 +326,42 @@ async def test_uploads_that_are_refused_leave_nothing(
             await client.files.create(**asked)
         assert caught.value.status_code in (400, 413)
         await until(lambda: not [*(tmp_path / "store" / "files").iterdir()])
+
+
+PURPOSE = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+FILE = b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n{}\r\n--b--\r\n'
+
+
+@pytest.mark.parametrize("cut", [10, len(PURPOSE) - 6, len(PURPOSE) - 1, len(PURPOSE) + 20])
+async def test_an_upload_may_come_in_pieces(tmp_path: Path, tokenizer: FakeTokenizer, cut: int):
+    form = PURPOSE + FILE
+    async with gateway_of(tmp_path) as gateway:
+        assert await uploaded(gateway, form[:cut], form[cut:]) == b"HTTP/1.1 200 OK"
+
+
+@pytest.mark.parametrize("sent", [b"", PURPOSE[:-9], PURPOSE, PURPOSE + FILE[:-9]])
+async def test_an_upload_that_stalls_ends(
+    tmp_path: Path, tokenizer: FakeTokenizer, monkeypatch: pytest.MonkeyPatch, sent: bytes
+):
+    monkeypatch.setattr(files, "READ_TIMEOUT_S", 0.2)
+    async with gateway_of(tmp_path) as gateway:
+        assert await uploaded(gateway, sent) == b"HTTP/1.1 408 Request Timeout"
+        await until(lambda: not [*(tmp_path / "store" / "files").iterdir()])
+
+
+async def uploaded(gateway: GatewayService, *pieces: bytes) -> bytes:
+    """Returns the status of an upload whose pieces come one by one."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    head = (
+        b"POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+    )
+    writer.write(head + b"Content-Length: %d\r\n\r\n" % len(PURPOSE + FILE))
+    for piece in pieces:
+        await asyncio.sleep(0.05)
+        writer.write(piece)
+    status = (await reader.readline()).strip()
+    writer.close()
+    return status
 
 
 async def test_a_page_of_another_origin_uploads_nothing(tmp_path: Path, tokenizer: FakeTokenizer):

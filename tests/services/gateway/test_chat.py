@@ -154,3 +154,20 @@ async def test_a_message_without_content_is_refused_by_its_index(
     async with http.post("/v1/chat/completions", json={"messages": [*MESSAGES, message]}) as reply:
         assert reply.status == 400
         assert (await reply.json())["error"]["param"] == "messages[1].content"
+
+
+async def test_what_a_chat_asks_for_in_vain_is_named_in_a_header(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+) -> None:
+    asked = {"messages": MESSAGES, "session_id": "s", "store": True, "service_tier": "auto"}
+    for fields, expected in (
+        (asked, "session_id: it changes nothing here, store: it changes nothing here"),
+        ({"messages": MESSAGES, "tempertaure": 1, "é\r\n": 1}, "tempertaure: unknown, ignored"),
+        ({"messages": MESSAGES}, None),
+    ):
+        response, _ = await asyncio.gather(
+            http.post("/v1/chat/completions", json=fields), tokenizer.answer("x")
+        )
+        async with response:
+            assert response.status == 200
+            assert response.headers.get("X-Shoal-Warnings") == expected

@@ -1,6 +1,8 @@
 """Models, health, readiness and version."""
 
 import asyncio
+import re
+import sys
 from pathlib import Path
 
 import aiohttp
@@ -41,6 +43,18 @@ async def test_a_ready_gateway_reports_ready(http: aiohttp.ClientSession, path: 
         assert await response.json()
 
 
+async def test_a_gateway_says_the_version_that_the_command_says(
+    http: aiohttp.ClientSession,
+) -> None:
+    command = [sys.executable, "-c", "from cli.main import main; main()", "--version"]
+    asked = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    said, _ = await asked.communicate()
+    async with http.get("/version") as response:
+        version = (await response.json())["version"]
+    assert said.decode() == f"shoal {version}\n"
+    assert re.fullmatch(r"\d+\.\d+\.\d+", version)
+
+
 async def test_without_a_tokenizer_health_is_503_with_the_reason_and_ping_is_200(
     tmp_path: Path,
 ) -> None:
@@ -54,6 +68,19 @@ async def test_without_a_tokenizer_health_is_503_with_the_reason_and_ping_is_200
                 assert (await response.json())["reason"] == "no tokenizer is connected"
         async with http.get("/ping") as response:
             assert response.status == 200
+
+
+async def test_the_mesh_is_listed_unless_it_is_turned_off(tmp_path: Path) -> None:
+    for flags, status in (({}, 200), ({"mesh_endpoint": False}, 404)):
+        async with (
+            running_gateway(tmp_path, **flags) as gateway,
+            aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http,
+            http.get("/v1/mesh") as response,
+        ):
+            assert response.status == status
+            if status == 200:
+                (service,) = (await response.json())["services"]
+                assert (service["role"], service["state"]) == ("gateway", "starting")
 
 
 async def test_a_gateway_is_ready_when_its_tokenizer_is(

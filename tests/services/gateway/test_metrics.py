@@ -70,7 +70,7 @@ def replicas(values: dict[str, float]) -> dict[str, float]:
     return {kind: values[f'shoal_mesh_replicas{{service="{kind}"}}'] for kind in kinds}
 
 
-async def test_figures_of_one_scheduler_through_two_tokenizers_count_once(
+async def test_figures_of_each_scheduler_through_two_tokenizers_count_once(
     tmp_path: Path,
     http: aiohttp.ClientSession,
     gateway: GatewayService,
@@ -78,16 +78,16 @@ async def test_figures_of_one_scheduler_through_two_tokenizers_count_once(
 ) -> None:
     assert replicas(await values(http)) == {"tokenizer": 1, "scheduler": 0, "worker": 0}
     async with fake_tokenizer(tmp_path, "t2") as other:
-        tokenizer.overview = other.overview = Overview(
-            "s1", num_workers=3, num_running=7, num_waiting=2, num_blocks=80, num_free_blocks=60
-        )
+        one = Overview("s1", 2, num_running=6, num_waiting=0, num_blocks=50, num_free_blocks=40)
+        two = Overview("s2", 1, num_running=1, num_waiting=2, num_blocks=30, num_free_blocks=20)
+        tokenizer.overviews, other.overviews = [one, two], [two]
         await until(lambda: len(gateway._mesh.tokenizers) == 2)
         tokenizer.link.send_status()
         other.link.send_status()
         peers = [each.peer for each in gateway._mesh.tokenizers]
         await until(lambda: all(peer.status.overview for peer in peers))
         metrics = await values(http)
-        assert replicas(metrics) == {"tokenizer": 2, "scheduler": 1, "worker": 3}
+        assert replicas(metrics) == {"tokenizer": 2, "scheduler": 2, "worker": 3}
         assert metrics[f"vllm:num_requests_running{{{FISH}}}"] == 7
         assert metrics[f"vllm:num_requests_waiting{{{FISH}}}"] == 2
         assert metrics[f"vllm:kv_cache_usage_perc{{{FISH}}}"] == 0.25

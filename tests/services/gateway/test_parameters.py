@@ -9,7 +9,13 @@ import pytest
 from services.gateway.requests.job import Job
 from services.gateway.requests.parse import Limits, parse_chat, parse_completion
 from shared.errors import InvalidRequest
-from shared.messages import ALL_TOKENS, SamplingDefaults, SamplingParams, TextOptions
+from shared.messages import (
+    ALL_TOKENS,
+    Repetition,
+    SamplingDefaults,
+    SamplingParams,
+    TextOptions,
+)
 from tests.services.gateway.fakes import LIMITS, MODEL
 
 CHAT: Any = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -232,3 +238,43 @@ def test_a_prompt_is_a_text_or_ids_or_several_of_either(
     assert {each.kind for each in prompts} == {kind}
     datas = [each.data.tobytes() if kind == "text" else each.data.tolist() for each in prompts]
     assert datas == sent
+
+
+def test_a_repetition_ends_a_text_where_the_client_says_of_what() -> None:
+    def asked(**sizes: int) -> Repetition | None:
+        return chat(repetition_detection=sizes).params.repetition
+
+    assert asked(max_pattern_size=9, min_count=3) == Repetition(9, 1, 3)
+    assert asked(max_pattern_size=9, min_pattern_size=4, min_count=2) == Repetition(9, 4, 2)
+    assert asked(max_pattern_size=0, min_count=3) is None
+    assert asked() is None
+    for sizes, param in (
+        ({"max_pattern_size": 9}, "repetition_detection.min_count"),
+        ({"max_pattern_size": 9, "min_count": 1}, "repetition_detection.min_count"),
+        ({"max_pattern_size": 513, "min_count": 2}, "repetition_detection.max_pattern_size"),
+        (
+            {"max_pattern_size": 2, "min_pattern_size": 3, "min_count": 2},
+            "repetition_detection.min_pattern_size",
+        ),
+        ({"max_pattern_size": 2, "min_counts": 2}, "repetition_detection.min_counts"),
+    ):
+        with pytest.raises(InvalidRequest) as error:
+            asked(**sizes)
+        assert error.value.param == param
+
+
+def test_logprobs_are_of_the_ids_that_the_client_names() -> None:
+    fields: dict[str, Any] = {"logprob_token_ids": [7, 3, 7], "logprobs": True, "top_logprobs": 5}
+    assert chat(**fields).params.logprob_token_ids == [7, 3]
+    assert chat(**fields).params.logprobs == 2
+    assert chat(**fields | {"logprob_token_ids": []}).params.logprobs == 5
+    job = completion(logprobs=4, logprob_token_ids=[3], echo=True, prompt_logprobs=1)
+    assert (job.params.logprobs, job.params.prompt_logprobs, job.num_echoed_logprobs) == (1, 4, 4)
+    for change, words in (
+        ({"logprobs": False, "top_logprobs": 0}, "with logprobs only"),
+        ({"logprob_token_ids": [*range(129)]}, "128"),
+        ({"logprob_token_ids": [MODEL.vocab_size]}, str(MODEL.vocab_size)),
+    ):
+        with pytest.raises(InvalidRequest, match=words) as error:
+            chat(**fields | change)
+        assert (error.value.param or "").startswith("logprob_token_ids")

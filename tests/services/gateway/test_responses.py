@@ -107,7 +107,10 @@ async def test_items_can_be_referred_to(
 async def test_input_items_are_listed_by_pages(
     stored: aiohttp.ClientSession, tokenizer: FakeTokenizer
 ) -> None:
-    items = [{"role": "user", "content": f"Number {number}"} for number in range(5)]
+    items: list[dict[str, Any]] = [
+        {"role": "user", "content": f"Number {number}"} for number in range(5)
+    ]
+    items[3] |= {"type": "message", "id": None}
     reply = await post(stored, tokenizer, "Hello", input=items)
     path = f"{ROUTE}/{reply['id']}/input_items"
     seen: list[str] = []
@@ -126,7 +129,14 @@ async def test_input_items_are_listed_by_pages(
     assert seen == [item["content"] for item in items]
     async with stored.get(path) as response:
         assert [item["content"] for item in (await response.json())["data"]] == seen[::-1]
-    for query in ({"limit": "0"}, {"limit": "x"}, {"order": "up"}, {"after": "fish"}):
+    long = "000000001" + "0" * 5000  # more digits than an int may have
+    for query in (
+        {"limit": "0"},
+        {"limit": "x"},
+        {"limit": long},
+        {"order": "up"},
+        {"after": "fish"},
+    ):
         status, error = await error_of(stored, "GET", path, params=query)
         assert (status, error["param"]) == (400, *query)
 

@@ -19,7 +19,13 @@ from shared.errors import InvalidRequest
 from shared.messages import ChatOptions, Hello, RequestKey, State, Vocabulary
 from shared.peer import Peer
 from tests.services.gateway.asking import tool
-from tests.services.gateway.fakes import MODEL, FakeTokenizer, running_gateway, until
+from tests.services.gateway.fakes import (
+    DESCRIPTION,
+    MODEL,
+    FakeTokenizer,
+    running_gateway,
+    until,
+)
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 
@@ -83,6 +89,15 @@ async def test_messages_go_through_the_template_with_all_that_it_gets(
     ]
 
 
+async def test_a_text_is_cut_where_the_client_asks(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+) -> None:
+    for cut in ({}, {"truncate_prompt_tokens": 3}, {"truncate_prompt_tokens": -1}):
+        await post(http, "/tokenize", {"prompt": "a", "truncation_side": "right"} | cut)
+    asked = [(each.max_prompt_tokens, each.keeps_prompt_start) for each in tokenizer.converted]
+    assert asked == [(None, True), (3, True), (MODEL.max_model_len, True)]
+
+
 async def test_ids_have_a_text(http: aiohttp.ClientSession) -> None:
     assert await post(http, "/detokenize", {"tokens": [6, 1, 2]}) == {"prompt": " w6€"}
     assert await post(http, "/detokenize", {"tokens": []}) == {"prompt": ""}
@@ -98,7 +113,8 @@ async def test_ids_have_a_text(http: aiohttp.ClientSession) -> None:
         ("/tokenize", {"prompt": "a", "model": "cat"}, "model"),
         ("/tokenize", {"messages": MESSAGES, "tools": [{}]}, "tools[0].function"),
         ("/tokenize", {"prompt": "a", "chat_template_kwargs": {"x": 1}}, "prompt"),
-        ("/tokenize", {"prompt": "a", "truncate_prompt_tokens": 3}, "truncate_prompt_tokens"),
+        ("/tokenize", {"prompt": "a", "truncate_prompt_tokens": 9999}, "truncate_prompt_tokens"),
+        ("/tokenize", {"prompt": "a", "truncation_side": "top"}, "truncation_side"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
         ("/detokenize", {"tokens": [1, MODEL.vocab_size]}, "tokens[1]"),
@@ -238,3 +254,18 @@ async def test_a_long_reply_is_made_in_pieces_beside_the_event_loop(
     assert reply["tokens"] == [byte % MODEL.vocab_size for byte in text.encode()]
     assert num_pieces > 4
     assert threading.main_thread() not in threads
+
+
+async def test_the_tokenizer_is_described_where_a_setting_allows_it(
+    http: aiohttp.ClientSession, tmp_path: Path, tokenizer: FakeTokenizer
+) -> None:
+    async with http.get("/tokenizer_info") as response:
+        assert response.status == 404
+    async with (
+        running_gateway(tmp_path, enable_tokenizer_info_endpoint=True) as gateway,
+        aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http,
+    ):
+        await until(lambda: gateway.status().state == State.READY)
+        async with http.get("/tokenizer_info") as response:
+            assert response.content_type == "application/json"
+            assert await response.json() == DESCRIPTION

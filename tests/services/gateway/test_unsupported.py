@@ -1,6 +1,7 @@
 """Parameters that are known but not built: neutral values pass, all others are refused."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -80,9 +81,14 @@ def test_an_unknown_field_is_ignored_with_a_line_in_the_log(
     assert "a\\nb" in caplog.text
 
 
-def test_a_known_field_without_effect_is_accepted_without_a_line_in_the_log(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("ask", [chat, completion])
+def test_a_field_without_effect_is_named_to_the_client_and_not_logged(
+    ask: Callable[..., Job], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    chat(user="ada", metadata={"a": "b"}, safety_identifier="x")
+    for name, neutral in unsupported.WITHOUT_EFFECT.items():
+        assert ask(**{name: "some value"}).warnings == (f"{name}: it changes nothing here",)
+        for value in (None, *neutral):
+            assert ask(**{name: value}).warnings == ()
+    assert len(ask(user="ada", store=True, metadata={"a": "b" * 100_000}).warnings) == 3
     assert not caplog.records

@@ -8,7 +8,7 @@ from services.scheduler.prefix_index import PrefixIndex
 
 @pytest.fixture
 def index() -> PrefixIndex:
-    return PrefixIndex()
+    return PrefixIndex("w", {})
 
 
 @pytest.fixture

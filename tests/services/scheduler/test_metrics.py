@@ -165,7 +165,13 @@ def test_the_overview_has_the_figures_of_all_workers(core: Scheduler):
         add(core, name, prompt_len=5, now_s=0)
     core.plan("w")
     assert metrics.overview("s1") == Overview(
-        "s1", num_workers=2, num_running=2, num_waiting=1, num_blocks=32, num_free_blocks=28
+        "s1",
+        num_workers=2,
+        num_running=2,
+        num_waiting=1,
+        num_blocks=32,
+        num_free_blocks=28,
+        num_slots=2 * CAPACITY.max_num_seqs,
     )
 
 

@@ -109,7 +109,7 @@ def test_a_capacity_must_go_with_its_model():
 
 
 def test_the_largest_pool_holds_no_list_of_its_blocks():
-    pool = BlockPool(MAX_BLOCKS, PrefixIndex())
+    pool = BlockPool(MAX_BLOCKS, PrefixIndex("w", {}))
     assert pool.try_allocate(3) == [0, 1, 2]
     pool.free([1, 2])
     assert pool.try_allocate(3) == [1, 2, 3]

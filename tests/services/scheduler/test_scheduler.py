@@ -54,10 +54,21 @@ def step(core: Scheduler, worker: SimulatedWorker, worker_id: str = "w") -> list
     return core.absorb(worker_id, *worker.step(core.plan(worker_id)))
 
 
+def in_slots(core: Scheduler, worker_id: str = "w") -> set[str]:
+    return {sequence.request for sequence in core.workers[worker_id].running.values()}
+
+
 def computed(core: Scheduler, worker_id: str = "w") -> set[str]:
     """Whom the plan in flight computes."""
     worker = core.workers[worker_id]
     return {worker.running[slot].request for slot in worker.computed_slots()}
+
+
+def test_a_worker_that_comes_from_another_cell_has_shown_that_it_works():
+    core = scheduler()
+    core.add_worker("newcomer", CAPACITY)
+    core.add_worker("known", CAPACITY, PROBATION_STEPS)
+    assert {name for name, each in core.workers.items() if each.is_proven} == {"known"}
 
 
 def test_a_request_that_kills_its_worker_takes_two_and_no_other_request_with_it():
@@ -230,6 +241,115 @@ def test_a_step_of_priority_is_worth_so_many_seconds_of_waiting():
     add(core, "not urgent", now_s=0, priority=2)
     expected = ["later but urgent", "old", "too late", "not urgent"]
     assert [sequence.request for sequence in core.queues.waiting] == expected
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_one_of_a_later_priority_gives_way_and_goes_on_where_it_was(depth: int):
+    capacity = Capacity(16, 4, 2, 8, 64)
+    core = Scheduler(max_waiting=10, priority_step_s=10, pipeline_depth=depth)
+    core.add_worker("w", capacity)
+    worker = SimulatedWorker(capacity)
+    for name in ("first of a batch", "second of a batch"):
+        add(core, name, max_tokens=20, priority=100)
+    for _ in range(4):
+        step(core, worker)
+    second = core.sequences["second of a batch", 1]
+    num_emitted = len(second.emitted)
+    add(core, "as late", now_s=5, priority=100)
+    add(core, "urgent", now_s=5, max_tokens=3)
+    step(core, worker)
+    assert in_slots(core) == {"first of a batch", "urgent"}
+    assert len(second.emitted) == num_emitted
+    assert core.planner.num_preemptions == 1
+    while "second of a batch" in {sequence.request for sequence in core.sequences.values()}:
+        step(core, worker)
+    assert len(second.emitted) == 20
+    assert core.planner.num_preemptions == 1
+
+
+def test_none_gives_way_to_its_equal_to_who_finds_room_elsewhere_or_when_it_has_waited_long():
+    capacity = Capacity(16, 4, 1, 8, 64)
+    core, worker = scheduler(capacity), SimulatedWorker(capacity)
+    add(core, "runs", max_tokens=9, priority=3)
+    step(core, worker)
+    add(core, "equal", now_s=1, priority=3)
+    add(core, "urgent, too late", now_s=31)
+    step(core, worker)
+    assert in_slots(core) == {"runs"}
+    core.cancel(("equal", 1))
+    core.cancel(("urgent, too late", 1))
+    core.add_worker("v", capacity)
+    add(core, "urgent", now_s=1)
+    step(core, worker)
+    assert in_slots(core) == {"runs"}
+    core.plan("v")
+    assert computed(core, "v") == {"urgent"}
+    assert core.planner.num_preemptions == 0
+
+
+def test_none_gives_way_in_vain_to_a_long_prompt_that_has_to_wait_for_another():
+    capacity = Capacity(32, 4, 2, 8, 64)
+    core, worker = scheduler(capacity), SimulatedWorker(capacity)
+    add(core, "long", prompt_len=40)
+    step(core, worker)
+    add(core, "of a batch", priority=100, max_tokens=20)
+    step(core, worker)
+    add(core, "long too", prompt_len=40)
+    num_steps = 0
+    while core.sequences["long", 1].num_to_compute > capacity.max_num_batched_tokens:
+        assert in_slots(core) == {"long", "of a batch"}
+        step(core, worker)
+        num_steps += 1
+    assert num_steps > 2
+    step(core, worker)
+    assert in_slots(core) == {"long", "long too"}
+    assert core.planner.num_preemptions == 1
+
+
+def test_none_gives_way_where_all_its_blocks_would_not_do():
+    capacity = Capacity(20, 4, 4, 16, 80)
+    core, worker = scheduler(capacity), SimulatedWorker(capacity)
+    add(core, "grows", prompt_len=20, max_tokens=40)
+    add(core, "of a batch", prompt_len=8, max_tokens=20, priority=100)
+    for _ in range(4):
+        step(core, worker)
+    add_one(core, "large", range(100, 160), SamplingParams(seed=0, max_tokens=5), 0)
+    for _ in range(4):
+        step(core, worker)
+    assert in_slots(core) == {"grows", "of a batch"}
+    assert core.planner.num_preemptions == 0
+
+
+def test_a_worker_that_hangs_has_no_room_for_which_others_would_keep_theirs():
+    capacity = Capacity(16, 4, 2, 8, 64)
+    core, worker = scheduler(capacity), SimulatedWorker(capacity)
+    core.add_worker("hangs", capacity)
+    add(core, "a", max_tokens=60, priority=100)
+    hanging = SimulatedWorker(capacity)
+    for _ in range(20):
+        step(core, hanging, "hangs")
+    assert core.plan("hangs") is not None
+    for name in ("b", "c"):
+        add(core, name, max_tokens=60, priority=100)
+    while len(in_slots(core)) < 2:
+        step(core, worker)
+    add(core, "urgent")
+    while "urgent" not in in_slots(core):
+        step(core, worker)
+    assert len(in_slots(core, "hangs")) == 1
+
+
+def test_a_short_one_gets_its_room_behind_a_long_one_that_waits_for_another():
+    capacity = Capacity(64, 4, 2, 8, 64)
+    core, worker = scheduler(capacity), SimulatedWorker(capacity)
+    add(core, "long", prompt_len=56)
+    step(core, worker)
+    add(core, "of a batch", priority=100, max_tokens=20)
+    step(core, worker)
+    add(core, "long too", prompt_len=56)
+    add(core, "short")
+    step(core, worker)
+    assert in_slots(core) == {"long", "short"}
 
 
 def test_waiting_sequences_are_shared_out_among_the_workers():

@@ -20,6 +20,7 @@ from shared.messages import (
     RequestKey,
 )
 from shared.model_folder import EMBEDDED_MODEL
+from tests.services.tokenizer.one_scheduler import OneScheduler
 from tests.services.tokenizer.test_deliver import FakePeer
 from tests.services.tokenizer.test_requests import submitted
 
@@ -54,7 +55,7 @@ async def test_conversions_count_among_the_open_requests_and_are_refused_above_t
 ):
     gateway, other = FakePeer(), FakePeer()
     async with asyncio.TaskGroup() as tasks:
-        requests = Requests(model, None, 3, Lanes(1), tasks, lambda: None)
+        requests = Requests(model, None, 3, Lanes(1), tasks, OneScheduler(None))
         for name in ("c0", "c1"):
             convert(requests, gateway, name)
         convert(requests, other, "c0")  # of another gateway
@@ -76,7 +77,7 @@ async def test_conversions_count_among_the_open_requests_and_are_refused_above_t
 async def test_a_cancelled_conversion_does_not_begin(model: SlowModel):
     gateway, leaving = FakePeer(), FakePeer()
     async with asyncio.TaskGroup() as tasks:
-        requests = Requests(model, None, 10, Lanes(1), tasks, lambda: None)
+        requests = Requests(model, None, 10, Lanes(1), tasks, OneScheduler(None))
         for name in ("c0", "c1", "c2"):
             convert(requests, gateway, name)
         convert(requests, leaving, "c3")
@@ -95,7 +96,7 @@ async def test_a_flood_of_leavers_leaves_nothing_behind(model: SlowModel):
     """While a text is being converted, for however long."""
     gateway, kept = FakePeer(), []
     async with asyncio.TaskGroup() as tasks:
-        requests = Requests(model, None, 10, Lanes(1), tasks, lambda: None)
+        requests = Requests(model, None, 10, Lanes(1), tasks, OneScheduler(None))
         convert(requests, gateway, "c0")
         for number in range(1000):
             data = TEXT.copy()
@@ -115,7 +116,7 @@ async def test_grants_of_one_turn_go_down_together_and_only_to_ones_own(model: S
     gateway, other, scheduler = FakePeer(), FakePeer(), FakePeer()
     model.may_go_on.set()
     async with asyncio.TaskGroup() as tasks:
-        requests = Requests(model, None, 10, Lanes(1), tasks, lambda: scheduler)
+        requests = Requests(model, None, 10, Lanes(1), tasks, OneScheduler(scheduler))
         for name in ("a", "b"):
             requests.submit(gateway, *submitted(name))
     scheduler.sent.clear()

@@ -8,7 +8,7 @@ from services.tokenizer.deliver import deliver
 from services.tokenizer.metrics import DECODED_TOKENS
 from services.tokenizer.request_table import RequestTable
 from shared.errors import CodecError
-from shared.messages import RunKind, TokenRow, TokenRun, Tokens
+from shared.messages import Finished, RunKind, TokenRow, TokenRun, Tokens
 from shared.token_arrays import TokenArrays
 from tests.services.tokenizer.test_deliver import FakePeer, open_request
 
@@ -83,6 +83,23 @@ def test_a_stop_string_behind_the_accepted_drafts_takes_none_of_them_away(tokeni
     deliver(*speculated(ids, num_accepted=1), table)
     ((deltas, _),) = gateway.sent
     assert [row.run.num_accepted for row in deltas.rows] == [1, 1]
+
+
+def test_only_the_last_of_several_rows_ends_the_text(tokenizer: Tokenizer):
+    table, gateway = RequestTable(), FakePeer()
+    open_request(table, tokenizer, "a", gateway)
+    first, second = tokenizer.encode("quick brown fox").ids[:2]
+    rows = [
+        TokenRow("a/0", 1, 0, TokenRun(1, 1)),
+        TokenRow("a/0", 1, 1, TokenRun(1, 1, kind=RunKind.DRAFTS, num_accepted=1)),
+        TokenRow("a/0", 1, 1, TokenRun(2, 1, num_drafts=1, num_accepted=1)),
+    ]
+    ids = np.array([first, second, second, first], np.int32)
+    arrays = TokenArrays(ids, ids.astype(np.float32), ids[:0], ids)
+    deliver(Tokens(rows, [Finished("a/0", 1, 0, "stop", 3)]), arrays, table)
+    ((deltas, _),) = gateway.sent
+    text = "".join(row.text for row in deltas.rows)
+    assert text == tokenizer.decode([first, second])
 
 
 def test_each_choice_gets_the_drafts_of_its_own(tokenizer: Tokenizer):

@@ -18,9 +18,11 @@ from services.tokenizer.text_model import TextModel
 from shared.errors import InvalidRequest
 from shared.messages import Convert, Converted, Failed
 from shared.model_folder import EMBEDDED_MODEL
+from tests.services.tokenizer.one_scheduler import OneScheduler
 from tests.services.tokenizer.test_deliver import FakePeer
 
 TICK_S = 0.001
+TO_TEXT = Convert("c", "ids", False, to="text")
 MEGABYTE = ("The shoal turns as one 👋 and no fish gives the order. \n" * 18_000)[:1_000_000]
 
 
@@ -59,7 +61,7 @@ async def test_the_loop_runs_while_a_megabyte_is_encoded_and_decoded(
     direct, direct_ticks = await ticks_during(lambda: raw.encode(MEGABYTE))
     assert ids.tolist() == direct.ids
     assert ticks > 10 * direct_ticks
-    text, ticks = await ticks_during(lambda: convert(model, "ids", ids, False))
+    text, ticks = await ticks_during(lambda: convert(model, TO_TEXT, ids))
     direct, direct_ticks = await ticks_during(lambda: raw.decode(direct.ids))
     assert text.tobytes().decode() == direct == MEGABYTE
     assert ticks > 5 * direct_ticks
@@ -69,7 +71,7 @@ async def test_the_loop_runs_while_a_megabyte_is_encoded_and_decoded(
 async def test_the_loop_runs_while_a_megabyte_of_a_chat_is_rendered(model: TextModel):
     messages = [{"role": "user", "content": MEGABYTE[:1000]}] * 1000
     chat = np.frombuffer(json.dumps(messages).encode(), np.uint8)
-    _, ticks = await ticks_during(lambda: convert(model, "chat", chat, False))
+    _, ticks = await ticks_during(lambda: convert(model, Convert("c", "chat", False), chat))
     rendered = model.render(messages)
     _, direct_ticks = await ticks_during(lambda: raw_encode(model, rendered))
     assert ticks > 10 * direct_ticks
@@ -124,12 +126,12 @@ async def test_a_text_too_long_for_any_tokenization_is_refused_at_once():
     model, gateway = TextModel(EMBEDDED_MODEL, 10, 8192), FakePeer()
     data = np.zeros(10 * 4 * model._max_token_chars + 4, np.uint8)
     async with asyncio.TaskGroup() as tasks:
-        requests = Requests(model, None, 10, Lanes(1), tasks, lambda: None)
+        requests = Requests(model, None, 10, Lanes(1), tasks, OneScheduler(None))
         requests.convert(gateway, Convert("c", "text", True), data)
         (failed,) = gateway.sent
         assert isinstance(failed, Failed)
         assert (failed.code, len(requests)) == ("context_length_exceeded", 0)
-        requests.convert(gateway, Convert("c", "ids", True), np.zeros(10, np.int32))
+        requests.convert(gateway, Convert("c", "ids", True, to="text"), np.zeros(10, np.int32))
         assert len(requests) == 1
     assert isinstance(gateway.sent[-1][0], Converted)
     with pytest.raises(InvalidRequest, match="prompt has 11,"):

@@ -14,6 +14,7 @@ from services.tokenizer.requests import Requests
 from services.tokenizer.text_model import TextModel
 from shared.messages import ChoiceStart, Generate, SamplingParams, Submit, TextOptions
 from shared.model_folder import EMBEDDED_MODEL
+from tests.services.tokenizer.one_scheduler import OneScheduler
 from tests.services.tokenizer.test_deliver import FakePeer, open_request, tokens
 
 NO_IDS = np.zeros(0, np.int32)
@@ -30,7 +31,7 @@ async def test_a_prompt_is_counted_once_with_its_tokens_whatever_its_choices(cha
     params, starts = SamplingParams(seed=0), [ChoiceStart(0), ChoiceStart(1)]
     submit = Submit("r", 1, "text", params, TextOptions(), starts)
     async with asyncio.TaskGroup() as tasks:
-        requests = Requests(text, None, 10, Lanes(1), tasks, lambda: scheduler)
+        requests = Requests(text, None, 10, Lanes(1), tasks, OneScheduler(scheduler))
         requests.submit(gateway, submit, np.frombuffer(b"Who leads the shoal?", "u1"), NO_IDS)
         assert num_open() == 1
     ((generate, arrays),) = scheduler.sent

@@ -7,7 +7,14 @@ import pytest
 from services.tokenizer.prepare import Prepared, convert, prepare
 from services.tokenizer.text_model import TextModel
 from shared.errors import InvalidRequest
-from shared.messages import ChatOptions, ChoiceStart, SamplingParams, Submit, TextOptions
+from shared.messages import (
+    ChatOptions,
+    ChoiceStart,
+    Convert,
+    SamplingParams,
+    Submit,
+    TextOptions,
+)
 from shared.model_folder import EMBEDDED_MODEL
 
 NO_IDS = np.zeros(0, np.int32)
@@ -99,7 +106,7 @@ def test_a_chat_is_rendered_with_its_options(model: TextModel):
     )
     for ids in (
         prepare(model, submit, messages, NO_IDS, None).ids,
-        convert(model, "chat", messages, False, chat),
+        convert(model, Convert("c", "chat", False, chat), messages),
     ):
         assert model.decode_many(ids.tolist()).endswith("assistant\nThe answer is")
 
@@ -107,7 +114,7 @@ def test_a_chat_is_rendered_with_its_options(model: TextModel):
 def test_a_chat_that_is_no_array_of_objects_is_refused(model: TextModel, subtests: pytest.Subtests):
     for chat in (b"[1]", b"{}", b"[", b'[{"a": "\xff"}]', b"[" * 100_000):
         with subtests.test(chat=chat[:20]), pytest.raises(InvalidRequest) as raised:
-            convert(model, "chat", np.frombuffer(chat, np.uint8), False)
+            convert(model, Convert("c", "chat", False), np.frombuffer(chat, np.uint8))
         assert raised.value.param == "messages"
 
 
@@ -119,5 +126,35 @@ def test_a_prompt_without_tokens_or_with_unknown_ones_is_refused(model: TextMode
 
 def test_a_text_converted_to_ids_and_back_is_the_text(model: TextModel):
     text = "def f(x): return 'Grüße' <|im_end|>"
-    ids = convert(model, "text", np.frombuffer(text.encode(), np.uint8), True)
-    assert convert(model, "ids", ids, True).tobytes().decode() == text
+    ids = convert(model, Convert("c", "text", True), np.frombuffer(text.encode(), np.uint8))
+    assert convert(model, Convert("c", "ids", True, to="text"), ids).tobytes().decode() == text
+
+
+@pytest.mark.parametrize("cut", [(None, False), (4, False), (4, True)])
+def test_a_prompt_has_a_text_and_each_of_its_tokens_a_place_in_it(
+    model: TextModel, cut: tuple[int | None, bool]
+):
+    messages = [{"role": "user", "content": "Grüße 🐟?"}]
+    data = np.frombuffer(msgspec.json.encode(messages), np.uint8)
+    asked = [Convert("c", "chat", False, None, to, *cut) for to in ("ids", "text", "offsets")]
+    ids, text, offsets = (convert(model, each, data) for each in asked)
+    rendered = text.tobytes().decode()
+    assert rendered == model.render(messages)
+    pairs = offsets.reshape(-1, 2).tolist()
+    assert len(ids) == len(pairs) == (cut[0] or len(model.encode(rendered)))
+    for token_id, (start, end) in zip(ids.tolist(), pairs, strict=True):
+        written = model.decode([token_id], skips_special_tokens=False)
+        assert rendered[start:end] == written or "\ufffd" in written
+    with pytest.raises(InvalidRequest, match="no place"):
+        convert(model, Convert("c", "ids", True, to="offsets"), ids)
+
+
+def test_a_tokenizer_is_described_as_its_folder_does(model: TextModel):
+    asked = Convert("c", "text", False, to="tokenizer")
+    found = msgspec.json.decode(convert(model, asked, np.zeros(0, np.uint8)).tobytes())
+    written = msgspec.json.decode((EMBEDDED_MODEL / "tokenizer_config.json").read_bytes())
+    assert found == written | {
+        "tokenizer_class": written.get("tokenizer_class", "PreTrainedTokenizerFast"),
+        "chat_template": found["chat_template"],
+    }
+    assert "<|im_start|>" in found["chat_template"]

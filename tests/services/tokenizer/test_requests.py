@@ -28,6 +28,7 @@ from shared.messages import (
 )
 from shared.model_folder import EMBEDDED_MODEL
 from shared.rate import UNKNOWN_RETRY_AFTER_S
+from tests.services.tokenizer.one_scheduler import OneScheduler
 from tests.services.tokenizer.test_deliver import FakePeer
 
 
@@ -41,7 +42,7 @@ def submitted(name: str, num_choices: int = 1) -> tuple[Submit, np.ndarray, np.n
 async def test_what_is_cancelled_makes_room_as_what_ends():
     text, gateway = TextModel(EMBEDDED_MODEL, 100, 8192), FakePeer()
     async with asyncio.TaskGroup() as tasks:
-        requests = Requests(text, None, 2, Lanes(1), tasks, FakePeer)
+        requests = Requests(text, None, 2, Lanes(1), tasks, OneScheduler(FakePeer()))
         requests.submit(gateway, *submitted("stays"))
         for number in range(10):
             requests.submit(gateway, *submitted(str(number)))
@@ -62,7 +63,7 @@ class LeavingPeer(FakePeer):
 async def test_gateways_get_the_scheduler_that_left_and_whether_it_was_planned(is_explained: bool):
     text, gateway, scheduler = TextModel(EMBEDDED_MODEL, 100, 8192), FakePeer(), LeavingPeer()
     async with asyncio.TaskGroup() as tasks:
-        requests = Requests(text, None, 10, Lanes(1), tasks, lambda: scheduler)
+        requests = Requests(text, None, 10, Lanes(1), tasks, OneScheduler(scheduler))
         requests.submit(gateway, *submitted("r"))
     scheduler.is_explained = is_explained
     requests.lose(scheduler)
@@ -79,7 +80,7 @@ class BreakingPeer(FakePeer):
 async def test_a_request_that_cannot_be_sent_fails_alone():
     text, gateway, scheduler = TextModel(EMBEDDED_MODEL, 100, 8192), FakePeer(), BreakingPeer()
     async with asyncio.TaskGroup() as tasks:
-        requests = Requests(text, None, 10, Lanes(1), tasks, lambda: scheduler)
+        requests = Requests(text, None, 10, Lanes(1), tasks, OneScheduler(scheduler))
         requests.submit(gateway, *submitted("r", num_choices=2))
     assert scheduler.sent == []
     (failed,) = gateway.sent
@@ -92,7 +93,7 @@ async def test_what_is_accepted_says_how_the_output_begins():
     text = TextModel(EMBEDDED_MODEL, 100, 8192, settings)
     gateway, scheduler = FakePeer(), FakePeer()
     async with asyncio.TaskGroup() as tasks:
-        requests = Requests(text, None, 10, Lanes(1), tasks, lambda: scheduler)
+        requests = Requests(text, None, 10, Lanes(1), tasks, OneScheduler(scheduler))
         submit, _, resumed = submitted("r")
         messages = np.frombuffer(b'[{"role": "user", "content": "Who leads?"}]', "u1")
         requests.submit(gateway, replace(submit, kind="chat"), messages, resumed)
@@ -106,7 +107,7 @@ async def test_what_a_client_wants_a_text_to_be_goes_down_as_a_guide_or_is_refus
     text = TextModel(EMBEDDED_MODEL, 100, 8192, settings)
     gateway, scheduler = FakePeer(), FakePeer()
     async with asyncio.TaskGroup() as tasks:
-        requests = Requests(text, None, 10, Lanes(1), tasks, lambda: scheduler)
+        requests = Requests(text, None, 10, Lanes(1), tasks, OneScheduler(scheduler))
         kind: Any
         for name, kind, value in (
             ("plain", None, ""),
@@ -129,7 +130,7 @@ async def test_what_a_client_wants_a_text_to_be_goes_down_as_a_guide_or_is_refus
 async def test_ids_of_a_prompt_are_held_until_the_gateway_gets_them():
     text, gateway, scheduler = TextModel(EMBEDDED_MODEL, 100, 8192), FakePeer(), FakePeer()
     async with asyncio.TaskGroup() as tasks:
-        requests = Requests(text, None, 10, Lanes(1), tasks, lambda: scheduler)
+        requests = Requests(text, None, 10, Lanes(1), tasks, OneScheduler(scheduler))
         requests.submit(gateway, *submitted("r", num_choices=2))
     request = requests._open.get("r", 1)
     assert request is not None

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
+from tokenizers.decoders import ByteFallback, ByteLevel, Decoder, Fuse, Metaspace, Sequence
 
 from services.tokenizer.text_model import TextModel
 from shared.errors import ConfigError, InvalidRequest
@@ -116,3 +117,14 @@ def test_bad_words_have_ids_at_the_start_of_a_text_and_after_a_space():
 def test_ids_outside_the_vocabulary_are_refused(bad: int):
     with pytest.raises(InvalidRequest, match="8192"):
         TextModel(EMBEDDED_MODEL, MAX_LEN, VOCAB).check_ids(np.array([1, bad], np.int32))
+
+
+@pytest.mark.parametrize("decoder", [ByteLevel(), Sequence([ByteFallback(), Fuse()]), Metaspace()])
+def test_no_decoder_puts_spaces_between_added_tokens(decoder: Decoder):
+    """So spaces_between_special_tokens changes nothing."""
+    tokenizer = Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
+    tokenizer.decoder = decoder
+    begin, end = (tokenizer.token_to_id(each) for each in ("<|im_start|>", "<|im_end|>"))
+    for ids in ([begin, end], [end, begin, begin]):
+        written = [tokenizer.id_to_token(each) for each in ids]
+        assert tokenizer.decode(ids, skip_special_tokens=False) == "".join(written)

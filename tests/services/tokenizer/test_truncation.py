@@ -28,11 +28,11 @@ def test_the_last_tokens_stay_or_the_first(model: TextModel, kind: PromptKind):
         "text": np.frombuffer(TEXT.encode(), np.uint8),
         "chat": np.frombuffer(CHAT, np.uint8),
     }[kind]
-    whole = encode(model, kind, data, False).tolist()
+    whole = encode(model, kind, data, False).ids.tolist()
     assert len(whole) > 5
     for num in (1, 5, len(whole), len(whole) + 1):
-        last = encode(model, kind, data, False, None, Truncation(num))
-        first = encode(model, kind, data, False, None, Truncation(num, keeps_start=True))
+        last = encode(model, kind, data, False, None, Truncation(num)).ids
+        first = encode(model, kind, data, False, None, Truncation(num, keeps_start=True)).ids
         assert last.tolist() == whole[-num:]
         assert first.tolist() == whole[:num]
         assert last.dtype == first.dtype == np.int32
@@ -47,10 +47,14 @@ def test_the_special_tokens_around_a_text_are_not_cut():
     )
     text = tokenizer.encode(TEXT, add_special_tokens=False).ids
     encoding = tokenizer.encode(TEXT)
-    assert Truncation(5).cut_encoding(encoding) == [begin, *text[-3:], end]
-    assert Truncation(5, keeps_start=True).cut_encoding(encoding) == [begin, *text[:3], end]
-    assert Truncation(2).cut_encoding(encoding) == [begin, end]
-    assert Truncation(1).cut_encoding(encoding) == [begin]
-    assert Truncation(len(text) + 2).cut_encoding(encoding) == [begin, *text, end]
+    assert Truncation(5).cut_encoding(encoding, encoding.ids) == [begin, *text[-3:], end]
+    assert Truncation(5, keeps_start=True).cut_encoding(encoding, encoding.ids) == [
+        begin,
+        *text[:3],
+        end,
+    ]
+    assert Truncation(2).cut_encoding(encoding, encoding.ids) == [begin, end]
+    assert Truncation(1).cut_encoding(encoding, encoding.ids) == [begin]
+    assert Truncation(len(text) + 2).cut_encoding(encoding, encoding.ids) == [begin, *text, end]
     empty = tokenizer.encode("")
-    assert Truncation(5).cut_encoding(empty) == [begin, end]
+    assert Truncation(5).cut_encoding(empty, empty.ids) == [begin, end]

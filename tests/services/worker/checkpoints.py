@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel, Qwen2ForCausalLM
 
 from benchmarks.harness.oracle import true_logits
+from services.worker.layers.embedding import TokenRows
 from services.worker.layers.linear import Linear
 from services.worker.weights.online import ONLINE, Quantization
 from shared.model_folder import weight_files
@@ -51,7 +52,8 @@ def save_model(
     model = family(config)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if name.endswith(("bias", "norm.weight")):
-            torch.nn.init.normal_(tensor.data, mean=float("norm" in name), std=0.3)
+            mean = "norm" in name and not family.__name__.startswith("Gemma")  # has them less 1
+            torch.nn.init.normal_(tensor.data, mean=float(mean), std=0.3)
     model.save_pretrained(folder, max_shard_size=shard_size)
     (folder / "tokenizer.json").write_text("{}")
 
@@ -92,27 +94,41 @@ def assert_greedy(oracle: PreTrainedModel, prompt: list[int], text: list[int]) -
 
 
 @contextmanager
-def quantized(oracle: PreTrainedModel, quantization: Quantization) -> Iterator[None]:
-    """Within it, ``oracle``'s linear layers have the numbers that their codes stand for."""
-    head = oracle.get_output_embeddings()
+def quantized(
+    oracle: PreTrainedModel,
+    quantization: Quantization,
+    of_head: Quantization = "none",
+    of_embeddings: Quantization = "none",
+) -> Iterator[None]:
+    """Within it, ``oracle``'s linear layers have the numbers that their codes stand for, and so
+    have its head and its embeddings, of which a tied head has the same."""
+    head: Any = oracle.get_output_embeddings()
+    table: Any = oracle.get_input_embeddings()
+    own = head.weight  # or the embeddings'
     weights = {
         module.weight: module.weight.data
         for module in oracle.modules()
         if isinstance(module, nn.Linear) and module is not head
     }
-    for weight in weights:
+    for weight in weights if quantization != "none" else ():
         weight.data = ONLINE[quantization](weight.data).values
+    if of_embeddings != "none":
+        weights[table.weight] = table.weight.data
+        table.weight.data = ONLINE[of_embeddings](table.weight.data).values
+    if of_head != "none":
+        head.weight = nn.Parameter(ONLINE[of_head](own.data).values)
     try:
         yield
     finally:
+        head.weight = own
         for weight, values in weights.items():
             weight.data = values
 
 
 def allocate(model: nn.Module, device: torch.device) -> None:
-    """Gives the weights of all products memory, as the loader does one by one."""
+    """Gives all weights memory, as the loader does one by one."""
     for module in model.modules():
-        if isinstance(module, Linear):
+        if isinstance(module, Linear | TokenRows):
             module.allocate(device)
 
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from services.worker.weights.codes import NF4
+from services.worker.weights.codes import E2M1, NF4
 from shared.model_folder import weight_files
 from tests.services.worker.checkpoints import change_config
 
@@ -29,9 +29,11 @@ class Layout(NamedTuple):
     write: Callable[[Tensor], tuple[dict[str, Tensor], Tensor]]
 
 
-def save_quantized(dense: Path, folder: Path, layout: Layout) -> dict[str, Tensor]:
-    """A copy of ``dense`` in ``folder`` whose projections are quantised. Returns all its numbers by
-    the names of ``dense``."""
+def save_quantized(
+    dense: Path, folder: Path, layout: Layout, ends: tuple[str, ...] = ()
+) -> dict[str, Tensor]:
+    """A copy of ``dense`` in ``folder`` whose projections are quantised, and what else has a name
+    that ``ends`` so. Returns all its numbers by the names of ``dense``."""
     files = weight_files(dense)
     tensors = {name: each for file in files for name, each in load_file(file).items()}
     skipped = shutil.ignore_patterns("*.safetensors", "*.index.json")
@@ -39,7 +41,7 @@ def save_quantized(dense: Path, folder: Path, layout: Layout) -> dict[str, Tenso
     stored: dict[str, Tensor] = {}
     values: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        if name.endswith("_proj.weight"):
+        if name.endswith("weight") and name.removesuffix(".weight").endswith(("_proj", *ends)):
             written, values[name] = layout.write(tensor.float())
             layer = name.removesuffix("weight")
             stored |= {layer + suffix: each.contiguous() for suffix, each in written.items()}
@@ -48,6 +50,22 @@ def save_quantized(dense: Path, folder: Path, layout: Layout) -> dict[str, Tenso
     save_file(stored, folder / "model.safetensors")
     change_config(folder, quantization_config=layout.config)
     return values
+
+
+def save_mxfp4_experts(dense: Path, folder: Path) -> None:
+    """The same of a gpt-oss, whose experts alone are quantised."""
+    tensors = {name: each for file in weight_files(dense) for name, each in load_file(file).items()}
+    skipped = shutil.ignore_patterns("*.safetensors", "*.index.json")
+    shutil.copytree(dense, folder, ignore=skipped, dirs_exist_ok=True)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        groups = tensors.pop(name).float().mT.unflatten(2, (-1, GROUP))
+        exponents = (groups.abs().amax(3) / 4).log2().floor()
+        scaled = (groups / exponents.exp2()[..., None])[..., None]
+        codes = (scaled - E2M1).abs().argmin(4).to(torch.uint8)
+        tensors[f"{name}_blocks"] = codes[..., ::2] | codes[..., 1::2] << 4
+        tensors[f"{name}_scales"] = (exponents + 127).to(torch.uint8)
+    save_file(tensors, folder / "model.safetensors")
+    change_config(folder, quantization_config={"quant_method": "mxfp4"})
 
 
 def words(codes: Tensor) -> Tensor:

@@ -69,10 +69,10 @@ def test_shards_fill_every_parameter_and_report_progress(checkpoint: Path) -> No
 def test_the_head_is_float32_and_shared_only_where_that_is_exact(tmp_path: Path) -> None:
     save_qwen2(tmp_path, tie_word_embeddings=True)
     wide, _ = load(tmp_path)
-    embedding = wide.get_parameter("model.embed_tokens.weight")
+    embedding = wide.get_parameter("model.embed_tokens.weight.values")
     assert wide.get_parameter("lm_head.weight.values") is embedding
     narrow, _ = load(tmp_path, torch.bfloat16)
-    assert narrow.get_parameter("model.embed_tokens.weight").dtype == torch.bfloat16
+    assert narrow.get_parameter("model.embed_tokens.weight.values").dtype == torch.bfloat16
     torch.testing.assert_close(
         narrow.get_parameter("lm_head.weight.values"), embedding, atol=0, rtol=0
     )

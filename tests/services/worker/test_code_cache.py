@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from services.worker.layers.weights import Quantized
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import read_model_config
 from services.worker.weights import load
@@ -23,10 +24,20 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def loaded(folder: Path, quantization: Quantization, cache: Path | None) -> DecoderLM:
+def loaded(
+    folder: Path,
+    quantization: Quantization,
+    cache: Path | None,
+    head: Quantization = "none",
+    embedding: Quantization = "none",
+) -> DecoderLM:
     config, quiet = read_model_config(folder), lambda *_: None
     return load_model(
-        folder, config, torch.float32, CPU, quiet, quantization=quantization, cache=cache
+        *(folder, config, torch.float32, CPU, quiet),
+        quantization=quantization,
+        cache=cache,
+        head=head,
+        embedding=embedding,
     )
 
 
@@ -55,15 +66,42 @@ def test_codes_are_read_where_they_were_made_before(
     assert file.name.startswith(f"model-{quantization}-")
 
 
+@pytest.mark.parametrize("quantization", ["none", "wint4"])
+@pytest.mark.parametrize(
+    ("head", "embedding", "is_tied"),
+    [("wint8", "none", False), ("wint8", "wint4", False), ("none", "wint4", True)],
+)
+def test_codes_of_head_and_embeddings_are_kept_too(
+    tmp_path: Path,
+    quantization: Quantization,
+    head: Quantization,
+    embedding: Quantization,
+    is_tied: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder, forms = tmp_path / "model", (head, embedding)
+    save_mimo(folder, tie_word_embeddings=is_tied)
+    expected = loaded(folder, quantization, None, *forms)
+    assert expected.lm_head is not None
+    assert isinstance(expected.lm_head.weight, Quantized)
+    assert_same(loaded(folder, quantization, tmp_path / "cache", *forms), expected)
+    refuse(monkeypatch)
+    found = loaded(folder, quantization, tmp_path / "cache", *forms)
+    assert_same(found, expected)
+    assert found.lm_head is not None
+    assert (found.lm_head.weight is found.model.embed_tokens.weight) == is_tied
+
+
 def test_other_weights_and_forms_have_files_of_their_own(folder: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     loaded(folder, "wint4", cache)
-    loaded(folder, "wint8", cache)
-    assert len(list(cache.iterdir())) == 2
+    loaded(folder, "wint4", cache, "wint4")
+    loaded(folder, "wint4", cache, "wint4", "wint8")
+    assert len(list(cache.iterdir())) == 3
     (file,) = weight_files(folder)
     os.utime(file, ns=(1, 1))
     loaded(folder, "wint4", cache)
-    assert len(list(cache.iterdir())) == 3
+    assert len(list(cache.iterdir())) == 4
 
 
 @pytest.mark.parametrize("content", [b"", b"nothing of the kind", None])

@@ -103,12 +103,11 @@ def test_texts_and_logprobs_are_the_same_bits(
 def test_codes_made_at_the_start_are_offloaded(
     mimo: Path, tmp_path: Path, quantization: str
 ) -> None:
-    """And come from the cache of codes."""
-    _, wanted = run(mimo, quantization=quantization)
+    """And come from the cache of codes, with those of the embeddings, which stay."""
+    forms = {"quantization": quantization, "embedding_quantization": quantization}
+    _, wanted = run(mimo, **forms)
     for _ in range(2):
-        engine, found = run(
-            mimo, quantization=quantization, quantization_cache=tmp_path, cpu_offload_gb=ALL
-        )
+        engine, found = run(mimo, **forms, quantization_cache=tmp_path, cpu_offload_gb=ALL)
         assert offloaded_of(engine).num_layers == NUM_LAYERS
         assert_same(found, wanted)
 
@@ -246,7 +245,44 @@ def test_memory_that_cannot_be_pinned_costs_the_graphs(
     assert_same(found, run(mimo, enforce_eager=True)[1])
 
 
-def test_experts_are_refused(tmp_path: Path) -> None:
-    save_family(tmp_path, "Qwen3MoeForCausalLM")
-    with pytest.raises(ConfigError, match=r"cpu-offload-gb: 1: layers with experts"):
+EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "some layers dense, a shared network, attention to latents": ("DeepseekV3ForCausalLM", {}),
+    "in codes": ("Qwen3MoeForCausalLM", {"quantization": "wint4"}),
+    "biases": ("GptOssForCausalLM", {}),
+    "drafts": ("Glm4MoeForCausalLM", {"speculative_config": DRAFTS | {"method": "ngram"}}),
+    "one layer in two": ("Ernie4_5_MoeForCausalLM", {"enforce_eager": True}),
+}
+FEW = {"in codes", "biases"}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [each if each in FEW else pytest.param(each, marks=pytest.mark.slow) for each in EXPERTS],
+)
+def test_texts_with_experts_are_the_same_bits(tmp_path: Path, case: str) -> None:
+    name, settings = EXPERTS[case]
+    save_family(tmp_path, name)
+    _, wanted = run(tmp_path, **settings)
+    engine, found = run(tmp_path, cpu_offload_gb=ALL, **settings)
+    assert offloaded_of(engine).num_layers == 4
+    assert_same(found, wanted)
+
+
+def test_dense_layers_before_experts_count_as_what_they_are(tmp_path: Path) -> None:
+    """The first of the layers is smaller than the others, and all are spread evenly."""
+    save_family(tmp_path, "DeepseekV3ForCausalLM", num_hidden_layers=8)
+    layers = make_dummy(read_model_config(tmp_path), torch.float32, CPU).model.layers
+    sizes = [num_bytes_of(layer) for layer in layers]
+    assert sizes[0] < 0.8 * sizes[1]
+    assert len(set(sizes[1:])) == 1
+    for num in (4, 5, 8):
+        wanted = sum(sizes[place] for place in homes.spread(num, 8))
+        engine = make_engine(tmp_path, "device", cpu_offload_gb=wanted / GIB)
+        assert offloaded_of(engine).num_layers == num
+
+
+def test_experts_that_kernels_cannot_read_are_refused(tmp_path: Path) -> None:
+    save_family(tmp_path, "Qwen3MoeForCausalLM", moe_intermediate_size=20)
+    message = r"cpu-offload-gb: 1: model\.layers\.0\.mlp: experts of \(64, 20\) outputs"
+    with pytest.raises(ConfigError, match=message):
         make_engine(tmp_path, "device", cpu_offload_gb=ALL)

@@ -20,6 +20,7 @@ from services.worker.models import CausalLM
 from services.worker.startup.loaded_model import CACHE_CODES
 from shared.config.fields import CACHE_SYNONYMS
 from shared.config.worker import WorkerConfig
+from tests.services.worker.builds import each_variant
 from tests.services.worker.checkpoints import random_prompts, save_mimo
 from tests.services.worker.device_contexts import OnDevice
 from tests.services.worker.driver import Driver, Job
@@ -34,12 +35,11 @@ pytestmark = pytest.mark.usefixtures("_unwritten_memory")
 CPU, FLOAT32 = torch.device("cpu"), torch.float32
 NAMES = ("int8", "fp8")
 codes = pytest.mark.parametrize("codes", HIGHEST_CODE, ids=str)
-each_variant = pytest.mark.parametrize("variant", variants())
 SHAPES = (
     "Qwen3, three queries a key, tied",
     "Llama, a head of 256, a key for each query",
     "Llama, sixteen queries a key",
-    "Mistral, windows",
+    "Gemma 2, windows, caps, tied",
 )
 
 

@@ -79,7 +79,7 @@ def poisoned(engine: AnyEngine, token: int) -> Iterator[None]:
     if isinstance(model, NativeLM):
         (weight,) = (each.rows for each in model.trunk.operators if each.rows is not None)
     else:
-        weight = model.get_parameter("model.model.embed_tokens.weight")
+        weight = model.get_parameter("model.model.embed_tokens.weight.values")
     saved = weight[token].clone()
     weight[token] = float("nan")
     yield

@@ -199,6 +199,31 @@ def test_each_row_has_as_many_logprobs_as_it_asked_for_and_those_of_the_model(
             np.testing.assert_allclose(others, np.sort(truth)[::-1][:num], atol=1e-3)
 
 
+def test_named_ids_have_the_logprobs_that_the_whole_vocabulary_has_in_any_batch(
+    engine: AnyEngine,
+) -> None:
+    """Each sequence names others, and some name none."""
+    ids = [[7], [9, 3, 100, 44], list(range(VOCAB_SIZE - 1, VOCAB_SIZE - 129, -1))]
+    asked = [changed(logprobs=len(each), logprob_token_ids=each) for each in ids]
+    prompts = random_prompts(6)
+    named = [Job(prompt, each) for prompt, each in zip(prompts, asked, strict=False)]
+    others = [Job(prompts[3], changed(logprobs=3)), Job(prompts[4], changed(logprobs=30))]
+    Driver(engine).run([*others, *named])
+    whole = [Job(job.prompt, changed(logprobs=ALL_TOKENS)) for job in named]
+    Driver(engine, seed=5).run(whole)
+    for job, every, each in zip(named, whole, ids, strict=True):
+        assert job.emitted == every.emitted
+        for found, truth in zip(job.logprobs, every.logprobs, strict=True):
+            own, *values = found.tolist()
+            assert own == pytest.approx(truth[0], abs=1e-4)
+            expected = np.sort(truth[1:][each])[::-1]
+            np.testing.assert_allclose(values, expected, atol=1e-4)
+    alone = Job(named[1].prompt, asked[1])
+    engine.reset()
+    Driver(engine, chunk_sizes=(3, 5)).run([alone])
+    np.testing.assert_allclose(alone.logprobs, named[1].logprobs, atol=1e-3)
+
+
 def test_logprobs_are_those_of_the_raw_logits(engine: AnyEngine) -> None:
     _, _, first = step_with(engine, [4])
     engine.reset()

@@ -22,9 +22,10 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
 from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeTopKRouter
 
-from kernels.cpu.library import load_library, variants
+from kernels.cpu.library import load_library
 from kernels.cpu.operators import DTYPES
 from kernels.cpu.program import NativeLibrary
+from kernels.experts import Clamp
 from kernels.route import Routing, route
 from services.worker.backends.compiler import Compiler
 from services.worker.backends.recorder import record
@@ -33,8 +34,8 @@ from services.worker.layers.experts import Router
 from services.worker.layers.gated import GatedProducts
 from services.worker.layers.mixture import Mixture
 from services.worker.layers.norm import RMSNorm
-from services.worker.layers.parallel import ALONE
 from services.worker.weights.load import build_model
+from tests.services.worker.builds import each_variant
 from tests.services.worker.checkpoints import allocate
 from tests.services.worker.test_native import make_config
 
@@ -122,11 +123,13 @@ def test_experts_and_weights_are_those_of_transformers(name: str) -> None:
 
 
 def make_mixture(
-    routing: Routing, dtype: torch.dtype, *, has_correction: bool, has_bias: bool, ties: int
+    routing: Routing, dtype: torch.dtype, *, has_correction: bool, is_gpt_oss: bool, ties: int
 ) -> Mixture:
-    router = Router(HIDDEN, NUM_EXPERTS, routing, has_bias=has_bias, has_correction=has_correction)
-    experts = [GatedProducts(HIDDEN, INNER, ALONE) for _ in range(NUM_EXPERTS)]
-    mixture = Mixture(router, experts)
+    """gpt-oss' has biases and a clamp; this one is low enough to matter."""
+    options = {"has_bias": is_gpt_oss, "has_correction": has_correction}
+    router = Router(HIDDEN, NUM_EXPERTS, routing, **options)
+    experts = [GatedProducts(HIDDEN, INNER, is_gpt_oss) for _ in range(NUM_EXPERTS)]
+    mixture = Mixture(router, experts, clamp=Clamp(1.702, 1.5) if is_gpt_oss else None)
     allocate(mixture, torch.device("cpu"))
     draw(mixture)
     numbers = [each for each in router.parameters() if ties]
@@ -140,7 +143,7 @@ def make_mixture(
 
 @pytest.mark.parametrize("ties", [0, 2, NUM_EXPERTS])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("variant", variants())
+@each_variant
 @pytest.mark.parametrize("name", ROUTERS)
 @torch.inference_mode()
 def test_native_code_gives_what_torch_gives(
@@ -149,7 +152,7 @@ def test_native_code_gives_what_torch_gives(
     """Also where so many neighbours have the same scores: of equal ones the first is chosen."""
     options: dict[str, Any] = {
         "has_correction": name in ("ERNIE", "GLM-4.5", "DeepSeek-V3"),
-        "has_bias": name == "gpt-oss",
+        "is_gpt_oss": name == "gpt-oss",
         "ties": ties,
     }
     norm = RMSNorm(HIDDEN, 1e-6)
@@ -162,9 +165,11 @@ def test_native_code_gives_what_torch_gives(
     x = tokens(45).to(dtype)
     expected = run(make_mixture(ROUTERS[name][2], torch.float32, **options), TorchOps(), x.float())
     names = {module: path for path, module in mixture.named_modules()} | {norm: "norm"}
+    mixture.counts = torch.zeros(NUM_EXPERTS, dtype=torch.int64)
     recording = record(names, [HIDDEN], lambda ops, x: run(mixture, ops, x))
     model = build_model(make_config("Qwen2, biases"), dtype, torch.device("cpu"))
     library = NativeLibrary(load_library(variant), dtype, 2)
     found = Compiler(model, library).compile(recording).run([x.float()])
     distance = (found - expected).norm() / expected.norm()
     assert distance < (1e-5 if dtype == torch.float32 else 0.02)
+    assert int(mixture.counts.sum()) == len(x) * CHOSEN

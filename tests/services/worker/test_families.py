@@ -13,7 +13,10 @@ from transformers import (
     DeepseekV3ForCausalLM,
     Ernie4_5_MoeForCausalLM,
     Ernie4_5ForCausalLM,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
     Glm4MoeForCausalLM,
+    GptOssForCausalLM,
     GraniteForCausalLM,
     LlamaForCausalLM,
     MistralForCausalLM,
@@ -69,6 +72,12 @@ ERNIE: dict[str, Any] = {
     "moe_k": 2,
     "moe_intermediate_size": 32,
 }
+OSS: dict[str, Any] = {
+    "head_dim": 32,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "sliding_window": WINDOW,
+}
 LATENT: dict[str, Any] = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 32,
@@ -83,6 +92,12 @@ LATENT: dict[str, Any] = {
 }
 GROUPS = {"n_group": 4, "topk_group": 2}
 DENSE = {**LATENT, "first_k_dense_replace": 3, "n_group": 1, "topk_group": 1}
+GEMMA: dict[str, Any] = {
+    "head_dim": 16,
+    "query_pre_attn_scalar": 9,
+    "sliding_window": WINDOW,
+    "tie_word_embeddings": True,
+}
 CASES: dict[str, tuple[type[PreTrainedModel], dict[str, Any]]] = {
     "deepseek v2, groups": (
         DeepseekV2ForCausalLM,
@@ -215,6 +230,37 @@ CASES: dict[str, tuple[type[PreTrainedModel], dict[str, Any]]] = {
     ),
     "mixtral": (MixtralForCausalLM, {"num_local_experts": 8}),
     "mixtral, windows": (MixtralForCausalLM, {"num_local_experts": 5, "sliding_window": WINDOW}),
+    "gemma 2": (
+        Gemma2ForCausalLM,
+        {**GEMMA, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
+    ),
+    "gemma 2, no caps, biases, untied": (
+        Gemma2ForCausalLM,
+        {
+            **GEMMA,
+            "head_dim": 32,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        },
+    ),
+    "gemma 3, a pace for each kind of layer": (
+        Gemma3ForCausalLM,
+        {
+            **GEMMA,
+            "sliding_window_pattern": 2,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
+    "gemma 3, capped logits": (
+        Gemma3ForCausalLM,
+        {**GEMMA, "num_hidden_layers": 6, "final_logit_softcapping": 4.0},
+    ),
     "ernie moe": (Ernie4_5_MoeForCausalLM, ERNIE),
     "ernie moe, one layer in two, none shared": (
         Ernie4_5_MoeForCausalLM,
@@ -225,6 +271,22 @@ CASES: dict[str, tuple[type[PreTrainedModel], dict[str, Any]]] = {
             "moe_layer_interval": 2,
             "moe_layer_start_index": 0,
             "moe_layer_end_index": 2,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gpt-oss": (
+        GptOssForCausalLM,
+        {**OSS, "rope_parameters": {**YARN, "truncate": False}},
+    ),
+    "gpt-oss, no biases, a low limit, windows by layer, tied": (
+        GptOssForCausalLM,
+        {
+            **OSS,
+            "attention_bias": False,
+            "swiglu_alpha": 1.3,
+            "swiglu_limit": 0.5,
+            "num_experts_per_tok": 3,
+            "layer_types": ["full_attention", "full_attention", "sliding_attention"],
             "tie_word_embeddings": True,
         },
     ),

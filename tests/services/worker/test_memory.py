@@ -16,6 +16,8 @@ from transformers import (
     AutoModelForCausalLM,
     DeepseekV3ForCausalLM,
     Ernie4_5ForCausalLM,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
     LlamaForCausalLM,
     PreTrainedModel,
     Qwen2ForCausalLM,
@@ -25,14 +27,18 @@ from transformers import (
 
 from benchmarks.harness.engines import make_engine
 from kernels.logprobs import logprobs
+from kernels.paged_attention import AttentionOptions, grouped
+from kernels.paged_attention.grouped import MAX_SCORES, softmax_attention
 from services.worker.layers.context import forward_context
 from services.worker.machine import hardware
 from services.worker.machine.hardware import Memory, choose_device, choose_dtype, read_memory
 from services.worker.models.registry import read_model_config
+from services.worker.startup import plan_memory as plan_memory_module
 from services.worker.startup.model_shape import count_parameters, shape_of
 from services.worker.startup.plan_memory import (
     CPU_MAX_KV_BYTES,
     LOGPROB_BYTES,
+    SCORE_BYTES,
     MemoryRequirements,
     plan_memory,
     prompt_logprob_bytes,
@@ -199,6 +205,7 @@ def allocated_peak(watch: profile) -> int:
         (LlamaForCausalLM, {"intermediate_size": 256}),
         (Qwen3ForCausalLM, {"head_dim": 64}),
         (Ernie4_5ForCausalLM, {"head_dim": 32}),
+        (Gemma3ForCausalLM, {"head_dim": 16, "sliding_window": 20}),
         (Qwen3MoeForCausalLM, {"head_dim": 16, "num_experts": 4, **EXPERTS}),
         (Qwen3MoeForCausalLM, {"head_dim": 16, "num_experts": 32, **EXPERTS}),
         (DeepseekV3ForCausalLM, FAMILIES["DeepseekV3ForCausalLM"]),
@@ -212,6 +219,37 @@ def test_a_step_fits_what_is_reserved_for_its_layers_and_takes_half_of_it(
     model = build_model(read_model_config(tmp_path), torch.float32, CPU)
     reserved = 240 * shape_of(model, torch.float32, drafts=False).numbers_per_token * 4
     assert reserved / 2 < measured_peak(tmp_path, 240) <= reserved
+
+
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_scores_that_torchs_operators_make_fit_what_is_reserved_for_them(
+    has_sinks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many for twenty of three hundred tokens."""
+    pieces = 2 * 20 * 300
+    monkeypatch.setattr(grouped, "MAX_SCORES", pieces)
+    query, key, value = (torch.randn(1, 2, 300, 16) for _ in range(3))
+    sinks = torch.randn(1, 2, 1, 1) if has_sinks else None
+    options, mask = AttentionOptions(softcap=2.0, sinks=sinks), torch.zeros(300, 300)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watch:
+        out = softmax_attention(query, key, value, 1.0, options, mask)
+    assert pieces * SCORE_BYTES / 2 < allocated_peak(watch) - out.nbytes <= pieces * SCORE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("kernels", "model_impl", "share"),
+    [("torch", "shoal", 1), ("torch", "transformers", 1), ("native", "shoal", 0)],
+)
+def test_memory_for_scores_is_planned_where_they_are_made(
+    tmp_path: Path, kernels: str, model_impl: str, share: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model(tmp_path, Gemma2ForCausalLM, head_dim=16)
+    peaks = []
+    for num_scores in (MAX_SCORES, 2 * MAX_SCORES):
+        monkeypatch.setattr(plan_memory_module, "MAX_SCORES", num_scores)
+        make_engine(tmp_path, kernels, model_impl=model_impl)
+        peaks.append(planned_bytes("peak") or 0)
+    assert peaks[1] - peaks[0] == share * MAX_SCORES * SCORE_BYTES
 
 
 @pytest.mark.parametrize("num_top", [0, 20, None])

@@ -32,6 +32,7 @@ from services.worker.step.batch import prepare_batch
 from services.worker.weights.dummy import make_dummy
 from services.worker.weights.load import build_model, quantize
 from shared.messages import Admit, Capacity, Decode, Prefill, SamplingParams, StepPlan
+from tests.services.worker.builds import each_variant
 
 pytestmark = pytest.mark.usefixtures("_unwritten_memory")
 
@@ -64,6 +65,24 @@ SHAPES: dict[str, dict[str, Any]] = {
         "architectures": ["MistralForCausalLM"],
         "head_size": 32,
         "sliding_window": 50,
+    },
+    "Gemma 2, windows, caps, tied": {
+        "architectures": ["Gemma2ForCausalLM"],
+        "head_size": 48,
+        "sliding_window": 50,
+        "query_pre_attn_scalar": 20,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 0.8,
+        "tie_word_embeddings": True,
+    },
+    "Gemma 3, two rotations, a head of 256": {
+        "architectures": ["Gemma3ForCausalLM"],
+        "head_size": 256,
+        "num_attention_heads": 2,
+        "num_kv_heads": 1,
+        "sliding_window": 300,
+        "sliding_window_pattern": 2,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
     },
     "OLMo 2, heads normed together": {"architectures": ["Olmo2ForCausalLM"], "head_size": 16},
     "Granite, factors, biases": {
@@ -113,6 +132,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "moe_num_experts": 4,
         "moe_k": 4,
         "moe_intermediate_size": 16,
+    },
+    "gpt-oss, experts with biases, sinks, windows": {
+        "architectures": ["GptOssForCausalLM"],
+        "head_size": 64,
+        "num_local_experts": 7,
+        "num_experts_per_tok": 3,
+        "sliding_window": 50,
+        "swiglu_limit": 1.0,
     },
 }
 EXPERTS = "Qwen3-MoE, many experts"
@@ -172,9 +199,9 @@ def make_model(config: ModelConfig, dtype: torch.dtype) -> DecoderLM:
         if name.endswith("bias") or parameter.ndim == 1:
             mean = 0.0 if name.endswith("bias") else 1.0
             parameter.normal_(mean, 0.2, generator=generator)
-        elif name not in ("lm_head.weight.values", "model.embed_tokens.weight"):
+        elif name not in ("lm_head.weight.values", "model.embed_tokens.weight.values"):
             parameter.mul_(6)
-    model.lm_head.weight.values.copy_(model.model.embed_tokens.weight)
+    model.lm_head.weight.values.copy_(model.model.embed_tokens.weight.values)
     return model
 
 
@@ -256,7 +283,7 @@ def furthest(found: list[Tensor], expected: list[Tensor], measure: Callable = Te
     return max(float(measure((one - other).abs())) for one, other in pairs)
 
 
-@pytest.mark.parametrize("variant", variants())
+@each_variant
 @pytest.mark.parametrize(
     ("name", "first_key"),
     [
@@ -278,7 +305,7 @@ def test_keys_that_are_hidden_are_as_if_not_there(name: str, variant: str, first
     assert furthest(found, seen) > 0.01
 
 
-@pytest.mark.parametrize("variant", variants())
+@each_variant
 @pytest.mark.parametrize("name", SHAPES)
 def test_float32_logits_are_those_of_torch(name: str, variant: str) -> None:
     """Chunks of 300 begin and end within splits of the keys; a row has three of those."""
@@ -290,7 +317,7 @@ def test_float32_logits_are_those_of_torch(name: str, variant: str) -> None:
     assert furthest(found, expected) < 1e-4
 
 
-@pytest.mark.parametrize("variant", variants())
+@each_variant
 @pytest.mark.parametrize("name", SHAPES)
 def test_bfloat16_logits_are_nearer_to_float32_than_those_of_torch(name: str, variant: str) -> None:
     """On average: less is rounded on the way."""
@@ -302,7 +329,17 @@ def test_bfloat16_logits_are_nearer_to_float32_than_those_of_torch(name: str, va
     assert furthest(found, exact, Tensor.mean) < furthest(torchs, exact, Tensor.mean)
 
 
-@pytest.mark.parametrize("variant", variants())
+@each_variant
+def test_logits_that_are_no_numbers_are_not_bent_to_some(variant: str) -> None:
+    config = make_config("Gemma 2, windows, caps, tied")
+    hidden = torch.randn(2, config.hidden_size)
+    hidden[1, 3] = torch.nan
+    logits = make_native(config, torch.float32, variant, 16, 1).logits(hidden)
+    assert logits[0].abs().max() <= 0.8
+    assert logits[1].isnan().all()
+
+
+@each_variant
 def test_gates_far_from_zero_are_shut_or_open(variant: str) -> None:
     config, prompts = make_config("Qwen2, biases"), random_prompts(40)
 
@@ -321,12 +358,13 @@ def test_gates_far_from_zero_are_shut_or_open(variant: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("variant", variants())
+@each_variant
 @pytest.mark.parametrize(
     "name",
     [
         "Qwen3, three queries a key, tied",
-        "Mistral, windows",
+        "Gemma 2, windows, caps, tied",
+        "gpt-oss, experts with biases, sinks, windows",
         EXPERTS,
         "GLM-4.5, heads rotated in part, groups",
         "DeepSeek-V3, latents, yarn",
@@ -345,7 +383,7 @@ def test_a_tokens_logits_are_the_same_bits_whatever_shares_its_step(
     assert torch.equal(alone, expected[0])
 
 
-@pytest.mark.parametrize("variant", variants())
+@each_variant
 def test_of_experts_with_equal_scores_the_first_is_chosen(variant: str) -> None:
     """In the first layer those of each pair have the same logits, in the second all."""
 
@@ -429,7 +467,7 @@ def test_a_model_that_native_code_cannot_run_is_refused_with_the_reason(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("variant", variants())
+@each_variant
 def test_heads_of_the_size_of_deepseek_v3(variant: str, dtype: torch.dtype) -> None:
     """128 of them, over latents of 512 and a key of 64."""
     make: Any = find_model(["DeepseekV3ForCausalLM"]).Config
@@ -462,8 +500,11 @@ def test_heads_of_the_size_of_deepseek_v3(variant: str, dtype: torch.dtype) -> N
 
 
 def test_each_weight_is_freed_when_it_is_packed() -> None:
+    """But for embeddings that are not the head's, whose rows are read where they are."""
     model = make_model(make_config("Qwen2, biases"), torch.float32)
-    weights = [weakref.ref(module) for module in model.modules() if isinstance(module, Dense)]
+    dense = [module for module in model.modules() if isinstance(module, Dense)]
+    weights = [weakref.ref(each) for each in dense if each is not model.model.embed_tokens.weight]
+    del dense
     nums_left: list[int] = []
 
     class Watching(NativeLibrary):

@@ -10,11 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from kernels.codes import Codes
+from services.worker.layers.experts import Experts
 from services.worker.layers.offloaded import NUM_BUFFERS, Arena, OffloadedLayers
+from services.worker.layers.stack_experts import stack_experts
 from services.worker.layers.weights import Quantized
 from services.worker.machine.copies import Wait
 from services.worker.weights.homes import spread
+from services.worker.weights.load import quantize
 from services.worker.weights.online import ONLINE, Quantization
+from tests.services.worker.test_stack_experts import linears, make
 
 CPU = torch.device("cpu")
 NUM_LAYERS = 7
@@ -158,6 +163,35 @@ def test_weights_in_codes_keep_every_bit(form: Quantization) -> None:
         starts = [tensor.data_ptr() for tensor in (*weight.parameters(), *weight.buffers())]
         first = offloaded._buffers[layers.index(layer) % 2].data_ptr()
         assert all((start - first) % 256 == 0 for start in starts)
+
+
+@pytest.mark.parametrize("form", ["none", "wint8", "wint4"])
+def test_experts_that_kernels_read_as_one_are_one_in_the_buffers(form: Quantization) -> None:
+    model = make(num_hidden_layers=4)
+    for part in ("gate_up_proj", "down_proj"):
+        for products in linears(model, part):
+            for linear in products:
+                quantize(linear, form)
+    stack_experts(model)
+    layers = list(model.model.layers)
+    wanted = [stacks_of(layer) for layer in layers]
+    offloaded = OffloadedLayers(layers, [Arena(layer) for layer in layers], CPU)
+    for turn, (layer, tensors) in enumerate(zip(layers, wanted, strict=True)):
+        offloaded.enter(layer)
+        buffer = offloaded._buffers[turn % NUM_BUFFERS].untyped_storage().data_ptr()
+        for found, expected in zip(stacks_of(layer, copied=False), tensors, strict=True):
+            assert torch.equal(found, expected)
+            assert found.untyped_storage().data_ptr() == buffer
+
+
+def stacks_of(layer: nn.Module, *, copied: bool = True) -> list[Tensor]:
+    """What kernels read of its experts."""
+    (stacks,) = (module.stacks for module in layer.modules() if isinstance(module, Experts))
+    assert stacks is not None
+    parts = [
+        (each.codes, each.scales) if isinstance(each, Codes) else (each,) for each in stacks[:2]
+    ]
+    return [each.clone() if copied else each for part in parts for each in part]
 
 
 @pytest.mark.parametrize("total", [3, 4, 7, 36, 80])

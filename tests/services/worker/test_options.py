@@ -36,6 +36,8 @@ VALUES: dict[str, list[Any]] = {
     "norm": ["heads", "tokens"],
     "is_interleaved": [True],
     "window": [5],
+    "softcap": [0.5],
+    "has_sinks": [True],
 }
 UNKNOWN: set[tuple[str, str]] = set()  # backends and the options that they refuse
 

@@ -144,7 +144,8 @@ def test_the_score_of_two_tokens_is_the_second_ones_probability(
 
 def test_weights_in_codes_and_dummy_weights_pool_too(embedder: Path, tmp_path: Path) -> None:
     exact = vectors(run(make_engine(embedder, "native"), PROMPTS, params(activation="normalize")))
-    engine = make_engine(embedder, "native", quantization="wint8")
+    forms = {"quantization": "wint8", "embedding_quantization": "wint8"}
+    engine = make_engine(embedder, "native", **forms)
     close = vectors(run(engine, PROMPTS, params(activation="normalize")))
     cosines = [np.dot(*pair) for pair in zip(exact, close, strict=True)]
     assert 0.99 < min(cosines) < 1 - 1e-6

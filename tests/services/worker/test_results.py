@@ -57,6 +57,7 @@ class Worker:
         self._service = WorkerService(WorkerConfig(), lambda config, progress: self.engine)  # type: ignore[arg-type,return-value]
         self._service._engine = self.engine  # type: ignore[assignment]
         self._service._plan_check = PlanCheck(CAPACITY, CAPACITY.vocab_size)
+        self._service.on_up(self.peer)
         params = SamplingParams(seed=0)
         admit = Admit(0, "a~1/0/0", 1, 0, 0, 4, 4, 0, params, [0])
         plans = [StepPlan(1, [], [admit], [], [Prefill(0, 4)], [])]

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from kernels.cpu.library import load_library, variants
+from kernels.cpu.library import load_library
 from kernels.cpu.operators import LANES, Kind, Operator
 from kernels.cpu.program import Buffer, NativeLibrary, NativeProgram
 from services.worker.layers.weights import Dense, Quantized, Weight
@@ -16,10 +17,12 @@ from services.worker.weights.checkpoint import open_checkpoint
 from services.worker.weights.load import find_layer
 from services.worker.weights.schemes import find_scheme
 from services.worker.weights.schemes.scheme import StoredCodes
+from services.worker.weights.stacked_experts import STACKS, StackedExperts
 from shared.errors import ConfigError
+from tests.services.worker.builds import each_variant
 
 GOLDEN = Path(__file__).parent / "golden"
-EXPERTS = "mxfp4-experts"
+EXPERTS, FIRST_EXPERTS = "mxfp4-experts", "model.layers.0.mlp.experts"
 FOLDERS = sorted(path.parent.name for path in GOLDEN.glob("*/config.json"))
 ROUNDED_TWICE = "bitsandbytes-int8"  # once for the scale, once for 1/127
 
@@ -29,11 +32,23 @@ def config_of(name: str) -> dict[str, Any]:
     return dict(config["quantization_config"])
 
 
+def expected_layers(name: str) -> dict[str, Tensor]:
+    """Of experts each one's, by our names."""
+    tensors = load_file(GOLDEN / name / "expected.safetensors")
+    if name != EXPERTS:
+        return tensors
+    return {
+        f"{FIRST_EXPERTS}.{expert}.{part}_proj.weight": whole[outputs]
+        for part, (stack, outputs) in STACKS.items()
+        for expert, whole in enumerate(tensors[f"{FIRST_EXPERTS}.{stack}.weight"])
+    }
+
+
 def read_layers(name: str, dtype: torch.dtype = torch.float32) -> dict[str, Weight]:
-    """Those of ``expected.safetensors``."""
-    checkpoint = open_checkpoint([GOLDEN / name / "model.safetensors"])
+    """Those of ``expected_layers``."""
+    checkpoint = StackedExperts(open_checkpoint([GOLDEN / name / "model.safetensors"]))
     found = {}
-    for layer, expected in load_file(GOLDEN / name / "expected.safetensors").items():
+    for layer, expected in expected_layers(name).items():
         stored = find_layer(checkpoint, layer, find_scheme(config_of(name)))
         assert isinstance(stored, StoredCodes)
         assert stored.shape == list(expected.shape)
@@ -41,9 +56,9 @@ def read_layers(name: str, dtype: torch.dtype = torch.float32) -> dict[str, Weig
     return found
 
 
-@pytest.mark.parametrize("name", [name for name in FOLDERS if name != EXPERTS])
+@pytest.mark.parametrize("name", FOLDERS)
 def test_codes_stand_for_what_the_tool_that_wrote_them_reads(name: str) -> None:
-    expected = load_file(GOLDEN / name / "expected.safetensors")
+    expected = expected_layers(name)
     found = read_layers(name)
     assert found.keys() == expected.keys()
     for layer, weight in found.items():
@@ -54,8 +69,8 @@ def test_codes_stand_for_what_the_tool_that_wrote_them_reads(name: str) -> None:
             assert torch.equal(weight.values, expected[layer]), layer
 
 
-@pytest.mark.parametrize("variant", variants())
-@pytest.mark.parametrize("name", [name for name in FOLDERS if name != EXPERTS])
+@each_variant
+@pytest.mark.parametrize("name", FOLDERS)
 def test_native_products_are_those_of_the_numbers(name: str, variant: str) -> None:
     """From 1 to 70 rows, which are computed in several ways; each the same bits as alone."""
     library = NativeLibrary(load_library(variant), torch.float32, 2)
@@ -86,7 +101,10 @@ def test_native_products_are_those_of_the_numbers(name: str, variant: str) -> No
 
 def test_what_cannot_be_read_is_refused_by_name_with_what_can() -> None:
     for config, text in (
-        (config_of(EXPERTS), "quant_method 'mxfp4' is not supported; supported are awq, bitsand"),
+        (
+            {"quant_method": "hqq"},
+            "quant_method 'hqq' is not supported; supported are awq, bitsand",
+        ),
         ({"bits": 4}, "quant_method None is not supported"),
         ({"quant_method": "gptq", "bits": 3}, r"gptq: bits 3 is not supported; .* \[4, 2, 8\]"),
         ({"quant_method": "awq", "version": "gemv"}, "awq: version 'gemv' is not supported"),

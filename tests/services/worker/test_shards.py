@@ -1,251 +1,27 @@
-"""Ranks that have shards of a model, and together the logits of the whole."""
+"""What a rank has of a model, and sizes that ranks cannot share."""
 
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-from transformers import (
-    GraniteForCausalLM,
-    LlamaForCausalLM,
-    Olmo2ForCausalLM,
-    Qwen2MoeForCausalLM,
-)
+from transformers import Qwen3MoeForCausalLM
 
-from services.worker.backends.torch_lm import TorchOps
 from services.worker.layers.attention import Attention
-from services.worker.layers.context import ForwardContext, forward_context
-from services.worker.layers.embedding import Embedding, LMHead
-from services.worker.layers.experts import Experts, Scores
-from services.worker.layers.heads import Heads, Latents
-from services.worker.layers.latent import LatentAttention
-from services.worker.layers.linear import Linear
 from services.worker.layers.mlp import GatedMLP
-from services.worker.layers.norm import RMSNorm
-from services.worker.layers.ops import Ops
-from services.worker.layers.parallel import ALONE, Parallel
-from services.worker.machine.kv_cache import KVCache
+from services.worker.layers.parallel import Parallel
 from services.worker.models.decoder import DecoderLayer, DecoderLM
 from services.worker.models.registry import read_model_config
-from services.worker.startup.choose_backend import choose_device_kernels, choose_kernels
-from services.worker.step.batch import Batch
+from services.worker.weights.checkpoint import StoredTensor
 from services.worker.weights.load import build_model, load_model
-from shared.config.worker import WorkerConfig
+from services.worker.weights.online import Quantization
 from shared.errors import ConfigError
-from shared.model_folder import weight_files
-from tests.services.worker.checkpoints import (
-    random_prompts,
-    save_mimo,
-    save_model,
-    save_qwen2,
-)
-from tests.services.worker.forward import CAPACITY, prepare
+from tests.services.worker.checkpoints import save_model, save_qwen2
+from tests.services.worker.stored_codes import LAYOUTS, save_quantized
 from tests.services.worker.test_families import CASES
+from tests.services.worker.test_native import experts_of
 
 CPU = torch.device("cpu")
-Ranked = list[Tensor]  # the tensor of each rank
-
-
-def save_mild_mimo(folder: Path) -> None:
-    """Its MTP layer's matrices are as those of the others: wider ones would make attention so sharp
-    that rounding shows."""
-    mtp = save_mimo(folder)
-    (file,) = weight_files(folder)
-    mild = {name: tensor * 0.2 for name, tensor in mtp.items() if tensor.ndim == 2}
-    save_file(load_file(file) | mild, file)
-
-
-def save_llama(folder: Path) -> None:
-    save_model(folder, LlamaForCausalLM, attention_bias=True, mlp_bias=True)
-
-
-def save_granite(folder: Path) -> None:
-    save_model(
-        folder,
-        GraniteForCausalLM,
-        num_key_value_heads=1,
-        residual_multiplier=0.3,
-        attention_multiplier=0.25,
-    )
-
-
-def save_deepseek_v3(folder: Path) -> None:
-    """Its scores are not so sharp that rounding shows."""
-    family, changes = CASES["deepseek v3, yarn"]
-    save_model(folder, family, initializer_range=0.1, **changes)
-
-
-def save_qwen2_moe(folder: Path) -> None:
-    save_model(
-        folder,
-        Qwen2MoeForCausalLM,
-        num_experts=6,
-        num_experts_per_tok=2,
-        moe_intermediate_size=32,
-        shared_expert_intermediate_size=48,
-    )
-
-
-class RankOps(Ops[Ranked]):
-    """Runs ranks side by side. A module of rank 0 stands for all that have its place."""
-
-    def __init__(
-        self, models: list[DecoderLM], positions: Tensor, contexts: list[ForwardContext]
-    ) -> None:
-        self._ops = [TorchOps(positions) for _ in models]
-        self._contexts = contexts
-        self._modules: dict[nn.Module | None, list[Any]] = {None: [None] * len(models)}
-        self._heads: dict[Heads | Latents, list[Any]] = {}
-        for first, *others in zip(*(model.modules() for model in models), strict=True):
-            self._modules[first] = [first, *others]
-            if isinstance(first, Attention):
-                self._heads[first.heads] = [each.heads for each in (first, *others)]
-            if isinstance(first, LatentAttention):
-                self._heads[first.latents] = [each.latents for each in (first, *others)]
-
-    def embed(self, ids: Ranked, embedding: Embedding) -> Ranked:
-        return self._each("embed", ids, self._modules[embedding])
-
-    def scale(self, x: Ranked, factor: float) -> Ranked:
-        return [each * factor for each in x]
-
-    def norm(self, x: Ranked, norm: RMSNorm, *, residual: Ranked | None = None) -> Ranked:
-        return self._each("norm", x, self._modules[norm], residual=residual)
-
-    def linear(
-        self,
-        x: Ranked,
-        linear: Linear,
-        *,
-        norm: RMSNorm | None = None,
-        residual: Ranked | None = None,
-        scale: float = 1.0,
-    ) -> Ranked:
-        linears = self._modules[linear]
-        if not linear.is_partial:
-            norms = self._modules[norm]
-            return self._each("linear", x, linears, norm=norms, residual=residual, scale=scale)
-        assert norm is None
-        products = [each @ part.weight.values.T for each, part in zip(x, linears, strict=True)]
-        total = torch.stack(products).sum(0)
-        biased = [total if part.bias is None else total + part.bias for part in linears]
-        scaled = [scale * own for own in biased]
-        return scaled if residual is None else list(map(torch.add, scaled, residual))
-
-    def gated(self, x: Ranked, gate_up: Linear, *, norm: RMSNorm | None = None) -> Ranked:
-        return self._each("gated", x, self._modules[gate_up], norm=self._modules[norm])
-
-    def experts(
-        self, x: Ranked, experts: Experts, *, residual: Ranked, scale: float = 1.0
-    ) -> Ranked:
-        nothing = [torch.zeros_like(each) for each in residual]
-        parts = self._each("experts", x, self._modules[experts], residual=nothing)
-        total = torch.stack(parts).sum(0)
-        return [scale * total + other for other in residual]
-
-    def open(self, x: Ranked, gate: Scores, *, y: Ranked, residual: Ranked) -> Ranked:
-        return self._each("open", x, self._modules[gate], y=y, residual=residual)
-
-    def attend(self, x: Ranked, heads: Heads) -> Ranked:
-        return self._attend("attend", heads, x)
-
-    def latent(self, query: Ranked, latent: Ranked, latents: Latents) -> Ranked:
-        return self._attend("latent", latents, query, latent)
-
-    def _attend(self, operator: str, heads: Heads | Latents, *x: Ranked) -> Ranked:
-        attended = []
-        for rank, (ops, context) in enumerate(zip(self._ops, self._contexts, strict=True)):
-            own = [each[rank] for each in x]
-            with forward_context(context):
-                attended.append(getattr(ops, operator)(*own, self._heads[heads][rank]))
-        return attended
-
-    def logits(
-        self, x: Ranked, head: LMHead, *, norm: RMSNorm | None = None, scale: float = 1.0
-    ) -> Ranked:
-        norms = self._modules[norm]
-        return self._each("logits", x, self._modules[head], norm=norms, scale=scale)
-
-    def _each(self, operator: str, x: Ranked, modules: list[Any], **options: Any) -> Ranked:
-        """Options that are lists have one for each rank."""
-        return [
-            getattr(ops, operator)(
-                x[rank],
-                modules[rank],
-                **{
-                    name: option[rank] if isinstance(option, list) else option
-                    for name, option in options.items()
-                },
-            )
-            for rank, ops in enumerate(self._ops)
-        ]
-
-
-@torch.inference_mode()
-def ranks_logits(folder: Path, batch: Batch, size: int) -> list[Ranked]:
-    """The logits of the model and, if it has one, of its MTP head: each rank's."""
-    config = read_model_config(folder)
-    models = [
-        load_model(folder, config, torch.float32, CPU, ignore, Parallel(rank, size))
-        for rank in range(size)
-    ]
-    contexts = [local_context(batch.context, model) for model in models]
-    ops = RankOps(models, batch.positions, contexts)
-    ids = [batch.input_ids] * size
-    model = models[0]
-    hidden = model.forward(ops, ids)
-    found = [model.logits(ops, hidden)]
-    if head := model.mtp_head:
-        found.append(head.logits(ops, head.forward(ops, head.first_state(ops, hidden), ids)))
-    return found
-
-
-def ignore(text: str, fraction: float) -> None:
-    pass
-
-
-def local_context(context: ForwardContext, model: DecoderLM) -> ForwardContext:
-    """With a KV cache of the heads that ``model`` has."""
-    layouts = model.kv_layouts(torch.float32, drafts=model.mtp_head is not None)
-    cache = KVCache(layouts, CAPACITY.num_blocks, CAPACITY.block_size, CPU)
-    return replace(context, kv_caches=cache.layers)
-
-
-@pytest.mark.parametrize(
-    ("save", "sizes"),
-    [
-        (save_mild_mimo, (2, 4)),
-        (save_llama, (2,)),
-        (save_granite, (2,)),
-        (save_qwen2_moe, (2,)),
-        (save_deepseek_v3, (2,)),
-    ],
-    ids=[
-        "MiMo, also more ranks than KV heads",
-        "Llama, biases everywhere",
-        "Granite, scaled",
-        "Qwen2-MoE, experts",
-        "DeepSeek-V3, latents",
-    ],
-)
-def test_ranks_have_the_logits_of_the_whole_model(
-    tmp_path: Path, save: Callable[[Path], None], sizes: tuple[int, ...]
-) -> None:
-    save(tmp_path)
-    whole, batch = prepare(tmp_path, random_prompts(3), torch.float32)
-    with torch.inference_mode(), forward_context(batch.context):
-        expected = whole.logits(whole(batch.input_ids, batch.positions))
-    first, *drafts = ranks_logits(tmp_path, batch, 1)
-    torch.testing.assert_close(first, [expected], atol=1e-5, rtol=1e-5)
-    for size in sizes:
-        found, *drafted = ranks_logits(tmp_path, batch, size)
-        torch.testing.assert_close(found, [expected] * size, atol=1e-5, rtol=1e-5)
-        for ours, alone in zip(drafted, drafts, strict=True):
-            torch.testing.assert_close(ours, alone * size, atol=1e-5, rtol=1e-5)
+HEADS = {"num_attention_heads": 6, "num_key_value_heads": 3}  # of three ranks
 
 
 def test_a_rank_has_its_heads_and_its_part_of_the_mlp(tmp_path: Path) -> None:
@@ -264,6 +40,9 @@ def test_a_rank_has_its_heads_and_its_part_of_the_mlp(tmp_path: Path) -> None:
         assert layer.mlp.down_proj.weight.values.shape == (64, 96 // size)
         assert layer.mlp.down_proj.is_partial == (size > 1)
         assert not layer.mlp.gate_up_proj.is_partial
+        assert model.model.embed_tokens.weight.values.shape == (160 // size, 64)
+        assert model.lm_head is not None
+        assert model.lm_head.weight.values.shape == (160 // size, 64)
 
 
 def test_a_size_that_does_not_divide_is_named_with_those_that_do(tmp_path: Path) -> None:
@@ -279,22 +58,80 @@ def test_a_size_that_does_not_divide_is_named_with_those_that_do(tmp_path: Path)
         Parallel(0, 6).heads(12, 4)
     with pytest.raises(ConfigError, match=r"intermediate_size 50 .* 4 ranks; 1, 2, 5, 10, 25, 50 "):
         Parallel(0, 4).inner(50)
+    with pytest.raises(ConfigError, match=r"vocab_size 9 cannot be split over 8 ranks; 1, 2, 3, 5"):
+        Parallel(0, 8).vocabulary(9)
+    with pytest.raises(ConfigError, match=r"3 whole experts .* over 4 ranks; 1, 2, 3 would work"):
+        Parallel(0, 4, has_whole_experts=True).experts(3, 50)
 
 
-def test_norms_over_all_heads_are_refused(tmp_path: Path) -> None:
-    save_model(tmp_path, Olmo2ForCausalLM)
-    with pytest.raises(ConfigError, match=r"norms over all heads .* cannot be split over 2 ranks"):
-        build_model(read_model_config(tmp_path), torch.float32, CPU, Parallel(0, 2))
+def test_a_vocabulary_need_not_divide() -> None:
+    shards = [Parallel(rank, 4).vocabulary(161) for rank in range(4)]
+    assert [(each.start, each.num) for each in shards] == [(0, 41), (41, 41), (82, 41), (123, 38)]
 
 
-@pytest.mark.parametrize("native", [False, True])
-def test_no_backend_runs_a_shard_yet(tmp_path: Path, native: bool) -> None:
+@pytest.mark.parametrize("quantization", ["wint4", "nf4"])
+def test_a_shard_that_would_cut_a_group_is_refused(
+    tmp_path: Path, quantization: Quantization
+) -> None:
+    save_qwen2(tmp_path, hidden_size=128, intermediate_size=192)
+    with pytest.raises(
+        ConfigError, match=r"_proj.weight: \d+ inputs of which \d+ share a scale .* 4 ranks; 1, 2"
+    ):
+        load_shard(tmp_path, Parallel(1, 4), quantization)
+
+
+def test_codes_whose_inputs_have_an_order_are_refused(tmp_path: Path) -> None:
+    save_qwen2(tmp_path / "dense")
+    save_quantized(tmp_path / "dense", tmp_path / "codes", LAYOUTS["gptq, desc_act"])
+    with pytest.raises(ConfigError, match=r"o_proj: inputs in an order of their own .* 2 ranks"):
+        load_shard(tmp_path / "codes", Parallel(1, 2))
+
+
+def test_a_rank_has_whole_experts_and_reads_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model(tmp_path, Qwen3MoeForCausalLM, **(CASES["qwen3 moe"][1] | HEADS))
+    whole = load_shard(tmp_path, Parallel(0, 1))
+    names = []
+    read = StoredTensor.read
+
+    def noted(stored: StoredTensor, dim: int, start: int, num: int) -> torch.Tensor:
+        names.append(stored.name)
+        return read(stored, dim, start, num)
+
+    monkeypatch.setattr(StoredTensor, "read", noted)
+    shard = load_shard(tmp_path, Parallel(1, 3, has_whole_experts=True))
+    for ours, theirs in zip(experts_of(shard), experts_of(whole), strict=True):
+        assert (ours.first, len(ours.products), ours.is_partial) == (2, 3, True)
+        for own, same in zip(ours.products, theirs.products[2:5], strict=True):
+            assert torch.equal(own.gate_up_proj.weight.values, same.gate_up_proj.weight.values)
+            assert torch.equal(own.down_proj.weight.values, same.down_proj.weight.values)
+    numbers = {name.split(".")[5] for name in names if ".experts." in name}
+    assert numbers == {"2", "3", "4"}
+
+
+def load_shard(folder: Path, parallel: Parallel, quantization: Quantization = "none") -> DecoderLM:
+    config = read_model_config(folder)
+    return load_model(
+        folder, config, torch.float32, CPU, lambda *_: None, parallel, quantization=quantization
+    )
+
+
+def test_a_rank_reads_its_share_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save_qwen2(tmp_path)
-    settings = WorkerConfig(native_kernels=native, num_threads=1)
-    config = read_model_config(tmp_path)
-    model = build_model(config, torch.float32, CPU, Parallel(1, 2))
-    for choose in (choose_kernels, choose_device_kernels):
-        with pytest.raises(ConfigError, match=r"o_proj: a part of a sum over ranks"):
-            choose(model, settings, torch.float32)
-    whole = load_model(tmp_path, config, torch.float32, CPU, ignore, ALONE)
-    choose_kernels(whole, settings, torch.float32)
+    sizes = []
+    read = StoredTensor.read
+
+    def counted(stored: StoredTensor, dim: int, start: int, num: int) -> torch.Tensor:
+        part = read(stored, dim, start, num)
+        sizes.append(part.numel())
+        return part
+
+    monkeypatch.setattr(StoredTensor, "read", counted)
+    load_shard(tmp_path, Parallel(0, 1))
+    num_alone = sum(sizes)
+    sizes.clear()
+    load_shard(tmp_path, Parallel(1, 2))
+    assert sum(sizes) < 0.51 * num_alone, "all but norms"

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import ENGINES, KERNELS, make_engine
 from benchmarks.harness.scheduled import Run
+from services.worker.layers.weights import Dense
 from services.worker.slots.table import SlotTable
 from services.worker.speculation.drafter import RecordedStep
 from shared.messages import SamplingParams
@@ -174,8 +175,9 @@ def test_a_draft_that_breaks_the_numbers_costs_a_step_and_not_the_request(
         for program in (model.trunk, model.draft_head._forward):
             program._structs[0].rows = embeddings.data_ptr()
     else:
-        spoiled = nn.Parameter(embeddings, requires_grad=False)  # the head keeps its own
-        model.model.model.embed_tokens.weight = spoiled
+        spoiled = Dense(*embeddings.shape)
+        spoiled.values.copy_(embeddings)
+        model.model.model.embed_tokens.weight = spoiled  # the head keeps its own
     monkeypatch.setattr(engine._drafter, "draft", draft_777)
     done = scheduled.run(engine, some, REPEATED)
     assert done.ends == without.ends

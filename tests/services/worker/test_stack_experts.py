@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from kernels.codes import Codes
-from services.worker.backends.stack_experts import stack_experts
 from services.worker.layers.linear import Linear
+from services.worker.layers.stack_experts import stack_experts
 from services.worker.layers.weights import Dense
 from services.worker.models.decoder import DecoderLM
 from services.worker.startup.choose_backend import choose_device_kernels

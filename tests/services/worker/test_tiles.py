@@ -10,11 +10,12 @@ import torch
 from kernels.codes import Codes
 from kernels.cpu import build
 from kernels.cpu.library import load_library, variants
-from kernels.cpu.operators import Kind, Operator
+from kernels.cpu.operators import Kind, Operator, PackedMatrix
 from kernels.cpu.program import Buffer, NativeLibrary, NativeProgram
 from services.worker.backends.native import NativeLM
 from services.worker.backends.torch_lm import TorchLM
 from services.worker.weights.online import ONLINE, Quantization
+from tests.kernels.coded import KINDS, random_codes
 from tests.services.worker.test_native import furthest, make_config, random_prompts, run
 from tests.services.worker.test_weight_forms import in_float32, in_form
 
@@ -62,6 +63,35 @@ def test_a_tokens_logits_are_the_same_bits_whatever_shares_its_step(
         assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True)), chunk_size
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("group", "has_zeros"), [(16, True), (32, False), (32, True), (128, True), (None, True)]
+)
+def test_codes_in_groups_have_the_same_bits_in_any_batch(
+    library: NativeLibrary, kind: str, group: int | None, has_zeros: bool
+) -> None:
+    """Rows alone, some, as many as the registers have, and more; the last group is a short one."""
+    weight = random_codes(kind, (70, 528), group, zeros=has_zeros)
+    program = product_with(library, library.pack_codes(weight))
+    x = torch.randn(300, 528).bfloat16()
+    found = program.run([x.float()])
+    exact = x.double() @ weight.values(torch.float32).double().T
+    rounding = 2**-7 if kind == "table" else 1e-5  # its numbers are not exact in bfloat16
+    assert (found - exact).abs().max() <= rounding * exact.abs().max()
+    for num in (1, 2, 16, 17, 33):
+        parts = torch.cat([program.run([rows]) for rows in x.float().split(num)])
+        assert torch.equal(parts, found), num
+
+
+def product_with(library: NativeLibrary, packed: PackedMatrix) -> NativeProgram:
+    """Of rows in float32, which are narrowed first."""
+    narrow = Operator(kind=Kind.NARROW, source=0, out=1, size=packed.k)
+    product = Operator(kind=Kind.LINEAR, source=1, out=2, size=packed.k, weight=packed)
+    sizes = [(packed.k, torch.float32), (packed.k, DTYPE), (packed.n, torch.float32)]
+    buffers = [Buffer(size, dtype) for size, dtype in sizes]
+    return NativeProgram(library, [narrow, product], buffers, 1, 2)
+
+
 @pytest.mark.parametrize("is_int8", [False, True])
 def test_small_numbers_are_zeros_whatever_shares_the_product(
     library: NativeLibrary, is_int8: bool
@@ -80,11 +110,7 @@ def test_small_numbers_are_zeros_whatever_shares_the_product(
             packed = each.pack_codes(Codes(codes, torch.ones(size, 1), None, None, size, size))
         else:
             packed = each.pack(weight)
-        narrow = Operator(kind=Kind.NARROW, source=0, out=1, size=size)
-        product = Operator(kind=Kind.LINEAR, source=1, out=2, size=size, weight=packed)
-        sizes = [(size, torch.float32), (size, DTYPE), (size, torch.float32)]
-        buffers = [Buffer(size, dtype) for size, dtype in sizes]
-        program = NativeProgram(each, [narrow, product], buffers, 1, 2)
+        program = product_with(each, packed)
         alone = torch.cat([program.run([row]) for row in x.split(1)])
         assert torch.equal(alone, program.run([x]))
         assert (alone != 0).sum() > 0

@@ -79,7 +79,7 @@ def test_the_same_weights_have_the_same_text_with_either_implementation(
 
 def test_in_bfloat16_logits_are_compared_in_float32(tmp_path: Path) -> None:
     save_family(tmp_path, "Gemma2ForCausalLM", tie_word_embeddings=True)
-    engine = make_engine(tmp_path, dtype="bfloat16")
+    engine = make_engine(tmp_path, dtype="bfloat16", model_impl="transformers")
     model = engine._model
     assert model.base.get_input_embeddings().weight.dtype == torch.bfloat16
     hidden = model.base.get_input_embeddings().weight[:3]

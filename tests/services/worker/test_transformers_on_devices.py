@@ -55,7 +55,12 @@ def test_texts_are_those_of_the_host_engine_while_steps_are_in_flight(
     params = SamplingParams(seed=1, temperature=0.0, max_tokens=12, ignore_eos=True)
     found, wanted = (
         scheduled.run(
-            make_engine(tmp_path, kernels, speculative_config=speculation, max_num_seqs=4),
+            make_engine(
+                *(tmp_path, kernels),
+                model_impl="transformers",
+                speculative_config=speculation,
+                max_num_seqs=4,
+            ),
             *(prompts, params),
             caches_prefixes=True,
         )
@@ -92,7 +97,7 @@ def test_a_model_that_looks_at_values_is_run_step_by_step_and_the_log_says_so(
     monkeypatch.setattr(load_transformers, "_pretrained", with_plain_experts)
     save_family(tmp_path, "GptOssForCausalLM")
     with caplog.at_level(logging.WARNING):
-        engine = make_engine(tmp_path, "device")
+        engine = make_engine(tmp_path, "device", model_impl="transformers")
     assert "CUDA graphs: none, steps run eagerly: aten._local_scalar_dense" in caplog.text
     assert len(engine._graphs) == 0
     oracle = AutoModelForCausalLM.from_pretrained(tmp_path).eval()

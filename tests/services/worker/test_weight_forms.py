@@ -14,7 +14,6 @@ from kernels.cpu.program import NativeLibrary
 from services.worker.backends.native import NativeLM
 from services.worker.backends.torch_lm import TorchLM
 from services.worker.layers.linear import Linear
-from services.worker.layers.ops import NotSupported
 from services.worker.layers.weights import Dense, Quantized
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import read_model_config
@@ -25,6 +24,7 @@ from services.worker.weights.dummy import make_dummy
 from services.worker.weights.load import build_model, load_model, quantize
 from services.worker.weights.online import ONLINE, Quantization
 from shared.config.worker import WorkerConfig
+from tests.services.worker.builds import each_variant
 from tests.services.worker.checkpoints import (
     assert_greedy,
     quantized,
@@ -137,7 +137,7 @@ def test_logits_are_those_of_what_the_codes_stand_for(
     assert furthest(found, plain) > 1e-3
 
 
-@pytest.mark.parametrize("variant", variants())
+@each_variant
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 def test_bfloat16_logits_are_nearer_to_float32_than_those_of_torch(
     quantization: Quantization, variant: str
@@ -155,7 +155,7 @@ def test_bfloat16_logits_are_nearer_to_float32_than_those_of_torch(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("variant", variants())
+@each_variant
 @pytest.mark.parametrize(
     "name", ["ERNIE, interleaved, biases everywhere", "Qwen2-MoE, a gate, a dense layer"]
 )
@@ -226,11 +226,3 @@ def test_what_torch_computes_with_is_counted(checkpoint: Path, quantization: Qua
         loaded = load(config, lambda *_: None, choose_kernels)
         peaks.append(estimate_requirements(loaded).peak)
     assert peaks[0] - peaks[1] == 2 * 96 * 64 * 8  # gates and ups, each number twice in float32
-
-
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
-def test_the_head_stays_dense(quantization: Quantization) -> None:
-    model: Any = make_model(make_config("Qwen2, biases"), torch.float32)
-    model.lm_head.weight = ONLINE[quantization](model.lm_head.weight.values)
-    with pytest.raises(NotSupported, match="lm_head: weights in the form Quantized"):
-        TorchLM(model)

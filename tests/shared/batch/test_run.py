@@ -62,13 +62,15 @@ async def run(
 
 
 async def test_each_line_gets_one_result_and_so_many_are_open_at_once(tmp_path: Path):
-    num_open, most = 0, 0
+    num_open, most, are_all_open = 0, 0, asyncio.Event()
 
     async def handle(request: web.Request) -> web.Response:
         nonlocal num_open, most
         num_open += 1
         most = max(most, num_open)
-        await asyncio.sleep(0.001)
+        if num_open == 7:
+            are_all_open.set()
+        await are_all_open.wait()
         num_open -= 1
         return web.json_response(ANSWER | {"got": await request.json()})
 

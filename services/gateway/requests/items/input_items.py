@@ -112,4 +112,4 @@ def _with_id(item: bytes, name: str) -> bytes:
     if head.id is not None:
         return item
     fields = msgspec.json.decode(item, type=dict[str, Raw])
-    return msgspec.json.encode({"id": f"{ID_PREFIXES[head.type]}_{name}", **fields})
+    return msgspec.json.encode({**fields, "id": f"{ID_PREFIXES[head.type]}_{name}"})

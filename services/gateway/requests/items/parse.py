@@ -11,6 +11,7 @@ from msgspec import structs
 
 from services.gateway.requests import format_schema as chat
 from services.gateway.requests import unsupported
+from services.gateway.requests.history import ALL_THAT_FIT, NO_LIMIT
 from services.gateway.requests.items.conversation import Decrypt, chat_messages
 from services.gateway.requests.items.input_items import read_input
 from services.gateway.requests.items.schema import (
@@ -22,7 +23,7 @@ from services.gateway.requests.items.schema import (
 )
 from services.gateway.requests.items.tools import ItemTools, chat_choice, read_tools
 from services.gateway.requests.job import Job
-from services.gateway.requests.json_body import Body, check, decode
+from services.gateway.requests.json_body import Body, check, decode, in_vain
 from services.gateway.requests.parse import Limits, chat_job
 from services.gateway.requests.raw_json import NULL
 from services.gateway.requests.schema import ChatRequest, GenerationRequest, StreamOptions
@@ -32,32 +33,37 @@ from shared.errors import InvalidRequest
 from shared.messages import ModelInfo
 
 SCHEMA = "text.format.schema"
+_HISTORY_LIMITS = {None: None, "auto": ALL_THAT_FIT, "disabled": NO_LIMIT}
 FIELD_NAMES = {
     "prompt": "input",
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
+    "history_limit": "truncation",
 }
 """What the fields of a chat are called here, where they differ."""
 
 
 @dataclass(frozen=True)
 class ItemRequest:
-    """A request whose own fields are checked; ``items`` are the JSON of its input."""
+    """A request whose own fields are checked; ``items`` are the JSON of its input. ``warnings``
+    name what it asks for in vain."""
 
     fields: ResponseRequest
     items: list[bytes]
     tools: ItemTools
+    warnings: tuple[str, ...]
 
 
 def read_request(body: Body) -> ItemRequest:
     """What it returns shares no memory with ``body``, but for fields that go into the Job. Raises
     InvalidRequest."""
-    request = check(decode(body), ResponseRequest, unsupported.RESPONSES)
-    verbosity = request.text.verbosity if request.text is not None else None
-    if verbosity not in (None, "medium"):
-        raise refusal("text.verbosity", verbosity, 'null or "medium"')
+    found = decode(body)
+    request = check(found, ResponseRequest, unsupported.RESPONSES)
+    warnings = in_vain(found, ResponseRequest, unsupported.RESPONSES)
+    if request.text is not None and request.text.verbosity not in (None, "medium"):
+        warnings += ("text.verbosity: it changes nothing here",)
     if request.stream_options is not None:
         _check_usage(request.stream_options)
     if request.top_logprobs and not request.includes(LOGPROBS):
@@ -69,7 +75,7 @@ def read_request(body: Body) -> ItemRequest:
     request.input, request.tools = NULL, request.tools.copy()
     if request.text is not None and isinstance(request.text.format, JsonSchema):
         request.text.format.schema = request.text.format.schema.copy()
-    return ItemRequest(request, items, tools)
+    return ItemRequest(request, items, tools, (*warnings, *tools.warnings))
 
 
 def _check_usage(options: StreamOptions) -> None:
@@ -106,6 +112,7 @@ def response_job(
         documents=fields.documents,
         chat_template=fields.chat_template,
         chat_template_kwargs=fields.chat_template_kwargs,
+        history_limit=_HISTORY_LIMITS[fields.truncation],
     )
     with client_names(FIELD_NAMES):
         job = chat_job(chat_request, model, limits)
@@ -115,7 +122,7 @@ def response_job(
     return replace(
         job,
         field_names=job.field_names | FIELD_NAMES | request.tools.field_names,
-        warnings=(*job.warnings, *request.tools.warnings),
+        warnings=request.warnings,
     )
 
 

@@ -123,6 +123,7 @@ class ResponseRequest(GenerationRequest, kw_only=True):
     """Fields that both kinds of request have mean the same; some of them are refused here."""
 
     input: Raw
+    background: bool | None = None
     instructions: str | None = None
     tools: Raw = NULL
     tool_choice: ToolChoiceField | None = None
@@ -142,6 +143,7 @@ class ResponseRequest(GenerationRequest, kw_only=True):
     documents: Raw = NULL
     chat_template: ChatTemplate | None = None
     chat_template_kwargs: Raw = NULL
+    truncation: Literal["auto", "disabled"] | None = None
 
     def includes(self, what: str) -> bool:
         return self.include is not None and what in self.include

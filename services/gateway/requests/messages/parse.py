@@ -7,8 +7,9 @@ import msgspec
 from msgspec import Raw, structs
 
 from services.gateway.requests.format_schema import JsonSchema, NamedSchema
+from services.gateway.requests.history import TEXT_SHARE, history_limit
 from services.gateway.requests.job import Job, Parsing
-from services.gateway.requests.json_body import Body, check, decode
+from services.gateway.requests.json_body import Body, check, decode, in_vain
 from services.gateway.requests.messages.blocks import Conversation
 from services.gateway.requests.messages.neutral import NEUTRAL
 from services.gateway.requests.messages.schema import (
@@ -41,7 +42,8 @@ class ParsedMessages:
 
 def parse_messages(body: Body, model: ModelInfo, limits: Limits) -> ParsedMessages:
     """A body of ``/v1/messages``. Raises InvalidRequest (NotFound for the model)."""
-    request = check(decode(body), MessagesRequest, NEUTRAL)
+    fields = decode(body)
+    request = check(fields, MessagesRequest, NEUTRAL)
     chat, warnings = prompt_of(request, model)
     chat.max_tokens = request.max_tokens
     chat.temperature, chat.top_p, chat.top_k = request.temperature, request.top_p, request.top_k
@@ -49,13 +51,17 @@ def parse_messages(body: Body, model: ModelInfo, limits: Limits) -> ParsedMessag
     _set_budget(chat, request, model, warnings)
     job = chat_job(chat, model, limits)
     format, param = _format(request)
+    # A bound that counts as far as the context goes asks for no room beyond that.
+    room = min(request.max_tokens, model.max_model_len // TEXT_SHARE)
+    history = history_limit(limits.history_limit, room, model)
     job = replace(
         job,
         text=structs.replace(job.text, fits_max_tokens=True),
+        chat=structs.replace(job.chat, history_limit=history) if job.chat else None,
         format=structs.replace(job.format, param=param) if job.format and format else None,
         field_names=job.field_names | {"reasoning_budget": "thinking.budget_tokens"},
         parsing=replace(job.parsing or _ANY_TEXT, is_named=False),
-        warnings=tuple(warnings),
+        warnings=(*warnings, *in_vain(fields, MessagesRequest, NEUTRAL)),
     )
     return ParsedMessages(job, getattr(request.thinking, "display", None) != "omitted")
 

@@ -6,14 +6,17 @@ import msgspec
 
 _BEGIN = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _MAY_BEGIN = re.compile(r'\s*(\{\s*("(i(n(p(u(t("\s*(:\s*)?)?)?)?)?)?)?)?)?')
-_PLAIN = re.compile(r'[^"\\]*')
-_ESCAPE = re.compile(r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}|u[0-9a-fA-F]{4}|[^u])")
-_LONGEST_ESCAPE = 12
+_HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_PIECE = re.compile(rf'[^"\\]+|{_HIGH}{_LOW}|\\u[0-9a-fA-F]{{4}}|\\["\\/bfnrt]|\\')
+_CUT_LOW = r"\\(u([dD]([c-fC-F][0-9a-fA-F]?)?)?)?"
+_MAY_GO_ON = re.compile(rf"\\(u[0-9a-fA-F]{{0,3}})?|{_HIGH}({_CUT_LOW})?")
+"""An escape that may become another with more text."""
 
 
 class CustomInput:
-    """Gives the text piece by piece as it comes. Arguments of another shape, which a model may
-    write that is held to nothing, are the text themselves."""
+    r"""Gives the text piece by piece as it comes. A model that is held to nothing may write what is
+    no JSON: an escape that there is none of is text as it stands, as in ``grep \d``, and so are
+    arguments of another shape."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -28,9 +31,11 @@ class CustomInput:
         return "".join(pieces)
 
     def finish(self) -> str:
-        """What is left of arguments that are no such object."""
+        """What was held because more of it could have come."""
+        if self._state == self._read_text:
+            return self._taken(is_last=True)
         left, self._held = self._held, ""
-        return left if self._state == self._read_begin else ""
+        return left
 
     def _read_begin(self) -> str:
         if found := _BEGIN.match(self._held):
@@ -43,19 +48,21 @@ class CustomInput:
         return ""
 
     def _read_text(self) -> str:
-        """Characters up to an escape that is not whole, or to the end of the string."""
-        found = _PLAIN.match(self._held)
-        assert found is not None
-        if plain := found.group():
-            self._held = self._held[found.end() :]
-            return plain
-        if self._held.startswith('"'):
-            self._held, self._state = "", self._read_nothing
-        is_cut = _may_be_cut(self._held)
-        if not is_cut and (escape := _ESCAPE.match(self._held)):
-            self._held = self._held[escape.end() :]
-            return _decoded(escape.group())
-        return ""
+        return self._taken(is_last=False)
+
+    def _taken(self, is_last: bool) -> str:
+        """Characters up to the end of the string, or to an escape that may go on."""
+        held, end = self._held, 0
+        pieces: list[str] = []
+        while end < len(held) and (is_last or not _MAY_GO_ON.fullmatch(held, end)):
+            found = _PIECE.match(held, end)
+            if found is None:  # a quote
+                self._held, self._state = "", self._read_nothing
+                return "".join(pieces)
+            pieces.append(_decoded(found.group()))
+            end = found.end()
+        self._held = held[end:]
+        return "".join(pieces)
 
     def _read_all(self) -> str:
         text, self._held = self._held, ""
@@ -66,14 +73,10 @@ class CustomInput:
         return ""
 
 
-def _may_be_cut(text: str) -> bool:
-    """Whether an escape at its beginning may become another with more text."""
-    high = re.match(r"\\u[dD][89abAB][0-9a-fA-F]{2}", text)
-    return high is not None and len(text) < _LONGEST_ESCAPE and (r"\u".startswith(text[6:8]))
-
-
-def _decoded(escape: str) -> str:
+def _decoded(piece: str) -> str:
+    if piece == "\\" or not piece.startswith("\\"):
+        return piece
     try:
-        return msgspec.json.decode(f'"{escape}"', type=str)
+        return msgspec.json.decode(f'"{piece}"', type=str)
     except msgspec.DecodeError:  # half of a character
         return "\N{REPLACEMENT CHARACTER}"

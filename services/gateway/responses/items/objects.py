@@ -5,7 +5,7 @@ from typing import Any, Literal
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
-Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 NO_LIST = Raw(b"[]")
 
@@ -62,6 +62,8 @@ OutputItem = ReasoningItem | MessageItem | FunctionCallItem | CustomCallItem
 class InputDetails(Struct):
     cached_tokens: int
     cache_write_tokens: int = 0
+    dropped_tokens: int | UnsetType = UNSET
+    dropped_turns: int | UnsetType = UNSET
 
 
 class OutputDetails(Struct):
@@ -82,7 +84,9 @@ class ResponseError(Struct):
 
 
 class IncompleteDetails(Struct):
-    reason: Literal["max_output_tokens"]
+    """``repetition`` is ours: OpenAI has nothing that ends a text so."""
+
+    reason: Literal["max_output_tokens", "repetition"]
 
 
 class ReasoningShown(Struct):
@@ -121,7 +125,7 @@ class ResponseObject(Struct, kw_only=True):
     tools: Raw
     top_logprobs: int
     top_p: float
-    truncation: str = "disabled"
+    truncation: str
     usage: ResponseUsage | None = None
     user: str | None
     metadata: dict[str, str]

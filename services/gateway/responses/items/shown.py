@@ -9,6 +9,7 @@ from services.gateway.responses.items.objects import (
     NO_LIST,
     ReasoningShown,
     ResponseObject,
+    Status,
     TextShown,
 )
 from services.gateway.responses.reply import Head
@@ -16,13 +17,16 @@ from services.gateway.responses.reply import Head
 _ANY_TEXT = {"type": "text"}
 
 
-def begun_response(request: ItemRequest, job: Job, head: Head, is_stored: bool) -> ResponseObject:
+def begun_response(
+    request: ItemRequest, job: Job, head: Head, is_stored: bool, status: Status = "in_progress"
+) -> ResponseObject:
     """The response before its first token."""
     fields = request.fields
     return ResponseObject(
         id=head.id,
         created_at=head.created,
-        status="in_progress",
+        status=status,
+        background=fields.background is True,
         instructions=fields.instructions,
         max_output_tokens=fields.max_output_tokens,
         max_tool_calls=fields.max_tool_calls,
@@ -39,6 +43,7 @@ def begun_response(request: ItemRequest, job: Job, head: Head, is_stored: bool) 
         tools=NO_LIST if fields.tools == NULL else fields.tools,
         top_logprobs=fields.top_logprobs or 0,
         top_p=job.params.top_p,
+        truncation="auto" if job.chat is not None and job.chat.history_limit else "disabled",
         user=fields.user,
         metadata=fields.metadata or {},
     )

@@ -19,6 +19,7 @@ from services.gateway.responses.items.objects import (
     ResponseError,
     ResponseObject,
     ResponseUsage,
+    Status,
 )
 from services.gateway.responses.items.open_items import ItemEvent
 from services.gateway.responses.items.output_items import ItemShape, OutputItems
@@ -29,8 +30,20 @@ from services.gateway.responses.output_parser import ChoiceParser, OutputParser
 from services.gateway.responses.reply import Reply, Tally
 from services.gateway.responses.writers import HEARTBEAT
 from shared.errors import RequestError
+from shared.messages import FinishReason
 
 structs = msgspec.structs
+
+_STATUSES: dict[FinishReason, Status] = {
+    "stop": "completed",
+    "length": "incomplete",
+    "repetition": "incomplete",
+    "abort": "cancelled",
+}
+_DETAILS: dict[FinishReason, IncompleteDetails] = {
+    "length": IncompleteDetails("max_output_tokens"),
+    "repetition": IncompleteDetails("repetition"),
+}
 
 
 class ResponseMaker:
@@ -86,23 +99,27 @@ class ResponseMaker:
     def _finish(self, update: ChoiceUpdate) -> Iterator[ItemEvent]:
         assert update.finished is not None
         reason = update.finished.reason
-        is_cut = reason in ("length", "abort")
+        is_cut = reason != "stop"
         has_open_call = self._choice is not None and self._choice.has_open_call
         yield from self._items.finish(is_cut or has_open_call)
-        details = IncompleteDetails("max_output_tokens") if reason == "length" else None
         self.response = structs.replace(
             self.response,
-            status="incomplete" if reason == "length" else "cancelled" if is_cut else "completed",
-            incomplete_details=details,
+            status=_STATUSES[reason],
+            incomplete_details=_DETAILS.get(reason),
             usage=self._usage(),
         )
 
     def _usage(self) -> ResponseUsage:
         usage = self._tally.usage()
+        of_prompt = usage.prompt_tokens_details
         num_reasoning = self._choice.num_reasoning_tokens if self._choice is not None else None
         return ResponseUsage(
             usage.prompt_tokens,
-            InputDetails(usage.prompt_tokens_details.cached_tokens),
+            InputDetails(
+                of_prompt.cached_tokens,
+                dropped_tokens=of_prompt.dropped_tokens,
+                dropped_turns=of_prompt.dropped_turns,
+            ),
             usage.completion_tokens,
             OutputDetails(num_reasoning or 0),
             usage.total_tokens,

@@ -16,6 +16,7 @@ from services.worker.startup.loaded_model import LoadedModel
 from services.worker.step.logprobs import StepLogprobs
 from services.worker.step.pooling import PooledPart, pooled_rows
 from services.worker.step.prompt_logprobs import PromptPart, prompt_rows
+from services.worker.step.repetition import end_repetitions
 from services.worker.step.results import RowPart, draft_rows, record, with_parts
 from services.worker.step.verify import AcceptOutcome
 from shared.messages import Capacity, StepPlan, StepResult
@@ -62,6 +63,7 @@ class Collector:
         table = self._table
         packed = NO_ROWS if launched.packed is None else launched.packed.wait()[0]
         rows, outcome = unpack(table, launched.planned, packed)
+        outcome = end_repetitions(table, rows.sampling_slots, outcome)
         logprobs = (
             StepLogprobs({}) if launched.logprobs is None else launched.logprobs.resolve(outcome)
         )

@@ -27,11 +27,12 @@ from services.worker.engine.device.token_logprobs import PendingLogprobs
 from services.worker.engine.protocol import StepOutput
 from services.worker.machine.hardware import why_out_of_memory
 from services.worker.machine.streams import DeviceEvent, Download, upload
+from services.worker.metrics import EXPERT_LOADS
 from services.worker.slots.table import SlotTable
 from services.worker.startup.choose_backend import choose_device_kernels
 from services.worker.startup.loaded_model import LoadedModel, load
 from services.worker.startup.offload_report import report_offload
-from services.worker.startup.plan_memory import estimate_requirements, plan_memory
+from services.worker.startup.plan_memory import estimate_requirements, plan_worker
 from services.worker.step.prompt_logprobs import ask_prompts
 from services.worker.step.results import RowPart
 from services.worker.weights.progress import Progress
@@ -54,18 +55,20 @@ class DeviceEngine:
     def __init__(self, settings: WorkerConfig, progress: Progress) -> None:
         loaded = load(settings, progress, choose_device_kernels)
         _warn_of_acceptance(loaded)
+        _check_ranks(loaded)
         wanted = _shapes(loaded)
         is_cuda = loaded.device.type == "cuda"
         requirements = (
             measure(loaded, wanted, progress) if is_cuda else estimate_requirements(loaded)
         )
-        report = plan_memory(settings, requirements, loaded.before, loaded.device)
+        report = plan_worker(loaded, requirements)
         report.publish()
         self.copies_s = report_offload(loaded)  # of weights, in each step
         self.model_info, self.capacity = loaded.model_info, loaded.capacity(report.num_blocks)
         self._device = loaded.device
         self._method = loaded.speculation.method
         self._pooler = loaded.pooler
+        self._parallel = loaded.parallel
         self._eos_ids = loaded.eos_ids
         self._table = SlotTable(self.capacity, loaded.make_guides())
         self._slots = DeviceSlots(self.capacity, self._table, self._device)
@@ -78,6 +81,7 @@ class DeviceEngine:
         self._num_in_flight = 0
         self._is_collected = threading.Condition()
         self._error: Exception | None = None  # of the first step that broke: what follows is void
+        EXPERT_LOADS.source = loaded.expert_loads
 
     @property
     def num_running(self) -> int:
@@ -108,6 +112,8 @@ class DeviceEngine:
         self._results.submit(self._collect, launched, output)
 
     def _launch(self, plan: StepPlan, ids: np.ndarray) -> LaunchedStep:
+        if self._parallel.size > 1:
+            self._wait_for_results()  # which slots are open must be the same for all ranks
         fresh_blocks = self._table.apply(plan, ids)
         self._lengths.admit(self._table, plan)
         self._slots.update(self._table, plan)
@@ -156,6 +162,8 @@ class DeviceEngine:
         try:
             return self._try_forward(launched.planned)
         except torch.OutOfMemoryError as error:
+            if self._parallel.size > 1:  # the others wait for this step
+                raise
             problem = why_out_of_memory(error)
         self._fail_chunks(launched, problem)
         return self._try_forward(launched.planned) if launched.planned.num_rows else None
@@ -269,6 +277,18 @@ def _warn_of_acceptance(loaded: LoadedModel) -> None:
     log.warning(
         "draft-acceptance = %s: drafts are accepted at random, the output is not meaningful", share
     )
+
+
+def _check_ranks(loaded: LoadedModel) -> None:
+    """Raises ConfigError for drafts that ranks could not agree on: those of prompt lookup follow
+    grammars, which are ready on one rank earlier than on another."""
+    if loaded.parallel.size == 1:
+        return
+    if loaded.speculation.method == "ngram":
+        raise ConfigError(
+            "speculative-config: method ngram is not for several ranks on GPUs; mtp and none are"
+        )
+    log.warning("tensor-parallel-size: ranks on GPUs were never tried")
 
 
 def _shapes(loaded: LoadedModel) -> list[Shape]:

@@ -23,6 +23,7 @@ from kernels.sample.slots import process_slots, sample_slots
 from kernels.slot_state import SlotState
 from kernels.store_drafts import store_drafts
 from services.worker.layers.context import ForwardContext, forward_context
+from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models import DraftHead, TorchCausalLM
 from services.worker.startup.loaded_model import LoadedModel
@@ -66,6 +67,7 @@ class Segments:
     returns_processed: bool
     attention_backend: Literal["triton", "sdpa"] = "triton"
     acceptance: Tensor | None = None  # [1] float32
+    parallel: Parallel = ALONE
 
     @property
     def draft_head(self) -> DraftHead:
@@ -115,6 +117,7 @@ class Segments:
         logprobs = logprobs_slots(scores, tokens, self.state.num_logprobs, token_slots)
         if waiting is not None:
             tokens.index_fill_(0, waiting, NOT_COMPILED)
+        tokens = self.parallel.first(tokens)
         tokens = tokens.view(len(num_valid), -1)
         ends = self.eos_ids, self.acceptance
         accepted = accept(self.state, sampled.slots, num_valid, tokens, *ends)
@@ -201,4 +204,5 @@ def make_segments(loaded: LoadedModel, state: SlotState, num_blocks: int) -> Seg
         settings.logprobs_mode == "processed_logprobs",
         settings.attention_backend,
         None if share is None else torch.tensor([share], device=loaded.device),
+        loaded.parallel,
     )

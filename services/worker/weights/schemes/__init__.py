@@ -8,6 +8,7 @@ from services.worker.weights.schemes.bitsandbytes import BitsAndBytes
 from services.worker.weights.schemes.compressed_tensors import CompressedTensors
 from services.worker.weights.schemes.fp8 import Fp8
 from services.worker.weights.schemes.gptq import Gptq
+from services.worker.weights.schemes.mxfp4 import Mxfp4
 from services.worker.weights.schemes.scheme import Scheme
 from shared.errors import ConfigError
 
@@ -17,6 +18,7 @@ SCHEMES: dict[str, type[Scheme]] = {
     "compressed-tensors": CompressedTensors,
     "fp8": Fp8,
     "gptq": Gptq,
+    "mxfp4": Mxfp4,
 }
 
 

@@ -9,14 +9,14 @@ from torch import Tensor
 from services.worker.layers.weights import Quantized, Weight
 from services.worker.weights.codes import E2M1, unpack
 from services.worker.weights.schemes.fp8 import fp8
+from services.worker.weights.schemes.mxfp4 import mxfp4
 from services.worker.weights.schemes.scheme import Scheme, Stored, per_output, whole_numbers
 
 FORMATS = (
     *("pack-quantized", "int-quantized", "float-quantized", "naive-quantized"),
     *("mxfp4-pack-quantized", "nvfp4-pack-quantized", "mixed-precision", "dense"),
 )
-MXFP4_GROUP, NVFP4_GROUP = 32, 16
-MXFP4_BIAS = 127
+NVFP4_GROUP = 16
 
 
 class CompressedTensors(Scheme):
@@ -121,9 +121,8 @@ class CompressedTensors(Scheme):
 def _fp4(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Quantized:
     """MXFP4, whose scales are powers of 2, and NVFP4, whose are fp8 and divided by one of all."""
     codes, scales = tensors["weight_packed"], tensors["weight_scale"]
-    if "weight_global_scale" in tensors:
-        scales, group = scales.float() / tensors["weight_global_scale"].float(), NVFP4_GROUP
-    else:
-        scales, group = torch.exp2(scales.float() - MXFP4_BIAS), MXFP4_GROUP
-    inputs = 2 * codes.shape[1]
-    return Quantized(codes, scales, dtype=dtype, inputs=inputs, group=group, table=E2M1.clone())
+    if "weight_global_scale" not in tensors:
+        return mxfp4(codes, scales, dtype)
+    scales = scales.float() / tensors["weight_global_scale"].float()
+    inputs, table = 2 * codes.shape[1], E2M1.clone()
+    return Quantized(codes, scales, dtype=dtype, inputs=inputs, group=NVFP4_GROUP, table=table)

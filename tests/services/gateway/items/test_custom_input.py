@@ -30,7 +30,21 @@ def test_other_arguments_are_the_text_themselves(cuts: list[int]) -> None:
 
 
 @given(st.lists(st.integers(0, 1000)))
-def test_a_text_that_is_cut_is_as_long_as_it_is_certain(cuts: list[int]) -> None:
-    assert read('{"input": "ab\\u00', cuts) == "ab"
-    assert read('{"input": "ab\\ud83d', cuts) in ("ab", "ab\N{REPLACEMENT CHARACTER}")
+def test_an_escape_that_there_is_none_of_is_text(cuts: list[int]) -> None:
+    for text in (
+        r"cd C:\users\me && make",
+        r"grep \d+ \x41 \u12 \u00e \ud83",
+        r"\U0001F600 \ ",
+        "a \\\n b",
+    ):
+        assert read(f'{{"input": "{text}"}}', cuts) == text
+    assert read(r'{"input": "\ud83d\u0041\ud83d\ud83d\ude00"}', cuts) == "\ufffdA\ufffd😀"
+    assert read(r'{"input": "\\d \n\"\q\""}', cuts) == '\\d \n"\\q"'
+
+
+@given(st.lists(st.integers(0, 1000)))
+def test_of_a_text_that_is_cut_nothing_is_lost(cuts: list[int]) -> None:
+    assert read('{"input": "ab\\u00', cuts) == "ab\\u00"
+    assert read('{"input": "ab\\', cuts) == "ab\\"
+    assert read('{"input": "ab\\ud83d', cuts) == "ab\N{REPLACEMENT CHARACTER}"
     assert read('{"input": "\\ud83d b"}', cuts) == "\N{REPLACEMENT CHARACTER} b"

@@ -133,18 +133,19 @@ def test_logprobs_are_those_of_the_tokens_of_the_message() -> None:
 def test_a_text_that_is_cut_is_incomplete_and_so_is_its_last_item(
     subtests: pytest.Subtests,
 ) -> None:
-    pieces: list[str]
-    for pieces, last in [
-        (["Hi"], ("message", "Hi")),
-        (["<think>", "Hm"], ("reasoning", ["Hm"])),
-        ([*THOUGHT, *CALL[:3]], ("call", "weather", '{"city": "')),
-    ]:
+    cases: list[tuple[list[str], Any, FinishReason, str]] = [
+        (["Hi"], ("message", "Hi"), "length", "max_output_tokens"),
+        (["Hi", "Hi"], ("message", "HiHi"), "repetition", "repetition"),
+        (["<think>", "Hm"], ("reasoning", ["Hm"]), "length", "max_output_tokens"),
+        ([*THOUGHT, *CALL[:3]], ("call", "weather", '{"city": "'), "length", "max_output_tokens"),
+    ]
+    for pieces, last, reason, why in cases:
         with subtests.test(pieces=pieces):
-            updates = said(*pieces, reason="length")
+            updates = said(*pieces, reason=reason)
             reply = check_events(streamed(updates))
             assert reply == whole(updates)
             assert reply["status"] == "incomplete"
-            assert reply["incomplete_details"] == {"reason": "max_output_tokens"}
+            assert reply["incomplete_details"] == {"reason": why}
             *others, item = reply["output"]
             assert shown(item) == last
             assert item["status"] == "incomplete"

@@ -342,6 +342,12 @@ HARD: list[tuple[str, str, list[Told]]] = [
             )
         ],
     ),
+    # an integer that no float holds, and one that Python does not write
+    (
+        "pythonic",
+        f"[weather(a=0x{'f' * 300}, b=0x{'f' * 4000}, c=1_{'0' * 320})]",
+        [weather(f'{{"a": {16**300 - 1}, "b": "0x{"f" * 4000}", "c": 1{"0" * 320}}}')],
+    ),
     ("pythonic", "[weather(city='Pa", [weather('{"city": "Pa')]),
     # sections
     (

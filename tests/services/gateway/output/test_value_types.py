@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.output.value_types import ANY, json_of, types_of, types_of_parameters
+from services.gateway.output.value_types import ANY, Types, json_of, types_of_parameters
 
 ROOT: dict[str, Any] = {
     "properties": {"loop": {"$ref": "#/properties/loop"}, "a/b": {"type": "number"}},
@@ -59,7 +59,24 @@ VALUES = [
 def test_types_are_read_from_the_schema(subtests: pytest.Subtests):
     for schema, types in TYPES:
         with subtests.test(schema=schema):
-            assert types_of(schema, ROOT) == types
+            assert Types(ROOT).of(schema) == types
+
+
+class CountedReads(dict[str, Any]):
+    num_reads = 0
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.num_reads += 1
+        return super().get(key, default)
+
+
+def test_a_schema_to_which_many_paths_lead_is_read_once():
+    leaf = CountedReads(type="string")
+    schema: dict[str, Any] = {"properties": {"value": {"$ref": "#/$defs/0"}}, "$defs": {"5": leaf}}
+    for level in range(5):
+        schema["$defs"][str(level)] = {"anyOf": [{"$ref": f"#/$defs/{level + 1}"}] * 4}
+    assert types_of_parameters(schema) == {"value": {"string"}}
+    assert leaf.num_reads == 2, "$ref and type"
 
 
 def test_a_schema_without_properties_has_no_types():

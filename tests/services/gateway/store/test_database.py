@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,25 @@ def test_two_gateways_share_a_file(path: Path) -> None:
             assert len(database.conversation("r19", "me", 1000, 20)) == 20
         first.delete("r19", "me")
         assert names(second, "r19") == []
+
+
+def test_one_in_the_background_ends_once(path: Path) -> None:
+    with opened(path) as database:
+        for name in "abc":
+            database.save(replace(entry(name), runner="us"), 0)
+        assert (database.wanted("us"), database.wanted("them")) == ({*"abc"}, set())
+        database.cancel("a")
+        database.delete("b", "me")
+        assert database.wanted("us") == {"c"}
+        for name in "abc":
+            database.finish(entry(name, num_bytes=20), 1)
+            database.finish(entry(name, num_bytes=30), 2)
+        found = [database.get(name, "me", 2) for name in "abc"]
+        assert [each and (each.num_bytes, each.runner) for each in found] == [
+            (20, None),
+            None,
+            (20, None),
+        ]
 
 
 def test_a_full_disk_fails_what_is_saved_and_nothing_else(path: Path) -> None:

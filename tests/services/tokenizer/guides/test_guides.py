@@ -64,6 +64,25 @@ async def test_formats_and_tools_become_a_guide(guides: Guides):
     assert vocabulary_with().refusal(guide.grammar, text) is None
 
 
+async def test_what_no_check_foresees_is_an_error_of_the_request(
+    guides: Guides, monkeypatch: pytest.MonkeyPatch
+):
+    def break_down(*_: object) -> None:
+        raise ValueError
+
+    monkeypatch.setattr("services.tokenizer.guides.guides.compose", break_down)
+    format = OutputFormat("regex", "guided_regex", "[a-c]+")
+    with pytest.raises(InvalidRequest, match="guided_regex"):
+        await guides.guide_of(submitted(format=format), OutputStart.ANSWER)
+
+
+async def test_a_reference_by_a_number_of_any_length_is_refused(guides: Guides):
+    schema = {"anyOf": [{"type": "string"}], "$ref": "#/anyOf/" + "9" * 5000}
+    format = OutputFormat("json_schema", "response_format", json.dumps(schema))
+    with pytest.raises(InvalidRequest, match="response_format"):
+        await guides.guide_of(submitted(format=format), OutputStart.ANSWER)
+
+
 async def test_the_same_request_has_the_same_guide_again(guides: Guides):
     """A replay goes on from the ids of the first attempt."""
     chat = ChatOptions(tools=TOOLS)

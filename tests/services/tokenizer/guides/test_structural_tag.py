@@ -105,7 +105,12 @@ def test_markers_that_are_tokens_begin_and_end_tags():
         ),
         ({"format": {"type": "star", "content": {"type": "any_text"}}}, "response_format.format"),
         ({"format": triggered(triggers=["<other"])}, "response_format.format.tags[0]"),
+        (
+            {"format": triggered(tags=[{"type": "sequence", "elements": []}])},
+            "response_format.format.tags[0]",
+        ),
         ({"structures": [], "triggers": []}, "response_format"),
+        ({"structures": ["no"], "triggers": ["<"]}, "response_format.structures[0]"),
         ({}, "response_format"),
         (
             {"format": {"type": "repeat", "min": 1, "max": 10**6, "content": text("a")}},

@@ -1,0 +1,98 @@
+"""What the flags of commands have in common: how they are read, and how their help looks."""
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
+
+from shared.errors import ConfigError
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+HELP_WIDTH = 80
+
+
+class _Help(argparse.HelpFormatter):
+    """As wide as a small terminal, and the same with every version of Python."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=26, width=HELP_WIDTH)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        names = ", ".join(action.option_strings)
+        if not names:
+            return super()._format_action_invocation(action)
+        value = "" if action.nargs == 0 else self._format_args(action, action.dest.upper())
+        return f"{names} {value}".rstrip()
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises ConfigError where argparse would end the process; ``--help`` still does."""
+
+    def __init__(self, prog: str, **options: Any) -> None:
+        super().__init__(prog, formatter_class=_Help, allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message.removeprefix("argument "))
+
+
+def add_server(add: Callable[..., Any]) -> None:
+    """Adds ``--url`` and ``--api-key``."""
+    add("--url", type=server_url, default=DEFAULT_URL, help="(default: %(default)s)")
+    key = os.environ.get("SHOAL_API_KEY")
+    add("--api-key", metavar="KEY", default=key, help="(default: SHOAL_API_KEY)")
+
+
+def argument_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Makes a type for argparse, which shows the text of a ValueError that ``parse`` raises."""
+
+    def checked(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return checked
+
+
+def _bounded(kind: type, name: str, low: float, high: float) -> Callable[[str], Any]:
+    def number(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not low <= value <= high:
+            raise ValueError(f"'{text}' is not a {name} from {low:g} to {high:.10g}")
+        return value
+
+    return argument_type(number)
+
+
+def whole(low: int, high: int) -> Callable[[str], Any]:
+    return _bounded(int, "whole number", low, high)
+
+
+def number(low: float, high: float) -> Callable[[str], Any]:
+    return _bounded(float, "number", low, high)
+
+
+@argument_type
+def result_file(text: str) -> Path:
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir():
+        raise ValueError(f"{text} is no place for a file")
+    return path
+
+
+@argument_type
+def server_url(text: str) -> str:
+    """Without a slash at its end, and without the /v1 that SDKs want."""
+    try:
+        url = urlsplit(text)
+        is_whole = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:  # of a port above 65535
+        is_whole = False
+    if not is_whole:
+        raise ValueError(f"'{text}' is not a URL such as http://127.0.0.1:8000")
+    return text.rstrip("/").removesuffix("/v1").rstrip("/")

@@ -1,0 +1,63 @@
+"""Writes docs/cli.md from the commands' own help (``make docs``)."""
+
+import contextlib
+import io
+from importlib import import_module
+from pathlib import Path
+
+from cli.commands import COMMANDS, SERVICES
+from cli.exit_codes import OK
+from cli.main import usage
+from shared.config.help import help_text
+from shared.config.page import SERVICES as SETTINGS
+
+PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
+OPENING = """\
+# The command line
+
+<!-- Written by `make docs` from the commands' help; a test compares. -->
+
+With `--json` a command prints one object or one list for programs (`bench` and `run-batch` write it
+to the file that it names); errors go to standard error. Exit codes mean the same everywhere: 0: it
+went well; 1: the answer is no, or not all went well; 2: a wrong flag, setting or file, or a server
+that does not answer; 130: Ctrl-C. The settings that services have as flags are in
+[settings.md](settings.md).
+"""
+# Commands that have commands of their own.
+PARTS = {"bench": ("serve", "engine", "quality")}
+
+
+def main() -> None:
+    PAGE.write_text(page())
+
+
+def page() -> str:
+    """Returns the whole text of docs/cli.md."""
+    parts = [OPENING, _block(usage())]
+    for name in COMMANDS:
+        parts.append(f"## shoal {name}\n\n{_block(help_of(name))}")
+        parts += [_block(help_of(name, part)) for part in PARTS.get(name, ())]
+    for service in SERVICES:
+        text = help_text(SETTINGS[service], f"shoal {service}", "")
+        parts.append(f"## shoal {service}\n\n{_block(text)}")
+    return "\n".join(parts)
+
+
+def help_of(name: str, *words: str) -> str:
+    """What ``shoal NAME WORDS --help`` prints, where no variable of ours says otherwise."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        try:
+            code = import_module(COMMANDS[name].module).main([*words, "--help"])
+        except SystemExit as ended:
+            code = ended.code
+    assert code in (OK, None), f"{name}: {code}"
+    return output.getvalue()
+
+
+def _block(text: str) -> str:
+    return f"```\n{text.rstrip()}\n```\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Whether a worker could serve the model in a folder: by its files' names and its config."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from shared.errors import ConfigError
+from shared.model_folder import CONFIG_FILE, find_file, weight_files
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``backend`` computes the model; empty: none can, ``reason`` says why. ``parameters`` 0: not
+    known."""
+
+    backend: Literal["", "shoal", "transformers"]
+    reason: str = ""
+    architecture: str = ""
+    parameters: int = 0
+    max_model_len: int = 0
+    runner: str = ""
+
+
+def check(folder: Path) -> Verdict:
+    """Asks the worker's own code, which imports torch, unless a file is missing."""
+    try:
+        find_file(folder, CONFIG_FILE)
+        weight_files(folder)
+        from services.worker.startup.config_check import check_config
+
+        found = check_config(folder)
+    except ConfigError as error:
+        where = re.escape(str(folder))
+        return Verdict("", re.sub(f"^model: |{where}[/ ]", "", str(error)))
+    model = found.model
+    return Verdict(
+        *(found.backend, "", found.architecture, found.parameters),
+        *(model.max_model_len, model.runner),
+    )

@@ -1,0 +1,90 @@
+"""``shoal models``: which models there are on this machine, and which of them can be served."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cli.command import run
+from cli.exit_codes import FAILED, OK
+from cli.flags import Parser
+from cli.models.check import Verdict, check
+from cli.models.find import find_models, num_bytes
+
+GIB, MIB = 1 << 30, 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    name: str
+    folder: Path
+    size_bytes: int
+    verdict: Verdict
+
+
+def main(arguments: list[str]) -> int:
+    return run("models", lambda: _models(arguments))
+
+
+def _models(arguments: list[str]) -> int:
+    options = _parser().parse_args(arguments)
+    console = Console(highlight=False)
+    listed = []
+    with console.status("looking …"):  # nothing where it is no terminal
+        for model in find_models(options.folder):
+            folder = model.folder
+            listed.append(Listed(model.name, folder, num_bytes(folder), check(folder)))
+    if options.json:
+        print(json.dumps([_as_object(each) for each in listed], ensure_ascii=False))
+    elif listed:
+        console.print(_table(listed))
+    else:
+        console.print(f"no model in {', '.join(map(str, options.folder))}", soft_wrap=True)
+    return OK if any(each.verdict.backend for each in listed) else FAILED
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "shoal models",
+        description="Lists the embedded model and those in the Hugging Face cache, or those in"
+        " FOLDERs: what they are, and whether a worker can serve them, by their config alone.",
+        epilog="Exit codes: 0; 1: none that can be served; 2: a wrong flag or folder.",
+    )
+    text = "a model's folder, or one with such folders in it"
+    parser.add_argument("folder", nargs="*", type=Path, metavar="FOLDER", help=text)
+    parser.add_argument("--json", action="store_true", help="prints a list of objects")
+    return parser
+
+
+def _as_object(model: Listed) -> dict[str, object]:
+    flat = {"name": model.name, "folder": str(model.folder), "size_bytes": model.size_bytes}
+    return flat | {"can_serve": bool(model.verdict.backend)} | asdict(model.verdict)
+
+
+def _table(listed: list[Listed]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("MODEL", overflow="fold")
+    for name in ("PARAMETERS", "SIZE"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("SERVED BY")
+    for each in listed:
+        verdict = each.verdict
+        served_by = Text(f"no: {verdict.reason}", "red")
+        if verdict.backend:
+            served_by = Text.assemble((verdict.backend, "green"), f" {verdict.architecture}")
+        size = _size(each.size_bytes)
+        table.add_row(Text(each.name), _count(verdict.parameters), size, served_by)
+    return table
+
+
+def _count(num: int) -> str:
+    if not num:
+        return ""
+    return f"{num / 1e9:.1f}B" if num >= 1e9 else f"{num / 1e6:.1f}M"
+
+
+def _size(num: int) -> str:
+    return f"{num / GIB:.1f} GiB" if num >= GIB else f"{num / MIB:.0f} MiB"

@@ -1,0 +1,213 @@
+"""``shoal plan``: what serving a model takes, before it is served."""
+
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console
+
+from cli.bench.origin import described, write
+from cli.command import run
+from cli.exit_codes import FAILED, OK
+from cli.plan import requests as log
+from cli.plan.cards import CARDS, Card
+from cli.plan.options import ALL, PROGRAM, drawn_max, parse
+from cli.plan.requests import Request
+from shared.config.load import load_settings
+from shared.config.worker import WorkerConfig
+from shared.errors import ConfigError
+from shared.model_location import locate_model
+
+if TYPE_CHECKING:
+    from cli.plan.footprint import Footprint
+    from cli.plan.machine import Fit
+    from cli.plan.speed import StepTimes
+
+
+def main(arguments: list[str]) -> int:
+    """The exit code: FAILED where it does not fit or no number of workers is enough."""
+    return run("plan", lambda: _plan(arguments))
+
+
+def _plan(arguments: list[str]) -> int:
+    given, rest = parse(arguments)
+    settings = load_settings(WorkerConfig, rest, PROGRAM)
+    with Console(stderr=True).status("measures and plays"):
+        found = plan(given, settings)
+    from cli.plan import report
+
+    report.show(found, Console(highlight=False, emoji=False, markup=False))
+    if given.json is not None:
+        write(
+            described("plan", " ".join(["shoal plan", *arguments]), ("shoal",)) | found, given.json
+        )
+    fits = any("problem" not in each for each in found["machines"])
+    return OK if fits else FAILED
+
+
+def plan(given: Namespace, settings: WorkerConfig) -> dict[str, Any]:
+    """For JSON: requests, model, settings, and each machine. Raises ConfigError."""
+    from cli.plan.footprint import footprint_of  # and with it torch, which takes seconds
+    from cli.plan.machine import this_machine
+
+    folder = locate_model(settings.model).folder
+    requests = read_requests(given, folder)
+    device = this_machine(settings)
+    if settings.max_model_len is None:
+        longest = footprint_of(settings, device).requirements.max_model_len
+        settings = settings.model_copy(update={"max_model_len": log.enough_len(requests, longest)})
+    footprint = footprint_of(settings, device)
+    needs = footprint.requirements
+    return {
+        "model": {
+            "name": folder.name,
+            "parameters": footprint.parameters.total,
+            "active_parameters": footprint.parameters.active,
+            "weights_bytes": needs.weights,
+            "step_bytes": needs.peak,
+            "kv_bytes_per_token": footprint.kv_per_token,
+            "read_bytes_of_one_token": int(footprint.read_by(1)),
+        },
+        "requests": log.describe(requests),
+        "settings": {
+            "max_model_len": needs.max_model_len,
+            "max_num_seqs": needs.max_num_seqs,
+            "quantization": settings.quantization,
+            "lm_head_quantization": settings.lm_head_quantization,
+            "embedding_quantization": settings.embedding_quantization,
+            "kv_cache_dtype": settings.kv_cache_dtype,
+            "num_too_long": sum(
+                each.num_prompt_tokens + each.num_output_tokens > needs.max_model_len
+                for each in requests
+            ),
+        },
+        "machines": [
+            _on(given, settings, footprint, requests, card) for card in _cards(given.card)
+        ],
+    }
+
+
+def _cards(name: str | None) -> list[Card | None]:
+    """None: this machine."""
+    if name is None:
+        return [None]
+    return list(CARDS.values()) if name == ALL else [CARDS[name]]
+
+
+def read_requests(given: Namespace, folder: Path) -> list[Request]:
+    """Raises ConfigError."""
+    if given.requests is None:
+        rng = np.random.default_rng(0)
+        inputs = given.input_len.draw(given.num_played, rng)
+        requests = log.made_up(inputs, given.output_len.draw(given.num_played, rng))
+    else:
+        requests = log.read(given.requests, log.Tokenizer(folder), drawn_max(given.output_len))
+    return requests if given.request_rate is None else log.at_rate(requests, given.request_rate)
+
+
+def _on(
+    given: Namespace,
+    settings: WorkerConfig,
+    footprint: "Footprint",
+    requests: list[Request],
+    card: Card | None,
+) -> dict[str, Any]:
+    """What a machine can do for ``requests``; ``problem`` says why not."""
+    from cli.plan.machine import fit_here, fit_on, this_machine
+
+    name = "this machine" if card is None else card.name
+    try:
+        if card is None:
+            fit = fit_here(settings, footprint, this_machine(settings))
+        else:
+            fit = fit_on(card, settings, footprint)
+    except ConfigError as error:
+        return {"name": name, "problem": str(error)}
+    totals = log.describe(requests)["total_tokens"]
+    needs = fit.memory.requirements
+    found = {
+        "name": name,
+        "num_cards": fit.num_cards,
+        "memory_bytes": fit.memory.budget,
+        "used_by_others_bytes": fit.memory.others,
+        "weights_bytes": needs.weights,
+        "step_bytes": needs.peak,
+        "kv_cache_bytes": fit.memory.kv_cache,
+        "kv_cache_tokens": fit.num_tokens,
+        "concurrency": {
+            "longest": fit.num_tokens / needs.max_model_len,
+            **{name: fit.num_tokens / totals[name] for name in ("p50", "p95")},
+        },
+    }
+    times = _times(given, settings, footprint, card, fit)
+    if times is None:
+        return found
+    return found | _play(given, settings, fit, requests, times)
+
+
+def _times(
+    given: Namespace,
+    settings: WorkerConfig,
+    footprint: "Footprint",
+    card: Card | None,
+    fit: "Fit",
+) -> "StepTimes | None":
+    """None: there is nothing to go by. Raises ConfigError."""
+    from cli.plan.footprint import has_weights
+    from cli.plan.machine import shares_its_cores
+    from cli.plan.speed import OnSharedCores, RooflineTimes, measure, read_measured
+
+    if given.measured:
+        return read_measured(given.measured, footprint)
+    if card is not None:
+        return RooflineTimes(footprint, card, given.efficiency, fit.num_cards)
+    if given.no_measure or not has_weights(locate_model(settings.model).folder):
+        return None
+    alone = settings.model_copy(
+        update={"speculative_config": type(settings.speculative_config)(method="none")}
+    )
+    times = measure(alone, footprint, fit.memory.requirements.max_num_seqs)
+    return OnSharedCores(times) if shares_its_cores(settings) else times
+
+
+def _play(
+    given: Namespace,
+    settings: WorkerConfig,
+    fit: "Fit",
+    requests: list[Request],
+    times: "StepTimes",
+) -> dict[str, Any]:
+    from cli.plan import sizing
+    from cli.plan.replay import Played, Replay
+
+    needs = fit.memory.requirements
+    capacity = fit.capacity(settings)
+    some = requests[: given.num_played]
+    is_timed = some[0].arrived_s is not None
+
+    def play(num_workers: int) -> Played:
+        concurrency = 0 if is_timed else (given.concurrency or needs.max_num_seqs)
+        return Replay(capacity, times, num_workers).run(some, concurrency)
+
+    has_to_choose = is_timed or given.goodput
+    enough = (
+        sizing.enough_workers(play, given.goodput) if has_to_choose else sizing.Enough(1, play(1))
+    )
+    steps = {
+        str(rows): 1e3 * times.seconds(rows, rows * needs.max_model_len // 2, 0)
+        for rows in (1, 8, 32, 128)
+        if rows <= needs.max_num_seqs
+    }
+    found: dict[str, Any] = {
+        "step_ms": steps,
+        "workers": None if enough.problem else enough.num,
+        "played": sizing.describe(enough.played, given.goodput),
+    }
+    if enough.problem:
+        return found | {"problem": enough.problem}
+    if given.price_per_hour is not None:
+        per_hour = given.price_per_hour * enough.num * max(fit.num_cards, 1)
+        tokens = found["played"]["output_tokens_per_s"] * 3600
+        found["price_per_million_output_tokens"] = per_hour / tokens * 1e6
+    return found

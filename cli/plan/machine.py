@@ -1,0 +1,85 @@
+"""Where a worker may run, and how many KV blocks fit there."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from cli.plan.cards import Card
+from cli.plan.footprint import Footprint
+from services.worker.machine.hardware import Memory, choose_device, read_memory
+from services.worker.startup.loaded_model import DEFAULT_BATCHED_TOKENS
+from services.worker.startup.plan_memory import MemoryReport, MemoryRequirements, plan_memory
+from shared.config.worker import WorkerConfig
+from shared.cores import num_cores
+from shared.errors import ConfigError
+from shared.messages import Capacity
+
+NUMBERS_OF_CARDS = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A worker on ``num_cards``, or 0: on this machine; ``memory`` is that of each card."""
+
+    name: str
+    num_cards: int
+    memory: MemoryReport
+
+    @property
+    def num_tokens(self) -> int:
+        """In the KV cache."""
+        return self.memory.num_blocks * self.memory.requirements.block_size
+
+    def capacity(self, settings: WorkerConfig) -> Capacity:
+        """As such a worker would say it, without drafts."""
+        needs = self.memory.requirements
+        default = DEFAULT_BATCHED_TOKENS["cuda" if self.num_cards else "cpu"]
+        return Capacity(
+            self.memory.num_blocks,
+            needs.block_size,
+            needs.max_num_seqs,
+            settings.max_num_batched_tokens or default,
+            needs.max_model_len,
+        )
+
+
+def this_machine(settings: WorkerConfig) -> torch.device:
+    """Raises ConfigError where there is no such device."""
+    return choose_device(settings.device, settings.gpu_claims)
+
+
+def shares_its_cores(settings: WorkerConfig) -> bool:
+    """Whether a worker's steps leave the rest of the mesh no core of this machine."""
+    device = this_machine(settings)
+    return device.type == "cpu" and (settings.num_threads or num_cores()) >= num_cores()
+
+
+def fit_here(settings: WorkerConfig, footprint: Footprint, device: torch.device) -> Fit:
+    """Raises ConfigError, which does the sum, where the model does not fit."""
+    before = read_memory(device, settings.numa_node)
+    memory = plan_memory(settings, footprint.requirements, before, device)
+    return Fit(f"this machine ({device})", 0, memory)
+
+
+def fit_on(card: Card, settings: WorkerConfig, footprint: Footprint) -> Fit:
+    """On as few cards as hold it, each with its share of the weights and of the KV cache. Raises
+    ConfigError where ``NUMBERS_OF_CARDS`` do not."""
+    problem = ConfigError(f"{card.name}: nothing was tried")
+    for num in NUMBERS_OF_CARDS:
+        shared = _shared(footprint.requirements, num)
+        before = Memory(card.memory, card.memory)
+        try:
+            memory = plan_memory(settings, shared, before, torch.device("cuda"))
+        except ConfigError as error:
+            problem = error
+            continue
+        return Fit(card.name, num, memory)
+    raise problem
+
+
+def _shared(requirements: MemoryRequirements, num_cards: int) -> MemoryRequirements:
+    return replace(
+        requirements,
+        weights=-(-requirements.weights // num_cards),
+        block=-(-requirements.block // num_cards),
+    )

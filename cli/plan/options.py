@@ -1,0 +1,73 @@
+"""The flags of ``shoal plan``."""
+
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cli.bench.lengths import MAX_LENGTH, Lengths
+from cli.bench.options import MAX_RATE, targets
+from cli.flags import Parser, argument_type, number, result_file, whole
+from cli.plan.cards import CARDS
+
+PROGRAM = "shoal plan"
+ALL = "all"
+
+
+def parse(arguments: list[str]) -> tuple[Namespace, list[str]]:
+    """What is ours, and what is left for the worker. Raises ConfigError; ``--help`` exits."""
+    model, rest = arguments[:1], arguments[1:]
+    if not model or model[0].startswith("-"):
+        model, rest = [], arguments
+    parser = Parser(
+        PROGRAM,
+        usage=f"{PROGRAM} [MODEL] [--requests FILE] [--card CARD] [--setting value …]",
+        description="Says what serving a model takes: memory, settings, workers, tokens/s. Takes"
+        " all settings of the worker as well: shoal worker --help. MODEL is a folder or a name;"
+        " config.json alone is enough.",
+    )
+    _add_load(parser.add_argument_group("what is asked").add_argument)
+    _add_machine(parser.add_argument_group("what it runs on").add_argument)
+    _add_answer(parser.add_argument_group("the answer").add_argument)
+    given, settings = parser.parse_known_args(rest)
+    return given, [*(f"--model={name}" for name in model), *settings]
+
+
+def _add_load(add: Callable[..., Any]) -> None:
+    text = "a log: JSON lines with numbers of tokens or texts, and perhaps timestamps"
+    add("--requests", type=Path, metavar="FILE", help=text)
+    length = argument_type(Lengths.parse)
+    text = "without a log: tokens, or a distribution as in bench serve (default: 512)"
+    add("--input-len", type=length, default=Lengths("fixed", 512), metavar="L", help=text)
+    text = "the same for answers, and where a log has none (default: 256)"
+    add("--output-len", type=length, default=Lengths("fixed", 256), metavar="L", help=text)
+    text = "requests a second, instead of the log's times"
+    add("--request-rate", type=number(1e-6, MAX_RATE), metavar="R", help=text)
+    text = "requests that are open at once, where nothing says when they come"
+    add("--concurrency", type=whole(1, 100_000), metavar="N", help=text)
+    text = "requests that are played through the scheduler, the first ones (default: 500)"
+    add("--num-played", type=whole(1, 100_000), default=500, metavar="N", help=text)
+
+
+def _add_machine(add: Callable[..., Any]) -> None:
+    text = f"instead of this machine: {', '.join(CARDS)} or {ALL}"
+    add("--card", choices=(*CARDS, ALL), metavar="CARD", help=text)
+    text = "of a card's bandwidth and arithmetic that steps reach (default: 0.6; not measured)"
+    add("--efficiency", type=number(0.01, 1), default=0.6, metavar="SHARE", help=text)
+    text = "results of `shoal bench engine --json` on such a machine, by which steps take time"
+    add("--measured", type=Path, nargs="+", default=[], metavar="FILE", help=text)
+    text = "take no time to measure steps on this machine"
+    add("--no-measure", action="store_true", help=text)
+
+
+def _add_answer(add: Callable[..., Any]) -> None:
+    text = "in ms, such as ttft=500,tpot=50 (also e2e), which 99 %% of the requests must meet"
+    add("--goodput", type=targets, default={}, metavar="TARGETS", help=text)
+    text = "what a card, or this machine, costs in an hour"
+    add("--price-per-hour", type=number(0.0001, 1e6), metavar="P", help=text)
+    add("--json", type=result_file, metavar="FILE", help="writes everything there")
+
+
+def drawn_max(lengths: Lengths) -> int:
+    """An answer's length where a log has none."""
+    return min(int(lengths.first), MAX_LENGTH)

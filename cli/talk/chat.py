@@ -1,0 +1,120 @@
+"""``shoal chat``: talks with a model through a server, at a terminal or in a pipe."""
+
+import json
+import sys
+from contextlib import closing, suppress
+from typing import Any
+
+from cli.command import run
+from cli.exit_codes import OK
+from cli.server import RefusedError, Server
+from cli.talk.options import make_parser, not_empty, required, sampling
+from cli.talk.pieces import chat_pieces
+from cli.talk.printer import Printer
+from cli.talk.prompt import is_piped, read_prompt
+from shared.errors import ConfigError
+
+PATH = "/v1/chat/completions"
+DESCRIPTION = (
+    "Talks with a model through a server, at a terminal until Ctrl-D: Ctrl-C stops an answer, /new"
+    " forgets, /system TEXT sets the system prompt."
+)
+HINT = "Ctrl-C stops an answer, Ctrl-D ends; /new forgets, /system TEXT sets the system prompt"
+
+
+def main(arguments: list[str]) -> int:
+    return run("chat", lambda: _chat(arguments))
+
+
+def _chat(arguments: list[str]) -> int:
+    parser = make_parser("chat", DESCRIPTION)
+    parser.add_argument("--system", type=not_empty, metavar="TEXT", help="system prompt")
+    options = parser.parse_args(arguments)
+    server = Server(options.url, options.api_key)
+    is_one_question = bool(options.prompt) or is_piped()
+    if options.json and not is_one_question:
+        raise ConfigError("--json: it is for one question; give a PROMPT, or pipe it in")
+    question = required(read_prompt(options.prompt)) if is_one_question else ""
+    body = {"model": options.model or server.model(), **sampling(options)}
+    if options.probabilities:
+        body["logprobs"] = True
+    talk = Talk(server, body, Printer(options.probabilities), options.system)
+    if not is_one_question:
+        talk.note(f"{body['model']} at {server.url}. {HINT}")
+        return talk.at_terminal()
+    if options.json:
+        print(json.dumps(talk.reply_to(question), ensure_ascii=False))
+    else:
+        talk.answer(question)
+    return OK
+
+
+class Talk:
+    """The messages so far, and what is said next. ``body`` has the other fields of a request."""
+
+    def __init__(
+        self, server: Server, body: dict[str, Any], printer: Printer, system: str | None
+    ) -> None:
+        self._server = server
+        self._body = body
+        self._printer = printer
+        self.note = printer.note
+        self._begin(system)
+
+    def _begin(self, system: str | None) -> None:
+        self._messages = [{"role": "system", "content": system}] if system else []
+        self._system = system
+
+    def at_terminal(self) -> int:
+        """Reads lines until the end of the input."""
+        with suppress(ImportError):
+            import readline  # noqa: F401, with it input() has keys for editing and for the past
+        while True:
+            try:
+                line = input("> ").strip()
+            except KeyboardInterrupt:
+                print()
+                continue
+            except EOFError:
+                print()
+                return OK
+            if line:
+                self._take(line)
+
+    def _take(self, line: str) -> None:
+        """A refusal is shown, and the question forgotten."""
+        if line == "/new":
+            self._begin(self._system)
+        elif line.startswith("/system "):
+            self._begin(line.removeprefix("/system ").strip())
+        elif line.startswith("/"):
+            self.note(HINT)
+        else:
+            try:
+                self.answer(line, is_stoppable=True)
+            except (RefusedError, ConfigError) as error:
+                print(f"shoal chat: {error}", file=sys.stderr)
+
+    def reply_to(self, question: str) -> Any:
+        """The server's whole reply."""
+        return self._server.post(PATH, self._request(question))
+
+    def answer(self, question: str, is_stoppable: bool = False) -> None:
+        """Writes the answer as it comes, and remembers both. If it ``is_stoppable`` Ctrl-C ends the
+        answer and nothing else: what was written of it stays."""
+        request, text = self._request(question) | {"stream": True}, ""
+        try:
+            with closing(self._server.stream(PATH, request)) as events:
+                for piece in chat_pieces(events):
+                    self._printer.write(piece)
+                    text += "" if piece.is_reasoning else piece.text
+        except KeyboardInterrupt:
+            if not is_stoppable:
+                raise
+            self._printer.end()
+            self.note("(stopped)")
+        self._printer.end()
+        self._messages = [*request["messages"], {"role": "assistant", "content": text}]
+
+    def _request(self, question: str) -> dict[str, Any]:
+        return self._body | {"messages": [*self._messages, {"role": "user", "content": question}]}

@@ -1,0 +1,51 @@
+"""The flags of ``shoal chat`` and ``shoal complete``."""
+
+import argparse
+from typing import Any
+
+from cli.flags import Parser, add_server, argument_type, number, whole
+from shared.errors import ConfigError
+
+MAX_TOKENS = 2**31 - 1
+EPILOG = "Exit codes: 0; 1: refused, or broken off; 2: a wrong flag, or no server; 130: Ctrl-C."
+
+
+def make_parser(name: str, description: str) -> Parser:
+    """Has all flags that the two have in common."""
+    usage = f"shoal {name} [--flag VALUE …] [PROMPT …]"
+    parser = Parser(f"shoal {name}", usage=usage, description=description, epilog=EPILOG)
+    add = parser.add_argument
+    text = "what comes from standard input is added"
+    add("prompt", nargs="*", metavar="PROMPT", help=text)
+    add_server(add)
+    add("--model", help="(default: the first that the server lists)")
+    add("--max-tokens", type=whole(1, MAX_TOKENS), metavar="N", help="longest answer")
+    add("--temperature", type=number(0, 2), metavar="T", help="(default: the server's)")
+    add("--top-p", type=number(0, 1), metavar="P", help="(default: the server's)")
+    add("--seed", type=whole(0, 2**63 - 1), metavar="N", help="the same draws every time")
+    text = "colours tokens by probability: green: certain, red: not"
+    add("--probabilities", action="store_true", help=text)
+    for name in ("--colours", "--colors"):
+        add(name, action="store_true", dest="probabilities", help=argparse.SUPPRESS)
+    add("--json", action="store_true", help="prints the server's whole reply when it is there")
+    return parser
+
+
+def sampling(options: argparse.Namespace) -> dict[str, Any]:
+    """The fields of a request that were given as flags."""
+    names = ("max_tokens", "temperature", "top_p", "seed")
+    return {name: value for name in names if (value := getattr(options, name)) is not None}
+
+
+@argument_type
+def not_empty(text: str) -> str:
+    if not text:
+        raise ValueError("it is empty")
+    return text
+
+
+def required(prompt: str) -> str:
+    """Raises ConfigError for an empty one."""
+    if not prompt:
+        raise ConfigError("PROMPT: there is none, neither as words nor on standard input")
+    return prompt

@@ -1,0 +1,106 @@
+"""``shoal top``: the services of a mesh and their load, live at a terminal."""
+
+import json
+import time
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from cli.command import run
+from cli.exit_codes import FAILED, OK
+from cli.flags import Parser, add_server, number
+from cli.server import NoServerError, RefusedError, Server
+from cli.top.keys import single_keys, wait_for_key
+from cli.top.table import mesh_table
+
+PATH = "/v1/mesh"
+TIMEOUT_S = 10.0
+GOOD = {"ready", "draining"}
+
+
+def main(arguments: list[str]) -> int:
+    return run("top", lambda: _top(arguments))
+
+
+def _top(arguments: list[str]) -> int:
+    options = _parser().parse_args(arguments)
+    server = Server(options.url, options.api_key, TIMEOUT_S)
+    if options.json:
+        mesh = server.get(PATH)
+        print(json.dumps(mesh, ensure_ascii=False))
+        return _code(mesh)
+    if options.once or not Console().is_terminal:
+        mesh = server.get(PATH)
+        Console(highlight=False).print(mesh_table(mesh["services"], {}))
+        return _code(mesh)
+    return _live(server, options.interval)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "shoal top",
+        description="Shows the services of a mesh and their load, as a gateway's /v1/mesh gives"
+        " them; q ends it.",
+        epilog="Exit codes: 0; with --once or --json, or in a pipe, 1 where a service is not"
+        " ready; 2: a wrong flag, or no server at --url.",
+    )
+    add_server(parser.add_argument)
+    text = "seconds between two looks (default: %(default)g)"
+    add = parser.add_argument
+    add("--interval", type=number(0.1, 3600), default=1.0, metavar="S", help=text)
+    add("--once", action="store_true", help="prints the table once")
+    add("--json", action="store_true", help="prints the gateway's reply once")
+    return parser
+
+
+def _code(mesh: Any) -> int:
+    return OK if all(each["state"] in GOOD for each in mesh["services"]) else FAILED
+
+
+def _live(server: Server, interval_s: float) -> int:
+    """Until q is pressed. A server that goes away may come back."""
+    mesh = server.get(PATH)
+    cpu = CpuTimes()
+    with single_keys(), Live(auto_refresh=False, screen=True) as live:
+        while True:
+            footer = ""
+            try:
+                mesh = server.get(PATH)
+            except (NoServerError, RefusedError) as error:
+                footer = str(error)
+            live.update(_screen(server.url, mesh, cpu.cores(mesh), footer), refresh=True)
+            if wait_for_key(interval_s) in ("q", "Q"):
+                return OK
+
+
+def _screen(url: str, mesh: Any, cpu: dict[tuple[str, str], float], problem: str) -> Group:
+    services = mesh["services"]
+    tokens_per_s = sum(each["stats"].get("tokens_per_s", 0) for each in services)
+    clock = time.strftime("%H:%M:%S", time.localtime(mesh["time"]))
+    head = Text(f"{url}  {clock}  {tokens_per_s:.0f} tokens/s in all", "bold")
+    foot = Text(problem, "red") if problem else Text("q ends", "dim")
+    return Group(head, Text(), mesh_table(services, cpu), Text(), foot)
+
+
+class CpuTimes:
+    """The processor time of services, from one look to the next."""
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[str, str], tuple[float, float]] = {}  # time, seconds used
+        self._cores: dict[tuple[str, str], float] = {}
+
+    def cores(self, mesh: Any) -> dict[tuple[str, str], float]:
+        """Returns how many cores each service has kept busy since the last look."""
+        times = {
+            (each["role"], each["instance"]): (mesh["time"], each["stats"]["cpu_s"])
+            for each in mesh["services"]
+            if "cpu_s" in each["stats"]
+        }
+        for name, (now_s, used_s) in times.items():
+            before_s, before_used_s = self._before.get(name, (now_s, used_s))
+            if now_s > before_s:
+                self._cores[name] = (used_s - before_used_s) / (now_s - before_s)
+        self._before = times
+        return {name: cores for name, cores in self._cores.items() if name in times}

@@ -1,0 +1,61 @@
+"""Traces each request that the mesh works on."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from services.gateway.http.account import owner_of
+from services.gateway.http.api_keys import LIMITED_ROUTES
+from services.gateway.http.failures import CLIENT_LEFT
+from services.gateway.http.request_log import ERROR_CODE, METER
+from services.gateway.http.routes import route_of
+from services.gateway.traces.context import HEADER, trace_context
+from services.gateway.traces.request_trace import Attributes, RequestTrace
+from services.gateway.traces.store import TraceStore
+from shared.messages import MAX_NAME_CHARS
+
+TRACE = web.RequestKey("trace", RequestTrace)
+
+
+class Tracing:
+    def __init__(self, store: TraceStore) -> None:
+        self._store = store
+
+    @web.middleware
+    async def trace(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        route = route_of(request)
+        if route not in LIMITED_ROUTES:
+            return await handler(request)
+        trace = request[TRACE] = RequestTrace(trace_context(request.headers.get(HEADER)), route)
+        status = CLIENT_LEFT
+        try:
+            response = await handler(request)
+            status = response.status
+            return response
+        finally:
+            trace.owner = owner_of(request)
+            trace.attributes = _facts(request, status)
+            self._store.end(trace)
+
+
+def _facts(request: web.Request, status: int) -> Attributes:
+    facts = request[METER].facts() if METER in request else {}
+    if "model" in facts:
+        facts["model"] = facts["model"][:MAX_NAME_CHARS]
+    if (ttft_s := facts.pop("ttft_s", None)) is not None:
+        facts["ttft_ms"] = round(1000 * ttft_s, 3)
+    code = {"code": request[ERROR_CODE]} if ERROR_CODE in request else {}
+    return {"status": status, **code, **facts}
+
+
+async def answer_trace(request: web.BaseRequest, response: web.StreamResponse) -> None:
+    """Shows the client which trace its request is in."""
+    if (trace := request.get(TRACE)) is not None:
+        response.headers[HEADER] = trace.context.traceparent
+
+
+def measured(request: web.Request, name: str) -> AbstractContextManager[Attributes]:
+    """Measures what happens in the context as a span of the request's trace."""
+    trace = request.get(TRACE)
+    return trace.measure(name) if trace is not None else nullcontext({})

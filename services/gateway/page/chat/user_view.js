@@ -1,0 +1,42 @@
+import { icon } from "../icons.js";
+import { h } from "../dom.js";
+
+/** What the user said, which can be said otherwise: `edit` gets the new text. */
+export class UserView {
+  constructor(turn, edit) {
+    this.turn = turn;
+    this.#edit = edit;
+    this.element = h("article", { class: "turn user", "aria-label": "You" });
+    this.#show();
+  }
+
+  #edit;
+
+  update() {}
+
+  #show() {
+    this.element.replaceChildren(
+      h("div", { class: "said" }, this.turn.content),
+      h("div", { class: "turn-end" },
+        h("button", { class: "quiet", type: "button", onclick: () => this.#open() }, icon("edit"), "Edit")));
+  }
+
+  #open() {
+    const area = h("textarea", { rows: 3, "aria-label": "Your message", onkeydown: (event) => {
+      if (event.key === "Escape") this.#close();
+    } });
+    area.value = this.turn.content;
+    const send = () => area.value.trim() && this.#edit(area.value.trim());
+    this.element.replaceChildren(
+      h("div", { class: "said" }, area),
+      h("div", { class: "turn-end" },
+        h("button", { class: "button", type: "button", onclick: () => this.#close() }, "Cancel"),
+        h("button", { class: "button primary", type: "button", onclick: send }, "Send instead")));
+    area.focus();
+  }
+
+  #close() {
+    this.#show();
+    this.element.querySelector("button").focus();
+  }
+}

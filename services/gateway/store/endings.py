@@ -1,0 +1,15 @@
+"""How a response that is kept ends where nobody made it to its end."""
+
+import msgspec
+from msgspec import Raw, Struct
+
+
+class Failure(Struct):
+    code: str
+    message: str
+
+
+def ended(response: bytes, status: str, error: Failure | None = None) -> bytes:
+    """The JSON of a response with another end."""
+    fields = msgspec.json.decode(response, type=dict[str, Raw])
+    return msgspec.json.encode(fields | {"status": status, "error": error})

@@ -1,0 +1,123 @@
+"""The traces that a gateway keeps: those of the last requests, as many as there is room for."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from services.gateway.traces.request_trace import RequestTrace, request_and_prompt
+from shared.messages import SpanReport
+from shared.spans import unix_s
+
+ENTRY_BYTES = 2000  # about what Python takes for a trace beside its spans
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(SpanReport)
+
+
+@dataclass(slots=True, eq=False)
+class Kept:
+    """A trace of a request that has ended, in unix time. What comes of it after that is added."""
+
+    trace: RequestTrace
+    start_s: float
+    duration_s: float
+    reports: list[bytes]
+    num_bytes: int = ENTRY_BYTES
+
+    def add(self, report: SpanReport) -> int:
+        """Returns the bytes that it takes."""
+        data = _encode(report)
+        self.reports.append(data)
+        self.num_bytes += len(data)
+        return len(data)
+
+    def decoded(self) -> list[SpanReport]:
+        """The gateway's own is the first."""
+        return [_decoder.decode(data) for data in self.reports]
+
+
+class TraceStore:
+    """Keeps up to ``max_bytes`` of what was reported, and nothing that is older than ``age_s``;
+    0 bytes: it traces nothing. ``on_end`` gets each trace whose request has ended."""
+
+    def __init__(self, instance: str, max_bytes: int, age_s: float) -> None:
+        self._instance = instance
+        self.on_end: Callable[[Kept], None] = lambda kept: None
+        self._max_bytes = max_bytes
+        self._age_s = age_s
+        self._open: dict[str, RequestTrace] = {}
+        self._kept: OrderedDict[str, Kept] = OrderedDict()  # oldest first
+        self._num_bytes = 0
+
+    @property
+    def is_on(self) -> bool:
+        return self._max_bytes > 0
+
+    def begin(self, trace: RequestTrace, name: str) -> bool:
+        """The mesh works on the request from here on, under ``name``. Returns whether it is
+        traced."""
+        if self.is_on:
+            trace.name = name
+            self._open[name] = trace
+        return self.is_on
+
+    def add(self, report: SpanReport) -> None:
+        """Ignored where it is about no request of ours, or about one that is not kept any more."""
+        (name, _), now_s = request_and_prompt(report), time.monotonic()
+        if (trace := self._open.get(name)) is not None:
+            if placed := trace.place(report, now_s):
+                trace.reports.append(placed)
+        elif (kept := self._kept.get(name)) is not None:
+            if placed := kept.trace.place(report, now_s):
+                self._num_bytes += kept.add(placed)
+            self._make_room(now_s)
+
+    def end(self, trace: RequestTrace) -> Kept | None:
+        """Keeps the trace of a request that the mesh has worked on."""
+        if self._open.pop(trace.name, None) is None:
+            return None
+        now_s = time.monotonic()
+        kept = Kept(trace, unix_s(trace.started_s), now_s - trace.started_s, [])
+        for report in (trace.own_report(self._instance, now_s), *trace.reports):
+            kept.add(report)
+        trace.reports.clear()
+        self._kept[trace.name] = kept
+        self._num_bytes += kept.num_bytes
+        self._make_room(now_s)
+        self.on_end(kept)
+        return kept
+
+    def find(self, trace_id: str, owner: str) -> Kept | None:
+        """The last one of ``owner`` that has this id, be it a request's, a reply's or W3C's."""
+        self._make_room(time.monotonic())
+        for kept in reversed(self._kept.values()):
+            trace = kept.trace
+            if trace.owner == owner and (
+                trace_id in trace.ids or trace_id == trace.context.trace_id
+            ):
+                return kept
+        return None
+
+    def last(self, owner: str, limit: int, is_by_duration: bool) -> list[Kept]:
+        """Up to ``limit`` of ``owner``, the newest or the slowest first."""
+        self._make_room(time.monotonic())
+        own = [kept for kept in reversed(self._kept.values()) if kept.trace.owner == owner]
+        if is_by_duration:
+            own.sort(key=lambda kept: -kept.duration_s)
+        return own[:limit]
+
+    def _make_room(self, now_s: float) -> None:
+        oldest_s = unix_s(now_s) - self._age_s
+        while self._kept:
+            kept = next(iter(self._kept.values()))
+            ended_s = kept.start_s + kept.duration_s
+            if self._num_bytes <= self._max_bytes and ended_s >= oldest_s:
+                return
+            self._kept.popitem(last=False)
+            self._num_bytes -= kept.num_bytes
+
+
+NO_TRACES = TraceStore("", 0, 0.0)

@@ -1,0 +1,136 @@
+"""Hands prompts over to other cells: their gateways replay them there."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from itertools import groupby
+from math import ceil, inf
+
+from msgspec.structs import replace
+
+from services.scheduler.forwarding import Forwarding
+from services.scheduler.limits import fits
+from services.scheduler.scheduler import Scheduler
+from services.scheduler.sequence import Sequence
+from shared.messages import CELLS_MINOR, Lost, Overview, RequestKey
+
+TURN_S = 0.25  # between two handovers, for the other cell to compute the first; chosen
+PATIENCE_S = 1.0  # for which a prompt waits here before it moves to free slots; chosen
+SETTLED_S = 1.5  # after which tokenizers know that slots are taken: two heartbeats and the way
+
+
+class OtherCells:
+    """What the tokenizers at the ends of ``routes`` know of other cells; ``instance`` is our
+    scheduler. ``on_change`` is called when something was handed over."""
+
+    def __init__(
+        self,
+        core: Scheduler,
+        routes: Mapping[int, Forwarding],
+        instance: str,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._core = core
+        self._routes = routes
+        self._instance = instance
+        self._on_change = on_change
+        self._moved_s = -inf
+
+    def may_have(self, sequence: Sequence) -> bool:
+        """Whether the tokenizer of ``sequence`` has another cell for it."""
+        return bool(self._known_at(sequence.route))
+
+    def _known_at(self, route: int) -> list[Overview]:
+        """Returns the other cells that a tokenizer has for our prompts: those whose workers take
+        some, that stay."""
+        if (forwarding := self._routes.get(route)) is None:
+            return []
+        peer = forwarding.peer
+        if peer.hello.minor < CELLS_MINOR:
+            return []
+        others = [each for each in peer.status.overviews if each.scheduler != self._instance]
+        return [each for each in others if each.is_ready and not each.is_leaving]
+
+    def hand_over(self, sequences: Iterable[Sequence]) -> None:
+        """Those that another cell may have, and with them the other choices of their prompts."""
+        prompts: dict[tuple[str, int], list[Sequence]] = {
+            each.prompt_key: [] for each in sequences if self.may_have(each)
+        }
+        if not prompts:
+            return
+        for each in self._core.sequences.values():
+            if each.prompt_key in prompts:
+                prompts[each.prompt_key].append(each)
+        lost: dict[tuple[int, int], list[RequestKey]] = defaultdict(list)
+        for key, choices in prompts.items():
+            num_deaths = max(each.num_worker_deaths * each.is_isolated for each in choices)
+            lost[choices[0].route, num_deaths].append(RequestKey(*key))
+            for each in choices:
+                self._core.cancel(each.key, "handed_over")
+        for (route, num_deaths), keys in lost.items():
+            forwarding = self._routes[route]
+            forwarding.flush()
+            forwarding.peer.send(Lost(keys, True, self._instance, num_deaths))
+        self._on_change()
+
+    def move_waiting(self, now_s: float) -> None:
+        """Hands over the first of the prompts that wait for ``PATIENCE_S`` and have not begun, as
+        many as there are slots for in other cells. A prompt moves once: not where this is its
+        second attempt."""
+        rooms = {route: _with_slots(self._known_at(route)) for route in self._routes}
+        if not any(rooms.values()) or now_s < self._moved_s + SETTLED_S:
+            return
+        begun = {each.prompt_key for each in self._core.sequences.values() if each.has_run}
+
+        def may_move(sequence: Sequence) -> bool:
+            has_waited = now_s - sequence.arrived_s >= PATIENCE_S
+            return has_waited and sequence.attempt == 1 and sequence.prompt_key not in begun
+
+        moving: list[Sequence] = []
+        waiting = self._core.queues.waiting.each_where(may_move, 0)
+        for _, group in groupby(waiting, key=lambda each: each.prompt_key):
+            choices = list(group)
+            room = sum(
+                num
+                for cell, num in rooms.get(choices[0].route, [])
+                if self._is_enough(cell, choices[0])
+            )
+            if len(moving) + len(choices) <= room:
+                moving += choices
+        if moving:
+            self._moved_s = now_s
+            self.hand_over(moving)
+
+    def _is_enough(self, cell: Overview, sequence: Sequence) -> bool:
+        """Whether workers like ours with that cell's blocks could begin ``sequence`` now, and run
+        it to its end."""
+        prompt_len, num_workers = len(sequence.prompt), max(1, cell.num_workers)
+        num_blocks, num_free = cell.num_blocks // num_workers, cell.num_free_blocks // num_workers
+        return any(
+            fits(replace(each, num_blocks=num_blocks), prompt_len, sequence.params.max_tokens)
+            and fits(replace(each, num_blocks=num_free), prompt_len, 0)
+            for each in self._core.capacities
+        )
+
+    async def hand_over_all(self, within_s: float) -> None:
+        """What waits at once; of what runs one prompt after the other, or as many together as that
+        time takes. Returns when no other cell may have any more."""
+        for num_turns in range(max(1, int(within_s / TURN_S)), 0, -1):
+            self.hand_over(self._core.queues)
+            running = [
+                each
+                for worker in self._core.workers.values()
+                for each in worker.running.values()
+                if self.may_have(each)
+            ]
+            if not running:
+                return
+            self.hand_over(running[: ceil(len(running) / num_turns)])
+            await asyncio.sleep(TURN_S)
+
+
+def _with_slots(cells: list[Overview]) -> list[tuple[Overview, int]]:
+    """Returns those with more slots than sequences, and how many of these are for us: each of the
+    others might fill the rest."""
+    free = [(each, each.num_slots - each.num_running - each.num_waiting) for each in cells]
+    return [(each, ceil(num / len(cells))) for each, num in free if num > 0]

@@ -1,0 +1,84 @@
+"""Chats that have become too long, without their oldest turns. Pure.
+
+A chat may be cut only at places that what is before them decides, so that a place stays one while
+the chat goes on; it is cut at the first from which it fits. Prompts of a chat therefore begin alike
+until it has grown by a step, and what is cached of them is found.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from functools import cache
+from itertools import accumulate
+from typing import NamedTuple
+
+from services.tokenizer.chat.normalize import Message
+from services.tokenizer.chat.turns import Turns
+from services.tokenizer.prompt_spans import Measure, unmeasured
+from shared.codec import Array
+from shared.errors import InvalidRequest
+from shared.messages import NOTHING_DROPPED, Dropped
+
+NUM_STEPS = 4  # between two places is about this part of the limit
+TOKEN_BYTES = 4  # reckoned: places must not move when texts are tokenised otherwise
+
+Encode = Callable[[list[Message], Measure], Array]
+
+
+class FittedChat(NamedTuple):
+    """``ids`` [prompt_len] int32 of the ``messages`` that are left."""
+
+    messages: list[Message]
+    ids: Array
+    dropped: Dropped = NOTHING_DROPPED
+
+
+def fit(
+    messages: list[Message], limit: int, encode: Encode, measure: Measure = unmeasured
+) -> FittedChat:
+    """``messages`` with as few turns dropped as leave a prompt of at most ``limit`` tokens, and as
+    the places allow; 0: without a limit. The last turn always stays. Raises InvalidRequest where it
+    is too long by itself."""
+    ids = encode(messages, measure)
+    if not limit or len(ids) <= limit:
+        return FittedChat(messages, ids)
+    with measure("history") as attributes:
+        fitted = _cut(messages, len(ids), limit, encode)
+        attributes["num_dropped_turns"] = fitted.dropped.num_turns
+    return fitted
+
+
+def _cut(messages: list[Message], num_tokens: int, limit: int, encode: Encode) -> FittedChat:
+    turns = Turns(messages)
+    sizes = turns.sizes()
+    if len(sizes) < 2:
+        raise _too_long(num_tokens, limit, "the only turn")
+
+    @cache
+    def fitted(num_dropped: int) -> FittedChat:
+        rest = turns.without_first(num_dropped)
+        ids = encode(rest, unmeasured)
+        return FittedChat(rest, ids, Dropped(num_dropped, max(num_tokens - len(ids), 0)))
+
+    places = _places(sizes, max(limit * TOKEN_BYTES // NUM_STEPS, 1))
+    index = bisect_left(places, True, key=lambda place: len(fitted(place).ids) <= limit)
+    if index == len(places):
+        raise _too_long(len(fitted(places[-1]).ids), limit, "without earlier turns the last one")
+    return fitted(places[index])
+
+
+def _places(sizes: list[int], step: int) -> list[int]:
+    """How many turns may be dropped: those up to the first end behind each multiple of ``step``
+    bytes, or all but the last."""
+    ends = [0, *accumulate(sizes[:-1])]
+    places = [num for num in range(1, len(ends)) if ends[num - 1] // step < ends[num] // step]
+    last = len(sizes) - 1
+    return places if places and places[-1] == last else [*places, last]
+
+
+def _too_long(num_tokens: int, limit: int, turn: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{turn} has {num_tokens} tokens with the instructions before it; the limit is {limit}"
+        " (history-limit, and room for max_tokens)",
+        param="prompt",
+        code="context_length_exceeded",
+    )

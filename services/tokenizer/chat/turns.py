@@ -1,0 +1,73 @@
+"""The turns of a chat: what a user says, and everything that answers it. Pure."""
+
+import msgspec
+
+from services.tokenizer.chat.normalize import Message
+
+INSTRUCTIONS = ("system", "developer")
+RESULTS = ("tool", "function")
+
+
+class Turns:
+    """Those of ``messages``, from the oldest on; ``len`` counts them, and is at least 1.
+
+    The messages of the system and of developers belong to none. What a user says in a row is one
+    turn, and a call is in the same turn as its result. What comes before the first user is in the
+    first turn.
+    """
+
+    def __init__(self, messages: list[Message]) -> None:
+        self._messages = messages
+        self._starts = _starts(messages)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def without_first(self, num: int) -> list[Message]:
+        """The messages without those of the ``num`` oldest turns."""
+        start = self._starts[num]
+        return [
+            message
+            for index, message in enumerate(self._messages)
+            if index >= start or message.get("role") in INSTRUCTIONS
+        ]
+
+    def sizes(self) -> list[int]:
+        """The bytes of each turn, as JSON."""
+        ends = [*self._starts[1:], len(self._messages)]
+        return [
+            sum(map(_size, self._messages[start:end]))
+            for start, end in zip(self._starts, ends, strict=True)
+        ]
+
+
+def _size(message: Message) -> int:
+    return 0 if message.get("role") in INSTRUCTIONS else len(msgspec.json.encode(message))
+
+
+def _starts(messages: list[Message]) -> list[int]:
+    starts = [0]
+    calls: dict[str, int] = {}  # the message of each call, by its id
+    last_call: int | None = None
+    has_user = is_answered = False
+    for index, message in enumerate(messages):
+        role = message.get("role")
+        if role == "user":
+            if is_answered:
+                starts.append(index)
+            has_user, is_answered = True, False
+        elif role not in INSTRUCTIONS:
+            is_answered = has_user
+        for call_id in _call_ids(message):
+            calls[call_id] = last_call = index
+        if role in RESULTS:
+            asked_by = calls.get(str(message.get("tool_call_id")), last_call)
+            while asked_by is not None and starts[-1] > asked_by:
+                starts.pop()
+    return starts
+
+
+def _call_ids(message: Message) -> list[str]:
+    calls = message.get("tool_calls")
+    ids = [str(call.get("id")) for call in calls or () if isinstance(call, dict)]
+    return ["", *ids] if message.get("function_call") is not None else ids

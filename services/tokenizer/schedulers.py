@@ -1,0 +1,94 @@
+"""The schedulers that a tokenizer is connected to, and the choice of one for a prompt."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from services.tokenizer.cells import Cell, beginning_of, choose_cell
+from shared.codec import Array
+from shared.messages import MAX_CELLS, Generate, Heartbeat, Overview
+from shared.peer import Peer
+
+
+@dataclass
+class _Ours:
+    """The sequences of ours that a scheduler has, now and when its last heartbeat was noticed."""
+
+    heartbeat: Heartbeat
+    num: int = 0
+    num_before: int = 0
+
+
+class Schedulers:
+    """Each is a cell with the workers that are attached to it."""
+
+    def __init__(self) -> None:
+        self._ours: dict[Peer, _Ours] = {}
+
+    def __iter__(self) -> Iterator[Peer]:
+        return iter(self._ours)
+
+    def add(self, peer: Peer) -> None:
+        self._ours[peer] = _Ours(peer.status)
+
+    def remove(self, peer: Peer) -> None:
+        del self._ours[peer]
+
+    @property
+    def are_ready(self) -> bool:
+        return any(peer.is_ready for peer in self)
+
+    @property
+    def obstacle(self) -> str:
+        """Why none is ready."""
+        return next((peer.status.reason for peer in self), "no scheduler is connected")
+
+    @property
+    def overviews(self) -> list[Overview]:
+        known = [each for peer in self if (each := peer.status.overview) is not None]
+        return known[: MAX_CELLS + 1]
+
+    def choose(self, generate: Generate, ids: Array, left: str = "") -> Peer | None:
+        """Returns the scheduler for a prompt of ``ids`` [n] int32, which it will be sent; None
+        where none is connected. One without workers only where all are, one that leaves only where
+        all that are ready do, and the one that it ``left`` only where there is no other of these.
+        """
+        usable = self._usable()
+        peers = [peer for peer in usable if peer.hello.instance != left] or usable
+        if not peers:
+            return None
+        num_new = len(generate.sequences)
+        chosen = peers[0]
+        if len(peers) > 1:
+            cells = {self._cell(peer): peer for peer in peers}
+            beginning = beginning_of(ids, generate.cache_salt)
+            chosen = cells[choose_cell(list(cells), num_new, beginning, generate.request)]
+        self._ours_at(chosen).num += num_new
+        return chosen
+
+    def note_end(self, peer: Peer, num: int) -> None:
+        """A prompt of ``num`` sequences has ended there; ``peer`` may be gone."""
+        if peer in self._ours:
+            self._ours_at(peer).num -= num
+
+    def _usable(self) -> list[Peer]:
+        ready = [peer for peer in self if peer.is_ready]
+        staying = [peer for peer in ready if not _is_leaving(peer)]
+        return staying or ready or list(self)
+
+    def _cell(self, peer: Peer) -> Cell:
+        """What other tokenizers have there is as old as the heartbeat."""
+        overview, ours = peer.status.overview, self._ours_at(peer)
+        if overview is None:
+            return Cell(peer.hello.instance, 1, ours.num)
+        load = overview.num_running + overview.num_waiting + ours.num - ours.num_before
+        return Cell(peer.hello.instance, max(1, overview.num_slots), max(load, ours.num))
+
+    def _ours_at(self, peer: Peer) -> _Ours:
+        ours = self._ours[peer]
+        if ours.heartbeat is not peer.status:
+            ours.heartbeat, ours.num_before = peer.status, ours.num
+        return ours
+
+
+def _is_leaving(peer: Peer) -> bool:
+    return peer.status.overview is not None and peer.status.overview.is_leaving

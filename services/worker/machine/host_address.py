@@ -1,0 +1,45 @@
+"""The addresses of this host by which ranks on other hosts reach those that are here."""
+
+import socket
+
+from shared.errors import ConfigError
+
+ANY_PORT = 0
+UNUSED_PORT = 9  # nothing is sent: the system only chooses a route
+
+
+def address_of_first(name: str) -> str:
+    """Returns that of ``name`` (master-addr) which is ours. Raises ConfigError where none is."""
+    for address in _addresses(name):
+        try:
+            with socket.create_server((address, ANY_PORT), family=_family(address)):
+                return address
+        except OSError:
+            continue
+    raise ConfigError(f"master-addr: {name} is not this host, which has node-rank 0")
+
+
+def address_towards(name: str) -> str:
+    """Returns that of ours which the host ``name`` (master-addr) sees. Raises ConfigError where
+    there is no way to it."""
+    reason = ""
+    for address in _addresses(name):
+        with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect((address, UNUSED_PORT))
+                return str(probe.getsockname()[0])
+            except OSError as error:
+                reason = f": {error.strerror}"
+    raise ConfigError(f"master-addr: there is no way to {name}{reason}")
+
+
+def _addresses(name: str) -> list[str]:
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"master-addr: {name}: {error}") from None
+    return [str(each[4][0]) for each in found]
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET

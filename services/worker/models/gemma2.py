@@ -1,0 +1,115 @@
+"""Gemma 2 (arXiv 2408.00118): layers norm what they take and what they give, every second one has a
+window, and scores and logits are bent below a cap."""
+
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+import torch
+from torch import nn
+
+from services.worker.config.model_config import Window
+from services.worker.layers.attention import Attention
+from services.worker.layers.ops import Ops, X
+from services.worker.layers.parallel import ALONE, Parallel
+from services.worker.models.decoder import DecoderLM, Parts
+from services.worker.models.qwen2 import WindowsConfig
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+ACT = "gelu_pytorch_tanh"
+
+
+class GemmaConfig(WindowsConfig, frozen=True):
+    """Of Gemma 2 and 3. Without ``layer_types`` one layer in ``sliding_window_pattern`` sees all
+    keys."""
+
+    norm_offset: ClassVar[float] = 1.0
+
+    head_size: int | None = msgspec.field(default=256, name="head_dim")
+    tie_word_embeddings: bool | None = True
+    hidden_activation: str = ACT
+    attention_bias: bool = False
+    query_pre_attn_scalar: Positive = 256
+    sliding_window: Window = 4096
+    sliding_window_pattern: Annotated[int, msgspec.Meta(ge=1)] = 2
+    use_sliding_window: bool = True
+    use_bidirectional_attention: bool | None = None
+    final_logit_softcapping: Positive | None = None
+
+    @property
+    def softcap(self) -> float | None:
+        """What scores are bent below."""
+        return None
+
+    def is_local(self, layer: int) -> bool:
+        """Whether ``layer`` is one of those with a window."""
+        if self.layer_types:
+            return self.layer_types[layer] == "sliding_attention"
+        return (layer + 1) % self.sliding_window_pattern > 0
+
+    def window(self, layer: int) -> int | None:
+        return self.sliding_window if self.is_local(layer) else None
+
+    def act_problems(self) -> list[str]:
+        if self.hidden_activation == ACT:
+            return []
+        return [f"hidden_activation {self.hidden_activation!r} is not supported; only {ACT!r} is"]
+
+    def problems(self) -> list[str]:
+        problems = super().problems()
+        if self.use_bidirectional_attention:
+            problems.append("use_bidirectional_attention true is not supported; only false is")
+        return problems
+
+
+class GemmaLayer(nn.Module):
+    def __init__(self, parts: Parts, attention: Attention) -> None:
+        super().__init__()
+        self.input_layernorm = parts.norm()
+        self.self_attn = attention
+        self.post_attention_layernorm = parts.norm()
+        self.pre_feedforward_layernorm = parts.norm()
+        self.mlp = parts.mlp(act="gelu_tanh")
+        self.post_feedforward_layernorm = parts.norm()
+
+    def forward(self, ops: Ops[X], x: X) -> X:
+        attended = self.self_attn.forward(ops, x, norm=self.input_layernorm)
+        x = ops.norm(attended, self.post_attention_layernorm, residual=x)
+        given = self.mlp.forward(ops, x, norm=self.pre_feedforward_layernorm)
+        return ops.norm(given, self.post_feedforward_layernorm, residual=x)
+
+
+class GemmaLM(DecoderLM):
+    config: GemmaConfig
+    head_norm: ClassVar[Literal["none", "heads"]] = "none"
+
+    def __init__(self, config: GemmaConfig, parallel: Parallel = ALONE) -> None:
+        super().__init__(config, parallel)
+        dtype = self.model.embed_tokens.weight.values.dtype  # as transformers rounds it
+        self.embedding_scale = torch.tensor(
+            config.hidden_size**0.5, dtype=dtype, device="cpu"
+        ).item()
+        self.logits_softcap = config.final_logit_softcapping
+
+    def make_layer(self, parts: Parts, layer: int) -> GemmaLayer:
+        config, bias = self.config, self.config.attention_bias
+        attention = parts.attention(
+            layer,
+            norm=self.head_norm,
+            scale=config.query_pre_attn_scalar**-0.5,
+            window=config.window(layer),
+            softcap=config.softcap,
+            rotary=self.model.local_rotary if config.is_local(layer) else None,
+            has_qkv_bias=bias,
+            has_out_bias=bias,
+        )
+        return GemmaLayer(parts, attention)
+
+
+class Gemma2ForCausalLM(GemmaLM):
+    class Config(GemmaConfig, frozen=True):
+        attn_logit_softcapping: Positive | None = 50.0
+        final_logit_softcapping: Positive | None = 30.0
+
+        @property
+        def softcap(self) -> float | None:
+            return self.attn_logit_softcapping

@@ -1,0 +1,1 @@
+"""The processes of one worker that share a model."""

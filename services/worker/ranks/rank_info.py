@@ -1,0 +1,51 @@
+"""What all ranks of a worker must have alike: the model, and the settings of how it is computed."""
+
+import torch
+
+from kernels.cpu.build import library_name
+from kernels.cpu.library import find_variant
+from services.worker.machine.hardware import choose_dtype
+from shared.config.base import Settings
+from shared.config.worker import RANK_SETTINGS, WorkerConfig
+from shared.messages import MAX_NAME_CHARS, RankInfo
+from shared.model_folder import read_model_info
+from shared.model_location import locate_model
+from shared.version import VERSION
+
+# Of a host: what it has, where things are there, and what the least that a rank has decides.
+OF_ONE_HOST = (
+    set(Settings.model_fields)
+    | RANK_SETTINGS
+    | {"model", "quantization_cache", "scheduler_address", "gpu_claims", "stall_s"}
+    | {"node_rank", "master_addr", "num_threads", "numa_node"}
+    | {"gpu_memory_utilization", "kv_cache_memory_bytes"}
+)
+
+
+def rank_info(config: WorkerConfig) -> RankInfo:
+    """Raises ConfigError where there is no such model."""
+    settings = {
+        name.replace("_", "-"): str(getattr(config, name))[:MAX_NAME_CHARS]
+        for name in WorkerConfig.model_fields.keys() - OF_ONE_HOST
+    }
+    model = read_model_info(locate_model(config.model).folder, [], config.max_model_len)
+    variant = find_variant()
+    settings |= {
+        "model": model.fingerprint,
+        "dtype": str(choose_dtype(config.dtype, torch.device("cpu"))).removeprefix("torch."),
+        "native code": "none" if variant is None else library_name(variant),
+        "Shoal": VERSION,
+    }
+    return RankInfo(config.tensor_parallel_rank, settings)
+
+
+def difference(theirs: RankInfo, ours: RankInfo) -> str | None:
+    """Names what is not alike, with the values of both, or returns None."""
+    names = sorted(theirs.settings.keys() | ours.settings.keys())
+    found = [(name, theirs.settings.get(name), ours.settings.get(name)) for name in names]
+    text = "; ".join(
+        f"{name} is {value}, and {own} on the first host"
+        for name, value, own in found
+        if value != own
+    )
+    return text or None

@@ -1,0 +1,49 @@
+"""Whether a worker could serve the model in a folder, by its config alone: no weight is read."""
+
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+
+from services.worker.models.registry import MODELS, read_architectures, read_model_config
+from services.worker.startup.model_shape import count_parameters
+from services.worker.weights.load import build_model
+from services.worker.weights.schemes import find_scheme
+from shared.errors import ConfigError
+from shared.messages import ModelInfo
+from shared.pooling import read_served_model
+
+
+class Servable(NamedTuple):
+    """``backend`` would compute the model; ``parameters`` 0: not known."""
+
+    backend: Literal["shoal", "transformers"]
+    architecture: str
+    parameters: int
+    model: ModelInfo
+
+
+def check_config(folder: Path) -> Servable:
+    """Raises ConfigError where it could not."""
+    model = read_served_model(folder, [], None)
+    pools = model.pooling is not None
+    architectures = read_architectures(folder, pools)
+    name = "/".join(architectures)
+    if MODELS.keys().isdisjoint(architectures) and not pools:
+        _check_transformers(folder, name, model.max_model_len)
+        return Servable("transformers", name, 0, model)
+    config = read_model_config(folder, pools)
+    if config.quantization_config:
+        find_scheme(config.quantization_config)
+    built = build_model(config, torch.bfloat16, torch.device("meta"), pools=pools)
+    return Servable("shoal", name, count_parameters(built).total, model)
+
+
+def _check_transformers(folder: Path, name: str, max_model_len: int) -> None:
+    """Imports transformers, which takes seconds, only here."""
+    from services.worker.startup.load_transformers import can_serve
+
+    if not can_serve(folder, max_model_len):
+        raise ConfigError(
+            f"model: {name} is none of our own architectures, and transformers' cannot be served"
+        )

@@ -1,0 +1,85 @@
+"""The ranks of a worker as they start: what they can share, and how they meet."""
+
+import logging
+from dataclasses import replace
+
+import torch
+
+from services.worker.config.model_config import ModelConfig
+from services.worker.layers.experts import Experts
+from services.worker.layers.parallel import ALONE, Group, Parallel
+from services.worker.machine.hardware import Memory, read_memory
+from services.worker.machine.rank_group import HostsGroup, RankGroup
+from services.worker.models.registry import find_model
+from shared.address import ranks_path
+from shared.config.worker import WorkerConfig
+from shared.errors import ConfigError
+
+NODE_BITS = 16  # of the number of a NUMA node
+
+log = logging.getLogger(__name__)
+
+
+def check_split(settings: WorkerConfig, config: ModelConfig | None) -> None:
+    """Raises ConfigError, before anything is read, where ranks cannot share the model; ``config``
+    is None where transformers computes it."""
+    size = settings.tensor_parallel_size
+    if size == 1:
+        return
+    if config is None:
+        raise ConfigError(
+            f"tensor-parallel-size: {size} is for our own architectures; transformers computes this"
+            " model"
+        )
+    with torch.device("meta"):
+        model = find_model(config.architectures)(config, _parallel(settings))
+    has_experts = any(isinstance(module, Experts) for module in model.modules())
+    if settings.enable_expert_parallel and not has_experts:
+        raise ConfigError("enable-expert-parallel: the model has no experts")
+
+
+def join_ranks(settings: WorkerConfig, device: torch.device) -> Parallel:
+    """Waits for the other ranks. Raises ConfigError."""
+    if settings.tensor_parallel_size == 1:
+        return ALONE
+    group = _group(settings, device)
+    log.info("rank %d of %d", settings.tensor_parallel_rank, settings.tensor_parallel_size)
+    if settings.nnodes > 1:
+        log.info("what ranks of %d hosts add up is not encrypted", settings.nnodes)
+    return replace(_parallel(settings), group=group)
+
+
+def _group(settings: WorkerConfig, device: torch.device) -> Group:
+    rank, size = settings.tensor_parallel_rank, settings.tensor_parallel_size
+    leader = settings.leader or settings.instance
+    if settings.master_addr is None or settings.nnodes == 1:
+        return RankGroup(ranks_path(settings.mesh_dir, leader), rank, size, device)
+    if device.type != "cpu":
+        raise ConfigError("nnodes: ranks of several hosts are for CPUs; on GPUs none was tried")
+    return HostsGroup(settings.master_addr, settings.master_port + 1, leader, rank, size)
+
+
+def _parallel(settings: WorkerConfig) -> Parallel:
+    """Without a group."""
+    return Parallel(
+        settings.tensor_parallel_rank,
+        settings.tensor_parallel_size,
+        has_whole_experts=settings.enable_expert_parallel,
+    )
+
+
+def share_of(
+    memory: Memory, settings: WorkerConfig, parallel: Parallel, device: torch.device
+) -> Memory:
+    """What a rank may use of ``memory``, which ranks on CPUs with the same NUMA node share, and all
+    of a host the machine's. Each has read it when any goes on to fill it."""
+    whole = read_memory(device)
+    node = 0 if settings.numa_node is None else settings.numa_node + 1
+    num = parallel.num_alike(settings.node_rank << NODE_BITS | node)
+    if device.type == "cuda":
+        return memory
+    num_ranks = len(settings.ranks_of_host)
+    return Memory(
+        min(memory.total // num, whole.total // num_ranks),
+        min(memory.free // num, whole.free // num_ranks),
+    )

@@ -1,0 +1,37 @@
+"""The thread of a worker that computes, beside the event loop that does all else."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+
+class StepThread:
+    """Runs one call after another. An error of one ends the service."""
+
+    def __init__(self) -> None:
+        self.executor = ThreadPoolExecutor(1, "step")
+
+    def submit(self, call: Callable[..., None], *arguments: Any) -> None:
+        """On the event loop."""
+        self.executor.submit(_run, asyncio.get_running_loop(), call, *arguments)
+
+
+def call_soon(
+    loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: Any
+) -> None:
+    """Calls back on the event loop, from any thread, unless the service has ended."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(callback, *arguments)
+
+
+def _run(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: Any) -> None:
+    try:
+        call(*arguments)
+    except Exception as error:
+        call_soon(loop, _raise, error)
+
+
+def _raise(error: Exception) -> None:
+    raise error

@@ -1,0 +1,105 @@
+"""What `shoal serve` shows, and the model as its first word."""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.serve import with_model
+from cli.table import Screen, facts_of
+from shared.config.load import load_settings
+from shared.config.serve import ServeConfig
+
+INFO = "2026-11-23T22:42:24Z INFO    worker 0.1 scheduler 0.1 is up"
+WARNING = "2026-11-23T22:42:24Z WARNING worker 0.1 scheduler 0.1 is down: silent for 2 s"
+
+
+class Replica:
+    """What of a child is shown."""
+
+    service, instance = "worker", "0.1"
+
+    def __init__(self, **status: Any) -> None:
+        self.status = {"reason": "", **status}
+
+    def __str__(self) -> str:
+        return "worker 0.1"
+
+
+DETAILS = {
+    "model": "fish",
+    "dtype": "bfloat16",
+    "weights_bytes": 3 << 20,
+    "kv_cache_bytes": 5 << 20,
+    "kv_cache_tokens": 4096,
+    "max_model_len": 1024,
+    "max_num_seqs": 128,
+    "device": "cpu",
+    "kernels": "avx2",
+    "threads": 2,
+}
+
+
+@pytest.fixture
+def show(monkeypatch, capfd):
+    """Runs ``act`` with a screen and returns the lines that it wrote."""
+
+    def run(is_terminal: bool, flags: Sequence[str], act: Callable[[Screen], None]) -> list[str]:
+        monkeypatch.setenv("TTY_COMPATIBLE", str(int(is_terminal)))
+        monkeypatch.setenv("COLUMNS", "100")
+        with Screen(load_settings(ServeConfig, [*flags], "shoal serve"), Path("/mesh")) as screen:
+            act(screen)
+        text: str = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capfd.readouterr().out)
+        return [line.strip() for line in text.splitlines() if line.strip()]
+
+    return run
+
+
+def test_a_terminal_shows_of_the_log_what_is_unusual(show):
+    def log(screen: Screen) -> None:
+        for line in (INFO, WARNING):
+            screen.print(line)
+
+    assert show(True, [], log) == [WARNING]
+    assert show(True, ["--log-level", "info"], log) == [INFO, WARNING]
+    assert show(True, ["--log-requests"], log) == [INFO, WARNING]
+    assert show(False, [], log) == [INFO, WARNING]
+
+
+def start(screen: Screen) -> None:
+    replica: Any = {"worker-0": Replica(state="not_ready", reason="packing weights 40%")}
+    screen.show(replica)
+    screen.show(replica)
+    replica["worker-0"].status = {"state": "ready", "reason": "", "details": DETAILS}
+    screen.show(replica)
+
+
+def test_elsewhere_each_change_is_a_line_and_what_matters_comes_at_the_end(show):
+    lines = show(False, ["--port", "9"], start)
+    assert lines[:2] == ["worker 0.1: not_ready packing weights 40%", "worker 0.1: ready"]
+    names = [line.split()[0] for line in lines[2:]]
+    assert names == ["model", "device", "memory", "concurrency", "admin", "ready"]
+    assert "http://127.0.0.1:9/v1" in lines[-1]
+
+
+def test_a_terminal_shows_how_far_the_start_is(show):
+    lines = show(True, [], start)
+    assert any("━" in line and "packing weights 40%" in line for line in lines)
+    assert any(line.startswith("ready after") for line in lines)
+
+
+def test_what_matters_of_a_worker():
+    facts = dict(facts_of({"details": DETAILS}))
+    assert facts["memory"] == "3 MiB of weights, 5 MiB of KV cache"
+    assert facts["concurrency"] == "4 requests of 1,024 tokens at once"
+    assert facts_of({"state": "starting"}) == []
+
+
+@pytest.mark.parametrize("word", ["models/fish", "org/fish@main"])
+def test_the_first_word_is_the_model(word: str):
+    arguments = with_model([word, "--port", "9"])
+    config = load_settings(ServeConfig, arguments, "shoal serve")
+    assert (config.model, config.port) == (word, 9)
+    assert with_model(["--port", "9"]) == ["--port", "9"]

@@ -1,0 +1,274 @@
+"""Where the time of a request went, as ``/v1/traces`` shows it, over real sockets."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from benchmarks.harness.fleet import Member, running_fleet
+from cli.trace.command import main as draw
+from services.gateway.service import GatewayService
+from shared.config.gateway import GatewayConfig
+from shared.messages import Capacity
+from tests.mesh.forks import fork
+from tests.mesh.mesh import Mesh, running_mesh
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+TALK = [{"role": "user", "content": "Hi"}]
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": TALK, "max_tokens": 7, "ignore_eos": True},
+    TEXT: {"prompt": "Hi there", "max_tokens": 7, "ignore_eos": True},
+    RESPONSES: {"input": "Hi", "max_output_tokens": 7},
+    MESSAGES: {"messages": TALK, "max_tokens": 7},
+}
+ONE_SLOT = Capacity(256, 16, 1, 64, 2048)
+
+
+@asynccontextmanager
+async def mesh_and_client(directory: Path, **kwargs: Any):
+    async with running_mesh(directory, **kwargs) as mesh, aiohttp.ClientSession(mesh.url()) as http:
+        yield mesh, http
+
+
+async def ask(http: aiohttp.ClientSession, name: str, path: str = TEXT, **body: Any) -> Any:
+    body = BODIES[path] | body
+    async with http.post(path, json=body, headers={"X-Request-Id": name}) as response:
+        assert response.status == 200, await response.text()
+        return await response.read() if body.get("stream") else await response.json()
+
+
+async def trace_of(http: aiohttp.ClientSession, name: str, **headers: str) -> dict[str, Any]:
+    async with http.get(f"/v1/traces/{name}", headers=headers) as response:
+        assert response.status == 200, await response.text()
+        return await response.json()
+
+
+async def whole_trace(mesh: Mesh, http: aiohttp.ClientSession, name: str) -> dict[str, Any]:
+    """A worker that learns of an end with the next plan reports after it."""
+    await mesh.until_idle()
+    await asyncio.sleep(0.1)
+    return await trace_of(http, name)
+
+
+def named(trace: dict[str, Any], role: str, name: str) -> list[dict[str, Any]]:
+    spans = trace["spans"]
+    return [span for span in spans if (span["service"]["role"], span["name"]) == (role, name)]
+
+
+def one(trace: dict[str, Any], role: str, name: str) -> dict[str, Any]:
+    (span,) = named(trace, role, name)
+    return span
+
+
+def end_of(span: dict[str, Any]) -> float:
+    return span["start"] + span["duration_ms"] / 1000
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_the_spans_of_all_services_lie_within_the_request(tmp_path: Path, path: str) -> None:
+    async with mesh_and_client(tmp_path) as (mesh, http):
+        reply = await ask(http, "mine", path, stream=path == CHAT)
+        trace = await trace_of(http, "mine")
+        instances = {kind: mesh.services[kind]._config.instance for kind in mesh.services}
+        if path != CHAT:
+            assert await trace_of(http, reply["id"]) == trace, "the id of the reply names it too"
+    whole, *others = trace["spans"]
+    assert (trace["object"], trace["id"], trace["route"]) == ("trace", "mine", path)
+    assert (whole["parent"], whole["name"]) == (None, f"POST {path}")
+    facts = whole["attributes"]
+    assert (facts["status"], facts["num_output_tokens"], facts["num_replays"]) == (200, 7, 0)
+    assert {span["service"]["role"]: span["service"]["instance"] for span in others} == instances
+    for span in others:
+        assert whole["start"] - 1e-3 <= span["start"] <= end_of(span) <= end_of(whole) + 1e-3
+    for name in ("read", "parse", "accept", "reply", "attempt"):
+        assert one(trace, "gateway", name)["parent"] == whole["id"]
+    assert len(named(trace, "tokenizer", "template")) == (path != TEXT)
+    assert one(trace, "tokenizer", "encode")["attributes"] == {}
+    prompt, sequence = one(trace, "tokenizer", "prompt"), one(trace, "scheduler", "sequence")
+    queue, run = one(trace, "scheduler", "queue"), one(trace, "scheduler", "run")
+    assert (prompt["parent"], sequence["parent"]) == (whole["id"], prompt["id"])
+    assert queue["parent"] == run["parent"] == sequence["id"]
+    assert sequence["attributes"]["reason"] == run["attributes"]["ends_with"] == "length"
+    assert sequence["attributes"]["num_output_tokens"] == sequence["attributes"]["num_steps"] == 7
+    chunk, decode = one(trace, "worker", "prefill"), one(trace, "worker", "decode")
+    assert chunk["parent"] == decode["parent"] == run["id"]
+    assert chunk["attributes"]["num_tokens"] == sequence["attributes"]["num_prompt_tokens"]
+    steps = decode["attributes"]
+    assert steps["num_steps"] == 6
+    assert 0 < steps["step_min_ms"] <= steps["step_median_ms"] <= steps["step_max_ms"]
+    assert len({span["id"] for span in trace["spans"]}) == len(trace["spans"])
+
+
+async def test_a_request_that_waited_says_for_what(tmp_path: Path) -> None:
+    async with mesh_and_client(tmp_path, capacity=ONE_SLOT) as (mesh, http):
+        first = asyncio.create_task(ask(http, "first", max_tokens=100))
+        await mesh.until(lambda: mesh.core.workers and mesh.core.sequences)
+        await mesh.until(lambda: any(each.emitted for each in mesh.core.sequences.values()))
+        later = asyncio.create_task(ask(http, "later"))
+        await mesh.until(lambda: len(mesh.core.sequences) == 2)
+        urgent = asyncio.create_task(ask(http, "urgent", priority=0))
+        await asyncio.gather(first, later, urgent)
+        queues = [
+            one(await trace_of(http, name), "scheduler", "queue") for name in ("first", "later")
+        ]
+    free, full = (queue["attributes"] for queue in queues)
+    assert "slots_ms" not in free
+    assert full["reason"] == "slots"
+    assert (full["num_before"], full["num_sooner"]) == (0, 0)
+    assert 0 < full["slots_ms"] <= queues[1]["duration_ms"]
+
+
+async def test_one_that_others_overtook_waited_for_their_priority(tmp_path: Path) -> None:
+    async with mesh_and_client(tmp_path, capacity=ONE_SLOT) as (mesh, http):
+        requests = [asyncio.create_task(ask(http, "first", max_tokens=100))]
+        await mesh.until(lambda: any(each.emitted for each in mesh.core.sequences.values()))
+        for name, priority in (("late", 100), ("a", 0), ("b", 0)):
+            num = len(mesh.core.sequences)
+            requests.append(asyncio.create_task(ask(http, name, priority=priority)))
+            await mesh.until(lambda num=num: len(mesh.core.sequences) > num)
+        await asyncio.gather(*requests)
+        queue = one(await trace_of(http, "late"), "scheduler", "queue")["attributes"]
+    assert (queue["reason"], queue["num_before"], queue["num_sooner"]) == ("priority", 0, 2)
+
+
+async def test_a_lost_worker_shows_in_the_trace_of_what_it_ran(tmp_path: Path) -> None:
+    async with mesh_and_client(tmp_path, num_workers=2) as (mesh, http):
+        request = asyncio.create_task(ask(http, "moved", max_tokens=200))
+        await mesh.until(lambda: any(each.emitted for each in mesh.core.sequences.values()))
+        (sequence,) = mesh.core.sequences.values()
+        lost = sequence.last_worker_id.partition("/")[0]
+        name = next(
+            name
+            for name, each in mesh.services.items()
+            if name.startswith("worker") and each._config.instance == lost
+        )
+        await mesh.lose(name, says_bye=False)
+        await request
+        trace = await trace_of(http, "moved")
+    before, after = (run["attributes"] for run in named(trace, "scheduler", "run"))
+    assert (before["worker"], before["ends_with"]) == (lost, "worker_lost")
+    assert after["worker"] != lost
+    assert before["num_output_tokens"] + after["num_output_tokens"] == 200
+    assert after["num_known_tokens"] > before["num_known_tokens"]
+    _, again = (queue["attributes"] for queue in named(trace, "scheduler", "queue"))
+    assert (again["after"], again["reason"]) == ("worker_lost", "isolated")
+    assert one(trace, "scheduler", "sequence")["attributes"]["num_worker_deaths"] == 1
+    assert {span["service"]["instance"] for span in named(trace, "worker", "decode")} == {
+        after["worker"]
+    }
+
+
+async def test_a_killed_process_leaves_a_gap_and_no_hole(tmp_path: Path) -> None:
+    """Real processes: what the worker did not report is not there, all else is."""
+    settings = {"DTYPE": "float32", "MAX_MODEL_LEN": "1024", "NUM_THREADS": "1"}
+    async with running_fleet(tmp_path, settings, fork) as fleet:
+        await fleet.start_all(scheduler=1, worker=2, tokenizer=1, gateway=1)
+        async with aiohttp.ClientSession(fleet.of("gateway")[0].url) as http:
+            request = asyncio.create_task(ask(http, "hit", max_tokens=600))
+            victims: list[Member] = []
+            while not victims:
+                statuses = [(each, await each.status()) for each in fleet.of("worker")]
+                victims = [each for each, status in statuses if status["load"]]
+            await fleet.kill(victims[0])
+            await request
+            trace = await trace_of(http, "hit")
+    runs = [run["attributes"] for run in named(trace, "scheduler", "run")]
+    assert [run["ends_with"] for run in runs] == ["worker_lost", "length"]
+    assert runs[0]["worker"] == victims[0].instance != runs[1]["worker"]
+    assert sum(run["num_output_tokens"] for run in runs) == 600
+    assert {span["service"]["instance"] for span in trace["spans"]} >= {runs[1]["worker"], "g5"}
+
+
+@pytest.mark.parametrize("kind", ["scheduler", "tokenizer"])
+async def test_a_replay_shows_as_another_attempt(tmp_path: Path, kind: str) -> None:
+    async with mesh_and_client(tmp_path) as (mesh, http):
+        request = asyncio.create_task(ask(http, "again", max_tokens=300))
+        await mesh.until(lambda: any(each.emitted for each in mesh.core.sequences.values()))
+        lost = mesh.services[kind]._config.instance
+        await mesh.lose(kind)
+        mesh.start(kind)
+        await request
+        trace = await trace_of(http, "again")
+    first, *_, last = (each["attributes"] for each in named(trace, "gateway", "attempt"))
+    assert first["lost"] == f"{kind} {lost}"
+    assert "lost" not in last
+    assert last["attempt"] > 1
+    prompts = [each["attributes"] for each in named(trace, "tokenizer", "prompt")]
+    assert prompts[-1]["num_resumed_tokens"] > 0
+    if kind == "scheduler":
+        assert prompts[0]["reason"] == "scheduler_lost"
+    assert one(trace, "scheduler", "sequence")["attributes"]["attempt"] == last["attempt"]
+
+
+async def test_what_a_stop_string_ends_is_reported_after_the_reply(tmp_path: Path) -> None:
+    async with mesh_and_client(tmp_path) as (mesh, http):
+        await ask(http, "stopped", stop=" turns", max_tokens=50)
+        trace = await whole_trace(mesh, http, "stopped")
+    assert one(trace, "scheduler", "sequence")["attributes"]["reason"] == "cancelled"
+    assert one(trace, "worker", "decode")
+    assert one(trace, "tokenizer", "prompt")["attributes"]["reason"] == "finished"
+
+
+async def test_a_client_sees_the_traces_of_its_own_key_only(tmp_path: Path) -> None:
+    async with running_mesh(tmp_path) as mesh:
+        config = GatewayConfig(mesh_dir=tmp_path, port=0, api_key=["one", "two"])
+        mesh.start("gateway-1", GatewayService(config))
+        await mesh.until_ready()
+        one_key, other_key = ({"x-api-key": key} for key in ("one", "two"))
+        async with aiohttp.ClientSession(mesh.url("gateway-1"), headers=one_key) as http:
+            await ask(http, "private")
+            assert (await trace_of(http, "private"))["id"] == "private"
+            for path, status in (("/v1/traces/private", 404), ("/v1/traces", 200)):
+                async with http.get(path, headers=other_key) as response:
+                    assert response.status == status
+                    body = await response.json()
+                    assert "private" not in str(body.get("data", ""))
+
+
+async def test_traces_are_listed_newest_or_slowest_first(tmp_path: Path) -> None:
+    async with mesh_and_client(tmp_path) as (_, http):
+        for name, num in (("slow", 100), ("fast", 1)):
+            await ask(http, name, max_tokens=num)
+
+        async def listed(query: str) -> Any:
+            async with http.get(f"/v1/traces?{query}") as response:
+                body = await response.json()
+                return body["error"]["message"] if response.status == 400 else body["data"]
+
+        assert [each["id"] for each in await listed("")] == ["fast", "slow"]
+        (slowest,) = await listed("order=slowest&limit=1")
+        assert slowest["id"] == "slow"
+        assert slowest["attributes"]["num_output_tokens"] == 100
+        assert "expected 1 to 100" in await listed("limit=0")
+        assert "expected newest or slowest" in await listed("order=fastest")
+
+
+async def test_shoal_trace_draws_what_the_server_knows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+    async def drawn(*arguments: str) -> tuple[int, str]:
+        code = await asyncio.to_thread(draw, [*arguments, "--url", url])
+        shown = capsys.readouterr()
+        return code, shown.out + shown.err
+
+    async with mesh_and_client(tmp_path) as (mesh, http):
+        url = mesh.url()
+        await ask(http, "mine", CHAT)
+        code, text = await drawn("mine")
+        listed, whole = await drawn("--slowest", "--limit", "1"), await drawn("mine", "--json")
+        unknown = await drawn("nobody's")
+    assert code == listed[0] == whole[0] == 0
+    for word in ("gateway", "tokenizer", "scheduler", "worker", "template", "reason=", "━"):
+        assert word in text
+    assert "mine" in listed[1].splitlines()[1]
+    assert json.loads(whole[1])["object"] == "trace"
+    assert unknown[0] == 1
+    assert "there is no trace" in unknown[1]
+    assert (await drawn("mine"))[0] == 2, "the server is gone"

@@ -1,0 +1,58 @@
+"""The mesh as it lives: figures of a running load, and a worker that is killed."""
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+from conftest import Served, opened, serving
+from playwright.sync_api import Browser, Page, expect
+
+from benchmarks.processes import services_of
+
+
+@pytest.fixture
+def own() -> Iterator[Served]:
+    """A mesh of the test's own: it loses a worker."""
+    with serving("--workers", "2") as served:
+        yield served
+
+
+def start_streams(page: Page, number: int) -> None:
+    page.get_by_role("link", name="Mesh").click()
+    page.get_by_label("How many").fill(str(number))
+    page.get_by_role("button", name="Start").click()
+
+
+def test_a_killed_worker_turns_red_and_its_streams_go_on(browser: Browser, own: Served):
+    with opened(browser, own.url) as page:
+        start_streams(page, 6)
+        workers = page.locator(".service[data-role=worker]")
+        expect(workers).to_have_count(2)
+        expect(page.locator(".service[data-role=scheduler]")).to_contain_text("running6")
+        expect(page.locator(".link-labels span").first).to_contain_text("ms")
+        os.kill(services_of(own.directory)["worker"], signal.SIGKILL)
+        lost = page.locator(".service[data-state=lost]")
+        expect(lost).to_have_count(1)
+        expect(page.locator("#announcer")).to_contain_text("is lost")
+        surface = page.locator(".service[data-state=ready]").first
+        colour = "each => getComputedStyle(each).borderColor"
+        assert lost.evaluate(colour) != surface.evaluate(colour)
+        expect(page.locator(".stream[data-status=done]")).to_have_count(6, timeout=120_000)
+        expect(page.locator(".stream").first).to_contain_text("1500 tokens")
+        expect(page.locator(".service[data-role=worker][data-state=ready]")).to_have_count(2)
+
+
+def test_the_mesh_is_asked_for_only_while_it_is_seen(page: Page):
+    expect(page.get_by_role("link", name="Mesh")).to_be_visible()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.wait_for_timeout(2500)
+    assert not [url for url in asked if url.endswith("/v1/mesh")]
+    page.get_by_role("link", name="Mesh").click()
+    expect(page.locator(".service[data-role=gateway]")).to_contain_text("ready")
+    page.get_by_role("link", name="Chat").click()
+    page.wait_for_timeout(500)
+    asked.clear()
+    page.wait_for_timeout(2500)
+    assert not [url for url in asked if url.endswith("/v1/mesh")]

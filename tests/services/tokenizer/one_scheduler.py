@@ -1,0 +1,18 @@
+"""A tokenizer's schedulers where there is one, whatever it says of itself."""
+
+from typing import Any
+
+from services.tokenizer.schedulers import Schedulers
+
+
+class OneScheduler(Schedulers):
+    """It may be None, for none at all."""
+
+    def __init__(self, peer: Any) -> None:
+        self._peer = peer
+
+    def choose(self, generate: Any, ids: Any, left: str = "") -> Any:
+        return self._peer
+
+    def note_end(self, peer: Any, num: int) -> None:
+        pass

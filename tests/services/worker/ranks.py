@@ -1,0 +1,130 @@
+"""Ranks as processes, which compute the texts of several models one after the other."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import distributed
+
+from benchmarks.harness.engines import make_engine
+from benchmarks.harness.ports import free_port
+from services.worker.backends.native import NativeLM
+from shared.messages import ALL_TOKENS, SamplingParams
+from tests.services.worker.checkpoints import random_prompts
+from tests.services.worker.driver import Driver, Job, model_of
+
+TIMEOUT_S = 300
+NUM_TOKENS = 8
+PARAMS = SamplingParams(seed=3, temperature=0.0, max_tokens=NUM_TOKENS, logprobs=ALL_TOKENS)
+SAMPLED = SamplingParams(seed=5, temperature=0.8, top_p=0.9, max_tokens=NUM_TOKENS)
+
+_context = get_context("forkserver")
+_context.set_forkserver_preload(["torch", "transformers"])
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, and what its engine is made with."""
+
+    folder: Path
+    kernels: str = "torch"
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The texts of several prompts, and the logprobs [V] at each token of those that asked."""
+
+    ids: list[list[int]]
+    logprobs: np.ndarray  # [tokens, V]
+
+    @staticmethod
+    def of(engine: Any) -> "Texts":
+        """Two prompts in chunks, with logprobs, and a third whose tokens are drawn."""
+        params = [PARAMS, PARAMS, SAMPLED]
+        jobs = [Job(*each) for each in zip(random_prompts(4)[1:], params, strict=True)]
+        ids = Driver(engine, chunk_sizes=(5, 11)).run(jobs)
+        rows = [by_id(row) for job in jobs for row in job.logprobs if len(row) > 1]
+        return Texts(ids, np.stack(rows))
+
+
+def assert_same_bits_alone(engine: Any, texts: Texts) -> None:
+    """What the first prompt has had beside the others, it has without them."""
+    alone = Job(random_prompts(4)[1], PARAMS)
+    Driver(engine, seed=1).run([alone])
+    rows = np.stack([by_id(row) for row in alone.logprobs])
+    assert rows.tobytes() == texts.logprobs[: len(rows)].tobytes()
+
+
+def by_id(row: np.ndarray) -> np.ndarray:
+    """Without the token's own, which comes first."""
+    return row[1:]
+
+
+def texts_alone(case: Case) -> Texts:
+    return Texts.of(make_engine(case.folder, case.kernels, **case.settings))
+
+
+@contextmanager
+def texts_of_ranks(
+    cases: dict[str, Case], size: int, directory: Path, num_hosts: int = 1
+) -> Iterator[dict[str, list[Texts]]]:
+    """Starts the ranks, and yields what is filled when the block ends: the texts that each
+    computed. Hosts are what ranks are told: all are here, and use the loopback interface."""
+    found: dict[str, list[Texts]] = {}
+    hosts = {
+        "tensor_parallel_size": size,
+        "nnodes": num_hosts,
+        "master_addr": "127.0.0.1",
+        "master_port": free_port(),
+        "insecure_tcp": True,
+    }
+    processes = [
+        _context.Process(
+            target=_run,
+            args=(cases, rank, directory, {**hosts, "node_rank": rank * num_hosts // size}),
+            daemon=True,
+        )
+        for rank in range(size)
+    ]
+    for process in processes:
+        process.start()
+    yield found
+    for process in processes:
+        process.join(TIMEOUT_S)
+        assert process.exitcode == 0, f"{process} did not end well"
+    for number, name in enumerate(cases):
+        found[name] = [_read(directory / f"{number}-{rank}.npz") for rank in range(size)]
+
+
+def _run(cases: dict[str, Case], rank: int, directory: Path, hosts: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    for number, case in enumerate(cases.values()):
+        engine = make_engine(
+            case.folder,
+            case.kernels,
+            **case.settings,
+            **hosts,
+            tensor_parallel_rank=rank,
+            leader=str(number),
+            mesh_dir=directory,
+        )
+        assert isinstance(model_of(engine), NativeLM) == (case.kernels == "native")
+        texts = Texts.of(engine)
+        if case.kernels == "native":
+            assert_same_bits_alone(engine, texts)
+        arrays: dict[str, Any] = {f"{n}": np.array(ids) for n, ids in enumerate(texts.ids)}
+        np.savez(directory / f"{number}-{rank}.npz", logprobs=texts.logprobs, **arrays)
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+
+
+def _read(path: Path) -> Texts:
+    with np.load(path) as arrays:
+        ids = [arrays[name].tolist() for name in sorted(arrays) if name != "logprobs"]
+        return Texts(ids, arrays["logprobs"])

@@ -1,0 +1,20 @@
+"""Which of our addresses ranks on other hosts are given."""
+
+import pytest
+
+from services.worker.machine.host_address import address_of_first, address_towards
+from shared.errors import ConfigError
+
+ELSEWHERE = "192.0.2.7"  # for documentation: nobody has it
+
+
+def test_the_first_host_is_where_its_name_is_one_of_our_addresses() -> None:
+    assert address_of_first("127.0.0.1") == address_towards("127.0.0.1") == "127.0.0.1"
+    with pytest.raises(ConfigError, match=rf"master-addr: {ELSEWHERE} is not this host"):
+        address_of_first(ELSEWHERE)
+
+
+def test_a_name_that_means_nothing_is_refused() -> None:
+    for choose in (address_of_first, address_towards):
+        with pytest.raises(ConfigError, match=r"master-addr: no-such-host\.invalid"):
+            choose("no-such-host.invalid")

@@ -1,0 +1,196 @@
+"""Ranks that share a model compute what one process computes by itself."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import (
+    DeepseekV3ForCausalLM,
+    GptOssForCausalLM,
+    GraniteForCausalLM,
+    LlamaForCausalLM,
+    Olmo2ForCausalLM,
+    PreTrainedModel,
+    Qwen2MoeForCausalLM,
+)
+
+from services.worker.config.sparse_config import SparseConfig
+from services.worker.models.registry import find_model
+from services.worker.weights.online import ONLINE
+from tests.services.worker.checkpoints import save_mimo, save_model
+from tests.services.worker.ranks import Case, Texts, texts_alone, texts_of_ranks
+from tests.services.worker.stored_codes import LAYOUTS, save_quantized
+from tests.services.worker.test_families import CASES
+from tests.services.worker.test_mtp_families import FAMILIES, Checkpoint
+
+WHOLE = {"enable_expert_parallel": True}
+IN_BLOCKS = {"embedding_quantization": "fp8_block", "lm_head_quantization": "fp8_block"}
+TOLERANCE = 2e-5  # of logprobs between 0 and −13, in float32
+REFUSED_LAYOUTS = ("gptq, desc_act",)
+
+
+def assert_same(found: dict[str, list[Texts]], cases: dict[str, Case]) -> None:
+    """Each rank has the texts of one process; the ranks' logprobs are the same bits."""
+    for name, case in cases.items():
+        expected = texts_alone(case)
+        first, *others = found[name]
+        for texts in (first, *others):
+            assert texts.ids == expected.ids, name
+            assert texts.logprobs.tobytes() == first.logprobs.tobytes(), name
+        difference = abs(first.logprobs - expected.logprobs).max()
+        assert difference < TOLERANCE, f"{name}: {difference}"
+
+
+def save(folder: Path, family: type[PreTrainedModel], **changes: Any) -> Path:
+    folder.mkdir()
+    save_model(folder, family, **changes)
+    return folder
+
+
+def save_with_head(folder: Path) -> Path:
+    folder.mkdir()
+    save_mimo(folder)
+    return folder
+
+
+def save_codes(dense: Path, folder: Path, layout: str) -> Path:
+    save_quantized(dense, folder, LAYOUTS[layout])
+    return folder
+
+
+def test_two_ranks_have_the_texts_of_one_process(tmp_path: Path) -> None:
+    """KV heads that ranks share, norms over all heads, drafts of an MTP head, a vocabulary that
+    does not divide, codes, experts in parts and whole, their number odd too, and latents."""
+    deepseek = CASES["deepseek v3, yarn"][1]
+    oss = CASES["gpt-oss"][1] | {"num_local_experts": 5}
+    moe = CASES["qwen2 moe"][1] | {"shared_expert_intermediate_size": 64}
+    cases = {
+        "llama": Case(
+            save(
+                tmp_path / "llama",
+                LlamaForCausalLM,
+                vocab_size=161,
+                intermediate_size=64,
+                attention_bias=True,
+            )
+        ),
+        "granite": Case(
+            save(
+                tmp_path / "granite",
+                GraniteForCausalLM,
+                num_key_value_heads=1,
+                intermediate_size=128,
+                attention_multiplier=0.25,
+                residual_multiplier=0.3,
+                mlp_bias=True,
+                tie_word_embeddings=True,
+            )
+        ),
+        "qwen2 moe": Case(save(tmp_path / "moe", Qwen2MoeForCausalLM, **moe)),
+        "granite, native": Case(tmp_path / "granite", "native", {"num_threads": 2}),
+        "mimo, device": Case(save_with_head(tmp_path / "mimo"), "device", IN_BLOCKS),
+        "mimo, native": Case(tmp_path / "mimo", "native"),
+        "olmo 2, native": Case(
+            save(tmp_path / "olmo", Olmo2ForCausalLM, num_key_value_heads=1, attention_bias=True),
+            "native",
+        ),
+        "olmo 2, device": Case(save(tmp_path / "olmo-2", Olmo2ForCausalLM), "device"),
+        "qwen2 moe, native": Case(tmp_path / "moe", "native"),
+        "qwen2 moe, whole, native": Case(tmp_path / "moe", "native", WHOLE),
+        "granite, 4 bits": Case(
+            tmp_path / "granite",
+            "native",
+            {"quantization": "wint4", "kv_cache_dtype": "int8", "embedding_quantization": "wint4"},
+        ),
+        "llama, awq": Case(save_codes(tmp_path / "llama", tmp_path / "awq", "awq")),
+        "deepseek v3": Case(save(tmp_path / "latents", DeepseekV3ForCausalLM, **deepseek)),
+        "gpt-oss, native": Case(save(tmp_path / "oss", GptOssForCausalLM, **oss), "native"),
+        "gpt-oss, device": Case(tmp_path / "oss", "device"),
+        "gpt-oss, whole, device": Case(tmp_path / "oss", "device", WHOLE),
+    }
+    with texts_of_ranks(cases, 2, tmp_path) as found:
+        pass
+    assert_same(found, cases)
+
+
+def test_ranks_of_two_hosts_have_the_texts_of_one_process(tmp_path: Path) -> None:
+    folder = save(tmp_path / "granite", GraniteForCausalLM, intermediate_size=128)
+    cases = {"native": Case(folder, "native"), "torch": Case(folder)}
+    with texts_of_ranks(cases, 4, tmp_path, num_hosts=2) as found:
+        pass
+    assert_same(found, cases)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "num_hosts"), [(2, 2), (4, 2), (4, 4)])
+def test_ranks_of_several_hosts_have_the_bits_of_those_of_one(
+    tmp_path: Path, size: int, num_hosts: int
+) -> None:
+    """By native code and by torch's operators, with experts and drafts of an MTP head."""
+    moe = CASES["qwen2 moe"][1] | {
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 128,
+    }
+    cases = {
+        "qwen2 moe, native": Case(save(tmp_path / "moe", Qwen2MoeForCausalLM, **moe), "native"),
+        "qwen2 moe, whole": Case(tmp_path / "moe", settings=WHOLE),
+        "mimo": Case(save_with_head(tmp_path / "mimo")),
+    }
+    with texts_of_ranks(cases, size, tmp_path, num_hosts) as found:
+        pass
+    assert_same(found, cases)
+    with texts_of_ranks(cases, size, tmp_path) as found_here:
+        pass
+    for name in cases:
+        assert found[name][0].logprobs.tobytes() == found_here[name][0].logprobs.tobytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", [{}, WHOLE], ids=["parts", "whole experts"])
+def test_ranks_have_the_texts_of_every_form_of_weights(
+    tmp_path: Path, shared: dict[str, Any]
+) -> None:
+    """Weights that are quantised at the start are what one process makes of whole layers."""
+    family, changes = CASES["qwen3 moe"]
+    sizes = {"hidden_size": 256, "head_dim": 64, "moe_intermediate_size": 256, "num_experts": 4}
+    dense = save(tmp_path / "dense", family, **(changes | sizes), initializer_range=0.1)
+    cases: dict[str, Case] = {
+        quantization: Case(dense, settings={"quantization": quantization, **shared})
+        for quantization in ONLINE
+    }
+    for layout in LAYOUTS:
+        if layout not in REFUSED_LAYOUTS:
+            cases[layout] = Case(save_codes(dense, tmp_path / layout, layout), settings=shared)
+    with texts_of_ranks(cases, 2, tmp_path) as found:
+        pass
+    assert_same(found, cases)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "num_hosts"), [(2, 1), (4, 1), (4, 2)])
+def test_ranks_have_the_texts_of_every_family(tmp_path: Path, size: int, num_hosts: int) -> None:
+    cases = {}
+    for number, (name, (family, changes)) in enumerate(CASES.items()):
+        cases[name] = Case(save(tmp_path / f"model-{number}", family, **changes))
+    with texts_of_ranks(cases, size, tmp_path, num_hosts) as found:
+        pass
+    assert_same(found, cases)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_with_whole_experts_have_the_texts_of_every_family(tmp_path: Path, size: int) -> None:
+    """Heads that draft, with experts of their own, too."""
+    cases: dict[str, Case] = {}
+    for name, head in FAMILIES.items():
+        folder = tmp_path / f"head-{len(cases)}"
+        folder.mkdir()
+        cases[f"{name}, drafts"] = Case(Checkpoint(head, folder).folder, settings=WHOLE)
+    for number, (name, (family, changes)) in enumerate(CASES.items()):
+        is_sparse = issubclass(find_model([family.__name__]).Config, SparseConfig)
+        if is_sparse and ", dense" not in name:
+            folder = save(tmp_path / f"model-{number}", family, **changes)
+            cases[name] = Case(folder, settings=WHOLE)
+    with texts_of_ranks(cases, size, tmp_path) as found:
+        pass
+    assert_same(found, cases)

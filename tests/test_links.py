@@ -1,0 +1,28 @@
+"""Links between our pages lead somewhere."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md"), ROOT / "models/shoal-tiny/README.md"]
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
+
+
+def test_each_link_leads_to_a_file_and_each_anchor_to_a_heading() -> None:
+    broken = [
+        f"{page.relative_to(ROOT)}: {target}#{anchor}"
+        for page in PAGES
+        for target, anchor in LINK.findall(page.read_text())
+        if not leads_somewhere(page.parent / target if target else page, anchor)
+    ]
+    assert not broken
+
+
+def leads_somewhere(path: Path, anchor: str) -> bool:
+    return path.exists() and (not anchor or anchor in anchors(path))
+
+
+def anchors(page: Path) -> Iterator[str]:
+    for heading in re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE):
+        yield re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
