@@ -12,6 +12,7 @@ import pytest
 from openai import AsyncOpenAI
 from transformers import AutoModelForCausalLM
 
+from cli.exit_codes import WRONG
 from tests.cli.serving import Serving, is_alive, serving
 from tests.cli.test_transformers_models import VOCAB_SIZE, save_with_tokenizer
 from tests.services.worker.checkpoints import assert_greedy
@@ -149,5 +150,5 @@ async def ids_of(client: AsyncOpenAI, prompt: list[int], begun: asyncio.Event) -
 @pytest.mark.slow
 async def test_what_ranks_cannot_share_is_refused_at_the_start(tmp_path: Path) -> None:
     async with serving(tmp_path, "--tensor-parallel-size", "3") as shoal:
-        assert await asyncio.wait_for(shoal.process.wait(), 60) == 1
+        assert await asyncio.wait_for(shoal.process.wait(), 60) == WRONG
     assert "3 ranks" in "\n".join(shoal.lines)

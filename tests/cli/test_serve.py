@@ -13,6 +13,7 @@ import pytest
 from httpx2 import HTTPError
 from openai import AsyncOpenAI
 
+from cli.exit_codes import WRONG
 from shared.model_folder import EMBEDDED_MODEL
 from tests.cli.serving import Serving, is_alive, serving
 from tests.shared.hub_cache import add_model
@@ -77,7 +78,7 @@ async def test_it_serves_on_a_port_of_its_own_drains_and_leaves_nothing(tmp_path
 async def start_on_its_port(shoal: Serving, directory: Path) -> None:
     """A second mesh ends with an error and leaves nothing."""
     async with serving(directory, "--port", str(shoal.port)) as second:
-        assert await asyncio.wait_for(second.process.wait(), 60) == 1
+        assert await asyncio.wait_for(second.process.wait(), 60) == WRONG
         await asyncio.sleep(0.1)
         assert any(str(shoal.port) in line and "listen" in line for line in second.lines)
         while second.children():  # none may be there to make the directory anew
@@ -164,7 +165,7 @@ async def test_a_service_that_hangs_is_replaced_and_the_mesh_serves_again(tmp_pa
 
 async def test_a_service_that_cannot_start_ends_serve_with_its_error(tmp_path: Path):
     async with serving(tmp_path, "--max-model-len", "999999") as shoal:
-        assert await asyncio.wait_for(shoal.process.wait(), 60) == 1
+        assert await asyncio.wait_for(shoal.process.wait(), 60) == WRONG
         await asyncio.sleep(0.1)
         assert any("999999" in line and "2048" in line for line in shoal.lines)
         assert not shoal.children()

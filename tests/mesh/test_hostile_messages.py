@@ -21,6 +21,7 @@ from tests.mesh.arena_parts import Arena
 from tests.mesh.gateway_arena import GatewayArena
 from tests.mesh.hostile import Odd, odd_versions, with_turned_bits
 from tests.mesh.link_arena import LinkArena
+from tests.mesh.ranks_arena import RanksArena
 from tests.mesh.scheduler_arena import SchedulerArena
 from tests.mesh.tokenizer_arena import TokenizerArena
 from tests.mesh.worker_arena import PoolingWorkerArena, WorkerArena
@@ -48,6 +49,7 @@ def pooling_worker(directory: Path) -> Arena:
 ARENAS: dict[str, Callable[[Path], Arena]] = {
     "scheduler": SchedulerArena,
     "link of a scheduler": LinkArena,
+    "link of a first rank": RanksArena,
     "tokenizer": TokenizerArena,
     "gateway": lambda directory: GatewayArena(),
     "worker": worker("native"),
@@ -81,8 +83,8 @@ async def test_every_part_of_every_message_is_in_an_example_and_holds_something(
     """What is empty has nothing in it that could be made odd."""
     lacking = {kind: set(kind.__struct_fields__) for kind in parts_of(Message) - OF_SOCKETS}
     lacking[Submit].remove("reasoning_budget")  # the embedded model does not reason
-    services = ("scheduler", "link of a scheduler", "tokenizer", "gateway", "worker")
-    for name in (*services, "worker that pools"):
+    links = ("link of a scheduler", "link of a first rank")
+    for name in ("scheduler", *links, "tokenizer", "gateway", "worker", "worker that pools"):
         directory = tmp_path / name
         directory.mkdir()
         arena = ARENAS[name](directory)

@@ -8,8 +8,8 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     BertLMHeadModel,
+    BloomForCausalLM,
     FalconH1ForCausalLM,
-    GPTJForCausalLM,
     GraniteForCausalLM,
     JambaForCausalLM,
     Lfm2ForCausalLM,
@@ -115,7 +115,7 @@ REFUSED: dict[str, tuple[type[PreTrainedModel], dict[str, Any], str]] = {
     "state space and attention": (JambaForCausalLM, {}, "layer_types"),
     "state space": (MambaForCausalLM, {"state_size": 4}, "linear_attention"),
     "encoder": (BertLMHeadModel, {"is_decoder": False}, "see the ones behind them"),
-    "other attention": (GPTJForCausalLM, {"rotary_dim": 8}, "GPTJForCausalLM does not use"),
+    "other attention": (BloomForCausalLM, {}, "BloomForCausalLM does not use"),
     "two halves": (T5ForConditionalGeneration, {"d_kv": 16, "d_ff": 64}, "encoder-decoder"),
     "a rope that looks at the batch": (
         LlamaForCausalLM,
