@@ -1,18 +1,16 @@
 """Decides how many steps a plan asks for: several where a step costs less than to plan it. Pure.
 
 A plan that only decodes may run several times without coming back. It asks for as many steps as
-take ``PLAN_S`` together, the last one begun within it: all tokens of a plan come at once, and a
-prompt that arrives waits for the plans in flight. Where somebody waits already there is one step a
-plan. Nobody gets more steps than credit, length and the worker's blocks allow.
+take ``PLAN_S`` together: all tokens of a plan come at once, and a prompt that arrives waits for the
+plans in flight. Where somebody waits already there is one step a plan. Nobody gets more steps than
+credit, length and the worker's blocks allow.
 """
-
-from math import ceil
 
 from services.scheduler.plan_builder import PlanBuilder
 from services.scheduler.sequence import Sequence
 from services.scheduler.worker_state import WorkerState
 
-PLAN_S = 0.005
+PLAN_S = 0.01
 
 
 def lengthen(worker: WorkerState, builder: PlanBuilder, decoding: list[Sequence]) -> None:
@@ -39,7 +37,9 @@ def _num_wanted(worker: WorkerState, builder: PlanBuilder, decoding: list[Sequen
     depth, vocab_size = builder.verify_depth, worker.capacity.vocab_size
     limits = [each.max_steps(depth, vocab_size) for each in decoding]
     limits += [worker.num_steps_left(each) for each in decoding]
-    return max(1, min(longest, ceil(PLAN_S / max(worker.step_s, PLAN_S / longest)), *limits))
+    if longest * worker.step_s > PLAN_S:
+        limits.append(int(PLAN_S / worker.step_s))
+    return max(1, min(longest, *limits))
 
 
 def _num_with_blocks(worker: WorkerState, decoding: list[Sequence], num_wanted: int) -> int:

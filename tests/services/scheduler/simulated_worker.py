@@ -89,7 +89,7 @@ class SimulatedWorker:
             num_steps += 1
         self.draft_depth = plan.draft_depth
         parts.sort(key=lambda part: (self.slots[part[0].slot].admit.route, part[0].slot))
-        step_s = num_steps * (PLAN_S / 3 if self.is_fast else 10 + num_tokens)
+        step_s = num_steps * (PLAN_S / 3.5 if self.is_fast else 10 + num_tokens)
         rows = [row for row, _ in parts]
         result = StepResult(plan.step, rows, step_s=step_s, num_steps=num_steps)
         return result, join([arrays for _, arrays in parts]) if parts else TokenArrays()
