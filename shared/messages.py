@@ -587,7 +587,7 @@ class Decode(Row, frozen=True):
 
 
 class StepPlan(Row, tag=13, frozen=True):
-    """Scheduler → worker: one step, as a difference to the slots the worker holds.
+    """Scheduler → worker: a step, or several, as a difference to the slots the worker holds.
 
     Applied in the order of the fields: a slot may be released and admitted anew in one plan.
     ``draft_depth``: how many drafts to make of each sequence that samples, for the next step.
