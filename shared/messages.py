@@ -25,7 +25,7 @@ import msgspec
 from msgspec import Meta
 
 PROTOCOL_MAJOR = 3
-PROTOCOL_MINOR = 3
+PROTOCOL_MINOR = 4
 POOLING_MINOR = 1  # that knows of pooling
 CONVERTED_MINOR = 2  # that makes of a prompt what Convert asks for, not its ids alone
 REPORT_MINOR = 2  # that knows of Inquire and ServiceReport
@@ -42,7 +42,6 @@ Activation = Literal["none", "normalize", "sigmoid", "softmax"]
 # What a sequence may emit beyond what its client has taken; see Credit.
 WINDOW_TOKENS = 256
 WINDOW_BYTES = 4 << 20
-SHORT_STEP_S = 0.005  # steps below it cost less than to pass their tokens on one by one
 MAX_STOP_IDS = 128  # of a request
 MAX_LOGPROB_IDS = 128
 MAX_PATTERN_SIZE = 512  # tokens that are looked for as a repetition
@@ -55,6 +54,7 @@ MAX_BATCHED_TOKENS = 1 << 20
 MAX_MODEL_LEN = 1 << 24
 MAX_VOCAB_SIZE = 1 << 24
 MAX_SPECULATIVE_TOKENS = 16
+MAX_STEPS = 1 << 10  # of a plan
 MAX_STALL_S = 86_400.0
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1000
@@ -83,6 +83,7 @@ MAX_CELLS = 256  # schedulers that a tokenizer speaks of
 Int32 = Annotated[int, Meta(ge=0, le=2**31 - 1)]  # a count, an index or an id
 Int64 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+NumSteps = Annotated[int, Meta(ge=1, le=MAX_STEPS)]
 NumLogprobs = Annotated[int, Meta(ge=ALL_TOKENS, le=2**31 - 1)]
 Penalty = Annotated[float, Meta(ge=-1e3, le=1e3)]
 Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
@@ -166,7 +167,8 @@ class Capacity(Row, frozen=True):
 
     It drafts up to ``num_speculative_tokens`` of a sequence in a step, always as many unless
     ``adapts_depth``: then as many as pay. A step that has not ended after ``stall_s`` hangs. A
-    model that pools gives ``pooled_size`` numbers of a prompt; 0: it writes texts.
+    model that pools gives ``pooled_size`` numbers of a prompt; 0: it writes texts. A plan may ask
+    for ``max_num_steps``.
     """
 
     num_blocks: Int32
@@ -179,6 +181,7 @@ class Capacity(Row, frozen=True):
     adapts_depth: bool = False
     stall_s: Seconds = 60.0
     pooled_size: PooledSize = 0
+    max_num_steps: NumSteps = 1
 
 
 INSTANCE = r"[A-Za-z0-9._-]{1,32}"  # what a process may be called
@@ -584,10 +587,12 @@ class Decode(Row, frozen=True):
 
 
 class StepPlan(Row, tag=13, frozen=True):
-    """Scheduler → worker: one step, as a difference to the slots the worker holds.
+    """Scheduler → worker: a step, or several, as a difference to the slots the worker holds.
 
     Applied in the order of the fields: a slot may be released and admitted anew in one plan.
-    ``draft_depth``: how many drafts to make of each sequence that samples, for the next plan.
+    ``draft_depth``: how many drafts to make of each sequence that samples, for the next step.
+    ``num_steps``: a plan that only decodes may ask for several. Each computes the same rows but
+    for the sequences that have ended, with the token that was sampled last as the input.
     Buffer 0: int32 known ids of all ``admit`` rows, concatenated.
     """
 
@@ -598,6 +603,7 @@ class StepPlan(Row, tag=13, frozen=True):
     prefill: list[Prefill]
     decode: list[Decode]
     draft_depth: Int32 = 0
+    num_steps: NumSteps = 1
 
 
 class Reset(Row, tag=18, frozen=True):
@@ -785,7 +791,8 @@ class ResultRow(Row, frozen=True):
     """What one slot emitted in a step; rows are ordered by route. ``error`` fails the request, for
     what the client asks if there is a ``code`` for it, else for what is wrong here.
 
-    A slot may have several rows: of its prompt, of its drafts, then of its output.
+    A slot may have several rows, side by side: of its prompt, of its drafts, then of its output;
+    where the plan asked for several steps, those of one step after those of another.
     """
 
     slot: Int32
@@ -800,7 +807,8 @@ class ResultRow(Row, frozen=True):
 class StepResult(Row, tag=23, frozen=True):
     """Worker → scheduler: the rows that emitted or ended. Buffers: as Tokens.
 
-    The step took ``step_s``, after ``idle_s`` of waiting for its plan.
+    The step took ``step_s``, after ``idle_s`` of waiting for its plan. It was ``num_steps`` steps:
+    fewer than the plan asked for where all sequences have ended before.
     """
 
     step: Int64
@@ -808,6 +816,7 @@ class StepResult(Row, tag=23, frozen=True):
     step_s: Seconds = 0.0
     idle_s: Seconds = 0.0
     spans: list[SpanReport] = []
+    num_steps: NumSteps = 1
 
 
 class Release(Row, tag=25, frozen=True):

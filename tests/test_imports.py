@@ -57,7 +57,7 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         {"sequence", "block_pool", "draft_depth", "wait_times"},
         {"queues", "plan_builder"},
         {"worker_state"},
-        {"emission", "handover", "placement", "prefills"},
+        {"emission", "handover", "placement", "plan_length", "prefills"},
         {"planner"},
         {"scheduler"},
         # What has a clock, counts or logs, and what the service asks before it asks the core.

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from benchmarks.harness.engines import AnyEngine
 from benchmarks.harness.sequences import add_one
 from services.scheduler.scheduler import Planned, Scheduler
+from services.scheduler.worker_state import PROBATION_STEPS
 from services.worker.engine.protocol import StepOutput
 from shared.messages import Grant, ResultRow, RunKind, SamplingParams, StepPlan
 from shared.token_arrays import Layout, TokenArrays
@@ -21,7 +23,8 @@ UNLIMITED_BYTES = 1 << 40
 @dataclass
 class Run:
     """By request; rows in the order they came. ``num_hits`` sequences began in the cache, of which
-    ``num_resumed`` had been preempted; ``num_readmitted`` came back at all."""
+    ``num_resumed`` had been preempted; ``num_readmitted`` came back at all. ``num_long_plans`` were
+    of several steps."""
 
     texts: list[list[int]]
     logprobs: list[list[np.ndarray]]  # values of each token
@@ -31,6 +34,7 @@ class Run:
     num_hits: int = 0
     num_resumed: int = 0
     num_readmitted: int = 0
+    num_long_plans: int = 0
     pooled: dict[int, np.ndarray] = field(default_factory=dict)  # what a prompt was pooled to
 
     @classmethod
@@ -44,6 +48,7 @@ class Run:
         return sum(accepted for rows in self.verified for _, accepted in rows)
 
     def note_plan(self, plan: StepPlan) -> None:
+        self.num_long_plans += plan.num_steps > 1
         for row in plan.admit:
             self.num_readmitted += row.num_ids > row.prompt_len
             self.num_hits += row.num_cached > 0
@@ -74,11 +79,14 @@ def run(
     pipeline_depth: int = 2,
     max_open: int = 1000,
     depths: Iterable[int] = (),
+    num_steps: int = 3,
 ) -> Run:
     """All ``prompts``, one after another of which comes while up to ``max_open`` run. ``depths``
-    are those of the plans, one after the other, if the engine's own is not meant."""
+    are those of the plans, one after the other, if the engine's own is not meant. Plans that only
+    decode have ``num_steps``, if the engine knows of such plans and nothing keeps them from it."""
     core = Scheduler(1000, 10, caches_prefixes, pipeline_depth)
-    core.add_worker("w", engine.capacity)
+    most = min(num_steps, engine.capacity.max_num_steps)
+    core.add_worker("w", replace(engine.capacity, max_num_steps=most), PROBATION_STEPS)
     each_params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
     done, waiting = Run.of(len(prompts)), deque(enumerate(prompts))
     in_flight: deque[Future[StepOutput]] = deque()
@@ -103,6 +111,8 @@ def run(
 
 
 def _plan(core: Scheduler, depths: Iterator[int]) -> Planned | None:
-    depth = core.workers["w"].draft_depth
-    depth.now = min(next(depths, depth.now), core.workers["w"].capacity.num_speculative_tokens)
+    worker = core.workers["w"]
+    worker.step_s = 0.0  # so that plans are as long as they may be, at any pace
+    depth = worker.draft_depth
+    depth.now = min(next(depths, depth.now), worker.capacity.num_speculative_tokens)
     return core.plan("w")

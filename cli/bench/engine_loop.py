@@ -1,5 +1,5 @@
 """The engine and the scheduler's pure core in one loop: no sockets. Where a device works by itself
-two plans are in flight, else one."""
+two plans are in flight, else one; each is one step, whose time is told."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
+from msgspec.structs import replace
 
 from services.scheduler.scheduler import Planned, Scheduler
 from services.worker.engine.build import build_engine
@@ -70,7 +71,7 @@ class EngineLoop:
         is_ahead = isinstance(self._engine, DeviceEngine)
         depth = 2 if is_ahead else 1
         self._core = Scheduler(0, 0.0, caches_prefixes=False, pipeline_depth=depth)
-        self._core.add_worker(WORKER, self.capacity)
+        self._core.add_worker(WORKER, replace(self.capacity, max_num_steps=1))
         self._num_added = 0
 
     @property

@@ -8,19 +8,20 @@ lately is taken to be like the one before it. Step times are kept for each depth
 batch, in powers of two, from steps that compute no prompts. A batch of a size that is new first
 goes through the depths 0, 1, 2, 4 … and the deepest, twice, a few steps each. From then on the
 depth is decided every 32 steps, and another one has to promise 3 % more. On 4 of 224 steps another
-depth is tried, by turns those beside it and none. A machine that is slower for a while must not
-look like a depth that is: so steps at the depth that was decided measure the pace of the machine,
-once their own cost is known, and the cost of a step at another depth is its time at this pace. Of
-several times the lower quartile counts, since what disturbs a step makes it longer. A step that
-computes prompts too counts for an eighth of a step: where there are hardly any others, times are
-those of the nearest size, or guessed.
+depth is tried, by turns those beside it and none. A plan that asks for several steps has them all
+at one depth, so it is no longer than the shortest trial. A machine that is slower for a while must
+not look like a depth that is: so steps at the depth that was decided measure the pace of the
+machine, once their own cost is known, and the cost of a step at another depth is its time at this
+pace. Of several times the lower quartile counts, since what disturbs a step makes it longer. A step
+that computes prompts too counts for an eighth of a step: where there are hardly any others, times
+are those of the nearest size, or guessed.
 """
 
 from collections.abc import Callable
 
 from services.scheduler.acceptance import Acceptance
 from services.scheduler.step_times import StepTimes
-from shared.messages import Capacity, RunKind, StepPlan, StepResult
+from shared.messages import MAX_STEPS, Capacity, RunKind, StepPlan, StepResult
 
 SWEEP_RUN = 3  # steps
 NUM_SWEEPS = 2
@@ -45,9 +46,10 @@ class BatchSize:
 
     def advance(self, turns: float) -> bool:
         """Counts ``turns``, and returns whether it is time to decide."""
-        before, self._turn = int(self._turn), self._turn + turns
+        before = self._num_since_sweep
+        self._turn += turns
         since = self._num_since_sweep
-        return int(self._turn) > before and since >= 0 and since % DECIDED_EVERY == 0
+        return since >= 0 and since // DECIDED_EVERY > before // DECIDED_EVERY
 
     @property
     def depth(self) -> int:
@@ -78,10 +80,11 @@ class BatchSize:
 
 
 class DraftDepth:
-    """``now`` is the depth for the plan that is made next."""
+    """``now`` is the depth for the plan that is made next, of up to ``max_num_steps``."""
 
     def __init__(self, capacity: Capacity) -> None:
         self.now = capacity.num_speculative_tokens
+        self.max_num_steps = min(SWEEP_RUN, PROBE_RUN) if capacity.adapts_depth else MAX_STEPS
         self._capacity = capacity
         self._acceptance = Acceptance(capacity.num_speculative_tokens)
         self._sizes: dict[int, BatchSize] = {}
@@ -94,9 +97,9 @@ class DraftDepth:
         sampled = [row for row in result.rows if row.run.kind == RunKind.OUTPUT]
         rows = [(depths[row.slot], row.run.num_accepted) for row in sampled if row.slot in depths]
         size = self._size(len(plan.decode))
-        time_s = result.step_s + result.idle_s
+        time_s = (result.step_s + result.idle_s) / result.num_steps
         is_plain = not plan.prefill and len(set(depths.values())) == 1 and time_s > 0
-        turns = 1 if is_plain else MIXED
+        turns = result.num_steps if is_plain else MIXED
         self._acceptance.note(rows, turns)
         if is_plain:
             size.times.note(plan.decode[0].verify_depth, time_s)

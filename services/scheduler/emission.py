@@ -2,6 +2,7 @@
 
 import msgspec
 
+from services.scheduler.allocation import Allocation
 from services.scheduler.sequence import Sequence
 from services.scheduler.worker_state import WorkerState
 from shared.errors import InternalError, InvalidRequest, RequestError
@@ -42,6 +43,7 @@ def apply_result(worker: WorkerState, result: StepResult, ids: list[int]) -> lis
     """Adds ``ids``, those of all rows, to their sequences. Rows of sequences that do not run on
     ``worker`` any more are left out."""
     emissions = []
+    received: dict[Allocation, int] = {}
     start = 0
     of_prompt, of_drafts, pooled = RunKind.PROMPT, RunKind.DRAFTS, RunKind.POOLED
     for index, row in enumerate(result.rows):
@@ -56,5 +58,9 @@ def apply_result(worker: WorkerState, result: StepResult, ids: list[int]) -> lis
                 sequence.num_bytes += bytes_of(run)
             elif row.error is None:
                 sequence.emit(run, ids[start : start + run.num_tokens])
+                allocation = sequence.allocated
+                received[allocation] = received.get(allocation, 0) + run.num_tokens
         start += run.num_tokens
+    for allocation, num_tokens in received.items():
+        allocation.receive(num_tokens)
     return emissions

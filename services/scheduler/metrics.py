@@ -161,9 +161,11 @@ class StepMetrics:
             self._since_s[worker_id] = planned_s
         plan = planned.plan
         PLAN_SECONDS.observe(planned_s - started_s)
-        STEP_SEQUENCES.observe(len(plan.prefill) + len(plan.decode))
         num_decoded = sum(1 + row.verify_depth for row in plan.decode)
-        STEP_TOKENS.observe(sum(row.num_tokens for row in plan.prefill) + num_decoded)
+        num_tokens = sum(row.num_tokens for row in plan.prefill) + num_decoded
+        for _ in range(plan.num_steps):
+            STEP_SEQUENCES.observe(len(plan.prefill) + len(plan.decode))
+            STEP_TOKENS.observe(num_tokens)
         DRAFT_DEPTH.labels(worker_id).set(plan.draft_depth)
         for sequence in planned.newcomers:
             QUEUE_SECONDS.observe(planned_s - sequence.arrived_s)
@@ -171,13 +173,15 @@ class StepMetrics:
     def end(self, worker_id: str, result: StepResult, now_s: float) -> None:
         """``result`` has come; the next plan in flight is computed from here on."""
         self._since_s[worker_id] = now_s
-        STEP_SECONDS.observe(result.step_s)
+        for _ in range(result.num_steps):
+            STEP_SECONDS.observe(result.step_s / result.num_steps)
         runs = [row.run for row in result.rows]
         output = [run for run in runs if run.kind == RunKind.OUTPUT]
         drafted = [run for run in output if run.num_drafts]
         _count_drafts(drafted)
         recent = self._recent.setdefault(worker_id, RecentSteps(now_s))
-        recent.note(sum(run.num_tokens for run in output), result.step_s, now_s)
+        num_tokens = sum(run.num_tokens for run in output)
+        recent.note(result.num_steps, num_tokens, result.step_s, now_s)
         recent.num_drafted += sum(run.num_drafts for run in drafted)
         recent.num_accepted += sum(run.num_accepted for run in drafted)
 

@@ -1,6 +1,7 @@
 """Collects the rows of one StepPlan."""
 
 import numpy as np
+from msgspec.structs import replace
 
 from services.scheduler.draft_depth import room_for_drafts
 from services.scheduler.sequence import Sequence
@@ -15,7 +16,7 @@ MAX_ID_BYTES = 16 << 20  # beside it: every sequence brings its prompt, even whe
 class PlanBuilder:
     """Collects the rows of a plan and counts the token budget that is left.
 
-    Sequences that decode verify ``verify_depth`` drafts each.
+    Sequences that decode verify ``verify_depth`` drafts each, in each step.
     """
 
     def __init__(
@@ -57,6 +58,10 @@ class PlanBuilder:
         allows."""
         if num_decoding:
             self.verify_depth = min(self.verify_depth, room_for_drafts(self.budget, num_decoding))
+
+    def ask_for(self, num_steps: int) -> None:
+        """Makes it a plan of several steps. Nothing is planned yet."""
+        self.plan = replace(self.plan, num_steps=num_steps)
 
     def admit(self, sequence: Sequence) -> None:
         allocation = sequence.allocated
@@ -112,6 +117,6 @@ class PlanBuilder:
             plan.prefill.append(Prefill(allocation.slot, num_tokens))
         allocation.num_computed += num_tokens
         if num_tokens == num_to_compute:
-            allocation.expect(1 + verify_depth)
+            allocation.expect(plan.num_steps, plan.num_steps * (1 + verify_depth))
         allocation.last_step = plan.step
         self.budget -= num_tokens + verify_depth

@@ -12,14 +12,18 @@ blocks it is preempted first.
 **Priority.** Where the first that waits has no room on any worker, sequences of a later priority
 that stand behind it are preempted for it.
 
-**Speculation.** A plan has the drafts verified that the plan before it had made, so a sequence gets
-at least one id and at most one more than it has drafts. Blocks are reserved for all that may come;
-the result sets right what is expected.
+**Several steps.** Where steps are short, a plan that only decodes asks for several of them
+(``plan_length.py``).
+
+**Speculation.** A step has the drafts verified that the step before it had made, so a sequence gets
+at least one id in each and at most one more than it has drafts. Blocks are reserved for all that
+may come; the result sets right what is expected.
 
 **Running ahead.** A plan may be made before the result of the last one is there: a sequence that
-samples is expected to know at least one id more then, whichever it is. If it ends instead, the
-worker passes over it. While plans are in flight, no sequence with credit is preempted or handed
-over, and none is computed alone: these plans run first, and none is sent ahead of its time.
+samples is expected to know at least one id more then for each step, whichever it is. If it ends
+instead, the worker passes over it. While plans are in flight, no sequence with credit is preempted
+or handed over, and none is computed alone: these plans run first, and none is sent ahead of its
+time.
 
 **Isolation.** An isolated sequence is computed alone, in turns with all others.
 
@@ -38,6 +42,7 @@ from services.scheduler.placement import (
     others_to_compare,
 )
 from services.scheduler.plan_builder import PlanBuilder
+from services.scheduler.plan_length import lengthen
 from services.scheduler.prefills import PrefillLimits, Prefills
 from services.scheduler.queues import NUM_LOOKED_AT, Queues, WaitingQueue
 from services.scheduler.sequence import Sequence
@@ -95,14 +100,8 @@ class Planner:
         self._proven.pop(worker_id, None)
 
     def is_in_need(self, worker: WorkerState) -> bool:
-        """Whether a worker shall have another plan in flight, which its results alone change. Where
-        steps are short it has twice as many, as long as none of them computes prompts: those that
-        come wait for what is in flight."""
-        num, depth = len(worker.in_flight), self._pipeline_depth
-        if num < depth or depth == 1:
-            return num < depth
-        has_prefill = any(plan.prefill for plan in worker.in_flight)
-        return worker.has_short_steps and num < 2 * depth and not has_prefill
+        """Whether a worker shall have another plan in flight, which its results alone change."""
+        return len(worker.in_flight) < self._pipeline_depth
 
     def _plan_in_turn(self, worker: WorkerState, num_absorbed: int) -> PlanBuilder:
         """Isolated sequences and all others take turns."""
@@ -145,6 +144,8 @@ class Planner:
             builder.extend(sequence, blocks)
             (prompts if sequence.num_to_compute > 1 else decoding).append(sequence)
         builder.share_budget(len(decoding))
+        if not prompts and not self._queues.num_runnable:
+            lengthen(worker, builder, decoding)
         for sequence in decoding:
             builder.compute(sequence, builder.budget)
         prefills = Prefills(self._prefill_limits, worker, builder)

@@ -23,12 +23,12 @@ class RecentSteps:
         self._before, self._now = _Span(now_s), _Span(now_s)
         self.num_drafted = self.num_accepted = 0
 
-    def note(self, num_tokens: int, step_s: float, now_s: float) -> None:
-        """A step took ``step_s`` and brought ``num_tokens`` of output."""
+    def note(self, num_steps: int, num_tokens: int, steps_s: float, now_s: float) -> None:
+        """A plan's ``num_steps`` took ``steps_s`` and brought ``num_tokens`` of output."""
         self._roll(now_s)
-        self._now.num_steps += 1
+        self._now.num_steps += num_steps
         self._now.num_tokens += num_tokens
-        self._now.step_s += step_s
+        self._now.step_s += steps_s
 
     def tokens_per_s(self, now_s: float) -> float:
         self._roll(now_s)

@@ -1,5 +1,7 @@
 """Checks a StepResult against its plan before anything of it is used."""
 
+from dataclasses import dataclass
+
 from services.scheduler.sequence import Sequence
 from services.scheduler.worker_state import WorkerState
 from shared.errors import CodecError
@@ -7,7 +9,29 @@ from shared.faults import ids_fault, logprobs_fault
 from shared.messages import ResultRow, RunKind, StepResult
 from shared.token_arrays import TokenArrays
 
+NOTHING = -1
 END = len(RunKind)  # after which a slot has no more rows
+
+
+@dataclass(slots=True)
+class _Came:
+    """What the rows of a slot have brought so far: the kind of the ``last`` one of a step, tokens
+    of its output, and steps."""
+
+    last: int = NOTHING
+    num_tokens: int = 0
+    num_steps: int = 0
+
+    def note(self, row: ResultRow, num_steps: int) -> None:
+        """The result is of ``num_steps``, each of which may have drafts and their tokens."""
+        self.last = row.run.kind
+        if row.run.kind == RunKind.OUTPUT:
+            self.num_tokens += row.run.num_tokens
+            self.num_steps += 1
+            if self.num_steps < num_steps:
+                self.last = RunKind.PROMPT
+        if row.finish or row.error is not None:
+            self.last = END
 
 
 def check_result(worker: WorkerState, result: StepResult, arrays: TokenArrays) -> None:
@@ -17,22 +41,27 @@ def check_result(worker: WorkerState, result: StepResult, arrays: TokenArrays) -
     fault = ids_fault(arrays.ids, vocab_size) or ids_fault(arrays.top_ids, vocab_size)
     if fault := fault or logprobs_fault(arrays.values):
         raise CodecError(f"the result has {fault}")
-    last: dict[int, int] = {}
+    most = worker.in_flight[0].num_steps if worker.in_flight else 1
+    if result.num_steps > most:
+        raise CodecError(f"the result is of {result.num_steps} steps, the plan asked for {most}")
+    came: dict[int, _Came] = {}
     for row in result.rows:
         sequence = worker.running.get(row.slot)
         if sequence is None or not sequence.is_of(row):
             continue
-        kind = row.run.kind
-        if kind <= last.get(row.slot, -1):
+        before = came.setdefault(row.slot, _Came())
+        if row.run.kind <= before.last:
             raise CodecError(f"slot {row.slot} has two rows of a kind, or one after its end")
-        if fault := _FAULTS[kind](worker, sequence, row):
+        if fault := _FAULTS[row.run.kind](worker, sequence, row, before):
             raise CodecError(f"slot {row.slot}: {fault}")
-        last[row.slot] = END if row.finish or row.error is not None else kind
-    if RunKind.DRAFTS in last.values():
+        before.note(row, result.num_steps)
+    if any(each.last == RunKind.DRAFTS for each in came.values()):
         raise CodecError("drafts came without the tokens they are for")
 
 
-def _prompt_fault(worker: WorkerState, sequence: Sequence, row: ResultRow) -> str | None:
+def _prompt_fault(
+    worker: WorkerState, sequence: Sequence, row: ResultRow, before: _Came
+) -> str | None:
     num_prompt_scored = sequence.num_prompt_scored + row.run.num_tokens
     is_asked = sequence.params.prompt_logprobs is not None
     if sequence.params.pooling is not None:
@@ -42,21 +71,26 @@ def _prompt_fault(worker: WorkerState, sequence: Sequence, row: ResultRow) -> st
     return None
 
 
-def _drafts_fault(worker: WorkerState, sequence: Sequence, row: ResultRow) -> str | None:
+def _drafts_fault(
+    worker: WorkerState, sequence: Sequence, row: ResultRow, before: _Came
+) -> str | None:
     run, most = row.run, worker.capacity.num_speculative_tokens
     if row.finish or row.error is not None or not run.num_accepted <= run.num_tokens <= most:
         return f"{run.num_accepted} of {run.num_tokens} drafts were right; there are up to {most}"
     return None
 
 
-def _tokens_fault(worker: WorkerState, sequence: Sequence, row: ResultRow) -> str | None:
+def _tokens_fault(
+    worker: WorkerState, sequence: Sequence, row: ResultRow, before: _Came
+) -> str | None:
     run = row.run
     if row.error is not None:
         return "an error with tokens" if run.num_tokens else None
     pending = sequence.allocated.pending
     if not pending:
         return "no plan has sampled for it"
-    room = min(pending[0], worker.end_of(sequence) - sequence.num_known)
+    _, num_expected = pending[0]
+    room = min(num_expected, worker.end_of(sequence) - sequence.num_known) - before.num_tokens
     if run.num_tokens > room or (row.finish and not run.num_tokens):
         return f"{run.num_tokens} tokens where {room} belong"
     most = min(run.num_drafts, run.num_tokens)
@@ -65,7 +99,9 @@ def _tokens_fault(worker: WorkerState, sequence: Sequence, row: ResultRow) -> st
     return None
 
 
-def _pooled_fault(worker: WorkerState, sequence: Sequence, row: ResultRow) -> str | None:
+def _pooled_fault(
+    worker: WorkerState, sequence: Sequence, row: ResultRow, before: _Came
+) -> str | None:
     run, pooling = row.run, sequence.params.pooling
     if pooling is None or not sequence.allocated.pending:
         return "its prompt is not pooled, or not computed to its end"

@@ -280,7 +280,8 @@ class Scheduler:
         if worker.is_proven:
             self.planner.note_proven(worker)
         emissions = apply_result(worker, result, arrays.ids.tolist())
-        for emission in emissions:
+        last = {each.sequence: each for each in emissions}  # a step's, where there were several
+        for emission in last.values():
             ends = emission.ends
             if ends or emission.has_output:
                 worker.index_blocks(emission.sequence, ends)

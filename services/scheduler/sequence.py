@@ -124,7 +124,7 @@ class Sequence:
     def may_emit_more(self) -> bool:
         """Whether it has credit for what the plans in flight bring at least and for one token more,
         and may have so many tokens. Its model's length is its worker's matter."""
-        num_emitted = len(self.emitted) + len(self.allocated.pending)
+        num_emitted = len(self.emitted) + self.allocated.num_due
         max_tokens = self.params.max_tokens
         return num_emitted < self.max_emitted and (max_tokens is None or num_emitted < max_tokens)
 
@@ -136,6 +136,15 @@ class Sequence:
         if reads_all(self.params):
             return 0
         return self.num_prompt_scored if self._is_scoring else self.num_known - 1
+
+    def max_steps(self, verify_depth: int, vocab_size: int) -> int:
+        """How many steps of ``verify_depth`` drafts its credit allows beyond the plans in flight:
+        in tokens if each brings one, in bytes if each brings all that it may."""
+        allocation = self.allocated
+        per_token = sampled_token_bytes(self.params, vocab_size)
+        room = self.max_bytes - self.num_bytes - per_token * allocation.num_pending
+        num_tokens = self.max_emitted - len(self.emitted) - allocation.num_due
+        return min(num_tokens, room // (per_token * (1 + verify_depth)))
 
     def max_chunk(self, num_to_compute: int, vocab_size: int) -> int:
         """How many of the ``num_to_compute`` ids that it lacks may be computed: of those of a
@@ -166,9 +175,6 @@ class Sequence:
         self.num_bytes += bytes_of(run)
 
     def emit(self, run: TokenRun, ids: list[int]) -> None:
-        allocation = self.allocation
-        assert allocation is not None
-        allocation.receive(len(ids))
         self.emitted += ids
         self.num_steps += 1
         if run.num_drafts:
@@ -218,6 +224,16 @@ class Ended:
 def scored_token_bytes(params: SamplingParams, vocab_size: int) -> int:
     """Returns the most bytes that one scored token of a prompt takes: its id, rank and logprob, and
     the ids and logprobs of the likeliest tokens."""
-    num = params.prompt_logprobs or 0
-    num_numbers = vocab_size if num == ALL_TOKENS else 2 * num
+    return _token_bytes(params.prompt_logprobs or 0, vocab_size)
+
+
+def sampled_token_bytes(params: SamplingParams, vocab_size: int) -> int:
+    """Returns the most bytes that one sampled token takes, with the draft it may have been."""
+    num_asked = len(params.logprob_token_ids) or params.logprobs
+    num_bytes = 4 if num_asked is None else _token_bytes(num_asked, vocab_size)
+    return num_bytes + params.draft_logprobs * _token_bytes(0, vocab_size)
+
+
+def _token_bytes(num_logprobs: int, vocab_size: int) -> int:
+    num_numbers = vocab_size if num_logprobs == ALL_TOKENS else 2 * num_logprobs
     return 4 * (3 + num_numbers)

@@ -297,7 +297,7 @@ class SchedulerService:
         check_result(self._core.workers[worker_id], result, arrays)
         emissions = self._core.absorb(worker_id, result, arrays)
         self._plan_for(worker_id, peer)  # first of all: the worker idles until it has a plan
-        self._num_steps += 1
+        self._num_steps += result.num_steps
         self._steps.end(worker_id, result, time.monotonic())
         for report in result.spans:
             self._spans.forward(report)

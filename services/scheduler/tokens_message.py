@@ -12,7 +12,7 @@ from shared.token_arrays import Layout, Selection, TokenArrays, join, sum_runs
 
 
 class StepEmissions(NamedTuple):
-    """What a step brought for one tokenizer; ``layout`` is that of all it brought."""
+    """What a plan brought for one tokenizer; ``layout`` is that of all it brought."""
 
     emissions: list[Emission]
     layout: Layout
@@ -34,7 +34,8 @@ def tokens_of(
     steps: Items[StepEmissions], spans: Items[SpanReport] = ()
 ) -> tuple[Tokens, TokenArrays]:
     """Returns the message for the tokenizer of ``steps`` and ``spans``, and its buffers. What
-    several steps brought of a sequence is one row, unless its drafts are told apart."""
+    several steps brought of a sequence, of one plan or more, is one row, unless its drafts are told
+    apart."""
     if not steps:
         return Tokens([], [], [*spans]), TokenArrays()
     emissions = [emission for step in steps for emission in step.emissions]
@@ -44,19 +45,23 @@ def tokens_of(
         if each.row.finish is not None
     ]
     if len(steps) == 1:
-        all_rows = [_row(each, each.row.run) for each in emissions]
-        return Tokens(all_rows, finished, [*spans]), steps[0].arrays()
+        return Tokens(_rows(emissions), finished, [*spans]), steps[0].arrays()
+    sorted_parts = [entry for entries in _by_sequence(steps).values() for entry in entries]
+    rows = _rows([emission for emission, _ in sorted_parts])
+    return Tokens(rows, finished, [*spans]), join([part for _, part in sorted_parts])
+
+
+def _rows(emissions: Items[Emission]) -> list[TokenRow]:
     rows: list[TokenRow] = []
-    parts: list[TokenArrays] = []
-    for entries in _by_sequence(steps).values():
-        for emission, part in entries:
-            run = emission.row.run
-            if emission is not entries[0][0] and _continues(rows[-1].run, run):
-                rows[-1] = replace(rows[-1], run=sum_runs([rows[-1].run, run]))
-            else:
-                rows.append(_row(emission, run))
-            parts.append(part)
-    return Tokens(rows, finished, [*spans]), join(parts)
+    before: Sequence | None = None
+    for emission in emissions:
+        run = emission.row.run
+        if emission.sequence is before and _continues(rows[-1].run, run):
+            rows[-1] = replace(rows[-1], run=sum_runs([rows[-1].run, run]))
+        else:
+            rows.append(_row(emission, run))
+        before = emission.sequence
+    return rows
 
 
 def _by_sequence(

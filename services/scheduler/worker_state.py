@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable
-from math import ceil
+from math import ceil, inf
 
 from services.scheduler.allocation import Allocation
 from services.scheduler.block_pool import BlockPool
@@ -12,7 +12,7 @@ from services.scheduler.plan_builder import PlanBuilder
 from services.scheduler.prefix_index import PrefixIndex
 from services.scheduler.sequence import Sequence
 from shared.errors import CodecError
-from shared.messages import SHORT_STEP_S, Capacity, StepPlan, StepResult
+from shared.messages import Capacity, StepPlan, StepResult
 
 PROBATION_STEPS = 16  # in which a worker that is broken has died
 
@@ -26,8 +26,9 @@ class WorkerState:
     ``admits``: the worker takes new sequences; ``is_leaving``: its sequences go to other workers,
     one after the other, or all at once when it ``releases_all``; ``handed_over`` is the last that
     went. ``ran_isolated``: its last plan computed one isolated sequence and nothing else. Its next
-    plan looks at what waits from the place ``next_look`` on, beside those that are first. Unless
-    ``caches_prefixes`` its index stays empty.
+    plan looks at what waits from the place ``next_look`` on, beside those that are first. A
+    step took ``step_s`` in the last plan that brought something. Unless ``caches_prefixes`` its
+    index stays empty.
     """
 
     def __init__(
@@ -50,7 +51,8 @@ class WorkerState:
         self.is_leaving = self.releases_all = False
         self.handed_over: Sequence | None = None
         self.next_look = 0
-        self.ran_isolated = self.has_short_steps = False
+        self.ran_isolated = False
+        self.step_s = inf
         self.draft_depth = DraftDepth(capacity)
         self._verify_depth = 0  # drafts that each sequence has, at most, when the last plan has run
         self._caches_prefixes = caches_prefixes
@@ -105,8 +107,10 @@ class WorkerState:
             expected = f"that of step {self.in_flight[0].step}" if self.in_flight else "none"
             raise CodecError(f"the result of step {step} came where {expected} was due")
         plan = self.in_flight.popleft()
-        self.has_short_steps = result.step_s < SHORT_STEP_S
-        self._num_finished += bool(plan.prefill or plan.decode)
+        if result.rows:
+            self.step_s = result.step_s / result.num_steps
+        if plan.prefill or plan.decode:
+            self._num_finished += result.num_steps
         self.draft_depth.note(plan, result)
         self.in_flight_since = num_absorbed
         done = [each for each in self.leaving if each.last_step <= step]
@@ -151,12 +155,14 @@ class WorkerState:
         )
         return self._has_blocks_for(sequence, num_freed)
 
-    def num_blocks_lacking(self, sequence: Sequence) -> int:
+    def num_blocks_lacking(self, sequence: Sequence, num_steps: int = 1) -> int:
         """Counts the blocks to add so that the KV of all ids has a place: ids that plans in flight
-        bring, drafts that the next plan verifies and makes, nothing beyond the sequence's end."""
+        bring and all but the last step of the next plan, drafts that this one verifies and makes,
+        nothing beyond the sequence's end."""
         size, allocation = self.capacity.block_size, sequence.allocation
         num_blocks = 0 if allocation is None else len(allocation.blocks)
-        num_positions = sequence.num_expected + self._num_ahead
+        num_brought = (num_steps - 1) * (1 + self._verify_depth)
+        num_positions = sequence.num_expected + num_brought + self._num_ahead
         if num_positions <= num_blocks * size:
             return 0
         return max(0, ceil(min(num_positions, self.end_of(sequence)) / size) - num_blocks)
@@ -219,10 +225,10 @@ class WorkerState:
         chunks = [self.running[row.slot] for row in plan.prefill]
         return [each for each in chunks if self.num_to_index(each) > 0]
 
-    def try_extend(self, sequence: Sequence) -> list[int] | None:
-        """Gives a running sequence the blocks that it lacks and returns them, or None where there
-        are too few."""
-        num_lacking = self.num_blocks_lacking(sequence)
+    def try_extend(self, sequence: Sequence, num_steps: int = 1) -> list[int] | None:
+        """Gives a running sequence the blocks that it lacks for ``num_steps`` and returns them, or
+        None where there are too few."""
+        num_lacking = self.num_blocks_lacking(sequence, num_steps)
         if not num_lacking:
             return []
         blocks = self.pool.try_allocate(num_lacking)
@@ -265,15 +271,20 @@ class WorkerState:
         limit, max_tokens = self.capacity.max_model_len, sequence.params.max_tokens
         return limit if max_tokens is None else min(limit, len(sequence.prompt) + max_tokens)
 
+    def num_steps_left(self, sequence: Sequence) -> int:
+        """Counts the steps until a running sequence is full, beyond the plans in flight, if each
+        brings one token."""
+        return self.end_of(sequence) - sequence.num_known - sequence.allocated.num_due
+
     def _may_run(self, sequence: Sequence) -> bool:
         """Whether ``sequence`` may be computed with others: it has credit, is not isolated, and the
         plans in flight are not sure to bring its last token."""
         if sequence.is_isolated or not sequence.has_credit:
             return False
-        pending = sequence.allocated.pending
-        if not pending:
+        num_due = sequence.allocated.num_due
+        if not num_due:
             return True
-        is_full = sequence.num_known + len(pending) >= self.capacity.max_model_len
+        is_full = sequence.num_known + num_due >= self.capacity.max_model_len
         return sequence.may_emit_more and not is_full
 
     def _has_blocks_for(self, sequence: Sequence, num_freed: int = 0) -> bool:

@@ -38,6 +38,7 @@ class PlanCheck:
         for slot in plan.release:
             self._find(slot)
             del self._slots[slot]
+        self._check_num_steps(plan)
         self._check_ids(plan, ids)
         for row in plan.admit:
             self._admit(row)
@@ -52,6 +53,13 @@ class PlanCheck:
         if held is None:
             raise CodecError(f"slot {slot} was not admitted")
         return held
+
+    def _check_num_steps(self, plan: StepPlan) -> None:
+        most = self._capacity.max_num_steps
+        if plan.num_steps > most:
+            raise CodecError(f"a plan of {plan.num_steps} steps; the limit is {most}")
+        if plan.num_steps > 1 and plan.prefill:
+            raise CodecError(f"a plan of {plan.num_steps} steps computes prompts")
 
     def _check_ids(self, plan: StepPlan, ids: np.ndarray) -> None:
         num_ids = sum(row.num_ids for row in plan.admit)

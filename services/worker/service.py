@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from collections import deque
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -38,7 +37,6 @@ from shared.messages import (
     POOLING_MINOR,
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
-    SHORT_STEP_S,
     Heartbeat,
     Hello,
     Inquire,
@@ -60,7 +58,6 @@ WATCH_S = 1.0
 ATTACH_S = 0.5  # between two looks for the scheduler to be attached to
 CHOOSE_S = 0.05  # in which all schedulers that are dialled together have said how they fare
 MOVE_SHARE = 1 / 2  # of drain-timeout-s
-MIN_BEHIND = 2  # plans, one of which runs while the next ones are fetched
 
 
 class WorkerService:
@@ -90,8 +87,6 @@ class WorkerService:
             MOVE_SHARE * config.drain_timeout_s,
             self._forget_sequences,
         )
-        # Not sent yet, with when they were there in unix time.
-        self._outputs: deque[tuple[Peer, Future[StepOutput], float]] = deque()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -239,39 +234,24 @@ class WorkerService:
         self._num_pending += 1
         loop = asyncio.get_running_loop()
         output: Future[StepOutput] = Future()
-        output.add_done_callback(lambda done: self._note_output(loop, peer, plan, done))
+        output.add_done_callback(
+            lambda done: call_soon(loop, self._send_result, peer, done, time.time())
+        )
         self._followers.send(plan, ids)
         self._step_thread.submit(self._engine.submit, plan, ids, output)
         self._log.note(plan)
         self._spans.begin(plan)
 
-    def _note_output(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        peer: Peer,
-        plan: StepPlan,
-        output: Future[StepOutput],
-    ) -> None:
-        """On the step thread. Every other result of short steps goes out with the next one."""
-        self._outputs.append((peer, output, time.time()))
-        num_behind = self._num_pending - len(self._outputs)
-        if len(self._outputs) > 1 or num_behind < MIN_BEHIND or not _can_wait(plan, output):
-            call_soon(loop, self._send_results)
-
-    def _send_results(self) -> None:
-        while self._outputs:
-            self._send_result(*self._outputs.popleft())
-
     def _send_result(self, peer: Peer, output: Future[StepOutput], ended_s: float) -> None:
-        """Raises what broke the step, which ends the service."""
+        """Raises what broke the step, which ends the service. ``ended_s`` is unix time."""
         result, arrays = output.result()
         if reports := self._spans.end(result, ended_s):
             result = replace(result, spans=_within(reports))
         peer.send(result, *arrays)
         self._num_pending -= 1
         self._last_progress_s = time.monotonic()
-        self._num_steps += 1
-        STEPS.inc()
+        self._num_steps += result.num_steps
+        STEPS.inc(result.num_steps)
         STEP_BUSY_SECONDS.inc(result.step_s)
         STEP_IDLE_SECONDS.inc(result.idle_s)
         if self._is_home(peer):
@@ -299,16 +279,6 @@ class WorkerService:
             await asyncio.sleep(WATCH_S)
             if self._busy_s() > 2 * self._config.stall_s:
                 raise RuntimeError(f"no step has finished for {self._busy_s():.0f} s")
-
-
-def _can_wait(plan: StepPlan, output: Future[StepOutput]) -> bool:
-    """Whether nobody waits for just this result: the step was short, and it has neither first
-    tokens nor ends."""
-    if output.exception() is not None or plan.prefill:
-        return False
-    result, _ = output.result()
-    ends = any(row.finish is not None or row.error is not None for row in result.rows)
-    return result.step_s < SHORT_STEP_S and not ends
 
 
 def _within(reports: list[SpanReport]) -> list[SpanReport]:

@@ -25,7 +25,7 @@ class SlotLog:
             self._leave(slot)
         for row in plan.admit:
             self._stays[row.slot] = _Stay(row.request, row.attempt, self._num_steps)
-        self._num_steps += 1
+        self._num_steps += plan.num_steps
 
     def clear(self) -> None:
         """The scheduler is gone, and all slots are free."""

@@ -1,11 +1,11 @@
 """The spans of sequences in their slots: chunks of their prompts, and decoding as one."""
 
 from array import array
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from statistics import median
 
-from shared.messages import Admit, Span, SpanReport, SpanValue, StepPlan, StepResult
+from shared.messages import Admit, RunKind, Span, SpanReport, SpanValue, StepPlan, StepResult
 
 MAX_CHUNKS = 32
 """Chunks of a prompt that have a span each; the last one stands for all that follow."""
@@ -59,7 +59,8 @@ class SlotSpans:
         admitted = [row for row in plan.admit if row.is_traced]
         for row in admitted:
             self._stays[row.slot] = _Stay(row, start_s, self._computed_s, self._num_steps)
-        self._note_step(result.step_s)
+        for _ in range(result.num_steps):
+            self._note_step(result.step_s / result.num_steps)
         if not self._stays:
             return left
         for row in admitted:
@@ -68,9 +69,11 @@ class SlotSpans:
         for chunk in plan.prefill:
             if stay := self._stays.get(chunk.slot):
                 self._note_chunk(stay, _Chunk(start_s, ended_s, chunk.num_tokens))
+        num_own = Counter(row.slot for row in result.rows if row.run.kind == RunKind.OUTPUT)
         for each in result.rows:
             if (each.finish or each.error is not None) and each.slot in self._stays:
-                left.append(self._report(each.slot, ended_s))
+                num_later = result.num_steps - max(1, num_own[each.slot])
+                left.append(self._report(each.slot, ended_s, num_later))
         return left
 
     def clear(self) -> None:
@@ -93,23 +96,24 @@ class SlotSpans:
         last.end_s, last.num_chunks = chunk.end_s, last.num_chunks + 1
         last.num_tokens += chunk.num_tokens
 
-    def _report(self, slot: int, now_s: float) -> SpanReport:
+    def _report(self, slot: int, now_s: float, num_later: int = 0) -> SpanReport:
+        """The last ``num_later`` steps of the plan were without it."""
         stay = self._stays.pop(slot)
         spans = [_of_chunk(chunk) for chunk in stay.chunks]
-        num_steps = self._num_steps - stay.last_prefill
-        if num_steps > 0:
-            spans.append(self._of_decoding(stay, num_steps, now_s))
+        if self._num_steps - num_later > stay.last_prefill:
+            spans.append(self._of_decoding(stay, num_later, now_s))
         return SpanReport(stay.row.request, stay.row.attempt, "worker", self._instance, spans)
 
-    def _of_decoding(self, stay: _Stay, num_steps: int, now_s: float) -> Span:
-        first = self._num_steps - min(num_steps, NUM_STEPS)
-        times = [self._times[step % NUM_STEPS] for step in range(first, self._num_steps)]
+    def _of_decoding(self, stay: _Stay, num_later: int, now_s: float) -> Span:
+        end = self._num_steps - num_later
+        first = max(stay.last_prefill, self._num_steps - NUM_STEPS)
+        times = [self._times[step % NUM_STEPS] for step in range(first, end)]
         attributes: dict[str, SpanValue] = {
-            "num_steps": num_steps,
+            "num_steps": end - stay.last_prefill,
             "step_min_ms": _ms(min(times)),
             "step_median_ms": _ms(median(times)),
             "step_max_ms": _ms(max(times)),
-            "computed_ms": _ms(self._computed_s - stay.computed_s),
+            "computed_ms": _ms(self._computed_s - stay.computed_s - num_later * times[-1]),
         }
         return Span("decode", stay.decodes_s, max(0.0, now_s - stay.decodes_s), 0, attributes)
 

@@ -14,8 +14,7 @@ class SchedulerConfig(Settings):
         2,
         ge=1,
         le=2,
-        description="steps in flight per worker: with 2, or 4 that are short, it never waits for"
-        " the scheduler",
+        description="plans in flight per worker: with 2 it never waits for the scheduler",
     )
     forward_interval_s: float = Field(
         0.01,

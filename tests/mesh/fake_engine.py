@@ -1,6 +1,7 @@
 """An engine without a model, for everything that is not about the model."""
 
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -20,7 +21,7 @@ from shared.messages import (
     TokenRun,
 )
 from shared.token_arrays import Layout, TokenArrays, join
-from tests.services.scheduler.simulated_worker import SimulatedWorker
+from tests.services.scheduler.simulated_worker import SimulatedWorker, Slot
 
 
 def made_up_logprobs(position: int, vocab_size: int) -> np.ndarray:
@@ -62,34 +63,38 @@ class FakeEngine(StepEngine):
         self.starts_at: Callable[[list[int], int], int] = lambda prompt_ids, choice: 0
         self._ids = ids
         self._idle_time = IdleTime()
-        self._worker = SimulatedWorker(capacity)
+        self.reset()
 
     @property
     def num_running(self) -> int:
         return len(self._worker.slots)
 
     def reset(self) -> None:
-        self._worker = SimulatedWorker(self.capacity)
+        self._worker = SimulatedWorker(self.capacity, write=self._next_id)
         self._idle_time.forget()
 
     def step(self, plan: StepPlan, ids: np.ndarray) -> tuple[StepResult, TokenArrays]:
         idle_s = self._idle_time.begin_step(time.monotonic())
-        time.sleep(self.step_s)
+        time.sleep(self.step_s * plan.num_steps)
         result, emitted = self._worker.step(Planned(plan, ids))
         layout = Layout(result.rows, emitted)
-        parts = [
-            self._prompt_arrays(row, layout.part(index, index + 1).ids.tolist())
-            if row.run.kind == RunKind.PROMPT
-            else self._arrays(row)
-            for index, row in enumerate(result.rows)
-        ]
+        num_left = Counter(row.slot for row in result.rows if row.run.kind == RunKind.OUTPUT)
+        parts = []
+        for index, row in enumerate(result.rows):
+            own: list[int] = layout.part(index, index + 1).ids.tolist()
+            if row.run.kind == RunKind.PROMPT:
+                parts.append(self._prompt_arrays(row, own))
+            else:
+                parts.append(self._arrays(row, own[0], num_left[row.slot]))
+                num_left[row.slot] -= 1
         rows = [
             replace(row, run=_widened(row.run, part))
             for row, part in zip(result.rows, parts, strict=True)
         ]
         arrays = join(parts) if parts else TokenArrays()
         self._idle_time.end_step(time.monotonic(), self.num_running)
-        return replace(result, rows=rows, step_s=self.step_s, idle_s=idle_s), arrays
+        step_s = self.step_s * result.num_steps
+        return replace(result, rows=rows, step_s=step_s, idle_s=idle_s), arrays
 
     def _prompt_arrays(self, row: ResultRow, ids: list[int]) -> TokenArrays:
         slot = self._worker.slots[row.slot]
@@ -101,11 +106,15 @@ class FakeEngine(StepEngine):
         ]
         return join(parts) if parts else TokenArrays()
 
-    def _arrays(self, row: ResultRow) -> TokenArrays:
-        slot = self._worker.slots[row.slot]
-        position = len(slot.ids) - slot.admit.prompt_len - 1
+    def _next_id(self, slot: Slot) -> int:
+        position = len(slot.ids) - slot.admit.prompt_len
         start = self.starts_at(slot.ids[: slot.admit.prompt_len], slot.admit.choice)
-        token = slot.ids[-1] = self._ids[(start + position) % len(self._ids)]
+        return self._ids[(start + position) % len(self._ids)]
+
+    def _arrays(self, row: ResultRow, token: int, num_left: int) -> TokenArrays:
+        """``num_left`` tokens of its slot are in this row and those after it."""
+        slot = self._worker.slots[row.slot]
+        position = len(slot.ids) - slot.admit.prompt_len - num_left
         num = slot.admit.params.logprobs
         return made_up_arrays(token, position, self.model_info.vocab_size, num)
 

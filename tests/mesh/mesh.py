@@ -25,7 +25,7 @@ from shared.service import Service
 from tests.mesh.fake_engine import FakeEngine
 
 READY_TIMEOUT_S = 20
-DEFAULT_CAPACITY = Capacity(256, 16, 8, 64, 2048)
+DEFAULT_CAPACITY = Capacity(256, 16, 8, 64, 2048, max_num_steps=4)
 TEXT = "The shoal turns as one, and no fish gives the order. "
 
 

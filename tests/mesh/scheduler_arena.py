@@ -100,6 +100,11 @@ class SchedulerArena:
         draft_arrays = [one, one.astype(np.float32), NO_IDS, one]
         self.lies: Lies = {
             "two rows for a slot": (4, StepResult(1, [plain, plain]), [one, *NO_ARRAYS[1:]]),
+            "more steps than the plan asked for": (
+                4,
+                StepResult(1, [plain], num_steps=2),
+                [one[:1], *NO_ARRAYS[1:]],
+            ),
             "5000 tokens": (
                 4,
                 StepResult(1, [ResultRow(0, "r~1/0/0", 1, TokenRun(5000))]),

@@ -4,6 +4,7 @@ import copy
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from benchmarks.harness.step_engine import run_step
 from services.worker.engine.device.engine import DeviceEngine
@@ -63,17 +64,28 @@ class WorkerArena:
             2,
         )
         two = np.concatenate([PROMPT, PROMPT])
-        self.examples: list[Example] = [(first, [two]), (second, [NO_IDS]), (third, [PROMPT])]
+        most = engine.capacity.max_num_steps
+        rows = [Decode(0, 2), Decode(1, 2)]
+        fourth = StepPlan(4, [], [], [Extend(1, [9])], [], rows, 2, min(3, most))
+        self.examples: list[Example] = [
+            *((first, [two]), (second, [NO_IDS])),
+            *((third, [PROMPT]), (fourth, [NO_IDS])),
+        ]
         max_len = engine.capacity.max_model_len
         long = Admit(1, "c~1/0/0", 1, 1, 0, 4, max_len + 1, 0, PLAIN, [7, 8])
         twice = StepPlan(2, [], [], [], [Prefill(1, 1)], [Decode(0), Decode(1)])
         many = StepPlan(2, [], [], [Extend(0, [6] * max_len)], [], [Decode(0), Decode(1)])
         longer = np.ones(max_len + 1, np.int32)
+        too_many = StepPlan(2, [], [], [], [], [Decode(0)], 2, most + 1)
         self.lies: Lies = {
             "more ids than a slot holds": (2, StepPlan(3, [1], [long], [], [], []), [longer]),
             "two rows for a slot": (1, twice, [NO_IDS]),
             "more blocks than a slot holds": (1, many, [NO_IDS]),
+            "more steps than a plan may have": (1, too_many, [NO_IDS]),
         }
+        if most > 1:
+            prompts = replace(first, num_steps=2)
+            self.lies["several steps that begin with a prompt"] = (0, prompts, [two])
         self._compile()
 
     async def take(self, index: int, message: Message, arrays: list[Array]) -> bool:

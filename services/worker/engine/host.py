@@ -1,4 +1,8 @@
-"""The engine on a CPU: one step after another, from a plan to the tokens it brought. No sockets."""
+"""The engine on a CPU: one step after another, from a plan to the tokens it brought. No sockets.
+
+It has nothing to do meanwhile, so that a plan may ask for several steps, each of which begins with
+what the one before it has sampled.
+"""
 
 import time
 from concurrent.futures import Future
@@ -25,7 +29,14 @@ from services.worker.step.logprobs import gather_logprobs
 from services.worker.step.pooling import pooled_rows
 from services.worker.step.prompt_logprobs import ask_prompts, prompt_rows
 from services.worker.step.repetition import end_repetitions
-from services.worker.step.results import RowPart, draft_rows, record, with_parts
+from services.worker.step.results import (
+    RowPart,
+    StepRows,
+    draft_rows,
+    join_steps,
+    record,
+    with_parts,
+)
 from services.worker.step.sampling import prepare_sampling
 from services.worker.step.verify import verify
 from services.worker.weights.progress import Progress
@@ -33,6 +44,8 @@ from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
 from shared.messages import ResultRow, StepPlan, StepResult
 from shared.token_arrays import TokenArrays
+
+MAX_NUM_STEPS = 16  # of a plan
 
 
 class HostEngine:
@@ -53,7 +66,10 @@ class HostEngine:
         loaded = load(settings, progress, partial(choose_kernels, progress=progress))
         report = plan_worker(loaded, estimate_requirements(loaded))
         report.publish()
-        self.model_info, self.capacity = loaded.model_info, loaded.capacity(report.num_blocks)
+        self.model_info, self.capacity = (
+            loaded.model_info,
+            loaded.capacity(report.num_blocks, MAX_NUM_STEPS),
+        )
         self._model, self._sampler, self._pooler = loaded.model, loaded.sampler, loaded.pooler
         self._speculation, self._eos_ids = loaded.speculation, loaded.eos_ids
         self._parallel = loaded.parallel
@@ -80,30 +96,49 @@ class HostEngine:
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
-        """Runs ``plan``, and makes the drafts for the next step when ``output`` is on its way. The
+        """Runs ``plan``, and makes the drafts for the next one when ``output`` is on its way. The
         time that a step took includes that of the drafts that it verified."""
         started_s = time.perf_counter()
         idle_s = self._idle_time.begin_step(started_s)
-        batch = self._prepare(plan, ids)
-        if len(batch.slots):
-            rows, arrays, recorded = self._run(batch, plan.draft_depth)
-        else:
-            rows, arrays, recorded = [], TokenArrays(), None
+        self._apply(plan, ids)
+        steps, recorded = self._run_steps(plan)
+        rows, arrays = join_steps(self._slots, steps)
         step_s = time.perf_counter() - started_s + self._draft_s
-        output.set_result((StepResult(plan.step, rows, step_s, idle_s), arrays))
+        num_steps = max(1, len(steps))
+        output.set_result((StepResult(plan.step, rows, step_s, idle_s, [], num_steps), arrays))
         delivered_s = time.perf_counter()
         if recorded is not None:
-            self._drafter.draft(self._slots, recorded)
-            agree_on_drafts(self._slots, recorded, self._parallel)
+            self._draft(recorded)
         drafted_s = time.perf_counter()
         self._draft_s = drafted_s - delivered_s
         self._idle_time.end_step(drafted_s, self.num_running)
 
-    def _prepare(self, plan: StepPlan, ids: np.ndarray) -> Batch:
+    def _apply(self, plan: StepPlan, ids: np.ndarray) -> None:
         fresh_blocks = self._slots.apply(plan, ids)
         if self._model.clears_blocks:
             self._kv_cache.clear(fresh_blocks)
         self._drafter.begin(self._slots, plan, fresh_blocks)
+
+    def _run_steps(self, plan: StepPlan) -> tuple[list[StepRows], RecordedStep | None]:
+        """Returns what each step brought, and the last one if its drafts are still to be made."""
+        steps: list[StepRows] = []
+        recorded: RecordedStep | None = None
+        for _ in range(plan.num_steps):
+            if recorded is not None:
+                self._draft(recorded)
+                recorded = None
+            batch = self._prepare(plan)
+            if not len(batch.slots):
+                break
+            rows, arrays, recorded = self._run(batch, plan.draft_depth)
+            steps.append((rows, arrays))
+        return steps, recorded
+
+    def _draft(self, recorded: RecordedStep) -> None:
+        self._drafter.draft(self._slots, recorded)
+        agree_on_drafts(self._slots, recorded, self._parallel)
+
+    def _prepare(self, plan: StepPlan) -> Batch:
         recomputes_states = self._drafter.recomputes_states and plan.draft_depth > 0
         return prepare_batch(self._slots, plan, self._kv_cache, recomputes_states)
 

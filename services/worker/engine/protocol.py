@@ -26,7 +26,8 @@ class Engine(Protocol):
         """Sequences that are admitted and have not ended, as far as results have come."""
 
     def submit(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
-        """Runs a step; ``ids`` [sum of num_ids] int32 are the known ids of the admitted rows.
+        """Runs the step of a plan, or its several steps, of which there are no more than
+        ``capacity`` says; ``ids`` [sum of num_ids] int32 are the known ids of the admitted rows.
 
         ``output`` gets the rows that emitted or ended and their buffers, on any thread, during the
         call or after it, in the order of calls; an error before that may be raised here instead.

@@ -108,7 +108,7 @@ class LoadedModel:
     def make_guides(self) -> Guides:
         return Guides(self.folder, self.model_info.vocab_size, self.eos_ids)
 
-    def capacity(self, num_blocks: int) -> Capacity:
+    def capacity(self, num_blocks: int, max_num_steps: int = 1) -> Capacity:
         return Capacity(
             num_blocks,
             self.settings.block_size,
@@ -120,6 +120,7 @@ class LoadedModel:
             self.speculation.adapts,
             self.settings.stall_s,
             self.model_info.pooling.size if self.model_info.pooling else 0,
+            max_num_steps,
         )
 
 

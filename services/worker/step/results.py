@@ -1,5 +1,6 @@
 """Records a step in the slot table, as the result that goes to the scheduler."""
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -20,6 +21,7 @@ ERRORS = {
     " logit_bias and min_tokens leave none",
 }
 FINISHES: dict[int, FinishReason] = {STOPPED: "stop", FULL: "length", REPEATED: "repetition"}
+StepRows = tuple[list[ResultRow], TokenArrays]
 
 
 class ComputedRows(Protocol):
@@ -119,16 +121,32 @@ def draft_rows(table: SlotTable, computed: ComputedRows, outcome: AcceptOutcome)
     return parts
 
 
+def join_steps(table: SlotTable, steps: Sequence[StepRows]) -> StepRows:
+    """Returns the rows and buffers of all ``steps``: those of a slot side by side, in the order of
+    the steps."""
+    if len(steps) == 1:
+        return steps[0]
+    parts = [part for step in steps for part in _parts_of(*step)]
+    return _in_order(table, parts)
+
+
 def with_parts(
     table: SlotTable, rows: list[ResultRow], arrays: TokenArrays, parts: list[RowPart]
-) -> tuple[list[ResultRow], TokenArrays]:
+) -> StepRows:
     """Puts each part before its slot's output row. A part with an error replaces all rows of its
     slot."""
     if not parts:
         return rows, arrays
     failed = {each.row.slot: each for each in parts if each.row.error is not None}
+    all_parts = [*parts, *_parts_of(rows, arrays)]
+    return _in_order(table, [each for each in all_parts if failed.get(each.row.slot, each) is each])
+
+
+def _parts_of(rows: list[ResultRow], arrays: TokenArrays) -> list[RowPart]:
     layout = Layout(rows, arrays)
-    tokens = [RowPart(row, layout.part(index, index + 1)) for index, row in enumerate(rows)]
-    kept = [each for each in [*parts, *tokens] if failed.get(each.row.slot, each) is each]
-    kept.sort(key=lambda each: (table.routes[each.row.slot], each.row.slot))
-    return [each.row for each in kept], join([each.arrays for each in kept])
+    return [RowPart(row, layout.part(index, index + 1)) for index, row in enumerate(rows)]
+
+
+def _in_order(table: SlotTable, parts: list[RowPart]) -> StepRows:
+    parts = sorted(parts, key=lambda each: (table.routes[each.row.slot], each.row.slot))
+    return [each.row for each in parts], join([each.arrays for each in parts])

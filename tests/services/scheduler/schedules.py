@@ -14,9 +14,10 @@ import numpy as np
 from services.scheduler.emission import Emission
 from services.scheduler.prefills import PrefillLimits
 from services.scheduler.prefix_index import BlockHashes
+from services.scheduler.result_check import check_result
 from services.scheduler.scheduler import Planned, Refusal, Scheduler
 from services.scheduler.sequence import MAX_WORKER_DEATHS, Sequence, scored_token_bytes
-from services.scheduler.worker_state import WorkerState
+from services.scheduler.worker_state import PROBATION_STEPS, WorkerState
 from shared.errors import InvalidRequest, Overloaded, RequestError, Unavailable
 from shared.messages import (
     WINDOW_TOKENS,
@@ -33,6 +34,7 @@ from tests.services.scheduler.simulated_worker import SimulatedWorker, is_stop_i
 
 MAX_EVENTS = 60
 MAX_LEN = 64
+VOCAB_SIZE = 1001  # next_draft's
 SHARED: tuple[list[int], ...] = ([], [*range(40)], [*range(20)], [7] * 30, [1, *[7] * 24])
 WEIGHTS = {
     "arrive": 5,
@@ -107,8 +109,10 @@ class Mesh:
             max_num_seqs=random.randint(1, 6),
             max_num_batched_tokens=random.randint(6, 24),
             max_model_len=MAX_LEN,
+            vocab_size=VOCAB_SIZE,
             num_speculative_tokens=random.choice([0, 0, 1, 2, 3, 5]),
             adapts_depth=random.choice([False, True]),
+            max_num_steps=random.choice([1, 2, 5]),
         )
         max_partial = random.randint(1, 4)
         max_long, threshold = random.randint(1, max_partial), random.choice([0, 1, 5, 12, MAX_LEN])
@@ -130,6 +134,7 @@ class Mesh:
         self.num_bytes: Counter[str] = Counter()
         self.open: set[str] = set()
         self.num_requests = self.num_workers = self.num_overtaken = self.num_given_up = 0
+        self.num_long_plans = self.num_cut_short = 0
         self.num_siblings = self.num_accepted = self.num_rejected = self.num_abandoned = 0
         self.join()
 
@@ -143,7 +148,8 @@ class Mesh:
             self.workers[str(self.num_workers)] = SimulatedWorker(
                 capacity, self.stop, is_fast=is_fast
             )
-            self.core.add_worker(str(self.num_workers), capacity)
+            num_finished = self.random.choice([0, PROBATION_STEPS, PROBATION_STEPS])
+            self.core.add_worker(str(self.num_workers), capacity, num_finished)
 
     def take_out(self, refusals: list[Refusal]) -> None:
         """Nobody is given up but for three deaths or for lack of room everywhere."""
@@ -263,6 +269,19 @@ class Mesh:
             assert len(computed) == 1
         else:
             self.check_prefills(worker, plan, tokens)
+        if plan.num_steps > 1:
+            self.check_steps(plan, computed)
+
+    def check_steps(self, plan: StepPlan, computed: list[Sequence]) -> None:
+        """Nobody waits for a plan of several steps, and none brings what its client may not get."""
+        assert not plan.prefill
+        assert not plan.admit
+        assert not self.core.queues.num_runnable
+        for sequence in computed:
+            assert not sequence.is_isolated
+            assert len(sequence.emitted) + sequence.allocated.num_due <= sequence.max_emitted
+            assert sequence.num_bytes + 4 * sequence.allocated.num_pending <= sequence.max_bytes
+        self.num_long_plans += 1
 
     def check_prefills(self, worker: WorkerState, plan: StepPlan, tokens: dict[int, int]) -> None:
         """Everybody who decodes gets a token. Nobody enters beyond the limits, and nothing of the
@@ -306,8 +325,12 @@ class Mesh:
         if not self.results[worker_id]:
             del self.results[worker_id]
         layout = Layout(result.rows, arrays)
+        check_result(self.core.workers[worker_id], result, arrays)
+        num_steps = self.core.workers[worker_id].in_flight[0].num_steps
+        num_rows = Counter(row.slot for row in result.rows if row.run.kind == RunKind.OUTPUT)
         for emission in self.core.absorb(worker_id, result, arrays):
             name = emission.sequence.request
+            self.num_cut_short += emission.ends and num_rows[emission.row.slot] < num_steps > 1
             assert name in self.open
             ids = layout.part(emission.index, emission.index + 1).ids.tolist()
             self.num_bytes[name] += bytes_of(emission.row.run)

@@ -1,14 +1,15 @@
 """A worker without a model: checks every plan against the contract, emits tokens by a rule."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from services.scheduler.plan_length import PLAN_S
 from services.scheduler.scheduler import Planned
 from shared.messages import (
     ALL_TOKENS,
-    SHORT_STEP_S,
     Admit,
     Capacity,
     Decode,
@@ -58,7 +59,8 @@ class SimulatedWorker:
 
     ``kv`` has, for each place of each block, what its KV depends on: a hash of all ids up to it.
     Where drafts were rejected it is of no use until it is overwritten. ``draft_depth`` is that of
-    the last plan. A text ends with the first multiple of ``stop``; 0: none does.
+    the last plan. A text ends with the first multiple of ``stop``; 0: none does. ``write`` returns
+    the id that follows those of a slot.
     """
 
     capacity: Capacity
@@ -67,6 +69,7 @@ class SimulatedWorker:
     kv: dict[int, list[int]] = field(default_factory=dict)
     draft_depth: int = 0
     is_fast: bool = False
+    write: Callable[[Slot], int] = lambda slot: next_token(slot.ids)
 
     def step(self, planned: Planned) -> tuple[StepResult, TokenArrays]:
         plan = planned.plan
@@ -80,12 +83,19 @@ class SimulatedWorker:
             self._find_cached(self.slots[admit.slot])
         num_tokens = self._check_rows(plan)
         parts = [part for row in plan.prefill for part in self._prefill(row, plan.draft_depth)]
-        parts += [part for row in plan.decode for part in self._decode(row, plan.draft_depth)]
+        num_steps = 0
+        while not num_steps or (num_steps < plan.num_steps and self._has_open(plan)):
+            parts += [part for row in plan.decode for part in self._decode(row, plan.draft_depth)]
+            num_steps += 1
         self.draft_depth = plan.draft_depth
         parts.sort(key=lambda part: (self.slots[part[0].slot].admit.route, part[0].slot))
-        step_s = SHORT_STEP_S / 2 if self.is_fast else 10 + num_tokens
-        result = StepResult(plan.step, [row for row, _ in parts], step_s=step_s)
+        step_s = num_steps * (PLAN_S / 3.5 if self.is_fast else 10 + num_tokens)
+        rows = [row for row, _ in parts]
+        result = StepResult(plan.step, rows, step_s=step_s, num_steps=num_steps)
         return result, join([arrays for _, arrays in parts]) if parts else TokenArrays()
+
+    def _has_open(self, plan: StepPlan) -> bool:
+        return any(not self.slots[row.slot].has_finished for row in plan.decode)
 
     def _check_rows(self, plan: StepPlan) -> int:
         """Returns the number of tokens."""
@@ -97,6 +107,10 @@ class SimulatedWorker:
         num_tokens = sum(row.num_tokens for row in plan.prefill)
         num_tokens += sum(1 + row.verify_depth for row in plan.decode)
         assert num_tokens <= self.capacity.max_num_batched_tokens
+        assert 1 <= plan.num_steps <= self.capacity.max_num_steps
+        if plan.num_steps > 1:
+            assert not plan.prefill
+            assert all(row.verify_depth == plan.draft_depth for row in plan.decode)
         return num_tokens
 
     def _admit(self, planned: Planned) -> None:
@@ -190,7 +204,7 @@ class SimulatedWorker:
         self._check_reserved_blocks(slot, len(drafts) + draft_depth)
         start = len(slot.ids)
         for draft in (*drafts, None):
-            slot.ids.append(next_token(slot.ids))
+            slot.ids.append(self.write(slot))
             if self._finish(slot) or slot.ids[-1] != draft:
                 break
         tokens, finish = slot.ids[start:], self._finish(slot)

@@ -37,7 +37,8 @@ def free(num_rows: int, depth: int) -> float:
 class Worker:
     """Runs plans as they would be made, two in flight. ``rates`` are the chances of the drafts;
     times are up to some 20 % too long, and now and then three times as long; a row lacks its
-    drafts now and then. Functions take the number of the step."""
+    drafts now and then. Functions take the number of the step. Plans have ``num_steps`` where the
+    depth does not change."""
 
     rates: Callable[[int], Rates]
     num_rows: Callable[[int], int] = lambda step: 1
@@ -48,6 +49,7 @@ class Worker:
     idle_s: float = 0.001
     capacity: Capacity = CAPACITY
     seed: int = 0
+    num_steps: int = 1
 
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
@@ -57,7 +59,8 @@ class Worker:
         self._next_depth = 0
 
     def run(self, num_steps: int) -> "Worker":
-        for _ in range(num_steps):
+        end = len(self.depths) + num_steps
+        while len(self.depths) < end:
             while len(self.plans) < 2:
                 self._plan()
             plan = self.plans.popleft()
@@ -76,20 +79,27 @@ class Worker:
         return self.depths[start:end].count(depth) / (end - start)
 
     def _plan(self) -> None:
-        step = len(self.depths) + len(self.plans)
+        step = len(self.depths) + sum(plan.num_steps for plan in self.plans)
         prefill = [Prefill(self.capacity.max_num_seqs, 100)] if self.has_prefill(step) else []
         decode = [Decode(slot, self._next_depth) for slot in range(self.num_rows(step))]
-        self._next_depth = self.draft_depth.now
-        self.plans.append(StepPlan(step, [], [], [], prefill, decode, self._next_depth))
+        depth, self._next_depth = self._next_depth, self.draft_depth.now
+        is_steady = depth == self._next_depth and not prefill
+        num = min(self.num_steps, self.draft_depth.max_num_steps) if is_steady else 1
+        self.plans.append(StepPlan(step, [], [], [], prefill, decode, self._next_depth, num))
 
     def _step(self, plan: StepPlan) -> StepResult:
-        step, depth = plan.step, plan.decode[0].verify_depth
-        self.depths.append(depth)
-        time_s = self.costs(len(plan.decode), depth) * self.slowness(step)
+        depth, time_s = plan.decode[0].verify_depth, PREFILL_S * len(plan.prefill)
+        rows = []
+        for step in range(plan.step, plan.step + plan.num_steps):
+            self.depths.append(depth)
+            time_s += self._time_s(step, len(plan.decode), depth)
+            rows += [self._row(row, self.rates(step)) for row in plan.decode]
+        return StepResult(plan.step, rows, time_s, self.idle_s, [], plan.num_steps)
+
+    def _time_s(self, step: int, num_rows: int, depth: int) -> float:
+        time_s = self.costs(num_rows, depth) * self.slowness(step)
         time_s *= 1 + abs(self.random.gauss(0, 0.1))
-        time_s *= self.random.choice([1] * 30 + [3])
-        rows = [self._row(row, self.rates(step)) for row in plan.decode]
-        return StepResult(step, rows, time_s + PREFILL_S * len(plan.prefill), self.idle_s)
+        return time_s * self.random.choice([1] * 30 + [3])
 
     def _row(self, row: Decode, rates: Rates) -> ResultRow:
         num_drafts = 0 if self.random.random() < self.lacking else row.verify_depth
@@ -122,6 +132,17 @@ def test_what_runs_is_within_5_percent_of_the_best_depth(rates: Rates, num_rows:
     worker = Worker(lambda step: rates, lambda step: num_rows, seed=seed).run(2000)
     assert worker.throughput(0, WARM_UP) > 0.85
     assert worker.throughput(WARM_UP, 2000) > 0.95
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("rates", [GOOD, MEDIUM, (0.2, 0.1, 0.1), USELESS])
+def test_it_is_found_by_plans_of_several_steps_too(rates: Rates, seed: int):
+    worker = Worker(lambda step: rates, seed=seed, num_steps=8).run(2000)
+    assert worker.throughput(0, WARM_UP) > 0.85
+    assert worker.throughput(WARM_UP, 2000) > 0.95
+    assert set(worker.depths[:WARM_UP]) == {0, 1, 2, 3}
+    starts = range(WARM_UP, 2000 - 2 * PROBED_EVERY, PROBED_EVERY)
+    assert all(len(set(worker.depths[each : each + 2 * PROBED_EVERY])) > 1 for each in starts)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -100,6 +100,19 @@ def test_one_message_for_several_steps_says_what_one_for_each_says() -> None:
             assert [row.request for row in together.rows].count(name) == 1
 
 
+def test_what_a_plan_of_several_steps_brought_is_one_row_of_each_sequence() -> None:
+    one, other = sequence("a"), sequence("b")
+    run = TokenRun(1, 2, 1)
+    step = step_of([(one, run, None)] * 3 + [(other, run, None), (other, run, "stop")], Random(0))
+    tokens, arrays = tokens_of([step])
+    assert [(row.request, row.position, row.run.num_tokens) for row in tokens.rows] == [
+        ("a", 0, 3),
+        ("b", 0, 2),
+    ]
+    assert [finished.request for finished in tokens.finished] == ["b"]
+    assert [part.tolist() for part in arrays] == [part.tolist() for part in step.arrays()]
+
+
 def test_ends_are_in_the_message_with_their_last_token() -> None:
     each = sequence("a")
     steps = [step_of([(each, TokenRun(1), end)], Random(0)) for end in (None, None, "stop")]

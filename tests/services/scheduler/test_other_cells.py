@@ -8,6 +8,7 @@ from services.scheduler.forwarding import Forwarding
 from services.scheduler.other_cells import OtherCells
 from services.scheduler.scheduler import Scheduler
 from shared.messages import (
+    CELLS_MINOR,
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
     Capacity,
@@ -76,7 +77,7 @@ async def test_prompts_go_whole_and_only_where_their_tokenizer_has_another_cell(
     cell = Cell(
         tokenizer(OURS, EMPTY, LEAVING, OTHER),
         tokenizer(OURS, EMPTY, LEAVING),
-        tokenizer(OURS, OTHER, minor=PROTOCOL_MINOR - 1),
+        tokenizer(OURS, OTHER, minor=CELLS_MINOR - 1),
     )
     cell.core.plan("w")
     cell.others.hand_over([cell.core.sequences["r0/1", 1]])

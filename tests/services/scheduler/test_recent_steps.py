@@ -8,7 +8,7 @@ from services.scheduler.recent_steps import RecentSteps
 def test_an_even_pace_is_found_whenever_one_looks():
     recent = RecentSteps(0.0)
     for step in range(1, 600):
-        recent.note(4, 0.008, step / 100)
+        recent.note(2, 4, 0.016, step / 100)
         if step > 100:
             assert recent.tokens_per_s(step / 100) == pytest.approx(400, rel=0.02)
             assert recent.step_s(step / 100) == pytest.approx(0.008)
@@ -16,7 +16,7 @@ def test_an_even_pace_is_found_whenever_one_looks():
 
 def test_what_was_two_seconds_ago_is_forgotten():
     recent = RecentSteps(0.0)
-    recent.note(100, 0.5, 0.9)
+    recent.note(1, 100, 0.5, 0.9)
     assert recent.tokens_per_s(1.0) == 100
     assert recent.step_s(1.5) == 0.5
     assert recent.tokens_per_s(3.5) == recent.step_s(3.5) == 0

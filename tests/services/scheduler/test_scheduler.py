@@ -599,27 +599,6 @@ def test_with_two_plans_in_flight_a_text_and_its_end_are_as_with_one():
     assert [len(text) for text in texts[1].values()] == [6, 3]
 
 
-def test_short_steps_have_twice_as_many_plans_in_flight_but_behind_none_that_computes_a_prompt():
-    core = Scheduler(max_waiting=10, priority_step_s=10, pipeline_depth=2)
-    core.add_worker("w", CAPACITY)
-    worker = SimulatedWorker(CAPACITY, is_fast=True)
-    add(core, "a", max_tokens=30)
-    planned = [core.plan("w"), core.plan("w")]
-    assert core.plan("w") is None, "the pace of the worker is not known"
-    for each in planned:
-        assert each is not None
-        core.absorb("w", *worker.step(each))
-    decoding = [core.plan("w") for _ in range(5)]
-    assert [each is not None for each in decoding] == [True] * 4 + [False]
-    add(core, "b", max_tokens=30)
-    core.absorb("w", *worker.step(decoding[0]))
-    assert core.plan("w").plan.prefill
-    for each in decoding[1:4]:
-        core.absorb("w", *worker.step(each))
-    assert core.plan("w") is not None
-    assert core.plan("w") is None, "what comes now is not behind more than before"
-
-
 def test_a_plan_that_only_admits_is_not_empty():
     core = scheduler()
     add(core, "r")

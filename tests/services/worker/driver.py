@@ -41,12 +41,18 @@ class Job:
 
 
 class Driver:
-    """All ids of a job get blocks at admission, in an order drawn by ``seed``."""
+    """All ids of a job get blocks at admission, in an order drawn by ``seed``. Plans that only
+    decode ask for ``num_steps``."""
 
     def __init__(
-        self, engine: AnyEngine, chunk_sizes: Sequence[int] = (1000,), seed: int = 0
+        self,
+        engine: AnyEngine,
+        chunk_sizes: Sequence[int] = (1000,),
+        seed: int = 0,
+        num_steps: int = 1,
     ) -> None:
         self.engine = engine
+        self._plan_steps = num_steps
         self._chunk_sizes = cycle(chunk_sizes)
         self._rng = np.random.default_rng(seed)
         self._num_steps = 0
@@ -94,7 +100,8 @@ class Driver:
                 prefill.append(Prefill(slot, num_tokens))
             lacking[slot] -= num_tokens
         self._num_steps += 1
-        plan = StepPlan(self._num_steps, [], admits, [], prefill, decode)
+        num_steps = 1 if prefill else self._plan_steps
+        plan = StepPlan(self._num_steps, [], admits, [], prefill, decode, 0, num_steps)
         result, arrays = run_step(self.engine, plan, ids)
         self._absorb(result.rows, arrays, jobs, lacking)
 

@@ -20,6 +20,7 @@ from tests.services.worker.driver import Driver, Job, model_of
 
 TIMEOUT_S = 300
 NUM_TOKENS = 8
+NUM_STEPS = 3  # of a plan, where ranks take several
 PARAMS = SamplingParams(seed=3, temperature=0.0, max_tokens=NUM_TOKENS, logprobs=ALL_TOKENS)
 SAMPLED = SamplingParams(seed=5, temperature=0.8, top_p=0.9, max_tokens=NUM_TOKENS)
 
@@ -44,11 +45,11 @@ class Texts:
     logprobs: np.ndarray  # [tokens, V]
 
     @staticmethod
-    def of(engine: Any) -> "Texts":
+    def of(engine: Any, num_steps: int = 1) -> "Texts":
         """Two prompts in chunks, with logprobs, and a third whose tokens are drawn."""
         params = [PARAMS, PARAMS, SAMPLED]
         jobs = [Job(*each) for each in zip(random_prompts(4)[1:], params, strict=True)]
-        ids = Driver(engine, chunk_sizes=(5, 11)).run(jobs)
+        ids = Driver(engine, chunk_sizes=(5, 11), num_steps=num_steps).run(jobs)
         rows = [by_id(row) for job in jobs for row in job.logprobs if len(row) > 1]
         return Texts(ids, np.stack(rows))
 
@@ -115,7 +116,7 @@ def _run(cases: dict[str, Case], rank: int, directory: Path, hosts: dict[str, An
             mesh_dir=directory,
         )
         assert isinstance(model_of(engine), NativeLM) == (case.kernels == "native")
-        texts = Texts.of(engine)
+        texts = Texts.of(engine, min(NUM_STEPS, engine.capacity.max_num_steps))
         if case.kernels == "native":
             assert_same_bits_alone(engine, texts)
         arrays: dict[str, Any] = {f"{n}": np.array(ids) for n, ids in enumerate(texts.ids)}

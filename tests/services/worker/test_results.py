@@ -1,4 +1,4 @@
-"""When results leave the worker: short steps two by two, unless somebody waits for one of them."""
+"""When results leave the worker: each as soon as its step has ended, in the order of the plans."""
 
 import asyncio
 from concurrent.futures import Future
@@ -11,12 +11,11 @@ from services.worker.engine.protocol import StepOutput
 from services.worker.plan_check import PlanCheck
 from services.worker.service import WorkerService
 from shared.config.worker import WorkerConfig
+from shared.errors import CodecError
 from shared.messages import (
-    SHORT_STEP_S,
     Admit,
     Capacity,
     Decode,
-    FinishReason,
     Prefill,
     ResultRow,
     SamplingParams,
@@ -27,11 +26,11 @@ from shared.messages import (
 from shared.token_arrays import TokenArrays
 from tests.mesh.arena_parts import NO_IDS, PROMPT, FakePeer, connect
 
-CAPACITY = Capacity(64, 16, 4, 64, 64, vocab_size=100)
+CAPACITY = Capacity(64, 16, 4, 64, 64, vocab_size=100, max_num_steps=3)
 
 
 class Engine:
-    """Ends a step when it is told to."""
+    """Ends the steps of a plan when it is told to."""
 
     def __init__(self) -> None:
         self.begun: SimpleQueue[tuple[StepPlan, Future[StepOutput]]] = SimpleQueue()
@@ -41,71 +40,59 @@ class Engine:
     def submit(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
         self.begun.put((plan, output))
 
-    def end(self, step_s: float = SHORT_STEP_S / 2, finish: FinishReason | None = None) -> None:
+    def end(self) -> None:
         plan, output = self.begun.get(timeout=60)
-        row = ResultRow(0, "a~1/0/0", 1, TokenRun(1), finish)
-        arrays = TokenArrays(np.zeros(1, np.int32))
-        output.set_result((StepResult(plan.step, [row], step_s), arrays))
+        rows = [ResultRow(0, "a~1/0/0", 1, TokenRun(1))] * plan.num_steps
+        arrays = TokenArrays(np.zeros(plan.num_steps, np.int32))
+        result = StepResult(plan.step, rows, 0.001, num_steps=plan.num_steps)
+        output.set_result((result, arrays))
 
 
 class Worker:
-    """A service whose scheduler has sent a plan for a prompt, and ``num`` that decode."""
+    """A service whose scheduler has sent a plan for a prompt, and one of each of ``nums`` steps."""
 
-    def __init__(self, num: int) -> None:
+    def __init__(self, *nums: int) -> None:
         self.engine = Engine()
         self.peer: FakePeer = connect("scheduler", None)
-        self._service = WorkerService(WorkerConfig(), lambda config, progress: self.engine)  # type: ignore[arg-type,return-value]
-        self._service._engine = self.engine  # type: ignore[assignment]
-        self._service._plan_check = PlanCheck(CAPACITY, CAPACITY.vocab_size)
-        self._service.on_up(self.peer)
+        self.service = WorkerService(WorkerConfig(), lambda config, progress: self.engine)  # type: ignore[arg-type,return-value]
+        self.service._engine = self.engine  # type: ignore[assignment]
+        self.service._plan_check = PlanCheck(CAPACITY, CAPACITY.vocab_size)
+        self.service.on_up(self.peer)
         params = SamplingParams(seed=0)
         admit = Admit(0, "a~1/0/0", 1, 0, 0, 4, 4, 0, params, [0])
-        plans = [StepPlan(1, [], [admit], [], [Prefill(0, 4)], [])]
-        plans += [StepPlan(2 + each, [], [], [], [], [Decode(0)]) for each in range(num)]
-        for plan in plans:
-            self._service.on_message(self.peer, plan, [PROMPT if plan.admit else NO_IDS])
+        self.send(StepPlan(1, [], [admit], [], [Prefill(0, 4)], []))
+        for step, num_steps in enumerate(nums, 2):
+            self.send(StepPlan(step, [], [], [], [], [Decode(0)], 0, num_steps))
+
+    def send(self, plan: StepPlan) -> None:
+        self.service.on_message(self.peer, plan, [PROMPT if plan.admit else NO_IDS])
 
     async def sent(self) -> list[int]:
-        """The steps whose results have gone out since the last look."""
+        """The plans whose results have gone out since the last look."""
         await asyncio.sleep(0)
         return [result.step for result, _ in self.peer.take(StepResult)]
 
 
-async def test_short_steps_are_sent_two_by_two_while_others_are_in_flight() -> None:
-    worker = Worker(num=5)
-    worker.engine.end()
-    assert await worker.sent() == [1], "first tokens do not wait"
-    worker.engine.end()
-    assert not await worker.sent()
-    worker.engine.end()
-    assert await worker.sent() == [2, 3]
-    worker.engine.end()
-    assert not await worker.sent()
-    worker.engine.end()
-    assert await worker.sent() == [4, 5]
-    worker.engine.end()
-    assert await worker.sent() == [6], "nothing comes after it"
+async def test_results_are_sent_one_by_one_and_count_their_steps() -> None:
+    worker = Worker(1, 3, 2)
+    num_steps = []
+    for step in range(1, 5):
+        worker.engine.end()
+        assert await worker.sent() == [step]
+        num_steps.append(worker.service.status().num_steps)
+    assert num_steps == [1, 2, 5, 7]
 
 
-async def test_the_scheduler_gets_a_result_while_the_last_plan_runs() -> None:
-    worker = Worker(num=2)
-    worker.engine.end()
-    worker.engine.end()
-    assert await worker.sent() == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("step_s", "finish"), [(2 * SHORT_STEP_S, None), (SHORT_STEP_S / 2, "stop")]
-)
-async def test_long_steps_and_ends_do_not_wait(step_s: float, finish: FinishReason | None) -> None:
-    worker = Worker(num=4)
-    worker.engine.end()
-    worker.engine.end(step_s, finish)
-    assert await worker.sent() == [1, 2]
+async def test_a_plan_of_more_steps_than_the_engine_takes_is_refused_by_name() -> None:
+    worker = Worker()
+    with pytest.raises(CodecError, match="a plan of 4 steps; the limit is 3"):
+        worker.send(StepPlan(2, [], [], [], [], [Decode(0)], 0, 4))
+    with pytest.raises(CodecError, match="a plan of 2 steps computes prompts"):
+        worker.send(StepPlan(2, [], [], [], [Prefill(0, 1)], [], 0, 2))
 
 
 async def test_a_step_that_fails_is_heard_of_at_once() -> None:
-    worker = Worker(num=4)
+    worker = Worker(1, 1)
     worker.engine.end()
     assert await worker.sent() == [1]
     caught: list[BaseException | None] = []

@@ -6,10 +6,10 @@ from services.worker.slot_log import SlotLog
 from shared.messages import Admit, Decode, SamplingParams, StepPlan
 
 
-def plan(release: list[int], admit: dict[int, str]) -> StepPlan:
+def plan(release: list[int], admit: dict[int, str], num_steps: int = 1) -> StepPlan:
     params = SamplingParams(seed=0)
     rows = [Admit(slot, name, 1, 0, 0, 3, 3, 0, params, [0]) for slot, name in admit.items()]
-    return StepPlan(1, release, rows, [], [], [Decode(0)])
+    return StepPlan(1, release, rows, [], [], [Decode(0)], 0, num_steps)
 
 
 def logprobs(caplog: pytest.LogCaptureFixture) -> list[tuple[str, int, int]]:
@@ -25,12 +25,12 @@ def test_a_slot_that_changes_hands_in_one_plan_is_logged_for_the_sequence_that_l
     caplog.set_level("INFO")
     log = SlotLog()
     log.note(plan([], {0: "a~1/0/0", 1: "b~1/0/0"}))
-    log.note(plan([], {}))
+    log.note(plan([], {}, num_steps=3))
     assert logprobs(caplog) == []
     log.note(plan([1], {1: "c~1/0/0"}))
-    assert logprobs(caplog) == [("b~1/0/0", 1, 2)]
+    assert logprobs(caplog) == [("b~1/0/0", 1, 4)]
     log.note(plan([1, 0], {}))
-    assert logprobs(caplog) == [("c~1/0/0", 1, 1), ("a~1/0/0", 0, 3)]
+    assert logprobs(caplog) == [("c~1/0/0", 1, 1), ("a~1/0/0", 0, 5)]
 
 
 def test_all_leave_with_their_scheduler_and_the_next_one_begins_anew(

@@ -65,6 +65,23 @@ def test_chunks_have_a_span_each_and_decoding_has_one() -> None:
     assert steps.run(release=[0]) == [], "it has been reported"
 
 
+def test_a_plan_of_several_steps_counts_those_that_the_sequence_took_part_in() -> None:
+    spans, row = SlotSpans("w"), ResultRow(0, "a~1/0/0", 1, TokenRun(1))
+    spans.begin(StepPlan(1, [], admitted(), [], [Prefill(0, 20)], []))
+    assert spans.end(StepResult(1, [row], 0.5), 1000.5) == []
+    for step, finish in ((2, None), (3, "stop")):
+        rows = [row, ResultRow(0, "a~1/0/0", 1, TokenRun(1), finish)]  # type: ignore[arg-type]
+        num_steps = 2 if finish is None else 5  # three of which are those of others
+        spans.begin(StepPlan(step, [], [], [], [], [Decode(0), Decode(1)], 0, num_steps))
+        result = StepResult(step, rows, 0.1 * num_steps, num_steps=num_steps)
+        reports = spans.end(result, 1000.5 + step)
+    (report,) = reports
+    attributes = report.spans[-1].attributes
+    assert attributes["num_steps"] == 4
+    assert attributes["step_max_ms"] == attributes["step_min_ms"] == 100.0
+    assert attributes["computed_ms"] == 400.0
+
+
 def test_a_prompt_of_which_one_token_is_lacking_is_a_chunk_too() -> None:
     steps = Steps()
     (report,) = steps.run(0.5, "length", admit=admitted(1), decode=[Decode(0)])
