@@ -58,6 +58,10 @@ class PlanBuilder:
         if num_decoding:
             self.verify_depth = min(self.verify_depth, room_for_drafts(self.budget, num_decoding))
 
+    def limit(self, num_tokens: int) -> None:
+        """Leaves no more than ``num_tokens`` of the budget."""
+        self.budget = min(self.budget, num_tokens)
+
     def admit(self, sequence: Sequence) -> None:
         allocation = sequence.allocated
         if not sequence.has_run:

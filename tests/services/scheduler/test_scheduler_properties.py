@@ -44,9 +44,11 @@ def test_random_schedules_keep_the_contract_and_meet_what_they_are_for() -> None
             overtaken=mesh.num_overtaken,
             accepted=mesh.num_accepted,
             rejected=mesh.num_rejected,
+            held_back=mesh.num_held_back,
+            joined=mesh.num_joined,
         )
         met[f"depth {mesh.depth}"] += 1
-    assert len(met) == 11
+    assert len(met) == 13
     assert all(met.values()), met
 
 
