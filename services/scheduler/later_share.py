@@ -5,9 +5,9 @@ often as their share of the time allows; where there is nobody whom they give wa
 
 **The account.** Each step beside which later ones have work adds its time, times the share, to
 what they may take; one that they join takes off what they have cost. That is the time by which it
-was longer than steps of as many decoding sequences without them, of the last ``NUM_TIMES`` the
-median. Where it computes prompts of first ones too, whose times differ, it is their part of the
-tokens. What costs nothing, as more rows on a GPU may, so joins nearly every step. Whatever the
+was longer than the typical one of the last ``NUM_TIMES`` steps of about as many decoding sequences
+without them. Where it computes prompts of first ones too, whose times differ, it is their part of
+the tokens. What costs nothing, as more rows on a GPU may, so joins nearly every step. Whatever the
 times say, they join one of ``LONGEST_PERIOD`` steps: so none starves.
 
 **Pieces.** An interactive stream must not stand still for a long chunk either. So later ones have
@@ -17,10 +17,10 @@ where these have cost less than half of that, half as many where they have cost 
 
 from collections import deque
 from dataclasses import dataclass
-from statistics import median
 
 from services.scheduler.queues import WaitingQueue
 from services.scheduler.sequence import Sequence
+from services.scheduler.step_times import typical
 from shared.messages import StepPlan, StepResult
 
 PERIOD = 8
@@ -124,7 +124,7 @@ class LaterShare:
         if turn.num_prefill or not times:
             cost_s = step_s * num_later / _num_tokens(plan, 0, 0)
         else:
-            own_s = median(times)
+            own_s = typical(times)
             cost_s = max(0.0, step_s - own_s)
             self._adapt(num_later, cost_s, PERIOD * own_s * self._share / (1 - self._share))
         self._expected_cost_s += SMOOTHING * (cost_s - self._expected_cost_s)
