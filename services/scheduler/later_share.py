@@ -41,8 +41,8 @@ class Front:
         self.first: list[Sequence] = []
         self.later: list[Sequence] = []
         self.is_past = False
-        before = waiting.first_where(running[-1].gives_way_to) if running else None
-        self._heads = [before] if before is not None else []
+        leader = waiting.leader_of(running[-1]) if running else None
+        self._heads = [leader] if leader is not None else []
         for sequence in running:
             if self.leads(sequence):
                 self.later.append(sequence)

@@ -99,11 +99,14 @@ class Planner:
     def is_in_need(self, worker: WorkerState) -> bool:
         """Whether a worker shall have another plan in flight, which its results alone change. Where
         steps are short it has twice as many, as long as none of them computes prompts: those that
-        come wait for what is in flight."""
+        come wait for what is in flight. A step with prompts that all run at a later priority than
+        0, the clients', is alone in flight: who comes waits for no second one."""
         num, depth = len(worker.in_flight), self._pipeline_depth
+        has_prefill = any(plan.prefill for plan in worker.in_flight)
+        if has_prefill and all(each.priority > 0 for each in worker.running.values()):
+            return False
         if num < depth or depth == 1:
             return num < depth
-        has_prefill = any(plan.prefill for plan in worker.in_flight)
         return worker.has_short_steps and num < 2 * depth and not has_prefill
 
     def _plan_in_turn(self, worker: WorkerState, num_absorbed: int) -> PlanBuilder:

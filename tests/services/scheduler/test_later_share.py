@@ -232,3 +232,14 @@ def test_a_stream_whose_client_does_not_read_holds_nobody_back() -> None:
     bench.tokens.clear()
     bench.run(20)
     assert bench.tokens == [4] * len(bench.tokens)
+
+
+@pytest.mark.parametrize(("priority", "num_in_flight"), [(100, 1), (0, 2)])
+def test_a_step_with_prompts_of_a_batch_alone_has_no_other_behind_it(
+    priority: int, num_in_flight: int
+) -> None:
+    bench = Bench(on_a_cpu)
+    bench.add("prompt", num_prompt=2000, priority=priority)
+    while bench.core.plan("w"):
+        pass
+    assert len(bench.core.workers["w"].in_flight) == num_in_flight

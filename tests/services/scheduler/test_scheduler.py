@@ -301,8 +301,9 @@ def test_none_gives_way_in_vain_to_a_long_prompt_that_has_to_wait_for_another():
         step(core, worker)
         num_steps += 1
     assert num_steps > 2
-    step(core, worker)
-    assert in_slots(core) == {"long", "long too"}
+    while "long too" not in in_slots(core):
+        step(core, worker)
+    assert "of a batch" not in in_slots(core)
     assert core.planner.num_preemptions == 1
 
 
