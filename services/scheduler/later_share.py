@@ -1,7 +1,7 @@
 """Bounds what sequences of a later priority take of a worker's time beside earlier ones. Pure.
 
-A plan computes who gives way to nobody there first. The others, its *later* ones, join it only as
-often as their share of the time allows; where there is nobody whom they give way to, all the time.
+A plan first computes those that give way to nobody. The others, its *later* ones, join it only as
+often as their share of the time allows; where there is nobody whom they give way to, always.
 
 **The account.** Each step beside which later ones have work adds its time, times the share, to
 what they may take; one that they join takes off what they have cost. That is the time by which it
@@ -40,9 +40,12 @@ class Front:
     def __init__(self, running: list[Sequence], waiting: WaitingQueue) -> None:
         self.first: list[Sequence] = []
         self.later: list[Sequence] = []
-        self.is_past = False
+        self.has_later = self.is_past = False
         leader = waiting.leader_of(running[-1]) if running else None
         self._heads = [leader] if leader is not None else []
+        if leader is None and len({each.priority for each in running}) <= 1:
+            self.first, self._heads = running, running[:1]  # known without a look at each
+            return
         for sequence in running:
             if self.leads(sequence):
                 self.later.append(sequence)

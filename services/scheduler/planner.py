@@ -165,13 +165,15 @@ class Planner:
     ) -> Obstacle:
         """Computes those whose turn it is, and admits more unless there is an ``obstacle``. Returns
         what keeps the first of those that are left."""
-        sequences = front.later if front.is_past else front.first
-        decoding = [each for each in sequences if each.num_to_compute <= 1]
+        prompts: list[Sequence] = []
+        decoding: list[Sequence] = []
+        for sequence in front.later if front.is_past else front.first:
+            (prompts if sequence.num_to_compute > 1 else decoding).append(sequence)
         builder.share_budget(len(decoding))
         for sequence in decoding:
             builder.compute(sequence, builder.budget)
         prefills = Prefills(self._prefill_limits, worker, builder)
-        prefills.add([each for each in sequences if each.num_to_compute > 1])
+        prefills.add(prompts)
         if obstacle is None:
             obstacle = self._admit(worker, builder, prefills, front, num_absorbed)
         prefills.finish()
