@@ -1,15 +1,17 @@
 """What does an interactive request feel of a batch that runs at a low priority?
 
-One whole server, one interactive stream over HTTP, in turns: alone, and while a batch of
+Whole servers, one interactive stream over HTTP, in turns: alone, and while a batch of
 ``/v1/batches`` is answered, which is cancelled at the end of its turn. Once with slots for all,
 once with fewer (``max-num-seqs``) than the batch has requests open: there priority says who gets
-the next slot that is free.
+the next slot that is free. Each with the default of ``later-priority-share``, and with one that
+holds hardly anybody back.
 """
 
 import argparse
 import asyncio
 import json
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
@@ -27,6 +29,8 @@ INPUT_LEN, OUTPUT_LEN = 128, 64
 NUM_LINES = 20_000  # more than are answered in a turn
 FEW_SLOTS = 8
 SLOTS = {"slots for all": [], f"{FEW_SLOTS} slots": ["--max-num-seqs", str(FEW_SLOTS)]}
+SHARES = {"share 0.2": 0.2, "share 0.99": 0.99}
+ALONE_S = 3.0  # for which the batch is alone in each turn
 FIGURES = ("ttft_ms", "tpot_ms")
 POLL_S = 0.1
 
@@ -66,6 +70,13 @@ class BatchClient:
         while (await self._batch(batch_id))["status"] != "cancelled":
             await asyncio.sleep(POLL_S)
 
+    async def tokens_per_s(self, batch_id: str) -> float:
+        """What it is answered with from now on."""
+        before, started_s = await self.num_completed(batch_id), time.perf_counter()
+        await asyncio.sleep(ALONE_S)
+        num_done = await self.num_completed(batch_id) - before
+        return num_done * OUTPUT_LEN / (time.perf_counter() - started_s)
+
     async def num_completed(self, batch_id: str) -> int:
         batch = await self._batch(batch_id)
         if batch["status"] not in ("validating", "in_progress"):
@@ -97,6 +108,7 @@ async def measure(
     alone: list[dict[str, Any]] = []
     beside: list[dict[str, Any]] = []
     rates: list[float] = []
+    alone_rates: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         flags = ["--no-enable-prefix-caching", "--batch-dir", folder, *flags]
         async with (
@@ -109,13 +121,15 @@ async def measure(
             for seed in range(1, num_rounds + 1):
                 alone.append(await load(url, seed=seed, **asked))
                 async with client.running(file_id) as batch_id:
+                    alone_rates.append(await client.tokens_per_s(batch_id))
                     before = await client.num_completed(batch_id)
                     beside.append(await load(url, seed=seed, **asked))
                     num_done = await client.num_completed(batch_id) - before
                 rates.append(num_done * OUTPUT_LEN / beside[-1]["duration_s"])
     return {
         **{name: compared(alone, beside, name) for name in FIGURES},
-        "batch, tokens/s": spread(rates),
+        "batch beside it, tokens/s": spread(rates),
+        "batch alone, tokens/s": spread(alone_rates),
     }
 
 
@@ -135,7 +149,11 @@ def compared(
 
 async def measure_all(model: str, num_rounds: int, num_requests: int) -> dict[str, Any]:
     return {
-        name: await measure(model, flags, num_rounds, num_requests) for name, flags in SLOTS.items()
+        f"{slots}, {name}": await measure(
+            model, [*flags, "--later-priority-share", str(share)], num_rounds, num_requests
+        )
+        for slots, flags in SLOTS.items()
+        for name, share in SHARES.items()
     }
 
 

@@ -56,6 +56,7 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         },
         {"sequence", "block_pool", "draft_depth", "wait_times"},
         {"queues", "plan_builder"},
+        {"later_share"},
         {"worker_state"},
         {"emission", "handover", "placement", "plan_length", "prefills"},
         {"planner"},

@@ -24,6 +24,7 @@ class Obstacle(IntEnum):
     PRIORITY = 12  # others came later and were sooner, or took its slot
     WORKER_LOST = 13
     HANDED_OVER = 14  # its worker leaves
+    LATER_PRIORITY = 15  # those that it gives way to are computed: later-priority-share
 
     @property
     def label(self) -> str:

@@ -63,6 +63,10 @@ class PlanBuilder:
         """Makes it a plan of several steps. Nothing is planned yet."""
         self.plan = replace(self.plan, num_steps=num_steps)
 
+    def limit(self, num_tokens: int) -> None:
+        """Leaves no more than ``num_tokens`` of the budget."""
+        self.budget = min(self.budget, num_tokens)
+
     def admit(self, sequence: Sequence) -> None:
         allocation = sequence.allocated
         if not sequence.has_run:

@@ -10,7 +10,8 @@ back and waits again with all it has emitted.
 blocks it is preempted first.
 
 **Priority.** Where the first that waits has no room on any worker, sequences of a later priority
-that stand behind it are preempted for it.
+that stand behind it are preempted for it. Beside one that is computed they are computed in a share
+of the time (``later_share.py``), and keep their slots and blocks for the rest of it.
 
 **Several steps.** Where steps are short, a plan that only decodes asks for several of them
 (``plan_length.py``).
@@ -33,6 +34,7 @@ time.
 from collections.abc import Mapping
 from functools import partial
 
+from services.scheduler.later_share import Front
 from services.scheduler.obstacles import Obstacle
 from services.scheduler.placement import (
     candidates,
@@ -100,7 +102,12 @@ class Planner:
         self._proven.pop(worker_id, None)
 
     def is_in_need(self, worker: WorkerState) -> bool:
-        """Whether a worker shall have another plan in flight, which its results alone change."""
+        """Whether a worker shall have another plan in flight, which its results alone change. A
+        step with prompts that all run at a later priority than 0, the clients', is alone in flight:
+        who comes waits for no second one."""
+        has_prefill = any(plan.prefill for plan in worker.in_flight)
+        if has_prefill and all(each.priority > 0 for each in worker.running.values()):
+            return False
         return len(worker.in_flight) < self._pipeline_depth
 
     def _plan_in_turn(self, worker: WorkerState, num_absorbed: int) -> PlanBuilder:
@@ -136,26 +143,65 @@ class Planner:
         if not is_short_of_blocks:
             self._make_room(worker, num_absorbed)
         builder = worker.begin_plan()
-        prompts: list[Sequence] = []
-        decoding: list[Sequence] = []
+        running = []
         for sequence, blocks in extensions:
             if sequence.allocation is None:
                 continue  # it has made room
             builder.extend(sequence, blocks)
+            running.append(sequence)
+        front = Front(running, self._queues.waiting)
+        obstacle = Obstacle.KV_BLOCKS if is_short_of_blocks else None
+        self.obstacle = self._compute(worker, builder, front, num_absorbed, obstacle)
+        if front.has_later:
+            self._compute_later(worker, builder, front, num_absorbed)
+        return builder
+
+    def _compute(
+        self,
+        worker: WorkerState,
+        builder: PlanBuilder,
+        front: Front,
+        num_absorbed: int,
+        obstacle: Obstacle | None,
+    ) -> Obstacle:
+        """Computes those whose turn it is, and admits more unless there is an ``obstacle``. Returns
+        what keeps the first of those that are left."""
+        prompts: list[Sequence] = []
+        decoding: list[Sequence] = []
+        for sequence in front.later if front.is_past else front.first:
             (prompts if sequence.num_to_compute > 1 else decoding).append(sequence)
         builder.share_budget(len(decoding))
-        if not prompts and not self._queues.num_runnable:
+        if not prompts and not front.has_later and not self._queues.num_runnable:
             lengthen(worker, builder, decoding)
         for sequence in decoding:
             builder.compute(sequence, builder.budget)
         prefills = Prefills(self._prefill_limits, worker, builder)
         prefills.add(prompts)
-        if is_short_of_blocks:
-            self.obstacle = Obstacle.KV_BLOCKS
-        else:
-            self.obstacle = self._admit(worker, builder, prefills, num_absorbed)
+        if obstacle is None:
+            obstacle = self._admit(worker, builder, prefills, front, num_absorbed)
         prefills.finish()
-        return builder
+        return obstacle
+
+    def _compute_later(
+        self, worker: WorkerState, builder: PlanBuilder, front: Front, num_absorbed: int
+    ) -> None:
+        """Computes the later ones too, if the first ones get nothing, or their share allows it."""
+        plan, share = builder.plan, worker.later_share
+        is_beside_first = bool(plan.prefill or plan.decode)
+        if is_beside_first:
+            if not share.join(plan):
+                for sequence in front.later:
+                    sequence.num_held_back += 1
+                return
+            builder.limit(share.max_tokens)
+        first_obstacle, front.is_past = self.obstacle, True
+        no_room = first_obstacle in (Obstacle.SLOTS, Obstacle.KV_BLOCKS)
+        obstacle = self._compute(
+            worker, builder, front, num_absorbed, first_obstacle if no_room else None
+        )
+        if first_obstacle == Obstacle.LATER_PRIORITY:
+            is_share = is_beside_first and obstacle == Obstacle.STEP_BUDGET
+            self.obstacle = Obstacle.LATER_PRIORITY if is_share else obstacle
 
     def _plan_isolated(self, worker: WorkerState, isolated: Sequence) -> PlanBuilder:
         """Computes one isolated sequence alone; others are preempted until it has room."""
@@ -208,7 +254,7 @@ class Planner:
         inferiors = [
             each
             for each in worker.running.values()
-            if each.priority > first.priority and each.order > first.order and not each.is_isolated
+            if each.gives_way_to(first) and not each.is_isolated
         ]
         if not inferiors or not worker.has_room_without(inferiors, first):
             return None
@@ -238,10 +284,16 @@ class Planner:
         )
 
     def _admit(
-        self, worker: WorkerState, builder: PlanBuilder, prefills: Prefills, num_absorbed: int
+        self,
+        worker: WorkerState,
+        builder: PlanBuilder,
+        prefills: Prefills,
+        front: Front,
+        num_absorbed: int,
     ) -> Obstacle:
-        """Admits waiting sequences, in order, as far as slots, blocks and the budget go. Returns
-        what keeps the first of those that are left.
+        """Admits waiting sequences, in order, as far as slots, blocks and the budget go: those that
+        ``front`` does not lead, or, where it is past, those that it does. Returns what keeps the
+        first of those that are left.
 
         Passed over are further choices of a prompt whose blocks this plan fills: in the next plan
         they find these in the prefix cache. A plan that passed over all that it looked at has the
@@ -256,7 +308,8 @@ class Planner:
         prompts = {each.prompt_key for each in filling_blocks}
         self.num_tries += 1
         admissible = waiting.each_where(
-            lambda each: not self._passes_over(worker, prefills, prompts, each), worker.next_look
+            lambda each: not self._passes_over(worker, prefills, prompts, front, each),
+            worker.next_look,
         )
         next_look, worker.next_look = max(worker.next_look, NUM_LOOKED_AT) + NUM_LOOKED_AT, 0
         while worker.admits and not prefills.is_full:
@@ -274,6 +327,7 @@ class Planner:
             waiting.try_remove(first)
             worker.allocate(first)
             prefills.admit(first)
+            front.admit(first)
             self.num_admitted += 1
             if worker.num_to_index(first) > 0 or first in prefills.longs:
                 prompts.add(first.prompt_key)
@@ -292,10 +346,17 @@ class Planner:
         worker: WorkerState,
         prefills: Prefills,
         prompts: set[tuple[str, int]],
+        front: Front,
         sequence: Sequence,
     ) -> bool:
         """Whether others may be admitted before ``sequence``, which learns why."""
-        if prompts and sequence.prompt_key in prompts:
+        is_later = front.leads(sequence)
+        if is_later != front.is_past:
+            if not is_later:
+                return True  # it knows
+            front.has_later = True
+            obstacle = Obstacle.LATER_PRIORITY
+        elif prompts and sequence.prompt_key in prompts:
             obstacle = Obstacle.PREFIX
         elif not self._may_run_on(worker, sequence):
             obstacle = Obstacle.PROBATION

@@ -32,17 +32,22 @@ class PrefillLimits:
         return self.long_threshold or worker.capacity.max_num_batched_tokens
 
     def has_room_for(self, sequence: Sequence, worker: WorkerState) -> bool:
-        """Whether ``sequence`` is not long on ``worker``, or another long one may run there."""
+        """Whether ``sequence`` is not long on ``worker``, or another long one may run there. Those
+        that give way to it do not count."""
         threshold = self.threshold(worker)
         num_tokens = sequence.num_to_compute - threshold
         if num_tokens <= 0:
             return True
-        num_long = sum(each.num_to_compute > threshold for each in worker.running.values())
+        num_long = sum(
+            each.num_to_compute > threshold and not each.gives_way_to(sequence)
+            for each in worker.running.values()
+        )
         return num_long < self.max_long or worker.has_cached(sequence, num_tokens)
 
 
 class Prefills:
-    """Plans the prompts of one plan, in which decoding sequences have their tokens already."""
+    """Plans the prompts of one plan, in which decoding sequences have their tokens already: those
+    of the first sequences, or those of the later ones."""
 
     def __init__(self, limits: PrefillLimits, worker: WorkerState, builder: PlanBuilder) -> None:
         self.longs: list[Sequence] = []

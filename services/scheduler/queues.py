@@ -41,6 +41,15 @@ class WaitingQueue:
                 if index < len(self._sequences) and self._sequences[index] is sequence:
                     index += 1
 
+    def leader_of(self, sequence: Sequence) -> Sequence | None:
+        """Returns the first of the first ``NUM_LOOKED_AT`` that ``sequence`` gives way to."""
+        for each in islice(self._sequences, NUM_LOOKED_AT):
+            if each.order > sequence.order:
+                break
+            if sequence.gives_way_to(each):
+                return each
+        return None
+
     def num_before(self, sequence: Sequence) -> int:
         return bisect_left(self._sequences, sequence.order, key=_order)
 

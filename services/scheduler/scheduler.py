@@ -5,7 +5,8 @@ workers from their arrival to their end.
 
 **Order.** A sequence that came at time t with priority p stands where one of priority 0 would that
 came at t + p · priority_step_s. So none starves: one that waits long enough is first, and passed
-over only as long as others with long prompts are being computed, which end.
+over only as long as others with long prompts are being computed, which end. Those that run give way
+to ones of an earlier priority in the same order (``later_share.py``).
 
 **Credit.** A sequence whose client does not read is not computed, and preempted if another one
 needs its slot or its blocks; it waits apart until it has credit again.
@@ -82,6 +83,7 @@ class Scheduler:
         caches_prefixes: bool = True,
         pipeline_depth: int = 1,
         prefill_limits: PrefillLimits = PrefillLimits(),  # noqa: B008, it is frozen
+        later_share: float = 0.2,
     ) -> None:
         self.max_waiting = max_waiting
         self.workers: dict[str, WorkerState] = {}
@@ -97,6 +99,7 @@ class Scheduler:
         self._handover = Handover(self.workers, self.sequences, self.queues)
         self._in_need: dict[str, None] = {}
         self._priority_step_s = priority_step_s
+        self._later_share = later_share
         self._caches_prefixes = caches_prefixes
         self._num_added = self._num_absorbed = 0
         self._unservable: dict[Sequence, float] = {}  # since when no worker could run them
@@ -107,7 +110,12 @@ class Scheduler:
     def add_worker(self, worker_id: str, capacity: Capacity, num_finished: int = 0) -> None:
         """One that has finished ``num_finished`` steps elsewhere."""
         worker = WorkerState(
-            worker_id, capacity, self._caches_prefixes, self._holders, num_finished
+            worker_id,
+            capacity,
+            self._caches_prefixes,
+            self._holders,
+            self._later_share,
+            num_finished,
         )
         self.workers[worker_id] = worker
         if worker.is_proven:

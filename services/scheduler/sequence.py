@@ -37,7 +37,7 @@ class Sequence:
     block that was not in the prefix cache at the last look. The logprobs of ``num_prompt_scored``
     of the prompt's tokens have come, from its second one on. ``num_steps`` brought tokens.
     ``num_passed_over`` times a plan admitted, or might have, others first, the last time because of
-    ``obstacle``.
+    ``obstacle``. While it had a slot ``num_held_back`` plans were for those that it gives way to.
     """
 
     request: str
@@ -67,6 +67,7 @@ class Sequence:
     num_drafts: int = 0
     num_accepted: int = 0
     num_passed_over: int = 0
+    num_held_back: int = 0
     obstacle: Obstacle | None = None
     missing_blocks: dict[str, int] = field(default_factory=dict)
     _hashes: BlockHashes | None = None
@@ -77,6 +78,10 @@ class Sequence:
     @property
     def key(self) -> tuple[str, int]:
         return self.request, self.attempt
+
+    def gives_way_to(self, other: "Sequence") -> bool:
+        """Whether ``other`` is of an earlier priority, and stands before it."""
+        return self.priority > other.priority and self.order > other.order
 
     def is_of(self, row: ResultRow) -> bool:
         return row.request == self.request and row.attempt == self.attempt

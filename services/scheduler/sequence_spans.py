@@ -110,6 +110,7 @@ class SequenceSpans:
             "num_drafts": sequence.num_drafts,
             "num_accepted_drafts": sequence.num_accepted,
             "num_preemptions": sequence.num_preemptions,
+            "num_held_back": sequence.num_held_back,
             "num_worker_deaths": sequence.num_worker_deaths,
         }
         if trace.num_left_out:

@@ -91,6 +91,7 @@ class SchedulerService:
                 config.max_long_partial_prefills,
                 config.long_prefill_token_threshold,
             ),
+            config.later_priority_share,
         )
         self._intake = Intake(self._core, config.quarantine_s)
         self._metrics = CoreMetrics(self._core)

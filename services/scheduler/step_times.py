@@ -29,21 +29,22 @@ class StepTimes:
 
     def note(self, depth: int, time_s: float) -> None:
         if depth == self.depth and self._num_own >= WINDOW:
-            self._paces.append(time_s / _typical(self._times[depth]))
+            self._paces.append(time_s / typical(self._times[depth]))
             return
         self._num_own += depth == self.depth
         times = self._times.setdefault(depth, deque(maxlen=WINDOW))
-        times.append(time_s / (_typical(self._paces) if self._paces else 1.0))
+        times.append(time_s / (typical(self._paces) if self._paces else 1.0))
 
     def cost(self, depth: int) -> float:
         """Returns the seconds of a step at ``depth``: on a line through the two known depths that
         are nearest, but not less than the fastest of all known ones."""
-        points = sorted((known, _typical(times)) for known, times in self._times.items())
+        points = sorted((known, typical(times)) for known, times in self._times.items())
         lines = list(pairwise(points))
         (x0, y0), (x1, y1) = next((line for line in lines if depth <= line[1][0]), lines[-1])
         return max(y0 + (y1 - y0) * (depth - x0) / (x1 - x0), min(y for _, y in points))
 
 
-def _typical(times: Iterable[float]) -> float:
+def typical(times: Iterable[float]) -> float:
+    """Returns the lower quartile: what disturbs a step makes it longer."""
     ordered = sorted(times)
     return ordered[len(ordered) // 4]

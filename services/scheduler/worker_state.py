@@ -7,6 +7,7 @@ from math import ceil, inf
 from services.scheduler.allocation import Allocation
 from services.scheduler.block_pool import BlockPool
 from services.scheduler.draft_depth import DraftDepth
+from services.scheduler.later_share import LaterShare
 from services.scheduler.limits import fits
 from services.scheduler.plan_builder import PlanBuilder
 from services.scheduler.prefix_index import PrefixIndex
@@ -37,6 +38,7 @@ class WorkerState:
         capacity: Capacity,
         caches_prefixes: bool,
         holders: dict[bytes, str],
+        later_share: float,
         num_finished: int = 0,
     ) -> None:
         self.worker_id = worker_id
@@ -54,6 +56,7 @@ class WorkerState:
         self.ran_isolated = False
         self.step_s = inf
         self.draft_depth = DraftDepth(capacity)
+        self.later_share = LaterShare(later_share, capacity.max_num_batched_tokens)
         self._verify_depth = 0  # drafts that each sequence has, at most, when the last plan has run
         self._caches_prefixes = caches_prefixes
         self._free_slots = list(range(capacity.max_num_seqs - 1, -1, -1))
@@ -112,6 +115,7 @@ class WorkerState:
         if plan.prefill or plan.decode:
             self._num_finished += result.num_steps
         self.draft_depth.note(plan, result)
+        self.later_share.note(plan, result)
         self.in_flight_since = num_absorbed
         done = [each for each in self.leaving if each.last_step <= step]
         self.leaving = [each for each in self.leaving if each.last_step > step]

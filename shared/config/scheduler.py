@@ -39,6 +39,13 @@ class SchedulerConfig(Settings):
     priority_step_s: float = Field(
         10.0, gt=0, description="seconds of waiting that one step of priority is worth"
     )
+    later_priority_share: float = Field(
+        0.2,
+        gt=0,
+        lt=1,
+        description="share of a worker's time for sequences of later priorities, such as batches',"
+        " while earlier ones are computed; alone they have all of it",
+    )
     worker_grace_s: float = Field(
         60.0, ge=0, description="seconds that requests wait for a lost worker's replacement"
     )

@@ -230,6 +230,7 @@ async def check_models_and_metrics(fleet: Fleet, url: str) -> None:
 async def test_2048_inputs_take_turns_and_outlive_a_worker(tmp_path: Path, embedder: Path) -> None:
     """A client of one text is not held up by them, and a kill -9 in the middle changes nothing."""
     inputs = [f"{TEXTS[number % len(TEXTS)]} {number}" for number in range(NUM_INPUTS)]
+    sample = [0, 1, 777, 2047]
     settings = {"MAX_WAITING": "300", "MAX_NUM_SEQS": "16", "MAX_NUM_BATCHED_TOKENS": "128"}
     async with serving(tmp_path / "mesh", embedder, 2, **settings) as (fleet, url):
         undisturbed = await ask(url, "/v1/embeddings", input=inputs)
@@ -245,8 +246,10 @@ async def test_2048_inputs_take_turns_and_outlive_a_worker(tmp_path: Path, embed
         assert len(other["embedding"]) == 64
         disturbed = await asked
         assert disturbed == undisturbed | {key: disturbed[key] for key in ("id", "created")}
+        for number in sample:
+            (alone,) = (await ask(url, "/v1/embeddings", input=inputs[number]))["data"]
+            assert alone["embedding"] == undisturbed["data"][number]["embedding"]
         await fleet.until_idle()
-    sample = [0, 1, 777, 2047]
     expected = truth(embedder, [inputs[number] for number in sample])
     found = np.stack([vectors_of(undisturbed)[number] for number in sample])
     assert np.abs(found - expected).max() < TOLERANCE

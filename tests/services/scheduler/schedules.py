@@ -123,6 +123,7 @@ class Mesh:
             priority_step_s=1,
             pipeline_depth=self.depth,
             prefill_limits=self.limits,
+            later_share=random.choice([0.05, 0.2, 0.9]),
         )
         self.workers: dict[str, SimulatedWorker] = {}
         self.results: dict[str, list[tuple]] = {}  # in the order of the plans
@@ -135,6 +136,7 @@ class Mesh:
         self.open: set[str] = set()
         self.num_requests = self.num_workers = self.num_overtaken = self.num_given_up = 0
         self.num_long_plans = self.num_cut_short = 0
+        self.num_held_back = self.num_joined = 0
         self.num_siblings = self.num_accepted = self.num_rejected = self.num_abandoned = 0
         self.join()
 
@@ -253,8 +255,9 @@ class Mesh:
 
     def plan(self) -> None:
         for worker_id, worker in self.workers.items():
+            state = self.core.workers[worker_id]
             while planned := self.core.plan(worker_id):
-                self.check_plan(self.core.workers[worker_id], planned)
+                self.check_plan(state, planned)
                 self.results.setdefault(worker_id, []).append(worker.step(planned))
 
     def check_plan(self, worker: WorkerState, planned: Planned) -> None:
@@ -268,7 +271,13 @@ class Mesh:
         if any(each.is_isolated for each in computed):
             assert len(computed) == 1
         else:
-            self.check_prefills(worker, plan, tokens)
+            later = self.later(worker, [*worker.running.values(), *self.core.queues.waiting])
+            self.check_later(worker, plan, tokens, later)
+            new = {row.slot for row in plan.admit}
+            runnable = {each.allocated.slot for each in worker.runnable()} | tokens.keys()
+            leaders = [worker.running[slot] for slot in runnable - new]
+            if later == self.later(worker, leaders):  # or the plan may not have known
+                self.check_prefills(worker, plan, tokens, later)
         if plan.num_steps > 1:
             self.check_steps(plan, computed)
 
@@ -283,22 +292,58 @@ class Mesh:
             assert sequence.num_bytes + 4 * sequence.allocated.num_pending <= sequence.max_bytes
         self.num_long_plans += 1
 
-    def check_prefills(self, worker: WorkerState, plan: StepPlan, tokens: dict[int, int]) -> None:
-        """Everybody who decodes gets a token. Nobody enters beyond the limits, and nothing of the
-        budget is left while somebody is in the middle of a prompt; the long ones have their part
-        of it."""
+    def later(self, worker: WorkerState, others: list[Sequence]) -> set[int]:
+        """The slots of those that give way to one of ``others``."""
+        return {
+            slot
+            for slot, sequence in worker.running.items()
+            if any(map(sequence.gives_way_to, others))
+        }
+
+    def check_later(
+        self, worker: WorkerState, plan: StepPlan, tokens: dict[int, int], later: set[int]
+    ) -> None:
+        """They keep their slots while others are computed, and beside these have few tokens: all
+        but those that somebody leads who has just come."""
+        new = {row.slot for row in plan.admit}
+        first = [each for slot, each in worker.running.items() if slot in tokens.keys() - later]
+        old = [each for each in first if each.allocated.slot not in new]
+        led = {
+            slot
+            for slot in later & tokens.keys()
+            if any(map(worker.running[slot].gives_way_to, old))
+        }
+        num_drafts = sum(row.verify_depth for row in plan.decode if row.slot in led)
+        num_tokens = num_drafts + sum(tokens[slot] for slot in led)
+        assert num_tokens <= worker.later_share.max_tokens
+        self.num_joined += bool(led)
+        self.num_held_back += bool(first) and any(
+            not each.allocated.num_pending and each.allocated.slot in later - tokens.keys()
+            for each in worker.runnable()
+        )
+
+    def check_prefills(
+        self, worker: WorkerState, plan: StepPlan, tokens: dict[int, int], later: set[int]
+    ) -> None:
+        """Of those that are no ``later``: everybody who decodes gets a token. Nobody enters beyond
+        the limits, and nothing of the budget is left while somebody is in the middle of a prompt;
+        the long ones have their part of it."""
         limits, budget = self.limits, self.capacity.max_num_batched_tokens
         num_drafts = sum(row.verify_depth for row in plan.decode)
-        running = [each for each in worker.runnable() if not each.allocated.num_pending]
+        running = [
+            each
+            for each in worker.runnable()
+            if not each.allocated.num_pending and each.allocated.slot not in later
+        ]
         halfway = {each.allocated.slot for each in running if each.num_to_compute > 1}
         threshold = limits.long_threshold or budget
         lacking = {
             slot: each.num_to_compute - bool(each.allocated.num_pending) + tokens.get(slot, 0)
             for slot, each in worker.running.items()
-            if slot in tokens or slot in halfway
+            if slot not in later and (slot in tokens or slot in halfway)
         }
         long = {slot for slot, num in lacking.items() if num > max(threshold, 1)}
-        new = {each.slot for each in plan.admit}
+        new = {each.slot for each in plan.admit} - later
         assert not new & halfway or len(halfway) <= limits.max_partial
         assert not new & long or len(long) <= limits.max_long
         if any(each.max_chunk(each.num_to_compute, 0) < each.num_to_compute for each in running):

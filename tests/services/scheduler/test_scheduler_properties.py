@@ -46,9 +46,11 @@ def test_random_schedules_keep_the_contract_and_meet_what_they_are_for() -> None
             rejected=mesh.num_rejected,
             long_plans=mesh.num_long_plans,
             cut_short=mesh.num_cut_short,
+            held_back=mesh.num_held_back,
+            joined=mesh.num_joined,
         )
         met[f"depth {mesh.depth}"] += 1
-    assert len(met) == 13
+    assert len(met) == 15
     assert all(met.values()), met
 
 

@@ -1,0 +1,245 @@
+"""What sequences of a later priority take of a worker's time beside earlier ones."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+
+from benchmarks.harness.sequences import add_one
+from services.scheduler.later_share import LONGEST_PERIOD, PERIOD
+from services.scheduler.obstacles import Obstacle
+from services.scheduler.scheduler import Planned, Scheduler
+from services.scheduler.worker_state import PROBATION_STEPS
+from shared.messages import Capacity, SamplingParams
+from tests.services.scheduler.simulated_worker import SimulatedWorker
+
+CAPACITY = Capacity(num_blocks=40_000, block_size=16, max_num_seqs=64,
+                    max_num_batched_tokens=512, max_model_len=32_000)  # fmt: skip
+SHARE = 0.2
+LATER = "batch"
+
+
+def on_a_cpu(num_prompt: int, num_decode: int) -> float:
+    """Seconds of a step: each row costs."""
+    return 0.002 + 0.0005 * num_decode + 0.00015 * num_prompt
+
+
+def on_a_gpu(num_prompt: int, num_decode: int) -> float:
+    """More rows cost nothing beside the weights, but a long prompt does."""
+    return max(0.01, 0.00005 * (num_prompt + num_decode))
+
+
+class Bench:
+    """One worker on a clock of its own. ``times`` has the seconds of each step in which an earlier
+    sequence was computed, with whether a later one was, too."""
+
+    def __init__(self, cost: Callable[[int, int], float], depth: int = 2, **fields: Any) -> None:
+        self.core = Scheduler(1000, 10, pipeline_depth=depth, later_share=SHARE)
+        self.capacity = msgspec.structs.replace(CAPACITY, **fields)
+        self.core.add_worker("w", self.capacity, PROBATION_STEPS)
+        self.worker = SimulatedWorker(self.capacity)
+        self.now_s = 0.0
+        self.times: list[tuple[float, bool]] = []
+        self.tokens: list[int] = []  # of later ones, in each plan
+        self.ended: list[str] = []
+        self._cost = cost
+        self._num_added = 0
+        self._planned: list[Planned] = []
+
+    def add(
+        self, name: str, num_prompt: int = 20, max_tokens: int = 20_000, priority: int = 0
+    ) -> None:
+        self._num_added += 1
+        start = 100_000 * self._num_added
+        params = SamplingParams(seed=0, max_tokens=max_tokens)
+        prompt = range(start, start + num_prompt)
+        add_one(self.core, name, prompt, params, self.now_s, priority=priority)
+        sequence = self.core.sequences[name, 1]
+        sequence.max_emitted = sequence.max_bytes = 1 << 40
+
+    def add_batch(self, num: int, num_prompt: int = 20, max_tokens: int = 20_000) -> None:
+        for number in range(num):
+            self.add(f"{LATER} {number}", num_prompt, max_tokens, priority=100)
+
+    def step(self) -> None:
+        while planned := self.core.plan("w"):
+            self._planned.append(planned)
+            self._note(planned)
+        planned = self._planned.pop(0)
+        result, arrays = self.worker.step(planned)
+        step_s = self._seconds(planned)
+        self.now_s += step_s
+        for emission in self.core.absorb(
+            "w", msgspec.structs.replace(result, step_s=step_s), arrays
+        ):
+            if emission.ends:
+                self.ended.append(emission.sequence.request)
+
+    def run(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.step()
+
+    def _seconds(self, planned: Planned) -> float:
+        num_prompt = sum(row.num_tokens for row in planned.plan.prefill)
+        return self._cost(num_prompt, len(planned.plan.decode))
+
+    def _note(self, planned: Planned) -> None:
+        running = self.core.workers["w"].running
+        tokens = {row.slot: row.num_tokens for row in planned.plan.prefill}
+        tokens |= {row.slot: 1 for row in planned.plan.decode}
+        later = {slot for slot in tokens if running[slot].priority}
+        self.tokens.append(sum(tokens[slot] for slot in later))
+        if tokens.keys() - later:
+            self.times.append((self._seconds(planned), bool(later)))
+
+    def slowdown(self) -> float:
+        """The mean of the last steps with an earlier sequence, over those without later ones."""
+        alone = [step_s for step_s, is_joined in self.times if not is_joined]
+        return sum(step_s for step_s, _ in self.times) / len(self.times) / min(alone)
+
+    @property
+    def num_joined(self) -> int:
+        return sum(is_joined for _, is_joined in self.times)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("num_later", [1, 16, 60])
+def test_a_stream_is_slowed_by_no_more_than_the_share_and_the_batch_gets_it(
+    num_later: int, depth: int
+) -> None:
+    bench = Bench(on_a_cpu, depth)
+    bench.add_batch(num_later)
+    bench.run(30)
+    bench.add("stream")
+    bench.run(30)
+    bench.times.clear()
+    bench.run(1000)
+    assert len(bench.times) == 1000
+    limit = 1 / (1 - SHARE)
+    assert 1 + 0.9 * (min(limit, 1 + 0.2 * num_later) - 1) < bench.slowdown() < 1.02 * limit
+
+
+def test_prompts_of_a_batch_come_in_pieces_and_end() -> None:
+    bench = Bench(on_a_cpu)
+    bench.add("stream")
+    bench.run(30)
+    bench.add_batch(12, num_prompt=1000, max_tokens=1)
+    bench.times.clear()
+    while len(bench.ended) < 12:
+        bench.step()
+    assert bench.slowdown() < 1.02 / (1 - SHARE)
+    alone_s = min(step_s for step_s, _ in bench.times)
+    longest_s = max(step_s for step_s, _ in bench.times)
+    assert longest_s < alone_s * (1 + 1.5 * PERIOD * SHARE / (1 - SHARE)), "no chunk is long"
+
+
+def test_what_costs_nothing_joins_nearly_every_step() -> None:
+    bench = Bench(on_a_gpu)
+    bench.add("stream")
+    bench.add_batch(16)
+    bench.run(60)
+    bench.times.clear()
+    bench.run(300)
+    assert bench.num_joined > 0.9 * len(bench.times)
+    assert bench.slowdown() == pytest.approx(1)
+
+
+def test_alone_a_batch_has_whole_steps_at_once_and_again_when_the_stream_has_ended() -> None:
+    bench = Bench(on_a_cpu)
+    bench.add_batch(4, num_prompt=2000, max_tokens=5)
+    bench.step()
+    bench.add("stream", max_tokens=40)
+    while "stream" not in bench.ended:
+        bench.step()
+    assert bench.tokens[0] == 512
+    beside = len(bench.tokens)
+    while len(bench.ended) < 5:
+        bench.step()
+    assert max(bench.tokens[beside:]) == 512
+
+
+def test_the_first_step_of_a_stream_is_its_own() -> None:
+    bench = Bench(on_a_cpu, depth=1)
+    bench.add_batch(8)
+    for number in range(20):
+        bench.run(20)
+        bench.times.clear()
+        bench.add(f"stream {number}", num_prompt=100, max_tokens=9)
+        while f"stream {number}" not in bench.ended:
+            bench.step()
+        _, is_joined = bench.times[0]
+        assert not is_joined
+
+
+def test_whatever_the_times_say_one_of_so_many_steps_is_for_all() -> None:
+    """A worker whose clock stands still."""
+    bench = Bench(lambda num_prompt, num_decode: 0.0)
+    bench.add("stream")
+    bench.add_batch(2, max_tokens=10)
+    while len(bench.ended) < 2:
+        bench.step()
+    joined = [index for index, (_, is_joined) in enumerate(bench.times) if is_joined]
+    assert {later - before for before, later in pairwise(joined)} == {LONGEST_PERIOD}
+
+
+def test_a_batch_that_has_waited_long_enough_is_no_later_than_others() -> None:
+    bench = Bench(on_a_cpu)
+    bench.add_batch(1, num_prompt=4)
+    bench.step()
+    bench.now_s += 1001
+    bench.add("stream")
+    bench.run(10)
+    bench.times.clear()
+    bench.run(20)
+    assert bench.num_joined == 20
+
+
+def test_a_prompt_of_a_batch_in_the_middle_keeps_no_other_prompt_from_its_slot() -> None:
+    bench = Bench(on_a_cpu, depth=1, max_num_batched_tokens=64)
+    bench.add_batch(2, num_prompt=5000)
+    bench.step()
+    bench.add("long", num_prompt=300, max_tokens=1)
+    bench.step()
+    assert bench.core.sequences["long", 1].num_computed == 64
+
+
+def test_who_waits_for_the_share_of_its_priority_says_so() -> None:
+    bench = Bench(on_a_cpu, depth=1)
+    bench.add("stream")
+    bench.step()
+    bench.add_batch(8)
+    bench.step()
+    assert bench.core.obstacle == Obstacle.LATER_PRIORITY
+    bench.run(20)
+    sequence = bench.core.sequences[f"{LATER} 0", 1]
+    assert sequence.obstacle == Obstacle.LATER_PRIORITY
+    assert sequence.allocation is not None
+    num_held_back = sequence.num_held_back
+    bench.run(20)
+    assert 10 < sequence.num_held_back - num_held_back < 20
+
+
+def test_a_stream_whose_client_does_not_read_holds_nobody_back() -> None:
+    bench = Bench(on_a_cpu)
+    bench.add("stream")
+    bench.add_batch(4)
+    bench.run(20)
+    stream = bench.core.sequences["stream", 1]
+    stream.max_emitted = len(stream.emitted)
+    bench.run(3)
+    bench.tokens.clear()
+    bench.run(20)
+    assert bench.tokens == [4] * len(bench.tokens)
+
+
+@pytest.mark.parametrize(("priority", "num_in_flight"), [(100, 1), (0, 2)])
+def test_a_step_with_prompts_of_a_batch_alone_has_no_other_behind_it(
+    priority: int, num_in_flight: int
+) -> None:
+    bench = Bench(on_a_cpu)
+    bench.add("prompt", num_prompt=2000, priority=priority)
+    while bench.core.plan("w"):
+        pass
+    assert len(bench.core.workers["w"].in_flight) == num_in_flight
