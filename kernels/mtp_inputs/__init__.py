@@ -31,14 +31,16 @@ def step_pairs(
     if runs_triton(slots):
         from kernels.mtp_inputs.triton import launch_step_pairs
 
-        rows = (state, slots, starts, num_valid, tokens, num_emitted)
-        return launch_step_pairs(*rows, block_size, null_block)
+        return launch_step_pairs(
+            state, slots, starts, num_valid, tokens, num_emitted, block_size, null_block
+        )
     firsts = starts + 1
     note_pairs(state, slots, firsts, num_valid)
     columns = torch.arange(tokens.shape[1], dtype=torch.int32, device=tokens.device)
     is_valid = columns < num_valid[:, None]  # [R, w]
     ids = torch.where(is_valid, tokens, 0).clamp(min=0).int()
-    rows = (state, slots, firsts, ids, is_valid, (num_emitted - 1).clamp(min=0), num_emitted)
+    lasts = (num_emitted - 1).clamp(min=0)
+    rows = (state, slots, firsts, ids, is_valid, lasts, num_emitted)
     return _pairs(*rows, block_size, null_block)
 
 

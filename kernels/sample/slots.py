@@ -16,10 +16,11 @@ from kernels.sample.slot_params import COLUMNS, SlotParams
 def sample_slots(
     logits: Tensor, adjusted: Tensor, params: SlotParams[Tensor], slots: Tensor, positions: Tensor
 ) -> Tensor:
-    """Token ids [S] int64 drawn from ``adjusted`` [S, V] float32, which may be ``logits`` itself.
+    """Token ids [S] int64 drawn from ``adjusted`` [S, V] float32, which may be ``logits`` itself,
+    or spread of logits of some tokens only [S, W].
 
     ``slots`` [S] int32, ``positions`` [S] int64: the drawn token's index in the whole sequence. In
-    place of a token NOT_FINITE where the row of ``logits`` [S, V] float32 has a NaN or an infinity,
+    place of a token NOT_FINITE where the row of ``logits`` float32 has a NaN or an infinity,
     or NOTHING_LEFT where all of ``adjusted`` is −inf.
     """
     if runs_triton(logits):

@@ -41,7 +41,7 @@ def test_sampling_compiles_without_spills(name: str, vocab_size: int, arch: int)
     names = set(kernel.arg_names)
     own = {each: value for each, value in constants(vocab_size).items() if each in names}
     kinds = {f"p_{each}": kind for each, kind in POINTERS.items()}
-    kinds |= {"vocab_size": "i32:16", "num_chunks": "i32"}
+    kinds |= {"vocab_size": "i32:16", "num_logits": "i32", "num_chunks": "i32"}
     signature = {each: kinds[each] for each in names - set(own)}
     num_warps = kernels.NUM_FINISH_WARPS if name == "finish" else kernels.NUM_WARPS
     taken = compile_kernel(kernel, signature, own, arch, num_warps=num_warps)

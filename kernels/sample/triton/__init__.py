@@ -66,7 +66,7 @@ def _sample_rows(
     """→ tokens [S] int64, thresholds [S] float32."""
     if not all(each.is_contiguous() for each in (logits, adjusted, slots, positions)):
         raise ValueError("sample_slots takes contiguous tensors")
-    num_rows, vocab_size = logits.shape
+    num_rows, vocab_size = adjusted.shape
     num_chunks = triton.cdiv(vocab_size, CHUNK)
 
     def new(width: int, dtype: torch.dtype) -> Tensor:
@@ -92,6 +92,7 @@ def _sample_rows(
         *(logits, adjusted, slots, filters, maxima, max_ids, minima, is_wrong, moments),
         *(counts, masses, num_listed),
         vocab_size,
+        logits.shape[1],
         IS_ADJUSTED=adjusted is not logits,
         CHUNK=CHUNK,
         PIVOTS=NUM_PIVOTS,

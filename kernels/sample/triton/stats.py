@@ -8,7 +8,7 @@ from kernels.sample.triton.row import HIDDEN, best_of, store_moments
 
 @triton.jit
 def stats_kernel(
-    p_logits,  # [S, V]
+    p_logits,  # [S, num_logits]
     p_adjusted,  # [S, V]
     p_slots,  # [S]
     p_filters,  # FILTERS, each [N]
@@ -21,6 +21,7 @@ def stats_kernel(
     p_masses,  # [S, PIVOTS]
     p_num_listed,  # [S]
     vocab_size,
+    num_logits,
     IS_ADJUSTED: tl.constexpr,
     CHUNK: tl.constexpr,
     PIVOTS: tl.constexpr,
@@ -28,7 +29,7 @@ def stats_kernel(
     i_row, i_chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     o_token = i_chunk * CHUNK + tl.arange(0, CHUNK)
     is_token = o_token < vocab_size
-    logits = tl.load(p_logits + i_row * vocab_size + o_token, is_token, 0.0)
+    logits = tl.load(p_logits + i_row * num_logits + o_token, o_token < num_logits, 0.0)
     is_finite = tl.abs(logits) < float("inf")  # a NaN is not
     values = tl.where(is_token, logits, HIDDEN)
     if IS_ADJUSTED:

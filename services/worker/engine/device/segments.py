@@ -162,8 +162,8 @@ class Segments:
         """Puts a draft more, for the positions ``targets`` [R] int64, into each of ``slots`` [R]
         int32 that ``counts`` [R] int32."""
         state = self.state
-        logits = self.draft_head.logits(out)
-        tokens = sample_slots(logits, logits, state.sampling, slots, targets)
+        computed, logits = self.draft_head.logits(out)
+        tokens = sample_slots(computed, logits, state.sampling, slots, targets)
         values, _, ranks = logprobs_slots(logits, tokens, state.wants_draft_logprobs, slots)
         store_drafts(state, slots, counts, tokens, values[:, 0], ranks)
 
