@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernels.accept import accept
 from kernels.accept.output import AcceptOutput
+from kernels.change_logits import change_logits
 from kernels.decode_inputs import decode_inputs
 from kernels.decode_inputs.inputs import DecodeInputs
 from kernels.logprobs import logprobs_slots
@@ -19,6 +20,7 @@ from kernels.mtp_inputs import draft_pairs, step_pairs
 from kernels.mtp_inputs.pairs import Pairs
 from kernels.paged_attention import ChunkRows, DecodeRows, DeviceAttention
 from kernels.sample import NOT_COMPILED
+from kernels.sample.slot_rules import Changed
 from kernels.sample.slots import process_slots, sample_slots
 from kernels.slot_state import SlotState
 from kernels.store_drafts import store_drafts
@@ -110,10 +112,11 @@ class Segments:
         """logits and adjusted [R * w, V] float32; from the rows ``waiting`` [W] int64 nothing is
         sampled."""
         _, token_slots, positions, num_valid = sampled
-        tokens = sample_slots(logits, adjusted, self.state.sampling, token_slots, positions)
+        sampling, changed = self.state.sampling, self._changed(adjusted, token_slots, positions)
+        tokens = sample_slots(logits, adjusted, sampling, token_slots, positions, changed)
         scores = logits
         if self.returns_processed:
-            scores = process_slots(adjusted, self.state.sampling, token_slots)
+            scores = process_slots(adjusted, sampling, token_slots, changed)
         logprobs = logprobs_slots(scores, tokens, self.state.num_logprobs, token_slots)
         if waiting is not None:
             tokens.index_fill_(0, waiting, NOT_COMPILED)
@@ -163,9 +166,16 @@ class Segments:
         int32 that ``counts`` [R] int32."""
         state = self.state
         computed, logits = self.draft_head.logits(out)
-        tokens = sample_slots(computed, logits, state.sampling, slots, targets)
+        changed = self._changed(logits, slots, targets)
+        tokens = sample_slots(computed, logits, state.sampling, slots, targets, changed)
         values, _, ranks = logprobs_slots(logits, tokens, state.wants_draft_logprobs, slots)
         store_drafts(state, slots, counts, tokens, values[:, 0], ranks)
+
+    def _changed(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Changed:
+        """By the rules that the device holds of ``slots`` [S] int32."""
+        state = self.state
+        changed = change_logits(logits, state, slots, positions)
+        return Changed(changed, state.rules.is_changed)
 
     def decode_rows(
         self, slots: Tensor, starts: Tensor, width: int, first_keys: Tensor | None = None
