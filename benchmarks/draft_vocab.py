@@ -1,4 +1,5 @@
-"""What do drafts of a part of the vocabulary bring: how many are right, and tokens a second?
+"""What do drafts of a part of the vocabulary bring: how many are right, tokens a second, and what
+the logits of a draft take?
 
 The embedded model on native code under the scheduler's core, in this process, with beginnings of
 texts that it has not seen and always as many drafts. Tokens are ranked by their ids, and by how
@@ -16,13 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from tokenizers import Tokenizer
 
 from benchmarks.harness import scheduled
-from benchmarks.harness.engines import AnyEngine, make_engine
+from benchmarks.harness.engines import AnyEngine
 from benchmarks.prompts import held_out_prompts
 from benchmarks.report import spread, write
 from models.training.corpus import load_documents, split_documents
+from services.worker.engine.host import HostEngine
+from services.worker.startup.choose_backend import choose_kernels
+from services.worker.startup.loaded_model import load
+from shared.config.worker import WorkerConfig
 from shared.messages import SamplingParams
 from shared.model_folder import EMBEDDED_MODEL
 
@@ -30,6 +36,8 @@ DEPTH = 3
 SIZES = (4096, 2048, 1024, 512)
 SAMPLING = {"greedy": 0.0, "temperature 1": 1.0}
 STREAMS = (1, 8)
+HIDDEN_SIZE = 256
+NUM_RUNS = 2000
 
 
 def write_counted(path: Path) -> None:
@@ -43,26 +51,41 @@ def write_counted(path: Path) -> None:
     path.write_text(json.dumps(sorted(ids, key=lambda token_id: -counts[token_id])))
 
 
+def settings_of(speculation: dict[str, Any]) -> WorkerConfig:
+    depth = {"num_speculative_tokens": DEPTH, "adaptive": False}
+    return WorkerConfig(
+        model=EMBEDDED_MODEL,
+        device="cpu",
+        dtype="bfloat16",
+        max_model_len=256,
+        max_num_seqs=max(STREAMS),
+        speculative_config={"method": "mtp", **depth, **speculation},
+    )
+
+
 def engines_of(file: Path) -> dict[str, AnyEngine]:
     kinds: dict[str, dict[str, Any]] = {"no drafts": {"method": "none"}, "all tokens": {}}
     for size in SIZES:
         kinds[f"{size} by id"] = {"draft_vocab_size": size}
         kinds[f"{size} by count"] = {"draft_vocab_size": size, "draft_vocab_file": str(file)}
-    return {name: _engine(speculation) for name, speculation in kinds.items()}
+    return {
+        name: HostEngine(settings_of(speculation), lambda text, share: None)
+        for name, speculation in kinds.items()
+    }
 
 
-def _engine(speculation: dict[str, Any]) -> AnyEngine:
-    depth = {"num_speculative_tokens": DEPTH, "adaptive": False}
-    engine: AnyEngine = make_engine(
-        EMBEDDED_MODEL,
-        "native",
-        dtype="bfloat16",
-        num_threads=None,
-        max_model_len=256,
-        max_num_seqs=max(STREAMS),
-        speculative_config={"method": "mtp", **depth, **speculation},
-    )
-    return engine
+def least_us(speculation: dict[str, Any], num_rows: int) -> float:
+    """Of many runs: what the logits of ``num_rows`` drafts take, spread over the vocabulary."""
+    loaded = load(settings_of(speculation), lambda text, share: None, choose_kernels)
+    head = loaded.model.draft_head
+    assert head is not None
+    out = torch.randn(num_rows, HIDDEN_SIZE)
+    times = []
+    for _ in range(NUM_RUNS):
+        started_s = time.perf_counter()
+        head.logits(out)
+        times.append(time.perf_counter() - started_s)
+    return round(min(times) * 1e6, 1)
 
 
 def measure(num_prompts: int, num_rounds: int, max_tokens: int) -> dict[str, Any]:
@@ -71,7 +94,13 @@ def measure(num_prompts: int, num_rounds: int, max_tokens: int) -> dict[str, Any
         write_counted(file)
         engines = engines_of(file)
     prompts = held_out_prompts()[:num_prompts]
-    found = {}
+    found: dict[str, Any] = {
+        f"logits of {num_rows} drafts, least µs": {
+            str(size or "all tokens"): least_us({"draft_vocab_size": size}, num_rows)
+            for size in (None, *SIZES)
+        }
+        for num_rows in STREAMS
+    }
     for num_streams in STREAMS:
         for name, temperature in SAMPLING.items():
             params = [

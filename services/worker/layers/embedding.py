@@ -76,4 +76,4 @@ class DraftLMHead(LMHead):
     def spread(self, logits: Tensor) -> Tensor:
         """logits [S, N] → [S, vocab_size]; −inf for tokens that it does not have."""
         of_all = logits.new_full((len(logits), self._vocab_size), HIDDEN)
-        return of_all.index_copy_(1, self.ids, logits)
+        return of_all.scatter_(1, self.ids.expand_as(logits), logits)
