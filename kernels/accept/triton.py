@@ -10,6 +10,7 @@ from kernels.random_bits import PURPOSE_ACCEPT
 from kernels.random_bits.triton import random_bits
 from kernels.sample import NOT_COMPILED, NOT_FINITE
 from kernels.sample.slot_rules import EMITTED
+from kernels.sizes import next_power_of_2
 from kernels.slot_state import NO_ID, SlotState
 
 CODE_RUNS, CODE_STOPPED, CODE_FULL = tl.constexpr(RUNS), tl.constexpr(STOPPED), tl.constexpr(FULL)
@@ -39,8 +40,8 @@ def launch(
         state.sampling.choices, state.rules.is_changed, state.rules.seen,
         *accepted, *tokens.stride(), acceptance, state.rules.seen.shape[1],
         state.ids.shape[1], len(eos_ids), num_stops, width,
-        triton.next_power_of_2(max(1, len(eos_ids))), triton.next_power_of_2(num_stops),
-        triton.next_power_of_2(width), num_warps=1,
+        next_power_of_2(max(1, len(eos_ids))), next_power_of_2(num_stops),
+        next_power_of_2(width), num_warps=1,
     )  # fmt: skip
     return accepted
 

@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.sample.slot_rules import EMITTED, IN_PROMPT, IS_END
+from kernels.sizes import cdiv
 from kernels.slot_state import SlotState
 
 CHUNK = 1024  # yet to be measured on a card
@@ -20,7 +21,7 @@ def launch(logits: Tensor, state: SlotState, slots: Tensor, positions: Tensor) -
     changed = torch.empty_like(logits)
     num_rows, vocab_size = logits.shape
     if num_rows:
-        change_kernel[num_rows, triton.cdiv(vocab_size, CHUNK)](
+        change_kernel[num_rows, cdiv(vocab_size, CHUNK)](
             logits, slots, positions, state.ids, state.num_tokens, *state.rules, changed,
             vocab_size, state.ids.shape[1], CHUNK,
             num_warps=NUM_WARPS, enable_fp_fusion=False,

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kernels.decode_inputs.triton import kv_slots_of
 from kernels.mtp_inputs.pairs import Pairs
+from kernels.sizes import next_power_of_2
 from kernels.slot_state import SlotState
 
 
@@ -25,7 +26,7 @@ def launch_step_pairs(
     step_pairs_kernel[len(slots),](
         slots, starts, num_valid, tokens, state.num_tokens, state.block_tables, state.mtp_starts,
         state.mtp_ends, *pairs, *tokens.stride(), null_block * block_size,
-        state.block_tables.shape[1], width, block_size, triton.next_power_of_2(width), num_warps=1,
+        state.block_tables.shape[1], width, block_size, next_power_of_2(width), num_warps=1,
     )  # fmt: skip
     return pairs
 

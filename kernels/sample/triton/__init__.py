@@ -12,7 +12,6 @@ integers in units of 2^-40 of the highest token's, so that no order of summing m
 """
 
 import torch
-import triton
 from torch import Tensor
 
 from kernels.sample.slot_params import FILTERS, SlotParams
@@ -22,6 +21,7 @@ from kernels.sample.triton.finish import finish_kernel
 from kernels.sample.triton.gather import gather_kernel
 from kernels.sample.triton.scores import scores_kernel
 from kernels.sample.triton.stats import stats_kernel
+from kernels.sizes import cdiv, next_power_of_2
 
 # All of these are yet to be measured on a card.
 CHUNK = 2048  # of a row to a program; 75 of them make Qwen3's vocabulary, on 132 multiprocessors
@@ -54,7 +54,7 @@ def process_slots(
     scores = torch.empty_like(logits)
     num_rows, vocab_size = logits.shape
     if num_rows:
-        grid = (num_rows, triton.cdiv(vocab_size, CHUNK))
+        grid = (num_rows, cdiv(vocab_size, CHUNK))
         scores_kernel[grid](
             logits,
             changed,
@@ -81,7 +81,7 @@ def _sample_rows(
     if not all(each.is_contiguous() for each in (logits, adjusted, slots, positions)):
         raise ValueError("sample_slots takes contiguous tensors")
     num_rows, vocab_size = adjusted.shape
-    num_chunks = triton.cdiv(vocab_size, CHUNK)
+    num_chunks = cdiv(vocab_size, CHUNK)
 
     def new(width: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(num_rows, width, dtype=dtype, device=logits.device)
@@ -101,7 +101,7 @@ def _sample_rows(
     filters = tuple(getattr(params, name) for name in FILTERS)
     drawing = (slots, positions, filters, params.seeds, params.choices)
     bracket = (pivots, counts, masses)
-    parts = {"CHUNKS": triton.next_power_of_2(num_chunks), "PIVOTS": NUM_PIVOTS}
+    parts = {"CHUNKS": next_power_of_2(num_chunks), "PIVOTS": NUM_PIVOTS}
     stats_kernel[grid](
         *(logits, adjusted, changed, slots, filters, maxima, max_ids, minima, is_wrong, moments),
         *(counts, masses, num_listed),
