@@ -22,8 +22,8 @@ def sample_slots(
     positions: Tensor,
     changed: Changed | None = None,
 ) -> Tensor:
-    """Token ids [S] int64 drawn from ``adjusted`` [S, V] float32, which may be ``logits`` itself,
-    or spread of logits of some tokens only [S, W]; or from ``changed``.
+    """Token ids [S] int64 drawn from ``adjusted`` [S, V] float32, or where slots are changed from
+    ``changed``. ``adjusted`` may be ``logits`` itself; these may be of some tokens only [S, W].
 
     ``slots`` [S] int32, ``positions`` [S] int64: the drawn token's index in the whole sequence. In
     place of a token NOT_FINITE where the row of ``logits`` float32 has a NaN or an infinity,
@@ -41,8 +41,8 @@ def sample_slots(
 def process_slots(
     logits: Tensor, params: SlotParams[Tensor], slots: Tensor, changed: Changed | None = None
 ) -> Tensor:
-    """logits [S, V] float32, adjusted, or those of ``changed`` → the scores that are drawn from;
-    what is filtered is −inf.
+    """logits [S, V] float32, adjusted, or where slots are changed those of ``changed`` → the scores
+    that are drawn from; what is filtered is −inf.
 
     Greedy rows are as they were.
     """
