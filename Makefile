@@ -12,7 +12,7 @@ INTERPRETED = TRITON_INTERPRET=1 $(BIN)/pytest -n 2 --dist worksteal --durations
 # Without torch and without a model.
 FAST := tests/test_imports.py tests/test_words.py tests/shared tests/services/gateway \
 	tests/services/scheduler tests/services/tokenizer
-BENCHMARKS := startup link wide_steps scheduler partial_prefills chain front prefix logprobs batches idle acceptance speculation
+BENCHMARKS := startup link wide_steps scheduler partial_prefills chain front prefix logprobs batches idle acceptance speculation draft_vocab
 
 # Our modules are compiled once, not by each of the hundreds of processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kernels.logprobs.num_logprobs import NO_LOGPROBS
 from kernels.sample.slot_params import SlotParams, device_params
+from kernels.sample.slot_rules import SlotRules, no_rules
 
 NO_ID = -1
 
@@ -27,6 +28,7 @@ class SlotState:
     is_open: Tensor  # [N] int32, 1 or 0
     block_tables: Tensor  # [N, max_blocks] int32, filled up with the null block
     sampling: SlotParams[Tensor]
+    rules: SlotRules[Tensor]
     ignores_eos: Tensor  # [N] int32, 1 or 0
     stop_ids: Tensor  # [N, max stop ids] int32, filled up with NO_ID
     num_logprobs: Tensor  # [N] int32: likeliest tokens to return, or NO_LOGPROBS
@@ -45,8 +47,8 @@ class SlotState:
 
 
 def empty_slots(
-    num_slots: int, max_drafts: int, max_blocks: int, null_block: int, max_stop_ids: int,
-    device: torch.device,
+    num_slots: int, vocab_size: int, max_drafts: int, max_blocks: int, null_block: int,
+    max_stop_ids: int, device: torch.device,
 ) -> SlotState:  # fmt: skip
     """``num_slots`` slots and the null slot, all closed."""
     num = num_slots + 1
@@ -64,6 +66,7 @@ def empty_slots(
         is_open=zeros(num),
         block_tables=tables,
         sampling=device_params(num, device),
+        rules=no_rules(num, vocab_size, device),
         ignores_eos=zeros(num),
         stop_ids=stop_ids,
         num_logprobs=zeros(num).fill_(NO_LOGPROBS),

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -22,22 +23,16 @@ ACCEPTANCE = 0.8
 MAX_KEPT = 2  # engines: three of Qwen3-8B would fill a card
 SEED = 0
 WARM_UP_IDS = 16  # of a prompt: what decodes is what counts
+PENALTY = 0.5
+MTP = {"method": "mtp", "num_speculative_tokens": MAX_DEPTH, "adaptive": False}
+DRAFTS_ALL, DRAFTS_SOME = "mtp", "mtp, some tokens"
 OFFLOADED_GB = 1.5  # some layers: all steps of a point take seconds
 # Kinds of engines: which of the suite's models they run, and settings beside those of all.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "graphs": ("model", {}),
     "eager": ("model", {"enforce_eager": True}),
-    "mtp": (
-        "mtp",
-        {
-            "draft_acceptance": ACCEPTANCE,
-            "speculative_config": {
-                "method": "mtp",
-                "num_speculative_tokens": MAX_DEPTH,
-                "adaptive": False,
-            },
-        },
-    ),
+    DRAFTS_ALL: ("mtp", {"draft_acceptance": ACCEPTANCE, "speculative_config": MTP}),
+    DRAFTS_SOME: ("mtp", {"draft_acceptance": ACCEPTANCE}),
     "small": ("small", {}),
     "foreign": ("small", {"model_impl": "transformers"}),
     **{form: ("model", {"quantization": form}) for form in FORMS},
@@ -53,6 +48,7 @@ class Point(NamedTuple):
     depth: int = 0
     acceptance: float | None = None  # of drafts
     logprobs: int | None = None
+    penalises: bool = False  # what was emitted
 
 
 class Engines:
@@ -73,8 +69,7 @@ class Engines:
         if loop is None or not loop.is_idle:
             loop = None  # its memory is the next one's
             self.close(MAX_KEPT - 1)
-            model, changes = KINDS[kind]
-            loop = EngineLoop(self._settings(model, changes), DeviceEngine)
+            loop = EngineLoop(self._settings(kind), DeviceEngine)
         self._loops[kind] = loop  # behind the others
         return loop
 
@@ -86,8 +81,11 @@ class Engines:
         if self.suite.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _settings(self, model: str, changes: dict[str, Any]) -> WorkerConfig:
-        suite = self.suite
+    def _settings(self, kind: str) -> WorkerConfig:
+        suite, (model, changes) = self.suite, KINDS[kind]
+        if kind == DRAFTS_SOME:
+            some = MTP | {"draft_vocab_size": suite.draft_vocab_size}
+            changes = changes | {"speculative_config": some}
         return WorkerConfig(
             model=str(self._folders[model]),
             load_format="dummy",
@@ -104,13 +102,16 @@ class Engines:
 def run_point(engines: Engines, point: Point) -> list[Step]:
     """All steps of it, prompts' as well."""
     suite, loop = engines.suite, engines.loop(point.kind)
-    if point.kind == "mtp":
+    if point.kind in (DRAFTS_ALL, DRAFTS_SOME):
         assert point.acceptance is not None
         loop.speculate(point.depth, point.acceptance)
     rng = np.random.default_rng(SEED)
     prompts = rng.integers(0, loop.model.vocab_size, (point.num_rows, suite.prompt_len))
-    jobs = [Job(ids.astype(np.int32), suite.output_len) for ids in prompts]
-    loop.warm_up([Job(job.ids[:WARM_UP_IDS], job.max_tokens) for job in jobs], point.logprobs)
+    penalty = PENALTY if point.penalises else 0.0
+    jobs = [
+        Job(ids.astype(np.int32), suite.output_len, presence_penalty=penalty) for ids in prompts
+    ]
+    loop.warm_up([replace(job, ids=job.ids[:WARM_UP_IDS]) for job in jobs], point.logprobs)
     return loop.run(jobs, point.num_rows, point.logprobs)
 
 
@@ -158,7 +159,7 @@ def points(suite: Suite) -> Iterator[tuple[str, list[Point]]]:
     one, *more = suite.batches
     depths = range(MAX_DEPTH + 1)
     yield "batch 1", [Point("graphs", one)]
-    yield "batch 1, drafts", [Point("mtp", one, depth, ACCEPTANCE) for depth in depths]
+    yield "batch 1, drafts", [Point(DRAFTS_ALL, one, depth, ACCEPTANCE) for depth in depths]
     yield "batches", [Point("graphs", batch) for batch in more]
     yield (
         "logprobs",
@@ -166,12 +167,17 @@ def points(suite: Suite) -> Iterator[tuple[str, list[Point]]]:
     )
     yield (
         "batches, drafts",
-        [Point("mtp", batch, depth, ACCEPTANCE) for batch in more for depth in depths],
+        [Point(DRAFTS_ALL, batch, depth, ACCEPTANCE) for batch in more for depth in depths],
     )
+    yield (
+        "drafts of some tokens",
+        [Point(DRAFTS_SOME, one, depth, ACCEPTANCE) for depth in depths[1:]],
+    )
+    yield "penalties", [Point("graphs", batch, penalises=True) for batch in suite.batches]
     yield "eager", [Point("eager", batch) for batch in suite.batches]
     yield (
         "other acceptances",
-        [Point("mtp", one, depth, share) for share in (0.6, 0.9) for depth in depths[1:]],
+        [Point(DRAFTS_ALL, one, depth, share) for share in (0.6, 0.9) for depth in depths[1:]],
     )
     yield "codes", [Point(form, batch) for form in FORMS for batch in suite.batches]
     offloaded = [kind for kind in KINDS if kind.startswith("offloaded")]

@@ -66,7 +66,7 @@ def _start(suite: Suite, model: Path, drafts: bool) -> None:
     loaded = load(settings, _be_silent, choose_device_kernels)
     capacity = loaded.capacity(NUM_BLOCKS)
     table = SlotTable(capacity)
-    state = DeviceSlots(capacity, table, loaded.device).state
+    state = DeviceSlots(capacity, table, loaded.eos_ids, loaded.device).state
     warm_up(make_segments(loaded, state, NUM_BLOCKS), table, capacity, _be_silent)
 
 

@@ -10,6 +10,7 @@ from benchmarks.gpu.rows import Case, num_copies
 from benchmarks.gpu.suite import BLOCK_SIZE, Suite
 from benchmarks.gpu.timing import Run
 from kernels.accept import accept
+from kernels.change_logits import change_logits
 from kernels.logprobs import logprobs_slots
 from kernels.logprobs.num_logprobs import MAX_TOP
 from kernels.rms_norm import Norm
@@ -35,6 +36,11 @@ def cases(suite: Suite) -> Iterator[Case]:
         for name in WAYS:
             make = partial(_sample, suite, num_rows, name)
             yield Case("sample", f"{rows}, {name}", make, num_bytes)
+        for num_changed in {0, num_rows}:
+            shape = f"{rows}, {num_changed} with penalties and biases"
+            moved = 4 * num_changed * num_bytes  # with what was seen, biases, and what comes
+            make = partial(_change, suite, num_rows, num_changed)
+            yield Case("change_logits", shape, make, moved)
         for num_top in (-2, MAX_TOP):
             shape = f"{rows}, {'none' if num_top < 0 else num_top} asked"
             yield Case("logprobs", shape, partial(_logprobs, suite, num_rows, num_top), num_bytes)
@@ -73,6 +79,18 @@ def _sample(suite: Suite, num_rows: int, way: str) -> Runs:
     ], []
 
 
+def _change(suite: Suite, num_rows: int, num_changed: int) -> Runs:
+    """Each row of another slot, with drafts before it."""
+    sizes = num_rows, suite.model["vocab_size"], NUM_DRAFTS, 1, 0, 1
+    state = empty_slots(*sizes, suite.device)
+    state.rules.is_changed[:num_changed] = 1
+    slots = torch.arange(num_rows, dtype=torch.int32, device=suite.device)
+    positions = state.num_tokens[:-1].long() + NUM_DRAFTS
+    return [
+        partial(change_logits, each, state, slots, positions) for each in _logits(suite, num_rows)
+    ], []
+
+
 def _logprobs(suite: Suite, num_rows: int, num_top: int) -> Runs:
     slots = torch.arange(num_rows, dtype=torch.int32, device=suite.device)
     wants = torch.full_like(slots, num_top)
@@ -84,7 +102,7 @@ def _logprobs(suite: Suite, num_rows: int, num_top: int) -> Runs:
 
 def _accept(suite: Suite, num_rows: int) -> Runs:
     device = suite.device
-    state = empty_slots(num_rows, NUM_DRAFTS, 1, 0, 1, device)
+    state = empty_slots(num_rows, 2, NUM_DRAFTS, 1, 0, 1, device)
     state.ends.fill_(FOREVER)
     state.is_open.fill_(1)
     slots = torch.arange(num_rows, dtype=torch.int32, device=device)

@@ -37,6 +37,7 @@ class Suite:
     nums_tokens: tuple[int, ...]  # of products, for the kernels
     read_bytes: int  # for the bandwidth
     rotated_bytes: int  # what a kernel reads before it reads the same once more
+    draft_vocab_size: int  # tokens that are drafted where not all are
     product_size: int  # of the square matrices whose product is the ceiling of all
 
     @property
@@ -80,6 +81,7 @@ def of_card() -> Suite:
         nums_tokens=(1, 8, 32, 64),
         read_bytes=8 << 30,
         rotated_bytes=512 << 20,  # eight times the L2 of an H200
+        draft_vocab_size=32768,
         product_size=8192,
     )
 
@@ -102,6 +104,7 @@ def of_test() -> Suite:
         nums_tokens=(1, 2),
         read_bytes=1 << 20,
         rotated_bytes=1 << 10,
+        draft_vocab_size=128,
         product_size=64,
     )
 
@@ -124,5 +127,6 @@ def of_launches() -> Suite:
         nums_tokens=(1, 8, 32, 64),
         read_bytes=1 << 20,
         rotated_bytes=1,
+        draft_vocab_size=32768,
         product_size=64,
     )

@@ -4,7 +4,7 @@ two plans are in flight, else one; each is one step, whose time is told."""
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import numpy as np
@@ -32,6 +32,7 @@ class Job:
     ids: np.ndarray  # [prompt_len] int32
     max_tokens: int  # 0: the prompt is only scored
     prompt_logprobs: int | None = None
+    presence_penalty: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,8 @@ class EngineLoop:
 
     def warm_up(self, jobs: Sequence[Job], logprobs: int | None) -> None:
         """As many rows at once as ``jobs``, for few steps."""
-        self.run([Job(each.ids, WARM_UP_TOKENS) for each in jobs], len(jobs), logprobs)
+        few = [replace(each, max_tokens=WARM_UP_TOKENS) for each in jobs]
+        self.run(few, len(jobs), logprobs)
 
     def run(self, jobs: Sequence[Job], concurrency: int, logprobs: int | None) -> list[Step]:
         """All ``jobs``, of which so many are open at once; greedy, and as long as asked for."""
@@ -149,6 +151,7 @@ class EngineLoop:
             ignore_eos=True,
             logprobs=logprobs,
             prompt_logprobs=job.prompt_logprobs,
+            presence_penalty=job.presence_penalty,
         )
         name = str(self._num_added)
         generate = Generate(name, 1, params, [NewSequence(name)])

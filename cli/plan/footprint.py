@@ -18,6 +18,7 @@ from services.worker.machine.hardware import Memory, choose_dtype
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import read_model_config
 from services.worker.speculation.choose import choose_speculation
+from services.worker.speculation.draft_vocab import limit_drafts
 from services.worker.startup.loaded_model import CACHE_CODES, LoadedModel
 from services.worker.startup.model_shape import ParameterCount, count_parameters, shape_of
 from services.worker.startup.plan_memory import MemoryRequirements, estimate_requirements
@@ -79,6 +80,8 @@ def footprint_of(settings: WorkerConfig, device: torch.device) -> Footprint:
     if (head := model.lm_head) is not None and forms.head != forms.embedding:
         head.weight = Dense(head.outputs, head.inputs, dtype, META)  # no more the embeddings'
     model.drop_windows(info.max_model_len)
+    parameters = count_parameters(model)
+    limit_drafts(settings.speculative_config, model)
     computed = TorchLM(model, HOST)
     speculation = choose_speculation(settings.speculative_config, computed)
     codes = CACHE_CODES[settings.kv_cache_dtype]
@@ -93,7 +96,7 @@ def footprint_of(settings: WorkerConfig, device: torch.device) -> Footprint:
         weights += _stored_bytes(folder) - unchanged
     requirements = replace(estimate_requirements(loaded), weights=weights)
     return Footprint(
-        count_parameters(model),
+        parameters,
         requirements,
         requirements.block // requirements.block_size,
         *_reads(model, sizes, weights / counted),

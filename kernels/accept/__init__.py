@@ -13,6 +13,7 @@ from kernels.accept.output import RETRIED, RUNS, AcceptOutput
 from kernels.accept.rule import accept_rows
 from kernels.dispatch import runs_triton
 from kernels.random_bits import PURPOSE_ACCEPT, random_bits
+from kernels.sample.slot_rules import EMITTED
 from kernels.slot_state import SlotState
 
 
@@ -29,8 +30,9 @@ def accept(
     is what is wrong with a token.
 
     Changes ids, num_tokens, num_drafts and is_open of the slots, each of which occurs once (except
-    the null slot). ``eos_ids`` [E] int32. ``acceptance`` [1] float32: for measurements, the share
-    of drafts that count as right, by random bits of their own.
+    the null slot), and notes in their rules what was emitted. ``eos_ids`` [E] int32.
+    ``acceptance`` [1] float32: for measurements, the share of drafts that count as right, by random
+    bits of their own.
     """
     if runs_triton(slots):
         from kernels.accept.triton import launch
@@ -75,6 +77,13 @@ def _update(
     state.ids[slots, 0] = torch.where(num_emitted > 0, last.int(), state.ids[slots, 0])
     state.num_tokens[slots] = (state.num_tokens[slots] + num_emitted).int()
     state.num_drafts[slots] = 0
+    is_noted = torch.arange(tokens.shape[1]) < num_emitted[:, None]
+    is_noted = is_noted & (state.rules.is_changed[slots, None] > 0)
+    state.rules.seen.index_put_(
+        (slots[:, None].expand_as(tokens), tokens.where(is_noted, 0)),
+        EMITTED * is_noted.int(),
+        accumulate=True,
+    )
     goes_on = (codes == RUNS) | (codes == RETRIED)
     state.is_open[slots] = state.is_open[slots] * goes_on.int()
 

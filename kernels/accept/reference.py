@@ -4,6 +4,7 @@ from torch import Tensor
 
 from kernels.accept.output import CLOSED, FULL, RETRIED, RUNS, STOPPED
 from kernels.sample import NOT_COMPILED, NOT_FINITE
+from kernels.sample.slot_rules import EMITTED
 from kernels.slot_state import SlotState
 
 
@@ -38,6 +39,9 @@ def accept_row(
     num_right = 0
     while num_right < num_valid - 1 and drafts[num_right] == tokens[num_right]:
         num_right += 1
+    if state.rules.is_changed[slot]:
+        for token in emitted:
+            state.rules.seen[slot, token] += EMITTED
     state.ids[slot, 0] = emitted[-1]
     state.num_tokens[slot] += len(emitted)
     state.is_open[slot] = int(code == RUNS)

@@ -9,6 +9,8 @@ from kernels.accept.output import CLOSED, FULL, RETRIED, RUNS, STOPPED, TOKENS, 
 from kernels.random_bits import PURPOSE_ACCEPT
 from kernels.random_bits.triton import random_bits
 from kernels.sample import NOT_COMPILED, NOT_FINITE
+from kernels.sample.slot_rules import EMITTED
+from kernels.sizes import next_power_of_2
 from kernels.slot_state import NO_ID, SlotState
 
 CODE_RUNS, CODE_STOPPED, CODE_FULL = tl.constexpr(RUNS), tl.constexpr(STOPPED), tl.constexpr(FULL)
@@ -16,7 +18,7 @@ FIRST_TOKEN = tl.constexpr(TOKENS)
 CODE_RETRIED, CODE_CLOSED = tl.constexpr(RETRIED), tl.constexpr(CLOSED)
 NOT_FINITE_TOKEN, NO_TOKEN = tl.constexpr(NOT_FINITE), tl.constexpr(NO_ID)
 NOT_COMPILED_TOKEN = tl.constexpr(NOT_COMPILED)
-ACCEPT = tl.constexpr(PURPOSE_ACCEPT)
+ACCEPT, ONE = tl.constexpr(PURPOSE_ACCEPT), tl.constexpr(EMITTED)
 
 
 def launch(
@@ -35,10 +37,11 @@ def launch(
     accept_kernel[num_rows,](
         slots, num_valid, tokens, eos_ids, state.ids, state.num_tokens, state.num_drafts,
         state.ends, state.is_open, state.ignores_eos, state.stop_ids, state.sampling.seeds,
-        state.sampling.choices,
-        *accepted, *tokens.stride(), acceptance, state.ids.shape[1], len(eos_ids), num_stops, width,
-        triton.next_power_of_2(max(1, len(eos_ids))), triton.next_power_of_2(num_stops),
-        triton.next_power_of_2(width), num_warps=1,
+        state.sampling.choices, state.rules.is_changed, state.rules.seen,
+        *accepted, *tokens.stride(), acceptance, state.rules.seen.shape[1],
+        state.ids.shape[1], len(eos_ids), num_stops, width,
+        next_power_of_2(max(1, len(eos_ids))), next_power_of_2(num_stops),
+        next_power_of_2(width), num_warps=1,
     )  # fmt: skip
     return accepted
 
@@ -58,11 +61,14 @@ def accept_kernel(
     p_stop_ids,  # [N, NUM_STOPS]
     p_seeds,  # [N]
     p_choices,  # [N]
+    p_is_changed,  # [N]
+    p_seen,  # [N, V]
     p_num_emitted,  # [R]
     p_packed,  # [R, 4 + WIDTH + WIDTH - 1]
     token_stride,
     token_step,
     p_acceptance,  # [1] or None
+    vocab_size,
     MAX_IDS: tl.constexpr,
     NUM_EOS: tl.constexpr,
     NUM_STOPS: tl.constexpr,
@@ -120,6 +126,9 @@ def accept_kernel(
     tl.store(p_num_tokens + slot, num_tokens + num_emitted)
     tl.store(p_num_drafts + slot, 0)
     tl.store(p_is_open + slot, 0, mask=~goes_on)
+    num_noted = tl.where(tl.load(p_is_changed + slot) > 0, num_emitted, 0)
+    p_noted = p_seen + slot * vocab_size + b_tokens
+    tl.atomic_add(p_noted, ONE, mask=o_w < num_noted, sem="relaxed")
 
 
 @triton.jit

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.codes.form import Codes
+from kernels.sizes import cdiv
 
 BLOCK_ROWS, BLOCK_K = 16, 256  # of a program that decodes; not measured yet
 FP8_UNITS = tl.constexpr(2.0**120)  # between the exponents of float8_e4m3fn and float32
@@ -72,7 +73,7 @@ def launch_decode(codes: Codes, dtype: torch.dtype, ids: Tensor | None = None) -
     out = torch.empty(num_rows, size, dtype=dtype, device=codes.codes.device)
     known = constants(codes)
     block_k = fitting_span(known.group, BLOCK_K)
-    decode_kernel[triton.cdiv(num_rows, BLOCK_ROWS), triton.cdiv(size, block_k)](
+    decode_kernel[cdiv(num_rows, BLOCK_ROWS), cdiv(size, block_k)](
         *(ids, *operands(codes), out, num_rows, size, *known, BLOCK_ROWS, block_k), num_warps=4
     )
     return out

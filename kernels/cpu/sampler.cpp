@@ -120,16 +120,17 @@ int64_t sample_row(const float* scores, int n, float top, const BitKey& key) {
 }
 
 struct Sample {
-  const float *logits, *adjusted;  // [rows, n]; finite is what the logits are before adjustments
-  int n;
+  const float* logits;    // [rows, num_computed]; finite is what they are before adjustments
+  const float* adjusted;  // [rows, n]
+  int n, num_computed;
   const RandomRows& random;
   int64_t* tokens;
 
   void operator()(int row) { tokens[row] = token(row); }
 
   int64_t token(int row) {
-    const float *raw = logits + (size_t)row * n, *x = adjusted + (size_t)row * n;
-    Extent extent = measure(raw, n);
+    const float *raw = logits + (size_t)row * num_computed, *x = adjusted + (size_t)row * n;
+    Extent extent = measure(raw, num_computed);
     if (!extent.is_finite) return NOT_FINITE;
     float top = adjusted == logits ? extent.top : measure(x, n).top;
     if (top == -INFINITY) return NOTHING_LEFT;
@@ -187,8 +188,8 @@ EXPORT void shoal_hide(float* logits, const int64_t* rows, const uint32_t* masks
 }
 
 EXPORT void shoal_sample(const float* logits, const float* adjusted, int num_rows, int n,
-                         const RandomRows* random, int64_t* tokens) {
-  Sample job = {logits, adjusted, n, *random, tokens};
+                         int num_computed, const RandomRows* random, int64_t* tokens) {
+  Sample job = {logits, adjusted, n, num_computed, *random, tokens};
   share(job, num_rows);
 }
 

@@ -39,12 +39,13 @@ class NativeSampler:
         library["shoal_start"](num_threads)
 
     def sample(self, logits: Tensor, adjusted: Tensor, random: RandomRows | None) -> np.ndarray:
-        """Token ids [S] int64 drawn from ``adjusted``, which may be ``logits`` themselves; or what
-        is wrong, NOT_FINITE with the logits or NOTHING_LEFT of them."""
+        """Token ids [S] int64 drawn from ``adjusted``, which may be ``logits`` themselves; those
+        may be of some tokens only [S, W]. Or what is wrong, NOT_FINITE with the logits or
+        NOTHING_LEFT of them."""
         logits, adjusted = logits.contiguous(), adjusted.contiguous()
         tokens = np.empty(len(logits), np.int64)
-        rows = ctypes.byref(_struct(random))
-        self._sample(address(logits), address(adjusted), *logits.shape, rows, array_address(tokens))
+        shapes, rows = (*adjusted.shape, logits.shape[1]), ctypes.byref(_struct(random))
+        self._sample(address(logits), address(adjusted), *shapes, rows, array_address(tokens))
         return tokens
 
     def adjust(self, logits: Tensor, adjustments: Adjustments) -> Tensor:

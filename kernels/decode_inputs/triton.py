@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.decode_inputs.inputs import DecodeInputs
+from kernels.sizes import next_power_of_2
 from kernels.slot_state import SlotState
 
 
@@ -25,7 +26,7 @@ def launch(
     decode_inputs_kernel[num_rows,](
         slots, depths, state.ids, state.num_tokens, state.num_drafts, state.is_open,
         state.block_tables, *outputs, null_block * block_size, state.ids.shape[1],
-        state.block_tables.shape[1], width, block_size, triton.next_power_of_2(width), num_warps=1,
+        state.block_tables.shape[1], width, block_size, next_power_of_2(width), num_warps=1,
     )  # fmt: skip
     return outputs
 

@@ -4,6 +4,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.sizes import cdiv
+
 BLOCK = 4096
 NUM_WARPS = 4
 
@@ -12,7 +14,7 @@ def launch(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
     num_rows, vocab_size = len(rows), logits.shape[1]
     if not num_rows:
         return
-    hide_kernel[num_rows, triton.cdiv(vocab_size, BLOCK)](
+    hide_kernel[num_rows, cdiv(vocab_size, BLOCK)](
         *(logits, rows, masks, logits.stride(0), masks.stride(0), vocab_size),
         BLOCK=BLOCK,
         num_warps=NUM_WARPS,

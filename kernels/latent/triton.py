@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.rms_norm import Norm
+from kernels.sizes import cdiv, next_power_of_2
 
 # Unmeasured. One size for any number of tokens: a row's sums are always made in the same way, and
 # with few tokens a card waits for the weights.
@@ -43,8 +44,8 @@ def write_latents(
             RANK=rank,
             ROPE_DIM=rope_dim,
             IS_INTERLEAVED=is_interleaved,
-            BLOCK_RANK=triton.next_power_of_2(rank),
-            BLOCK_ROPE=triton.next_power_of_2(rope_dim),
+            BLOCK_RANK=next_power_of_2(rank),
+            BLOCK_ROPE=next_power_of_2(rope_dim),
             num_warps=NUM_WARPS,
         )
 
@@ -56,7 +57,7 @@ def latent_queries(query: Tensor, keys: Tensor, rotation: Tensor, is_interleaved
     out = query.new_empty(num_tokens, num_heads, rank + rope_dim)
     _multiply(by_head[..., :nope_dim], keys.mT, out)
     if num_tokens:
-        rotate_kernel[(num_tokens, triton.cdiv(num_heads, BLOCK_HEADS))](
+        rotate_kernel[(num_tokens, cdiv(num_heads, BLOCK_HEADS))](
             query,
             rotation,
             out,
@@ -67,7 +68,7 @@ def latent_queries(query: Tensor, keys: Tensor, rotation: Tensor, is_interleaved
             ROPE_DIM=rope_dim,
             IS_INTERLEAVED=is_interleaved,
             BLOCK_HEADS=BLOCK_HEADS,
-            BLOCK_ROPE=triton.next_power_of_2(rope_dim),
+            BLOCK_ROPE=next_power_of_2(rope_dim),
             num_warps=NUM_WARPS,
         )
     return out
@@ -87,7 +88,7 @@ def _multiply(x: Tensor, weight: Tensor, out: Tensor) -> None:
     outputs = weight.shape[1]
     if not num_tokens:
         return
-    grid = (triton.cdiv(outputs, BLOCK_OUT), triton.cdiv(num_tokens, BLOCK_TOKENS), num_heads)
+    grid = (cdiv(outputs, BLOCK_OUT), cdiv(num_tokens, BLOCK_TOKENS), num_heads)
     product_kernel[grid](
         x,
         weight,

@@ -6,13 +6,14 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.logprobs.num_logprobs import MAX_TOP, NO_LOGPROBS
+from kernels.sizes import cdiv, next_power_of_2
 
 # All of these are yet to be measured on a card.
 CHUNK = 2048  # of a row to a program; 75 of them make Qwen3's vocabulary, on 132 multiprocessors
 NUM_WARPS = 4
 NUM_JOIN_WARPS = 16
 
-KEPT = triton.next_power_of_2(MAX_TOP)  # room for a chunk's best
+KEPT = next_power_of_2(MAX_TOP)  # room for a chunk's best
 TOP = tl.constexpr(MAX_TOP)
 NONE_ASKED = tl.constexpr(NO_LOGPROBS)
 HIDDEN = tl.constexpr(float("-inf"))
@@ -131,7 +132,7 @@ def logprobs_slots(
     if not all(each.is_contiguous() for each in (logits, tokens, slots)):
         raise ValueError("logprobs_slots takes contiguous tensors")
     num_rows, vocab_size = logits.shape
-    num_chunks = triton.cdiv(vocab_size, CHUNK)
+    num_chunks = cdiv(vocab_size, CHUNK)
 
     def new(dtype: torch.dtype, *shape: int) -> Tensor:
         return torch.empty(num_rows, *shape, dtype=dtype, device=logits.device)
@@ -151,7 +152,7 @@ def logprobs_slots(
     )
     _join[(num_rows,)](
         *(*asked, *parts, *outputs, vocab_size, num_chunks),
-        CHUNKS=triton.next_power_of_2(num_chunks),
+        CHUNKS=next_power_of_2(num_chunks),
         KEPT=KEPT,
         num_warps=NUM_JOIN_WARPS,
     )

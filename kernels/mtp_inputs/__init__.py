@@ -18,24 +18,30 @@ def step_pairs(
     starts: Tensor,
     num_valid: Tensor,
     tokens: Tensor,
+    num_emitted: Tensor,
     block_size: int,
     null_block: int,
 ) -> Pairs:
     """The pairs of what a step computed, after ``accept``: ``slots``, ``num_valid`` [R] int32,
-    ``starts`` [R] int32 the positions of the first tokens; ``tokens`` [R, w] int64 were sampled.
+    ``starts`` [R] int32 the positions of the first tokens; ``tokens`` [R, w] int64 were sampled,
+    and the first ``num_emitted`` [R] int32 of them emitted.
 
     Notes in the slots which pairs they have from now on.
     """
     if runs_triton(slots):
         from kernels.mtp_inputs.triton import launch_step_pairs
 
-        return launch_step_pairs(state, slots, starts, num_valid, tokens, block_size, null_block)
+        return launch_step_pairs(
+            state, slots, starts, num_valid, tokens, num_emitted, block_size, null_block
+        )
     firsts = starts + 1
     note_pairs(state, slots, firsts, num_valid)
     columns = torch.arange(tokens.shape[1], dtype=torch.int32, device=tokens.device)
     is_valid = columns < num_valid[:, None]  # [R, w]
     ids = torch.where(is_valid, tokens, 0).clamp(min=0).int()
-    return _pairs(state, slots, firsts, ids, is_valid, block_size, null_block)
+    lasts = (num_emitted - 1).clamp(min=0)
+    rows = (state, slots, firsts, ids, is_valid, lasts, num_emitted)
+    return _pairs(*rows, block_size, null_block)
 
 
 def draft_pairs(state: SlotState, slots: Tensor, block_size: int, null_block: int) -> Pairs:
@@ -51,7 +57,8 @@ def draft_pairs(state: SlotState, slots: Tensor, block_size: int, null_block: in
     firsts = state.num_tokens[longs] + nums - 1
     has_drafts = ((nums > 0) & (state.is_open[longs] > 0))[:, None]
     firsts = torch.where(has_drafts[:, 0], firsts, state.num_tokens[longs])
-    return _pairs(state, slots, firsts, ids, has_drafts, block_size, null_block)
+    rows = (state, slots, firsts, ids, has_drafts, torch.zeros_like(nums), nums)
+    return _pairs(*rows, block_size, null_block)
 
 
 def note_pairs(state: SlotState, slots: Tensor, firsts: Tensor, nums: Tensor) -> None:
@@ -71,11 +78,14 @@ def _pairs(
     firsts: Tensor,
     ids: Tensor,
     is_valid: Tensor,
+    lasts: Tensor,
+    counts: Tensor,
     block_size: int,
     null_block: int,
 ) -> Pairs:
-    """``ids`` and ``is_valid`` [R, w]"""
-    columns = torch.arange(ids.shape[1], dtype=torch.int32, device=ids.device)
+    """``ids`` and ``is_valid`` [R, w]; ``lasts`` [R] are columns of a row."""
+    num_rows, width = ids.shape
+    columns = torch.arange(width, dtype=torch.int32, device=ids.device)
     rows = torch.where(is_valid, firsts[:, None] + columns, firsts[:, None]).long()
     blocks = state.block_tables[slots.long()].gather(1, rows // block_size)
     slot_mapping = torch.where(
@@ -87,4 +97,7 @@ def _pairs(
         slot_mapping.flatten(),
         firsts,
         state.mtp_starts[slots.long()],
+        torch.arange(num_rows, device=ids.device) * width + lasts,
+        (state.num_tokens + state.num_drafts)[slots.long()].long(),
+        counts,
     )

@@ -37,5 +37,10 @@ def draft_row(
     return (token, row - 1, _place(state, slot, row, block_size)), row, seen
 
 
+def target_of(state: SlotState, slot: int) -> int:
+    """The position that the next draft is for."""
+    return int(state.num_tokens[slot]) + int(state.num_drafts[slot])
+
+
 def _place(state: SlotState, slot: int, row: int, block_size: int) -> int:
     return int(state.block_tables[slot, row // block_size]) * block_size + row % block_size

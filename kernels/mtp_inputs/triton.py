@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kernels.decode_inputs.triton import kv_slots_of
 from kernels.mtp_inputs.pairs import Pairs
+from kernels.sizes import next_power_of_2
 from kernels.slot_state import SlotState
 
 
@@ -16,21 +17,22 @@ def launch_step_pairs(
     starts: Tensor,
     num_valid: Tensor,
     tokens: Tensor,
+    num_emitted: Tensor,
     block_size: int,
     null_block: int,
 ) -> Pairs:
     width = tokens.shape[1]
-    pairs = _empty_pairs(slots, width)
+    pairs = _empty_pairs(slots, width, num_emitted)
     step_pairs_kernel[len(slots),](
         slots, starts, num_valid, tokens, state.num_tokens, state.block_tables, state.mtp_starts,
         state.mtp_ends, *pairs, *tokens.stride(), null_block * block_size,
-        state.block_tables.shape[1], width, block_size, triton.next_power_of_2(width), num_warps=1,
+        state.block_tables.shape[1], width, block_size, next_power_of_2(width), num_warps=1,
     )  # fmt: skip
     return pairs
 
 
 def launch_draft_pairs(state: SlotState, slots: Tensor, block_size: int, null_block: int) -> Pairs:
-    pairs = _empty_pairs(slots, 1)
+    pairs = _empty_pairs(slots, 1, torch.empty_like(slots))
     draft_pairs_kernel[len(slots),](
         slots, state.ids, state.num_tokens, state.num_drafts, state.is_open, state.block_tables,
         state.mtp_starts, *pairs, null_block * block_size, state.ids.shape[1],
@@ -39,7 +41,7 @@ def launch_draft_pairs(state: SlotState, slots: Tensor, block_size: int, null_bl
     return pairs
 
 
-def _empty_pairs(slots: Tensor, width: int) -> Pairs:
+def _empty_pairs(slots: Tensor, width: int, counts: Tensor) -> Pairs:
     num_rows = len(slots)
     return Pairs(
         slots.new_empty(num_rows * width),
@@ -47,6 +49,9 @@ def _empty_pairs(slots: Tensor, width: int) -> Pairs:
         slots.new_empty(num_rows * width, dtype=torch.int64),
         slots.new_empty(num_rows),
         slots.new_empty(num_rows),
+        slots.new_empty(num_rows, dtype=torch.int64),
+        slots.new_empty(num_rows, dtype=torch.int64),
+        counts,
     )
 
 
@@ -65,6 +70,9 @@ def step_pairs_kernel(
     p_slot_mapping,  # [R, WIDTH]
     p_firsts,  # [R]
     p_first_keys,  # [R]
+    p_lasts,  # [R]
+    p_targets,  # [R]
+    p_num_emitted,  # [R]
     token_stride,
     token_step,
     null_kv_slot,
@@ -92,6 +100,9 @@ def step_pairs_kernel(
     tl.store(p_slot_mapping + o_out, b_slot_mapping, mask=o_w < WIDTH)
     tl.store(p_firsts + i_row, first)
     tl.store(p_first_keys + i_row, mtp_start)
+    last = tl.maximum(tl.load(p_num_emitted + i_row) - 1, 0)
+    tl.store(p_lasts + i_row, i_row * WIDTH + last)
+    tl.store(p_targets + i_row, num_tokens.to(tl.int64))  # there are no drafts now
     # The null slot, which several programs may have, gets no pairs.
     tl.store(p_mtp_starts + slot, mtp_start, mask=num_valid > 0)
     tl.store(p_mtp_ends + slot, tl.minimum(first + num_valid, num_tokens), mask=num_valid > 0)
@@ -111,6 +122,9 @@ def draft_pairs_kernel(
     p_slot_mapping,  # [R]
     p_firsts,  # [R]
     p_first_keys,  # [R]
+    p_lasts,  # [R]
+    p_targets,  # [R]
+    p_counts,  # [R]
     null_kv_slot,
     MAX_IDS: tl.constexpr,
     MAX_BLOCKS: tl.constexpr,
@@ -130,3 +144,6 @@ def draft_pairs_kernel(
     tl.store(p_slot_mapping + i_row, kv_slot)
     tl.store(p_firsts + i_row, first)
     tl.store(p_first_keys + i_row, first_key)
+    tl.store(p_lasts + i_row, i_row.to(tl.int64))
+    tl.store(p_targets + i_row, (num_tokens + num_drafts).to(tl.int64))
+    tl.store(p_counts + i_row, num_drafts)

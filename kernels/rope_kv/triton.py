@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kernels.kv_codes.triton import quantize
 from kernels.rms_norm import Norm
+from kernels.sizes import cdiv, next_power_of_2
 
 # Four heads of 128 in bfloat16 are 16 bytes for each of 64 threads; unmeasured.
 BLOCK_HEADS = 4
@@ -33,7 +34,7 @@ def rope_kv(
         raise ValueError("rope_kv takes contiguous heads, rotation and kv_cache")
     if kv_scales is not None and not kv_scales.is_contiguous():
         raise ValueError("rope_kv takes contiguous kv_scales")
-    grid = (num_tokens, triton.cdiv(num_heads + 2 * num_kv_heads, BLOCK_HEADS))
+    grid = (num_tokens, cdiv(num_heads + 2 * num_kv_heads, BLOCK_HEADS))
     rope_kv_kernel[grid](
         heads,
         None if query_norm is None else query_norm.weight,
@@ -51,7 +52,7 @@ def rope_kv(
         ROTARY_DIM=rotation.shape[2],
         IS_INTERLEAVED=is_interleaved,
         BLOCK_HEADS=BLOCK_HEADS,
-        BLOCK_DIM=triton.next_power_of_2(head_dim),
+        BLOCK_DIM=next_power_of_2(head_dim),
         num_warps=NUM_WARPS,
     )
     return query

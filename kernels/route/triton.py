@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.route.options import Routing
+from kernels.sizes import next_power_of_2
 
 LAST = tl.constexpr(-(1 << 63))  # of the numbers that stand for ranked scores
 
@@ -22,9 +23,9 @@ def launch(logits: Tensor, routing: Routing, bias: Tensor | None) -> tuple[Tenso
             *(logits.contiguous(), bias, chosen, weights, min_sum, routing.factor),
             *(routing.num_chosen, routing.score, routing.min_sum is not None),
             *(routing.num_groups, group_size, routing.num_kept_groups, routing.group_best),
-            triton.next_power_of_2(routing.num_groups),
-            triton.next_power_of_2(group_size),
-            triton.next_power_of_2(routing.num_chosen),
+            next_power_of_2(routing.num_groups),
+            next_power_of_2(group_size),
+            next_power_of_2(routing.num_chosen),
             num_warps=1,
         )
     return chosen, weights

@@ -47,7 +47,7 @@ def sample(logits: Tensor, random: RandomRows | None) -> Tensor:
 def checked(tokens: Tensor, logits: Tensor, adjusted: Tensor) -> Tensor:
     """``tokens`` [S], sampled from ``adjusted`` [S, V]; a code below 0 where none can be sampled.
 
-    ``adjusted`` may be ``logits`` [S, V] themselves.
+    ``adjusted`` may be ``logits`` themselves; these may be of some tokens only [S, W].
     """
     if adjusted is not logits:
         tokens = torch.where(adjusted.amax(-1) == -torch.inf, NOTHING_LEFT, tokens)

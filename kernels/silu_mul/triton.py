@@ -4,6 +4,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.sizes import cdiv
+
 BLOCK = 1024  # eight elements, 16 bytes, for each of 128 threads; not measured yet
 
 
@@ -13,7 +15,7 @@ def launch(gate_up: Tensor, alpha: float, beta: float, limit: float | None) -> T
     num_tokens, size = len(gate_up), gate_up.shape[1] // 2
     out = gate_up.new_empty(num_tokens, size)
     if num_tokens:
-        grid = num_tokens, triton.cdiv(size, BLOCK)
+        grid = num_tokens, cdiv(size, BLOCK)
         silu_mul_kernel[grid](gate_up, out, size, BLOCK, alpha, beta, limit)
     return out
 

@@ -1,4 +1,4 @@
-"""The setting ``speculative-config``: how tokens are drafted, and how many."""
+"""The setting ``speculative-config``: how tokens are drafted, which, and how many."""
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -10,7 +10,7 @@ from shared.messages import MAX_SPECULATIVE_TOKENS
 
 
 class SpeculativeConfig(BaseModel):
-    """How a worker drafts tokens; the keys are vLLM's, and ``adaptive``."""
+    """How a worker drafts tokens; the keys are vLLM's, ``adaptive`` and ``draft_vocab_…``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -19,6 +19,8 @@ class SpeculativeConfig(BaseModel):
     adaptive: bool = True
     prompt_lookup_min: int | None = Field(default=None, ge=1, le=64)
     prompt_lookup_max: int | None = Field(default=None, ge=1, le=64)
+    draft_vocab_size: int | None = Field(default=None, ge=1)
+    draft_vocab_file: str | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
     def _check_lookup(self) -> Self:
@@ -27,8 +29,19 @@ class SpeculativeConfig(BaseModel):
             raise ValueError(f"prompt_lookup_min {low} is above prompt_lookup_max {high}")
         return self
 
+    @model_validator(mode="after")
+    def _check_draft_vocab(self) -> Self:
+        if self.method in ("ngram", "none") and self.limits_vocab:
+            raise ValueError(f"draft_vocab_… is for method mtp; method is {self.method}")
+        return self
+
     def __str__(self) -> str:
         return self.model_dump_json(exclude_unset=True)
+
+    @property
+    def limits_vocab(self) -> bool:
+        """An MTP head drafts some tokens of the vocabulary only."""
+        return self.draft_vocab_size is not None or self.draft_vocab_file is not None
 
     @property
     def lookup_lens(self) -> tuple[int, int]:

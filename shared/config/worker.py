@@ -165,7 +165,8 @@ class WorkerConfig(Settings):
         SpeculativeConfig(),
         description='JSON object: "method" mtp (the model\'s own head; the default where it has'
         ' one), ngram (prompt lookup) or none; "num_speculative_tokens" (3); "adaptive" (true: as'
-        ' many of these as pay); "prompt_lookup_min" (2) and "prompt_lookup_max" (4)',
+        ' many of these as pay); "prompt_lookup_min" (2) and "prompt_lookup_max" (4);'
+        ' "draft_vocab_size" (all) and "draft_vocab_file": which tokens mtp drafts',
     )
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = Field(
         "raw_logprobs",

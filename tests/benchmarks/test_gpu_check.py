@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import check, kernel_table, machine, precision
-from benchmarks.gpu.engine_table import Engines
+from benchmarks.gpu.engine_table import Engines, Point
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.sections import ROOT, Section, Sections, marked_files, run_tests
 from benchmarks.gpu.shapes import QWEN3_8B, TINY, token_bytes, weights_bytes, write_model
@@ -40,6 +40,8 @@ ENGINE_ROWS = {
     "batches": 1,
     "logprobs": 4,
     "batches, drafts": 4,
+    "drafts of some tokens": 3,
+    "penalties": 2,
     "eager": 2,
     "other acceptances": 6,
     "codes": 8,
@@ -91,7 +93,7 @@ def test_every_section_finds_something_and_all_of_it_is_written(tmp_path: Path) 
     rows = payload["results"]["kernels"]["rows"]
     assert num_kernels == len(list(kernel_table.cases(of_test())))
     assert not [row for row in rows if "failed" in row]
-    assert len(payload["aims"]) == 4
+    assert len(payload["aims"]) == 6
     assert {"card", "versions", "date", "command"} <= set(payload)
     (text,) = [path.read_text() for path in tmp_path.glob("gpu-cpu-*.md")]
     assert "| of the floor, batch 1 |" in text
@@ -217,7 +219,7 @@ def test_peers_are_measured_as_torch_has_them_by_itself() -> None:
 
 def test_aims_are_ratios_of_like_to_like() -> None:
     def row(kind: str, rate: float, **more: Any) -> dict[str, Any]:
-        point = {"kind": kind, "num_rows": 1, "depth": 0, "acceptance": None, "logprobs": None}
+        point = Point(kind, 1)._asdict()
         return point | {"decode_tokens_per_s": rate, "expected_tokens_per_s": rate} | more
 
     drafts = [row("mtp", 90 + 30 * depth, depth=depth, acceptance=0.8) for depth in range(3)]
@@ -225,6 +227,7 @@ def test_aims_are_ratios_of_like_to_like() -> None:
         "engine, batch 1": {"rows": [row("graphs", 100.0, share_of_floor=0.8)]},
         "engine, drafts": {"rows": [*drafts, row("mtp", 500, depth=3, acceptance=0.9)]},
         "engine, logprobs": {"rows": [row("graphs", 90.0, logprobs=20)]},
+        "engine, penalties": {"rows": [row("graphs", 97.0, penalises=True)]},
         "mesh": {"rows": [{"num_rows": 1, "decode_tokens_per_s": 98.0}]},
     }
     found = {aim.what: (round(aim.found, 3), aim.is_met) for aim in aims(sections)}
@@ -232,6 +235,7 @@ def test_aims_are_ratios_of_like_to_like() -> None:
         "of the floor, batch 1": (0.8, True),
         "speed with 2 drafts, batch 1": (1.667, True),
         "speed with logprobs=20, batch 1": (0.9, False),
+        "speed with penalties, batch 1": (0.97, True),
         "speed through the mesh, batch 1": (0.98, True),
     }
     assert list(aims({})) == []

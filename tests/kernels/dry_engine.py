@@ -100,7 +100,7 @@ def start(
         table = SlotTable(capacity)
         segments = Segments(
             TorchLM(model),
-            DeviceSlots(capacity, table, CPU).state,
+            DeviceSlots(capacity, table, np.zeros(2, np.int64), CPU).state,
             KVCache(layouts, num_blocks, block_size, CPU),
             torch.zeros(2, dtype=torch.int32),
             drafts=drafts,

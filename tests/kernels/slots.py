@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernels.sample import NOT_COMPILED, NOT_FINITE, NOTHING_LEFT
 from kernels.sample.slot_params import SlotParams
+from kernels.sample.slot_rules import SlotRules
 from kernels.slot_state import SlotState, empty_slots
 
 MAX_DRAFTS, BLOCK_SIZE, MAX_BLOCKS, NULL_BLOCK = 3, 4, 8, 40
@@ -23,7 +24,9 @@ class Rows(NamedTuple):
 
 def random_slots(rng: np.random.Generator, num_slots: int) -> SlotState:
     state = empty_slots(
-        num_slots, MAX_DRAFTS, MAX_BLOCKS, NULL_BLOCK, max_stop_ids=3, device=torch.device("cpu")
+        *(num_slots, 1 + VOCAB_SIZE, MAX_DRAFTS, MAX_BLOCKS, NULL_BLOCK),
+        max_stop_ids=3,
+        device=torch.device("cpu"),
     )
     some = slice(0, num_slots)
 
@@ -43,6 +46,8 @@ def random_slots(rng: np.random.Generator, num_slots: int) -> SlotState:
     fill(state.stop_ids, -1, 2 * VOCAB_SIZE)
     fill(state.sampling.seeds, -(2**62), 2**62)
     fill(state.sampling.choices, 0, 3)
+    fill(state.rules.is_changed, 0, 2)
+    fill(state.rules.seen, 0, 99)
     fill(state.mtp_starts, 1, 4)
     state.mtp_ends.copy_(torch.maximum(state.num_tokens - 1, state.mtp_starts))
     return state
@@ -85,15 +90,16 @@ def moved(view: Tensor, device: torch.device) -> Tensor:
 
 def copied(state: SlotState, device: torch.device) -> SlotState:
     others = columns_of(state)
-    sampling = SlotParams(*(others.pop(name).to(device, copy=True) for name in SlotParams._fields))
-    return SlotState(
-        **{name: column.to(device, copy=True) for name, column in others.items()}, sampling=sampling
-    )
+    there = {name: column.to(device, copy=True) for name, column in others.items()}
+    sampling = SlotParams(*(there.pop(name) for name in SlotParams._fields))
+    rules = SlotRules(*(there.pop(name) for name in SlotRules._fields))
+    return SlotState(**there, sampling=sampling, rules=rules)
 
 
 def columns_of(state: SlotState) -> dict[str, Tensor]:
     columns = {field.name: getattr(state, field.name) for field in fields(state)}
-    return columns | columns.pop("sampling")._asdict()
+    groups = columns.pop("sampling")._asdict(), columns.pop("rules")._asdict()
+    return columns | groups[0] | groups[1]
 
 
 def assert_same(found: SlotState, wanted: SlotState) -> None:

@@ -14,7 +14,7 @@ from kernels.sample import NOT_FINITE, NOTHING_LEFT, filters, prepare_random_row
 from kernels.sample.gumbel import MAX_GAP, gumbel
 from kernels.sample.rows import MIN_TEMPERATURE, RandomRows
 from kernels.sample.slot_params import COLUMNS, SlotParams
-from services.worker.step.sampler import Sampler
+from services.worker.step.sampler import Sampler, TorchSampler
 
 CPU = torch.device("cpu")
 NEAR = 1e-5  # a mass so close to p, in float32, may fall on either side
@@ -226,6 +226,20 @@ def test_a_row_that_cannot_be_sampled_has_a_code_in_place_of_a_token(
     assert tokens[:-2] == [NOT_FINITE] * vocab_size
     assert tokens[-2] == NOTHING_LEFT
     assert tokens[-1] >= 0
+
+
+def test_logits_of_some_tokens_are_checked_and_what_they_were_spread_to_is_drawn_from(
+    sampler: Sampler,
+) -> None:
+    rng = np.random.default_rng(4)
+    ids = torch.from_numpy(np.sort(rng.permutation(400)[:37]))
+    logits = torch.from_numpy(rng.normal(size=(6, 37)).astype(np.float32) * 4)
+    spread = torch.full((6, 400), -torch.inf).index_copy_(1, ids, logits)
+    random = random_rows(6, temperature=[0, 1, 0, 1, 0, 1], top_k=9, positions=np.arange(6))
+    wanted = drawn(TorchSampler(), spread.nan_to_num(neginf=-1e6), random)
+    logits[2, 36], logits[3, 0] = torch.nan, torch.inf
+    wanted[2] = wanted[3] = NOT_FINITE
+    assert sampler.sample(logits, spread, random).tolist() == wanted
 
 
 def test_no_rows_are_no_tokens(sampler: Sampler) -> None:

@@ -36,12 +36,17 @@ def constants(vocab_size: int) -> dict[str, Any]:
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("vocab_size", [8192, 151936])
 @pytest.mark.parametrize("name", ["stats", "bins", "gather", "finish", "scores"])
-def test_sampling_compiles_without_spills(name: str, vocab_size: int, arch: int) -> None:
+@pytest.mark.parametrize("changed", [{}, {"p_changed": None}], ids=["rules", "no rules"])
+def test_sampling_compiles_without_spills(
+    changed: dict[str, None], name: str, vocab_size: int, arch: int
+) -> None:
     kernel = getattr(kernels, f"{name}_kernel")
     names = set(kernel.arg_names)
-    own = {each: value for each, value in constants(vocab_size).items() if each in names}
+    given = constants(vocab_size) | changed
+    own = {each: value for each, value in given.items() if each in names}
     kinds = {f"p_{each}": kind for each, kind in POINTERS.items()}
-    kinds |= {"vocab_size": "i32:16", "num_chunks": "i32"}
+    kinds |= {"vocab_size": "i32:16", "num_logits": "i32", "num_chunks": "i32"}
+    kinds |= {"p_changed": ("*fp32", "*i32")}
     signature = {each: kinds[each] for each in names - set(own)}
     num_warps = kernels.NUM_FINISH_WARPS if name == "finish" else kernels.NUM_WARPS
     taken = compile_kernel(kernel, signature, own, arch, num_warps=num_warps)

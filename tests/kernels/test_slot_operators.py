@@ -14,7 +14,7 @@ from kernels.decode_inputs.reference import decode_inputs as decode_inputs_slowl
 from kernels.dispatch import IS_INTERPRETED
 from kernels.mtp_inputs import draft_pairs, step_pairs
 from kernels.mtp_inputs.pairs import Pairs
-from kernels.mtp_inputs.reference import draft_row, step_row
+from kernels.mtp_inputs.reference import draft_row, step_row, target_of
 from kernels.random_bits import PURPOSE_ACCEPT
 from kernels.random_bits.reference import random_bits as random_bits_slowly
 from kernels.slot_state import SlotState
@@ -115,11 +115,16 @@ def test_the_pairs_of_a_step_follow_its_tokens(
             inputs = decode_inputs_slowly(state, *rows, width, BLOCK_SIZE, NULL_BLOCK)
             tokens = random_tokens(rng, state, rows.slots.tolist(), width)
             columns = (rows.slots, inputs.starts, inputs.num_valid, tokens)
-            for slot, _, num_valid, row in zip(*(each.tolist() for each in columns), strict=True):
-                accept_row(state, slot, num_valid, row, EOS_IDS)
+            emitted = [
+                accept_row(state, slot, num_valid, row, EOS_IDS)[0]
+                for slot, _, num_valid, row in zip(
+                    *(each.tolist() for each in columns), strict=True
+                )
+            ]
             on_device = copied(state, device)
-            arguments: Any = [*(moved(each, device) for each in columns), BLOCK_SIZE, NULL_BLOCK]
-            found = step_pairs(on_device, *arguments)
+            arguments = (*columns, torch.tensor(emitted, dtype=torch.int32))
+            there: Any = [*(moved(each, device) for each in arguments), BLOCK_SIZE, NULL_BLOCK]
+            found = step_pairs(on_device, *there)
             wanted = [
                 step_row(state, slot, start, num_valid, row, BLOCK_SIZE, NULL_BLOCK)
                 for slot, start, num_valid, row in zip(
@@ -129,6 +134,10 @@ def test_the_pairs_of_a_step_follow_its_tokens(
             assert_pairs(found, [pair for row, _, _ in wanted for pair in row])
             assert found.starts.tolist() == [first for _, first, _ in wanted]
             assert found.first_keys.tolist() == [seen for _, _, seen in wanted]
+            lasts = [row * width + max(num - 1, 0) for row, num in enumerate(emitted)]
+            assert found.lasts.tolist() == lasts
+            assert found.targets.tolist() == [target_of(state, int(slot)) for slot in rows.slots]
+            assert found.counts.tolist() == emitted
             assert_same(on_device, state)
 
 
@@ -144,6 +153,9 @@ def test_a_pair_more_is_that_of_the_last_draft(
             assert_pairs(found, [pair for pair, _, _ in wanted])
             assert found.starts.tolist() == [first for _, first, _ in wanted]
             assert found.first_keys.tolist() == [seen for _, _, seen in wanted]
+            assert found.lasts.tolist() == list(range(len(slots)))
+            assert found.targets.tolist() == [target_of(state, int(slot)) for slot in slots]
+            assert_equal(found.counts, state.num_drafts[slots.long()], "counts")
 
 
 def assert_pairs(found: Pairs, wanted: list[tuple[int, ...]]) -> None:

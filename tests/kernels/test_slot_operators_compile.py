@@ -13,7 +13,7 @@ from tests.kernels.compiled import ARCHS, compile_kernel
 
 WIDTHS = [1, 4, 6, 17]
 MAX_BLOCKS = 2560  # of 16 tokens: all that Qwen3-8B may read
-INT64S = {"p_tokens", "p_positions", "p_slot_mapping", "p_seeds"}
+INT64S = {"p_tokens", "p_positions", "p_slot_mapping", "p_seeds", "p_lasts", "p_targets"}
 FLOATS = {"p_logprobs", "p_draft_logprobs", "p_acceptance"}
 MAX_REGISTERS = 128  # of the 255 that a thread may have
 

@@ -42,6 +42,30 @@ def test_rows_sample_by_their_slots_what_the_reference_samples(
     ]
 
 
+def test_logits_of_some_tokens_are_checked_and_what_they_were_spread_to_is_drawn_from(
+    device: torch.device,
+) -> None:
+    """Whatever lies elsewhere, of which nothing is computed."""
+    rng = np.random.default_rng(5)
+    params = slot_params(rng, NUM_SLOTS)
+    ids = np.sort(rng.permutation(2001)[:700])
+    logits = rng.normal(size=(NUM_SLOTS, 700)).astype(np.float32) * 6
+    spread = np.full((NUM_SLOTS, 2001), -np.inf, np.float32)
+    spread[:, ids] = logits
+    logits[3, 699] = np.nan
+    slots = torch.arange(NUM_SLOTS, dtype=torch.int32, device=device)
+    tokens = sample_slots(
+        torch.from_numpy(logits).to(device),
+        torch.from_numpy(spread).to(device),
+        moved(params, device),
+        slots,
+        slots.long(),
+    )
+    wanted = [expected_token(row, params, slot, slot) for slot, row in enumerate(spread)]
+    wanted[3] = NOT_FINITE
+    assert tokens.tolist() == wanted
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_slots_that_cannot_be_sampled_have_a_code_in_place_of_a_token(
     device: torch.device, temperature: float

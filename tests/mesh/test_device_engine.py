@@ -2,6 +2,7 @@
 does."""
 
 import asyncio
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,20 @@ async def answer(session: aiohttp.ClientSession, body: dict[str, Any]) -> dict[s
 async def test_answers_are_those_of_the_engine_of_cpus(tmp_path: Path) -> None:
     """Each prompt and each way of asking at least once."""
     await compare(tmp_path, bodies()[::4])
+
+
+async def test_drafts_of_some_tokens_leave_answers_as_they_are(tmp_path: Path) -> None:
+    """Those of a file, in a worker that says so in its log."""
+    (tmp_path / "ids.json").write_text(json.dumps([*range(1000, 3000), *range(1000)]))
+    limit = {"draft_vocab_file": str(tmp_path / "ids.json"), "draft_vocab_size": 2500}
+    speculation = json.dumps({"num_speculative_tokens": 2, "adaptive": False, **limit})
+    asked = bodies()[::7]
+    found = await answers(tmp_path / "some", "", asked, SPECULATIVE_CONFIG=speculation)
+    wanted = await answers(tmp_path / "none", "", asked, SPECULATIVE_CONFIG='{"method": "none"}')
+    assert [texts(each) for each in found] == [texts(each) for each in wanted]
+    assert sum(num_accepted(each) for each in found) > 0
+    logs = [file.read_text() for file in (tmp_path / "some").rglob("*.log")]
+    assert any("drafts: 2500 of 8192 tokens" in log for log in logs)
 
 
 @pytest.mark.slow

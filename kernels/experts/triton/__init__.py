@@ -7,7 +7,6 @@ worst load of the experts, and programs without work leave at once.
 from collections.abc import Sequence
 
 import torch
-import triton
 from torch import Tensor
 
 from kernels.codes import Codes, has_kernels
@@ -18,6 +17,7 @@ from kernels.experts.triton.place import place
 from kernels.experts.triton.products import down_kernel, gate_up_kernel
 from kernels.experts.triton.sums import BLOCK, sum_kernel
 from kernels.silu_mul import Clamp, constants_of
+from kernels.sizes import cdiv
 
 
 def launch(
@@ -48,19 +48,19 @@ def launch(
     gated = x.new_empty(chosen.numel(), inner)
     make = x.new_empty if first is None else x.new_zeros  # what other experts give
     parts = make(chosen.numel(), hidden)
-    gate_up_kernel[triton.cdiv(2 * inner, opening.block_rows), most](
+    gate_up_kernel[cdiv(2 * inner, opening.block_rows), most](
         *(x, *placed, *_operands(gate_up), gate_up_bias, gated, most),
         *(num_chosen, inner, hidden, *constants(gate_up), *opening[:3], alpha, limit),
         num_warps=opening.num_warps,
         num_stages=opening.num_stages,
     )
-    down_kernel[triton.cdiv(hidden, closing.block_rows), most](
+    down_kernel[cdiv(hidden, closing.block_rows), most](
         *(gated, *placed, *_operands(down), down_bias, weights, parts, most),
         *(hidden, inner, *constants(down), *closing[:3]),
         num_warps=closing.num_warps,
         num_stages=closing.num_stages,
     )
-    sum_kernel[num_tokens, triton.cdiv(hidden, BLOCK)](
+    sum_kernel[num_tokens, cdiv(hidden, BLOCK)](
         *(parts, residual, out, num_chosen, hidden, BLOCK), num_warps=4
     )
     return out

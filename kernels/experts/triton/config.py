@@ -2,10 +2,9 @@
 
 from typing import NamedTuple
 
-import triton
-
 from kernels.codes.triton import Constants, fitting_span
 from kernels.linear.triton import MAX_SHARED_BYTES, RESERVED_BYTES, SHARED_BYTES
+from kernels.sizes import next_power_of_2
 
 MAX_FEW_TOKENS = 64  # not measured yet
 
@@ -35,7 +34,7 @@ def config(size: int, itemsize: int, num_tokens: int, known: Constants) -> Confi
     if known.kind == "dense":
         block_rows = 64 if is_few or itemsize == 4 else 128
         block_k = (128 if is_few else 64) if itemsize == 2 else 32
-        block_k = max(16, min(block_k, triton.next_power_of_2(size)))
+        block_k = max(16, min(block_k, next_power_of_2(size)))
     else:
         block_rows = 32 if is_few or itemsize == 4 else 64
         block_k = 4 * fitting_span(known.group, 32 if itemsize == 2 and size > 64 else 16)

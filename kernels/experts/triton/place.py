@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.sizes import next_power_of_2
+
 BLOCK = 1024  # pairs that a program looks at in a step; not measured yet
 
 
@@ -32,7 +34,7 @@ def place(chosen: Tensor, num_experts: int, block_size: int, first_expert: int =
     placed = Placed(chosen.new_empty(num_pairs), chosen.new_empty(3, most), chosen.new_empty(1))
     place_kernel[num_experts,](
         *(chosen, *placed, num_pairs, most, first_expert),
-        *(triton.next_power_of_2(num_experts), block_size, BLOCK),
+        *(next_power_of_2(num_experts), block_size, BLOCK),
         num_warps=4,
     )
     return placed

@@ -12,15 +12,16 @@ integers in units of 2^-40 of the highest token's, so that no order of summing m
 """
 
 import torch
-import triton
 from torch import Tensor
 
 from kernels.sample.slot_params import FILTERS, SlotParams
+from kernels.sample.slot_rules import Changed
 from kernels.sample.triton.bins import bins_kernel
 from kernels.sample.triton.finish import finish_kernel
 from kernels.sample.triton.gather import gather_kernel
 from kernels.sample.triton.scores import scores_kernel
 from kernels.sample.triton.stats import stats_kernel
+from kernels.sizes import cdiv, next_power_of_2
 
 # All of these are yet to be measured on a card.
 CHUNK = 2048  # of a row to a program; 75 of them make Qwen3's vocabulary, on 132 multiprocessors
@@ -33,22 +34,30 @@ NUM_FINISH_WARPS = 16
 
 
 def sample_slots(
-    logits: Tensor, adjusted: Tensor, params: SlotParams[Tensor], slots: Tensor, positions: Tensor
+    logits: Tensor,
+    adjusted: Tensor,
+    params: SlotParams[Tensor],
+    slots: Tensor,
+    positions: Tensor,
+    changed: Changed | None,
 ) -> Tensor:
     """As in ``slots.py``."""
-    return _sample_rows(logits, adjusted, params, slots, positions)[0]
+    return _sample_rows(logits, adjusted, params, slots, positions, changed)[0]
 
 
-def process_slots(logits: Tensor, params: SlotParams[Tensor], slots: Tensor) -> Tensor:
+def process_slots(
+    logits: Tensor, params: SlotParams[Tensor], slots: Tensor, changed: Changed | None
+) -> Tensor:
     """As in ``slots.py``."""
     positions = torch.zeros_like(slots, dtype=torch.int64)  # the sampled tokens are not used
-    _, thresholds = _sample_rows(logits, logits, params, slots, positions)
+    _, thresholds = _sample_rows(logits, logits, params, slots, positions, changed)
     scores = torch.empty_like(logits)
     num_rows, vocab_size = logits.shape
     if num_rows:
-        grid = (num_rows, triton.cdiv(vocab_size, CHUNK))
+        grid = (num_rows, cdiv(vocab_size, CHUNK))
         scores_kernel[grid](
             logits,
+            changed,
             slots,
             params.temperature,
             thresholds,
@@ -61,13 +70,18 @@ def process_slots(logits: Tensor, params: SlotParams[Tensor], slots: Tensor) -> 
 
 
 def _sample_rows(
-    logits: Tensor, adjusted: Tensor, params: SlotParams[Tensor], slots: Tensor, positions: Tensor
+    logits: Tensor,
+    adjusted: Tensor,
+    params: SlotParams[Tensor],
+    slots: Tensor,
+    positions: Tensor,
+    changed: Changed | None,
 ) -> tuple[Tensor, Tensor]:
     """→ tokens [S] int64, thresholds [S] float32."""
     if not all(each.is_contiguous() for each in (logits, adjusted, slots, positions)):
         raise ValueError("sample_slots takes contiguous tensors")
-    num_rows, vocab_size = logits.shape
-    num_chunks = triton.cdiv(vocab_size, CHUNK)
+    num_rows, vocab_size = adjusted.shape
+    num_chunks = cdiv(vocab_size, CHUNK)
 
     def new(width: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(num_rows, width, dtype=dtype, device=logits.device)
@@ -87,18 +101,19 @@ def _sample_rows(
     filters = tuple(getattr(params, name) for name in FILTERS)
     drawing = (slots, positions, filters, params.seeds, params.choices)
     bracket = (pivots, counts, masses)
-    parts = {"CHUNKS": triton.next_power_of_2(num_chunks), "PIVOTS": NUM_PIVOTS}
+    parts = {"CHUNKS": next_power_of_2(num_chunks), "PIVOTS": NUM_PIVOTS}
     stats_kernel[grid](
-        *(logits, adjusted, slots, filters, maxima, max_ids, minima, is_wrong, moments),
+        *(logits, adjusted, changed, slots, filters, maxima, max_ids, minima, is_wrong, moments),
         *(counts, masses, num_listed),
         vocab_size,
-        IS_ADJUSTED=adjusted is not logits,
+        logits.shape[1],
+        IS_ADJUSTED=adjusted is not logits or changed is not None,
         CHUNK=CHUNK,
         PIVOTS=NUM_PIVOTS,
         num_warps=NUM_WARPS,
     )
     bins_kernel[grid](
-        *(adjusted, slots, filters, maxima, minima, moments, *bracket),
+        *(adjusted, changed, slots, filters, maxima, minima, moments, *bracket),
         *(vocab_size, num_chunks),
         **parts,
         CHUNK=CHUNK,
@@ -106,7 +121,7 @@ def _sample_rows(
         num_warps=NUM_WARPS,
     )
     gather_kernel[grid](
-        *(adjusted, *drawing, maxima, moments, *bracket, num_listed, values, ids),
+        *(adjusted, changed, *drawing, maxima, moments, *bracket, num_listed, values, ids),
         *(best, best_ids, thresholds, vocab_size, num_chunks),
         **parts,
         CHUNK=CHUNK,
@@ -114,7 +129,19 @@ def _sample_rows(
         num_warps=NUM_WARPS,
     )
     finish_kernel[(num_rows,)](
-        *(adjusted, *drawing, maxima, max_ids, is_wrong, *bracket, values, ids, best, best_ids),
+        *(
+            adjusted,
+            changed,
+            *drawing,
+            maxima,
+            max_ids,
+            is_wrong,
+            *bracket,
+            values,
+            ids,
+            best,
+            best_ids,
+        ),
         *(thresholds, tokens, vocab_size, num_chunks),
         **parts,
         LISTED=max_listed,

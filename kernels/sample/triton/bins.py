@@ -10,12 +10,14 @@ from kernels.sample.triton.row import (
     load_filters,
     load_floor,
     load_highest,
+    row_drawn_from,
 )
 
 
 @triton.jit
 def bins_kernel(
     p_adjusted,  # [S, V]
+    p_changed,  # see row_drawn_from
     p_slots,  # [S]
     p_filters,  # FILTERS, each [N]
     p_max,  # [S, chunks]
@@ -51,13 +53,12 @@ def bins_kernel(
         share = 1 - o_pivot.to(tl.float32) / PIVOTS  # dense near the highest
         pivots = tl.maximum(highest - reach * (share * share), floor)
         pivots = tl.where(o_pivot == 0, floor, pivots)
+        p_row = row_drawn_from(p_adjusted, p_changed, slot, i_row, vocab_size)
         counts = tl.zeros((PIVOTS, TILE), tl.int32)
         masses = tl.zeros((PIVOTS, TILE), tl.float32)
         for start in range(0, CHUNK, TILE):
             o_token = i_chunk * CHUNK + start + tl.arange(0, TILE)
-            values = tl.load(
-                p_adjusted + i_row * vocab_size + o_token, o_token < vocab_size, HIDDEN
-            )
+            values = tl.load(p_row + o_token, o_token < vocab_size, HIDDEN)
             weights = tl.exp2((values - highest) * (LOG2_E / temperature))
             is_above = values[None, :] >= pivots[:, None]
             counts += is_above.to(tl.int32)

@@ -14,6 +14,7 @@ from kernels.sample.triton.row import (
     best_of,
     load_filters,
     perturbed,
+    row_drawn_from,
 )
 from kernels.sample.triton.search import search, weigh
 
@@ -23,6 +24,7 @@ WRONG, EMPTY = tl.constexpr(NOT_FINITE), tl.constexpr(NOTHING_LEFT)
 @triton.jit
 def finish_kernel(
     p_adjusted,  # [S, V]
+    p_changed,  # see row_drawn_from
     p_slots,  # [S]
     p_positions,  # [S]
     p_filters,  # FILTERS, each [N]
@@ -66,7 +68,7 @@ def finish_kernel(
                 p_pivots, p_counts, p_masses, i_row, top_k, top_p, PIVOTS
             )
             is_listed = num_inside <= LISTED
-            p_list = p_adjusted + i_row * vocab_size
+            p_list = row_drawn_from(p_adjusted, p_changed, slot, i_row, vocab_size)
             num = vocab_size
             if is_listed:
                 p_list = p_values + i_row * LISTED

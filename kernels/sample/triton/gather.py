@@ -14,12 +14,14 @@ from kernels.sample.triton.row import (
     load_floor,
     load_highest,
     perturbed,
+    row_drawn_from,
 )
 
 
 @triton.jit
 def gather_kernel(
     p_adjusted,  # [S, V]
+    p_changed,  # see row_drawn_from
     p_slots,  # [S]
     p_positions,  # [S]
     p_filters,  # FILTERS, each [N]
@@ -49,7 +51,8 @@ def gather_kernel(
     if temperature >= COLDEST:
         highest = load_highest(p_max, i_row, num_chunks, CHUNKS)
         o_token = i_chunk * CHUNK + tl.arange(0, CHUNK)
-        values = tl.load(p_adjusted + i_row * vocab_size + o_token, o_token < vocab_size, HIDDEN)
+        p_row = row_drawn_from(p_adjusted, p_changed, slot, i_row, vocab_size)
+        values = tl.load(p_row + o_token, o_token < vocab_size, HIDDEN)
         high = load_floor(
             p_filters, p_moments, slot, i_row, num_chunks, highest, temperature, CHUNKS
         )

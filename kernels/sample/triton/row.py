@@ -30,6 +30,18 @@ def load_filters(p_filters, slot, vocab_size):
 
 
 @triton.jit
+def row_drawn_from(p_adjusted, p_changed, slot, row, vocab_size):
+    """Where a row begins that is drawn from: ``p_changed`` is logits [S, V] and by slot whether
+    these count, or None."""
+    p_row = p_adjusted + row * vocab_size
+    if p_changed is not None:
+        p_logits, p_is_changed = p_changed
+        if tl.load(p_is_changed + slot) > 0:
+            p_row = p_logits + row * vocab_size
+    return p_row
+
+
+@triton.jit
 def load_highest(p_max, row, num_chunks, CHUNKS: tl.constexpr):
     o_chunk = tl.arange(0, CHUNKS)
     return tl.max(tl.load(p_max + row * num_chunks + o_chunk, o_chunk < num_chunks, HIDDEN))

@@ -3,13 +3,14 @@
 import triton
 import triton.language as tl
 
-from kernels.sample.triton.row import HIDDEN, best_of, store_moments
+from kernels.sample.triton.row import HIDDEN, best_of, row_drawn_from, store_moments
 
 
 @triton.jit
 def stats_kernel(
-    p_logits,  # [S, V]
+    p_logits,  # [S, num_logits]
     p_adjusted,  # [S, V]
+    p_changed,  # see row_drawn_from
     p_slots,  # [S]
     p_filters,  # FILTERS, each [N]
     p_max,  # [S, chunks]
@@ -21,6 +22,7 @@ def stats_kernel(
     p_masses,  # [S, PIVOTS]
     p_num_listed,  # [S]
     vocab_size,
+    num_logits,
     IS_ADJUSTED: tl.constexpr,
     CHUNK: tl.constexpr,
     PIVOTS: tl.constexpr,
@@ -28,11 +30,13 @@ def stats_kernel(
     i_row, i_chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     o_token = i_chunk * CHUNK + tl.arange(0, CHUNK)
     is_token = o_token < vocab_size
-    logits = tl.load(p_logits + i_row * vocab_size + o_token, is_token, 0.0)
+    logits = tl.load(p_logits + i_row * num_logits + o_token, o_token < num_logits, 0.0)
     is_finite = tl.abs(logits) < float("inf")  # a NaN is not
     values = tl.where(is_token, logits, HIDDEN)
+    slot = tl.load(p_slots + i_row)
     if IS_ADJUSTED:
-        values = tl.load(p_adjusted + i_row * vocab_size + o_token, is_token, HIDDEN)
+        p_row = row_drawn_from(p_adjusted, p_changed, slot, i_row, vocab_size)
+        values = tl.load(p_row + o_token, is_token, HIDDEN)
     best, best_id = best_of(values, o_token)
     o_part = i_row * tl.num_programs(1) + i_chunk
     tl.store(p_max + o_part, best)
@@ -40,7 +44,7 @@ def stats_kernel(
     tl.store(p_min + o_part, tl.min(tl.where(values > HIDDEN, values, float("inf"))))
     tl.store(p_is_wrong + o_part, 1 - tl.min(is_finite.to(tl.int32)))
     _, _, _, _, p_top_n_sigma = p_filters
-    if tl.load(p_top_n_sigma + tl.load(p_slots + i_row)) > 0:
+    if tl.load(p_top_n_sigma + slot) > 0:
         store_moments(p_moments, o_part, values)
     if i_chunk == 0:
         o_pivot = tl.arange(0, PIVOTS)

@@ -1,6 +1,6 @@
 """A decoder on native CPU code: its forward passes, recorded, with packed weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from torch import Tensor, nn
@@ -12,9 +12,11 @@ from services.worker.backends.check import check_model
 from services.worker.backends.compiler import Compiler, OnShare
 from services.worker.backends.recorder import Recording, record
 from services.worker.layers.context import current_context
+from services.worker.layers.embedding import LMHead
 from services.worker.layers.ops import NotSupported
+from services.worker.layers.parallel import Parallel
 from services.worker.layers.weights import Dense, Quantized
-from services.worker.models import CausalLM
+from services.worker.models import CausalLM, DraftLogits
 from services.worker.models.decoder import DecoderLM, MtpHead
 
 KNOWN_OPTIONS = {"norm", "is_interleaved", "window", "softcap", "has_sinks"}  # of AttentionSpec
@@ -46,7 +48,7 @@ class NativeLM(CausalLM):
         self.trunk = compiler.compile(recordings.trunk, report)
         self._logits = compiler.compile(recordings.logits)
         if recordings.head is not None:
-            self.draft_head = _NativeDraftHead(recordings.head, compiler, self._joined)
+            self.draft_head = _NativeDraftHead(recordings.head, compiler, model.parallel)
         for tensor in compiler.tensors:  # so that they are counted as the model's
             self.register_buffer(f"packed_{len(self._buffers)}", tensor, persistent=False)
 
@@ -85,6 +87,7 @@ class _HeadRecordings:
         self.first_state: Recording = record(names, [size], head.first_state)
         self.forward: Recording = record(names, [size, 1], head.forward)
         self.logits: Recording = record(names, [size], head.logits)
+        self.lm_head: LMHead = head.lm_head
 
 
 class _NativeDraftHead:
@@ -92,14 +95,15 @@ class _NativeDraftHead:
         self,
         recordings: _HeadRecordings,
         compiler: Compiler,
-        joined: Callable[[Tensor], Tensor],
+        parallel: Parallel,
     ) -> None:
         first_state = recordings.first_state
         is_same = not first_state.instructions  # the trunk's states are taken as they are
         self._first_state = None if is_same else compiler.compile(first_state)
         self._forward = compiler.compile(recordings.forward)
         self._logits = compiler.compile(recordings.logits)
-        self._joined = joined
+        self._lm_head = recordings.lm_head
+        self._joined = partial(parallel.join, total=self._lm_head.vocab.total)
 
     def first_state(self, hidden: Tensor) -> Tensor:
         return hidden if self._first_state is None else self._first_state.run([hidden])
@@ -107,8 +111,9 @@ class _NativeDraftHead:
     def forward(self, state: Tensor, input_ids: Tensor, positions: Tensor) -> Tensor:
         return _run(self._forward, [state, input_ids], positions)
 
-    def logits(self, out: Tensor) -> Tensor:
-        return self._joined(self._logits.run([out]))
+    def logits(self, out: Tensor) -> DraftLogits:
+        logits = self._joined(self._logits.run([out]))
+        return DraftLogits(logits, self._lm_head.spread(logits))
 
 
 def _run(program: NativeProgram, inputs: Sequence[Tensor], positions: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ from services.worker.layers.ops import Ops
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.layers.rope import RotaryEmbedding
 from services.worker.layers.weights import Dense, Quantized, Weight
-from services.worker.models import TorchCausalLM
+from services.worker.models import DraftLogits, TorchCausalLM
 from services.worker.models.decoder import DecoderLM, MtpHead
 
 
@@ -288,5 +288,6 @@ class _TorchDraftHead:
     def forward(self, state: Tensor, input_ids: Tensor, positions: Tensor) -> Tensor:
         return self._head.forward(self._ops(positions), state, input_ids)
 
-    def logits(self, out: Tensor) -> Tensor:
-        return self._head.logits(self._ops(), out)
+    def logits(self, out: Tensor) -> DraftLogits:
+        logits = self._head.logits(self._ops(), out)
+        return DraftLogits(logits, self._head.lm_head.spread(logits))

@@ -1,8 +1,9 @@
 """Token embedding and the output head, of which each rank has the rows of some tokens."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from kernels.grammar_mask import HIDDEN
 from services.worker.layers.linear import Piece
 from services.worker.layers.parallel import Shard, as_shard
 from services.worker.layers.weights import Dense, Quantized, Weight
@@ -53,3 +54,26 @@ class LMHead(TokenRows):
     def can_have(self, weight: Weight) -> bool:
         """Whether ``weight`` is in codes, or has the dtype."""
         return isinstance(weight, Quantized) or weight.values.dtype == self.weight.values.dtype
+
+    def spread(self, logits: Tensor) -> Tensor:
+        """logits [S, N], of the N tokens that it has → [S, vocab_size]: here all have theirs."""
+        return logits
+
+
+class DraftLMHead(LMHead):
+    """Has the rows of some tokens alone, ``ids`` [N] int64 of ``vocab_size``: logits [S, N]. A rank
+    has its share of them, ``vocab``, in ``weight``."""
+
+    def __init__(
+        self, vocab: Shard, hidden_size: int, ids: Tensor, vocab_size: int, weight: Weight
+    ) -> None:
+        super().__init__(vocab, hidden_size, source="")
+        self.ids: Tensor
+        self.register_buffer("ids", ids)
+        self.weight = weight
+        self._vocab_size = vocab_size
+
+    def spread(self, logits: Tensor) -> Tensor:
+        """logits [S, N] → [S, vocab_size]; −inf for tokens that it does not have."""
+        of_all = logits.new_full((len(logits), self._vocab_size), HIDDEN)
+        return of_all.scatter_(1, self.ids.expand_as(logits), logits)

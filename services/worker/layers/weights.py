@@ -27,6 +27,13 @@ class Dense(nn.Module):
         super().__init__()
         self.values = empty_parameter(outputs, inputs, dtype=dtype, device=device)
 
+    def rows(self, ids: Tensor) -> "Dense":
+        """A copy of the outputs ``ids`` [n] int64."""
+        values = self.values
+        taken = Dense(len(ids), values.shape[1], values.dtype, values.device)
+        taken.values.copy_(values[ids])
+        return taken
+
 
 class Quantized(nn.Module):
     """Codes, and scales that what they stand for is multiplied with.
@@ -107,6 +114,10 @@ class Quantized(nn.Module):
         groups = slice(start // self.group, -(-end // self.group))
         places = slice(start // self.codes_per_place, -(-end // self.codes_per_place))
         return self._with(self.codes[:, places], num, lambda each: each[:, groups])
+
+    def rows(self, ids: Tensor) -> "Quantized":
+        """A copy of the outputs ``ids`` [n] int64."""
+        return self._with(self.codes[ids], self.shape[1], lambda each: each[ids])
 
     def _with(self, codes: Tensor, inputs: int, cut: Callable[[Tensor], Tensor]) -> "Quantized":
         """Has other codes, and of scales and zeros what ``cut`` leaves."""

@@ -1,11 +1,19 @@
 """Models, one file a family, and what the engines need of them."""
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor, nn
 
 from services.worker.layers.offloaded import OffloadedLayers
+
+
+class DraftLogits(NamedTuple):
+    """Of N drafts. The head may have ``computed`` those of some tokens alone [N, W] float32; they
+    are spread over the vocabulary in ``of_all`` [N, vocab_size], −inf for other tokens."""
+
+    computed: Tensor
+    of_all: Tensor
 
 
 class DraftHead(Protocol):
@@ -21,8 +29,8 @@ class DraftHead(Protocol):
         """state [T, hidden] of tokens at ``positions`` [T], input_ids [T] of those behind them →
         [T, hidden], which are the states of the pairs for the drafts after these."""
 
-    def logits(self, out: Tensor) -> Tensor:
-        """[N, hidden], some of what ``forward`` gave → [N, vocab_size] float32."""
+    def logits(self, out: Tensor) -> DraftLogits:
+        """Takes [N, hidden], some of what ``forward`` gave."""
 
 
 class CausalLM(nn.Module, ABC):

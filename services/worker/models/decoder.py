@@ -15,7 +15,7 @@ from kernels.silu_mul import Act
 from services.worker.config.frequencies import Rope
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.attention import Attention
-from services.worker.layers.embedding import Embedding, LMHead
+from services.worker.layers.embedding import DraftLMHead, Embedding, LMHead
 from services.worker.layers.experts import Router
 from services.worker.layers.gated import USUAL_NAMES, GatedNames, GatedProducts
 from services.worker.layers.heads import AttentionSpec, LatentSpec
@@ -177,8 +177,11 @@ def _rotary(config: ModelConfig, rope: Rope, is_interleaved: bool) -> RotaryEmbe
 class MtpHead(ABC):
     """A head that predicts further tokens (MTP): a layer on a state and the token after it.
 
-    The layer's KV cache is behind those of the trunk.
+    The layer's KV cache is behind those of the trunk. ``lm_head`` is the model's, or has some of
+    its rows.
     """
+
+    lm_head: LMHead
 
     def first_state(self, ops: Ops[X], hidden: X) -> X:
         """The trunk's hidden states [T, hidden], as the head takes them: by default as they are,
@@ -192,7 +195,7 @@ class MtpHead(ABC):
 
     @abstractmethod
     def logits(self, ops: Ops[X], out: X) -> X:
-        """[N, hidden], some of what ``forward`` gave → [N, vocab_size] float32"""
+        """[N, hidden], some of what ``forward`` gave → [N, tokens of ``lm_head``] float32"""
 
 
 class DecoderLM(nn.Module, ABC):
@@ -208,6 +211,7 @@ class DecoderLM(nn.Module, ABC):
     logits_scale = 1.0
     logits_softcap: float | None = None
     mtp_head: MtpHead | None = None
+    draft_lm_head: DraftLMHead | None = None
     offloaded: OffloadedLayers | None = None
 
     def __init__(self, config: ModelConfig, parallel: Parallel = ALONE) -> None:
@@ -227,6 +231,11 @@ class DecoderLM(nn.Module, ABC):
     def drop_heads(self) -> None:
         """Makes it a model that pools: ``logits`` gives the states after the last norm."""
         self.lm_head = self.mtp_head = None
+
+    def limit_drafts(self, head: DraftLMHead) -> None:
+        """Has the MTP head, which there is, draft the tokens of ``head`` alone."""
+        assert self.mtp_head is not None
+        self.draft_lm_head = self.mtp_head.lm_head = head
 
     @property
     def is_interleaved(self) -> bool:

@@ -16,13 +16,13 @@ class MiMoMtpHead(MtpHead):
     def __init__(self, trunk: Trunk, layer: NormedMtpLayer, lm_head: LMHead) -> None:
         self._trunk = trunk
         self._layer = layer
-        self._lm_head = lm_head
+        self.lm_head = lm_head
 
     def forward(self, ops: Ops[X], state: X, ids: X) -> X:
         return self._layer.forward_pair(ops, state, ops.embed(ids, self._trunk.embed_tokens))
 
     def logits(self, ops: Ops[X], out: X) -> X:
-        return ops.logits(out, self._lm_head, norm=self._layer.final_layernorm)
+        return ops.logits(out, self.lm_head, norm=self._layer.final_layernorm)
 
 
 class MiMoForCausalLM(Qwen2ForCausalLM):

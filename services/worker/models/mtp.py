@@ -53,7 +53,7 @@ class NormedMtpHead(MtpHead):
         self._trunk = trunk
         self._layer = layer
         self._norm = norm
-        self._lm_head = lm_head
+        self.lm_head = lm_head
 
     def first_state(self, ops: Ops[X], hidden: X) -> X:
         return ops.norm(hidden, self._trunk.norm)
@@ -63,4 +63,4 @@ class NormedMtpHead(MtpHead):
         return ops.norm(self._layer.forward_pair(ops, state, embedded), self._norm)
 
     def logits(self, ops: Ops[X], out: X) -> X:
-        return ops.logits(out, self._lm_head)
+        return ops.logits(out, self.lm_head)

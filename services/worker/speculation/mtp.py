@@ -130,13 +130,13 @@ class MtpDrafter:
     def _sample_draft(self, table: SlotTable, drafts: _Drafts) -> None:
         """One draft more of each that has room, unless one before it could not be drawn."""
         slots, num = drafts.slots, drafts.num
-        logits = self._head.logits(drafts.out)
+        computed, logits = self._head.logits(drafts.out)
         positions = np.minimum(table.num_tokens[slots] + num, table.max_len)
         sampling = prepare_sampling(table, slots, positions, self._eos_ids, logits.device)
         adjusted = logits
         if sampling.adjustments is not None:
             adjusted = self._sampler.adjust(logits, sampling.adjustments)
-        tokens = self._sampler.sample(logits, adjusted, sampling.random)
+        tokens = self._sampler.sample(computed, adjusted, sampling.random)
         tokens[sampling.waiting] = NOT_COMPILED
         is_sampled = (tokens >= 0) & (num < drafts.rooms) & (table.num_drafts[slots] == num)
         table.ids[slots[is_sampled], positions[is_sampled]] = tokens[is_sampled]

@@ -33,6 +33,7 @@ from services.worker.models.registry import (
     read_model_config,
 )
 from services.worker.speculation.choose import NO_SPECULATION, Speculation, choose_speculation
+from services.worker.speculation.draft_vocab import limit_drafts
 from services.worker.startup.join_ranks import check_split, join_ranks, share_of
 from services.worker.startup.model_shape import ModelShape, count_parameters, shape_of
 from services.worker.step.pooling import Pooler
@@ -181,6 +182,7 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
             show_parameters(parameters.total, parameters.active)
             if settings.enable_expert_distribution_metrics:
                 expert_loads = ExpertLoads(model, device)
+        limit_drafts(settings.speculative_config, model)
         computed, sampler = choose(model, settings, dtype)
         parallel = model.parallel if isinstance(model, DecoderLM) else parallel
     except torch.OutOfMemoryError as error:

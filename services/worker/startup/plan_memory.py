@@ -156,7 +156,7 @@ def requirements_with(
     """With ``peak``, what a step takes beside weights and KV cache."""
     settings = loaded.settings
     return MemoryRequirements(
-        weights=_weight_bytes(loaded.model),
+        weights=weight_bytes(loaded.model),
         peak=peak,
         block=settings.block_size * sum(layout.num_bytes for layout in loaded.shape.kv_layouts),
         block_size=settings.block_size,
@@ -167,7 +167,7 @@ def requirements_with(
     )
 
 
-def _weight_bytes(model: CausalLM) -> int:
+def weight_bytes(model: CausalLM) -> int:
     """On the device: of layers that are offloaded the buffers that they share."""
     num_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     offloaded = model.offloaded

@@ -15,7 +15,8 @@ class Sampler(Protocol):
     """Logits are [S, V] float32."""
 
     def sample(self, logits: Tensor, adjusted: Tensor, random: RandomRows | None) -> np.ndarray:
-        """Samples token ids [S] int64 from ``adjusted``, which may be ``logits`` themselves.
+        """Samples token ids [S] int64 from ``adjusted``, which may be ``logits`` themselves; those
+        may be of some tokens only [S, W].
 
         In place of a token NOT_FINITE where the row of ``logits`` has a NaN or an infinity, or
         NOTHING_LEFT where all of ``adjusted`` is −inf.

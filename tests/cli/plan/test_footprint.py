@@ -136,6 +136,16 @@ def test_the_embedded_model_has_its_mtp_head_in_the_sum() -> None:
     assert with_drafts.kv_per_token > without.kv_per_token
 
 
+def test_rows_of_the_head_for_drafts_are_in_the_sum() -> None:
+    """Of 1000 tokens: 256 numbers in bfloat16, and an id."""
+    limited = footprint_of(WorkerConfig(speculative_config={"draft_vocab_size": 1000}), CPU)
+    whole = footprint_of(WorkerConfig(), CPU)
+    added = limited.requirements.weights - whole.requirements.weights
+    assert added == 1000 * (256 * 2 + 8)
+    assert limited.parameters == whole.parameters
+    assert limited.read_by(1) == whole.read_by(1)
+
+
 def test_published_sums_come_out(tmp_path: Path) -> None:
     """Llama-2-70B has 70 billion parameters: 140 GB, and 35 in NF4; the sums that people do by hand
     leave out the scales of groups and what stays dense, embeddings and head, and count all query

@@ -100,6 +100,10 @@ def assert_same(found: list[StepOutput], wanted: list[StepOutput]) -> None:
         {"logprobs": 40, "temperature": 0.9, "seed": 3},
         {"prompt_logprobs": 2},
         {"prompt_logprobs": ALL_TOKENS},
+        {"presence_penalty": 2.0, "frequency_penalty": 0.7, "logprobs": 3},
+        {"repetition_penalty": 1.6, "temperature": 0.9},
+        {"logit_bias": [(9, 4.0), (20, -100.0)], "bad_words": [[11], [30]], "logprobs": 40},
+        {"allowed_token_ids": [*range(8, 40)], "min_tokens": 3, "ignore_eos": False},
     ],
     ids=str,
 )
@@ -157,10 +161,11 @@ def test_a_text_that_ends_emits_nothing_in_steps_that_were_launched_already(
     assert engine.num_running == 2
 
 
-def test_who_is_penalised_waits_for_what_was_emitted_before(
+def test_who_has_bad_words_of_several_ids_waits_for_what_was_emitted_before(
     checkpoint: Path, engine: DeviceEngine
 ) -> None:
-    rules = {"presence_penalty": 2.0, "repetition_penalty": 1.6}
+    """Penalties are then the host's, too."""
+    rules = {"presence_penalty": 2.0, "repetition_penalty": 1.6, "bad_words": [[9], [11, 12]]}
     first, *others = steps_of(**rules)
     with ThreadPoolExecutor(1) as thread, held_results(engine) as is_released:
         outputs = [submitted(engine, first)]
@@ -174,12 +179,23 @@ def test_who_is_penalised_waits_for_what_was_emitted_before(
 
 @pytest.mark.parametrize("method", ["mtp", "ngram"])
 @pytest.mark.parametrize("pipeline_depth", [1, 3])
-def test_drafts_are_those_of_the_host_engine(method: str, pipeline_depth: int) -> None:
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {},
+        {"presence_penalty": 0.4, "repetition_penalty": 1.2},
+        {"logit_bias": [(14, 3.0)], "frequency_penalty": 0.6, "logprobs": 2},
+    ],
+    ids=str,
+)
+def test_drafts_are_those_of_the_host_engine(
+    method: str, pipeline_depth: int, rules: dict[str, Any]
+) -> None:
     """Those that were verified, and how many of them were right."""
     speculation = {"method": method, "num_speculative_tokens": 2, "adaptive": False}
     settings = {"speculative_config": speculation, "max_model_len": 96, "max_num_seqs": 4}
     prompts = [[300 + num, 301, 302, 14, 300 + num, 301] for num in range(4)]
-    params = SamplingParams(seed=1, temperature=0.0, max_tokens=24, ignore_eos=True)
+    params = SamplingParams(seed=1, temperature=0.0, max_tokens=24, ignore_eos=True, **rules)
     found, wanted = (
         scheduled.run(
             make_engine(EMBEDDED_MODEL, kernels, **settings),

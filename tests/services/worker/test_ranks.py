@@ -25,6 +25,7 @@ from tests.services.worker.test_mtp_families import FAMILIES, Checkpoint
 
 WHOLE = {"enable_expert_parallel": True}
 IN_BLOCKS = {"embedding_quantization": "fp8_block", "lm_head_quantization": "fp8_block"}
+SOME_DRAFTS = {"speculative_config": {"draft_vocab_size": 91, "adaptive": False}}
 TOLERANCE = 2e-5  # of logprobs between 0 and −13, in float32
 REFUSED_LAYOUTS = ("gptq, desc_act",)
 
@@ -90,6 +91,8 @@ def test_two_ranks_have_the_texts_of_one_process(tmp_path: Path) -> None:
         "granite, native": Case(tmp_path / "granite", "native", {"num_threads": 2}),
         "mimo, device": Case(save_with_head(tmp_path / "mimo"), "device", IN_BLOCKS),
         "mimo, native": Case(tmp_path / "mimo", "native"),
+        "mimo, some drafts, native": Case(tmp_path / "mimo", "native", SOME_DRAFTS),
+        "mimo, some drafts, device": Case(tmp_path / "mimo", "device", SOME_DRAFTS),
         "olmo 2, native": Case(
             save(tmp_path / "olmo", Olmo2ForCausalLM, num_key_value_heads=1, attention_bias=True),
             "native",

@@ -44,7 +44,7 @@ class Drafts(CausalLM):
         return self._head.forward(states, input_ids, positions)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self._head.logits(hidden)
+        return self._head.logits(hidden).of_all
 
 
 def mimo_config() -> ModelConfig:

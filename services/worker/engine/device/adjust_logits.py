@@ -1,5 +1,6 @@
-"""What requests ask to be changed in a step's logits: penalties, biases, ids that are allowed. The
-host knows the texts that these depend on, when the results of the steps before are there."""
+"""What requests ask to be changed in a step's logits that the device does not hold: grammars, bad
+words of several ids. The host knows the texts that these depend on, when the results of the steps
+before are there."""
 
 from functools import partial
 from typing import NamedTuple
@@ -20,16 +21,21 @@ class Adjusted(NamedTuple):
 
 
 def adjusted(
-    table: SlotTable, planned: PlannedRows, logits: Tensor, width: int, eos_ids: np.ndarray
+    table: SlotTable,
+    planned: PlannedRows,
+    logits: Tensor,
+    width: int,
+    eos_ids: np.ndarray,
+    has_host_rules: np.ndarray,
 ) -> Adjusted | None:
-    """logits [R * width, V], of R rows or more that ``planned`` has → a copy with the changes, if
-    there are any."""
+    """logits [R * width, V], of R rows or more that ``planned`` has → a copy with the changes of
+    those slots that have ``has_host_rules`` [N] bool, if there are any."""
     slots = planned.slots
     nums = np.ones(len(slots), np.int64)  # the token after the last known one, and after drafts
     num_decoding = len(planned.decode_slots)
     nums[:num_decoding] += np.minimum(planned.depths, table.num_drafts[planned.decode_slots])
     await_grammars(table, slots[table.is_open[slots]])
-    nums[~(table.has_logits_rules[slots] & table.is_open[slots])] = 0
+    nums[~(has_host_rules[slots] & table.is_open[slots])] = 0
     rows = np.repeat(np.arange(len(slots)), nums)
     columns = np.arange(len(rows)) - (np.cumsum(nums) - nums)[rows]
     positions = table.num_tokens[slots[rows]] + columns

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kernels.logprobs.num_logprobs import NO_LOGPROBS
 from kernels.slot_state import NO_ID, SlotState, empty_slots
+from services.worker.engine.device.rule_row import is_for_device, rule_row
 from services.worker.machine.streams import upload
 from services.worker.slots.table import SlotTable
 from shared.messages import MAX_STOP_IDS, Capacity, StepPlan
@@ -18,10 +19,17 @@ OWN_ONLY = 0
 class DeviceSlots:
     """``state`` is changed by steps, and here in between."""
 
-    def __init__(self, capacity: Capacity, table: SlotTable, device: torch.device) -> None:
+    def __init__(
+        self, capacity: Capacity, table: SlotTable, eos_ids: np.ndarray, device: torch.device
+    ) -> None:
+        """``eos_ids`` [E] int64."""
         self._device = device
+        self._eos_ids = eos_ids
+        # Whose logits the host changes: by what the device does not hold.
+        self.has_host_rules = np.zeros(capacity.max_num_seqs, bool)
         self.state: SlotState = empty_slots(
             capacity.max_num_seqs,
+            0 if capacity.pooled_size else capacity.vocab_size,  # a prompt's states have no rules
             capacity.num_speculative_tokens,
             table.block_tables.shape[1],
             table.null_block,
@@ -79,6 +87,19 @@ class DeviceSlots:
             ids = table.params[slot].stop_token_ids
             stop_ids[row, : len(ids)] = ids
         self._put(state.stop_ids, rows, stop_ids)
+        self._put(state.rules.is_changed, rows, np.zeros(len(slots), np.int32))
+        for slot in slots.tolist():
+            self._admit_rules(table, slot)
+
+    def _admit_rules(self, table: SlotTable, slot: int) -> None:
+        rules = table.logits_rules[slot]
+        self.has_host_rules[slot] = rules is not None and not is_for_device(rules)
+        if rules is None or self.has_host_rules[slot]:
+            return
+        ids, prompt_len = table.ids[slot, : table.num_tokens[slot]], int(table.prompt_lens[slot])
+        row = rule_row(rules, ids, prompt_len, self._eos_ids, self.state.rules.seen.shape[1])
+        for target, values in zip(self.state.rules, row, strict=True):
+            target[slot] = upload(np.asarray(values), self._device).to(target.dtype)
 
     def _put(self, target: Tensor, rows: Tensor, values: np.ndarray) -> None:
         target[rows] = upload(values, self._device).to(target.dtype)

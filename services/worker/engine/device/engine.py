@@ -71,7 +71,7 @@ class DeviceEngine:
         self._parallel = loaded.parallel
         self._eos_ids = loaded.eos_ids
         self._table = SlotTable(self.capacity, loaded.make_guides())
-        self._slots = DeviceSlots(self.capacity, self._table, self._device)
+        self._slots = DeviceSlots(self.capacity, self._table, self._eos_ids, self._device)
         self._lengths = HostLengths(self.capacity)
         self._segments = make_segments(loaded, self._slots.state, report.num_blocks)
         self._graphs = record_graphs(self._segments, wanted, self.capacity, progress)
@@ -198,7 +198,7 @@ class DeviceEngine:
         launched.decided = DeviceEvent(self._device)
         if self._segments.drafts and launched.depth:
             step.draft(launched.depth)
-            if self._table.has_logits_rules[slots].any():
+            if self._slots.has_host_rules[slots].any():
                 launched.drafts = self._download_drafts(slots)
         launched.ends = DeviceEvent(self._device)
 
@@ -236,10 +236,11 @@ class DeviceEngine:
         if self._table.wants_draft_logprobs[slots].any():
             launched.draft_logprobs = self._download_draft_logprobs(slots)
         changed = None
-        if self._table.has_logits_rules[slots].any():
+        has_host_rules = self._slots.has_host_rules
+        if has_host_rules[slots].any():
             self._wait_for_results()  # while the device computes the logits
-            width = len(logits) // len(step.slots)
-            changed = adjusted(self._table, launched.planned, logits, width, self._eos_ids)
+            rows = launched.planned, logits, len(logits) // len(step.slots)
+            changed = adjusted(self._table, *rows, self._eos_ids, has_host_rules)
         sampler_output = step.sample_and_accept(changed)
         launched.logprobs = PendingLogprobs(self._table, slots, sampler_output)
         launched.packed = Download(sampler_output.accepted.packed[: len(slots)])

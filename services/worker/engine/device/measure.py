@@ -33,7 +33,7 @@ def measure(loaded: LoadedModel, shapes: list[Shape], progress: Progress) -> Mem
     """
     capacity = loaded.capacity(NO_BLOCKS)
     table = SlotTable(capacity)
-    slots = DeviceSlots(capacity, table, loaded.device)
+    slots = DeviceSlots(capacity, table, loaded.eos_ids, loaded.device)
     segments = make_segments(loaded, slots.state, NO_BLOCKS)
     try:
         warm_up(segments, table, capacity, progress, loaded.pooler)

@@ -5,10 +5,11 @@ from torch import Tensor
 
 from kernels.decode_inputs.inputs import DecodeInputs
 from kernels.mtp_inputs import note_pairs
+from kernels.mtp_inputs.pairs import Pairs
 from kernels.paged_attention import DecodeRows
 from services.worker.engine.device.adjust_logits import Adjusted
 from services.worker.engine.device.chunks import Chunks
-from services.worker.engine.device.segments import SampledRows, SamplerOutput, Segments, last_tokens
+from services.worker.engine.device.segments import SampledRows, SamplerOutput, Segments
 from services.worker.layers.context import ForwardContext, forward_context
 
 
@@ -77,21 +78,24 @@ class MixedStep:
 
     def draft(self, depth: int) -> None:
         """Where no row samples, the pairs alone are computed."""
-        out = self._pair()
+        pairs, out = self._pair()
         if not len(self.slots):
             return
-        num_emitted = self._sampler_output.accepted.num_emitted
-        decoded = last_tokens(num_emitted[: len(self._decoding)], self._width)
-        last = out[torch.cat((decoded, self.num_decoded + self._chunks.last_tokens))]
-        self._segments.add_draft(self.slots, last, num_emitted)
+        chunks, num_tokens = self._chunks, self._segments.state.num_tokens
+        last = out[torch.cat((pairs.lasts, self.num_decoded + chunks.last_tokens))]
+        ends = num_tokens[chunks.sampling_slots.long()].long()
+        targets, counts = torch.cat((pairs.targets, ends)), self._num_emitted()
+        self._segments.add_draft(self.slots, last, targets, counts)
         for _ in range(depth - 1):
             self._segments.next_draft(self.slots, last, self._max_keys)
 
-    def _pair(self) -> Tensor:
-        """The pairs of all tokens of the step: [B * w + T, hidden]."""
+    def _pair(self) -> tuple[Pairs, Tensor]:
+        """The pairs of the rows that decode, and what the head makes of those of all tokens of the
+        step [B * w + T, hidden]."""
         segments, chunks, num_rows = self._segments, self._chunks, len(self._decoding)
         tokens = self._sampled()
-        pairs = segments.pairs(self._decoding, self._inputs, tokens[:num_rows])
+        sampled = tokens[:num_rows], self._num_emitted()[:num_rows]
+        pairs = segments.pairs(self._decoding, self._inputs, *sampled)
         note_pairs(segments.state, chunks.slots, chunks.rows.starts + 1, chunks.nums)
         ending = tokens[num_rows:, 0].clamp(min=0).int()
         next_ids = chunks.next_ids.index_copy(0, chunks.last_tokens, ending)
@@ -100,17 +104,22 @@ class MixedStep:
         attention = segments.attention(self._if_any(rows), self._max_keys + 1, pair_rows)
         slot_mapping = torch.cat((pairs.slot_mapping, chunks.next_slot_mapping))
         with forward_context(ForwardContext(segments.kv_cache.layers, slot_mapping, attention)):
-            return segments.draft_head.forward(
+            out = segments.draft_head.forward(
                 segments.draft_head.first_state(self.hidden),
                 torch.cat((pairs.input_ids, next_ids)),
                 torch.cat((pairs.positions, chunks.positions)),
             )
+        return pairs, out
 
     def _sampled(self) -> Tensor:
         """Tokens [R, w], of which there may be none."""
         if len(self.slots):
             return self._sampler_output.tokens
         return self._chunks.last_tokens.new_zeros(0, self._width)
+
+    def _num_emitted(self) -> Tensor:
+        """[R] int32"""
+        return self._sampler_output.accepted.num_emitted if len(self.slots) else self.slots
 
     def _decoded(self) -> Tensor:
         return torch.arange(self.num_decoded, device=self.slots.device)

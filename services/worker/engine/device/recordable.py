@@ -27,7 +27,7 @@ def why_not_recordable(loaded: LoadedModel) -> str:
     """Runs a step of one row over a cache that has only the null block. Returns what the host
     asks of it, or nothing."""
     capacity = loaded.capacity(NO_BLOCKS)
-    slots = DeviceSlots(capacity, SlotTable(capacity), loaded.device)
+    slots = DeviceSlots(capacity, SlotTable(capacity), loaded.eos_ids, loaded.device)
     step = padding_step(make_segments(loaded, slots.state, NO_BLOCKS), 1, 1)
     step.forward()  # what is compiled or set up once may look
     try:

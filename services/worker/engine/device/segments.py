@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernels.accept import accept
 from kernels.accept.output import AcceptOutput
+from kernels.change_logits import change_logits
 from kernels.decode_inputs import decode_inputs
 from kernels.decode_inputs.inputs import DecodeInputs
 from kernels.logprobs import logprobs_slots
@@ -19,6 +20,7 @@ from kernels.mtp_inputs import draft_pairs, step_pairs
 from kernels.mtp_inputs.pairs import Pairs
 from kernels.paged_attention import ChunkRows, DecodeRows, DeviceAttention
 from kernels.sample import NOT_COMPILED
+from kernels.sample.slot_rules import Changed
 from kernels.sample.slots import process_slots, sample_slots
 from kernels.slot_state import SlotState
 from kernels.store_drafts import store_drafts
@@ -110,10 +112,11 @@ class Segments:
         """logits and adjusted [R * w, V] float32; from the rows ``waiting`` [W] int64 nothing is
         sampled."""
         _, token_slots, positions, num_valid = sampled
-        tokens = sample_slots(logits, adjusted, self.state.sampling, token_slots, positions)
+        sampling, changed = self.state.sampling, self._changed(adjusted, token_slots, positions)
+        tokens = sample_slots(logits, adjusted, sampling, token_slots, positions, changed)
         scores = logits
         if self.returns_processed:
-            scores = process_slots(adjusted, self.state.sampling, token_slots)
+            scores = process_slots(adjusted, sampling, token_slots, changed)
         logprobs = logprobs_slots(scores, tokens, self.state.num_logprobs, token_slots)
         if waiting is not None:
             tokens.index_fill_(0, waiting, NOT_COMPILED)
@@ -134,36 +137,45 @@ class Segments:
     ) -> Tensor:
         """The pairs of all tokens of rows that decode, and a draft of each: what the head made of
         the last pair of each [B, hidden], in ``into``, if there is such."""
-        width, num_emitted = sampler_output.tokens.shape[1], sampler_output.accepted.num_emitted
-        pairs = self.pairs(slots, inputs, sampler_output.tokens)
+        tokens, num_emitted = sampler_output.tokens, sampler_output.accepted.num_emitted
+        pairs = self.pairs(slots, inputs, tokens, num_emitted)
         state = self.draft_head.first_state(hidden)
-        out = self._mtp(slots, state, pairs, width, max_keys)
-        last = torch.index_select(out, 0, last_tokens(num_emitted, width), out=into)
-        self.add_draft(slots, last, num_emitted)
+        out = self._mtp(slots, state, pairs, tokens.shape[1], max_keys)
+        last = torch.index_select(out, 0, pairs.lasts, out=into)
+        self.add_draft(slots, last, pairs.targets, pairs.counts)
         return last
 
-    def pairs(self, slots: Tensor, inputs: DecodeInputs, tokens: Tensor) -> Pairs:
-        """Of rows that decode, of which ``tokens`` [B, w] were sampled and accepted."""
+    def pairs(
+        self, slots: Tensor, inputs: DecodeInputs, tokens: Tensor, num_emitted: Tensor
+    ) -> Pairs:
+        """Of rows that decode, of which ``tokens`` [B, w] were sampled and ``num_emitted`` [B]
+        int32 emitted."""
         size = self.kv_cache.block_size
-        rows = self.state, slots, inputs.starts, inputs.num_valid, tokens
+        rows = self.state, slots, inputs.starts, inputs.num_valid, tokens, num_emitted
         return step_pairs(*rows, size, self.null_block)
 
     def next_draft(self, slots: Tensor, out: Tensor, max_keys: int) -> None:
         """A draft more for each of ``slots`` [R] int32 that has one; ``out`` [R, hidden] is what
         the head made of the last pair, and then of this one."""
-        counts = self.state.num_drafts[slots.long()]
         pairs = draft_pairs(self.state, slots, self.kv_cache.block_size, self.null_block)
         out.copy_(self._mtp(slots, out, pairs, 1, max_keys))
-        self.add_draft(slots, out, counts)
+        self.add_draft(slots, out, pairs.targets, pairs.counts)
 
-    def add_draft(self, slots: Tensor, out: Tensor, counts: Tensor) -> None:
-        """Puts a draft more into each of ``slots`` [R] int32 that ``counts`` [R] int32."""
+    def add_draft(self, slots: Tensor, out: Tensor, targets: Tensor, counts: Tensor) -> None:
+        """Puts a draft more, for the positions ``targets`` [R] int64, into each of ``slots`` [R]
+        int32 that ``counts`` [R] int32."""
         state = self.state
-        logits = self.draft_head.logits(out)
-        positions = (state.num_tokens + state.num_drafts)[slots.long()].long()
-        tokens = sample_slots(logits, logits, self.state.sampling, slots, positions)
+        computed, logits = self.draft_head.logits(out)
+        changed = self._changed(logits, slots, targets)
+        tokens = sample_slots(computed, logits, state.sampling, slots, targets, changed)
         values, _, ranks = logprobs_slots(logits, tokens, state.wants_draft_logprobs, slots)
         store_drafts(state, slots, counts, tokens, values[:, 0], ranks)
+
+    def _changed(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Changed:
+        """By the rules that the device holds of ``slots`` [S] int32."""
+        state = self.state
+        changed = change_logits(logits, state, slots, positions)
+        return Changed(changed, state.rules.is_changed)
 
     def decode_rows(
         self, slots: Tensor, starts: Tensor, width: int, first_keys: Tensor | None = None
@@ -184,12 +196,6 @@ class Segments:
         attention = self.attention(rows, max_keys + self.state.max_drafts)
         with forward_context(ForwardContext(self.kv_cache.layers, pairs.slot_mapping, attention)):
             return self.draft_head.forward(states, pairs.input_ids, pairs.positions)
-
-
-def last_tokens(num_emitted: Tensor, width: int) -> Tensor:
-    """[B]: of B rows of ``width`` tokens the ones that the last emitted tokens came of."""
-    rows = torch.arange(len(num_emitted), device=num_emitted.device)
-    return rows * width + (num_emitted - 1).clamp(min=0)
 
 
 def make_segments(loaded: LoadedModel, state: SlotState, num_blocks: int) -> Segments:
