@@ -13,7 +13,7 @@ from shared.endpoint import FIRST_PORTS, MAX_PORT
 from shared.messages import MAX_BATCHED_TOKENS, MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_SEQS, MAX_STALL_S
 
 MAX_RANKS = 64
-RANK_SETTINGS = {"tensor_parallel_rank", "leader"}  # which the first rank gives the others
+RANK_SETTINGS = {"rank", "leader"}  # which the first rank gives the others
 
 
 class WorkerConfig(Settings):
@@ -112,7 +112,7 @@ class WorkerConfig(Settings):
         description="count the tokens that go to each expert, for the metric shoal_expert_load; for"
         " our own architectures",
     )
-    tensor_parallel_rank: CliSuppress[int] = Field(
+    rank: CliSuppress[int] = Field(
         0, ge=0, lt=MAX_RANKS, description="which of them this is; the first one starts the others"
     )
     leader: CliSuppress[str] = Field("", description="the instance of the first of them")

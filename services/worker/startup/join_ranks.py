@@ -43,14 +43,14 @@ def join_ranks(settings: WorkerConfig, device: torch.device) -> Parallel:
     if settings.tensor_parallel_size == 1:
         return ALONE
     group = _group(settings, device)
-    log.info("rank %d of %d", settings.tensor_parallel_rank, settings.tensor_parallel_size)
+    log.info("rank %d of %d", settings.rank, settings.tensor_parallel_size)
     if settings.nnodes > 1:
         log.info("what ranks of %d hosts add up is not encrypted", settings.nnodes)
     return replace(_parallel(settings), group=group)
 
 
 def _group(settings: WorkerConfig, device: torch.device) -> Group:
-    rank, size = settings.tensor_parallel_rank, settings.tensor_parallel_size
+    rank, size = settings.rank, settings.tensor_parallel_size
     leader = settings.leader or settings.instance
     if settings.master_addr is None or settings.nnodes == 1:
         return RankGroup(ranks_path(settings.mesh_dir, leader), rank, size, device)
@@ -62,7 +62,7 @@ def _group(settings: WorkerConfig, device: torch.device) -> Group:
 def _parallel(settings: WorkerConfig) -> Parallel:
     """Without a group."""
     return Parallel(
-        settings.tensor_parallel_rank,
+        settings.rank,
         settings.tensor_parallel_size,
         has_whole_experts=settings.enable_expert_parallel,
     )
