@@ -59,9 +59,9 @@ class EngineLoop:
     """Raises ConfigError where settings and machine do not go together, or jobs and engine."""
 
     def __init__(self, config: WorkerConfig, build: Build = build_engine) -> None:
-        if config.tensor_parallel_size > 1:
+        if config.num_ranks > 1:
             raise ConfigError(
-                f"tensor-parallel-size: {config.tensor_parallel_size}: a worker starts its ranks;"
+                f"{config.ranks_setting}: {config.num_ranks}: a worker starts its ranks;"
                 " this measures an engine without one: use shoal serve and bench serve"
             )
         self._engine = build(config, lambda text, fraction: None)

@@ -95,10 +95,11 @@ class Planner:
         self._proven.pop(worker_id, None)
 
     def is_in_need(self, worker: WorkerState) -> bool:
-        """Whether a worker shall have another plan in flight, which its results alone change. Where
-        steps are short it has twice as many, as long as none of them computes prompts: those that
-        come wait for what is in flight."""
-        num, depth = len(worker.in_flight), self._pipeline_depth
+        """Whether a worker shall have another plan in flight, which its results alone change: one
+        more for each further stage. Where steps are short it has twice as many, as long as none of
+        them computes prompts: those that come wait for what is in flight."""
+        num = len(worker.in_flight)
+        depth = self._pipeline_depth + worker.capacity.num_stages - 1
         if num < depth or depth == 1:
             return num < depth
         has_prefill = any(plan.prefill for plan in worker.in_flight)

@@ -151,5 +151,9 @@ class HostEngine:
     def _forward(self, batch: Batch) -> Tensor:
         """Hidden states [T, hidden_size] of all tokens."""
         with forward_context(batch.context):
-            hidden: Tensor = self._model(batch.input_ids, batch.positions)
+            hidden: Tensor = self._model(self._given(batch), batch.positions)
         return hidden
+
+    def _given(self, batch: Batch) -> Tensor:
+        """What the model computes hidden states of."""
+        return batch.input_ids

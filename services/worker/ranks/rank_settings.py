@@ -63,7 +63,7 @@ def environment_of(
 
 def _claims(config: WorkerConfig) -> Path | None:
     """Ranks take a GPU each."""
-    if config.tensor_parallel_size == 1 or config.gpu_claims is not None:
+    if config.num_ranks == 1 or config.gpu_claims is not None:
         return config.gpu_claims
     return config.mesh_dir / "gpus"
 
@@ -79,7 +79,7 @@ def shares_of(config: WorkerConfig) -> list[dict[str, str]]:
     available = len(own[0].cores) if own else num_cores()
     if size > available:
         raise ConfigError(
-            f"tensor-parallel-size: {size} ranks, and {available} cores: they would wait for each"
+            f"{config.ranks_setting}: {size} ranks, and {available} cores: they would wait for each"
             " other"
         )
     nodes = all_nodes if config.numa_node is None else []
