@@ -80,7 +80,7 @@ def footprint_of(settings: WorkerConfig, device: torch.device) -> Footprint:
         head.weight = Dense(head.outputs, head.inputs, dtype, META)  # no more the embeddings'
     model.drop_windows(info.max_model_len)
     computed = TorchLM(model, HOST)
-    speculation = choose_speculation(settings.speculative_config, computed)
+    speculation = choose_speculation(settings.speculative_config, computed.draft_head is not None)
     codes = CACHE_CODES[settings.kv_cache_dtype]
     shape = shape_of(model, dtype, drafts=speculation.method == "mtp", codes=codes)
     loaded = LoadedModel(

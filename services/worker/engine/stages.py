@@ -112,8 +112,15 @@ class StageEngine(HostEngine):
 
     def _last_step_of(self, plan: StepPlan) -> int:
         """The last step that the slots of ``plan`` wait for."""
-        rows = (*plan.admit, *plan.prefill, *plan.decode)
-        slots = np.array([*plan.release, *(row.slot for row in rows)], np.int64)
+        slots = np.array(
+            [
+                *plan.release,
+                *(row.slot for row in plan.admit),
+                *(row.slot for row in plan.prefill),
+                *(row.slot for row in plan.decode),
+            ],
+            np.int64,
+        )
         return int(self._waits_for[slots].max(initial=0))
 
     def _decide(self, number: int) -> None:

@@ -112,17 +112,18 @@ def run_stages(
 def _engine(case: Case, **settings: Any) -> Any:
     torch.set_num_threads(1)
     defaults = {"dtype": "float32", "max_num_seqs": 24, "num_threads": 1, **KERNELS[case.kernels]}
-    config = WorkerConfig(
-        model=case.folder, device="cpu", **(defaults | settings | case.settings)
-    )
+    config = WorkerConfig(model=case.folder, device="cpu", **(defaults | settings | case.settings))
     return build_engine(config, lambda text, fraction: None)
 
 
-def _run_first(cases: list[Case], settings: dict[str, Any], plans: Sequence[Any], results: Any):
+def _run_first(
+    cases: list[Case], settings: dict[str, Any], plans: Sequence[Any], results: Any
+) -> None:
     for number, case in enumerate(cases):
         engine = _engine(case, **settings, leader=str(number))
         before = _counted()
-        done = run(_Stages(engine, plans), case.prompts, case.params, **case.options)
+        stages: Any = _Stages(engine, plans)
+        done = run(stages, case.prompts, case.params, **case.options)
         after = _counted()
         results.put(Found(done, after[0] - before[0], after[1] - before[1]))
         _leave()
