@@ -15,11 +15,13 @@ from torch import distributed
 from benchmarks.harness.engines import KERNELS
 from benchmarks.harness.ports import free_port
 from benchmarks.harness.scheduled import Run, run
+from services.worker.backends.native import NativeLM
 from services.worker.engine.build import build_engine
 from services.worker.engine.protocol import Engine, StepOutput
 from services.worker.metrics import STAGE_STEPS, STAGE_STEPS_AHEAD
 from shared.config.worker import WorkerConfig
 from shared.messages import SamplingParams, StepPlan
+from tests.services.worker.driver import model_of
 
 TIMEOUT_S = 300
 
@@ -41,10 +43,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Found:
-    """What the first stage has had, how many steps it computed, and how many of these it began
-    while others were under way."""
+    """What the first stage has had, whether native code computed it, how many steps, and how many
+    of these began while others were under way."""
 
     run: Run
+    is_native: bool
     num_steps: int
     num_ahead: int
 
@@ -125,7 +128,8 @@ def _run_first(
         stages: Any = _Stages(engine, plans)
         done = run(stages, case.prompts, case.params, **case.options)
         after = _counted()
-        results.put(Found(done, after[0] - before[0], after[1] - before[1]))
+        is_native = isinstance(model_of(engine), NativeLM)
+        results.put(Found(done, is_native, after[0] - before[0], after[1] - before[1]))
         _leave()
 
 

@@ -44,11 +44,11 @@ def case(folder: Path, params: Any = MIXED, **settings: Any) -> Case:
     return Case(folder, PROMPTS, params, settings=settings)
 
 
-def numbers(run: Run) -> list[bytes]:
+def numbers(run: Run) -> np.ndarray:
     """Logprobs of texts and prompts, and what prompts were pooled to."""
-    texts = [np.concatenate(rows).tobytes() if rows else b"" for rows in run.logprobs]
-    prompts = [np.concatenate(run.scored[index]).tobytes() for index in sorted(run.scored)]
-    return [*texts, *prompts, *(run.pooled[index].tobytes() for index in sorted(run.pooled))]
+    texts = [row for rows in run.logprobs for row in rows]
+    prompts = [row for index in sorted(run.scored) for row in run.scored[index]]
+    return np.concatenate([*texts, *prompts, *(run.pooled[index] for index in sorted(run.pooled))])
 
 
 def assert_same(found: dict[str, Found], cases: dict[str, Case]) -> None:
@@ -56,8 +56,17 @@ def assert_same(found: dict[str, Found], cases: dict[str, Case]) -> None:
         expected, run = run_alone(each), found[name].run
         assert run.texts == expected.texts, name
         assert run.ends == expected.ends, name
-        assert numbers(run) == numbers(expected), name
+        if found[name].is_native:
+            assert numbers(run).tobytes() == numbers(expected).tobytes(), name
+        else:
+            assert_close(run, expected)
         assert found[name].num_ahead > 0, name
+
+
+def assert_close(run: Run, expected: Run) -> None:
+    """Likeliest tokens that are almost as likely may have changed places."""
+    found, own = (np.sort(numbers(each)) for each in (run, expected))
+    assert abs(found - own).max() < TOLERANCE
 
 
 def test_stages_have_the_bits_of_one_process(tmp_path: Path) -> None:
@@ -85,6 +94,7 @@ def test_stages_have_the_bits_of_one_process(tmp_path: Path) -> None:
     }
     found = run_stages(cases, 3, tmp_path)
     assert_same(found, cases)
+    assert all(each.is_native for each in found.values())
     assert found["mimo"].run.num_accepted > 0
 
 
@@ -100,7 +110,7 @@ def test_preempted_sequences_and_prefix_hits_have_the_bits_of_one_process(tmp_pa
     found = run_stages({"tight": tight}, 2, tmp_path)["tight"].run
     plenty = run_alone(Case(mimo, prompts, params))
     assert found.texts == plenty.texts
-    assert numbers(found) == numbers(plenty)
+    assert numbers(found).tobytes() == numbers(plenty).tobytes()
     assert found.num_hits > 0
     assert found.num_readmitted > 0
     assert found.num_accepted > 0
@@ -114,14 +124,7 @@ def test_stages_of_two_hosts_by_torchs_operators_have_the_texts_of_one_process(
     found = run_stages({"torch": torchs}, 2, tmp_path, num_hosts=2)["torch"].run
     expected = run_alone(torchs)
     assert found.texts == expected.texts
-    for rows, expected_rows in zip(found.logprobs, expected.logprobs, strict=True):
-        for row, expected_row in zip(rows, expected_rows, strict=True):
-            assert abs(by_place(row) - by_place(expected_row)).max(initial=0) < TOLERANCE
-
-
-def by_place(row: np.ndarray) -> np.ndarray:
-    """Sorted: likeliest tokens that are almost as likely may change places."""
-    return np.sort(row)
+    assert_close(found, expected)
 
 
 @pytest.mark.slow
