@@ -44,9 +44,10 @@ def test_random_schedules_keep_the_contract_and_meet_what_they_are_for() -> None
             overtaken=mesh.num_overtaken,
             accepted=mesh.num_accepted,
             rejected=mesh.num_rejected,
+            beside=mesh.num_beside,
         )
         met[f"depth {mesh.depth}"] += 1
-    assert len(met) == 11
+    assert len(met) == 12
     assert all(met.values()), met
 
 
