@@ -146,7 +146,9 @@ def test_stages_have_the_bits_of_every_form_of_weights(tmp_path: Path) -> None:
     family, changes = CASES["qwen3 moe"]
     sizes = {"hidden_size": 256, "head_dim": 64, "moe_intermediate_size": 256, "num_experts": 4}
     dense = save(tmp_path / "dense", family, **(changes | sizes), initializer_range=0.1)
-    cases = {form: case(dense, quantization=form, lm_head_quantization=form) for form in ONLINE}
+    cases: dict[str, Case] = {
+        form: case(dense, quantization=form, lm_head_quantization=form) for form in ONLINE
+    }
     for layout in LAYOUTS:
         cases[layout] = case(save_codes(dense, tmp_path / layout, layout))
     found = run_stages(cases, 2, tmp_path)
