@@ -108,7 +108,11 @@ class StageEngine(HostEngine):
         return batch
 
     def _given(self, batch: Batch) -> Tensor:
-        return batch.input_ids if self._stage.is_first else self._states
+        """States are given away: layers add to them, or put others in their place."""
+        if self._stage.is_first:
+            return batch.input_ids
+        states, self._states = self._states, NO_STATES
+        return states
 
     def _last_step_of(self, plan: StepPlan) -> int:
         """The last step that the slots of ``plan`` wait for."""

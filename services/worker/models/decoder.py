@@ -167,12 +167,12 @@ class Trunk(nn.Module):
         local = config.local_rope
         self.local_rotary = None if local is None else _rotary(config, local, is_interleaved)
 
-    def embed(self, ops: Ops[X], ids: X, scale: float) -> X:
-        x = ops.embed(ids, self.embed_tokens)
-        return x if scale == 1.0 else ops.scale(x, scale)
-
-    def forward(self, ops: Ops[X], x: X) -> X:
-        """[T, hidden], in front of the first layer → [T, hidden]"""
+    def forward(self, ops: Ops[X], x: X, scale: float, *, embeds: bool) -> X:
+        """Where it does not embed, x is [T, hidden] already."""
+        if embeds:
+            x = ops.embed(x, self.embed_tokens)
+            if scale != 1.0:
+                x = ops.scale(x, scale)
         for layer in self.layers:
             ops.enter(layer)
             x = layer.forward(ops, x)
@@ -317,9 +317,8 @@ class DecoderLM(nn.Module, ABC):
     def forward(self, ops: Ops[X], given: X) -> X:
         """ids [T], or the states [T, hidden] of the stage before → hidden states [T, hidden], for
         the next stage or the last norm."""
-        if self.parallel.stage.is_first:
-            given = self.model.embed(ops, given, self.embedding_scale)
-        return self.model.forward(ops, given)
+        embeds = self.parallel.stage.is_first
+        return self.model.forward(ops, given, self.embedding_scale, embeds=embeds)
 
     def logits(self, ops: Ops[X], hidden: X) -> X:
         """[S, hidden], the states of some of the tokens → [S, vocab_size] float32, or without a
