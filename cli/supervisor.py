@@ -210,7 +210,7 @@ def child_environment(config: ServeConfig) -> dict[str, str]:
 def worker_environments(config: ServeConfig) -> list[dict[str, str]]:
     """Returns what each worker has of its own, but for what was given for all of them."""
     gpus = 0 if config.device == "cpu" else num_gpus()
-    nodes, num_ranks = numa_nodes(), config.tensor_parallel_size
+    nodes, num_ranks = numa_nodes(), config.num_ranks
     if config.workers == "auto":
         num = max(1, choose_num_workers(gpus, nodes) // num_ranks)
     else:

@@ -90,7 +90,7 @@ class Screen:
         """On a host that has only more ranks of a worker nothing is served."""
         config, ranks = self._config, self._config.ranks_of_host
         if config.node_rank:
-            last = config.tensor_parallel_size - 1
+            last = config.num_ranks - 1
             return f"ranks {ranks.start}…{ranks[-1]} of 0…{last}, for {config.master_addr}"
         return f"{self._url}/v1"
 

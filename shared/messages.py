@@ -73,6 +73,7 @@ TOOL_NAME = r"[a-zA-Z0-9_.-]{1,128}"
 MAX_MARKER_IDS = 64
 MAX_POOLED_SIZE = 1 << 16  # numbers that a model gives of a text
 MAX_LABELS = 4096
+MAX_STAGES = 64  # of a worker
 MAX_STATS = 64  # of a service in a ServiceReport
 MAX_SETTINGS = 256  # of a rank
 MAX_REPORTED_PEERS = 65_536
@@ -94,6 +95,7 @@ StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 Reason = Annotated[str, Meta(max_length=MAX_REASON_CHARS)]
 Json = Annotated[str, Meta(max_length=MAX_JSON_CHARS)]
 PooledSize = Annotated[int, Meta(ge=0, le=MAX_POOLED_SIZE)]
+NumStages = Annotated[int, Meta(ge=1, le=MAX_STAGES)]
 SpanValue = bool | int | float | Name
 
 
@@ -168,7 +170,8 @@ class Capacity(Row, frozen=True):
     It drafts up to ``num_speculative_tokens`` of a sequence in a step, always as many unless
     ``adapts_depth``: then as many as pay. A step that has not ended after ``stall_s`` hangs. A
     model that pools gives ``pooled_size`` numbers of a prompt; 0: it writes texts. A plan may ask
-    for ``max_num_steps``.
+    for ``max_num_steps``. It computes as many plans at a time as it has ``num_stages``, as long as
+    none has a sequence of another.
     """
 
     num_blocks: Int32
@@ -182,6 +185,7 @@ class Capacity(Row, frozen=True):
     stall_s: Seconds = 60.0
     pooled_size: PooledSize = 0
     max_num_steps: NumSteps = 1
+    num_stages: NumStages = 1
 
 
 INSTANCE = r"[A-Za-z0-9._-]{1,32}"  # what a process may be called

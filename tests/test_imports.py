@@ -55,7 +55,7 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
             "step_times",
         },
         {"sequence", "block_pool", "draft_depth", "wait_times"},
-        {"queues", "plan_builder"},
+        {"queues", "plan_builder", "stages"},
         {"later_share"},
         {"worker_state"},
         {"emission", "handover", "placement", "plan_length", "prefills"},

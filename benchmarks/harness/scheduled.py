@@ -36,6 +36,7 @@ class Run:
     num_readmitted: int = 0
     num_long_plans: int = 0
     pooled: dict[int, np.ndarray] = field(default_factory=dict)  # what a prompt was pooled to
+    scored: dict[int, list[np.ndarray]] = field(default_factory=dict)  # logprobs of prompts
 
     @classmethod
     def of(cls, num: int) -> "Run":
@@ -60,6 +61,8 @@ class Run:
             self.drafts[index].append((row, part))
         elif row.run.kind == RunKind.POOLED:
             self.pooled[index] = part.values.copy()
+        elif row.run.kind == RunKind.PROMPT:
+            self.scored.setdefault(index, []).append(part.values.copy())
         elif row.run.kind == RunKind.OUTPUT:
             self.texts[index] += part.ids.tolist()
             self.logprobs[index] += list(

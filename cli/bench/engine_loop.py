@@ -7,8 +7,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from time import perf_counter
 
+import msgspec
 import numpy as np
-from msgspec.structs import replace
 
 from services.scheduler.scheduler import Planned, Scheduler
 from services.worker.engine.build import build_engine
@@ -61,9 +61,9 @@ class EngineLoop:
     """Raises ConfigError where settings and machine do not go together, or jobs and engine."""
 
     def __init__(self, config: WorkerConfig, build: Build = build_engine) -> None:
-        if config.tensor_parallel_size > 1:
+        if config.num_ranks > 1:
             raise ConfigError(
-                f"tensor-parallel-size: {config.tensor_parallel_size}: a worker starts its ranks;"
+                f"{config.ranks_setting}: {config.num_ranks}: a worker starts its ranks;"
                 " this measures an engine without one: use shoal serve and bench serve"
             )
         self._engine = build(config, lambda text, fraction: None)
@@ -72,7 +72,7 @@ class EngineLoop:
         is_ahead = isinstance(self._engine, DeviceEngine)
         depth = 2 if is_ahead else 1
         self._core = Scheduler(0, 0.0, caches_prefixes=False, pipeline_depth=depth)
-        self._core.add_worker(WORKER, replace(self.capacity, max_num_steps=1))
+        self._core.add_worker(WORKER, msgspec.structs.replace(self.capacity, max_num_steps=1))
         self._num_added = 0
 
     @property

@@ -83,7 +83,7 @@ def footprint_of(settings: WorkerConfig, device: torch.device) -> Footprint:
     parameters = count_parameters(model)
     limit_drafts(settings.speculative_config, model)
     computed = TorchLM(model, HOST)
-    speculation = choose_speculation(settings.speculative_config, computed)
+    speculation = choose_speculation(settings.speculative_config, computed.draft_head is not None)
     codes = CACHE_CODES[settings.kv_cache_dtype]
     shape = shape_of(model, dtype, drafts=speculation.method == "mtp", codes=codes)
     loaded = LoadedModel(

@@ -202,7 +202,8 @@ class NativeProgram:
     """Operators in order, over buffers of a row for each of T tokens. All programs of a process are
     to be used by one thread: they share the library's memory.
 
-    The first buffers are its inputs, in order, and ``output`` is the one that is given back.
+    The first buffers are its inputs, in order, and ``output`` is the one that is given back: where
+    that is an input, as the operators leave it.
     """
 
     def __init__(
@@ -226,6 +227,7 @@ class NativeProgram:
         )
         self._places = (Pointer * len(buffers))()
         self._scratch = set(range(num_inputs, len(buffers))) - {output}
+        self._gives_input = output < num_inputs
         self._tensors: dict[int, Tensor] = {}
         self._room = 0  # tokens that those have room for
 
@@ -250,7 +252,7 @@ class NativeProgram:
             raise ValueError("inputs, positions and slot_mapping are not of the same tokens")
         if any(each.dtype != torch.int64 or not each.is_contiguous() for each in places):
             raise ValueError("positions or slot_mapping are not int64, or not contiguous")
-        out = torch.empty(num_tokens, self._buffers[self._output].size)
+        out = inputs[self._output] if self._gives_input else self._out(num_tokens)
         for place, tensor in enumerate(inputs):
             if not tensor.is_contiguous() or tensor.dtype not in (torch.float32, torch.int32):
                 raise ValueError(f"{tensor.dtype} input {place}, or not contiguous")
@@ -289,6 +291,9 @@ class NativeProgram:
         if others or dtype not in known or has_scales != (known[dtype] != Cached.NUMBERS):
             raise ValueError(f"caches of types {found}, where True is one with scales")
         return known[dtype]
+
+    def _out(self, num_tokens: int) -> Tensor:
+        return torch.empty(num_tokens, self._buffers[self._output].size)
 
     def _make_room(self, num_tokens: int) -> None:
         if num_tokens <= self._room:

@@ -102,13 +102,14 @@ class Planner:
         self._proven.pop(worker_id, None)
 
     def is_in_need(self, worker: WorkerState) -> bool:
-        """Whether a worker shall have another plan in flight, which its results alone change. A
-        step with prompts that all run at a later priority than 0, the clients', is alone in flight:
-        who comes waits for no second one."""
+        """Whether a worker shall have another plan in flight, which its results alone change: one
+        more for each further stage. A step with prompts that all run at a later priority than 0,
+        the clients', is alone in flight: who comes waits for no second one."""
         has_prefill = any(plan.prefill for plan in worker.in_flight)
         if has_prefill and all(each.priority > 0 for each in worker.running.values()):
             return False
-        return len(worker.in_flight) < self._pipeline_depth
+        depth = self._pipeline_depth + worker.capacity.num_stages - 1
+        return len(worker.in_flight) < depth
 
     def _plan_in_turn(self, worker: WorkerState, num_absorbed: int) -> PlanBuilder:
         """Isolated sequences and all others take turns."""

@@ -12,6 +12,7 @@ from services.scheduler.limits import fits
 from services.scheduler.plan_builder import PlanBuilder
 from services.scheduler.prefix_index import PrefixIndex
 from services.scheduler.sequence import Sequence
+from services.scheduler.stages import is_in_other_stages, with_share
 from shared.errors import CodecError
 from shared.messages import Capacity, StepPlan, StepResult
 
@@ -129,7 +130,10 @@ class WorkerState:
 
     def runnable(self) -> list[Sequence]:
         """Returns the sequences that may be computed together, oldest first."""
-        return sorted(filter(self._may_run, self.running.values()), key=_order)
+        found = sorted(filter(self._may_run, self.running.values()), key=_order)
+        if self.capacity.num_stages == 1:
+            return found
+        return with_share(found, self.running.values(), self.capacity.num_stages)
 
     @property
     def is_short_of_blocks(self) -> bool:
@@ -282,12 +286,14 @@ class WorkerState:
 
     def _may_run(self, sequence: Sequence) -> bool:
         """Whether ``sequence`` may be computed with others: it has credit, is not isolated, and the
-        plans in flight are not sure to bring its last token."""
+        plans in flight are not sure to bring its last token, nor do other stages compute one."""
         if sequence.is_isolated or not sequence.has_credit:
             return False
         num_due = sequence.allocated.num_due
         if not num_due:
             return True
+        if is_in_other_stages(sequence.allocated, self.in_flight, self.capacity.num_stages):
+            return False
         is_full = sequence.num_known + num_due >= self.capacity.max_model_len
         return sequence.may_emit_more and not is_full
 

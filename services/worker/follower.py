@@ -88,7 +88,7 @@ class FollowerService:
 
     def _dialling(self) -> Link:
         config, keys = self._config, None
-        name = rank_instance(config.instance.partition(".rank")[0], config.tensor_parallel_rank)
+        name = rank_instance(config.instance.partition(".rank")[0], config.rank)
         addresses = []
         if config.node_rank and config.master_addr is not None:
             addresses = [tcp_address(config.master_addr, config.master_port)]

@@ -15,6 +15,15 @@ STEP_IDLE_SECONDS = Counter(
     "shoal_step_idle_seconds",
     "Seconds idle, waiting for the next plan while sequences were running",
 )
+STAGE_STEPS = Counter("shoal_worker_stage_steps", "Steps of which this stage has done its part")
+STAGE_STEPS_AHEAD = Counter(
+    "shoal_worker_stage_steps_ahead",
+    "Steps that this stage, which is not the last one, began while others were under way",
+)
+STAGE_BUSY_SECONDS = Counter(
+    "shoal_worker_stage_busy_seconds",
+    "Seconds in which this stage had a plan, and states of the stage before, and computed",
+)
 GUIDE_MASKS = Counter("shoal_worker_guide_masks", "Masks of ids that a grammar allows")
 GUIDE_MASK_SECONDS = Counter(
     "shoal_worker_guide_mask_seconds",

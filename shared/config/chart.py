@@ -13,7 +13,7 @@ SET_BY_CHART = {
     *("config", "mesh_dir", "instance", "admin_host", "admin_port", "admin_token", "keys"),
     *("insecure_tcp", "listen_address", "tokenizer_address", "scheduler_address", "model"),
     *("host", "port", "uds", "reuse_port", "api_key", "api_key_file", "reasoning_key"),
-    *("gpu_claims", "tensor_parallel_rank", "leader"),
+    *("gpu_claims", "rank", "leader"),
     *("nnodes", "node_rank", "master_addr", "master_port"),
 }
 CHECKED = {"type", "enum", "anyOf", "minimum", "maximum", "exclusiveMinimum", "pattern"}

@@ -47,6 +47,7 @@ SEE = {
     "otlp_traces_endpoint": "traces.md#opentelemetry",
     "nnodes": "parallel.md#several-hosts",
     "numa_node": "operate.md#workers-on-cpus",
+    "pipeline_parallel_size": "parallel.md#pipelines",
     "pooler_config": "pooling.md",
     "quantization": "quantization.md",
     "quarantine_s": "operate.md#requests-that-break-services",

@@ -50,7 +50,7 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, WorkerConfig)
     listen_address: CliSuppress[str | None] = None
     tokenizer_address: CliSuppress[Addresses] = Field([])
     scheduler_address: CliSuppress[Addresses] = Field([])
-    tensor_parallel_rank: CliSuppress[int] = 0
+    rank: CliSuppress[int] = 0
     leader: CliSuppress[str] = ""
 
     @model_validator(mode="after")

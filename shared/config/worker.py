@@ -10,10 +10,17 @@ from shared.config.pooler import POOLER_CONFIG, RUNNER, Pooler
 from shared.config.shared_fields import MAX_MODEL_LEN, MODEL, SCHEDULER_ADDRESS
 from shared.config.speculative import Speculative, SpeculativeConfig
 from shared.endpoint import FIRST_PORTS, MAX_PORT
-from shared.messages import MAX_BATCHED_TOKENS, MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_SEQS, MAX_STALL_S
+from shared.messages import (
+    MAX_BATCHED_TOKENS,
+    MAX_BLOCK_SIZE,
+    MAX_BLOCKS,
+    MAX_SEQS,
+    MAX_STAGES,
+    MAX_STALL_S,
+)
 
 MAX_RANKS = 64
-RANK_SETTINGS = {"tensor_parallel_rank", "leader"}  # which the first rank gives the others
+RANK_SETTINGS = {"rank", "leader"}  # which the first rank gives the others
 
 
 class WorkerConfig(Settings):
@@ -80,12 +87,20 @@ class WorkerConfig(Settings):
         " and of the KV cache: one worker, of this machine unless there is nnodes; for our own"
         " architectures; ranks on GPUs, one for each, were not tried yet",
     )
+    pipeline_parallel_size: int = Field(
+        1,
+        ge=1,
+        le=MAX_STAGES,
+        description="processes that have the model's layers one after the other, each with its own"
+        " and their KV cache, and work on different sequences at a time: one worker, of this"
+        " machine unless there is nnodes; for our own architectures; on CPUs only",
+    )
     nnodes: int = Field(
         1,
         ge=1,
         le=MAX_RANKS,
-        description="hosts that the ranks of tensor-parallel-size are divided among, each with as"
-        " many; a worker is started on each of them; on CPUs only",
+        description="hosts that the ranks of tensor-parallel-size or pipeline-parallel-size are"
+        " divided among, each with as many; a worker is started on each of them; on CPUs only",
     )
     node_rank: int = Field(
         0,
@@ -112,7 +127,7 @@ class WorkerConfig(Settings):
         description="count the tokens that go to each expert, for the metric shoal_expert_load; for"
         " our own architectures",
     )
-    tensor_parallel_rank: CliSuppress[int] = Field(
+    rank: CliSuppress[int] = Field(
         0, ge=0, lt=MAX_RANKS, description="which of them this is; the first one starts the others"
     )
     leader: CliSuppress[str] = Field("", description="the instance of the first of them")
@@ -198,13 +213,36 @@ class WorkerConfig(Settings):
     )
 
     @property
+    def num_ranks(self) -> int:
+        """Processes that are the worker together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def ranks_setting(self) -> str:
+        """The setting that there are ranks by."""
+        is_pipeline = self.pipeline_parallel_size > 1
+        return "pipeline-parallel-size" if is_pipeline else "tensor-parallel-size"
+
+    @property
     def ranks_of_host(self) -> range:
-        num = self.tensor_parallel_size // self.nnodes
+        num = self.num_ranks // self.nnodes
         return range(self.node_rank * num, (self.node_rank + 1) * num)
 
     @model_validator(mode="after")
+    def _check_stages(self) -> Self:
+        stages, size = self.pipeline_parallel_size, self.tensor_parallel_size
+        if stages > 1 and size > 1:
+            raise ValueError(
+                f"pipeline-parallel-size: {stages} with tensor-parallel-size {size}: ranks have"
+                " either layers of their own or parts of all layers; set one of them to 1"
+            )
+        if stages > 1 and self.device == "cuda":
+            raise ValueError("pipeline-parallel-size: stages are for CPUs; on GPUs none was tried")
+        return self
+
+    @model_validator(mode="after")
     def _check_hosts(self) -> Self:
-        size, num = self.tensor_parallel_size, self.nnodes
+        size, num = self.num_ranks, self.nnodes
         if self.node_rank >= num:
             raise ValueError(
                 f"node-rank: {self.node_rank}: nnodes is {num}, so the last is {num - 1}"
@@ -215,7 +253,7 @@ class WorkerConfig(Settings):
             sizes = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
             raise ValueError(
                 f"nnodes: {num} hosts cannot have the same number of {size} ranks"
-                f" (tensor-parallel-size); {sizes} would work"
+                f" ({self.ranks_setting}); {sizes} would work"
             )
         if self.master_addr is None:
             raise ValueError("nnodes needs master-addr, the host with node-rank 0")

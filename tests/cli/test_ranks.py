@@ -24,7 +24,7 @@ NUM_GREEDY = 90
 
 def rank_of(shoal: Serving, rank: int) -> int | None:
     """The process id of a rank that is alive."""
-    wanted = [f"SHOAL_MESH_DIR={shoal.directory}/", f"SHOAL_TENSOR_PARALLEL_RANK={rank}\0"]
+    wanted = [f"SHOAL_MESH_DIR={shoal.directory}/", f"SHOAL_RANK={rank}\0"]
     for entry in Path("/proc").iterdir():
         try:
             environment = (entry / "environ").read_text(errors="replace")

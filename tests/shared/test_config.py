@@ -25,7 +25,7 @@ served-model-name: [one, two]
 max-model-len: 8192
 max_num_seqs: 64
 port: 7000
-pipeline-parallel-size: 2
+all2all-backend: naive
 """
 
 
@@ -53,7 +53,7 @@ def test_the_file_can_be_named_in_the_environment(file: str, monkeypatch):
 
 def test_an_unknown_key_is_logged_by_name(file: str, caplog):
     load_settings(ServeConfig, ["--config", file], "shoal serve")
-    assert "pipeline-parallel-size is not supported" in caplog.text
+    assert "all2all-backend is not supported" in caplog.text
     assert "max-model-len" not in caplog.text
 
 

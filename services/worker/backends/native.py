@@ -66,7 +66,10 @@ class _Recordings:
     def __init__(self, model: DecoderLM) -> None:
         names = {module: name for name, module in model.named_modules()}
         size = model.config.hidden_size
-        self.trunk = record(names, [1], model.forward)
+        if model.parallel.stage.is_first:
+            self.trunk = record(names, [1], model.forward)
+        else:
+            self.trunk = record(names, [size], model.forward, takes_over=True)
         self.logits = record(names, [size], model.logits)
         self.head = _HeadRecordings(names, size, model.mtp_head) if model.mtp_head else None
         self._check_uses(names)

@@ -80,7 +80,7 @@ class Instruction:
 
 class Recording(NamedTuple):
     """The first registers are the inputs. ``output`` is one of the others, unless there is nothing
-    to do."""
+    to do or inputs are taken over."""
 
     registers: list[Register]
     num_inputs: int
@@ -89,25 +89,31 @@ class Recording(NamedTuple):
 
 
 def record(
-    names: dict[nn.Module, str], sizes: Sequence[int], run: Callable[..., Value]
+    names: dict[nn.Module, str],
+    sizes: Sequence[int],
+    run: Callable[..., Value],
+    *,
+    takes_over: bool = False,
 ) -> Recording:
     """What ``run``, given operators and inputs [T, size] of ``sizes``, does to give what it gives.
-    ``names`` of the model's modules are for what is refused: NotSupported."""
-    recorder = Recorder(names, [Register(size, is_wide=True) for size in sizes])
+    ``names`` of the model's modules are for what is refused: NotSupported. A pass that
+    ``takes_over`` its inputs may add to them, and give one of them."""
+    num_kept = 0 if takes_over else len(sizes)
+    recorder = Recorder(names, [Register(size, is_wide=True) for size in sizes], num_kept)
     output = run(recorder, *(Value(place, 0) for place in range(len(sizes))))
     recorder.check(output, recorder.registers[output.register].size, "what a pass gives")
-    if recorder.instructions and output.register < len(sizes):
+    if recorder.instructions and output.register < num_kept:
         raise NotSupported("a pass gives what it was given")
     return Recording(recorder.registers, len(sizes), recorder.instructions, output.register)
 
 
 class Recorder(Ops[Value]):
-    """Nothing may be added to the inputs, which the first registers are."""
+    """The first registers are the inputs. Nothing may be added to the first ``num_kept``."""
 
-    def __init__(self, names: dict[nn.Module, str], inputs: list[Register]) -> None:
+    def __init__(self, names: dict[nn.Module, str], inputs: list[Register], num_kept: int) -> None:
         self.registers = inputs
         self.instructions: list[Instruction] = []
-        self._num_inputs = len(inputs)
+        self._num_kept = num_kept
         self._names = names
 
     def embed(self, ids: Value, embedding: Embedding) -> Value:
@@ -320,7 +326,7 @@ class Recorder(Ops[Value]):
     def _written(self, x: Value, size: int, what: str) -> Value:
         """The register of ``x`` with something else in it: ``x`` is no more."""
         self.check(x, size, what)
-        if x.register < self._num_inputs:
+        if x.register < self._num_kept:
             raise NotSupported(f"{what}: what a pass is given must stay as it is")
         register = self.registers[x.register]
         register.version += 1

@@ -45,8 +45,6 @@ from shared.errors import ConfigError
 from shared.messages import ResultRow, StepPlan, StepResult
 from shared.token_arrays import TokenArrays
 
-MAX_NUM_STEPS = 16  # of a plan
-
 
 class HostEngine:
     """A model with its KV cache and the slots of its sequences.
@@ -54,6 +52,8 @@ class HostEngine:
     ``progress`` gets what loading does and how far it is, 0 … 1. Raises ConfigError where model,
     machine and settings do not go together. A plan that breaks the contract raises ValueError.
     """
+
+    max_num_steps = 16  # of a plan
 
     def __init__(self, settings: WorkerConfig, progress: Progress) -> None:
         if settings.draft_acceptance is not None:
@@ -66,10 +66,8 @@ class HostEngine:
         loaded = load(settings, progress, partial(choose_kernels, progress=progress))
         report = plan_worker(loaded, estimate_requirements(loaded))
         report.publish()
-        self.model_info, self.capacity = (
-            loaded.model_info,
-            loaded.capacity(report.num_blocks, MAX_NUM_STEPS),
-        )
+        self.model_info = loaded.model_info
+        self.capacity = loaded.capacity(report.num_blocks, self.max_num_steps)
         self._model, self._sampler, self._pooler = loaded.model, loaded.sampler, loaded.pooler
         self._speculation, self._eos_ids = loaded.speculation, loaded.eos_ids
         self._parallel = loaded.parallel
@@ -186,5 +184,9 @@ class HostEngine:
     def _forward(self, batch: Batch) -> Tensor:
         """Hidden states [T, hidden_size] of all tokens."""
         with forward_context(batch.context):
-            hidden: Tensor = self._model(batch.input_ids, batch.positions)
+            hidden: Tensor = self._model(self._given(batch), batch.positions)
         return hidden
+
+    def _given(self, batch: Batch) -> Tensor:
+        """What the model computes hidden states of."""
+        return batch.input_ids

@@ -55,6 +55,10 @@ class Attention(nn.Module):
     def layer(self) -> int:
         return self.heads.layer
 
+    def put_cache(self, place: int) -> None:
+        """Gives its KV cache another place in the context."""
+        self.heads = self.heads._replace(layer=place)
+
     @property
     def kv_entry(self) -> tuple[int, ...]:
         return 2, self.heads.spec.num_kv_heads, self.heads.spec.head_dim

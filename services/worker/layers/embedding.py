@@ -26,6 +26,15 @@ class TokenRows(nn.Module):
         """Gives the weight memory, which holds nothing yet, and nobody else."""
         self.weight = Dense(self.outputs, self.inputs, self.weight.values.dtype, device)
 
+    def leave(self) -> None:
+        """Has no rows from now on: they are in another process."""
+        self.weight = Dense(0, self.inputs, self.weight.values.dtype, "meta")
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it has not left its rows to another process."""
+        return isinstance(self.weight, Quantized) or len(self.weight.values) == self.outputs
+
     def checkpoint_pieces(self, name: str) -> dict[str, Piece]:
         return {self._source: Piece(self.weight.values, 0, self.vocab.start, self.vocab.total)}
 
@@ -52,8 +61,11 @@ class LMHead(TokenRows):
             self.weight = tied.weight
 
     def can_have(self, weight: Weight) -> bool:
-        """Whether ``weight`` is in codes, or has the dtype."""
-        return isinstance(weight, Quantized) or weight.values.dtype == self.weight.values.dtype
+        """Whether ``weight`` is in codes, or has all rows in the dtype."""
+        if isinstance(weight, Quantized):
+            return True
+        is_whole = len(weight.values) == self.outputs
+        return is_whole and weight.values.dtype == self.weight.values.dtype
 
     def spread(self, logits: Tensor) -> Tensor:
         """logits [S, N], of the N tokens that it has → [S, vocab_size]: here all have theirs."""

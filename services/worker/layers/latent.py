@@ -53,6 +53,10 @@ class LatentAttention(nn.Module):
     def layer(self) -> int:
         return self.latents.layer
 
+    def put_cache(self, place: int) -> None:
+        """Gives its KV cache another place in the context."""
+        self.latents = self.latents._replace(layer=place)
+
     @property
     def kv_entry(self) -> tuple[int, ...]:
         return 1, 1, self.latents.spec.entry_dim

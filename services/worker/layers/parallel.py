@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from services.worker.layers.stage import WHOLE, Stage
 from shared.errors import ConfigError
 
 MAX_SIZE = 64  # the largest that an error suggests
@@ -53,12 +54,14 @@ class Group(Protocol):
 @dataclass(frozen=True, slots=True)
 class Parallel:
     """One of ``size`` ranks, which meet in a ``group``. Without one a model is only laid out.
-    ``has_whole_experts``: each expert is one rank's."""
+    ``has_whole_experts``: each expert is one rank's. Of a model's layers ``stage`` says which are
+    here."""
 
     rank: int
     size: int
     group: Group | None = None
     has_whole_experts: bool = False
+    stage: Stage = WHOLE
 
     def sum(self, part: Tensor) -> Tensor:
         return part if self.size == 1 else self._meeting.sum(part)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch._C import _distributed_c10d as c10d
 
+from services.worker.layers.stage import Sent
 from services.worker.machine.host_address import address_of_first, address_towards
 
 LOOPBACK = "lo"
@@ -61,6 +62,14 @@ class RankGroup:
         dist.broadcast(of_first, 0)
         return of_first
 
+    def send(self, tensor: Tensor, stage: int, kind: int) -> Sent:
+        sent = dist.isend(tensor, stage, tag=kind)
+        assert sent is not None  # we are of the group
+        return sent
+
+    def receive(self, into: Tensor, stage: int, kind: int) -> None:
+        dist.recv(into, stage, tag=kind)
+
 
 class HostsGroup:
     """Ranks of several hosts, on CPUs: what they send goes between the addresses by which the first
@@ -93,6 +102,13 @@ class HostsGroup:
         if own.numel():
             self._group.broadcast([of_first], c10d.BroadcastOptions()).wait()
         return of_first
+
+    def send(self, tensor: Tensor, stage: int, kind: int) -> Sent:
+        sent: Sent = self._group.send([tensor], stage, kind)
+        return sent
+
+    def receive(self, into: Tensor, stage: int, kind: int) -> None:
+        self._group.recv([into], stage, kind).wait()
 
 
 def _store_of_hosts(first: str, port: int, *, is_first: bool) -> c10d.TCPStore:

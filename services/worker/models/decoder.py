@@ -146,6 +146,13 @@ class DecoderLayer(nn.Module):
         return self.mlp.forward(ops, x, norm=self.post_attention_layernorm, residual=x, scale=scale)
 
 
+class LayerElsewhere(nn.Module):
+    """In the place of a layer that another stage has."""
+
+    def forward(self, _: Ops[X], x: X) -> X:
+        return x
+
+
 class Trunk(nn.Module):
     """ids [T] → hidden states [T, hidden], before the last norm. ``local_rotary`` is that of layers
     with a window, where they have their own."""
@@ -155,14 +162,17 @@ class Trunk(nn.Module):
         self.embed_tokens = Embedding(vocab, config.hidden_size, "embed_tokens.weight")
         self.layers = nn.ModuleList()
         self.norm = make_norm(config)
+        self.mtp_layers = nn.ModuleList()
         self.rotary = _rotary(config, config.rope, is_interleaved)
         local = config.local_rope
         self.local_rotary = None if local is None else _rotary(config, local, is_interleaved)
 
-    def forward(self, ops: Ops[X], ids: X, scale: float) -> X:
-        x = ops.embed(ids, self.embed_tokens)
-        if scale != 1.0:
-            x = ops.scale(x, scale)
+    def forward(self, ops: Ops[X], x: X, scale: float, *, embeds: bool) -> X:
+        """Where it does not embed, x is [T, hidden] already."""
+        if embeds:
+            x = ops.embed(x, self.embed_tokens)
+            if scale != 1.0:
+                x = ops.scale(x, scale)
         for layer in self.layers:
             ops.enter(layer)
             x = layer.forward(ops, x)
@@ -203,7 +213,7 @@ class DecoderLM(nn.Module, ABC):
     A backend computes it. One that pools has neither head.
 
     ``Config`` is what config.json is read as. ``offloaded`` brings the weights of layers that are
-    not on the device.
+    not on the device. A stage ``has_head_elsewhere`` where the last one has an MTP head.
     """
 
     Config: ClassVar[type[ModelConfig]] = ModelConfig
@@ -213,6 +223,7 @@ class DecoderLM(nn.Module, ABC):
     mtp_head: MtpHead | None = None
     draft_lm_head: DraftLMHead | None = None
     offloaded: OffloadedLayers | None = None
+    has_head_elsewhere = False
 
     def __init__(self, config: ModelConfig, parallel: Parallel = ALONE) -> None:
         super().__init__()
@@ -237,6 +248,39 @@ class DecoderLM(nn.Module, ABC):
         assert self.mtp_head is not None
         self.draft_lm_head = self.mtp_head.lm_head = head
 
+    def elsewhere(self) -> Iterator[nn.Module]:
+        """The parts that other stages have. Raises ConfigError where some stage would have no
+        layer."""
+        stage, layers = self.parallel.stage, self.model.layers
+        own = stage.layers(len(layers))
+        yield from (layer for number, layer in enumerate(layers) if number not in own)
+        embeds = stage.is_first or (stage.is_last and self.mtp_head is not None)
+        if not embeds:
+            yield self.model.embed_tokens
+        if not stage.is_last:
+            yield self.model.mtp_layers
+            if self.lm_head is not None:
+                yield self.lm_head
+
+    def leave_elsewhere(self) -> None:
+        """Makes it the part of a model that its stage has, with places of the KV cache for its own
+        layers alone."""
+        stage, trunk = self.parallel.stage, self.model
+        if stage.num == 1:
+            return
+        left, own = list(self.elsewhere()), stage.layers(len(trunk.layers))
+        for number in range(len(trunk.layers)):
+            if number not in own:
+                trunk.layers[number] = LayerElsewhere()
+        if trunk.embed_tokens in left:
+            trunk.embed_tokens.leave()
+        if not stage.is_last:
+            self.has_head_elsewhere = self.mtp_head is not None
+            self.drop_heads()
+            trunk.mtp_layers = nn.ModuleList()
+        for attention in self.attentions():
+            attention.put_cache(attention.layer - own.start)
+
     @property
     def is_interleaved(self) -> bool:
         """Neighbours, and not a head's halves, are the pairs of its rotation."""
@@ -253,7 +297,8 @@ class DecoderLM(nn.Module, ABC):
         """What each layer of the trunk keeps of a token, and the MTP head's if it ``drafts``:
         numbers, or ``codes`` of that type. Raises ConfigError for codes of latents."""
         by_layer = {module.layer: module for module in self.attentions()}
-        ordered = [by_layer[layer] for layer in range(self.config.num_hidden_layers + drafts)]
+        num_layers = len(self.parallel.stage.layers(self.config.num_hidden_layers))
+        ordered = [by_layer[layer] for layer in range(num_layers + drafts)]
         if codes is not None and any(isinstance(each, LatentAttention) for each in ordered):
             raise ConfigError(
                 "kv-cache-dtype: int8 and fp8 are for keys and values of heads; this model keeps"
@@ -278,9 +323,11 @@ class DecoderLM(nn.Module, ABC):
     def make_layer(self, parts: Parts, layer: int) -> nn.Module:
         """A layer whose ``forward(ops, x)`` is [T, hidden] → [T, hidden]."""
 
-    def forward(self, ops: Ops[X], ids: X) -> X:
-        """[T] → hidden states [T, hidden], before the last norm."""
-        return self.model.forward(ops, ids, self.embedding_scale)
+    def forward(self, ops: Ops[X], given: X) -> X:
+        """ids [T], or the states [T, hidden] of the stage before → hidden states [T, hidden], for
+        the next stage or the last norm."""
+        embeds = self.parallel.stage.is_first
+        return self.model.forward(ops, given, self.embedding_scale, embeds=embeds)
 
     def logits(self, ops: Ops[X], hidden: X) -> X:
         """[S, hidden], the states of some of the tokens → [S, vocab_size] float32, or without a

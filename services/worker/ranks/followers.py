@@ -35,7 +35,7 @@ class Followers:
 
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
-        self._awaited = set(range(1, config.tensor_parallel_size))
+        self._awaited = set(range(1, config.num_ranks))
         self._has_others = config.nnodes > 1
         self._are_assembled = asyncio.Event()
         self._are_up = asyncio.Event()

@@ -35,7 +35,7 @@ class LocalRanks:
             async with asyncio.TaskGroup() as tasks:
                 for rank in others:
                     self._processes.append(await self._start(rank, self._shares[rank - first]))
-                    tasks.create_task(_watch(rank, self._processes[-1]))
+                    tasks.create_task(_watch(rank, self._processes[-1], self._config.ranks_setting))
                 self._have_started.set()
         finally:
             for process in self._processes:
@@ -62,8 +62,8 @@ class LocalRanks:
             )
 
 
-async def _watch(rank: int, process: Process) -> None:
+async def _watch(rank: int, process: Process, setting: str) -> None:
     code = await process.wait()
     if code == WRONG_SETTING:
-        raise ConfigError(f"tensor-parallel-size: rank {rank} cannot start, and says why")
+        raise ConfigError(f"{setting}: rank {rank} cannot start, and says why")
     raise RankLost(f"rank {rank} ended with code {code}")

@@ -36,7 +36,7 @@ def rank_info(config: WorkerConfig) -> RankInfo:
         "native code": "none" if variant is None else library_name(variant),
         "Shoal": VERSION,
     }
-    return RankInfo(config.tensor_parallel_rank, settings)
+    return RankInfo(config.rank, settings)
 
 
 def difference(theirs: RankInfo, ours: RankInfo) -> str | None:

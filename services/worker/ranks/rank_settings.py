@@ -33,7 +33,7 @@ def with_share(config: WorkerConfig) -> WorkerConfig:
         "num_threads": config.num_threads if threads is None else int(threads),
         "numa_node": config.numa_node if node is None else int(node),
         "gpu_claims": _claims(config),
-        "tensor_parallel_rank": config.ranks_of_host.start,
+        "rank": config.ranks_of_host.start,
     }
     return config.model_copy(update=changes)
 
@@ -55,7 +55,7 @@ def environment_of(
         f"{PREFIX}GPU_CLAIMS": str(_claims(config)),
         f"{PREFIX}MESH_DIR": str(config.mesh_dir),
         f"{PREFIX}INSTANCE": rank_instance(config.instance, rank),
-        f"{PREFIX}TENSOR_PARALLEL_RANK": str(rank),
+        f"{PREFIX}RANK": str(rank),
         f"{PREFIX}LEADER": config.instance,
         SUPERVISOR_FD: str(supervisor),
     }
@@ -63,7 +63,7 @@ def environment_of(
 
 def _claims(config: WorkerConfig) -> Path | None:
     """Ranks take a GPU each."""
-    if config.tensor_parallel_size == 1 or config.gpu_claims is not None:
+    if config.num_ranks == 1 or config.gpu_claims is not None:
         return config.gpu_claims
     return config.mesh_dir / "gpus"
 
@@ -79,7 +79,7 @@ def shares_of(config: WorkerConfig) -> list[dict[str, str]]:
     available = len(own[0].cores) if own else num_cores()
     if size > available:
         raise ConfigError(
-            f"tensor-parallel-size: {size} ranks, and {available} cores: they would wait for each"
+            f"{config.ranks_setting}: {size} ranks, and {available} cores: they would wait for each"
             " other"
         )
     nodes = all_nodes if config.numa_node is None else []

@@ -32,13 +32,14 @@ class Speculation(NamedTuple):
 NO_SPECULATION = Speculation("none", 0, False)
 
 
-def choose_speculation(wanted: SpeculativeConfig, model: CausalLM) -> Speculation:
-    """Logs the choice. Raises ConfigError where the model lacks what is wanted."""
-    method = wanted.method or ("none" if model.draft_head is None else "mtp")
+def choose_speculation(wanted: SpeculativeConfig, has_head: bool) -> Speculation:
+    """``has_head``: the model has an MTP head. Logs the choice. Raises ConfigError where the model
+    lacks what is wanted."""
+    method = wanted.method or ("mtp" if has_head else "none")
     if method == "none":
         log.info("drafts: none%s", "" if wanted.method else " (the model has no MTP head)")
         return NO_SPECULATION
-    if method == "mtp" and model.draft_head is None:
+    if method == "mtp" and not has_head:
         raise ConfigError("speculative-config: method mtp: the model has no MTP head")
     num_drafts = wanted.num_speculative_tokens or DEFAULT_DRAFTS
     depth = "as many as pay, up to" if wanted.adaptive else "always"
@@ -55,8 +56,10 @@ def make_drafter(
     eos_ids: np.ndarray,
     capacity: Capacity,
 ) -> Drafter:
+    """A stage whose MTP head is elsewhere makes no drafts."""
     if speculation.method == "mtp":
-        assert model.draft_head is not None
+        if model.draft_head is None:
+            return NoDrafter(recomputes_states=True)
         return MtpDrafter(model.draft_head, sampler, kv_cache, eos_ids, capacity)
     if speculation.method == "ngram":
         return NgramDrafter(*wanted.lookup_lens)

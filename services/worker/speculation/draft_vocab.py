@@ -25,8 +25,9 @@ log = logging.getLogger(__name__)
 
 def limit_drafts(wanted: SpeculativeConfig, model: DecoderLM | CausalLM) -> None:
     """Gives the MTP head of ``model`` the rows of the tokens that are ``wanted``, where not all
-    are. Raises ConfigError."""
-    if not wanted.limits_vocab:
+    are; of a pipeline the last stage has it. Raises ConfigError."""
+    is_elsewhere = isinstance(model, DecoderLM) and model.has_head_elsewhere
+    if not wanted.limits_vocab or is_elsewhere:
         return
     if not isinstance(model, DecoderLM) or model.mtp_head is None:
         raise ConfigError("speculative-config: draft_vocab_…: the model has no MTP head")

@@ -44,7 +44,8 @@ class Drafter(Protocol):
 class NoDrafter:
     """Makes none; what a drafter without a state of its own need not do."""
 
-    recomputes_states = False
+    def __init__(self, recomputes_states: bool = False) -> None:
+        self.recomputes_states = recomputes_states
 
     def begin(self, table: SlotTable, plan: StepPlan, fresh_blocks: np.ndarray) -> None:
         pass

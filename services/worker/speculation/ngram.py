@@ -16,6 +16,7 @@ class NgramDrafter(NoDrafter):
     logprob is 0."""
 
     def __init__(self, min_len: int, max_len: int) -> None:
+        super().__init__()
         self._lengths = range(max_len, min_len - 1, -1)
 
     def draft(self, table: SlotTable, done: RecordedStep) -> None:

@@ -2,12 +2,14 @@
 
 import logging
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.experts import Experts
-from services.worker.layers.parallel import ALONE, Group, Parallel
+from services.worker.layers.parallel import ALONE, Parallel
+from services.worker.layers.stage import Stage
 from services.worker.machine.hardware import Memory, read_memory
 from services.worker.machine.rank_group import HostsGroup, RankGroup
 from services.worker.models.registry import find_model
@@ -23,34 +25,44 @@ log = logging.getLogger(__name__)
 def check_split(settings: WorkerConfig, config: ModelConfig | None) -> None:
     """Raises ConfigError, before anything is read, where ranks cannot share the model; ``config``
     is None where transformers computes it."""
-    size = settings.tensor_parallel_size
-    if size == 1:
+    if settings.num_ranks == 1:
         return
     if config is None:
         raise ConfigError(
-            f"tensor-parallel-size: {size} is for our own architectures; transformers computes this"
-            " model"
+            f"{settings.ranks_setting}: {settings.num_ranks} is for our own architectures;"
+            " transformers computes this model"
         )
+    parallel = _parallel(settings, None)
+    parallel.stage.layers(config.num_hidden_layers)
     with torch.device("meta"):
-        model = find_model(config.architectures)(config, _parallel(settings))
+        model = find_model(config.architectures)(config, parallel)
     has_experts = any(isinstance(module, Experts) for module in model.modules())
     if settings.enable_expert_parallel and not has_experts:
         raise ConfigError("enable-expert-parallel: the model has no experts")
 
 
-def join_ranks(settings: WorkerConfig, device: torch.device) -> Parallel:
+class Joined(NamedTuple):
+    """``ranks`` are all of the worker, which agree on what there is room for; ``parallel`` says
+    what this one has of the model."""
+
+    ranks: Parallel
+    parallel: Parallel
+
+
+def join_ranks(settings: WorkerConfig, device: torch.device) -> Joined:
     """Waits for the other ranks. Raises ConfigError."""
-    if settings.tensor_parallel_size == 1:
-        return ALONE
+    rank, size = settings.rank, settings.num_ranks
+    if size == 1:
+        return Joined(ALONE, ALONE)
     group = _group(settings, device)
-    log.info("rank %d of %d", settings.tensor_parallel_rank, settings.tensor_parallel_size)
+    log.info("rank %d of %d", rank, size)
     if settings.nnodes > 1:
-        log.info("what ranks of %d hosts add up is not encrypted", settings.nnodes)
-    return replace(_parallel(settings), group=group)
+        log.info("what ranks of %d hosts send each other is not encrypted", settings.nnodes)
+    return Joined(Parallel(rank, size, group), _parallel(settings, group))
 
 
-def _group(settings: WorkerConfig, device: torch.device) -> Group:
-    rank, size = settings.tensor_parallel_rank, settings.tensor_parallel_size
+def _group(settings: WorkerConfig, device: torch.device) -> RankGroup | HostsGroup:
+    rank, size = settings.rank, settings.num_ranks
     leader = settings.leader or settings.instance
     if settings.master_addr is None or settings.nnodes == 1:
         return RankGroup(ranks_path(settings.mesh_dir, leader), rank, size, device)
@@ -59,23 +71,22 @@ def _group(settings: WorkerConfig, device: torch.device) -> Group:
     return HostsGroup(settings.master_addr, settings.master_port + 1, leader, rank, size)
 
 
-def _parallel(settings: WorkerConfig) -> Parallel:
-    """Without a group."""
-    return Parallel(
-        settings.tensor_parallel_rank,
-        settings.tensor_parallel_size,
-        has_whole_experts=settings.enable_expert_parallel,
-    )
+def _parallel(settings: WorkerConfig, group: RankGroup | HostsGroup | None) -> Parallel:
+    """What this rank has; without a ``group`` for a model that is only laid out."""
+    if settings.pipeline_parallel_size > 1:
+        return replace(ALONE, stage=Stage(settings.rank, settings.pipeline_parallel_size, group))
+    size, has_whole_experts = settings.tensor_parallel_size, settings.enable_expert_parallel
+    return Parallel(settings.rank, size, group, has_whole_experts)
 
 
 def share_of(
-    memory: Memory, settings: WorkerConfig, parallel: Parallel, device: torch.device
+    memory: Memory, settings: WorkerConfig, ranks: Parallel, device: torch.device
 ) -> Memory:
     """What a rank may use of ``memory``, which ranks on CPUs with the same NUMA node share, and all
     of a host the machine's. Each has read it when any goes on to fill it."""
     whole = read_memory(device)
     node = 0 if settings.numa_node is None else settings.numa_node + 1
-    num = parallel.num_alike(settings.node_rank << NODE_BITS | node)
+    num = ranks.num_alike(settings.node_rank << NODE_BITS | node)
     if device.type == "cuda":
         return memory
     num_ranks = len(settings.ranks_of_host)

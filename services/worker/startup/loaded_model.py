@@ -61,7 +61,8 @@ DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """``before`` is the memory that was there before the weights. A model that pools
-    has a ``pooler``, and one whose experts' tokens are counted ``expert_loads``."""
+    has a ``pooler``, and one whose experts' tokens are counted ``expert_loads``. ``ranks`` are all
+    that the worker has, ``parallel`` those that this one shares layers with."""
 
     settings: WorkerConfig
     folder: Path
@@ -76,6 +77,7 @@ class LoadedModel:
     before: Memory
     pooler: Pooler | None
     parallel: Parallel = ALONE
+    ranks: Parallel = ALONE
     expert_loads: ExpertLoads | None = None
 
     @property
@@ -106,7 +108,10 @@ class LoadedModel:
                 " kv-cache-memory-bytes"
             ) from None
 
-    def make_guides(self) -> Guides:
+    def make_guides(self) -> Guides | None:
+        """None where nothing is sampled."""
+        if not self.parallel.stage.is_last:
+            return None
         return Guides(self.folder, self.model_info.vocab_size, self.eos_ids)
 
     def capacity(self, num_blocks: int, max_num_steps: int = 1) -> Capacity:
@@ -122,6 +127,7 @@ class LoadedModel:
             self.settings.stall_s,
             self.model_info.pooling.size if self.model_info.pooling else 0,
             max_num_steps,
+            self.settings.pipeline_parallel_size,
         )
 
 
@@ -164,8 +170,8 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
         activation_dtype=settings.activation_dtype,
     )
     log.info("model %s (%s) in %s on %s", location.name, "/".join(architectures), dtype, device)
-    parallel = join_ranks(settings, device)
-    before = share_of(read_memory(device, settings.numa_node), settings, parallel, device)
+    ranks, parallel = join_ranks(settings, device)
+    before = share_of(read_memory(device, settings.numa_node), settings, ranks, device)
     model: DecoderLM | CausalLM
     expert_loads = None
     try:
@@ -178,7 +184,7 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
             )
             model.drop_windows(model_info.max_model_len)
             parameters = count_parameters(model)
-            log.info("weights: %s%s", parameters, " on this rank" if parallel.size > 1 else "")
+            log.info("weights: %s%s", parameters, " on this rank" if ranks.size > 1 else "")
             show_parameters(parameters.total, parameters.active)
             if settings.enable_expert_distribution_metrics:
                 expert_loads = ExpertLoads(model, device)
@@ -191,10 +197,14 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
     return_freed_memory()
     speculation = NO_SPECULATION
     if not pools:
-        speculation = choose_speculation(settings.speculative_config, computed)
+        has_head = computed.draft_head is not None or (
+            isinstance(model, DecoderLM) and model.has_head_elsewhere
+        )
+        speculation = choose_speculation(settings.speculative_config, has_head)
     if isinstance(model, DecoderLM):
         codes = CACHE_CODES[settings.kv_cache_dtype]
-        shape = shape_of(model, dtype, drafts=speculation.method == "mtp", codes=codes)
+        drafts = speculation.method == "mtp" and not model.has_head_elsewhere
+        shape = shape_of(model, dtype, drafts=drafts, codes=codes)
     return LoadedModel(
         settings,
         location.folder,
@@ -209,6 +219,7 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
         before,
         _pooler(settings, location.folder, model_info, model, computed, device),
         parallel,
+        ranks,
         expert_loads,
     )
 

@@ -190,16 +190,16 @@ def prompt_logprob_bytes(max_num_seqs: int, max_num_tokens: int, vocab_size: int
 def plan_worker(loaded: LoadedModel, requirements: MemoryRequirements) -> MemoryReport:
     """Plans with the other ranks: each has as many blocks as the one with the least memory. Raises
     ConfigError on all of them where one request does not fit on one."""
-    parallel = loaded.parallel
+    ranks = loaded.ranks
     try:
         report = plan_memory(loaded.settings, requirements, loaded.before, loaded.device)
     except ConfigError:
-        parallel.least(0)
+        ranks.least(0)
         raise
-    num_blocks = parallel.least(report.num_blocks)
+    num_blocks = ranks.least(report.num_blocks)
     if not num_blocks:
         raise ConfigError("max-model-len: one request does not fit on another rank, which says why")
-    return replace(report, num_blocks=num_blocks, num_ranks=parallel.size)
+    return replace(report, num_blocks=num_blocks, num_ranks=ranks.size)
 
 
 def plan_memory(

@@ -48,12 +48,13 @@ def make_dummy(
     forms = Forms(quantization, head, embedding).tied(is_tied)
     log.warning("load-format = dummy: the weights are random, the output is not meaningful")
     model = build_model(config, dtype, device, parallel, pools=pools)
+    model.leave_elsewhere()
     generator = torch.Generator(device).manual_seed(SEED)
     table = model.model.embed_tokens
     for module in model.modules():
         if isinstance(module, LMHead) and is_tied and module.can_have(table.weight):
             module.weight = table.weight
-        elif isinstance(module, TokenRows):
+        elif isinstance(module, TokenRows) and module.is_here:
             module.allocate(device)
     linears = [module for module in model.modules() if isinstance(module, Linear)]
     of_linears = {parameter for linear in linears for parameter in linear.parameters()}
@@ -69,7 +70,7 @@ def make_dummy(
             module.weight.to(home)
         elif isinstance(module, LMHead) and is_tied and forms.head == embedding != "none":
             module.weight = table.weight
-        elif isinstance(module, TokenRows):
+        elif isinstance(module, TokenRows) and module.is_here:
             quantize(module, forms.of(module))
     model.offloaded = homes.offloaded()
     return model

@@ -88,7 +88,9 @@ def load_model(
     if cache is not None and (scheme is not None or parallel is not ALONE):
         log.warning("quantization-cache: not used with ranks, nor where codes are read")
     if cache is None or forms == DENSE or scheme is not None or parallel is not ALONE:
-        fill(model, checkpoint, progress, homes, forms, scheme)
+        elsewhere = {each for part in model.elsewhere() for each in part.modules()}
+        fill(model, checkpoint, progress, homes, forms, scheme, elsewhere=elsewhere)
+        model.leave_elsewhere()
     else:
         codes = CodeCache(cache, folder, dtype, forms)
         known = codes.read()
@@ -129,15 +131,17 @@ def fill(
     forms: Forms = DENSE,
     scheme: Scheme | None = None,
     known: Mapping[str, Quantized] | None = None,
+    elsewhere: Set[nn.Module] = frozenset(),
 ) -> None:
     """Pulls what each module is made of, in the model's order, and quantises it before the next:
     beside codes there are the numbers of one layer at most. Codes that are ``known``, by the
-    paths of their layers, are taken instead. Raises ConfigError before anything is read if the
-    checkpoint has less, more or something else."""
+    paths of their layers, are taken instead, and modules ``elsewhere`` get nothing. Raises
+    ConfigError before anything is read if the checkpoint has less, more or something else."""
     wanted = {module: dict(_pieces(path, module)) for path, module in model.named_modules()}
     names = list(dict.fromkeys(name for pieces in wanted.values() for name in pieces))
     found = {name: each for name in names if (each := find_layer(checkpoint, name, scheme))}
     _check_names(checkpoint, names, found, scheme)
+    wanted = {module: pieces for module, pieces in wanted.items() if module not in elsewhere}
     every = [(found[name], piece) for pieces in wanted.values() for name, piece in pieces.items()]
     for stored, piece in every:
         _check_kind(stored, piece)
@@ -155,6 +159,8 @@ def fill(
         return _read(stored, piece)
 
     for path, module, home in homes.visit():
+        if module in elsewhere:
+            continue
         if isinstance(module, Linear) and module.is_empty:
             module.allocate(homes.device)
         elif isinstance(module, Linear):

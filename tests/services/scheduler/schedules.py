@@ -103,6 +103,7 @@ class Mesh:
     def __init__(self, random: Random) -> None:
         self.random = random
         self.events: list[str] = []
+        num_stages = random.choice([1, 1, 1, 2, 3])
         self.capacity = Capacity(
             num_blocks=random.randint(8, 40),
             block_size=random.choice([1, 4, 16]),
@@ -112,7 +113,8 @@ class Mesh:
             vocab_size=VOCAB_SIZE,
             num_speculative_tokens=random.choice([0, 0, 1, 2, 3, 5]),
             adapts_depth=random.choice([False, True]),
-            max_num_steps=random.choice([1, 2, 5]),
+            max_num_steps=1 if num_stages > 1 else random.choice([1, 2, 5]),
+            num_stages=num_stages,
         )
         max_partial = random.randint(1, 4)
         max_long, threshold = random.randint(1, max_partial), random.choice([0, 1, 5, 12, MAX_LEN])
@@ -137,6 +139,7 @@ class Mesh:
         self.num_requests = self.num_workers = self.num_overtaken = self.num_given_up = 0
         self.num_long_plans = self.num_cut_short = 0
         self.num_held_back = self.num_joined = 0
+        self.num_beside = 0  # plans of a pipeline that decode beside others
         self.num_siblings = self.num_accepted = self.num_rejected = self.num_abandoned = 0
         self.join()
 
@@ -265,6 +268,7 @@ class Mesh:
         tokens = {row.slot: row.num_tokens for row in plan.prefill}
         tokens |= {row.slot: 1 for row in plan.decode}
         computed = [worker.running[slot] for slot in tokens]
+        self.check_stages(worker, plan)
         assert {(each.request, each.attempt) for each in plan.admit} <= {
             each.key for each in worker.running.values()
         }
@@ -280,6 +284,13 @@ class Mesh:
                 self.check_prefills(worker, plan, tokens, later)
         if plan.num_steps > 1:
             self.check_steps(plan, computed)
+
+    def check_stages(self, worker: WorkerState, plan: StepPlan) -> None:
+        """Plans that are computed beside each other have no sequence of which one samples."""
+        beside = list(worker.in_flight)[-self.capacity.num_stages : -1]
+        decoded = {row.slot for each in beside for row in each.decode}
+        assert not decoded & {row.slot for row in plan.decode}
+        self.num_beside += bool(decoded and plan.decode)
 
     def check_steps(self, plan: StepPlan, computed: list[Sequence]) -> None:
         """Nobody waits for a plan of several steps, and none brings what its client may not get."""
@@ -325,7 +336,8 @@ class Mesh:
     def check_prefills(
         self, worker: WorkerState, plan: StepPlan, tokens: dict[int, int], later: set[int]
     ) -> None:
-        """Of those that are no ``later``: everybody who decodes gets a token. Nobody enters beyond
+        """Of those that are no ``later``: everybody who decodes gets a token, unless stages share
+        them out. Nobody enters beyond
         the limits, and nothing of the budget is left while somebody is in the middle of a prompt;
         the long ones have their part of it."""
         limits, budget = self.limits, self.capacity.max_num_batched_tokens
@@ -348,7 +360,8 @@ class Mesh:
         assert not new & long or len(long) <= limits.max_long
         if any(each.max_chunk(each.num_to_compute, 0) < each.num_to_compute for each in running):
             return  # somebody's client has to read first
-        assert all(each.num_to_compute > 1 or each.allocated.slot in tokens for each in running)
+        if self.capacity.num_stages == 1:
+            assert all(each.num_to_compute > 1 or each.allocated.slot in tokens for each in running)
         assert not halfway or sum(tokens.values()) + num_drafts == budget
         room = budget - len(plan.decode) - num_drafts
         due = sum(min(room // limits.max_partial, lacking[slot]) for slot in long - new)

@@ -48,9 +48,10 @@ def test_random_schedules_keep_the_contract_and_meet_what_they_are_for() -> None
             cut_short=mesh.num_cut_short,
             held_back=mesh.num_held_back,
             joined=mesh.num_joined,
+            beside=mesh.num_beside,
         )
         met[f"depth {mesh.depth}"] += 1
-    assert len(met) == 15
+    assert len(met) == 16
     assert all(met.values()), met
 
 

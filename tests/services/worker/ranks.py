@@ -111,7 +111,7 @@ def _run(cases: dict[str, Case], rank: int, directory: Path, hosts: dict[str, An
             case.kernels,
             **case.settings,
             **hosts,
-            tensor_parallel_rank=rank,
+            rank=rank,
             leader=str(number),
             mesh_dir=directory,
         )

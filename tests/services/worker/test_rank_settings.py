@@ -54,9 +54,9 @@ def test_ranks_of_a_worker_on_one_node_stay_there() -> None:
 def test_a_host_starts_its_own_ranks_with_all_of_its_cores(tmp_path: Path) -> None:
     config = WorkerConfig(node_rank=1, mesh_dir=tmp_path, num_threads=8, **TWO_HOSTS)
     first = with_share(config)
-    assert (first.tensor_parallel_rank, first.num_threads, first.numa_node) == (2, 4, 0)
+    assert (first.rank, first.num_threads, first.numa_node) == (2, 4, 0)
     environment = environment_of(config, 3, shares_of(config)[1], 5)
-    assert environment["SHOAL_TENSOR_PARALLEL_RANK"] == "3"
+    assert environment["SHOAL_RANK"] == "3"
     assert environment["SHOAL_MASTER_ADDR"] == "h"
     assert environment["SHOAL_INSECURE_TCP"] == "True"
     assert environment["SHOAL_NUMA_NODE"] == "1"

@@ -11,7 +11,7 @@ from benchmarks.harness import scheduled
 from benchmarks.harness.engines import KERNELS, AnyEngine, make_engine
 from benchmarks.harness.scheduled import Run
 from benchmarks.harness.step_engine import run_step
-from services.worker.engine.host import MAX_NUM_STEPS
+from services.worker.engine.host import HostEngine
 from shared.messages import (
     ALL_TOKENS,
     Admit,
@@ -29,7 +29,7 @@ from tests.services.worker.speculation import engine_of, params_of, prompts
 from tests.services.worker.test_slot_guide import GRAMMARS, encode
 
 NUM = 13
-NUMS_OF_STEPS = (2, 4, MAX_NUM_STEPS)
+NUMS_OF_STEPS = (2, 4, HostEngine.max_num_steps)
 NO_IDS = np.zeros(0, np.int32)
 RULES: tuple[dict[str, Any], ...] = (
     {"presence_penalty": 0.8, "frequency_penalty": 0.4},
@@ -160,7 +160,7 @@ def test_rows_of_a_slot_stand_side_by_side_and_end_with_it(kernels: str) -> None
 
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_a_plan_ends_with_its_last_sequence(kernels: str) -> None:
-    result, _ = decoded(engine(kernels, "none"), [3, 4], MAX_NUM_STEPS)
+    result, _ = decoded(engine(kernels, "none"), [3, 4], HostEngine.max_num_steps)
     assert result.num_steps == 3
     assert len(result.rows) == 2 + 3
     again, _ = run_step(

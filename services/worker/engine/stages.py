@@ -1,0 +1,186 @@
+"""One stage of a pipeline, the processes that have a model's layers one after the other, on CPUs.
+
+All stages get the same plans in the same order and keep the same slots. A stage computes its layers
+on the states of the stage before, and sends its own on; the last one samples, drafts, and makes the
+result. What it has made of the step's slots goes to all others.
+
+**Waiting.** A stage begins a step when it knows what became of the slots that the plan names, and
+of no others: plans that have no sequence in common are computed at the same time. What follows a
+chunk of a prompt of which nothing is sampled need not wait for it.
+
+**Agreement.** Which rows a step has, and how many tokens, follows from the slots that it names, and
+these are the same on all stages when each begins it.
+"""
+
+import time
+from collections import deque
+from concurrent.futures import Future
+from queue import SimpleQueue
+from threading import Thread
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.logprobs.num_logprobs import NO_LOGPROBS
+from services.worker.engine.host import HostEngine
+from services.worker.engine.protocol import StepOutput
+from services.worker.engine.stage_line import StageLine
+from services.worker.metrics import STAGE_BUSY_SECONDS, STAGE_STEPS, STAGE_STEPS_AHEAD
+from services.worker.slots.copies import copy_slots, copy_width, paste_slots
+from services.worker.slots.table import SlotTable
+from services.worker.step.batch import Batch
+from services.worker.weights.progress import Progress
+from shared.config.worker import WorkerConfig
+from shared.messages import StepPlan
+
+NO_STATES = torch.zeros(0, 0)
+
+
+class _Undecided(NamedTuple):
+    """A step of which this stage has done its part. ``slots`` [n] int64 are what the last stage may
+    make something of that no other knows."""
+
+    number: int
+    batch: Batch
+    slots: np.ndarray
+    output: Future[StepOutput]
+
+
+class StageEngine(HostEngine):
+    """The engine of one stage. ``output`` of a step comes to the first and the last one."""
+
+    max_num_steps = 1  # the next one begins at the first stage
+
+    def __init__(self, settings: WorkerConfig, progress: Progress) -> None:
+        super().__init__(settings, progress)
+        self._stage = self._parallel.stage
+        self._line = StageLine(self._stage)
+        self._states = NO_STATES
+        self._touched = np.zeros(0, np.int64)
+        self._num_steps = 0
+        # The last step of each slot of which another stage decides.
+        self._waits_for = np.zeros(self.capacity.max_num_seqs, np.int64)
+        self._undecided: deque[_Undecided] = deque()
+        self._expected: SimpleQueue[_Undecided] = SimpleQueue()
+        self._decided: SimpleQueue[np.ndarray | Exception] = SimpleQueue()
+        if not self._stage.is_last:
+            Thread(target=self._take_results, name="results", daemon=True).start()
+
+    def reset(self) -> None:
+        self._decide(self._num_steps)
+        super().reset()
+
+    @torch.inference_mode()
+    def submit(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
+        self._decide(self._last_step_of(plan))
+        if not self._stage.is_first:
+            self._states = self._line.receive_states()
+        started_s = time.perf_counter()
+        if self._stage.is_last:
+            output.add_done_callback(lambda done: self._line.send_result(done.result()))
+            super().submit(plan, ids, output)
+            self._line.send_copies(copy_slots(self._slots, self._touched))
+        else:
+            self._pass_on(plan, ids, output)
+        STAGE_STEPS.inc()
+        STAGE_BUSY_SECONDS.inc(time.perf_counter() - started_s)
+
+    def _pass_on(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
+        """The part of a stage before the last one."""
+        STAGE_STEPS_AHEAD.inc(len(self._undecided) > self._decided.qsize())
+        self._apply(plan, ids)
+        batch = self._prepare(plan)
+        states = self._forward(batch) if len(batch.slots) else NO_STATES
+        self._line.send_states(states)
+        table = self._slots
+        table.num_computed[batch.slots] += (
+            batch.num_tokens - batch.num_drafts - batch.num_recomputed
+        )
+        table.lacks_state[batch.slots] = False
+        self._num_steps += 1
+        self._waits_for[self._touched] = self._num_steps
+        step = _Undecided(self._num_steps, batch, self._touched, output)
+        self._undecided.append(step)
+        self._expected.put(step)
+
+    def _prepare(self, plan: StepPlan) -> Batch:
+        batch = super()._prepare(plan)
+        self._touched = _touched_slots(self._slots, batch)
+        return batch
+
+    def _given(self, batch: Batch) -> Tensor:
+        """States are given away: layers add to them, or put others in their place."""
+        if self._stage.is_first:
+            return batch.input_ids
+        states, self._states = self._states, NO_STATES
+        return states
+
+    def _last_step_of(self, plan: StepPlan) -> int:
+        """The last step that the slots of ``plan`` wait for."""
+        slots = np.array(
+            [
+                *plan.release,
+                *(row.slot for row in plan.admit),
+                *(row.slot for row in plan.prefill),
+                *(row.slot for row in plan.decode),
+            ],
+            np.int64,
+        )
+        return int(self._waits_for[slots].max(initial=0))
+
+    def _decide(self, number: int) -> None:
+        """Waits for what became of the steps up to ``number``."""
+        while self._undecided and self._undecided[0].number <= number:
+            found, step = self._decided.get(), self._undecided.popleft()
+            if isinstance(found, Exception):
+                raise found
+            before = self._slots.num_tokens[step.slots]
+            paste_slots(self._slots, step.slots, found)
+            is_retried = self._slots.is_open[step.slots] & (
+                self._slots.num_tokens[step.slots] == before
+            )
+            if self._model.clears_blocks:
+                self._clear_drafts(step.batch, step.slots[is_retried])
+
+    def _clear_drafts(self, batch: Batch, slots: np.ndarray) -> None:
+        """Takes the KV of drafts out of the cache whose rows are computed again: it may have
+        numbers that are not finite."""
+        has_drafts = batch.num_drafts[batch.sampling_rows] > 0
+        is_bad = np.isin(batch.sampling_slots, slots) & has_drafts
+        if is_bad.any():
+            self._kv_cache.clear_slots(batch.kv_slots_of(is_bad))
+
+    def _take_results(self) -> None:
+        """On a thread of its own: takes what the last stage sends of each step."""
+        width = copy_width(self._slots)
+        while True:
+            step = self._expected.get()
+            try:
+                if self._stage.is_first:
+                    self._take_result(step.output)
+                self._decided.put(self._line.receive_copies(len(step.slots), width))
+            except Exception as error:  # raised where steps are computed
+                self._decided.put(error)
+                if not step.output.done():
+                    step.output.set_exception(error)
+                return
+
+    def _take_result(self, output: Future[StepOutput]) -> None:
+        """Ended sequences count as such at once: the step thread may have nothing more to do."""
+        result, arrays = self._line.receive_result()
+        ended = [row.slot for row in result.rows if row.finish or row.error is not None]
+        self._slots.is_open[ended] = False
+        output.set_result((result, arrays))
+
+
+def _touched_slots(table: SlotTable, batch: Batch) -> np.ndarray:
+    """The slots [n] int64 of ``batch`` of which the last stage may emit something, or which it may
+    close: all that it samples of, that are read to the end of what is known, or whose prompts are
+    scored or pooled."""
+    slots = batch.slots
+    ends = batch.host_positions[batch.token_ends - 1] + 1 - batch.num_drafts
+    is_scored = table.num_prompt_logprobs[slots] != NO_LOGPROBS
+    touched: np.ndarray = slots[(ends == table.num_tokens[slots]) | is_scored]
+    return touched

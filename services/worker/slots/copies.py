@@ -1,0 +1,43 @@
+"""Slots as one process has them after a step, for others that keep the same ones."""
+
+import numpy as np
+
+from services.worker.slots.table import SlotTable
+
+NUM_COLUMNS = 4  # before the ids: is_open, num_tokens, num_computed and num_drafts
+
+
+def copy_width(table: SlotTable) -> int:
+    """Numbers that a slot's copy has."""
+    return NUM_COLUMNS + len(_places(table))
+
+
+def copy_slots(table: SlotTable, slots: np.ndarray) -> np.ndarray:
+    """[n, copy_width] int64 of ``slots`` [n]: what a step may change, the ids that it may have
+    brought and the drafts behind them."""
+    nums = table.num_tokens[slots]
+    columns = table.is_open[slots], nums, table.num_computed[slots], table.num_drafts[slots]
+    ids = table.ids[slots[:, None], _clipped(table, nums)]
+    return np.concatenate([np.stack(columns, 1).astype(np.int64), ids], 1)
+
+
+def paste_slots(table: SlotTable, slots: np.ndarray, copies: np.ndarray) -> None:
+    """Makes ``slots`` [n] what they are where ``copies`` were made, which a step was ahead."""
+    is_open, nums, num_computed, num_drafts = copies[:, :NUM_COLUMNS].T
+    table.is_open[slots] = is_open
+    table.num_tokens[slots] = nums
+    table.num_computed[slots] = num_computed
+    table.num_drafts[slots] = num_drafts
+    table.ids[slots[:, None], _clipped(table, nums)] = copies[:, NUM_COLUMNS:]
+
+
+def _places(table: SlotTable) -> np.ndarray:
+    """Of the ids, counted from the end of what is known: a step brings a token and as many as there
+    are drafts."""
+    most = table.draft_logprobs.shape[1]
+    return np.arange(-1 - most, most)
+
+
+def _clipped(table: SlotTable, nums: np.ndarray) -> np.ndarray:
+    found: np.ndarray = np.clip(nums[:, None] + _places(table), 0, table.max_len)
+    return found
