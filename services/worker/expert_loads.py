@@ -17,6 +17,11 @@ MAX_GROUPS = 8  # of the trunk's layers
 MTP_LAYERS = "mtp"
 
 
+def has_experts(model: DecoderLM) -> bool:
+    """Whether some of its layers here have experts."""
+    return any(isinstance(module, Experts) for module in model.modules())
+
+
 class ExpertLoads(Collector):
     """Has the tokens counted that go to each of ``model``'s experts, on ``device``.
 

@@ -15,12 +15,13 @@ from shared.token_arrays import TokenArrays
 
 STATES, RESULTS = 1, 2  # kinds: the one goes forward, the other back
 DTYPES = torch.float32, torch.bfloat16, torch.float16
-MAX_UNREAD = 64  # tensors that may be under way; more are only where another stage hangs
+MAX_UNREAD = 8  # tensors that may be under way to others; chosen
 
 
 class StageLine:
     """States go to the next stage; what became of a step goes from the last stage to all others.
-    What is received is waited for, by one thread for each kind; to send waits for nobody."""
+    What is received is waited for, by one thread for each kind; to send waits only where another
+    stage is several steps behind."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage

@@ -18,7 +18,7 @@ class SlotTable:
 
     ``is_open`` slots take part in steps: a slot closes when its sequence ends and stays closed,
     though later plans may name it, until a sequence is admitted to it. ``guides`` makes those of
-    the sequences; without it there must be none.
+    the sequences; without it, where nothing is sampled, they have none.
     """
 
     def __init__(self, capacity: Capacity, guides: Guides | None = None) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from services.worker.config.model_config import ModelConfig
-from services.worker.layers.experts import Experts
+from services.worker.expert_loads import has_experts
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.layers.stage import Stage
 from services.worker.machine.hardware import Memory, read_memory
@@ -36,9 +36,10 @@ def check_split(settings: WorkerConfig, config: ModelConfig | None) -> None:
     parallel.stage.layers(config.num_hidden_layers)
     with torch.device("meta"):
         model = find_model(config.architectures)(config, parallel)
-    has_experts = any(isinstance(module, Experts) for module in model.modules())
-    if settings.enable_expert_parallel and not has_experts:
+    if settings.enable_expert_parallel and not has_experts(model):
         raise ConfigError("enable-expert-parallel: the model has no experts")
+    if settings.enable_expert_distribution_metrics and not has_experts(model):
+        raise ConfigError("enable-expert-distribution-metrics: the model has no experts")
 
 
 class Joined(NamedTuple):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from services.worker.config.model_config import ModelConfig
-from services.worker.expert_loads import ExpertLoads
+from services.worker.expert_loads import ExpertLoads, has_experts
 from services.worker.guides.guides import Guides
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.machine.hardware import (
@@ -186,7 +186,8 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
             parameters = count_parameters(model)
             log.info("weights: %s%s", parameters, " on this rank" if ranks.size > 1 else "")
             show_parameters(parameters.total, parameters.active)
-            if settings.enable_expert_distribution_metrics:
+            is_whole = parallel.stage.num == 1  # else other stages may have all experts
+            if settings.enable_expert_distribution_metrics and (is_whole or has_experts(model)):
                 expert_loads = ExpertLoads(model, device)
         limit_drafts(settings.speculative_config, model)
         computed, sampler = choose(model, settings, dtype)

@@ -85,7 +85,7 @@ def test_stages_have_the_bits_of_one_process(tmp_path: Path) -> None:
         "granite": case(granite),
         "granite, codes": case(granite, **codes, kv_cache_dtype="int8"),
         "gemma": case(gemma, **SHORT_STEPS),
-        "latents": case(latents),
+        "latents": case(latents, enable_expert_distribution_metrics=True),
         "gpt-oss": case(oss),
         "mimo": case(mimo, **DRAFTS),
         "mimo, short steps": case(mimo, **DRAFTS, **SHORT_STEPS),
