@@ -27,7 +27,7 @@ over, and none is computed alone: these plans run first, and none is sent ahead 
 **Prefixes.** An admitted sequence begins behind those of its ids whose KV its worker has.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 from services.scheduler.later_share import Front
@@ -99,11 +99,11 @@ class Planner:
     def is_in_need(self, worker: WorkerState) -> bool:
         """Whether a worker shall have another plan in flight, which its results alone change. Where
         steps are short it has twice as many, as long as none of them computes prompts: those that
-        come wait for what is in flight. A step with prompts that all run at a later priority than
-        0, the clients', is alone in flight: who comes waits for no second one."""
+        come wait for what is in flight. A step with prompts of later priorities alone is alone in
+        flight, so that who comes waits for no second one."""
         num, depth = len(worker.in_flight), self._pipeline_depth
         has_prefill = any(plan.prefill for plan in worker.in_flight)
-        if has_prefill and all(each.priority > 0 for each in worker.running.values()):
+        if has_prefill and _are_later(worker.running.values()):
             return False
         if num < depth or depth == 1:
             return num < depth
@@ -149,6 +149,9 @@ class Planner:
             builder.extend(sequence, blocks)
             running.append(sequence)
         front = Front(running, self._queues.waiting)
+        share = worker.later_share
+        if share.expects_first and running and not front.has_later and _are_later(running):
+            builder.limit(len(running) + share.max_tokens)
         obstacle = Obstacle.KV_BLOCKS if is_short_of_blocks else None
         self.obstacle = self._compute(worker, builder, front, num_absorbed, obstacle)
         if front.has_later:
@@ -389,3 +392,8 @@ class Planner:
         self._queues.put_back(sequence, why if sequence.has_credit else Obstacle.CREDIT)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
+
+
+def _are_later(sequences: Iterable[Sequence]) -> bool:
+    """Whether all are of a later priority than 0, which is that of clients who say none."""
+    return all(each.priority > 0 for each in sequences)
