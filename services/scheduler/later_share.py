@@ -12,11 +12,14 @@ times say, they join one of ``LONGEST_PERIOD`` steps: so none starves.
 
 **Pieces.** An interactive stream must not stand still for a long chunk either. So later ones have
 so many tokens of a step that they use up their share if they join one in ``PERIOD``: twice as many
-where these have cost less than half of that, half as many where they have cost more.
+where these have cost less than half of that, half as many where they have cost more. And for
+``LINGER_S`` after a first one was computed prompts of later ones alone come in such pieces, for who
+asks again soon finds one of their steps in flight.
 """
 
 from collections import deque
 from dataclasses import dataclass
+from math import inf
 
 from services.scheduler.queues import WaitingQueue
 from services.scheduler.sequence import Sequence
@@ -28,6 +31,7 @@ LONGEST_PERIOD = 64
 MIN_TOKENS = 16
 NUM_TIMES = 16
 MIN_TIMES = 4  # that have to be known before anything is compared with them
+LINGER_S = 1.0
 MAX_SAVED = 4  # steps, as many as may be in flight
 SMOOTHING = 1 / 4  # of a new cost in the expected one
 
@@ -85,9 +89,15 @@ class LaterShare:
         self._share = share
         self._limit = max_num_batched_tokens
         self._balance_s = self._expected_cost_s = 0.0
+        self._alone_s = inf  # seconds of steps since later ones were held back or joined
         self._num_without = self._num_joined = 0  # plans in a row
         self._turns: dict[int, _Turn] = {}  # of the plans in flight, by their step
         self._times: dict[int, deque[float]] = {}
+
+    @property
+    def expects_first(self) -> bool:
+        """Whether one was computed so lately that another may come."""
+        return self._alone_s < LINGER_S
 
     def join(self, plan: StepPlan) -> bool:
         """Returns whether later sequences join ``plan``, which has the rows of the first ones."""
@@ -106,7 +116,9 @@ class LaterShare:
         if turn is None:
             # Nobody was held back: nothing is saved for when somebody is.
             self._balance_s = min(self._balance_s, 0.0)
+            self._alone_s += result.step_s
             return
+        self._alone_s = 0.0
         income_s = self._share * result.step_s
         cost_s = self._cost_s(turn, plan, num_later, result.step_s) if num_later else 0.0
         most_s = MAX_SAVED * max(income_s, self._expected_cost_s)

@@ -31,7 +31,7 @@ time.
 **Prefixes.** An admitted sequence begins behind those of its ids whose KV its worker has.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 from services.scheduler.later_share import Front
@@ -103,10 +103,10 @@ class Planner:
 
     def is_in_need(self, worker: WorkerState) -> bool:
         """Whether a worker shall have another plan in flight, which its results alone change: one
-        more for each further stage. A step with prompts that all run at a later priority than 0,
-        the clients', is alone in flight: who comes waits for no second one."""
+        more for each further stage. A step with prompts of later priorities alone is alone in
+        flight, so that who comes waits for no second one."""
         has_prefill = any(plan.prefill for plan in worker.in_flight)
-        if has_prefill and all(each.priority > 0 for each in worker.running.values()):
+        if has_prefill and _are_later(worker.running.values()):
             return False
         depth = self._pipeline_depth + worker.capacity.num_stages - 1
         return len(worker.in_flight) < depth
@@ -151,6 +151,9 @@ class Planner:
             builder.extend(sequence, blocks)
             running.append(sequence)
         front = Front(running, self._queues.waiting)
+        share = worker.later_share
+        if share.expects_first and running and not front.has_later and _are_later(running):
+            builder.limit(len(running) + share.max_tokens)
         obstacle = Obstacle.KV_BLOCKS if is_short_of_blocks else None
         self.obstacle = self._compute(worker, builder, front, num_absorbed, obstacle)
         if front.has_later:
@@ -393,3 +396,8 @@ class Planner:
         self._queues.put_back(sequence, why if sequence.has_credit else Obstacle.CREDIT)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
+
+
+def _are_later(sequences: Iterable[Sequence]) -> bool:
+    """Whether all are of a later priority than 0, which is that of clients who say none."""
+    return all(each.priority > 0 for each in sequences)

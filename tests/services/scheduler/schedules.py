@@ -280,7 +280,10 @@ class Mesh:
             new = {row.slot for row in plan.admit}
             runnable = {each.allocated.slot for each in worker.runnable()} | tokens.keys()
             leaders = [worker.running[slot] for slot in runnable - new]
-            if later == self.later(worker, leaders):  # or the plan may not have known
+            are_awaited = worker.later_share.expects_first and all(
+                each.priority > 0 for each in leaders
+            )
+            if later == self.later(worker, leaders) and not are_awaited:  # or it was not known
                 self.check_prefills(worker, plan, tokens, later)
         if plan.num_steps > 1:
             self.check_steps(plan, computed)

@@ -234,6 +234,21 @@ def test_a_stream_whose_client_does_not_read_holds_nobody_back() -> None:
     assert bench.tokens == [4] * len(bench.tokens)
 
 
+def test_for_a_second_after_a_stream_prompts_of_a_batch_come_in_pieces() -> None:
+    bench = Bench(on_a_cpu)
+    bench.add("stream", max_tokens=100)
+    bench.add_batch(12, num_prompt=8000, max_tokens=1)
+    while "stream" not in bench.ended:
+        bench.step()
+    ended_s, most = bench.now_s, bench.core.workers["w"].later_share.max_tokens
+    bench.tokens.clear()
+    while bench.now_s < ended_s + 0.9:
+        bench.step()
+    assert max(bench.tokens) <= most + 2 < 512
+    bench.run(100)
+    assert max(bench.tokens) == 512
+
+
 @pytest.mark.parametrize(("priority", "num_in_flight"), [(100, 1), (0, 2)])
 def test_a_step_with_prompts_of_a_batch_alone_has_no_other_behind_it(
     priority: int, num_in_flight: int
