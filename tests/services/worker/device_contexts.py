@@ -42,7 +42,8 @@ def _device_attention(batch: Any) -> DeviceAttention:
     tables = _int32(batch.block_tables)
     num_decoding = int((num_tokens == 1).sum())
     slots = torch.arange(len(starts), dtype=torch.int32)
-    decode = DecodeRows(1, slots[:num_decoding], tables, _int32(starts[:num_decoding]))
+    rows = slots[:num_decoding], tables, _int32(starts[:num_decoding])
+    decode = DecodeRows(1, *rows, torch.zeros(0, dtype=torch.int32))  # for kernels alone
     chunk_starts, chunk_nums = starts[num_decoding:], num_tokens[num_decoding:]
     tile_rows, tile_starts = map(_int32, make_tiles(chunk_nums))
     chunks = ChunkRows(

@@ -4,7 +4,7 @@ forward → logits; judge: sample → accept; draft: the MTP head over what was 
 then one draft more at a time. None of them makes the host wait, nor allocates for ever.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, cast
 
 import torch
@@ -68,6 +68,13 @@ class Segments:
     attention_backend: Literal["triton", "sdpa"] = "triton"
     acceptance: Tensor | None = None  # [1] float32
     parallel: Parallel = ALONE
+    arrivals: Tensor = field(init=False)  # of programs, in attention of rows that decode
+
+    def __post_init__(self) -> None:
+        num_heads = max(layer.entries.shape[3] for layer in self.kv_cache.layers)
+        num_rows, device = len(self.state.is_open), self.kv_cache.device
+        zeros = torch.zeros(num_rows * num_heads, dtype=torch.int32, device=device)
+        object.__setattr__(self, "arrivals", zeros)
 
     @property
     def draft_head(self) -> DraftHead:
@@ -168,7 +175,8 @@ class Segments:
     def decode_rows(
         self, slots: Tensor, starts: Tensor, width: int, first_keys: Tensor | None = None
     ) -> DecodeRows:
-        return DecodeRows(width, slots, self.state.block_tables, starts, first_keys)
+        tables = self.state.block_tables
+        return DecodeRows(width, slots, tables, starts, self.arrivals, first_keys)
 
     def attention(
         self, decode: DecodeRows | None, max_keys: int, chunks: ChunkRows | None = None
