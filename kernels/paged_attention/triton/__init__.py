@@ -136,6 +136,11 @@ def _decode(
     """query [B * width, H, D], out [B * width, H, value_dim]."""
     num_tokens, num_heads, value_dim = out.shape
     block_size, _, num_kv_heads = cache.numbers.shape[1:4]
+    if len(rows.arrivals) < len(rows.slots) * num_kv_heads:
+        raise ValueError(
+            f"attend takes an arrival of each row and KV head: {len(rows.arrivals)} are less than"
+            f" {len(rows.slots)} × {num_kv_heads}"
+        )
     num_queries = rows.width * (num_heads // num_kv_heads)
     widest, has_codes = max(query.shape[2], value_dim), cache.scales is not None
     config = decode_config(num_queries, widest, query.dtype, has_codes=has_codes)

@@ -1,5 +1,6 @@
 """The kernels of attend against the reference of paged attention."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from kernels import switches
 from kernels.kv_codes import HIGHEST_CODE
-from kernels.paged_attention import PLAIN, TILE, AttentionOptions, triton
+from kernels.paged_attention import PLAIN, TILE, AttentionOptions, attend, triton
 from tests.kernels.attended import (
     CPU,
     Heads,
@@ -15,7 +16,9 @@ from tests.kernels.attended import (
     assert_later_tokens_do_not_matter,
     compare,
     decoded_rows,
+    device_attention,
     every_option,
+    random_cache,
 )
 
 TOLERANCE = 1e-5
@@ -174,6 +177,17 @@ def test_every_option_agrees(name: str, dtype: torch.dtype) -> None:
 def test_options_agree_where_heads_are_wide() -> None:
     step = Step([70], 3, [(5, 20)], block_size=16)
     compare(step, Heads(2, 2, 192), TOLERANCE, options=AttentionOptions(value_dim=128, window=40))
+
+
+def test_too_few_arrivals_are_an_error() -> None:
+    step = Step([3, 40])
+    tables, cache = random_cache(step, SMALL, torch.float32)
+    attention = device_attention(step, tables)
+    assert attention.decode is not None
+    rows = replace(attention.decode, arrivals=attention.decode.arrivals[:3])
+    query = torch.randn(2, 4, 16)
+    with pytest.raises(ValueError, match="3 are less than 2 × 2"):
+        attend(query, cache, replace(attention, decode=rows), 1.0)
 
 
 def test_nothing_has_no_result() -> None:

@@ -16,6 +16,8 @@ from kernels.paged_attention import (
 from services.worker.layers.context import current_context, forward_context
 from services.worker.models import CausalLM
 
+MAX_KV_HEADS = 8
+
 
 class OnDevice(CausalLM):
     """``model`` with DeviceAttentions in place of the AttentionBatches that its context has."""
@@ -43,7 +45,8 @@ def _device_attention(batch: Any) -> DeviceAttention:
     num_decoding = int((num_tokens == 1).sum())
     slots = torch.arange(len(starts), dtype=torch.int32)
     rows = slots[:num_decoding], tables, _int32(starts[:num_decoding])
-    decode = DecodeRows(1, *rows, torch.zeros(0, dtype=torch.int32))  # for kernels alone
+    arrivals = torch.zeros(num_decoding * MAX_KV_HEADS, dtype=torch.int32)
+    decode = DecodeRows(1, *rows, arrivals)
     chunk_starts, chunk_nums = starts[num_decoding:], num_tokens[num_decoding:]
     tile_rows, tile_starts = map(_int32, make_tiles(chunk_nums))
     chunks = ChunkRows(
