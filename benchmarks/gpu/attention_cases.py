@@ -88,12 +88,13 @@ def _decode(
     query = torch.randn(num_rows, num_heads, head_dim, device=suite.device, dtype=suite.dtype)
     starts = torch.full((num_rows,), context - 1, dtype=torch.int32, device=suite.device)
     slots = torch.arange(copies * num_rows, dtype=torch.int32, device=suite.device)
+    arrivals = torch.zeros(num_rows * num_kv_heads, dtype=torch.int32, device=suite.device)
     scale = head_dim**-0.5
     ours: list[Run] = []
     theirs: list[Run] = []
     grouped = query.unflatten(1, (num_kv_heads, -1))  # heads that share keys are its tokens
     for rows in slots.split(num_rows):
-        decode = DecodeRows(1, rows, tables, starts)
+        decode = DecodeRows(1, rows, tables, starts, arrivals)
         attention = DeviceAttention(decode, None, BLOCK_SIZE, context)
         ours.append(partial(attend, query, cache, attention, scale, options, scales))
         key, value = _in_one_piece(numbers, tables[rows.long()])

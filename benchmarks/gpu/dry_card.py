@@ -40,16 +40,32 @@ class LoadedModel(NamedTuple):
     """A kernel, in one of its variants."""
 
     name: str
-    num_stack_bytes: int  # of a thread: what was spilled, mostly
+    resources: Resources
+    cubin: bytes
+
+    @property
+    def num_stack_bytes(self) -> int:
+        return self.resources.num_stack_bytes
+
+
+class Launch(NamedTuple):
+    """What a card would be given."""
+
+    model: LoadedModel
+    grid: tuple[int, int, int]
+    num_warps: int
+    arguments: dict[str, Any]  # by name, constants too
 
 
 class DryDriver:
     """Triton's driver, its ``utils``, and a device of its own: what was compiled for another one is
     compiled, or found on disk, once more."""
 
-    def __init__(self, arch: int = HOPPER) -> None:
+    def __init__(self, arch: int = HOPPER, watch: Callable[[Launch], None] | None = None) -> None:
+        """``watch`` is told of each launch."""
         self.loaded: list[LoadedModel] = []
         self.num_launches = 0
+        self._watch = watch
         self.utils = self
         self._arch = arch
 
@@ -68,11 +84,12 @@ class DryDriver:
     def load_binary(
         self, name: str, binary: bytes, shared_bytes: int, device: object
     ) -> tuple[int, int, int, int, int]:
-        """Module, function, registers, spills and the most threads of a block."""
+        """Module, function (its place in ``loaded``), registers, spills and the most threads of a
+        block."""
         found = resources(binary, shared_bytes)
-        self.loaded.append(LoadedModel(name, found.num_stack_bytes))
-        max_threads = NUM_REGISTERS // max(1, found.num_registers)
-        return 0, 0, found.num_registers, found.num_stack_bytes, max_threads
+        self.loaded.append(LoadedModel(name, found, binary))
+        function, max_threads = len(self.loaded) - 1, NUM_REGISTERS // max(1, found.num_registers)
+        return 0, function, found.num_registers, found.num_stack_bytes, max_threads
 
     def unload_module(self, module: int) -> None:
         pass
@@ -85,19 +102,26 @@ class DryDriver:
 
         def launch(*arguments: Any) -> None:
             self.num_launches += 1
-            grid, values = arguments[:3], arguments[9:]
+            grid, function, values = arguments[:3], arguments[4], arguments[9:]
             if any(size > most for size, most in zip(grid, MAX_GRID, strict=True)):
                 raise ValueError(f"{metadata.name}: a card has no grid {grid}")
             for (name, kind), value in zip(types, values, strict=True):
                 _check(f"{metadata.name}: {name}", kind, value)
+            if self._watch is not None:
+                names = (name for name, _ in types)
+                given = dict(zip(names, values, strict=True))
+                self._watch(Launch(self.loaded[function], grid, metadata.num_warps, given))
 
         return launch
 
 
 @contextmanager
-def dry_card(arch: int = HOPPER) -> Iterator[DryDriver]:
-    """Within, operators launch their kernels on it, whatever device the tensors are on."""
-    card = DryDriver(arch)
+def dry_card(
+    arch: int = HOPPER, watch: Callable[[Launch], None] | None = None
+) -> Iterator[DryDriver]:
+    """Within, operators launch their kernels on it, whatever device the tensors are on, and
+    ``watch`` is told of it."""
+    card = DryDriver(arch, watch)
     with ExitStack() as stack:
         for where, name, value in (
             (triton.runtime.driver, "_active", card),

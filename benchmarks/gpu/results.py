@@ -46,7 +46,7 @@ class Results:
             {"": aim.what, "found": aim.found, "aim": f"≥ {aim.aim}", "met": aim.is_met}
             for aim in aims(self.sections)
         ]
-        return _table(rows)
+        return markdown(rows)
 
 
 def _section(section: dict[str, Any]) -> list[str]:
@@ -54,11 +54,11 @@ def _section(section: dict[str, Any]) -> list[str]:
     lines += [f"{word}: {section[word]}" for word in TOLD if section.get(word)]
     for row in section["rows"]:
         lines += ["", "```", *row["output"], "```"] if "output" in row else []
-    return [*lines, "", *_table(section["rows"])]
+    return [*lines, "", *markdown(section["rows"])]
 
 
-def _table(rows: list[dict[str, Any]]) -> list[str]:
-    """Markdown, with all that any row has."""
+def markdown(rows: list[dict[str, Any]]) -> list[str]:
+    """A table's lines, with all that any row has."""
     keys = dict.fromkeys(key for row in rows for key in row)
     names = [key for key in keys if key not in LEFT_OUT]
     if not names:

@@ -21,6 +21,7 @@ from benchmarks.gpu import (
 from benchmarks.gpu.engine_table import Engines, Point
 from benchmarks.gpu.precision import as_torch_has_it
 from benchmarks.gpu.suite import Suite, of_launches
+from benchmarks.gpu.switches import AS_IT_IS, changed, changes
 
 ROOT = Path(__file__).parent.parent.parent
 NUM_LINES_TOLD = 3000  # of pytest: why tests failed, and which took long
@@ -62,6 +63,7 @@ class Sections:
         yield Section("timeline of a step", 60, 120, self._timeline)
         yield Section("mesh", 60, 120, self._mesh)
         yield Section("kernels", 20, 100, self._kernels)
+        yield Section("switches", 60, 120, self._switches)
         yield from engine.values()
         yield Section("other configurations", 20, 60, self._sweeps)
         yield Section("transformers", 45, 120, self._peers)
@@ -89,8 +91,33 @@ class Sections:
             yield engine_table.measure(self._engines, point, self.ceilings.get("read"))
 
     def _timeline(self, limit_s: float) -> Rows:
+        """With what the model of a step predicts of a card with this bandwidth."""
         self._engines.close()
-        yield from timeline.measure(self._suite.device.type, limit_s)
+        suite, read = self._suite, self.ceilings.get("read")
+        rows = timeline.measure(suite.device.type, limit_s)
+        if suite.device.type != "cuda" or read is None:
+            yield from rows
+            return
+        from benchmarks.gpu import step_model  # it wants Triton
+
+        card = step_model.CARDS["h100"]._replace(read_gb_per_s=read)
+        model = step_model.Model(card, suite.model, suite.prompt_len + suite.output_len // 2)
+        yield from step_model.beside(rows, model.step(suite.batches[0]))
+
+    def _switches(self, limit_s: float) -> Rows:
+        """What kernels may do in another way: engines that were built so."""
+        ends_s = time.monotonic() + limit_s
+        few, *_, many = self._suite.batches
+        for change in (AS_IT_IS, *changes()):
+            self._engines.close()
+            for num_rows in (few, many):
+                if time.monotonic() > ends_s:
+                    return
+                with changed(change):
+                    point = Point("graphs", num_rows)
+                    row = engine_table.measure(self._engines, point, self.ceilings.get("read"))
+                yield {"change": change.what} | row
+        self._engines.close()
 
     def _prompts(self, limit_s: float) -> Rows:
         yield from prompt_table.prefill(self._engines, self.ceilings.get("product_tflop_per_s"))

@@ -24,6 +24,7 @@ class DecodeRows:
     slots: Tensor  # [B] int32: rows of ``tables``
     tables: Tensor  # [N, max_blocks] int32
     starts: Tensor  # [B] int32: the position of a row's first token
+    arrivals: Tensor  # [at least B * H_kv] int32, zeros: kernels count in it and leave zeros
     first_keys: Tensor | None = None  # [B] int32: keys before them are hidden; None: none is
 
     @property

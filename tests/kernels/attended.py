@@ -21,7 +21,7 @@ from kernels.paged_attention import (
     reference,
 )
 
-MAX_BLOCKS = 24
+MAX_BLOCKS, MAX_KV_HEADS = 24, 8
 CPU = torch.device("cpu")
 
 
@@ -92,6 +92,7 @@ def compare(
         scales = scales.to(device)
     actual = attend(query.to(device), cache.to(device), attention, scale, options, scales)
     torch.testing.assert_close(actual.cpu(), expected, atol=tolerance, rtol=tolerance)
+    assert attention.decode is None or not attention.decode.arrivals.any(), "for the next launch"
 
 
 def assert_later_tokens_do_not_matter(heads: Heads, codes: torch.dtype | None = None) -> None:
@@ -171,7 +172,8 @@ def device_attention(step: Step, tables: np.ndarray) -> DeviceAttention:
         (slots[part], _int32(starts[part]), None if first_keys is None else first_keys[part])
         for part in (slice(num_decoding), slice(num_decoding, None))
     ]
-    decode = DecodeRows(step.width, parts[0][0], on_device, *parts[0][1:])
+    arrivals = torch.zeros(num_decoding * MAX_KV_HEADS, dtype=torch.int32)
+    decode = DecodeRows(step.width, parts[0][0], on_device, parts[0][1], arrivals, parts[0][2])
     host_starts, host_nums = starts[num_decoding:], num_tokens[num_decoding:]
     tile_rows, tile_starts = map(_int32, make_tiles(host_nums))
     chunks = ChunkRows(

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels import switches
 from kernels.kv_codes import HIGHEST_CODE
 from kernels.paged_attention import TILE, AttentionOptions, make_tiles
 from tests.kernels.attended import (
@@ -13,6 +14,7 @@ from tests.kernels.attended import (
     Step,
     assert_later_tokens_do_not_matter,
     compare,
+    decoded_rows,
     every_option,
 )
 
@@ -118,6 +120,22 @@ def test_cards_agree_with_options(name: str, width: int, dtype: torch.dtype) -> 
     step = Step([0, 17, 300], width, [(0, 140), (130, 20)], block_size=16, hides=width == 3)
     tolerance = 2e-2 if dtype == torch.bfloat16 else TOLERANCE
     compare(step, heads, tolerance, dtype, torch.device("cuda"), options)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("width", [1, 4, 17])
+def test_cards_add_splits_up_whoever_comes_last(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Again and again the bits that a launch behind them all gives."""
+    monkeypatch.setattr(switches, "SPLIT_KEYS", 64)
+    cuda = torch.device("cuda")
+    decode = decoded_rows(Heads(32, 8, 128), width, 64, torch.bfloat16, cuda)
+    with monkeypatch.context() as patched:
+        patched.setattr(switches, "LAST_COMBINES", False)
+        expected = decode(64)
+    for _ in range(100):
+        assert torch.equal(decode(64), expected)
 
 
 def test_every_token_of_a_chunk_has_a_tile() -> None:

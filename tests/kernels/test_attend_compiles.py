@@ -6,12 +6,13 @@ import pytest
 import torch
 import triton
 
-from benchmarks.gpu.dry_card import AMPERE, HOPPER, MAX_SHARED_BYTES, Resources
+from benchmarks.gpu.dry_card import AMPERE, HOPPER, MAX_SHARED_BYTES, Resources, resources
+from benchmarks.gpu.sass import read_code
 from kernels.paged_attention import TILE
 from kernels.paged_attention.triton import NUM_SPLITS, Config, chunk_config, decode_config
 from kernels.paged_attention.triton.chunk import chunk_kernel
 from kernels.paged_attention.triton.decode import combine_kernel, decode_kernel
-from tests.kernels.compiled import compile_kernel
+from tests.kernels.compiled import ARCHS, compiled
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 SCALARS = {"table_stride": "i32:16", "max_keys": "i32:16", "scale": "fp32"}
@@ -56,9 +57,16 @@ def slow(*values: Any) -> Any:
 
 
 def check(
-    kernel: Any, shape: Shape, config: Config, arch: int, hides: bool, **constants: int
+    kernel: Any, shape: Shape, config: Config, arch: int, hides: bool, **constants: int | None
 ) -> None:
-    """Compiles; ``constants`` are those of this kernel alone."""
+    found = compiled_attention(kernel, shape, config, arch, hides, **constants)
+    assert_fits(resources(found.asm["cubin"], found.metadata.shared), arch)
+
+
+def compiled_attention(
+    kernel: Any, shape: Shape, config: Config, arch: int, hides: bool, **constants: int | None
+) -> Any:
+    """``constants`` are those of this kernel alone."""
     value_dim = shape.value_dim or shape.head_dim
     known = {
         "NUM_HEADS": shape.num_heads,
@@ -81,7 +89,7 @@ def check(
     own = dict.fromkeys(("p_query", "p_sinks", "p_out"), f"*{shape.dtype}")
     types = SCALARS | FLOATS | own | {"p_kv_cache": f"*{shape.codes or shape.dtype}"}
     names = kernel.arg_names
-    resources = compile_kernel(
+    return compiled(
         kernel,
         {
             name: types.get(name, "*i32")
@@ -90,10 +98,9 @@ def check(
         },
         {name: value for name, value in known.items() if name in names},
         arch,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        config.num_warps,
+        config.num_stages,
     )
-    assert_fits(resources, arch)
 
 
 def assert_fits(resources: Resources, arch: int) -> None:
@@ -126,15 +133,32 @@ def test_rows_that_decode(shape: Shape, width: int, hides: bool, arch: int) -> N
     num_queries = width * shape.num_heads // shape.num_kv_heads
     dtype, has_codes = DTYPES[shape.dtype], shape.codes is not None
     config = decode_config(num_queries, shape.widest, dtype, has_codes=has_codes)
-    sizes = {"WIDTH": width, "NUM_SPLITS": NUM_SPLITS}
+    sizes = {"WIDTH": width, "NUM_SPLITS": NUM_SPLITS, "SPLIT_TILES": 2}
     num_tiles = triton.cdiv(num_queries, config.num_queries)
     check(decode_kernel, shape, config, arch, hides, **sizes, NUM_TILES=num_tiles)
 
 
 @pytest.mark.parametrize("shape", [QWEN3_8B, EMBEDDED, WIDE, *WITH_OPTIONS])
-def test_their_splits(shape: Shape) -> None:
-    config = decode_config(4, shape.widest, DTYPES[shape.dtype])._replace(num_warps=2)
-    check(combine_kernel, shape, config, HOPPER, True, WIDTH=4, NUM_SPLITS=NUM_SPLITS)
+def test_splits_that_a_launch_adds_up(shape: Shape) -> None:
+    config = decode_config(4, shape.widest, DTYPES[shape.dtype])
+    sizes = {"WIDTH": 1, "NUM_SPLITS": NUM_SPLITS, "SPLIT_TILES": 2}
+    check(decode_kernel, shape, config, HOPPER, False, **sizes, NUM_TILES=1, p_arrivals=None)
+    check(combine_kernel, shape, config._replace(num_warps=2), HOPPER, True, **sizes)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_what_a_program_stored_is_there_before_it_is_counted(arch: int) -> None:
+    """Between all stores of parts and the count stands a fence, and a barrier before it."""
+    shape, config = QWEN3_8B, decode_config(4, 128, torch.bfloat16)
+    sizes = {"WIDTH": 1, "NUM_SPLITS": NUM_SPLITS, "SPLIT_TILES": 2, "NUM_TILES": 1}
+    found = compiled_attention(decode_kernel, shape, config, arch, False, **sizes)
+    names = [each.name for each in read_code(found.asm["cubin"])]
+    count = next(index for index, name in enumerate(names) if name.startswith("ATOM"))
+    fence = max(index for index, name in enumerate(names[:count]) if name.startswith("MEMBAR"))
+    barrier = max(index for index, name in enumerate(names[:fence]) if name.startswith("BAR"))
+    assert any(name.startswith("STG") for name in names[:barrier])
+    assert not any(name.startswith("STG") for name in names[barrier:count])
+    assert any(name.startswith("BAR") for name in names[count:]), "before others read"
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,7 @@ def sizes(shape: Shape) -> dict[str, Any]:
         "BLOCK_RANK": triton.next_power_of_2(shape.rank),
         "BLOCK_ROPE": triton.next_power_of_2(shape.rope_dim),
         "NUM_SPLITS": NUM_SPLITS,
+        "SPLIT_TILES": 8,
     }
 
 

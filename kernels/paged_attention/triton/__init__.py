@@ -1,9 +1,9 @@
 """``attend`` as kernels: rows that decode share their keys among splits, chunks are cut in tiles.
 
-What a row's result is does not depend on other rows. Without a window keys are taken from a row's
-first visible one on, so that no tile needs a mask at its beginning. With one, tiles are at the same
-places for every token, and so are splits once the window is full: which keys are added up together
-does not depend on where the row's first token is, and tiles that no token sees are not read.
+What a row's result is does not depend on other rows. A row's keys are taken from its first visible
+one on, so that no tile needs a mask at its beginning but for a window's. Tiles and splits are at
+the same places for every token: which keys are added up together does not depend on where the row's
+first token is, nor on how many follow. Tiles that no token sees are not read.
 """
 
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
+from kernels import switches
 from kernels.paged_attention.device import TILE, ChunkRows, DecodeRows, DeviceAttention
 from kernels.paged_attention.grouped import PLAIN, AttentionOptions
 from kernels.paged_attention.triton import latent
@@ -111,7 +112,8 @@ def _attend_latents(
     decode, chunks = attention.decode, attention.chunks
     num_decoded = 0 if decode is None else decode.num_tokens
     if decode is not None:
-        latent.decode(out[:num_decoded], query[:num_decoded], kv_cache, decode, scale, NUM_SPLITS)
+        rows = out[:num_decoded], query[:num_decoded], kv_cache, decode
+        latent.decode(*rows, scale, NUM_SPLITS, switches.SPLIT_KEYS)
     if chunks is not None:
         latent.attend_chunks(out[num_decoded:], query[num_decoded:], kv_cache, chunks, scale)
 
@@ -134,6 +136,11 @@ def _decode(
     """query [B * width, H, D], out [B * width, H, value_dim]."""
     num_tokens, num_heads, value_dim = out.shape
     block_size, _, num_kv_heads = cache.numbers.shape[1:4]
+    if len(rows.arrivals) < len(rows.slots) * num_kv_heads:
+        raise ValueError(
+            f"attend takes an arrival of each row and KV head: {len(rows.arrivals)} are less than"
+            f" {len(rows.slots)} × {num_kv_heads}"
+        )
     num_queries = rows.width * (num_heads // num_kv_heads)
     widest, has_codes = max(query.shape[2], value_dim), cache.scales is not None
     config = decode_config(num_queries, widest, query.dtype, has_codes=has_codes)
@@ -146,6 +153,7 @@ def _decode(
         "WIDTH": rows.width,
         "NUM_HEADS": num_heads,
         "NUM_SPLITS": NUM_SPLITS,
+        "SPLIT_TILES": max(1, switches.SPLIT_KEYS // config.num_keys),
         "BLOCK_KEYS": config.num_keys,
         "WINDOW": options.window,
     }
@@ -160,6 +168,9 @@ def _decode(
         scale * LOG2_E.value,
         partials,
         weights,
+        rows.arrivals if switches.LAST_COMBINES else None,
+        options.sinks,
+        out,
         **splits,
         **sizes,
         SOFTCAP=options.softcap,
@@ -169,6 +180,8 @@ def _decode(
         num_stages=config.num_stages,
         maxnreg=MAX_REGISTERS,
     )
+    if switches.LAST_COMBINES:
+        return
     combine_kernel[(num_tokens, num_heads)](
         partials,
         weights,

@@ -1,9 +1,15 @@
-"""Rows that decode: their keys in splits, each a program's, and the splits put together."""
+"""Rows that decode: their keys in splits, each a program's, and the splits put together.
+
+Splits take a row's tiles in turn, some at a time. So which keys a split has follows from their
+places alone: it is the same for every token that sees them, and more keys change nothing of it.
+"""
 
 import triton
 import triton.language as tl
 
-from kernels.paged_attention.triton.tiles import LOG2_E, attend_keys
+from kernels.paged_attention.triton.tiles import LOG2_E, attend_keys, own_tiles
+
+COMBINED_QUERIES = tl.constexpr(8)  # at a time: parts of more, all on their way, fill registers
 
 
 @triton.jit
@@ -20,6 +26,9 @@ def decode_kernel(
     scale,  # by which scores are exponents of two
     p_partials,  # [B * WIDTH, H, NUM_SPLITS, VALUE_DIM] float32
     p_weights,  # [B * WIDTH, H, NUM_SPLITS] float32
+    p_arrivals,  # [at least B * H_kv] int32, zeros | None: ``combine_kernel`` follows
+    p_sinks,  # [H] | None
+    p_out,  # [B * WIDTH, H, VALUE_DIM]
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -30,28 +39,25 @@ def decode_kernel(
     CACHE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
+    SPLIT_TILES: tl.constexpr,
     NUM_TILES: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     BLOCK_VALUE: tl.constexpr,
 ):
-    """A program: one split of the keys of one KV head, for a tile of one row's queries."""
+    """A program: one split of the keys of one KV head, for a tile of one row's queries. The last
+    one of a row's KV head puts all of them together."""
     i_kv_head, i_split = tl.program_id(0), tl.program_id(1)
     i_row, i_tile = tl.program_id(2) // NUM_TILES, tl.program_id(2) % NUM_TILES
     start = tl.load(p_starts + i_row)
-    first, first_split, end, split_size = splits_of(
-        start, p_first_keys, i_row, max_keys, WINDOW, WIDTH, NUM_SPLITS, BLOCK_KEYS
-    )
-    i_place = _place(i_split, first_split, split_size, WINDOW, NUM_SPLITS)
-    begin = first_split + i_place * split_size
-    split_end = end if i_place == NUM_SPLITS - 1 else min(begin + split_size, end)
+    base, first, end = keys_of(start, p_first_keys, i_row, max_keys, WINDOW, WIDTH)
+    first_tile, end_tile = (first - base) // BLOCK_KEYS, tl.cdiv(end - base, BLOCK_KEYS)
+    if tiles_between(first_tile, end_tile, i_split, NUM_SPLITS, SPLIT_TILES) == 0:
+        return
     first_shared = first
     if WINDOW is not None:
-        begin = max(begin, first // BLOCK_KEYS * BLOCK_KEYS)
         first_shared = max(first, start + WIDTH - WINDOW)
-    if begin >= end:
-        return
 
     group_size: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     o_dim = tl.arange(0, BLOCK_DIM)
@@ -72,12 +78,15 @@ def decode_kernel(
         p_kv_cache + i_kv_head * CACHE_DIM,
         p_scales,
         p_table,
-        begin,
+        base,
         first,
         first_shared,
         start,
-        split_end,
+        end,
         scale,
+        i_split,
+        NUM_SPLITS,
+        SPLIT_TILES,
         WINDOW,
         SOFTCAP,
         NUM_KV_HEADS,
@@ -97,6 +106,18 @@ def decode_kernel(
     p_partial = p_partials + o_partial[:, None] * VALUE_DIM + o_value[None, :]
     tl.store(p_partial, b_partial, mask=is_query[:, None] & (o_value < VALUE_DIM)[None, :])
     tl.store(p_weights + o_partial, top + tl.log2(total), mask=is_query)
+    if p_arrivals is not None:
+        # All threads have stored before one of them says so, and is told of others' stores.
+        tl.debug_barrier()
+        p_arrived = p_arrivals + i_row * NUM_KV_HEADS + i_kv_head
+        num_before = tl.atomic_add(p_arrived, 1, sem="acq_rel")
+        num_splits = (end_tile - 1) // SPLIT_TILES - first_tile // SPLIT_TILES + 1
+        if num_before + 1 == min(num_splits, NUM_SPLITS) * NUM_TILES:
+            tl.store(p_arrived, 0)  # nobody comes any more, until the next launch
+            _combine_row(
+                p_partials, p_weights, p_sinks, p_out, i_row, i_kv_head, first_tile, end_tile,
+                WIDTH, NUM_HEADS, group_size, NUM_SPLITS, SPLIT_TILES, VALUE_DIM, BLOCK_VALUE,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -113,79 +134,128 @@ def combine_kernel(
     NUM_HEADS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
+    SPLIT_TILES: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
     BLOCK_VALUE: tl.constexpr,
 ):
-    """A program: one token's head. Only the splits that have keys were written."""
-    i_token, i_head = tl.program_id(0), tl.program_id(1)
+    """A program: one token's head."""
+    i_token, o_head = tl.program_id(0), tl.program_id(1) + tl.arange(0, 1)
     i_row = i_token // WIDTH
     start = tl.load(p_starts + i_row)
-    _, first_split, end, split_size = splits_of(
-        start, p_first_keys, i_row, max_keys, WINDOW, WIDTH, NUM_SPLITS, BLOCK_KEYS
-    )
-    o_place = i_token.to(tl.int64) * NUM_HEADS + i_head
-    o_split = tl.arange(0, NUM_SPLITS)
+    base, first, end = keys_of(start, p_first_keys, i_row, max_keys, WINDOW, WIDTH)
+    o_place = i_token.to(tl.int64) * NUM_HEADS + o_head
+    _combine(
+        p_partials, p_weights, p_sinks, p_out, o_place, o_head, o_head < NUM_HEADS,
+        (first - base) // BLOCK_KEYS, tl.cdiv(end - base, BLOCK_KEYS), NUM_SPLITS, SPLIT_TILES, 1,
+        VALUE_DIM, BLOCK_VALUE,
+    )  # fmt: skip
+
+
+@triton.jit
+def _combine_row(
+    p_partials,
+    p_weights,
+    p_sinks,
+    p_out,
+    i_row,
+    i_kv_head,
+    first_tile,
+    end_tile,
+    WIDTH: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    SPLIT_TILES: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_VALUE: tl.constexpr,
+):
+    """All queries of a row that share a KV head."""
+    for first_query in tl.range(0, WIDTH * GROUP_SIZE, COMBINED_QUERIES):
+        o_query = first_query + tl.arange(0, COMBINED_QUERIES)
+        o_head = i_kv_head * GROUP_SIZE + o_query % GROUP_SIZE
+        o_place = (i_row.to(tl.int64) * WIDTH + o_query // GROUP_SIZE) * NUM_HEADS + o_head
+        _combine(
+            p_partials, p_weights, p_sinks, p_out, o_place, o_head, o_query < WIDTH * GROUP_SIZE,
+            first_tile, end_tile, NUM_SPLITS, SPLIT_TILES, COMBINED_QUERIES, VALUE_DIM,
+            BLOCK_VALUE,
+        )  # fmt: skip
+
+
+@triton.jit
+def _combine(
+    p_partials,
+    p_weights,
+    p_sinks,
+    p_out,
+    o_place,  # [BLOCK_QUERIES]: tokens × heads
+    o_head,  # [BLOCK_QUERIES]
+    is_query,  # [BLOCK_QUERIES]
+    first_tile,
+    end_tile,
+    NUM_SPLITS: tl.constexpr,
+    SPLIT_TILES: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_VALUE: tl.constexpr,
+):
+    """Adds up splits in their order, of which only those that have keys were written: by other
+    processors, so that what is in this one's cache may be old."""
     o_value = tl.arange(0, BLOCK_VALUE)
-    i_place = _place(o_split, first_split, split_size, WINDOW, NUM_SPLITS)
-    is_split = first_split + i_place * split_size < end
-    is_value = o_value < VALUE_DIM
-    o_partial = o_place * NUM_SPLITS + o_split
-    b_weight = tl.load(p_weights + o_partial, mask=is_split, other=float("-inf"))
-    p_partial = p_partials + o_partial[:, None] * VALUE_DIM + o_value[None, :]
-    b_partial = tl.load(p_partial, mask=is_split[:, None] & is_value[None, :], other=0)
-    top = tl.max(b_weight, 0)
+    is_value = (o_value < VALUE_DIM)[None, :]
+    p_weight = p_weights + o_place * NUM_SPLITS
+    p_partial = p_partials + (o_place * NUM_SPLITS * VALUE_DIM)[:, None] + o_value[None, :]
+    top = tl.full((BLOCK_QUERIES,), float("-inf"), tl.float32)
     if p_sinks is not None:
-        sink = tl.load(p_sinks + i_head).to(tl.float32) * LOG2_E
-        top = tl.maximum(top, sink)
-    if WINDOW is not None:  # a draft beyond the table's last key may see none
-        top = tl.where(top == float("-inf"), 0.0, top)
-    b_weight = tl.exp2(b_weight - top)
-    total = tl.sum(b_weight, 0)
-    if WINDOW is not None:
-        total = tl.where(total == 0, 1.0, total)
+        sink = tl.load(p_sinks + o_head, mask=is_query, other=0).to(tl.float32) * LOG2_E
+        top = sink
+    for i_split in tl.static_range(NUM_SPLITS):
+        num_own = tiles_between(first_tile, end_tile, i_split, NUM_SPLITS, SPLIT_TILES)
+        is_there = tl.where(is_query, num_own, 0) > 0
+        weight = tl.load(
+            p_weight + i_split, mask=is_there, other=float("-inf"), cache_modifier=".cg"
+        )
+        top = tl.maximum(top, weight)
+    # A row of the padding of queries, and a draft beyond the table's last key, may see none.
+    top = tl.where(top == float("-inf"), 0.0, top)
+    total = tl.zeros((BLOCK_QUERIES,), tl.float32)
     if p_sinks is not None:
         total += tl.exp2(sink - top)
-    b_out = tl.sum(b_partial * b_weight[:, None], 0) / total
-    tl.store(p_out + o_place * VALUE_DIM + o_value, b_out.to(p_out.dtype.element_ty), mask=is_value)
+    b_out = tl.zeros((BLOCK_QUERIES, BLOCK_VALUE), tl.float32)
+    for i_split in tl.static_range(NUM_SPLITS):
+        num_own = tiles_between(first_tile, end_tile, i_split, NUM_SPLITS, SPLIT_TILES)
+        is_there = tl.where(is_query, num_own, 0) > 0
+        weight = tl.load(
+            p_weight + i_split, mask=is_there, other=float("-inf"), cache_modifier=".cg"
+        )
+        b_partial = tl.load(
+            p_partial + i_split * VALUE_DIM,
+            mask=is_there[:, None] & is_value,
+            other=0,
+            cache_modifier=".cg",
+        )
+        weight = tl.exp2(weight - top)
+        total += weight
+        b_out += b_partial * weight[:, None]
+    b_out /= tl.where(total == 0, 1.0, total)[:, None]
+    p_own = p_out + o_place[:, None] * VALUE_DIM + o_value[None, :]
+    tl.store(p_own, b_out.to(p_out.dtype.element_ty), mask=is_query[:, None] & is_value)
 
 
 @triton.jit
-def splits_of(
-    start,
-    p_first_keys,
-    i_row,
-    max_keys,
-    WINDOW: tl.constexpr,
-    WIDTH: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
-    BLOCK_KEYS: tl.constexpr,
-):
-    """A row's first key, where its first split begins, the end of its keys, and the keys of a
-    split: whole tiles, so that their number changes once in NUM_SPLITS tiles only. It follows from
-    the first token's keys, since how many more tokens the row has is not its own business: the last
-    split takes the rest.
-
-    With a window the splits of a size are at the same places for all tokens, and one is kept for
-    what the first split has before the row's first key.
-    """
-    first = 0 if p_first_keys is None else tl.load(p_first_keys + i_row)
+def keys_of(start, p_first_keys, i_row, max_keys, WINDOW: tl.constexpr, WIDTH: tl.constexpr):
+    """Where a row's tiles begin, which is the same for all of its tokens; its first key, and the
+    end of its keys."""
+    base = 0 if p_first_keys is None else tl.load(p_first_keys + i_row)
+    first = base
     if WINDOW is not None:
-        first = max(first, start + 1 - WINDOW)
-    end = min(start + WIDTH, max_keys)
-    num_tiles = tl.cdiv(max(start + 1 - first, 1), BLOCK_KEYS)
-    if WINDOW is None:
-        first_split = first
-        split_size = tl.cdiv(num_tiles, NUM_SPLITS) * BLOCK_KEYS
-    else:
-        split_size = tl.cdiv(num_tiles + 1, max(NUM_SPLITS - 1, 1)) * BLOCK_KEYS
-        first_split = first // split_size * split_size
-    return first, first_split, end, split_size
+        first = max(base, start + 1 - WINDOW)
+    return base, first, min(start + WIDTH, max_keys)
 
 
 @triton.jit
-def _place(i_split, first_split, split_size, WINDOW: tl.constexpr, NUM_SPLITS: tl.constexpr):
-    """Which split of the row program ``i_split`` has. With a window a split is the same program's
-    for all tokens, so that partial sums are added up in the same order."""
-    if WINDOW is None:
-        return i_split
-    return (i_split + NUM_SPLITS - first_split // split_size % NUM_SPLITS) % NUM_SPLITS
+def tiles_between(
+    first_tile, end_tile, i_split, NUM_SPLITS: tl.constexpr, SPLIT_TILES: tl.constexpr
+):
+    """How many of the tiles from the one up to the other, not included, are of ``i_split``."""
+    num_before = own_tiles(first_tile, i_split, NUM_SPLITS, SPLIT_TILES)
+    return own_tiles(end_tile, i_split, NUM_SPLITS, SPLIT_TILES) - num_before

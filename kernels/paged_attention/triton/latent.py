@@ -13,8 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.paged_attention.device import TILE, ChunkRows, DecodeRows
-from kernels.paged_attention.triton.decode import combine_kernel, splits_of
-from kernels.paged_attention.triton.tiles import LOG2_E
+from kernels.paged_attention.triton.decode import combine_kernel, keys_of
+from kernels.paged_attention.triton.tiles import LOG2_E, own_tiles, place_of_tile
 
 
 class Config(NamedTuple):
@@ -31,7 +31,13 @@ def latent_config(dtype: torch.dtype) -> Config:
 
 
 def decode(
-    out: Tensor, query: Tensor, kv_cache: Tensor, rows: DecodeRows, scale: float, num_splits: int
+    out: Tensor,
+    query: Tensor,
+    kv_cache: Tensor,
+    rows: DecodeRows,
+    scale: float,
+    num_splits: int,
+    split_keys: int,
 ) -> None:
     """query [B * width, H, rank + rope_dim], out [B * width, H, rank]."""
     num_tokens, num_heads, rank = out.shape
@@ -45,6 +51,7 @@ def decode(
         "WIDTH": rows.width,
         "NUM_HEADS": num_heads,
         "NUM_SPLITS": num_splits,
+        "SPLIT_TILES": max(1, split_keys // config.num_keys),
         "BLOCK_KEYS": config.num_keys,
     }
     sizes = _sizes(query, kv_cache, rank)
@@ -140,6 +147,7 @@ def latent_decode_kernel(
     ROPE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
+    SPLIT_TILES: tl.constexpr,
     NUM_TILES: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
@@ -150,12 +158,8 @@ def latent_decode_kernel(
     i_split = tl.program_id(0)
     i_row, i_tile = tl.program_id(1) // NUM_TILES, tl.program_id(1) % NUM_TILES
     start = tl.load(p_starts + i_row)
-    _, first_split, end, split_size = splits_of(
-        start, p_first_keys, i_row, max_keys, None, WIDTH, NUM_SPLITS, BLOCK_KEYS
-    )
-    begin = first_split + i_split * split_size
-    split_end = end if i_split == NUM_SPLITS - 1 else min(begin + split_size, end)
-    if begin >= end:
+    base, _, end = keys_of(start, p_first_keys, i_row, max_keys, None, WIDTH)
+    if own_tiles(tl.cdiv(end - base, BLOCK_KEYS), i_split, NUM_SPLITS, SPLIT_TILES) == 0:
         return
 
     o_query = i_tile * BLOCK_QUERIES + tl.arange(0, BLOCK_QUERIES)
@@ -163,9 +167,9 @@ def latent_decode_kernel(
     o_place = i_row.to(tl.int64) * WIDTH * NUM_HEADS + o_query
     p_table = p_tables + tl.load(p_slots + i_row).to(tl.int64) * table_stride
     acc, top, total = _attend_keys(
-        p_query, o_place, is_query, start + o_query // NUM_HEADS, p_kv_cache, p_table, begin, start,
-        split_end, scale, RANK, ROPE_DIM, BLOCK_SIZE, BLOCK_QUERIES, BLOCK_KEYS, BLOCK_RANK,
-        BLOCK_ROPE,
+        p_query, o_place, is_query, start + o_query // NUM_HEADS, p_kv_cache, p_table, base, start,
+        end, scale, i_split, NUM_SPLITS, SPLIT_TILES, RANK, ROPE_DIM, BLOCK_SIZE, BLOCK_QUERIES,
+        BLOCK_KEYS, BLOCK_RANK, BLOCK_ROPE,
     )  # fmt: skip
     # A token that sees none of the split's keys has weight 2^-inf, of a sum of zeros.
     total = tl.where(total == 0, 1, total)
@@ -224,7 +228,7 @@ def latent_chunk_kernel(
     p_table = p_tables + tl.load(p_slots + i_row).to(tl.int64) * table_stride
     acc, _, total = _attend_keys(
         p_query, o_place, is_query, start + o_token, p_kv_cache, p_table, first,
-        start + first_token, min(start + last_token + 1, max_keys), scale, RANK, ROPE_DIM,
+        start + first_token, min(start + last_token + 1, max_keys), scale, 0, 1, 1, RANK, ROPE_DIM,
         BLOCK_SIZE, BLOCK_QUERIES, BLOCK_KEYS, BLOCK_RANK, BLOCK_ROPE,
     )  # fmt: skip
     o_rank = tl.arange(0, BLOCK_RANK)
@@ -241,10 +245,13 @@ def _attend_keys(
     o_last,  # [BLOCK_QUERIES]: the last key that each query sees
     p_kv,
     p_table,  # [max_blocks] int32: the row's
-    begin,
+    base,  # the row's first key
     last_shared,  # all queries see the keys to this one
     end,
     scale,
+    i_split,
+    NUM_SPLITS: tl.constexpr,
+    SPLIT_TILES: tl.constexpr,
     RANK: tl.constexpr,
     ROPE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -253,8 +260,8 @@ def _attend_keys(
     BLOCK_RANK: tl.constexpr,
     BLOCK_ROPE: tl.constexpr,
 ):
-    """Keys begin … end - 1 → sums of latents [BLOCK_QUERIES, BLOCK_RANK] relative to 2^top, top and
-    the sums of weights [BLOCK_QUERIES]."""
+    """Those of keys base … end - 1 that are of split ``i_split`` → sums of latents [BLOCK_QUERIES,
+    BLOCK_RANK] relative to 2^top, top and the sums of weights [BLOCK_QUERIES]."""
     o_rank, o_rope = tl.arange(0, BLOCK_RANK)[None, :], tl.arange(0, BLOCK_ROPE)[None, :]
     p_own = p_query + o_place[:, None] * (RANK + ROPE_DIM)
     b_query = tl.load(p_own + o_rank, mask=is_query[:, None] & (o_rank < RANK), other=0)
@@ -263,14 +270,17 @@ def _attend_keys(
     acc = tl.zeros((BLOCK_QUERIES, BLOCK_RANK), tl.float32)
     top = tl.full((BLOCK_QUERIES,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_QUERIES,), tl.float32)
-    num_shared = max(min(last_shared + 1, end) - begin, 0)
-    tail = begin + num_shared // BLOCK_KEYS * BLOCK_KEYS
-    for key in tl.range(begin, tail, BLOCK_KEYS):
+    tail = max(min(last_shared + 1, end) - base, 0) // BLOCK_KEYS
+    own_tail = own_tiles(tail, i_split, NUM_SPLITS, SPLIT_TILES)
+    own_end = own_tiles(tl.cdiv(end - base, BLOCK_KEYS), i_split, NUM_SPLITS, SPLIT_TILES)
+    for own in tl.range(0, own_tail):
+        key = base + place_of_tile(own, i_split, NUM_SPLITS, SPLIT_TILES) * BLOCK_KEYS
         acc, top, total = _attend_tile(
             b_query, b_rotated, o_last, p_kv, p_table, key, last_shared, end, scale, acc, top,
             total, False, RANK, ROPE_DIM, BLOCK_SIZE, BLOCK_KEYS, BLOCK_RANK, BLOCK_ROPE,
         )  # fmt: skip
-    for key in tl.range(tail, end, BLOCK_KEYS):
+    for own in tl.range(own_tail, own_end):
+        key = base + place_of_tile(own, i_split, NUM_SPLITS, SPLIT_TILES) * BLOCK_KEYS
         acc, top, total = _attend_tile(
             b_query, b_rotated, o_last, p_kv, p_table, key, last_shared, end, scale, acc, top,
             total, True, RANK, ROPE_DIM, BLOCK_SIZE, BLOCK_KEYS, BLOCK_RANK, BLOCK_ROPE,

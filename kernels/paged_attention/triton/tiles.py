@@ -18,12 +18,15 @@ def attend_keys(
     p_kv,  # the KV head's first key in the cache
     p_scales,  # the same of the scales of codes | None
     p_table,  # [max_blocks] int32: the row's
-    begin,  # the first tile's first key
-    first,  # the first key that any query sees, which without a window is ``begin``
+    base,  # where the row's first tile is
+    first,  # the first key that any query sees, which without a window is ``base``
     first_shared,  # all queries see the keys from this one
     last_shared,  # to this one
     end,
     scale,
+    i_split,
+    NUM_SPLITS: tl.constexpr,
+    SPLIT_TILES: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -36,31 +39,35 @@ def attend_keys(
     BLOCK_DIM: tl.constexpr,
     BLOCK_VALUE: tl.constexpr,
 ):
-    """Keys first … end - 1 → sums of values [BLOCK_QUERIES, BLOCK_VALUE] relative to 2^top, top and
-    the sums of weights [BLOCK_QUERIES]."""
+    """Those of keys first … end - 1 that are of split ``i_split`` → sums of values [BLOCK_QUERIES,
+    BLOCK_VALUE] relative to 2^top, top and the sums of weights [BLOCK_QUERIES]."""
     acc = tl.zeros((BLOCK_QUERIES, BLOCK_VALUE), tl.float32)
     top = tl.full((BLOCK_QUERIES,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_QUERIES,), tl.float32)
+    tail = max(min(last_shared + 1, end) - base, 0) // BLOCK_KEYS
+    own_tail = own_tiles(tail, i_split, NUM_SPLITS, SPLIT_TILES)
+    own_end = own_tiles(tl.cdiv(end - base, BLOCK_KEYS), i_split, NUM_SPLITS, SPLIT_TILES)
+    own_shared = 0
     if WINDOW is not None:
-        num_edges = tl.cdiv(max(first_shared - begin, 0), BLOCK_KEYS)
-        shared = min(begin + num_edges * BLOCK_KEYS, end)
-        for key in tl.range(begin, shared, BLOCK_KEYS):
+        own_first = own_tiles((first - base) // BLOCK_KEYS, i_split, NUM_SPLITS, SPLIT_TILES)
+        edges = tl.cdiv(max(first_shared - base, 0), BLOCK_KEYS)
+        own_shared = min(own_tiles(edges, i_split, NUM_SPLITS, SPLIT_TILES), own_end)
+        for own in tl.range(own_first, own_shared):
+            key = base + place_of_tile(own, i_split, NUM_SPLITS, SPLIT_TILES) * BLOCK_KEYS
             acc, top, total = _attend_tile(
                 b_query, o_last, p_kv, p_scales, p_table, key, first, first_shared, last_shared,
                 end, scale, acc, top, total, True, WINDOW, SOFTCAP, NUM_KV_HEADS, HEAD_DIM,
                 VALUE_DIM, CACHE_DIM, BLOCK_SIZE, BLOCK_KEYS, BLOCK_DIM, BLOCK_VALUE,
             )  # fmt: skip
-    else:
-        shared = begin
-    num_shared = max(min(last_shared + 1, end) - shared, 0)
-    tail = shared + num_shared // BLOCK_KEYS * BLOCK_KEYS
-    for key in tl.range(shared, tail, BLOCK_KEYS):
+    for own in tl.range(own_shared, own_tail):
+        key = base + place_of_tile(own, i_split, NUM_SPLITS, SPLIT_TILES) * BLOCK_KEYS
         acc, top, total = _attend_tile(
             b_query, o_last, p_kv, p_scales, p_table, key, first, first_shared, last_shared, end,
             scale, acc, top, total, False, WINDOW, SOFTCAP, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM,
             CACHE_DIM, BLOCK_SIZE, BLOCK_KEYS, BLOCK_DIM, BLOCK_VALUE,
         )  # fmt: skip
-    for key in tl.range(tail, end, BLOCK_KEYS):
+    for own in tl.range(max(own_shared, own_tail), own_end):
+        key = base + place_of_tile(own, i_split, NUM_SPLITS, SPLIT_TILES) * BLOCK_KEYS
         acc, top, total = _attend_tile(
             b_query, o_last, p_kv, p_scales, p_table, key, first, first_shared, last_shared, end,
             scale, acc, top, total, True, WINDOW, SOFTCAP, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM,
@@ -69,6 +76,25 @@ def attend_keys(
     if p_scales is not None and p_kv.dtype.element_ty == tl.int8:
         acc *= 1 / INT8_LIFT
     return acc, top, total
+
+
+@triton.jit
+def own_tiles(num_tiles, i_split, NUM_SPLITS: tl.constexpr, SPLIT_TILES: tl.constexpr):
+    """How many of a row's first tiles are of split ``i_split``: each has SPLIT_TILES in turn."""
+    if NUM_SPLITS == 1:
+        return num_tiles
+    turn: tl.constexpr = NUM_SPLITS * SPLIT_TILES
+    rest = num_tiles % turn - i_split * SPLIT_TILES
+    return num_tiles // turn * SPLIT_TILES + tl.minimum(tl.maximum(rest, 0), SPLIT_TILES)
+
+
+@triton.jit
+def place_of_tile(own, i_split, NUM_SPLITS: tl.constexpr, SPLIT_TILES: tl.constexpr):
+    """Which of a row's tiles the split's tile ``own`` is."""
+    if NUM_SPLITS == 1:
+        return own
+    num_before = own // SPLIT_TILES * NUM_SPLITS + i_split
+    return num_before * SPLIT_TILES + own % SPLIT_TILES
 
 
 @triton.jit

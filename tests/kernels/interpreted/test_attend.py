@@ -1,18 +1,24 @@
 """The kernels of attend against the reference of paged attention."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from kernels import switches
 from kernels.kv_codes import HIGHEST_CODE
-from kernels.paged_attention import PLAIN, TILE, AttentionOptions, triton
+from kernels.paged_attention import PLAIN, TILE, AttentionOptions, attend, triton
 from tests.kernels.attended import (
+    CPU,
     Heads,
     Step,
     assert_later_tokens_do_not_matter,
     compare,
+    decoded_rows,
+    device_attention,
     every_option,
+    random_cache,
 )
 
 TOLERANCE = 1e-5
@@ -25,6 +31,7 @@ codes = pytest.mark.parametrize("codes", HIGHEST_CODE, ids=str)
 def _few_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program takes the interpreter half a millisecond, if it has no keys too."""
     monkeypatch.setattr(triton, "NUM_SPLITS", 2)
+    monkeypatch.setattr(switches, "SPLIT_KEYS", 16)
 
 
 @pytest.mark.parametrize("start", [0, 1, 14, 15, 16, 31, 32, 63])
@@ -58,13 +65,26 @@ def test_any_block_size_agrees(block_size: int) -> None:
     compare(Step([20, 5], 3, [(2, 9)], block_size=block_size), SMALL, TOLERANCE)
 
 
-@pytest.mark.parametrize("num_splits", [1, 4, 16])
+@pytest.mark.parametrize(("num_splits", "split_keys"), [(1, 16), (2, 32), (4, 16), (16, 48)])
 @pytest.mark.parametrize("start", [62, 63, 64, 200])
-def test_any_number_of_splits_agrees(
-    num_splits: int, start: int, monkeypatch: pytest.MonkeyPatch
+def test_any_splits_agree(
+    num_splits: int, split_keys: int, start: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triton, "NUM_SPLITS", num_splits)
+    monkeypatch.setattr(switches, "SPLIT_KEYS", split_keys)
     compare(Step([start, 3], 2, block_size=16), SMALL, TOLERANCE)
+
+
+@pytest.mark.parametrize("options", [PLAIN, every_option(4)], ids=["no options", "every option"])
+@pytest.mark.parametrize("width", [1, 3, 20])
+def test_splits_that_a_launch_adds_up_agree_to_the_bit(
+    width: int, options: AttentionOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one tile of queries, and in more."""
+    decode = decoded_rows(SMALL, width, 3, torch.float32, CPU, options)
+    found = decode(3)
+    monkeypatch.setattr(switches, "LAST_COMBINES", False)
+    assert torch.equal(decode(3), found)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 15, 16, 17, 33, TILE, TILE + 1])
@@ -116,12 +136,13 @@ def test_windows_agree_in_rows_that_decode(window: int, width: int) -> None:
         compare(step, SMALL, TOLERANCE, options=options)
 
 
-@pytest.mark.parametrize("num_splits", [1, 4, 16])
+@pytest.mark.parametrize(("num_splits", "split_keys"), [(1, 16), (2, 32), (4, 16), (16, 48)])
 @pytest.mark.parametrize("window", [33, 150])
-def test_windows_agree_over_any_number_of_splits(
-    num_splits: int, window: int, monkeypatch: pytest.MonkeyPatch
+def test_windows_agree_over_any_splits(
+    num_splits: int, split_keys: int, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triton, "NUM_SPLITS", num_splits)
+    monkeypatch.setattr(switches, "SPLIT_KEYS", split_keys)
     step = Step([30, 64, 200, 330], 2, block_size=16)
     compare(step, SMALL, TOLERANCE, options=AttentionOptions(window))
 
@@ -156,6 +177,17 @@ def test_every_option_agrees(name: str, dtype: torch.dtype) -> None:
 def test_options_agree_where_heads_are_wide() -> None:
     step = Step([70], 3, [(5, 20)], block_size=16)
     compare(step, Heads(2, 2, 192), TOLERANCE, options=AttentionOptions(value_dim=128, window=40))
+
+
+def test_too_few_arrivals_are_an_error() -> None:
+    step = Step([3, 40])
+    tables, cache = random_cache(step, SMALL, torch.float32)
+    attention = device_attention(step, tables)
+    assert attention.decode is not None
+    rows = replace(attention.decode, arrivals=attention.decode.arrivals[:3])
+    query = torch.randn(2, 4, 16)
+    with pytest.raises(ValueError, match="3 are less than 2 × 2"):
+        attend(query, cache, replace(attention, decode=rows), 1.0)
 
 
 def test_nothing_has_no_result() -> None:

@@ -4,6 +4,7 @@ sides of each size of a block."""
 import pytest
 import torch
 
+from kernels import switches
 from kernels.linear import MAX_FEW_ROWS
 from kernels.paged_attention import PLAIN, AttentionOptions, triton
 from tests.kernels import bits
@@ -47,14 +48,18 @@ def test_of_rows_that_decode(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(triton, "NUM_SPLITS", 2)
+    monkeypatch.setattr(switches, "SPLIT_KEYS", 32)
     compute = decoded_rows(Heads(4, 2, 16), width, 4, dtype, CPU, options, codes)
     bits.assert_rows_stand_alone(compute, 4, [1, 2, 3])
 
 
-@pytest.mark.parametrize(("window", "codes"), [(5, None), (33, None), (90, None), (33, torch.int8)])
+@pytest.mark.parametrize(
+    ("window", "codes"), [(None, None), (5, None), (33, None), (90, None), (33, torch.int8)]
+)
 def test_of_tokens_whose_rows_begin_elsewhere(
-    window: int, codes: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+    window: int | None, codes: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triton, "NUM_SPLITS", 4)
+    monkeypatch.setattr(switches, "SPLIT_KEYS", 16)
     options = AttentionOptions(window)
     assert_first_tokens_do_not_matter(Heads(2, 1, 16), 3, torch.float32, CPU, options, codes)

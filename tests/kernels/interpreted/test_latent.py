@@ -2,6 +2,7 @@
 
 import pytest
 
+from kernels import switches
 from kernels.paged_attention import triton
 from tests.kernels.test_latent import (
     test_any_shape_agrees,
@@ -22,3 +23,4 @@ __all__ = [
 def _few_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program takes the interpreter half a millisecond, if it has no keys too."""
     monkeypatch.setattr(triton, "NUM_SPLITS", 2)
+    monkeypatch.setattr(switches, "SPLIT_KEYS", 16)

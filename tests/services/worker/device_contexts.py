@@ -16,6 +16,8 @@ from kernels.paged_attention import (
 from services.worker.layers.context import current_context, forward_context
 from services.worker.models import CausalLM
 
+MAX_KV_HEADS = 8
+
 
 class OnDevice(CausalLM):
     """``model`` with DeviceAttentions in place of the AttentionBatches that its context has."""
@@ -42,7 +44,9 @@ def _device_attention(batch: Any) -> DeviceAttention:
     tables = _int32(batch.block_tables)
     num_decoding = int((num_tokens == 1).sum())
     slots = torch.arange(len(starts), dtype=torch.int32)
-    decode = DecodeRows(1, slots[:num_decoding], tables, _int32(starts[:num_decoding]))
+    rows = slots[:num_decoding], tables, _int32(starts[:num_decoding])
+    arrivals = torch.zeros(num_decoding * MAX_KV_HEADS, dtype=torch.int32)
+    decode = DecodeRows(1, *rows, arrivals)
     chunk_starts, chunk_nums = starts[num_decoding:], num_tokens[num_decoding:]
     tile_rows, tile_starts = map(_int32, make_tiles(chunk_nums))
     chunks = ChunkRows(

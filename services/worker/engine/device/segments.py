@@ -4,7 +4,7 @@ forward → logits; judge: sample → accept; draft: the MTP head over what was 
 then one draft more at a time. None of them makes the host wait, nor allocates for ever.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, cast
 
 import torch
@@ -15,6 +15,7 @@ from kernels.accept.output import AcceptOutput
 from kernels.change_logits import change_logits
 from kernels.decode_inputs import decode_inputs
 from kernels.decode_inputs.inputs import DecodeInputs
+from kernels.linear import MAX_FEW_ROWS
 from kernels.logprobs import logprobs_slots
 from kernels.mtp_inputs import draft_pairs, step_pairs
 from kernels.mtp_inputs.pairs import Pairs
@@ -70,6 +71,14 @@ class Segments:
     attention_backend: Literal["triton", "sdpa"] = "triton"
     acceptance: Tensor | None = None  # [1] float32
     parallel: Parallel = ALONE
+    arrivals: Tensor = field(init=False)  # of programs, in attention of rows that decode
+
+    def __post_init__(self) -> None:
+        num_heads = max(layer.entries.shape[3] for layer in self.kv_cache.layers)
+        num_rows = max(len(self.state.is_open), MAX_FEW_ROWS)  # which steps that warm up have
+        device = self.kv_cache.device
+        zeros = torch.zeros(num_rows * num_heads, dtype=torch.int32, device=device)
+        object.__setattr__(self, "arrivals", zeros)
 
     @property
     def draft_head(self) -> DraftHead:
@@ -180,7 +189,8 @@ class Segments:
     def decode_rows(
         self, slots: Tensor, starts: Tensor, width: int, first_keys: Tensor | None = None
     ) -> DecodeRows:
-        return DecodeRows(width, slots, self.state.block_tables, starts, first_keys)
+        tables = self.state.block_tables
+        return DecodeRows(width, slots, tables, starts, self.arrivals, first_keys)
 
     def attention(
         self, decode: DecodeRows | None, max_keys: int, chunks: ChunkRows | None = None

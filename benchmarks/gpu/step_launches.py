@@ -1,0 +1,92 @@
+"""What a step that decodes launches, in order, of a model that has no memory: as the engine would,
+on a card that is not there."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.gpu.dry_card import Launch, dry_card
+from benchmarks.gpu.shapes import Config
+from benchmarks.gpu.suite import BLOCK_SIZE
+from services.worker.backends.torch_lm import TorchLM
+from services.worker.engine.device.device_slots import DeviceSlots
+from services.worker.engine.device.segments import Segments
+from services.worker.engine.device.steps import DecodeStep
+from services.worker.machine.kv_cache import KVCache
+from services.worker.models.registry import find_model
+from services.worker.slots.table import SlotTable
+from services.worker.weights.load import build_model
+from shared.messages import Capacity
+
+META = torch.device("meta")
+DTYPE = torch.bfloat16
+# Of torch: what gives a view, or memory that holds anything, which on a dry card is zeros.
+NO_LAUNCHES = {"alias", "as_strided", "detach", "empty", "expand", "permute", "select", "slice"}
+NO_LAUNCHES |= {"flatten", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind"}
+NO_LAUNCHES |= {"_unsafe_view", "empty_like", "new_empty", "new_zeros", "unflatten", "unsqueeze"}
+NO_LAUNCHES |= {"view", "zeros_like"}
+
+
+class Operator(NamedTuple):
+    """One of torch's, which reads and writes so many bytes."""
+
+    name: str
+    num_bytes: int
+
+
+def decode_launches(config: Config, num_rows: int, max_len: int) -> list[Launch | Operator]:
+    """Of ``num_rows`` that decode a token each, where a sequence may have ``max_len`` tokens."""
+    found: list[Launch | Operator] = []
+    with dry_card(watch=found.append), torch.inference_mode():
+        step = _step(config, num_rows, max_len)
+        with _Watch(found.append):
+            step.forward()
+            step.sample_and_accept(None)
+    return found
+
+
+def _step(config: Config, num_rows: int, max_len: int) -> DecodeStep:
+    model = build_model(_read(config), DTYPE, META)
+    assert model.lm_head is not None
+    model.lm_head.to(DTYPE)
+    limits = BLOCK_SIZE, num_rows, num_rows, max_len, model.config.vocab_size, 0
+    capacity = Capacity(0, *limits)
+    segments = Segments(
+        TorchLM(model),
+        DeviceSlots(capacity, SlotTable(capacity), META).state,
+        KVCache(model.kv_layouts(DTYPE, drafts=False), 0, BLOCK_SIZE, META),
+        torch.zeros(1, dtype=torch.int32, device=META),
+        drafts=False,
+        returns_processed=False,
+    )
+    slots = torch.zeros(num_rows, dtype=torch.int32, device=META)
+    return DecodeStep(segments, slots, torch.zeros_like(slots), 1, max_len)
+
+
+def _read(config: Config) -> Any:
+    return msgspec.convert(config, find_model(config["architectures"]).Config)
+
+
+class _Watch(TorchDispatchMode):
+    def __init__(self, tell: Callable[[Operator], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def __torch_dispatch__(
+        self,
+        operator: Any,
+        types: Iterable[type],
+        arguments: tuple[Any, ...] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> Any:
+        out = operator(*arguments, **(options or {}))
+        name = operator.overloadpacket.__name__
+        if name not in NO_LAUNCHES:
+            read = arguments if name in ("mm", "addmm") else ()
+            tensors = [each for each in (out, *read) if isinstance(each, Tensor)]
+            self._tell(Operator(name, sum(each.nbytes for each in tensors)))
+        return out

@@ -1,0 +1,38 @@
+"""What kernels may do in another way, to be measured beside the way they do it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+from kernels import switches
+
+
+class Change(NamedTuple):
+    """Of a name in ``kernels/switches.py``."""
+
+    what: str
+    name: str
+    value: Any
+
+
+AS_IT_IS = Change("none", "LAST_COMBINES", switches.LAST_COMBINES)
+
+
+def changes() -> Iterator[Change]:
+    """Each by itself."""
+    yield Change(
+        "splits of attention are added up by a launch of their own", "LAST_COMBINES", False
+    )
+    for num_keys in (64, 128, 256):
+        if num_keys != switches.SPLIT_KEYS:
+            yield Change(
+                f"splits of attention have {num_keys} keys in turn", "SPLIT_KEYS", num_keys
+            )
+
+
+@contextmanager
+def changed(change: Change) -> Iterator[None]:
+    """What is launched, or captured, within does as ``change`` says."""
+    with patch.object(switches, change.name, change.value):
+        yield

@@ -1,0 +1,10 @@
+"""What kernels do in one of several ways until a card has said which is fastest.
+
+They are read at each launch, so that a graph has what they were when it was captured.
+``make gpu-check`` measures each beside the others.
+"""
+
+# The last program of a row's KV head adds up the splits of attention, in place of a launch.
+LAST_COMBINES = True
+# Keys that a split of attention takes in turn: of few, a row has more programs and more to add up.
+SPLIT_KEYS = 128
