@@ -6,7 +6,6 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from msgspec.structs import replace
 
 from benchmarks.harness.checked_load import Load
 from benchmarks.harness.fleet import Fleet, Member, running_fleet
@@ -17,12 +16,11 @@ from services.scheduler.service import SchedulerService
 from services.worker import attachment
 from services.worker.service import WorkerService
 from tests.mesh.forks import fork
-from tests.mesh.mesh import DEFAULT_CAPACITY, TEXT, Mesh, running_mesh
+from tests.mesh.mesh import TEXT, Mesh, running_mesh
 from tests.mesh.test_chain import client_of, complete
 from tests.mesh.test_mesh_state import ask
 
 LONG = [7] * 100
-SINGLE_STEPS = replace(DEFAULT_CAPACITY, max_num_steps=1)
 
 
 @pytest.fixture(autouse=True)
@@ -184,7 +182,7 @@ async def test_prompts_that_wait_for_a_slow_worker_move_to_slots_that_are_free(
     monkeypatch.setattr(scheduler_service, "LOOK_S", 0.1)
     monkeypatch.setattr(other_cells, "PATIENCE_S", 0.2)
     async with (
-        running_mesh(tmp_path, SINGLE_STEPS, num_schedulers=2, num_workers=2) as mesh,
+        running_mesh(tmp_path, num_schedulers=2, num_workers=2) as mesh,
         client_of(mesh) as client,
     ):
         await until_balanced(mesh)
