@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -57,7 +58,7 @@ def _step(config: Config, num_rows: int, max_len: int) -> DecodeStep:
     capacity = Capacity(0, *limits)
     segments = Segments(
         TorchLM(model),
-        DeviceSlots(capacity, SlotTable(capacity), META).state,
+        DeviceSlots(capacity, SlotTable(capacity), np.zeros(1, np.int64), META).state,
         KVCache(model.kv_layouts(DTYPE, drafts=False), 0, BLOCK_SIZE, META),
         torch.zeros(1, dtype=torch.int32, device=META),
         drafts=False,

@@ -21,6 +21,7 @@ from kernels.codes.triton import (
 )
 from kernels.rms_norm import Norm
 from kernels.silu_mul.triton import multiplied
+from kernels.sizes import cdiv, next_power_of_2
 
 NUM_PROCESSORS = 132  # of an H100 or H200
 MIN_PROGRAMS = 64  # fewer cannot draw all that memory gives
@@ -56,11 +57,11 @@ def config(num_rows: int, size: int, itemsize: int, num_tokens: int, is_normed: 
     block_rows = max(alone, 32) if has_more else alone
     num_parts = 2 if num_tokens > 32 and num_rows >= 2 * block_rows * MIN_PROGRAMS else 1
     block_k = (256 if block_rows == 16 and not is_normed else 128) if itemsize == 2 else 32
-    block_k = min(block_k, triton.next_power_of_2(size))
-    block_t = max(16, triton.next_power_of_2(num_tokens))
+    block_k = min(block_k, next_power_of_2(size))
+    block_t = max(16, next_power_of_2(num_tokens))
     num_warps = 4 if block_t < 64 else 8  # with 4, registers spill
     stage_bytes = (block_rows * num_parts + block_t) * block_k * itemsize
-    num_stages = _num_stages(triton.cdiv(num_rows, block_rows * num_parts), stage_bytes)
+    num_stages = _num_stages(cdiv(num_rows, block_rows * num_parts), stage_bytes)
     return Config(block_rows, num_parts, block_k, block_t, num_warps, num_stages)
 
 
@@ -80,17 +81,17 @@ def codes_config(
         block_rows = min(block_rows, 32)  # without tensor cores, with 64 registers spill
     most = 32 if itemsize == 2 and size > 64 else 16
     span = fitting_span(known.group, most)
-    block_t = max(16, triton.next_power_of_2(num_tokens))
+    block_t = max(16, next_power_of_2(num_tokens))
     num_warps = 4 if block_t < 64 else 8
     stage_bytes = (block_rows // known.per_place + block_t * itemsize) * 4 * span
-    num_stages = _num_stages(triton.cdiv(num_rows, block_rows), stage_bytes)
+    num_stages = _num_stages(cdiv(num_rows, block_rows), stage_bytes)
     return Config(block_rows, 1, 4 * span, block_t, num_warps, num_stages)
 
 
 def _num_stages(num_programs: int, stage_bytes: int) -> int:
     """As many as fit where all programs are on a card at once, up to three on a processor; where
     they are more, two are."""
-    num_residents = triton.cdiv(num_programs, NUM_PROCESSORS)
+    num_residents = cdiv(num_programs, NUM_PROCESSORS)
     num_residents = num_residents if num_residents <= 3 else 2
     room = min(MAX_SHARED_BYTES, SHARED_BYTES // num_residents) - RESERVED_BYTES
     return max(2, min(8, room // stage_bytes))
@@ -112,7 +113,7 @@ def launch_linear(
     if out is None:
         out = torch.empty(num_tokens, num_rows, dtype=out_dtype, device=x.device)
     norm_weight, eps = norm or (None, 0.0)
-    linear_kernel[triton.cdiv(num_rows, chosen.block_rows * chosen.num_parts),](
+    linear_kernel[cdiv(num_rows, chosen.block_rows * chosen.num_parts),](
         *(x, *stored, bias, norm_weight, residual, out, eps, num_tokens),
         *(num_rows, x.shape[1], stored.weight.stride(0), *known, *chosen[:4]),
         num_warps=chosen.num_warps,
@@ -135,7 +136,7 @@ def launch_gated(
     stored = operands(weight)
     norm_weight, eps = norm or (None, 0.0)
     out = x.new_empty(num_tokens, num_gates)
-    gated_kernel[triton.cdiv(2 * num_gates, chosen.block_rows * chosen.num_parts),](
+    gated_kernel[cdiv(2 * num_gates, chosen.block_rows * chosen.num_parts),](
         *(x, *stored, bias, norm_weight, out, eps, num_tokens),
         *(num_gates, x.shape[1], stored.weight.stride(0), *known, *chosen[:4], alpha, beta),
         num_warps=chosen.num_warps,

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.sizes import next_power_of_2
+
 ROW_BYTES_PER_WARP = 2048  # 64 bytes a thread, four loads of 16; not measured yet
 
 
@@ -14,14 +16,14 @@ def launch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     size, num_rows = x.shape[-1], x.numel() // x.shape[-1]
     if num_rows:
         rms_norm_kernel[num_rows,](
-            *(rows, weight, out, eps, size, triton.next_power_of_2(size)),
+            *(rows, weight, out, eps, size, next_power_of_2(size)),
             num_warps=num_warps(size, x.element_size()),
         )
     return out
 
 
 def num_warps(size: int, itemsize: int) -> int:
-    wanted: int = triton.next_power_of_2(size) * itemsize // ROW_BYTES_PER_WARP
+    wanted: int = next_power_of_2(size) * itemsize // ROW_BYTES_PER_WARP
     return max(1, min(wanted, 8))
 
 

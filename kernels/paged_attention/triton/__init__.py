@@ -9,7 +9,6 @@ first token is, nor on how many follow. Tiles that no token sees are not read.
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from kernels import switches
@@ -19,6 +18,7 @@ from kernels.paged_attention.triton import latent
 from kernels.paged_attention.triton.chunk import chunk_kernel
 from kernels.paged_attention.triton.decode import combine_kernel, decode_kernel
 from kernels.paged_attention.triton.tiles import LOG2_E
+from kernels.sizes import cdiv, next_power_of_2
 
 # At batch 1 of 8 KV heads 16 splits are 128 programs, about as many as an H200 has processors.
 NUM_SPLITS = 16
@@ -55,7 +55,7 @@ def decode_config(
     codes."""
     if dtype == torch.float32:
         return Config(MIN_QUERIES, 16, 4 if head_dim <= 128 and not has_codes else 8)
-    num_rows = min(max(triton.next_power_of_2(num_queries), MIN_QUERIES), MAX_QUERIES)
+    num_rows = min(max(next_power_of_2(num_queries), MIN_QUERIES), MAX_QUERIES)
     num_warps = 4 if num_rows == MIN_QUERIES and head_dim <= 128 and not has_codes else 8
     return Config(num_rows, 64 if head_dim <= 128 else 32, num_warps)
 
@@ -144,7 +144,7 @@ def _decode(
     num_queries = rows.width * (num_heads // num_kv_heads)
     widest, has_codes = max(query.shape[2], value_dim), cache.scales is not None
     config = decode_config(num_queries, widest, query.dtype, has_codes=has_codes)
-    num_tiles = triton.cdiv(num_queries, config.num_queries)
+    num_tiles = cdiv(num_queries, config.num_queries)
     shape = (num_tokens, num_heads, NUM_SPLITS)
     partials = torch.empty(*shape, value_dim, dtype=torch.float32, device=query.device)
     weights = torch.empty(shape, dtype=torch.float32, device=query.device)
@@ -245,6 +245,6 @@ def _sizes(query: Tensor, kv_cache: Tensor, value_dim: int) -> dict[str, Any]:
         "HEAD_DIM": head_dim,
         "VALUE_DIM": value_dim,
         "CACHE_DIM": cache_dim,
-        "BLOCK_DIM": max(MIN_DIM, triton.next_power_of_2(head_dim)),
-        "BLOCK_VALUE": max(MIN_DIM, triton.next_power_of_2(value_dim)),
+        "BLOCK_DIM": max(MIN_DIM, next_power_of_2(head_dim)),
+        "BLOCK_VALUE": max(MIN_DIM, next_power_of_2(value_dim)),
     }

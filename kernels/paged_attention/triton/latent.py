@@ -15,6 +15,7 @@ from torch import Tensor
 from kernels.paged_attention.device import TILE, ChunkRows, DecodeRows
 from kernels.paged_attention.triton.decode import combine_kernel, keys_of
 from kernels.paged_attention.triton.tiles import LOG2_E, own_tiles, place_of_tile
+from kernels.sizes import cdiv, next_power_of_2
 
 
 class Config(NamedTuple):
@@ -42,7 +43,7 @@ def decode(
     """query [B * width, H, rank + rope_dim], out [B * width, H, rank]."""
     num_tokens, num_heads, rank = out.shape
     config = latent_config(query.dtype)
-    num_tiles = triton.cdiv(rows.width * num_heads, config.num_queries)
+    num_tiles = cdiv(rows.width * num_heads, config.num_queries)
     shape = (num_tokens, num_heads, num_splits)
     partials = torch.empty(*shape, rank, dtype=torch.float32, device=query.device)
     weights = torch.empty(shape, dtype=torch.float32, device=query.device)
@@ -92,7 +93,7 @@ def attend_chunks(
     """query [chunk tokens, H, rank + rope_dim], out [chunk tokens, H, rank]."""
     _, num_heads, rank = out.shape
     config = latent_config(query.dtype)
-    num_parts = triton.cdiv(TILE * num_heads, config.num_queries)
+    num_parts = cdiv(TILE * num_heads, config.num_queries)
     latent_chunk_kernel[(len(chunks.tile_rows) * num_parts,)](
         query,
         kv_cache,
@@ -123,8 +124,8 @@ def _sizes(query: Tensor, kv_cache: Tensor, rank: int) -> dict[str, int]:
         "RANK": rank,
         "ROPE_DIM": rope_dim,
         "BLOCK_SIZE": kv_cache.shape[1],
-        "BLOCK_RANK": max(16, triton.next_power_of_2(rank)),
-        "BLOCK_ROPE": max(16, triton.next_power_of_2(rope_dim)),
+        "BLOCK_RANK": max(16, next_power_of_2(rank)),
+        "BLOCK_ROPE": max(16, next_power_of_2(rope_dim)),
     }
 
 
