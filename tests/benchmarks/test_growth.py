@@ -56,13 +56,14 @@ def test_cells_have_disjoint_workers_and_share_what_comes_evenly() -> None:
 
 def test_who_has_priority_is_admitted_first() -> None:
     (cell,) = run(Shape(1, 2), 60, priorities=3).cells
-    assert len(cell.admitted) == 60
+    admitted = list(dict.fromkeys(cell.admitted))  # again where one gave way
+    assert len(admitted) == 60
 
     def order(name: str) -> tuple[int, float]:
         outcome = cell.outcomes[name]
         return outcome.job.priority, outcome.arrived_s
 
-    late = [name for name in cell.admitted if cell.outcomes[name].first_s > 10 * 0.025]
+    late = [name for name in admitted if cell.outcomes[name].first_s > 10 * 0.025]
     assert len(late) > 40
     assert late == sorted(late, key=order)
 
