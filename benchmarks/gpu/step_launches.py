@@ -42,11 +42,11 @@ class Operator(NamedTuple):
 def decode_launches(config: Config, num_rows: int, max_len: int) -> list[Launch | Operator]:
     """Of ``num_rows`` that decode a token each, where a sequence may have ``max_len`` tokens."""
     found: list[Launch | Operator] = []
-    with dry_card(watch=found.append), torch.inference_mode():
-        step = _step(config, num_rows, max_len)
-        with _Watch(found.append):
-            step.forward()
-            step.sample_and_accept(None)
+    # Models are built before torch.empty is another: what a default device is for, torch asks once.
+    step = _step(config, num_rows, max_len)
+    with torch.inference_mode(), dry_card(watch=found.append), _Watch(found.append):
+        step.forward()
+        step.sample_and_accept(None)
     return found
 
 
