@@ -18,6 +18,7 @@ from shared.errors import ConfigError
 
 CONNECT_TIMEOUT_S = 30.0
 KEEPALIVE_S = 2.0  # less than servers have, or one might close what we are about to write to
+MAX_CLOSED = 32  # kept connections that a request finds closed, before it counts as failed
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 NOT_A_REPLY = (aiohttp.ClientError, TimeoutError, OSError)
 
@@ -70,12 +71,17 @@ class Client:
         return Row.of(stream, request.max_tokens, due_s, started_s, perf_counter(), error)
 
     async def _post(self, body: bytes) -> aiohttp.ClientResponse:
-        """Sends the request once more if the server closed the kept connection before it answered:
-        a server may close an idle connection at any time, which is no failure of the request."""
-        try:
-            return await self._session.post(self._where, data=body)
-        except aiohttp.ServerDisconnectedError:
-            return await self._session.post(self._where, data=body)
+        """Sends the request again where the server closed the kept connection before it answered,
+        or before all was written: a server may close idle connections at any time, which is no
+        failure of a request. Each time one kept connection is less."""
+        for _ in range(MAX_CLOSED):
+            try:
+                return await self._session.post(self._where, data=body)
+            except aiohttp.ClientConnectorError:
+                raise
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                continue
+        return await self._session.post(self._where, data=body)
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cli.bench.arrivals import all_at_once, at_rate
-from cli.bench.client import client, offer
+from cli.bench.client import MAX_CLOSED, client, offer
 from cli.bench.options import parse
 from cli.bench.row import Row
 from cli.bench.workload import Request, random_requests
@@ -62,13 +62,17 @@ async def test_a_request_that_fails_reports_how_and_harms_no_other(way: str, err
     assert [row.error for row in (rows[0], rows[2])] == ["", ""]
 
 
-async def test_a_connection_that_ends_before_an_answer_is_tried_once_more():
-    async with fake_server({1: "hang up"}) as server:
+async def test_where_a_connection_ends_before_an_answer_another_is_tried():
+    async with fake_server({1: "hang up", 2: "hang up"}) as server:
         rows = await ask(server, "--concurrency 1", 3)
-        assert len(server.bodies) == 4
+        assert len(server.bodies) == 5
     assert [row.error for row in rows] == ["", "", ""]
-    async with fake_server({0: "hang up", 1: "hang up"}) as server:
+
+
+async def test_a_server_that_hangs_up_again_and_again_fails_the_request():
+    async with fake_server(dict.fromkeys(range(MAX_CLOSED + 1), "hang up")) as server:
         (row,) = await ask(server)
+        assert len(server.bodies) == MAX_CLOSED + 1
     assert "disconnected" in row.error
 
 
