@@ -15,7 +15,7 @@ from services.scheduler.sequence import Sequence
 from shared.messages import CELLS_MINOR, Lost, Overview, RequestKey
 
 TURN_S = 0.25  # between two handovers, for the other cell to compute the first; chosen
-PATIENCE_S = 1.0  # for which a prompt waits here before it moves to free slots; chosen
+PATIENCE_S = 1.0  # for which a prompt waits before it moves to free slots, times attempts; chosen
 SETTLED_S = 1.5  # after which tokenizers know that slots are taken: two heartbeats and the way
 
 
@@ -75,16 +75,16 @@ class OtherCells:
 
     def move_waiting(self, now_s: float) -> None:
         """Hands over the first of the prompts that wait for ``PATIENCE_S`` and have not begun, as
-        many as there are slots for in other cells. A prompt moves once: not where this is its
-        second attempt."""
+        many as there are slots for in other cells. What moved before, to slots that others took
+        meanwhile, waits longer each time, so that prompts do not go to and fro."""
         rooms = {route: _with_slots(self._known_at(route)) for route in self._routes}
         if not any(rooms.values()) or now_s < self._moved_s + SETTLED_S:
             return
         begun = {each.prompt_key for each in self._core.sequences.values() if each.has_run}
 
         def may_move(sequence: Sequence) -> bool:
-            has_waited = now_s - sequence.arrived_s >= PATIENCE_S
-            return has_waited and sequence.attempt == 1 and sequence.prompt_key not in begun
+            has_waited = now_s - sequence.arrived_s >= PATIENCE_S * sequence.attempt
+            return has_waited and sequence.prompt_key not in begun
 
         moving: list[Sequence] = []
         waiting = self._core.queues.waiting.each_where(may_move, 0)

@@ -186,14 +186,14 @@ async def test_prompts_that_wait_for_a_slow_worker_move_to_slots_that_are_free(
         client_of(mesh) as client,
     ):
         await until_balanced(mesh)
-        mesh.engine.step_s = 0.05
+        mesh.engine.step_s = 0.2
         (slow,) = [core for core in mesh.cores if is_of(mesh.services["worker"], core)]
         streams = Streams(client, 24, 200)
         (worker,) = slow.workers.values()
         await mesh.until(lambda: len(worker.running) == 8 and slow.queues)
         running = {each.key for each in worker.running.values()}
-        await mesh.until(lambda: sum(task.done() for task in streams.tasks) == 16)
-        assert set(slow.sequences) == running, "all others have ended in the other cell"
+        await mesh.until(lambda: set(slow.sequences) <= running)
+        assert set(slow.sequences) == running, "all others have moved before one of these ended"
         mesh.engine.step_s = 0.002
         await streams.ended()
         await mesh.until_idle()

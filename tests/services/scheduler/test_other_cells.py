@@ -138,10 +138,10 @@ def busy(num_running: int, num_waiting: int = 0, num_free_blocks: int = 16) -> O
     return Overview("other", 1, num_running, num_waiting, 16, num_free_blocks, num_slots=8)
 
 
-async def test_the_first_that_wait_move_to_free_slots_once() -> None:
+async def test_the_first_that_wait_move_to_free_slots_and_later_what_has_moved_before() -> None:
     cell = Cell(tokenizer(OURS, busy(2)), tokenizer(OURS, EMPTY))
     cell.core.plan("w")  # runs r0 and r1, two choices each
-    cell.add("replayed", 0, attempt=2)
+    cell.add("moved", 0, attempt=5)
     for name in ("a", "b", "c", "d"):
         cell.add(name, 0)
     cell.add("late", 0, now_s=0.5)
@@ -155,9 +155,11 @@ async def test_the_first_that_wait_move_to_free_slots_once() -> None:
     cell.tokenizers[0].status = tokenizer(OURS, busy(4)).status
     cell.others.move_waiting(2.5)
     assert cell.lost == [[Lost([RequestKey("d", 1), RequestKey("late", 1)], True, "us")], []]
-    cell.others.move_waiting(60.0)
+    cell.others.move_waiting(4.9)
     assert cell.lost == [[], []]
-    names = ["r0/0", "r0/1", "r1/0", "r1/1", "replayed/0", "replayed/1"]
+    cell.others.move_waiting(5.0)
+    assert cell.lost == [[Lost([RequestKey("moved", 5)], True, "us")], []]
+    names = ["r0/0", "r0/1", "r1/0", "r1/1"]
     assert sorted(name for name, _ in cell.core.sequences) == names
 
 
