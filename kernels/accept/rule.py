@@ -32,27 +32,24 @@ def accept_rows(
     such a row emits nothing, loses its drafts and is computed once more without. So does a row
     whose grammar is not compiled.
     """
-    columns = np.arange(tokens.shape[1])
-    is_valid = columns < num_valid[:, None]
-    num_right = (is_right & is_valid[:, 1:]).cumprod(1).sum(1)
-    num_good = _first((tokens < 0) & is_valid, columns)
-    num_to_end = _first(is_end & is_valid, columns) + 1
-    num_emitted = np.minimum(np.minimum(1 + num_right, num_good), np.minimum(num_to_end, rooms))
-    is_closed = num_valid == 0
-    num_emitted[is_closed] = 0
+    num_emitted, num_accepted = np.zeros_like(num_valid), np.zeros_like(num_valid)
+    is_stopped = np.zeros(len(tokens), bool)
+    goes_on = (num_valid > 0) & (rooms > 0)
+    for column in range(tokens.shape[1]):
+        emits = goes_on & (tokens[:, column] >= 0)
+        num_emitted += emits
+        ends = emits & is_end[:, column]
+        is_stopped |= ends
+        if column < is_right.shape[1]:
+            accepts = emits & is_right[:, column] & (column + 1 < num_valid)
+            num_accepted += accepts
+            goes_on = accepts & ~ends & (num_emitted < rooms)
 
-    first = tokens[:, 0]
-    is_retried = ((first == NOT_FINITE) & (num_valid > 1)) | (first == NOT_COMPILED)
     codes = np.where(rooms == num_emitted, FULL, RUNS)
-    codes[num_to_end == num_emitted] = STOPPED
-    fails = num_good == 0
-    codes[fails] = first[fails]
-    codes[is_retried] = RETRIED
-    codes[is_closed] = CLOSED
-    return Accepted(num_emitted, np.minimum(num_right, num_emitted), codes)
-
-
-def _first(flags: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Returns the first true column of each row [R, w], or one beyond what a row may have."""
-    first: np.ndarray = np.where(flags, columns, len(columns) + 1).min(1)
-    return first
+    codes[is_stopped] = STOPPED
+    first = tokens[:, 0]
+    if (first < 0).any():
+        codes = np.where(first < 0, first, codes)
+        codes[(first == NOT_COMPILED) | ((first == NOT_FINITE) & (num_valid > 1))] = RETRIED
+    codes[num_valid == 0] = CLOSED
+    return Accepted(num_emitted, num_accepted, codes)

@@ -198,6 +198,30 @@ def gate_up_order(size: int) -> np.ndarray:
     return np.ascontiguousarray(tiles.swapaxes(0, 1)).ravel()
 
 
+# The entries of a layer, and their scales where they are codes.
+KVPair = tuple[Tensor, Tensor | None]
+
+
+class _Caches:
+    """Where the caches of all layers lie, and what they hold: numbers of ``dtype`` or codes. Raises
+    ValueError where they are not alike, or lack scales."""
+
+    def __init__(self, pairs: Sequence[KVPair], dtype: torch.dtype) -> None:
+        self.pairs = pairs
+        self.entries = (Pointer * len(pairs))(*(entries.data_ptr() for entries, _ in pairs))
+        self.scales = (Pointer * len(pairs))(*(address(scales) for _, scales in pairs))
+        known = {
+            dtype: Cached.NUMBERS,
+            torch.int8: Cached.INT8_CODES,
+            torch.uint8: Cached.FP8_CODES,
+        }
+        found = {(entries.dtype, scales is not None) for entries, scales in pairs}
+        (stored, has_scales), *others = found or {(dtype, False)}
+        if others or stored not in known or has_scales != (known[stored] != Cached.NUMBERS):
+            raise ValueError(f"caches of types {found}, where True is one with scales")
+        self.cached = known[stored]
+
+
 class NativeProgram:
     """Operators in order, over buffers of a row for each of T tokens. All programs of a process are
     to be used by one thread: they share the library's memory.
@@ -230,6 +254,7 @@ class NativeProgram:
         self._gives_input = output < num_inputs
         self._tensors: dict[int, Tensor] = {}
         self._room = 0  # tokens that those have room for
+        self._caches = _Caches((), library.dtype)
 
     def run(
         self,
@@ -237,14 +262,14 @@ class NativeProgram:
         positions: Tensor | None = None,
         slot_mapping: Tensor | None = None,
         attention: AttentionBatch | None = None,
-        kv_caches: Sequence[Tensor] = (),
-        kv_scales: Sequence[Tensor | None] = (),
+        kv_caches: Sequence[KVPair] = (),
     ) -> Tensor:
         """inputs [T, …] each: float32, or int32 where they are ids; positions, slot_mapping [T]
         int64, which a program that attends needs with the rest. Returns [T, size] float32.
 
-        Only the size of the caches and scales matters here: ``cache.h`` documents how they are laid
-        out. All caches have numbers of the library's type, or all have codes of one type.
+        ``kv_caches`` are the same list in every run, as a rule. Only the size of caches and scales
+        matters here: ``cache.h`` documents how they are laid out. All caches have numbers of the
+        library's type, or all have codes of one type.
         """
         num_tokens = len(inputs[0])
         places = [each for each in (positions, slot_mapping) if each is not None]
@@ -259,38 +284,21 @@ class NativeProgram:
             self._places[place] = tensor.data_ptr()
         self._places[self._output] = out.data_ptr()
         self._make_room(num_tokens)
-        caches = (Pointer * len(kv_caches))(*(cache.data_ptr() for cache in kv_caches))
-        scales = (Pointer * len(kv_caches))(*map(address, kv_scales))
+        if kv_caches is not self._caches.pairs:
+            self._caches = _Caches(kv_caches, self._library.dtype)
         step = _Step(
             num_tokens=num_tokens,
             block_size=0 if attention is None else attention.block_size,
             positions=address(positions),
             slot_mapping=address(slot_mapping),
             rows=_Rows() if attention is None else _rows(attention),
-            caches=ctypes.cast(caches, Pointer),
-            scales=ctypes.cast(scales, Pointer),
+            caches=ctypes.cast(self._caches.entries, Pointer),
+            scales=ctypes.cast(self._caches.scales, Pointer),
             buffers=ctypes.cast(self._places, Pointer),
-            cached=self._cached(kv_caches, kv_scales),
+            cached=self._caches.cached,
         )
         check_wires(self._library.run(self._structs, len(self._structs), ctypes.byref(step)))
         return out
-
-    def _cached(self, caches: Sequence[Tensor], scales: Sequence[Tensor | None]) -> Cached:
-        """What the caches hold. Raises ValueError where they are not alike, or lack scales."""
-        known = {
-            self._library.dtype: Cached.NUMBERS,
-            torch.int8: Cached.INT8_CODES,
-            torch.uint8: Cached.FP8_CODES,
-        }
-        found = {
-            (cache.dtype, scale is not None) for cache, scale in zip(caches, scales, strict=True)
-        }
-        if not found:
-            return Cached.NUMBERS
-        (dtype, has_scales), *others = found
-        if others or dtype not in known or has_scales != (known[dtype] != Cached.NUMBERS):
-            raise ValueError(f"caches of types {found}, where True is one with scales")
-        return known[dtype]
 
     def _out(self, num_tokens: int) -> Tensor:
         return torch.empty(num_tokens, self._buffers[self._output].size)

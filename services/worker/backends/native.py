@@ -122,5 +122,5 @@ class _NativeDraftHead:
 def _run(program: NativeProgram, inputs: Sequence[Tensor], positions: Tensor) -> Tensor:
     context = current_context()
     assert isinstance(context.attention, AttentionBatch)
-    caches, scales = zip(*context.kv_caches, strict=True)
-    return program.run(inputs, positions, context.slot_mapping, context.attention, caches, scales)
+    places = positions, context.slot_mapping, context.attention
+    return program.run(inputs, *places, context.kv_caches)

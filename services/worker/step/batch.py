@@ -29,6 +29,7 @@ class Batch:
     rows: np.ndarray  # [T] int64, of each token
     token_ends: np.ndarray  # [R] int64, of the rows' tokens in T
     sampling_rows: np.ndarray  # [Q] int64, indices into R
+    sampling_slots: np.ndarray  # [Q] int64
     logits_slots: np.ndarray  # [S] int64, S = sum of 1 + num_drafts of those
     logits_positions: np.ndarray  # [S] int64, of the tokens that are sampled
     input_ids: Tensor  # [T] int32
@@ -42,12 +43,6 @@ class Batch:
         selects."""
         tokens = np.isin(self.rows, self.sampling_rows[is_chosen])
         return self.context.slot_mapping[torch.from_numpy(tokens)]
-
-    @property
-    def sampling_slots(self) -> np.ndarray:
-        """[Q] int64"""
-        slots: np.ndarray = self.slots[self.sampling_rows]
-        return slots
 
 
 class _Rows(NamedTuple):
@@ -75,17 +70,17 @@ def prepare_batch(
     slots, num_tokens, num_drafts, num_recomputed, ends = planned
     device = kv_cache.device
     rows = np.repeat(np.arange(len(slots)), num_tokens)  # [T]
+    token_slots = slots[rows]
     token_ends = np.cumsum(num_tokens)
     positions = np.arange(len(rows)) + (ends - token_ends)[rows]
-    is_full = table.num_tokens[slots] >= table.end[slots]
-    sampling_rows = np.flatnonzero((ends - num_drafts == table.num_tokens[slots]) & ~is_full)
-    sampling_rows = sampling_rows[
-        np.lexsort((slots[sampling_rows], table.routes[slots[sampling_rows]]))
-    ]
+    num_known = table.num_tokens[slots]
+    samples = (ends - num_drafts == num_known) & (num_known < table.end[slots])
+    sampling_rows = _by_route(table, slots, np.flatnonzero(samples))
     sampling_tokens = _last_tokens(token_ends[sampling_rows], 1 + num_drafts[sampling_rows])
-    slot_mapping = table.slot_mapping(slots[rows], positions)
-    is_recomputed = np.arange(len(rows)) - (token_ends - num_tokens)[rows] < num_recomputed[rows]
-    slot_mapping[is_recomputed] = table.null_block * table.block_size  # it is in the cache already
+    slot_mapping = table.slot_mapping(token_slots, positions)
+    if recomputes_states:  # what is in the cache already
+        is_first = np.arange(len(rows)) - (token_ends - num_tokens)[rows] < num_recomputed[rows]
+        slot_mapping[is_first] = table.null_block * table.block_size
 
     def upload(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(device, non_blocking=True)
@@ -98,9 +93,10 @@ def prepare_batch(
         rows,
         token_ends,
         sampling_rows,
-        slots[rows[sampling_tokens]],
+        slots[sampling_rows],
+        token_slots[sampling_tokens],
         positions[sampling_tokens] + 1,
-        upload(table.ids[slots[rows], positions]),
+        upload(table.ids[token_slots, positions]),
         upload(positions),
         positions,
         upload(sampling_tokens),
@@ -139,7 +135,8 @@ def _planned_rows(table: SlotTable, plan: StepPlan, recomputes_states: bool) -> 
     rows += [(row.slot, row.num_tokens, 0) for row in plan.prefill]
     slots, num_tokens, num_drafts = np.array(rows, np.int64).reshape(-1, 3).T
     is_open = table.is_open[slots]
-    slots, num_tokens, num_drafts = slots[is_open], num_tokens[is_open], num_drafts[is_open]
+    if not is_open.all():
+        slots, num_tokens, num_drafts = slots[is_open], num_tokens[is_open], num_drafts[is_open]
     num_keys = table.num_computed[slots] + num_tokens
     if (num_keys > table.num_tokens[slots]).any():
         raise ValueError(f"plan {plan.step} gives a slot more tokens than it lacks")
@@ -150,6 +147,14 @@ def _planned_rows(table: SlotTable, plan: StepPlan, recomputes_states: bool) -> 
     return _Rows(
         slots[order], num_tokens[order], num_drafts[order], num_recomputed[order], num_keys[order]
     )
+
+
+def _by_route(table: SlotTable, slots: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Returns ``rows`` [Q], indices into ``slots`` [R], ordered by (route, slot)."""
+    if len(rows) < 2:
+        return rows
+    ordered: np.ndarray = rows[np.lexsort((slots[rows], table.routes[slots[rows]]))]
+    return ordered
 
 
 def _last_tokens(ends: np.ndarray, nums: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.sample import (
+    MIN_TEMPERATURE,
     Adjustments,
     RandomRows,
     prepare_adjustments,
@@ -62,8 +63,10 @@ def prepare_sampling(
         adjustments, waiting = prepare_logits_rules(
             *(table, rows, slots[rows], positions[rows], eos_ids, upload)
         )
-    params = SlotParams(*(column[slots] for column in table.sampling))
-    random = prepare_random_rows(params, positions, device)
+    random = None
+    if (table.sampling.temperature[slots] >= MIN_TEMPERATURE).any():
+        params = SlotParams(*(column[slots] for column in table.sampling))
+        random = prepare_random_rows(params, positions, device)
     return SamplingMetadata(adjustments, waiting, random)
 
 

@@ -43,10 +43,9 @@ def verify(
 ) -> AcceptOutcome:
     """``sampled`` [S] int64: token ids, or below 0 what is wrong with the row."""
     slots, num_valid = batch.sampling_slots, 1 + batch.num_drafts[batch.sampling_rows]
-    starts = np.cumsum(num_valid) - num_valid
     columns = np.arange(int(num_valid.max(initial=1)))
-    is_valid = columns < num_valid[:, None]
-    tokens = sampled[np.where(is_valid, starts[:, None] + columns, 0)]
+    rows = (np.cumsum(num_valid) - num_valid)[:, None] + columns
+    tokens = sampled.take(rows, mode="clip")  # beyond its valid ones a row has others' tokens
     drafts = _drafts(table, slots, num_valid - 1, columns[:-1])
     accepted = accept_rows(
         tokens,
@@ -56,13 +55,14 @@ def verify(
         rooms=table.end[slots] - table.num_tokens[slots],
     )
     is_emitted = columns < accepted.num_emitted[:, None]
-    rows = (starts[:, None] + columns)[is_emitted]
-    return AcceptOutcome(tokens, drafts, *accepted, emitted=tokens[is_emitted], rows=rows)
+    return AcceptOutcome(tokens, drafts, *accepted, tokens[is_emitted], rows[is_emitted])
 
 
 def _drafts(
     table: SlotTable, slots: np.ndarray, num_drafts: np.ndarray, columns: np.ndarray
 ) -> np.ndarray:
+    if not len(columns):
+        return np.empty((len(slots), 0), np.int64)
     positions = np.minimum(table.num_tokens[slots][:, None] + columns, table.max_len)
     found = table.ids[slots[:, None], positions].astype(np.int64)
     drafts: np.ndarray = np.where(columns < num_drafts[:, None], found, NO_TOKEN)
