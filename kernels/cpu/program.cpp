@@ -3,6 +3,7 @@
 
 #include "attention.h"
 #include "columns.h"
+#include "decode.h"
 #include "experts.h"
 #include "latent.h"
 #include "ranks.h"
@@ -80,6 +81,12 @@ struct Step {
   float* const* scales;  // of the codes in each
   void* const* buffers;  // [num_tokens, size] each
   int32_t cached;        // what caches hold: a Cached
+};
+
+struct Program {
+  const Operator* ops;
+  int32_t num_ops;
+  const Step* step;
 };
 
 Units units;
@@ -393,6 +400,13 @@ void run(const Operator* ops, int num_ops, const Step& step) {
   EXPORT int shoal_run_##name(const Operator* ops, int num_ops, const Step* step) {         \
     run<T>(ops, num_ops, *step);                                                            \
     return meeting.failure;                                                                 \
+  }                                                                                         \
+  EXPORT int shoal_decode_##name(const Program* trunk, const Program* head,                 \
+                                 DecodeRows* rows, int num_steps, int64_t* tokens) {        \
+    return decode(*rows, num_steps, tokens, [=]() {                                         \
+      run<T>(trunk->ops, trunk->num_ops, *trunk->step);                                     \
+      run<T>(head->ops, head->num_ops, *head->step);                                        \
+    });                                                                                     \
   }
 
 EACH_TYPE(bfloat16, bf16)

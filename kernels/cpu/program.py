@@ -38,7 +38,7 @@ class _Rows(ctypes.Structure):
     ]
 
 
-class _Step(ctypes.Structure):
+class StepStruct(ctypes.Structure):
     _fields_ = [
         *((name, Int) for name in ("num_tokens", "block_size")),
         *((name, Pointer) for name in ("positions", "slot_mapping")),
@@ -46,6 +46,22 @@ class _Step(ctypes.Structure):
         *((name, Pointer) for name in ("caches", "scales", "buffers")),
         ("cached", Int),
     ]
+
+
+class ProgramStruct(ctypes.Structure):
+    _fields_ = [
+        ("operators", ctypes.POINTER(OperatorStruct)),
+        ("num_operators", Int),
+        ("step", ctypes.POINTER(StepStruct)),
+    ]
+
+
+class Prepared(NamedTuple):
+    """A step of a program, and where what comes out of it will be."""
+
+    program: ProgramStruct
+    step: StepStruct
+    out: Tensor
 
 
 class Buffer(NamedTuple):
@@ -86,6 +102,7 @@ class NativeLibrary:
             torch.uint8: library["shoal_pack_int4"],
         }
         self.run = library[f"shoal_run_{name}"]
+        self.decode = library[f"shoal_decode_{name}"]
         library["shoal_start"](num_threads)
 
     def pack(
@@ -239,7 +256,7 @@ class NativeProgram:
         output: int,
     ) -> None:
         self.operators = operators
-        self._library = library
+        self.library = library
         self._buffers = buffers
         self._output = output
         self._heads = [each.heads.struct() if each.heads else None for each in operators]
@@ -264,8 +281,23 @@ class NativeProgram:
         attention: AttentionBatch | None = None,
         kv_caches: Sequence[KVPair] = (),
     ) -> Tensor:
+        """Computes what ``prepare`` has prepared."""
+        prepared = self.prepare(inputs, positions, slot_mapping, attention, kv_caches)
+        step = ctypes.byref(prepared.step)
+        check_wires(self.library.run(self._structs, len(self._structs), step))
+        return prepared.out
+
+    def prepare(
+        self,
+        inputs: Sequence[Tensor],
+        positions: Tensor | None = None,
+        slot_mapping: Tensor | None = None,
+        attention: AttentionBatch | None = None,
+        kv_caches: Sequence[KVPair] = (),
+    ) -> Prepared:
         """inputs [T, …] each: float32, or int32 where they are ids; positions, slot_mapping [T]
-        int64, which a program that attends needs with the rest. Returns [T, size] float32.
+        int64, which a program that attends needs with the rest. What comes out is [T, size]
+        float32. One step at a time is prepared, and has the memory of the next.
 
         ``kv_caches`` are the same list in every run, as a rule. Only the size of caches and scales
         matters here: ``cache.h`` documents how they are laid out. All caches have numbers of the
@@ -285,8 +317,8 @@ class NativeProgram:
         self._places[self._output] = out.data_ptr()
         self._make_room(num_tokens)
         if kv_caches is not self._caches.pairs:
-            self._caches = _Caches(kv_caches, self._library.dtype)
-        step = _Step(
+            self._caches = _Caches(kv_caches, self.library.dtype)
+        step = StepStruct(
             num_tokens=num_tokens,
             block_size=0 if attention is None else attention.block_size,
             positions=address(positions),
@@ -297,8 +329,8 @@ class NativeProgram:
             buffers=ctypes.cast(self._places, Pointer),
             cached=self._caches.cached,
         )
-        check_wires(self._library.run(self._structs, len(self._structs), ctypes.byref(step)))
-        return out
+        program = ProgramStruct(self._structs, len(self._structs), ctypes.pointer(step))
+        return Prepared(program, step, out)
 
     def _out(self, num_tokens: int) -> Tensor:
         return torch.empty(num_tokens, self._buffers[self._output].size)

@@ -44,7 +44,7 @@ class NativeSampler:
         NOTHING_LEFT of them."""
         logits, adjusted = logits.contiguous(), adjusted.contiguous()
         tokens = np.empty(len(logits), np.int64)
-        shapes, rows = (*adjusted.shape, logits.shape[1]), ctypes.byref(_struct(random))
+        shapes, rows = (*adjusted.shape, logits.shape[1]), ctypes.byref(random_struct(random))
         self._sample(address(logits), address(adjusted), *shapes, rows, array_address(tokens))
         return tokens
 
@@ -56,7 +56,7 @@ class NativeSampler:
         """The scores that are drawn from, [S, V]; what is filtered is −inf."""
         logits = logits.contiguous()
         scores = torch.empty_like(logits)
-        rows = ctypes.byref(_struct(random))
+        rows = ctypes.byref(random_struct(random))
         self._process(address(logits), *logits.shape, rows, address(scores))
         return scores
 
@@ -91,7 +91,7 @@ class NativeSampler:
         self._hide_ids(*map(address, (logits, rows, masks)), *shapes)
 
 
-def _struct(random: RandomRows | None) -> _RandomRows:
+def random_struct(random: RandomRows | None) -> _RandomRows:
     if random is None:
         return _RandomRows()
     arrays = (random.rows, random.positions, *random.params)

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
 from torch import Tensor, nn
 
+from kernels.cpu.decode import NativeDecoder
 from kernels.cpu.operators import LANES, Kind
 from kernels.cpu.program import NativeLibrary, NativeProgram
 from kernels.paged_attention import AttentionBatch
@@ -58,6 +60,9 @@ class NativeLM(CausalLM):
     def logits(self, hidden: Tensor) -> Tensor:
         logits = self._logits.run([hidden])
         return self._joined(logits) if self._has_head else logits
+
+    def decoder(self, eos_ids: np.ndarray) -> NativeDecoder:
+        return NativeDecoder(self.trunk, self._logits, eos_ids)
 
 
 class _Recordings:

@@ -15,6 +15,7 @@ from torch import Tensor
 from kernels.logprobs.row_logprobs import RowLogprobs
 from kernels.sample import NOT_COMPILED, NOT_FINITE
 from services.worker.engine.idle import IdleTime
+from services.worker.engine.plain_steps import PlainSteps
 from services.worker.engine.protocol import StepOutput
 from services.worker.layers.context import forward_context
 from services.worker.metrics import EXPERT_LOADS
@@ -22,7 +23,7 @@ from services.worker.slots.table import SlotTable
 from services.worker.speculation.choose import make_drafter
 from services.worker.speculation.drafter import RecordedStep, agree_on_drafts
 from services.worker.startup.choose_backend import choose_kernels
-from services.worker.startup.loaded_model import load
+from services.worker.startup.loaded_model import LoadedModel, load
 from services.worker.startup.plan_memory import estimate_requirements, plan_worker
 from services.worker.step.batch import Batch, prepare_batch
 from services.worker.step.logprobs import gather_logprobs
@@ -78,9 +79,18 @@ class HostEngine:
             *(self._speculation, settings.speculative_config, self._model, self._sampler),
             *(self._kv_cache, self._eos_ids, self.capacity),
         )
+        self._plain_steps = self._choose_plain_steps(loaded)
         self._idle_time = IdleTime()
         self._draft_s = 0.0
         EXPERT_LOADS.source = loaded.expert_loads
+
+    def _choose_plain_steps(self, loaded: LoadedModel) -> PlainSteps | None:
+        """None where a step has a part that native code has not: drafts, other ranks, pooling."""
+        decoder = self._model.decoder(self._eos_ids)
+        is_alone = loaded.ranks.size == 1 and self._pooler is None
+        if decoder is None or self._speculation.num_drafts or not is_alone:
+            return None
+        return PlainSteps(self._slots, decoder, self._eos_ids)
 
     @property
     def num_running(self) -> int:
@@ -99,10 +109,10 @@ class HostEngine:
         started_s = time.perf_counter()
         idle_s = self._idle_time.begin_step(started_s)
         self._apply(plan, ids)
-        steps, recorded = self._run_steps(plan)
+        steps, num_steps, recorded = self._run_steps(plan)
         rows, arrays = join_steps(self._slots, steps)
         step_s = time.perf_counter() - started_s + self._draft_s
-        num_steps = max(1, len(steps))
+        num_steps = max(1, num_steps)
         output.set_result((StepResult(plan.step, rows, step_s, idle_s, [], num_steps), arrays))
         delivered_s = time.perf_counter()
         if recorded is not None:
@@ -117,20 +127,28 @@ class HostEngine:
             self._kv_cache.clear(fresh_blocks)
         self._drafter.begin(self._slots, plan, fresh_blocks)
 
-    def _run_steps(self, plan: StepPlan) -> tuple[list[StepRows], RecordedStep | None]:
-        """Returns what each step brought, and the last one if its drafts are still to be made."""
-        steps: list[StepRows] = []
+    def _run_steps(self, plan: StepPlan) -> tuple[list[StepRows], int, RecordedStep | None]:
+        """Returns what the steps brought, how many they were, and the last one if its drafts are
+        still to be made."""
+        brought: list[StepRows] = []
+        num_done = 0
         recorded: RecordedStep | None = None
-        for _ in range(plan.num_steps):
+        while num_done < plan.num_steps:
             if recorded is not None:
                 self._draft(recorded)
                 recorded = None
             batch = self._prepare(plan)
             if not len(batch.slots):
                 break
+            if self._plain_steps is not None and self._plain_steps.may_run(plan, batch):
+                plain, num_steps = self._plain_steps.run(batch, plan.num_steps - num_done)
+                brought.append(plain)
+                num_done += num_steps
+                continue
             rows, arrays, recorded = self._run(batch, plan.draft_depth)
-            steps.append((rows, arrays))
-        return steps, recorded
+            brought.append((rows, arrays))
+            num_done += 1
+        return brought, num_done, recorded
 
     def _draft(self, recorded: RecordedStep) -> None:
         self._drafter.draft(self._slots, recorded)

@@ -3,8 +3,10 @@
 from abc import ABC, abstractmethod
 from typing import NamedTuple, Protocol
 
+import numpy as np
 from torch import Tensor, nn
 
+from kernels.cpu.decode import NativeDecoder
 from services.worker.layers.offloaded import OffloadedLayers
 
 
@@ -46,6 +48,11 @@ class CausalLM(nn.Module, ABC):
     @abstractmethod
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """[T], [T] → hidden states [T, hidden]."""
+
+    def decoder(self, eos_ids: np.ndarray) -> NativeDecoder | None:
+        """Returns what computes several steps at once, of rows that end with one of ``eos_ids`` [E]
+        int64, where there is such a thing."""
+        return None
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:

@@ -58,6 +58,8 @@ class SlotTable:
         self.has_logits_rules = np.zeros(num_slots, bool)
         self.has_stop_ids = np.zeros(num_slots, bool)
         self.ends_repetition = np.zeros(num_slots, bool)
+        # Whether more than tokens is wanted of the slot, or an end that its ids alone do not show.
+        self.wants_more = np.zeros(num_slots, bool)
 
     def apply(self, plan: StepPlan, ids: np.ndarray) -> np.ndarray:
         """Releases, then admits, then extends. ``ids`` [sum of num_ids] are the admitted rows'.
@@ -130,6 +132,9 @@ class SlotTable:
         self.has_logits_rules[slot] = self.logits_rules[slot] is not None
         self.has_stop_ids[slot] = bool(params.stop_token_ids)
         self.ends_repetition[slot] = params.repetition is not None
+        nums = self.num_logprobs[slot], self.num_prompt_logprobs[slot]
+        flags = self.has_logits_rules[slot], self.has_stop_ids[slot], self.ends_repetition[slot]
+        self.wants_more[slot] = any(flags) or nums != (NO_LOGPROBS, NO_LOGPROBS)
 
     def _add_blocks(self, slot: int, blocks: list[int]) -> None:
         start = self.num_blocks[slot]

@@ -68,11 +68,11 @@ def record(
     starts = np.cumsum(outcome.num_emitted) - outcome.num_emitted
     columns = slots, starts, num_drafts, outcome.num_emitted, outcome.num_accepted, outcome.codes
     values = zip(*(each.tolist() for each in columns), strict=True)
-    rows = [_row(table, logprobs, *each) for each in values]
+    rows = [result_row(table, logprobs, *each) for each in values]
     return rows, outcome.emitted.astype(np.int32)
 
 
-def _row(
+def result_row(
     table: SlotTable,
     logprobs: StepLogprobs,
     slot: int,

@@ -63,11 +63,18 @@ def prepare_sampling(
         adjustments, waiting = prepare_logits_rules(
             *(table, rows, slots[rows], positions[rows], eos_ids, upload)
         )
-    random = None
-    if (table.sampling.temperature[slots] >= MIN_TEMPERATURE).any():
-        params = SlotParams(*(column[slots] for column in table.sampling))
-        random = prepare_random_rows(params, positions, device)
+    random = random_rows_of(table, slots, positions, device)
     return SamplingMetadata(adjustments, waiting, random)
+
+
+def random_rows_of(
+    table: SlotTable, slots: np.ndarray, positions: np.ndarray, device: torch.device
+) -> RandomRows | None:
+    """Returns those of ``slots`` [S] that are drawn at random for ``positions`` [S], if any are."""
+    if (table.sampling.temperature[slots] < MIN_TEMPERATURE).all():
+        return None
+    params = SlotParams(*(column[slots] for column in table.sampling))
+    return prepare_random_rows(params, positions, device)
 
 
 def await_grammars(table: SlotTable, slots: np.ndarray) -> None:

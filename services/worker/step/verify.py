@@ -34,8 +34,7 @@ class AcceptOutcome:
     @property
     def has_ended(self) -> np.ndarray:
         """[Q] bool"""
-        ended: np.ndarray = (self.codes != RUNS) & (self.codes != RETRIED)
-        return ended
+        return has_ended(self.codes)
 
 
 def verify(
@@ -51,7 +50,7 @@ def verify(
         tokens,
         num_valid,
         is_right=drafts == tokens[:, :-1],
-        is_end=_ends_text(table, slots, tokens, eos_ids),
+        is_end=ends_text(table, slots, tokens, eos_ids),
         rooms=table.end[slots] - table.num_tokens[slots],
     )
     is_emitted = columns < accepted.num_emitted[:, None]
@@ -69,9 +68,16 @@ def _drafts(
     return drafts
 
 
-def _ends_text(
+def has_ended(codes: np.ndarray) -> np.ndarray:
+    """codes, [Q] bool"""
+    ended: np.ndarray = (codes != RUNS) & (codes != RETRIED)
+    return ended
+
+
+def ends_text(
     table: SlotTable, slots: np.ndarray, tokens: np.ndarray, eos_ids: np.ndarray
 ) -> np.ndarray:
+    """Returns which of ``tokens`` [Q, w] are the last of a text of ``slots`` [Q]."""
     is_end = (tokens[:, :, None] == eos_ids).any(2) & ~table.ignore_eos[slots, None]
     for row in np.flatnonzero(table.has_stop_ids[slots]):
         is_end[row] |= np.isin(tokens[row], table.params[slots[row]].stop_token_ids)

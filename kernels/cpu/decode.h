@@ -1,0 +1,62 @@
+// Steps of rows that have one token each, one after the other: what a step samples the next one
+// begins with. See kernels/cpu/decode.py for what is passed.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct RandomRows;
+
+extern "C" void shoal_sample(const float* logits, const float* adjusted, int num_rows, int n,
+                             int num_computed, const RandomRows* random, int64_t* tokens);
+
+// R rows. What each step changes lies where the steps of the programs and `random` have it, too.
+struct DecodeRows {
+  int32_t num_rows, block_size;
+  int32_t* ids;  // [R]: the last one that is known
+  int64_t *positions, *slot_mapping, *num_keys;  // [R]
+  const int64_t* tables;                         // [R, table_stride]
+  int32_t table_stride, num_random;
+  int64_t* random_positions;  // [num_random]
+  const int64_t* rooms;       // [R]: tokens that may follow
+  const uint8_t* ignores_eos;  // [R]
+  int32_t num_eos, vocab_size;
+  const int64_t* eos_ids;  // [num_eos]
+  const float* logits;     // [R, vocab_size]
+  const RandomRows* random;
+
+  // Whether a row goes no further with `tokens` [R], those of step number `step`.
+  bool any_ends(const int64_t* tokens, int step) const {
+    for (int r = 0; r < num_rows; r++) {
+      if (tokens[r] < 0 || step + 1 == rooms[r]) return true;
+      for (int i = 0; i < num_eos && !ignores_eos[r]; i++)
+        if (tokens[r] == eos_ids[i]) return true;
+    }
+    return false;
+  }
+
+  void go_on(const int64_t* tokens) {
+    for (int r = 0; r < num_rows; r++) {
+      int64_t position = ++positions[r], block = position / block_size;
+      ids[r] = (int32_t)tokens[r];
+      num_keys[r]++;
+      slot_mapping[r] =
+          tables[(size_t)r * table_stride + block] * block_size + position % block_size;
+    }
+    for (int i = 0; i < num_random; i++) random_positions[i]++;
+  }
+};
+
+// Calls compute(), which leaves the logits of all rows, and samples from them up to `num_steps`
+// times, until a row ends. Returns how often; `tokens` [num_steps, R] has what was sampled.
+template <class Compute>
+int decode(DecodeRows& rows, int num_steps, int64_t* tokens, Compute compute) {
+  for (int step = 0;; tokens += rows.num_rows) {
+    compute();
+    shoal_sample(rows.logits, rows.logits, rows.num_rows, rows.vocab_size, rows.vocab_size,
+                 rows.random, tokens);
+    bool is_last = rows.any_ends(tokens, step);
+    if (++step == num_steps || is_last) return step;
+    rows.go_on(tokens);
+  }
+}

@@ -1,0 +1,76 @@
+"""Several steps of rows that have one token each, as one call of the native library.
+
+The structure is that of ``decode.h``, field by field.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.cpu.operators import Int, Pointer, address, array_address
+from kernels.cpu.program import KVPair, NativeProgram
+from kernels.cpu.sampler import random_struct
+from kernels.paged_attention import AttentionBatch
+from kernels.sample import RandomRows
+
+
+class _DecodeRows(ctypes.Structure):
+    _fields_ = [
+        *((name, Int) for name in ("num_rows", "block_size")),
+        *((name, Pointer) for name in ("ids", "positions", "slot_mapping", "num_keys", "tables")),
+        *((name, Int) for name in ("table_stride", "num_random")),
+        *((name, Pointer) for name in ("random_positions", "rooms", "ignores_eos")),
+        *((name, Int) for name in ("num_eos", "vocab_size")),
+        *((name, Pointer) for name in ("eos_ids", "logits", "random")),
+    ]
+
+
+class DecodeRows(NamedTuple):
+    """R rows, each with the last id that is known of it; those of ``random`` count in this order.
+    What the first step reads of it is the last one's afterwards."""
+
+    input_ids: Tensor  # [R] int32
+    positions: Tensor  # [R] int64
+    slot_mapping: Tensor  # [R] int64
+    attention: AttentionBatch
+    kv_caches: Sequence[KVPair]
+    random: RandomRows | None
+    rooms: np.ndarray  # [R] int64: tokens that may follow, one at least
+    ignores_eos: np.ndarray  # [R] bool
+
+
+class NativeDecoder:
+    """``trunk`` makes states of ids, and ``head`` logits of those; tokens of ``eos_ids`` [E] int64
+    end a row that does not ignore them. To be used by the thread that runs the programs."""
+
+    def __init__(self, trunk: NativeProgram, head: NativeProgram, eos_ids: np.ndarray) -> None:
+        self._trunk = trunk
+        self._head = head
+        self._eos_ids = eos_ids
+
+    def run(self, rows: DecodeRows, num_steps: int) -> np.ndarray:
+        """Computes steps until a row ends, at most ``num_steps``; each samples a token of each row.
+        Returns [n, R] int64: token ids, or below 0 what is wrong, as ``NativeSampler.sample``."""
+        places = rows.positions, rows.slot_mapping, rows.attention, rows.kv_caches
+        trunk = self._trunk.prepare([rows.input_ids], *places)
+        head = self._head.prepare([trunk.out])
+        tables, random = rows.attention.block_tables, rows.random
+        drawn = random_struct(random)
+        struct = _DecodeRows(
+            *(len(rows.input_ids), rows.attention.block_size),
+            *(address(each) for each in (rows.input_ids, rows.positions, rows.slot_mapping)),
+            *(array_address(rows.attention.num_keys), array_address(tables), tables.shape[1]),
+            *(0, None) if random is None else (len(random.rows), address(random.positions)),
+            *(array_address(rows.rooms), address(torch.from_numpy(rows.ignores_eos))),
+            *(len(self._eos_ids), head.out.shape[1], array_address(self._eos_ids)),
+            *(address(head.out), ctypes.cast(ctypes.byref(drawn), Pointer)),
+        )
+        tokens = np.empty((num_steps, len(rows.input_ids)), np.int64)
+        programs = ctypes.byref(trunk.program), ctypes.byref(head.program)
+        decode = self._trunk.library.decode
+        num = decode(*programs, ctypes.byref(struct), num_steps, array_address(tokens))
+        return tokens[:num]

@@ -1,0 +1,78 @@
+"""Steps of sequences of which nothing but tokens is wanted: native code computes one after the
+other, without a way back between them."""
+
+import numpy as np
+
+from kernels.accept.rule import accept_rows
+from kernels.cpu.decode import DecodeRows, NativeDecoder
+from kernels.paged_attention import AttentionBatch
+from services.worker.slots.table import SlotTable
+from services.worker.step.batch import Batch
+from services.worker.step.logprobs import StepLogprobs
+from services.worker.step.results import StepRows, result_row
+from services.worker.step.sampling import random_rows_of
+from services.worker.step.verify import ends_text, has_ended
+from shared.messages import ResultRow, StepPlan, TokenRun
+from shared.token_arrays import TokenArrays
+
+ONE_TOKEN = TokenRun(1)
+NO_LOGPROBS = StepLogprobs({})
+
+
+class PlainSteps:
+    """They bring what the engine's other steps bring, to the bit."""
+
+    def __init__(self, table: SlotTable, decoder: NativeDecoder, eos_ids: np.ndarray) -> None:
+        self._table = table
+        self._decoder = decoder
+        self._eos_ids = eos_ids
+
+    def may_run(self, plan: StepPlan, batch: Batch) -> bool:
+        """Whether each row of ``batch``, which is ``plan``'s, has one token and samples one."""
+        is_one_each = len(batch.rows) == len(batch.slots) == len(batch.sampling_rows)
+        return is_one_each and not plan.prefill and not self._table.wants_more[batch.slots].any()
+
+    def run(self, batch: Batch, num_steps: int) -> tuple[StepRows, int]:
+        """Runs at most ``num_steps``, and none after one with which a sequence ends. Returns what
+        they brought, and how many they were."""
+        table, slots = self._table, batch.slots
+        num_known = batch.host_positions + 1
+        context = batch.context
+        assert isinstance(context.attention, AttentionBatch)
+        rows = DecodeRows(
+            batch.input_ids,
+            batch.positions,
+            context.slot_mapping,
+            context.attention,
+            context.kv_caches,
+            random_rows_of(table, slots, num_known, batch.positions.device),
+            rooms=table.end[slots] - num_known,
+            ignores_eos=table.ignore_eos[slots],
+        )
+        tokens = self._decoder.run(rows, num_steps)
+        ordered = batch.sampling_rows
+        return self._record(slots[ordered], tokens.T[ordered]), len(tokens)
+
+    def _record(self, slots: np.ndarray, tokens: np.ndarray) -> StepRows:
+        """Does what ``record`` does, with ``tokens`` [Q, n] of n steps for each of ``slots`` [Q],
+        of which the last may end a sequence."""
+        table, num_before = self._table, tokens.shape[1] - 1
+        last = tokens[:, num_before:]
+        outcome = accept_rows(
+            last,
+            np.ones_like(slots),
+            is_right=np.empty((len(slots), 0), bool),
+            is_end=ends_text(table, slots, last, self._eos_ids),
+            rooms=table.end[slots] - table.num_tokens[slots] - num_before,
+        )
+        table.num_computed[slots] += num_before + 1
+        table.lacks_state[slots] = False
+        table.append(slots, tokens, num_before + outcome.num_emitted)
+        table.is_open[slots[has_ended(outcome.codes)]] = False
+        rows: list[ResultRow] = []
+        columns = slots, outcome.num_emitted, outcome.codes
+        for slot, num_emitted, code in zip(*(each.tolist() for each in columns), strict=True):
+            request, attempt = table.requests[slot]
+            rows += [ResultRow(slot, request, attempt, ONE_TOKEN)] * num_before
+            rows.append(result_row(table, NO_LOGPROBS, slot, 0, 0, num_emitted, 0, code))
+        return rows, TokenArrays(tokens[tokens >= 0].astype(np.int32))
