@@ -20,7 +20,7 @@ OF_WORKER = msgspec.structs.replace(
     load_format="safetensors",
     logprobs_mode="raw_logprobs",
     quantization="none",
-    kv_cache_dtype="auto",
+    kv_cache_dtype="none",
 )
 TOKENIZER = Hello(1, 0, "tokenizer", "t1", MODEL)
 WORKER = Hello(1, 0, "worker", "w1", OF_WORKER, CAPACITY)
@@ -72,7 +72,7 @@ def test_workers_may_differ_in_size_and_in_what_they_do_not_tell(hello: Hello):
             "logprobs-mode is processed_logprobs, but raw",
         ),
         (worker(quantization="wint8"), "quantization is wint8, but none at worker w1"),
-        (worker(kv_cache_dtype="int8"), "kv-cache-dtype is int8, but auto at worker w1"),
+        (worker(kv_cache_dtype="int8"), "kv-cache-dtype is int8, but none at worker w1"),
     ],
 )
 def test_what_requests_depend_on_must_be_the_same_everywhere(hello: Hello, reason: str):
