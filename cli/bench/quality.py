@@ -53,7 +53,7 @@ def measure(load: Namespace, worker: WorkerConfig, console: Console) -> dict[str
     forms = load.quantization or (QUANTIZED if load.reference is None else [DENSE])
     of_weights = ("quantization", "lm_head_quantization", "embedding_quantization")
     as_it_is = dict.fromkeys(of_weights, DENSE)
-    as_it_is |= dict.fromkeys(("kv_cache_dtype", "activation_dtype"), "auto")
+    as_it_is |= {"kv_cache_dtype": "none", "activation_dtype": "auto"}
     kinds = {REFERENCE: {"model": str(reference.folder)} | as_it_is}
     kinds |= {form: {"model": str(model.folder), "quantization": form} for form in forms}
     limits = {"max_model_len": load.length, "max_num_seqs": 1}

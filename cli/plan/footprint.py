@@ -19,7 +19,8 @@ from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import read_model_config
 from services.worker.speculation.choose import choose_speculation
 from services.worker.speculation.draft_vocab import limit_drafts
-from services.worker.startup.loaded_model import CACHE_CODES, LoadedModel
+from services.worker.startup.cache_codes import CACHE_CODES, choose_cache_dtype
+from services.worker.startup.loaded_model import LoadedModel
 from services.worker.startup.model_shape import ParameterCount, count_parameters, shape_of
 from services.worker.startup.plan_memory import MemoryRequirements, estimate_requirements
 from services.worker.step.sampler import TorchSampler
@@ -84,7 +85,7 @@ def footprint_of(settings: WorkerConfig, device: torch.device) -> Footprint:
     limit_drafts(settings.speculative_config, model)
     computed = TorchLM(model, HOST)
     speculation = choose_speculation(settings.speculative_config, computed.draft_head is not None)
-    codes = CACHE_CODES[settings.kv_cache_dtype]
+    codes = CACHE_CODES[choose_cache_dtype(settings.kv_cache_dtype, model.config)]
     shape = shape_of(model, dtype, drafts=speculation.method == "mtp", codes=codes)
     loaded = LoadedModel(
         *(settings, folder, info, shape, computed, TorchSampler(), device, dtype, speculation),

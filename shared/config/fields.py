@@ -90,7 +90,7 @@ NumWorkers = Annotated[
 WeightForm = Annotated[
     Literal["none", "wint8", "wint4", "nf4", "fp8", "fp8_block"], _names_of(WEIGHT_SYNONYMS)
 ]
-KVCacheDtype = Annotated[Literal["auto", "int8", "fp8"], _names_of(CACHE_SYNONYMS)]
+KVCacheDtype = Annotated[Literal["auto", "none", "int8", "fp8"], _names_of(CACHE_SYNONYMS)]
 Model = Annotated[str, BeforeValidator(_path_as_text)]
 HostName = Annotated[str, AfterValidator(check_host)]
 ListenAddress = Annotated[str, AfterValidator(check_listened)]

@@ -72,8 +72,9 @@ class WorkerConfig(Settings):
     )
     kv_cache_dtype: KVCacheDtype = Field(
         "auto",
-        description="the KV cache; auto: numbers of the model's dtype; int8, fp8: codes of 8 bits"
+        description="the KV cache; none: numbers of the model's dtype; int8, fp8: codes of 8 bits"
         " (whole numbers, or float8_e4m3fn), with a scale for each head's key and value of a token;"
+        " auto: what a checkpoint of compressed-tensors asks for (kv_cache_scheme), else none;"
         " vLLM's int8_per_token_head, fp8_e4m3 and fp8_per_token_head are these too",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(

@@ -12,6 +12,7 @@ from shared.messages import SamplingParams
 from shared.model_folder import EMBEDDED_MODEL
 from tests.cli.serving import serving
 from tests.cli.test_transformers_models import NUM_TOKENS, prompts_with_one_beginning, text_of
+from tests.services.worker.stored_codes import save_made_for_codes
 
 
 @pytest.mark.parametrize(
@@ -44,3 +45,26 @@ async def test_greedy_texts_are_those_of_one_engine_alone(tmp_path: Path, name: 
         engine = make_engine(EMBEDDED_MODEL, "native", kv_cache_dtype=other, **none)
         expected = scheduled.run(engine, [prompts[0], *prompts], params).texts
         assert (texts == expected) == (other == name)
+
+
+async def test_a_checkpoint_that_was_made_for_codes_has_them_without_a_setting(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "model"
+    save_made_for_codes(EMBEDDED_MODEL, folder)
+    prompts = prompts_with_one_beginning()
+    flags = "--model", str(folder), "--dtype", "float32", "--served-model-name", "any"
+    async with (
+        serving(tmp_path / "mesh", *flags) as server,
+        AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        await server.until_ready()
+        texts = [ids for ids, _ in await asyncio.gather(*(text_of(client, p) for p in prompts))]
+        line = "kv-cache-dtype: fp8, as the checkpoint's kv_cache_scheme has it"
+        assert any(line in each for each in server.lines)
+    params = SamplingParams(seed=0, temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    none = {"speculative_config": {"method": "none"}}
+    for name in ("fp8", "none"):
+        engine = make_engine(folder, "native", kv_cache_dtype=name, **none)
+        expected = scheduled.run(engine, prompts, params).texts
+        assert (texts == expected) == (name == "fp8")

@@ -16,6 +16,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
     rotates_partly: ClassVar[bool] = False  # partial_rotary_factor counts
     norm_offset: ClassVar[float] = 0.0  # what a checkpoint's norms lack
+    keeps_latents: ClassVar[bool] = False  # the KV cache has no keys and values of heads
 
     architectures: list[str]
     vocab_size: int

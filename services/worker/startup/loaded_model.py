@@ -34,6 +34,7 @@ from services.worker.models.registry import (
 )
 from services.worker.speculation.choose import NO_SPECULATION, Speculation, choose_speculation
 from services.worker.speculation.draft_vocab import limit_drafts
+from services.worker.startup.cache_codes import CACHE_CODES, choose_cache_dtype
 from services.worker.startup.join_ranks import check_split, join_ranks, share_of
 from services.worker.startup.model_shape import ModelShape, count_parameters, shape_of
 from services.worker.step.pooling import Pooler
@@ -53,7 +54,6 @@ from shared.pooling import read_served_model
 log = logging.getLogger(__name__)
 
 Choose = Callable[[DecoderLM | CausalLM, WorkerConfig, torch.dtype], tuple[CausalLM, Sampler]]
-CACHE_CODES = {"auto": None, "int8": torch.int8, "fp8": torch.uint8}
 FOR_OUR_OWN = " is for our own architectures; transformers computes this model"
 DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
 
@@ -155,6 +155,8 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
     config = None
     if not by_transformers:
         config = _read_config(settings, location.folder, model_info)
+    cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, config)
+    settings = settings.model_copy(update={"kv_cache_dtype": cache_dtype})
     check_split(settings, config)
     dtype = choose_dtype(settings.dtype, device)
     compute_exactly()
@@ -166,7 +168,7 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
         quantization=settings.quantization,
         lm_head_quantization=settings.lm_head_quantization,
         embedding_quantization=settings.embedding_quantization,
-        kv_cache_dtype=settings.kv_cache_dtype,
+        kv_cache_dtype="auto" if cache_dtype == "none" else cache_dtype,
         activation_dtype=settings.activation_dtype,
     )
     log.info("model %s (%s) in %s on %s", location.name, "/".join(architectures), dtype, device)

@@ -167,3 +167,16 @@ LAYOUTS = {
     "fp8": Layout({"quant_method": "fp8", "weight_block_size": [GROUP, GROUP]}, write_fp8),
     "bitsandbytes": Layout({"quant_method": "bitsandbytes", "load_in_4bit": True}, write_nf4),
 }
+
+
+def save_made_for_codes(dense: Path, folder: Path, kind: str = "float", bits: int = 8) -> None:
+    """A copy of ``dense`` that is quantised and was calibrated for a KV cache in codes: each layer
+    has a scale of all its keys and one of all its values."""
+    layout = LAYOUTS["compressed-tensors"]
+    values = save_quantized(dense, folder, layout)
+    layers = [name.removesuffix("k_proj.weight") for name in values if "k_proj.weight" in name]
+    file = folder / "model.safetensors"
+    scales = {f"{layer}{name}_scale": torch.tensor([0.02]) for layer in layers for name in "kv"}
+    save_file(load_file(file) | scales, file)
+    scheme = {"num_bits": bits, "type": kind, "strategy": "tensor", "dynamic": False}
+    change_config(folder, quantization_config=layout.config | {"kv_cache_scheme": scheme})

@@ -17,7 +17,7 @@ from services.worker.backends.torch_lm import TorchLM
 from services.worker.layers.context import ForwardContext, current_context
 from services.worker.layers.kv_layout import KVLayout, LayerKV
 from services.worker.models import CausalLM
-from services.worker.startup.loaded_model import CACHE_CODES
+from services.worker.startup.cache_codes import CACHE_CODES
 from shared.config.fields import CACHE_SYNONYMS
 from shared.config.worker import WorkerConfig
 from tests.services.worker.builds import each_variant
@@ -46,7 +46,7 @@ SHAPES = (
 def test_what_can_be_asked_for_is_there() -> None:
     asked = set(CACHE_CODES)
     annotation = WorkerConfig.model_fields["kv_cache_dtype"].annotation
-    assert set(get_args(annotation)) == asked == {"auto", *NAMES}
+    assert set(get_args(annotation)) - {"auto"} == asked == {"none", *NAMES}
     assert set(CACHE_CODES.values()) == {None, *HIGHEST_CODE}
     for name, ours in CACHE_SYNONYMS.items():
         assert WorkerConfig(kv_cache_dtype=name).kv_cache_dtype == ours
@@ -245,5 +245,5 @@ def test_a_cache_without_its_scales_is_an_error() -> None:
 
 
 def test_another_form_is_refused_by_name() -> None:
-    with pytest.raises(ValidationError, match=r"kv_cache_dtype\n.*'auto', 'int8' or 'fp8'"):
+    with pytest.raises(ValidationError, match=r"kv_cache_dtype\n.*'auto', 'none', 'int8' or 'fp8'"):
         WorkerConfig.model_validate({"kv_cache_dtype": "fp8_e5m2"})

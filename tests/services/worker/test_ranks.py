@@ -19,7 +19,7 @@ from services.worker.models.registry import find_model
 from services.worker.weights.online import ONLINE
 from tests.services.worker.checkpoints import save_mimo, save_model
 from tests.services.worker.ranks import Case, Texts, texts_alone, texts_of_ranks
-from tests.services.worker.stored_codes import LAYOUTS, save_quantized
+from tests.services.worker.stored_codes import LAYOUTS, save_made_for_codes, save_quantized
 from tests.services.worker.test_families import CASES
 from tests.services.worker.test_mtp_families import FAMILIES, Checkpoint
 
@@ -106,11 +106,13 @@ def test_two_ranks_have_the_texts_of_one_process(tmp_path: Path) -> None:
             {"quantization": "wint4", "kv_cache_dtype": "int8", "embedding_quantization": "wint4"},
         ),
         "llama, awq": Case(save_codes(tmp_path / "llama", tmp_path / "awq", "awq")),
+        "llama, made for codes": Case(tmp_path / "made", "native"),
         "deepseek v3": Case(save(tmp_path / "latents", DeepseekV3ForCausalLM, **deepseek)),
         "gpt-oss, native": Case(save(tmp_path / "oss", GptOssForCausalLM, **oss), "native"),
         "gpt-oss, device": Case(tmp_path / "oss", "device"),
         "gpt-oss, whole, device": Case(tmp_path / "oss", "device", WHOLE),
     }
+    save_made_for_codes(tmp_path / "llama", tmp_path / "made")
     with texts_of_ranks(cases, 2, tmp_path) as found:
         pass
     assert_same(found, cases)

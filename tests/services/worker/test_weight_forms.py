@@ -24,6 +24,7 @@ from services.worker.weights.dummy import make_dummy
 from services.worker.weights.load import build_model, load_model, quantize
 from services.worker.weights.online import ONLINE, Quantization
 from shared.config.worker import WorkerConfig
+from shared.model_folder import EMBEDDED_MODEL
 from tests.services.worker.builds import each_variant
 from tests.services.worker.checkpoints import (
     assert_greedy,
@@ -32,6 +33,7 @@ from tests.services.worker.checkpoints import (
     save_mimo,
 )
 from tests.services.worker.driver import Driver, Job
+from tests.services.worker.test_memory import planned_bytes
 from tests.services.worker.test_native import furthest, make_config, make_model, run
 from tests.services.worker.test_native import random_prompts as native_prompts
 
@@ -226,3 +228,22 @@ def test_what_torch_computes_with_is_counted(checkpoint: Path, quantization: Qua
         loaded = load(config, lambda *_: None, choose_kernels)
         peaks.append(estimate_requirements(loaded).peak)
     assert peaks[0] - peaks[1] == 2 * 96 * 64 * 8  # gates and ups, each number twice in float32
+
+
+@pytest.mark.parametrize(
+    ("form", "bits", "num_scale_bytes"), [("wint8", 8, 4), ("wint4", 4.5, 0), ("nf4", 4.25, 0)]
+)
+def test_packed_layers_take_what_their_codes_do(
+    form: Quantization, bits: float, num_scale_bytes: int
+) -> None:
+    """Within 3 %. What ``bits`` do not count each output has once."""
+    config = read_model_config(EMBEDDED_MODEL)
+    layers = linears(build_model(config, torch.bfloat16, torch.device("meta")))
+    sizes = [(each.outputs, each.inputs) for each in layers]
+    expected = sum(outputs * (inputs * bits / 8 + num_scale_bytes) for outputs, inputs in sizes)
+    dense = 2 * sum(outputs * inputs for outputs, inputs in sizes)
+    taken = []
+    for quantization in ("none", form):
+        make_engine(EMBEDDED_MODEL, "native", quantization=quantization, dtype="bfloat16")
+        taken.append(planned_bytes("weights") or 0)
+    assert taken[1] - taken[0] + dense == pytest.approx(expected, rel=0.03)

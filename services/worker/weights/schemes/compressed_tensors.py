@@ -11,12 +11,14 @@ from services.worker.weights.codes import E2M1, unpack
 from services.worker.weights.schemes.fp8 import fp8
 from services.worker.weights.schemes.mxfp4 import mxfp4
 from services.worker.weights.schemes.scheme import Scheme, Stored, per_output, whole_numbers
+from shared.errors import ConfigError
 
 FORMATS = (
     *("pack-quantized", "int-quantized", "float-quantized", "naive-quantized"),
     *("mxfp4-pack-quantized", "nvfp4-pack-quantized", "mixed-precision", "dense"),
 )
 NVFP4_GROUP = 16
+CACHE_DTYPES = {("int", 8): "int8", ("float", 8): "fp8"}  # by type and bits of kv_cache_scheme
 
 
 class CompressedTensors(Scheme):
@@ -42,6 +44,18 @@ class CompressedTensors(Scheme):
         weights = [each.get("weights") or {} for each in groups]
         self._groups = {each["group_size"] for each in weights if each.get("group_size")}
         self._blocks = [each["block_structure"] for each in weights if each.get("block_structure")]
+
+    def cache_dtype(self) -> str:
+        scheme = self.config.get("kv_cache_scheme")
+        if scheme is None:
+            return "none"
+        kind = scheme.get("type"), scheme.get("num_bits")
+        if kind not in CACHE_DTYPES:
+            raise ConfigError(
+                f"kv-cache-dtype: auto: the checkpoint's kv_cache_scheme has type {kind[0]!r} and"
+                f" {kind[1]} bits; 8 bits of float or int are supported: set none, int8 or fp8"
+            )
+        return CACHE_DTYPES[kind]
 
     def holds(self, stored: Stored) -> bool:
         return "weight_scale" in stored

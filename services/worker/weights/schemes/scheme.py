@@ -39,6 +39,11 @@ class Scheme(ABC):
         """Whether ``tensor``, which no layer has, may be there."""
         return False
 
+    def cache_dtype(self) -> str:
+        """What the checkpoint wants the KV cache to be in, as ``kv-cache-dtype`` names it. Raises
+        ConfigError for what that cannot name."""
+        return "none"
+
     @abstractmethod
     def holds(self, stored: Stored) -> bool:
         """Whether a layer with these tensors, by their suffixes, is quantised."""
