@@ -29,7 +29,7 @@ def test_auto_is_what_the_checkpoint_asks_for(
     for setting in ("auto", name, "none"):
         limits = {"num_gpu_blocks_override": BLOCKS}
         engine = make_engine(tmp_path / "codes", kernels, kv_cache_dtype=setting, **limits)
-        assert engine.model_info.kv_cache_dtype == ("none" if setting == "none" else name)
+        assert engine.model_info.kv_cache_dtype == ("auto" if setting == "none" else name)
         sizes[setting] = planned_bytes("kv_cache")
         texts[setting] = Driver(engine).run([Job(prompt) for prompt in some])
     assert texts["auto"] == texts[name]
@@ -50,4 +50,4 @@ def test_latents_stay_numbers(tmp_path: Path) -> None:
     changes: dict[str, Any] = {**LATENT, **GROUPS}
     save_model(tmp_path / "dense", DeepseekV3ForCausalLM, **changes)
     save_made_for_codes(tmp_path / "dense", tmp_path / "codes")
-    assert make_engine(tmp_path / "codes").model_info.kv_cache_dtype == "none"
+    assert make_engine(tmp_path / "codes").model_info.kv_cache_dtype == "auto"
