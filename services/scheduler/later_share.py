@@ -5,10 +5,15 @@ often as their share of the time allows; where there is nobody whom they give wa
 
 **The account.** Each step beside which later ones have work adds its time, times the share, to
 what they may take; one that they join takes off what they have cost. That is the time by which it
-was longer than the typical one of the last ``NUM_TIMES`` steps of about as many decoding sequences
+was longer than the typical one of the last ``NUM_TIMES`` plans of about as many decoding sequences
 without them. Where it computes prompts of first ones too, whose times differ, it is their part of
 the tokens. What costs nothing, as more rows on a GPU may, so joins nearly every step. Whatever the
-times say, they join one of ``LONGEST_PERIOD`` steps: so none starves.
+times say, they join the next plan where one more would make ``LONGEST_PERIOD`` steps without them:
+so none starves.
+
+**Plans.** One that they join has one step. Without them it may have several, which cost less each
+than a plan of its own: so typical is what a step takes in the plans that the first ones have
+without them, however long, and what a plan of one step costs more is a cost of those that join it.
 
 **Pieces.** An interactive stream must not stand still for a long chunk either. So later ones have
 so many tokens of a step that they use up their share if they join one in ``PERIOD``: twice as many
@@ -32,7 +37,7 @@ MIN_TOKENS = 16
 NUM_TIMES = 16
 MIN_TIMES = 4  # that have to be known before anything is compared with them
 LINGER_S = 1.0
-MAX_SAVED = 4  # steps, as many as may be in flight
+MAX_SAVED = 4  # steps, as many as may be in flight, or what one plan of more brings at once
 SMOOTHING = 1 / 4  # of a new cost in the expected one
 
 
@@ -90,7 +95,7 @@ class LaterShare:
         self._limit = max_num_batched_tokens
         self._balance_s = self._expected_cost_s = 0.0
         self._alone_s = inf  # seconds of steps since later ones were held back or joined
-        self._num_without = self._num_joined = 0  # plans in a row
+        self._num_without = self._num_joined = 0  # steps in a row
         self._turns: dict[int, _Turn] = {}  # of the plans in flight, by their step
         self._times: dict[int, deque[float]] = {}
 
@@ -100,12 +105,18 @@ class LaterShare:
         return self._alone_s < LINGER_S
 
     def join(self, plan: StepPlan) -> bool:
-        """Returns whether later sequences join ``plan``, which has the rows of the first ones."""
-        is_joined = self._may_join(plan)
-        self._num_without = 0 if is_joined else self._num_without + 1
+        """Returns whether later sequences join ``plan``, which has the rows of the first ones. One
+        of several steps was made so because they do not."""
+        is_joined = plan.num_steps == 1 and self.may_join(len(plan.decode), bool(plan.prefill))
+        self._num_without = 0 if is_joined else self._num_without + plan.num_steps
         self._num_joined = self._num_joined + 1 if is_joined else 0
         self._turns[plan.step] = _Turn(len(plan.prefill), len(plan.decode), is_joined)
         return is_joined
+
+    def has_joined(self, plan: StepPlan) -> bool:
+        """Whether later sequences are in ``plan``, whose result is not noted yet."""
+        turn = self._turns.get(plan.step)
+        return turn is not None and _num_later(plan, turn) > 0
 
     def note(self, plan: StepPlan, result: StepResult) -> None:
         """Learns from ``result``, which ``plan`` has brought."""
@@ -121,15 +132,17 @@ class LaterShare:
         self._alone_s = 0.0
         income_s = self._share * result.step_s
         cost_s = self._cost_s(turn, plan, num_later, result.step_s) if num_later else 0.0
-        most_s = MAX_SAVED * max(income_s, self._expected_cost_s)
-        self._balance_s = min(self._balance_s + income_s - cost_s, most_s)
+        most_s = MAX_SAVED * max(income_s / result.num_steps, self._expected_cost_s)
+        self._balance_s = min(self._balance_s + income_s - cost_s, max(income_s, most_s))
 
-    def _may_join(self, plan: StepPlan) -> bool:
+    def may_join(self, num_decode: int, has_prefill: bool = False) -> bool:
+        """Returns whether later sequences may join a plan with ``num_decode`` first ones that
+        decode, and prompts of others where it ``has_prefill``."""
         if self._num_without + 1 >= LONGEST_PERIOD:
             return True
         if self._num_joined >= NUM_TIMES:
             return False  # the times of steps without them must not be old
-        if not plan.prefill and len(self._times_of(len(plan.decode))) < MIN_TIMES:
+        if not has_prefill and len(self._times_of(num_decode)) < MIN_TIMES:
             return False
         num_in_flight = sum(turn.is_joined for turn in self._turns.values())
         return self._balance_s > num_in_flight * self._expected_cost_s
@@ -154,7 +167,7 @@ class LaterShare:
             self.max_tokens = min(2 * self.max_tokens, self._limit)
 
     def _times_of(self, num_decode: int) -> deque[float]:
-        """The last ones of steps of about so many sequences, which all decode."""
+        """Of a step, in the last plans of about so many sequences, which all decode."""
         size = max(0, num_decode - 1).bit_length()
         return self._times.setdefault(size, deque(maxlen=NUM_TIMES))
 

@@ -2,8 +2,8 @@
 
 A plan that only decodes may run several times without coming back. It asks for as many steps as
 take ``PLAN_S`` together: all tokens of a plan come at once, and a prompt that arrives waits for the
-plans in flight. Where somebody waits already, or gives way to others, there is one step a plan.
-Nobody gets more steps than credit, length and the worker's blocks allow.
+plans in flight. Where somebody waits already, or joins those that it gives way to, there is one
+step a plan. Nobody gets more steps than credit, length and the worker's blocks allow.
 """
 
 from services.scheduler.plan_builder import PlanBuilder

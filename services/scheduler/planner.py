@@ -14,7 +14,8 @@ that stand behind it are preempted for it. Beside one that is computed they are 
 of the time (``later_share.py``), and keep their slots and blocks for the rest of it.
 
 **Several steps.** Where steps are short, a plan that only decodes asks for several of them
-(``plan_length.py``).
+(``plan_length.py``). Who gives way to those that it computes does not shorten it, unless the share
+has them join it.
 
 **Speculation.** A step has the drafts verified that the step before it had made, so a sequence gets
 at least one id in each and at most one more than it has drafts. Blocks are reserved for all that
@@ -175,7 +176,7 @@ class Planner:
         for sequence in front.later if front.is_past else front.first:
             (prompts if sequence.num_to_compute > 1 else decoding).append(sequence)
         builder.share_budget(len(decoding))
-        if not prompts and not front.has_later and not self._queues.num_runnable:
+        if not prompts and self._may_be_long(worker, front, len(decoding)):
             lengthen(worker, builder, decoding)
         for sequence in decoding:
             builder.compute(sequence, builder.budget)
@@ -186,6 +187,20 @@ class Planner:
         prefills.finish()
         return obstacle
 
+    def _may_be_long(self, worker: WorkerState, front: Front, num_decoding: int) -> bool:
+        """Whether nobody waits for the end of a plan of ``num_decoding`` sequences but such as give
+        way to one of them and do not join it, for lack of room or by their share."""
+        waiting = self._queues.waiting
+        if front.is_past or self._queues.isolated:
+            return False
+        # Admission looks at the same ones: a plan of several steps admits nobody.
+        others = waiting.each_where(lambda each: not front.leads(each), worker.next_look)
+        if next(others, None) is not None:
+            return False
+        first = waiting.first_where(lambda _: True)
+        could_join = front.has_later or (first is not None and worker.has_room_for(first))
+        return not could_join or not worker.later_share.may_join(num_decoding)
+
     def _compute_later(
         self, worker: WorkerState, builder: PlanBuilder, front: Front, num_absorbed: int
     ) -> None:
@@ -195,7 +210,7 @@ class Planner:
         if is_beside_first:
             if not share.join(plan):
                 for sequence in front.later:
-                    sequence.num_held_back += 1
+                    sequence.num_held_back += plan.num_steps
                 return
             builder.limit(share.max_tokens)
         first_obstacle, front.is_past = self.obstacle, True

@@ -29,8 +29,8 @@ class WorkerState:
     one after the other, or all at once when it ``releases_all``; ``handed_over`` is the last that
     went. ``ran_isolated``: its last plan computed one isolated sequence and nothing else. Its next
     plan looks at what waits from the place ``next_look`` on, beside those that are first. A
-    step took ``step_s`` in the last plan that brought something. Unless ``caches_prefixes`` its
-    index stays empty.
+    step took ``step_s`` in the last plan that brought something and that no later ones joined.
+    Unless ``caches_prefixes`` its index stays empty.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class WorkerState:
             expected = f"that of step {self.in_flight[0].step}" if self.in_flight else "none"
             raise CodecError(f"the result of step {step} came where {expected} was due")
         plan = self.in_flight.popleft()
-        if result.rows:
+        if result.rows and not self.later_share.has_joined(plan):
             self.step_s = result.step_s / result.num_steps
         if plan.prefill or plan.decode:
             self._num_finished += result.num_steps

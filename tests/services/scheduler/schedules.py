@@ -137,7 +137,7 @@ class Mesh:
         self.num_bytes: Counter[str] = Counter()
         self.open: set[str] = set()
         self.num_requests = self.num_workers = self.num_overtaken = self.num_given_up = 0
-        self.num_long_plans = self.num_cut_short = 0
+        self.num_long_plans = self.num_long_beside = self.num_cut_short = 0
         self.num_held_back = self.num_joined = 0
         self.num_beside = 0  # plans of a pipeline that decode beside others
         self.num_siblings = self.num_accepted = self.num_rejected = self.num_abandoned = 0
@@ -286,7 +286,7 @@ class Mesh:
             if later == self.later(worker, leaders) and not are_awaited:  # or it was not known
                 self.check_prefills(worker, plan, tokens, later)
         if plan.num_steps > 1:
-            self.check_steps(plan, computed)
+            self.check_steps(worker, plan, computed)
 
     def check_stages(self, worker: WorkerState, plan: StepPlan) -> None:
         """Plans that are computed beside each other have no sequence of which one samples."""
@@ -295,11 +295,17 @@ class Mesh:
         assert not decoded & {row.slot for row in plan.decode}
         self.num_beside += bool(decoded and plan.decode)
 
-    def check_steps(self, plan: StepPlan, computed: list[Sequence]) -> None:
-        """Nobody waits for a plan of several steps, and none brings what its client may not get."""
+    def check_steps(self, worker: WorkerState, plan: StepPlan, computed: list[Sequence]) -> None:
+        """Nobody waits for a plan of several steps or is in it but such as give way to who is, and
+        does not; and none brings what its client may not get."""
         assert not plan.prefill
         assert not plan.admit
-        assert not self.core.queues.num_runnable
+        waiting = list(self.core.queues.waiting)
+        assert not self.core.queues.isolated
+        assert all(any(map(each.gives_way_to, computed)) for each in waiting)
+        assert not any(each.gives_way_to(other) for each in computed for other in computed)
+        running = [each for each in worker.runnable() if not each.allocated.num_pending]
+        self.num_long_beside += bool(waiting or running)
         for sequence in computed:
             assert not sequence.is_isolated
             assert len(sequence.emitted) + sequence.allocated.num_due <= sequence.max_emitted

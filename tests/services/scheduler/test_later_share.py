@@ -33,9 +33,16 @@ def on_a_gpu(num_prompt: int, num_decode: int) -> float:
 
 class Bench:
     """One worker on a clock of its own. ``times`` has the seconds of each step in which an earlier
-    sequence was computed, with whether a later one was, too."""
+    sequence was computed, with whether a later one was, too. A plan takes ``plan_s`` beside its
+    steps."""
 
-    def __init__(self, cost: Callable[[int, int], float], depth: int = 2, **fields: Any) -> None:
+    def __init__(
+        self,
+        cost: Callable[[int, int], float],
+        depth: int = 2,
+        plan_s: float = 0.0,
+        **fields: Any,
+    ) -> None:
         self.core = Scheduler(1000, 10, pipeline_depth=depth, later_share=SHARE)
         self.capacity = msgspec.structs.replace(CAPACITY, **fields)
         self.core.add_worker("w", self.capacity, PROBATION_STEPS)
@@ -44,7 +51,7 @@ class Bench:
         self.times: list[tuple[float, bool]] = []
         self.tokens: list[int] = []  # of later ones, in each plan
         self.ended: list[str] = []
-        self._cost = cost
+        self._cost, self._plan_s = cost, plan_s
         self._num_added = 0
         self._planned: list[Planned] = []
 
@@ -69,7 +76,7 @@ class Bench:
             self._note(planned)
         planned = self._planned.pop(0)
         result, arrays = self.worker.step(planned)
-        step_s = self._seconds(planned)
+        step_s = self._seconds(planned) * result.num_steps
         self.now_s += step_s
         for emission in self.core.absorb(
             "w", msgspec.structs.replace(result, step_s=step_s), arrays
@@ -82,8 +89,10 @@ class Bench:
             self.step()
 
     def _seconds(self, planned: Planned) -> float:
+        """Of each of its steps."""
         num_prompt = sum(row.num_tokens for row in planned.plan.prefill)
-        return self._cost(num_prompt, len(planned.plan.decode))
+        step_s = self._cost(num_prompt, len(planned.plan.decode))
+        return step_s + self._plan_s / planned.plan.num_steps
 
     def _note(self, planned: Planned) -> None:
         running = self.core.workers["w"].running
@@ -92,7 +101,7 @@ class Bench:
         later = {slot for slot in tokens if running[slot].priority}
         self.tokens.append(sum(tokens[slot] for slot in later))
         if tokens.keys() - later:
-            self.times.append((self._seconds(planned), bool(later)))
+            self.times += [(self._seconds(planned), bool(later))] * planned.plan.num_steps
 
     def slowdown(self) -> float:
         """The mean of the last steps with an earlier sequence, over those without later ones."""
@@ -119,6 +128,58 @@ def test_a_stream_is_slowed_by_no_more_than_the_share_and_the_batch_gets_it(
     assert len(bench.times) == 1000
     limit = 1 / (1 - SHARE)
     assert 1 + 0.9 * (min(limit, 1 + 0.2 * num_later) - 1) < bench.slowdown() < 1.02 * limit
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("num_later", [1, 16, 60])
+def test_a_stream_with_plans_of_several_steps_has_them_beside_a_batch_too(
+    num_later: int, depth: int
+) -> None:
+    """The share is of what the stream has alone: plans of several steps, which cost less each."""
+    bench = Bench(on_a_cpu, depth, plan_s=0.001, max_num_steps=16)
+    bench.add("stream")
+    bench.run(30)
+    alone_s = sum(step_s for step_s, _ in bench.times[-20:]) / 20
+    bench.add_batch(num_later)
+    bench.run(60)
+    bench.times.clear()
+    bench.tokens.clear()
+    bench.run(1000)
+    mean_s = sum(step_s for step_s, _ in bench.times) / len(bench.times)
+    limit = 1 / (1 - SHARE)
+    assert 1 + 0.8 * (limit - 1) < mean_s / alone_s < 1.02 * limit
+    assert len(bench.times) - bench.num_joined > 2 * (len(bench.tokens) - bench.num_joined)
+    assert sum(bench.tokens) > 0
+
+
+def test_a_plan_of_several_steps_makes_nobody_wait_who_does_not_give_way() -> None:
+    bench = Bench(on_a_cpu, depth=1, max_num_steps=16, max_num_seqs=2)
+    bench.add("one")
+    bench.add("other")
+    bench.run(10)
+    bench.add_batch(1)
+    bench.times.clear()
+    bench.run(10)
+    assert len(bench.times) > 20, "a batch waits"
+    bench.add("third")
+    bench.times.clear()
+    bench.run(10)
+    assert len(bench.times) == 10, "one like them waits, too"
+
+
+def test_whoever_is_held_back_counts_the_steps_of_a_long_plan() -> None:
+    bench = Bench(on_a_cpu, depth=1, max_num_steps=16)
+    bench.add_batch(16)
+    bench.step()
+    bench.add("stream")
+    bench.run(30)
+    sequence = bench.core.sequences[f"{LATER} 0", 1]
+    before = sequence.num_held_back
+    bench.times.clear()
+    bench.run(30)
+    num_without = len(bench.times) - bench.num_joined
+    assert num_without > 30
+    assert sequence.num_held_back - before == num_without
 
 
 def test_prompts_of_a_batch_come_in_pieces_and_end() -> None:
@@ -182,6 +243,18 @@ def test_whatever_the_times_say_one_of_so_many_steps_is_for_all() -> None:
         bench.step()
     joined = [index for index, (_, is_joined) in enumerate(bench.times) if is_joined]
     assert {later - before for before, later in pairwise(joined)} == {LONGEST_PERIOD}
+
+
+def test_plans_of_several_steps_keep_a_batch_no_longer_by_more_than_one_of_them() -> None:
+    bench = Bench(lambda num_prompt, num_decode: 0.0, max_num_steps=7)
+    bench.add("stream")
+    bench.add_batch(2, max_tokens=10)
+    while len(bench.ended) < 2:
+        bench.step()
+    joined = [index for index, (_, is_joined) in enumerate(bench.times) if is_joined]
+    periods = {later - before for before, later in pairwise(joined)}
+    assert periods <= set(range(LONGEST_PERIOD, LONGEST_PERIOD + 7))
+    assert len(bench.times) > len(bench.tokens) + 100
 
 
 def test_a_batch_that_has_waited_long_enough_is_no_later_than_others() -> None:

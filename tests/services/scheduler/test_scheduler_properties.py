@@ -45,13 +45,14 @@ def test_random_schedules_keep_the_contract_and_meet_what_they_are_for() -> None
             accepted=mesh.num_accepted,
             rejected=mesh.num_rejected,
             long_plans=mesh.num_long_plans,
+            long_beside=mesh.num_long_beside,
             cut_short=mesh.num_cut_short,
             held_back=mesh.num_held_back,
             joined=mesh.num_joined,
             beside=mesh.num_beside,
         )
         met[f"depth {mesh.depth}"] += 1
-    assert len(met) == 16
+    assert len(met) == 17
     assert all(met.values()), met
 
 
