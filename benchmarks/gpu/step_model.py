@@ -32,6 +32,8 @@ MAX_LEN = 4096  # of a sequence, for tables
 NUM_REGISTERS, REGISTER_UNIT = 1 << 16, 256  # of a processor; what a warp is given at a time
 SHARED_BYTES, RESERVED_BYTES = 228 << 10, 1 << 10  # of a processor; of a program, for the driver
 MAX_WARPS, MAX_PROGRAMS, NUM_SCHEDULERS = 64, 32, 4  # of a processor
+L2_GB_PER_S = 5500.0  # that all processors together read of what is there; a guess
+PREFETCH = "prefetch_kernel"
 
 
 class Card(NamedTuple):
@@ -90,22 +92,47 @@ class Model:
 
     def step(self, num_rows: int) -> list[Predicted]:
         """All kernels of it, in order."""
-        launches = decode_launches(self._config, num_rows, MAX_LEN)
-        return [self._predicted(each) for each in launches]
+        found: list[Predicted] = []
+        prefetch: Launch | None = None
+        first = 0  # of what runs beside it
+        for each in decode_launches(self._config, num_rows, MAX_LEN):
+            if not isinstance(each, Launch):
+                found.append(self._operator(each))
+            elif each.model.name == PREFETCH:
+                prefetch, first = each, len(found)
+            elif prefetch is not None and KERNELS.get(each.model.name) is _product:
+                found.append(self._waited(prefetch, found[first:]))
+                found.append(self._predicted(each, prefetch.arguments["p_words"].nbytes))
+                prefetch = None
+            else:
+                found.append(self._predicted(each))
+        return found
 
     def floor_us(self, num_rows: int) -> float:
         rate = self._card.read_gb_per_s
         return 1e6 * step_floor_s(self._config, DTYPE.itemsize, num_rows, self._context, rate)
 
-    def _predicted(self, launch: Launch | Operator) -> Predicted:
+    def _operator(self, launch: Operator) -> Predicted:
         card = self._card
-        if isinstance(launch, Operator):
-            memory_us = launch.num_bytes / card.read_gb_per_s / 1e3
-            us = card.launch_us + card.latency_us + memory_us
-            return Predicted(launch.name, (), us, memory_us, 0.0, "launch")
+        memory_us = launch.num_bytes / card.read_gb_per_s / 1e3
+        us = card.launch_us + card.latency_us + memory_us
+        return Predicted(launch.name, (), us, memory_us, 0.0, "launch")
+
+    def _waited(self, prefetch: Launch, others: Sequence[Predicted]) -> Predicted:
+        """What a prefetch beside ``others`` makes the next product wait: it has the memory while
+        they leave it idle."""
+        card, num_bytes = self._card, prefetch.arguments["p_words"].nbytes
+        memory_us = num_bytes / card.read_gb_per_s / 1e3
+        idle_us = sum(each.us - each.memory_us for each in others)
+        us = max(0.0, card.launch_us + card.latency_us + memory_us - idle_us)
+        return Predicted(PREFETCH, prefetch.grid, us, memory_us, 0.0, "memory")
+
+    def _predicted(self, launch: Launch, num_cached: int = 0) -> Predicted:
+        """``num_cached`` of its bytes are in the L2 cache."""
+        card = self._card
         work, num_residents = work_of(launch, self._context), residents(launch)
         alone = _timing(launch.model.cubin, work.times, work.is_last)
-        memory_us = self._memory_us(launch, work, num_residents)
+        memory_us = self._memory_us(launch, work, num_residents, num_cached)
         chain_us = self._chain_us(launch, work, num_residents, alone)
         own_us = max(memory_us, chain_us)
         fixed_us = card.launch_us + (card.latency_us if work.num_bytes else 0.0)
@@ -123,13 +150,16 @@ class Model:
             work.num_programs / (num_residents * card.num_processors),
         )
 
-    def _memory_us(self, launch: Launch, work: Work, num_residents: int) -> float:
+    def _memory_us(self, launch: Launch, work: Work, num_residents: int, num_cached: int) -> float:
         """No more is on its way than the programs' shared memory has room for."""
         card = self._card
         num_places = min(work.num_programs, num_residents * card.num_processors)
         in_flight = max(launch.model.resources.shared_bytes, 1) * num_places
         rate = min(card.read_gb_per_s, in_flight / card.latency_us / 1e3)
-        return work.num_bytes / rate / 1e3 if work.num_bytes else 0.0
+        if not work.num_bytes:
+            return 0.0
+        uncached = work.num_bytes - num_cached
+        return max(uncached / rate, work.num_bytes / max(rate, L2_GB_PER_S)) / 1e3
 
     def _chain_us(self, launch: Launch, work: Work, num_residents: int, alone: Timing) -> float:
         """Wave by wave: the last one has fewer programs on a processor."""

@@ -29,6 +29,9 @@ def changes() -> Iterator[Change]:
             yield Change(
                 f"splits of attention have {num_keys} keys in turn", "SPLIT_KEYS", num_keys
             )
+    for mib in (8, 16, 24):
+        what = f"{mib} MiB of the weight behind attention are read while it runs"
+        yield Change(what, "PREFETCH_BYTES", mib << 20)
 
 
 @contextmanager

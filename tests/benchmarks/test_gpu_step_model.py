@@ -118,6 +118,25 @@ def test_a_faster_memory_makes_a_shorter_step_and_a_launch_more_a_longer_one() -
     assert sum(each.us for each in longer) > us
 
 
+def test_a_prefetch_takes_bytes_from_the_next_product_and_time_where_memory_is_not_idle() -> None:
+    (prefetching,) = (each for each in changes() if each.value == 8 << 20)
+    num_layers = TINY["num_hidden_layers"]
+    for read_gb_per_s in (1.0, 3000.0):
+        model = Model(CARDS["h100"]._replace(read_gb_per_s=read_gb_per_s), TINY, CONTEXT)
+        step = model.step(2)
+        with changed(prefetching):
+            found = model.step(2)
+        waits = [each for each in found if each.kernel == "prefetch_kernel"]
+        others = [each for each in found if each.kernel != "prefetch_kernel"]
+        assert len(waits) == num_layers
+        assert [each.kernel for each in others] == [each.kernel for each in step]
+        fewer = [
+            new for old, new in zip(step, others, strict=True) if new.memory_us < old.memory_us
+        ]
+        assert [each.kernel for each in fewer] == ["linear_kernel"] * num_layers
+        assert all(each.us > 0 for each in waits) == (read_gb_per_s == 1.0)
+
+
 def test_a_timeline_has_what_was_predicted_beside_what_was_found() -> None:
     step = [Predicted("product", (8, 1, 1), us, us, 0.0, "memory") for us in (10.0, 20.0)]
     rows = [

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import make_engine
+from kernels import switches
 from shared.messages import SamplingParams
 from shared.model_folder import EMBEDDED_MODEL
 from tests.gpu.engines import drafting, make_cuda_engine, prompts
@@ -31,6 +32,18 @@ def test_texts_in_float32_are_the_cpus(temperature: float, steps: dict[str, Any]
     host = make_engine(EMBEDDED_MODEL, speculative_config=drafting(0), max_num_seqs=8)
     found = scheduled.run(engine, prompts(), params_of(temperature))
     assert found.texts == scheduled.run(host, prompts(), params_of(temperature)).texts
+
+
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
+def test_a_prefetch_beside_attention_changes_no_text(
+    steps: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a branch of the graphs, which no capture ends without having joined."""
+    speculation: dict[str, Any] = {"speculative_config": drafting(2)}
+    expected = scheduled.run(make_cuda_engine(**speculation, **steps), prompts(), params_of(0.8))
+    monkeypatch.setattr(switches, "PREFETCH_BYTES", 16 << 20)
+    engine = make_cuda_engine(**speculation, **steps)
+    assert scheduled.run(engine, prompts(), params_of(0.8)).texts == expected.texts
 
 
 @pytest.mark.parametrize("depth", [0, 2])
