@@ -9,7 +9,13 @@ import triton
 from benchmarks.gpu.dry_card import AMPERE, HOPPER, MAX_SHARED_BYTES, Resources, resources
 from benchmarks.gpu.sass import read_code
 from kernels.paged_attention import TILE
-from kernels.paged_attention.triton import NUM_SPLITS, Config, chunk_config, decode_config
+from kernels.paged_attention.triton import (
+    MAX_REGISTERS,
+    NUM_SPLITS,
+    Config,
+    chunk_config,
+    decode_config,
+)
 from kernels.paged_attention.triton.chunk import chunk_kernel
 from kernels.paged_attention.triton.decode import combine_kernel, decode_kernel
 from tests.kernels.compiled import ARCHS, compiled
@@ -100,6 +106,7 @@ def compiled_attention(
         arch,
         config.num_warps,
         config.num_stages,
+        MAX_REGISTERS if kernel is decode_kernel else None,
     )
 
 
