@@ -8,3 +8,6 @@ They are read at each launch, so that a graph has what they were when it was cap
 LAST_COMBINES = True
 # Keys that a split of attention takes in turn: of few, a row has more programs and more to add up.
 SPLIT_KEYS = 128
+# Query heads of a KV head, at most, that a program takes of a prompt's tokens, a power of two: with
+# more of them it has fewer tokens, so that short chunks leave less of it empty.
+PROMPT_HEADS = 4
