@@ -10,6 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.gpu.rows import Case, num_copies
 from benchmarks.gpu.suite import BLOCK_SIZE, Suite
+from benchmarks.gpu.switches import Change, changed, prompt_changes
 from benchmarks.gpu.timing import Run
 from kernels.kv_codes import HIGHEST_CODE, quantize
 from kernels.paged_attention import (
@@ -24,6 +25,7 @@ from kernels.paged_attention import (
 
 MAX_CACHE_BYTES = 24 << 30  # there are as many bytes of copies for torch
 NAMES = {torch.int8: "int8", torch.uint8: "fp8"}
+NUM_SHORT, SHORT_LEN = 16, 32  # prompts that come at once, and their tokens
 WINDOW_SHARE = 8  # of a context: one in so many keys is seen
 
 
@@ -35,6 +37,10 @@ def cases(suite: Suite) -> Iterator[Case]:
                 yield decode_case(suite, num_rows, context)
     for num_tokens in suite.chunks:
         yield _chunk_case(suite, num_tokens)
+    yield _short_chunks_case(suite)
+    for change in prompt_changes():
+        for case in (_chunk_case(suite, suite.chunks[0]), _short_chunks_case(suite)):
+            yield _changed_case(case, change)
     yield _windowed_decode_case(suite, suite.contexts[-1])
     yield _windowed_chunk_case(suite, suite.chunks[-1])
     for codes in HIGHEST_CODE:
@@ -111,6 +117,31 @@ def _chunk_case(suite: Suite, num_tokens: int) -> Case:
     return Case("chunk attention", shape, make, num_bytes, num_flops, "SDPA", True)
 
 
+def _short_chunks_case(suite: Suite) -> Case:
+    """Which leave most of a program empty, if it has one head."""
+    num_heads, _, head_dim = _heads(suite)
+    num_flops = NUM_SHORT * 2 * num_heads * head_dim * SHORT_LEN * (SHORT_LEN + 1)
+    num_bytes = _cache_bytes(suite, NUM_SHORT * SHORT_LEN)
+    make = partial(_chunk, suite, SHORT_LEN, num_chunks=NUM_SHORT)
+    shape = f"{NUM_SHORT} × {SHORT_LEN} tokens"
+    return Case("chunk attention", shape, make, num_bytes, num_flops, "SDPA", True)
+
+
+def _changed_case(case: Case, change: Change) -> Case:
+    """Ours alone, launched as ``change`` says."""
+
+    def make() -> tuple[list[Run], list[Run]]:
+        return [partial(_run_changed, run, change) for run in case.make()[0]], []
+
+    kernel = f"{case.kernel}, {change.what}"
+    return case._replace(kernel=kernel, make=make, peer="", compares=False)
+
+
+def _run_changed(run: Run, change: Change) -> object:
+    with changed(change):
+        return run()
+
+
 def _windowed_chunk_case(suite: Suite, num_tokens: int) -> Case:
     num_heads, _, head_dim = _heads(suite)
     window = num_tokens // WINDOW_SHARE
@@ -139,26 +170,29 @@ def _chunk(
     num_tokens: int,
     options: AttentionOptions = PLAIN,
     codes: torch.dtype | None = None,
+    num_chunks: int = 1,
 ) -> tuple[list[Run], list[Run]]:
     num_heads, _, head_dim = _heads(suite)
-    numbers, tables = _cache(suite, 1, num_tokens)
+    numbers, tables = _cache(suite, num_chunks, num_tokens)
     cache, scales = (numbers, None) if codes is None else quantize(numbers, codes)
-    query = torch.randn(num_tokens, num_heads, head_dim, device=suite.device, dtype=suite.dtype)
-    nums = np.array([num_tokens])
-    zeros = torch.zeros(1, dtype=torch.int32, device=suite.device)
+    shape = (num_chunks, num_tokens, num_heads, head_dim)
+    query = torch.randn(shape, device=suite.device, dtype=suite.dtype)
+    nums = np.full(num_chunks, num_tokens)
+    zeros = torch.zeros(num_chunks, dtype=torch.int32, device=suite.device)
+    slots = torch.arange(num_chunks, dtype=torch.int32, device=suite.device)
     tile_rows, tile_starts = (torch.from_numpy(e).to(suite.device) for e in make_tiles(nums))
-    ends = torch.tensor([0, num_tokens], dtype=torch.int32, device=suite.device)
-    starts = np.zeros(1, np.int64)
-    chunks = ChunkRows(tables, zeros, ends, zeros, tile_rows, tile_starts, starts, nums)
+    ends = slots.new_tensor(np.arange(num_chunks + 1) * num_tokens)
+    starts = np.zeros(num_chunks, np.int64)
+    chunks = ChunkRows(tables, slots, ends, zeros, tile_rows, tile_starts, starts, nums)
     attention = DeviceAttention(None, chunks, BLOCK_SIZE, 1)
     key, value = _in_one_piece(numbers, tables)
-    by_head = query.transpose(0, 1)[None]
+    by_head, query = query.transpose(1, 2), query.flatten(0, 1)
     ours = partial(attend, query, cache, attention, head_dim**-0.5, options, scales)
     return [ours], [partial(_causal, by_head, key, value)]
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """query [1, H, T, D], key and value [1, H_kv, T, D] → [1, T, H, D]."""
+    """query [B, H, T, D], key and value [B, H_kv, T, D] → [B, T, H, D]."""
     out = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
     return out.transpose(1, 2)
 

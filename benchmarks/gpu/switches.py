@@ -34,6 +34,13 @@ def changes() -> Iterator[Change]:
         yield Change(what, "PREFETCH_BYTES", mib << 20)
 
 
+def prompt_changes() -> Iterator[Change]:
+    """Of prompts alone: what steps that decode launch is the same."""
+    for num_heads in (1, 2, 4):
+        if num_heads != switches.PROMPT_HEADS:
+            yield Change(f"at most {num_heads} heads a program", "PROMPT_HEADS", num_heads)
+
+
 @contextmanager
 def changed(change: Change) -> Iterator[None]:
     """What is launched, or captured, within does as ``change`` says."""

@@ -161,6 +161,23 @@ def decoded_rows(
     return decode
 
 
+def attended_chunks(
+    heads: Heads,
+    chunks: list[tuple[int, int]],
+    options: AttentionOptions = PLAIN,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device = CPU,
+) -> Callable[[], Tensor]:
+    """What comes out for the same tokens and keys, however often."""
+    step = Step(chunks=chunks, block_size=16)
+    tables, cache = random_cache(step, heads, dtype, options)
+    cache = cache.to(device)
+    query = torch.randn(sum(num for _, num in chunks), *heads[::2]).to(dtype).to(device)
+    with device:
+        attention = device_attention(step, tables)
+    return lambda: attend(query, cache, attention, 1.0, options)
+
+
 def device_attention(step: Step, tables: np.ndarray) -> DeviceAttention:
     """tables [rows, MAX_BLOCKS] int64, the decode rows' first; slots are in the opposite order."""
     starts, num_tokens = step.rows.T

@@ -36,6 +36,7 @@ def compiled(
     arch: int,
     num_warps: int,
     num_stages: int,
+    max_registers: int | None = None,
 ) -> Any:
     """``signature``: the types of the arguments that are not ``constants``, such as "*bf16" and
     "i32". Pointers, and integers written "i32:16", are multiples of 16, as torch's tensors are."""
@@ -53,5 +54,5 @@ def compiled(
     constexprs = {(indices[name],): value for name, value in constants.items()}
     types |= dict.fromkeys(constants, "constexpr")
     source = ASTSource(kernel, types, constexprs, aligned)
-    options = {"num_warps": num_warps, "num_stages": num_stages}
+    options = {"num_warps": num_warps, "num_stages": num_stages, "maxnreg": max_registers}
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from kernels import switches
 from kernels.kv_codes import HIGHEST_CODE
-from kernels.paged_attention import TILE, AttentionOptions, make_tiles
+from kernels.paged_attention import PLAIN, TILE, AttentionOptions, make_tiles
 from tests.kernels.attended import (
     Heads,
     Step,
     assert_later_tokens_do_not_matter,
+    attended_chunks,
     compare,
     decoded_rows,
     every_option,
@@ -136,6 +137,20 @@ def test_cards_add_splits_up_whoever_comes_last(
         expected = decode(64)
     for _ in range(100):
         assert torch.equal(decode(64), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_heads", [2, 4])
+def test_cards_give_the_same_bits_with_any_heads_of_a_program(
+    num_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks = [(0, 140), (130, 20), (70, 1)]
+    cuda = torch.device("cuda")
+    attend_chunks = attended_chunks(Heads(32, 8, 128), chunks, PLAIN, torch.bfloat16, cuda)
+    monkeypatch.setattr(switches, "PROMPT_HEADS", 1)
+    expected = attend_chunks()
+    monkeypatch.setattr(switches, "PROMPT_HEADS", num_heads)
+    assert torch.equal(attend_chunks(), expected)
 
 
 def test_every_token_of_a_chunk_has_a_tile() -> None:

@@ -9,7 +9,14 @@ import triton
 from benchmarks.gpu.dry_card import AMPERE, HOPPER, MAX_SHARED_BYTES, Resources, resources
 from benchmarks.gpu.sass import read_code
 from kernels.paged_attention import TILE
-from kernels.paged_attention.triton import NUM_SPLITS, Config, chunk_config, decode_config
+from kernels.paged_attention.triton import (
+    MAX_REGISTERS,
+    NUM_SPLITS,
+    Config,
+    chunk_config,
+    decode_config,
+    num_heads_together,
+)
 from kernels.paged_attention.triton.chunk import chunk_kernel
 from kernels.paged_attention.triton.decode import combine_kernel, decode_kernel
 from tests.kernels.compiled import ARCHS, compiled
@@ -100,6 +107,7 @@ def compiled_attention(
         arch,
         config.num_warps,
         config.num_stages,
+        MAX_REGISTERS if kernel is decode_kernel else None,
     )
 
 
@@ -181,5 +189,14 @@ def test_what_a_program_stored_is_there_before_it_is_counted(arch: int) -> None:
 def test_chunks(shape: Shape, hides: bool, arch: int) -> None:
     dtype, has_codes = DTYPES[shape.dtype], shape.codes is not None
     config = chunk_config(shape.widest, dtype, has_codes=has_codes)
-    num_parts = TILE // config.num_queries
-    check(chunk_kernel, shape, config, arch, hides, NUM_PARTS=num_parts)
+    check_chunks(shape, config, arch, hides, num_heads_together(*shape[:2]))
+
+
+@pytest.mark.parametrize("num_shared", [1, 2])
+def test_chunks_with_other_heads_together(num_shared: int) -> None:
+    check_chunks(QWEN3_8B, chunk_config(128, torch.bfloat16), HOPPER, False, num_shared)
+
+
+def check_chunks(shape: Shape, config: Config, arch: int, hides: bool, num_shared: int) -> None:
+    sizes = {"NUM_SHARED": num_shared, "NUM_PARTS": TILE * num_shared // config.num_queries}
+    check(chunk_kernel, shape, config, arch, hides, **sizes)

@@ -6,6 +6,7 @@ the same places for every token: which keys are added up together does not depen
 first token is, nor on how many follow. Tiles that no token sees are not read.
 """
 
+from math import gcd
 from typing import Any, NamedTuple
 
 import torch
@@ -207,8 +208,9 @@ def _attend_chunks(
     _, num_heads, value_dim = out.shape
     widest, has_codes = max(query.shape[2], value_dim), cache.scales is not None
     config = chunk_config(widest, query.dtype, has_codes=has_codes)
-    num_parts = TILE // config.num_queries
-    chunk_kernel[(len(chunks.tile_rows) * num_parts, num_heads)](
+    num_shared = num_heads_together(num_heads, cache.numbers.shape[3])
+    num_parts = TILE * num_shared // config.num_queries
+    chunk_kernel[(len(chunks.tile_rows) * num_parts, num_heads // num_shared)](
         query,
         *cache,
         chunks.slots,
@@ -227,12 +229,18 @@ def _attend_chunks(
         NUM_HEADS=num_heads,
         WINDOW=options.window,
         SOFTCAP=options.softcap,
+        NUM_SHARED=num_shared,
         NUM_PARTS=num_parts,
         BLOCK_QUERIES=config.num_queries,
         BLOCK_KEYS=config.num_keys,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
+
+
+def num_heads_together(num_heads: int, num_kv_heads: int) -> int:
+    """How many heads of one KV head a program has of a chunk."""
+    return gcd(num_heads // num_kv_heads, switches.PROMPT_HEADS)
 
 
 def _sizes(query: Tensor, kv_cache: Tensor, value_dim: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Chunks of prompts: each program has one head of a tile of tokens, or of a part of one."""
+"""Chunks of prompts: each program has some heads of a tile of tokens, or of a part of one."""
 
 import triton
 import triton.language as tl
@@ -31,43 +31,46 @@ def chunk_kernel(
     VALUE_DIM: tl.constexpr,
     CACHE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    NUM_SHARED: tl.constexpr,
     NUM_PARTS: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     BLOCK_VALUE: tl.constexpr,
 ):
-    """A program: one head of a tile, or of one of its NUM_PARTS parts.
+    """A program: NUM_SHARED heads of a KV head, of one of the NUM_PARTS parts of a tile.
 
     A chunk's last tiles have the most keys, so the last tiles go first. Programs next to each other
-    share a head, so that its keys stay in L2.
+    share heads, so that their keys stay in L2.
     """
+    BLOCK_TOKENS: tl.constexpr = BLOCK_QUERIES // NUM_SHARED
     i_part = tl.num_programs(0) - 1 - tl.program_id(0)
-    i_tile, i_head = i_part // NUM_PARTS, tl.program_id(1)
+    i_tile, first_head = i_part // NUM_PARTS, tl.program_id(1) * NUM_SHARED
     i_row = tl.load(p_tile_rows + i_tile)
     token_start = tl.load(p_token_starts + i_row)
     num_tokens = tl.load(p_token_starts + i_row + 1) - token_start
-    part_start = tl.load(p_tile_starts + i_tile) + i_part % NUM_PARTS * BLOCK_QUERIES
+    part_start = tl.load(p_tile_starts + i_tile) + i_part % NUM_PARTS * BLOCK_TOKENS
     if part_start >= num_tokens:
         return
 
     start = tl.load(p_starts + i_row)
     first = 0 if p_first_keys is None else tl.load(p_first_keys + i_row)
-    end = min(start + min(part_start + BLOCK_QUERIES, num_tokens), max_keys)
+    end = min(start + min(part_start + BLOCK_TOKENS, num_tokens), max_keys)
     begin, first_shared = first, first
     if WINDOW is not None:
         first = max(first, start + part_start + 1 - WINDOW)
-        first_shared = max(first, start + part_start + BLOCK_QUERIES - WINDOW)
+        first_shared = max(first, start + part_start + BLOCK_TOKENS - WINDOW)
         begin = first // BLOCK_KEYS * BLOCK_KEYS
     o_dim = tl.arange(0, BLOCK_DIM)
     o_value = tl.arange(0, BLOCK_VALUE)
-    o_token = part_start + tl.arange(0, BLOCK_QUERIES)
-    o_place = (token_start.to(tl.int64) + o_token) * NUM_HEADS + i_head
+    o_query = tl.arange(0, BLOCK_QUERIES)
+    o_token, o_head = part_start + o_query // NUM_SHARED, first_head + o_query % NUM_SHARED
+    o_place = (token_start.to(tl.int64) + o_token) * NUM_HEADS + o_head
     is_token = (o_token < num_tokens)[:, None]
     p_own = p_query + o_place[:, None] * HEAD_DIM + o_dim[None, :]
     b_query = tl.load(p_own, mask=is_token & (o_dim < HEAD_DIM)[None, :], other=0)
 
-    i_kv_head = i_head // (NUM_HEADS // NUM_KV_HEADS)
+    i_kv_head = first_head // (NUM_HEADS // NUM_KV_HEADS)
     p_scales = None if p_kv_scales is None else p_kv_scales + i_kv_head
     acc, top, total = attend_keys(
         b_query,
@@ -97,7 +100,7 @@ def chunk_kernel(
         BLOCK_VALUE,
     )
     if p_sinks is not None:
-        sink = tl.load(p_sinks + i_head).to(tl.float32) * LOG2_E
+        sink = tl.load(p_sinks + o_head).to(tl.float32) * LOG2_E
         with_sink = tl.maximum(top, sink)
         factor = tl.exp2(top - with_sink)
         acc = acc * factor[:, None]

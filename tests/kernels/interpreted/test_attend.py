@@ -14,6 +14,7 @@ from tests.kernels.attended import (
     Heads,
     Step,
     assert_later_tokens_do_not_matter,
+    attended_chunks,
     compare,
     decoded_rows,
     device_attention,
@@ -97,6 +98,40 @@ def test_chunks_of_any_length_agree(num_tokens: int, hides: bool) -> None:
 def test_chunks_in_bfloat16_agree() -> None:
     step = Step(chunks=[(0, TILE + 5), (90, 70)], block_size=16)
     compare(step, SMALL, BFLOAT16_TOLERANCE, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [PLAIN, AttentionOptions(17), every_option(12)],
+    ids=["no options", "window", "every option"],
+)
+@pytest.mark.parametrize("num_kv_heads", [2, 3, 12])
+def test_any_heads_of_a_program_give_the_same_bits(
+    num_kv_heads: int, options: AttentionOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six heads of a KV head, of which two are together at most, four, and one."""
+    heads = Heads(12, num_kv_heads, 16)
+    attend_chunks = attended_chunks(heads, [(0, 45), (7, 3), (33, 1)], options)
+    monkeypatch.setattr(switches, "PROMPT_HEADS", 1)
+    expected = attend_chunks()
+    for num_heads in (2, 4):
+        monkeypatch.setattr(switches, "PROMPT_HEADS", num_heads)
+        assert torch.equal(attend_chunks(), expected)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5, 16, 17, 33, 63])
+def test_a_chunk_in_pieces_has_the_same_bits(num_tokens: int) -> None:
+    """Wherever a program's tokens begin."""
+    heads, num_keys = Heads(8, 2, 16), 64
+    tables, cache = random_cache(Step(chunks=[(0, num_keys)], block_size=16), heads, torch.float32)
+    query = torch.randn(num_keys, *heads[::2])
+
+    def attended(start: int, end: int) -> torch.Tensor:
+        step = Step(chunks=[(start, end - start)], block_size=16)
+        return attend(query[start:end], cache, device_attention(step, tables), 1.0)
+
+    parts = [attended(0, num_tokens), attended(num_tokens, num_keys)]
+    assert torch.equal(torch.cat(parts), attended(0, num_keys))
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # of the last token, which sees them
