@@ -2,6 +2,7 @@
 
 import os
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 
 from cli.commands import COMMANDS, SERVICES
@@ -21,7 +22,9 @@ def main() -> None:
     if command == "--version":
         print(f"shoal {VERSION}")
         sys.exit(OK)
-    print(f"shoal: no such command: {command}\n\n{usage()}", file=sys.stderr)
+    near = get_close_matches(command, [*COMMANDS, *SERVICES], 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    print(f"shoal: no such command: {command}{hint}\n\n{usage()}", file=sys.stderr)
     sys.exit(WRONG)
 
 

@@ -23,7 +23,11 @@ def main(arguments: list[str]) -> int:
         url = urlsplit(target if "//" in target else f"http://{_admin_address()}{target}")
         connection = http.client.HTTPConnection(url.netloc, timeout=TIMEOUT_S)
     except KeyError:
-        print("shoal probe: SHOAL_ADMIN_PORT is not set; give a URL", file=sys.stderr)
+        example = "http://127.0.0.1:8000/health"
+        print(
+            f"shoal probe: SHOAL_ADMIN_PORT is not set; give a URL, such as {example}",
+            file=sys.stderr,
+        )
         return 2
     except (ValueError, http.client.InvalidURL):
         print(USAGE, file=sys.stderr)

@@ -51,6 +51,11 @@ def plan(given: Namespace, settings: WorkerConfig) -> dict[str, Any]:
     from cli.plan.footprint import footprint_of  # and with it torch, which takes seconds
     from cli.plan.machine import this_machine
 
+    if settings.num_ranks > 1:
+        raise ConfigError(
+            f"{settings.ranks_setting}: {settings.num_ranks}: a plan is of a worker of one process,"
+            " or with --card of as many cards as hold the model; leave it out"
+        )
     folder = locate_model(settings.model).folder
     requests = read_requests(given, folder)
     device = this_machine(settings)

@@ -22,7 +22,11 @@ from services.worker.speculation.draft_vocab import limit_drafts
 from services.worker.startup.cache_codes import CACHE_CODES, choose_cache_dtype
 from services.worker.startup.loaded_model import LoadedModel
 from services.worker.startup.model_shape import ParameterCount, count_parameters, shape_of
-from services.worker.startup.plan_memory import MemoryRequirements, estimate_requirements
+from services.worker.startup.plan_memory import (
+    MemoryRequirements,
+    estimate_requirements,
+    rule_bytes,
+)
 from services.worker.step.sampler import TorchSampler
 from services.worker.weights.checkpoint import open_checkpoint
 from services.worker.weights.load import build_model
@@ -51,6 +55,11 @@ class Footprint:
     routed: int = 0
     chosen: int = 0
     experts: int = 0
+    rules: int = 0  # on GPUs: tables of what requests change in the logits of their slots
+
+    @property
+    def on_gpu(self) -> MemoryRequirements:
+        return replace(self.requirements, peak=self.requirements.peak + self.rules)
 
     @property
     def kv_per_request(self) -> int:
@@ -101,6 +110,7 @@ def footprint_of(settings: WorkerConfig, device: torch.device) -> Footprint:
         requirements,
         requirements.block // requirements.block_size,
         *_reads(model, sizes, weights / counted),
+        rule_bytes(requirements.max_num_seqs, 0 if info.pooling else info.vocab_size),
     )
 
 

@@ -57,7 +57,8 @@ def shares_its_cores(settings: WorkerConfig) -> bool:
 def fit_here(settings: WorkerConfig, footprint: Footprint, device: torch.device) -> Fit:
     """Raises ConfigError, which does the sum, where the model does not fit."""
     before = read_memory(device, settings.numa_node)
-    memory = plan_memory(settings, footprint.requirements, before, device)
+    needs = footprint.on_gpu if device.type == "cuda" else footprint.requirements
+    memory = plan_memory(settings, needs, before, device)
     return Fit(f"this machine ({device})", 0, memory)
 
 
@@ -66,7 +67,7 @@ def fit_on(card: Card, settings: WorkerConfig, footprint: Footprint) -> Fit:
     ConfigError where ``NUMBERS_OF_CARDS`` do not."""
     problem = ConfigError(f"{card.name}: nothing was tried")
     for num in NUMBERS_OF_CARDS:
-        shared = _shared(footprint.requirements, num)
+        shared = _shared(footprint.on_gpu, num)
         before = Memory(card.memory, card.memory)
         try:
             memory = plan_memory(settings, shared, before, torch.device("cuda"))

@@ -15,7 +15,8 @@ CHANGELOG = Path(__file__).parents[2] / "CHANGELOG.md"
     [
         ([], 0, "usage: shoal"),
         (["--help"], 0, "scheduler"),
-        (["swim"], 2, "no such command: swim"),
+        (["swim"], 2, "no such command: swim\n"),
+        (["serv"], 2, "no such command: serv; did you mean serve?"),
         (["bench"], 0, "usage: shoal bench serve"),
         (["serve", "--port", "x"], 2, "port: 'x'"),
     ],

@@ -71,7 +71,11 @@ async def test_a_service_that_does_not_answer_is_an_error(
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["a", "b"], "usage"), (["http://x:y/"], "usage"), ([], "SHOAL_ADMIN_PORT is not set")],
+    [
+        (["a", "b"], "usage"),
+        (["http://x:y/"], "usage"),
+        ([], "SHOAL_ADMIN_PORT is not set; give a URL, such as http://"),
+    ],
 )
 def test_wrong_arguments_are_an_error(arguments, message, monkeypatch, capsys):
     monkeypatch.delenv("SHOAL_ADMIN_PORT", raising=False)

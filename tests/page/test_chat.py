@@ -104,7 +104,7 @@ def test_an_answer_is_held_to_a_schema(page: Page):
 def test_a_number_out_of_range_is_named_and_nothing_is_sent(page: Page):
     set_temperature(page, "9")
     say(page, "Hi")
-    expect(page.get_by_text("expected a number from 0 to 2")).to_be_visible()
+    expect(page.get_by_text("expected a number from 0 to 2", exact=True)).to_be_visible()
     expect(page.locator("#announcer")).to_contain_text("Temperature: expected")
     expect(answers(page)).to_have_count(0)
     set_temperature(page)

@@ -51,7 +51,7 @@ def test_the_mesh_is_asked_for_only_while_it_is_seen(page: Page):
     assert not [url for url in asked if url.endswith("/v1/mesh")]
     page.get_by_role("link", name="Mesh").click()
     expect(page.locator(".service[data-role=gateway]")).to_contain_text("ready")
-    page.get_by_role("link", name="Chat").click()
+    page.get_by_role("link", name="Chat", exact=True).click()
     page.wait_for_timeout(500)
     asked.clear()
     page.wait_for_timeout(2500)

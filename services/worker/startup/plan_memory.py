@@ -8,6 +8,7 @@ import torch
 
 from kernels.paged_attention.batch import MAX_GATHERED_TOKENS
 from kernels.paged_attention.grouped import MAX_SCORES
+from kernels.sample.slot_rules import no_rules
 from services.worker.layers.embedding import LMHead
 from services.worker.layers.linear import Linear
 from services.worker.layers.weights import Quantized
@@ -185,6 +186,13 @@ def prompt_logprob_bytes(max_num_seqs: int, max_num_tokens: int, vocab_size: int
         max_num_tokens * vocab_size * torch.float32.itemsize, max_num_seqs * WINDOW_BYTES
     )
     return num_logits * LOGPROB_BYTES + sampled_bytes + 2 * prompt_bytes
+
+
+def rule_bytes(num_slots: int, vocab_size: int) -> int:
+    """What a GPU holds of the changes that requests ask for in their logits, of the null slot
+    too."""
+    tables = no_rules(num_slots + 1, vocab_size, torch.device("meta"))
+    return sum(each.nbytes for each in tables)
 
 
 def plan_worker(loaded: LoadedModel, requirements: MemoryRequirements) -> MemoryReport:

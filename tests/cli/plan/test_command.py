@@ -111,6 +111,8 @@ def test_what_does_not_fit_says_the_sum_and_exits_with_1(capsys) -> None:
         (["--measured", "/nowhere.json"], "--measured: /nowhere.json"),
         (["--efficiency", "2"], "'2' is not a number from 0.01 to 1"),
         (["/nowhere"], "/nowhere"),
+        (["--pipeline-parallel-size", "2"], "pipeline-parallel-size: 2: a plan is of"),
+        (["--tensor-parallel-size", "2"], "tensor-parallel-size: 2: a plan is of"),
     ],
 )
 def test_a_wrong_setting_is_named_and_exits_with_2(flags: list[str], problem: str, capsys) -> None:

@@ -168,3 +168,12 @@ def test_cards_share_a_model_that_none_of_them_holds(tmp_path: Path) -> None:
     assert fit_on(CARDS["a100-40"], settings, found).num_cards == 4
     quantised = settings_of(tmp_path, LLAMA_3_70B, max_model_len=8192, quantization="nf4")
     assert fit_on(CARDS["h100"], quantised, footprint_of(quantised, CPU)).num_cards == 1
+
+
+def test_a_card_holds_tables_of_what_requests_change_in_their_logits(tmp_path: Path) -> None:
+    """8 bytes for each token of the vocabulary and each slot, the null slot too."""
+    settings = settings_of(tmp_path, TINY, max_num_seqs=32)
+    found = footprint_of(settings, CPU)
+    on_card = fit_on(CARDS["h100"], settings, found).memory.requirements
+    tables = 33 * 1000 * 8
+    assert on_card.peak - found.requirements.peak == pytest.approx(tables, rel=0.01)
