@@ -1,18 +1,26 @@
 """What processes hold, as /proc tells it."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 
 def services_of(mesh_dir: Path) -> dict[str, int]:
     """Process ids by service, of those alive that ``shoal serve`` runs in ``mesh_dir``."""
-    found = {}
+    return dict(_processes_of(mesh_dir))
+
+
+def workers_of(mesh_dir: Path) -> list[int]:
+    """Process ids of all ranks of the workers that it runs there."""
+    return sorted(pid for service, pid in _processes_of(mesh_dir) if service == "worker")
+
+
+def _processes_of(mesh_dir: Path) -> Iterator[tuple[str, int]]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             pid = int(entry.name)
             modules = [word for word in _command_line(pid) if word.startswith("services.")]
             if modules and f"SHOAL_MESH_DIR={mesh_dir}/".encode() in _environment(pid):
-                found[modules[0].removeprefix("services.")] = pid
-    return found
+                yield modules[0].removeprefix("services."), pid
 
 
 def parent_of(pid: int) -> int:
