@@ -106,8 +106,7 @@ def make_run(layer: NativeProgram, step: Step, num_heads: int) -> Callable[[], A
         torch.from_numpy(positions.ravel()),
         torch.from_numpy((slots + positions % BLOCK_SIZE).ravel()),
         attention,
-        [cache],
-        [None],
+        [(cache, None)],
     )
 
 
