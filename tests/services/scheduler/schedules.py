@@ -259,11 +259,14 @@ class Mesh:
     def plan(self) -> None:
         for worker_id, worker in self.workers.items():
             state = self.core.workers[worker_id]
+            runnable = state.runnable()
             while planned := self.core.plan(worker_id):
-                self.check_plan(state, planned)
+                self.check_plan(state, planned, runnable)
+                runnable = state.runnable()
                 self.results.setdefault(worker_id, []).append(worker.step(planned))
 
-    def check_plan(self, worker: WorkerState, planned: Planned) -> None:
+    def check_plan(self, worker: WorkerState, planned: Planned, runnable: list[Sequence]) -> None:
+        """``runnable`` are those that could be computed before."""
         plan = planned.plan
         tokens = {row.slot: row.num_tokens for row in plan.prefill}
         tokens |= {row.slot: 1 for row in plan.decode}
@@ -277,9 +280,7 @@ class Mesh:
         else:
             later = self.later(worker, [*worker.running.values(), *self.core.queues.waiting])
             self.check_later(worker, plan, tokens, later)
-            new = {row.slot for row in plan.admit}
-            runnable = {each.allocated.slot for each in worker.runnable()} | tokens.keys()
-            leaders = [worker.running[slot] for slot in runnable - new]
+            leaders = [each for each in runnable if each.allocation is not None]
             are_awaited = worker.later_share.expects_first and all(
                 each.priority > 0 for each in leaders
             )
