@@ -120,6 +120,23 @@ async def test_without_room_for_its_first_inputs_a_request_is_refused(tmp_path: 
         }
 
 
+async def test_what_is_asked_for_in_vain_is_named_in_a_header(tmp_path: Path) -> None:
+    async with mesh(tmp_path) as (http, tokenizer, _):
+        for fields, expected in (
+            (
+                {"user": "ada", "colour": 1},
+                "user: it changes nothing here, colour: unknown, ignored",
+            ),
+            ({"user": None, "endianness": "little", "encoding_format": "float"}, None),
+        ):
+            response, _ = await asyncio.gather(
+                http.post("/v1/embeddings", json={"input": "a"} | fields), answer(tokenizer, 1)
+            )
+            async with response:
+                assert response.status == 200
+                assert response.headers.get("X-Shoal-Warnings") == expected
+
+
 async def test_what_is_wrong_with_one_input_names_it_and_ends_all(tmp_path: Path) -> None:
     async with mesh(tmp_path) as (http, tokenizer, gateway):
         asked = asyncio.create_task(embed(http, 3))
