@@ -164,6 +164,7 @@ class Completions:
             take_request_id(request, job.request_id)
             answer = await endpoint.answer_early(request_id(request), job, model)
             if answer is not None:
+                warn(answer, job.warnings)
                 reservation.is_served = True
                 return answer
             param = "return_token_ids" if job.params.logprobs is None else "logprobs"
@@ -222,7 +223,7 @@ class Completions:
         reply_id = endpoint.reply_id(public_id)
         head = Head(reply_id, int(time.time()), job.model, model.fingerprint)
         client = Client(request, self._slow_client_s)
-        warn(client, job.warnings)
+        warn(client.response, job.warnings)
         mesh_id = f"{public_id}~{secrets.token_hex(4)}"
         trace = request[TRACE]
         trace.ids = {public_id, reply_id}

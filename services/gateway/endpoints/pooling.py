@@ -186,7 +186,7 @@ class PoolingEndpoints:
         warnings: Sequence[str],
     ) -> web.StreamResponse:
         client = Client(request, self._slow_client_s)
-        warn(client, warnings)
+        warn(client.response, warnings)
         is_large = sum(map(len, vectors)) > LARGE_REPLY
         with measured(request, "reply") as attributes, client.counted(attributes):
             await send_json(client, pieces, self._pieces, is_large=is_large)

@@ -26,10 +26,10 @@ def start_meter(request: web.Request, model: str, started_s: float) -> RequestMe
     return meter
 
 
-def warn(client: Client, warnings: Sequence[str]) -> None:
-    """Puts them into a header of the reply, which has not begun."""
+def warn(response: web.StreamResponse, warnings: Sequence[str]) -> None:
+    """Puts them into a header of a reply that has not begun."""
     if warnings:
-        client.response.headers[WARNINGS] = ", ".join(warnings)
+        response.headers[WARNINGS] = ", ".join(warnings)
 
 
 @asynccontextmanager
