@@ -62,7 +62,8 @@ async def test_what_one_asks_for_in_vain_is_named_when_it_is_queued(
             ("flex", "service_tier: it changes nothing here"),
             ("auto", None),
         ):
-            reply = await client.responses.with_raw_response.create(**ASKED, service_tier=tier)
+            asked = ASKED | {"service_tier": tier}
+            reply = await client.responses.with_raw_response.create(**asked)
             assert reply.headers.get("X-Shoal-Warnings") == expected
             await tokenizer.answer("x")
             await until_status(client, reply.parse().id, "completed")

@@ -4,7 +4,7 @@ falls through. OpenAI's are those of the installed openai package."""
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -62,7 +62,7 @@ VLLM_CHAT = """
 VLLM_COMPLETION = """
     prompt suffix prompt_embeds
 """
-# Of vLLM's requests to models that pool (vllm/entrypoints/pooling/*/protocol.py, the same version).
+# Of vLLM's requests to models that pool (vllm/entrypoints/pooling/*/protocol.py).
 VLLM_POOLING = """
     model user truncate_prompt_tokens padding truncation_side request_id priority
     mm_processor_kwargs cache_salt use_activation
@@ -76,7 +76,7 @@ VLLM_EMBEDDING = """
 """
 
 
-def embedder(task: str, size: int) -> ModelInfo:
+def pooler(task: Literal["embed", "classify"], size: int) -> ModelInfo:
     pooling = PoolingInfo(task, "mean", "none", size, is_matryoshka=True)
     return msgspec.structs.replace(MODEL, runner="pooling", pooling=pooling)
 
@@ -132,7 +132,7 @@ ENDPOINTS = {
     "embeddings": Endpoint(
         EmbeddingRequest,
         unsupported.POOLING,
-        pooled(parse_embeddings, embedder("embed", 3)),
+        pooled(parse_embeddings, pooler("embed", 3)),
         {"input": "a"},
         names_of(VLLM_POOLING, VLLM_INPUT, VLLM_EMBEDDING)
         | EmbeddingCreateParams.__annotations__.keys(),
@@ -140,28 +140,28 @@ ENDPOINTS = {
     "pooling": Endpoint(
         RawPoolingRequest,
         unsupported.POOLING,
-        pooled(parse_pooling, embedder("embed", 3)),
+        pooled(parse_pooling, pooler("embed", 3)),
         {"input": "a"},
         names_of(VLLM_POOLING, VLLM_INPUT, VLLM_EMBEDDING, "task data"),
     ),
     "classify": Endpoint(
         ClassifyRequest,
         unsupported.POOLING,
-        pooled(parse_classify, embedder("classify", 3)),
+        pooled(parse_classify, pooler("classify", 3)),
         {"input": "a"},
         names_of(VLLM_POOLING, VLLM_INPUT),
     ),
     "score": Endpoint(
         ScoreRequest,
         unsupported.POOLING,
-        pooled(parse_score, embedder("classify", 1)),
+        pooled(parse_score, pooler("classify", 1)),
         {"text_1": "a", "text_2": "b"},
         names_of(VLLM_POOLING, "data_1 data_2 queries documents items text_1 text_2"),
     ),
     "rerank": Endpoint(
         RerankRequest,
         unsupported.POOLING,
-        pooled(parse_rerank, embedder("classify", 1)),
+        pooled(parse_rerank, pooler("classify", 1)),
         {"query": "a", "documents": ["b"]},
         names_of(VLLM_POOLING, "query documents top_n"),
     ),
@@ -199,6 +199,14 @@ def test_null_is_the_default_of_a_field_and_not_named(name: str, field: str) -> 
     if field not in endpoint.body:
         body = json.dumps(endpoint.body | {field: None}).encode()
         assert endpoint.parse(body).warnings == ()
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS.values(), ids=ENDPOINTS)
+def test_a_value_that_changes_nothing_passes_and_is_not_named(endpoint: Endpoint) -> None:
+    for field, values in endpoint.neutral.items():
+        for value in values:
+            body = json.dumps(endpoint.body | {field: value}).encode()
+            assert endpoint.parse(body).warnings == ()
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS.values(), ids=ENDPOINTS)
