@@ -100,7 +100,7 @@ def parse_score(body: Body, model: ModelInfo, limits: Limits) -> PoolingJob:
     fields = decode(body)
     request = check(fields, ScoreRequest, POOLING)
     names, others = ("text_1", "text_2"), ("queries", "documents")
-    if request.text_1 == NULL and request.queries != NULL:
+    if request.text_1 == NULL and (request.queries != NULL or request.documents != NULL):
         names, others = others, names
     for other in others:
         if getattr(request, other) != NULL:

@@ -104,7 +104,6 @@ RESPONSES: Neutral = _COMMON | {
 
 TOKENIZE: Neutral = {
     "functions": ([],),
-    "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
 }
 
