@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from aiohttp import web
 
-from services.gateway.endpoints.serving import accepting, send_json, start_meter
+from services.gateway.endpoints.serving import accepting, send_json, start_meter, warn
 from services.gateway.http.account import owner_of
 from services.gateway.http.admission import Admission, Reservation
 from services.gateway.http.body import BodyParser, BodyReader
@@ -47,9 +47,6 @@ STREAM_HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
 }
-WARNINGS = "X-Shoal-Warnings"
-"""Header that names what a request asked for in vain."""
-
 DROPPED_TURNS = "X-Shoal-Dropped-Turns"
 """Header that counts the oldest turns of a chat, if any are not in its prompt."""
 
@@ -167,6 +164,7 @@ class Completions:
             take_request_id(request, job.request_id)
             answer = await endpoint.answer_early(request_id(request), job, model)
             if answer is not None:
+                warn(answer, job.warnings)
                 reservation.is_served = True
                 return answer
             param = "return_token_ids" if job.params.logprobs is None else "logprobs"
@@ -225,8 +223,7 @@ class Completions:
         reply_id = endpoint.reply_id(public_id)
         head = Head(reply_id, int(time.time()), job.model, model.fingerprint)
         client = Client(request, self._slow_client_s)
-        if job.warnings:
-            client.response.headers[WARNINGS] = ", ".join(job.warnings)
+        warn(client.response, job.warnings)
         mesh_id = f"{public_id}~{secrets.token_hex(4)}"
         trace = request[TRACE]
         trace.ids = {public_id, reply_id}

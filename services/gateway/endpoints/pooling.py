@@ -2,13 +2,13 @@
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from aiohttp import web
 
-from services.gateway.endpoints.serving import accepting, send_json, start_meter
+from services.gateway.endpoints.serving import accepting, send_json, start_meter, warn
 from services.gateway.http.account import owner_of
 from services.gateway.http.admission import Admission, Reservation
 from services.gateway.http.body import BodyParser, BodyReader
@@ -121,7 +121,7 @@ class PoolingEndpoints:
             meter.end()
             POOLED_INPUTS.labels(asked.job.model, pooling.task).inc(len(vectors))
             reply = PooledReply(name, int(time.time()), asked, pooling, vectors, num_tokens)
-            return await self._send(request, endpoint.write(reply), vectors)
+            return await self._send(request, endpoint.write(reply), vectors, asked.job.warnings)
 
     async def _parsed(
         self, request: web.Request, endpoint: PoolingEndpoint, reservation: Reservation
@@ -179,9 +179,14 @@ class PoolingEndpoints:
             return vectors, collector.num_prompt_tokens
 
     async def _send(
-        self, request: web.Request, pieces: Iterator[bytes], vectors: list[Array]
+        self,
+        request: web.Request,
+        pieces: Iterator[bytes],
+        vectors: list[Array],
+        warnings: Sequence[str],
     ) -> web.StreamResponse:
         client = Client(request, self._slow_client_s)
+        warn(client.response, warnings)
         is_large = sum(map(len, vectors)) > LARGE_REPLY
         with measured(request, "reply") as attributes, client.counted(attributes):
             await send_json(client, pieces, self._pieces, is_large=is_large)

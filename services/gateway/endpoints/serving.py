@@ -1,7 +1,7 @@
 """What all endpoints that the mesh computes something for do alike."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 
 from aiohttp import web
@@ -14,6 +14,8 @@ from services.gateway.http.request_meter import RequestMeter
 from shared.errors import RETRY_AFTER_S, Unavailable
 
 JSON_HEADERS = {"Content-Type": "application/json"}
+WARNINGS = "X-Shoal-Warnings"
+"""Header that names what a request asked for in vain."""
 
 
 def start_meter(request: web.Request, model: str, started_s: float) -> RequestMeter:
@@ -22,6 +24,12 @@ def start_meter(request: web.Request, model: str, started_s: float) -> RequestMe
     if (account := request.get(ACCOUNT)) is not None:
         meter.charge = account.charge
     return meter
+
+
+def warn(response: web.StreamResponse, warnings: Sequence[str]) -> None:
+    """Puts them into a header of a reply that has not begun."""
+    if warnings:
+        response.headers[WARNINGS] = ", ".join(warnings)
 
 
 @asynccontextmanager

@@ -71,7 +71,6 @@ class FormatFields(SamplingFields, kw_only=True):  # a Struct has one base
     guided_choice: Choices | None = None
     guided_grammar: Expression | None = None
     guided_whitespace_pattern: Whitespace | None = None
-    guided_decoding_backend: str | None = None
     regex: Expression | None = None
     ebnf: Expression | None = None
     json_schema: Raw = NULL

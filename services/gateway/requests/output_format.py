@@ -1,13 +1,11 @@
 """The many ways to say what a text must be, as one OutputFormat."""
 
-import logging
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 from msgspec import Raw
 
-from services.gateway.log_limit import LogLimit
 from services.gateway.requests.format_schema import (
     FormatFields,
     JsonObject,
@@ -20,11 +18,7 @@ from services.gateway.requests.json_body import json_errors
 from services.gateway.requests.raw_json import NULL, check_chars, json_text
 from services.gateway.requests.violations import show
 from shared.errors import InvalidRequest
-from shared.log import client_text
 from shared.messages import FormatKind, OutputFormat
-
-log = logging.getLogger(__name__)
-log.addFilter(LogLimit())
 
 NO_WHITESPACE = "()"  # matches nothing but the empty text
 OBJECT_KEYS = {"properties", "patternProperties"}
@@ -32,9 +26,6 @@ OBJECT_KEYS = {"properties", "patternProperties"}
 
 def output_format(request: FormatFields) -> OutputFormat | None:
     """Raises InvalidRequest for more than one, naming two of them."""
-    if request.guided_decoding_backend is not None:
-        name = client_text(request.guided_decoding_backend)
-        log.info("guided_decoding_backend is %s; there is one backend here", name)
     formats = list(_formats(request))
     _refuse_second([format.param for format in formats], "say what the text must be")
     format = formats[0] if formats else None

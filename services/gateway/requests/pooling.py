@@ -9,7 +9,15 @@ import numpy as np
 from msgspec import Raw
 
 from services.gateway.requests.job import Job, Prompt
-from services.gateway.requests.json_body import Body, check, decode, items, served_name
+from services.gateway.requests.json_body import (
+    Body,
+    Fields,
+    check,
+    decode,
+    in_vain,
+    items,
+    served_name,
+)
 from services.gateway.requests.parse import Limits, check_priority
 from services.gateway.requests.pooling_schema import (
     ClassifyRequest,
@@ -59,36 +67,47 @@ class PoolingJob:
 
 def parse_embeddings(body: Body, model: ModelInfo, limits: Limits) -> PoolingJob:
     """A body of ``/v1/embeddings``."""
-    request = check(decode(body), EmbeddingRequest, POOLING)
+    fields = decode(body)
+    request = check(fields, EmbeddingRequest, POOLING)
     pooling = pooling_of(model)
     _check_task(pooling, "embed", "/v1/embeddings")
-    return _vectors(request, model, pooling, limits)
+    return _warned(_vectors(request, model, pooling, limits), fields, EmbeddingRequest)
 
 
 def parse_pooling(body: Body, model: ModelInfo, limits: Limits) -> PoolingJob:
     """A body of ``/pooling``: what the model gives, whatever that is."""
-    request = check(decode(body), RawPoolingRequest, POOLING)
+    fields = decode(body)
+    request = check(fields, RawPoolingRequest, POOLING)
     pooling = pooling_of(model)
     if request.task is not None:
         _check_task(pooling, "embed" if request.task == "embed" else "classify", request.task)
-    return _vectors(request, model, pooling, limits)
+    return _warned(_vectors(request, model, pooling, limits), fields, RawPoolingRequest)
 
 
 def parse_classify(body: Body, model: ModelInfo, limits: Limits) -> PoolingJob:
     """A body of ``/classify``."""
-    request = check(decode(body), ClassifyRequest, POOLING)
+    fields = decode(body)
+    request = check(fields, ClassifyRequest, POOLING)
     pooling = pooling_of(model)
     _check_task(pooling, "classify", "/classify")
     prompts, params = _inputs(request.input, request, model)
-    return PoolingJob(_job(request, prompts, model, pooling, limits), params)
+    job = PoolingJob(_job(request, prompts, model, pooling, limits), params)
+    return _warned(job, fields, ClassifyRequest)
 
 
 def parse_score(body: Body, model: ModelInfo, limits: Limits) -> PoolingJob:
     """A body of ``/score``: one text with one or several others, or as many with as many."""
-    request = check(decode(body), ScoreRequest, POOLING)
-    names = ("text_1", "text_2")
-    if request.text_1 == NULL and request.queries != NULL:
-        names = ("queries", "documents")
+    fields = decode(body)
+    request = check(fields, ScoreRequest, POOLING)
+    names, others = ("text_1", "text_2"), ("queries", "documents")
+    if request.text_1 == NULL and (request.queries != NULL or request.documents != NULL):
+        names, others = others, names
+    for other in others:
+        if getattr(request, other) != NULL:
+            raise InvalidRequest(
+                f"{other} is not allowed beside {names[0]}: one pair of fields has the texts",
+                param=other,
+            )
     firsts, seconds = (_texts(getattr(request, name), name) for name in names)
     if len(firsts) == 1:
         firsts = firsts * len(seconds)
@@ -98,19 +117,28 @@ def parse_score(body: Body, model: ModelInfo, limits: Limits) -> PoolingJob:
             " first, or as many of both",
             param=names[0],
         )
-    return _pairs(request, (firsts, seconds), names, model, limits)
+    job = _pairs(request, (firsts, seconds), names, model, limits)
+    return _warned(job, fields, ScoreRequest)
 
 
 def parse_rerank(body: Body, model: ModelInfo, limits: Limits) -> PoolingJob:
     """A body of ``/rerank``."""
-    request = check(decode(body), RerankRequest, POOLING)
+    fields = decode(body)
+    request = check(fields, RerankRequest, POOLING)
     if not request.query:
         raise InvalidRequest('query is ""; expected str of length >= 1', param="query")
     documents = items(request.documents, "documents", MAX_INPUTS, _document)
     queries = [request.query] * len(documents)
     job = _pairs(request, (queries, documents), ("query", "documents"), model, limits)
     texts = None if request.return_documents is False else documents
-    return replace(job, texts=texts, top_n=request.top_n or len(documents))
+    job = replace(job, texts=texts, top_n=request.top_n or len(documents))
+    return _warned(job, fields, RerankRequest)
+
+
+def _warned(asked: PoolingJob, fields: Fields, kind: type[PoolingRequest]) -> PoolingJob:
+    """With the names of what the client asked for in vain."""
+    warnings = in_vain(fields, kind, POOLING)
+    return replace(asked, job=replace(asked.job, warnings=warnings))
 
 
 def _vectors(

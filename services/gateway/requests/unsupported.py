@@ -13,6 +13,7 @@ Neutral = dict[str, tuple[Any, ...]]
 
 WITHOUT_EFFECT: Neutral = {
     "client_metadata": (),
+    "guided_decoding_backend": ("auto",),
     "metadata": (),
     "prediction": (),
     "prompt_cache_key": (),
@@ -107,17 +108,28 @@ TOKENIZE: Neutral = {
 }
 
 POOLING: Neutral = {
+    "activation": (),
+    "add_generation_prompt": (False,),
+    "additional_data": (),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "data": (),
+    "data_1": (),
+    "data_2": (),
     "embed_dtype": ("float32",),
     "embedding_types": (["float"],),
     "endianness": ("native", "little"),
+    "items": (),
     "late_chunking": (False,),
     "max_chunks_per_doc": (),
     "max_tokens_per_doc": (),
+    "media_io_kwargs": ({},),
     "messages": (),
     "mm_processor_kwargs": ({},),
+    "padding": ("do_not_pad",),
     "rank_fields": (["text"],),
     "softmax": (),
-    "activation": (),
 }
 
 REASONS = {

@@ -54,6 +54,21 @@ async def test_one_is_queued_made_and_kept(tmp_path: Path, tokenizer: FakeTokeni
             await client.responses.cancel(created.id)
 
 
+async def test_what_one_asks_for_in_vain_is_named_when_it_is_queued(
+    tmp_path: Path, tokenizer: FakeTokenizer
+):
+    async with storing(tmp_path) as gateway, client_of(gateway) as client:
+        for tier, expected in (
+            ("flex", "service_tier: it changes nothing here"),
+            ("auto", None),
+        ):
+            asked = ASKED | {"service_tier": tier}
+            reply = await client.responses.with_raw_response.create(**asked)
+            assert reply.headers.get("X-Shoal-Warnings") == expected
+            await tokenizer.answer("x")
+            await until_status(client, reply.parse().id, "completed")
+
+
 @pytest.mark.parametrize("is_here", [True, False])
 @pytest.mark.parametrize("is_accepted", [True, False])
 async def test_one_is_cancelled_through_any_gateway(

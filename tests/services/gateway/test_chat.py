@@ -160,8 +160,10 @@ async def test_what_a_chat_asks_for_in_vain_is_named_in_a_header(
     http: aiohttp.ClientSession, tokenizer: FakeTokenizer
 ) -> None:
     asked = {"messages": MESSAGES, "session_id": "s", "store": True, "service_tier": "auto"}
+    names = "session_id: it changes nothing here, store: it changes nothing here"
     for fields, expected in (
-        (asked, "session_id: it changes nothing here, store: it changes nothing here"),
+        (asked, names),
+        (asked | {"stream": True}, names),
         ({"messages": MESSAGES, "tempertaure": 1, "é\r\n": 1}, "tempertaure: unknown, ignored"),
         ({"messages": MESSAGES}, None),
     ):

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import aiohttp
 import pytest
 from openai import AsyncOpenAI, BadRequestError
 
@@ -68,3 +69,25 @@ async def test_an_id_outside_the_vocabulary_is_named(openai: AsyncOpenAI) -> Non
         await openai.completions.create(model="fish", prompt=[1, MODEL.vocab_size])
     assert error.value.param == "prompt[1]"
     assert str(MODEL.vocab_size) in error.value.message
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_a_completion_asks_for_in_vain_is_named_in_a_header(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, stream: bool
+) -> None:
+    asked = {"prompt": "a", "stream": stream, "guided_decoding_backend": "auto", "user": None}
+    for fields, expected in (
+        (
+            {"guided_decoding_backend": "xgrammar", "user": "ada"},
+            "guided_decoding_backend: it changes nothing here, user: it changes nothing here",
+        ),
+        ({"tempertaure": 1}, "tempertaure: unknown, ignored"),
+        ({}, None),
+    ):
+        response, _ = await asyncio.gather(
+            http.post("/v1/completions", json=asked | fields), tokenizer.answer("x")
+        )
+        async with response:
+            assert response.status == 200
+            assert response.headers.get("X-Shoal-Warnings") == expected
+            assert "x" in await response.text()

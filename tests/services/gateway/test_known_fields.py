@@ -1,18 +1,48 @@
 """Every field of OpenAI's and vLLM's requests is built, neutral and named, or refused by name: none
-falls through."""
+falls through. OpenAI's are those of the installed openai package."""
 
-from typing import Any
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
 
+import msgspec
 import pytest
-from openai.types import completion_create_params as completions
-from openai.types.chat import completion_create_params as chats
-from openai.types.responses import response_create_params as responses
+from openai.types.chat.completion_create_params import (
+    CompletionCreateParamsStreaming as ChatCreateParams,
+)
+from openai.types.completion_create_params import CompletionCreateParamsStreaming
+from openai.types.embedding_create_params import EmbeddingCreateParams
+from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
 
 from services.gateway.requests import unsupported
+from services.gateway.requests.items.parse import read_request, response_job
 from services.gateway.requests.items.schema import ResponseRequest
+from services.gateway.requests.job import Job
+from services.gateway.requests.json_body import Body
+from services.gateway.requests.parse import Limits, parse_chat, parse_completion
+from services.gateway.requests.pooling import (
+    PoolingJob,
+    parse_classify,
+    parse_embeddings,
+    parse_pooling,
+    parse_rerank,
+    parse_score,
+)
+from services.gateway.requests.pooling_schema import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    RawPoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from services.gateway.requests.schema import ChatRequest, CompletionRequest
+from shared.errors import InvalidRequest, NotFound
+from shared.messages import ModelInfo, PoolingInfo
+from tests.services.gateway.fakes import LIMITS, MODEL
 
-# Of vLLM's ChatCompletionRequest and CompletionRequest, in their order.
+# Of vLLM's ChatCompletionRequest and CompletionRequest, in their order
+# (vllm/entrypoints/openai/{chat_completion,completion}/protocol.py, version 0.32.0).
 VLLM = """
     model frequency_penalty logit_bias logprobs max_tokens n presence_penalty response_format seed
     stop stream stream_options temperature top_p user use_beam_search top_k min_p
@@ -32,33 +62,156 @@ VLLM_CHAT = """
 VLLM_COMPLETION = """
     prompt suffix prompt_embeds
 """
-REQUESTS: list[Any] = [
-    (ChatRequest, unsupported.CHAT, [*chats.CompletionCreateParamsBase.__annotations__]),
-    (ChatRequest, unsupported.CHAT, [*VLLM.split(), *VLLM_CHAT.split()]),
-    (
+# Of vLLM's requests to models that pool (vllm/entrypoints/pooling/*/protocol.py).
+VLLM_POOLING = """
+    model user truncate_prompt_tokens padding truncation_side request_id priority
+    mm_processor_kwargs cache_salt use_activation
+"""
+VLLM_INPUT = """
+    input messages add_special_tokens add_generation_prompt continue_final_message chat_template
+    chat_template_kwargs media_io_kwargs
+"""
+VLLM_EMBEDDING = """
+    encoding_format embed_dtype endianness dimensions
+"""
+
+
+def pooler(task: Literal["embed", "classify"], size: int) -> ModelInfo:
+    pooling = PoolingInfo(task, "mean", "none", size, is_matryoshka=True)
+    return msgspec.structs.replace(MODEL, runner="pooling", pooling=pooling)
+
+
+def pooled(
+    parse: Callable[[Body, ModelInfo, Limits], PoolingJob], model: ModelInfo
+) -> Callable[[Body], Job]:
+    return lambda body: parse(body, model, LIMITS).job
+
+
+def response(body: Body) -> Job:
+    request = read_request(body)
+    return response_job(request, request.items, lambda content: None, MODEL, LIMITS)
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """``body`` is a request that ``parse`` takes, and ``fields`` are those that clients know."""
+
+    kind: type[msgspec.Struct]
+    neutral: unsupported.Neutral
+    parse: Callable[[Body], Job]
+    body: dict[str, Any]
+    fields: set[str]
+
+
+def names_of(*lists: str) -> set[str]:
+    return {*" ".join(lists).split()}
+
+
+ENDPOINTS = {
+    "chat": Endpoint(
+        ChatRequest,
+        unsupported.CHAT,
+        lambda body: parse_chat(body, MODEL, LIMITS),
+        {"messages": [{"role": "user", "content": "Hi"}]},
+        names_of(VLLM, VLLM_CHAT) | ChatCreateParams.__annotations__.keys(),
+    ),
+    "completion": Endpoint(
         CompletionRequest,
         unsupported.COMPLETION,
-        [*completions.CompletionCreateParamsBase.__annotations__],
+        lambda body: parse_completion(body, MODEL, LIMITS),
+        {"prompt": "a"},
+        names_of(VLLM, VLLM_COMPLETION) | CompletionCreateParamsStreaming.__annotations__.keys(),
     ),
-    (CompletionRequest, unsupported.COMPLETION, [*VLLM.split(), *VLLM_COMPLETION.split()]),
-    (
+    "response": Endpoint(
         ResponseRequest,
         unsupported.RESPONSES,
-        [*responses.ResponseCreateParamsBase.__annotations__],
+        response,
+        {"input": "Hi"},
+        {*ResponseCreateParamsStreaming.__annotations__},
     ),
-]
+    "embeddings": Endpoint(
+        EmbeddingRequest,
+        unsupported.POOLING,
+        pooled(parse_embeddings, pooler("embed", 3)),
+        {"input": "a"},
+        names_of(VLLM_POOLING, VLLM_INPUT, VLLM_EMBEDDING)
+        | EmbeddingCreateParams.__annotations__.keys(),
+    ),
+    "pooling": Endpoint(
+        RawPoolingRequest,
+        unsupported.POOLING,
+        pooled(parse_pooling, pooler("embed", 3)),
+        {"input": "a"},
+        names_of(VLLM_POOLING, VLLM_INPUT, VLLM_EMBEDDING, "task data"),
+    ),
+    "classify": Endpoint(
+        ClassifyRequest,
+        unsupported.POOLING,
+        pooled(parse_classify, pooler("classify", 3)),
+        {"input": "a"},
+        names_of(VLLM_POOLING, VLLM_INPUT),
+    ),
+    "score": Endpoint(
+        ScoreRequest,
+        unsupported.POOLING,
+        pooled(parse_score, pooler("classify", 1)),
+        {"text_1": "a", "text_2": "b"},
+        names_of(VLLM_POOLING, "data_1 data_2 queries documents items text_1 text_2"),
+    ),
+    "rerank": Endpoint(
+        RerankRequest,
+        unsupported.POOLING,
+        pooled(parse_rerank, pooler("classify", 1)),
+        {"query": "a", "documents": ["b"]},
+        names_of(VLLM_POOLING, "query documents top_n"),
+    ),
+}
+FIELDS = [(name, field) for name, each in ENDPOINTS.items() for field in sorted(each.fields)]
+NO_VALUE = 12345.5  # that any field may have
 
 
-@pytest.mark.parametrize(("kind", "neutral", "fields"), REQUESTS)
-def test_every_field_is_known(kind: Any, neutral: unsupported.Neutral, fields: list[str]) -> None:
-    assert len(fields) > 15
-    known = {*kind.__struct_fields__, *neutral, *unsupported.WITHOUT_EFFECT}
-    assert set(fields) - known == set()
+def test_the_lists_are_those_of_whole_requests() -> None:
+    num_fields = {name: len(each.fields) for name, each in ENDPOINTS.items()}
+    assert num_fields["chat"] > 70
+    assert num_fields["completion"] > 50
+    assert num_fields["response"] > 30
+    assert num_fields["embeddings"] > 20
+    assert all(each.body.keys() <= each.fields for each in ENDPOINTS.values())
 
 
-@pytest.mark.parametrize(("kind", "neutral"), [each[:2] for each in REQUESTS])
-def test_no_field_is_two_things(kind: Any, neutral: unsupported.Neutral) -> None:
+@pytest.mark.parametrize(("name", "field"), FIELDS)
+def test_no_field_is_ignored_in_silence(name: str, field: str) -> None:
+    """Neither by an endpoint that builds it, which would refuse the value, nor by one that does
+    not."""
+    endpoint = ENDPOINTS[name]
+    body = json.dumps(endpoint.body | {field: NO_VALUE}).encode()
+    if field in unsupported.WITHOUT_EFFECT.keys() - {*endpoint.kind.__struct_fields__}:
+        assert endpoint.parse(body).warnings == (f"{field}: it changes nothing here",)
+        return
+    with pytest.raises((InvalidRequest, NotFound)) as error:
+        endpoint.parse(body)
+    assert error.value.param == field
+
+
+@pytest.mark.parametrize(("name", "field"), FIELDS)
+def test_null_is_the_default_of_a_field_and_not_named(name: str, field: str) -> None:
+    endpoint = ENDPOINTS[name]
+    if field not in endpoint.body:
+        body = json.dumps(endpoint.body | {field: None}).encode()
+        assert endpoint.parse(body).warnings == ()
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS.values(), ids=ENDPOINTS)
+def test_a_value_that_changes_nothing_passes_and_is_not_named(endpoint: Endpoint) -> None:
+    for field, values in endpoint.neutral.items():
+        for value in values:
+            body = json.dumps(endpoint.body | {field: value}).encode()
+            assert endpoint.parse(body).warnings == ()
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS.values(), ids=ENDPOINTS)
+def test_no_field_is_two_things(endpoint: Endpoint) -> None:
     """But those of a chat that a Response refuses."""
-    built = set() if kind is ResponseRequest else {*kind.__struct_fields__}
-    assert not built & neutral.keys()
-    assert not unsupported.WITHOUT_EFFECT.keys() & neutral.keys()
+    built = set() if endpoint.kind is ResponseRequest else {*endpoint.kind.__struct_fields__}
+    assert not built & endpoint.neutral.keys()
+    assert not unsupported.WITHOUT_EFFECT.keys() & endpoint.neutral.keys()

@@ -16,11 +16,13 @@ import pytest
 from services.gateway.endpoints.pooling import ROUTES
 from services.gateway.http.api_keys import LIMITED_ROUTES
 from services.gateway.requests import pooling_schema, unsupported
-from services.gateway.requests.pooling import MAX_OPEN_INPUTS
+from services.gateway.requests.pooling import MAX_OPEN_INPUTS, parse_score
 from services.gateway.service import GatewayService
+from shared.errors import InvalidRequest
 from shared.messages import Delta, Deltas, Finished, PoolingInfo, RunKind, State, TokenRun
 from shared.token_arrays import TokenArrays
 from tests.services.gateway.fakes import (
+    LIMITS,
     MODEL,
     NUM_PROMPT_TOKENS,
     FakeTokenizer,
@@ -120,6 +122,23 @@ async def test_without_room_for_its_first_inputs_a_request_is_refused(tmp_path: 
         }
 
 
+async def test_what_is_asked_for_in_vain_is_named_in_a_header(tmp_path: Path) -> None:
+    async with mesh(tmp_path) as (http, tokenizer, _):
+        for fields, expected in (
+            (
+                {"user": "ada", "colour": 1},
+                "user: it changes nothing here, colour: unknown, ignored",
+            ),
+            ({"user": None, "endianness": "little", "encoding_format": "float"}, None),
+        ):
+            response, _ = await asyncio.gather(
+                http.post("/v1/embeddings", json={"input": "a"} | fields), answer(tokenizer, 1)
+            )
+            async with response:
+                assert response.status == 200
+                assert response.headers.get("X-Shoal-Warnings") == expected
+
+
 async def test_what_is_wrong_with_one_input_names_it_and_ends_all(tmp_path: Path) -> None:
     async with mesh(tmp_path) as (http, tokenizer, gateway):
         asked = asyncio.create_task(embed(http, 3))
@@ -173,6 +192,21 @@ async def test_vectors_count_in_what_the_gateway_may_hold(tmp_path: Path) -> Non
 
 def is_idle(gateway: GatewayService) -> bool:
     return gateway.status().load == 0 and gateway._admission._num_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"text_1": "a", "text_2": "b", "queries": "c"}, "queries", "beside text_1"),
+        ({"queries": "a", "documents": "b", "text_2": "c"}, "text_2", "beside queries"),
+        ({"documents": "b"}, "queries", "required"),
+        ({"text_1": "a"}, "text_2", "required"),
+    ],
+)
+def test_one_pair_of_fields_is_scored(fields: dict[str, str], param: str, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words) as error:
+        parse_score(msgspec.json.encode(fields), EMBEDDER, LIMITS)
+    assert error.value.param == param
 
 
 def test_every_field_is_in_the_table() -> None:
