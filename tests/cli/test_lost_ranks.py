@@ -1,4 +1,4 @@
-"""A worker of two processes, ranks or stages, of which one is killed under 32 streams: ten times."""
+"""A worker of two processes, ranks or stages, loses one of them under 32 streams: ten times."""
 
 import asyncio
 import os
