@@ -7,15 +7,28 @@ from chatting import TALK, say, set_temperature, until_done
 from playwright.sync_api import Page, expect
 
 
+# Browsers do not always keep the body of a stream that a page has read.
+KEEP_REPLY = """() => {
+  const ask = window.fetch;
+  window.reply = new Promise((keep) => {
+    window.fetch = async (address, options) => {
+      const reply = await ask(address, options);
+      if (`${address}`.endsWith("/v1/chat/completions")) keep(reply.clone().text());
+      return reply;
+    };
+  });
+}"""
+
+
 def test_tokens_are_the_text_with_probabilities_and_drafts(page: Page):
     set_temperature(page)
-    with page.expect_response("**/v1/chat/completions") as replied:
-        say(page, TALK)
+    page.evaluate(KEEP_REPLY)
+    say(page, TALK)
     answer = until_done(page)
     text = answer.locator(".prose").last.inner_text()
     chunks = [
         json.loads(line.removeprefix("data: "))
-        for line in replied.value.text().splitlines()
+        for line in page.evaluate("() => window.reply").splitlines()
         if line.startswith("data: {")
     ]
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
