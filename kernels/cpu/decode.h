@@ -13,12 +13,12 @@ extern "C" void shoal_sample(const float* logits, const float* adjusted, int num
 // R rows. What each step changes lies where the steps of the programs and `random` have it, too.
 struct DecodeRows {
   int32_t num_rows, block_size;
-  int32_t* ids;  // [R]: the last one that is known
+  int32_t* ids;                                  // [R]: the last one that is known
   int64_t *positions, *slot_mapping, *num_keys;  // [R]
   const int64_t* tables;                         // [R, table_stride]
   int32_t table_stride, num_random;
-  int64_t* random_positions;  // [num_random]
-  const int64_t* rooms;       // [R]: tokens that may follow
+  int64_t* random_positions;   // [num_random]
+  const int64_t* rooms;        // [R]: tokens that may follow
   const uint8_t* ignores_eos;  // [R]
   int32_t num_eos, vocab_size;
   const int64_t* eos_ids;  // [num_eos]

@@ -393,20 +393,20 @@ void run(const Operator* ops, int num_ops, const Step& step) {
 
 }  // namespace
 
-#define EACH_TYPE(name, T)                                                                  \
-  EXPORT void shoal_pack_##name(const T* w, const int64_t* order, int n, int k, T* tiles) { \
-    pack<T, DEPTH<T>>(w, order, n, k, tiles);                                               \
-  }                                                                                         \
-  EXPORT int shoal_run_##name(const Operator* ops, int num_ops, const Step* step) {         \
-    run<T>(ops, num_ops, *step);                                                            \
-    return meeting.failure;                                                                 \
-  }                                                                                         \
-  EXPORT int shoal_decode_##name(const Program* trunk, const Program* head,                 \
-                                 DecodeRows* rows, int num_steps, int64_t* tokens) {        \
-    return decode(*rows, num_steps, tokens, [=]() {                                         \
-      run<T>(trunk->ops, trunk->num_ops, *trunk->step);                                     \
-      run<T>(head->ops, head->num_ops, *head->step);                                        \
-    });                                                                                     \
+#define EACH_TYPE(name, T)                                                                    \
+  EXPORT void shoal_pack_##name(const T* w, const int64_t* order, int n, int k, T* tiles) {   \
+    pack<T, DEPTH<T>>(w, order, n, k, tiles);                                                 \
+  }                                                                                           \
+  EXPORT int shoal_run_##name(const Operator* ops, int num_ops, const Step* step) {           \
+    run<T>(ops, num_ops, *step);                                                              \
+    return meeting.failure;                                                                   \
+  }                                                                                           \
+  EXPORT int shoal_decode_##name(const Program* trunk, const Program* head, DecodeRows* rows, \
+                                 int num_steps, int64_t* tokens) {                            \
+    return decode(*rows, num_steps, tokens, [=]() {                                           \
+      run<T>(trunk->ops, trunk->num_ops, *trunk->step);                                       \
+      run<T>(head->ops, head->num_ops, *head->step);                                          \
+    });                                                                                       \
   }
 
 EACH_TYPE(bfloat16, bf16)
