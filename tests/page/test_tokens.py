@@ -6,7 +6,6 @@ import re
 from chatting import TALK, say, set_temperature, until_done
 from playwright.sync_api import Page, expect
 
-
 # Browsers do not always keep the body of a stream that a page has read.
 KEEP_REPLY = """() => {
   const ask = window.fetch;
