@@ -12,7 +12,7 @@ KEEP_REPLY = """() => {
   window.reply = new Promise((keep) => {
     window.fetch = async (address, options) => {
       const reply = await ask(address, options);
-      if (`${address}`.endsWith("/v1/chat/completions")) keep(reply.clone().text());
+      if (`${address}`.endsWith("chat/completions")) keep(reply.clone().text());
       return reply;
     };
   });
