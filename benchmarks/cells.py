@@ -23,7 +23,7 @@ SETTINGS = {"MAX_MODEL_LEN": "512", "NUM_THREADS": "1", "DRAIN_TIMEOUT_S": "10"}
 NUM_STREAMS = 12
 NUM_TOKENS = 480
 WATCH_S = 8.0
-SETTLE_S = 2.0  # for which a replacement counts on when the old process is gone
+SETTLE_S = 2.0  # between two watches, and for which a replacement counts on when it is done
 LOOK_S = 0.05
 
 
@@ -39,6 +39,7 @@ async def replace(fleet: Fleet, old: Member) -> None:
 async def one_round(fleet: Fleet, load: Load) -> dict[str, Watch]:
     with Watch(load) as undisturbed:
         await asyncio.sleep(WATCH_S)
+    await asyncio.sleep(SETTLE_S)  # so that no pause is of both
     with Watch(load) as killed:
         await fleet.kill(fleet.of("scheduler")[0])
         await asyncio.sleep(WATCH_S)
