@@ -60,7 +60,6 @@ class Prepared(NamedTuple):
     """A step of a program, and where what comes out of it will be."""
 
     program: ProgramStruct
-    step: StepStruct
     out: Tensor
 
 
@@ -283,8 +282,7 @@ class NativeProgram:
     ) -> Tensor:
         """Computes what ``prepare`` has prepared."""
         prepared = self.prepare(inputs, positions, slot_mapping, attention, kv_caches)
-        step = ctypes.byref(prepared.step)
-        check_wires(self.library.run(self._structs, len(self._structs), step))
+        check_wires(self.library.run(self._structs, len(self._structs), prepared.program.step))
         return prepared.out
 
     def prepare(
@@ -329,8 +327,7 @@ class NativeProgram:
             buffers=ctypes.cast(self._places, Pointer),
             cached=self._caches.cached,
         )
-        program = ProgramStruct(self._structs, len(self._structs), ctypes.pointer(step))
-        return Prepared(program, step, out)
+        return Prepared(ProgramStruct(self._structs, len(self._structs), ctypes.pointer(step)), out)
 
     def _out(self, num_tokens: int) -> Tensor:
         return torch.empty(num_tokens, self._buffers[self._output].size)
