@@ -1,5 +1,6 @@
 """The engine and the scheduler's pure core in one loop: no sockets. Where a device works by itself
-two plans are in flight, else one; each is one step, whose time is told."""
+two plans are in flight, else one. Each plan's time is told; it is of one step unless several are
+asked for."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -39,13 +40,15 @@ class Job:
 class Step:
     """``num_prompt_tokens`` were computed of prompts, and ``num_decoded`` tokens drawn.
     ``engine_s`` is the step itself, ``scheduling_s`` what surrounds it. ``device_s`` it took by the
-    device's clock, before which it had nothing to do for ``idle_s``."""
+    device's clock, before which it had nothing to do for ``idle_s``. Where the plan was of several
+    steps, all are of ``num_steps`` together."""
 
     num_prompt_tokens: int
     num_decoded: int
     engine_s: float
     scheduling_s: float
     num_rows: int = 0
+    num_steps: int = 1
     device_s: float = 0.0
     idle_s: float = 0.0
 
@@ -58,9 +61,16 @@ class _InFlight:
 
 
 class EngineLoop:
-    """Raises ConfigError where settings and machine do not go together, or jobs and engine."""
+    """Raises ConfigError where settings and machine do not go together, or jobs and engine.
+    ``takes_several_steps`` gives plans the lengths that a server's have."""
 
-    def __init__(self, config: WorkerConfig, build: Build = build_engine) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        build: Build = build_engine,
+        *,
+        takes_several_steps: bool = False,
+    ) -> None:
         if config.num_ranks > 1:
             raise ConfigError(
                 f"{config.ranks_setting}: {config.num_ranks}: a worker starts its ranks;"
@@ -72,7 +82,8 @@ class EngineLoop:
         is_ahead = isinstance(self._engine, DeviceEngine)
         depth = 2 if is_ahead else 1
         self._core = Scheduler(0, 0.0, caches_prefixes=False, pipeline_depth=depth)
-        self._core.add_worker(WORKER, msgspec.structs.replace(self.capacity, max_num_steps=1))
+        longest = self.capacity.max_num_steps if takes_several_steps else 1
+        self._core.add_worker(WORKER, msgspec.structs.replace(self.capacity, max_num_steps=longest))
         self._num_added = 0
 
     @property
@@ -171,6 +182,13 @@ class EngineLoop:
 def _step(planned: Planned, result: StepResult, engine_s: float, scheduling_s: float) -> Step:
     num_prompt_tokens = sum(row.num_tokens for row in planned.plan.prefill)
     num_decoded = sum(row.run.num_tokens for row in result.rows)
-    times = engine_s, scheduling_s
-    num_rows = len(planned.plan.decode) + len(planned.plan.prefill)
-    return Step(num_prompt_tokens, num_decoded, *times, num_rows, result.step_s, result.idle_s)
+    return Step(
+        num_prompt_tokens,
+        num_decoded,
+        engine_s,
+        scheduling_s,
+        num_rows=len(planned.plan.decode) + len(planned.plan.prefill),
+        num_steps=result.num_steps,
+        device_s=result.step_s,
+        idle_s=result.idle_s,
+    )

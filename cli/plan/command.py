@@ -22,7 +22,7 @@ from shared.model_location import locate_model
 if TYPE_CHECKING:
     from cli.plan.footprint import Footprint
     from cli.plan.machine import Fit
-    from cli.plan.speed import StepTimes
+    from cli.plan.speed import MeshTimes, StepTimes
 
 
 def main(arguments: list[str]) -> int:
@@ -148,7 +148,7 @@ def _on(
     times = _times(given, settings, footprint, card, fit)
     if times is None:
         return found
-    return found | _play(given, settings, fit, requests, times)
+    return found | _play(given, settings, fit, requests, *times)
 
 
 def _times(
@@ -157,23 +157,30 @@ def _times(
     footprint: "Footprint",
     card: Card | None,
     fit: "Fit",
-) -> "StepTimes | None":
+) -> "tuple[StepTimes, MeshTimes] | None":
     """None: there is nothing to go by. Raises ConfigError."""
     from cli.plan.footprint import has_weights
     from cli.plan.machine import shares_its_cores
-    from cli.plan.speed import OnSharedCores, RooflineTimes, measure, read_measured
+    from cli.plan.speed import (
+        ON_CORES_OF_ITS_OWN,
+        ON_SHARED_CORES,
+        RooflineTimes,
+        measure,
+        read_measured,
+    )
 
     if given.measured:
-        return read_measured(given.measured, footprint)
+        return read_measured(given.measured, footprint), ON_CORES_OF_ITS_OWN
     if card is not None:
-        return RooflineTimes(footprint, card, given.efficiency, fit.num_cards)
+        times = RooflineTimes(footprint, card, given.efficiency, fit.num_cards)
+        return times, ON_CORES_OF_ITS_OWN
     if given.no_measure or not has_weights(locate_model(settings.model).folder):
         return None
     alone = settings.model_copy(
         update={"speculative_config": type(settings.speculative_config)(method="none")}
     )
-    times = measure(alone, footprint, fit.memory.requirements.max_num_seqs)
-    return OnSharedCores(times) if shares_its_cores(settings) else times
+    mesh = ON_SHARED_CORES if shares_its_cores(settings) else ON_CORES_OF_ITS_OWN
+    return measure(alone, footprint, fit.memory.requirements.max_num_seqs), mesh
 
 
 def _play(
@@ -182,6 +189,7 @@ def _play(
     fit: "Fit",
     requests: list[Request],
     times: "StepTimes",
+    mesh: "MeshTimes",
 ) -> dict[str, Any]:
     from cli.plan import sizing
     from cli.plan.replay import Played, Replay
@@ -193,7 +201,7 @@ def _play(
 
     def play(num_workers: int) -> Played:
         concurrency = 0 if is_timed else (given.concurrency or needs.max_num_seqs)
-        return Replay(capacity, times, num_workers).run(some, concurrency)
+        return Replay(capacity, times, mesh, num_workers).run(some, concurrency)
 
     has_to_choose = is_timed or given.goodput
     enough = (

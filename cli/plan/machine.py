@@ -6,6 +6,7 @@ import torch
 
 from cli.plan.cards import Card
 from cli.plan.footprint import Footprint
+from services.worker.engine.host import HostEngine
 from services.worker.machine.hardware import Memory, choose_device, read_memory
 from services.worker.startup.loaded_model import DEFAULT_BATCHED_TOKENS
 from services.worker.startup.plan_memory import MemoryReport, MemoryRequirements, plan_memory
@@ -22,6 +23,7 @@ class Fit:
     """A worker on ``num_cards``, or 0: on this machine; ``memory`` is that of each card."""
 
     name: str
+    device: torch.device
     num_cards: int
     memory: MemoryReport
 
@@ -33,13 +35,14 @@ class Fit:
     def capacity(self, settings: WorkerConfig) -> Capacity:
         """As such a worker would say it, without drafts."""
         needs = self.memory.requirements
-        default = DEFAULT_BATCHED_TOKENS["cuda" if self.num_cards else "cpu"]
+        default = DEFAULT_BATCHED_TOKENS[self.device.type]
         return Capacity(
             self.memory.num_blocks,
             needs.block_size,
             needs.max_num_seqs,
             settings.max_num_batched_tokens or default,
             needs.max_model_len,
+            max_num_steps=HostEngine.max_num_steps if self.device.type == "cpu" else 1,
         )
 
 
@@ -59,22 +62,23 @@ def fit_here(settings: WorkerConfig, footprint: Footprint, device: torch.device)
     before = read_memory(device, settings.numa_node)
     needs = footprint.on_gpu if device.type == "cuda" else footprint.requirements
     memory = plan_memory(settings, needs, before, device)
-    return Fit(f"this machine ({device})", 0, memory)
+    return Fit(f"this machine ({device})", device, 0, memory)
 
 
 def fit_on(card: Card, settings: WorkerConfig, footprint: Footprint) -> Fit:
     """On as few cards as hold it, each with its share of the weights and of the KV cache. Raises
     ConfigError where ``NUMBERS_OF_CARDS`` do not."""
     problem = ConfigError(f"{card.name}: nothing was tried")
+    device = torch.device("cuda")
     for num in NUMBERS_OF_CARDS:
         shared = _shared(footprint.on_gpu, num)
         before = Memory(card.memory, card.memory)
         try:
-            memory = plan_memory(settings, shared, before, torch.device("cuda"))
+            memory = plan_memory(settings, shared, before, device)
         except ConfigError as error:
             problem = error
             continue
-        return Fit(card.name, num, memory)
+        return Fit(card.name, device, num, memory)
     raise problem
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from cli.plan.requests import Request
 from cli.plan.simulated_worker import SimulatedWorker
-from cli.plan.speed import StepTimes
+from cli.plan.speed import MeshTimes, StepTimes
 from services.scheduler.scheduler import Scheduler
 from shared.errors import RequestError
 from shared.messages import (
@@ -72,11 +72,13 @@ class Played:
 class Replay:
     """Plays ``requests`` at their times, or, where they have none, ``concurrency`` at once."""
 
-    def __init__(self, capacity: Capacity, times: StepTimes, num_workers: int) -> None:
+    def __init__(
+        self, capacity: Capacity, times: StepTimes, mesh: MeshTimes, num_workers: int
+    ) -> None:
         self._core = Scheduler(
             MAX_WAITING, 0.0, caches_prefixes=False, pipeline_depth=PIPELINE_DEPTH
         )
-        self._workers = {f"{i}": SimulatedWorker(f"{i}", times) for i in range(num_workers)}
+        self._workers = {f"{i}": SimulatedWorker(f"{i}", times, mesh) for i in range(num_workers)}
         for name in self._workers:
             self._core.add_worker(name, capacity)
         self._outcomes: dict[str, Outcome] = {}

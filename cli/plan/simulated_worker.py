@@ -1,13 +1,13 @@
-"""A worker that computes nothing and takes the time of a step."""
+"""A worker that computes nothing and takes the time of its plans."""
 
 from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from cli.plan.speed import StepTimes
+from cli.plan.speed import MeshTimes, StepTimes
 from services.scheduler.scheduler import Planned
-from shared.messages import FinishReason, ResultRow, StepResult, TokenRun
+from shared.messages import FinishReason, ResultRow, StepPlan, StepResult, TokenRun
 from shared.token_arrays import TokenArrays
 
 
@@ -28,12 +28,13 @@ class SimulatedWorker:
 
     name: str
     times: StepTimes
+    mesh: MeshTimes
     slots: dict[int, _Slot] = field(default_factory=dict)
     in_flight: deque[tuple[StepResult, TokenArrays]] = field(default_factory=deque)
     free_s: float = 0.0
 
     def submit(self, planned: Planned, now_s: float) -> float:
-        """Returns when the step ends."""
+        """Returns when the plan's last step ends."""
         plan = planned.plan
         for slot in plan.release:
             del self.slots[slot]
@@ -42,20 +43,30 @@ class SimulatedWorker:
             self.slots[admit.slot] = _Slot(
                 *(admit.request, admit.attempt, admit.route, admit.num_ids, admit.num_cached, end)
             )
-        num_cached = sum(self.slots[row.slot].num_computed for row in plan.decode)
-        num_prompt = sum(row.num_tokens for row in plan.prefill)
-        rows = [
-            row
-            for each in plan.prefill
-            if (row := self._advance(each.slot, each.num_tokens)) is not None
-        ]
-        rows += [row for each in plan.decode if (row := self._advance(each.slot, 1)) is not None]
+        rows, num_steps, steps_s = self._compute(plan)
         rows.sort(key=lambda row: (self.slots[row.slot].route, row.slot))
-        step_s = self.times.seconds(len(plan.decode), num_cached, num_prompt)
-        self.free_s = max(self.free_s, now_s) + step_s
-        arrays = TokenArrays(np.zeros(len(rows), np.int32))
-        self.in_flight.append((StepResult(plan.step, rows, step_s=step_s), arrays))
+        self.free_s = max(self.free_s, now_s) + steps_s + self.mesh.seconds(len(rows))
+        result = StepResult(plan.step, rows, step_s=steps_s, num_steps=num_steps)
+        self.in_flight.append((result, TokenArrays(np.zeros(len(rows), np.int32))))
         return self.free_s
+
+    def _compute(self, plan: StepPlan) -> tuple[list[ResultRow], int, float]:
+        """Returns the rows of all steps, how many steps they were, and their seconds."""
+        chunks = [(each.slot, each.num_tokens) for each in plan.prefill]
+        num_prompt = sum(num_tokens for _, num_tokens in chunks)
+        rows: list[ResultRow] = []
+        steps_s = 0.0
+        for num_steps in range(1, plan.num_steps + 1):
+            decoding = [each.slot for each in plan.decode if not self.slots[each.slot].has_finished]
+            if num_steps > 1 and not decoding:
+                return rows, num_steps - 1, steps_s
+            num_cached = sum(self.slots[slot].num_computed for slot in decoding)
+            steps_s += self.times.seconds(len(decoding), num_cached, num_prompt)
+            advanced = [
+                self._advance(*each) for each in [*chunks, *((slot, 1) for slot in decoding)]
+            ]
+            rows += [row for row in advanced if row is not None]
+        return rows, plan.num_steps, steps_s
 
     def _advance(self, index: int, num: int) -> ResultRow | None:
         """The row of a slot that has computed all that it knows."""

@@ -18,10 +18,6 @@ from shared.errors import ConfigError
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)  # sequences at once that are measured
 PROMPT_LEN, NUM_DECODED = 128, 24  # of each
 FIRST_ID = 10
-MESH_STEP_S, MESH_ROW_S = 0.5e-3, 0.06e-3
-"""What gateway, tokenizer, scheduler and clients add to a step and for each of its sequences where
-they share all cores with the worker: fitted to loads of four models on two Zen 5 cores
-(docs/planning.md says how near it comes)."""
 
 
 class StepTimes(Protocol):
@@ -87,21 +83,28 @@ class RooflineTimes:
 
 
 @dataclass(frozen=True)
-class OnSharedCores:
-    """Steps beside a mesh and its clients that have no cores of their own."""
+class MeshTimes:
+    """What gateway, tokenizer, scheduler and clients add to a plan, and to each token that it
+    brings, where they share all cores with the worker."""
 
-    alone: StepTimes
+    plan_s: float
+    token_s: float
 
-    def seconds(self, num_rows: int, num_cached: int, num_prompt_tokens: int) -> float:
-        seconds = self.alone.seconds(num_rows, num_cached, num_prompt_tokens)
-        return seconds + MESH_STEP_S + MESH_ROW_S * num_rows
+    def seconds(self, num_tokens: int) -> float:
+        return self.plan_s + self.token_s * num_tokens
+
+
+ON_SHARED_CORES = MeshTimes(0.5e-3, 0.06e-3)
+"""Fitted to loads of four models on two Zen 5 cores (docs/planning.md says how near it comes)."""
+ON_CORES_OF_ITS_OWN = MeshTimes(0.0, 0.0)
 
 
 def measure(settings: WorkerConfig, footprint: Footprint, max_rows: int) -> MeasuredTimes:
-    """Runs the engine on this machine for some seconds, without drafts. Raises ConfigError."""
+    """Runs the engine on this machine for some seconds, without drafts, with plans as long as a
+    server's. Raises ConfigError."""
     from cli.bench.engine_loop import EngineLoop, Job
 
-    loop = EngineLoop(settings)
+    loop = EngineLoop(settings, takes_several_steps=True)
     ids = np.random.default_rng(0).integers(
         FIRST_ID, loop.model.vocab_size, (ROWS[-1], PROMPT_LEN), dtype=np.int32
     )
@@ -111,7 +114,7 @@ def measure(settings: WorkerConfig, footprint: Footprint, max_rows: int) -> Meas
         if num_rows == 1:
             loop.warm_up(jobs, None)
         steps = loop.run(jobs, num_rows, None)
-        decode = [step.engine_s for step in steps if not step.num_prompt_tokens]
+        decode = [step.engine_s / step.num_steps for step in steps if not step.num_prompt_tokens]
         prompt = [step for step in steps if step.num_prompt_tokens]
         points.append(Point(num_rows, PROMPT_LEN + NUM_DECODED / 2, median(decode)))
         seconds = sum(step.engine_s for step in prompt)
