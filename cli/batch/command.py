@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
     """The exit code: see ``options``."""
     try:
         options, settings = parse(arguments)
-        config = load_settings(ServeConfig, settings, "shoal run-batch")
+        config = load_settings(ServeConfig, settings, "shoal run-batch", vars(options))
         checked = _checked(options)
         with ResultFile(options.output_file, checked.digest) as results:
             outcome = _run(options, config, checked, results)

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from cli.flags import Parser, argument_type, number, result_file, server_url, whole
+from shared.config.load import load_settings
+from shared.config.serve import ServeConfig
 from shared.errors import ConfigError
 
 DEFAULT_NUM_AT_ONCE = 128
@@ -30,9 +32,11 @@ class Options:
 
 def parse(arguments: list[str]) -> tuple[Options, list[str]]:
     """The options, and the settings for a mesh. Raises ConfigError; ``--help`` exits."""
-    known, settings = _parser().parse_known_args(arguments)
+    parser = _parser()
+    known, settings = parser.parse_known_args(arguments)
     options = Options(**vars(known))
     if options.url is not None and settings:
+        load_settings(ServeConfig, settings, parser.prog, vars(options))
         raise ConfigError(f"{settings[0]}: with --url no mesh is started that would have settings")
     if options.url is None and options.api_key is not None:
         raise ConfigError("--api-key: it is for the server of --url")

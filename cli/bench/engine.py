@@ -31,7 +31,7 @@ KINDS = {"prefill": "steps with a prompt", "decode": "steps without one"}
 def engine(arguments: list[str]) -> int:
     """The exit code. Raises ConfigError."""
     load, rest = _parse(arguments)
-    settings = load_settings(WorkerConfig, rest, PROGRAM)
+    settings = load_settings(WorkerConfig, rest, PROGRAM, vars(load))
     found = measure(load, settings)
     _show(found, Console(highlight=False, emoji=False, markup=False))
     if load.json is not None:

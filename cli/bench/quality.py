@@ -37,8 +37,9 @@ MIN_LENGTH = 16
 def quality(arguments: list[str]) -> int:
     """The exit code. Raises ConfigError."""
     load, rest = _parse(arguments)
+    settings = load_settings(WorkerConfig, rest, PROGRAM, vars(load))
     console = Console(highlight=False, emoji=False, markup=False)
-    found = measure(load, load_settings(WorkerConfig, rest, PROGRAM), console)
+    found = measure(load, settings, console)
     _show(found, console)
     if load.json is not None:
         write(origin("quality", arguments, PACKAGES) | found, load.json)

@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
 
 def _plan(arguments: list[str]) -> int:
     given, rest = parse(arguments)
-    settings = load_settings(WorkerConfig, rest, PROGRAM)
+    settings = load_settings(WorkerConfig, rest, PROGRAM, vars(given))
     with Console(stderr=True).status("measures and plays"):
         found = plan(given, settings)
     from cli.plan import report
