@@ -14,6 +14,7 @@ from cli.bench.lengths import MAX_LENGTH, Lengths
 from cli.bench.options import MAX_COUNT
 from cli.bench.origin import origin, write
 from cli.bench.workload import FIRST_ID
+from cli.console import console_for_people
 from cli.flags import Parser, argument_type, result_file, whole
 from shared.config.load import load_settings
 from shared.config.worker import WorkerConfig
@@ -33,7 +34,8 @@ def engine(arguments: list[str]) -> int:
     load, rest = _parse(arguments)
     settings = load_settings(WorkerConfig, rest, PROGRAM, vars(load))
     found = measure(load, settings)
-    _show(found, Console(highlight=False, emoji=False, markup=False))
+    with console_for_people() as console:
+        _show(found, console)
     if load.json is not None:
         write(origin("engine", arguments, PACKAGES) | found, load.json)
     return 0

@@ -16,6 +16,7 @@ from cli.bench.lengths import MAX_LENGTH
 from cli.bench.options import MAX_COUNT
 from cli.bench.origin import origin, write
 from cli.bench.progress import bar
+from cli.console import console_for_people
 from cli.flags import Parser, argument_type, result_file, whole
 from shared.config.load import load_settings
 from shared.config.worker import WorkerConfig
@@ -38,9 +39,9 @@ def quality(arguments: list[str]) -> int:
     """The exit code. Raises ConfigError."""
     load, rest = _parse(arguments)
     settings = load_settings(WorkerConfig, rest, PROGRAM, vars(load))
-    console = Console(highlight=False, emoji=False, markup=False)
-    found = measure(load, settings, console)
-    _show(found, console)
+    found = measure(load, settings, Console(stderr=True, highlight=False))
+    with console_for_people() as console:
+        _show(found, console)
     if load.json is not None:
         write(origin("quality", arguments, PACKAGES) | found, load.json)
     return 0

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from cli.bench.origin import described, write
 from cli.command import run
+from cli.console import console_for_people
 from cli.exit_codes import FAILED, OK
 from cli.plan import requests as log
 from cli.plan.cards import CARDS, Card
@@ -37,7 +38,8 @@ def _plan(arguments: list[str]) -> int:
         found = plan(given, settings)
     from cli.plan import report
 
-    report.show(found, Console(highlight=False, emoji=False, markup=False))
+    with console_for_people() as console:
+        report.show(found, console)
     if given.json is not None:
         write(
             described("plan", " ".join(["shoal plan", *arguments]), ("shoal",)) | found, given.json

@@ -128,10 +128,19 @@ async def test_the_mesh_is_shown_once(gateway: GatewayService, capsys):
     mesh = json.loads(capsys.readouterr().out)
     states = {each["role"]: each["state"] for each in mesh["services"]}
     assert states == {"gateway": "ready", "tokenizer": "suspect"}
-    assert await run(gateway, "top", "--once") == 1
-    printed = capsys.readouterr().out
-    assert "tokenizer t1" in printed
-    assert "it does not answer" in printed
+
+
+async def test_a_table_in_a_pipe_has_whole_lines_and_every_figure(
+    gateway: GatewayService, capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "40")
+    assert await run(gateway, "top", "--once", "--interval", "0.1") == 1
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["gateway", "tokenizer"]
+    cores = head.index("CORES")
+    assert float(lines[0][cores:].split()[0]) >= 0, "two looks say how busy it was"
+    assert "it does not answer" in lines[1]
+    assert not any(line.endswith(" ") for line in (head, *lines))
 
 
 class Terminal:
