@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
+from cli.console import console_for_people
 from cli.trace.timeline import show_list, show_trace
 
 
@@ -78,3 +79,9 @@ def test_a_list_has_a_line_for_each_request() -> None:
     assert head.split()[0] == "request"
     assert rows[0].split() == ["mine", "/completions", "200", "1000", "12.3", "7"]
     assert rows[1].split() == ["mine", "/completions", "1000", "–", "–"]
+
+
+def test_an_id_of_a_client_is_no_markup(capsys) -> None:
+    with console_for_people() as console:
+        show_list([TRACE | {"id": "[red]a[/b]", "attributes": {}}], console)
+    assert capsys.readouterr().out.splitlines()[1].split()[0] == "[red]a[/b]"
