@@ -79,4 +79,4 @@ def test_a_server_that_is_not_there_leaves_all_to_the_next_start(
     assert out.read_text() == ""
     summary = json.loads((tmp_path / "summary").read_text())
     assert (summary["total"], summary["completed"], summary["exit_code"]) == (1, 0, 3)
-    assert "does not answer" in summary["stopped"]
+    assert summary["stopped"] == "the server does not answer: Connection refused"
