@@ -84,7 +84,7 @@ class Sender:
         except TimeoutError:
             raise NoReply(f"no reply within {self._timeout.total:g} s") from None
         if response.status == 401:
-            raise KeyRefused("the server refuses the API key (401)")
+            raise KeyRefused("the server refuses the API key, or needs one (401)")
         headers = response.headers
         reply = Reply(response.status, headers.get("X-Request-Id", ""), _one_line(data))
         is_final = headers.get("X-Should-Retry") == "false" or response.status not in PASSING
