@@ -25,6 +25,8 @@ class _Help(argparse.HelpFormatter):
         if not names:
             return super()._format_action_invocation(action)
         value = "" if action.nargs == 0 else self._format_args(action, action.dest.upper())
+        if action.nargs == argparse.ONE_OR_MORE:
+            value = f"{action.metavar} …"
         return f"{names} {value}".rstrip()
 
 

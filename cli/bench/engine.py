@@ -108,6 +108,7 @@ def _parse(arguments: list[str]) -> tuple[Namespace, list[str]]:
         PROGRAM,
         description="Times the steps of the engine alone. Takes all settings of the worker as well:"
         " shoal worker --help",
+        epilog="Exit codes: 0; 2: a wrong flag or setting; 130: Ctrl-C.",
     )
     _add_load(parser.add_argument)
     return parser.parse_known_args(arguments)

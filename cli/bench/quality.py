@@ -168,6 +168,7 @@ def _parse(arguments: list[str]) -> tuple[Namespace, list[str]]:
         " text, the mean Kullback–Leibler divergence from a reference in nats, and how often the"
         " likeliest token is the reference's. All of them are in memory at once. Takes all settings"
         " of the worker as well, such as --model and --dtype: shoal worker --help",
+        epilog="Exit codes: 0; 2: a wrong flag, setting or file; 130: Ctrl-C.",
     )
     _add_load(parser.add_argument)
     return parser.parse_known_args(arguments)

@@ -77,12 +77,12 @@ def _table(listed: list[Listed]) -> Table:
         served_by = Text(f"no: {verdict.reason}", "red")
         if verdict.backend:
             served_by = Text.assemble((verdict.backend, "green"), f" {verdict.architecture}")
-        num = _rounded(verdict.parameters, COUNTS) if verdict.parameters else ""
-        table.add_row(each.name, num, _rounded(each.size_bytes, SIZES), served_by)
+        num = rounded(verdict.parameters, COUNTS) if verdict.parameters else ""
+        table.add_row(each.name, num, rounded(each.size_bytes, SIZES), served_by)
     return table
 
 
-def _rounded(num: int, units: dict[str, int]) -> str:
+def rounded(num: int, units: dict[str, int]) -> str:
     """In the largest unit of which there is one."""
     name, size = next(each for each in units.items() if num >= each[1] or each[1] == 1)
     return f"{num / size:.1f}{name}" if size > 1 else f"{num}{name}"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.models.command import COUNTS, SIZES, _rounded, main
+from cli.models.command import COUNTS, SIZES, rounded, main
 from shared.model_folder import EMBEDDED_MODEL, weight_files
 from tests.shared.hub_cache import add_model
 
@@ -61,9 +61,9 @@ def test_a_folder_without_models_is_said_to_have_none(tmp_path: Path, capsys):
 
 def test_sizes_have_the_unit_that_suits_them():
     sizes = {0: "0 B", 900: "900 B", 5000: "4.9 KiB", 15 << 20: "15.0 MiB", 3 << 29: "1.5 GiB"}
-    assert {num: _rounded(num, SIZES) for num in sizes} == sizes
+    assert {num: rounded(num, SIZES) for num in sizes} == sizes
     counts = {12_345: "12.3K", 7_741_440: "7.7M", 70_600_000_000: "70.6B"}
-    assert {num: _rounded(num, COUNTS) for num in counts} == counts
+    assert {num: rounded(num, COUNTS) for num in counts} == counts
 
 
 def test_exit_codes_and_the_table(folder: Path, capsys):

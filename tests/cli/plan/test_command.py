@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -94,7 +95,10 @@ def test_targets_hold_without_times_too(tmp_path: Path) -> None:
 
 def test_a_config_alone_that_fits_exits_with_0(capsys) -> None:
     assert main([*LOAD, "--device", "cpu", "--no-measure"]) == OK
-    assert "not measured" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "not known: steps are measured where the weights are, but for --no-measure" in text
+    facts = [re.match(r"(model|weights|on|memory|speed) +", line) for line in text.splitlines()]
+    assert len({each.end() for each in facts if each}) == 1, "all of them are one table"
 
 
 def test_what_does_not_fit_says_the_sum_and_exits_with_1(capsys) -> None:
