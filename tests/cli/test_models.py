@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.models.command import COUNTS, SIZES, rounded, main
+from cli.models.command import COUNTS, SIZES, main, rounded
 from shared.model_folder import EMBEDDED_MODEL, weight_files
 from tests.shared.hub_cache import add_model
 

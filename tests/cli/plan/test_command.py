@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from cli.exit_codes import FAILED, OK, WRONG
-from cli.plan.command import main
+from cli.plan.command import main, plan
+from cli.plan.options import PROGRAM, parse
+from shared.config.load import load_settings
+from shared.config.worker import WorkerConfig
 
 LOAD = ["--input-len", "40", "--output-len", "8", "--num-played", "20"]
 
@@ -91,6 +94,13 @@ def test_targets_hold_without_times_too(tmp_path: Path) -> None:
     assert main([*LOAD, *flags, *map(str, files), "--goodput", "tpot=25"]) == OK
     (machine,) = json.loads(out.read_text())["machines"]
     assert machine["workers"] == 2
+
+
+def test_what_takes_time_is_said() -> None:
+    said: list[str] = []
+    given, rest = parse([*LOAD, "--card", "h100", "--concurrency", "2", "--device", "cpu"])
+    plan(given, load_settings(WorkerConfig, rest, PROGRAM), said.append)
+    assert said == ["plays requests on h100, workers: 1 …"]
 
 
 def test_a_config_alone_that_fits_exits_with_0(capsys) -> None:
