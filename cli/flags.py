@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
+from shared.config.sources import with_near_flags
 from shared.errors import ConfigError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -24,6 +25,8 @@ class _Help(argparse.HelpFormatter):
         if not names:
             return super()._format_action_invocation(action)
         value = "" if action.nargs == 0 else self._format_args(action, action.dest.upper())
+        if action.nargs == argparse.ONE_OR_MORE:
+            value = f"{action.metavar} …"
         return f"{names} {value}".rstrip()
 
 
@@ -34,7 +37,11 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog, formatter_class=_Help, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(message.removeprefix("argument "))
+        text = message.removeprefix("argument ")  # and then the flag's name
+        if text == message:
+            names = {each.lstrip("-").replace("-", "_") for each in self._option_string_actions}
+            text = with_near_flags(message, names, self.prog)
+        raise ConfigError(text)
 
 
 def add_server(add: Callable[..., Any]) -> None:

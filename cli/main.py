@@ -6,14 +6,17 @@ from difflib import get_close_matches
 from importlib import import_module
 
 from cli.commands import COMMANDS, SERVICES
-from cli.exit_codes import OK, WRONG
+from cli.exit_codes import INTERRUPTED, OK, WRONG
 from shared.version import VERSION
 
 
 def main() -> None:
     command, *arguments = sys.argv[1:] or ["--help"]
     if command in COMMANDS:
-        sys.exit(import_module(COMMANDS[command].module).main(arguments))
+        try:
+            sys.exit(import_module(COMMANDS[command].module).main(arguments))
+        except KeyboardInterrupt:  # also while the module is imported, which may take seconds
+            sys.exit(INTERRUPTED)
     if command in SERVICES:
         os.execv(sys.executable, [sys.executable, "-P", "-m", f"services.{command}", *arguments])
     if command in ("-h", "--help", "help"):

@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> int:
     try:
         config = load_settings(ServeConfig, with_model(arguments), "shoal serve")
         locate_model(config.model)
-        _check_shared_port(config)
+        _check_port(config)
         directory = RunDirectory(config.mesh_dir)
         try:
             with Screen(config, directory.path) as screen:
@@ -39,19 +39,27 @@ def with_model(arguments: list[str]) -> list[str]:
     return arguments
 
 
-def _check_shared_port(config: ServeConfig) -> None:
-    """Gateways that share a port would also share it with those of another mesh. Raises
-    ConfigError where it is taken."""
-    if config.gateways == 1:
-        return
-    if config.port == 0:
+def _check_port(config: ServeConfig) -> None:
+    """Raises ConfigError where another process listens on it: before anything is started, and since
+    gateways that share a port would also share it with those of another mesh."""
+    if config.gateways > 1 and config.port == 0:
         raise ConfigError("port: 0 is any free port, which several gateways cannot share")
+    may_be_taken = config.reuse_port and config.gateways == 1
+    if may_be_taken or config.uds is not None or config.node_rank:
+        return
     try:
-        with socket.create_server((config.host, config.port)):
+        found = socket.getaddrinfo(
+            config.host or None,
+            config.port,
+            type=socket.SOCK_STREAM,
+            flags=socket.AI_PASSIVE,  # no host is every one of this machine
+        )
+        with socket.create_server((config.host, config.port), family=found[0][0]):
             pass
     except OSError as error:
         where = f"{config.host}:{config.port}"
-        raise ConfigError(f"host, port: cannot listen on {where}: {error.strerror}") from None
+        reason = str(error.strerror).partition(" (")[0]
+        raise ConfigError(f"host, port: cannot listen on {where}: {reason}") from None
 
 
 async def _serve(config: ServeConfig, directory: RunDirectory, screen: Screen) -> int:

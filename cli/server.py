@@ -96,7 +96,9 @@ class Server:
         except (OSError, http.client.HTTPException) as error:
             raise NoServerError(f"--url: {self.url} does not answer: {_reason(error)}") from None
         if response.status != 200:
-            raise RefusedError(f"{response.status}: {_message(_decoded(_read(response)))}")
+            text = f"{response.status}: {_message(_decoded(_read(response)))}"
+            lacks_key = response.status == 401 and "Authorization" not in self._headers
+            raise RefusedError(text + lacks_key * "; give it by --api-key or SHOAL_API_KEY")
         return response
 
 

@@ -36,8 +36,6 @@ class Screen:
             file=cast(IO[str], self._output), highlight=False, soft_wrap=True, emoji=False
         )
         self._live = Live(console=self._console, refresh_per_second=4, auto_refresh=False)
-        wants_log = "log_level" in config.model_fields_set or config.log_requests
-        self._is_calm = self._console.is_terminal and not wants_log
         self._seen: dict[str, str] = {}
         self._started_s = time.monotonic()
         self._has_announced = False
@@ -52,7 +50,7 @@ class Screen:
         self._output.wait_written(LAST_LINES_S)
 
     def print(self, line: str) -> None:
-        if not (self._is_calm and USUAL_LINE.match(line)):
+        if is_shown(line, self._config, self._console):
             self._console.print(line, markup=False)
 
     def _report_dropped(self, num: int) -> None:
@@ -102,6 +100,12 @@ class Screen:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._config.host, self._config.host)
         scheme = "http" if self._config.ssl_certfile is None else "https"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._config.port}"
+
+
+def is_shown(line: str, config: ServeConfig, console: Console) -> bool:
+    """Whether a line of a service's log is for ``console``."""
+    wants_log = "log_level" in config.model_fields_set or config.log_requests
+    return wants_log or not console.is_terminal or USUAL_LINE.match(line) is None
 
 
 def _progress_table(children: dict[str, Child]) -> Table:

@@ -14,7 +14,7 @@ from cli.exit_codes import OK
 from cli.flags import Parser, add_server
 from cli.printable import printable
 from cli.server import Server
-from cli.talk.prompt import read_prompt
+from cli.talk.prompt import read_prompt, required
 from shared.errors import ConfigError, InvalidRequest
 from shared.model_folder import read_model_info
 from shared.model_location import locate_model
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
 
 def _tokenize(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
-    text = read_prompt(options.text)
+    text = required(read_prompt(options.text), "TEXT")
     if options.decode:
         return _decode(options, text)
     found = _locally(options, text) if options.model else _by_server(options, text)

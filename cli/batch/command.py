@@ -18,6 +18,7 @@ from cli.batch.options import Options, parse
 from cli.batch.progress import shown
 from cli.exit_codes import WRONG
 from cli.supervisor import StartFailedError
+from cli.table import is_shown
 from shared.batch.check import Checked, check
 from shared.batch.errors import BatchStopped, KeyRefused, WrongResults
 from shared.batch.results import ResultFile
@@ -48,7 +49,7 @@ def main(arguments: list[str]) -> int:
     """The exit code: see ``options``."""
     try:
         options, settings = parse(arguments)
-        config = load_settings(ServeConfig, settings, "shoal run-batch")
+        config = load_settings(ServeConfig, settings, "shoal run-batch", vars(options))
         checked = _checked(options)
         with ResultFile(options.output_file, checked.digest) as results:
             outcome = _run(options, config, checked, results)
@@ -87,9 +88,13 @@ def _run(options: Options, config: ServeConfig, checked: Checked, results: Resul
     if outcome.num_done_before < counts.total:
         with shown(console, counts) as screen:
 
+            def on_line(line: str) -> None:
+                if is_shown(line, config, console):
+                    screen.print(line)
+
             async def answer() -> None:
                 asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _cancel_this())
-                async with _server(options, config, screen.print) as session:
+                async with _server(options, config, on_line) as session:
                     sender = Sender(session, options.retry, options.timeout)
                     run = BatchRun(plan, results, results, counts, done, sender.send)
                     run.on_result = screen.update

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from cli.flags import Parser, argument_type, number, result_file, server_url, whole
+from shared.config.load import load_settings
+from shared.config.serve import ServeConfig
 from shared.errors import ConfigError
 
 DEFAULT_NUM_AT_ONCE = 128
@@ -30,9 +32,11 @@ class Options:
 
 def parse(arguments: list[str]) -> tuple[Options, list[str]]:
     """The options, and the settings for a mesh. Raises ConfigError; ``--help`` exits."""
-    known, settings = _parser().parse_known_args(arguments)
+    parser = _parser()
+    known, settings = parser.parse_known_args(arguments)
     options = Options(**vars(known))
     if options.url is not None and settings:
+        load_settings(ServeConfig, settings, parser.prog, vars(options))
         raise ConfigError(f"{settings[0]}: with --url no mesh is started that would have settings")
     if options.url is None and options.api_key is not None:
         raise ConfigError("--api-key: it is for the server of --url")
@@ -48,6 +52,7 @@ def parse(arguments: list[str]) -> tuple[Options, list[str]]:
 def _parser() -> Parser:
     parser = Parser(
         "shoal run-batch",
+        usage="shoal run-batch -i FILE -o FILE [--flag VALUE …]",
         description="Answers the requests in a file in the format of OpenAI's batches. The same"
         " command again goes on where it was stopped.",
         epilog="All settings of `shoal serve` are allowed too, unless --url names a server."
@@ -55,9 +60,9 @@ def _parser() -> Parser:
         " wrong setting or file; 3: stopped before the end, and can go on; 130: Ctrl-C.",
     )
     add: Callable[..., Any] = parser.add_argument
-    text = "JSON lines with custom_id, method, url and body; a local path"
+    text = "JSON lines with custom_id, method, url and body"
     add("-i", "--input-file", type=argument_type(_path), required=True, metavar="FILE", help=text)
-    text = "gets a line for each line of the input, in the order in which they end; a local path"
+    text = "gets a line for each of them when it has ended"
     add("-o", "--output-file", type=argument_type(_place), required=True, metavar="FILE", help=text)
     add("--url", type=server_url, help="a server that runs (default: a mesh is started)")
     add("--api-key", metavar="KEY", help="for --url (default: SHOAL_API_KEY)")
@@ -69,10 +74,9 @@ def _parser() -> Parser:
     sizes = whole(1, 1 << 40)
     default = DEFAULT_MAX_LINE_BYTES
     add("--max-line-bytes", type=sizes, default=default, metavar="N", help=text)
-    text = "priority of each request; higher is later (default: the server's)"
+    text = "higher is later (default: the server's)"
     add("--priority", type=whole(0, 2**31 - 1), metavar="N", help=text)
-    text = "seconds for which a request is tried again that is refused for now, or whose server"
-    text += " does not answer (default: %(default)g)"
+    text = "seconds of trying again what may pass (default: %(default)g)"
     add("--retry", type=number(0, MAX_S), default=300.0, metavar="S", help=text)
     text = "seconds in which a reply must come (default: %(default)g)"
     add("--timeout", type=number(0.001, MAX_S), default=3600.0, metavar="S", help=text)

@@ -15,6 +15,7 @@ from cli.bench.settings import Settings
 from cli.bench.stream import Stream, StreamError, message_of_body
 from cli.bench.workload import Request
 from shared.errors import ConfigError
+from shared.http_faults import text_of_fault
 
 CONNECT_TIMEOUT_S = 30.0
 KEEPALIVE_S = 2.0  # less than servers have, or one might close what we are about to write to
@@ -49,7 +50,7 @@ class Client:
                 raise StreamError(f"{response.status}: {message_of_body(body)}")
             return msgspec.json.decode(body, type=ModelList).data[0].id
         except NOT_A_REPLY as error:
-            raise ConfigError(f"--url: {where} does not answer: {_text(error)}") from None
+            raise ConfigError(f"--url: {where} does not answer: {text_of_fault(error)}") from None
         except (StreamError, msgspec.MsgspecError, IndexError) as error:
             raise ConfigError(f"--model: {where} names none: {error}") from None
 
@@ -67,7 +68,7 @@ class Client:
         except StreamError as caught:
             error = f"{status}: {caught}"
         except NOT_A_REPLY as caught:
-            error = _text(caught)
+            error = text_of_fault(caught)
         return Row.of(stream, request.max_tokens, due_s, started_s, perf_counter(), error)
 
     async def _post(self, body: bytes) -> aiohttp.ClientResponse:
@@ -117,7 +118,3 @@ async def offer(
             task.add_done_callback(lambda _: slots.release())
             tasks.append(task)
     return [task.result() for task in tasks]
-
-
-def _text(error: BaseException) -> str:
-    return str(error) or type(error).__name__

@@ -22,6 +22,7 @@ from cli.bench.result import Result
 from cli.bench.row import Row
 from cli.bench.settings import Settings
 from cli.bench.workload import random_requests, traced_requests
+from cli.console import console_for_people
 from shared.errors import ConfigError
 
 USAGE = """\
@@ -62,10 +63,10 @@ def main(arguments: list[str]) -> int:
 def _serve(arguments: list[str]) -> int:
     settings = parse(arguments)
     lines, num = what_to_send(settings)
-    console = Console(highlight=False, emoji=False, markup=False)
     _allow_many_sockets()
-    result = uvloop.run(measure(settings, lines, num, console))
-    report.show(result, console)
+    result = uvloop.run(measure(settings, lines, num, Console(stderr=True, highlight=False)))
+    with console_for_people() as console:
+        report.show(result, console)
     if settings.json is not None:
         write(result.as_dict(arguments), settings.json)
     is_refused = result.verdict is not None and not result.verdict["keeps_up"]

@@ -14,6 +14,7 @@ from cli.bench.lengths import MAX_LENGTH, Lengths
 from cli.bench.options import MAX_COUNT
 from cli.bench.origin import origin, write
 from cli.bench.workload import FIRST_ID
+from cli.console import console_for_people
 from cli.flags import Parser, argument_type, result_file, whole
 from shared.config.load import load_settings
 from shared.config.worker import WorkerConfig
@@ -31,9 +32,10 @@ KINDS = {"prefill": "steps with a prompt", "decode": "steps without one"}
 def engine(arguments: list[str]) -> int:
     """The exit code. Raises ConfigError."""
     load, rest = _parse(arguments)
-    settings = load_settings(WorkerConfig, rest, PROGRAM)
+    settings = load_settings(WorkerConfig, rest, PROGRAM, vars(load))
     found = measure(load, settings)
-    _show(found, Console(highlight=False, emoji=False, markup=False))
+    with console_for_people() as console:
+        _show(found, console)
     if load.json is not None:
         write(origin("engine", arguments, PACKAGES) | found, load.json)
     return 0
@@ -106,6 +108,7 @@ def _parse(arguments: list[str]) -> tuple[Namespace, list[str]]:
         PROGRAM,
         description="Times the steps of the engine alone. Takes all settings of the worker as well:"
         " shoal worker --help",
+        epilog="Exit codes: 0; 2: a wrong flag or setting; 130: Ctrl-C.",
     )
     _add_load(parser.add_argument)
     return parser.parse_known_args(arguments)

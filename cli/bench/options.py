@@ -31,6 +31,8 @@ def _parser() -> Parser:
     parser = Parser(
         "shoal bench serve",
         description="Sends requests to an OpenAI-compatible server and reports how it answers.",
+        epilog="Exit codes: 0; 1: nothing was answered, or the verdict is no; 2: a wrong flag or"
+        " file, or no server at --url; 130: Ctrl-C.",
     )
     _add_target(parser.add_argument_group("the server").add_argument)
     _add_load(parser.add_argument_group("the load").add_argument)

@@ -16,6 +16,7 @@ from cli.bench.lengths import MAX_LENGTH
 from cli.bench.options import MAX_COUNT
 from cli.bench.origin import origin, write
 from cli.bench.progress import bar
+from cli.console import console_for_people
 from cli.flags import Parser, argument_type, result_file, whole
 from shared.config.load import load_settings
 from shared.config.worker import WorkerConfig
@@ -37,9 +38,10 @@ MIN_LENGTH = 16
 def quality(arguments: list[str]) -> int:
     """The exit code. Raises ConfigError."""
     load, rest = _parse(arguments)
-    console = Console(highlight=False, emoji=False, markup=False)
-    found = measure(load, load_settings(WorkerConfig, rest, PROGRAM), console)
-    _show(found, console)
+    settings = load_settings(WorkerConfig, rest, PROGRAM, vars(load))
+    found = measure(load, settings, Console(stderr=True, highlight=False))
+    with console_for_people() as console:
+        _show(found, console)
     if load.json is not None:
         write(origin("quality", arguments, PACKAGES) | found, load.json)
     return 0
@@ -166,6 +168,7 @@ def _parse(arguments: list[str]) -> tuple[Namespace, list[str]]:
         " text, the mean Kullback–Leibler divergence from a reference in nats, and how often the"
         " likeliest token is the reference's. All of them are in memory at once. Takes all settings"
         " of the worker as well, such as --model and --dtype: shoal worker --help",
+        epilog="Exit codes: 0; 2: a wrong flag, setting or file; 130: Ctrl-C.",
     )
     _add_load(parser.add_argument)
     return parser.parse_known_args(arguments)

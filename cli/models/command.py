@@ -9,12 +9,14 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.command import run
+from cli.console import console_for_people
 from cli.exit_codes import FAILED, OK
 from cli.flags import Parser
 from cli.models.check import Verdict, check
 from cli.models.find import find_models, num_bytes
 
-GIB, MIB = 1 << 30, 1 << 20
+COUNTS = {"B": 10**9, "M": 10**6, "K": 10**3, "": 1}
+SIZES = {" GiB": 1 << 30, " MiB": 1 << 20, " KiB": 1 << 10, " B": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +33,18 @@ def main(arguments: list[str]) -> int:
 
 def _models(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
-    console = Console(highlight=False)
     listed = []
-    with console.status("looking …"):  # nothing where it is no terminal
+    with Console(stderr=True).status("looking …"):  # nothing where it is no terminal
         for model in find_models(options.folder):
             folder = model.folder
             listed.append(Listed(model.name, folder, num_bytes(folder), check(folder)))
     if options.json:
         print(json.dumps([_as_object(each) for each in listed], ensure_ascii=False))
     elif listed:
-        console.print(_table(listed))
+        with console_for_people() as console:
+            console.print(_table(listed))
     else:
-        console.print(f"no model in {', '.join(map(str, options.folder))}", soft_wrap=True)
+        print(f"no model in {', '.join(map(str, options.folder))}")
     return OK if any(each.verdict.backend for each in listed) else FAILED
 
 
@@ -75,16 +77,12 @@ def _table(listed: list[Listed]) -> Table:
         served_by = Text(f"no: {verdict.reason}", "red")
         if verdict.backend:
             served_by = Text.assemble((verdict.backend, "green"), f" {verdict.architecture}")
-        size = _size(each.size_bytes)
-        table.add_row(Text(each.name), _count(verdict.parameters), size, served_by)
+        num = rounded(verdict.parameters, COUNTS) if verdict.parameters else ""
+        table.add_row(each.name, num, rounded(each.size_bytes, SIZES), served_by)
     return table
 
 
-def _count(num: int) -> str:
-    if not num:
-        return ""
-    return f"{num / 1e9:.1f}B" if num >= 1e9 else f"{num / 1e6:.1f}M"
-
-
-def _size(num: int) -> str:
-    return f"{num / GIB:.1f} GiB" if num >= GIB else f"{num / MIB:.0f} MiB"
+def rounded(num: int, units: dict[str, int]) -> str:
+    """In the largest unit of which there is one."""
+    name, size = next(each for each in units.items() if num >= each[1] or each[1] == 1)
+    return f"{num / size:.1f}{name}" if size > 1 else f"{num}{name}"

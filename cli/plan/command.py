@@ -1,6 +1,7 @@
 """``shoal plan``: what serving a model takes, before it is served."""
 
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from rich.console import Console
 
 from cli.bench.origin import described, write
 from cli.command import run
+from cli.console import console_for_people
 from cli.exit_codes import FAILED, OK
 from cli.plan import requests as log
 from cli.plan.cards import CARDS, Card
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from cli.plan.machine import Fit
     from cli.plan.speed import MeshTimes, StepTimes
 
+Say = Callable[[str], object]
+
 
 def main(arguments: list[str]) -> int:
     """The exit code: FAILED where it does not fit or no number of workers is enough."""
@@ -32,12 +36,13 @@ def main(arguments: list[str]) -> int:
 
 def _plan(arguments: list[str]) -> int:
     given, rest = parse(arguments)
-    settings = load_settings(WorkerConfig, rest, PROGRAM)
-    with Console(stderr=True).status("measures and plays"):
-        found = plan(given, settings)
+    settings = load_settings(WorkerConfig, rest, PROGRAM, vars(given))
+    with Console(stderr=True).status("adds up memory …") as status:  # nothing in a pipe
+        found = plan(given, settings, status.update)
     from cli.plan import report
 
-    report.show(found, Console(highlight=False, emoji=False, markup=False))
+    with console_for_people() as console:
+        report.show(found, console)
     if given.json is not None:
         write(
             described("plan", " ".join(["shoal plan", *arguments]), ("shoal",)) | found, given.json
@@ -46,8 +51,9 @@ def _plan(arguments: list[str]) -> int:
     return OK if fits else FAILED
 
 
-def plan(given: Namespace, settings: WorkerConfig) -> dict[str, Any]:
-    """For JSON: requests, model, settings, and each machine. Raises ConfigError."""
+def plan(given: Namespace, settings: WorkerConfig, say: Say = lambda _: None) -> dict[str, Any]:
+    """For JSON: requests, model, settings, and each machine. ``say`` is told what takes time.
+    Raises ConfigError."""
     from cli.plan.footprint import footprint_of  # and with it torch, which takes seconds
     from cli.plan.machine import this_machine
 
@@ -88,7 +94,7 @@ def plan(given: Namespace, settings: WorkerConfig) -> dict[str, Any]:
             ),
         },
         "machines": [
-            _on(given, settings, footprint, requests, card) for card in _cards(given.card)
+            _on(given, settings, footprint, requests, card, say) for card in _cards(given.card)
         ],
     }
 
@@ -117,6 +123,7 @@ def _on(
     footprint: "Footprint",
     requests: list[Request],
     card: Card | None,
+    say: Say,
 ) -> dict[str, Any]:
     """What a machine can do for ``requests``; ``problem`` says why not."""
     from cli.plan.machine import fit_here, fit_on, this_machine
@@ -145,10 +152,14 @@ def _on(
             **{name: fit.num_tokens / totals[name] for name in ("p50", "p95")},
         },
     }
-    times = _times(given, settings, footprint, card, fit)
+    times = _times(given, settings, footprint, card, fit, say)
     if times is None:
         return found
-    return found | _play(given, settings, fit, requests, *times)
+
+    def say_workers(num: int) -> None:
+        say(f"plays requests on {name}, workers: {num} …")
+
+    return found | _play(given, settings, fit, requests, *times, say_workers)
 
 
 def _times(
@@ -157,6 +168,7 @@ def _times(
     footprint: "Footprint",
     card: Card | None,
     fit: "Fit",
+    say: Say,
 ) -> "tuple[StepTimes, MeshTimes] | None":
     """None: there is nothing to go by. Raises ConfigError."""
     from cli.plan.footprint import has_weights
@@ -176,6 +188,7 @@ def _times(
         return times, ON_CORES_OF_ITS_OWN
     if given.no_measure or not has_weights(locate_model(settings.model).folder):
         return None
+    say("measures steps on this machine …")
     alone = settings.model_copy(
         update={"speculative_config": type(settings.speculative_config)(method="none")}
     )
@@ -190,6 +203,7 @@ def _play(
     requests: list[Request],
     times: "StepTimes",
     mesh: "MeshTimes",
+    say_workers: Callable[[int], object],
 ) -> dict[str, Any]:
     from cli.plan import sizing
     from cli.plan.replay import Played, Replay
@@ -200,6 +214,7 @@ def _play(
     is_timed = some[0].arrived_s is not None
 
     def play(num_workers: int) -> Played:
+        say_workers(num_workers)
         concurrency = 0 if is_timed else (given.concurrency or needs.max_num_seqs)
         return Replay(capacity, times, mesh, num_workers).run(some, concurrency)
 

@@ -22,46 +22,46 @@ def parse(arguments: list[str]) -> tuple[Namespace, list[str]]:
     parser = Parser(
         PROGRAM,
         usage=f"{PROGRAM} [MODEL] [--requests FILE] [--card CARD] [--setting value …]",
-        description="Says what serving a model takes: memory, settings, workers, tokens/s. Takes"
-        " all settings of the worker as well: shoal worker --help. MODEL is a folder or a name;"
-        " config.json alone is enough.",
+        description="Says what serving a model takes: memory, settings, workers, tokens/s.",
+        epilog="All settings of the worker are allowed too. Exit codes: 0: it fits; 1: it does not,"
+        " or no number of workers is enough; 2: a wrong setting or file.",
     )
-    _add_load(parser.add_argument_group("what is asked").add_argument)
-    _add_machine(parser.add_argument_group("what it runs on").add_argument)
-    _add_answer(parser.add_argument_group("the answer").add_argument)
+    _add_load(parser.add_argument)
+    _add_machine(parser.add_argument)
+    _add_answer(parser.add_argument)
     given, settings = parser.parse_known_args(rest)
     return given, [*(f"--model={name}" for name in model), *settings]
 
 
 def _add_load(add: Callable[..., Any]) -> None:
-    text = "a log: JSON lines with numbers of tokens or texts, and perhaps timestamps"
+    text = "a log: JSON lines with tokens or texts, and perhaps times"
     add("--requests", type=Path, metavar="FILE", help=text)
     length = argument_type(Lengths.parse)
-    text = "without a log: tokens, or a distribution as in bench serve (default: 512)"
+    text = "without a log: tokens, or as in bench serve (512)"
     add("--input-len", type=length, default=Lengths("fixed", 512), metavar="L", help=text)
-    text = "the same for answers, and where a log has none (default: 256)"
+    text = "the same for answers, also where a log has none (256)"
     add("--output-len", type=length, default=Lengths("fixed", 256), metavar="L", help=text)
     text = "requests a second, instead of the log's times"
     add("--request-rate", type=number(1e-6, MAX_RATE), metavar="R", help=text)
-    text = "requests that are open at once, where nothing says when they come"
+    text = "open at once, where nothing says when they come"
     add("--concurrency", type=whole(1, 100_000), metavar="N", help=text)
-    text = "requests that are played through the scheduler, the first ones (default: 500)"
+    text = "requests to play, the first ones (%(default)s)"
     add("--num-played", type=whole(1, 100_000), default=500, metavar="N", help=text)
 
 
 def _add_machine(add: Callable[..., Any]) -> None:
-    text = f"instead of this machine: {', '.join(CARDS)} or {ALL}"
+    text = f"not this machine: {', '.join(CARDS)} or {ALL}"
     add("--card", choices=(*CARDS, ALL), metavar="CARD", help=text)
-    text = "of a card's bandwidth and arithmetic that steps reach (default: 0.6; not measured)"
+    text = "of a card's speed that steps reach (0.6, assumed)"
     add("--efficiency", type=number(0.01, 1), default=0.6, metavar="SHARE", help=text)
-    text = "results of `shoal bench engine --json` on such a machine, by which steps take time"
+    text = "results of `shoal bench engine`, for the times of steps"
     add("--measured", type=Path, nargs="+", default=[], metavar="FILE", help=text)
     text = "take no time to measure steps on this machine"
     add("--no-measure", action="store_true", help=text)
 
 
 def _add_answer(add: Callable[..., Any]) -> None:
-    text = "in ms, such as ttft=500,tpot=50 (also e2e), which 99 %% of the requests must meet"
+    text = "ms that 99 %% must meet: ttft=500,tpot=50 (also e2e)"
     add("--goodput", type=targets, default={}, metavar="TARGETS", help=text)
     text = "what a card, or this machine, costs in an hour"
     add("--price-per-hour", type=number(0.0001, 1e6), metavar="P", help=text)

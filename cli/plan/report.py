@@ -29,6 +29,7 @@ def show(found: dict[str, Any], console: Console) -> None:
 
 def _facts(facts: dict[str, str]) -> Table:
     table = Table.grid(padding=(0, 3))
+    table.add_column(min_width=len("first token"))  # as long as any of them
     for name, text in facts.items():
         table.add_row(name, text)
     return table
@@ -93,7 +94,10 @@ def _machine(found: dict[str, Any], settings: dict[str, Any]) -> dict[str, str]:
     if "problem" in found:
         facts["problem"] = found["problem"]
     elif "played" not in found:
-        facts["speed"] = "not measured: needs the model's weights here, or --measured, or --card"
+        facts["speed"] = (
+            "not known: steps are measured where the weights are, but for --no-measure;"
+            " --measured and --card need none"
+        )
     return facts
 
 
@@ -120,20 +124,19 @@ def _played(found: dict[str, Any]) -> dict[str, str]:
     if played["good_share"] is not None:
         facts["targets"] = f"met by {played['good_share']:.1%}"
     facts["tokens/s"] = (
-        f"{played['output_tokens_per_s']:,.1f} of answers,"
-        f" {played['prompt_tokens_per_s']:,.1f} of prompts"
+        f"{number_of(played['output_tokens_per_s'])} of answers,"
+        f" {number_of(played['prompt_tokens_per_s'])} of prompts"
     )
     for name, key in (("first token", "ttft_ms"), ("per token", "tpot_ms")):
         if played[key]:
             times = played[key]
-            facts[name] = (
-                f"P50 {_ms(times['p50'])} ms, P95 {_ms(times['p95'])}, P99 {_ms(times['p99'])}"
-            )
+            p50, p95, p99 = (number_of(times[each]) for each in ("p50", "p95", "p99"))
+            facts[name] = f"P50 {p50} ms, P95 {p95}, P99 {p99}"
     if played["num_preemptions"]:
         facts["warning"] = f"{played['num_preemptions']} preemptions: the KV cache is small"
     if "price_per_million_output_tokens" in found:
         facts["price"] = (
-            f"{found['price_per_million_output_tokens']:.3f} for a million tokens of answers"
+            f"{number_of(found['price_per_million_output_tokens'])} for a million tokens of answers"
         )
     return facts
 
@@ -163,8 +166,8 @@ def _row(found: dict[str, Any]) -> list[str]:
         f"{found['concurrency']['p95']:.0f}",
         str(found["workers"] or "–"),
         f"{played['output_tokens_per_s']:,.0f}",
-        *(_ms(played[key]["p95"]) if played[key] else "–" for key in ("ttft_ms", "tpot_ms")),
-        "–" if price is None else f"{price:.3f}",
+        *(number_of(played[key]["p95"]) if played[key] else "–" for key in ("ttft_ms", "tpot_ms")),
+        "–" if price is None else number_of(price),
     ]
 
 
@@ -172,8 +175,11 @@ def bytes_of(num: int) -> str:
     return f"{num / GIB:,.2f} GiB" if num >= GIB else f"{num / MIB:,.1f} MiB"
 
 
-def _ms(time_ms: float) -> str:
-    return f"{time_ms:,.0f}" if time_ms >= 100 else f"{time_ms:.1f}"
+def number_of(value: float) -> str:
+    """With two digits or more."""
+    if value < 1:
+        return f"{value:.2g}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
 def _billions(num: int) -> str:

@@ -54,7 +54,8 @@ class _Line(msgspec.Struct, frozen=True):
 
 def read(path: Path, tokenize: Tokenize, default_output: int) -> list[Request]:
     """Returns the requests of a file with one JSON object a line, in the order of their arrival.
-    Raises ConfigError, which names the line."""
+    Lines that begin otherwise, as ``shoal serve`` writes some, are passed over. Raises ConfigError,
+    which names the line."""
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -62,7 +63,7 @@ def read(path: Path, tokenize: Tokenize, default_output: int) -> list[Request]:
     decoder = msgspec.json.Decoder(_Line)
     requests = []
     for number, data in enumerate(text.splitlines(), 1):
-        if data.strip():
+        if data.lstrip().startswith(b"{"):
             try:
                 request = _request(decoder.decode(data), tokenize, default_output)
             except ValueError as error:  # msgspec's are ValueErrors too

@@ -8,10 +8,10 @@ from typing import Any
 from cli.command import run
 from cli.exit_codes import OK
 from cli.server import RefusedError, Server
-from cli.talk.options import make_parser, not_empty, required, sampling
+from cli.talk.options import make_parser, not_empty, sampling
 from cli.talk.pieces import chat_pieces
 from cli.talk.printer import Printer
-from cli.talk.prompt import is_piped, read_prompt
+from cli.talk.prompt import is_piped, read_prompt, required
 from shared.errors import ConfigError
 
 PATH = "/v1/chat/completions"
@@ -19,7 +19,10 @@ DESCRIPTION = (
     "Talks with a model through a server, at a terminal until Ctrl-D: Ctrl-C stops an answer, /new"
     " forgets, /system TEXT sets the system prompt."
 )
-HINT = "Ctrl-C stops an answer, Ctrl-D ends; /new forgets, /system TEXT sets the system prompt"
+HINT = (
+    "Ctrl-C stops an answer, Ctrl-D ends\n"
+    "/new forgets what was said, /system TEXT does too and sets the system prompt"
+)
 
 
 def main(arguments: list[str]) -> int:
@@ -40,7 +43,7 @@ def _chat(arguments: list[str]) -> int:
         body["logprobs"] = True
     talk = Talk(server, body, Printer(options.probabilities), options.system)
     if not is_one_question:
-        talk.note(f"{body['model']} at {server.url}. {HINT}")
+        talk.note(f"{body['model']} at {server.url}\n{HINT}")
         return talk.at_terminal()
     if options.json:
         print(json.dumps(talk.reply_to(question), ensure_ascii=False))
@@ -85,8 +88,10 @@ class Talk:
         """A refusal is shown, and the question forgotten."""
         if line == "/new":
             self._begin(self._system)
+            self.note("(forgotten)")
         elif line.startswith("/system "):
             self._begin(line.removeprefix("/system ").strip())
+            self.note("(forgotten; the system prompt is set)")
         elif line.startswith("/"):
             self.note(HINT)
         else:

@@ -4,7 +4,6 @@ import argparse
 from typing import Any
 
 from cli.flags import Parser, add_server, argument_type, number, whole
-from shared.errors import ConfigError
 
 MAX_TOKENS = 2**31 - 1
 EPILOG = "Exit codes: 0; 1: refused, or broken off; 2: a wrong flag, or no server; 130: Ctrl-C."
@@ -42,10 +41,3 @@ def not_empty(text: str) -> str:
     if not text:
         raise ValueError("it is empty")
     return text
-
-
-def required(prompt: str) -> str:
-    """Raises ConfigError for an empty one."""
-    if not prompt:
-        raise ConfigError("PROMPT: there is none, neither as words nor on standard input")
-    return prompt

@@ -3,6 +3,8 @@
 import sys
 from collections.abc import Sequence
 
+from shared.errors import ConfigError
+
 
 def is_piped() -> bool:
     return not sys.stdin.isatty()
@@ -15,3 +17,10 @@ def read_prompt(words: Sequence[str]) -> str:
     if is_piped() and (text := sys.stdin.read().removesuffix("\n")):
         parts.append(text)
     return "\n\n".join(parts)
+
+
+def required(text: str, name: str = "PROMPT") -> str:
+    """Raises ConfigError for an empty one."""
+    if not text:
+        raise ConfigError(f"{name}: there is none, neither as words nor on standard input")
+    return text

@@ -9,6 +9,7 @@ from rich.live import Live
 from rich.text import Text
 
 from cli.command import run
+from cli.console import console_for_people
 from cli.exit_codes import FAILED, OK
 from cli.flags import Parser, add_server, number
 from cli.server import NoServerError, RefusedError, Server
@@ -32,9 +33,7 @@ def _top(arguments: list[str]) -> int:
         print(json.dumps(mesh, ensure_ascii=False))
         return _code(mesh)
     if options.once or not Console().is_terminal:
-        mesh = server.get(PATH)
-        Console(highlight=False).print(mesh_table(mesh["services"], {}))
-        return _code(mesh)
+        return _once(server, options.interval)
     return _live(server, options.interval)
 
 
@@ -50,13 +49,24 @@ def _parser() -> Parser:
     text = "seconds between two looks (default: %(default)g)"
     add = parser.add_argument
     add("--interval", type=number(0.1, 3600), default=1.0, metavar="S", help=text)
-    add("--once", action="store_true", help="prints the table once")
+    add("--once", action="store_true", help="prints the table after the second look")
     add("--json", action="store_true", help="prints the gateway's reply once")
     return parser
 
 
 def _code(mesh: Any) -> int:
     return OK if all(each["state"] in GOOD for each in mesh["services"]) else FAILED
+
+
+def _once(server: Server, interval_s: float) -> int:
+    """Looks twice, since one look does not say how busy a service is."""
+    cpu = CpuTimes()
+    cpu.cores(server.get(PATH))
+    time.sleep(interval_s)
+    mesh = server.get(PATH)
+    with console_for_people() as console:
+        console.print(mesh_table(mesh["services"], cpu.cores(mesh)))
+    return _code(mesh)
 
 
 def _live(server: Server, interval_s: float) -> int:

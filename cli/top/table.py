@@ -17,12 +17,12 @@ MIB = 1 << 20
 
 def mesh_table(services: list[dict[str, Any]], cpu: dict[tuple[str, str], float]) -> Table:
     """``services`` as ``/v1/mesh`` lists them; ``cpu`` are the cores that they keep busy."""
-    table = Table(box=None, pad_edge=False, expand=True)
+    table = Table(box=None, pad_edge=False)
     table.add_column("SERVICE", no_wrap=True)
     table.add_column("STATE", no_wrap=True)
     for name in ("UP", "MEMORY", "CORES"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("LOAD", ratio=1)
+    table.add_column("LOAD")
     for service in services:
         key = service["role"], service["instance"]
         memory = service["stats"].get("memory_bytes")

@@ -4,9 +4,8 @@ import argparse
 import json
 from urllib.parse import quote, urlencode
 
-from rich.console import Console
-
 from cli.command import run
+from cli.console import console_for_people
 from cli.exit_codes import OK
 from cli.flags import Parser, add_server, whole
 from cli.server import Server
@@ -25,10 +24,12 @@ def _trace(arguments: list[str]) -> int:
     found = Server(options.url, options.api_key, TIMEOUT_S).get(_path(options))
     if options.json:
         print(json.dumps(found, indent=2))
-    elif options.id is None:
-        show_list(found["data"], Console())
-    else:
-        show_trace(found, Console())
+        return OK
+    with console_for_people() as console:
+        if options.id is None:
+            show_list(found["data"], console)
+        else:
+            show_trace(found, console)
     return OK
 
 

@@ -14,7 +14,6 @@ from cli.printable import printable
 
 STYLES = {"gateway": "cyan", "tokenizer": "green", "scheduler": "yellow", "worker": "magenta"}
 MIN_BAR, MAX_BAR = 10, 60
-NUMBERS = 36  # what stands beside request and route in a list
 BAR, POINT = "━", "╸"
 INDENT = "  "
 
@@ -29,10 +28,11 @@ def show_trace(trace: dict[str, Any], console: Console) -> None:
         Text.assemble(
             (f"{trace['id']}", "bold"),
             f"  {trace['route']}  {facts.get('status', '')} {facts.get('code', '')}".rstrip(),
-            f"  {trace['duration_ms']:.1f} ms  trace {trace['trace_id']}",
+            f"  {trace['duration_ms']:.1f} ms",
         ),
         soft_wrap=True,
     )
+    console.print(Text(f"trace {trace['trace_id']}", "dim"))
     spans = list(_in_order(trace["spans"]))
     rows = [HEAD, *(_row(span, depth, trace) for span, depth in spans)]
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
@@ -44,16 +44,18 @@ def show_trace(trace: dict[str, Any], console: Console) -> None:
         console.print(Text.assemble(_line(row, widths), " ", bar), soft_wrap=True)
         if words := _words(span["attributes"]):
             indent = widths[0] + 1 + len(INDENT) * (depth + 1)
-            console.print(Padding(Text(words, "dim", overflow="fold"), (0, 0, 0, indent)))
+            text = Text(words, "dim", overflow="fold")
+            console.print(Padding(text, (0, 0, 0, indent), expand=False))
 
 
 def show_list(traces: list[dict[str, Any]], console: Console) -> None:
-    table = Table(box=None, pad_edge=False)
+    """With ids of our own all of it fits into 80 columns."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     longest = max((cell_len(each["id"]) for each in traces), default=0)
     table.add_column("request", no_wrap=True, min_width=longest)
-    table.add_column("route", no_wrap=True, max_width=max(8, console.width - longest - NUMBERS))
+    table.add_column("route", overflow="fold")
     for name in ("status", "ms", "TTFT ms", "tokens"):
-        table.add_column(name, justify="right", no_wrap=True, min_width=max(6, len(name)))
+        table.add_column(name, justify="right", no_wrap=True)
     for each in traces:
         facts = each["attributes"]
         ttft_ms = facts.get("ttft_ms")
@@ -62,12 +64,16 @@ def show_list(traces: list[dict[str, Any]], console: Console) -> None:
                 each["id"],
                 each["route"].removeprefix("/v1"),
                 str(facts.get("status", "")),
-                f"{each['duration_ms']:.1f}",
+                _ms(each["duration_ms"]),
             ),
-            "–" if ttft_ms is None else f"{ttft_ms:.1f}",
+            "–" if ttft_ms is None else _ms(ttft_ms),
             str(facts.get("num_output_tokens", "–")),
         )
     console.print(table)
+
+
+def _ms(time_ms: float) -> str:
+    return f"{time_ms:.1f}" if time_ms < 1000 else f"{time_ms:.0f}"
 
 
 def _in_order(spans: list[Span]) -> Iterator[tuple[Span, int]]:

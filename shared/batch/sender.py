@@ -10,6 +10,7 @@ import aiohttp
 import msgspec
 
 from shared.batch.errors import KeyRefused, NoReply, ServerLost
+from shared.http_faults import text_of_fault
 
 PASSING = {408, 429, 502, 503, 504, 529}
 """What a later try may well answer otherwise; 529 is Anthropic's 503."""
@@ -68,7 +69,7 @@ class Sender:
             async with self._session.get("/health", timeout=PROBE_TIMEOUT):
                 return
         except (*LOST, TimeoutError) as error:
-            raise ServerLost(f"the server does not answer: {_text(error)}") from None
+            raise ServerLost(f"the server does not answer: {text_of_fault(error)}") from None
 
     async def _try(self, url: str, body: bytes) -> tuple[Reply | None, float | None, str]:
         """The reply, if there is one; the seconds to wait before another try, if one makes sense
@@ -79,19 +80,15 @@ class Sender:
             ) as response:
                 data = await response.read()
         except LOST as error:
-            return None, 0.0, _text(error)
+            return None, 0.0, text_of_fault(error)
         except TimeoutError:
             raise NoReply(f"no reply within {self._timeout.total:g} s") from None
         if response.status == 401:
-            raise KeyRefused("the server refuses the API key (401)")
+            raise KeyRefused("the server refuses the API key, or needs one (401)")
         headers = response.headers
         reply = Reply(response.status, headers.get("X-Request-Id", ""), _one_line(data))
         is_final = headers.get("X-Should-Retry") == "false" or response.status not in PASSING
         return reply, None if is_final else _seconds(headers.get("Retry-After", "")), ""
-
-
-def _text(error: Exception) -> str:
-    return str(error) or type(error).__name__
 
 
 def _seconds(text: str) -> float:

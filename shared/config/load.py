@@ -2,6 +2,7 @@
 over that. The keys are those of vLLM and FastDeploy where the meaning is the same."""
 
 import sys
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -16,10 +17,13 @@ from shared.errors import ConfigError
 Config = TypeVar("Config", bound=Settings)
 
 
-def load_settings(cls: type[Config], argv: list[str], prog: str) -> Config:
+def load_settings(
+    cls: type[Config], argv: list[str], prog: str, others: Iterable[str] = ()
+) -> Config:
     """Merges file, environment and ``argv``; ConfigError has one line per wrong setting.
 
-    Prints the help and exits where ``argv`` asks for it.
+    ``others`` are what a command has as flags besides, for advice alone. Prints the help and exits
+    where ``argv`` asks for it.
     """
     if (word := wanted_help(argv)) is not None:
         print_help(cls, prog, word)
@@ -35,4 +39,4 @@ def load_settings(cls: type[Config], argv: list[str], prog: str) -> Config:
     except ValidationError as error:
         raise ConfigError("\n".join(one_line(detail) for detail in error.errors())) from None
     except SettingsError as error:
-        raise ConfigError(advised(str(error), cls.model_fields.keys(), prog)) from None
+        raise ConfigError(advised(str(error), {*cls.model_fields, *others}, prog)) from None

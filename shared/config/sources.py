@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 PROTECTING_KEYS = {"ssl_ca_certs"}
 
 PREFIX = "SHOAL_"
+UNRECOGNIZED = "unrecognized arguments: "  # argparse's words
 # A variable that `shoal serve` sets for its services and that is no setting.
 SUPERVISOR_FD = f"{PREFIX}SUPERVISOR_FD"
 # Variables of the stack files, whose containers get all that stands in .env.
@@ -103,23 +104,36 @@ def warn_of_unread_variables(known: Set[str]) -> None:
 
 
 def advised(error: str, known: Set[str], prog: str) -> str:
-    """Adds to an error of the flags' parser the flags that are most like the unknown ones. A word
-    that is no flag was most likely meant as the model."""
+    """Adds advice to an error of the settings' parser. A word that is no flag was most likely meant
+    as the model."""
     text = error.removeprefix("error parsing CLI: ")
     if text == error:
         return text
-    words = text.removeprefix("unrecognized arguments: ").split() if "unrecognized" in text else []
-    wrong = [word.partition("=")[0][2:] for word in words if word.startswith("--")]
+    words = _unknown(text)
+    if words and not words[0].startswith("-") and "model" in known:
+        return f"{text}; did you mean --model {words[0]}? See {prog} --help"
+    return with_near_flags(text, known, prog)
+
+
+def with_near_flags(text: str, known: Set[str], prog: str) -> str:
+    """Adds to an error of a parser of flags those that are most like the unknown ones."""
+    wrong = [word.partition("=")[0][2:] for word in _unknown(text) if word.startswith("--")]
     found = [key for word in wrong if (key := _nearest(word, known))]
     near = [f"--{key.replace('_', '-')}" for key in found]
-    if words and not words[0].startswith("-") and "model" in known:
-        near = [f"--model {words[0]}"]
     hint = f"; did you mean {', '.join(near)}?" if near else "."
     return f"{text}{hint} See {prog} --help"
 
 
+def _unknown(text: str) -> list[str]:
+    words = text.removeprefix(UNRECOGNIZED)
+    return [] if words == text else words.split()
+
+
 def _nearest(word: str, known: Set[str]) -> str | None:
+    """The shortest that begins with ``word``, else the one that is most like it."""
     word = word.lower().replace("-", "_")
+    if word and (longer := [key for key in known if key.startswith(word)]):
+        return min(longer, key=len)
     return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.7)), None)
 
 

@@ -1,9 +1,11 @@
 import re
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
+from cli.commands import COMMANDS, Command
 from cli.main import main
 from shared.version import VERSION
 
@@ -17,6 +19,13 @@ CHANGELOG = Path(__file__).parents[2] / "CHANGELOG.md"
         (["--help"], 0, "scheduler"),
         (["swim"], 2, "no such command: swim\n"),
         (["serv"], 2, "no such command: serv; did you mean serve?"),
+        (["top", "--intervall", "3"], 2, "did you mean --interval? See shoal top --help"),
+        (["chat", "hi", "--temp", "0"], 2, "did you mean --temperature? See shoal chat --help"),
+        (["trace", "--fish"], 2, "unrecognized arguments: --fish. See shoal trace --help"),
+        (["keys"], 2, "are required: DIR. See shoal keys --help"),
+        (["plan", "--concurency", "4"], 2, "did you mean --concurrency?"),
+        (["bench", "engine", "--loggprobs", "4"], 2, "did you mean --logprobs?"),
+        (["bench", "quality", "--piece", "4"], 2, "did you mean --pieces?"),
         (["bench"], 0, "usage: shoal bench serve"),
         (["serve", "--port", "x"], 2, "port: 'x'"),
     ],
@@ -28,6 +37,21 @@ def test_what_a_person_types_first(monkeypatch, capsys, words: list[str], code: 
     assert caught.value.code == code
     output = capsys.readouterr()
     assert text in output.out + output.err
+
+
+def test_ctrl_c_while_a_command_is_imported_ends_it_quietly(monkeypatch, tmp_path: Path, capsys):
+    (tmp_path / "slow_command.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(COMMANDS, "top", Command("slow_command", "", ""))
+    monkeypatch.setattr(sys, "argv", ["shoal", "top"])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(SystemExit) as caught:
+            main()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert caught.value.code == 130
+    assert capsys.readouterr().err == ""
 
 
 def test_the_changelog_begins_with_this_version():

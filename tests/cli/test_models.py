@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.models.command import main
+from cli.models.command import COUNTS, SIZES, main, rounded
 from shared.model_folder import EMBEDDED_MODEL, weight_files
 from tests.shared.hub_cache import add_model
 
@@ -57,6 +57,13 @@ def test_what_nobody_can_compute_is_not_served(folder: Path, capsys):
 def test_a_folder_without_models_is_said_to_have_none(tmp_path: Path, capsys):
     assert main([str(tmp_path)]) == 1
     assert capsys.readouterr().out == f"no model in {tmp_path}\n"
+
+
+def test_sizes_have_the_unit_that_suits_them():
+    sizes = {0: "0 B", 900: "900 B", 5000: "4.9 KiB", 15 << 20: "15.0 MiB", 3 << 29: "1.5 GiB"}
+    assert {num: rounded(num, SIZES) for num in sizes} == sizes
+    counts = {12_345: "12.3K", 7_741_440: "7.7M", 70_600_000_000: "70.6B"}
+    assert {num: rounded(num, COUNTS) for num in counts} == counts
 
 
 def test_exit_codes_and_the_table(folder: Path, capsys):

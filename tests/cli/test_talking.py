@@ -5,6 +5,7 @@ import asyncio
 import io
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -121,6 +122,18 @@ async def test_tokens_are_shown_by_a_server_and_by_a_folder(
     assert capsys.readouterr().out == "Hello, fish\n"
     assert await run(None, "tokenize", "--model", folder, "--decode", "99999999") == 2
     assert await run(None, "tokenize", "--model", "/nowhere", "x") == 2
+    capsys.readouterr()
+    assert await run(None, "tokenize", "--model", folder) == 2
+    assert "TEXT: there is none" in capsys.readouterr().err
+
+
+async def test_who_shows_no_key_is_told_how(tmp_path: Path, tokenizer: FakeTokenizer, capsys):
+    async with running_gateway(tmp_path, api_key=["k"]) as gateway:
+        await until(lambda: gateway.status().state == State.READY)
+        assert await run(gateway, "top", "--once") == 1
+        assert capsys.readouterr().err.endswith("; give it by --api-key or SHOAL_API_KEY\n")
+        assert await run(gateway, "top", "--once", "--api-key", "x") == 1
+        assert "--api-key" not in capsys.readouterr().err
 
 
 async def test_the_mesh_is_shown_once(gateway: GatewayService, capsys):
@@ -128,10 +141,19 @@ async def test_the_mesh_is_shown_once(gateway: GatewayService, capsys):
     mesh = json.loads(capsys.readouterr().out)
     states = {each["role"]: each["state"] for each in mesh["services"]}
     assert states == {"gateway": "ready", "tokenizer": "suspect"}
-    assert await run(gateway, "top", "--once") == 1
-    printed = capsys.readouterr().out
-    assert "tokenizer t1" in printed
-    assert "it does not answer" in printed
+
+
+async def test_a_table_in_a_pipe_has_whole_lines_and_every_figure(
+    gateway: GatewayService, capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "40")
+    assert await run(gateway, "top", "--once", "--interval", "0.1") == 1
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["gateway", "tokenizer"]
+    cores = head.index("CORES")
+    assert float(lines[0][cores:].split()[0]) >= 0, "two looks say how busy it was"
+    assert "it does not answer" in lines[1]
+    assert not any(line.endswith(" ") for line in (head, *lines))
 
 
 class Terminal:
@@ -203,6 +225,23 @@ async def test_ctrl_c_stops_the_answer_and_the_talk_goes_on(
         await terminal.until("> ")
         terminal.type("\x04")
         assert await asyncio.wait_for(terminal.process.wait(), 20) == 0
+
+
+async def test_what_is_noted_beside_a_talk_fits_80_columns(
+    gateway: GatewayService, tokenizer: FakeTokenizer
+):
+    url = f"http://127.0.0.1:{gateway.port}"
+    async with at_terminal("chat", "--url", url) as terminal:
+        hint = await terminal.until("> ")
+        assert "/system TEXT" in hint
+        plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", hint)
+        assert max(map(len, plain.splitlines())) < 80
+        terminal.type("/system Be short.\n")
+        await terminal.until("(forgotten; the system prompt is set)")
+        terminal.type("hi\n")
+        asked = await tokenizer.answer("Hello")
+        said = [each["content"] for each in json.loads(bytes(asked.prompt))]
+        assert said == ["Be short.", "hi"]
 
 
 async def test_tokens_have_colours_by_their_probability(

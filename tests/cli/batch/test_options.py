@@ -29,6 +29,7 @@ def test_what_is_no_option_is_a_setting_of_the_mesh(tmp_path: Path):
         (["-i", "in", "-o", "in"], "it is the input"),
         (["-i", "in", "-o", "no/where"], "no place for a file"),
         (["-i", "in", "-o", "out", "--url", "http://a", "--model", "m"], "with --url no mesh"),
+        (["-i", "in", "-o", "out", "--url", "http://a", "--prio", "3"], "did you mean --priority"),
         (["-i", "in", "-o", "out", "--api-key", "k"], "for the server of --url"),
         (["-i", "in"], "-o"),
     ],
@@ -78,4 +79,4 @@ def test_a_server_that_is_not_there_leaves_all_to_the_next_start(
     assert out.read_text() == ""
     summary = json.loads((tmp_path / "summary").read_text())
     assert (summary["total"], summary["completed"], summary["exit_code"]) == (1, 0, 3)
-    assert "does not answer" in summary["stopped"]
+    assert summary["stopped"] == "the server does not answer: Connection refused"

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,15 @@ def write_input(path: Path, num: int) -> None:
     path.write_text("\n".join(texts) + "\n")
 
 
-async def start(folder: Path, *flags: str) -> asyncio.subprocess.Process:
+async def start(
+    folder: Path, *flags: str, output: int = asyncio.subprocess.PIPE
+) -> asyncio.subprocess.Process:
     own = () if "--url" in flags else ("--mesh-dir", str(folder / "mesh"))
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", "from cli.main import main; main()", "run-batch"),
         *("-i", str(folder / "in.jsonl"), "-o", str(folder / "out.jsonl"), *own, *flags),
         cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE,
+        stdout=output,
         stderr=asyncio.subprocess.STDOUT,
         env={"SHOAL_NUM_THREADS": "1"} | os.environ,
     )
@@ -113,12 +116,29 @@ async def test_a_server_that_runs_answers_too(tmp_path: Path):
         process = await start(tmp_path, "--url", shoal.url, "--api-key", "wrong")
         said = (await process.stdout.read()).decode()
         assert await process.wait() == 2, said
-        assert "refuses the API key" in said
+        assert "refuses the API key, or needs one" in said
         assert {each["custom_id"] for each in results(tmp_path)} <= {None}, "line 4 is wrong"
         process = await start(tmp_path, "--url", shoal.url, "--api-key", "secret")
         said = (await process.stdout.read()).decode()
         assert await process.wait() == 1, said
     assert len(results(tmp_path)) == 30
+
+
+@pytest.mark.seconds
+async def test_a_terminal_shows_how_far_it_is_and_of_the_log_nothing_usual(tmp_path: Path):
+    write_input(tmp_path / "in.jsonl", 6)
+    ours, theirs = os.openpty()
+    process = await start(tmp_path, output=theirs)
+    os.close(theirs)
+    said = b""
+    with suppress(OSError):  # when the other end is closed
+        while data := await asyncio.to_thread(os.read, ours, 4096):
+            said += data
+    os.close(ours)
+    assert await process.wait() == 1
+    assert b"0/6" in said
+    assert b"6 of 6 lines" in said
+    assert b" INFO " not in said
 
 
 @pytest.mark.seconds

@@ -1,11 +1,15 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
 from cli.exit_codes import FAILED, OK, WRONG
-from cli.plan.command import main
+from cli.plan.command import main, plan
+from cli.plan.options import PROGRAM, parse
+from shared.config.load import load_settings
+from shared.config.worker import WorkerConfig
 
 LOAD = ["--input-len", "40", "--output-len", "8", "--num-played", "20"]
 
@@ -92,9 +96,19 @@ def test_targets_hold_without_times_too(tmp_path: Path) -> None:
     assert machine["workers"] == 2
 
 
+def test_what_takes_time_is_said() -> None:
+    said: list[str] = []
+    given, rest = parse([*LOAD, "--card", "h100", "--concurrency", "2", "--device", "cpu"])
+    plan(given, load_settings(WorkerConfig, rest, PROGRAM), said.append)
+    assert said == ["plays requests on h100, workers: 1 …"]
+
+
 def test_a_config_alone_that_fits_exits_with_0(capsys) -> None:
     assert main([*LOAD, "--device", "cpu", "--no-measure"]) == OK
-    assert "not measured" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "not known: steps are measured where the weights are, but for --no-measure" in text
+    facts = [re.match(r"(model|weights|on|memory|speed) +", line) for line in text.splitlines()]
+    assert len({each.end() for each in facts if each}) == 1, "all of them are one table"
 
 
 def test_what_does_not_fit_says_the_sum_and_exits_with_1(capsys) -> None:

@@ -54,6 +54,15 @@ def test_of_a_gateways_log_the_ends_of_requests_count_from_their_beginning(tmp_p
     assert [each.arrived_s for each in found] == [4.5, 6.0]
 
 
+def test_what_serve_writes_between_the_lines_of_its_log_is_passed_over(tmp_path: Path) -> None:
+    path = log_of(tmp_path, {"prompt_tokens": 7, "completion_tokens": 3})
+    path.write_text(f"worker 0.1: ready\n{path.read_text()}\nready after 2.4 s: http://a/v1\n")
+    assert read(path, num_words, 40) == [Request(7, 3)]
+    path.write_text(f'{path.read_text()}{{"prompt_tokens": 7')
+    with pytest.raises(ConfigError, match="line 4: Input data was truncated"):
+        read(path, num_words, 40)
+
+
 @pytest.mark.parametrize(
     ("lines", "problem"),
     [

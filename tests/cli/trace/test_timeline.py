@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
+from cli.console import console_for_people
 from cli.trace.timeline import show_list, show_trace
 
 
@@ -37,9 +38,10 @@ def shown(show: Any, what: Any, width: int = 132) -> list[str]:
 
 
 def test_bars_stand_where_the_spans_lie_and_parts_below_their_wholes() -> None:
-    head, _, *lines = shown(show_trace, TRACE)
+    head, trace_id, _, *lines = shown(show_trace, TRACE)
     rows = [line for line in lines if "=" not in line]
-    assert head.split() == ["mine", "/v1/completions", "200", "1000.0", "ms", "trace", "4bf9"]
+    assert head.split() == ["mine", "/v1/completions", "200", "1000.0", "ms"]
+    assert trace_id == "trace 4bf9"
     assert [row.split()[2] for row in rows] == ["POST", "prompt", "run", "decode"]
     indents = [len(row) - len(row[13:].lstrip()) for row in rows]
     assert indents == sorted(indents)
@@ -58,14 +60,28 @@ def test_no_value_is_cut_in_a_narrow_terminal() -> None:
     lines = shown(show_trace, TRACE | {"spans": spans}, 60)
     words = {word for line in lines for word in line.split()}
     assert {f"{name}={value}" for name, value in long.items()} <= words
-    (_, row) = shown(show_list, [TRACE | {"id": "f" * 32, "attributes": long}], 80)
-    assert row.split()[0] == "f" * 32
-    assert "1000.0" in row
+
+
+def test_the_list_fits_80_columns_whole() -> None:
+    facts = {"status": 200, "ttft_ms": 123456.7, "num_output_tokens": 123456}
+    large = {"route": "/v1/chat/completions", "duration_ms": 999999.4, "attributes": facts}
+    (_, row) = shown(show_list, [TRACE | large | {"id": "f" * 32}], 80)
+    cells = ["f" * 32, "/chat/completions", "200", "999999", "123457", "123456"]
+    assert row.split() == cells
+    (_, *rows) = shown(show_list, [TRACE | large | {"id": "f" * 36}], 80)
+    assert "…" not in "".join(rows), "a route is broken before it is cut"
+    assert rows[0].split()[2:] == cells[2:]
 
 
 def test_a_list_has_a_line_for_each_request() -> None:
     facts = {"status": 200, "ttft_ms": 12.34, "num_output_tokens": 7}
     head, *rows = shown(show_list, [TRACE | {"attributes": facts}, TRACE | {"attributes": {}}])
     assert head.split()[0] == "request"
-    assert rows[0].split() == ["mine", "/completions", "200", "1000.0", "12.3", "7"]
-    assert rows[1].split() == ["mine", "/completions", "1000.0", "–", "–"]
+    assert rows[0].split() == ["mine", "/completions", "200", "1000", "12.3", "7"]
+    assert rows[1].split() == ["mine", "/completions", "1000", "–", "–"]
+
+
+def test_an_id_of_a_client_is_no_markup(capsys) -> None:
+    with console_for_people() as console:
+        show_list([TRACE | {"id": "[red]a[/b]", "attributes": {}}], console)
+    assert capsys.readouterr().out.splitlines()[1].split()[0] == "[red]a[/b]"
