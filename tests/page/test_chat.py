@@ -128,3 +128,12 @@ def test_a_refusal_is_shown_in_the_servers_words(page: Page):
     answer = until_done(page)
     expect(answer).to_have_attribute("data-status", "failed")
     expect(answer.get_by_role("alert")).to_contain_text("ignore_eos")
+def test_an_answer_in_json_keeps_its_backslashes(page: Page):
+    expected = {"said": 'a "b" *c* \\ d'}
+    schema = {"name": "said", "schema": {"const": expected}}
+    set_fields(page, {"response_format": {"type": "json_schema", "json_schema": schema}})
+    say(page, "Hi")
+    text = until_done(page).locator(".prose").last.inner_text()
+    assert json.loads(text) == expected
+
+

@@ -1,6 +1,6 @@
 import { icon } from "../icons.js";
 import { h, hold } from "../dom.js";
-import { copyButton } from "../text/code.js";
+import { coloured, copyButton } from "../text/code.js";
 import { Markdown } from "../text/markdown.js";
 import { TokenView } from "../tokens/token_view.js";
 import { Timeline } from "../trace/timeline.js";
@@ -51,10 +51,16 @@ export class AnswerView {
     this.#noteDropped(answer.numDroppedTurns);
     this.folded.hidden = answer.reasoning === "";
     this.#reasoned.show(answer.reasoning);
-    this.#markdown.show(answer.content);
+    this.#showText(answer);
     this.calls.update();
     this.#tokens?.update();
     if (!isOpen(answer) && !this.footer.hasChildNodes()) this.#end();
+  }
+
+  /** What was to be JSON is no Markdown: that would take the backslashes out of its strings. */
+  #showText({ isJson, content }) {
+    if (!isJson) this.#markdown.show(content);
+    else if (content) hold(this.text, h("pre", {}, h("code", {}, ...coloured(content, "json"))));
   }
 
   #end() {

@@ -146,7 +146,7 @@ export class Chat {
 
   async #answer() {
     const body = this.#request();
-    const answer = newAnswer(body.model);
+    const answer = newAnswer(body);
     const view = new AnswerView(answer, {
       retry: () => this.#retry(view),
       sendResults: () => this.#goOnAfter(view),
