@@ -84,7 +84,12 @@ def test_a_tool_is_called_and_answers_with_the_result_that_is_typed_in(page: Pag
     expect(answer.locator(".call-name")).to_contain_text("multiply")
     assert json.loads(answer.locator("pre").inner_text()) == {"a": 1234, "b": 56}
     answer.get_by_label("Result").fill("69104")
-    answer.get_by_role("button", name="Send the result").click()
+    set_temperature(page, "9")
+    send = answer.get_by_role("button", name="Send the result")
+    send.click()
+    expect(page.locator("#announcer")).to_contain_text("Temperature: expected")
+    set_temperature(page)
+    send.click()
     expect(until_done(page, 2)).to_contain_text("69104")
 
 
@@ -113,6 +118,11 @@ def test_a_number_out_of_range_is_named_and_nothing_is_sent(page: Page):
 
 
 def test_a_field_that_is_not_json_is_named_and_nothing_is_sent(page: Page):
+    first = answers(page).first
+    first.get_by_role("button", name="Tokens").click()
+    expect(first.get_by_role("option").first).to_be_visible()
+    expect(first.get_by_role("button", name="Send the result")).to_have_count(0)
+    expect(first.get_by_label("Result")).not_to_be_editable()
     page.locator("summary", has_text="JSON schema").click()
     page.get_by_label("JSON schema", exact=True).fill('{"type": ')
     say(page, "Hi")

@@ -127,11 +127,13 @@ export class Chat {
     this.#answer();
   }
 
-  #goOnAfter(view) {
-    if (this.#isRefused()) return;
+  /** False where the panel is wrong. */
+  #sendResults(view) {
+    if (this.#isRefused()) return false;
     this.#cutFrom(this.#views.indexOf(view) + 1);
     this.#answer();
   }
+    return true;
 
   #cutFrom(index) {
     this.stop();
@@ -149,7 +151,7 @@ export class Chat {
     const answer = newAnswer(body);
     const view = new AnswerView(answer, {
       retry: () => this.#retry(view),
-      sendResults: () => this.#goOnAfter(view),
+      sendResults: () => this.#sendResults(view),
       hasTraces: this.#hasTraces,
       noteTokens: (isOn) => (this.#showsTokens = isOn),
     });
