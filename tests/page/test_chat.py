@@ -43,6 +43,33 @@ def test_a_message_is_edited_and_an_answer_retried(page: Page):
     expect(page.locator(".user")).to_have_count(1)
     page.get_by_role("button", name="Retry").click()
     expect(until_done(page)).to_contain_text("20 + 30")
+    expect(page.get_by_label("Message", exact=True)).to_be_focused()
+
+
+def test_only_the_last_answer_can_be_retried(page: Page):
+    set_temperature(page)
+    for number in (1, 2):
+        say(page, "What is 12 + 30?")
+        until_done(page, number)
+    expect(page.get_by_role("button", name="Retry")).to_have_count(1)
+    expect(answers(page).last.get_by_role("button", name="Retry")).to_be_visible()
+
+
+def test_an_edit_is_sent_and_left_by_keys(page: Page):
+    set_temperature(page)
+    say(page, "What is 12 + 30?")
+    until_done(page)
+    edit = page.get_by_role("button", name="Edit")
+    edit.press("Enter")
+    page.get_by_label("Your message").fill("Something else")
+    page.get_by_label("Your message").press("Escape")
+    expect(edit).to_be_focused()
+    expect(page.locator(".said")).to_have_text("What is 12 + 30?")
+    edit.press("Enter")
+    page.get_by_label("Your message").fill("What is 20 + 30?")
+    page.get_by_label("Your message").press("Enter")
+    expect(until_done(page)).to_contain_text("20 + 30")
+    expect(page.get_by_label("Message", exact=True)).to_be_focused()
 
 
 def test_the_request_holds_what_the_panel_says(page: Page):

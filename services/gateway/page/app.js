@@ -17,7 +17,7 @@ document.getElementById("main").append(chat.element, mesh.element);
 document.getElementById("bar-end").append(themeButton());
 window.addEventListener("hashchange", showView);
 showModel();
-chat.composer.area.focus();
+chat.composer.focus();
 
 /** The view that the address names: the chat, or the mesh where the server shows it. */
 function showView() {

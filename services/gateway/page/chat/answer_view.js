@@ -9,8 +9,8 @@ import { CallsView } from "./calls_view.js";
 import { costs } from "./costs.js";
 
 /** What the model said, as it comes, as a text or as tokens, and when it is done the trace of the
- * request. `actions`: retry, sendResults, hasTraces,
- * and noteTokens, which gets whether tokens are shown. */
+ * request. `actions`: retry, sendResults, hasTraces, and noteTokens, which gets whether tokens are
+ * shown. */
 export class AnswerView {
   constructor(answer, actions) {
     this.turn = answer;
@@ -68,7 +68,7 @@ export class AnswerView {
     this.problem.hidden = error === null;
     this.problem.textContent = error ?? "";
     hold(this.footer,
-      h("button", { class: "quiet", type: "button", onclick: this.#actions.retry }, icon("retry"), "Retry"),
+      h("button", { class: "quiet retry", type: "button", onclick: this.#actions.retry }, icon("retry"), "Retry"),
       content ? copyButton(content) : null,
       tokens.length ? toggle("tokens", "Tokens", this.#tokens !== null, (isOn) => this.#noteTokens(isOn)) : null,
       requestId && this.#actions.hasTraces() ? toggle("trace", "Trace", false, (isOn) => this.#showTrace(isOn)) : null,

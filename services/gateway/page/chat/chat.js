@@ -81,7 +81,7 @@ export class Chat {
     if (this.#isExample) this.panel.set({});
     this.#isExample = false;
     this.#showExamples();
-    this.composer.area.focus();
+    this.composer.focus();
   }
 
   #request(turns = this.#turns) {
@@ -161,6 +161,7 @@ export class Chat {
     this.#add(view);
     this.composer.setBusy(true);
     announce("The model answers");
+    this.composer.focus();
     try {
       const note = (requestId, numDroppedTurns) => Object.assign(answer, { requestId, numDroppedTurns });
       for await (const chunk of streamChat(body, aborting.signal, note)) {
