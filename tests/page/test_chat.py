@@ -118,6 +118,11 @@ def test_a_tool_is_called_and_answers_with_the_result_that_is_typed_in(page: Pag
     set_temperature(page)
     send.click()
     expect(until_done(page, 2)).to_contain_text("69104")
+    first = answers(page).first
+    first.get_by_role("button", name="Tokens").click()
+    expect(first.get_by_role("option").first).to_be_visible()
+    expect(first.get_by_role("button", name="Send the result")).to_have_count(0)
+    expect(first.get_by_label("Result")).not_to_be_editable()
 
 
 def test_an_answer_is_held_to_a_schema(page: Page):
@@ -133,6 +138,28 @@ def test_an_answer_is_held_to_a_schema(page: Page):
     assert not until_done(page).locator(".prose").last.inner_text().startswith("{")
 
 
+def test_an_answer_in_json_keeps_its_backslashes(page: Page):
+    expected = {"said": 'a "b" *c* \\ d'}
+    schema = {"name": "said", "schema": {"const": expected}}
+    set_fields(page, {"response_format": {"type": "json_schema", "json_schema": schema}})
+    say(page, "Hi")
+    text = until_done(page).locator(".prose").last.inner_text()
+    assert json.loads(text) == expected
+
+
+def test_a_new_chat_takes_back_what_an_example_has_set(page: Page):
+    page.get_by_role("button", name="Call a tool").click()
+    until_done(page)
+    tools = page.get_by_label("Tools", exact=True)
+    expect(tools).to_be_visible()
+    slider = page.locator("input[type=range]").first
+    expect(slider).to_have_value("0")
+    page.get_by_role("button", name="New chat").click()
+    expect(tools).to_be_hidden()
+    expect(tools).to_have_value("")
+    expect(slider).to_have_value("1")
+
+
 def test_a_number_out_of_range_is_named_and_nothing_is_sent(page: Page):
     set_temperature(page, "9")
     say(page, "Hi")
@@ -145,11 +172,6 @@ def test_a_number_out_of_range_is_named_and_nothing_is_sent(page: Page):
 
 
 def test_a_field_that_is_not_json_is_named_and_nothing_is_sent(page: Page):
-    first = answers(page).first
-    first.get_by_role("button", name="Tokens").click()
-    expect(first.get_by_role("option").first).to_be_visible()
-    expect(first.get_by_role("button", name="Send the result")).to_have_count(0)
-    expect(first.get_by_label("Result")).not_to_be_editable()
     page.locator("summary", has_text="JSON schema").click()
     page.get_by_label("JSON schema", exact=True).fill('{"type": ')
     say(page, "Hi")
@@ -165,12 +187,3 @@ def test_a_refusal_is_shown_in_the_servers_words(page: Page):
     answer = until_done(page)
     expect(answer).to_have_attribute("data-status", "failed")
     expect(answer.get_by_role("alert")).to_contain_text("ignore_eos")
-def test_an_answer_in_json_keeps_its_backslashes(page: Page):
-    expected = {"said": 'a "b" *c* \\ d'}
-    schema = {"name": "said", "schema": {"const": expected}}
-    set_fields(page, {"response_format": {"type": "json_schema", "json_schema": schema}})
-    say(page, "Hi")
-    text = until_done(page).locator(".prose").last.inner_text()
-    assert json.loads(text) == expected
-
-

@@ -11,6 +11,7 @@ import { requestOf } from "./request.js";
 import { UserView } from "./user_view.js";
 
 const NEAR_END_PX = 80;
+const NARROW = matchMedia("(max-width: 900px)"); // where the panel covers the conversation
 
 /** A conversation with a model, and the panel that says how it is asked. */
 export class Chat {
@@ -18,12 +19,14 @@ export class Chat {
     this.#modelOf = modelOf;
     this.#hasTraces = hasTraces;
     this.panel = new Panel(() => this.togglePanel(false));
+    this.panel.element.addEventListener("keydown", ({ key }) => key === "Escape" && NARROW.matches && this.togglePanel(false));
     this.composer = new Composer((text) => this.#say(text), () => this.stop());
     this.log = h("div", { class: "log" });
     this.scroller = h("div", { class: "scroller" }, this.log);
     this.element = h("section", { class: "chat", "aria-label": "Conversation" },
       h("div", { class: "talk" }, this.scroller, h("div", { class: "dock" }, this.#tools(), this.composer.element)),
       this.panel.element);
+    this.element.classList.toggle("no-panel", NARROW.matches);
     this.#showExamples();
   }
 
@@ -51,9 +54,7 @@ export class Chat {
   }
 
   #tools() {
-    const isNarrow = matchMedia("(max-width: 900px)").matches;
-    this.settings = h("button", { class: "quiet", type: "button", "aria-controls": "panel", "aria-expanded": !isNarrow, onclick: () => this.togglePanel() }, icon("settings"), "Request");
-    if (isNarrow) queueMicrotask(() => this.element.classList.add("no-panel"));
+    this.settings = h("button", { class: "quiet", type: "button", "aria-controls": "panel", "aria-expanded": !NARROW.matches, onclick: () => this.togglePanel() }, icon("settings"), "Request");
     return h("div", { class: "tools" },
       h("button", { class: "quiet", type: "button", onclick: () => this.#startAnew() }, icon("plus"), "New chat"),
       h("span", { class: "gap" }),

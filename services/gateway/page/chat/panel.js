@@ -89,6 +89,5 @@ function select(name, label, options, note, chosen = "") {
 
 function toolChoice(note) {
   const options = ["auto", "required", "none"].map((each) => h("option", {}, each));
-  const choice = h("select", { "aria-label": "Tool choice", onchange: () => note(choice.value) }, ...options);
-  return choice;
+  return h("label", {}, "choice ", h("select", { "aria-label": "Tool choice", onchange: (event) => note(event.target.value) }, ...options));
 }
