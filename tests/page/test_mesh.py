@@ -43,6 +43,30 @@ def test_a_killed_worker_turns_red_and_its_streams_go_on(browser: Browser, own: 
         expect(page.locator(".service[data-role=worker][data-state=ready]")).to_have_count(2)
 
 
+def test_what_was_seen_before_the_connection_broke_is_shown_as_old(page: Page):
+    page.get_by_role("link", name="Mesh").click()
+    expect(page.locator(".service[data-role=gateway]")).to_contain_text("ready")
+    page.context.set_offline(True)
+    expect(page.get_by_role("alert")).to_contain_text("cannot be seen")
+    faded = "each => getComputedStyle(each).opacity < 1"
+    assert page.locator(".column").first.evaluate(faded)
+    page.context.set_offline(False)
+    expect(page.get_by_role("alert")).to_be_hidden()
+    assert not page.locator(".column").first.evaluate(faded)
+
+
+def test_streams_and_workers_stand_side_by_side(page: Page):
+    page.get_by_role("link", name="Mesh").click()
+    streams = page.get_by_role("region", name="Streams", exact=True)
+    last = page.locator(".service[data-role=worker]").last
+    expect(last).to_contain_text("ready")
+    beside, worker = streams.bounding_box(), last.bounding_box()
+    assert beside is not None
+    assert worker is not None
+    assert beside["y"] < worker["y"] + worker["height"]
+    assert beside["x"] + beside["width"] < worker["x"]
+
+
 def test_the_mesh_is_asked_for_only_while_it_is_seen(page: Page):
     expect(page.get_by_role("link", name="Mesh")).to_be_visible()
     asked: list[str] = []
