@@ -73,7 +73,10 @@ function themeButton() {
     localStorage.setItem("shoal-theme", root.dataset.theme);
     name();
   } }, icon("theme"));
-  const name = () => button.setAttribute("aria-label", `Theme: ${root.dataset.theme}`);
+  const name = () => {
+    button.title = `Theme: ${root.dataset.theme}`;
+    button.setAttribute("aria-label", button.title);
+  };
   name();
   return button;
 }

@@ -64,8 +64,8 @@ export class Chat {
 
   #showExamples() {
     this.log.replaceChildren(h("div", { class: "welcome" },
-      h("h1", {}, "What goes through the mesh?"),
-      h("p", {}, "Gateway, tokenizer, scheduler and worker are ready. Write to the model, or begin with one of these."),
+      h("h1", {}, "Write to the model"),
+      h("p", {}, "Each answer says what it cost, and shows how likely each of its tokens was. Begin with one of these, or with words of your own."),
       h("ul", { class: "examples" }, ...EXAMPLES.map(({ title, text, values }) =>
         h("li", {}, h("button", { type: "button", onclick: () => this.#try(text, values) }, h("b", {}, title), h("span", {}, text)))))));
   }
@@ -133,8 +133,8 @@ export class Chat {
     if (this.#isRefused()) return false;
     this.#cutFrom(this.#views.indexOf(view) + 1);
     this.#answer();
-  }
     return true;
+  }
 
   #cutFrom(index) {
     this.stop();
@@ -161,8 +161,8 @@ export class Chat {
     const aborting = (this.#aborting = new AbortController());
     this.#add(view);
     this.composer.setBusy(true);
-    announce("The model answers");
     this.composer.focus();
+    announce("The model answers");
     try {
       const note = (requestId, numDroppedTurns) => Object.assign(answer, { requestId, numDroppedTurns });
       for await (const chunk of streamChat(body, aborting.signal, note)) {
