@@ -172,7 +172,7 @@ export class Chat {
       end(answer, "done");
     } catch (error) {
       if (aborting.signal.aborted) end(answer, "stopped");
-      else end(answer, "failed", problemOf(error));
+      else end(answer, "failed", problemOf(error, answer));
     }
     this.#follow(() => view.update());
     if (this.#aborting !== aborting) return;
@@ -189,8 +189,8 @@ export class Chat {
   }
 }
 
-function problemOf(error) {
-  if (!(error instanceof ApiError)) return `The server cannot be reached: ${error.message}`;
+function problemOf(error, { requestId }) {
+  if (!(error instanceof ApiError)) return `${requestId ? "The connection broke" : "The server cannot be reached"}: ${error.message}`;
   const later = error.retryAfterS === null ? "" : ` Try again in ${error.retryAfterS} s.`;
   return error.message + later;
 }
