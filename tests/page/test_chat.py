@@ -165,6 +165,7 @@ def test_a_number_out_of_range_is_named_and_nothing_is_sent(page: Page):
     say(page, "Hi")
     expect(page.get_by_text("expected a number from 0 to 2", exact=True)).to_be_visible()
     expect(page.locator("#announcer")).to_contain_text("Temperature: expected")
+    expect(page.get_by_role("spinbutton", name="Temperature")).to_be_focused()
     expect(answers(page)).to_have_count(0)
     set_temperature(page)
     page.get_by_role("button", name="Send").click()
@@ -174,8 +175,10 @@ def test_a_number_out_of_range_is_named_and_nothing_is_sent(page: Page):
 def test_a_field_that_is_not_json_is_named_and_nothing_is_sent(page: Page):
     page.locator("summary", has_text="JSON schema").click()
     page.get_by_label("JSON schema", exact=True).fill('{"type": ')
+    page.locator("summary", has_text="JSON schema").click()
     say(page, "Hi")
     expect(page.locator("#problem-schema")).to_be_visible()
+    expect(page.get_by_label("JSON schema", exact=True)).to_be_focused()
     expect(page.locator("#announcer")).to_contain_text("JSON schema")
     expect(answers(page)).to_have_count(0)
     expect(page.get_by_label("Message", exact=True)).to_have_value("Hi")

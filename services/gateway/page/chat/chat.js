@@ -98,10 +98,11 @@ export class Chat {
     return this.#request(turns);
   }
 
-  /** Whether the panel is wrong, which it says. */
+  /** Whether the panel is wrong, which it says and shows. */
   #isRefused() {
     if (this.panel.problem === null) return false;
     this.togglePanel(true);
+    this.panel.focusProblem();
     announce(this.panel.problem);
     return true;
   }

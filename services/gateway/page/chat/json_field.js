@@ -22,6 +22,11 @@ export class JsonField {
   #isRight;
   #note;
 
+  focus() {
+    this.element.open = true;
+    this.area.focus();
+  }
+
   set(value) {
     this.#fill(value);
     this.element.open = value !== null;

@@ -25,6 +25,11 @@ export class NumberField {
   #note;
   #range;
 
+  focus() {
+    this.element.closest("details")?.setAttribute("open", "");
+    this.input.focus();
+  }
+
   set(value) {
     this.input.value = value ?? "";
     this.#changed();

@@ -30,8 +30,17 @@ export class Panel {
   }
 
   get problem() {
-    const broken = [...this.numbers, this.tools, this.schema, this.extra].find((field) => field.problem);
+    const broken = this.#broken;
     return broken ? `${broken.label}: ${broken.problem}` : null;
+  }
+
+  /** Brings the user to the field that has the problem. */
+  focusProblem() {
+    this.#broken.focus();
+  }
+
+  get #broken() {
+    return [...this.numbers, this.tools, this.schema, this.extra].find((field) => field.problem);
   }
 
   #make(close) {
